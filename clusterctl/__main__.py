@@ -1,0 +1,5 @@
+"""`python -m clusterctl`."""
+
+from clusterctl.cli import main
+
+main()

@@ -1,0 +1,298 @@
+"""The command line: verbs, flags, exit codes. What a verb needs is imported when it is called, so `--help` is quick."""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from clusterctl import __version__
+from clusterctl.errors import ClusterctlError, Interrupted
+
+# Verbs whose command line is a module's own: (module, a Typer app or one command's function, summary for --help).
+_ELSEWHERE = {
+    "init": ("clusterctl.initialise", "init_command", "Make a cluster's directory with a small, commented inventory."),
+    "lab": ("clusterctl.lab.cli", "app", "A cluster in containers on this machine, with simulated GPUs."),
+}
+_ORDER = ("init", "validate", "bootstrap", "verify", "status", "password", "lab")
+
+
+class _Verbs(TyperGroup):
+    """Lists the verbs in the order in which a cluster meets them, and loads those of other modules when called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_ORDER)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and cmd_name in _ELSEWHERE:
+            module, name, _ = _ELSEWHERE[cmd_name]
+            found = getattr(importlib.import_module(module), name)
+            if not isinstance(found, typer.Typer):
+                function, found = found, typer.Typer(add_completion=False)
+                found.command(cmd_name)(function)
+            self.commands[cmd_name] = typer.main.get_command(found)
+            self.commands[cmd_name].name = cmd_name
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in _ORDER:  # a typo: let the search for the nearest verb know all
+            for name in _ELSEWHERE:
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = []
+        for name in _ORDER:
+            summary = _ELSEWHERE[name][2] if name in _ELSEWHERE else self.commands[name].get_short_help_str(limit=100)
+            rows.append((name, summary))
+        with formatter.section("Verbs"):
+            formatter.write_dl(rows)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # before click turns it into "Aborted!" and exit 1
+            raise Interrupted("Interrupted.") from None
+        except BrokenPipeError:
+            raise typer.Exit(Interrupted.exit_code) from None
+
+
+class Format(StrEnum):
+    text = "text"
+    json = "json"
+
+
+app = typer.Typer(
+    cls=_Verbs,
+    name="clusterctl",
+    no_args_is_help=True,
+    subcommand_metavar="VERB ...",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 ok, 1 bug, 2 bad input, 3 nodes unfit and unchanged, 4 some workers failed, 5 head failed, "
+    "6 another run holds the lock, 7 interrupted.",
+)
+
+_Inventory = Annotated[
+    Path,
+    typer.Argument(help="The cluster's inventory.yaml, or its directory.", metavar="INVENTORY", show_default=False),
+]
+_Output = Annotated[Format, typer.Option(help="json: one object on stdout, progress on stderr.")]
+_Verbose = Annotated[
+    int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Show Ansible's own output; -vvv: all.")
+]
+_Limit = Annotated[str, typer.Option(metavar="NODES", help="Only these hosts or groups, separated by commas.")]
+_Forks = Annotated[int | None, typer.Option(min=1, max=1000, help="Nodes worked on at once. [default: 50]")]
+_NewKeys = Annotated[bool, typer.Option("--accept-new-host-keys", help="Record SSH host keys of nodes never seen.")]
+_Skip = Annotated[bool, typer.Option("--skip-unreachable", help="Leave out workers that do not answer (exit 4).")]
+_Print = Annotated[bool, typer.Option("--print-command", help="Print the plain ansible-playbook command and end.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"clusterctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    context: typer.Context,
+    verbose: _Verbose = 0,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """Turn a list of Linux servers into a working GPU cluster, and keep it working."""
+    context.obj = verbose
+
+
+@app.command()
+def validate(
+    context: typer.Context,
+    inventory: _Inventory,
+    online: Annotated[bool, typer.Option("--online", help="Contact the nodes too, and record their hardware.")] = False,
+    limit: _Limit = "",
+    accept_new_host_keys: _NewKeys = False,
+    output: _Output = Format.text,
+) -> None:
+    """Judge an inventory, and with --online the nodes."""
+    from clusterctl import converge
+
+    options = converge.Options(
+        "validate", inventory, limit, accept_new_host_keys=accept_new_host_keys, json=output is Format.json
+    )
+    _end("validate", output, lambda: converge.validate(options, online))
+
+
+@app.command()
+def bootstrap(
+    context: typer.Context,
+    inventory: _Inventory,
+    limit: _Limit = "",
+    check: Annotated[bool, typer.Option("--check", help="Say what would change, and change nothing.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show how files change.")] = False,
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    skip_unreachable: _Skip = False,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Build the cluster, or bring it back to what the inventory says."""
+    from clusterctl import converge
+
+    options = converge.Options(
+        verb="bootstrap",
+        given=inventory,
+        limit=limit,
+        check=check,
+        diff=diff,
+        forks=forks,
+        verbosity=verbose + int(context.obj or 0),
+        accept_new_host_keys=accept_new_host_keys,
+        skip_unreachable=skip_unreachable,
+        json=output is Format.json,
+    )
+    _end("bootstrap", output, lambda: converge.print_command(options) if print_command else converge.run(options))
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    inventory: _Inventory,
+    forks: _Forks = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Prove that the cluster works: services, a GPU job on two nodes, accounting, metrics."""
+    from clusterctl import converge
+
+    verbosity = verbose + int(context.obj or 0)
+    options = converge.Options("verify", inventory, forks=forks, verbosity=verbosity, json=output is Format.json)
+    _end("verify", output, lambda: converge.print_command(options) if print_command else converge.run(options))
+
+
+@app.command()
+def status(inventory: _Inventory, output: _Output = Format.text) -> None:
+    """Show how the cluster is, what it does, and where a node differs from its record."""
+    from clusterctl.status import status_command
+
+    _end("status", output, lambda: status_command(inventory, output.value))
+
+
+@app.command()
+def password(
+    name: Annotated[str, typer.Argument(help="The secret's name, such as prometheus_password.", metavar="NAME")],
+    inventory: _Inventory,
+) -> None:
+    """Print one of the cluster's secrets."""
+    from clusterctl import converge, schema, secrets
+    from clusterctl.document import shown
+    from clusterctl.errors import InputError, Problem
+
+    values = secrets.values(converge.Options("password", inventory).inventory.parent)
+    if name not in values:
+        near = schema.did_you_mean(name, values) or "there are: " + ", ".join(values)
+        raise InputError([Problem(None, "NAME", f'no secret "{shown(name)}"', near)])
+    typer.echo(values[name])
+
+
+def _end(verb: str, output: Format, work: Callable[[], int | None]) -> NoReturn:
+    """Do a verb's work and end with its exit code; with --output json an error is an object on stdout too."""
+    try:
+        raise typer.Exit(work() or 0)
+    except ClusterctlError as error:
+        if output is not Format.json:
+            raise
+        problems = [str(problem) for problem in getattr(error, "problems", ())]
+        print(json.dumps({"verb": verb, "exit_code": error.exit_code, "error": str(error), "problems": problems}))
+        raise typer.Exit(error.exit_code) from None
+
+
+def _show(error: ClusterctlError) -> None:
+    """Say on stderr what ended a verb."""
+    from clusterctl import report
+    from clusterctl.errors import InputError, PreflightError
+    from clusterctl.screen import Screen, plural
+
+    screen = Screen(sys.stderr)
+    match error:
+        case PreflightError():
+            nodes = report.findings(screen, error.problems)
+            screen.say(("Not ready", "bold red"), f": {plural(nodes, 'node')}. Nothing was changed on any node.")
+        case InputError():
+            for problem in error.problems:
+                screen.say(str(problem))
+            screen.say((plural(len(error.problems), "problem"), "bold red"), "; no node was contacted.")
+        case _:
+            screen.say(("clusterctl: ", "bold red"), str(error))
+
+
+def _bug(error: BaseException) -> None:
+    handle, path = tempfile.mkstemp(prefix="clusterctl-bug-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+        file.write(f"clusterctl {__version__}, Python {sys.version}\n{''.join(traceback.format_exception(error))}")
+    text = " ".join("".join(c if c.isprintable() else " " for c in str(error)[:300]).split())
+    print(
+        f"clusterctl: this is a bug of ours: {type(error).__name__}: {text}\nPlease report it with {path}",
+        file=sys.stderr,
+    )
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> NoReturn:
+    """Run the command line and exit; the only place where an exception becomes words."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 - closed by the caller (>&-)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
+    code = 0
+    with _unheard():
+        try:
+            app()
+        except ClusterctlError as error:
+            code = error.exit_code
+            _show(error)
+        except KeyboardInterrupt:
+            code = Interrupted.exit_code
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BrokenPipeError:
+            code = Interrupted.exit_code
+            raise
+        except Exception as error:
+            code = ClusterctlError.exit_code
+            _bug(error)
+        sys.stdout.flush()
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Let it be no error that nobody reads what we print."""
+    try:
+        yield
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)

@@ -1,0 +1,138 @@
+"""What must hold for an inventory as a whole: schedulers complete, addresses unique, files that it names usable."""
+
+import ipaddress
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from clusterctl import schema
+from clusterctl.document import Node, shown
+from clusterctl.reading import HostDraft, Reading
+
+
+def check(reading: Reading) -> None:
+    """Report all that does not fit together to the reading; what is missing only where groups and hosts are clear."""
+    _files(reading)
+    if reading.understood:
+        _schedulers(reading)
+        _membership(reading)
+        _addresses(reading)
+        _required(reading)
+
+
+def _schedulers(reading: Reading) -> None:
+    """A scheduler is a prefix, with one head and with workers; a host serves one scheduler."""
+    served: dict[str, list[HostDraft]] = {
+        name: [host for host in reading.hosts.values() if name in host.groups]
+        for name in reading.known.groups
+        if name.endswith(("_head", "_workers"))
+    }
+    used = {name.rpartition("_")[0]: None for name in served if name in reading.groups}
+    if not used:
+        hint = "known groups: " + ", ".join(reading.known.groups)
+        reading.refuse(reading.top, "all.children", "no head and no workers", hint)
+    for scheduler in used:
+        heads, workers = served.get(f"{scheduler}_head", []), served.get(f"{scheduler}_workers", [])
+        if len(heads) != 1:
+            names = ", ".join(host.name for host in heads)
+            what = f"more than one head, got {names}" if heads else "no head"
+            at = heads[1].position if heads else reading.top
+            reading.refuse(at, f"all.children.{scheduler}_head", f"{what}, expected one host")
+        if not workers:
+            reading.refuse(reading.top, f"all.children.{scheduler}_workers", "no workers, expected at least one host")
+    for host in reading.hosts.values():
+        mine = [name for name in used if host.groups & {f"{name}_head", f"{name}_workers"}]
+        if len(mine) > 1:
+            reading.refuse(host.position, host.name, f"in two schedulers, got {', '.join(mine)}, expected one")
+
+
+def _membership(reading: Reading) -> None:
+    for host in reading.hosts.values():
+        if not host.groups:
+            reading.refuse(host.position, host.name, "in no group, so that nothing would be installed on it")
+        if host.name in reading.groups:
+            reading.refuse(host.position, host.name, "a host with the name of a group")
+
+
+def _addresses(reading: Reading) -> None:
+    """Two names for one server would configure it twice. SSH may reach several on one address by port (NAT)."""
+    reached: dict[object, HostDraft] = {}
+    known_as: dict[object, HostDraft] = {}
+    for host in reading.hosts.values():
+        address = _address(host.get("ansible_host", host.name))
+        port = str(host.get("ansible_port", 22))
+        first = reached.setdefault((address, port), host)
+        if first is not host:
+            message = f"duplicate address, got {address}, which {first.name} has"
+            reading.refuse(host.place("ansible_host"), f"{host.name}.ansible_host", message)
+            continue
+        address = _address(host.get("cluster_address", address))
+        first = known_as.setdefault(address, host)
+        if first is not host:
+            message = f"duplicate address inside the cluster, got {address}, which {first.name} has"
+            hint = "give each its own cluster_address"
+            reading.refuse(host.place("cluster_address"), f"{host.name}.cluster_address", message, hint)
+
+
+def _required(reading: Reading) -> None:
+    for name in reading.known.required():
+        if any(name not in host.merged for host in reading.hosts.values()):
+            reading.refuse(reading.top, f"all.vars.{name}", "missing, expected a value")
+
+
+def _address(value: object) -> str:
+    """Return one spelling for each address."""
+    text = str(value)
+    return str(ipaddress.ip_address(text)) if schema.is_ip(text) else text.lower()
+
+
+# --- files that variables name --------------------------------------------------------------------------------------
+
+
+def _files(reading: Reading) -> None:
+    judged = {problem.position for problem in reading.problems}
+    for variable, look in _LOOK.items():
+        given = [host.merged[variable] for host in reading.hosts.values() if variable in host.merged]
+        for node in {id(node): node for node in given}.values():  # one is often shared by many hosts
+            for item, key in _texts(node, variable):
+                if item.position not in judged and (message := look(reading, item)):
+                    reading.refuse(item.position, key, f'the file "{shown(str(item.value))}" {message}')
+
+
+def _texts(node: Node, key: str) -> Iterator[tuple[Node, str]]:
+    if isinstance(node.value, str):
+        yield node, key
+    for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
+        yield from _texts(item, f"{key}[{index}]")
+
+
+def _key_file(_: Reading, node: Node) -> str:
+    """SSH refuses such keys too, but later, and Ansible says only that the host is unreachable."""
+    path = Path(str(node.value))
+    if message := _unreadable(path):
+        return message
+    mode = stat.S_IMODE(path.expanduser().stat().st_mode)
+    return f"is open to others, got mode {mode:04o}, expected 0600" if mode & 0o077 else ""
+
+
+def _certificate(reading: Reading, node: Node) -> str:
+    path = reading.path.parent / str(node.value)
+    if message := _unreadable(path):
+        return message
+    return "" if b"-----BEGIN CERTIFICATE-----" in path.read_bytes() else "holds no certificate in PEM form"
+
+
+def _unreadable(path: Path) -> str:
+    try:
+        path = path.expanduser()
+        regular = stat.S_ISREG(path.stat().st_mode)
+    except (OSError, RuntimeError, ValueError) as error:
+        return f"cannot be read: {error.strerror if isinstance(error, OSError) else error}"
+    return "" if regular and os.access(path, os.R_OK) else "is not a regular file that you can read"
+
+
+_LOOK: Mapping[str, Callable[[Reading, Node], str]] = {
+    "ansible_ssh_private_key_file": _key_file,
+    "cluster_ca_certificates": _certificate,
+}

@@ -1,0 +1,183 @@
+"""Ask a node what it is: one connection, one run of probe.py, and an answer of checked types or what prevented it."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import paramiko
+
+from clusterctl import hardware, probe
+from clusterctl.hardware import Hardware
+from clusterctl.inventory import Host
+from clusterctl.remote import ContactError, Failure, connect, run
+from clusterctl.untrusted import (
+    Malformed,
+    decode,
+    flag,
+    mapping,
+    nested,
+    number,
+    optional,
+    printable,
+    seconds,
+    sequence,
+    text,
+)
+
+# A package source that is silent costs the probe 8 s, a node under load some more.
+PROBE_SECONDS = 40.0
+PYTHON = "/usr/bin/python3"  # as interpreter_python in ansible.cfg
+_SHELL_MARK = "clusterctl-shell:"
+_NO_PYTHON = 97
+_SHELL = f"echo {_SHELL_MARK}; [ -x {PYTHON} ] || {{ cat /etc/os-release; exit {_NO_PYTHON}; }}; exec {PYTHON} -"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A package source and why it does not answer, None where it does."""
+
+    url: Annotated[str, text()]
+    error: Annotated[str | None, optional(text())]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The way to packages: the first name that it needs, the proxy on it, the sources at its end."""
+
+    name: Annotated[str, text()]
+    name_error: Annotated[str | None, optional(text())]
+    proxy: Annotated[str | None, optional(text())]
+    sources: Annotated[tuple[Source, ...], sequence(nested(Source), probe.MAX_SOURCES)]
+
+
+@dataclass(frozen=True)
+class Node:
+    """What changes by itself and is not recorded; sizes in MiB, services by name with systemd's ActiveState."""
+
+    hostname: Annotated[str, text()]
+    root: Annotated[bool, flag]
+    free_mb: Annotated[Mapping[str, int], mapping(text(), number(0, 1 << 40), 8)]
+    memory_available_mb: Annotated[int, number(0, 1 << 32)]
+    pci_gpus: Annotated[int, number(0, 1024)]
+    nvml_error: Annotated[str | None, optional(text())]
+    container: Annotated[bool, flag]
+    secure_boot: Annotated[bool | None, optional(flag)]
+    network: Annotated[Network | None, optional(nested(Network))]
+    lock_holder: Annotated[str | None, optional(text())]
+    managed: Annotated[bool, flag]
+    slurm_conf: Annotated[bool, flag]
+    services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]
+
+
+@dataclass(frozen=True)
+class _Reply:
+    node: Annotated[Node, nested(Node)]
+    started: Annotated[float, seconds]
+    ended: Annotated[float, seconds]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A node's answer. `clock` has the bounds of its clock's lead over ours in seconds; behind is negative."""
+
+    hardware: Hardware
+    node: Node
+    clock: tuple[float, float]
+
+    @property
+    def skew(self) -> float:
+        """Return the least lead or lag that is certain, in seconds: the journey's time is not held against a node."""
+        low, high = self.clock
+        return max(low, 0.0) or min(high, 0.0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one contact brought: facts, the errors that prevented them, or both (facts gathered without sudo)."""
+
+    facts: Facts | None = None
+    errors: tuple[ContactError, ...] = ()
+    release: tuple[str, str] | None = None  # os-release's ID and VERSION_ID, known without python too
+
+
+def ask(host: Host, known_hosts: Path, options: Mapping[str, Any]) -> Answer:
+    """Contact one node and run the probe there with `options` (see probe.main). Never raises for what a node does."""
+    try:
+        with connect(host, known_hosts) as transport:
+            return converse(host, transport, options)
+    except ContactError as error:
+        return Answer(errors=(error,))
+
+
+def converse(host: Host, transport: paramiko.Transport, options: Mapping[str, Any]) -> Answer:
+    """Run the probe over a connection that is there; raises ContactError where that ends."""
+    user = transport.get_username()
+    errors: list[ContactError] = []
+    became = host.become and user != "root"
+    started = time.time()
+    status, answer, complaint = _run_probe(transport, options, became)
+    if became and _SHELL_MARK not in answer:
+        said = _last_line(complaint) or _last_line(answer) or f"exit status {status}"
+        allow = f'echo "{user} ALL=(ALL) NOPASSWD: ALL" > /etc/sudoers.d/{user}'
+        hint = "install sudo, or log in as root" if "not found" in said else f"allow it without a password: {allow}"
+        errors.append(ContactError(Failure.SUDO, f"{user} cannot become root: {said}", hint))
+        # All else that is wrong belongs into the same report.
+        started = time.time()
+        status, answer, complaint = _run_probe(transport, options, False)
+    ended = time.time()
+    if status == _NO_PYTHON:
+        release = probe.assignments(answer)
+        found = printable(release.get("ID", "")), printable(release.get("VERSION_ID", ""))
+        missing = ContactError(Failure.PYTHON, f"there is no {PYTHON}", _install_python(release))
+        return Answer(errors=(*errors, missing), release=found)
+    try:
+        facts = read(host, answer, (started, ended))
+    except Malformed as error:
+        said = _last_line(complaint)
+        errors.append(
+            ContactError(Failure.REPLY, f"the probe's answer is no answer: {error}" + (f" ({said})" if said else ""))
+        )
+        return Answer(errors=tuple(errors))
+    if not facts.node.root and not errors:
+        hint = "log in as root, or leave ansible_become at true"
+        errors.append(ContactError(Failure.SUDO, f"{user} is not root there, and ansible_become is false", hint))
+    return Answer(facts, tuple(errors), (facts.hardware.os.id, facts.hardware.os.version))
+
+
+def _run_probe(transport: paramiko.Transport, options: Mapping[str, Any], become: bool) -> tuple[int, str, str]:
+    # By standard input, for arguments can be seen by every user of the node.
+    script = f"{Path(probe.__file__).read_text()}\n\nmain({dict(options)!r})\n"
+    return run(transport, ["/bin/sh", "-c", _SHELL], stdin=script, become=become, timeout=PROBE_SECONDS)
+
+
+def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
+    """Read what the probe printed; `journey` is when we asked and when we had heard. Raises Malformed."""
+    lines = [line for line in answer.splitlines() if line.startswith(probe.MARK)]
+    if not lines:
+        raise Malformed("there is none")
+    try:
+        data = json.loads(lines[-1][len(probe.MARK) :])
+    except (ValueError, RecursionError):
+        raise Malformed("it is no JSON") from None
+    reply = decode(_Reply, data)
+    record = hardware.from_reply(host.name, data.get("hardware"), datetime.now(UTC))
+    started, ended = journey
+    # The node's clock was read after we asked and before we heard, which bounds its lead from both sides.
+    return Facts(record, reply.node, (reply.ended - ended, reply.started - started))
+
+
+def _install_python(release: Mapping[str, str]) -> str:
+    likes = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".split()
+    if "debian" in likes:
+        return "run there: apt-get install -y python3"
+    return "run there: dnf install -y python3" if {"rhel", "fedora", "centos"} & set(likes) else "install it there"
+
+
+def _last_line(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip() and not re.match(r"\s*clusterctl-", line)]
+    return printable(lines[-1], 200) if lines else ""

@@ -1,0 +1,304 @@
+"""One run, from the inventory to the verdict: what `bootstrap`, `verify` and `validate` have in common."""
+
+import contextlib
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clusterctl import inventory as inventories
+from clusterctl import lock, paths, report, runner, secrets
+from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem
+from clusterctl.inventory import Host, Inventory
+from clusterctl.outcome import Ledger, fold
+from clusterctl.progress import Progress
+from clusterctl.screen import Screen, plural
+
+# Without one of these nothing goes on: a failure there is exit 5, anywhere else exit 4.
+_CRITICAL = "_head"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for; `given` is the inventory as it was typed, for the commands that we suggest."""
+
+    verb: str
+    given: Path
+    limit: str = ""
+    check: bool = False
+    diff: bool = False
+    forks: int | None = None
+    verbosity: int = 0
+    accept_new_host_keys: bool = False
+    skip_unreachable: bool = False
+    json: bool = False
+
+    @property
+    def inventory(self) -> Path:
+        """The inventory's file; a directory stands for the `inventory.yaml` in it."""
+        path = self.given / "inventory.yaml" if self.given.is_dir() else self.given
+        return path.absolute()
+
+    def again(self) -> str:
+        """Return the command that goes on where this one stopped: the same."""
+        argv = ["clusterctl", self.verb, str(self.given)]
+        argv += ["--limit", self.limit] if self.limit else []
+        argv += ["--check"] * self.check + ["--skip-unreachable"] * self.skip_unreachable
+        return shlex.join(argv)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster as one run sees it: its inventory, the hosts asked for, and those left out as unreachable."""
+
+    options: Options
+    inventory: Inventory
+    hosts: tuple[Host, ...]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> Path:
+        return self.inventory.directory / ".clusterctl"
+
+    def command(self) -> runner.Command:
+        names = tuple(host.name for host in self.hosts if host.name not in self.skipped)
+        whole = len(names) == len(self.inventory.hosts)
+        return runner.Command(
+            playbook=paths.content() / "playbooks" / f"{self.options.verb}.yml",
+            inventory=self.inventory.path,
+            vault_password_file=secrets.vault_password_file(self.inventory.directory),
+            limit=() if whole else names,
+            check=self.options.check,
+            diff=self.options.diff,
+            forks=self.options.forks,
+            verbosity=self.options.verbosity,
+        )
+
+    def groups(self) -> dict[str, list[str]]:
+        """Return the groups of the hosts that the run goes to."""
+        here = [host for host in self.hosts if host.name not in self.skipped]
+        groups: dict[str, list[str]] = {"all": [host.name for host in here]}
+        for host in here:
+            for group in host.groups:
+                groups.setdefault(group, []).append(host.name)
+        return groups
+
+    def critical(self) -> frozenset[str]:
+        return frozenset(
+            host.name for host in self.inventory.hosts if any(group.endswith(_CRITICAL) for group in host.groups)
+        )
+
+
+def load(options: Options) -> Site:
+    """Read the inventory and the names in `--limit`; raises InputError, nothing is contacted."""
+    inventory = inventories.load(options.inventory)
+    return Site(options, inventory, _select(inventory, options.limit))
+
+
+def _select(inventory: Inventory, limit: str) -> tuple[Host, ...]:
+    """Return the hosts named in a limit: host or group names, separated by commas; all hosts where it is empty."""
+    wanted: set[str] = set()
+    problems: list[Problem] = []
+    for name in filter(None, (part.strip() for part in limit.split(","))):
+        if members := inventory.in_group(name):
+            wanted.update(host.name for host in members)
+            continue
+        try:
+            wanted.add(inventory.host(name).name)
+        except InputError as error:
+            problems += [replace(problem, key="--limit") for problem in error.problems if isinstance(problem, Problem)]
+    if problems:
+        raise InputError(problems)
+    if limit and not wanted:
+        raise InputError([Problem(None, "--limit", "names no node")])
+    return tuple(host for host in inventory.hosts if not wanted or host.name in wanted)
+
+
+def print_command(options: Options) -> None:
+    """Print the plain command, and on stderr what it needs that the cluster's directory lacks."""
+    site = load(options)
+    secrets.ensure(site.inventory.directory, site.inventory.cluster_name)
+    directory = site.inventory.directory
+    lacking = [
+        host.name for host in site.inventory.hosts if not (directory / "hardware" / f"{host.name}.json").exists()
+    ]
+    if lacking or not (directory / "known_hosts").exists():
+        print(
+            f"clusterctl: {fold(lacking)}: not contacted yet, and the command needs host keys and hardware records.\n"
+            f"Make them first: {shlex.join(['clusterctl', 'validate', '--online', str(options.given)])}",
+            file=sys.stderr,
+        )
+    print(site.command())
+
+
+def validate(options: Options, online: bool) -> int:
+    """Judge the inventory, with `online` the nodes too, and say what kind of cluster it is."""
+    site = load(options)
+    screen = Screen(sys.stderr if options.json else sys.stdout, plain=options.json)
+    if online:
+        with _locked(site, screen):
+            secrets.ensure(site.inventory.directory, site.inventory.cluster_name)
+            site = prepare(site, screen)
+    shape = report.Shape.of(site.inventory)
+    if options.json:
+        print(json.dumps({"verb": "validate", "exit_code": 0, **shape.summary()}))
+    else:
+        shape.show(screen, options.given, online)
+    return 0
+
+
+def run(options: Options) -> int:
+    """Do a whole run and return its exit code; raises ClusterctlError where it ends before Ansible begins."""
+    site = load(options)
+    screen = Screen(sys.stderr if options.json else sys.stdout)
+    screen.say((site.inventory.cluster_name, "bold"), f"  {options.verb}{' --check' * options.check}", cut=True)
+    with _locked(site, screen) as descriptor:
+        directory = site.inventory.directory
+        if options.verb == "bootstrap":
+            secrets.ensure(directory, site.inventory.cluster_name)
+        try:
+            site = prepare(site, screen)
+        except KeyboardInterrupt:
+            raise Interrupted("Interrupted before any node was changed.") from None
+        redact = secrets.Redactor(secrets.values(directory).values()).redact
+        with _writing(site.state):
+            kept = runner.RunDirectory.create(site.state, options.verb)
+        ledger = Ledger()
+        error, trouble = play(site, kept, ledger, descriptor, redact, screen)
+        summary = _summary(site, kept, ledger, error)
+        with contextlib.suppress(OSError):  # a full disk is told below, the run's outcome counts
+            secrets.write_private(kept.summary, (redact(json.dumps(summary, indent=2)) + "\n").encode())
+    with contextlib.suppress(OSError):  # nobody listens any more; the summary is on disk
+        if options.json:
+            print(redact(json.dumps(summary)), flush=True)
+        _page(site, kept, ledger, error, trouble, screen)
+    return error.exit_code if error else 0
+
+
+@contextlib.contextmanager
+def _locked(site: Site, screen: Screen) -> Iterator[int]:
+    with contextlib.ExitStack() as stack:
+        with _writing(site.state):
+            held = stack.enter_context(lock.hold(site.state, site.options.verb, say=screen.say))
+        yield held
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        at = str(error.filename or path)
+        raise InputError([Problem(None, at, f"cannot be written: {error.strerror}")]) from None
+
+
+def prepare(site: Site, screen: Screen) -> Site:
+    """Check every host before anything is changed, and record the hardware of those that are new.
+
+    Raises PreflightError with all problems of all hosts; with `skip_unreachable` goes on without who cannot be reached.
+    """
+    from clusterctl import preflight, remote
+
+    options, began = site.options, time.monotonic()
+    chosen = replace(site.inventory, hosts=site.hosts)
+    ask = _ask(screen) if not options.json and sys.stdin.isatty() and sys.stderr.isatty() else None
+    with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
+        if not ask or options.accept_new_host_keys:
+            remote.ensure_host_keys(chosen, accept=options.accept_new_host_keys)
+    if ask and not options.accept_new_host_keys:
+        remote.ensure_host_keys(chosen, ask=ask)
+    with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
+        contact = preflight.preflight(site.inventory, options.skip_unreachable, site.hosts)
+        with _writing(site.inventory.directory):
+            recorded = preflight.record(site.inventory, contact)
+    report.checked(screen, contact, len(recorded), time.monotonic() - began)
+    return replace(site, skipped=tuple(dict.fromkeys(finding.node for finding in contact.skipped)))
+
+
+def _ask(screen: Screen) -> Any:
+    def ask(keys: Sequence[Any]) -> bool:
+        report.host_keys(screen, keys)
+        screen.say(
+            "Compare them with what the nodes' consoles show: ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub"
+        )
+        with contextlib.suppress(EOFError):
+            return input("Are they right? Type yes to record them: ").strip().lower() == "yes"
+        return False
+
+    return ask
+
+
+def play(
+    site: Site, kept: runner.RunDirectory, ledger: Ledger, held: int, redact: Any, screen: Screen
+) -> tuple[ClusterctlError | None, OSError | None]:
+    """Run Ansible and show it; returns what it failed with, and what kept us from writing about it."""
+    progress = Progress(screen, ledger, verbose=site.options.verbosity > 0, diff=site.options.diff)
+    critical = site.critical()
+    ansible = runner.Runner(site.command(), kept, critical=critical, lock=held, redact=redact, notify=progress.stopping)
+    with progress.running():
+        for item in ansible.watch():
+            try:
+                progress.show(item)
+            except OSError:  # the terminal or the reader of our output is gone: come to an end in order
+                screen.mute()
+                ansible.stop()
+    ledger.stopped |= ansible.stopped
+    return ledger.judge(site.groups(), critical, site.skipped), ansible.trouble
+
+
+def _summary(site: Site, kept: runner.RunDirectory, ledger: Ledger, error: ClusterctlError | None) -> dict[str, Any]:
+    options = site.options
+    return {
+        "verb": options.verb,
+        "cluster": site.inventory.cluster_name,
+        "check": options.check,
+        "exit_code": error.exit_code if error else 0,
+        "error": str(error) if error else None,
+        "skipped": list(site.skipped),
+        **ledger.summary(),
+        "open": [
+            {"what": what, "url": url, "login": login}
+            for what, url, login in report.addresses(site.inventory, site.options.given)
+        ],
+        "log": str(kept.log),
+        "next": options.again() if error else None,
+    }
+
+
+def _near(path: Path) -> str:
+    """Return a path as short as it can be typed from here."""
+    with contextlib.suppress(OSError, ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
+
+
+def _page(
+    site: Site,
+    kept: runner.RunDirectory,
+    ledger: Ledger,
+    error: ClusterctlError | None,
+    trouble: OSError | None,
+    screen: Screen,
+) -> None:
+    options, page = site.options, report.Page(screen)
+    if error is None:
+        page.done(ledger, site.inventory, options.verb, options.given, options.check)
+        page.field("Log", _near(kept.log))
+        follow = {"bootstrap": "status", "verify": ""}[options.verb]
+        command = ["clusterctl", follow, str(options.given)] if follow else []
+        if options.check:
+            command = shlex.split(replace(options, check=False).again())
+        page.field("Next", shlex.join(command), "bold") if command else None
+        return
+    page.failed(error, ledger)
+    if trouble:
+        where = trouble.filename or kept.path
+        page.field("Trouble", f"{where}: {trouble.strerror}; the log is incomplete", "red")
+    if type(error) is ClusterctlError:
+        page.tail(kept.log)
+    page.field("Log", _near(kept.log))
+    page.field("Go on", options.again(), "bold")

@@ -1,0 +1,89 @@
+"""What ends a run, each with its exit code; `str()` of any of them is the whole text that a user reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """A place in a file; line and column count from 1, as editors do."""
+
+    path: Path
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with the input: where, under which key, what, and the nearest right thing.
+
+    `str()` is `file:line:col: key.path: what, got X, expected Y (did you mean Z?)`.
+    """
+
+    position: Position | None
+    key: str
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        where = ": ".join(str(part) for part in (self.position, self.key) if part)
+        text = f"{where}: {self.message}" if where else self.message
+        return printable(f"{text} ({self.hint})" if self.hint else text)
+
+
+def printable(text: str) -> str:
+    """Return `text` on one line, with whatever a terminal could take for a command escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class ClusterctlError(Exception):
+    """The base: raised as itself it means a bug of ours (exit 1)."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class _ProblemsError(ClusterctlError):
+    def __init__(self, problems: Sequence[object]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class InputError(_ProblemsError):
+    """Bad input: nothing was contacted. Carries every problem found, in the order of the files."""
+
+    exit_code = 2
+
+
+class PreflightError(_ProblemsError):
+    """The nodes are not fit for the run: nothing was changed on any of them."""
+
+    exit_code = 3
+
+
+class WorkersFailed(ClusterctlError):  # noqa: N818 - named for what happened, as all of these
+    """Some workers failed; everything else is done."""
+
+    exit_code = 4
+
+
+class HeadFailed(ClusterctlError):  # noqa: N818
+    """The head failed; the run stopped before workers were changed."""
+
+    exit_code = 5
+
+
+class Locked(ClusterctlError):  # noqa: N818
+    """Another run holds the cluster's lock."""
+
+    exit_code = 6
+
+
+class Interrupted(ClusterctlError):  # noqa: N818
+    """A signal ended the run."""
+
+    exit_code = 7

@@ -1,0 +1,211 @@
+"""What a run reports while it goes on: the JSON lines of our Ansible callback as typed events.
+
+The other side is playbooks/callback_plugins/clusterctl_events.py. Its text comes from nodes, so nothing here trusts a
+line: one that is no JSON object of a known kind is passed over, and a missing or wrong field has its empty value.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+Status = Literal["ok", "changed", "failed", "skipped", "unreachable", "rescued"]
+_STATUSES = frozenset(get_args(Status))
+LOST: frozenset[Status] = frozenset({"failed", "unreachable"})
+"""After one of these nothing more runs on the host."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that `node_state` changed: `file`, `/etc/munge/munge.key`, `created`."""
+
+    kind: str
+    name: str
+    what: str
+
+
+@dataclass(frozen=True)
+class PlaybookStarted:
+    """The names of all plays to come. Ansible gives up the rest after one in which every host failed."""
+
+    plays: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlayStarted:
+    """A play begins. `hosts` are those its pattern matches (failed ones too), `roles` those it names, in order."""
+
+    name: str
+    pattern: str = ""
+    hosts: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskStarted:
+    """A task begins on the play's hosts; `role` is empty for a task of the play itself."""
+
+    play: str
+    role: str
+    task: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a task came to on one host. `rescued`: it failed, and the playbook has an answer to that.
+
+    `path` is `file:line`, relative to the Ansible content; `versions` maps packages to what is installed now.
+    """
+
+    host: str
+    role: str
+    task: str
+    path: str
+    status: Status
+    message: str = ""
+    seconds: float = 0.0
+    changes: tuple[Change, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HostStats:
+    """Ansible's own count of results on one host."""
+
+    ok: int = 0
+    changed: int = 0
+    failed: int = 0
+    unreachable: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The counts of all hosts, once every play is through."""
+
+    hosts: Mapping[str, HostStats]
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The run was asked to stop: tasks under way have ended, no other began."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Ansible is through with the playbook, well or not."""
+
+
+Event = PlaybookStarted | PlayStarted | TaskStarted | Result | Stats | Stopped | Ended
+
+
+def parse(line: str) -> Event | None:
+    """Return the event of one line; None for an empty, truncated or unknown one."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return None
+    make = _MAKERS.get(str(data.get("event"))) if isinstance(data, dict) else None
+    return make(data) if make else None
+
+
+def read(path: Path) -> Iterator[Event]:
+    """Yield the events of a finished run; a last line cut short is passed over."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        yield from filter(None, map(parse, file))
+
+
+def follow(path: Path, done: Callable[[], bool], interval: float = 0.2) -> Iterator[Event]:
+    """Yield the events of a run as they are written, looking every `interval` seconds until `done()` says enough.
+
+    What was written before `done()` became true is still yielded.
+    """
+    buffer = ""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while True:
+            last = done()
+            buffer += file.read()
+            *lines, buffer = buffer.split("\n")
+            yield from filter(None, map(parse, lines))
+            if last:
+                break
+            time.sleep(interval)
+    if event := parse(buffer):
+        yield event
+
+
+def _text(data: Mapping[str, Any], key: str) -> str:
+    value = data.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _texts(data: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = data.get(key)
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
+
+
+def _number(data: Mapping[str, Any], key: str) -> float:
+    value = data.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _play(data: Mapping[str, Any]) -> Event:
+    return PlayStarted(_text(data, "name"), _text(data, "pattern"), _texts(data, "hosts"), _texts(data, "roles"))
+
+
+def _task(data: Mapping[str, Any]) -> Event:
+    return TaskStarted(_text(data, "play"), _text(data, "role"), _text(data, "task"), _text(data, "path"))
+
+
+def _result(data: Mapping[str, Any]) -> Event | None:
+    status = _text(data, "status")
+    if status not in _STATUSES:
+        return None
+    changes = data.get("changes")
+    return Result(
+        host=_text(data, "host"),
+        role=_text(data, "role"),
+        task=_text(data, "task"),
+        path=_text(data, "path"),
+        status=cast(Status, status),
+        message=_text(data, "message"),
+        seconds=_number(data, "seconds"),
+        changes=tuple(
+            Change(_text(change, "kind"), _text(change, "name"), _text(change, "what"))
+            for change in (changes if isinstance(changes, list) else ())
+            if isinstance(change, dict)
+        ),
+        versions={k: v for k, v in _mapping(data, "versions").items() if isinstance(v, str)},
+        notes=_texts(data, "notes"),
+    )
+
+
+def _stats(data: Mapping[str, Any]) -> Event:
+    keys = ("ok", "changed", "failed", "unreachable", "skipped")
+    return Stats(
+        {
+            host: HostStats(**{key: int(_number(counts, key)) for key in keys})
+            for host, counts in _mapping(data, "hosts").items()
+            if isinstance(counts, dict)
+        }
+    )
+
+
+_MAKERS: Mapping[str, Callable[[Mapping[str, Any]], Event | None]] = {
+    "playbook": lambda data: PlaybookStarted(_texts(data, "plays")),
+    "play": _play,
+    "task": _task,
+    "result": _result,
+    "stats": _stats,
+    "stopped": lambda data: Stopped(),
+    "end": lambda data: Ended(),
+}

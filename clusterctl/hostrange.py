@@ -1,0 +1,69 @@
+"""Host names, and the ranges of them that an inventory may use: `gpu[01:04]`, `rack[a:c]-[1:9:2]`."""
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from clusterctl import schema
+from clusterctl.document import shown
+
+MAX_HOSTS = 5000
+
+_RESERVED = ("all", "localhost", "ungrouped")
+_RANGE = re.compile(r"\[([0-9]{1,6}|[a-z]):([0-9]{1,6}|[a-z])(?::([0-9]{1,6}))?\]")
+
+
+def expand(pattern: str) -> tuple[str, ...]:
+    """Return the names that a pattern means, expanded as Ansible does; a plain name is a pattern for itself.
+
+    Raises ValueError with what is wrong with the pattern or with the first wrong name.
+    """
+    pieces = _RANGE.split(pattern)
+    literals = pieces[::4]
+    if bad := next((text for text in literals if set(text) & set("[]")), None):
+        raise ValueError(f'bad range, got "{shown(bad)}", expected one such as [01:04], [a:f] or [0:10:2]')
+    ranges = [_range(*pieces[index : index + 3]) for index in range(1, len(pieces), 4)]
+    count = 1
+    for values in ranges:
+        count *= len(values)
+    if count > MAX_HOSTS:
+        raise ValueError(f"too many hosts, expected at most {MAX_HOSTS}")
+    names = []
+    for choice in itertools.product(*ranges):
+        name = "".join(itertools.chain(*itertools.zip_longest(literals, choice, fillvalue="")))
+        if not is_host_name(name):
+            expected = "a short name of lower-case letters, digits and hyphens"
+            raise ValueError(f'bad host name, got "{shown(name)}", expected {expected}')
+        names.append(name)
+    return tuple(names)
+
+
+def is_host_name(name: str) -> bool:
+    """Tell whether a host may be called so: one DNS label, because it becomes a node's name in Slurm and in DNS."""
+    return schema.is_label(name) and name not in _RESERVED
+
+
+def hint(pattern: str) -> str:
+    """Return what was probably meant by a pattern that `expand` refuses."""
+    lower = pattern.lower()
+    if schema.is_ip(pattern):
+        return f"name the host and give its address: gpu01: {{ansible_host: {pattern}}}"
+    if "." in pattern and schema.is_domain(pattern) and is_host_name(lower.split(".")[0]):
+        return f"write {lower.split('.')[0]}: {{ansible_host: {pattern}}}"
+    return f"write {lower}" if lower != pattern and is_host_name(_RANGE.sub("0", lower)) else ""
+
+
+def _range(first: str, last: str, step: str | None) -> Sequence[str]:
+    def refuse(expected: str) -> ValueError:
+        return ValueError(f'bad range, got "[{first}:{last}]", expected {expected}')
+
+    if first.isdigit() != last.isdigit():
+        raise refuse("two numbers or two letters")
+    padded = first.startswith("0") and len(first) > 1
+    if padded and len(first) != len(last):
+        raise refuse("two numbers of the same length")
+    begin, end = (int(first), int(last)) if first.isdigit() else (ord(first), ord(last))
+    if end < begin or (step and int(step) < 1):
+        raise refuse("the smaller one first and a step above 0")
+    values = range(begin, end + 1, int(step or 1))[: MAX_HOSTS + 1]
+    return [str(value).zfill(len(first) if padded else 0) if first.isdigit() else chr(value) for value in values]

@@ -1,0 +1,117 @@
+"""The inventory as frozen dataclasses: read whole, judged against a closed schema, refused with every problem at once.
+
+Nothing here connects to anything, runs anything or hands anything to Ansible. Variables merge as Ansible merges them
+under our ansible.cfg: all, groups (parents first), group_vars/all, group_vars of groups, host, host_vars.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from clusterctl import consistency, schema
+from clusterctl.document import Node, shown
+from clusterctl.errors import InputError, Position, Problem
+from clusterctl.reading import HostDraft, Reading, TooMuchError
+from clusterctl.schema import Schema, did_you_mean
+
+__all__ = ["Host", "Inventory", "Position", "Problem", "load"]
+
+
+@dataclass(frozen=True)
+class Host:
+    """One server: how to reach it, the groups it is in (parents and sub-groups, not `all`), its merged variables."""
+
+    name: str
+    address: str
+    port: int
+    user: str | None
+    private_key_file: Path | None
+    become: bool
+    groups: frozenset[str]
+    variables: Mapping[str, Any]
+    position: Position
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A whole cluster: hosts in the order of the file, group name to host names, and the variables of `all`."""
+
+    path: Path
+    directory: Path
+    cluster_name: str
+    hosts: tuple[Host, ...]
+    groups: Mapping[str, tuple[str, ...]]
+    variables: Mapping[str, Any]
+
+    def host(self, name: str) -> Host:
+        """Return the host called `name`; InputError with the nearest name where there is none."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        near = did_you_mean(name, [host.name for host in self.hosts])
+        raise InputError([Problem(None, str(self.path), f'no host "{shown(name)}"', near)])
+
+    def in_group(self, group: str) -> tuple[Host, ...]:
+        """Return the hosts of a group, sub-groups included; none where the inventory does not have the group."""
+        return tuple(host for host in self.hosts if group == "all" or group in host.groups)
+
+    @property
+    def head(self) -> Host:
+        """The host that runs the scheduler; `load` has made sure that there is one."""
+        return next(host for host in self.hosts if any(group.endswith("_head") for group in host.groups))
+
+
+def load(path: Path, known: Schema | None = None) -> Inventory:
+    """Return the inventory in `path` with the group_vars/ and host_vars/ beside it, judged by `known` (default: ours).
+
+    Raises InputError with all problems (at most MAX_PROBLEMS) in the order in which the files have them.
+    """
+    reading = Reading(path, known or schema.load())
+    try:
+        reading.read()
+        consistency.check(reading)
+    except TooMuchError:
+        rest = Problem(None, str(path), "too much is wrong, the rest was not judged")
+        raise InputError([*reading.problems, rest]) from None
+    if reading.problems:
+        raise InputError(reading.sorted())
+    return _finished(reading)
+
+
+def _finished(reading: Reading) -> Inventory:
+    everything = reading.groups["all"]
+    variables = _plain(everything.inline | everything.files)
+    hosts = tuple(_host(draft) for draft in reading.hosts.values())
+    members: dict[str, list[str]] = {name: [] for name in reading.groups if name != "all"}
+    for host in hosts:
+        for group in host.groups:
+            members[group].append(host.name)
+    return Inventory(
+        path=reading.path,
+        directory=reading.path.parent.resolve(),
+        cluster_name=str(variables["cluster_name"]),
+        hosts=hosts,
+        groups=MappingProxyType({name: tuple(names) for name, names in members.items()}),
+        variables=variables,
+    )
+
+
+def _host(draft: HostDraft) -> Host:
+    key = draft.get("ansible_ssh_private_key_file", None)
+    return Host(
+        name=draft.name,
+        address=draft.get("ansible_host", draft.name),
+        port=draft.get("ansible_port", 22),
+        user=draft.get("ansible_user", None),
+        private_key_file=Path(key).expanduser() if key else None,
+        become=draft.get("ansible_become", True),
+        groups=frozenset(draft.groups),
+        variables=_plain(draft.merged),
+        position=draft.position,
+    )
+
+
+def _plain(values: Mapping[str, Node]) -> Mapping[str, Any]:
+    return MappingProxyType({name: node.plain() for name, node in values.items()})

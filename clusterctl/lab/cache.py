@@ -1,0 +1,82 @@
+"""One package cache (apt-cacher-ng) for all labs of a machine, so that a package crosses the network once."""
+
+import hashlib
+import ipaddress
+import os
+from pathlib import Path
+
+from clusterctl.lab.podman import LIMITS, container_state, podman, podman_json, run_as_root, runtime_options
+
+NAME = "clusterctl-cache"
+PORT = 3142
+_NETWORK = "podman"  # podman's default network
+
+
+def directory() -> Path:
+    """Where the cached packages lie; they outlive labs and may be deleted at any time."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "clusterctl" / "packages"
+
+
+def _image(node_image: str) -> str:
+    """Derive the cache's image from a Debian node's; made once."""
+    install = (
+        "apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "
+        "apt-cacher-ng && rm -rf /var/lib/apt/lists/*"
+    )
+    name = f"localhost/{NAME}:{hashlib.sha256(install.encode()).hexdigest()[:12]}"
+    if run_as_root(["podman", "image", "exists", name], check=False).returncode == 0:
+        return name
+    scratch = f"{NAME}-build-{os.getpid()}"
+    try:
+        podman(*runtime_options(), "run", "--name", scratch, *LIMITS, node_image, "sh", "-c", install)
+        podman("commit", "--quiet", scratch, name)
+    finally:
+        podman("rm", "--force", "--volumes", scratch, check=False)
+    for image in podman_json("images", "--filter", f"reference=localhost/{NAME}:*"):
+        for tag in image.get("Names") or []:
+            if tag != name:
+                run_as_root(["podman", "rmi", tag], check=False)
+    return name
+
+
+def ensure(node_image: str) -> str:
+    """Start the cache unless it runs; return its URL.
+
+    It stands on podman's default network under a fixed address, which every lab's network reaches through the host:
+    names resolve there as they do on the host, whichever labs come and go.
+    """
+    network = ipaddress.ip_network(podman_json("network", "inspect", _NETWORK)[0]["subnets"][0]["subnet"])
+    address = str(network[-3])
+    if container_state(NAME) != "running":
+        podman("rm", "--force", "--volumes", "--time", "0", NAME, check=False)
+        _start(node_image, address)
+    return f"http://{address}:{PORT}"
+
+
+def _start(node_image: str, address: str) -> None:
+    path = directory()
+    path.mkdir(parents=True, exist_ok=True)
+    upstream = os.environ.get("http_proxy") or os.environ.get("HTTP_PROXY")
+    # A configuration of its own: the packaged one sends Debian's packages to mirrors that it expects to be told of.
+    settings = [
+        "CacheDir: /var/cache/apt-cacher-ng", "LogDir: /var/log/apt-cacher-ng", "SupportDir: /usr/lib/apt-cacher-ng",
+        "ExThreshold: 30", "PassThroughPattern: .*:443$", *([f"Proxy: {upstream}"] if upstream else []),
+    ]  # fmt: skip
+    script = (
+        'mkdir /etc/lab-cache && printf "%s\\n" "$@" > /etc/lab-cache/acng.conf && '
+        "chown -R apt-cacher-ng: /var/cache/apt-cacher-ng && "
+        "install -d -o apt-cacher-ng /run/apt-cacher-ng && "
+        "exec setpriv --reuid apt-cacher-ng --regid apt-cacher-ng --clear-groups "
+        "apt-cacher-ng -c /etc/lab-cache ForeGround=1"
+    )
+    podman(
+        *runtime_options(), "run", "--detach", "--name", NAME, "--label", "clusterctl.lab.cache=1",
+        "--network", f"{_NETWORK}:ip={address}", *LIMITS,
+        "--volume", f"{path}:/var/cache/apt-cacher-ng", _image(node_image), "sh", "-c", script, "sh", *settings,
+    )  # fmt: skip
+
+
+def remove() -> None:
+    """Remove the cache's container; the packages stay on disk."""
+    podman("rm", "--force", "--volumes", "--time", "0", NAME, check=False)

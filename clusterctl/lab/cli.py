@@ -1,0 +1,99 @@
+"""`clusterctl lab`: up, down, status, ssh."""
+
+import dataclasses
+import json
+import os
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from clusterctl.lab import image
+from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models
+from clusterctl.lab.podman import LabError
+
+app = typer.Typer(help="A cluster in containers on this machine, with simulated GPUs.", no_args_is_help=True)
+Name = Annotated[str, typer.Option("--name", help="Name of the lab; several can stand side by side.")]
+
+
+@app.command()
+def up(
+    name: Name = "lab",
+    workers: Annotated[int | None, typer.Option(min=1, max=200, help="Number of workers. [default: 2]")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, max=16, help="Simulated GPUs of each worker. [default: 4]")] = None,
+    gpu_model: Annotated[
+        str | None, typer.Option(help="Model of the simulated GPUs. [default: a100-sxm4-80gb]")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--os", help="Distribution. [default: debian-13]")] = None,
+    worker_os: Annotated[str | None, typer.Option(help="Distribution of the workers, if another.")] = None,
+    mirror: Annotated[str | None, typer.Option(help="Debian mirror to build the image from.")] = None,
+) -> None:
+    """Create a lab, or repair and extend the one of that name."""
+    if gpu_model is not None and gpu_model not in gpu_models():
+        raise LabError(f"--gpu-model {gpu_model}: not known; choose from {', '.join(gpu_models())}")
+    for chosen in filter(None, (system, worker_os)):
+        image.choose(chosen)
+    lab = Lab(name)
+    given: dict[str, Any] = {
+        "workers": workers, "gpus": gpus, "gpu_model": gpu_model, "os": system, "worker_os": worker_os,
+        "mirror": mirror,
+    }  # fmt: skip
+    wanted = dataclasses.replace(lab.settings() or Settings(name), **{k: v for k, v in given.items() if v is not None})
+    console = Console(stderr=True)
+    start = time.monotonic()
+    with console.status(f"lab {name}: image, containers, SSH (the first image takes about a minute)"):
+        nodes, built = lab.up(wanted)
+    seconds = time.monotonic() - start
+    console.print(
+        f"Lab {name} is up: {len(nodes)} nodes answer over SSH after {seconds:.0f} s"
+        f"{' (image built)' if built else ''}. Its GPUs are simulated.",
+        highlight=False,
+    )
+    console.print(f"Next: clusterctl bootstrap {lab.inventory}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def down(name: Name = "lab") -> None:
+    """Remove a lab: its containers, volumes, network and directory."""
+    lab = Lab(name)
+    lab.down()
+    Console(stderr=True).print(f"Lab {name} is gone.", highlight=False)
+
+
+@app.command()
+def status(name: Name = "lab", output: Annotated[str, typer.Option(help="text or json")] = "text") -> None:
+    """Show a lab's nodes, and what of them is simulated."""
+    lab = Lab(name)
+    settings, nodes = lab.status()
+    if output == "json":
+        document = {
+            "name": name, "inventory": str(lab.inventory), "subnet": settings.subnet,
+            "nodes": [dataclasses.asdict(node) for node in nodes],
+        }  # fmt: skip
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        table = Table("node", "address", "state", "system", "GPUs", box=None, pad_edge=False, header_style="bold")
+        for node in nodes:
+            table.add_row(node.name, node.address, node.state, node.os, node.gpus)
+        console = Console()
+        console.print(table)
+        console.print(
+            "GPUs, driver and driver version are simulated, at the driver's interface (NVML); all else is real.",
+            highlight=False, style="dim",
+        )  # fmt: skip
+        console.print(f"Inventory: {lab.inventory}", highlight=False, soft_wrap=True)
+    if any(node.state != "running" for node in nodes):
+        raise typer.Exit(4)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def ssh(
+    node: Annotated[str, typer.Argument(help="Name of the node.")] = HEAD,
+    command: Annotated[list[str] | None, typer.Argument(help="A command to run there; none opens a shell.")] = None,
+    name: Name = "lab",
+) -> None:
+    """Log in to a node as its administrator (who may use sudo)."""
+    argv = Lab(name).ssh_command(node, command or [])
+    os.execvp(argv[0], argv)  # noqa: S606 - the terminal, its size and signals are ssh's from here on

@@ -1,0 +1,148 @@
+"""Images of lab nodes: a distribution's minimal server, made once from a recipe and kept by its content."""
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.lab.podman import LIMITS, LabError, podman, podman_json, run_as_root, runtime_options
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = "localhost/clusterctl-lab"
+
+# What a freshly installed server has. Nothing that a role installs belongs here.
+_DEBIAN_PACKAGES = (
+    "ca-certificates", "dbus", "iproute2", "iputils-ping", "kmod", "openssh-server", "procps", "python3", "sudo",
+    "systemd", "systemd-sysv",
+)  # fmt: skip
+_COMPONENTS = "main,contrib,non-free,non-free-firmware"
+# Manuals and translations would make an image twice the size and every installation slower.
+_DPKG_OPTIONS = ("path-exclude=/usr/share/man/*", "path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/doc/*")
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A distribution that a lab node can run: built from Debian's mirror, or on a registry's image."""
+
+    name: str
+    suite: str = ""  # Debian's code name; built with mmdebstrap
+    base: str = ""  # image of a container registry
+    setup: str = ""  # the packages of a minimal server, for a registry's image
+
+
+_RPM_SETUP = (
+    "dnf -y install --setopt=install_weak_deps=False ca-certificates dbus iproute iputils kmod openssh-server "
+    "procps-ng python3 sudo systemd && dnf clean all"
+)
+_APT_SETUP = (
+    "apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "
+    f"{' '.join(_DEBIAN_PACKAGES)} && apt-get clean"
+)
+DISTRIBUTIONS = {
+    d.name: d
+    for d in (
+        Distribution("debian-13", suite="trixie"),
+        Distribution("debian-12", suite="bookworm"),
+        Distribution("ubuntu-24.04", base="docker.io/library/ubuntu:24.04", setup=_APT_SETUP),
+        Distribution("ubuntu-22.04", base="docker.io/library/ubuntu:22.04", setup=_APT_SETUP),
+        Distribution("rocky-9", base="docker.io/library/rockylinux:9", setup=_RPM_SETUP),
+        Distribution("almalinux-10", base="docker.io/library/almalinux:10", setup=_RPM_SETUP),
+    )
+}
+DEBIAN_MIRROR = "http://deb.debian.org/debian"
+
+
+def _recipe_files() -> Iterator[Path]:
+    for folder in (HERE / "node", HERE / "nvml"):
+        yield from sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+
+
+def reference(distribution: Distribution, mirror: str) -> str:
+    """Return the image's name, which carries a digest of everything that the recipe consists of."""
+    digest = hashlib.sha256(repr((distribution, _DEBIAN_PACKAGES, _COMPONENTS, _DPKG_OPTIONS, mirror)).encode())
+    for path in _recipe_files():
+        digest.update(str(path.relative_to(HERE)).encode() + path.read_bytes())
+    return f"{REPOSITORY}:{distribution.name}-{digest.hexdigest()[:12]}"
+
+
+def ensure(distribution: Distribution, mirror: str) -> tuple[str, bool]:
+    """Return the image's name and whether it had to be built. Older builds that nothing uses are removed."""
+    name = reference(distribution, mirror)
+    if run_as_root(["podman", "image", "exists", name], check=False).returncode == 0:
+        return name, False
+    if distribution.suite:
+        _build_debian(distribution, mirror, name)
+    else:
+        _build_from_registry(distribution, name)
+    _prune(distribution, keep=name)
+    return name, True
+
+
+def _build_debian(distribution: Distribution, mirror: str, name: str) -> None:
+    signed = "[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
+    components = _COMPONENTS.replace(",", " ")
+    sources = [
+        f"deb {signed} {url} {suite} {components}"
+        for url, suite in (
+            (mirror, distribution.suite),
+            (mirror, f"{distribution.suite}-updates"),
+            (re.sub(r"/debian/?$", "/debian-security", mirror), f"{distribution.suite}-security"),
+        )
+    ]
+    with tempfile.TemporaryDirectory(prefix="clusterctl-image-", dir=_scratch()) as scratch:
+        archive = Path(scratch) / "root.tar"
+        run_as_root(
+            [
+                "mmdebstrap", "--variant=minbase", f"--include={','.join(_DEBIAN_PACKAGES)}",
+                *(f"--dpkgopt={option}" for option in _DPKG_OPTIONS), "--dpkgopt=force-unsafe-io",
+                f"--customize-hook=copy-in '{HERE}/node' /tmp",
+                '--customize-hook=chroot "$1" /tmp/node/customize /tmp/node',
+                '--customize-hook=rm -r "$1/tmp/node" "$1/etc/dpkg/dpkg.cfg.d/99mmdebstrap"',
+                f"""--customize-hook='{HERE}/nvml/install.sh' "$1\"""",
+                distribution.suite, str(archive), *sources,
+            ]
+        )  # fmt: skip
+        run_as_root(["chmod", "0644", str(archive)])
+        podman("import", "--quiet", str(archive), name)
+
+
+def _build_from_registry(distribution: Distribution, name: str) -> None:
+    lines = [
+        f"FROM {distribution.base}",
+        f"RUN {distribution.setup}",
+        "COPY node /tmp/node",
+        "RUN /tmp/node/customize /tmp/node && rm -r /tmp/node",
+        "COPY nvml /tmp/nvml",
+        "RUN /tmp/nvml/install.sh / && rm -r /tmp/nvml",
+    ]
+    with tempfile.TemporaryDirectory(prefix="clusterctl-image-", dir=_scratch()) as scratch:
+        recipe = Path(scratch) / "Containerfile"
+        recipe.write_text("\n".join(lines) + "\n")
+        podman(
+            *runtime_options(), "build", "--quiet", *LIMITS, "--tag", name,
+            "--file", str(recipe), str(HERE),
+        )  # fmt: skip
+
+
+def _scratch() -> str:
+    """A directory on disk: /tmp may be a small memory file system."""
+    path = Path("/var/tmp")  # noqa: S108 - mkdtemp makes an unguessable name in it
+    return str(path if os.access(path, os.W_OK) else Path(tempfile.gettempdir()))
+
+
+def _prune(distribution: Distribution, keep: str) -> None:
+    for image in podman_json("images", "--filter", f"reference={REPOSITORY}:{distribution.name}-*"):
+        for tag in image.get("Names") or []:
+            if tag != keep:
+                run_as_root(["podman", "rmi", tag], check=False)  # one that a lab still uses stays
+
+
+def choose(name: str) -> Distribution:
+    """Return the distribution of that name, or raise LabError with the names that there are."""
+    try:
+        return DISTRIBUTIONS[name]
+    except KeyError:
+        raise LabError(f"--os {name}: not known; choose from {', '.join(DISTRIBUTIONS)}") from None

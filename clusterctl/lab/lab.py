@@ -1,0 +1,356 @@
+"""A lab: one head and its workers as containers, a network of their own, and the inventory that describes them."""
+
+import contextlib
+import fcntl
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from clusterctl import secrets
+from clusterctl.errors import InputError
+from clusterctl.lab import cache, image
+from clusterctl.lab.podman import (
+    LIMITS,
+    LabError,
+    container_state,
+    podman,
+    podman_json,
+    require_programs,
+    run_as_root,
+    runtime_options,
+)
+
+USER = "admin"
+HEAD = "head1"
+_SUBNETS = ipaddress.ip_network("10.213.0.0/16")
+_FIRST_HOST = 10
+# A nested container engine needs a file system that is not the container's own overlay.
+_VOLUMES = ("/var/lib/containers", "/var/lib/docker", "/var/lib/containerd", "/var/lib/kubelet")
+REACHABLE_WITHIN = 120.0  # seconds
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a lab consists of; kept in its directory so that `up` without flags is the same lab again."""
+
+    name: str
+    os: str = "debian-13"
+    worker_os: str = ""  # of workers, where it is another than the head's
+    workers: int = 2
+    gpus: int = 4
+    gpu_model: str = "a100-sxm4-80gb"
+    mirror: str = image.DEBIAN_MIRROR
+    subnet: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One container of a lab."""
+
+    name: str
+    address: str
+    distribution: image.Distribution
+    gpus: int
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """What `lab status` says of a node."""
+
+    name: str
+    address: str
+    state: str  # running, stopped, missing
+    os: str
+    gpus: str
+
+
+def gpu_models() -> list[str]:
+    """Return the names of the GPU models that can be simulated."""
+    return sorted(path.stem for path in (image.HERE / "nvml" / "profiles").iterdir() if path.is_file())
+
+
+def _state_directory() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "clusterctl" / "labs"
+
+
+class Lab:
+    """A lab by name. Every method raises LabError with one clear text."""
+
+    def __init__(self, name: str) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", name):
+            raise LabError(
+                f"--name {name!r}: lower-case letters, digits and hyphens, at most 31, beginning with a letter"
+            )
+        self.name = name
+        self.directory = _state_directory() / name
+        self.network = f"clusterctl-{name}"
+        self.inventory = self.directory / "inventory.yaml"
+        self.known_hosts = self.directory / "known_hosts"
+        self.key = self.directory / "id_ed25519"
+        self._private = self.directory / ".lab"
+
+    # Settings
+
+    def settings(self) -> Settings | None:
+        """Return the stored settings, or None where there is no such lab."""
+        path = self._private / "lab.json"
+        try:
+            return Settings(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise LabError(
+                f"{path}: cannot be read ({error}); `clusterctl lab down --name {self.name}` clears it"
+            ) from None
+
+    def nodes(self, settings: Settings) -> list[Node]:
+        """Return the nodes that these settings describe."""
+        network = ipaddress.ip_network(settings.subnet)
+        head, worker = image.choose(settings.os), image.choose(settings.worker_os or settings.os)
+        nodes = [Node(HEAD, str(network[_FIRST_HOST]), head, 0)]
+        for number in range(1, settings.workers + 1):
+            nodes.append(Node(f"gpu{number:02}", str(network[_FIRST_HOST + number]), worker, settings.gpus))
+        return nodes
+
+    def container(self, node: str) -> str:
+        """Return the name of a node's container."""
+        return f"clusterctl-{self.name}-{node}"
+
+    # Verbs
+
+    def up(self, wanted: Settings) -> tuple[list[Node], bool]:
+        """Create or repair the lab; return its nodes and whether an image was built."""
+        require_programs()
+        with self._locked():
+            stored = self.settings()
+            if stored and (stored.os, stored.worker_os) != (wanted.os, wanted.worker_os):
+                raise LabError(
+                    f"lab {self.name} exists with {stored.os}; `clusterctl lab down --name {self.name}` comes first"
+                )
+            names = {d.name: d for d in (image.choose(wanted.os), image.choose(wanted.worker_os or wanted.os))}
+            built = [image.ensure(distribution, wanted.mirror) for distribution in names.values()]
+            images = {name: built[i][0] for i, name in enumerate(names)}
+            self._private.mkdir(parents=True, exist_ok=True, mode=0o700)
+            settings = replace(wanted, subnet=self._ensure_network())
+            if stored and settings.workers < stored.workers:
+                settings = replace(settings, workers=stored.workers)
+            nodes = self.nodes(settings)
+            self._write_private(settings, nodes)
+            proxy = cache.ensure(images[settings.os])
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda node: self._ensure_container(node, images[node.distribution.name]), nodes))
+            self._write_inventory(settings, nodes, proxy)
+            self._wait_reachable(nodes)
+            return nodes, any(was_built for _, was_built in built)
+
+    def down(self) -> None:
+        """Remove the lab's containers, volumes, network and directory."""
+        with self._locked():
+            if containers := self._containers():
+                podman("rm", "--force", "--volumes", "--time", "0", *containers)
+            if not podman_json("ps", "--all", "--filter", "label=clusterctl.lab"):
+                cache.remove()
+            podman("network", "rm", "--force", self.network, check=False)
+            with contextlib.suppress(InputError):  # what cannot be read has no password that could be found
+                secrets.forget(self.directory)
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def status(self) -> tuple[Settings, list[NodeStatus]]:
+        """Return the lab's settings and what each node's container is doing."""
+        settings = self.settings()
+        if settings is None:
+            raise LabError(f"there is no lab named {self.name}; `clusterctl lab up --name {self.name}` makes it")
+        rows = []
+        for node in self.nodes(settings):
+            state = container_state(self.container(node.name)) or "missing"
+            gpus = f"{node.gpus} x {settings.gpu_model} (simulated)" if node.gpus else "none"
+            rows.append(NodeStatus(node.name, node.address, state, node.distribution.name, gpus))
+        return settings, rows
+
+    def ssh_command(self, node: str, command: list[str]) -> list[str]:
+        """Return the ssh command that reaches a node as the lab's administrator, strictly by the lab's own keys."""
+        settings = self.settings()
+        nodes = {n.name: n for n in self.nodes(settings)} if settings else {}
+        if node not in nodes:
+            known = (
+                f"; its nodes: {', '.join(nodes)}"
+                if nodes
+                else f"; `clusterctl lab up --name {self.name}` makes the lab"
+            )
+            raise LabError(f"lab {self.name} has no node {node}{known}")
+        return self._ssh(nodes[node], command)
+
+    # Parts
+
+    def _containers(self) -> list[str]:
+        listing = podman_json("ps", "--all", "--filter", f"label=clusterctl.lab={self.name}")
+        return [str(container["Names"][0]) for container in listing]
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        root = _state_directory()
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (root / ".lock").open("w") as lock:  # one for all labs: they share images and the package cache
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _ensure_network(self) -> str:
+        existing = podman_json("network", "ls", "--filter", f"name=^{self.network}$")
+        if existing:
+            return str(existing[0]["subnets"][0]["subnet"])
+        taken = {
+            ipaddress.ip_network(subnet["subnet"])
+            for network in podman_json("network", "ls")
+            for subnet in network.get("subnets") or []
+        }
+        routes = subprocess.run(["ip", "-4", "route"], capture_output=True, text=True, check=True).stdout
+        for line in routes.splitlines():
+            with contextlib.suppress(ValueError):
+                taken.add(ipaddress.ip_network(line.split()[0]))
+        for subnet in _SUBNETS.subnets(new_prefix=24):
+            if not any(subnet.overlaps(other) for other in taken if other.version == 4):
+                label = f"clusterctl.lab={self.name}"
+                podman("network", "create", "--label", label, "--subnet", str(subnet), self.network)
+                return str(subnet)
+        raise LabError(f"no free network is left in {_SUBNETS}")
+
+    def _write_private(self, settings: Settings, nodes: list[Node]) -> None:
+        if not self.key.exists():
+            _ssh_keygen(self.key, f"clusterctl lab {self.name}")
+        profile = (image.HERE / "nvml" / "profiles" / f"{settings.gpu_model}.conf").read_text() if settings.gpus else ""
+        extra = extra_certificates()
+        lines = []
+        for node in nodes:
+            folder = self._private / node.name
+            folder.mkdir(exist_ok=True)
+            host_key = folder / "ssh_host_ed25519_key"
+            if not host_key.exists():
+                _ssh_keygen(host_key, node.name)
+            kind, key, *_ = host_key.with_suffix(".pub").read_text().split()
+            lines.append(f"{node.address} {kind} {key}\n")
+            shutil.copy(self.key.with_suffix(".pub"), folder / "authorized_keys")
+            # A node without GPUs says so too, or it would show those of a host that has some.
+            gpus = f"{profile}gpus={node.gpus}\nnode_seed={self.name}/{node.name}\n" if node.gpus else "gpus=0\n"
+            (folder / "simulated-nvml.conf").write_text(gpus)
+            if extra:
+                (folder / "certificates").mkdir(exist_ok=True)
+                for number, pem in enumerate(extra):
+                    (folder / "certificates" / f"host-{number}.crt").write_text(pem)
+        known = self.known_hosts.read_text() if self.known_hosts.exists() else ""
+        self.known_hosts.write_text(known + "".join(line for line in lines if line not in known))
+        self.known_hosts.chmod(0o600)
+        (self._private / "lab.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
+
+    def _ensure_container(self, node: Node, image_name: str) -> None:
+        name = self.container(node.name)
+        state = container_state(name)
+        if state in ("exited", "created"):
+            run_as_root(["podman", "start", name], check=False)
+            state = container_state(name)
+        if state == "running":
+            return
+        if state:  # after a host's reboot or a kill -9 podman's own record may be stale: only a new one helps
+            podman("rm", "--force", "--volumes", "--time", "0", name)
+        podman(
+            *runtime_options(), "run", "--detach", "--name", name, "--hostname", node.name,
+            "--label", f"clusterctl.lab={self.name}", "--network", f"{self.network}:ip={node.address}",
+            "--network-alias", node.name, "--systemd=always",
+            # All that nested containers and cgroups need, less what reaches the host: its clock, modules, swap.
+            "--cap-add=ALL", "--cap-drop=SYS_TIME", "--cap-drop=SYS_MODULE",
+            "--security-opt", f"seccomp={image.HERE / 'node' / 'seccomp.json'}",
+            "--security-opt", "label=disable", "--security-opt", "apparmor=unconfined",
+            "--device-cgroup-rule", "a *:* rwm", *LIMITS,
+            "--volume", f"{self._private / node.name}:/opt/lab-node:ro",
+            *(f"--volume={path}" for path in _VOLUMES), image_name, "/sbin/init",
+        )  # fmt: skip
+
+    def _write_inventory(self, settings: Settings, nodes: list[Node], proxy: str) -> None:
+        """Write inventory.yaml, unless a person has changed it since it was written."""
+        marker = self._private / "inventory.sha256"
+        if self.inventory.exists():
+            digest = hashlib.sha256(self.inventory.read_bytes()).hexdigest()
+            if not marker.exists() or marker.read_text() != digest:
+                return
+        workers = "".join(f"        {n.name}: {{ansible_host: {n.address}}}\n" for n in nodes[1:])
+        text = f"""\
+# Lab "{self.name}": containers on this machine, with simulated GPUs. Written by `clusterctl lab up`.
+all:
+  vars:
+    cluster_name: {self.name}
+    cluster_networks: [{settings.subnet}]
+    cluster_package_proxy: {proxy}
+    ansible_user: {USER}
+    ansible_ssh_private_key_file: {self.key}
+    users_accounts:
+      - {{name: alice, uid: 5001}}
+  children:
+    slurm_head:
+      hosts:
+        {HEAD}: {{ansible_host: {nodes[0].address}}}
+    slurm_workers:
+      hosts:
+{workers}    monitoring:
+      hosts:
+        {HEAD}: {{}}
+"""
+        self.inventory.write_text(text)
+        marker.write_text(hashlib.sha256(text.encode()).hexdigest())
+
+    def _ssh(self, node: Node, command: list[str], *options: str) -> list[str]:
+        return [
+            "ssh", "-F", "none", "-i", str(self.key), "-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=yes",
+            "-o", f"UserKnownHostsFile={self.known_hosts}", "-o", "GlobalKnownHostsFile=none", *options,
+            f"{USER}@{node.address}", *command,
+        ]  # fmt: skip
+
+    def _wait_reachable(self, nodes: list[Node]) -> None:
+        deadline = time.monotonic() + REACHABLE_WITHIN
+
+        def wait(node: Node) -> str:
+            last = ""
+            while time.monotonic() < deadline:
+                argv = self._ssh(node, ["true"], "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+                done = subprocess.run(argv, capture_output=True, text=True, check=False)
+                if done.returncode == 0:
+                    return ""
+                last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no answer"
+                time.sleep(0.3)
+            return f"{node.name} ({node.address}): {last}"
+
+        with ThreadPoolExecutor(8) as pool:
+            failed = [text for text in pool.map(wait, nodes) if text]
+        if failed:
+            raise LabError("these nodes did not answer over SSH:\n  " + "\n  ".join(failed))
+
+
+def _ssh_keygen(path: Path, comment: str) -> None:
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
+
+
+def extra_certificates() -> list[str]:
+    """Return the CA certificates (PEM) that this host trusts beyond its distribution's own set."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+
+    def blocks(path: Path) -> list[str]:
+        text = path.read_text(errors="replace")
+        return [f"{begin}{part.split(end)[0]}{end}\n" for part in text.split(begin)[1:]]
+
+    own: set[str] = set()
+    for folder in (Path("/usr/share/ca-certificates"),):
+        for path in folder.rglob("*.crt"):
+            own.update("".join(block.split()) for block in blocks(path))
+    bundle = Path(os.environ.get("SSL_CERT_FILE") or "/etc/ssl/certs/ca-certificates.crt")
+    if not own or not bundle.is_file():
+        return []
+    return [block for block in blocks(bundle) if "".join(block.split()) not in own]

@@ -1,0 +1,66 @@
+/*
+ * The private table of functions that nvidia-smi asks for besides NVML's public interface: first its size in bytes,
+ * then pointers. What is here was found by watching which entries nvidia-smi calls and what it hands them; the numbers
+ * are the same in 535 and 550. Where an entry answers "not supported", nvidia-smi prints N/A.
+ */
+#include "device.h"
+
+enum { COMMON_ANCESTOR = 22, ENFORCED_POWER_LIMIT = 107, PROCESSES = 212, TEMPERATURE_MARGIN = 239, ENTRIES = 512 };
+
+typedef void (*entry_t)(void);
+
+static nvmlReturn_t not_supported(void)
+{
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* `topo -m`: where the paths of two PCI devices, given by bus id, meet; 0 is a single switch, 4 the whole system. */
+static nvmlReturn_t common_ancestor(const char *a, const char *b, unsigned *level)
+{
+    nvmlDevice_t first, second;
+    if (nvmlDeviceGetHandleByPciBusId_v2(a, &first) != NVML_SUCCESS ||
+        nvmlDeviceGetHandleByPciBusId_v2(b, &second) != NVML_SUCCESS)
+        return NVML_ERROR_NOT_FOUND;
+    nvmlReturn_t result = nvmlDeviceGetTopologyCommonAncestor(first, second, level);
+    if (result == NVML_SUCCESS)
+        *level = *level / 10 - (*level > NVML_TOPOLOGY_INTERNAL);
+    return result;
+}
+
+/* `-q`: how far a device of Ada or later is from the temperature that slows it down. */
+static nvmlReturn_t temperature_margin(nvmlDevice_t device, int *celsius)
+{
+    long margin;
+    CHECK(device, celsius);
+    if (!device_margin(device, device_temperature(device), &margin))
+        return NVML_ERROR_NOT_SUPPORTED;
+    *celsius = (int)margin;
+    return NVML_SUCCESS;
+}
+
+/* Every list of processes: none. */
+static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count)
+{
+    CHECK(device, count);
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlInternalGetExportTable(const void **out, const void *id UNUSED)
+{
+    static struct {
+        size_t size;
+        entry_t entries[ENTRIES];
+    } table;
+    if (!out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    table.size = sizeof table;
+    for (int i = 0; i < ENTRIES; i++)
+        table.entries[i] = (entry_t)not_supported;
+    table.entries[COMMON_ANCESTOR] = (entry_t)common_ancestor;
+    table.entries[ENFORCED_POWER_LIMIT] = (entry_t)nvmlDeviceGetEnforcedPowerLimit;
+    table.entries[PROCESSES] = (entry_t)no_processes;
+    table.entries[TEMPERATURE_MARGIN] = (entry_t)temperature_margin;
+    *out = &table;
+    return NVML_SUCCESS;
+}

@@ -1,0 +1,137 @@
+/* Versions, error strings, events and the other calls that concern no single device. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "device.h"
+
+#ifndef DRIVER_VERSION
+#error "build.sh gives DRIVER_VERSION, for instance 550.163.01"
+#endif
+
+/* The CUDA version that a driver branch brings, as 1000 * major + 10 * minor. */
+static int cuda_version(const char *driver)
+{
+    static const struct {
+        int branch, cuda;
+    } brought[] = {{570, 12080}, {565, 12070}, {560, 12060}, {555, 12050}, {550, 12040}, {545, 12030}, {535, 12020}};
+    int branch = atoi(driver);
+    for (size_t i = 0; i < sizeof brought / sizeof *brought; i++)
+        if (branch >= brought[i].branch)
+            return brought[i].cuda;
+    return 12000;
+}
+
+static void driver_version(char version[CONFIG_VALUE])
+{
+    strcpy(version, DRIVER_VERSION);
+    config_text(NO_DEVICE, "driver_version", version);
+}
+
+EXPORT nvmlSystemGetDriverVersion(char *out, unsigned length)
+{
+    char version[CONFIG_VALUE];
+    driver_version(version);
+    return device_copy_text(version, out, length);
+}
+
+EXPORT nvmlSystemGetNVMLVersion(char *out, unsigned length)
+{
+    char version[CONFIG_VALUE + 3] = "12.";
+    driver_version(version + 3);
+    return device_copy_text(version, out, length);
+}
+
+EXPORT nvmlSystemGetCudaDriverVersion_v2(int *out)
+{
+    char version[CONFIG_VALUE];
+    if (!out)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    driver_version(version);
+    *out = (int)config_number_or(NO_DEVICE, "cuda_version", cuda_version(version));
+    return NVML_SUCCESS;
+}
+
+ALIAS(nvmlSystemGetCudaDriverVersion, nvmlSystemGetCudaDriverVersion_v2);
+
+static nvmlReturn_t none(unsigned *count)
+{
+    if (!count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlUnitGetCount(unsigned *count)
+{
+    return none(count);
+}
+
+EXPORT nvmlSystemGetHicVersion(unsigned *count, void *versions UNUSED)
+{
+    return none(count);
+}
+
+EXPORT nvmlGetExcludedDeviceCount(unsigned *count)
+{
+    return none(count);
+}
+
+__attribute__((visibility("default"))) const char *nvmlErrorString(nvmlReturn_t error);
+const char *nvmlErrorString(nvmlReturn_t error)
+{
+    static const char *const texts[] = {
+        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
+        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded",
+        "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found",
+        "Corrupted infoROM", "GPU is lost", "GPU requires reset", "The operating system has blocked the request",
+        "Driver/library version mismatch", "In use by another client", "Insufficient Memory", "No data",
+        "Requested operation is not available on target device due to ECC being enabled", "Insufficient Resources",
+        "Requested frequency is not supported", "Argument version mismatch", "Deprecated", "System is not ready",
+        "No GPUs were found", "Invalid state",
+    };
+    return (unsigned)error < sizeof texts / sizeof *texts ? texts[error] : "Unknown Error";
+}
+
+/* Events: a set can be made and waited on, and nothing ever happens; faults show in the counters. */
+struct event_set {
+    int unused;
+};
+
+EXPORT nvmlEventSetCreate(nvmlEventSet_t *set)
+{
+    if (!set)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *set = calloc(1, sizeof **set);
+    return *set ? NVML_SUCCESS : NVML_ERROR_MEMORY;
+}
+
+EXPORT nvmlEventSetFree(nvmlEventSet_t set)
+{
+    free(set);
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlEventSetWait_v2(nvmlEventSet_t set, void *data, unsigned milliseconds)
+{
+    struct timespec pause = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
+    if (!set || !data)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    nanosleep(&pause, NULL);
+    return NVML_ERROR_TIMEOUT;
+}
+
+ALIAS(nvmlEventSetWait, nvmlEventSetWait_v2);
+
+EXPORT nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
+{
+    enum { ECC_SINGLE = 1, ECC_DOUBLE = 2, XID_CRITICAL = 8 };
+    CHECK(device, types);
+    *types = ECC_SINGLE | ECC_DOUBLE | XID_CRITICAL;
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types UNUSED, nvmlEventSet_t set)
+{
+    return device_check(device, set);
+}

@@ -1,0 +1,299 @@
+"""Look at every node before anything is changed: one list of every problem of every node, each with what to do.
+
+A check is a function that yields findings; the list of checks is at the end of this file's first half, on one screen.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clusterctl import contact, hardware, paths
+from clusterctl.contact import Answer, Facts
+from clusterctl.errors import PreflightError
+from clusterctl.hardware import Hardware
+from clusterctl.inventory import Host, Inventory
+from clusterctl.remote import Failure, each, known_hosts_of, known_keys, known_name
+
+# What our roles' packages unpack to, their index and cache, with room for a first month of logs and metrics.
+MIN_ROOT_MB = 5_000
+# Packages are downloaded to /var/cache first; journals, the accounting database and metrics grow in /var.
+MIN_VAR_MB = 3_000
+# systemd, sshd, slurmd and a package transaction fit into this, and nothing else does.
+MIN_MEMORY_MB = 512
+# Munge refuses messages 300 s apart and logs are read side by side; a synchronised clock is within some ms.
+CLOCK_WARN_SECONDS = 1.0
+CLOCK_FAIL_SECONDS = 10.0
+
+SUPPORTED: Mapping[str, Sequence[str]] = {
+    "debian": ("12", "13"),
+    "ubuntu": ("22.04", "24.04"),
+    "rocky": ("9", "10"),
+    "almalinux": ("9", "10"),
+    "rhel": ("9", "10"),
+    "centos": ("9", "10"),
+}
+ARCHITECTURES = ("x86_64", "aarch64")
+# Names that installers give, so that two nodes of one name are not yet a mistake; base gives each its own.
+COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
+UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or noteworthy, about one node."""
+
+    node: str
+    check: str
+    found: str
+    hint: str = ""
+    warning: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.node}: {self.check}: {self.found}"
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What a good preflight brought: facts of every host that answered, what to mention, and who was left out."""
+
+    facts: Mapping[str, Facts]
+    warnings: tuple[Finding, ...] = ()
+    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    skipped: tuple[Finding, ...] = ()
+
+
+def preflight(inventory: Inventory, skip_unreachable: bool = False, hosts: Sequence[Host] | None = None) -> Contact:
+    """Contact the hosts (default: all) at once and judge them.
+
+    Raises PreflightError with every Finding that is no warning. With `skip_unreachable` workers that cannot be
+    reached are left out instead; the head never is. Raises InputError for a hardware record that cannot be used.
+    """
+    records = hardware.load_all(inventory.directory)
+    known_hosts = known_hosts_of(inventory)
+    asked = inventory.hosts if hosts is None else hosts
+    answers = each(asked, lambda host: contact.ask(host, known_hosts, {"network": network_options(host)}))
+    findings = [finding for host in asked for finding in judge(host, answers[host.name], records.get(host.name))]
+    facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
+    # Hosts that this run leaves alone are known by their records, and get no finding of their own.
+    known = {name: record for name, record in records.items() if name in {host.name for host in inventory.hosts}}
+    known |= {name: found.hardware for name, found in facts.items()}
+    findings += [
+        finding
+        for finding in (
+            *_machine_ids(known),
+            *_hostnames(inventory, facts),
+            *_host_keys(inventory, known_hosts),
+            *_slurm_versions(inventory, known),
+        )
+        if finding.node in answers
+    ]
+    skipped = []
+    if skip_unreachable:
+        optional = {name for name in answers if name != inventory.head.name}
+        unreachable = {name for name in optional if any(e.failure in UNREACHABLE for e in answers[name].errors)}
+        skipped = [finding for finding in findings if finding.node in unreachable]
+        findings = [finding for finding in findings if finding.node not in unreachable]
+    problems = [finding for finding in findings if not finding.warning]
+    if problems:
+        raise PreflightError(problems)
+    compared = {name: tuple(hardware.compare(records[name], facts[name].hardware)) for name in facts if name in records}
+    return Contact(
+        facts,
+        tuple(finding for finding in findings if finding.warning),
+        {name: lines for name, lines in compared.items() if lines},
+        tuple(skipped),
+    )
+
+
+def record(inventory: Inventory, found: Contact, refresh: Collection[str] = ()) -> list[Path]:
+    """Write the hardware record of each host that has none, or is named in `refresh`; return the files written."""
+    return [
+        hardware.save(inventory.directory, facts.hardware)
+        for name, facts in found.facts.items()
+        if name in refresh or not hardware.path_of(inventory.directory, name).exists()
+    ]
+
+
+def network_options(host: Host) -> dict[str, Any]:
+    """Return what the inventory says about a host's way to packages, as the probe takes it."""
+    variables = host.variables
+    return {
+        "proxy": variables.get("cluster_package_proxy") or variables.get("cluster_http_proxy") or "",
+        "no_proxy": list(variables.get("cluster_no_proxy") or ()),
+        "mirrors": dict(variables.get("cluster_package_mirrors") or {}),
+    }
+
+
+# --- one node ---------------------------------------------------------------------------------------------------------
+
+
+def judge(host: Host, answer: Answer, recorded: Hardware | None) -> Iterator[Finding]:
+    """Yield what is wrong with one node; `recorded` tells a node that has been through a bootstrap from a new one."""
+    name = host.name
+    for error in answer.errors:
+        yield Finding(name, error.failure.value, error.found, error.hint)
+    if answer.release:
+        yield from _system(name, *answer.release)
+    if answer.facts:
+        for check in (_architecture, _disk, _memory, _locks, _foreign, _gpus):
+            yield from check(name, answer.facts)
+        yield from _network(host, answer.facts)
+        yield from _clock(name, answer.facts, recorded is not None)
+
+
+def _system(name: str, distribution: str, version: str) -> Iterator[Finding]:
+    wanted = SUPPORTED.get(distribution, ())
+    if version not in wanted and version.split(".")[0] not in wanted:
+        supported = "; ".join(f"{key} {', '.join(versions)}" for key, versions in SUPPORTED.items())
+        yield Finding(name, "operating system", f"{distribution} {version} is not supported", f"supported: {supported}")
+
+
+def _architecture(name: str, facts: Facts) -> Iterator[Finding]:
+    if facts.hardware.os.architecture not in ARCHITECTURES:
+        hint = f"supported: {', '.join(ARCHITECTURES)}"
+        yield Finding(name, "architecture", f"{facts.hardware.os.architecture} is not supported", hint)
+
+
+def _disk(name: str, facts: Facts) -> Iterator[Finding]:
+    free = facts.node.free_mb
+    for place, least in (("/", MIN_ROOT_MB), ("/var", MIN_VAR_MB)):
+        # /var on the file system of / has the same free space to the last MB, and was judged with it.
+        if place in free and free[place] < least and (place == "/" or free[place] != free.get("/")):
+            yield Finding(name, "disk", f"{free[place]} MB free in {place}", f"at least {least} MB are needed")
+
+
+def _memory(name: str, facts: Facts) -> Iterator[Finding]:
+    if facts.hardware.memory_mb < MIN_MEMORY_MB:
+        yield Finding(name, "memory", f"{facts.hardware.memory_mb} MB", f"at least {MIN_MEMORY_MB} MB are needed")
+
+
+def _clock(name: str, facts: Facts, recorded: bool) -> Iterator[Finding]:
+    if abs(facts.skew) > CLOCK_WARN_SECONDS:
+        way = "ahead of" if facts.skew > 0 else "behind"
+        fails = recorded and abs(facts.skew) > CLOCK_FAIL_SECONDS
+        hint = "look at chrony there: chronyc tracking" if recorded else "it is set right when chrony starts"
+        yield Finding(name, "clock", f"{abs(facts.skew):.1f} s {way} this machine's", hint, warning=not fails)
+
+
+def _network(host: Host, facts: Facts) -> Iterator[Finding]:
+    network = facts.node.network
+    if network is None:
+        return
+    if network.name_error:
+        resolvers = ", ".join(facts.hardware.nameservers) or "none"
+        found = f"{network.name} does not resolve: {network.name_error}"
+        yield Finding(host.name, "name resolution", found, f"name servers there: {resolvers}")
+        return
+    private = bool(host.variables.get("cluster_ca_certificates"))
+    for source in network.sources:
+        if source.error and "CERTIFICATE_VERIFY_FAILED" in source.error:
+            hint = (
+                "cluster_ca_certificates will be installed"
+                if private
+                else "name the authority: cluster_ca_certificates"
+            )
+            yield Finding(host.name, "package source", f"{source.url}: {source.error}", hint, warning=private)
+        elif source.error:
+            hint = f"through the proxy {network.proxy}" if network.proxy else "is cluster_http_proxy needed there?"
+            if source.error.startswith("HTTP ") and not network.proxy:
+                hint = "correct or remove this source on the node"
+            yield Finding(host.name, "package source", f"{source.url}: {source.error}", hint)
+    if not network.sources:
+        yield Finding(host.name, "package source", "none that can be tried is configured", warning=True)
+
+
+def _locks(name: str, facts: Facts) -> Iterator[Finding]:
+    if facts.node.lock_holder:
+        yield Finding(name, "package lock", facts.node.lock_holder, "it is waited for up to 300 s", warning=True)
+
+
+def _foreign(name: str, facts: Facts) -> Iterator[Finding]:
+    if facts.node.slurm_conf and not facts.node.managed:
+        yield Finding(name, "slurm", "has a slurm.conf that is not ours", "it will be replaced", warning=True)
+
+
+def _gpus(name: str, facts: Facts) -> Iterator[Finding]:
+    usable, hint = len(facts.hardware.gpus), f"mend that, delete {hardware.DIRECTORY}/{name}.json and run again"
+    unused = facts.node.pci_gpus - usable
+    if unused > 0:
+        found = f"{unused} NVIDIA GPUs on the bus that no driver offers"
+        yield Finding(name, "gpu", found, f"they stay outside the cluster; {hint}", warning=True)
+    if usable and facts.node.nvml_error:
+        found = f"the driver does not answer, so models are unknown: {facts.node.nvml_error}"
+        yield Finding(name, "gpu", found, hint, warning=True)
+
+
+# --- all nodes together -----------------------------------------------------------------------------------------------
+
+
+def _machine_ids(known: Mapping[str, Hardware]) -> Iterator[Finding]:
+    for identity, names in _same({name: record.machine_id for name, record in known.items()}):
+        hint = "one server listed twice, or a clone: rm /etc/machine-id; systemd-machine-id-setup"
+        for name in names:
+            yield Finding(name, "machine id", f"{identity} is that of {_others(names, name)} too", hint)
+
+
+def _hostnames(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    own = {name: facts[name].node.hostname.split(".")[0].lower() for name in facts}
+    for hostname, names in _same({name: own[name] for name in own if own[name] not in COMMON_HOSTNAMES}):
+        for name in names:
+            hint = "one server listed twice, or a clone: hostnamectl set-hostname"
+            yield Finding(name, "hostname", f"{hostname} is that of {_others(names, name)} too", hint)
+    listed = {host.name.split(".")[0].lower(): host.name for host in inventory.hosts}
+    for name, hostname in own.items():
+        if listed.get(hostname, name) != name:
+            found = f"calls itself {hostname}, which the inventory has as another host"
+            yield Finding(name, "hostname", found, "are the addresses of the two exchanged?")
+
+
+def _host_keys(inventory: Inventory, known_hosts: Path) -> Iterator[Finding]:
+    fingerprints: dict[str, list[str]] = defaultdict(list)
+    for host in inventory.hosts:
+        for key in known_keys(known_hosts, known_name(host))[0]:
+            fingerprints[key.fingerprint].append(host.name)
+    for names in fingerprints.values():
+        for name in names if len(set(names)) > 1 else ():
+            hint = "a clone can pass for the other; give it its own: rm /etc/ssh/ssh_host_*_key*; ssh-keygen -A"
+            yield Finding(
+                name, "host key", f"its SSH host key is that of {_others(names, name)} too", hint, warning=True
+            )
+
+
+def _slurm_versions(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:
+    heads = [host.name for host in inventory.in_group("slurm_head") if host.name in known]
+    workers = [host.name for host in inventory.in_group("slurm_workers") if host.name in known]
+    if not heads or not workers:
+        return
+    # The role's own table, which it checks again when Ansible runs without us.
+    table = yaml.safe_load((paths.content() / "roles/slurm_head/vars/main.yml").read_text())
+    versions, oldest = table["__slurm_head_distribution_versions"], table["__slurm_head_oldest_worker"]
+    for head, worker in product(heads, workers):
+        ours, theirs = (slurm_version(versions, known[name]) for name in (head, worker))
+        if ours and theirs and not oldest[ours] <= theirs <= ours:
+            found = f"its Slurm {theirs} cannot talk to the {ours} of {head}, which takes {oldest[ours]} to {ours}"
+            hint = f"give all the same distribution: {head} has {known[head].os.id} {known[head].os.version}"
+            yield Finding(worker, "slurm version", found, hint)
+
+
+def _same(values: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    names = defaultdict(list)
+    for name, value in values.items():
+        names[value].append(name)
+    return ((value, found) for value, found in names.items() if value and len(found) > 1)
+
+
+def _others(names: Iterable[str], name: str) -> str:
+    return ", ".join(other for other in names if other != name)
+
+
+def slurm_version(versions: Mapping[str, str], node: Hardware) -> str | None:
+    """Return the Slurm release that a node's distribution brings, None where that is not known."""
+    major = node.os.version.split(".")[0]
+    keys = f"{node.os.id}-{node.os.version}", f"{node.os.id}-{major}", f"{node.os.family.lower()}-{major}"
+    return next((versions[key] for key in keys if key in versions), None)

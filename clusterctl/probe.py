@@ -1,0 +1,608 @@
+"""What runs on a node at contact: finds its hardware and what a run needs there, changes nothing, prints JSON.
+
+The text of this file goes over SSH to `python3 -`, followed by a call of `main`; so it uses the standard library alone,
+as Python 3.6 has it, and imports nothing of ours. What it prints is judged by hardware.py and preflight.py.
+"""
+# Python 3.6 has neither list[str] nor str | None, and its pathlib only part of what ruff asks for.
+# ruff: noqa: PTH110, PTH112, PTH119, PTH123, PTH207, PTH208, UP006, UP031, UP035, UP045
+
+import configparser
+import ctypes
+import fcntl
+import glob
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import ssl
+import struct
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+
+# The answer is the line that starts with this: a login shell may print whatever it likes around it.
+MARK = "clusterctl-probe:"
+NETWORK_SECONDS = 5
+MAX_SOURCES = 16
+
+Facts = Dict[str, Any]
+
+
+def read(path: str, default: str = "") -> str:
+    """Return the text of a small file without the white space around it, `default` where it cannot be read."""
+    try:
+        with open(path, errors="replace") as file:
+            return file.read(1 << 20).strip()
+    except OSError:
+        return default
+
+
+def number(path: str) -> Optional[int]:
+    """Return the whole number in a file, None where there is none."""
+    value = read(path)
+    return int(value) if re.match(r"-?\d+$", value) else None
+
+
+def output(*argv: str) -> str:
+    """Return what a program prints, empty where it is missing, fails or takes more than 10 seconds."""
+    try:
+        environment = dict(os.environ, LC_ALL="C")
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=10,
+            env=environment,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+
+
+def assignments(text: str) -> Dict[str, str]:
+    """Return the NAME=value lines of a shell-like file; quotes around a value are dropped."""
+    return {k: v.strip("\"'") for k, v in re.findall(r"^(\w+)=(.*)$", text, re.M)}
+
+
+# --- hardware ---------------------------------------------------------------------------------------------------------
+
+
+def operating_system() -> Facts:
+    release = assignments(read("/etc/os-release"))
+    distribution = release.get("ID", "unknown")
+    likes = {distribution, *release.get("ID_LIKE", "").split()}
+    family = "Debian" if "debian" in likes else "RedHat" if likes & {"rhel", "fedora", "centos"} else distribution
+    return {
+        "id": distribution,
+        "version": release.get("VERSION_ID", ""),
+        "codename": release.get("VERSION_CODENAME", ""),
+        "family": family,
+        "architecture": platform.machine(),
+        "kernel": platform.release(),
+    }
+
+
+def cpu(base: str = "/sys/devices/system/cpu") -> Facts:
+    """Count as slurmd -C does: every CPU that the kernel has online, also where a cpuset allows fewer."""
+    online = members(read(base + "/online")) or list(range(os.cpu_count() or 1))
+    cores, sockets = set(), set()
+    for index in online:
+        topology = "%s/cpu%d/topology/" % (base, index)
+        socket_id = number(topology + "physical_package_id")
+        core = read(topology + "core_cpus_list") or read(topology + "thread_siblings_list") or str(index)
+        cores.add((socket_id, core))
+        sockets.add(socket_id)
+    model = re.search(r"^(?:model name|Processor)\s*:\s*(.+)$", read("/proc/cpuinfo"), re.M)
+    return {
+        "model": model.group(1) if model else "unknown",
+        "sockets": len(sockets),
+        "cores_per_socket": max(1, len(cores) // len(sockets)),
+        "threads_per_core": max(1, len(online) // len(cores)),
+        "cpus": len(online),
+    }
+
+
+def members(listed: str) -> List[int]:
+    """Return the numbers that a list such as 0-3,8 names."""
+    pairs = re.findall(r"(\d+)(?:-(\d+))?", listed)
+    return [n for low, high in pairs for n in range(int(low), int(high or low) + 1)]
+
+
+def ranges(numbers: Iterable[int]) -> Optional[str]:
+    """Return sorted numbers as such a list, None where there are none."""
+    parts: List[List[int]] = []
+    for n in numbers:
+        if parts and parts[-1][1] == n - 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    return ",".join(str(a) if a == b else "%d-%d" % (a, b) for a, b in parts) or None
+
+
+def memory_mb(key: str) -> int:
+    """Return a field of /proc/meminfo in MiB."""
+    found = re.search(r"^%s:\s+(\d+) kB" % key, read("/proc/meminfo"), re.M)
+    return int(found.group(1)) // 1024 if found else 0
+
+
+class Pci(ctypes.Structure):
+    """nvmlPciInfo_t of nvml.h."""
+
+    _fields_ = [
+        ("bus_id_legacy", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("pci_device_id", ctypes.c_uint),
+        ("pci_subsystem_id", ctypes.c_uint),
+        ("bus_id", ctypes.c_char * 32),
+    ]
+
+
+class Memory(ctypes.Structure):
+    """nvmlMemory_t of nvml.h, in bytes."""
+
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class Nvml:
+    """NVIDIA's management library; a call returns None where the library lacks the function or the GPU the feature."""
+
+    MAX_LINKS = 18
+    SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libnvidia-ml.so.1")  # OSError where no driver is installed
+        code = self.library.nvmlInit_v2()
+        if code != 0:
+            self.library.nvmlErrorString.restype = ctypes.c_char_p
+            raise OSError((self.library.nvmlErrorString(code) or b"").decode("utf-8", "replace") or "NVML: %d" % code)
+
+    def call(self, name: str, *arguments: Any) -> bool:
+        """Return whether the function exists and succeeded."""
+        function = getattr(self.library, name, None)
+        return function is not None and function(*arguments) == 0
+
+    def text(self, name: str, *arguments: Any) -> Optional[str]:
+        buffer = ctypes.create_string_buffer(256)
+        return buffer.value.decode("utf-8", "replace") if self.call(name, *(*arguments, buffer, 256)) else None
+
+    def value(self, name: str, *arguments: Any) -> Optional[int]:
+        found = ctypes.c_uint()
+        return found.value if self.call(name, *(*arguments, ctypes.byref(found))) else None
+
+    def gpus(self) -> List[Facts]:
+        found: List[Facts] = []
+        switched: Dict[int, int] = {}
+        for index in range(self.value("nvmlDeviceGetCount_v2") or 0):
+            handle = ctypes.c_void_p()
+            if not self.call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle)):
+                continue
+            minor = self.value("nvmlDeviceGetMinorNumber", handle)
+            memory, pci = Memory(), Pci()
+            self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+            self.call("nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(pci))
+            peers, switched[index] = self.links(handle)
+            gpu = {
+                "index": index,
+                "model": self.text("nvmlDeviceGetName", handle) or "unknown",
+                "memory_mb": memory.total >> 20,
+                "uuid": self.text("nvmlDeviceGetUUID", handle) or "",
+                "pci": pci.bus_id.decode("ascii", "replace"),
+                "device": "/dev/nvidia%d" % (index if minor is None else minor),
+                "cpus": self.near(handle),
+                "links": peers,
+                "pcie_generation": self.value("nvmlDeviceGetMaxPcieLinkGeneration", handle) or None,
+                "pcie_width": self.value("nvmlDeviceGetMaxPcieLinkWidth", handle) or None,
+            }
+            found.append(gpu)
+        self.name_links(found, switched)
+        return found
+
+    def near(self, handle: ctypes.c_void_p) -> Optional[str]:
+        """Return the CPUs near a GPU, None where NVML does not know."""
+        bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+        words = (ctypes.c_ulong * (max(os.cpu_count() or 1, 1024) // bits + 1))()
+        if not self.call("nvmlDeviceGetCpuAffinity", handle, len(words), words):
+            return None
+        return ranges([n for n in range(len(words) * bits) if words[n // bits] >> n % bits & 1])
+
+    def links(self, handle: ctypes.c_void_p) -> Tuple[Dict[str, int], int]:
+        """Return how many NVLinks lead to each PCI address, and how many to a switch."""
+        peers: Dict[str, int] = {}
+        switched = 0
+        for link in range(self.MAX_LINKS):
+            if self.value("nvmlDeviceGetNvLinkState", handle, link) != 1:
+                continue
+            remote = Pci()
+            if self.value("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == self.SWITCH:
+                switched += 1
+            elif self.call("nvmlDeviceGetNvLinkRemotePciInfo_v2", handle, link, ctypes.byref(remote)):
+                address = remote.bus_id.decode("ascii", "replace").lower()
+                peers[address] = peers.get(address, 0) + 1
+        return peers, switched
+
+    @staticmethod
+    def name_links(gpus: List[Facts], switched: Dict[int, int]) -> None:
+        """Replace PCI addresses by GPU indices, as `nvidia-smi topo -m` does; a switch joins all that are on it."""
+        index_of = {gpu["pci"].lower(): gpu["index"] for gpu in gpus}
+        for gpu in gpus:
+            joined = {index_of[pci]: count for pci, count in gpu["links"].items() if pci in index_of}
+            for other, count in switched.items():
+                width = min(count, switched[gpu["index"]])
+                if other != gpu["index"] and width:
+                    joined[other] = joined.get(other, 0) + width
+            gpu["links"] = {str(other): "NV%d" % joined[other] for other in sorted(joined)}
+
+
+def gpus() -> Tuple[List[Facts], Optional[str], Optional[str]]:
+    """Return the GPUs that this node can use, the driver's version, and why NVML could not be asked.
+
+    Without NVML those that have a device file are described by what the kernel says of them.
+    """
+    try:
+        nvml = Nvml()
+    except OSError as error:
+        return [bare_gpu(int(path[len("/dev/nvidia") :])) for path in gpu_devices()], driver_version(), str(error)
+    found, version = nvml.gpus(), nvml.text("nvmlSystemGetDriverVersion")
+    nvml.call("nvmlShutdown")
+    return found, version, None
+
+
+def gpu_devices() -> List[str]:
+    found = [path for path in glob.glob("/dev/nvidia*") if re.match(r"/dev/nvidia\d+$", path)]
+    return sorted(found, key=lambda path: int(path[len("/dev/nvidia") :]))
+
+
+def bare_gpu(index: int) -> Facts:
+    """Describe a GPU by what the kernel's driver says of it, where that is there."""
+    facts = {}
+    for path in glob.glob("/proc/driver/nvidia/gpus/*/information"):
+        lines = dict(line.split(":", 1) for line in read(path).splitlines() if ":" in line)
+        if lines.get("Device Minor", "").strip() == str(index):
+            facts = {key: value.strip() for key, value in lines.items()}
+    return {
+        "index": index,
+        "model": facts.get("Model", "unknown"),
+        "memory_mb": 0,
+        "uuid": facts.get("GPU UUID", "") if "?" not in facts.get("GPU UUID", "") else "",
+        "pci": facts.get("Bus Location", ""),
+        "device": "/dev/nvidia%d" % index,
+        "cpus": None,
+        "links": {},
+        "pcie_generation": None,
+        "pcie_width": None,
+    }
+
+
+def driver_version() -> Optional[str]:
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", read("/proc/driver/nvidia/version"))
+    return found.group(1) if found else None
+
+
+def pci_gpus() -> int:
+    """Count NVIDIA's display and 3D controllers on the bus, driver or not; 0 in a container: it sees its host's."""
+    if in_container():
+        return 0
+    devices = glob.glob("/sys/bus/pci/devices/*")
+    return sum(read(d + "/vendor") == "0x10de" and read(d + "/class")[:6] in ("0x0300", "0x0302") for d in devices)
+
+
+def nics() -> List[Facts]:
+    addresses = {}
+    try:
+        for link in json.loads(output("ip", "-json", "address") or "[]"):
+            addresses[link.get("ifname")] = [
+                "%s/%d" % (a["local"], a["prefixlen"]) for a in link.get("addr_info", []) if a.get("scope") == "global"
+            ]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        addresses = {}
+    found = []
+    for name in sorted(os.listdir("/sys/class/net")):
+        # Ends of containers and their bridges come and go with what runs here.
+        if re.match(r"lo$|veth|docker|podman|cni|cali|flannel|virbr|tap|tun|dummy|bonding_masters", name):
+            continue
+        speed = number("/sys/class/net/%s/speed" % name)
+        found.append(
+            {
+                "name": name,
+                "mac": read("/sys/class/net/%s/address" % name).lower(),
+                "speed_mbps": speed if speed and speed > 0 else None,
+                "addresses": addresses.get(name) or first_address(name),
+            }
+        )
+    return found
+
+
+def first_address(name: str) -> List[str]:
+    """Ask the kernel for an interface's first IPv4 address and mask (SIOCGIFADDR, SIOCGIFNETMASK): no `ip` needed."""
+    request = struct.pack("256s", name.encode()[:15])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            local, mask = (fcntl.ioctl(asked.fileno(), code, request)[20:24] for code in (0x8915, 0x891B))
+        except OSError:
+            return []
+    return ["%s/%d" % (socket.inet_ntoa(local), bin(struct.unpack("!I", mask)[0]).count("1"))]
+
+
+def disks() -> List[Facts]:
+    found = []
+    for name in sorted(os.listdir("/sys/block")):
+        size = (number("/sys/block/%s/size" % name) or 0) * 512
+        if not size or re.match(r"loop|ram|zram|sr|fd|dm-|md|nbd|zd", name):
+            continue
+        rotational = read("/sys/block/%s/queue/rotational" % name) == "1"
+        found.append({"name": name, "size_gb": size // 10**9, "rotational": rotational})
+    return found
+
+
+def cgroup() -> Facts:
+    """Return the hierarchy in use: v2 where it is mounted at the top, else v1 (hybrid is v1 for a job's limits)."""
+    controllers = set()
+    for line in read("/proc/self/mounts").splitlines():
+        _, target, kind, options = line.split()[:4]
+        if kind == "cgroup2" and target == "/sys/fs/cgroup":
+            # v2 controls devices by a BPF program, so there is no controller's name for it.
+            return {"version": 2, "controllers": sorted([*read(target + "/cgroup.controllers").split(), "devices"])}
+        if kind == "cgroup" and "rw" in options.split(","):
+            controllers.update(options.split(","))
+    enabled = re.findall(r"^(\w+)\s+\d+\s+\d+\s+1$", read("/proc/cgroups"), re.M)
+    return {"version": 1, "controllers": sorted(controllers & set(enabled))}
+
+
+def nameservers() -> List[str]:
+    return re.findall(r"^nameserver\s+([^\s%]+)", read("/etc/resolv.conf"), re.M)[:8]
+
+
+def hardware(found: List[Facts], driver: Optional[str]) -> Facts:
+    return {
+        "os": operating_system(),
+        "cpu": cpu(),
+        "memory_mb": memory_mb("MemTotal"),
+        "gpus": found,
+        "driver_version": driver,
+        "nics": nics(),
+        "disks": disks(),
+        "cgroup": cgroup(),
+        "nameservers": nameservers(),
+        "machine_id": read("/etc/machine-id"),
+    }
+
+
+# --- where packages come from -----------------------------------------------------------------------------------------
+
+
+def apt_sources(etc: str = "/etc/apt") -> List[Tuple[str, str]]:
+    """Return (URI, suite) of every enabled binary source, in both of apt's notations."""
+    found = []
+    for path in [etc + "/sources.list", *sorted(glob.glob(etc + "/sources.list.d/*.list"))]:
+        for line in read(path).splitlines():
+            words = re.sub(r"\[[^]]*\]", "", line.split("#")[0]).split()
+            if len(words) >= 3 and words[0] == "deb":
+                found.append((words[1], words[2]))
+    for path in sorted(glob.glob(etc + "/sources.list.d/*.sources")):
+        text = re.sub(r"^#.*\n?", "", read(path), flags=re.M)
+        for stanza in re.split(r"\n\s*\n", text):
+            fields = {k.lower(): v.split() for k, v in re.findall(r"^([\w-]+):((?:.*)(?:\n[ \t].*)*)", stanza, re.M)}
+            if "deb" in fields.get("types", []) and fields.get("enabled", ["yes"]) != ["no"]:
+                found += [(uri, suite) for uri in fields.get("uris", []) for suite in fields.get("suites", [])]
+    return found
+
+
+def apt_urls() -> List[List[str]]:
+    """Return, for each source, the URLs of which one must answer."""
+    architecture = output("dpkg", "--print-architecture").strip()
+    found = []
+    for uri, suite in apt_sources():
+        suite = suite.replace("$(ARCH)", architecture)
+        base = uri.rstrip("/") + ("/" + suite.strip("./") if suite.endswith("/") else "/dists/" + suite)
+        if uri.startswith(("http://", "https://")):
+            found.append([base.rstrip("/") + "/InRelease", base.rstrip("/") + "/Release"])
+        elif uri.startswith("mirror+http"):
+            found.append([uri[len("mirror+") :]])
+    return found
+
+
+def dnf_urls(etc: str = "/etc") -> List[List[str]]:
+    """Return, for each enabled repository whose variables are known here, the URLs of which one must answer."""
+    release = operating_system()["version"]
+    variables = {"basearch": platform.machine(), "arch": platform.machine()}
+    variables.update(releasever=release.split(".")[0], releasever_major=release.split(".")[0])
+    variables["releasever_minor"] = release.partition(".")[2]
+    for path in glob.glob(etc + "/dnf/vars/*"):
+        variables[os.path.basename(path)] = read(path)
+    found = []
+    for path in sorted(glob.glob(etc + "/yum.repos.d/*.repo")):
+        parser = configparser.RawConfigParser(strict=False)
+        try:
+            parser.read(path)
+        except configparser.Error:
+            continue
+        for section in parser.sections():
+            repo = dict(parser.items(section))
+            # Red Hat's own repositories take the subscription's certificate only.
+            if repo.get("enabled", "1").lower() not in ("1", "yes", "true", "on") or "sslclientcert" in repo:
+                continue
+            urls = [u.rstrip("/") + "/repodata/repomd.xml" for u in re.split(r"[\s,]+", repo.get("baseurl", "")) if u]
+            urls = urls or [repo[key] for key in ("mirrorlist", "metalink") if key in repo]
+            urls = [re.sub(r"\$\{?(\w+)\}?", lambda m: variables.get(m.group(1), m.group()), url) for url in urls]
+            urls = [url for url in urls if url.startswith("http") and "$" not in url]
+            if urls:
+                found.append(urls)
+    return found
+
+
+def package_proxies(proxy: str) -> Dict[str, str]:
+    """Return the proxy of the package manager by scheme: the one given, else the one in its own configuration."""
+    if proxy:
+        return {"http": proxy, "https": proxy}
+    found = {}
+    for scheme, value in re.findall(r'^Acquire::(https?)::Proxy "(.+)";', output("apt-config", "dump"), re.M):
+        found[scheme] = value
+    if "http" in found:
+        found.setdefault("https", found["http"])
+    for path in ("/etc/dnf/dnf.conf", "/etc/yum.conf"):
+        line = re.search(r"^proxy\s*=\s*(http\S+)", read(path), re.M)
+        if line and not found:
+            found = {"http": line.group(1), "https": line.group(1)}
+    return {scheme: value for scheme, value in found.items() if value.upper() != "DIRECT"}
+
+
+def fetch(opener: urllib.request.OpenerDirector, urls: List[str]) -> Optional[str]:
+    """Return None if one of the URLs answers, else what the first said."""
+    first = None
+    for url in urls:
+        try:
+            with opener.open(url, timeout=NETWORK_SECONDS) as answer:
+                answer.read(1024)
+            return None
+        except urllib.error.HTTPError as error:
+            problem = "HTTP %d %s" % (error.code, error.reason)
+        except urllib.error.URLError as error:
+            problem = str(error.reason)
+        except (OSError, ValueError, ssl.SSLError) as error:
+            problem = str(error) or type(error).__name__
+        first = first or problem
+    return first
+
+
+def resolve(name: str) -> Optional[str]:
+    """Return None if a name resolves, else what the resolver said."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def mirror_urls(mirrors: Dict[str, str]) -> List[List[str]]:
+    """Return what to try where the inventory names mirrors of this distribution, for those replace its own sources."""
+    release = operating_system()
+    base = mirrors.get(release["id"], "").rstrip("/")
+    if not base:
+        return []
+    return [[base + "/dists/" + release["codename"] + "/InRelease"] if release["family"] == "Debian" else [base + "/"]]
+
+
+def network(options: Facts) -> Facts:
+    """Try every package source, and the name that the first step to it needs, all at once and with a limit."""
+    sources = mirror_urls(options.get("mirrors") or {}) or (apt_urls() if shutil.which("apt-get") else dnf_urls())
+    os.environ["no_proxy"] = ",".join(options.get("no_proxy") or [])
+    proxies = package_proxies(options.get("proxy") or "")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+    first_step = proxies.get("http") or (sources[0][0] if sources else "")
+    name = urllib.parse.urlsplit(first_step if "//" in first_step else "//" + first_step).hostname or ""
+    numeric = re.match(r"[\d.]+$|[0-9a-fA-F:]+$", name)
+    late = "no answer within %d seconds" % (NETWORK_SECONDS + 3)
+    errors: Dict[str, Optional[str]] = {}
+
+    def begin(key: str, function: Callable[..., Optional[str]], *arguments: Any) -> threading.Thread:
+        errors[key] = late
+        thread = threading.Thread(target=lambda: errors.update({key: function(*arguments)}), daemon=True)
+        thread.start()
+        return thread
+
+    threads = [begin(urls[0], fetch, opener, urls) for urls in sources[:MAX_SOURCES]]
+    if name and not numeric:
+        threads.append(begin("name", resolve, name))
+    deadline = time.monotonic() + NETWORK_SECONDS + 3
+    for thread in threads:
+        thread.join(max(0, deadline - time.monotonic()))
+    answers = dict(errors)  # a thread that is late adds nothing to what is printed
+    return {
+        "name": name,
+        "name_error": answers.pop("name", None),
+        "proxy": without_password(first_step) if proxies else None,
+        "sources": [{"url": without_password(url), "error": error} for url, error in answers.items()],
+    }
+
+
+def without_password(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
+def lock_holder() -> Optional[str]:
+    """Return who holds the package manager's lock, without taking it (F_GETLK)."""
+    for path in (
+        "/var/lib/dpkg/lock-frontend",
+        "/var/lib/dpkg/lock",
+        "/var/lib/apt/lists/lock",
+        "/var/lib/rpm/.rpm.lock",
+    ):
+        try:
+            with open(path, "rb") as file:
+                # struct flock of 64-bit Linux: type, whence, start, length, pid.
+                asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+                kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(file.fileno(), fcntl.F_GETLK, asked))
+        except OSError:
+            continue
+        if kind != fcntl.F_UNLCK:
+            command = read("/proc/%d/cmdline" % pid).replace("\0", " ").strip() or "a process that cannot be seen"
+            return "pid %d (%s) on %s" % (pid, command[:80], path)
+    return None
+
+
+# --- the rest that a run needs to know --------------------------------------------------------------------------------
+
+
+def in_container() -> bool:
+    return any(os.path.exists(path) for path in ("/run/.containerenv", "/.dockerenv", "/run/systemd/container"))
+
+
+def secure_boot() -> Optional[bool]:
+    """Return whether the firmware enforces signatures, None where there is no such firmware."""
+    for path in glob.glob("/sys/firmware/efi/efivars/SecureBoot-*"):
+        try:
+            with open(path, "rb") as file:
+                return file.read()[-1:] == b"\1"
+        except OSError:
+            return None
+    return None
+
+
+def services(names: List[str]) -> Dict[str, str]:
+    """Return systemd's state of each unit that it knows."""
+    shown = output("systemctl", "show", "--property=Id,LoadState,ActiveState", *names) if names else ""
+    units = [assignments(block) for block in shown.split("\n\n")]
+    known = [unit for unit in units if unit.get("LoadState") not in (None, "not-found")]
+    return {unit["Id"].replace(".service", ""): unit.get("ActiveState", "unknown") for unit in known}
+
+
+def node(options: Facts, nvml_error: Optional[str]) -> Facts:
+    places = ("/", "/var", "/tmp")  # noqa: S108 - looked at, not written
+    free = {path: shutil.disk_usage(path).free >> 20 for path in places if os.path.isdir(path)}
+    return {
+        "hostname": socket.gethostname(),
+        "root": os.geteuid() == 0,
+        "free_mb": free,
+        "memory_available_mb": memory_mb("MemAvailable"),
+        "pci_gpus": pci_gpus(),
+        "nvml_error": nvml_error,
+        "container": in_container(),
+        "secure_boot": secure_boot(),
+        "network": network(options["network"]) if options.get("network") is not None else None,
+        "lock_holder": lock_holder(),
+        "managed": os.path.isdir("/var/lib/clusterctl/state"),
+        "slurm_conf": os.path.exists("/etc/slurm/slurm.conf"),
+        "services": services(options.get("services") or []),
+    }
+
+
+def main(options: Facts) -> None:
+    """Print the answer.
+
+    Options: `network`, an object with `proxy`, `no_proxy` and `mirrors` as the inventory has them, tries the package
+    sources; `services` names the units whose state is wanted. Both may be absent.
+    """
+    started = time.time()
+    found, driver, nvml_error = gpus()
+    answer = {"hardware": hardware(found, driver), "node": node(options, nvml_error), "started": started}
+    answer["ended"] = time.time()
+    print("\n" + MARK + json.dumps(answer), flush=True)

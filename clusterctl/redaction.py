@@ -1,0 +1,66 @@
+"""Take secret values out of text, in every form in which they tend to leak."""
+
+import base64
+import binascii
+import html
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote, quote_plus
+
+MARK = "[redacted]"
+_SHORTEST = 4  # shorter values would blank out ordinary words
+_SHORTEST_ENCODED = 8
+
+
+class Redactor:
+    """Knows a set of values; `redact` is cheap enough for every line of a run."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        """Prepare for `values`; those under four characters are left alone."""
+        forms = {form for value in values if len(value) >= _SHORTEST for form in _forms(value)}
+        self._forms = sorted(forms, key=len, reverse=True)
+
+    def redact(self, text: str) -> str:
+        """Return `text` with each value replaced: raw, base64, hex, URL-encoded, shell-, JSON- or HTML-quoted."""
+        for form in self._forms:
+            text = text.replace(form, MARK)
+        return text
+
+
+def _forms(value: str) -> Iterator[str]:
+    yield value
+    url = {quote(value), quote(value, safe=""), quote_plus(value)}
+    yield from url
+    yield from (re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), form) for form in url)
+    yield shlex.quote(value).strip("'")
+    yield value.replace("'", r"'\''")
+    yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", value)
+    yield re.sub(r'(["$`\\])', r"\\\1", value)
+    yield json.dumps(value)[1:-1]
+    yield repr(value)[1:-1]
+    yield html.escape(value)
+    for data in {value.encode(), *_decoded(value)}:
+        if len(data) >= _SHORTEST_ENCODED:
+            yield data.hex()
+            yield data.hex().upper()
+            yield from _base64_cores(data)
+
+
+def _decoded(value: str) -> Iterator[bytes]:
+    """Yield the bytes that a generated value stands for: they may be printed in another encoding."""
+    for decode in (base64.b64decode, base64.urlsafe_b64decode, bytes.fromhex):
+        try:
+            yield decode(value)
+        except (ValueError, binascii.Error):
+            continue
+
+
+def _base64_cores(data: bytes) -> Iterator[str]:
+    """Yield what base64 of any text that contains `data` must contain, for the three ways in which bytes align."""
+    for offset in range(3):
+        start, end = -(-offset * 8 // 6), (offset + len(data)) * 8 // 6
+        core = base64.b64encode(bytes(offset) + data)[start:end].decode()
+        yield core
+        yield core.translate(str.maketrans("+/", "-_"))

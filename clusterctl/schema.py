@@ -1,0 +1,317 @@
+"""What an inventory may say, read from the content itself: groups from the playbook, variables from the roles.
+
+A group is known when playbooks/bootstrap.yml names it; a variable when a role's meta/argument_specs.yml declares it.
+Types are judged more strictly than Ansible does: a value must be written as what it is, because YAML reads `22:30` as
+1350, `010` as 8 and `no` as false, and Ansible would convert each of them in silence.
+"""
+
+import difflib
+import ipaddress
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from clusterctl import paths
+from clusterctl.document import Key, Node, Report, shown
+from clusterctl.errors import ClusterctlError, Position, Problem
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One variable, or one key of a variable: a role's argument spec."""
+
+    name: str
+    role: str
+    type: str = "str"
+    elements: str = "raw"
+    choices: tuple[Any, ...] = ()
+    required: bool = False
+    secret: bool = False
+    description: tuple[str, ...] = ()
+    options: Mapping[str, "Option"] = field(default_factory=dict)
+
+
+CONNECTION: Mapping[str, Option] = {
+    option.name: option
+    for option in (
+        Option("ansible_host", "", description=("Address or name by which SSH reaches the host; default: its name.",)),
+        Option("ansible_port", "", type="int", description=("Port of its SSH server; default 22.",)),
+        Option("ansible_user", "", description=("User who logs in; default: yours.",)),
+        Option("ansible_ssh_private_key_file", "", type="path", description=("Key to log in with, absolute or ~/.",)),
+        Option("ansible_become", "", type="bool", description=("Whether that user needs sudo; default true.",)),
+    )
+}
+"""The only variables of Ansible's own that an inventory may set: whom to reach and as whom."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The groups and variables that the content knows. Made by `load`."""
+
+    groups: Mapping[str, tuple[str, ...]]
+    """Each known group in the playbook's order, with the roles that its hosts get."""
+    variables: Mapping[str, Option]
+    """Each known variable, connection variables included."""
+    defaults: Mapping[str, Any]
+    """The default of each variable that has one."""
+
+    def check(self, name: str, node: Node, key: str, at: Position, report: Report) -> None:
+        """Report everything that is wrong with `name: node`, where `name` stands at `at` and is called `key`."""
+        option = self.variables.get(name)
+        if option is None:
+            report(Problem(at, key, *self._unknown(name)))
+        else:
+            _check(option, node, key, report, _rule(name))
+
+    def required(self) -> Iterator[str]:
+        """Yield the variables that must be set because nothing else gives them a value."""
+        return (name for name, option in self.variables.items() if option.required and name not in self.defaults)
+
+    def _unknown(self, name: str) -> tuple[str, str]:
+        if re.search("pass(word|wd)?$", name):
+            return "a password does not belong in an inventory", "log in with a key: ansible_ssh_private_key_file"
+        if name.startswith("ansible_"):
+            known = did_you_mean(_OLD_NAMES.get(name, name), CONNECTION)
+            return "not allowed here, an inventory says which hosts there are and not how Ansible works", known
+        return f'unknown variable "{shown(name)}"', did_you_mean(name, self.variables)
+
+
+_OLD_NAMES = {f"ansible_ssh_{name}": f"ansible_{name}" for name in ("host", "port", "user")}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint with the nearest known name, or nothing where none is near."""
+    near = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.7)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+# --- types ----------------------------------------------------------------------------------------------------------
+
+
+def _is_decimal(node: Node) -> bool:
+    is_int = isinstance(node.value, int) and not isinstance(node.value, bool)
+    return is_int and re.fullmatch(r"-?(0|[1-9][0-9]*)", node.text) is not None
+
+
+def _is_number(node: Node) -> bool:
+    plain = isinstance(node.value, float) and math.isfinite(node.value) and not set(node.text) & set(":_")
+    return plain or _is_decimal(node)
+
+
+def _is_plain(node: Node) -> bool:
+    """Tell whether YAML reads this value as a person does: no sexagesimal, octal, date or yes/no."""
+    match node.value:
+        case dict() | list() | str() | None:
+            return True
+        case bool():
+            return node.text.lower() in ("true", "false")
+    return _is_number(node)
+
+
+_TYPES: Mapping[str, tuple[Callable[[Node], bool], str]] = {
+    "bool": (lambda node: isinstance(node.value, bool), "true or false"),
+    "dict": (lambda node: isinstance(node.value, dict), "a mapping"),
+    "float": (_is_number, "a number"),
+    "int": (_is_decimal, "a whole number"),
+    "list": (lambda node: isinstance(node.value, list), "a list"),
+    "path": (lambda node: isinstance(node.value, str), "text"),
+    "raw": (_is_plain, "a value that can be read in one way only"),
+    "str": (lambda node: isinstance(node.value, str), "text"),
+}
+
+
+def _hint(node: Node, wanted: str) -> str:
+    if node.value is None:
+        return "leave the line out for the default"
+    if isinstance(node.value, str):
+        if wanted == "a list":
+            return f"write [{shown(node.value)}]"
+        return "write it without quotes" if re.fullmatch(r"[0-9.]+|true|false", node.value) else ""
+    meant_as_text = wanted in ("text", _TYPES["raw"][1]) and not isinstance(node.value, (dict, list))
+    return f'write "{shown(node.text)}" with the quotes' if meant_as_text else ""
+
+
+# --- values that argument specs cannot describe ---------------------------------------------------------------------
+
+_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_LABEL_ANY = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+
+
+def is_label(text: str) -> bool:
+    """Tell whether `text` is a host name's label in lower case (RFC 1123, section 2.1)."""
+    return re.fullmatch(_LABEL, text) is not None
+
+
+def is_domain(text: str) -> bool:
+    """Tell whether `text` is a DNS domain; the last label is no number, so that 10.0.0.300 is none (RFC 1123, 2.1)."""
+    labels = text.split(".")
+    return len(text) <= 253 and not labels[-1].isdigit() and all(re.fullmatch(_LABEL_ANY, label) for label in labels)
+
+
+def is_ip(text: str) -> bool:
+    """Tell whether `text` is an IPv4 or IPv6 address without a zone."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return "/" in text
+
+
+def _is_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and (url.port is None or url.port > 0)
+    except ValueError:
+        return False
+
+
+def _matches(pattern: str) -> Callable[[str], bool]:
+    return lambda text: re.fullmatch(pattern, text) is not None
+
+
+@dataclass(frozen=True)
+class _Rule:
+    names: str  # a pattern for the end of a variable's name
+    holds: Callable[[Any], bool]
+    expected: str
+
+
+_RULES = (
+    _Rule("^cluster_name", lambda v: is_label(v) and len(v) <= 30, "1 to 30 lower-case letters, digits and hyphens"),
+    _Rule("^ansible_user", _matches("[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}"), "a user name"),
+    _Rule("^ansible_ssh_private_key_file", _matches("(/|~/).+"), "a path that starts with / or ~/"),
+    _Rule("^ansible_host|_address", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
+    _Rule("_ntp_servers", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
+    _Rule("_nameservers", is_ip, "an IP address"),
+    _Rule("_domain", is_domain, "a DNS domain"),
+    _Rule("_networks", _is_network, "a network such as 10.0.0.0/24"),
+    _Rule("_no_proxy", _matches(r"[\w.*:/-]+"), "a name, a domain or a network"),
+    _Rule("_proxy|_url|_mirrors", lambda v: v == "" or _is_url(v), "a URL such as http://proxy.example.com:3128"),
+    _Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
+    _Rule(
+        "_certificates",
+        lambda v: v[:1] not in ("", "/", "~") and ".." not in v.split("/"),
+        "a file below the cluster's directory",
+    ),
+    _Rule("(^|_)port", lambda v: 1 <= v <= 65535, "1 to 65535"),
+    _Rule("(^|_)(uid|gid)", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647"),
+)
+
+
+@cache
+def _rule(name: str) -> _Rule | None:
+    return next((rule for rule in _RULES if re.search(f"({rule.names})$", name)), None)
+
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+
+def _check(option: Option, node: Node, key: str, report: Report, rule: _Rule | None) -> None:
+    """Check a value against its spec; `rule` is what its own or its parents' names ask for beyond that."""
+
+    def refuse(what: str, expected: str, hint: str = "") -> None:
+        got = "a value that is not shown" if option.secret else node.describe()
+        report(Problem(node.position, key, f"{what}, got {got}, expected {expected}", hint))
+
+    fits, expected = _TYPES[option.type]
+    if not fits(node):
+        refuse("wrong type", expected, _hint(node, expected))
+    elif option.choices and node.value not in option.choices:
+        near = did_you_mean(node.text, [str(choice) for choice in option.choices])
+        refuse("bad value", "one of " + ", ".join(str(choice) for choice in option.choices), near)
+    elif isinstance(node.value, dict):
+        for name, wanted in option.options.items():
+            if wanted.required and name not in node.value:
+                refuse("incomplete", f'the key "{name}" in it')
+        for name, value in node.value.items():
+            _check_key(option, name, value, f"{key}.{shown(name)}", report, rule)
+    elif isinstance(node.value, list):
+        element = Option(option.name, option.role, option.elements, options=option.options, secret=option.secret)
+        for index, item in enumerate(node.value):
+            _check(element, item, f"{key}[{index}]", report, rule)
+    elif rule and option.type not in ("raw", "bool") and not rule.holds(node.value):
+        refuse("bad value", rule.expected)
+
+
+def _check_key(option: Option, name: Key, value: Node, key: str, report: Report, rule: _Rule | None) -> None:
+    if not option.options:
+        _check(Option(name, option.role, "raw", secret=option.secret), value, key, report, rule)
+    elif name in option.options:
+        _check(option.options[name], value, key, report, _rule(name) or rule)
+    else:
+        report(Problem(name.position, key, f'unknown key "{shown(name)}"', did_you_mean(name, option.options)))
+
+
+# --- reading the content --------------------------------------------------------------------------------------------
+
+
+@cache
+def load(content: Path | None = None) -> Schema:
+    """Return the schema of the Ansible content at `content` (default: ours).
+
+    Raises ClusterctlError where the content itself is wrong, which is a bug of ours.
+    """
+    content = content or paths.content()
+    try:
+        variables = dict(CONNECTION)
+        defaults: dict[str, Any] = {}
+        for spec in sorted(content.glob("roles/*/meta/argument_specs.yml")):
+            for entry in _yaml(spec)["argument_specs"].values():
+                role = spec.parent.parent.name
+                variables |= {name: _option(name, role, raw) for name, raw in entry.get("options", {}).items()}
+        for file in (content / "playbooks/group_vars/all.yml", *sorted(content.glob("roles/*/defaults/main.yml"))):
+            defaults |= (_yaml(file) or {}) if file.exists() else {}
+        return Schema(_groups(_yaml(content / "playbooks/bootstrap.yml")), variables, defaults)
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ClusterctlError(f"the content in {content} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _yaml(path: Path) -> Any:
+    return yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 - a safe loader, the C one where there is one
+
+
+def _option(name: str, role: str, raw: Mapping[str, Any]) -> Option:
+    description = raw.get("description", ())
+    kind, elements = raw.get("type", "str"), raw.get("elements", "raw")
+    if unknown := {kind, elements} - _TYPES.keys():
+        raise ValueError(f"{role}: {name}: unknown type {unknown}")
+    return Option(
+        name,
+        role,
+        kind,
+        elements,
+        tuple(raw.get("choices", ())),
+        raw.get("required", False),
+        raw.get("no_log", False),
+        (description,) if isinstance(description, str) else tuple(description),
+        {key: _option(key, role, value) for key, value in raw.get("options", {}).items()},
+    )
+
+
+def _groups(plays: list[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    groups: dict[str, tuple[str, ...]] = {}
+    for play in plays:
+        roles = [role if isinstance(role, str) else role["role"] for role in play.get("roles", ())]
+        for part in re.split("[:,]", play["hosts"]):
+            name = part.strip(" &!")
+            if name != "all":
+                mine = () if "!" in part else roles
+                groups[name] = tuple(dict.fromkeys((*groups.get(name, ()), *mine)))
+    return groups

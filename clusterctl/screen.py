@@ -1,0 +1,108 @@
+"""The screen: text as it is, with or without a terminal, colour or Unicode."""
+
+import contextlib
+import errno
+import io
+import os
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from rich.console import Console
+from rich.text import Text
+
+_UNICODE = {"done": "✓", "failed": "✗", "busy": "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "more": "…", "dot": "·"}
+_ASCII = {"done": "ok", "failed": "!!", "busy": "-\\|/", "more": "...", "dot": "-"}
+
+
+class Screen(Console):
+    """A console that prints text as it is, and says by an exception when nobody listens any more."""
+
+    def __init__(self, file: IO[str], *, plain: bool = False) -> None:
+        unicode = _speaks_unicode(file)
+        super().__init__(
+            file=file,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            safe_box=not unicode,
+            force_terminal=False if plain else None,
+            soft_wrap=False,
+        )
+        self.glyphs = _UNICODE if unicode else _ASCII
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
+
+    def mute(self) -> None:
+        """Print nothing any more: who read it has gone away."""
+        self.quiet = True
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.file.fileno())  # so that flushing it at the end of Python is no error
+            os.close(nowhere)
+
+    def check_heard(self) -> None:
+        """Raise OSError where the reader of our output, or the terminal, has gone away since the last line."""
+        with contextlib.suppress(ValueError, io.UnsupportedOperation):  # not a file of the system
+            watch = select.poll()
+            watch.register(self.file.fileno(), 0)
+            if watch.poll(0) and not self.quiet:
+                self.on_broken_pipe()
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """Show that something goes on, where there is a terminal."""
+        if not self.is_terminal:
+            yield
+            return
+        spinner = "dots" if self.glyphs is _UNICODE else "line"
+        with self.status(Text(text, "dim"), spinner=spinner, spinner_style="cyan"):
+            yield
+
+    def say(self, *parts: str | tuple[str, str], cut: bool = False) -> None:
+        """Print one line; `cut` shortens it to the width, else a terminal wraps it and a copy of it stays whole."""
+        text = Text.assemble(*parts)
+        if cut and self.is_terminal:
+            text = shorten(text, self.width, self.glyphs["more"])
+        self.print(text, soft_wrap=True)
+
+
+def _speaks_unicode(file: IO[str]) -> bool:
+    """Tell whether check marks can be shown. C.UTF-8 in LC_CTYPE is Python's own doing (PEP 538), nobody's wish."""
+    wish = (
+        os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE", "").replace("C.UTF-8", "") or os.environ.get("LANG", "")
+    )
+    return "utf" in wish.lower() and "utf" in (getattr(file, "encoding", None) or "").lower()
+
+
+def shorten(text: Text, width: int, more: str) -> Text:
+    if text.cell_len <= width:
+        return text
+    text = text[: max(0, width - len(more))]
+    return text.append(more)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it: `0.4 s`, `12 s`, `1 min 05 s`, `2 h 03 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 node`, `2 nodes`, `3 directories`."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Return a line of text without what moves the cursor."""
+    return "".join(c for c in text if c.isprintable() or c == "\t")

@@ -1,0 +1,243 @@
+"""The cluster's secrets: generated once, kept encrypted in the cluster's directory, never regenerated in silence.
+
+A role declares its secrets in meta/secrets.yml. `secrets.yml` in the cluster's directory is one YAML mapping, encrypted
+as a whole with Ansible Vault; its header carries a label, and the password lies in a 0600 file of that name under the
+user's config directory, so that a clone of the directory tells nobody anything.
+"""
+
+import base64
+import os
+import re
+import secrets as random
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clusterctl import paths
+from clusterctl.errors import ClusterctlError, InputError, Problem
+from clusterctl.redaction import Redactor
+
+__all__ = ["Redactor", "ensure", "redact", "values", "vault_password_file"]
+
+FILE = "secrets.yml"
+MIN_BYTES = 32
+BCRYPT_COST = 10
+
+_HEADER = re.compile(rb"\$ANSIBLE_VAULT;1\.2;AES256;([a-z0-9-]{1,80})\r?\n")
+_ENCODINGS: Mapping[str, Callable[[bytes], str]] = {
+    "base64": lambda data: base64.b64encode(data).decode(),
+    "hex": bytes.hex,
+    "urlsafe": lambda data: base64.urlsafe_b64encode(data).rstrip(b"=").decode(),
+}
+
+
+def ensure(directory: Path, cluster_name: str, content: Path | None = None) -> None:
+    """Create each secret that the roles in `content` (default: ours) declare and that the cluster does not have yet.
+
+    What exists is never changed. Raises InputError where the file or its password is lost or damaged.
+    """
+    path = directory / FILE
+    if path.exists():
+        label, known = _label(path), values(directory)
+    else:
+        _refuse_second_set(directory)
+        label, known = f"{cluster_name}-{random.token_hex(4)}", {}
+    missing = {name: spec for name, spec in _declared(content or paths.content()).items() if name not in known}
+    if not missing and path.exists():
+        return
+    generated = {name: _generate(**spec) for name, spec in missing.items() if "bcrypt_of" not in spec}
+    plain = known | generated
+    hashes = {name: _bcrypt(plain[spec["bcrypt_of"]]) for name, spec in missing.items() if "bcrypt_of" in spec}
+    with _writing(path):
+        password = _password(label, create=not path.exists())
+        encrypted = _vault(label, password).encrypt(yaml.safe_dump(plain | hashes).encode(), vault_id=label)
+        write_private(path, encrypted, replace=path.exists())
+
+
+def values(directory: Path) -> dict[str, str]:
+    """Return all secrets of the cluster by name; InputError where file or password are missing or do not fit."""
+    path = directory / FILE
+    label = _label(path)
+    password = _password(label)
+    try:
+        data = yaml.safe_load(_vault(label, password).decrypt(path.read_bytes()))
+    except Exception as error:  # Ansible raises many kinds; none of their texts may be shown, they can quote content
+        message = f"cannot be decrypted with the password in {_password_path(label)} ({type(error).__name__})"
+        raise _refusal(path, message, _RESTORE) from None
+    if not isinstance(data, dict) or not all(isinstance(text, str) for pair in data.items() for text in pair):
+        raise _refusal(path, "is damaged: its content is not a mapping of names to texts", _RESTORE)
+    return data
+
+
+def vault_password_file(directory: Path) -> Path:
+    """Return the file with the vault password of the cluster, checked to be one that can be used."""
+    label = _label(directory / FILE)
+    _password(label)
+    return _password_path(label)
+
+
+def forget(directory: Path) -> None:
+    """Remove the vault password of a cluster that is gone for good; one in a file of the user's own choice stays."""
+    if "CLUSTERCTL_VAULT_PASSWORD_FILE" not in os.environ and (directory / FILE).exists():
+        _password_path(_label(directory / FILE)).unlink(missing_ok=True)
+
+
+def redact(text: str, values: Iterable[str]) -> str:
+    """Return `text` without `values` in any of their forms. For many texts make one Redactor."""
+    return Redactor(values).redact(text)
+
+
+# --- what the roles declare -----------------------------------------------------------------------------------------
+
+
+def _declared(content: Path) -> dict[str, dict[str, Any]]:
+    """Return each secret's declaration; ClusterctlError where two roles disagree or one asks for too little."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in sorted(content.glob("roles/*/meta/secrets.yml")):
+        for name, spec in (yaml.safe_load(file.read_bytes()) or {}).items():
+            if found.setdefault(name, spec) != spec:
+                raise ClusterctlError(f"{file}: {name} is declared otherwise by another role")
+            generated = spec.get("bytes", 0) >= MIN_BYTES and spec.get("encoding") in _ENCODINGS
+            if not generated and "bcrypt_of" not in spec:
+                raise ClusterctlError(f"{file}: {name} needs at least {MIN_BYTES} bytes and a known encoding")
+    if unknown := {spec["bcrypt_of"] for spec in found.values() if "bcrypt_of" in spec} - found.keys():
+        raise ClusterctlError(f"bcrypt_of names secrets that no role declares: {', '.join(sorted(unknown))}")
+    return found
+
+
+def _generate(bytes: int, encoding: str) -> str:
+    return _ENCODINGS[encoding](random.token_bytes(bytes))
+
+
+def _bcrypt(value: str) -> str:
+    import bcrypt
+
+    return bcrypt.hashpw(value.encode(), bcrypt.gensalt(BCRYPT_COST)).decode()
+
+
+# --- the vault ------------------------------------------------------------------------------------------------------
+
+_RESTORE = "restore both from a backup or another administrator; nothing is regenerated"
+
+
+def _refusal(path: Path, message: str, hint: str = "") -> InputError:
+    return InputError([Problem(None, str(path), message, hint)])
+
+
+def _refuse_second_set(directory: Path) -> None:
+    """Nodes that were set up hold the old secrets: a new set would lock every one of them out."""
+    if any(directory.glob("hardware/*.json")):
+        raise _refusal(directory / FILE, "is missing, but hardware/ shows that the cluster was set up before", _RESTORE)
+
+
+def _label(path: Path) -> str:
+    try:
+        header = _HEADER.match(path.read_bytes())
+    except OSError as error:
+        raise _refusal(path, f"cannot be read: {error.strerror}", _RESTORE) from None
+    if not header:
+        raise _refusal(path, "is damaged: it does not begin with the header of a vault that clusterctl wrote", _RESTORE)
+    return header[1].decode()
+
+
+def _password_path(label: str) -> Path:
+    if override := os.environ.get("CLUSTERCTL_VAULT_PASSWORD_FILE"):
+        return Path(override).expanduser().absolute()
+    configured = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    # The XDG base directory specification has relative paths ignored.
+    config = configured if configured.is_absolute() else Path("~/.config").expanduser()
+    return config / "clusterctl" / "vault" / label
+
+
+def _password(label: str, create: bool = False) -> bytes:
+    path = _password_path(label)
+    if create and "CLUSTERCTL_VAULT_PASSWORD_FILE" not in os.environ:
+        for parent in (path.parent.parent, path.parent):
+            private_directory(parent)
+        write_private(path, random.token_urlsafe(MIN_BYTES).encode() + b"\n")
+    try:
+        mode = path.stat().st_mode
+        password = path.read_bytes().strip() if stat.S_ISREG(mode) else b""
+    except OSError as error:
+        where = f"the vault password of {FILE} ({label}) cannot be read: {error.strerror}"
+        raise _refusal(path, where, _RESTORE) from None
+    if mode & 0o177:
+        # Ansible would run an executable one to get the password.
+        raise _refusal(path, f"holds the vault password, got mode {stat.S_IMODE(mode):04o}, expected 0600", "chmod 600")
+    if not password:
+        raise _refusal(path, f"holds no vault password for {FILE} ({label})", _RESTORE)
+    return password
+
+
+def _vault(label: str, password: bytes) -> Any:
+    with _no_ansible_settings():
+        from ansible.parsing.vault import VaultLib, VaultSecret
+    return VaultLib([(label, VaultSecret(password))])
+
+
+@contextmanager
+def _no_ansible_settings() -> Iterator[None]:
+    """Ansible reads its settings once, when first imported: let it find ours and no other."""
+    foreign = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ANSIBLE_")}
+    ours = {
+        "ANSIBLE_CONFIG": str(paths.content() / "ansible.cfg"),
+        "ANSIBLE_DEPRECATION_WARNINGS": "False",
+        "ANSIBLE_LOCAL_TEMP": tempfile.gettempdir(),
+    }
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
+        os.environ.update(foreign)
+
+
+# --- private files --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _refusal(Path(error.filename or path), f"cannot be written: {error.strerror}") from None
+
+
+def private_directory(path: Path) -> None:
+    """Make a directory for its owner alone (0700 under any umask), and so the parents that are missing."""
+    if not path.is_dir():
+        private_directory(path.parent)
+        path.mkdir(mode=0o700)
+        path.chmod(0o700)
+
+
+def write_private(path: Path, data: bytes, replace: bool = False) -> None:
+    """Write a file for its owner alone (0600 under any umask), whole or not at all, also through a power cut.
+
+    Without `replace` an existing file is an error (FileExistsError), whoever made it in the meantime.
+    """
+    temporary = path.with_name(f".{path.name}.{random.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            temporary.replace(path)
+        else:
+            path.hardlink_to(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,314 @@
+"""The controller's half of `node_state`: check the arguments, render the templates, call the module.
+
+Templates are rendered as ansible.builtin.template renders them, with the role's variables. What they render to is data
+from there on: ansible-core templates no string that it does not trust, and a rendered text is never trusted. Every
+argument is checked here, before the node is asked for anything; what the module receives is complete and well formed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.template import trust_as_template
+
+Data = dict[str, Any]
+
+HEADER = "Written by clusterctl; a change made here is undone by its next run."
+UNIT_SUFFIXES = (".service", ".socket", ".timer", ".target", ".mount", ".automount", ".path", ".slice", ".swap")
+SOURCES = ("content", "content_base64", "template", "copy", "link", "state")
+NAMES = {
+    "scope": r"[A-Za-z0-9_][A-Za-z0-9_.-]*",
+    "package": r"[A-Za-z0-9][A-Za-z0-9+._-]*",
+    "version": r"[A-Za-z0-9*][A-Za-z0-9.+~:*?^-]*",
+    "repository": r"[A-Za-z0-9][A-Za-z0-9_-]*",
+    "unit": r"[A-Za-z0-9][A-Za-z0-9:_.@\\-]*",
+    "sysctl": r"[A-Za-z0-9][A-Za-z0-9_-]*([./][A-Za-z0-9_-]+)+",
+}
+
+
+class ArgumentError(ValueError):
+    """An argument that cannot be meant; the message names the item."""
+
+
+def named(kind: str, value: object) -> str:
+    """The value, if it can be the name of such a thing."""
+    if not isinstance(value, str) or not re.fullmatch(NAMES[kind], value):
+        raise ArgumentError(f"{value!r} cannot be the name of a {kind}")
+    return value
+
+
+def take(kind: str, given: object, required: Iterable[str], allowed: Iterable[str] = ()) -> Data:
+    """A mapping with known keys only. A null is as good as absent, so that a role may pass a variable through."""
+    if not isinstance(given, dict):
+        raise ArgumentError(f"{kind}: expected a mapping, got {type(given).__name__}")
+    kept = {key: value for key, value in given.items() if value is not None}
+    required = list(required)
+    name = kept.get(required[0], "without a name")
+    for key in required:
+        if key not in kept:
+            raise ArgumentError(f"{kind} {name}: {key} is missing")
+    for key in kept:
+        if key not in (*required, *allowed):
+            raise ArgumentError(f"{kind} {name}: unknown key {key}, expected {', '.join((*required, *allowed))}")
+    return kept
+
+
+def one_of(what: str, value: object, choices: tuple[str, ...]) -> str:
+    """The value, if it is one of the choices."""
+    if value not in choices:
+        raise ArgumentError(f"{what} is {value!r}, expected {' or '.join(choices)}")
+    return str(value)
+
+
+def flag(what: str, value: object) -> bool:
+    """The value, if it is a boolean."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{what} is {value!r}, expected true or false")
+    return value
+
+
+def words(what: str, value: object) -> list[str]:
+    """The value, if it is a list of words."""
+    if not isinstance(value, list) or not all(isinstance(word, str) and word for word in value):
+        raise ArgumentError(f"{what}: expected a list of words")
+    return [str(word) for word in value]
+
+
+def absolute(kind: str, path: object) -> str:
+    """The value, if it is an absolute path without detours."""
+    plain = isinstance(path, str) and path.startswith("/") and path != "/" and path.isprintable()
+    if not plain or str(PurePosixPath(str(path))) != path or ".." in PurePosixPath(str(path)).parts:
+        raise ArgumentError(f"{kind} {path!r}: expected an absolute path without .. and trailing /")
+    return str(path)
+
+
+def access(kind: str, path: str, given: Data, mode: str) -> Data:
+    """Owner, group and mode, with their defaults."""
+    mode = given.get("mode", mode)
+    if not isinstance(mode, str) or not re.fullmatch(r"0?[0-7]{3,4}", mode):
+        raise ArgumentError(f'{kind} {path}: mode is {mode!r}, expected octal text in quotes, like "0644"')
+    return {"owner": str(given.get("owner", "root")), "group": str(given.get("group", "root")), "mode": mode}
+
+
+def encoded(content: str | bytes) -> str:
+    """Content as the module takes it."""
+    return base64.b64encode(content.encode() if isinstance(content, str) else content).decode()
+
+
+def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
+    """One of `files`. `read("template" or "copy", name)` gives the content of what the role keeps."""
+    rest = ("owner", "group", "mode", "validate", "before_packages", "on_change", "secret")
+    item = take("file", given, ["dest"], (*SOURCES, *rest))
+    path = absolute("file", item["dest"])
+    source = [key for key in SOURCES if key in item and not (key == "state" and item[key] == "present")]
+    if len(source) != 1:
+        raise ArgumentError(f"file {path}: expected one of {', '.join(SOURCES)}, got {' and '.join(source) or 'none'}")
+    if not isinstance(item[source[0]], str):
+        raise ArgumentError(f"file {path}: {source[0]} is {type(item[source[0]]).__name__}, expected text")
+    value = str(item[source[0]])
+    result: Data = {"name": path, **access("file", path, item, "0644")}
+    if source[0] == "state":
+        result["type"] = one_of(f"file {path}: state", value, ("absent",))
+    elif source[0] == "link":
+        result.update(type="link", target=value)
+    elif source[0] == "content_base64":
+        try:
+            result["data"] = encoded(base64.b64decode("".join(value.split()), validate=True))
+        except binascii.Error:
+            raise ArgumentError(f"file {path}: content_base64 is not base64") from None
+    else:
+        result["data"] = encoded(value if source[0] == "content" else read(source[0], value))
+    for key in ("before_packages", "secret"):
+        result[key] = flag(f"file {path}: {key}", item.get(key, False))
+    result["validate"] = str(item.get("validate", ""))
+    if result["validate"] and "%s" not in result["validate"]:
+        raise ArgumentError(f"file {path}: validate needs %s where the file's name is to stand")
+    commands = item.get("on_change", [])
+    commands = [commands] if commands and isinstance(commands[0], str) else commands
+    result["on_change"] = [words(f"file {path}: on_change", argv) for argv in commands]
+    return result
+
+
+def directory(given: object) -> Data:
+    """One of `directories`."""
+    item = take("directory", given, ["path"], ("owner", "group", "mode"))
+    path = absolute("directory", item["path"])
+    return {"name": path, **access("directory", path, item, "0755")}
+
+
+def repository(given: object) -> Data:
+    """One of `repositories`: its files for either package manager, the key before what refers to it."""
+    optional = ("suites", "components", "architectures")
+    item = take("repository", given, ["name", "url", "key"], optional)
+    name, url, key = named("repository", item["name"]), str(item["url"]), str(item["key"]).strip() + "\n"
+    lists = {field: words(f"repository {name}: {field}", item.get(field, [])) for field in optional}
+    if any(re.search(r"\s", word) for word in [url, *(word for value in lists.values() for word in value)]):
+        raise ArgumentError(f"repository {name}: white space in url, suites, components or architectures")
+    if not key.startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----"):
+        raise ArgumentError(f"repository {name}: key is not an armored public key")
+    apt_key, rpm_key = f"/etc/apt/keyrings/{name}.asc", f"/etc/pki/rpm-gpg/{name}.asc"
+    fields = {"Types": ["deb"], "URIs": [url], "Suites": lists["suites"] or ["./"], "Components": lists["components"]}
+    fields.update({"Architectures": lists["architectures"], "Signed-By": [apt_key]})
+    deb822 = "".join(f"{field}: {' '.join(value)}\n" for field, value in fields.items() if value)
+    repo = f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey=file://{rpm_key}\nskip_if_unavailable=0\n"
+    contents = {
+        "Apt": {apt_key: key, f"/etc/apt/sources.list.d/{name}.sources": deb822},
+        "Dnf": {rpm_key: key, f"/etc/yum.repos.d/{name}.repo": repo},
+    }
+    return {
+        manager: [{"name": path, "data": encoded(text)} for path, text in texts.items()]
+        for manager, texts in contents.items()
+    }
+
+
+def package(given: object) -> Data:
+    """One of `packages`: a name, or a mapping."""
+    given = {"name": given} if isinstance(given, str) else given
+    item = take("package", given, ["name"], ("version", "hold", "state"))
+    name, version = named("package", item["name"]), item.get("version", "")
+    if version != "" and (version == "latest" or not isinstance(version, str)):
+        raise ArgumentError(f"package {name}: version is {version!r}, expected a version in quotes, never latest")
+    state = one_of(f"package {name}: state", item.get("state", "present"), ("present", "absent"))
+    hold = None if "hold" not in item else flag(f"package {name}: hold", item["hold"])
+    version = named("version", version) if version else ""
+    return {"name": name, "version": version, "hold": hold, "absent": state == "absent"}
+
+
+def unit(given: object) -> Data:
+    """One of `units`. What is to be stopped is by default not enabled either."""
+    item = take("unit", given, ["name"], ("enabled", "state", "masked", "restart_on", "reload_on"))
+    name = named("unit", item["name"])
+    masked = flag(f"unit {name}: masked", item.get("masked", False))
+    state = one_of(f"unit {name}: state", item.get("state", "stopped" if masked else "started"), ("started", "stopped"))
+    if masked and state == "started":
+        raise ArgumentError(f"unit {name}: what is masked cannot be started")
+    started = state == "started"
+    return {
+        "name": name if name.endswith(UNIT_SUFFIXES) else name + ".service",
+        "enabled": flag(f"unit {name}: enabled", item.get("enabled", started)),
+        "started": started,
+        "masked": masked,
+        **{key: words(f"unit {name}: {key}", item.get(key, [])) for key in ("restart_on", "reload_on")},
+    }
+
+
+def sysctl(scope: str, given: object) -> tuple[list[Data], list[Data]]:
+    """The settings, and the file that keeps them over a reboot."""
+    if not isinstance(given, dict):
+        raise ArgumentError("sysctl: expected a mapping of settings")
+    settings = []
+    for key, value in sorted(given.items()):
+        if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).split():
+            raise ArgumentError(f"sysctl {key}: {value!r} is not a number or text")
+        settings.append({"name": named("sysctl", key), "value": " ".join(str(value).split())})
+    text = "".join(f"{setting['name']} = {setting['value']}\n" for setting in settings)
+    path = f"/etc/sysctl.d/60-clusterctl-{scope}.conf"
+    return settings, [{"name": path, "data": encoded(f"# {HEADER}\n{text}")}] if settings else []
+
+
+def once(kind: str, items: Iterable[Data]) -> None:
+    """Refuse two items of one name."""
+    seen: set[str] = set()
+    for item in items:
+        if item["name"] in seen:
+            raise ArgumentError(f"{kind} {item['name']} is stated twice")
+        seen.add(item["name"])
+
+
+def listed(arguments: Data, key: str) -> list[Any]:
+    """One of the list arguments; a null is an empty list."""
+    value = arguments.get(key) or []
+    if not isinstance(value, list):
+        raise ArgumentError(f"{key}: expected a list, got {type(value).__name__}")
+    return value
+
+
+def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
+    """The arguments as the module takes them. ArgumentError names the first item that cannot be meant."""
+    known = ("name", "state", "download_only", "package_manager", "repositories", "packages", "directories", "files")
+    for key in arguments:
+        if key not in (*known, "sysctl", "units"):
+            raise ArgumentError(f"unknown argument {key}, expected {', '.join((*known, 'sysctl', 'units'))}")
+    result: Data = {"state": one_of("state", arguments.get("state") or "present", ("present", "absent", "probe"))}
+    result["package_manager"] = arguments.get("package_manager") or "auto"
+    one_of("package_manager", result["package_manager"], ("auto", "apt", "dnf"))
+    if result["state"] == "probe":
+        return result
+    result["name"] = named("scope", arguments.get("name"))
+    if result["state"] == "absent":
+        return result
+    result["packages"] = [package(item) for item in listed(arguments, "packages")]
+    once("package", result["packages"])
+    result["download_only"] = flag("download_only", arguments.get("download_only") or False)
+    if result["download_only"]:
+        return result
+    result["repositories"] = [repository(item) for item in listed(arguments, "repositories")]
+    result["directories"] = [directory(item) for item in listed(arguments, "directories")]
+    result["files"] = [file(item, read) for item in listed(arguments, "files")]
+    result["sysctl"], kept = sysctl(result["name"], arguments.get("sysctl") or {})
+    result["files"] += kept
+    result["units"] = [unit(item) for item in listed(arguments, "units")]
+    sources = [item for source in result["repositories"] for item in source["Apt"] + source["Dnf"]]
+    once("path", [*sources, *result["directories"], *result["files"]])
+    once("unit", result["units"])
+    return result
+
+
+class ActionModule(ActionBase):
+    """See node_state.yml beside the module for the arguments."""
+
+    _requires_connection = True
+
+    def run(self, tmp: str | None = None, task_vars: Data | None = None) -> Data:
+        """Run the module; its result carries no content of a file that is secret."""
+        result: Data = super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        arguments = dict(self._task.args)
+        if not arguments.get("name") and self._task._role:
+            arguments["name"] = str(self._task._role.get_name()).strip().rsplit("/", 1)[-1]
+        try:
+            arguments = normalise(arguments, lambda how, name: self._read(how, name, task_vars))
+        except ArgumentError as error:
+            raise AnsibleActionFail(f"node_state: {error}") from None
+        arguments["record_key"] = self._record_key(task_vars)
+        result.update(self._execute_module(module_name="node_state", module_args=arguments, task_vars=task_vars))
+        result.pop("invocation", None)
+        return result
+
+    def _read(self, how: str, name: str, task_vars: Data) -> str | bytes:
+        """The content of a file of the role's files/, or what one of its templates/ renders to."""
+        try:
+            path = Path(str(self._find_needle("templates" if how == "template" else "files", name)))
+            if how == "copy":
+                return path.read_bytes()
+            text = trust_as_template(path.read_text(encoding="utf-8"))
+            overrides = {"trim_blocks": True}  # as ansible.builtin.template has it
+            rendered = self._templar_of_role(task_vars).template(text, escape_backslashes=False, overrides=overrides)
+        except AnsibleError as error:
+            raise AnsibleActionFail(f"node_state: {name}: {error}") from error
+        return "" if rendered is None else str(rendered)
+
+    def _templar_of_role(self, task_vars: Data) -> Any:
+        """A templar that finds includes where ansible.builtin.template would."""
+        folders = [*task_vars.get("ansible_search_path", []), self._loader.get_basedir()]
+        searchpath = [path for folder in folders for path in (str(Path(folder, "templates")), folder)]
+        variables = {"ansible_managed": HEADER, **task_vars}
+        return self._templar.copy_with_new_env(searchpath=searchpath, available_variables=variables)
+
+    def _record_key(self, task_vars: Data) -> str | None:
+        """The key for the recorded hashes of secrets, where the cluster has one.
+
+        Not through lookup('cluster_secret', …), which rightly fails on a missing secret: this one may be missing.
+        """
+        directory = task_vars.get("inventory_dir")
+        if not directory or not Path(directory, "secrets.yml").is_file():
+            return None
+        secrets = self._loader.load_from_file(str(Path(directory, "secrets.yml")))
+        return str(secrets["record_key"]) if isinstance(secrets, dict) and "record_key" in secrets else None

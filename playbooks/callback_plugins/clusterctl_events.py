@@ -1,0 +1,241 @@
+"""Write what a run does as JSON lines, one event a line, for clusterctl to follow.
+
+The events are ``playbook``, ``play``, ``task``, ``result``, ``stats`` and ``end``; ``stopped`` stands in for the
+last two when a stop was asked for. clusterctl/events.py is the other side and describes every field.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible import constants as C  # noqa: N812 - Ansible's own name for it
+from ansible.plugins.callback import CallbackBase
+
+DOCUMENTATION = """
+    name: clusterctl_events
+    type: aggregate
+    short_description: Write a run's events as JSON lines
+    description:
+      - Appends one JSON object per event to the file named by the environment variable C(CLUSTERCTL_EVENTS).
+        Without that variable it does nothing.
+      - No other task begins once the file named by C(CLUSTERCTL_STOP) exists, the process that started this run is
+        gone, or a task failed on one of the hosts listed in C(CLUSTERCTL_CRITICAL), separated by commas.
+      - Values of module arguments are never written; results under C(no_log) carry no text at all.
+    requirements: [enabled by callbacks_enabled in ansible.cfg]
+"""
+
+# Text comes from nodes: it is cut to these sizes (characters or items) before it is written.
+_MESSAGE, _TEXT, _NAME = 4096, 512, 256
+_CHANGES, _VERSIONS, _NOTES = 200, 500, 20
+_TOOL_LINES = 12
+
+# C0 and C1 controls but for tab and newline, and what turns text around or hides it.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+_PREFIX = re.compile(r"^(?:(?:Task|Module) failed: )+")
+
+
+def _clean(value: object, limit: int) -> str:
+    """Return the text without control characters; of a long one its beginning and, mostly, its end."""
+    text = _CONTROL.sub("", str(value)).strip()
+    if len(text) <= limit:
+        return text
+    head = limit // 4
+    return f"{text[:head]} … {text[-(limit - head - 3) :]}"
+
+
+def _line(value: object, limit: int = _NAME) -> str:
+    return " ".join(_clean(value, limit).split())
+
+
+class CallbackModule(CallbackBase):
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "clusterctl_events"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        path = os.environ.get("CLUSTERCTL_EVENTS")
+        self._file = Path(path).open("a", encoding="utf-8") if path else None  # noqa: SIM115 - for the whole run
+        self.disabled = self._file is None
+        self._stop = os.environ.get("CLUSTERCTL_STOP")
+        self._critical = set(os.environ.get("CLUSTERCTL_CRITICAL", "").split(","))
+        self._parent = os.getppid()
+        self._finish = False
+        self._root = Path(C.CONFIG_FILE).resolve().parent if C.CONFIG_FILE else Path.cwd()
+        self._play = ""
+        self._began: dict[tuple[str, str], float] = {}
+
+    # What Ansible tells us
+
+    def v2_playbook_on_start(self, playbook: Any) -> None:
+        self._write("playbook", plays=[_line(play.get_name()) for play in playbook.get_plays()])
+
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        self._stop_if_asked()
+        self._play = _line(play.get_name())
+        hosts = play.get_variable_manager().get_vars(play=play)["ansible_play_hosts_all"]
+        pattern = play.hosts if isinstance(play.hosts, str) else ":".join(play.hosts)
+        self._write(
+            "play",
+            name=self._play,
+            pattern=_line(pattern),
+            hosts=[str(host) for host in hosts],
+            roles=list(dict.fromkeys(role.get_name() for role in play.get_roles())),
+        )
+
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+        self._stop_if_asked()
+        self._write("task", play=self._play, **self._describe(task))
+
+    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
+        self.v2_playbook_on_task_start(task, False)
+
+    def v2_runner_on_start(self, host: Any, task: Any) -> None:
+        self._began[host.get_name(), task._uuid] = time.monotonic()
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        self._result(result, "changed" if result.is_changed() else "ok")
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        if ignore_errors:
+            self.v2_runner_on_ok(result)
+        else:
+            self._result(result, "rescued" if _is_rescued(result._task) else "failed")
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        self._result(result, "skipped" if result._task.ignore_unreachable else "unreachable")
+
+    def v2_runner_on_skipped(self, result: Any) -> None:
+        self._result(result, "skipped")
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        hosts = {}
+        for host in sorted(stats.processed):
+            summary = stats.summarize(host)
+            hosts[host] = {
+                "ok": summary["ok"],
+                "changed": summary["changed"],
+                "failed": summary["failures"],
+                "unreachable": summary["unreachable"],
+                "skipped": summary["skipped"],
+            }
+        self._write("stats", hosts=hosts)
+        self._write("end")
+
+    # What we make of it
+
+    def _stop_if_asked(self) -> None:
+        """End the run in order, between two tasks.
+
+        A KeyboardInterrupt from here passes through the strategy's and the queue manager's `finally` blocks and
+        ends in Ansible's own "User interrupted execution" (exit 99); an ordinary exception would only be a warning.
+        """
+        if self._finish or os.getppid() != self._parent or (self._stop and Path(self._stop).exists()):
+            self._write("stopped")
+            raise KeyboardInterrupt
+
+    def _describe(self, task: Any) -> dict[str, str]:
+        name = str(task.get_name())
+        if task._role:  # get_name() puts the role in front of the name; we have it in a field of its own
+            name = name.removeprefix(f"{task._role.get_name()} : ")
+        return {"role": _line(_role(task)), "task": _line(name), "path": self._relative(task.get_path() or "")}
+
+    def _relative(self, path: str) -> str:
+        file, _, line = path.rpartition(":")
+        try:
+            return f"{Path(file).resolve().relative_to(self._root)}:{line}"
+        except ValueError:
+            return path
+
+    def _result(self, result: Any, status: str) -> None:
+        host, task = result._host.get_name(), result._task
+        began = self._began.pop((host, task._uuid), None)
+        data = result._result
+        hidden = "censored" in data or bool(data.get("_ansible_no_log")) or task.no_log is True
+        parts = [] if hidden else [data, *(item for item in data.get("results", ()) if isinstance(item, dict))]
+        wordy = status in ("failed", "rescued", "unreachable")
+        self._finish |= status in ("failed", "unreachable") and host in self._critical
+        self._write(
+            "result",
+            host=host,
+            **self._describe(task),
+            status=status,
+            message=_message(parts) if wordy else "",
+            seconds=round(time.monotonic() - began, 3) if began is not None else 0.0,
+            changes=_changes(parts),
+            versions=_versions(parts),
+            notes=_notes(parts),
+        )
+
+    def _write(self, event: str, **fields: object) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
+            self._file.flush()
+        except OSError:  # nobody reads any more: whoever started us was killed
+            self._finish = True
+
+
+def _role(task: Any) -> str:
+    """Return the role that the play names: of a role that includes another, the outer one."""
+    role, item = None, task
+    while item is not None:
+        role = getattr(item, "_role", None) or role
+        item = item._parent
+    return str(role.get_name()) if role else ""
+
+
+def _is_rescued(task: Any) -> bool:
+    """Tell whether a block around the task will handle its failure (strategy: is_any_block_rescuing)."""
+    inner, outer = task, task._parent
+    while outer is not None:
+        if getattr(outer, "rescue", None):
+            handlers = {item._uuid for item in (*outer.rescue, *(outer.always or ()))}
+            if inner._uuid not in handlers:
+                return True
+        inner, outer = outer, outer._parent
+    return False
+
+
+def _message(parts: list[dict[str, Any]]) -> str:
+    """Return what went wrong in the tool's own words: `msg`, and the end of its output where that says more."""
+    items = parts[1:]
+    failed = [item for item in items if item.get("failed") or item.get("unreachable")]
+    data = failed[0] if failed else (parts[0] if parts else {})
+    message = _PREFIX.sub("", str(data.get("msg") or data.get("reason") or "").strip())
+    output = str(
+        data.get("stderr") or data.get("module_stderr") or data.get("stdout") or data.get("module_stdout") or ""
+    )
+    tail = "\n".join(output.strip().splitlines()[-_TOOL_LINES:])
+    if tail and tail not in message:
+        message = f"{message}\n{tail}"
+    if len(failed) > 1:
+        message += f"\n({len(failed)} of {len(items)} items failed; this is the first)"
+    return _clean(message, _MESSAGE)
+
+
+def _changes(parts: list[dict[str, Any]]) -> list[dict[str, str]]:
+    found = [change for part in parts for change in _list(part.get("changes")) if isinstance(change, dict)]
+    return [{key: _line(change.get(key, "")) for key in ("kind", "name", "what")} for change in found[:_CHANGES]]
+
+
+def _versions(parts: list[dict[str, Any]]) -> dict[str, str]:
+    found = {str(k): v for part in parts if isinstance(part.get("versions"), dict) for k, v in part["versions"].items()}
+    return {_line(name): _line(version) for name, version in list(found.items())[:_VERSIONS]}
+
+
+def _notes(parts: list[dict[str, Any]]) -> list[str]:
+    found = [note for part in parts for note in _list(part.get("notes")) if isinstance(note, str)]
+    return [_line(note, _TEXT) for note in found[:_NOTES]]
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,26 @@
+"""Files of node_state that a setting switches on and off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def absent_unless(files: Sequence[Mapping[str, Any]], wanted: object) -> list[dict[str, Any]]:
+    """Return the files as they are where ``wanted`` holds, else the same paths as absent.
+
+    So a setting that is taken back takes its files with it.
+    """
+    if wanted:
+        return [dict(file) for file in files]
+    return [
+        {key: file[key] for key in ("dest", "before_packages") if key in file} | {"state": "absent"} for file in files
+    ]
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by name."""
+        return {"absent_unless": absent_unless}

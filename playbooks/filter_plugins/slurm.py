@@ -1,0 +1,188 @@
+"""Filters that turn hardware records into Slurm's own words."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+Record = Mapping[str, Any]
+
+
+def release(record: Record, table: Mapping[str, str]) -> str:
+    """Return the Slurm release that the node's distribution carries, or an empty string where the table has none.
+
+    Its keys are ``<id>-<version>``, ``<id>-<major version>`` or, for a whole family, ``<family>-<major version>``.
+    """
+    system = record["os"]
+    version = str(system["version"])
+    major = version.partition(".")[0]
+    keys = (f"{system['id']}-{version}", f"{system['id']}-{major}", f"{system['family'].lower()}-{major}")
+    return next((table[key] for key in keys if key in table), "")
+
+
+def real_memory(record: Record) -> int:
+    """Return the memory (MB) that Slurm may give to jobs.
+
+    A node that reports less than its configuration says is ``invalid`` and takes no job, and the same node reports
+    a few MB less after a kernel update: 2 % and at least 512 MB stay outside, but never more than half.
+    """
+    total = int(record["memory_mb"])
+    return max(total - max(512, total // 50), total // 2)
+
+
+def node(record: Record) -> dict[str, Any]:
+    """Return the hardware of a node as options of a ``NodeName`` line."""
+    cpu = record["cpu"]
+    options: dict[str, Any] = {"CPUs": cpu["cpus"]}
+    if cpu["sockets"] * cpu["cores_per_socket"] * cpu["threads_per_core"] == cpu["cpus"]:
+        options |= {
+            "Sockets": cpu["sockets"],
+            "CoresPerSocket": cpu["cores_per_socket"],
+            "ThreadsPerCore": cpu["threads_per_core"],
+        }
+    options["RealMemory"] = real_memory(record)
+    if record["gpus"]:
+        count = Counter(gpu["type"] for gpu in record["gpus"])
+        options["Gres"] = ",".join(f"gpu:{kind}:{number}" for kind, number in sorted(count.items()))
+    return options
+
+
+def memory_per_cpu(records: Iterable[Record]) -> int:
+    """Return the memory (MB) per CPU that every node can give to each of its CPUs: the fair default of a job."""
+    return min((real_memory(record) // record["cpu"]["cpus"] for record in records), default=0)
+
+
+def gpu_types(records: Iterable[Record]) -> list[str]:
+    """Return the types of all GPUs, sorted."""
+    return sorted({gpu["type"] for record in records for gpu in record["gpus"]})
+
+
+def constraints(records: Iterable[Record], slurm_release: str) -> list[str]:
+    """Return which of ``cores``, ``devices`` and ``memory`` every node can confine a job to.
+
+    cgroup v2 confines devices by BPF, without a controller of that name; Slurm knows v2 since 22.05.
+    """
+    offered = {"cores", "devices", "memory"}
+    for record in records:
+        controllers = set(record["cgroup"]["controllers"])
+        if record["cgroup"]["version"] == 2:
+            controllers = controllers | {"devices"} if slurm_release >= "22.05" else set()
+        offered &= {{"cpuset": "cores"}.get(name, name) for name in controllers}
+    return sorted(offered)
+
+
+def _ranges(numbers: Iterable[str]) -> str:
+    """Fold numbers of one width into ``0-3,7``."""
+    ordered = sorted(numbers, key=int)
+    parts = []
+    for _, run in itertools.groupby(enumerate(ordered), lambda item: int(item[1]) - item[0]):
+        members = [number for _, number in run]
+        parts.append(members[0] if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return ",".join(parts)
+
+
+def hostlist(names: Iterable[str]) -> str:
+    """Fold names into Slurm's notation: ``gpu01``, ``gpu02`` and ``login`` become ``gpu[01-02],login``."""
+    bundles: dict[tuple[str, int], list[str]] = {}
+    for name in sorted(set(names)):
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        stem, number = (match[1], match[2]) if match else (name, "")
+        bundles.setdefault((stem, len(number)), []).append(number)
+    return ",".join(
+        stem + (numbers[0] if len(numbers) == 1 else f"[{_ranges(numbers)}]") for (stem, _), numbers in bundles.items()
+    )
+
+
+def _cores(cpus: str | None, record: Record) -> str:
+    """Return the cores near a GPU as Slurm numbers them, or nothing where Linux's numbering does not tell.
+
+    Slurm counts cores socket by socket. Linux does so too on most machines, with the second threads after all first
+    ones; a GPU's CPUs then are one run of cores and the same run of second threads. Else the numbering is another one.
+    """
+    layout = record["cpu"]
+    total = layout["sockets"] * layout["cores_per_socket"]
+    numbers: set[int] = set()
+    for part in (cpus or "").split(","):
+        first, _, last = part.partition("-")
+        if first:
+            numbers |= set(range(int(first), int(last or first) + 1))
+    cores = sorted({number % total for number in numbers})
+    siblings = {core + thread * total for core in cores for thread in range(layout["threads_per_core"])}
+    if not cores or len(cores) == total or numbers != siblings or cores[-1] - cores[0] + 1 != len(cores):
+        return ""
+    return _ranges(map(str, cores))
+
+
+def gres(records: Mapping[str, Record]) -> list[str]:
+    """Return the lines of ``gres.conf`` for nodes by name: like nodes share their lines, like GPUs of a node one."""
+    nodes: dict[tuple[str, ...], list[str]] = {}
+    for name, record in records.items():
+        bundles: dict[tuple[str, str], list[str]] = {}
+        for gpu in record["gpus"]:
+            match = re.fullmatch(r"/dev/nvidia(\d+)", gpu["device"])
+            if not match:
+                raise AnsibleFilterError(f"{name}: {gpu['device']!r} is no device file of a GPU")
+            bundles.setdefault((gpu["type"], _cores(gpu["cpus"], record)), []).append(match[1])
+        lines = []
+        for (kind, cores), devices in bundles.items():
+            file = devices[0] if len(devices) == 1 else f"[{_ranges(devices)}]"
+            lines.append(f"Name=gpu Type={kind} File=/dev/nvidia{file}" + (f" Cores={cores}" if cores else ""))
+        nodes.setdefault(tuple(lines), []).append(name)
+    return [f"NodeName={hostlist(names)} {line}" for lines, names in nodes.items() for line in lines]
+
+
+def override(text: str, options: Mapping[str, Any]) -> str:
+    """Return a configuration with options set otherwise: replaced where they stand, else added at the end.
+
+    Slurm's option names know no case. An option set to ``None`` is left out. Nodes and partitions are not options.
+    """
+    wanted = {}
+    for name, value in options.items():
+        if not re.fullmatch("[A-Za-z][A-Za-z0-9]*", str(name)) or re.search(r"[\n\r#]", str(value)):
+            raise AnsibleFilterError(f"{name}={value!r} cannot be a line of a Slurm configuration")
+        if str(name).lower() in ("nodename", "nodeset", "partitionname"):
+            raise AnsibleFilterError(f"{name} is no option: nodes come from the inventory")
+        written = ("NO", "YES")[value] if isinstance(value, bool) else value
+        wanted[str(name).lower()] = None if value is None else f"{name}={written}"
+    lines = []
+    for line in text.splitlines():
+        name = line.partition("=")[0].strip().lower()
+        if name in wanted:
+            line = wanted.pop(name)
+        if line is not None:
+            lines.append(line)
+    rest = [line for line in wanted.values() if line is not None]
+    return "\n".join(lines + rest) + "\n"
+
+
+def mysql_native_password(password: str) -> str:
+    """Return the hash by which MariaDB knows a password, so that the password itself need not travel.
+
+    It does not open the database: a client must know the inner SHA-1.
+    """
+    inner = hashlib.sha1(password.encode(), usedforsecurity=False).digest()
+    return "*" + hashlib.sha1(inner, usedforsecurity=False).hexdigest().upper()
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by the names that templates use."""
+        return {
+            "mysql_native_password": mysql_native_password,
+            "slurm_constraints": constraints,
+            "slurm_gpu_types": gpu_types,
+            "slurm_gres": gres,
+            "slurm_hostlist": hostlist,
+            "slurm_memory_per_cpu": memory_per_cpu,
+            "slurm_node": node,
+            "slurm_override": override,
+            "slurm_release": release,
+        }

@@ -1,0 +1,142 @@
+#!/usr/bin/python
+"""Ansible module: whether everything that a Prometheus watches is up."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: prometheus_targets
+author: the clusterctl authors
+short_description: Prove that every target of a Prometheus is up
+description:
+  - Asks Prometheus for its targets. One that it has not found up is asked again here, as Prometheus would, because the
+    next time that it asks may be a whole scrape interval away.
+  - Changes nothing.
+options:
+  url:
+    description: Address of Prometheus.
+    type: str
+    required: true
+  user:
+    description: User to log in as.
+    type: str
+    required: true
+  password:
+    description: Password of the user.
+    type: str
+    required: true
+  elsewhere:
+    description: Names and addresses of hosts whose targets do not count, because they are known to be out of reach.
+    type: list
+    elements: str
+    default: []
+  timeout:
+    description: Seconds to wait for the targets.
+    type: int
+    default: 60
+attributes:
+  check_mode:
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Prove that every target is up
+  prometheus_targets:
+    url: http://10.0.0.10:9090
+    user: admin
+    password: "{{ lookup('cluster_secret', 'prometheus_password') }}"
+"""
+
+RETURN = r"""
+up:
+  description: Targets that Prometheus has found up.
+  type: list
+  elements: str
+  returned: always
+answering:
+  description: Targets that it has yet to ask again, and that answer.
+  type: list
+  elements: str
+  returned: always
+"""
+
+
+def fetch(url: str, login: str = "") -> bytes:
+    """Return what a URL answers. Raises OSError, with HTTP's refusals among them."""
+    headers = {"Authorization": f"Basic {login}"} if login else {}
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the inventory's address, or Prometheus's word
+    with opener.open(request, timeout=5) as answer:
+        body: bytes = answer.read()
+    return body
+
+
+def label(target: dict[str, Any]) -> str:
+    """Return the name by which a person knows the target."""
+    return f"{target['labels']['instance']} ({target['labels']['job']})"
+
+
+def complaint(target: dict[str, Any], base: str, login: str) -> str:
+    """Return why a target does not answer, or nothing. Prometheus itself is a target that wants the login."""
+    try:
+        fetch(target["scrapeUrl"], login if target["scrapeUrl"].startswith(base) else "")
+    except OSError as error:
+        return f"{label(target)}: {target['scrapeUrl']}: {error}"
+    return ""
+
+
+def look(base: str, login: str, elsewhere: set[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the targets that are up, those that answer all the same, and the complaints about the others."""
+    try:
+        answer = json.loads(fetch(f"{base}/api/v1/targets?state=active", login))
+    except (OSError, ValueError) as error:
+        return [], [], [f"Prometheus at {base}: {error}"]
+    targets = [target for target in answer["data"]["activeTargets"] if not_elsewhere(target, elsewhere)]
+    if not targets:
+        return [], [], [f"Prometheus at {base} watches nothing"]
+    pending = [target for target in targets if target["health"] != "up"]
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        complaints = list(filter(None, pool.map(lambda target: complaint(target, base, login), pending)))
+    up = [label(target) for target in targets if target["health"] == "up"]
+    return up, [] if complaints else [label(target) for target in pending], complaints
+
+
+def not_elsewhere(target: dict[str, Any], elsewhere: set[str]) -> bool:
+    """Tell whether a target belongs to a host that can be reached. Its label is a name, or address and port."""
+    instance = target["labels"]["instance"]
+    return not {instance, instance.rpartition(":")[0]} & elsewhere
+
+
+def main() -> None:
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "url": {"type": "str", "required": True},
+            "user": {"type": "str", "required": True},
+            "password": {"type": "str", "required": True, "no_log": True},
+            "elsewhere": {"type": "list", "elements": "str", "default": []},
+            "timeout": {"type": "int", "default": 60},
+        },
+    )
+    login = base64.b64encode(f"{module.params['user']}:{module.params['password']}".encode()).decode()
+    deadline = time.monotonic() + module.params["timeout"]
+    while True:
+        up, answering, complaints = look(module.params["url"], login, set(module.params["elsewhere"]))
+        if not complaints:
+            module.exit_json(changed=False, up=up, answering=answering)
+        if time.monotonic() > deadline:
+            module.fail_json(msg="; ".join(complaints), up=up, answering=answering)
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""The package managers as node_state drives them: apt-get and dpkg, dnf and rpm, as a person would at the shell.
+
+Each answers the same calls: `installed`, `available`, `transact`, `hold`, `repair`, `orphans`. A package's state is
+`{"version": full version or None, "held": bool}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import re
+import time
+from pathlib import Path
+
+from ansible.module_utils.node_tools import (
+    LOCK_WAIT_S,
+    RUN,
+    STORE,
+    NodeError,
+    complaint,
+    exclusive,
+    lock_holder,
+    run,
+    store,
+    wait_until_free,
+    write,
+)
+
+INDEX_AGE_S = 3600
+POLICY = Path("/usr/sbin/policy-rc.d")
+TRANSACTION_LOCK = RUN / "transaction.lock"
+# `start` is denied, and so is `restart` of what does not run: an upgrade may restart a daemon, no package starts one.
+# Two services may ask at once, hence the shared lock here against our exclusive one.
+POLICY_TEXT = f"""\
+#!/bin/sh
+# clusterctl: a package transaction starts no service. It denies only while a process holds the lock,
+# so that this file, should a kill leave it behind, denies nothing.
+[ -e {TRANSACTION_LOCK} ] || exit 0
+flock --shared --nonblock {TRANSACTION_LOCK} true && exit 0
+while [ "${{1#--}}" != "$1" ]; do shift; done
+case "$2" in
+  *restart*|*force-reload*) systemctl --quiet is-active "$1" && exit 0; exit 101 ;;
+  *start*) exit 101 ;;
+esac
+exit 0
+"""
+
+
+def matches(version, pattern):
+    """Whether a full version meets a pin, which names all of it, all but the epoch, or upstream's part alone.
+
+    No version (None) meets no pin; the empty pin is met by any version.
+    """
+    if version is None:
+        return False
+    without_epoch = version.split(":", 1)[-1]
+    forms = (version, without_epoch, without_epoch.rsplit("-", 1)[0])
+    return not pattern or any(fnmatch.fnmatchcase(form, pattern) for form in forms)
+
+
+@contextlib.contextmanager
+def no_service_starts(notes):
+    """Yields a lock's descriptor for apt-get to inherit, so that a killed module's orphan still starts nothing.
+
+    apt hands it to no package script: nothing that those leave running can keep the lock.
+    """
+    ours = not POLICY.exists() or "clusterctl" in POLICY.read_text(errors="replace")
+    with exclusive(TRANSACTION_LOCK, notes) as descriptor:
+        try:
+            if ours:
+                write(POLICY, POLICY_TEXT.encode(), mode=0o755)
+            yield descriptor
+        finally:
+            if ours:
+                POLICY.unlink(missing_ok=True)
+
+
+class Apt:
+    """apt-get and dpkg."""
+
+    locks = (
+        "/var/lib/dpkg/lock-frontend",
+        "/var/lib/dpkg/lock",
+        "/var/lib/apt/lists/lock",
+        "/var/cache/apt/archives/lock",
+    )
+    stamp = STORE / "index-refreshed"
+
+    def __init__(self, notes):
+        self.notes, self.warnings, self.refreshed, self.broken, self.interrupted = notes, "", False, [], False
+
+    def apt_get(self, *words, check=True, pass_fds=()):
+        """Run apt-get once no other process holds a package lock; its output."""
+        wait_until_free("the package lock", lambda: lock_holder(self.locks), self.notes)
+        options = [f"DPkg::Lock::Timeout={LOCK_WAIT_S}", "Acquire::Retries=3", "Dpkg::Use-Pty=0"]
+        options += ["APT::Install-Recommends=0", *(f"Dpkg::Options::=--force-conf{word}" for word in ("def", "old"))]
+        argv = ["apt-get", "-q", "-y", *(word for option in options for word in ("-o", option)), *words]
+        status, output = run(*argv, check=False, pass_fds=pass_fds)
+        if check and status != 0:
+            raise NodeError(f"apt-get {words[0]} ended with {status}\n{complaint(output)}\n{self.warnings}".rstrip())
+        return output
+
+    def installed(self, _names):
+        """The states of all packages; those that a killed dpkg left half done go to `broken`."""
+        _, output = run("dpkg-query", "-W", "-f", "${Package}\\t${db:Status-Abbrev}\\t${Version}\\n")
+        rows = [row.split("\t") for row in output.splitlines() if row.count("\t") == 2]
+        self.broken = [name for name, status, _ in rows if status[1] in "HUFWt" or status[2:3] == "R"]
+        self.interrupted = any(Path("/var/lib/dpkg/updates").glob("[0-9]*"))
+        return {name: {"version": v, "held": status[0] == "h"} for name, status, v in rows if status[1] in "iWt"}
+
+    def repair(self):
+        """Finish what a killed dpkg left. A half unpacked package has to be fetched again by name."""
+        wait_until_free("the package lock", lambda: lock_holder(self.locks), self.notes)
+        with no_service_starts(self.notes) as lock:
+            run("dpkg", "--force-confdef", "--force-confold", "--configure", "-a", check=False)
+            self.installed(())
+            if self.broken:
+                self.apt_get("install", "--fix-broken", check=False, pass_fds=(lock,))
+                self.installed(())
+            if self.broken:
+                self.apt_get("install", "--reinstall", *self.broken, pass_fds=(lock,))
+
+    def available(self, names, fresh):
+        """{name: versions, newest first}. The index is refreshed when asked, older than an hour or than a source."""
+        if fresh or self.stale():
+            self.refresh()
+        found = {}
+        for row in run("apt-cache", "madison", *names, check=False)[1].splitlines():
+            cells = [cell.strip() for cell in row.split("|")]
+            if len(cells) == 3 and not cells[2].endswith("Sources"):
+                found.setdefault(cells[0], []).append(cells[1])
+        return found
+
+    def stale(self):
+        """Whether there is no index, or it is older than an hour or than a file that says where it comes from."""
+
+        def newest(*paths):
+            return max((path.stat().st_mtime for path in paths if path.exists()), default=0)
+
+        apt, lists = Path("/etc/apt"), Path("/var/lib/apt/lists")
+        if not any(lists.glob("*_Packages*")):
+            return True
+        refreshed = newest(self.stamp, lists, lists / "partial")
+        sources = [apt / "sources.list", apt / "sources.list.d", *apt.glob("sources.list.d/*"), *apt.glob("keyrings/*")]
+        return refreshed < newest(*sources) or time.time() - refreshed > INDEX_AGE_S
+
+    def refresh(self):
+        """Fetch the index; what could not be fetched is kept, to be told should an installation fail."""
+        output = self.apt_get("update")
+        told = "\n".join(line for line in output.splitlines() if line.startswith(("W:", "E:", "Err:")))
+        # apt calls a bad signature a warning and goes on with the index it had; for us it is an error.
+        if re.search(r"signature|GPG error|OpenPGP|NO_PUBKEY|not signed", told):
+            raise NodeError(f"packages: a source cannot be trusted\n{complaint(output)}")
+        self.warnings, self.refreshed = complaint(output) if told else "", True
+        store(self.stamp, b"")
+
+    def transact(self, install, remove, download_only=False):
+        """Install {name: version or ""} and remove names in one transaction that starts no service."""
+        downgrade = ["--allow-downgrades"] if any(install.values()) else []
+        words = [
+            "install",
+            *downgrade,
+            *(f"{name}={version}" if version else name for name, version in install.items()),
+        ]
+        if download_only:
+            self.apt_get(*words, "--download-only")
+            return
+        with no_service_starts(self.notes) as lock:
+            self.apt_get(*words, *(name + "-" for name in remove), pass_fds=(lock,))
+
+    def hold(self, names, held):
+        """Keep packages at their version, or let them go."""
+        run("apt-mark", "hold" if held else "unhold", *names)
+
+    def orphans(self, pulled):
+        """Of the packages that came along with ours, those that nothing needs any more."""
+        output = self.apt_get("autoremove", "--simulate")
+        return sorted(set(re.findall(r"^Remv (\S+)", output, re.MULTILINE)) & set(pulled))
+
+
+class Dnf:
+    """dnf 4 and rpm. A held package stands in `excludepkgs` of dnf.conf: every dnf honours that, without a plugin."""
+
+    configuration = Path("/etc/dnf/dnf.conf")
+    locks = ("/var/lib/rpm/.rpm.lock", "/usr/lib/sysimage/rpm/.rpm.lock")
+    broken, interrupted, refreshed, warnings = (), False, False, ""
+
+    def __init__(self, notes):
+        self.notes = notes
+
+    def dnf(self, verb, *words):
+        """Run dnf once no other process holds rpm's lock; its output."""
+        wait_until_free("the rpm lock", lambda: lock_holder(self.locks), self.notes)
+        options = ("install_weak_deps=False", "retries=3", f"metadata_expire={INDEX_AGE_S}")
+        return run("dnf", verb, "-y", *("--setopt=" + option for option in options), *words)[1]
+
+    def installed(self, names):
+        """The states of those of the packages that are installed."""
+        query = "%{NAME}\\t%|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
+        rows = [row.split("\t") for row in run("rpm", "-q", "--qf", query, *names, check=False)[1].splitlines()]
+        held = self.excluded()
+        return {row[0]: {"version": row[1], "held": row[0] in held} for row in rows if len(row) == 2}
+
+    def available(self, names, fresh):
+        """{name: versions}, the last one listed first; a hold does not hide anything here."""
+        words, found = ["--setopt=disable_excludes=main", *(["--refresh"] if fresh else [])], {}
+        for row in self.dnf("repoquery", *words, "--qf", "%{name}\t%{evr}\n", *names).splitlines():
+            if row.count("\t") == 1:
+                found.setdefault(row.split("\t")[0], []).insert(0, row.split("\t")[1])
+        return found
+
+    def transact(self, install, remove, download_only=False):
+        """Install {name: version or ""}, then remove names: dnf has no single transaction for both."""
+        words = [f"{name}-{version}" if version else name for name, version in install.items()]
+        if words:
+            self.dnf("install", *(["--downloadonly"] if download_only else []), *words)
+        if remove:
+            self.dnf("remove", *remove)
+
+    def excluded(self):
+        """The names in dnf.conf's `excludepkgs`."""
+        lines = re.findall(r"(?m)^excludepkgs\s*=(.*)$", self.configuration.read_text())
+        return [name for line in lines for name in re.split(r"[\s,]+", line.strip()) if name]
+
+    def hold(self, names, held):
+        """Keep packages at their version, or let them go; other names in `excludepkgs` stay."""
+        kept = [name for name in self.excluded() if name not in names] + (list(names) if held else [])
+        text = re.sub(r"(?m)^excludepkgs\s*=.*\n?", "", self.configuration.read_text())
+        line = f"excludepkgs={','.join(kept)}\n" if kept else ""
+        write(self.configuration, text.replace("[main]\n", "[main]\n" + line, 1).encode(), mode=0o644)
+
+    def repair(self):
+        """rpm needs none: its transactions are not left half configured."""
+
+    def orphans(self, _pulled):
+        """None: dnf removes with a package what came along for it."""
+        return []
+
+
+def package_manager(choice, notes):
+    """The package manager called `choice`; `auto` takes the distribution's. NodeError for an unknown distribution."""
+    release = dict(re.findall(r'(?m)^(ID|ID_LIKE)="?([^"\n]*)', Path("/etc/os-release").read_text()))
+    words = set(" ".join(release.values()).split())
+    if choice == "auto":
+        choice = "apt" if words & {"debian", "ubuntu"} else "dnf" if words & {"rhel", "fedora", "centos"} else ""
+    if not choice:
+        raise NodeError(f"no package manager is known for {' '.join(sorted(words)) or 'this system'}")
+    return {"apt": Apt, "dnf": Dnf}[choice](notes)

@@ -1,0 +1,371 @@
+#!/usr/bin/env bash
+# The least time that a cluster costs: what `clusterctl bootstrap` brings three fresh Debian 13 nodes to, done by hand for
+# one known cluster. One connection and one script per node, all at once; whatever can start early does. It checks nothing
+# beforehand, records nothing, and works once. It ends when a job on two nodes is accounted for and all targets are up.
+#
+# usage: floor.sh DIRECTORY      with key and known_hosts of the nodes in it; the rest comes by the environment:
+#   LOGIN CLUSTER NETWORK PROXY NAMESERVERS        login; names; network; the packages' proxy; upstream name servers by line
+#   HEAD WORKERS                                   "name address", one worker on each line
+#   NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU BUFFER_POOL_MB SCRAPE_INTERVAL    of Slurm, MariaDB, Prometheus
+#   MUNGE_KEY (base64) DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH (bcrypt)
+# shellcheck disable=SC2153  # those names come from the environment
+set -euo pipefail
+roles=$(cd "$(dirname "$0")/../../roles" && pwd)
+directory=$1
+read -r HEAD_NAME HEAD_IP <<<"$HEAD"
+DOMAIN=$CLUSTER.cluster
+RULES=$(cat "$roles/prometheus/files/rules.yml")
+METRICS=$(cat "$roles/slurm_exporter/files/slurm_metrics.py")
+
+# ------------------------------------------------------------------------------------------------- on every node
+
+mark() { # WHAT: say when it was done, in seconds since this node began
+  local passed=$((${EPOCHREALTIME/[.,]/} - BEGAN))
+  printf '%5d.%d s  %s: %s\n' $((passed / 1000000)) $((passed / 100000 % 10)) "$(uname -n)" "$1"
+}
+
+packages() { # one transaction; nothing starts before its configuration is there
+  printf 'Acquire::http::Proxy "%s";\nAcquire::https::Proxy "%s";\n' "$PROXY" "$PROXY" >/etc/apt/apt.conf.d/90proxy
+  printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+  chmod 0755 /usr/sbin/policy-rc.d
+  trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+  apt-get -qq update
+  mark "package index"
+  apt-get -qq -y --no-install-recommends install ca-certificates chrony tzdata vim-tiny curl less lsof numactl pciutils \
+    rsync tmux sudo munge slurm-client prometheus-node-exporter "$@" >/dev/null
+  rm /usr/sbin/policy-rc.d
+  mark packages
+}
+
+put() { # PATH [MODE [OWNER]]: standard input becomes a file
+  mkdir -p "${1%/*}"
+  install -m "${2:-0644}" ${3:+-o "$3" -g "$3"} /dev/stdin "$1"
+}
+
+base() { # NAME IP NAMESERVER: name, names, time, limits, users
+  echo "$1" >/etc/hostname
+  hostname "$1"
+  cat >/etc/hosts <<END
+127.0.0.1 localhost
+::1 localhost ip6-localhost ip6-loopback
+ff02::1 ip6-allnodes
+ff02::2 ip6-allrouters
+$2 $1.$DOMAIN $1
+END
+  [ "$1" = "$HEAD_NAME" ] || echo "$HEAD_IP $HEAD_NAME.$DOMAIN $HEAD_NAME" >>/etc/hosts
+  {
+    echo "search $DOMAIN"
+    printf '%s\n' "$3" "$NAMESERVERS" | head -n 3 | sed 's/^/nameserver /'
+    echo "options timeout:1 attempts:2"
+  } >/etc/resolv.conf
+  echo 'make_resolv_conf() { :; }' | put /etc/dhcp/dhclient-enter-hooks.d/cluster
+  echo "skip_hooks=\"\$skip_hooks resolv.conf\"" | put /etc/dhcpcd.enter-hook
+  ln -sf /usr/share/zoneinfo/Etc/UTC /etc/localtime
+  echo Etc/UTC >/etc/timezone
+  echo LANG=C.UTF-8 >/etc/locale.conf
+  printf '[Journal]\nSystemMaxUse=2G\nMaxRetentionSec=90day\n' | put /etc/systemd/journald.conf.d/60-cluster.conf
+  for who in '*' root; do
+    for limit in 'memlock unlimited' 'stack unlimited' 'nofile 65536'; do echo "$who soft $limit"; done
+    for limit in 'memlock unlimited' 'stack unlimited' 'nofile 524288'; do echo "$who hard $limit"; done
+  done | put /etc/security/limits.d/60-cluster.conf
+  put /etc/sysctl.d/60-cluster.conf <<'END'
+fs.inotify.max_user_instances = 8192
+fs.inotify.max_user_watches = 524288
+net.core.rmem_max = 67108864
+net.core.somaxconn = 4096
+net.core.wmem_max = 67108864
+net.ipv4.neigh.default.gc_thresh1 = 2048
+net.ipv4.neigh.default.gc_thresh2 = 4096
+net.ipv4.neigh.default.gc_thresh3 = 8192
+vm.max_map_count = 1048576
+vm.swappiness = 10
+END
+  # What a container may not set stays as it is.
+  /usr/lib/systemd/systemd-sysctl /etc/sysctl.d/60-cluster.conf 2>/dev/null || true
+  groupadd --gid 64900 cluster
+  groupadd --gid 5001 alice
+  groupadd --gid 64999 clusterverify
+  useradd --uid 5001 --gid alice --groups cluster --create-home --shell /bin/bash alice
+  useradd --key UID_MAX=65000 --uid 64999 --gid clusterverify --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin clusterverify
+}
+
+munge_and_exporter() { # IP: both need their packages' users and programs
+  base64 -d <<<"$MUNGE_KEY" | put /etc/munge/munge.key 0400 munge
+  put /etc/systemd/system/prometheus-node-exporter.service.d/cluster.conf <<END
+[Unit]
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+[Service]
+Restart=always
+RestartSec=5
+ExecStart=
+ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 \\
+  --collector.textfile.directory=/var/lib/prometheus/node-exporter --collector.systemd \\
+  --collector.systemd.unit-include=^(chronyd?|dnsmasq|mariadb|munge|prometheus|slurmctld|slurmd|slurmdbd|sshd?)[.]service|slurm-metrics[.]timer\$\$
+END
+}
+
+# --------------------------------------------------------------------------------------------------- on a worker
+
+worker() { # NAME IP
+  packages slurmd
+  base "$1" "$2" "$HEAD_IP"
+  munge_and_exporter "$2"
+  printf 'server %s iburst\ndriftfile /var/lib/chrony/chrony.drift\nmakestep 1.0 3\nrtcsync\n' "$HEAD_IP" | put /etc/chrony/chrony.conf
+  install -d -o slurm -g slurm /var/lib/slurm /var/log/slurm
+  install -d /var/lib/slurm/slurmd
+  echo "SLURMD_OPTIONS=\"--conf-server $HEAD_IP\"" | put /etc/default/slurmd
+  put /etc/systemd/system/slurmd.service.d/cluster.conf <<'END'
+[Unit]
+ConditionPathExists=
+After=munge.service
+[Service]
+RuntimeDirectory=slurm
+RuntimeDirectoryPreserve=yes
+Delegate=yes
+Restart=on-failure
+RestartSec=5
+END
+  systemctl daemon-reload
+  systemctl restart chrony munge prometheus-node-exporter systemd-journald
+  mark "everything but slurmd"
+  until (: >"/dev/tcp/$HEAD_IP/6817") 2>/dev/null; do sleep 0.1; done
+  systemctl restart slurmd
+  mark slurmd
+}
+
+# ------------------------------------------------------------------------------------------------- on the head
+
+head_files() { # what needs no package's user
+  put /etc/dnsmasq.conf <<END
+bind-dynamic
+listen-address=127.0.0.1
+listen-address=$HEAD_IP
+domain=$DOMAIN
+local=/$DOMAIN/
+no-hosts
+addn-hosts=/etc/dnsmasq.hosts
+localise-queries
+no-resolv
+domain-needed
+cache-size=10000
+$(while read -r server; do echo "server=$server"; done <<<"$NAMESERVERS")
+END
+  while read -r name ip; do echo "$ip $name.$DOMAIN $name"; done <<<"$HEAD"$'\n'"$WORKERS" | put /etc/dnsmasq.hosts
+  printf '%s\n' "pool 2.debian.pool.ntp.org iburst" "local stratum 10" "allow $NETWORK" \
+    "driftfile /var/lib/chrony/chrony.drift" "makestep 1.0 3" rtcsync | put /etc/chrony/chrony.conf
+  put /etc/mysql/mariadb.conf.d/60-slurm.cnf <<END
+[mariadbd]
+bind-address = 127.0.0.1
+innodb_buffer_pool_size = ${BUFFER_POOL_MB}M
+innodb_log_file_size = 64M
+innodb_lock_wait_timeout = 900
+max_allowed_packet = 16M
+END
+}
+
+slurm_files() {
+  install -d -o slurm -g slurm /var/lib/slurm /var/log/slurm
+  install -d -o slurm -g slurm -m 0700 /var/lib/slurm/slurmctld
+  put /etc/systemd/system/slurmdbd.service.d/cluster.conf <<'END'
+[Unit]
+After=munge.service mariadb.service
+[Service]
+User=slurm
+Group=slurm
+RuntimeDirectory=slurmdbd
+Restart=on-failure
+RestartSec=5
+ExecStartPost=/bin/sh -c 'until sacctmgr --noheader show cluster >/dev/null 2>&1; do sleep 0.1; done'
+END
+  put /etc/systemd/system/slurmctld.service.d/cluster.conf <<'END'
+[Unit]
+After=munge.service slurmdbd.service
+[Service]
+User=slurm
+Group=slurm
+RuntimeDirectory=slurmctld
+Restart=on-failure
+RestartSec=5
+ExecReload=
+ExecReload=/usr/bin/scontrol reconfigure
+END
+  put /etc/slurm/slurmdbd.conf 0600 slurm <<END
+AuthType=auth/munge
+SlurmUser=slurm
+DbdHost=$HEAD_NAME
+DbdAddr=$HEAD_IP
+LogFile=/var/log/slurm/slurmdbd.log
+PidFile=/run/slurmdbd/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser=slurm
+StoragePass=$DATABASE_PASSWORD
+StorageLoc=slurm_acct_db
+PurgeEventAfter=12months
+PurgeStepAfter=12months
+PurgeSuspendAfter=12months
+PurgeTXNAfter=12months
+END
+  printf '%s\n' CgroupPlugin=autodetect ConstrainCores=yes ConstrainDevices=yes ConstrainRAMSpace=yes | put /etc/slurm/cgroup.conf
+  echo "AutoDetect=off" | put /etc/slurm/gres.conf
+  put /etc/slurm/slurm.conf <<END
+ClusterName=$CLUSTER
+SlurmctldHost=$HEAD_NAME($HEAD_IP)
+SlurmctldParameters=enable_configless
+SlurmUser=slurm
+AuthType=auth/munge
+StateSaveLocation=/var/lib/slurm/slurmctld
+SlurmdSpoolDir=/var/lib/slurm/slurmd
+SlurmctldPidFile=/run/slurmctld/slurmctld.pid
+SlurmdPidFile=/run/slurm/slurmd.pid
+SlurmctldLogFile=/var/log/slurm/slurmctld.log
+SlurmdLogFile=/var/log/slurm/slurmd.log
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerType=sched/backfill
+PriorityType=priority/multifactor
+PriorityWeightFairshare=10000
+PriorityWeightAge=1000
+DefMemPerCPU=$MEMORY_PER_CPU
+GresTypes=gpu
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/affinity,task/cgroup
+PrologFlags=Contain
+MpiDefault=pmix
+LaunchParameters=use_interactive_step
+KillOnBadExit=1
+ReturnToService=1
+SlurmctldTimeout=120
+SlurmdTimeout=300
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=$HEAD_IP
+AccountingStorageEnforce=associations,limits,qos
+AccountingStorageTRES=gres/gpu,gres/gpu:$GPU_TYPE
+JobAcctGatherType=jobacct_gather/cgroup
+JobAcctGatherFrequency=30
+END
+  while read -r name ip; do
+    echo "NodeName=$name NodeAddr=$ip $NODE_OPTIONS" >>/etc/slurm/slurm.conf
+    echo "NodeName=$name Name=gpu Type=$GPU_TYPE File=/dev/nvidia[0-$((GPUS - 1))]" >>/etc/slurm/gres.conf
+  done <<<"$WORKERS"
+  echo "PartitionName=main Nodes=ALL Default=YES State=UP" >>/etc/slurm/slurm.conf
+}
+
+monitoring_files() {
+  put /usr/local/libexec/slurm-metrics 0755 <<<"$METRICS"
+  put /etc/systemd/system/slurm-metrics.service <<'END'
+[Unit]
+Description=Count Slurm's nodes, jobs and GPUs
+[Service]
+Type=oneshot
+ExecStart=/usr/local/libexec/slurm-metrics /var/lib/prometheus/node-exporter/slurm.prom
+TimeoutStartSec=60
+LogLevelMax=notice
+SyslogLevel=err
+ProtectSystem=strict
+ReadWritePaths=/var/lib/prometheus/node-exporter
+ProtectHome=true
+PrivateTmp=true
+NoNewPrivileges=true
+END
+  printf '%s\n' '[Unit]' "Description=Count Slurm's nodes, jobs and GPUs regularly" '[Timer]' OnActiveSec=0 OnUnitActiveSec=15 \
+    AccuracySec=1 '[Install]' WantedBy=timers.target | put /etc/systemd/system/slurm-metrics.timer
+  printf %s "$PROMETHEUS_PASSWORD" | put /etc/prometheus/own-password 0400 prometheus
+  printf 'basic_auth_users:\n  admin: %s\n' "$PROMETHEUS_HASH" | put /etc/prometheus/web.yml 0640 prometheus
+  put /etc/prometheus/rules/cluster.yml <<<"$RULES"
+  while read -r name ip; do
+    printf '{"labels": {"instance": "%s"}, "targets": ["%s:9100"]}\n' "$name" "$ip"
+  done <<<"$HEAD"$'\n'"$WORKERS" | sed '1s/^/[/; $!s/$/,/; $s/$/]/' | put /etc/prometheus/targets/nodes.json
+  put /etc/prometheus/prometheus.yml <<END
+global:
+  scrape_interval: $SCRAPE_INTERVAL
+  evaluation_interval: $SCRAPE_INTERVAL
+  external_labels: {cluster: $CLUSTER}
+rule_files: [/etc/prometheus/rules/*.yml]
+scrape_configs:
+  - job_name: node
+    file_sd_configs: [{files: [/etc/prometheus/targets/nodes.json]}]
+  - job_name: prometheus
+    basic_auth: {username: admin, password_file: /etc/prometheus/own-password}
+    static_configs: [{targets: ["$HEAD_IP:9090"], labels: {instance: $HEAD_NAME}}]
+END
+  put /etc/systemd/system/prometheus.service.d/cluster.conf <<END
+[Unit]
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+[Service]
+Restart=always
+RestartSec=5
+ExecStart=
+ExecStart=/usr/bin/prometheus --config.file=/etc/prometheus/prometheus.yml --web.config.file=/etc/prometheus/web.yml \\
+  --web.listen-address=$HEAD_IP:9090 --storage.tsdb.path=/var/lib/prometheus/metrics2 \\
+  --storage.tsdb.retention.time=30d --storage.tsdb.retention.size=20GB
+END
+}
+
+head_node() {
+  packages dnsmasq slurmctld slurmdbd mariadb-server prometheus
+  head_files
+  systemctl restart mariadb & # the slowest to start
+  mariadb=$!
+  base "$HEAD_NAME" "$HEAD_IP" 127.0.0.1
+  munge_and_exporter "$HEAD_IP"
+  monitoring_files
+  slurm_files
+  systemctl daemon-reload
+  systemctl enable --quiet slurm-metrics.timer
+  systemctl restart chrony dnsmasq munge prometheus prometheus-node-exporter systemd-journald
+  wait "$mariadb"
+  mark "services but Slurm"
+  mariadb <<END
+CREATE DATABASE slurm_acct_db;
+CREATE USER slurm@localhost IDENTIFIED BY '$DATABASE_PASSWORD';
+GRANT ALL ON slurm_acct_db.* TO slurm@localhost;
+END
+  systemctl restart slurmdbd
+  sacctmgr --immediate --quiet add cluster "$CLUSTER" >/dev/null
+  systemctl restart slurmctld # from here on the workers come
+  sacctmgr --immediate --quiet add account cluster >/dev/null
+  sacctmgr --immediate --quiet add user alice,clusterverify account=cluster >/dev/null
+  systemctl start slurm-metrics.timer
+  mark "Slurm and its accounts"
+}
+
+proof() { # a job on two nodes with two GPUs each, accounted for, and every target up
+  until [ "$(sinfo --noheader --Node --format=%T | grep -cx idle)" -ge 2 ]; do sleep 0.1; done
+  job=$(runuser --user clusterverify -- srun --nodes=2 --ntasks-per-node=1 --gres=gpu:2 --mem=64M --chdir=/ --quiet \
+    sh -c "nvidia-smi -L >&2; echo \$SLURM_JOB_ID" 2>/tmp/gpus | sort -u)
+  [ "$(grep -c '^GPU ' /tmp/gpus)" = 4 ]
+  until [ "$(sacct --noheader --parsable2 --allocations --jobs="$job" --format=State)" = COMPLETED ]; do sleep 0.1; done
+  mark "job accounted for"
+  targets=$(($(wc -l <<<"$WORKERS") + 2))
+  until [ "$(curl --silent --config - "http://$HEAD_IP:9090/api/v1/targets?state=active" \
+    <<<"user = \"admin:$PROMETHEUS_PASSWORD\"" | grep -o '"health":"up"' | wc -l)" = "$targets" ]; do sleep 0.1; done
+  mark "targets up"
+}
+
+# ------------------------------------------------------------------------------------------------------ from here
+
+export -n MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH # no child's environment needs to hold them
+on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes through standard input
+  {
+    echo 'set -euo pipefail; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8'
+    declare -p CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
+      BUFFER_POOL_MB SCRAPE_INTERVAL MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH RULES METRICS
+    declare -f mark packages put base munge_and_exporter worker head_files slurm_files monitoring_files head_node proof
+    echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"
+  } | ssh -F none -i "$directory/id_ed25519" -o IdentitiesOnly=yes -o "UserKnownHostsFile=$directory/known_hosts" \
+    -o StrictHostKeyChecking=yes -o GlobalKnownHostsFile=none "$LOGIN@$1" sudo bash -s
+}
+
+children=()
+on "$HEAD_IP" "head_node; proof" &
+children+=($!)
+while read -r name ip; do
+  on "$ip" "worker $name $ip" &
+  children+=($!)
+done <<<"$WORKERS"
+for child in "${children[@]}"; do wait "$child"; done

@@ -1,0 +1,117 @@
+"""What something costs. Wall clock alone tells little on a machine that is busy with other things as well."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.labs import REPOSITORY, lab_name, state_directory
+
+CLUSTERCTL = (sys.executable, "-m", "clusterctl")
+WORKERS = 2
+
+
+class BenchError(Exception):
+    """Something that was to be measured failed; the text says what, and ends with its own last lines."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds: on the wall; of CPU in the measured command and its children; of CPU in the lab's nodes meanwhile."""
+
+    wall: float
+    controller: float
+    nodes: float = 0.0
+
+    @property
+    def cpu(self) -> float:
+        return self.controller + self.nodes
+
+    def __str__(self) -> str:
+        text = f"{self.wall:6.1f} s wall, {self.controller:5.1f} s CPU here"
+        return text + (f", {self.nodes:5.1f} s in the nodes" if self.nodes else "")
+
+    def document(self) -> dict[str, float]:
+        return {name: round(value, 2) for name, value in asdict(self).items()}
+
+
+def run(*argv: str | Path, env: Mapping[str, str] | None = None, cwd: Path = REPOSITORY) -> tuple[Cost, str]:
+    """Run a command to its end; return what it cost and printed. Raises BenchError where it fails."""
+    before, began = os.times(), time.monotonic()
+    done = subprocess.run(
+        [str(word) for word in argv],
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    wall, after = time.monotonic() - began, os.times()
+    if done.returncode:
+        tail = "\n".join(done.stdout.splitlines()[-40:])
+        raise BenchError(f"{' '.join(str(word) for word in argv)} ended with {done.returncode}:\n{tail}")
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return Cost(wall, spent), done.stdout
+
+
+@dataclass(frozen=True)
+class BenchLab:
+    """A lab of the bench's own, by name."""
+
+    name: str
+    workers: int = WORKERS
+
+    @classmethod
+    def of(cls, purpose: str, workers: int = WORKERS) -> "BenchLab":
+        return cls(lab_name(purpose), workers)
+
+    @property
+    def directory(self) -> Path:
+        return state_directory() / self.name
+
+    @property
+    def inventory(self) -> Path:
+        return self.directory / "inventory.yaml"
+
+    def fresh(self) -> None:
+        """Have new nodes, and nothing known of them."""
+        self.down()
+        run(*CLUSTERCTL, "lab", "up", "--name", self.name, "--workers", str(self.workers))
+
+    def down(self) -> None:
+        run(*CLUSTERCTL, "lab", "down", "--name", self.name)
+
+    def clusterctl(self, verb: str, *options: str) -> str:
+        """Run a verb on the lab's inventory; return what it printed."""
+        return run(*CLUSTERCTL, verb, self.inventory, *options)[1]
+
+    def measure(self, *argv: str | Path, env: Mapping[str, str] | None = None) -> tuple[Cost, str]:
+        """Run a command as `run` does, the nodes' CPU counted too."""
+        before = self._cpu()
+        cost, told = run(*argv, env=env)
+        return Cost(cost.wall, cost.controller, self._cpu() - before), told
+
+    def _cpu(self) -> float:
+        """Return the CPU seconds that the nodes have used so far."""
+        _, listing = run("podman", "ps", "--quiet", "--filter", f"label=clusterctl.lab={self.name}")
+        _, told = run("podman", "stats", "--no-stream", "--format", "{{.CPUNano}}", *listing.split())
+        return sum(map(int, told.split())) / 1e9
+
+
+def load() -> str:
+    """Return the machine's load, for who reads the figures later."""
+    return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs"
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+Document = dict[str, Any]

@@ -1,0 +1,96 @@
+"""One lab of three nodes for all cluster tests, driven through the command line as a user would."""
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.labs import lab_name, state_directory
+
+HERE = Path(__file__).resolve().parent
+
+
+def clusterctl(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line program, without a terminal."""
+    options = {"capture_output": True, "text": True, "check": False, "stdin": subprocess.DEVNULL, **options}
+    return subprocess.run(["clusterctl", *argv], **options)
+
+
+@dataclass(frozen=True)
+class TestLab:
+    """A lab under test."""
+
+    __test__ = False
+
+    name: str
+    workers: int = 2
+
+    @property
+    def inventory(self) -> Path:
+        return state_directory() / self.name / "inventory.yaml"
+
+    @property
+    def nodes(self) -> list[str]:
+        return ["head1", *(f"gpu{n:02}" for n in range(1, self.workers + 1))]
+
+    def up(self, *options: str) -> None:
+        done = clusterctl("lab", "up", "--name", self.name, "--workers", str(self.workers), *options)
+        assert done.returncode == 0, done.stderr
+
+    def down(self) -> None:
+        done = clusterctl("lab", "down", "--name", self.name)
+        assert done.returncode == 0, done.stderr
+
+    def run(self, *argv: str, expect: int = 0) -> dict[str, Any]:
+        """Run a verb on the lab's inventory with JSON output."""
+        verb, *options = argv
+        done = clusterctl(verb, str(self.inventory), "--output", "json", *options)
+        assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    def ssh(self, node: str, *command: str, stdin: str = "", check: bool = True) -> str:
+        """Run a command line on a node as the lab's administrator."""
+        argv = ["clusterctl", "lab", "ssh", "--name", self.name, node, "--", *command]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, input=stdin)
+        assert done.returncode == 0 or not check, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def root(self, node: str, script: str, check: bool = True) -> str:
+        """Run a shell script on a node as root."""
+        return self.ssh(node, "sudo", "sh", "-eu", "-s", stdin=script, check=check)
+
+    def manifest(self, node: str) -> dict[str, Any]:
+        """Return what a node consists of, seen by a script that shares nothing with the product."""
+        text = self.ssh(node, "sudo", "python3", "-", stdin=(HERE / "manifest.py").read_text())
+        document: dict[str, Any] = json.loads(text)
+        return document
+
+    def manifests(self) -> dict[str, Any]:
+        return {node: self.manifest(node) for node in self.nodes}
+
+
+def podman(*argv: Sequence[str] | str) -> str:
+    done = subprocess.run(["podman", *map(str, argv)], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[TestLab]:
+    """A fresh lab of one head and two workers; the tests of test_bootstrap.py take it from empty to working."""
+    lab = TestLab(lab_name("main"))
+    lab.down()
+    lab.up()
+    yield lab
+    lab.down()
+
+
+@pytest.fixture(scope="session")
+def cluster(lab: TestLab) -> TestLab:
+    """The same lab, bootstrapped."""
+    lab.run("bootstrap")
+    return lab

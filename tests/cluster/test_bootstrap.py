@@ -1,0 +1,252 @@
+"""The main job on one lab, in order: empty nodes, a working cluster, an unchanged second run, repair, jobs."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from tests.cluster.conftest import HERE, TestLab, clusterctl, podman
+from tests.labs import REPOSITORY
+
+
+def differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """Name every leaf in which two manifests part."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = sorted(before.keys() | after.keys())
+        return [line for key in keys for line in differences(before.get(key), after.get(key), f"{path}/{key}")]
+    return [] if before == after else [f"{path}: {before} -> {after}"]
+
+
+def host_state() -> dict[str, Any]:
+    """What the lab must never change of its host: kernel settings, modules, swap."""
+    sysctl = subprocess.run(["/sbin/sysctl", "-a"], capture_output=True, text=True, check=False).stdout
+    volatile = re.compile(
+        r"^(fs\.(dentry|file-nr|inode|quota)|kernel\.(random|ns_last|pty\.nr|sched_domain)|net\.)|.*(conf\.(veth|podman))"
+    )
+    return {
+        "sysctl": [line for line in sysctl.splitlines() if not volatile.match(line)],
+        "modules": sorted(line.split()[0] for line in Path("/proc/modules").read_text().splitlines())
+        if Path("/proc/modules").exists()
+        else [],
+        "swap": Path("/proc/swaps").read_text(),
+    }
+
+
+@pytest.fixture(scope="session")
+def host_before() -> dict[str, Any]:
+    return host_state()
+
+
+def test_lab_up_twice_is_one_lab(host_before: dict[str, Any], lab: TestLab) -> None:
+    listing = ("ps", "--filter", f"label=clusterctl.lab={lab.name}", "--format", "{{.ID}}")
+    before = podman(*listing)
+    lab.up()
+    assert podman(*listing) == before
+    assert len(before.split()) == 3
+
+
+def test_stopped_node_is_named_and_nothing_changes(lab: TestLab) -> None:
+    before = {node: lab.manifest(node) for node in ("head1", "gpu01")}
+    podman("stop", "--time", "0", f"clusterctl-{lab.name}-gpu02")
+    done = clusterctl("bootstrap", str(lab.inventory))
+    assert done.returncode == 3, done.stderr
+    assert "gpu02" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert differences(before, {node: lab.manifest(node) for node in ("head1", "gpu01")}) == []
+    lab.up()  # a stopped node is started again
+
+
+def test_bootstrap(cluster: TestLab) -> None:
+    records = sorted(path.stem for path in (cluster.inventory.parent / "hardware").glob("*.json"))
+    assert records == sorted(cluster.nodes)
+    gpus = json.loads((cluster.inventory.parent / "hardware" / "gpu01.json").read_text())["gpus"]
+    assert [gpu["type"] for gpu in gpus] == ["a100"] * 4
+
+
+def test_second_run_changes_nothing(cluster: TestLab) -> None:
+    before = cluster.manifests()
+    summary = cluster.run("bootstrap")
+    assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(cluster.nodes, 0)
+    assert differences(before, cluster.manifests()) == []
+
+
+def test_check_mode_of_a_finished_cluster_announces_nothing(cluster: TestLab) -> None:
+    before = cluster.manifests()
+    summary = cluster.run("bootstrap", "--check")
+    assert {host["changed"] for host in summary["hosts"].values()} == {0}
+    assert differences(before, cluster.manifests()) == []
+
+
+# Ten changes by hand: the node, what is done to it, how to see that it is done, how to see that it is repaired.
+INJECTED = {
+    "file edited": (
+        "head1",
+        "echo 'MaxJobCount=7' >> /etc/slurm/slurm.conf",
+        "grep -q MaxJobCount=7 /etc/slurm/slurm.conf",
+    ),
+    "file's mode": ("gpu01", "chmod 0644 /etc/munge/munge.key", 'test "$(stat -c %a /etc/munge/munge.key)" != 400'),
+    "file's owner": ("gpu02", "chown root /etc/munge/munge.key", 'test "$(stat -c %U /etc/munge/munge.key)" != munge'),
+    "file removed": ("head1", "rm /etc/slurm/gres.conf", "test ! -e /etc/slurm/gres.conf"),
+    "package removed": (
+        "gpu01",
+        "apt-get -qq remove -y prometheus-node-exporter",
+        "! dpkg-query -W -f '${db:Status-Abbrev}' prometheus-node-exporter | grep -q ii",
+    ),
+    "unit stopped": ("gpu02", "systemctl stop slurmd", "! systemctl is-active -q slurmd"),
+    "unit disabled": ("gpu01", "systemctl -q disable munge", "! systemctl is-enabled -q munge"),
+    "unit masked": ("gpu02", "systemctl -q mask --now munge", "systemctl is-enabled munge | grep -q masked"),
+    "directory's mode": (
+        "head1",
+        "chmod 0777 /var/lib/slurm/slurmctld",
+        'test "$(stat -c %a /var/lib/slurm/slurmctld)" = 777',
+    ),
+    "user's shell": ("gpu01", "usermod --shell /bin/sh alice", "getent passwd alice | grep -q /bin/sh"),
+}
+
+
+def test_injected_changes_are_announced_then_repaired(cluster: TestLab) -> None:
+    before = cluster.manifests()
+    for node, inject, seen in INJECTED.values():
+        cluster.root(node, inject)
+        cluster.root(node, seen)
+    injured = {node for node, _, _ in INJECTED.values()}
+
+    announced = cluster.run("bootstrap", "--check")
+    assert {name for name, host in announced["hosts"].items() if host["changed"]} == injured
+    for node, _, seen in INJECTED.values():
+        cluster.root(node, seen)  # --check repaired nothing
+
+    repaired = cluster.run("bootstrap")
+    assert {name for name, host in repaired["hosts"].items() if host["changed"]} == injured
+    for what, (node, _, seen) in INJECTED.items():
+        assert cluster.root(node, f"{seen} && echo still-there || true") == "", what
+
+    def lasting(manifests: dict[str, Any]) -> dict[str, Any]:
+        return {node: {k: v for k, v in manifest.items() if k != "daemons"} for node, manifest in manifests.items()}
+
+    assert differences(lasting(before), lasting(cluster.manifests())) == []
+    again = cluster.run("bootstrap")
+    assert {host["changed"] for host in again["hosts"].values()} == {0}
+
+
+def test_status_of_a_healthy_cluster(cluster: TestLab) -> None:
+    document = cluster.run("status")
+    assert {node["name"] for node in document["nodes"]} == set(cluster.nodes)
+
+
+ALICE = ("sudo", "--login", "--user", "alice")
+
+
+def test_job_of_an_ordinary_user_sees_two_gpus_on_each_node(cluster: TestLab) -> None:
+    out = cluster.ssh("head1", *ALICE, "srun", "--nodes=2", "--gres=gpu:2", "--label", "nvidia-smi", "-L")
+    for task in "01":
+        names = [line for line in out.splitlines() if line.startswith(f"{task}:")]
+        assert len(names) == 2, out
+        assert all("A100-SXM4-80GB" in line for line in names)
+
+
+def test_a_foreign_gpu_cannot_be_opened(cluster: TestLab) -> None:
+    script = (
+        "import errno, glob, os\n"
+        "def attempt(path):\n"
+        "    try:\n"
+        "        os.close(os.open(path, os.O_RDWR))\n"
+        "        return 'open'\n"
+        "    except OSError as error:\n"
+        "        return errno.errorcode[error.errno]\n"
+        "print(sorted(attempt(path) for path in glob.glob('/dev/nvidia[0-9]*')))\n"
+    )
+    argv = [
+        "clusterctl",
+        "lab",
+        "ssh",
+        "--name",
+        cluster.name,
+        "head1",
+        "--",
+        *ALICE,
+        "srun",
+        "--gres=gpu:2",
+        "python3",
+        "-",
+    ]
+    out = subprocess.run(argv, input=script, capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "['ENXIO', 'ENXIO', 'EPERM', 'EPERM']"
+
+
+def test_nvidia_smi_speaks_on_the_simulated_library(cluster: TestLab) -> None:
+    query = "index,name,memory.total,driver_version,temperature.gpu,pcie.link.width.max"
+    rows = cluster.ssh("gpu01", "nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader").splitlines()
+    assert len(rows) == 4
+    assert all("NVIDIA A100-SXM4-80GB, 81920 MiB, 550.163.01" in row for row in rows)
+    assert "NV12" in cluster.ssh("gpu01", "nvidia-smi", "topo", "-m")
+    assert "<attached_gpus>4</attached_gpus>" in cluster.ssh("gpu01", "nvidia-smi", "-q", "-x")
+    assert "NVIDIA-SMI 550.163.01" in cluster.ssh("gpu01", "nvidia-smi")
+
+
+def test_nvidia_ml_py_works_on_the_simulated_library(cluster: TestLab) -> None:
+    cluster.ssh("gpu01", "tee", "/tmp/pynvml.py", stdin=Path(pynvml.__file__).read_text())
+    cluster.ssh("gpu01", "tee", "/tmp/nvml_check.py", stdin=(HERE / "nvml_check.py").read_text())
+    expected = "--count 4 --name 'NVIDIA A100-SXM4-80GB' --memory-mib 81920 --driver 550.163.01"
+    cluster.ssh(
+        "gpu01", f"cd /tmp && python3 nvml_check.py {expected}; code=$?; rm pynvml.py nvml_check.py; exit $code"
+    )
+
+
+def test_wheel_works_from_another_directory(cluster: TestLab, tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(REPOSITORY)],
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("clusterctl-*.whl")
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    subprocess.run([str(environment / "bin" / "pip"), "install", "--quiet", str(wheel)], check=True)
+    program = environment / "bin" / "clusterctl"
+    done = subprocess.run(
+        [program, "bootstrap", cluster.inventory, "--output", "json"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(cluster.nodes, 0)
+
+
+def test_printed_command_builds_the_same(cluster: TestLab) -> None:
+    command = clusterctl("bootstrap", str(cluster.inventory), "--print-command").stdout.strip()
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    recap = re.findall(r"^(\w+) +: ok=\d+ +changed=(\d+)", done.stdout, re.MULTILINE)
+    assert dict(recap) == dict.fromkeys(cluster.nodes, "0")
+
+
+def test_the_lab_left_its_host_alone(host_before: dict[str, Any], cluster: TestLab) -> None:
+    after = host_state()
+    before_modules, after_modules = set(host_before.pop("modules")), set(after.pop("modules"))
+    assert before_modules <= after_modules
+    assert differences(host_before, after) == []
+    for attempt in ("date -s 2020-01-01", "sysctl -w vm.swappiness=11", "swapon /dev/null", "insmod /dev/null"):
+        assert "refused" in cluster.root("gpu01", f"{attempt} 2>/dev/null || echo refused"), attempt
+
+
+def test_lab_down_leaves_nothing(lab: TestLab) -> None:
+    short = TestLab(f"{lab.name}-gone", workers=1)
+    short.up()
+    containers = [f"clusterctl-{short.name}-{node}" for node in short.nodes]
+    mounts = json.loads(podman("inspect", "--format", "json", *containers))
+    volumes = {mount["Name"] for container in mounts for mount in container["Mounts"] if mount["Type"] == "volume"}
+    assert volumes <= set(podman("volume", "ls", "--quiet").split())
+    assert volumes
+    short.down()
+    assert not volumes & set(podman("volume", "ls", "--quiet").split())
+    for listing in (("ps", "--all"), ("network", "ls")):
+        assert short.name not in podman(*listing)
+    assert not short.inventory.parent.exists()

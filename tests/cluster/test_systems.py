@@ -1,0 +1,89 @@
+"""Other distributions than Debian 13, and what is refused before a node is touched."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import TestLab, clusterctl
+from tests.labs import lab_name
+
+
+@pytest.fixture(scope="module")
+def debian_12() -> Iterator[TestLab]:
+    lab = TestLab(lab_name("debian12"))
+    lab.down()
+    lab.up("--os", "debian-12", "--gpus", "2")
+    yield lab
+    lab.down()
+
+
+def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
+    debian_12.run("bootstrap")
+    again = debian_12.run("bootstrap")
+    assert {name: host["changed"] for name, host in again["hosts"].items()} == dict.fromkeys(debian_12.nodes, 0)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Iterator[TestLab]:
+    lab = TestLab(lab_name("mixed"), workers=1)
+    lab.down()
+    lab.up("--worker-os", "debian-12")
+    yield lab
+    lab.down()
+
+
+def refused(lab: TestLab, *fragments: str) -> None:
+    """Bootstrap must end with exit 3, name these things, and leave every node as it was."""
+    before = lab.manifests()
+    done = clusterctl("bootstrap", str(lab.inventory))
+    text = done.stdout + done.stderr
+    assert done.returncode == 3, text
+    assert "Traceback" not in text
+    for fragment in fragments:
+        assert fragment in text
+    assert lab.manifests() == before
+
+
+def test_slurm_versions_that_cannot_talk_are_refused(mixed: TestLab) -> None:
+    refused(mixed, "gpu01", "22.05", "24.11")
+
+
+def test_an_unsupported_system_is_refused(mixed: TestLab) -> None:
+    mixed.root(
+        "gpu01",
+        "rm /etc/os-release; printf 'ID=slackware\\nVERSION_ID=15\\n' > /etc/os-release",
+    )
+    try:
+        refused(mixed, "gpu01", "slackware", "Debian 12")
+    finally:
+        mixed.root("gpu01", "rm /etc/os-release; ln -s ../usr/lib/os-release /etc/os-release")
+
+
+def edited(lab: TestLab, tmp_path: Path, old: str, new: str) -> subprocess.CompletedProcess[str]:
+    text = lab.inventory.read_text()
+    assert old in text
+    (tmp_path / "inventory.yaml").write_text(text.replace(old, new))
+    return clusterctl("bootstrap", str(tmp_path / "inventory.yaml"))
+
+
+def test_a_misspelled_group_is_refused(mixed: TestLab, tmp_path: Path) -> None:
+    done = edited(mixed, tmp_path, "slurm_workers:", "slurm_wokers:")
+    assert done.returncode == 2
+    assert "slurm_workers" in done.stderr
+    assert "inventory.yaml:" in done.stderr
+
+
+def test_an_unknown_variable_is_refused(mixed: TestLab, tmp_path: Path) -> None:
+    done = edited(mixed, tmp_path, "cluster_networks:", "cluster_netwroks:")
+    assert done.returncode == 2
+    assert "cluster_networks" in done.stderr
+
+
+def test_podman_missing_is_said_with_the_command_that_helps() -> None:
+    # podman is hidden from this one process by a mount of its own over the program.
+    script = 'mount --bind /dev/null "$(command -v podman)" && exec clusterctl lab up --name none'
+    done = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "apt-get install --no-install-recommends podman" in done.stderr

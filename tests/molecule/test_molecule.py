@@ -1,0 +1,36 @@
+"""Every role alone, in containers of its own: check, converge, converge again without a change, verify."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.labs import REPOSITORY, lab_name, state_directory
+
+HERE = Path(__file__).resolve().parent
+SCENARIOS = sorted(path.parent.name for path in HERE.glob("*/molecule.yml"))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_role(scenario: str) -> None:
+    lab = lab_name(scenario.replace("_", "-"))
+    directory = state_directory() / lab
+    environment = {
+        **os.environ,
+        "CLUSTERCTL_TEST_LAB": lab,
+        "CLUSTERCTL_TEST_LAB_DIRECTORY": str(directory),
+        "MOLECULE_GLOB": str(HERE / "*" / "molecule.yml"),
+        "ANSIBLE_CONFIG": "",
+    }
+    done = subprocess.run(
+        ["molecule", "--base-config", str(HERE / "config.yml"), "test", "--scenario-name", scenario],
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        subprocess.run(["clusterctl", "lab", "down", "--name", lab], check=False, capture_output=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_every_role_has_a_scenario() -> None:
+    assert {path.name for path in (REPOSITORY / "roles").iterdir()} <= set(SCENARIOS)

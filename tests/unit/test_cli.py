@@ -1,0 +1,207 @@
+"""The command line, run as a user does: a process, its two outputs and its exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl import __version__, cli, lock
+
+VERBS = ("init", "validate", "bootstrap", "verify", "status", "password", "lab")
+
+
+def clusterctl(
+    *arguments: str, cwd: Path | None = None, **environment: str | None
+) -> "subprocess.CompletedProcess[str]":
+    merged = {**os.environ, "COLUMNS": "120", **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "clusterctl", *arguments],
+        cwd=cwd,
+        env={name: value for name, value in merged.items() if value is not None},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def cluster(home: Path) -> Path:
+    """A cluster's directory whose nodes refuse every connection."""
+    made = clusterctl(
+        "init", "aurora", "--head", "head1=127.0.0.1", "--worker", "gpu01=127.0.0.2", cwd=home, HOME=str(home)
+    )
+    assert made.returncode == 0, made.stderr
+    path = home / "aurora/inventory.yaml"
+    path.write_text(path.read_text().replace("cluster_name: aurora", "cluster_name: aurora\n    ansible_port: 1"))
+    return home / "aurora"
+
+
+def test_version() -> None:
+    done = clusterctl("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"clusterctl {__version__}\n", "")
+
+
+def test_help_lists_the_verbs_in_order_and_loads_nothing_heavy() -> None:
+    done = clusterctl("--help")
+    assert done.returncode == 0
+    listed = [
+        line.split()[0]
+        for line in done.stdout.split("Verbs:")[1].splitlines()
+        if line.startswith("  ") and line[2] != " "
+    ]
+    assert tuple(name for name in listed if name in VERBS) == VERBS
+    loaded = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "clusterctl", "--help"], capture_output=True, text=True, check=True
+    ).stderr
+    for module in ("ansible", "paramiko", "yaml", "rich"):
+        assert f" {module}\n" not in loaded
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str) -> None:
+    done = clusterctl(verb, "--help")
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+
+
+def test_without_arguments_there_is_help_and_exit_2() -> None:
+    done = clusterctl()
+    assert done.returncode == 2
+    assert "bootstrap" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("boostrap",), "Did you mean 'bootstrap'"),
+        (("stauts", "x"), "Did you mean 'status'"),
+        (("int", "x"), "Did you mean 'init'"),
+        (("bootstrap", "x", "--limt", "y"), "--limit"),
+        (("bootstrap", "x", "--forks", "0"), "--forks"),
+        (("bootstrap", "x", "--output", "xml"), "--output"),
+        (("bootstrap",), "INVENTORY"),
+        (("bootstrap", "no such file"), "no such file"),
+        (("validate", "/dev/null"), "/dev/null"),
+        (("bootstrap", "/"), "/inventory.yaml"),
+    ],
+)
+def test_a_wrong_command_line_is_exit_2_with_a_hint(arguments: tuple[str, ...], said: str) -> None:
+    done = clusterctl(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_directory_stands_for_the_inventory_in_it(cluster: Path, home: Path) -> None:
+    done = clusterctl("validate", str(cluster), HOME=str(home))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "aurora: 2 hosts" in done.stdout
+
+
+def test_validate_as_json(cluster: Path, home: Path) -> None:
+    done = clusterctl("validate", "inventory.yaml", "--output", "json", cwd=cluster, HOME=str(home))
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["exit_code"], answer["cluster"], answer["hosts"]) == (0, 0, "aurora", 2)
+
+
+def test_every_problem_of_a_limit_is_named(cluster: Path, home: Path) -> None:
+    done = clusterctl("bootstrap", str(cluster), "--limit", "gpu1,hed1,slurm_workers", HOME=str(home))
+    assert done.returncode == 2
+    assert "gpu01" in done.stderr
+    assert "head1" in done.stderr
+    assert done.stdout == ""
+
+
+def test_unfit_nodes_are_exit_3_each_named_and_nothing_is_recorded(cluster: Path, home: Path) -> None:
+    done = clusterctl("bootstrap", "inventory.yaml", cwd=cluster, HOME=str(home))
+    assert done.returncode == 3
+    assert "head1: connection: 127.0.0.1 port 1 refuses" in done.stderr
+    assert "gpu01: connection: 127.0.0.2 port 1 refuses" in done.stderr
+    assert "Nothing was changed" in done.stderr
+    assert not (cluster / "hardware").exists()
+    assert not (cluster / ".clusterctl/runs").exists()
+
+
+def test_an_error_as_json_is_one_object_on_stdout(cluster: Path, home: Path) -> None:
+    done = clusterctl("bootstrap", str(cluster), "--output", "json", HOME=str(home))
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["exit_code"], len(answer["problems"])) == (3, 3, 2)
+
+
+def test_a_second_run_is_exit_6_before_anything_else(cluster: Path, home: Path) -> None:
+    with lock.hold(cluster / ".clusterctl", "verify"):
+        done = clusterctl("bootstrap", str(cluster), HOME=str(home))
+    assert done.returncode == 6
+    assert f"process {os.getpid()}" in done.stderr
+    assert "verify" in done.stderr
+
+
+def test_print_command_contacts_nobody_and_is_one_line(cluster: Path, home: Path) -> None:
+    done = clusterctl(
+        "bootstrap", str(cluster), "--print-command", "--limit", "gpu01", "--check", "-v", HOME=str(home),
+        ANSIBLE_CONFIG="/hostile",
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stdout.count("\n") == 1
+    assert done.stdout.endswith("playbooks/bootstrap.yml --limit gpu01 --check -v\n")
+    assert "hostile" not in done.stdout
+    assert "validate --online" in done.stderr
+
+
+def test_verbosity_counts_before_and_after_the_verb(cluster: Path, home: Path) -> None:
+    done = clusterctl("-v", "bootstrap", "-vv", str(cluster), "--print-command", HOME=str(home))
+    assert done.stdout.endswith(" -vvv\n")
+
+
+def test_password_prints_one_secret_and_suggests_names(cluster: Path, home: Path) -> None:
+    done = clusterctl("password", "prometheus_password", str(cluster), HOME=str(home))
+    assert done.returncode == 0
+    assert len(done.stdout.strip()) >= 43
+    wrong = clusterctl("password", "prometeus_password", str(cluster), HOME=str(home))
+    assert wrong.returncode == 2
+    assert "did you mean prometheus_password" in wrong.stderr
+
+
+def test_without_home_and_with_the_plainest_language(cluster: Path) -> None:
+    done = clusterctl("validate", str(cluster), HOME=None, LANG="C", LC_ALL=None)
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+
+
+def test_a_reader_that_leaves_early_is_no_traceback(cluster: Path, home: Path) -> None:
+    script = f'"{sys.executable}" -m clusterctl validate "{cluster}" | true; test "${{PIPESTATUS[0]}}" -ne 1'
+    environment = {**os.environ, "HOME": str(home)}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_closed_outputs_are_no_traceback(cluster: Path, home: Path) -> None:
+    script = f'"{sys.executable}" -m clusterctl validate "{cluster}" >&-'
+    done = subprocess.run(["sh", "-c", script], env={**os.environ, "HOME": str(home)}, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_bug_is_one_line_and_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ValueError("something\x1b[2J odd")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr().err
+    assert end.value.code == 1
+    assert "ValueError: something [2J odd" in said
+    path = Path(said.split()[-1])
+    assert "Traceback" in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()

@@ -1,0 +1,109 @@
+"""Events: a typed reading of lines that nobody vouches for."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from clusterctl import events
+
+RESULT = {
+    "event": "result",
+    "host": "gpu01",
+    "role": "munge",
+    "task": "Converge munge",
+    "path": "roles/munge/tasks/main.yml:3",
+    "status": "changed",
+    "message": "",
+    "seconds": 1.5,
+    "changes": [{"kind": "file", "name": "/etc/munge/munge.key", "what": "created"}],
+    "versions": {"munge": "0.5.16-1"},
+    "notes": ["a note"],
+}
+
+
+def test_a_result_with_every_field() -> None:
+    event = events.parse(json.dumps(RESULT))
+    assert event == events.Result(
+        "gpu01",
+        "munge",
+        "Converge munge",
+        "roles/munge/tasks/main.yml:3",
+        "changed",
+        "",
+        1.5,
+        (events.Change("file", "/etc/munge/munge.key", "created"),),
+        {"munge": "0.5.16-1"},
+        ("a note",),
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "null",
+        "[]",
+        "3",
+        '"play"',
+        "{",
+        '{"event": "play", "name": "He',
+        "{}",
+        '{"event": "unheard of"}',
+        '{"event": ["play"]}',
+        json.dumps(RESULT | {"status": "splendid"}),
+        json.dumps(RESULT | {"status": None}),
+    ],
+)
+def test_what_is_no_event_is_passed_over(line: str) -> None:
+    assert events.parse(line) is None
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "text", [1, None], {"a": 1}, True])
+def test_fields_of_a_wrong_type_are_empty(wrong: object) -> None:
+    keys = ("host", "role", "task", "path", "message", "seconds", "changes", "versions", "notes")
+    event = events.parse(json.dumps(RESULT | dict.fromkeys(keys, wrong)))
+    assert isinstance(event, events.Result)
+    assert all(isinstance(note, str) for note in event.notes)
+    assert all(isinstance(change, events.Change) for change in event.changes)
+    assert all(isinstance(version, str) for version in event.versions.values())
+    assert isinstance(event.seconds, float)
+    assert isinstance(event.host, str)
+
+
+def test_every_kind_of_event() -> None:
+    lines = [
+        {"event": "playbook", "plays": ["Head", "Workers"]},
+        {"event": "play", "name": "Head", "pattern": "slurm_head", "hosts": ["head1"], "roles": ["munge"]},
+        {"event": "task", "play": "Head", "role": "munge", "task": "Converge", "path": "x:1"},
+        {"event": "stats", "hosts": {"head1": {"ok": 1, "changed": 2, "failed": 3, "unreachable": 4, "skipped": 5}}},
+        {"event": "stopped"},
+        {"event": "end"},
+    ]
+    assert [events.parse(json.dumps(line)) for line in lines] == [
+        events.PlaybookStarted(("Head", "Workers")),
+        events.PlayStarted("Head", "slurm_head", ("head1",), ("munge",)),
+        events.TaskStarted("Head", "munge", "Converge", "x:1"),
+        events.Stats({"head1": events.HostStats(1, 2, 3, 4, 5)}),
+        events.Stopped(),
+        events.Ended(),
+    ]
+
+
+def test_a_file_whose_last_line_is_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "stopped"}\n\n{"event": "en')
+    assert list(events.read(path)) == [events.Stopped()]
+
+
+def test_follow_yields_what_is_written_meanwhile_and_after_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "stopped"}\n{"event": ')
+    finished = threading.Event()
+    followed = events.follow(path, finished.is_set, interval=0.01)
+    assert next(followed) == events.Stopped()
+    with path.open("a") as file:
+        file.write('"stopped"}\n{"event": "end"}')  # the last line has no end, as after a kill
+    finished.set()
+    assert list(followed) == [events.Stopped(), events.Ended()]

@@ -1,0 +1,147 @@
+"""Slurm's own words, made from hardware records."""
+
+import re
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+
+from tests.unit.test_role_plugins import plugin
+
+SLURM = plugin("filter_plugins/slurm")
+A100 = "a100"
+
+
+def gpu(index: int, kind: str = A100, cpus: str | None = None) -> dict[str, Any]:
+    return {"type": kind, "device": f"/dev/nvidia{index}", "cpus": cpus}
+
+
+def record(**other: Any) -> dict[str, Any]:
+    base = {
+        "os": {"id": "debian", "version": "13", "family": "Debian"},
+        "cpu": {"sockets": 2, "cores_per_socket": 32, "threads_per_core": 2, "cpus": 128},
+        "memory_mb": 515_000,
+        "gpus": [gpu(index) for index in range(4)],
+        "cgroup": {"version": 1, "controllers": ["cpu", "cpuset", "devices", "memory"]},
+    }
+    return base | other
+
+
+@pytest.mark.parametrize(
+    ("system", "release"),
+    [
+        (("debian", "13", "Debian"), "24.11"),
+        (("ubuntu", "24.04", "Debian"), "23.11"),
+        (("rocky", "9.6", "RedHat"), "22.05"),
+        (("centos", "9", "RedHat"), "22.05"),
+        (("debian", "14", "Debian"), ""),
+        (("ubuntu", "24.10", "Debian"), ""),
+    ],
+)
+def test_a_distribution_tells_the_release_of_slurm(system: tuple[str, str, str], release: str) -> None:
+    table = {"debian-13": "24.11", "ubuntu-24.04": "23.11", "redhat-9": "22.05"}
+    assert SLURM.release(record(os=dict(zip(("id", "version", "family"), system, strict=True))), table) == release
+
+
+@pytest.mark.parametrize(("total", "given"), [(515_000, 504_700), (24_105, 23_593), (900, 450)])
+def test_memory_leaves_a_margin_but_never_most_of_a_small_node(total: int, given: int) -> None:
+    assert SLURM.real_memory(record(memory_mb=total)) == given
+
+
+def test_a_node_is_described_by_its_layout_and_typed_gpus() -> None:
+    described = SLURM.node(record(gpus=[gpu(0), gpu(1, "t4"), gpu(2)]))
+    assert described == {
+        "CPUs": 128, "Sockets": 2, "CoresPerSocket": 32, "ThreadsPerCore": 2, "RealMemory": 504_700,
+        "Gres": "gpu:a100:2,gpu:t4:1",
+    }  # fmt: skip
+
+
+def test_a_layout_that_does_not_add_up_is_left_to_slurm() -> None:
+    cpu = {"sockets": 1, "cores_per_socket": 8, "threads_per_core": 2, "cpus": 12}
+    assert SLURM.node(record(cpu=cpu, gpus=[])) == {"CPUs": 12, "RealMemory": 504_700}
+
+
+def test_the_poorest_node_sets_the_memory_per_cpu() -> None:
+    assert SLURM.memory_per_cpu([record(), record(memory_mb=131_072)]) == (131_072 - 131_072 // 50) // 128
+    assert SLURM.memory_per_cpu([]) == 0
+
+
+def test_jobs_are_confined_to_what_every_node_offers() -> None:
+    bare = record(cgroup={"version": 1, "controllers": ["cpu", "cpuset"]})
+    second = record(cgroup={"version": 2, "controllers": ["cpu", "cpuset", "memory"]})
+    assert SLURM.constraints([record()], "24.11") == ["cores", "devices", "memory"]
+    assert SLURM.constraints([record(), second], "24.11") == ["cores", "devices", "memory"]
+    assert SLURM.constraints([record(), bare], "24.11") == ["cores"]
+    assert SLURM.constraints([second], "21.08") == []
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        (["gpu02", "gpu01", "gpu03", "gpu07"], "gpu[01-03,07]"),
+        (["gpu1", "gpu01", "gpu2"], "gpu01,gpu[1-2]"),
+        (["gpu9", "gpu10"], "gpu10,gpu9"),
+        (["rack1-node07"], "rack1-node07"),
+        (["login", "gpu01"], "gpu01,login"),
+        ([], ""),
+    ],
+)
+def test_names_fold_into_a_hostlist(names: list[str], folded: str) -> None:
+    assert SLURM.hostlist(names) == folded
+
+
+def test_like_nodes_share_their_lines_and_like_gpus_one() -> None:
+    mixed = record(gpus=[gpu(0), gpu(1), gpu(3), gpu(2, "t4")])
+    assert SLURM.gres({"gpu01": record(), "gpu02": record(), "odd": mixed, "cpu01": record(gpus=[])}) == [
+        "NodeName=gpu[01-02] Name=gpu Type=a100 File=/dev/nvidia[0-3]",
+        "NodeName=odd Name=gpu Type=a100 File=/dev/nvidia[0-1,3]",
+        "NodeName=odd Name=gpu Type=t4 File=/dev/nvidia2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "cores"),
+    [
+        ("0-31,64-95", " Cores=0-31"),
+        ("32-63,96-127", " Cores=32-63"),
+        ("16-31,80-95", " Cores=16-31"),
+        ("0-63", ""),  # second threads are missing: not the numbering that we know
+        ("0-127", ""),  # all of them: says nothing
+        ("0,2,4,64,66,68", ""),  # every other core: sockets take turns
+        (None, ""),
+    ],
+)
+def test_cores_near_a_gpu_are_told_only_where_their_numbers_are_certain(cpus: str | None, cores: str) -> None:
+    lines = SLURM.gres({"gpu01": record(gpus=[gpu(0, cpus=cpus)])})
+    assert lines == [f"NodeName=gpu01 Name=gpu Type=a100 File=/dev/nvidia0{cores}"]
+
+
+def test_a_device_that_is_none_is_refused() -> None:
+    bad = gpu(0) | {"device": "/dev/nvidia0 Flags=x"}
+    with pytest.raises(AnsibleFilterError, match="no device file"):
+        SLURM.gres({"gpu01": record(gpus=[bad])})
+
+
+def test_an_option_is_replaced_where_it_stands_added_or_left_out() -> None:
+    text = "ClusterName=a\nSlurmdTimeout=300\nKillOnBadExit=1\n"
+    changed = SLURM.override(text, {"slurmdtimeout": 60, "KillOnBadExit": None, "DisableRootJobs": True})
+    assert changed == "ClusterName=a\nslurmdtimeout=60\nDisableRootJobs=YES\n"
+    assert SLURM.override(text, {}) == text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"Epilog": "/bin/x\nPartitionName=evil"}, {"Epilog=/bin/x\nA": 1}, {"Prolog": "/bin/x # y"}, {"NodeName": "x"}],
+)
+def test_an_option_is_one_option(options: dict[str, Any]) -> None:
+    with pytest.raises(AnsibleFilterError):
+        SLURM.override("ClusterName=a\n", options)
+
+
+def test_the_password_hash_is_mariadbs() -> None:
+    # SELECT PASSWORD('secret') on MariaDB 11.8
+    assert SLURM.mysql_native_password("secret") == "*14E65567ABDB5135D0CFD9A70B3032C179A49EE7"
+
+
+def test_every_filter_is_offered_under_a_name_that_tells_its_family() -> None:
+    assert all(re.match("slurm_|mysql_", name) for name in SLURM.FilterModule().filters())

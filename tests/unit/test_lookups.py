@@ -1,0 +1,110 @@
+"""What the lookups find beside the inventory and in the roles."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleError
+from ansible.parsing.dataloader import DataLoader
+from ansible.parsing.vault import VaultLib, VaultSecret
+from ansible.plugins.loader import init_plugin_loader, lookup_loader
+from ansible.template import Templar
+
+from clusterctl import paths
+from tests.unit.test_role_plugins import plugin
+
+SUBGROUPS = plugin("lookup_plugins/subgroups")
+PACKAGES = plugin("lookup_plugins/role_packages")
+init_plugin_loader()
+
+
+def look_up(name: str, terms: list[str], variables: dict[str, Any], vault: str = "") -> Any:
+    lookup_loader.add_directory(str(paths.content() / "playbooks/lookup_plugins"))
+    loader = DataLoader()
+    if vault:
+        loader.set_vault_secrets([("default", VaultSecret(vault.encode()))])
+    lookup = lookup_loader.get(name, loader=loader, templar=Templar(loader, variables))
+    return lookup.run(terms, variables=variables)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, Any]:
+    """A cluster's directory with one secret."""
+    text = "munge_key: '{{ not_a_template }}'\n"
+    sealed = VaultLib([("default", VaultSecret(b"right"))]).encrypt(text)
+    (tmp_path / "secrets.yml").write_bytes(sealed)
+    return {"inventory_dir": str(tmp_path)}
+
+
+def test_a_secret_comes_as_it_is(cluster: dict[str, Any]) -> None:
+    assert look_up("cluster_secret", ["munge_key"], cluster, vault="right") == ["{{ not_a_template }}"]
+
+
+def test_a_secret_that_cannot_be_had_names_the_file(cluster: dict[str, Any]) -> None:
+    path = f"{cluster['inventory_dir']}/secrets.yml"
+    with pytest.raises(AnsibleError, match=f"{path}: no secret called nonsense"):
+        look_up("cluster_secret", ["nonsense"], cluster, vault="right")
+    with pytest.raises(AnsibleError, match=f"{path}: the cluster's secrets cannot be read"):
+        look_up("cluster_secret", ["munge_key"], cluster, vault="wrong")
+    Path(path).unlink()
+    with pytest.raises(AnsibleError, match=f"{path}: the cluster's secrets are not there"):
+        look_up("cluster_secret", ["munge_key"], cluster, vault="right")
+
+
+def test_subgroups_are_those_below_at_any_depth_and_place() -> None:
+    inventory = {
+        "all": {
+            "children": {
+                "slurm_head": {"hosts": {"head1": None}},
+                "slurm_workers": {"children": {"a100": {"children": {"rack1": None}}, "h100": None}},
+                "h100": {"children": {"rack2": None}},
+            }
+        }
+    }
+    assert SUBGROUPS.below(inventory, "slurm_workers") == ["a100", "rack1", "h100", "rack2"]
+    assert SUBGROUPS.below(inventory, "slurm_head") == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "groups", "expected"),
+    [
+        ("slurm_head", {"all", "slurm_head"}, True),
+        ("slurm_head:monitoring", {"all", "monitoring"}, True),
+        ("monitoring:!slurm_head", {"all", "monitoring", "slurm_head"}, False),
+        ("monitoring:!slurm_head", {"all", "monitoring"}, True),
+        ("monitoring:&slurm_head", {"all", "monitoring"}, False),
+        (["all"], {"all"}, True),
+    ],
+)
+def test_a_play_is_for_the_hosts_that_its_pattern_names(pattern: str, groups: set[str], expected: bool) -> None:
+    assert PACKAGES.matches(pattern, groups) is expected
+
+
+def test_a_package_is_wanted_once_and_the_stricter_statement_wins() -> None:
+    pinned = {"name": "slurmd", "version": "24.11.*"}
+    wanted = ["munge", "slurmd", pinned, "munge", {"name": "snapd", "state": "absent"}]
+    assert PACKAGES.union(wanted) == ["munge", pinned]
+    with pytest.raises(ValueError, match="package slurmd is stated as"):
+        PACKAGES.union([pinned, {"name": "slurmd", "version": "25.05.*"}])
+
+
+@pytest.mark.parametrize(
+    ("groups", "there", "elsewhere"),
+    [
+        (["slurm_head", "monitoring"], {"munge", "slurmctld", "mariadb-server", "prometheus"}, {"slurmd"}),
+        (["slurm_workers"], {"munge", "slurmd"}, {"slurmctld", "mariadb-server", "prometheus"}),
+    ],
+)
+def test_a_host_gets_the_packages_of_its_own_roles(groups: list[str], there: set[str], elsewhere: set[str]) -> None:
+    variables = {
+        "inventory_hostname": "node1",
+        "group_names": groups,
+        "groups": {"all": ["node1"], **{group: ["node1"] for group in groups}},
+        "cluster_name": "aurora",
+        "ansible_facts": {"os_family": "Debian", "distribution": "Debian", "distribution_major_version": "13"},
+    }
+    found = look_up("role_packages", [str(paths.content() / "playbooks/bootstrap.yml")], variables)
+    names = [package if isinstance(package, str) else package["name"] for package in found]
+    assert there <= set(names)
+    assert not elsewhere & set(names)
+    assert len(names) == len(set(names))

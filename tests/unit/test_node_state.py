@@ -1,0 +1,828 @@
+"""The parts of node_state that need no node: arguments, pins, decisions, records, locks and the atomic write.
+
+What it does to packages and units is proven in containers (tests/molecule/node_state).
+"""
+
+import ast
+import base64
+import fcntl
+import importlib.util
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ansible.module_utils
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl import paths
+
+PLAYBOOKS = paths.content() / "playbooks"
+ansible.module_utils.__path__.append(str(PLAYBOOKS / "module_utils"))  # where Ansible finds them by its own settings
+
+from ansible.module_utils import node_packages, node_record, node_tools  # noqa: E402
+
+
+def load(path: Path, name: str) -> Any:
+    """Import a plugin as Ansible does: from its file."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for their own module
+    spec.loader.exec_module(module)
+    return module
+
+
+action = load(PLAYBOOKS / "action_plugins/node_state.py", "node_state_action")
+module = load(PLAYBOOKS / "library/node_state.py", "node_state_module")
+KEY = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nabc\n-----END PGP PUBLIC KEY BLOCK-----"
+
+
+def unread(how: str, name: str) -> str:
+    raise AssertionError(f"{how} {name} was asked for")
+
+
+def normalise(**arguments: Any) -> dict[str, Any]:
+    return dict(action.normalise({"name": "demo", **arguments}, unread))
+
+
+def text(item: dict[str, Any]) -> str:
+    return base64.b64decode(item["data"]).decode()
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place for records that is not the machine's."""
+    monkeypatch.setattr(node_tools, "STORE", tmp_path / "store")
+    monkeypatch.setattr(node_record, "STORE", tmp_path / "store")
+    return tmp_path / "store"
+
+
+def call(scope: str = "demo", **options: Any) -> Any:
+    opened = node_record.Call(scope, **options)
+    opened.open()
+    return opened
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"name": "../x"}, "'../x' cannot be the name of a scope"),
+        ({"name": None}, "None cannot be the name of a scope"),
+        ({"pakages": ["x"]}, "unknown argument pakages"),
+        ({"state": "latest"}, "state is 'latest', expected present or absent or probe"),
+        ({"package_manager": "zypper"}, "package_manager is 'zypper'"),
+        ({"packages": "munge"}, "packages: expected a list, got str"),
+        ({"packages": ["-o=x"]}, "'-o=x' cannot be the name of a package"),
+        ({"packages": ["a b"]}, "'a b' cannot be the name of a package"),
+        ({"packages": ["a:amd64"]}, "'a:amd64' cannot be the name of a package"),
+        ({"packages": [{"name": "a", "version": "latest"}]}, "package a: version is 'latest'"),
+        ({"packages": [{"name": "a", "version": 24.11}]}, "package a: version is 24.11, expected a version in quotes"),
+        ({"packages": [{"name": "a", "version": "1 2"}]}, "'1 2' cannot be the name of a version"),
+        ({"packages": [{"name": "a", "hold": "yes"}]}, "package a: hold is 'yes', expected true or false"),
+        ({"packages": ["a", {"name": "a", "hold": True}]}, "package a is stated twice"),
+        ({"packages": [{"name": "a", "state": "latest"}]}, "package a: state is 'latest'"),
+        ({"files": [{"dest": "etc/x", "content": ""}]}, "file 'etc/x': expected an absolute path"),
+        ({"files": [{"dest": "/etc/../x", "content": ""}]}, "expected an absolute path"),
+        ({"files": [{"dest": "/etc/./x", "content": ""}]}, "expected an absolute path"),
+        ({"files": [{"dest": "/etc/x/", "content": ""}]}, "expected an absolute path"),
+        ({"files": [{"dest": "/", "content": ""}]}, "expected an absolute path"),
+        ({"files": [{"dest": "/etc/a\nb", "content": ""}]}, "expected an absolute path"),
+        ({"files": [{"content": ""}]}, "file without a name: dest is missing"),
+        ({"files": [{"dest": "/x"}]}, "file /x: expected one of"),
+        ({"files": [{"dest": "/x", "content": "", "link": "/y"}]}, "got content and link"),
+        ({"files": [{"dest": "/x", "content": {"a": 1}}]}, "file /x: content is dict, expected text"),
+        ({"files": [{"dest": "/x", "content_base64": "!"}]}, "file /x: content_base64 is not base64"),
+        (
+            {"files": [{"dest": "/x", "content": "", "mode": 420}]},
+            "file /x: mode is 420, expected octal text in quotes",
+        ),
+        ({"files": [{"dest": "/x", "content": "", "mode": "u=rw"}]}, "file /x: mode is 'u=rw'"),
+        ({"files": [{"dest": "/x", "content": "", "mod": "0644"}]}, "file /x: unknown key mod"),
+        ({"files": [{"dest": "/x", "content": "", "validate": "visudo -c"}]}, "validate needs %s"),
+        ({"files": [{"dest": "/x", "content": "", "on_change": ["a", ["b"]]}]}, "on_change: expected a list of words"),
+        ({"files": [{"dest": "/x", "content": "", "secret": "yes"}]}, "file /x: secret is 'yes'"),
+        ({"files": [{"dest": "/x", "state": "touch"}]}, "file /x: state is 'touch', expected absent"),
+        ({"files": [{"dest": "/x", "content": ""}, {"dest": "/x", "content": ""}]}, "path /x is stated twice"),
+        ({"files": [{"dest": "/x", "content": ""}], "directories": [{"path": "/x"}]}, "path /x is stated twice"),
+        ({"directories": [{"path": "x"}]}, "directory 'x': expected an absolute path"),
+        ({"directories": ["/x"]}, "directory: expected a mapping, got str"),
+        ({"units": [{"name": "--now"}]}, "'--now' cannot be the name of a unit"),
+        ({"units": [{"name": "a", "state": "running"}]}, "unit a: state is 'running', expected started or stopped"),
+        ({"units": [{"name": "a"}, {"name": "a.service"}]}, "unit a.service is stated twice"),
+        ({"units": [{"name": "a", "masked": True, "state": "started"}]}, "unit a: what is masked cannot be started"),
+        ({"units": [{"name": "a", "restart_on": "/x"}]}, "unit a: restart_on: expected a list of words"),
+        ({"sysctl": {"net.core.somaxconn": ""}}, "sysctl net.core.somaxconn: '' is not a number or text"),
+        ({"sysctl": {"net.core.somaxconn": True}}, "True is not a number or text"),
+        ({"sysctl": {"../../etc/x": 1}}, "'../../etc/x' cannot be the name of a sysctl"),
+        ({"sysctl": [1]}, "sysctl: expected a mapping"),
+        ({"repositories": [{"name": "a", "url": "https://x"}]}, "repository a: key is missing"),
+        ({"repositories": [{"name": "a", "url": "https://x", "key": "x"}]}, "key is not an armored public key"),
+        ({"repositories": [{"name": "a/b", "url": "https://x", "key": KEY}]}, "cannot be the name of a repository"),
+        ({"repositories": [{"name": "a", "url": "https://x\nTrusted: yes", "key": KEY}]}, "white space in url"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(action.ArgumentError, match=re.escape(told)):
+        normalise(**arguments)
+
+
+def test_every_argument_has_its_default() -> None:
+    found = normalise(
+        packages=["munge", {"name": "slurmd", "version": "24.11.*", "hold": True}, {"name": "ntp", "state": "absent"}],
+        directories=[{"path": "/etc/munge", "owner": "munge", "mode": None}],
+        files=[
+            {"dest": "/etc/a", "content": "1", "state": "present", "on_change": ["update-x", "--all"]},
+            {"dest": "/etc/b", "content_base64": "AAEC\n", "secret": True, "mode": "400"},
+            {"dest": "/etc/c", "link": "/etc/a"},
+            {"dest": "/etc/d", "state": "absent"},
+        ],
+        units=[{"name": "munge"}, {"name": "x.timer", "state": "stopped"}, {"name": "y", "masked": True}],
+        sysctl={"vm.swappiness": 10, "net.ipv4.tcp_rmem": "4096\t131072  6291456"},
+    )
+    assert found["packages"][1] == {"name": "slurmd", "version": "24.11.*", "hold": True, "absent": False}
+    assert [item["absent"] for item in found["packages"]] == [False, False, True]
+    assert found["packages"][0]["hold"] is None
+    assert found["directories"] == [{"name": "/etc/munge", "owner": "munge", "group": "root", "mode": "0755"}]
+    first, second, third, fourth, settings = found["files"]
+    assert (first["mode"], first["owner"], first["on_change"]) == ("0644", "root", [["update-x", "--all"]])
+    assert base64.b64decode(second["data"]) == b"\0\1\2"
+    assert (third["type"], third["target"], fourth["type"]) == ("link", "/etc/a", "absent")
+    assert settings["name"] == "/etc/sysctl.d/60-clusterctl-demo.conf"
+    assert text(settings).splitlines()[1:] == ["net.ipv4.tcp_rmem = 4096 131072 6291456", "vm.swappiness = 10"]
+    assert found["sysctl"][0] == {"name": "net.ipv4.tcp_rmem", "value": "4096 131072 6291456"}
+    shown = [(unit["name"], unit["enabled"], unit["started"], unit["masked"]) for unit in found["units"]]
+    assert shown == [
+        ("munge.service", True, True, False),
+        ("x.timer", False, False, False),
+        ("y.service", False, False, True),
+    ]
+
+
+@pytest.mark.parametrize("state", ["absent", "probe"])
+def test_undo_and_probe_ask_for_no_template(state: str) -> None:
+    assert "files" not in normalise(state=state, files=[{"dest": "/x", "template": "x.j2"}])
+
+
+def test_downloading_asks_for_no_template() -> None:
+    assert "files" not in normalise(download_only=True, files=[{"dest": "/x", "template": "x.j2"}])
+
+
+def test_a_package_source_is_signed_by_its_own_key_alone() -> None:
+    source = {
+        "name": "nvidia",
+        "url": "https://x/deb",
+        "key": KEY,
+        "suites": ["stable"],
+        "components": ["main", "extra"],
+    }
+    found = normalise(repositories=[{**source, "architectures": ["amd64"]}])["repositories"][0]
+    assert [item["name"] for item in found["Apt"]] == [
+        "/etc/apt/keyrings/nvidia.asc",
+        "/etc/apt/sources.list.d/nvidia.sources",
+    ]
+    assert text(found["Apt"][0]) == KEY + "\n"
+    assert text(found["Apt"][1]) == (
+        "Types: deb\nURIs: https://x/deb\nSuites: stable\nComponents: main extra\nArchitectures: amd64\n"
+        "Signed-By: /etc/apt/keyrings/nvidia.asc\n"
+    )
+    assert "gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/nvidia.asc\n" in text(found["Dnf"][1])
+
+
+def test_a_flat_source_has_no_components() -> None:
+    found = normalise(repositories=[{"name": "n", "url": "https://x", "key": KEY}])["repositories"][0]
+    assert "Suites: ./\nSigned-By:" in text(found["Apt"][1])
+
+
+def test_the_module_takes_what_the_action_plugin_gives() -> None:
+    """Both halves name the same fields: every normalised item makes an item of the module."""
+    found = normalise(
+        packages=["a"],
+        directories=[{"path": "/d"}],
+        files=[{"dest": "/x", "content": ""}, {"dest": "/l", "link": "y"}, {"dest": "/z", "state": "absent"}],
+        units=[{"name": "u"}],
+        sysctl={"vm.swappiness": 1},
+        repositories=[{"name": "n", "url": "https://x", "key": KEY}],
+    )
+    kinds = {"packages": module.Package, "files": module.Entry, "units": module.Unit, "sysctl": module.Setting}
+    for key, kind in kinds.items():
+        assert [kind(**item).name for item in found[key]]
+    assert set(found["repositories"][0]) == {"Apt", "Dnf"}
+    assert {node_packages.Apt.__name__, node_packages.Dnf.__name__} == {"Apt", "Dnf"}
+
+
+# Versions
+
+
+@pytest.mark.parametrize(
+    ("version", "pattern", "met"),
+    [
+        ("24.11.5-4", "24.11.*", True),
+        ("24.11.5-4", "24.11.5", True),
+        ("24.11.5-4", "24.11.5-4", True),
+        ("24.11.5-4", "24.11.5-3", False),
+        ("24.11.5-4", "24.11", False),
+        ("24.11.5-4", "24.1.*", False),
+        ("1:24.11.5-4.el9", "24.11.*", True),
+        ("1:24.11.5-4.el9", "1:24.11.5-4.el9", True),
+        ("1:24.11.5-4.el9", "24.11.5-4.el9", True),
+        ("2:24.11.5-4", "1:24.11.5-4", False),
+        ("5.2.0+ds1-2~deb13u1", "5.2.*", True),
+        ("5.2.0", "5.2.0", True),
+        ("2.4-1-3", "2.4-1", True),
+        ("24.11.5-4", "", True),
+        (None, "", False),
+        (None, "*", False),
+    ],
+)
+def test_a_pin_names_the_version_or_upstreams_part_of_it(version: str | None, pattern: str, met: bool) -> None:
+    assert node_packages.matches(version, pattern) is met
+
+
+@given(st.from_regex(r"\A([0-9]:)?[0-9][A-Za-z0-9.+~]{0,12}(-[0-9][a-z0-9.+~]{0,6})?\Z"))
+def test_every_version_meets_itself_and_what_the_arguments_let_through(version: str) -> None:
+    assert node_packages.matches(version, version)
+    assert normalise(packages=[{"name": "a", "version": version}])["packages"][0]["version"] == version
+
+
+class Index:
+    """A package manager's index as `resolve` asks for it, stale at first."""
+
+    def __init__(self, stale: dict[str, list[str]], fresh: dict[str, list[str]]) -> None:
+        self.answers, self.asked, self.warnings = {False: stale, True: fresh}, 0, "W: Failed to fetch"
+        self.refreshed = False
+
+    def available(self, _names: list[str], fresh: bool) -> dict[str, list[str]]:
+        self.asked += 1
+        self.refreshed = fresh
+        return self.answers[fresh]
+
+
+def test_a_pin_takes_the_newest_that_meets_it() -> None:
+    index = Index({"slurmd": ["25.05-1", "24.11.5-4", "24.11.5-3"], "munge": ["0.5"]}, {})
+    due = [module.Package("slurmd", "24.11.*"), module.Package("munge"), module.Package("ntp", absent=True)]
+    assert module.Packages(index).resolve(due) == {"slurmd": "24.11.5-4", "munge": ""}
+    assert index.asked == 1
+
+
+def test_what_the_index_lacks_is_looked_for_in_a_fresh_one() -> None:
+    index = Index({}, {"slurmd": ["24.11.5-4"]})
+    assert module.Packages(index).resolve([module.Package("slurmd", "24.11.*")]) == {"slurmd": "24.11.5-4"}
+    assert index.asked == 2
+
+
+def test_a_pin_that_cannot_be_met_names_what_there_is() -> None:
+    index = Index({}, {"slurmd": ["25.05-1", "23.02-1"]})
+    due = [module.Package("slurmd", "24.11.*"), module.Package("nosuch")]
+    told = "slurmd is pinned to 24.11.*, but the sources offer 25.05-1, 23.02-1; no source offers nosuch\nW: Failed to"
+    with pytest.raises(node_tools.NodeError, match=re.escape(told)):
+        module.Packages(index).resolve(due)
+    assert module.Packages(index).resolve(due, lenient=True) == {}
+
+
+def test_a_new_version_restarts_what_waits_for_it_and_a_hold_does_not() -> None:
+    packages = module.Packages(node_packages.Dnf([]))
+    pinned = module.Package("a", "2.*", hold=True)
+    assert packages.trigger(pinned, {"version": "1.0-1", "held": True}) == "package:a"
+    assert packages.trigger(pinned, {"version": None, "held": False}) == "package:a"
+    assert packages.trigger(pinned, {"version": "2.0-1", "held": False}) == ""
+    assert packages.difference(None, pinned, {"version": "2.0-1", "held": False}) == "held"
+    assert packages.difference(None, pinned, {"version": "1.0-1", "held": True}) == "version 2.*, was 1.0-1"
+    assert packages.difference(None, module.Package("a", absent=True), {"version": "1", "held": False}) == "removed"
+    assert packages.difference(None, module.Package("a"), {"version": "1", "held": True}) == ""
+
+
+# Units
+
+
+def unit(**properties: str) -> dict[str, str]:
+    running = {"LoadState": "loaded", "UnitFileState": "enabled", "ActiveState": "active", "SubState": "running"}
+    service = {"Type": "notify", "RemainAfterExit": "no", "Result": "success", "CanReload": "yes"}
+    return {**running, **service, "ExecMainStartTimestampMonotonic": "1", **properties}
+
+
+ONCE = {"Type": "oneshot", "ActiveState": "inactive"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "properties", "told"),
+    [
+        ({}, {}, []),
+        ({}, {"ActiveState": "inactive"}, ["start"]),
+        ({}, {"ActiveState": "failed", "UnitFileState": "disabled"}, ["enable", "start"]),
+        ({}, {"ActiveState": "activating", "SubState": "auto-restart"}, ["start"]),
+        (
+            {},
+            {"LoadState": "masked", "UnitFileState": "masked", "ActiveState": "inactive"},
+            ["unmask", "enable", "start"],
+        ),
+        ({}, {"LoadState": "not-found", "UnitFileState": "", "ActiveState": "inactive"}, ["enable", "start"]),
+        ({}, {"UnitFileState": "static"}, []),
+        ({}, {"UnitFileState": "generated"}, []),
+        ({"enabled": None}, {"UnitFileState": "disabled"}, []),
+        ({"enabled": False}, {}, ["disable"]),
+        ({"enabled": False, "started": False}, {}, ["disable", "stop"]),
+        ({"enabled": False, "started": False}, {"UnitFileState": "disabled", "ActiveState": "failed"}, []),
+        ({"masked": True, "started": False}, {}, ["stop", "mask"]),
+        ({"masked": True, "started": False}, {"LoadState": "masked", "ActiveState": "inactive"}, []),
+        ({}, ONCE, []),
+        ({}, {**ONCE, "ExecMainStartTimestampMonotonic": "0"}, ["start"]),
+        ({}, {**ONCE, "Result": "exit-code"}, ["start"]),
+        ({}, {**ONCE, "RemainAfterExit": "yes"}, ["start"]),
+        ({}, {"Type": "oneshot", "RemainAfterExit": "yes", "SubState": "exited"}, []),
+    ],
+)
+def test_what_systemctl_is_told(wanted: dict[str, Any], properties: dict[str, str], told: list[str]) -> None:
+    assert module.verbs(module.Unit("u", **wanted), unit(**properties)) == told
+
+
+def test_a_changed_file_restarts_or_reloads_what_runs() -> None:
+    item = module.Unit("u")
+    assert module.verbs(item, unit(), restart=True, reload=True) == ["restart"]
+    assert module.verbs(item, unit(), reload=True) == ["reload"]
+    assert module.verbs(item, unit(CanReload="no"), reload=True) == ["restart"]
+    assert module.verbs(item, unit(ActiveState="inactive"), restart=True) == ["start"]
+    assert module.verbs(module.Unit("u", started=False), unit(ActiveState="inactive"), restart=True) == []
+
+
+@pytest.mark.parametrize(
+    ("span", "length"),
+    [
+        ("1min 30s", 90),
+        ("500ms", 0.5),
+        ("5s", 5),
+        ("infinity", 600),
+        ("", 600),
+        ("2h", 600),
+        ("1d 2h", 600),
+        ("0", 600),
+    ],
+)
+def test_systemds_time_spans(span: str, length: float) -> None:
+    assert module.seconds(span) == length
+
+
+# The loop, the record, the journal
+
+
+class Notebook:
+    """A kind of item that is nothing but entries in a dictionary."""
+
+    label = "page"
+
+    def __init__(self, pages: dict[str, str], fail: bool = False) -> None:
+        self.pages, self.fail = pages, fail
+        self.prepared: list[str] = []
+
+    def read(self, items: list[Any]) -> dict[str, dict[str, str]]:
+        return {item.name: {"value": self.pages.get(item.name, "")} for item in items}
+
+    def difference(self, _call: Any, item: Any, state: dict[str, str]) -> str:
+        return "" if state["value"] == item.value else f"{item.value}, was {state['value']}"
+
+    def beside(self, _item: Any) -> dict[str, Any]:
+        return {}
+
+    def trigger(self, item: Any, _state: dict[str, str]) -> str:
+        return f"/{item.name}"
+
+    def prepare(self, _call: Any, plan: dict[str, Any], _states: Any) -> None:
+        self.prepared = sorted(plan)
+
+    def apply(self, _call: Any, plan: dict[str, Any], _states: Any) -> None:
+        for name, item in plan.items():
+            self.pages[name] = item.value
+            if self.fail:
+                raise node_tools.NodeError("ended early")
+
+
+WANTED = [module.Setting("a", "1"), module.Setting("b", "2")]
+
+
+def test_what_is_right_is_not_touched(store: Path) -> None:
+    done, pages = call(), Notebook({"a": "1", "b": "0"})
+    module.converge(done, pages, WANTED)
+    assert pages.prepared == ["b"]
+    assert done.changes == [{"kind": "page", "name": "b", "what": "2, was 0"}]
+    assert done.record["items"]["page:a"] == {"before": {"value": "1"}, "now": {"value": "1"}}
+    assert done.record["items"]["page:b"] == {"before": {"value": "0"}, "now": {"value": "2"}}
+
+
+def test_check_mode_changes_nothing_and_writes_nothing(store: Path) -> None:
+    done, pages = call(check=True), Notebook({"a": "1", "b": "0"})
+    module.converge(done, pages, WANTED)
+    assert done.result()["changed"]
+    assert pages.pages == {"a": "1", "b": "0"}
+    assert done.pending == ["/b"], "what follows is to be told as well"
+    assert not store.exists()
+
+
+def test_what_an_interrupted_call_began_is_known_to_the_next(store: Path) -> None:
+    first = call()
+    with pytest.raises(node_tools.NodeError):
+        module.converge(first, Notebook({"a": "0", "b": "0"}, fail=True), WANTED)
+    assert first.changes == [{"kind": "page", "name": "a", "what": "1, was 0"}], "b was not reached"
+    following = call()
+    assert following.pending == ["/a", "/b"]
+    assert following.record["items"]["page:a"]["before"] == {"value": "0"}
+    module.converge(following, Notebook({"a": "1", "b": "0"}), WANTED)
+    assert following.pending == ["/a", "/b"]
+    assert following.record["items"]["page:a"] == {"before": {"value": "0"}, "now": {"value": "1"}}
+    following.pending.clear()
+    following.save()
+    assert call().pending == []
+
+
+def test_two_scopes_share_what_was_before_either(store: Path) -> None:
+    first = call("packages")
+    module.converge(first, Notebook({}), [WANTED[0]])
+    first.save()
+    second = call("munge")
+    module.converge(second, Notebook({"a": "1"}), [WANTED[0]])
+    assert second.record["items"]["page:a"] == {"before": {"value": ""}, "now": {"value": "1"}}
+
+
+def test_records_are_for_root_alone_whatever_the_umask(store: Path) -> None:
+    old = os.umask(0)
+    try:
+        module.converge(call(), Notebook({}), WANTED)
+    finally:
+        os.umask(old)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (store, *store.rglob("*"))}
+    assert modes == {"store": 0o700, "state": 0o700, "demo.json": 0o600}
+
+
+def test_an_unchanged_record_is_not_written_again(store: Path) -> None:
+    first = call()
+    module.converge(first, Notebook({"a": "1"}), [WANTED[0]])
+    first.save()
+    written = (store / "state/demo.json").stat()
+    second = call()
+    module.converge(second, Notebook({"a": "1"}), [WANTED[0]])
+    second.save()
+    assert (store / "state/demo.json").stat().st_ino == written.st_ino
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 1}', '{"schema": "x", "items": {}}', "\x80"])
+def test_a_broken_record_is_refused_and_kept(store: Path, content: str) -> None:
+    (store / "state").mkdir(parents=True)
+    (store / "state/demo.json").write_text(content, encoding="latin-1")
+    with pytest.raises(node_tools.NodeError, match=r"demo\.json is not readable as recorded state"):
+        call()
+    assert (store / "state/demo.json").read_text(encoding="latin-1") == content
+
+
+def test_a_record_of_a_newer_version_is_refused(store: Path) -> None:
+    (store / "state").mkdir(parents=True)
+    (store / "state/demo.json").write_text(json.dumps({"schema": 2, "items": {}, "pending": [], "pulled": []}))
+    with pytest.raises(node_tools.NodeError, match="written by a newer clusterctl"):
+        call()
+
+
+def test_a_secrets_hash_is_recorded_with_the_clusters_key_or_not_at_all() -> None:
+    state = {"type": "file", "hash": module.digest(b"secret"), "mode": "0400"}
+    plain, keyed, other = (node_record.Call("x", record_key=key) for key in (None, "one", "two"))
+    assert plain.recordable(state, secret=True) == {"type": "file", "hash": None, "mode": "0400"}
+    assert plain.recordable(state, secret=False) == state
+    first, second = keyed.recordable(state, secret=True)["hash"], other.recordable(state, secret=True)["hash"]
+    assert first.startswith("hmac-")
+    assert first.split(":")[0] != second.split(":")[0], "which key it was can be told"
+    assert state["hash"].split(":")[1] not in first
+    assert keyed.recordable(state, secret=True)["hash"] == first
+
+
+# The fixed order
+
+
+def test_the_order_is_fixed_whatever_the_order_of_the_arguments(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the loop is watched here; what each step does is proven elsewhere."""
+    seen: list[tuple[str, list[str]]] = []
+
+    def watch(_call: Any, kind: Any, items: list[Any]) -> None:
+        seen.extend([(kind.label, [item.name for item in items])] if items else [])
+        for item in items:
+            _call.note(f"{kind.label}:{item.name}", {"version": "1", "held": False})
+
+    monkeypatch.setattr(module, "converge", watch)
+    arguments = normalise(
+        units=[{"name": "u"}],
+        sysctl={"vm.swappiness": 1},
+        files=[{"dest": "/late", "content": ""}, {"dest": "/early", "content": "", "before_packages": True}],
+        directories=[{"path": "/d"}],
+        packages=["p"],
+        repositories=[{"name": "r", "url": "https://x", "key": KEY}],
+    )
+    module.present(call(), arguments, lambda: node_packages.Apt([]))
+    assert seen == [
+        ("repository", ["/etc/apt/keyrings/r.asc", "/etc/apt/sources.list.d/r.sources"]),
+        ("file", ["/early"]),
+        ("package", ["p"]),
+        ("directory", ["/d"]),
+        ("file", ["/late", "/etc/sysctl.d/60-clusterctl-demo.conf"]),
+        ("sysctl", ["vm.swappiness"]),
+        ("unit", ["u.service"]),
+    ]
+
+
+# Paths
+
+
+def entry(path: Path, content: bytes = b"", **given: Any) -> Any:
+    owner = {"owner": str(os.getuid()), "group": str(os.getgid())}
+    return module.Entry(str(path), data=base64.b64encode(content).decode(), **{**owner, **given})
+
+
+def put(store: Path, *items: Any, label: str = "file", **options: Any) -> Any:
+    done = call(**options)
+    module.converge(done, module.Paths(label), list(items))
+    done.pending.clear()
+    done.save()
+    return done
+
+
+def test_a_file_is_created_changed_and_then_left_alone(store: Path, tmp_path: Path) -> None:
+    path = tmp_path / "etc/x.d/x.conf"
+    assert put(store, entry(path, b"one\n", mode="0640")).changes == [
+        {"kind": "directory", "name": str(path.parents[1]), "what": "created"},
+        {"kind": "directory", "name": str(path.parent), "what": "created"},
+        {"kind": "file", "name": str(path), "what": "created"},
+    ]
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"one\n", 0o640)
+    inode = path.stat().st_ino
+    assert put(store, entry(path, b"one\n", mode="0640")).changes == []
+    assert put(store, entry(path, b"one\n", mode="0600")).changes[0]["what"] == "mode 0600, was 0640"
+    assert path.stat().st_ino == inode, "a mode is changed in place"
+    assert put(store, entry(path, b"two\n", mode="0600")).changes[0]["what"] == "content"
+    assert sorted(file.name for file in path.parent.iterdir()) == ["x.conf"], "no temporary file is left"
+    assert put(store, entry(path, type="absent")).changes[0]["what"] == "removed"
+    assert not path.exists()
+
+
+def test_a_link_takes_the_place_of_a_file(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("x")
+    put(store, entry(tmp_path / "x", type="link", target="/etc/hostname"))
+    assert (tmp_path / "x").readlink() == Path("/etc/hostname")
+    assert put(store, entry(tmp_path / "x", type="link", target="/etc/hostname")).changes == []
+    put(store, entry(tmp_path / "x", b"y"))
+    assert (tmp_path / "x").read_bytes() == b"y"
+    assert not (tmp_path / "x").is_symlink()
+
+
+def test_a_folder_is_never_removed_for_a_file(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    for item in (entry(tmp_path / "x", b"y"), entry(tmp_path / "x", type="absent")):
+        with pytest.raises(node_tools.NodeError, match=r"file .*/x: there is a directory, which is not removed"):
+            put(store, item)
+    (tmp_path / "y").write_text("y")
+    with pytest.raises(node_tools.NodeError, match=r"directory .*/y: there is a file, which is not removed"):
+        put(store, entry(tmp_path / "y", type="directory"), label="directory")
+
+
+def test_what_the_validator_refuses_is_not_used(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("old")
+    refused = entry(tmp_path / "x", b"CANARY", validate="sh -c 'cat $0; exit 3' %s")
+    with pytest.raises(node_tools.NodeError, match=r"sh refuses the new content \(exit 3\).*\nCANARY"):
+        put(store, refused)
+    refused.secret = True
+    with pytest.raises(node_tools.NodeError, match=r"its output is withheld") as caught:
+        put(store, refused)
+    assert "CANARY" not in str(caught.value)
+    assert (tmp_path / "x").read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "x"]
+    put(store, entry(tmp_path / "x", b"new", validate="grep -q new %s"))
+    assert (tmp_path / "x").read_text() == "new"
+
+
+def test_an_unknown_owner_is_a_change_in_check_mode_and_an_error_otherwise(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("x")
+    item = entry(tmp_path / "x", b"x", owner="nosuchuser")
+    assert put(store, item, check=True).changes[0]["what"].startswith("uid None, was")
+    with pytest.raises(node_tools.NodeError, match="this node knows no user nosuchuser"):
+        put(store, item)
+
+
+def test_differences_are_shown_but_never_those_of_a_secret(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("a\nb\n")
+    shown = put(store, entry(tmp_path / "x", b"a\nc"), check=True, want_diff=True).result()["diff"]
+    assert shown[0]["prepared"].splitlines()[2:] == ["@@ -1,2 +1,2 @@", " a", "-b", "+c", f"file {tmp_path}/x: content"]
+    hidden = put(store, entry(tmp_path / "x", b"CANARY", secret=True), want_diff=True)
+    assert hidden.result()["diff"] == []
+    assert "CANARY" not in json.dumps(hidden.result())
+    large = put(store, entry(tmp_path / "x", b"\x1b[31m\n" * 9999), check=True, want_diff=True).result()["diff"][0]
+    assert len(large["prepared"]) < 5000
+    assert "\x1b" not in large["prepared"]
+    binary = put(store, entry(tmp_path / "x", b"\0\1"), check=True, want_diff=True).result()["diff"][0]["prepared"]
+    assert binary.startswith("binary content\n")
+
+
+def undo(store: Path) -> Any:
+    done = call()
+    module.absent(done, {}, lambda: pytest.fail("no package was recorded"))
+    return done
+
+
+def test_undo_puts_back_what_was_there(store: Path, tmp_path: Path) -> None:
+    old, new, link = tmp_path / "old", tmp_path / "a/b/new", tmp_path / "link"
+    old.write_bytes(b"\xffold")
+    old.chmod(0o604)
+    link.symlink_to("/etc/hostname")
+    items = [entry(old, b"1", secret=True), entry(new, b"2"), entry(link, b"3")]
+    put(store, *items)
+    put(store, entry(old, b"4", secret=True))
+    told = undo(store)
+    assert (old.read_bytes(), stat.S_IMODE(old.stat().st_mode)) == (b"\xffold", 0o604)
+    assert link.readlink() == Path("/etc/hostname")
+    assert not (tmp_path / "a").exists()
+    assert not any(store.rglob("*/*"))
+    assert {change["name"] for change in told.changes} == {
+        str(old),
+        str(new),
+        str(link),
+        str(new.parent),
+        f"{tmp_path}/a",
+    }
+    assert undo(store).changes == []
+
+
+def test_undo_leaves_what_another_scope_names_and_what_others_put_there(store: Path, tmp_path: Path) -> None:
+    put(store, entry(tmp_path / "x", b"1"), entry(tmp_path / "d/y", b"2"))
+    put(store, entry(tmp_path / "x", b"1"), scope="other")
+    (tmp_path / "d/foreign").write_text("")
+    told = undo(store)
+    assert (tmp_path / "x").exists()
+    assert not (tmp_path / "d/y").exists()
+    assert told.notes == [f"directory {tmp_path}/d is not empty and stays"]
+
+
+def test_probe_tells_what_is_not_as_recorded(store: Path, tmp_path: Path) -> None:
+    names = ("same", "edited", "mode", "gone", "secret")
+    put(store, *(entry(tmp_path / name, b"1", secret=name == "secret") for name in names), record_key="key")
+    (tmp_path / "edited").write_text("2")
+    (tmp_path / "mode").chmod(0o666)
+    (tmp_path / "gone").unlink()
+    (tmp_path / "secret").write_text("2")
+
+    def drift(key: str | None) -> dict[str, str]:
+        asked = node_record.Call(None, record_key=key)
+        found = module.probe(asked, {}, lambda: pytest.fail("no package was recorded"))
+        return {Path(item["name"]).name: item["what"] for item in found}
+
+    seen = {"edited": "content", "mode": "mode 0666, was 0644", "gone": "removed"}
+    assert drift("key") == {**seen, "secret": "content"}
+    assert drift("other") == drift(None) == seen, "another key tells nothing about a secret"
+
+
+def test_kernel_settings_that_cannot_be_set_are_one_note_and_no_change(store: Path) -> None:
+    done = call()
+    module.converge(
+        done, module.Settings(), [module.Setting("kernel.nosuch", "1"), module.Setting("kernel.nosuch/too", "2")]
+    )
+    assert done.changes == []
+    told = "kernel settings that stay as they are here: kernel.nosuch absent, not 1; kernel.nosuch/too absent, not 2"
+    assert done.notes == [told]
+
+
+# Tools
+
+
+def test_an_error_names_the_filesystem() -> None:
+    with (
+        pytest.raises(node_tools.NodeError, match=r"file /proc/x: No such file.*"),
+        node_tools.about("file", "/proc/x"),
+    ):
+        Path("/proc/x").write_text("")
+    with (
+        pytest.raises(node_tools.NodeError, match=r"file /proc/x: No space left on device \(filesystem /proc\)"),
+        node_tools.about("file", "/proc/x"),
+    ):
+        raise OSError(28, "No space left on device", "/proc/x")
+
+
+@given(st.text(max_size=200), st.integers(min_value=1, max_value=50))
+def test_a_tools_text_is_printable_and_bounded(said: str, limit: int) -> None:
+    told = node_tools.clean(said, limit)
+    assert len(told) <= limit + 3
+    assert all(character in "\n\t" or character.isprintable() for character in told)
+
+
+def test_apts_own_words_are_told() -> None:
+    output = """\
+Get:1 http://deb.debian.org/debian trixie InRelease
+Err:2 http://mirror.example/debian trixie InRelease
+  404  Not Found [IP: 192.0.2.1 80]
+Reading package lists...
+E: The repository 'http://mirror.example/debian trixie Release' does not have a Release file.
+N: Updating from such a repository can't be done securely.
+"""
+    told = node_tools.complaint(output).splitlines()
+    assert told[0].startswith("Err:2 http://mirror.example/debian")
+    assert "404  Not Found" in told[1]
+    assert told[2].startswith("E: The repository")
+    assert len(told) == 3
+    told = node_tools.complaint(
+        "Setting up x\ndpkg: error processing package x (--configure):\n exit status 1\nProcessing\n y"
+    )
+    assert told == "dpkg: error processing package x (--configure):\n exit status 1"
+    assert node_tools.complaint("one\n\n two\n") == "one\n two"
+
+
+HOLD_LOCK = "import fcntl, sys; f = open(sys.argv[1], 'w'); {take}; print('held', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
+    """Start a process that holds a lock on tmp_path/lock until its input is closed."""
+    started = []
+
+    def start(take: str) -> "subprocess.Popen[str]":
+        argv = [sys.executable, "-c", HOLD_LOCK.format(take=take), str(tmp_path / "lock")]
+        held = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(held)
+        assert held.stdout and held.stdout.readline() == "held\n"
+        return held
+
+    yield start
+    for held in started:
+        if held.poll() is None:
+            held.communicate("")
+
+
+def test_the_holder_of_a_posix_lock_is_named(tmp_path: Path, holder: Callable[[str], "subprocess.Popen[str]"]) -> None:
+    lock = tmp_path / "lock"
+    assert node_tools.lock_holder([lock]) is None
+    holding = holder("fcntl.lockf(f, fcntl.LOCK_EX)")
+    told = node_tools.lock_holder([tmp_path / "none", lock])
+    assert told.startswith(f"pid {holding.pid} (")
+    assert "fcntl.lockf" in told
+    with pytest.raises(node_tools.NodeError, match=rf"the lock is held by pid {holding.pid} .*, after 0 s still"):
+        node_tools.wait_until_free("the lock", lambda: node_tools.lock_holder([lock]), [], limit=0)
+
+
+def test_a_lock_that_comes_free_is_noted_with_its_holder() -> None:
+    answers, notes = iter(["pid 1 (apt)", "pid 2 (dpkg)", None]), []  # type: ignore[var-annotated]
+    node_tools.wait_until_free("the package lock", lambda: next(answers), notes)
+    assert re.fullmatch(r"waited \d s for the package lock, held by pid 2 \(dpkg\)", notes[0])
+
+
+def test_a_run_that_outlived_its_controller_is_waited_for_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: Callable[[str], "subprocess.Popen[str]"]
+) -> None:
+    monkeypatch.setattr(node_tools, "RUN", tmp_path)
+    monkeypatch.setattr(node_tools.wait_until_free, "__defaults__", (0,))
+    lock = tmp_path / "lock"
+    with node_tools.exclusive(lock, []):
+        assert lock.read_text().strip() == str(os.getpid())
+    orphan = holder("f.write(str(__import__('os').getpid())), f.flush(), fcntl.flock(f, fcntl.LOCK_EX)")
+    with pytest.raises(node_tools.NodeError, match=rf"lock is held by pid {orphan.pid} \(.*LOCK_EX"):  # noqa: SIM117
+        with node_tools.exclusive(lock, []):
+            pytest.fail("the lock is not ours")
+    orphan.communicate("")
+    with node_tools.exclusive(lock, []):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (["munge.service", "start"], 101),
+        (["--quiet", "munge", "start"], 101),
+        (["nosuch.service", "restart"], 101),
+        (["nosuch.service", "force-reload"], 101),
+        (["munge.service", "stop"], 0),
+        (["munge.service", "reload"], 0),
+    ],
+)
+def test_the_policy_denies_only_while_the_lock_is_held(tmp_path: Path, asked: list[str], answer: int) -> None:
+    lock, script = tmp_path / "lock", tmp_path / "policy"
+    script.write_text(node_packages.POLICY_TEXT.replace(str(node_packages.TRANSACTION_LOCK), str(lock)))
+
+    def ask() -> int:
+        return subprocess.run(["sh", str(script), *asked], check=False, capture_output=True).returncode
+
+    assert ask() == 0, "no transaction was ever there"
+    with lock.open("w") as handle:
+        assert ask() == 0, "left behind by a kill"
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert ask() == answer
+    assert ask() == 0, "over"
+
+
+@pytest.mark.parametrize(
+    "file", sorted(["library/node_state.py", *(f"module_utils/node_{n}.py" for n in ("tools", "packages", "record"))])
+)
+def test_nodes_may_have_an_old_python(file: str) -> None:
+    ast.parse((PLAYBOOKS / file).read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+def test_the_module_stays_small() -> None:
+    assert len((PLAYBOOKS / "library/node_state.py").read_text(encoding="utf-8").splitlines()) < 700

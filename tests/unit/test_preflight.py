@@ -1,0 +1,438 @@
+"""Preflight: every problem of every node in one list, and nothing said against a node that is fit."""
+
+import copy
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import paramiko
+import pytest
+import yaml
+
+from clusterctl import contact, paths, preflight, remote
+from clusterctl.contact import Answer, Facts
+from clusterctl.errors import InputError, PreflightError
+from clusterctl.inventory import Host, Inventory
+from clusterctl.preflight import Finding
+from clusterctl.untrusted import Malformed
+
+from .ssh_server import Server, host, inventory, known, listening, shell
+from .test_hardware import gpu, reply
+from .test_remote import ed25519
+
+SOURCE = "http://deb.debian.org/debian/dists/trixie/InRelease"
+
+
+def answer() -> dict[str, Any]:
+    """Return what probe.py prints on a good node."""
+    return {
+        "hardware": reply(),
+        "node": {
+            "hostname": "gpu01",
+            "root": True,
+            "free_mb": {"/": 77_000, "/var": 77_000, "/tmp": 12_000},
+            "memory_available_mb": 400_000,
+            "pci_gpus": 2,
+            "nvml_error": None,
+            "container": False,
+            "secure_boot": None,
+            "network": {
+                "name": "deb.debian.org",
+                "name_error": None,
+                "proxy": None,
+                "sources": [{"url": SOURCE, "error": None}],
+            },
+            "lock_holder": None,
+            "managed": False,
+            "slurm_conf": False,
+            "services": {},
+        },
+        "started": 1000.0,
+        "ended": 1001.0,
+    }
+
+
+def facts(
+    change: Callable[[dict[str, Any]], object] = lambda data: None,
+    name: str = "gpu01",
+    journey: tuple[float, float] = (1000, 1001),
+) -> Facts:
+    """Return the facts of a node whose answer was changed on the way."""
+    data = copy.deepcopy(answer())
+    change(data)
+    text = f"Welcome!\nclusterctl-shell:\n\nclusterctl-probe:{json.dumps(data)}\nBye.\n"
+    return contact.read(host(22, name=name), text, journey)
+
+
+def judged(found: Facts, recorded: bool = False, one: Host | None = None) -> list[Finding]:
+    release = found.hardware.os.id, found.hardware.os.version
+    record = facts().hardware if recorded else None
+    return list(preflight.judge(one or host(22), Answer(found, (), release), record))
+
+
+def test_a_fit_node_has_no_findings() -> None:
+    assert judged(facts()) == []
+
+
+def _set(*path: str, to: object) -> Callable[[dict[str, Any]], object]:
+    def change(data: dict[str, Any]) -> None:
+        for step in path[:-1]:
+            data = data[step]
+        data[path[-1]] = to
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "said", "warning"),
+    [
+        (_set("hardware", "os", "version", to="11"), "operating system", "debian 11 is not supported", False),
+        (_set("hardware", "os", "id", to="alpine"), "operating system", "alpine 13", False),
+        (_set("hardware", "os", "architecture", to="riscv64"), "architecture", "riscv64", False),
+        (_set("node", "free_mb", to={"/": 4_000, "/var": 4_000}), "disk", "4000 MB free in /", False),
+        (_set("node", "free_mb", to={"/": 9_000, "/var": 100}), "disk", "100 MB free in /var", False),
+        (_set("hardware", "memory_mb", to=400), "memory", "400 MB", False),
+        (_set("node", "network", "name_error", to="timed out"), "name resolution", "deb.debian.org", False),
+        (
+            _set("node", "network", "sources", to=[{"url": SOURCE, "error": "HTTP 404 Not Found"}]),
+            "package source",
+            f"{SOURCE}: HTTP 404 Not Found",
+            False,
+        ),
+        (_set("node", "network", "sources", to=[]), "package source", "none", True),
+        (_set("node", "lock_holder", to="pid 7 (apt-get) on /x"), "package lock", "pid 7 (apt-get)", True),
+        (_set("node", "slurm_conf", to=True), "slurm", "not ours", True),
+        (_set("node", "nvml_error", to="Driver/library version mismatch"), "gpu", "version mismatch", True),
+        (_set("node", "pci_gpus", to=8), "gpu", "6 NVIDIA GPUs on the bus", True),
+    ],
+)
+def test_what_is_wrong_is_found(
+    change: Callable[[dict[str, Any]], object], check: str, said: str, warning: bool
+) -> None:
+    (finding,) = judged(facts(change))
+    assert (finding.node, finding.check, finding.warning) == ("gpu01", check, warning)
+    assert said in finding.found
+    assert str(finding).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version"),
+    [("debian", "12"), ("ubuntu", "24.04"), ("rocky", "9.6"), ("almalinux", "10.0"), ("rhel", "9.4"), ("centos", "10")],
+)
+def test_supported_systems_pass(distribution: str, version: str) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["hardware"]["os"].update(id=distribution, version=version)
+
+    assert judged(facts(change)) == []
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_private_authority_is_a_problem_only_where_it_is_not_configured(private: bool) -> None:
+    error = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"
+    found = facts(_set("node", "network", "sources", to=[{"url": SOURCE, "error": error}]))
+    one = replace(host(22), variables={"cluster_ca_certificates": ["ca.pem"]} if private else {})
+    (finding,) = judged(found, one=one)
+    assert finding.warning is private
+
+
+@pytest.mark.parametrize(
+    ("journey", "recorded", "expected"),
+    [
+        ((1000, 1001), True, []),
+        ((990, 1030), True, []),  # a slow journey proves nothing against a clock
+        ((995, 996), False, ["5.0 s ahead of this machine's"]),
+        ((1003, 1004.5), True, ["3.0 s behind this machine's"]),
+        ((500, 501), False, ["500.0 s ahead of this machine's"]),
+        ((500, 501), True, ["500.0 s ahead of this machine's"]),
+    ],
+)
+def test_a_clock_is_judged_by_what_is_certain(
+    journey: tuple[float, float], recorded: bool, expected: list[str]
+) -> None:
+    findings = judged(facts(journey=journey), recorded)
+    assert [(f.check, f.found) for f in findings] == [("clock", text) for text in expected]
+    assert [f.warning for f in findings] == [not (recorded and "500" in text) for text in expected]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "clusterctl-probe:",
+        "clusterctl-probe:[]",
+        "clusterctl-probe:" + "[" * 100_000,
+        'clusterctl-probe:{"node": {}}',
+        "clusterctl-probe:" + json.dumps({**answer(), "started": float("nan")}),
+        "clusterctl-probe:" + json.dumps({**answer(), "started": -1}),
+    ],
+)
+def test_an_answer_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(Malformed):
+        contact.read(host(22), text, (0, 1))
+
+
+# --- nodes together ---------------------------------------------------------------------------------------------------
+
+
+def three(tmp_path: Path) -> Inventory:
+    return inventory(tmp_path, host(22, None, "head1", "slurm_head"), host(22, None, "gpu01"), host(22, None, "gpu02"))
+
+
+def test_one_machine_listed_twice_is_named_on_both() -> None:
+    known_nodes = {name: facts(name=name).hardware for name in ("gpu01", "gpu02")}
+    found = list(preflight._machine_ids(known_nodes))
+    assert [(f.node, f.check) for f in found] == [("gpu01", "machine id"), ("gpu02", "machine id")]
+    assert "gpu02" in found[0].found
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"head1": "head1", "gpu01": "gpu01", "gpu02": "gpu02.aurora.cluster"}, []),
+        ({"head1": "localhost", "gpu01": "debian", "gpu02": "debian"}, []),
+        ({"head1": "a", "gpu01": "server7", "gpu02": "server7"}, ["gpu01", "gpu02"]),
+        ({"head1": "a", "gpu01": "gpu02", "gpu02": "gpu01"}, ["gpu01", "gpu02"]),
+    ],
+)
+def test_hostnames_tell_clones_and_exchanged_addresses(
+    tmp_path: Path, names: dict[str, str], expected: list[str]
+) -> None:
+    found = {name: facts(_set("node", "hostname", to=names[name]), name) for name in names}
+    assert [f.node for f in preflight._hostnames(three(tmp_path), found)] == expected
+
+
+def test_clones_are_told_by_their_host_key(tmp_path: Path) -> None:
+    key, other = ed25519(tmp_path / "a"), ed25519(tmp_path / "b")
+    cluster = inventory(tmp_path, host(1, None, "gpu01"), host(2, None, "gpu02"), host(3, None, "gpu03"))
+    (tmp_path / "known_hosts").write_text(known(1, key) + known(2, key) + known(3, other))
+    found = list(preflight._host_keys(cluster, tmp_path / "known_hosts"))
+    assert [(f.node, f.warning) for f in found] == [("gpu01", True), ("gpu02", True)]
+
+
+@pytest.mark.parametrize(
+    ("head", "worker", "fits"),
+    [
+        (("debian", "13"), ("debian", "13"), True),
+        (("debian", "12"), ("debian", "12"), True),
+        (("debian", "13"), ("debian", "12"), False),
+        (("debian", "12"), ("debian", "13"), False),
+        (("debian", "13"), ("ubuntu", "24.04"), True),
+        (("ubuntu", "24.04"), ("debian", "13"), False),
+        (("rocky", "9.6"), ("almalinux", "9.5"), True),
+        (("debian", "13"), ("rhel", "9.4"), False),
+    ],
+)
+def test_slurm_versions_that_cannot_talk_are_refused(
+    tmp_path: Path, head: tuple[str, str], worker: tuple[str, str], fits: bool
+) -> None:
+    def runs(distribution: str, version: str) -> Callable[[dict[str, Any]], object]:
+        family = "Debian" if distribution in ("debian", "ubuntu") else "RedHat"
+        return lambda data: data["hardware"]["os"].update(id=distribution, version=version, family=family)
+
+    known_nodes = {"head1": facts(runs(*head)).hardware, "gpu02": facts(runs(*worker)).hardware}
+    found = list(preflight._slurm_versions(three(tmp_path), known_nodes))
+    assert [f.node for f in found] == ([] if fits else ["gpu02"])
+
+
+def test_every_supported_system_has_a_slurm() -> None:
+    table = yaml.safe_load((paths.content() / "roles/slurm_head/vars/main.yml").read_text())
+    versions, oldest = table["__slurm_head_distribution_versions"], table["__slurm_head_oldest_worker"]
+    for distribution, releases in preflight.SUPPORTED.items():
+        family = "Debian" if distribution in ("debian", "ubuntu") else "RedHat"
+        for release in releases:
+            change = {"id": distribution, "version": release, "family": family}
+            node = facts(lambda data, change=change: data["hardware"]["os"].update(change)).hardware  # type: ignore[misc]
+            assert preflight.slurm_version(versions, node) in oldest
+
+
+# --- the whole, over SSH ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _nobodys_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+
+
+def says(change: Callable[[dict[str, Any]], object]) -> Callable[[paramiko.Channel, str], int]:
+    """Return a node that answers the probe as it likes."""
+    data = answer()
+    change(data)
+    del data["started"], data["ended"]
+
+    def program(channel: paramiko.Channel, command: str) -> int:
+        while channel.recv(1 << 15):
+            pass
+        now = {"started": time.time(), "ended": time.time()}
+        channel.sendall(f"clusterctl-shell:\nclusterctl-probe:{json.dumps({**data, **now})}\n".encode())
+        return 0
+
+    return program
+
+
+def served(tmp_path: Path, *programs: Callable[[paramiko.Channel, str], int]) -> tuple[list[Server], Path]:
+    key = ed25519(tmp_path / "id")
+    return [
+        Server([ed25519(tmp_path / f"host{n}")], key, program) for n, program in enumerate(programs)
+    ], tmp_path / "id"
+
+
+def named(name: str) -> Callable[[dict[str, Any]], object]:
+    def change(data: dict[str, Any]) -> None:
+        data["node"]["hostname"] = name
+        data["hardware"]["machine_id"] = f"{sum(name.encode()):032x}"
+
+    return change
+
+
+def test_all_problems_of_all_nodes_come_at_once_and_nothing_is_written(tmp_path: Path) -> None:
+    def poor(data: dict[str, Any]) -> None:
+        named("gpu01")(data)
+        data["node"]["free_mb"] = {"/": 10}
+        data["hardware"]["memory_mb"] = 100
+
+    (head, worker), key = served(tmp_path, says(named("head1")), says(poor))
+    with listening(head.serve) as one, listening(worker.serve) as two:
+        (tmp_path / "known_hosts").write_text(known(one, *head.host_keys) + known(two, *worker.host_keys))
+        cluster = inventory(
+            tmp_path,
+            host(one, key, "head1", "slurm_head"),
+            host(two, key, "gpu01"),
+            host(1, key, "gpu02"),
+            replace(host(22, key, "gpu03"), address="gpu03.invalid"),
+        )
+        with pytest.raises(PreflightError) as caught:
+            preflight.preflight(cluster)
+    found = [(f.node, f.check) for f in caught.value.problems if isinstance(f, Finding)]
+    assert found == [("gpu01", "disk"), ("gpu01", "memory"), ("gpu02", "connection"), ("gpu03", "name")]
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "hardware").exists()
+
+
+def test_hardware_is_recorded_once_and_then_compared(tmp_path: Path) -> None:
+    (head, worker), key = served(tmp_path, says(named("head1")), says(named("gpu01")))
+    with listening(head.serve) as one, listening(worker.serve) as two:
+        (tmp_path / "known_hosts").write_text(known(one, *head.host_keys) + known(two, *worker.host_keys))
+        cluster = inventory(tmp_path, host(one, key, "head1", "slurm_head"), host(two, key, "gpu01"))
+        first = preflight.preflight(cluster)
+        assert [path.name for path in preflight.record(cluster, first)] == ["head1.json", "gpu01.json"]
+        before = (tmp_path / "hardware/gpu01.json").read_bytes()
+
+        def lost(data: dict[str, Any]) -> None:
+            named("gpu01")(data)
+            data["hardware"]["gpus"] = [gpu(0)]
+
+        worker.program = says(lost)
+        second = preflight.preflight(cluster)
+        assert preflight.record(cluster, second) == []
+        assert (tmp_path / "hardware/gpu01.json").read_bytes() == before
+        assert second.differences["gpu01"][0] == "GPUs: recorded 2, found 1"
+        assert [path.name for path in preflight.record(cluster, second, refresh=["gpu01"])] == ["gpu01.json"]
+        assert preflight.preflight(cluster).differences == {}
+
+
+def test_workers_that_cannot_be_reached_may_be_left_out_but_not_the_head(tmp_path: Path) -> None:
+    (head,), key = served(tmp_path, says(named("head1")))
+    with listening(head.serve) as one:
+        (tmp_path / "known_hosts").write_text(known(one, *head.host_keys))
+        good = inventory(tmp_path, host(one, key, "head1", "slurm_head"), host(1, key, "gpu01"))
+        found = preflight.preflight(good, skip_unreachable=True)
+        assert [f.node for f in found.skipped] == ["gpu01"]
+        assert list(found.facts) == ["head1"]
+        bad = inventory(tmp_path, host(1, key, "head1", "slurm_head"), host(one, key, "gpu01"))
+        with pytest.raises(PreflightError, match="head1: connection"):
+            preflight.preflight(bad, skip_unreachable=True)
+
+
+def test_a_changed_host_key_is_no_unreachable_node(tmp_path: Path) -> None:
+    (head, worker), key = served(tmp_path, says(named("head1")), says(named("gpu01")))
+    with listening(head.serve) as one, listening(worker.serve) as two:
+        (tmp_path / "known_hosts").write_text(known(one, *head.host_keys) + known(two, *head.host_keys))
+        cluster = inventory(tmp_path, host(one, key, "head1", "slurm_head"), host(two, key, "gpu01"))
+        with pytest.raises(PreflightError, match="gpu01: host key changed"):
+            preflight.preflight(cluster, skip_unreachable=True)
+
+
+def test_a_bad_record_stops_before_any_contact(tmp_path: Path) -> None:
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware/gpu01.json").write_text("{")
+    with pytest.raises(InputError):
+        preflight.preflight(inventory(tmp_path, host(1, None, "head1", "slurm_head")))
+
+
+def ask(tmp_path: Path, program: Callable[[paramiko.Channel, str], int], become: bool = True) -> Answer:
+    (server,), key = served(tmp_path, program)
+    with listening(server.serve) as port:
+        (tmp_path / "known_hosts").write_text(known(port, *server.host_keys))
+        return contact.ask(replace(host(port, key), become=become), tmp_path / "known_hosts", {})
+
+
+def test_the_real_probe_is_run_and_read(tmp_path: Path) -> None:
+    def program(channel: paramiko.Channel, command: str) -> int:
+        channel.sendall(b"what a login shell prints\n")
+        return shell(channel, command.replace(contact.PYTHON, sys.executable))
+
+    found = ask(tmp_path, program, become=False)
+    assert found.facts is not None
+    assert abs(found.facts.skew) < preflight.CLOCK_WARN_SECONDS
+    assert bool(found.errors) is not found.facts.node.root
+
+
+def test_without_sudo_the_rest_is_still_looked_at(tmp_path: Path) -> None:
+    good = says(lambda data: data["node"].update(root=False))
+
+    def program(channel: paramiko.Channel, command: str) -> int:
+        if command.startswith("sudo"):
+            channel.sendall_stderr(b"\x1b[31msudo: a password is required\n")
+            return 1
+        return good(channel, command)
+
+    found = ask(tmp_path, program)
+    assert [error.failure for error in found.errors] == [remote.Failure.SUDO]
+    assert found.errors[0].found == "ops cannot become root: [31msudo: a password is required"
+    assert found.facts is not None
+
+
+def test_without_python_the_system_is_still_known(tmp_path: Path) -> None:
+    def program(channel: paramiko.Channel, command: str) -> int:
+        channel.sendall(b'clusterctl-shell:\nID=alpine\nVERSION_ID="3.22"\n')
+        return 97
+
+    found = ask(tmp_path, program)
+    findings = list(preflight.judge(host(22), found, None))
+    assert [f.check for f in findings] == ["python", "operating system"]
+
+
+@pytest.mark.parametrize(
+    "said", [b"clusterctl-shell:\nTraceback\n", b"clusterctl-shell:\nclusterctl-probe:{}\n", b"\xff"]
+)
+def test_a_probe_that_fails_is_a_problem_of_that_node(tmp_path: Path, said: bytes) -> None:
+    def program(channel: paramiko.Channel, command: str) -> int:
+        channel.sendall(said)
+        channel.sendall_stderr(b"  File x\nMemoryError: \x07no memory\n")
+        return 1
+
+    found = ask(tmp_path, program)
+    assert found.facts is None
+    assert found.errors[-1].failure is remote.Failure.REPLY
+    assert "MemoryError: no memory" in found.errors[-1].found
+
+
+def test_nothing_of_the_probes_options_is_in_the_arguments(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def program(channel: paramiko.Channel, command: str) -> int:
+        seen.append(command)
+        return says(lambda data: None)(channel, command)
+
+    (server,), key = served(tmp_path, program)
+    with listening(server.serve) as port:
+        (tmp_path / "known_hosts").write_text(known(port, *server.host_keys))
+        one = replace(host(port, key), variables={"cluster_http_proxy": "http://me:canary@proxy:3128"})
+        contact.ask(one, tmp_path / "known_hosts", {"network": preflight.network_options(one)})
+    assert seen
+    assert not any("canary" in command for command in seen)

@@ -1,0 +1,297 @@
+"""What people read: lines, pages and tables, on a terminal and without one."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from clusterctl import report
+from clusterctl.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
+from clusterctl.events import Change, Ended, Event, PlaybookStarted, PlayStarted, Result, Stopped, TaskStarted
+from clusterctl.outcome import Ledger, fold
+from clusterctl.progress import Progress
+from clusterctl.runner import Output
+from clusterctl.screen import Screen, duration, plural
+
+ROLE = "munge"
+PATH = "roles/munge/tasks/main.yml:3"
+
+
+class Stream(io.StringIO):
+    encoding = "utf-8"
+
+
+def screen(
+    monkeypatch: pytest.MonkeyPatch, *, terminal: bool = False, width: int = 100, language: str = "C.UTF-8"
+) -> Screen:
+    for name in ("LC_ALL", "LC_CTYPE", "NO_COLOR", "FORCE_COLOR", "TERM", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", language)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    return Screen(Stream())
+
+
+def printed(on: Screen) -> str:
+    assert isinstance(on.file, Stream)
+    return on.file.getvalue()
+
+
+def result(host: str, status: str = "ok", message: str = "", **more: object) -> Result:
+    return Result(host, ROLE, "Converge munge", PATH, status, message, **more)  # type: ignore[arg-type]
+
+
+def run(*results: Result, end: bool = True) -> list[Event]:
+    hosts = tuple(dict.fromkeys(item.host for item in results))
+    started: list[Event] = [
+        PlaybookStarted(("Workers",)),
+        PlayStarted("Workers", "slurm_workers", hosts, (ROLE,)),
+        TaskStarted("Workers", ROLE, "Converge munge", PATH),
+    ]
+    return [*started, *results, Ended() if end else Stopped()]
+
+
+def ledger(events: list[Event]) -> Ledger:
+    made = Ledger(clock=lambda: 0.0)
+    for event in events:
+        made.add(event)
+    return made
+
+
+def test_without_a_terminal_a_role_that_has_ended_is_one_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch)
+    clock = iter(range(100)).__next__
+    progress = Progress(on, Ledger(clock=clock), clock=clock)
+    with progress.running():
+        for event in run(result("gpu01", "changed"), result("gpu02"), result("gpu03", "failed", "no\nmore")):
+            progress.show(event)
+            progress.show(None)
+    lines = printed(on).splitlines()
+    assert [re.sub(" +", " ", line).strip() for line in lines] == [
+        "",
+        "Role Hosts Changed Failed Time",
+        "Workers",
+        "✗ gpu03 munge: Converge munge: no",
+        "✗ munge 2/3 1 1 1.0 s",
+    ]
+    assert "\x1b" not in printed(on)
+
+
+def test_on_a_terminal_a_line_lives_and_the_result_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch, terminal=True)
+    progress = Progress(on, Ledger())
+    with progress.running():
+        for event in run(result("gpu01", "changed")):
+            progress.show(event)
+    shown = printed(on)
+    assert "\x1b[?25l" in shown  # the cursor hides while a line lives
+    assert shown.rindex("\x1b[?25h") > shown.rindex("munge")
+    assert "1/1" in shown
+
+
+def test_a_live_line_is_never_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch, terminal=True, width=30)
+    progress = Progress(on, Ledger())
+    progress.stopping(False)
+    with progress.running():
+        for event in run(result("gpu01", "changed"))[:-1]:
+            progress.show(event)
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed(on)))
+    assert max(map(len, lines)) == 29
+
+
+def test_text_of_a_node_is_neither_markup_nor_a_terminal_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch, terminal=True)
+    made = ledger(run(result("gpu01", "failed", "[bold]loud[/bold] [link=x]:smile:")))
+    report.Page(on).failed(WorkersFailed("Failed on gpu01."), made)
+    progress = Progress(on, Ledger(), verbose=True)
+    progress.show(Output("a\x1b]0;title\x07b"))
+    assert "[bold]loud[/bold] [link=x]:smile:" in printed(on)
+    assert "\x1b]" not in printed(on)
+
+
+@pytest.mark.parametrize("language", ["C", "POSIX", "", "de_DE.ISO-8859-1"])
+def test_a_language_without_unicode_gets_ascii_alone(monkeypatch: pytest.MonkeyPatch, language: str) -> None:
+    on = screen(monkeypatch, language=language)
+    progress = Progress(on, Ledger())
+    events = run(result("gpu01", "changed", versions={"munge": "1", "a": "2", "b": "3", "c": "4"}, notes=("n",)))
+    for event in events:
+        progress.show(event)
+    page = report.Page(on)
+    page.content(ledger(events))
+    page.failed(WorkersFailed("Failed."), ledger(run(result("gpu01", "failed", "x\n" * 99))))
+    assert printed(on).isascii()
+    assert " ok munge" in printed(on)
+
+
+def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch, terminal=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    on = Screen(on.file)
+    on.say(("red", "red"))
+    assert "\x1b[31m" not in printed(on)
+
+
+def test_a_failure_page_names_host_task_cause_hint_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch)
+    full = "E: write /var/cache: No space left on device"
+    made = ledger(run(result("gpu01"), result("gpu02", "failed", full), result("gpu03", "failed", full)))
+    report.Page(on).failed(WorkersFailed("Failed on gpu02, gpu03."), made)
+    text = printed(on)
+    for part in ("gpu02, gpu03  munge: Converge munge", PATH, full, "Hint: make room"):
+        assert part in text
+    assert re.search(r"gpu01 +complete\n +gpu02, gpu03 +nothing completed", text)
+    assert text.count(full) == 1
+
+
+def test_the_state_after_a_failed_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch)
+    made = ledger(run(result("gpu01"), result("gpu02"), result("head1", "failed", "x")))
+    report.Page(on).failed(HeadFailed("Failed on the head: head1."), made)
+    assert re.search(r"gpu01, gpu02 +not changed", printed(on))
+
+
+def test_a_stopped_run_shows_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch)
+    report.Page(on).failed(Interrupted("as asked."), ledger(run(result("gpu01"), end=False)))
+    assert printed(on).strip() == "Stopped after 0.0 s: as asked."
+
+
+def test_the_summary_says_what_is_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch)
+    change = Change("file", "/etc/munge/munge.key", "created")
+    events = run(
+        result("gpu01", "changed", changes=(change, change), versions={"munge": "0.5.16-1"}, notes=("reboot",)),
+        result("gpu02", versions={"munge": "0.5.15-4"}, notes=("reboot",)),
+    )
+    report.Page(on).content(ledger(events))
+    text = re.sub(" +", " ", printed(on))
+    for part in ("munge gpu01, gpu02 munge 0.5.15 / 0.5.16", "gpu01 1 task 2 files", "gpu01, gpu02 reboot"):
+        assert part in text
+    assert "gpu02 1 task" not in text
+
+
+def test_the_end_of_the_log_is_shown_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    on = screen(monkeypatch)
+    log = tmp_path / "ansible.log"
+    log.write_text("".join(f"line {number}\n" for number in range(50)) + "\x1b[2Jlast\n")
+    report.Page(on).tail(log, 3)
+    assert printed(on).splitlines()[-4:-1] == ["    line 48", "    line 49", "    [2Jlast"]
+
+
+def test_differences_are_shown_with_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch)
+    progress = Progress(on, Ledger(), diff=True)
+    for line in (
+        "TASK [x]",
+        "--- before: /a",
+        "+++ after: /a",
+        "@@ -0,0 +1 @@",
+        "+b",
+        "",
+        "changed: [gpu01]",
+        "ok: [gpu02]",
+    ):
+        progress.show(Output(line))
+    assert [line.strip() for line in printed(on).splitlines()] == [
+        "gpu01:", "--- before: /a", "+++ after: /a", "@@ -0,0 +1 @@", "+b", "",
+    ]  # fmt: skip
+
+
+def test_a_closed_output_is_an_error_once_and_silence_afterwards(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as file:
+        on = Screen(file)
+        with pytest.raises(OSError, match="No space"):
+            on.say("x")
+        on.mute()
+        on.say("x")
+
+
+@pytest.mark.parametrize(
+    ("message", "part"),
+    [
+        ("Host key verification failed.", "host key"),
+        ("root@10.0.0.11: Permission denied (publickey,password).", "ssh-agent"),
+        ("sudo: a password is required", "sudo"),
+        ("E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt-get)", "package manager"),
+        ("W: GPG error: NO_PUBKEY 7EA0A9C3F273FCD8", "signature"),
+        ("Temporary failure resolving 'deb.debian.org'", "resolv.conf"),
+        ("E: Failed to fetch http://deb.debian.org/x  404  Not Found", "package source"),
+        ("E: Release file for http://x is expired: Release file http://x expired", "mirror"),
+        ("ssh: connect to host 10.0.0.11 port 22: Connection timed out", "firewall"),
+        ("/bin/sh: 1: /usr/bin/python3: not found, python3 not found", "python3"),
+        ("unit slurmd did not become active", "journalctl"),
+    ],
+)
+def test_hints(message: str, part: str) -> None:
+    assert part in report.hint(message)
+
+
+def test_no_hint_where_none_fits() -> None:
+    assert report.hint("value of state must be one of: present, absent") == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (65, "1 min 05 s"),
+        (7380, "2 h 03 min"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 directories"), (1, "1 directory"), (2, "2 directories")])
+def test_plurals(count: int, text: str) -> None:
+    assert plural(count, "directory") == text
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], ""),
+        (["head1"], "head1"),
+        (["gpu01", "gpu02"], "gpu01, gpu02"),
+        (["gpu01", "gpu02", "gpu03", "head1"], "gpu[01-03], head1"),
+        (["gpu8", "gpu9", "gpu10", "gpu11", "gpu12"], "gpu8, gpu9, gpu[10-12]"),
+        (["a1", "b1", "a2"], "a1, b1, a2"),
+        (["login", "login"], "login, login"),
+    ],
+)
+def test_fold(names: list[str], text: str) -> None:
+    assert fold(names) == text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "forgotten"),
+    [
+        ("slurm_head", True),
+        ("monitoring:slurm_head", True),
+        ("monitoring", False),
+        ("monitoring:&slurm_head", False),
+        ("slurm_head:!slurm_head", False),
+        ("all:!slurm_head", True),
+    ],
+)
+def test_a_play_without_hosts_is_an_error_where_the_inventory_has_some(pattern: str, forgotten: bool) -> None:
+    groups = {"all": ["head1", "gpu01"], "slurm_head": ["head1"]}
+    made = ledger([*run(result("gpu01"))[:-1], PlayStarted("Head", pattern), Ended()])
+    verdict = made.judge(groups, [])
+    assert (type(verdict) is ClusterctlError) == forgotten
+
+
+def test_verdicts_of_runs_without_an_end() -> None:
+    assert type(ledger(run(result("gpu01"))[:-1]).judge({}, [])) is ClusterctlError
+    assert isinstance(ledger(run(result("gpu01"), end=False)).judge({}, []), Interrupted)
+    assert type(ledger([Ended()]).judge({}, [])) is ClusterctlError

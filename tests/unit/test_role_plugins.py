@@ -1,0 +1,121 @@
+"""The filters and lookups by which roles turn the inventory into a node's description."""
+
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleError
+
+from clusterctl import paths
+
+
+def plugin(path: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(
+        path.replace("/", "_"), paths.content() / f"playbooks/{path}.py"
+    )
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+USERS = plugin("filter_plugins/users")
+FILES = plugin("filter_plugins/absent_unless")
+NODE_IP = plugin("lookup_plugins/node_ip")
+
+ADA = {"name": "ada", "uid": 10001, "groups": ["vision"], "ssh_keys": [" ssh-ed25519 AAAA ada\n"]}
+NODE = """\
+root:x:0:0:root:/root:/bin/bash
+ada:x:10001:10001::/home/ada:/bin/bash
+root:x:0:
+ada:x:10001:
+cluster:x:64900:ada,bob
+vision:x:20001:ada
+"""
+
+
+def ada(**other: Any) -> list[dict[str, Any]]:
+    """Ada's account with all its keys."""
+    people: list[dict[str, Any]] = USERS.complete([ADA | other], "/home", "/bin/bash", "cluster")
+    return people
+
+
+def test_a_user_who_is_right_is_not_visited() -> None:
+    assert USERS.users_to_change(NODE, ada()) == []
+    assert USERS.groups_to_change(NODE, [{"name": "vision", "gid": 20001}], ada()) == []
+
+
+@pytest.mark.parametrize(
+    "other", [{"uid": 10009}, {"shell": "/bin/zsh"}, {"comment": "Ada"}, {"groups": []}, {"groups": ["vision", "adm"]}]
+)
+def test_any_difference_is_seen(other: dict[str, Any]) -> None:
+    assert [account["name"] for account in USERS.users_to_change(NODE, ada(**other))] == ["ada"]
+
+
+def test_a_plan_names_no_group_that_does_not_exist_yet() -> None:
+    (account,) = USERS.users_to_change(NODE, ada(groups=["vision", "adm"]), True)
+    assert account["groups"] == ["cluster", "vision"]
+
+
+def test_who_left_is_visited_until_gone() -> None:
+    assert [account["state"] for account in USERS.users_to_change(NODE, ada(state="absent"))] == ["absent"]
+    assert USERS.users_to_change(NODE, ada(name="eve", uid=10002, state="absent")) == []
+
+
+def test_a_missing_group_and_a_wrong_number_are_seen() -> None:
+    assert USERS.groups_to_change(NODE, [{"name": "vision", "gid": 1}, {"name": "new", "gid": 2}], ada()) == [
+        {"name": "vision", "gid": 1},
+        {"name": "new", "gid": 2},
+    ]
+
+
+def test_two_accounts_with_one_number_are_refused() -> None:
+    with pytest.raises(AnsibleError, match="two accounts have the uid 10001"):
+        USERS.complete([ADA, {"name": "bob", "uid": 10001}], "/home", "/bin/bash", "cluster")
+
+
+def test_keys_are_whole_lines_and_leave_with_their_user() -> None:
+    assert USERS.key_files(ada(), "/keys") == [{"dest": "/keys/ada", "content": "ssh-ed25519 AAAA ada\n"}]
+    assert USERS.key_files(ada(state="absent"), "/keys") == [{"dest": "/keys/ada", "state": "absent"}]
+    assert USERS.key_files(ada(ssh_keys=[]), "/keys") == [{"dest": "/keys/ada", "state": "absent"}]
+
+
+def test_everybody_has_an_account_in_slurm() -> None:
+    assert USERS.in_slurm([*ada(admin=True), {"name": "verify"}], "cluster") == {
+        "accounts": [{"name": "cluster"}],
+        "users": [
+            {"name": "ada", "accounts": ["cluster"], "admin_level": "Administrator"},
+            {"name": "verify", "accounts": ["cluster"], "admin_level": "None"},
+        ],
+    }
+
+
+def test_a_setting_that_is_taken_back_takes_its_files_with_it() -> None:
+    files = [{"dest": "/a", "content": "x", "mode": "0600", "before_packages": True}]
+    assert FILES.absent_unless(files, "http://proxy") == files
+    assert FILES.absent_unless(files, "") == [{"dest": "/a", "before_packages": True, "state": "absent"}]
+
+
+RECORD = {
+    "nics": [
+        {"name": "lo", "addresses": ["127.0.0.1/8"]},
+        {"name": "mgmt", "addresses": ["fe80::1/64", "192.0.2.7/24"]},
+        {"name": "ib0", "addresses": ["10.0.0.7/24"]},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("networks", "address"),
+    [([], "192.0.2.7"), (["10.0.0.0/24"], "10.0.0.7"), (["10.0.0.1/24"], "10.0.0.7"), (["172.16.0.0/12"], "")],
+)
+def test_a_name_gets_a_recorded_address_in_the_clusters_networks(networks: list[str], address: str) -> None:
+    assert NODE_IP.recorded(RECORD, networks) == address
+
+
+def test_what_is_an_address() -> None:
+    assert NODE_IP.is_ip("10.0.0.1")
+    assert NODE_IP.is_ip("fd00::1")
+    assert not NODE_IP.is_ip("gpu01.example")

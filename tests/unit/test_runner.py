@@ -1,0 +1,565 @@
+"""The runner, on real runs of ansible-playbook with playbooks of this test's own (`connection: local`)."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clusterctl import events, lock, paths, runner
+from clusterctl.errors import ClusterctlError, Interrupted, Locked, WorkersFailed
+from clusterctl.outcome import Ledger
+
+GUARD = 60.0  # seconds after which a test that waits is stuck
+
+# Answers as node_state does, with what a hostile node might put into it.
+MODULE = """#!/usr/bin/python
+import json
+print(json.dumps({
+    "changed": True,
+    "changes": [{"kind": "file", "name": "/etc/x\\u001b[2J", "what": "created"}],
+    "versions": {"munge": "0.5.16-1"},
+    "notes": ["n" * 5000, "kernel setting\\nis read-only"],
+    "invocation": {"module_args": {"content": "argument-of-a-module"}},
+}))
+"""
+
+INVENTORY = """
+all:
+  vars: {{ansible_connection: local, ansible_python_interpreter: "{python}"}}
+  children:
+    slurm_head: {{hosts: {{head1: {{}}}}}}
+    slurm_workers:
+      hosts:
+        gpu01: {{}}
+        gpu02: {{}}
+        gpu03: {{ansible_connection: ssh, ansible_host: 127.0.0.1, ansible_port: 1}}
+"""
+GROUPS = {"slurm_head": ["head1"], "slurm_workers": ["gpu01", "gpu02", "gpu03"]}
+
+MIXED = """
+- name: Head
+  hosts: slurm_head
+  gather_facts: false
+  roles: [munge, outer]
+  tasks:
+    - name: Try something
+      block:
+        - name: Fail inside a block
+          ansible.builtin.include_role: {name: munge, tasks_from: broken}
+      rescue:
+        - name: Answer the failure
+          ansible.builtin.command: "true"
+          changed_when: false
+      always:
+        - name: Do it always
+          ansible.builtin.command: "true"
+          changed_when: false
+    - name: Keep it secret
+      ansible.builtin.command: echo the-secret-word
+      changed_when: false
+      no_log: true
+    - name: Skip it
+      ansible.builtin.command: "true"
+      when: false
+- name: Workers
+  hosts: slurm_workers
+  gather_facts: false
+  tasks:
+    - name: Fail on one
+      ansible.builtin.command: sh -c 'echo cannot do it >&2; test {{ inventory_hostname }} = gpu01'
+      changed_when: false
+    - name: Fail in a secret loop
+      ansible.builtin.command: "test the-secret-item = {{ item }}"
+      loop: [one, two]
+      no_log: true
+- name: Nobody is left
+  hosts: slurm_workers
+  gather_facts: false
+  tasks: []
+"""
+
+
+@dataclass
+class Site:
+    """A directory with an inventory and playbooks, and how to run them."""
+
+    path: Path
+
+    def command(self, playbook: str, **settings: object) -> runner.Command:
+        file = self.path / f"play {len(list(self.path.glob('play *')))}.yml"
+        file.write_text(playbook)
+        return runner.Command(file, self.path / "inventory.yaml", **settings)  # type: ignore[arg-type]
+
+    def run(self, playbook: str, **settings: object) -> tuple[Ledger, runner.RunDirectory]:
+        kept = runner.RunDirectory.create(self.path / ".clusterctl", "bootstrap")
+        ledger = Ledger()
+        for item in runner.Runner(self.command(playbook, **settings), kept).watch():
+            if item and not isinstance(item, runner.Output):
+                ledger.add(item)
+        return ledger, kept
+
+
+def make_site(path: Path) -> Site:
+    (path / "library").mkdir(parents=True)
+    (path / "library/converge.py").write_text(MODULE)
+    (path / "roles/munge/tasks").mkdir(parents=True)
+    (path / "roles/munge/tasks/main.yml").write_text(
+        "- name: Converge munge\n  converge: {content: argument-of-a-module}\n"
+    )
+    (path / "roles/munge/tasks/broken.yml").write_text("- name: Break\n  ansible.builtin.command: 'false'\n")
+    (path / "roles/outer/tasks").mkdir(parents=True)
+    (path / "roles/outer/tasks/main.yml").write_text("- ansible.builtin.include_role: {name: inner}\n  name: Include\n")
+    (path / "roles/inner/tasks").mkdir(parents=True)
+    (path / "roles/inner/tasks/main.yml").write_text("- name: Work inside\n  ansible.builtin.ping:\n")
+    (path / "inventory.yaml").write_text(INVENTORY.format(python=sys.executable))
+    return Site(path)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path / "a cluster's directory")
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledger, runner.RunDirectory, list[events.Result]]:
+    """One run that has everything in it; several tests look at it."""
+    ledger, kept = make_site(tmp_path_factory.mktemp("mixed") / "x").run(MIXED)
+    return ledger, kept, [event for event in events.read(kept.events) if isinstance(event, events.Result)]
+
+
+# --- what the callback tells ------------------------------------------------------------------------------------------
+
+
+def test_each_result_has_the_status_that_ansible_gave_it(
+    mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]],
+) -> None:
+    assert {(result.host, result.task): result.status for result in mixed[2]} == {
+        ("head1", "Converge munge"): "changed",
+        ("head1", "Include"): "ok",
+        ("head1", "Work inside"): "ok",
+        ("head1", "Fail inside a block"): "ok",
+        ("head1", "Break"): "rescued",
+        ("head1", "Answer the failure"): "ok",
+        ("head1", "Do it always"): "ok",
+        ("head1", "Keep it secret"): "ok",
+        ("head1", "Skip it"): "skipped",
+        ("gpu01", "Fail on one"): "ok",
+        ("gpu02", "Fail on one"): "failed",
+        ("gpu03", "Fail on one"): "unreachable",
+        ("gpu01", "Fail in a secret loop"): "failed",
+    }
+
+
+def test_plays_name_their_hosts_and_roles(mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]]) -> None:
+    told = list(events.read(mixed[1].events))
+    assert told[0] == events.PlaybookStarted(("Head", "Workers", "Nobody is left"))
+    assert [event for event in told if isinstance(event, events.PlayStarted)] == [
+        events.PlayStarted("Head", "slurm_head", ("head1",), ("munge", "outer")),
+        events.PlayStarted("Workers", "slurm_workers", ("gpu01", "gpu02", "gpu03"), ()),
+    ]
+    assert told[-1] == events.Ended()
+
+
+def test_a_role_inside_a_role_counts_as_the_one_that_the_play_names(
+    mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]],
+) -> None:
+    roles = {result.task: (result.role, result.path.rpartition("roles/")[2]) for result in mixed[2]}
+    assert roles["Work inside"] == ("outer", "inner/tasks/main.yml:1")
+    assert roles["Break"] == ("munge", "munge/tasks/broken.yml:1")
+    assert roles["Keep it secret"][0] == ""
+
+
+def test_a_result_carries_what_node_state_says_cleaned_and_cut(
+    mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]],
+) -> None:
+    result = mixed[2][0]
+    assert (result.role, result.task) == ("munge", "Converge munge")
+    assert result.path.endswith("roles/munge/tasks/main.yml:1")
+    assert result.changes == (events.Change("file", "/etc/x[2J", "created"),)
+    assert result.versions == {"munge": "0.5.16-1"}
+    assert [len(note) for note in result.notes] == [512, 27]
+    assert result.notes[1] == "kernel setting is read-only"
+
+
+def test_a_failure_says_what_the_tool_said(mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]]) -> None:
+    messages = {(result.host, result.task): result.message for result in mixed[2]}
+    said, output = messages["gpu02", "Fail on one"].splitlines()
+    assert ("non-zero return code" in said, output) == (True, "cannot do it")
+    assert "Connection refused" in messages["gpu03", "Fail on one"]
+    assert messages["gpu01", "Fail on one"] == ""
+
+
+def test_no_secret_and_no_module_argument_is_in_the_events(
+    mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]],
+) -> None:
+    text = mixed[1].events.read_text()
+    assert '"task": "Fail in a secret loop"' in text
+    for word in ("the-secret-word", "the-secret-item", "argument-of-a-module", "\\u001b"):
+        assert word not in text
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def test_failed_workers_are_named_and_so_is_what_was_not_run(
+    mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]],
+) -> None:
+    verdict = mixed[0].judge(GROUPS, ["head1"])
+    assert isinstance(verdict, WorkersFailed)
+    assert str(verdict) == "gpu[01-03] failed; not run: Nobody is left."
+
+
+def test_a_good_run(site: Site) -> None:
+    ledger, kept = site.run("- {name: Head, hosts: slurm_head, gather_facts: false, roles: [munge]}")
+    assert ledger.judge(GROUPS, ["head1"]) is None
+    assert str(ledger.judge(GROUPS, ["head1"], skipped=["gpu09"])) == "gpu09 left out; everything else is done."
+    summary = ledger.summary()
+    assert summary["hosts"]["head1"]["changed"] == 1
+    assert summary["roles"] == {"munge": {"hosts": ["head1"], "versions": {"munge": {"head1": "0.5.16-1"}}}}
+    assert not kept.path.joinpath("stop").exists()
+
+
+@pytest.mark.parametrize(
+    "playbook",
+    [
+        pytest.param("- hosts: slurm_head\n  tasks: [{no_such_module: }]\n", id="unknown module"),
+        pytest.param("- hosts: [slurm_head\n", id="no YAML"),
+    ],
+)
+def test_a_broken_playbook_is_our_bug_and_the_log_says_where(site: Site, playbook: str) -> None:
+    ledger, kept = site.run(playbook)
+    verdict = ledger.judge(GROUPS, ["head1"])
+    assert verdict is not None
+    assert verdict.exit_code == 1
+    assert "play 0.yml" in kept.log.read_text()
+
+
+def test_a_play_that_finds_nobody_is_no_success(site: Site) -> None:
+    """Ansible itself ends such a run with 0."""
+    ledger, _ = site.run("- {name: Head, hosts: 'slurm_head:&no_such_group', tasks: []}")
+    verdict = ledger.judge(GROUPS, ["head1"])
+    assert type(verdict) is ClusterctlError
+
+
+def test_a_play_of_a_group_that_the_run_leaves_out_may_find_nobody(site: Site) -> None:
+    ledger, _ = site.run(
+        "- {name: Head, hosts: slurm_head, gather_facts: false, roles: [munge]}\n"
+        "- {name: Workers, hosts: slurm_workers, gather_facts: false, roles: [munge]}",
+        limit=("head1",),
+    )
+    assert ledger.judge({"slurm_head": ["head1"]}, ["head1"]) is None
+    assert isinstance(ledger.judge(GROUPS, ["head1"]), ClusterctlError)
+
+
+# --- environment, files, command --------------------------------------------------------------------------------------
+
+
+def test_a_hostile_environment_changes_nothing_and_what_is_kept_is_private(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = site.path / "marker"
+    plugin = site.path / "hostile/hostile.py"
+    plugin.parent.mkdir()
+    plugin.write_text(f"open({str(marker)!r}, 'w')\n")
+    (site.path / "ansible.cfg").write_text(f"[defaults]\ncallback_plugins = {plugin.parent}\n")
+    for name, value in {
+        "ANSIBLE_CALLBACK_PLUGINS": str(plugin.parent),
+        "ANSIBLE_CONFIG": str(site.path / "ansible.cfg"),
+        "ANSIBLE_STDOUT_CALLBACK": "json",
+        "ANSIBLE_DEBUG": "1",
+        "ANSIBLE_CHECK_MODE": "1",
+        "LC_ALL": "C",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("HOME")
+    monkeypatch.chdir(site.path)
+    before = os.umask(0)
+    try:
+        ledger, kept = site.run("- {name: Head, hosts: slurm_head, gather_facts: false, roles: [munge]}")
+    finally:
+        os.umask(before)
+    assert ledger.judge(GROUPS, ["head1"]) is None
+    assert not marker.exists()
+    assert "TASK [munge : Converge munge]" in kept.log.read_text()
+    assert re.fullmatch(r"\d{8}T\d{6}Z-bootstrap", kept.path.name)
+    assert kept.path.stat().st_mode & 0o777 == 0o700
+    modes = {path.name: path.stat().st_mode & 0o777 for path in kept.path.iterdir()}
+    assert modes == {"ansible.log": 0o600, "events.jsonl": 0o600}
+
+
+def test_two_run_directories_of_one_second_differ(tmp_path: Path) -> None:
+    made = [runner.RunDirectory.create(tmp_path, "verify").path for _ in range(3)]
+    assert len(set(made)) == 3
+
+
+def test_everything_kept_and_shown_is_redacted(site: Site) -> None:
+    kept = runner.RunDirectory.create(site.path, "bootstrap")
+    command = site.command(
+        "- {name: Head, hosts: slurm_head, gather_facts: false, tasks: [{name: Tell the canary,"
+        " ansible.builtin.command: sh -c 'echo canary >&2; false'}]}",
+        verbosity=3,
+    )
+    redact: Callable[[str], str] = lambda text: text.replace("canary", "[redacted]")  # noqa: E731
+    shown = [item for item in runner.Runner(command, kept, redact=redact).watch() if item]
+    assert any(isinstance(item, runner.Output) and "[redacted]" in item.text for item in shown)
+    for text in (repr(shown), kept.log.read_text(), kept.events.read_text()):
+        assert "canary" not in text
+    assert "[redacted]" in kept.events.read_text()
+
+
+def test_the_printed_command_does_the_same_when_pasted(site: Site) -> None:
+    playbook = (
+        "- {name: Head, hosts: 'slurm_head:gpu01:gpu02', gather_facts: false, tasks: [{name: Say who,"
+        " ansible.builtin.shell: 'echo {{ inventory_hostname }} >> who', args: {chdir: '{{ inventory_dir }}'},"
+        " check_mode: false}]}"
+    )
+    settings = {"limit": ("head1", "gpu02"), "forks": 1, "check": True}
+    who = site.path / "who"
+    ledger, _ = site.run(playbook, **settings)
+    assert ledger.judge(GROUPS, ["head1"]) is None
+    ours = who.read_text()
+    who.unlink()
+    pasted = str(site.command(playbook, **settings))
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "HOME": str(site.path)}
+    subprocess.run(["sh", "-c", pasted], cwd="/", env=environment, check=True, capture_output=True)
+    assert who.read_text() == ours == "head1\ngpu02\n"
+
+
+def test_the_command_line() -> None:
+    command = runner.Command(
+        Path("/p/verify.yml"), Path("/i n/inventory.yaml"), Path("/v"), ("a", "b"), True, True, 7, 3
+    )
+    assert command.argv()[-10:] == [
+        "-i", "/i n/inventory.yaml", "/p/verify.yml", "--limit", "a,b", "--check", "--diff", "--forks", "7", "-vvv",
+    ]  # fmt: skip
+    config = paths.content() / "ansible.cfg"
+    assert str(command).startswith(f"ANSIBLE_CONFIG={config} ANSIBLE_VAULT_PASSWORD_FILE=/v ")
+    assert "-i '/i n/inventory.yaml'" in str(command)
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+# The first task lasts until the test says so; the second must not run once a stop was asked for.
+SLOW = """
+- name: Head
+  hosts: slurm_head:gpu01
+  gather_facts: false
+  tasks:
+    - name: Fail where the head is to fail
+      ansible.builtin.command: test ! -e fail-{{ inventory_hostname }}
+      args: {chdir: "{{ inventory_dir }}"}
+      changed_when: false
+- name: Slow
+  hosts: slurm_head:gpu01
+  gather_facts: false
+  tasks:
+    - name: First
+      run_once: true
+      ansible.builtin.shell: echo $$ > first; while ! test -e go; do sleep 0.05; done; touch first-done
+      args: {chdir: "{{ inventory_dir }}"}
+    - name: Second
+      run_once: true
+      ansible.builtin.shell: echo x >> second
+      args: {chdir: "{{ inventory_dir }}"}
+"""
+
+# What `clusterctl bootstrap` does around Ansible, on a playbook of ours.
+DRIVER = """
+import sys
+from pathlib import Path
+from clusterctl import cli, converge, lock, runner
+from clusterctl.outcome import Ledger
+from clusterctl.screen import Screen
+
+here = Path(sys.argv[1])
+
+class Site:
+    options = converge.Options("bootstrap", here)
+    skipped = ()
+    def command(self): return runner.Command(here / "slow.yml", here / "inventory.yaml")
+    def groups(self): return {"slurm_head": ["head1"]}
+    def critical(self): return {"head1"}
+
+def work():
+    screen = Screen(sys.stdout)
+    with lock.hold(here / ".clusterctl", "bootstrap", say=screen.say) as held:
+        kept = runner.RunDirectory.create(here / ".clusterctl", "bootstrap")
+        error, _ = converge.play(Site(), kept, Ledger(), held, str, screen)
+    if error:
+        raise error
+
+cli.app = work
+cli.main()
+"""
+
+
+class Driven:
+    """A run in a process of its own, to send signals to."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        (site.path / "slow.yml").write_text(SLOW)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(site.path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for(self, name: str) -> Path:
+        deadline = time.monotonic() + GUARD
+        while not (found := sorted(self.site.path.glob(name))):
+            assert self.process.poll() is None or name.startswith("."), self.process.communicate()
+            assert time.monotonic() < deadline, f"no {name}"
+            time.sleep(0.02)
+        return found[-1]
+
+    def go(self) -> None:
+        (self.site.path / "go").touch()
+
+    def done(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=GUARD)
+        return self.process.returncode, out, err
+
+    def has(self, name: str) -> bool:
+        return (self.site.path / name).exists()
+
+
+@pytest.fixture
+def driven(site: Site) -> Iterator[Driven]:
+    driver = Driven(site)
+    yield driver
+    driver.go()
+    driver.process.kill()
+    driver.process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_asks_for_a_stop_while_ansible_runs(number: signal.Signals) -> None:
+    stops: list[int] = []
+    before = signal.getsignal(number)
+    with runner._signals(lambda: stops.append(1)):
+        signal.raise_signal(number)
+    assert stops == [1]
+    assert signal.getsignal(number) == before
+
+
+def test_a_run_under_nohup_goes_on_without_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with runner._signals(lambda: pytest.fail("stopped")):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_first_signal_lets_the_task_under_way_end(driven: Driven) -> None:
+    driven.wait_for("first")
+    driven.process.send_signal(signal.SIGINT)
+    driven.wait_for(".clusterctl/runs/*/stop")
+    assert not driven.has("first-done")
+    driven.go()
+    code, out, err = driven.done()
+    assert (code, err.strip()) == (7, "clusterctl: interrupted as asked; nothing is under way any more.")
+    assert "Stopping when the tasks under way have ended" in out
+    assert driven.has("first-done")
+    assert not driven.has("second")
+    with lock.hold(driven.site.path / ".clusterctl", "verify"):
+        pass
+
+
+def test_a_failing_head_stops_the_run_before_another_task_begins_anywhere(site: Site) -> None:
+    """Ansible itself would go on with the other hosts in the next play."""
+    (site.path / "fail-head1").touch()
+    code, out, err = Driven(site).done()
+    assert (code, err.strip()) == (5, "clusterctl: head1, the head, failed; the run stopped there.")
+    assert "head1  Fail where the head is to fail" in out
+    assert not (site.path / "first").exists()
+
+
+def test_a_failing_worker_does_not_stop_the_others(site: Site) -> None:
+    (site.path / "fail-gpu01").touch()
+    (site.path / "go").touch()
+    code, _, err = Driven(site).done()
+    assert (code, err.strip()) == (4, "clusterctl: gpu01 failed; everything else is done.")
+    assert (site.path / "second").exists()
+
+
+def test_the_second_signal_ends_everything_at_once(driven: Driven) -> None:
+    pid = int(driven.wait_for("first").read_text() or 0)
+    driven.process.send_signal(signal.SIGINT)
+    driven.wait_for(".clusterctl/runs/*/stop")
+    driven.process.send_signal(signal.SIGINT)
+    code, _, err = driven.done()
+    assert (code, err.strip()) == (7, "clusterctl: interrupted as asked; a task may still run to its end on a node.")
+    assert not driven.has("first-done")
+    deadline = time.monotonic() + GUARD
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, "the task still runs"
+        time.sleep(0.05)
+
+
+def test_a_closed_pipe_is_a_request_to_stop(driven: Driven) -> None:
+    driven.wait_for("first")
+    assert driven.process.stdout
+    driven.process.stdout.close()
+    driven.wait_for(".clusterctl/runs/*/stop")
+    driven.go()
+    assert driven.process.stderr
+    err = driven.process.stderr.read()
+    assert driven.process.wait(GUARD) == 7
+    assert "Traceback" not in err
+    assert driven.has("first-done")
+    assert not driven.has("second")
+
+
+def test_a_killed_run_ends_its_task_and_the_next_one_waits_for_that(driven: Driven) -> None:
+    driven.wait_for("first")
+    private = next(Path("/tmp").glob(f"clusterctl-run-{driven.process.pid}-*"))
+    driven.process.kill()
+    driven.process.communicate()
+    with pytest.raises(Locked), lock.hold(driven.site.path / ".clusterctl", "verify", orphan_seconds=0):
+        pass
+    driven.go()
+    code, _, err = Driven(driven.site).done()
+    assert (code, err) == (0, "")
+    assert (driven.site.path / "second").read_text() == "x\n"
+    assert not private.exists()
+
+
+def test_stop_before_ansible_has_begun(site: Site) -> None:
+    kept = runner.RunDirectory.create(site.path, "bootstrap")
+    ansible = runner.Runner(site.command(SLOW), kept)
+    ansible.stop()
+    ledger = Ledger()
+    for item in ansible.watch():
+        if item and not isinstance(item, runner.Output):
+            ledger.add(item)
+    assert isinstance(ledger.judge(GROUPS, ["head1"]), Interrupted)
+    assert not (site.path / "first").exists()
+
+
+def test_a_full_disk_stops_the_run_in_order_and_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = runner.RunDirectory.create(site.path, "bootstrap")
+    monkeypatch.setattr(runner.RunDirectory, "open", lambda self, path: os.open("/dev/full", os.O_WRONLY))
+    ansible = runner.Runner(site.command(SLOW), kept)
+    for _ in ansible.watch():
+        if ansible.stopped:
+            (site.path / "go").touch()
+    assert ansible.trouble is not None
+    assert "No space left" in str(ansible.trouble)
+    assert not (site.path / "second").exists()
+
+
+def test_summary_is_plain_data(mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]]) -> None:
+    summary = json.loads(json.dumps(mixed[0].summary()))
+    assert [failure["host"] for failure in summary["failures"]] == ["gpu03", "gpu02", "gpu01"]
+    assert summary["hosts"]["gpu03"]["status"] == "unreachable"

@@ -1,0 +1,101 @@
+"""The schema: what the content declares, and that declarations, defaults and the documentation are in step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clusterctl import docs_variables, paths, schema
+from clusterctl.errors import ClusterctlError
+
+from . import small_content
+
+CONTENT = paths.content()
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_content.make(tmp_path_factory.mktemp("content"))
+
+
+def test_groups_are_those_of_the_playbook_in_its_order(content: Path) -> None:
+    known = schema.load(content)
+    assert dict(known.groups) == {
+        "slurm_head": ("base",),
+        "kubernetes_head": ("base",),
+        "slurm_workers": ("demo",),
+        "kubernetes_workers": ("demo",),
+        "monitoring": (),
+    }
+
+
+def test_only_what_has_no_default_is_required(content: Path) -> None:
+    assert list(schema.load(content).required()) == ["cluster_name"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("roles/demo/meta/argument_specs.yml", "argument_specs: ["),
+        ("roles/demo/meta/argument_specs.yml", "argument_specs: {main: {options: {demo_x: {type: strr}}}}"),
+        ("roles/demo/meta/argument_specs.yml", "main: {}"),
+        ("playbooks/bootstrap.yml", "- 7"),
+    ],
+)
+def test_damaged_content_is_our_bug_and_says_where(tmp_path: Path, file: str, text: str) -> None:
+    content = small_content.make(tmp_path)
+    (content / file).write_text(text, encoding="utf-8")
+    with pytest.raises(ClusterctlError) as caught:
+        schema.load(content)
+    assert caught.value.exit_code == 1
+    assert str(content) in str(caught.value)
+
+
+def test_the_page_names_each_variable_with_type_default_and_meaning(content: Path) -> None:
+    page = docs_variables.markdown(schema.load(content))
+    assert "- `cluster_name` (str, required): Name of the cluster.\n" in page
+    assert "- `demo_level` (str, one of `low`, `high`, default `low`): How much.\n" in page
+    assert "- `cluster_networks` (list of str, default `[]`): Networks, `CIDR`.\n" in page
+    assert "  - `uid` (int): Number.\n" in page
+    assert "- `ansible_host` (str): Address" in page
+
+
+# --- our own content ------------------------------------------------------------------------------------------------
+
+SPECS = sorted(CONTENT.glob("roles/*/meta/argument_specs.yml"))
+
+
+def _options(spec: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(spec.read_text(encoding="utf-8"))["argument_specs"]["main"].get(
+        "options", {}
+    )
+    return found
+
+
+@pytest.mark.parametrize("role", sorted(path.name for path in CONTENT.glob("roles/*") if path.is_dir()))
+def test_each_role_declares_exactly_what_it_has_defaults_for(role: str) -> None:
+    """A default without a spec cannot be set by a user, a spec without a default is undefined in a template."""
+    files = [CONTENT / "roles" / role / "defaults/main.yml"]
+    if role == "base":
+        files.append(CONTENT / "playbooks/group_vars/all.yml")
+    defaults = {name for file in files if file.exists() for name in yaml.safe_load(file.read_text("utf-8")) or {}}
+    spec = CONTENT / "roles" / role / "meta/argument_specs.yml"
+    options = _options(spec) if spec.exists() else {}
+    optional = {name for name, option in options.items() if not option.get("required")}
+    assert optional == {name for name in defaults if not name.startswith("ansible_")}
+
+
+def test_no_spec_has_a_default_and_no_variable_two_specs() -> None:
+    seen: dict[str, str] = {}
+    for spec in SPECS:
+        role = spec.parent.parent.name
+        for name, option in _options(spec).items():
+            assert "default" not in option, f"{role}: {name}: the default belongs in defaults/main.yml"
+            assert seen.setdefault(name, role) == role, f"{name} is declared by {seen[name]} and {role}"
+            assert name.startswith((f"{role}_", "cluster_")), f"{role}: {name} is not named for its role"
+
+
+def test_the_documentation_is_what_the_generator_prints() -> None:
+    page = (CONTENT / "docs/variables.md").read_text(encoding="utf-8")
+    assert page == docs_variables.markdown(schema.load()), "run python -m clusterctl.docs_variables > docs/variables.md"

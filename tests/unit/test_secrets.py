@@ -1,0 +1,360 @@
+"""Secrets: made once, readable by Ansible's own tools, never regenerated, found in every form they leak in."""
+
+import base64
+import json
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+import bcrypt
+import pytest
+
+from clusterctl import secrets
+from clusterctl.errors import ClusterctlError, InputError
+
+from . import small_content
+
+TOOLS = Path(sys.executable).parent
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> Path:
+    return small_content.make(tmp_path / "content")
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("CLUSTERCTL_VAULT_PASSWORD_FILE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, content: Path, config: Path) -> Path:
+    directory = tmp_path / "aurora"
+    directory.mkdir()
+    secrets.ensure(directory, "aurora", content)
+    return directory
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def refusal(directory: Path) -> str:
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    texts = []
+    for attempt in (secrets.values, secrets.vault_password_file, lambda path: secrets.ensure(path, "aurora")):
+        with pytest.raises(InputError) as caught:
+            attempt(directory)
+        texts.append(str(caught.value))
+    assert before == {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return texts[0]
+
+
+def test_each_declared_secret_is_made_with_its_length_and_encoding(cluster: Path) -> None:
+    values = secrets.values(cluster)
+    assert sorted(values) == ["demo_hash", "demo_hex", "demo_key", "demo_password"]
+    assert len(base64.b64decode(values["demo_key"])) == 128
+    assert len(bytes.fromhex(values["demo_hex"])) == 32
+    assert len(base64.urlsafe_b64decode(values["demo_password"] + "=")) == 32
+    assert bcrypt.checkpw(values["demo_password"].encode(), values["demo_hash"].encode())
+    assert values["demo_hash"].startswith("$2b$10$")
+
+
+def test_a_second_run_changes_nothing_and_two_clusters_share_nothing(
+    cluster: Path, content: Path, tmp_path: Path
+) -> None:
+    before = (cluster / "secrets.yml").read_bytes()
+    secrets.ensure(cluster, "aurora", content)
+    assert (cluster / "secrets.yml").read_bytes() == before
+    other = tmp_path / "borealis"
+    other.mkdir()
+    secrets.ensure(other, "aurora", content)
+    assert not set(secrets.values(cluster).values()) & set(secrets.values(other).values())
+    assert secrets.vault_password_file(cluster).read_bytes() != secrets.vault_password_file(other).read_bytes()
+
+
+def test_a_new_role_adds_its_secret_and_leaves_the_others(cluster: Path, content: Path) -> None:
+    before, password = secrets.values(cluster), secrets.vault_password_file(cluster)
+    new = content / "roles/new/meta/secrets.yml"
+    new.parent.mkdir(parents=True)
+    new.write_text("new_key: {bytes: 32, encoding: hex}\nnew_hash: {bcrypt_of: demo_hex}\n", encoding="utf-8")
+    secrets.ensure(cluster, "aurora", content)
+    after = secrets.values(cluster)
+    assert {name: after[name] for name in before} == before
+    assert sorted(set(after) - set(before)) == ["new_hash", "new_key"]
+    assert secrets.vault_password_file(cluster) == password
+
+
+def test_files_are_private_under_any_umask(tmp_path: Path, content: Path, config: Path) -> None:
+    for number, umask in enumerate((0o000, 0o777)):
+        directory = tmp_path / f"cluster{number}"
+        directory.mkdir()
+        old = os.umask(umask)
+        try:
+            secrets.ensure(directory, "aurora", content)
+        finally:
+            os.umask(old)
+        password = secrets.vault_password_file(directory)
+        assert (mode(directory / "secrets.yml"), mode(password)) == (0o600, 0o600)
+        assert (mode(password.parent), mode(password.parent.parent), mode(config)) == (0o700, 0o700, 0o700)
+        assert sorted(path.name for path in directory.iterdir()) == ["secrets.yml"]
+
+
+def test_nothing_readable_stands_in_the_file_and_its_header_names_the_password(cluster: Path) -> None:
+    text = (cluster / "secrets.yml").read_text("ascii")
+    label = secrets.vault_password_file(cluster).name
+    assert text.splitlines()[0] == f"$ANSIBLE_VAULT;1.2;AES256;{label}"
+    assert label.startswith("aurora-")
+    assert secrets.redact(text, secrets.values(cluster).values()) == text
+
+
+def test_ansibles_own_tools_read_it(cluster: Path, tmp_path: Path) -> None:
+    password = secrets.vault_password_file(cluster)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    clean["ANSIBLE_HOME"] = str(tmp_path / "ansible")
+    view = subprocess.run(
+        [TOOLS / "ansible-vault", "view", "--vault-id", f"{password.name}@{password}", "secrets.yml"],
+        cwd=cluster,
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"demo_hex: {secrets.values(cluster)['demo_hex']}" in view.stdout.replace("'", "")
+    play = [{"hosts": "localhost", "gather_facts": False, "vars_files": [str(cluster / "secrets.yml")]}]
+    play[0]["tasks"] = [{"ansible.builtin.assert": {"that": "demo_key | b64decode(encoding='latin1') | length == 128"}}]
+    (tmp_path / "play.yml").write_text(json.dumps(play), encoding="utf-8")
+    run = subprocess.run(
+        [TOOLS / "ansible-playbook", "-i", "localhost,", "play.yml"],
+        cwd=tmp_path,
+        env=clean | {"ANSIBLE_VAULT_PASSWORD_FILE": str(password)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_ansibles_settings_of_a_user_do_not_reach_us(cluster: Path, tmp_path: Path) -> None:
+    """In a process of its own, because Ansible reads its settings at its first import."""
+    (tmp_path / "ansible.cfg").write_text(
+        "[defaults]\nvault_id_match = true\nlog_path = stolen.log\n[", encoding="utf-8"
+    )
+    script = (
+        "import sys, pathlib; from clusterctl import secrets; print(len(secrets.values(pathlib.Path(sys.argv[1]))))"
+    )
+    hostile = {"ANSIBLE_CONFIG": "/no/such.cfg", "ANSIBLE_LOG_PATH": "stolen.log", "ANSIBLE_DEBUG": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(cluster)],
+        cwd=tmp_path,
+        env=dict(os.environ) | hostile | {"PYTHONPATH": str(Path(secrets.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.stdout, run.stderr) == ("4\n", "")
+    assert not (tmp_path / "stolen.log").exists()
+
+
+# --- lost and damaged -----------------------------------------------------------------------------------------------
+
+
+def test_a_lost_password_is_an_error_that_names_both_files(cluster: Path) -> None:
+    password = secrets.vault_password_file(cluster)
+    password.unlink()
+    text = refusal(cluster)
+    assert str(password) in text
+    assert "secrets.yml" in text
+    assert not password.exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"\n", b"another password"])
+def test_a_wrong_password_is_an_error(cluster: Path, content: Path, damage: bytes) -> None:
+    password = secrets.vault_password_file(cluster)
+    password.write_bytes(damage)
+    for attempt in (lambda: secrets.values(cluster), lambda: secrets.ensure(cluster, "aurora", content)):
+        with pytest.raises(InputError) as caught:
+            attempt()
+        assert str(password) in str(caught.value)
+        assert "secrets.yml" in str(caught.value)
+    assert password.read_bytes() == damage
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: b"munge_key: plain\n",
+        lambda data: data.replace(b"1.2", b"1.3", 1),
+        lambda data: data.replace(b"aurora-", b"../../aurora-", 1),
+        lambda data: b"\xff" + data,
+    ],
+)
+def test_a_damaged_header_is_an_error(cluster: Path, damage: object) -> None:
+    path = cluster / "secrets.yml"
+    assert callable(damage)
+    path.write_bytes(damage(path.read_bytes()))
+    assert f"{path}: is damaged" in refusal(cluster)
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.99])
+def test_a_truncated_file_is_an_error(cluster: Path, content: Path, keep: float) -> None:
+    path = cluster / "secrets.yml"
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    for attempt in (lambda: secrets.values(cluster), lambda: secrets.ensure(cluster, "aurora", content)):
+        with pytest.raises(InputError, match="cannot be decrypted"):
+            attempt()
+
+
+@pytest.mark.parametrize("plain", ["- hunter2", "hunter2: 7", "a: {hunter2: b}", "hunter2: [", "hunter2"])
+def test_content_that_is_no_mapping_of_texts_is_an_error_that_does_not_show_it(cluster: Path, plain: str) -> None:
+    password = secrets.vault_password_file(cluster)
+    path = cluster / "secrets.yml"
+    path.write_text(plain, encoding="utf-8")
+    subprocess.run(
+        [TOOLS / "ansible-vault", "encrypt", "--vault-id", f"{password.name}@{password}", path],
+        check=True,
+        capture_output=True,
+    )
+    with pytest.raises(InputError) as caught:
+        secrets.values(cluster)
+    assert str(path) in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_secrets_are_not_made_anew_for_a_cluster_that_was_set_up(tmp_path: Path, content: Path, config: Path) -> None:
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware/gpu01.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="set up before"):
+        secrets.ensure(tmp_path, "aurora", content)
+    assert not (tmp_path / "secrets.yml").exists()
+    assert not config.exists()
+
+
+@pytest.mark.parametrize("bits", [0o640, 0o604, 0o700, 0o755])
+def test_a_password_that_others_can_read_or_that_ansible_would_run_is_refused(cluster: Path, bits: int) -> None:
+    password = secrets.vault_password_file(cluster)
+    password.chmod(bits)
+    assert f"got mode {bits:04o}, expected 0600" in refusal(cluster)
+
+
+def test_the_password_may_lie_elsewhere(
+    tmp_path: Path, content: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    password = tmp_path / "password"
+    monkeypatch.setenv("CLUSTERCTL_VAULT_PASSWORD_FILE", str(password))
+    with pytest.raises(InputError, match=r"password.*cannot be read"):
+        secrets.ensure(tmp_path, "aurora", content)
+    assert not password.exists()
+    password.write_text("x" * 40, encoding="utf-8")
+    password.chmod(0o600)
+    secrets.ensure(tmp_path, "aurora", content)
+    assert secrets.vault_password_file(tmp_path) == password
+    assert len(secrets.values(tmp_path)) == 4
+    assert not config.exists()
+
+
+def test_a_full_or_read_only_place_is_an_error_without_leftovers(
+    cluster: Path, content: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = content / "roles/new/meta/secrets.yml"
+    new.parent.mkdir(parents=True)
+    new.write_text("new_key: {bytes: 32, encoding: hex}\n", encoding="utf-8")
+    before = (cluster / "secrets.yml").read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(InputError, match="cannot be written: No space left"):
+            secrets.ensure(cluster, "aurora", content)
+    assert (cluster / "secrets.yml").read_bytes() == before
+    assert [path.name for path in cluster.iterdir()] == ["secrets.yml"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "demo_key: {bytes: 16, encoding: hex}",
+        "demo_key: {bytes: 32, encoding: rot13}",
+        "demo_x: {bytes: 16, encoding: base64}",
+        "demo_x: {bcrypt_of: nobody}",
+    ],
+)
+def test_a_weak_or_contradictory_declaration_is_our_bug(tmp_path: Path, content: Path, config: Path, text: str) -> None:
+    other = content / "roles/other/meta/secrets.yml"
+    other.parent.mkdir(parents=True)
+    other.write_text(text, encoding="utf-8")
+    with pytest.raises(ClusterctlError) as caught:
+        secrets.ensure(tmp_path, "aurora", content)
+    assert caught.value.exit_code == 1
+
+
+# --- redaction ------------------------------------------------------------------------------------------------------
+
+FORMS: dict[str, Callable[[str], str]] = {
+    "raw": lambda value: value,
+    "base64": lambda value: base64.b64encode(value.encode()).decode(),
+    "base64 of more": lambda value: base64.b64encode(f"user:{value}\n".encode()).decode(),
+    "base64 of other": lambda value: base64.b64encode(f"a:{value}".encode()).decode(),
+    "urlsafe base64": lambda value: base64.urlsafe_b64encode(f"é{value}".encode()).decode(),
+    "hex": lambda value: value.encode().hex(),
+    "upper hex": lambda value: value.encode().hex().upper(),
+    "URL": lambda value: quote(value, safe=""),
+    "URL path": quote,
+    "form": quote_plus,
+    "lower URL": lambda value: re.sub("%..", lambda match: match[0].lower(), quote(value, safe="")),
+    "shell": shlex.quote,
+    "JSON": lambda value: json.dumps({"msg": value}),
+    "repr": lambda value: repr([value]),
+}
+
+
+def leaked(value: str, text: str) -> bool:
+    """Tell whether a run of ten characters of any form of the value is still there."""
+    return any(text.find(form(value)[i : i + 10]) >= 0 for form in FORMS.values() for i in range(len(value) - 10))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "value", ["s3cr3t/with+signs=and'quotes\"$x", "k" * 20, "0123456789abcdef" * 4, "pä$$wörter und mehr"]
+)
+def test_every_form_is_redacted(form: str, value: str) -> None:
+    text = f"before {FORMS[form](value)} after"
+    assert leaked(value, text)
+    redacted = secrets.redact(text, [value])
+    assert "[redacted]" in redacted
+    assert redacted.startswith("before ")
+    assert redacted.endswith(" after")
+    assert not leaked(value, redacted)
+
+
+def test_bytes_behind_a_generated_value_are_redacted_in_hex(cluster: Path) -> None:
+    key = secrets.values(cluster)["demo_key"]
+    assert secrets.redact(base64.b64decode(key).hex(), [key]) == "[redacted]"
+
+
+def test_other_text_and_values_too_short_to_tell_are_left_alone() -> None:
+    assert secrets.redact("an ordinary line", ["", "a", "lin", "xyzzy-1234"]) == "an ordinary line"
+
+
+def test_a_value_inside_another_leaves_nothing_of_the_longer_one() -> None:
+    assert secrets.redact("key: abcdefgh-ijkl", ["abcdefgh", "abcdefgh-ijkl"]) == "key: [redacted]"
+
+
+def test_a_forgotten_cluster_leaves_no_password(tmp_path: Path) -> None:
+    secrets.ensure(tmp_path, "aurora")
+    password = secrets.vault_password_file(tmp_path)
+    assert password.exists()
+    secrets.forget(tmp_path)
+    assert not password.exists()

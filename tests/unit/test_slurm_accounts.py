@@ -1,0 +1,83 @@
+"""The commands by which accounting comes to what is wanted."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.test_role_plugins import plugin
+
+MODULE = plugin("library/slurm_accounts")
+LISTED = {"cluster": "aurora", "state": "present", "accounts": [], "users": []}
+VISION = {"name": "vision", "description": "Computer vision", "parent": "root"}
+ADA = {"name": "ada", "accounts": ["vision", "robots"], "admin_level": "None"}
+
+
+def accounting(empty: bool = False) -> Any:
+    """Accounting as sacctmgr tells it when VISION and ADA are there."""
+    known = MODULE.Accounting("aurora")
+    if not empty:
+        known.known = True
+        known.accounts = {"root": "default root account", "vision": "computer vision", "robots": "robots"}
+        known.parents = {"root": "", "vision": "root", "robots": "root"}
+        known.users = {"root": ("root", "Administrator"), "ada": ("vision", "None")}
+        known.associations = {("root", "root"), ("ada", "vision"), ("ada", "robots")}
+    return known
+
+
+def commands(known: Any, **other: Any) -> list[str]:
+    MODULE.plan(known, LISTED | other)
+    return [" ".join(command) for command in known.commands]
+
+
+def test_what_is_right_needs_no_command() -> None:
+    assert commands(accounting(), accounts=[VISION], users=[ADA]) == []
+
+
+def test_what_is_not_listed_stays() -> None:
+    assert commands(accounting()) == []
+    assert commands(accounting(), users=[ADA | {"accounts": ["vision"]}]) == []
+
+
+def test_everything_is_added_to_an_empty_accounting() -> None:
+    one = ADA | {"accounts": ["vision"], "admin_level": "Operator"}
+    assert commands(accounting(empty=True), accounts=[VISION], users=[one]) == [
+        "add cluster aurora",
+        "add account vision cluster=aurora parent=root description=computer vision",
+        "add user ada cluster=aurora account=vision defaultaccount=vision adminlevel=Operator",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("other", "command"),
+    [
+        ({"accounts": [VISION | {"parent": "robots"}]},
+         "modify account vision where cluster=aurora set parent=robots"),
+        ({"accounts": [VISION | {"description": "Seeing"}]}, "modify account vision set description=seeing"),
+        ({"users": [ADA | {"admin_level": "Operator"}]}, "modify user ada set adminlevel=Operator"),
+        ({"users": [ADA | {"accounts": ["robots"]}]}, "modify user ada set defaultaccount=robots"),
+        ({"users": [{"name": "bob", "accounts": ["Vision"], "admin_level": "None"}]},
+         "add user bob cluster=aurora account=vision defaultaccount=vision adminlevel=None"),
+    ],
+)  # fmt: skip
+def test_a_difference_needs_one_command(other: dict[str, Any], command: str) -> None:
+    assert commands(accounting(), **other) == [command]
+
+
+def test_a_new_default_account_is_added_before_it_becomes_the_default() -> None:
+    known = accounting()
+    known.parents["art"] = "root"
+    assert commands(known, users=[ADA | {"accounts": ["art", "vision"]}]) == [
+        "add user ada cluster=aurora account=art",
+        "modify user ada set defaultaccount=art",
+    ]
+
+
+def test_absent_takes_away_what_is_listed_and_there() -> None:
+    assert commands(accounting(), state="absent", users=[ADA | {"accounts": ["robots", "art"]}]) == [
+        "delete user where name=ada cluster=aurora account=robots"
+    ]
+    assert commands(accounting(), state="absent", users=[ADA | {"accounts": []}], accounts=[VISION]) == [
+        "delete user name=ada",
+        "delete account where name=vision cluster=aurora",
+    ]
+    assert commands(accounting(empty=True), state="absent", users=[ADA], accounts=[VISION]) == []

@@ -1,0 +1,141 @@
+"""The reader of Slurm's metrics, on text that Slurm 24.11.5 and 22.05.8 printed for real nodes."""
+
+import importlib.util
+from types import ModuleType
+
+import pytest
+
+from clusterctl import paths
+
+NODE = (
+    "NodeName=gpu01 Arch=x86_64 CoresPerSocket=2  CPUAlloc=2 CPUEfctv=2 CPUTot=2 CPULoad=3.39 AvailableFeatures=(null) "
+    "ActiveFeatures=(null) Gres=gpu:a100:4 GresDrain=N/A GresUsed=gpu:a100:2(IDX:0-1) NodeAddr=10.87.43.11 "
+    "NodeHostName=gpu01 Version=24.11.5 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=1488 AllocMem=20 "
+    "FreeMem=19549 Sockets=1 Boards=1 State=ALLOCATED ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A "
+    "Partitions=main  BootTime=2026-11-21T01:48:02 SlurmdStartTime=2026-11-21T02:42:17 LastBusyTime=2026-11-21T02:41 "
+    "ResumeAfterTime=None CfgTRES=cpu=2,mem=1488M,billing=2,gres/gpu=4,gres/gpu:a100=4 "
+    "AllocTRES=cpu=2,mem=20M,gres/gpu=2,gres/gpu:a100=2 CurrentWatts=0 AveWatts=0 "
+)
+# An operator's reason that looks like fields: it stands last and is not believed.
+DRAINED = (
+    NODE.replace("State=ALLOCATED", "State=ALLOCATED+DRAIN")
+    + ' Reason=State=DOWN Gres=gpu:evil:9 "x [root@2026-11-21T02:42:41]'
+)
+SILENT = (
+    "NodeName=gpu02 CoresPerSocket=2  CPUAlloc=0 CPUEfctv=2 CPUTot=2 CPULoad=0.00 AvailableFeatures=(null) "
+    "ActiveFeatures=(null) Gres=gpu:a100:4 GresDrain=N/A GresUsed=gpu:a100:0 NodeAddr=10.87.41.11 NodeHostName=gpu02  "
+    "RealMemory=1000 AllocMem=0 FreeMem=N/A Sockets=1 Boards=1 State=UNKNOWN+NOT_RESPONDING ThreadsPerCore=1 TmpDisk=0 "
+    "Weight=1 Owner=N/A MCS_label=N/A Partitions=main  BootTime=None SlurmdStartTime=None LastBusyTime=Unknown "
+    "ResumeAfterTime=None CfgTRES=cpu=2,mem=1000M,billing=2 AllocTRES= CurrentWatts=0 AveWatts=0 "
+)
+
+# Debian 12's Slurm 22.05.8.
+OLDER = (
+    "NodeName=gpu01 Arch=x86_64 CoresPerSocket=2  CPUAlloc=1 CPUEfctv=2 CPUTot=2 CPULoad=5.83 AvailableFeatures=(null) "
+    "ActiveFeatures=(null) Gres=gpu:a100:4 GresDrain=N/A GresUsed=gpu:a100:1(IDX:0) NodeAddr=10.213.3.11 "
+    "NodeHostName=gpu01 Version=22.05.8 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=23593 AllocMem=11796 "
+    "FreeMem=17630 Sockets=1 Boards=1 State=MIXED+DRAIN ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A "
+    "Partitions=main  BootTime=2026-11-21T01:48:01 SlurmdStartTime=2026-11-21T03:27:46 "
+    "LastBusyTime=2026-11-21T03:27:46 CfgTRES=cpu=2,mem=23593M,billing=2,gres/gpu=4,gres/gpu:a100=4 "
+    "AllocTRES=cpu=1,mem=11796M,gres/gpu=1,gres/gpu:a100=1 CapWatts=n/a CurrentWatts=0 AveWatts=0 "
+    "ExtSensorsJoules=n/s ExtSensorsWatts=0 ExtSensorsTemp=n/s Reason=x [root@2026-11-21T03:29:46]"
+)
+
+
+@pytest.fixture(scope="module")
+def exporter() -> ModuleType:
+    path = paths.content() / "roles/slurm_exporter/files/slurm_metrics.py"
+    specification = importlib.util.spec_from_file_location("slurm_metrics", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def lines(exporter: ModuleType, nodes: str, jobs: str = "") -> list[str]:
+    return [line for line in exporter.render(exporter.count(nodes, jobs)).splitlines() if not line.startswith("#")]
+
+
+def test_a_busy_node(exporter: ModuleType) -> None:
+    assert lines(exporter, NODE + "\n") == [
+        "slurm_up 1",
+        'slurm_nodes{state="allocated"} 1',
+        'slurm_node_state{node="gpu01",state="allocated"} 1',
+        'slurm_gpus{partition="main",type="a100",use="allocated"} 2',
+        'slurm_gpus{partition="main",type="a100",use="idle"} 2',
+        'slurm_gpus{partition="main",type="a100",use="unavailable"} 0',
+    ]
+
+
+def test_a_drained_nodes_free_gpus_are_not_idle_and_its_reason_is_not_read(exporter: ModuleType) -> None:
+    text = lines(exporter, DRAINED)
+    assert 'slurm_node_state{node="gpu01",state="draining"} 1' in text
+    assert 'slurm_gpus{partition="main",type="a100",use="unavailable"} 2' in text
+    assert 'slurm_gpus{partition="main",type="a100",use="idle"} 0' in text
+    assert not any("evil" in line for line in text)
+
+
+def test_the_oldest_supported_release_writes_the_same(exporter: ModuleType) -> None:
+    assert lines(exporter, OLDER)[1:] == [
+        'slurm_nodes{state="draining"} 1',
+        'slurm_node_state{node="gpu01",state="draining"} 1',
+        'slurm_gpus{partition="main",type="a100",use="allocated"} 1',
+        'slurm_gpus{partition="main",type="a100",use="idle"} 0',
+        'slurm_gpus{partition="main",type="a100",use="unavailable"} 3',
+    ]
+
+
+def test_partitions_overlap_and_nodes_without_one_are_counted(exporter: ModuleType) -> None:
+    both = NODE.replace("Partitions=main", "Partitions=main,debug")
+    outside = SILENT.replace("Partitions=main", "Partitions=(null)")
+    text = lines(exporter, f"{both}\n{outside}\n")
+    assert 'slurm_nodes{state="not_responding"} 1' in text
+    assert {line for line in text if "allocated" in line and "gpus" in line} == {
+        'slurm_gpus{partition="main",type="a100",use="allocated"} 2',
+        'slurm_gpus{partition="debug",type="a100",use="allocated"} 2',
+    }
+
+
+def test_jobs_wait_in_each_of_their_partitions(exporter: ModuleType) -> None:
+    text = lines(exporter, "", "PENDING main\nPENDING main,debug\nRUNNING main\n")
+    assert text[1:] == [
+        'slurm_jobs{partition="debug",state="pending"} 1',
+        'slurm_jobs{partition="main",state="pending"} 2',
+        'slurm_jobs{partition="main",state="running"} 1',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("IDLE", "idle"),
+        ("MIXED", "mixed"),
+        ("IDLE+DRAIN", "drained"),
+        ("MIXED+DRAIN", "draining"),
+        ("IDLE+COMPLETING+DRAIN", "draining"),
+        ("IDLE+COMPLETING", "completing"),
+        ("DOWN*+DRAIN", "down"),
+        ("DOWN+NOT_RESPONDING", "down"),
+        ("IDLE*", "not_responding"),
+        ("IDLE+NOT_RESPONDING", "not_responding"),
+        ("IDLE+MAINTENANCE+RESERVED", "maintenance"),
+        ("UNKNOWN+NOT_RESPONDING", "not_responding"),
+    ],
+)
+def test_states(exporter: ModuleType, text: str, state: str) -> None:
+    assert exporter.node_state(text) == state
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("(null)", {}),
+        ("gpu:4", {"gpu": 4}),
+        ("gpu:a100:4(S:0-1)", {"a100": 4}),
+        ("gpu:a100:2(IDX:0,2),gpu:h100:1(IDX:1)", {"a100": 2, "h100": 1}),
+        ("gpu:a100:0(IDX:N/A),shard:4", {"a100": 0}),
+    ],
+)
+def test_gpus(exporter: ModuleType, text: str, count: dict[str, int]) -> None:
+    assert dict(exporter.gpus(text)) == count
