@@ -29,6 +29,7 @@ MIN_MEMORY_MB = 512
 CLOCK_WARN_SECONDS = 1.0
 CLOCK_FAIL_SECONDS = 10.0
 
+# By ID and VERSION_ID of os-release; below, as people write them.
 SUPPORTED: Mapping[str, Sequence[str]] = {
     "debian": ("12", "13"),
     "ubuntu": ("22.04", "24.04"),
@@ -37,6 +38,7 @@ SUPPORTED: Mapping[str, Sequence[str]] = {
     "rhel": ("9", "10"),
     "centos": ("9", "10"),
 }
+SUPPORTED_TEXT = "Debian 12 and 13, Ubuntu 22.04 and 24.04; Rocky Linux, AlmaLinux, RHEL and CentOS Stream 9 and 10"
 ARCHITECTURES = ("x86_64", "aarch64")
 # Names that installers give, so that two nodes of one name are not yet a mistake; base gives each its own.
 COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
@@ -150,8 +152,8 @@ def judge(host: Host, answer: Answer, recorded: Hardware | None) -> Iterator[Fin
 def _system(name: str, distribution: str, version: str) -> Iterator[Finding]:
     wanted = SUPPORTED.get(distribution, ())
     if version not in wanted and version.split(".")[0] not in wanted:
-        supported = "; ".join(f"{key} {', '.join(versions)}" for key, versions in SUPPORTED.items())
-        yield Finding(name, "operating system", f"{distribution} {version} is not supported", f"supported: {supported}")
+        hint = f"supported: {SUPPORTED_TEXT}"
+        yield Finding(name, "operating system", f"{distribution} {version} is not supported", hint)
 
 
 def _architecture(name: str, facts: Facts) -> Iterator[Finding]:
