@@ -109,7 +109,10 @@ class Cgroup:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One node's record; `recorded` is UTC, memory_mb is MemTotal in MiB (no margin taken off)."""
+    """One node's record; `recorded` is UTC, memory_mb is MemTotal in MiB (no margin taken off).
+
+    `resolver` is what writes the node's resolv.conf, `plain` where nothing does.
+    """
 
     schema: Annotated[int, number(SCHEMA, SCHEMA)]
     name: Annotated[str, text(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", "a host's name")]
@@ -123,6 +126,8 @@ class Hardware:
     disks: Annotated[tuple[Disk, ...], sequence(nested(Disk), 1024)]
     cgroup: Annotated[Cgroup, nested(Cgroup)]
     nameservers: Annotated[tuple[str, ...], sequence(address, 8)]
+    resolver: Annotated[str, text("plain|resolved|networkmanager", "plain, resolved or networkmanager")]
+    cloud_init: Annotated[bool, flag]
     machine_id: Annotated[str, text(r"([0-9a-f]{32})?", "a machine id")]
 
 
@@ -248,6 +253,7 @@ def compare(record: Hardware, reality: Hardware) -> list[str]:
             differ(f"GPU {old.index} memory", f"{old.memory_mb} MB", f"{new.memory_mb} MB")
             differ(f"GPU {old.index} device", old.device, new.device)
             differ(f"GPU {old.index} UUID", old.uuid, new.uuid)
+    differ("resolver", record.resolver, reality.resolver)
     differ("cgroup version", record.cgroup.version, reality.cgroup.version)
     differ(
         "cgroup controllers",

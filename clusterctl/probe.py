@@ -357,8 +357,21 @@ def cgroup() -> Facts:
     return {"version": 1, "controllers": sorted(controllers & set(enabled))}
 
 
-def nameservers() -> List[str]:
-    return re.findall(r"^nameserver\s+([^\s%]+)", read("/etc/resolv.conf"), re.M)[:8]
+def resolver(root: str = "") -> str:
+    """Return which program writes /etc/resolv.conf."""
+    try:
+        target = os.readlink(root + "/etc/resolv.conf")
+    except OSError:
+        target = ""
+    if "systemd/resolve" in target:
+        return "resolved"
+    return "networkmanager" if os.path.exists(root + "/run/NetworkManager/resolv.conf") else "plain"
+
+
+def nameservers(root: str = "") -> List[str]:
+    """Return the servers that the network gave; systemd-resolved shows programs itself instead of them."""
+    path = "/run/systemd/resolve/resolv.conf" if resolver(root) == "resolved" else "/etc/resolv.conf"
+    return re.findall(r"^nameserver\s+([^\s%]+)", read(root + path), re.M)[:8]
 
 
 def hardware(found: List[Facts], driver: Optional[str]) -> Facts:
@@ -372,6 +385,8 @@ def hardware(found: List[Facts], driver: Optional[str]) -> Facts:
         "disks": disks(),
         "cgroup": cgroup(),
         "nameservers": nameservers(),
+        "resolver": resolver(),
+        "cloud_init": os.path.exists("/etc/cloud/cloud.cfg"),
         "machine_id": read("/etc/machine-id"),
     }
 

@@ -1,8 +1,4 @@
-"""Which users and groups of a node differ from the inventory's: a hundred right ones then cost no task at all.
-
-The node's own are read as the text of /etc/passwd and /etc/group, one after the other; a line of the first has seven
-fields, one of the second four.
-"""
+"""The inventory's people as the nodes, sshd and Slurm take them."""
 
 from __future__ import annotations
 
@@ -13,12 +9,6 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 Account = Mapping[str, Any]
-
-
-def _entries(text: str, fields: int) -> dict[str, list[str]]:
-    """Return the lines of one of the two files by their name, each without it."""
-    lines = [line.split(":") for line in text.splitlines()]
-    return {line[0]: line[1:] for line in lines if len(line) == fields}
 
 
 def complete(accounts: Sequence[Account], homes: str, shell: str, group: str) -> list[dict[str, Any]]:
@@ -48,40 +38,18 @@ def complete(accounts: Sequence[Account], homes: str, shell: str, group: str) ->
     ]
 
 
-def groups_to_change(node: str, groups: Sequence[Account], accounts: Sequence[Account]) -> list[dict[str, Any]]:
-    """Return name and gid of the shared groups and the users' own that the node has not, or with another number.
+def own_groups(accounts: Sequence[Account]) -> list[dict[str, Any]]:
+    """Return name and number of each user's own group.
 
-    (useradd would make a user's own group, but gives it another number where uid is above login.defs' GID_MAX.)
+    (useradd would make it, but gives it another number where uid is above login.defs' GID_MAX.)
     """
-    known = _entries(node, 4)
-    wanted = {group["name"]: group["gid"] for group in groups}
-    wanted |= {account["name"]: account["uid"] for account in accounts}
-    return [
-        {"name": name, "gid": gid} for name, gid in wanted.items() if name not in known or known[name][1] != str(gid)
-    ]
+    return [{"name": account["name"], "gid": account["uid"]} for account in accounts]
 
 
-def users_to_change(node: str, accounts: Sequence[Account], check: bool = False) -> list[dict[str, Any]]:
-    """Return the accounts that the node has not, or otherwise than wanted, and those that should have left.
-
-    In check mode the groups that a real run would have created before are left out: Ansible's module refuses to plan
-    with them.
-    """
-    users, known = _entries(node, 7), _entries(node, 4)
-
-    def right(account: Account) -> bool:
-        name, number = account["name"], str(account["uid"])
-        if account["state"] == "absent":
-            return name not in users
-        member_of = {group for group, entry in known.items() if name in entry[2].split(",")}
-        wanted = [number, number, account["comment"], account["home"], account["shell"]]
-        return users.get(name, [])[1:] == wanted and member_of == set(account["groups"])
-
-    return [
-        dict(account, groups=[group for group in account["groups"] if group in known or not check])
-        for account in accounts
-        if not right(account)
-    ]
+def on_nodes(accounts: Sequence[Account]) -> list[dict[str, Any]]:
+    """Return of each account what node_users takes."""
+    keys = ("name", "uid", "comment", "groups", "home", "shell", "state")
+    return [{key: account[key] for key in keys} for account in accounts]
 
 
 def key_files(accounts: Sequence[Account], directory: str) -> list[dict[str, Any]]:
@@ -116,7 +84,7 @@ class FilterModule:
         return {
             "users_complete": complete,
             "users_in_slurm": in_slurm,
-            "users_groups_to_change": groups_to_change,
             "users_key_files": key_files,
-            "users_to_change": users_to_change,
+            "users_on_nodes": on_nodes,
+            "users_own_groups": own_groups,
         }

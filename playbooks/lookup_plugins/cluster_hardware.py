@@ -14,10 +14,14 @@ DOCUMENTATION = """
 name: cluster_hardware
 short_description: What the cluster's nodes are made of
 description:
-  - Returns one dictionary, host name to record, read from C(hardware/*.json) in the cluster's directory.
+  - Returns one dictionary, host name to record, read from C(hardware/*.json) in the cluster's directory; where hosts are
+    named, the record of each instead, and reads no other.
   - A record is typed and whitelisted at every reading. Its strings came from a node, so Ansible never templates them.
-  - A host without a record is not in the dictionary; a record without a host is left out.
-options: {}
+  - A host without a record is not in the dictionary, and its own is empty; a record without a host is left out.
+options:
+  _terms:
+    description: Names of hosts in the inventory; none means the dictionary of all.
+    required: false
 """
 
 EXAMPLES = """
@@ -28,7 +32,7 @@ EXAMPLES = """
 
 RETURN = """
 _raw:
-  description: Host name to record; see clusterctl/hardware.py for the fields.
+  description: Host name to record, or the records; see clusterctl/hardware.py for the fields.
   type: list
   elements: dict
 """
@@ -39,12 +43,17 @@ class LookupModule(LookupBase):
 
     def run(self, terms: list[Any], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[dict[str, Any]]:
         """Return the records of the hosts in the inventory."""
-        if terms or kwargs:
-            raise AnsibleLookupError("cluster_hardware takes no arguments")
+        if kwargs:
+            raise AnsibleLookupError("cluster_hardware takes no options")
         known = variables or {}
-        hosts = set(known.get("groups", {}).get("all", ()))
+        hosts, directory = set(known.get("groups", {}).get("all", ())), Path(known["inventory_dir"])
+        if unknown := [str(term) for term in terms if term not in hosts]:
+            raise AnsibleLookupError(f"cluster_hardware: the inventory has no host {', '.join(unknown)}")
         try:
-            records = hardware.load_all(Path(known["inventory_dir"]))
+            if terms:
+                paths = [hardware.path_of(directory, str(term)) for term in terms]
+                return [_plain(asdict(hardware.load(path))) if path.exists() else {} for path in paths]
+            records = hardware.load_all(directory)
         except InputError as error:
             raise AnsibleLookupError(str(error)) from error
         return [{name: _plain(asdict(record)) for name, record in records.items() if name in hosts}]

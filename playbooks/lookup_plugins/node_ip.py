@@ -66,11 +66,12 @@ class LookupModule(LookupBase):
         addresses = {name: str(variables["hostvars"][name]["cluster_address"]) for name in terms}
         if not all(map(is_ip, addresses.values())):
             reader = lookup_loader.get("cluster_hardware", loader=self._loader, templar=self._templar)
-            records = reader.run([], variables=variables)[0]
+            named = [name for name, address in addresses.items() if not is_ip(address)]
+            records = dict(zip(named, reader.run(named, variables=variables), strict=True))
             networks = [str(network) for network in variables["cluster_networks"]]
             for name, address in addresses.items():
                 if not is_ip(address):
-                    addresses[name] = recorded(records.get(name, {}), networks)
+                    addresses[name] = recorded(records[name], networks)
                 if not addresses[name]:
                     raise AnsibleLookupError(
                         f"{name}: {address} is a name, and no recorded address of the node is in its networks; "

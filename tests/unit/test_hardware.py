@@ -60,6 +60,8 @@ def reply() -> dict[str, Any]:
         "disks": [{"name": "nvme0n1", "size_gb": 3840, "rotational": False}],
         "cgroup": {"version": 2, "controllers": ["cpu", "cpuset", "devices", "memory"]},
         "nameservers": ["10.0.0.1", "fe80::1%eth0"],
+        "resolver": "plain",
+        "cloud_init": False,
         "machine_id": "246dccc5b84622da1c916af7d1ce93ae",
     }
 
@@ -123,6 +125,8 @@ def test_a_good_reply_becomes_a_record() -> None:
         (("cgroup", "controllers"), ["cpu\nx=1"]),
         (("nameservers",), [TEMPLATE]),
         (("nameservers",), ["10.0.0.1"] * 9),
+        (("resolver",), "dhcpcd"),
+        (("cloud_init",), "no"),
         (("machine_id",), "../../etc/passwd"),
         (("driver_version",), "550;x"),
     ],
@@ -444,6 +448,32 @@ def test_repositories_of_dnf_are_read(tmp_path: Path) -> None:
         [f"https://m/list?arch={platform.machine()}&dir=pub/rocky"],
         ["https://one/pub/rocky/repodata/repomd.xml", "https://two/os/repodata/repomd.xml"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("target", "manager", "kind"),
+    [
+        ("../run/systemd/resolve/stub-resolv.conf", False, "resolved"),
+        ("/run/NetworkManager/resolv.conf", True, "networkmanager"),
+        (None, True, "networkmanager"),
+        (None, False, "plain"),
+    ],
+)
+def test_who_writes_resolv_conf_and_the_networks_own_servers(
+    tmp_path: Path, target: str | None, manager: bool, kind: str
+) -> None:
+    for folder in ("etc", "run/systemd/resolve", "run/NetworkManager"):
+        (tmp_path / folder).mkdir(parents=True)
+    written = tmp_path / "etc/resolv.conf"
+    written.symlink_to(target) if target else written.write_text("nameserver 10.0.0.1\n")
+    (tmp_path / "run/systemd/resolve/resolv.conf").write_text("nameserver 10.0.0.2\n")
+    if manager:
+        (tmp_path / "run/NetworkManager/resolv.conf").write_text("nameserver 10.0.0.3\n")
+    assert probe.resolver(str(tmp_path)) == kind
+    if kind == "resolved":
+        assert probe.nameservers(str(tmp_path)) == ["10.0.0.2"]
+    elif not target:
+        assert probe.nameservers(str(tmp_path)) == ["10.0.0.1"]
 
 
 def test_a_password_in_a_url_stays_on_the_node() -> None:

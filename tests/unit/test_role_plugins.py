@@ -26,49 +26,12 @@ FILES = plugin("filter_plugins/absent_unless")
 NODE_IP = plugin("lookup_plugins/node_ip")
 
 ADA = {"name": "ada", "uid": 10001, "groups": ["vision"], "ssh_keys": [" ssh-ed25519 AAAA ada\n"]}
-NODE = """\
-root:x:0:0:root:/root:/bin/bash
-ada:x:10001:10001::/home/ada:/bin/bash
-root:x:0:
-ada:x:10001:
-cluster:x:64900:ada,bob
-vision:x:20001:ada
-"""
 
 
 def ada(**other: Any) -> list[dict[str, Any]]:
     """Ada's account with all its keys."""
     people: list[dict[str, Any]] = USERS.complete([ADA | other], "/home", "/bin/bash", "cluster")
     return people
-
-
-def test_a_user_who_is_right_is_not_visited() -> None:
-    assert USERS.users_to_change(NODE, ada()) == []
-    assert USERS.groups_to_change(NODE, [{"name": "vision", "gid": 20001}], ada()) == []
-
-
-@pytest.mark.parametrize(
-    "other", [{"uid": 10009}, {"shell": "/bin/zsh"}, {"comment": "Ada"}, {"groups": []}, {"groups": ["vision", "adm"]}]
-)
-def test_any_difference_is_seen(other: dict[str, Any]) -> None:
-    assert [account["name"] for account in USERS.users_to_change(NODE, ada(**other))] == ["ada"]
-
-
-def test_a_plan_names_no_group_that_does_not_exist_yet() -> None:
-    (account,) = USERS.users_to_change(NODE, ada(groups=["vision", "adm"]), True)
-    assert account["groups"] == ["cluster", "vision"]
-
-
-def test_who_left_is_visited_until_gone() -> None:
-    assert [account["state"] for account in USERS.users_to_change(NODE, ada(state="absent"))] == ["absent"]
-    assert USERS.users_to_change(NODE, ada(name="eve", uid=10002, state="absent")) == []
-
-
-def test_a_missing_group_and_a_wrong_number_are_seen() -> None:
-    assert USERS.groups_to_change(NODE, [{"name": "vision", "gid": 1}, {"name": "new", "gid": 2}], ada()) == [
-        {"name": "vision", "gid": 1},
-        {"name": "new", "gid": 2},
-    ]
 
 
 def test_two_accounts_with_one_number_are_refused() -> None:

@@ -44,9 +44,7 @@ SYSTEMS = {
 }
 # What earlier tasks of a role would have registered, and what a template gets from its caller.
 REGISTERED: Mapping[str, Any] = {
-    "__base_found": {"stdout": "/etc/cloud/cloud.cfg \n/etc/resolv.conf \n"},
     "repositories": {"baseos": "BaseOS"},
-    "__slurm_head_database": {"stdout": ""},
 }
 VARIABLES: Mapping[str, Any] = {
     "cluster_ca_certificates": ["company.pem"],
@@ -197,6 +195,8 @@ def record(name: str, number: int, system: str) -> dict[str, Any]:
         "driver_version": None,
         "disks": [],
         "nameservers": ["10.0.0.1"],
+        "resolver": "plain",
+        "cloud_init": True,
         "nics": [{"name": "eth0", "mac": "", "speed_mbps": None, "addresses": [f"10.0.0.{10 + number}/24"]}],
         "cgroup": {"version": 2, "controllers": ["cpu", "cpuset", "memory"]},
     }

@@ -1,0 +1,225 @@
+#!/usr/bin/python
+"""Ansible module: the groups and users of a node, all in one call."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: node_users
+author: the clusterctl authors
+short_description: Converge the local groups and users of a node
+description:
+  - Creates and modifies what is listed, with the numbers listed. What is not listed is never touched.
+  - Reads C(/etc/passwd) and C(/etc/group) once and runs C(groupadd), C(useradd) and their kin only for what differs, so
+    that a thousand users who are right cost one call.
+  - Nobody gets a password; one that an administrator of the node has set stays.
+options:
+  groups:
+    description: Groups, those named after a user among them.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: Name of the group.
+        type: str
+        required: true
+      gid:
+        description: Its number.
+        type: int
+        required: true
+  users:
+    description: Users. Each one's own group has the user's name and must be there or listed.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: Login name.
+        type: str
+        required: true
+      uid:
+        description: Number of the user.
+        type: int
+        required: true
+      comment:
+        description: Full name.
+        type: str
+        default: ""
+      groups:
+        description: All groups besides the user's own; from others the user is taken out.
+        type: list
+        elements: str
+        default: []
+      home:
+        description: Home directory, made for a new user unless it is C(/nonexistent). That of a known one is not moved.
+        type: str
+        required: true
+      shell:
+        description: Login shell.
+        type: str
+        required: true
+      state:
+        description: C(absent) removes the user even while their jobs run, which go on to their end; the home stays.
+        type: str
+        choices: [present, absent]
+        default: present
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Have two people on the node
+  node_users:
+    groups:
+      - {name: ada, gid: 10001}
+      - {name: vision, gid: 20001}
+    users:
+      - {name: ada, uid: 10001, groups: [vision], home: /home/ada, shell: /bin/bash}
+      - {name: grace, uid: 10002, home: /home/grace, shell: /bin/bash, state: absent}
+"""
+
+RETURN = r"""
+changes:
+  description: What was done to whom, as node_state tells it.
+  type: list
+  elements: dict
+  returned: always
+"""
+
+NOWHERE = "/nonexistent"
+SECONDS = 300
+
+
+class ToolError(Exception):
+    """A tool refused; the text is its own."""
+
+
+def entries(text: str, fields: int) -> dict[str, list[str]]:
+    """Return the lines of passwd (7 fields) or group (4) by their name, each without it."""
+    lines = [line.split(":") for line in text.splitlines()]
+    return {line[0]: line[1:] for line in lines if len(line) == fields}
+
+
+def plan_groups(known: dict[str, list[str]], groups: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
+    """Return (group, what, command) for each one that is missing or has another number."""
+    steps = []
+    for group in groups:
+        name, number = group["name"], str(group["gid"])
+        if name not in known:
+            steps.append((name, f"created, gid {number}", ["groupadd", "--gid", number, "--", name]))
+        elif known[name][1] != number:
+            what = f"gid {number}, was {known[name][1]}"
+            steps.append((name, what, ["groupmod", "--gid", number, "--", name]))
+    return steps
+
+
+def plan_users(
+    passwd: dict[str, list[str]], known: dict[str, list[str]], users: list[dict[str, Any]]
+) -> list[tuple[str, str, list[str]]]:
+    """Return (user, what, command) for each one who is missing, otherwise than wanted, or should have left."""
+    steps = []
+    for user in users:
+        name = user["name"]
+        there = passwd.get(name)
+        if user["state"] == "absent":
+            if there:
+                steps.append((name, "removed", ["userdel", "--force", "--", name]))
+            continue
+        gid = known[name][1] if name in known else str(user["uid"])
+        wanted = {
+            "uid": (str(user["uid"]), ["--uid", str(user["uid"])]),
+            "gid": (gid, ["--gid", name]),
+            "comment": (user["comment"], ["--comment", user["comment"]]),
+            "home": (user["home"], ["--home-dir" if not there else "--home", user["home"]]),
+            "shell": (user["shell"], ["--shell", user["shell"]]),
+            "groups": (",".join(sorted(user["groups"])), ["--groups", ",".join(sorted(user["groups"]))]),
+        }
+        if not there:
+            home = ["--no-create-home" if user["home"] == NOWHERE else "--create-home"]
+            # A password that no text hashes to: unlike a locked account, sshd lets its keys in.
+            argv = ["useradd", *home, "--no-user-group", "--password", "*"]
+            argv += [word for _, option in wanted.values() for word in option]
+            steps.append((name, f"created, uid {user['uid']}", [*argv, "--", name]))
+            continue
+        member_of = sorted(group for group, entry in known.items() if name in entry[2].split(","))
+        now = dict(zip(("uid", "gid", "comment", "home", "shell"), there[1:])) | {"groups": ",".join(member_of)}  # noqa: B905
+        told = [
+            f"{key} {value or 'none'}, was {now[key] or 'none'}"
+            for key, (value, _) in wanted.items()
+            if now[key] != value
+        ]
+        argv = [word for key, (value, option) in wanted.items() if now[key] != value for word in option]
+        if told:
+            steps.append((name, "; ".join(told), ["usermod", *argv, "--", name]))
+    return steps
+
+
+def perform(argv: list[str]) -> None:
+    """Run one tool. Raises ToolError with its own words."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=SECONDS
+        )
+    except OSError as error:
+        raise ToolError(f"cannot run {argv[0]}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ToolError(f"{argv[0]} {argv[-1]} has not ended after {SECONDS} s") from error
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip())[-600:]
+        raise ToolError(f"{argv[0]} {argv[-1]}: {said or 'exit ' + str(done.returncode)}")
+
+
+def main() -> None:
+    """Ansible's entry point."""
+    group = {"name": {"type": "str", "required": True}, "gid": {"type": "int", "required": True}}
+    user = {
+        "name": {"type": "str", "required": True},
+        "uid": {"type": "int", "required": True},
+        "comment": {"type": "str", "default": ""},
+        "groups": {"type": "list", "elements": "str", "default": []},
+        "home": {"type": "str", "required": True},
+        "shell": {"type": "str", "required": True},
+        "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    }
+    module = AnsibleModule(
+        argument_spec={
+            "groups": {"type": "list", "elements": "dict", "default": [], "options": group},
+            "users": {"type": "list", "elements": "dict", "default": [], "options": user},
+        },
+        supports_check_mode=True,
+    )
+    changes: list[dict[str, str]] = []
+
+    def converge(kind: str, steps: list[tuple[str, str, list[str]]]) -> None:
+        for name, what, argv in steps:
+            if not module.check_mode:
+                perform(argv)
+            changes.append({"kind": kind, "name": name, "what": what})
+
+    def told() -> dict[str, Any]:
+        text = "".join(f"{change['kind']} {change['name']}: {change['what']}\n" for change in changes)
+        return {"changed": bool(changes), "changes": changes, "diff": {"before": "", "after": text}}
+
+    try:
+        known = entries(Path("/etc/group").read_text("utf-8"), 4)
+        converge("group", plan_groups(known, module.params["groups"]))
+        # A group's new number is in its members' entries by now.
+        known = entries(Path("/etc/group").read_text("utf-8"), 4)
+        passwd = entries(Path("/etc/passwd").read_text("utf-8"), 7)
+        converge("user", plan_users(passwd, known, module.params["users"]))
+    except (ToolError, OSError, UnicodeDecodeError) as error:
+        module.fail_json(msg=str(error), **told())
+    module.exit_json(**told())
+
+
+if __name__ == "__main__":
+    main()
