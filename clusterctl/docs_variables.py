@@ -27,6 +27,7 @@ def markdown(known: Schema) -> str:
 
 def _groups(known: Schema) -> Iterator[str]:
     yield "## Groups\n"
+    yield f"- every host: {_names(known.common)}"
     yield from (f"- `{name}`" + (f": {_names(roles)}" if roles else "") for name, roles in known.groups.items())
     yield "- below the workers: groups of your own, which become features of their nodes\n"
 

@@ -59,6 +59,8 @@ class Schema:
 
     groups: Mapping[str, tuple[str, ...]]
     """Each known group in the playbook's order, with the roles that its hosts get."""
+    common: tuple[str, ...]
+    """The roles that every host gets besides."""
     variables: Mapping[str, Option]
     """Each known variable, connection variables included."""
     defaults: Mapping[str, Any]
@@ -278,7 +280,8 @@ def load(content: Path | None = None) -> Schema:
                 variables |= {name: _option(name, role, raw) for name, raw in entry.get("options", {}).items()}
         for file in (content / "playbooks/group_vars/all.yml", *sorted(content.glob("roles/*/defaults/main.yml"))):
             defaults |= (_yaml(file) or {}) if file.exists() else {}
-        return Schema(_groups(_yaml(content / "playbooks/bootstrap.yml")), variables, defaults)
+        groups = _groups(_yaml(content / "playbooks/bootstrap.yml"))
+        return Schema(groups, groups.pop("all", ()), variables, defaults)
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ClusterctlError(f"the content in {content} is damaged: {type(error).__name__}: {error}") from error
 
@@ -311,7 +314,6 @@ def _groups(plays: list[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
         roles = [role if isinstance(role, str) else role["role"] for role in play.get("roles", ())]
         for part in re.split("[:,]", play["hosts"]):
             name = part.strip(" &!")
-            if name != "all":
-                mine = () if "!" in part else roles
-                groups[name] = tuple(dict.fromkeys((*groups.get(name, ()), *mine)))
+            mine = () if "!" in part else roles
+            groups[name] = tuple(dict.fromkeys((*groups.get(name, ()), *mine)))
     return groups
