@@ -4,7 +4,7 @@ The text of this file goes over SSH to `python3 -`, followed by a call of `main`
 as Python 3.6 has it, and imports nothing of ours. What it prints is judged by hardware.py and preflight.py.
 """
 # Python 3.6 has neither list[str] nor str | None, and its pathlib only part of what ruff asks for.
-# ruff: noqa: PTH110, PTH112, PTH119, PTH123, PTH207, PTH208, UP006, UP031, UP035, UP045
+# ruff: noqa: PTH110, PTH112, PTH115, PTH119, PTH123, PTH207, PTH208, UP006, UP031, UP035, UP045
 
 import configparser
 import ctypes

@@ -14,8 +14,8 @@ DOCUMENTATION = """
 name: cluster_hardware
 short_description: What the cluster's nodes are made of
 description:
-  - Returns one dictionary, host name to record, read from C(hardware/*.json) in the cluster's directory; where hosts are
-    named, the record of each instead, and reads no other.
+  - Returns one dictionary, host name to record, read from C(hardware/*.json) in the cluster's directory; where
+    hosts are named, the record of each instead, and reads no other.
   - A record is typed and whitelisted at every reading. Its strings came from a node, so Ansible never templates them.
   - A host without a record is not in the dictionary, and its own is empty; a record without a host is left out.
 options:
