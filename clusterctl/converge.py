@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import inventory as inventories
-from clusterctl import lock, paths, report, runner, secrets
+from clusterctl import hardware, lock, paths, report, runner, secrets
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
@@ -121,14 +121,12 @@ def _select(inventory: Inventory, limit: str) -> tuple[Host, ...]:
 def print_command(options: Options) -> None:
     """Print the plain command, and on stderr what it needs that the cluster's directory lacks."""
     site = load(options)
-    secrets.ensure(site.inventory.directory, site.inventory.cluster_name)
     directory = site.inventory.directory
-    lacking = [
-        host.name for host in site.inventory.hosts if not (directory / "hardware" / f"{host.name}.json").exists()
-    ]
-    if lacking or not (directory / "known_hosts").exists():
+    lacking = [host.name for host in site.inventory.hosts if not hardware.path_of(directory, host.name).exists()]
+    if lacking or not all((directory / name).exists() for name in ("known_hosts", secrets.FILE)):
         print(
-            f"clusterctl: {fold(lacking)}: not contacted yet, and the command needs host keys and hardware records.\n"
+            f"clusterctl: {fold(lacking) or 'the cluster'}: the command needs host keys, hardware records and secrets "
+            "that are not all there yet.\n"
             f"Make them first: {shlex.join(['clusterctl', 'validate', '--online', str(options.given)])}",
             file=sys.stderr,
         )

@@ -26,6 +26,7 @@ from types import FrameType
 from clusterctl import events, paths
 from clusterctl.errors import ClusterctlError
 
+RUNS_KEPT = 100
 _TICK = 0.25  # seconds between two looks at the clock while nothing happens
 _GRACE = 3.0  # seconds that Ansible has to end after the second signal
 _SOCKET_PATH = 60  # a control socket's path ends at 108 characters, ssh's own suffix included
@@ -107,9 +108,11 @@ class RunDirectory:
 
     @classmethod
     def create(cls, state: Path, verb: str) -> "RunDirectory":
-        """Make the directory under `state` (the cluster's `.clusterctl`)."""
+        """Make the directory under `state` (the cluster's `.clusterctl`); the oldest beyond RUNS_KEPT go."""
         for directory in (state, state / "runs"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in sorted((state / "runs").iterdir())[: -RUNS_KEPT + 1]:
+            shutil.rmtree(old, ignore_errors=True)
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{verb}"
         for number in range(1000):
             path = state / "runs" / (f"{name}-{number + 1}" if number else name)

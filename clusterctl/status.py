@@ -28,11 +28,12 @@ HEALTHY, DEGRADED, HEAD_DOWN = 0, 4, 5
 # Units by group; either name of one with a bar will do, for distributions differ.
 _SERVICES: Mapping[str, Sequence[str]] = {
     "all": ("chrony|chronyd", "prometheus-node-exporter"),
-    "slurm_head": ("munge", "slurmctld", "slurmdbd"),
+    "slurm_head": ("munge", "slurmctld", "slurmdbd", "dnsmasq", "slurm-metrics.timer"),
     "slurm_workers": ("munge", "slurmd"),
     "monitoring": ("prometheus",),
 }
-_SCHEDULER = frozenset({*_SERVICES["slurm_head"], "mariadb"})
+# Without these on the head nothing is scheduled.
+_SCHEDULER = frozenset({"munge", "slurmctld", "slurmdbd", "mariadb"})
 # Slurm's base states and flags that take a node out of service.
 _OUT_OF_SERVICE = frozenset(
     {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID", "INVALID_REG"}

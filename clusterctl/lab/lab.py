@@ -36,6 +36,8 @@ _FIRST_HOST = 10
 # A nested container engine needs a file system that is not the container's own overlay.
 _VOLUMES = ("/var/lib/containers", "/var/lib/docker", "/var/lib/containerd", "/var/lib/kubelet")
 REACHABLE_WITHIN = 120.0  # seconds
+# What a node has from its first boot on.
+_FIXED = ("os", "worker_os", "gpus", "gpu_model")
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,10 @@ class Lab:
         require_programs()
         with self._locked():
             stored = self.settings()
-            if stored and (stored.os, stored.worker_os) != (wanted.os, wanted.worker_os):
+            if stored and (different := [key for key in _FIXED if getattr(stored, key) != getattr(wanted, key)]):
+                has = ", ".join(f"--{key.replace('_', '-')} {getattr(stored, key)}" for key in different)
                 raise LabError(
-                    f"lab {self.name} exists with {stored.os}; `clusterctl lab down --name {self.name}` comes first"
+                    f"lab {self.name} exists with {has}; `clusterctl lab down --name {self.name}` comes first"
                 )
             names = {d.name: d for d in (image.choose(wanted.os), image.choose(wanted.worker_os or wanted.os))}
             built = [image.ensure(distribution, wanted.mirror) for distribution in names.values()]
@@ -150,8 +153,8 @@ class Lab:
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(lambda node: self._ensure_container(node, images[node.distribution.name]), nodes))
             self._write_inventory(settings, nodes, proxy)
-            self._wait_reachable(nodes)
-            return nodes, any(was_built for _, was_built in built)
+        self._wait_reachable(nodes)
+        return nodes, any(was_built for _, was_built in built)
 
     def down(self) -> None:
         """Remove the lab's containers, volumes, network and directory."""

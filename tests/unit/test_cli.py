@@ -147,6 +147,7 @@ def test_a_second_run_is_exit_6_before_anything_else(cluster: Path, home: Path) 
 
 
 def test_print_command_contacts_nobody_and_is_one_line(cluster: Path, home: Path) -> None:
+    before = sorted(cluster.rglob("*"))
     done = clusterctl(
         "bootstrap", str(cluster), "--print-command", "--limit", "gpu01", "--check", "-v", HOME=str(home),
         ANSIBLE_CONFIG="/hostile",
@@ -156,6 +157,7 @@ def test_print_command_contacts_nobody_and_is_one_line(cluster: Path, home: Path
     assert done.stdout.endswith("playbooks/bootstrap.yml --limit gpu01 --check -v\n")
     assert "hostile" not in done.stdout
     assert "validate --online" in done.stderr
+    assert sorted(cluster.rglob("*")) == before
 
 
 def test_verbosity_counts_before_and_after_the_verb(cluster: Path, home: Path) -> None:

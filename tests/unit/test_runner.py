@@ -158,6 +158,17 @@ def test_each_result_has_the_status_that_ansible_gave_it(
     }
 
 
+def test_the_last_hundred_runs_are_kept(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for number in range(runner.RUNS_KEPT + 20):
+        (runs / f"20260101T{number:06}Z-bootstrap").mkdir(parents=True)
+    new = runner.RunDirectory.create(tmp_path, "verify")
+    left = sorted(runs.iterdir())
+    assert len(left) == runner.RUNS_KEPT
+    assert left[0].name == "20260101T000021Z-bootstrap"
+    assert left[-1] == new.path
+
+
 def test_plays_name_their_hosts_and_roles(mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]]) -> None:
     told = list(events.read(mixed[1].events))
     assert told[0] == events.PlaybookStarted(("Head", "Workers", "Nobody is left"))
