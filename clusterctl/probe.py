@@ -471,21 +471,27 @@ def package_proxies(proxy: str) -> Dict[str, str]:
 
 
 def fetch(opener: urllib.request.OpenerDirector, urls: List[str]) -> Optional[str]:
-    """Return None if one of the URLs answers, else what the first said."""
-    first = None
-    for url in urls:
-        try:
-            with opener.open(url, timeout=NETWORK_SECONDS) as answer:
-                answer.read(1024)
-            return None
-        except urllib.error.HTTPError as error:
-            problem = "HTTP %d %s" % (error.code, error.reason)
-        except urllib.error.URLError as error:
-            problem = str(error.reason)
-        except (OSError, ValueError, ssl.SSLError) as error:
-            problem = str(error) or type(error).__name__
-        first = first or problem
-    return first
+    """Return None if one of the URLs answers, else what the first said.
+
+    A server's own error (5xx) is asked about twice more: proxies give one where many nodes ask for a new file at once.
+    """
+    problems = {}
+    for attempt in range(3):
+        time.sleep(attempt)
+        for url in urls if not attempt else [url for url in urls if problems[url].startswith("HTTP 5")]:
+            try:
+                with opener.open(url, timeout=NETWORK_SECONDS) as answer:
+                    answer.read(1024)
+                return None
+            except urllib.error.HTTPError as error:
+                problems[url] = "HTTP %d %s" % (error.code, error.reason)
+            except urllib.error.URLError as error:
+                problems[url] = str(error.reason)
+            except (OSError, ValueError, ssl.SSLError) as error:
+                problems[url] = str(error) or type(error).__name__
+        if not any(problem.startswith("HTTP 5") for problem in problems.values()):
+            break
+    return problems[urls[0]]
 
 
 def resolve(name: str) -> Optional[str]:

@@ -19,11 +19,13 @@ from rich.text import Text
 from clusterctl import contact, hardware
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory, load
+from clusterctl.outcome import fold
 from clusterctl.remote import ContactError, connect, each, known_hosts_of, run
 from clusterctl.report import Screen
 from clusterctl.untrusted import printable
 
 HEALTHY, DEGRADED, HEAD_DOWN = 0, 4, 5
+ABSENT = "not installed"
 
 # Units by group; either name of one with a bar will do, for distributions differ.
 _SERVICES: Mapping[str, Sequence[str]] = {
@@ -184,13 +186,16 @@ def _ask(host: Host, known_hosts: Path, recorded: Hardware | None) -> tuple[Node
             if answer.facts is None or answer.errors:
                 return NodeStatus(host.name, head, str(answer.errors[0]), worker), None
             become = host.become and transport.get_username() != "root"
-            slurm = ask_slurm(transport, become) if "slurm_head" in host.groups else None
+            slurm = None
+            if "slurm_head" in host.groups:
+                there = "slurmctld" in answer.facts.node.services
+                slurm = ask_slurm(transport, become) if there else Slurm(problem="not on the head yet")
     except ContactError as error:
         return NodeStatus(host.name, head, error.found, worker), None
     states = answer.facts.node.services
     services = {
         next((n for n in name.split("|") if n in states), name.split("|")[0]): next(
-            (states[n] for n in name.split("|") if n in states), "not installed"
+            (states[n] for n in name.split("|") if n in states), ABSENT
         )
         for name in wanted
     }
@@ -283,8 +288,8 @@ def show(screen: Screen, status: Status) -> None:
     notes = list(_notes(status))
     if notes:
         screen.say("")
-    for name, text in notes:
-        screen.say((f"{name}: ", "bold"), text)
+    for text in dict.fromkeys(text for _, text in notes):
+        screen.say((f"{fold([name for name, said in notes if said == text])}: ", "bold"), text)
     screen.say("")
     for line in _sums(status):
         screen.say(line)
@@ -297,7 +302,9 @@ def _row(screen: Screen, node: NodeStatus, slurm: SlurmNode | None) -> Iterator[
     if node.problem:
         yield Text("no contact", "red")
     else:
-        yield Text(", ".join(node.failed), "red") if node.failed else Text(f"{len(node.services)} active")
+        bare = set(node.services.values()) == {ABSENT}
+        failed = "not set up" if bare else ", ".join(node.failed)
+        yield Text(failed, "red") if failed else Text(f"{len(node.services)} active")
     yield Text(
         "-" if slurm is None else "+".join(slurm.state).lower(), "" if not slurm or slurm.in_service else "yellow"
     )

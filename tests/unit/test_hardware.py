@@ -2,11 +2,14 @@
 
 import ast
 import copy
+import http.server
 import json
 import os
 import platform
 import subprocess
 import sys
+import threading
+import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -474,6 +477,37 @@ def test_who_writes_resolv_conf_and_the_networks_own_servers(
         assert probe.nameservers(str(tmp_path)) == ["10.0.0.2"]
     elif not target:
         assert probe.nameservers(str(tmp_path)) == ["10.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "told", "asked"),
+    [
+        ([200], None, 1),
+        ([503, 503, 200], None, 3),
+        ([500] * 3, "HTTP 500 Internal Server Error", 3),
+        ([404], "HTTP 404 Not Found", 1),
+    ],
+)
+def test_a_servers_passing_error_is_asked_about_again(answers: list[int], told: str | None, asked: int) -> None:
+    left = list(answers)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(left.pop(0))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
+            """Say nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            assert probe.fetch(opener, [f"http://127.0.0.1:{server.server_port}/InRelease"]) == told
+        finally:
+            server.shutdown()
+    assert len(answers) - len(left) == asked
 
 
 def test_a_password_in_a_url_stays_on_the_node() -> None:
