@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl import inventory as inventories
 from clusterctl import hardware, lock, paths, report, runner, secrets
+from clusterctl import inventory as inventories
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold

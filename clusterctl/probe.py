@@ -475,7 +475,7 @@ def fetch(opener: urllib.request.OpenerDirector, urls: List[str]) -> Optional[st
 
     A server's own error (5xx) is asked about twice more: proxies give one where many nodes ask for a new file at once.
     """
-    problems = {}
+    problems: Dict[str, str] = {}
     for attempt in range(3):
         time.sleep(attempt)
         for url in urls if not attempt else [url for url in urls if problems[url].startswith("HTTP 5")]:

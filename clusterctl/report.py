@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -334,13 +335,15 @@ def _upstream(version: str) -> str:
 
 
 def _changed(ledger: Ledger) -> Iterator[tuple[str, str, str]]:
+    """Yield what changed, in one row for all hosts where the same did."""
+    rows: dict[tuple[str, str], list[str]] = {}
     for name in ledger.ordered(ledger.hosts):
         host = ledger.hosts[name]
         if host.changed:
-            kinds: dict[str, int] = {}
-            for _, change in host.changes:
-                kinds[change.kind] = kinds.get(change.kind, 0) + 1
-            yield (name, plural(host.changed, "task"), ", ".join(plural(kinds[kind], kind) for kind in kinds))
+            kinds = Counter(change.kind for _, change in host.changes)
+            what = ", ".join(plural(count, kind) for kind, count in kinds.items())
+            rows.setdefault((plural(host.changed, "task"), what), []).append(name)
+    yield from ((fold(names), *row) for row, names in rows.items())
 
 
 def _has(ledger: Ledger, name: str) -> str:

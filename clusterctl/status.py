@@ -44,6 +44,7 @@ _OUT_OF_SERVICE = frozenset(
 # 5000 nodes at some KB each; a queue of 100,000 jobs at some bytes each.
 _MAX_SLURM_REPLY = 32 << 20
 _SLURM_SECONDS = 15.0
+_NO_SUCH_COMMAND = 127  # of a shell; sudo says it in words and ends with 1
 
 
 @dataclass(frozen=True)
@@ -186,10 +187,7 @@ def _ask(host: Host, known_hosts: Path, recorded: Hardware | None) -> tuple[Node
             if answer.facts is None or answer.errors:
                 return NodeStatus(host.name, head, str(answer.errors[0]), worker), None
             become = host.become and transport.get_username() != "root"
-            slurm = None
-            if "slurm_head" in host.groups:
-                there = "slurmctld" in answer.facts.node.services
-                slurm = ask_slurm(transport, become) if there else Slurm(problem="not on the head yet")
+            slurm = ask_slurm(transport, become) if "slurm_head" in host.groups else None
     except ContactError as error:
         return NodeStatus(host.name, head, error.found, worker), None
     states = answer.facts.node.services
@@ -208,7 +206,9 @@ def ask_slurm(transport: paramiko.Transport, become: bool) -> Slurm:
     try:
         found, nodes, error = _slurm(transport, become, "scontrol", "show", "node", "--json")
         if found != 0:
-            return Slurm(problem=_first_line(error) or f"scontrol ended with {found}")
+            absent = found == _NO_SUCH_COMMAND or "command not found" in error
+            told = "not on the head yet" if absent else _first_line(error)
+            return Slurm(problem=told or f"scontrol ended with {found}")
         found, jobs, error = _slurm(transport, become, "squeue", "--noheader", "--all", "--format=%T")
         if found != 0:
             return Slurm(problem=_first_line(error) or f"squeue ended with {found}")

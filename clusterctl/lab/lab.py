@@ -21,6 +21,7 @@ from clusterctl.lab import cache, image
 from clusterctl.lab.podman import (
     LIMITS,
     LabError,
+    as_root,
     container_state,
     podman,
     podman_json,
@@ -36,6 +37,7 @@ _FIRST_HOST = 10
 # A nested container engine needs a file system that is not the container's own overlay.
 _VOLUMES = ("/var/lib/containers", "/var/lib/docker", "/var/lib/containerd", "/var/lib/kubelet")
 REACHABLE_WITHIN = 120.0  # seconds
+INOTIFY_PER_NODE = 5  # instances that root holds in a node, of systemd and its journal, device and login managers
 # What a node has from its first boot on.
 _FIXED = ("os", "worker_os", "gpus", "gpu_model")
 
@@ -140,13 +142,14 @@ class Lab:
                 raise LabError(
                     f"lab {self.name} exists with {has}; `clusterctl lab down --name {self.name}` comes first"
                 )
+            if stored and wanted.workers < stored.workers:
+                wanted = replace(wanted, workers=stored.workers)
+            self._require_inotify(wanted.workers + 1)
             names = {d.name: d for d in (image.choose(wanted.os), image.choose(wanted.worker_os or wanted.os))}
             built = [image.ensure(distribution, wanted.mirror) for distribution in names.values()]
             images = {name: built[i][0] for i, name in enumerate(names)}
             self._private.mkdir(parents=True, exist_ok=True, mode=0o700)
             settings = replace(wanted, subnet=self._ensure_network())
-            if stored and settings.workers < stored.workers:
-                settings = replace(settings, workers=stored.workers)
             nodes = self.nodes(settings)
             self._write_private(settings, nodes)
             proxy = cache.ensure(images[settings.os])
@@ -253,6 +256,21 @@ class Lab:
         self.known_hosts.write_text(known + "".join(line for line in lines if line not in known))
         self.known_hosts.chmod(0o600)
         (self._private / "lab.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
+
+    def _require_inotify(self, nodes: int) -> None:
+        """Refuse more nodes than root may have inotify instances for: systemd in the last ones would not start."""
+        new = nodes - len(podman_json("ps", "--filter", f"label=clusterctl.lab={self.name}"))
+        limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+        look = ["find", "/proc", "-maxdepth", "3", "-path", "/proc/[0-9]*/fd/*", "-user", "root", "-lname"]
+        # A process that ends meanwhile makes find fail, and counts for nothing.
+        used = run_as_root([*look, "anon_inode:inotify"], check=False).stdout.count("\n")
+        needed = new * INOTIFY_PER_NODE
+        if used + needed > limit:
+            raising = " ".join(as_root(["sysctl", f"fs.inotify.max_user_instances={used + needed + 128}"]))
+            raise LabError(
+                f"{new} more nodes need {needed} inotify instances, and this machine allows root {limit}, of which "
+                f"{used} are in use. Take fewer --workers, or allow more until the next boot:\n  {raising}"
+            )
 
     def _ensure_container(self, node: Node, image_name: str) -> None:
         name = self.container(node.name)

@@ -37,7 +37,7 @@ def require_programs() -> None:
     missing = {package for name, package in PREREQUISITES.items() if shutil.which(name, path=search_path()) is None}
     missing |= {package for path, package in NETWORK_PROGRAMS.items() if not Path(path).exists()}
     if missing:
-        command = " ".join(_as_root(["apt-get", "install", "--no-install-recommends", *sorted(missing)]))
+        command = " ".join(as_root(["apt-get", "install", "--no-install-recommends", *sorted(missing)]))
         raise LabError(f"the lab needs programs that are not installed; on Debian or Ubuntu:\n  {command}")
 
 
@@ -46,7 +46,8 @@ def search_path() -> str:
     return os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
-def _as_root(argv: Sequence[str]) -> list[str]:
+def as_root(argv: Sequence[str]) -> list[str]:
+    """Return the command as root runs it, or as sudo does for anybody else."""
     return list(argv) if os.geteuid() == 0 else ["sudo", *argv]
 
 
@@ -55,7 +56,7 @@ def run_as_root(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program as root (with sudo where needed); raise LabError with its last lines when it fails."""
     done = subprocess.run(
-        _as_root(argv), input=stdin, capture_output=True, text=True, check=False, errors="replace",
+        as_root(argv), input=stdin, capture_output=True, text=True, check=False, errors="replace",
         env={**os.environ, "PATH": search_path()},
     )  # fmt: skip
     if check and done.returncode != 0:

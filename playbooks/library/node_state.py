@@ -331,7 +331,6 @@ class Packages(Kind):
         chosen = self.resolve(due, lenient=True) if due and not call.check else {}
         if chosen:
             self.manager.transact(chosen, [], download_only=True)
-            call.notes.append("downloaded: " + " ".join(sorted(chosen)))
 
 
 # ------------------------------------------------------------------------------------------------- kernel settings

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.lab.lab import INOTIFY_PER_NODE
 from tests.cluster.conftest import TestLab, clusterctl
 from tests.labs import lab_name
 
@@ -87,3 +88,19 @@ def test_podman_missing_is_said_with_the_command_that_helps() -> None:
     done = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "apt-get install --no-install-recommends podman" in done.stderr
+
+
+def test_more_nodes_than_the_machine_can_watch_are_refused() -> None:
+    workers = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text()) // INOTIFY_PER_NODE
+    if workers > 200:
+        pytest.skip("this machine allows inotify instances for more nodes than a lab may have")
+    lab = TestLab(lab_name("crowd"))
+    try:
+        done = clusterctl("lab", "up", "--name", lab.name, "--workers", str(workers))
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "sysctl fs.inotify.max_user_instances=" in done.stderr
+        assert (
+            lab.name not in subprocess.run(["podman", "ps", "--all"], capture_output=True, text=True, check=True).stdout
+        )
+    finally:
+        lab.down()

@@ -497,7 +497,7 @@ def test_a_servers_passing_error_is_asked_about_again(answers: list[int], told: 
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's name
+        def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
