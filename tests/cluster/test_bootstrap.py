@@ -1,17 +1,24 @@
 """The main job on one lab, in order: empty nodes, a working cluster, an unchanged second run, repair, jobs."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
 
+from clusterctl.lab.image import HERE as LAB
+from clusterctl.lab.lab import gpu_models
 from tests.cluster.conftest import HERE, TestLab, clusterctl, podman
 from tests.labs import REPOSITORY
+
+PROFILES = LAB / "nvml" / "profiles"
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:
@@ -34,6 +41,8 @@ def host_state() -> dict[str, Any]:
         if Path("/proc/modules").exists()
         else [],
         "swap": Path("/proc/swaps").read_text(),
+        # The clock beside one that nobody can set: a step would show.
+        "clock": time.time() - time.clock_gettime(time.CLOCK_BOOTTIME),
     }
 
 
@@ -48,6 +57,17 @@ def test_lab_up_twice_is_one_lab(host_before: dict[str, Any], lab: TestLab) -> N
     lab.up()
     assert podman(*listing) == before
     assert len(before.split()) == 3
+
+
+def test_lab_up_recovers_nodes_that_were_killed_or_lost(lab: TestLab) -> None:
+    """As after a reboot of the machine: podman still believes in containers whose processes are gone."""
+    names = [f"clusterctl-{lab.name}-{node}" for node in lab.nodes]
+    kill = "{{.State.Pid}} {{.State.ConmonPid}}"
+    for pid in podman("container", "inspect", "--format", kill, *names[:2]).split():
+        os.kill(int(pid), signal.SIGKILL)
+    podman("rm", "--force", "--time", "0", names[2])
+    lab.up()
+    assert {node: lab.ssh(node, "hostname").strip() for node in lab.nodes} == {node: node for node in lab.nodes}
 
 
 def test_stopped_node_is_named_and_nothing_changes(lab: TestLab) -> None:
@@ -82,48 +102,71 @@ def test_check_mode_of_a_finished_cluster_announces_nothing(cluster: TestLab) ->
     assert differences(before, cluster.manifests()) == []
 
 
-# Ten changes by hand: the node, what is done to it, how to see that it is done, how to see that it is repaired.
+# Ten changes by hand: the node, what is done to it, how to see it, and the item that a run names for it.
 INJECTED = {
     "file edited": (
         "head1",
         "echo 'MaxJobCount=7' >> /etc/slurm/slurm.conf",
         "grep -q MaxJobCount=7 /etc/slurm/slurm.conf",
+        "/etc/slurm/slurm.conf",
     ),
-    "file's mode": ("gpu01", "chmod 0644 /etc/munge/munge.key", 'test "$(stat -c %a /etc/munge/munge.key)" != 400'),
-    "file's owner": ("gpu02", "chown root /etc/munge/munge.key", 'test "$(stat -c %U /etc/munge/munge.key)" != munge'),
-    "file removed": ("head1", "rm /etc/slurm/gres.conf", "test ! -e /etc/slurm/gres.conf"),
+    "file's mode": (
+        "gpu01",
+        "chmod 0644 /etc/munge/munge.key",
+        'test "$(stat -c %a /etc/munge/munge.key)" != 400',
+        "/etc/munge/munge.key",
+    ),
+    "file's owner": (
+        "gpu02",
+        "chown root /etc/munge/munge.key",
+        'test "$(stat -c %U /etc/munge/munge.key)" != munge',
+        "/etc/munge/munge.key",
+    ),
+    "file removed": ("head1", "rm /etc/slurm/gres.conf", "test ! -e /etc/slurm/gres.conf", "/etc/slurm/gres.conf"),
     "package removed": (
         "gpu01",
         "apt-get -qq remove -y prometheus-node-exporter",
         "! dpkg-query -W -f '${db:Status-Abbrev}' prometheus-node-exporter | grep -q ii",
+        "prometheus-node-exporter",
     ),
-    "unit stopped": ("gpu02", "systemctl stop slurmd", "! systemctl is-active -q slurmd"),
-    "unit disabled": ("gpu01", "systemctl -q disable munge", "! systemctl is-enabled -q munge"),
-    "unit masked": ("gpu02", "systemctl -q mask --now munge", "systemctl is-enabled munge | grep -q masked"),
+    "unit stopped": ("gpu02", "systemctl stop slurmd", "! systemctl is-active -q slurmd", "slurmd.service"),
+    "unit disabled": ("gpu01", "systemctl -q disable munge", "! systemctl is-enabled -q munge", "munge.service"),
+    "unit masked": (
+        "gpu02",
+        "systemctl -q mask --now munge",
+        "systemctl is-enabled munge | grep -q masked",
+        "munge.service",
+    ),
     "directory's mode": (
         "head1",
         "chmod 0777 /var/lib/slurm/slurmctld",
         'test "$(stat -c %a /var/lib/slurm/slurmctld)" = 777',
+        "/var/lib/slurm/slurmctld",
     ),
-    "user's shell": ("gpu01", "usermod --shell /bin/sh alice", "getent passwd alice | grep -q /bin/sh"),
+    "user's shell": ("gpu01", "usermod --shell /bin/sh alice", "getent passwd alice | grep -q /bin/sh", "alice"),
 }
+
+
+def named(summary: dict[str, Any]) -> set[tuple[str, str]]:
+    """Node and name of every item that a run names as changed."""
+    return {(node, change["name"]) for node, host in summary["hosts"].items() for change in host["changes"]}
 
 
 def test_injected_changes_are_announced_then_repaired(cluster: TestLab) -> None:
     before = cluster.manifests()
-    for node, inject, seen in INJECTED.values():
+    for node, inject, seen, _ in INJECTED.values():
         cluster.root(node, inject)
         cluster.root(node, seen)
-    injured = {node for node, _, _ in INJECTED.values()}
+    injured = {(node, item) for node, _, _, item in INJECTED.values()}
 
     announced = cluster.run("bootstrap", "--check")
-    assert {name for name, host in announced["hosts"].items() if host["changed"]} == injured
-    for node, _, seen in INJECTED.values():
+    assert injured <= named(announced)
+    for node, _, seen, _ in INJECTED.values():
         cluster.root(node, seen)  # --check repaired nothing
 
     repaired = cluster.run("bootstrap")
-    assert {name for name, host in repaired["hosts"].items() if host["changed"]} == injured
-    for what, (node, _, seen) in INJECTED.items():
+    assert injured <= named(repaired)
+    for what, (node, _, seen, _) in INJECTED.items():
         assert cluster.root(node, f"{seen} && echo still-there || true") == "", what
 
     def lasting(manifests: dict[str, Any]) -> dict[str, Any]:
@@ -134,9 +177,36 @@ def test_injected_changes_are_announced_then_repaired(cluster: TestLab) -> None:
     assert {host["changed"] for host in again["hosts"].values()} == {0}
 
 
+def found(document: dict[str, Any]) -> dict[str, tuple[dict[str, str], list[str]]]:
+    """By node, the services that do not run, and how it differs from its record."""
+    return {
+        node["name"]: ({k: v for k, v in node["services"].items() if v != "active"}, node["differences"])
+        for node in document["nodes"]
+    }
+
+
 def test_status_of_a_healthy_cluster(cluster: TestLab) -> None:
     document = cluster.run("status")
-    assert {node["name"] for node in document["nodes"]} == set(cluster.nodes)
+    assert found(document) == {node: ({}, []) for node in cluster.nodes}
+    assert document["gpus"]["a100"] == {"total": 8, "allocated": 0, "idle": 8, "out_of_service": 0}
+
+
+def test_status_and_validate_tell_what_is_not_as_it_was(cluster: TestLab) -> None:
+    record = cluster.inventory.parent / "hardware" / "gpu01.json"
+    kept = record.read_text()
+    record.write_text(kept.replace('"memory_mb": ', '"memory_mb": 9', 1))
+    cluster.root("gpu02", "systemctl stop slurmd")
+    try:
+        told = found(cluster.run("status", expect=4))
+        assert told["head1"] == ({}, [])
+        assert told["gpu01"][0] == {}
+        assert [line.startswith("memory: recorded 9") for line in told["gpu01"][1]] == [True]
+        assert told["gpu02"] == ({"slurmd": "inactive"}, [])
+        validated = clusterctl("validate", "--online", str(cluster.inventory))
+        assert "memory: recorded 9" in validated.stdout + validated.stderr
+    finally:
+        record.write_text(kept)
+        cluster.root("gpu02", "systemctl start slurmd")
 
 
 ALICE = ("sudo", "--login", "--user", "alice")
@@ -189,6 +259,16 @@ def test_nvidia_smi_speaks_on_the_simulated_library(cluster: TestLab) -> None:
     assert "NVIDIA-SMI 550.163.01" in cluster.ssh("gpu01", "nvidia-smi")
 
 
+@pytest.mark.parametrize("model", gpu_models())
+def test_nvidia_smi_lists_every_model_that_can_be_simulated(cluster: TestLab, model: str) -> None:
+    profile = (PROFILES / f"{model}.conf").read_text()
+    (name,) = re.findall(r"^name=(.+)$", profile, re.MULTILINE)
+    look = "mount --bind /tmp/model.conf /etc/simulated-nvml.conf && nvidia-smi -L && nvidia-smi -q -x >/dev/null"
+    cluster.ssh("gpu01", "tee", "/tmp/model.conf", stdin=f"{profile}gpus=4\nnode_seed=test\n")
+    listed = cluster.root("gpu01", f"unshare --mount sh -c '{look}'").splitlines()
+    assert [line.split(" (UUID")[0] for line in listed] == [f"GPU {index}: {name}" for index in range(4)]
+
+
 def test_nvidia_ml_py_works_on_the_simulated_library(cluster: TestLab) -> None:
     cluster.ssh("gpu01", "tee", "/tmp/pynvml.py", stdin=Path(pynvml.__file__).read_text())
     cluster.ssh("gpu01", "tee", "/tmp/nvml_check.py", stdin=(HERE / "nvml_check.py").read_text())
@@ -232,6 +312,7 @@ def test_the_lab_left_its_host_alone(host_before: dict[str, Any], cluster: TestL
     after = host_state()
     before_modules, after_modules = set(host_before.pop("modules")), set(after.pop("modules"))
     assert before_modules <= after_modules
+    assert abs(host_before.pop("clock") - after.pop("clock")) < 5  # seconds; the host's own time service may slew
     assert differences(host_before, after) == []
     for attempt in ("date -s 2020-01-01", "sysctl -w vm.swappiness=11", "swapon /dev/null", "insmod /dev/null"):
         assert "refused" in cluster.root("gpu01", f"{attempt} 2>/dev/null || echo refused"), attempt
