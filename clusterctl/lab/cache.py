@@ -5,7 +5,15 @@ import ipaddress
 import os
 from pathlib import Path
 
-from clusterctl.lab.podman import LIMITS, container_state, podman, podman_json, run_as_root, runtime_options
+from clusterctl.lab.podman import (
+    LIMITS,
+    container_state,
+    podman,
+    podman_json,
+    remove_containers,
+    run_as_root,
+    runtime_options,
+)
 
 NAME = "clusterctl-cache"
 PORT = 3142
@@ -32,7 +40,7 @@ def _image(node_image: str) -> str:
         podman(*runtime_options(), "run", "--name", scratch, *LIMITS, node_image, "sh", "-c", install)
         podman("commit", "--quiet", scratch, name)
     finally:
-        podman("rm", "--force", "--volumes", scratch, check=False)
+        remove_containers(scratch)
     for image in podman_json("images", "--filter", f"reference=localhost/{NAME}:*"):
         for tag in image.get("Names") or []:
             if tag != name:
@@ -49,7 +57,7 @@ def ensure(node_image: str) -> str:
     network = ipaddress.ip_network(podman_json("network", "inspect", _NETWORK)[0]["subnets"][0]["subnet"])
     address = str(network[-3])
     if container_state(NAME) != "running":
-        podman("rm", "--force", "--volumes", "--time", "0", NAME, check=False)
+        remove_containers(NAME)
         _start(node_image, address)
     return f"http://{address}:{PORT}"
 
@@ -79,4 +87,4 @@ def _start(node_image: str, address: str) -> None:
 
 def remove() -> None:
     """Remove the cache's container; the packages stay on disk."""
-    podman("rm", "--force", "--volumes", "--time", "0", NAME, check=False)
+    remove_containers(NAME)

@@ -25,6 +25,7 @@ from clusterctl.lab.podman import (
     container_state,
     podman,
     podman_json,
+    remove_containers,
     require_programs,
     run_as_root,
     runtime_options,
@@ -163,7 +164,7 @@ class Lab:
         """Remove the lab's containers, volumes, network and directory."""
         with self._locked():
             if containers := self._containers():
-                podman("rm", "--force", "--volumes", "--time", "0", *containers)
+                remove_containers(*containers)
             if not podman_json("ps", "--all", "--filter", "label=clusterctl.lab"):
                 cache.remove()
             podman("network", "rm", "--force", self.network, check=False)
@@ -281,7 +282,7 @@ class Lab:
         if state == "running":
             return
         if state:  # after a host's reboot or a kill -9 podman's own record may be stale: only a new one helps
-            podman("rm", "--force", "--volumes", "--time", "0", name)
+            remove_containers(name)
         podman(
             *runtime_options(), "run", "--detach", "--name", name, "--hostname", node.name,
             "--label", f"clusterctl.lab={self.name}", "--network", f"{self.network}:ip={node.address}",

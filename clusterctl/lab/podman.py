@@ -89,6 +89,14 @@ def container_state(name: str) -> str:
     return state
 
 
+def remove_containers(*names: str) -> None:
+    """Remove containers and their volumes, in whatever state they are, those that exist."""
+    argv = ["rm", "--force", "--ignore", "--volumes", "--time", "0", *names]
+    # Of one whose processes were killed podman learns in the first attempt, which fails.
+    if run_as_root(["podman", *argv], check=False).returncode != 0:
+        podman(*argv)
+
+
 def runtime_options() -> list[str]:
     """The OCI runtime to name: runc where the host's cgroups are not the unified hierarchy, which crun refuses."""
     return [] if Path("/sys/fs/cgroup/cgroup.controllers").exists() else ["--runtime", "runc"]
