@@ -68,6 +68,10 @@ def _addresses(reading: Reading) -> None:
             reading.refuse(host.place("ansible_host"), f"{host.name}.ansible_host", message)
             continue
         address = _address(host.get("cluster_address", address))
+        if ":" in address:
+            hint = "give it an IPv4 address as cluster_address; ansible_host may stay as it is"
+            key = f"{host.name}.cluster_address"
+            reading.refuse(host.place("cluster_address"), key, f"Slurm is set up for IPv4 here, got {address}", hint)
         first = known_as.setdefault(address, host)
         if first is not host:
             message = f"duplicate address inside the cluster, got {address}, which {first.name} has"

@@ -81,6 +81,12 @@ class _Reply:
     ended: Annotated[float, seconds]
 
 
+def lead(bounds: tuple[float, float]) -> float:
+    """Return the least lead or lag that is certain within these bounds, in seconds."""
+    low, high = bounds
+    return max(low, 0.0) or min(high, 0.0)
+
+
 @dataclass(frozen=True)
 class Facts:
     """A node's answer. `clock` has the bounds of its clock's lead over ours in seconds; behind is negative."""
@@ -92,8 +98,7 @@ class Facts:
     @property
     def skew(self) -> float:
         """Return the least lead or lag that is certain, in seconds: the journey's time is not held against a node."""
-        low, high = self.clock
-        return max(low, 0.0) or min(high, 0.0)
+        return lead(self.clock)
 
 
 @dataclass(frozen=True)

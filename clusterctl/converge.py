@@ -67,10 +67,11 @@ class Site:
     def command(self) -> runner.Command:
         names = tuple(host.name for host in self.hosts if host.name not in self.skipped)
         whole = len(names) == len(self.inventory.hosts)
+        directory = self.inventory.directory
         return runner.Command(
             playbook=paths.content() / "playbooks" / f"{self.options.verb}.yml",
             inventory=self.inventory.path,
-            vault_password_file=secrets.vault_password_file(self.inventory.directory),
+            vault_password_file=secrets.vault_password_file(directory) if (directory / secrets.FILE).exists() else None,
             limit=() if whole else names,
             check=self.options.check,
             diff=self.options.diff,

@@ -25,7 +25,8 @@ MAX_DEPTH = 20
 _MAX_NUMBER = 40  # characters; Python takes quadratic time for long ones, and refuses to print them
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_JINJA = re.compile(r"\{[{%#]")
+# Ansible also takes a text for a template that begins with a header naming other delimiters.
+_JINJA = re.compile(r"\{[{%#]|^\s*#jinja2:")
 _INI = re.compile(r"^\[[\w:.-]+\][ \t]*(?:#.*)?$", re.MULTILINE)
 _OTHER_FILES = (
     (b"\xff\xfe", "is UTF-16, expected UTF-8", "save it as UTF-8"),
@@ -229,8 +230,9 @@ class _Builder:
             self.refuse(position, f'a template ("{shown(text)}")', "a literal value")
         if bad := _CONTROL.search(text):
             self.refuse(position, f"control character {ascii(bad[0])[1:-1]}", "printable text")
-        if "\n" in text and event.style not in ("|", ">"):
-            self.refuse(position, "a line break inside a quoted text", "one line, or a block (|)")
+        if re.search(r"[\t\r\n]", text.removesuffix("\n")):
+            # A value may become a line of a configuration file; what follows would be another.
+            self.refuse(position, "a line break or tab inside a text", "one line")
         if not event.implicit[0]:
             return Node(position, text, text)
         tag = _resolver.resolve(yaml.ScalarNode, text, (True, False))

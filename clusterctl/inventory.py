@@ -4,6 +4,7 @@ Nothing here connects to anything, runs anything or hands anything to Ansible. V
 under our ansible.cfg: all, groups (parents first), group_vars/all, group_vars of groups, host, host_vars.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,10 @@ def load(path: Path, known: Schema | None = None) -> Inventory:
 
     Raises InputError with all problems (at most MAX_PROBLEMS) in the order in which the files have them.
     """
+    # Ansible gives the path to OpenSSH within quotes, where these signs have a meaning.
+    if bad := re.search(r"""["'\\%$`\x00-\x1f]""", str(path.absolute().parent.resolve())):
+        what = f"the directory's name holds {bad[0]!a}, expected none of \" ' \\ % $ ` and control characters"
+        raise InputError([Problem(None, str(path), what)])
     reading = Reading(path, known or schema.load())
     try:
         reading.read()

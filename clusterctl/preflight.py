@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from clusterctl import contact, hardware, paths
-from clusterctl.contact import Answer, Facts
+from clusterctl.contact import Answer, Facts, lead
 from clusterctl.errors import PreflightError
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
@@ -80,8 +80,9 @@ def preflight(inventory: Inventory, skip_unreachable: bool = False, hosts: Seque
     known_hosts = known_hosts_of(inventory)
     asked = inventory.hosts if hosts is None else hosts
     answers = each(asked, lambda host: contact.ask(host, known_hosts, {"network": network_options(host)}))
-    findings = [finding for host in asked for finding in judge(host, answers[host.name], records.get(host.name))]
+    findings = [finding for host in asked for finding in judge(host, answers[host.name])]
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
+    findings += _clocks(facts, inventory.head.name, records)
     # Hosts that this run leaves alone are known by their records, and get no finding of their own.
     known = {name: record for name, record in records.items() if name in {host.name for host in inventory.hosts}}
     known |= {name: found.hardware for name, found in facts.items()}
@@ -135,8 +136,8 @@ def network_options(host: Host) -> dict[str, Any]:
 # --- one node ---------------------------------------------------------------------------------------------------------
 
 
-def judge(host: Host, answer: Answer, recorded: Hardware | None) -> Iterator[Finding]:
-    """Yield what is wrong with one node; `recorded` tells a node that has been through a bootstrap from a new one."""
+def judge(host: Host, answer: Answer) -> Iterator[Finding]:
+    """Yield what is wrong with one node."""
     name = host.name
     for error in answer.errors:
         yield Finding(name, error.failure.value, error.found, error.hint)
@@ -146,7 +147,6 @@ def judge(host: Host, answer: Answer, recorded: Hardware | None) -> Iterator[Fin
         for check in (_architecture, _disk, _memory, _locks, _foreign, _gpus):
             yield from check(name, answer.facts)
         yield from _network(host, answer.facts)
-        yield from _clock(name, answer.facts, recorded is not None)
 
 
 def _system(name: str, distribution: str, version: str) -> Iterator[Finding]:
@@ -173,14 +173,6 @@ def _disk(name: str, facts: Facts) -> Iterator[Finding]:
 def _memory(name: str, facts: Facts) -> Iterator[Finding]:
     if facts.hardware.memory_mb < MIN_MEMORY_MB:
         yield Finding(name, "memory", f"{facts.hardware.memory_mb} MB", f"at least {MIN_MEMORY_MB} MB are needed")
-
-
-def _clock(name: str, facts: Facts, recorded: bool) -> Iterator[Finding]:
-    if abs(facts.skew) > CLOCK_WARN_SECONDS:
-        way = "ahead of" if facts.skew > 0 else "behind"
-        fails = recorded and abs(facts.skew) > CLOCK_FAIL_SECONDS
-        hint = "look at chrony there: chronyc tracking" if recorded else "it is set right when chrony starts"
-        yield Finding(name, "clock", f"{abs(facts.skew):.1f} s {way} this machine's", hint, warning=not fails)
 
 
 def _network(host: Host, facts: Facts) -> Iterator[Finding]:
@@ -232,6 +224,27 @@ def _gpus(name: str, facts: Facts) -> Iterator[Finding]:
 
 
 # --- all nodes together -----------------------------------------------------------------------------------------------
+
+
+def _clocks(facts: Mapping[str, Facts], head: str, recorded: Collection[str]) -> Iterator[Finding]:
+    """Compare clocks with the head's, which the cluster follows; with ours where the head is not asked or still new.
+
+    A node without a record has no time service of ours yet, so that its clock is no reason to stop.
+    """
+    ours = head not in facts or head not in recorded
+    base = (0.0, 0.0) if ours else facts[head].clock
+    for name, found in facts.items():
+        skew = lead((found.clock[0] - base[1], found.clock[1] - base[0]))
+        if name == head and not ours:
+            skew = found.skew
+        if abs(skew) > CLOCK_WARN_SECONDS:
+            way = "ahead of" if skew > 0 else "behind"
+            fails = name in recorded and abs(skew) > CLOCK_FAIL_SECONDS and name != head
+            hint = (
+                "look at chrony there: chronyc tracking" if name in recorded else "it is set right when chrony starts"
+            )
+            whose = "this machine's" if ours or name == head else f"that of {head}"
+            yield Finding(name, "clock", f"{abs(skew):.1f} s {way} {whose}", hint, warning=not fails)
 
 
 def _machine_ids(known: Mapping[str, Hardware]) -> Iterator[Finding]:

@@ -309,6 +309,9 @@ def nics() -> List[Facts]:
         # Ends of containers and their bridges come and go with what runs here.
         if re.match(r"lo$|veth|docker|podman|cni|cali|flannel|virbr|tap|tun|dummy|bonding_masters", name):
             continue
+        # Ethernet and InfiniBand; tunnels have other types (ARPHRD_ in linux/if_arp.h), and addresses that are no MAC.
+        if number("/sys/class/net/%s/type" % name) not in (1, 32):
+            continue
         speed = number("/sys/class/net/%s/speed" % name)
         found.append(
             {

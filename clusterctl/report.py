@@ -86,7 +86,10 @@ def addresses(inventory: Inventory, given: Path) -> list[tuple[str, str, str]]:
     found = []
     for host in inventory.in_group("monitoring"):
         address = str(host.variables.get("cluster_address", host.address))
-        url = f"http://[{address}]:9090" if ":" in address else f"http://{address}:9090"
+        record = hardware.path_of(inventory.directory, host.name)
+        # Debian's package has the older pages alone, and under their own name.
+        page = "classic/targets" if record.exists() and hardware.load(record).os.family == "Debian" else "targets"
+        url = f"http://{address}:{host.variables.get('prometheus_port', 9090)}/{page}"
         found.append(("Prometheus", url, f"user {host.variables.get('prometheus_user', 'admin')}, password: {command}"))
     return found
 

@@ -5,7 +5,9 @@ callback's events come back through two pipes; what is in them is redacted befor
 """
 
 import contextlib
+import getpass
 import os
+import re
 import select
 import selectors
 import shlex
@@ -24,9 +26,10 @@ from pathlib import Path
 from types import FrameType
 
 from clusterctl import events, paths
-from clusterctl.errors import ClusterctlError
+from clusterctl.errors import ClusterctlError, InputError, Problem
 
 RUNS_KEPT = 100
+_RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[a-z-]+(-\d+)?")
 _TICK = 0.25  # seconds between two looks at the clock while nothing happens
 _GRACE = 3.0  # seconds that Ansible has to end after the second signal
 _SOCKET_PATH = 60  # a control socket's path ends at 108 characters, ssh's own suffix included
@@ -46,7 +49,9 @@ class Command:
     verbosity: int = 0
 
     def argv(self) -> list[str]:
-        argv = [*_ansible_playbook(), "-i", str(self.inventory), str(self.playbook)]
+        # Where the inventory names no user: who preflight logs in as. Ansible needs it said, or root would call sudo.
+        login = ["--user", getpass.getuser()]
+        argv = [*_ansible_playbook(), "-i", str(self.inventory), *login, str(self.playbook)]
         argv += ["--limit", ",".join(self.limit)] if self.limit else []
         argv += ["--check"] if self.check else []
         argv += ["--diff"] if self.diff else []
@@ -111,7 +116,12 @@ class RunDirectory:
         """Make the directory under `state` (the cluster's `.clusterctl`); the oldest beyond RUNS_KEPT go."""
         for directory in (state, state / "runs"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in sorted((state / "runs").iterdir())[: -RUNS_KEPT + 1]:
+            if directory.is_symlink():
+                problem = Problem(None, str(directory), "is a link, expected a directory of the cluster's own")
+                raise InputError([problem])
+            directory.chmod(0o700)
+        mine = [path for path in (state / "runs").iterdir() if _RUN_NAME.fullmatch(path.name) and not path.is_symlink()]
+        for old in sorted(mine)[: -RUNS_KEPT + 1]:
             shutil.rmtree(old, ignore_errors=True)
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{verb}"
         for number in range(1000):

@@ -173,10 +173,13 @@ def _is_network(text: str) -> bool:
         ipaddress.ip_network(text)
     except ValueError:
         return False
-    return "/" in text
+    return "/" in text and "%" not in text
 
 
 def _is_url(text: str) -> bool:
+    # In shells' and package managers' files it stands as it is: no quote, blank or sign of theirs.
+    if not re.fullmatch(r"[A-Za-z0-9._~:/?@%+=,\[\]-]+", text):
+        return False
     try:
         url = urlsplit(text)
         return url.scheme in ("http", "https") and bool(url.hostname) and (url.port is None or url.port > 0)
@@ -186,6 +189,18 @@ def _is_url(text: str) -> bool:
 
 def _matches(pattern: str) -> Callable[[str], bool]:
     return lambda text: re.fullmatch(pattern, text) is not None
+
+
+# Users and groups that distributions and our own packages make; an account of such a name would change theirs.
+_SYSTEM_NAMES = frozenset(
+    """root daemon bin sys adm sync games man lp mail news uucp proxy www-data backup list irc nobody nogroup sudo wheel
+    sshd messagebus polkitd dbus chrony _chrony ntp dnsmasq munge slurm mysql mariadb prometheus shadow systemd-network
+    systemd-resolve systemd-timesync systemd-coredump docker video render""".split()  # noqa: SIM905 - a text to read
+)
+
+
+def _is_account(text: str) -> bool:
+    return re.fullmatch("[a-z_][a-z0-9_.-]{0,31}", text) is not None and text not in _SYSTEM_NAMES
 
 
 @dataclass(frozen=True)
@@ -213,7 +228,25 @@ _RULES = (
         "a file below the cluster's directory",
     ),
     _Rule("(^|_)port", lambda v: 1 <= v <= 65535, "1 to 65535"),
-    _Rule("(^|_)(uid|gid)", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647"),
+    _Rule(r"(^|[_.])uid", lambda v: 500 <= v <= 2**31 - 1 and v != 65534, "500 to 2147483647, not the system's own"),
+    _Rule(r"(^|[_.])gid", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647"),
+    _Rule(
+        r"users_(accounts|groups)\.name|users_verify_user|_common_group|\.groups",
+        _is_account,
+        "up to 32 of a-z 0-9 . _ -, and not a name of the system's own",
+    ),
+    _Rule(
+        r"(_|\.slurm_)account|_partitions\.(name|nodes)|prometheus_user",
+        _matches("[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"),
+        "a name of letters, digits, . _ -",
+    ),
+    _Rule("_database_(name|user)", _matches("[A-Za-z0-9_]{1,64}"), "a name of letters, digits and _"),
+    _Rule("_database_host", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
+    _Rule(r"[._]shell|_home|_directory", _matches(r"(/[\w.+-]+)+"), "an absolute path of letters, digits, . _ + -"),
+    _Rule(r"\.comment", _matches(r"[^:,=\n]*"), "text without colon, comma and equals sign"),
+    _Rule(r"\.ssh_keys", _matches(r"\s*[a-z][\w@.-]+ [\w+/=]+( [^\n]*)?\n?"), "a public key: type, key, comment"),
+    _Rule("_units|_packages?|_locale", _matches("[A-Za-z0-9@:_.+-]*"), "a name of letters, digits, @ : _ . + -"),
+    _Rule("_time|_interval|_age|_size", _matches("[0-9]+[A-Za-z]*"), "a number with its unit"),
 )
 
 
@@ -256,7 +289,7 @@ def _check_key(option: Option, name: Key, value: Node, key: str, report: Report,
     if not option.options:
         _check(Option(name, option.role, "raw", secret=option.secret), value, key, report, rule)
     elif name in option.options:
-        _check(option.options[name], value, key, report, _rule(name) or rule)
+        _check(option.options[name], value, key, report, _rule(f"{option.name}.{name}") or rule)
     else:
         report(Problem(name.position, key, f'unknown key "{shown(name)}"', did_you_mean(name, option.options)))
 

@@ -204,7 +204,7 @@ def _ask(host: Host, known_hosts: Path, recorded: Hardware | None) -> tuple[Node
 def ask_slurm(transport: paramiko.Transport, become: bool) -> Slurm:
     """Ask the slurmctld of the node at the other end for its nodes and jobs."""
     try:
-        found, nodes, error = _slurm(transport, become, "scontrol", "show", "node", "--json")
+        found, nodes, error = _slurm(transport, become, "scontrol", "--oneliner", "--details", "show", "nodes")
         if found != 0:
             absent = found == _NO_SUCH_COMMAND or "command not found" in error
             told = "not on the head yet" if absent else _first_line(error)
@@ -226,27 +226,27 @@ def _first_line(said: str) -> str:
 
 
 def parse_nodes(answer: str) -> dict[str, SlurmNode]:
-    """Read `scontrol show node --json` of Slurm 21.08 to 25.11: the state is a text with flags beside it, or a list."""
-    try:
-        nodes = json.loads(answer[answer.find("{") :]).get("nodes", [])
-    except (ValueError, AttributeError, RecursionError):
-        return {}
+    """Return Slurm's nodes from its one-line listing; what is no node's line is passed over.
+
+    (Releases before 23.02 list nodes in no other form that a program can read.)
+    """
     found = {}
-    for node in nodes if isinstance(nodes, list) else []:
-        if isinstance(node, dict) and isinstance(node.get("name"), str):
-            states = [*_listed(node.get("state")), *_listed(node.get("state_flags"))]
-            found[printable(node["name"], 64)] = SlurmNode(
-                tuple(printable(state, 32).upper() for state in states),
-                printable(str(node.get("reason") or ""), 200),
-                count_gpus(str(node.get("gres") or "")),
-                count_gpus(str(node.get("gres_used") or "")),
-            )
+    for line in answer.splitlines():
+        fields: dict[str, str] = {}
+        for key, value in re.findall(r"(?:^|\s)([A-Za-z_]+)=(\S*)", line[:100_000]):
+            fields.setdefault(key, value)
+        if "NodeName" not in fields or "State" not in fields:
+            continue
+        reason = re.search(r"\sReason=(.*?)(?:\s\[\S+\])?(?:\s[A-Z][A-Za-z]*=.*)?$", line.rstrip())
+        # An asterisk is how older releases write NOT_RESPONDING.
+        states = fields["State"].replace("*", "+NOT_RESPONDING").split("+")
+        found[printable(fields["NodeName"], 64)] = SlurmNode(
+            tuple(printable(state, 32).upper() for state in states),
+            printable(reason.group(1), 200) if reason else "",
+            count_gpus(fields.get("Gres", "")),
+            count_gpus(fields.get("GresUsed", "")),
+        )
     return found
-
-
-def _listed(value: object) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, str) and item]
 
 
 def count_gpus(gres: str) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import hashlib
 import ipaddress
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from clusterctl.lab.podman import (
@@ -17,6 +18,7 @@ from clusterctl.lab.podman import (
 
 NAME = "clusterctl-cache"
 PORT = 3142
+DISTRIBUTION = "debian-13"  # of the cache itself
 _NETWORK = "podman"  # podman's default network
 
 
@@ -26,7 +28,7 @@ def directory() -> Path:
     return Path(base) / "clusterctl" / "packages"
 
 
-def _image(node_image: str) -> str:
+def _image(debian: Callable[[], str]) -> str:
     """Derive the cache's image from a Debian node's; made once."""
     install = (
         "apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "
@@ -37,7 +39,7 @@ def _image(node_image: str) -> str:
         return name
     scratch = f"{NAME}-build-{os.getpid()}"
     try:
-        podman(*runtime_options(), "run", "--name", scratch, *LIMITS, node_image, "sh", "-c", install)
+        podman(*runtime_options(), "run", "--name", scratch, *LIMITS, debian(), "sh", "-c", install)
         podman("commit", "--quiet", scratch, name)
     finally:
         remove_containers(scratch)
@@ -48,8 +50,8 @@ def _image(node_image: str) -> str:
     return name
 
 
-def ensure(node_image: str) -> str:
-    """Start the cache unless it runs; return its URL.
+def ensure(debian: Callable[[], str]) -> str:
+    """Start the cache unless it runs; return its URL. `debian` gives the image of a Debian node to make its own from.
 
     It stands on podman's default network under a fixed address, which every lab's network reaches through the host:
     names resolve there as they do on the host, whichever labs come and go.
@@ -58,11 +60,11 @@ def ensure(node_image: str) -> str:
     address = str(network[-3])
     if container_state(NAME) != "running":
         remove_containers(NAME)
-        _start(node_image, address)
+        _start(debian, address)
     return f"http://{address}:{PORT}"
 
 
-def _start(node_image: str, address: str) -> None:
+def _start(debian: Callable[[], str], address: str) -> None:
     path = directory()
     path.mkdir(parents=True, exist_ok=True)
     upstream = os.environ.get("http_proxy") or os.environ.get("HTTP_PROXY")
@@ -81,7 +83,7 @@ def _start(node_image: str, address: str) -> None:
     podman(
         *runtime_options(), "run", "--detach", "--name", NAME, "--label", "clusterctl.lab.cache=1",
         "--network", f"{_NETWORK}:ip={address}", *LIMITS,
-        "--volume", f"{path}:/var/cache/apt-cacher-ng", _image(node_image), "sh", "-c", script, "sh", *settings,
+        "--volume", f"{path}:/var/cache/apt-cacher-ng", _image(debian), "sh", "-c", script, "sh", *settings,
     )  # fmt: skip
 
 

@@ -153,7 +153,7 @@ class Lab:
             settings = replace(wanted, subnet=self._ensure_network())
             nodes = self.nodes(settings)
             self._write_private(settings, nodes)
-            proxy = cache.ensure(images[settings.os])
+            proxy = cache.ensure(lambda: image.ensure(image.choose(cache.DISTRIBUTION), settings.mirror)[0])
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(lambda node: self._ensure_container(node, images[node.distribution.name]), nodes))
             self._write_inventory(settings, nodes, proxy)

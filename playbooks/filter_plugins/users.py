@@ -63,11 +63,14 @@ def key_files(accounts: Sequence[Account], directory: str) -> list[dict[str, Any
 
 
 def in_slurm(accounts: Sequence[Account], default: str) -> dict[str, list[dict[str, Any]]]:
-    """Return Slurm's accounts and users for these people; an administrator of the nodes is one of Slurm too."""
+    """Return Slurm's accounts and users for these people; an administrator of the nodes is one of Slurm too.
+
+    One who leaves has no account: that takes away the user with every association, old ones included.
+    """
     users = [
         {
             "name": account["name"],
-            "accounts": [account.get("slurm_account") or default],
+            "accounts": [] if account.get("state") == "absent" else [account.get("slurm_account") or default],
             "admin_level": "Administrator" if account.get("admin") else "None",
         }
         for account in accounts

@@ -178,6 +178,8 @@ class Paths(Kind):
         return item.name
 
     def difference(self, call, item, state):
+        if self.label == "directory" and Path(item.name).is_symlink() and Path(item.name).lstat().st_uid != 0:
+            raise NodeError("it is a link that is not root's: whoever made it would choose what changes hands")
         what = difference(state, item.wanted(call.check))
         fit = ("absent", "directory") if self.label == "directory" else ("absent", "file", "link")
         if what and state["type"] not in fit:
@@ -216,6 +218,8 @@ class Paths(Kind):
             path.rmdir() if current["type"] == "directory" else path.unlink()
             sync(path.parent)
         elif item.type == "link":
+            if not Path(path.parent, item.target).exists():
+                raise NodeError(f"there is no {item.target} to link to")
             new = successor(path)
             new.symlink_to(item.target)
             new.rename(path)

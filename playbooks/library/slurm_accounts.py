@@ -61,7 +61,7 @@ options:
   state:
     description:
       - C(absent) takes away the listed associations, a whole user where C(accounts) is empty, then the listed accounts.
-      - Slurm refuses that while jobs of theirs run; the module then fails and says so.
+      - Slurm refuses that while jobs of theirs run; they then stay until a later run, and a note says so.
     type: str
     choices: [present, absent]
     default: present
@@ -86,6 +86,11 @@ commands:
   description: The C(sacctmgr) commands that were needed, without the program's name.
   type: list
   elements: list
+  returned: always
+notes:
+  description: What Slurm would not do yet.
+  type: list
+  elements: str
   returned: always
 """
 
@@ -236,15 +241,18 @@ def main() -> None:
             module.fail_json(msg=str(error))
         # A dry run on a fresh head: there is no accounting yet, so everything listed will be added.
     plan(accounting, module.params)
-    commands = accounting.commands
-    if not module.check_mode:
+    commands, notes = [], []
+    for command in accounting.commands:
         try:
-            for command in commands:
+            if not module.check_mode:
                 sacctmgr(*command)
+            commands.append(command)
         except SacctmgrError as error:
-            module.fail_json(msg=str(error))
+            if module.params["state"] == "present" or "active" not in str(error):
+                module.fail_json(msg=str(error))
+            notes.append(f"stays in Slurm until the jobs have ended: {command[-1].partition('=')[2]}")
     text = "".join(f"sacctmgr {' '.join(command)}\n" for command in commands)
-    module.exit_json(changed=bool(commands), commands=commands, diff={"before": "", "after": text})
+    module.exit_json(changed=bool(commands), commands=commands, notes=notes, diff={"before": "", "after": text})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ short_description: IP addresses of nodes as the cluster sees them
 description:
   - Returns each host's C(cluster_address) where that is an IP address. Where it is a name, returns the first address of
     the host's hardware record that lies in C(cluster_networks), or any where no networks are named.
+  - A host that was never reached has no record; where its address is a name, too, an empty text stands for it.
 options:
   _terms:
     description: Names of hosts in the inventory.
@@ -72,7 +73,7 @@ class LookupModule(LookupBase):
             for name, address in addresses.items():
                 if not is_ip(address):
                     addresses[name] = recorded(records[name], networks)
-                if not addresses[name]:
+                if not addresses[name] and records.get(name):
                     raise AnsibleLookupError(
                         f"{name}: {address} is a name, and no recorded address of the node is in its networks; "
                         "set cluster_address to its IP address"

@@ -75,6 +75,8 @@ class LookupModule(LookupBase):
         variables = dict(variables or {})
         groups = {"all", variables["inventory_hostname"], *variables["group_names"]}
         family = variables["ansible_facts"]["os_family"]
+        if family not in ("Debian", "RedHat"):  # it is a node's word, and will name a file
+            raise AnsibleError(f"the operating system's family is {str(family)[:40]!r}, expected Debian or RedHat")
         roles: dict[str, None] = {}
         for term in terms:
             for play in self._loader.load_from_file(str(term)):

@@ -12,7 +12,7 @@ from clusterctl.errors import InputError
 
 from . import small_content
 
-WORKERS = ["gpu[01:03]", "gpu04=10.0.0.14", "gpu05=fd00::5"]
+WORKERS = ["gpu[01:03]", "gpu04=10.0.0.14", "gpu05=10.0.0.25"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_the_result_is_a_valid_inventory_with_secrets(place: Path, content: Path
         "gpu02",
         "gpu03",
         "10.0.0.14",
-        "fd00::5",
+        "10.0.0.25",
     ]
     assert len(secrets.values(place / "aurora")) == 4
     assert sorted(path.name for path in Path("aurora").iterdir()) == [".gitignore", "inventory.yaml", "secrets.yml"]

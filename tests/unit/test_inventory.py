@@ -399,7 +399,7 @@ VARIABLES: dict[str, tuple[str, str]] = {
         ":4:30: all.vars.demo_users[0].uuid: ",
         'unknown key "uuid" (did you mean uid?)',
     ),
-    "demo_users: [{name: ada, uid: 0}]": (":4:35: all.vars.demo_users[0].uid: ", "expected 1 to 2147483647"),
+    "demo_users: [{name: ada, uid: 0}]": (":4:35: all.vars.demo_users[0].uid: ", "expected 500 to 2147483647"),
     "demo_users: [{name: ada, groups: [on]}]": (
         ":4:39: all.vars.demo_users[0].groups[0]: ",
         "got on, which YAML reads as true",
@@ -408,7 +408,8 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "demo_file: '{% set x = 1 %}'": (":4:16: ", "got a template"),
     "demo_file: '{# x #}'": (":4:16: ", "got a template"),
     "demo_extra: {'{{ x }}': 1}": (":4:18: ", "got a template"),
-    'demo_file: "a\\nb"': (":4:16: ", "a line break inside a quoted text"),
+    'demo_file: "a\\nb"': (":4:16: ", "a line break or tab inside a text"),
+    "demo_file: '#jinja2: x'": (":4:16: ", "a template"),
     "ansible_connection: local": (":4:5: all.vars.ansible_connection: ", "not allowed here"),
     "ansible_ssh_common_args: -o ProxyCommand=id": (":4:5: all.vars.ansible_ssh_common_args: ", "not allowed here"),
     "ansible_ssh_user: root": (":4:5: ", "did you mean ansible_user?"),

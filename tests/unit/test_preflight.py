@@ -68,10 +68,9 @@ def facts(
     return contact.read(host(22, name=name), text, journey)
 
 
-def judged(found: Facts, recorded: bool = False, one: Host | None = None) -> list[Finding]:
+def judged(found: Facts, one: Host | None = None) -> list[Finding]:
     release = found.hardware.os.id, found.hardware.os.version
-    record = facts().hardware if recorded else None
-    return list(preflight.judge(one or host(22), Answer(found, (), release), record))
+    return list(preflight.judge(one or host(22), Answer(found, (), release)))
 
 
 def test_a_fit_node_has_no_findings() -> None:
@@ -153,9 +152,19 @@ def test_a_private_authority_is_a_problem_only_where_it_is_not_configured(privat
 def test_a_clock_is_judged_by_what_is_certain(
     journey: tuple[float, float], recorded: bool, expected: list[str]
 ) -> None:
-    findings = judged(facts(journey=journey), recorded)
+    findings = list(preflight._clocks({"gpu01": facts(journey=journey)}, "head1", {"gpu01"} if recorded else ()))
     assert [(f.check, f.found) for f in findings] == [("clock", text) for text in expected]
     assert [f.warning for f in findings] == [not (recorded and "500" in text) for text in expected]
+
+
+def test_a_wrong_clock_here_is_not_held_against_a_cluster_that_agrees() -> None:
+    """A laptop 500 s behind: the nodes keep to their head."""
+    nodes = {name: facts(name=name, journey=(500, 501)) for name in ("head1", "gpu01")}
+    nodes["gpu02"] = facts(name="gpu02", journey=(600, 601))
+    found = list(preflight._clocks(nodes, "head1", {"head1", "gpu01", "gpu02"}))
+    assert [(f.node, f.warning) for f in found] == [("head1", True), ("gpu02", False)]
+    assert found[0].found == "500.0 s ahead of this machine's"
+    assert found[1].found.endswith("s behind that of head1")
 
 
 @pytest.mark.parametrize(
@@ -403,7 +412,7 @@ def test_without_python_the_system_is_still_known(tmp_path: Path) -> None:
         return 97
 
     found = ask(tmp_path, program)
-    findings = list(preflight.judge(host(22), found, None))
+    findings = list(preflight.judge(host(22), found))
     assert [f.check for f in findings] == ["python", "operating system"]
 
 

@@ -1,5 +1,6 @@
 """The runner, on real runs of ansible-playbook with playbooks of this test's own (`connection: local`)."""
 
+import getpass
 import json
 import os
 import re
@@ -348,8 +349,9 @@ def test_the_command_line() -> None:
     command = runner.Command(
         Path("/p/verify.yml"), Path("/i n/inventory.yaml"), Path("/v"), ("a", "b"), True, True, 7, 3
     )
-    assert command.argv()[-10:] == [
-        "-i", "/i n/inventory.yaml", "/p/verify.yml", "--limit", "a,b", "--check", "--diff", "--forks", "7", "-vvv",
+    assert command.argv()[-12:] == [
+        "-i", "/i n/inventory.yaml", "--user", getpass.getuser(), "/p/verify.yml",
+        "--limit", "a,b", "--check", "--diff", "--forks", "7", "-vvv",
     ]  # fmt: skip
     config = paths.content() / "ansible.cfg"
     assert str(command).startswith(f"ANSIBLE_CONFIG={config} ANSIBLE_VAULT_PASSWORD_FILE=/v ")
