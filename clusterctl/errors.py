@@ -72,7 +72,7 @@ class WorkersFailed(ClusterctlError):  # noqa: N818 - named for what happened, a
 
 
 class HeadFailed(ClusterctlError):  # noqa: N818
-    """The head failed; the run stopped before workers were changed."""
+    """The head failed; nothing that comes after it in the run was done."""
 
     exit_code = 5
 

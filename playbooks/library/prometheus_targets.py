@@ -16,7 +16,7 @@ from ansible.module_utils.basic import AnsibleModule
 DOCUMENTATION = r"""
 module: prometheus_targets
 author: the clusterctl authors
-short_description: Prove that every target of a Prometheus is up
+short_description: Tell which targets of a Prometheus are up
 description:
   - Asks Prometheus for its targets. One that it has not found up is asked again here, as Prometheus would, because the
     next time that it asks may be a whole scrape interval away.
@@ -67,7 +67,15 @@ answering:
   type: list
   elements: str
   returned: always
+down:
+  description: By host, why its target does not answer.
+  type: dict
+  returned: always
 """
+
+
+class SilentError(Exception):
+    """Prometheus does not say what it watches."""
 
 
 def fetch(url: str, login: str = "") -> bytes:
@@ -90,24 +98,29 @@ def complaint(target: dict[str, Any], base: str, login: str) -> str:
     try:
         fetch(target["scrapeUrl"], login if target["scrapeUrl"].startswith(base) else "")
     except OSError as error:
-        return f"{label(target)}: {target['scrapeUrl']}: {error}"
+        return f"Prometheus is to ask {target['scrapeUrl']}: {error}"
     return ""
 
 
-def look(base: str, login: str, elsewhere: set[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the targets that are up, those that answer all the same, and the complaints about the others."""
+def look(base: str, login: str, elsewhere: set[str]) -> tuple[list[str], list[str], dict[str, str]]:
+    """Return the targets that are up, those that answer all the same, and by host why others do not.
+
+    Raises SilentError where Prometheus itself says nothing.
+    """
     try:
         answer = json.loads(fetch(f"{base}/api/v1/targets?state=active", login))
     except (OSError, ValueError) as error:
-        return [], [], [f"Prometheus at {base}: {error}"]
+        raise SilentError(f"Prometheus at {base}: {error}") from error
     targets = [target for target in answer["data"]["activeTargets"] if not_elsewhere(target, elsewhere)]
     if not targets:
-        return [], [], [f"Prometheus at {base} watches nothing"]
+        raise SilentError(f"Prometheus at {base} watches nothing")
     pending = [target for target in targets if target["health"] != "up"]
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        complaints = list(filter(None, pool.map(lambda target: complaint(target, base, login), pending)))
+        complaints = list(pool.map(lambda target: complaint(target, base, login), pending))
     up = [label(target) for target in targets if target["health"] == "up"]
-    return up, [] if complaints else [label(target) for target in pending], complaints
+    answering = [label(target) for target, said in zip(pending, complaints) if not said]  # noqa: B905 - Python 3.8
+    down = {target["labels"]["instance"]: said for target, said in zip(pending, complaints) if said}  # noqa: B905
+    return up, answering, down
 
 
 def not_elsewhere(target: dict[str, Any], elsewhere: set[str]) -> bool:
@@ -130,11 +143,14 @@ def main() -> None:
     login = base64.b64encode(f"{module.params['user']}:{module.params['password']}".encode()).decode()
     deadline = time.monotonic() + module.params["timeout"]
     while True:
-        up, answering, complaints = look(module.params["url"], login, set(module.params["elsewhere"]))
-        if not complaints:
-            module.exit_json(changed=False, up=up, answering=answering)
-        if time.monotonic() > deadline:
-            module.fail_json(msg="; ".join(complaints), up=up, answering=answering)
+        late = time.monotonic() > deadline
+        try:
+            up, answering, down = look(module.params["url"], login, set(module.params["elsewhere"]))
+            if late or not down:
+                module.exit_json(changed=False, up=up, answering=answering, down=down)
+        except SilentError as error:
+            if late:
+                module.fail_json(msg=str(error))
         time.sleep(0.5)
 
 

@@ -1,0 +1,221 @@
+#!/usr/bin/python
+"""Ansible module: an ordinary user's job on two nodes gets the GPUs it asks for and no others, and is accounted for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: slurm_job_proof
+author: the clusterctl authors
+short_description: Prove by a job that Slurm works
+description:
+  - Waits until every node has registered, runs a small job on up to two of them as an ordinary user, and judges what
+    the job could open. Runs on the head, as root.
+  - Where other people's jobs hold every node it proves nothing and says so in a note.
+  - Changes nothing.
+options:
+  user:
+    description: Who runs the job.
+    type: str
+    required: true
+  nodes:
+    description: By node, C(gpus), how many it has, and C(confined), whether a job is kept from the GPUs of others.
+    type: dict
+    required: true
+  script:
+    description: Text of a Python program that prints what it sees on a node as a line of JSON.
+    type: str
+    required: true
+attributes:
+  check_mode:
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Prove that two nodes work
+  slurm_job_proof:
+    user: ada
+    nodes:
+      gpu01: {gpus: 4, confined: true}
+      gpu02: {gpus: 4, confined: true}
+    script: "{{ lookup('ansible.builtin.file', 'devices.py') }}"
+"""
+
+RETURN = r"""
+msg:
+  description: What was proven.
+  type: str
+  returned: always
+notes:
+  description: Why no job was run.
+  type: list
+  elements: str
+  returned: always
+down:
+  description: By node, what is wrong with it. The others were proven without it.
+  type: dict
+  returned: always
+"""
+
+REGISTER_S = 60
+DECIDED_S = 10
+JOB_S = 90
+IMMEDIATE_S = 20
+ACCOUNTED_S = 30
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL": "C"}
+
+REGISTERED = ("idle", "mixed", "allocated", "completing", "planned", "draining", "drained", "reserved", "maint")
+FREE = ("idle", "mixed", "completing", "planned")
+
+Nodes = dict[str, dict[str, Any]]  # Python 3.8 on a node has no dict[…] outside annotations
+
+
+class FailedError(Exception):
+    """What the administrator reads."""
+
+
+class BusyError(Exception):
+    """Other people's jobs hold the nodes, so nothing can be proven now."""
+
+
+def output(argv: list[str], text: str = "", timeout: int = JOB_S) -> str:
+    """Return what a command prints. Raises FailedError with its own words."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT, cwd="/")
+    try:
+        out, err = process.communicate(text, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        _, err = process.communicate()
+        raise FailedError(f"{argv[0]} has not ended after {timeout} s: {err.strip()[-600:]}") from None
+    if process.returncode:
+        said = (err.strip() or out.strip())[-600:]
+        raise FailedError(f"{' '.join(argv[:6])} ended with {process.returncode}: {said}")
+    return out
+
+
+def states() -> dict[str, tuple[str, str]]:
+    """Return (state, partition) of each node. A partition marked * is the default one."""
+    lines = output(["sinfo", "--noheader", "--Node", "--format=%N|%T|%P"]).splitlines()
+    rows = sorted((line.split("|") for line in lines), key=lambda row: row[2].endswith("*"))
+    return {name: (state, partition.rstrip("*")) for name, state, partition in rows}
+
+
+def register(nodes: Nodes) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
+    """Wait until every node has registered; one that a person took out of service has.
+
+    Returns the states, and of each node that does not come up the reason. A state marked * is of a silent node, which
+    may yet be heard of; any other is decided.
+    """
+    began = time.monotonic()
+    while True:
+        known = states()
+        down = {name: known.get(name, ("unknown", ""))[0] for name in nodes}
+        down = {name: state for name, state in down.items() if state not in REGISTERED}
+        silent = any(state.endswith("*") or state == "unknown" for state in down.values())
+        if not down or time.monotonic() - began > (REGISTER_S if silent else DECIDED_S):
+            return known, {name: f"Slurm has it as {state}: scontrol show node {name}" for name, state in down.items()}
+        time.sleep(0.2)
+
+
+def choose(nodes: Nodes, known: dict[str, tuple[str, str]]) -> tuple[list[str], str]:
+    """Return up to two nodes of one partition, idle ones and those with most GPUs first, and the partition."""
+    able = [name for name in nodes if nodes[name]["gpus"]] or list(nodes)
+    free = [name for name in able if known[name][0] in FREE]
+    if not free:
+        raise BusyError("no node is free: " + ", ".join(f"{name} is {known[name][0]}" for name in sorted(able)))
+    free.sort(key=lambda name: (known[name][0] != "idle", -nodes[name]["gpus"], name))
+    bundles = [[name for name in free if known[name][1] == known[first][1]][:2] for first in free]
+    best = max(bundles, key=len)
+    return best, known[best[0]][1]
+
+
+def run_job(user: str, script: str, nodes: Nodes, chosen: list[str], partition: str) -> tuple[int, Nodes]:
+    """Run the job; return how many GPUs it asked for, and what it saw on each node."""
+    gpus = min(2, min(nodes[name]["gpus"] for name in chosen))
+    argv = ["runuser", "--user", user, "--", "srun", "--job-name=verify", f"--partition={partition}"]
+    argv += [f"--nodelist={','.join(chosen)}", f"--nodes={len(chosen)}"]
+    argv += ["--ntasks-per-node=1", "--mem=64M", "--time=2", f"--immediate={IMMEDIATE_S}"]
+    argv += [f"--gres=gpu:{gpus}"] * (gpus > 0) + ["--chdir=/", "--quiet", "python3", "-"]
+    try:
+        told = output(argv, script)
+    except FailedError as failure:
+        if "Unable to allocate resources" in str(failure) and ("busy" in str(failure) or "mmediate" in str(failure)):
+            raise BusyError(f"no room for a small job on {' and '.join(chosen)} within {IMMEDIATE_S} s") from None
+        raise
+    answers = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    return gpus, {answer["node"]: answer for answer in answers}
+
+
+def judge(gpus: int, confined: bool, answer: dict[str, Any] | None) -> list[str]:
+    """Return what is wrong with a node's answer."""
+    if answer is None:
+        return ["the job printed nothing there"]
+    found = ["the job ran as root"] if answer["user"] == 0 else []
+    opened = sorted(path for path, result in answer["devices"].items() if result == "open")
+    if others := {path: result for path, result in answer["devices"].items() if result not in ("open", "EPERM")}:
+        found.append(f"opening a GPU gave {others}")
+    if confined and len(opened) != gpus:
+        found.append(f"the job asked for {gpus} GPUs and can open {len(opened)} ({' '.join(opened) or 'none'})")
+    if confined and gpus and answer["listed"] not in (None, gpus):
+        found.append(f"the job asked for {gpus} GPUs and nvidia-smi lists {answer['listed']}")
+    return found
+
+
+def accounted(job: str) -> None:
+    """Wait until accounting knows the job as completed. Raises FailedError with what it knows instead."""
+    deadline = time.monotonic() + ACCOUNTED_S
+    ask = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State"]
+    while (state := output(ask).strip()) != "COMPLETED":
+        if time.monotonic() > deadline:
+            raise FailedError(f"sacct says {state!r} of job {job}, not COMPLETED")
+        time.sleep(0.2)
+
+
+def prove(user: str, script: str, nodes: Nodes) -> dict[str, Any]:
+    """Return what was proven, and what is wrong with which node. Raises FailedError where Slurm itself fails."""
+    known, down = register(nodes)
+    usable = {name: node for name, node in nodes.items() if name not in down}
+    if not usable:
+        return {"msg": "no node is in service", "notes": [], "down": down}
+    try:
+        chosen, partition = choose(usable, known)
+        gpus, answers = run_job(user, script, usable, chosen, partition)
+    except BusyError as busy:
+        told = f"no job was run to prove the scheduler: {busy}"
+        return {"msg": told, "notes": [told], "down": down}
+    for name in chosen:
+        if problems := judge(gpus, usable[name]["confined"], answers.get(name)):
+            down[name] = "; ".join(problems)
+    job = next((answer["job"] for answer in answers.values()), "")
+    if not job:
+        raise FailedError(f"the job on {' and '.join(chosen)} printed nothing")
+    accounted(job)
+    told = f"job {job} of {user} saw exactly {gpus} GPUs on each of {', '.join(chosen)}, and is accounted for"
+    return {"msg": "" if down.keys() & set(chosen) else told, "notes": [], "down": down}
+
+
+def main() -> None:
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "user": {"type": "str", "required": True},
+            "nodes": {"type": "dict", "required": True},
+            "script": {"type": "str", "required": True},
+        },
+    )
+    try:
+        found = prove(module.params["user"], module.params["script"], module.params["nodes"])
+    except FailedError as failure:
+        module.fail_json(msg=str(failure))
+    module.exit_json(changed=False, **found)
+
+
+if __name__ == "__main__":
+    main()
