@@ -69,6 +69,8 @@ class _Verbs(TyperGroup):
 
 
 class Format(StrEnum):
+    """What `--output` may be."""
+
     text = "text"
     json = "json"
 
@@ -93,7 +95,10 @@ _Output = Annotated[Format, typer.Option(help="json: one object on stdout, progr
 _Verbose = Annotated[
     int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Show Ansible's own output; -vvv: all.")
 ]
-_Limit = Annotated[str, typer.Option(metavar="NODES", help="Only these hosts or groups, separated by commas.")]
+_Limit = Annotated[
+    str | None,
+    typer.Option(metavar="NODES", help="Only these hosts or groups, with commas between.", show_default=False),
+]
 _Forks = Annotated[int | None, typer.Option(min=1, max=1000, help="Nodes worked on at once. [default: 50]")]
 _NewKeys = Annotated[bool, typer.Option("--accept-new-host-keys", help="Record SSH host keys of nodes never seen.")]
 _Skip = Annotated[bool, typer.Option("--skip-unreachable", help="Leave out workers that do not answer (exit 4).")]
@@ -123,7 +128,7 @@ def validate(
     context: typer.Context,
     inventory: _Inventory,
     online: Annotated[bool, typer.Option("--online", help="Contact the nodes too, and record their hardware.")] = False,
-    limit: _Limit = "",
+    limit: _Limit = None,
     accept_new_host_keys: _NewKeys = False,
     output: _Output = Format.text,
 ) -> None:
@@ -140,7 +145,7 @@ def validate(
 def bootstrap(
     context: typer.Context,
     inventory: _Inventory,
-    limit: _Limit = "",
+    limit: _Limit = None,
     check: Annotated[bool, typer.Option("--check", help="Say what would change, and change nothing.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show how files change.")] = False,
     forks: _Forks = None,

@@ -28,7 +28,7 @@ class Options:
 
     verb: str
     given: Path
-    limit: str = ""
+    limit: str | None = None
     check: bool = False
     diff: bool = False
     forks: int | None = None
@@ -100,8 +100,10 @@ def load(options: Options) -> Site:
     return Site(options, inventory, _select(inventory, options.limit))
 
 
-def _select(inventory: Inventory, limit: str) -> tuple[Host, ...]:
-    """Return the hosts named in a limit: host or group names, separated by commas; all hosts where it is empty."""
+def _select(inventory: Inventory, limit: str | None) -> tuple[Host, ...]:
+    """Return the hosts named in a limit, host or group names, separated by commas; all hosts where there is none."""
+    if limit is None:
+        return inventory.hosts
     wanted: set[str] = set()
     problems: list[Problem] = []
     for name in filter(None, (part.strip() for part in limit.split(","))):
@@ -114,9 +116,9 @@ def _select(inventory: Inventory, limit: str) -> tuple[Host, ...]:
             problems += [replace(problem, key="--limit") for problem in error.problems if isinstance(problem, Problem)]
     if problems:
         raise InputError(problems)
-    if limit and not wanted:
+    if not wanted:
         raise InputError([Problem(None, "--limit", "names no node")])
-    return tuple(host for host in inventory.hosts if not wanted or host.name in wanted)
+    return tuple(host for host in inventory.hosts if host.name in wanted)
 
 
 def print_command(options: Options) -> None:

@@ -100,8 +100,9 @@ def preflight(inventory: Inventory, skip_unreachable: bool = False, hosts: Seque
     if skip_unreachable:
         optional = {name for name in answers if name != inventory.head.name}
         unreachable = {name for name in optional if any(e.failure in UNREACHABLE for e in answers[name].errors)}
-        skipped = [finding for finding in findings if finding.node in unreachable]
-        findings = [finding for finding in findings if finding.node not in unreachable]
+        if unreachable != set(answers):  # with nobody left there is nothing to go on with
+            skipped = [finding for finding in findings if finding.node in unreachable]
+            findings = [finding for finding in findings if finding.node not in unreachable]
     problems = [finding for finding in findings if not finding.warning]
     if problems:
         raise PreflightError(problems)

@@ -235,17 +235,23 @@ class Page:
         nodes = plural(len(ledger.hosts), "node")
         self._screen.say()
         self._screen.say((title, "bold green"), f" in {duration(ledger.seconds())}: {nodes}, {what}.")
-        self.content(ledger)
+        self.content(ledger, check)
         if not check:
             offers = addresses(inventory, given)
-            self.rows("Open in a browser", [row for what, *rest in offers for row in _stacked(what, rest)])
+            if offers:
+                self._screen.say()
+                self._screen.say(("  Open in a browser", "dim"))
+            for what, url, login in offers:
+                # Not in columns: a command that is to be copied must not be broken.
+                self._screen.say(f"    {what}  {url}")
+                self._screen.say(f"    {' ' * len(what)}  {login}")
         self._screen.say()
 
-    def content(self, ledger: Ledger) -> None:
+    def content(self, ledger: Ledger, check: bool = False) -> None:
         """Print what is where, what changed, and what the roles want to be known."""
         dot = f" {self._screen.glyphs['dot']} "
         self.rows("In place", [(role, fold(hosts), dot.join(versions)) for role, hosts, versions in _installed(ledger)])
-        self.rows("Changed", list(_changed(ledger)))
+        self.rows("Would change" if check else "Changed", list(_changed(ledger)))
         notes = [(fold(ledger.ordered(hosts)), note, "") for note, hosts in ledger.notes.items()]
         rest = plural(len(notes) - _NOTES, "more note") + " in summary.json"
         self.rows("Notes", notes if len(notes) <= _NOTES else [*notes[:_NOTES], ("", rest, "")])
@@ -324,12 +330,6 @@ def _installed(ledger: Ledger) -> Iterator[tuple[str, list[str], list[str]]]:
         if len(packages) > len(shown):
             versions.append(f"{len(packages) - len(shown)} more")
         yield role, ledger.roles.get(role, []), versions
-
-
-def _stacked(name: str, lines: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield rows that have the lines below each other, so that a command among them stays whole."""
-    for number, line in enumerate(lines):
-        yield ("" if number else name, line, "")
 
 
 def _upstream(version: str) -> str:

@@ -74,7 +74,7 @@ def _start(debian: Callable[[], str], address: str) -> None:
         "ExThreshold: 30", "PassThroughPattern: .*:443$", *([f"Proxy: {upstream}"] if upstream else []),
     ]  # fmt: skip
     script = (
-        'mkdir /etc/lab-cache && printf "%s\\n" "$@" > /etc/lab-cache/acng.conf && '
+        'mkdir -p /etc/lab-cache && printf "%s\\n" "$@" > /etc/lab-cache/acng.conf && '
         "chown -R apt-cacher-ng: /var/cache/apt-cacher-ng && "
         "install -d -o apt-cacher-ng /run/apt-cacher-ng && "
         "exec setpriv --reuid apt-cacher-ng --regid apt-cacher-ng --clear-groups "

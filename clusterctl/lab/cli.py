@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from clusterctl.cli import Format
 from clusterctl.lab import image
 from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models
 from clusterctl.lab.podman import LabError
@@ -58,16 +59,16 @@ def up(
 def down(name: Name = "lab") -> None:
     """Remove a lab: its containers, volumes, network and directory."""
     lab = Lab(name)
-    lab.down()
-    Console(stderr=True).print(f"Lab {name} is gone.", highlight=False)
+    said = f"Lab {name} is gone." if lab.down() else f"There was no lab named {name}; nothing was removed."
+    Console(stderr=True).print(said, highlight=False)
 
 
 @app.command()
-def status(name: Name = "lab", output: Annotated[str, typer.Option(help="text or json")] = "text") -> None:
+def status(name: Name = "lab", output: Annotated[Format, typer.Option()] = Format.text) -> None:
     """Show a lab's nodes, and what of them is simulated."""
     lab = Lab(name)
     settings, nodes = lab.status()
-    if output == "json":
+    if output is Format.json:
         document = {
             "name": name, "inventory": str(lab.inventory), "subnet": settings.subnet,
             "nodes": [dataclasses.asdict(node) for node in nodes],

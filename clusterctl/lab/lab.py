@@ -39,6 +39,7 @@ _FIRST_HOST = 10
 _VOLUMES = ("/var/lib/containers", "/var/lib/docker", "/var/lib/containerd", "/var/lib/kubelet")
 REACHABLE_WITHIN = 120.0  # seconds
 INOTIFY_PER_NODE = 5  # instances that root holds in a node, of systemd and its journal, device and login managers
+_DIRECTORY_LABEL = "clusterctl.lab.directory"
 # What a node has from its first boot on.
 _FIXED = ("os", "worker_os", "gpus", "gpu_model")
 
@@ -144,7 +145,11 @@ class Lab:
                     f"lab {self.name} exists with {has}; `clusterctl lab down --name {self.name}` comes first"
                 )
             if stored and wanted.workers < stored.workers:
-                wanted = replace(wanted, workers=stored.workers)
+                raise LabError(
+                    f"lab {self.name} has {stored.workers} workers, and a lab does not shrink; "
+                    f"`clusterctl lab down --name {self.name}` comes first"
+                )
+            self._require_ours()
             self._require_inotify(wanted.workers + 1)
             names = {d.name: d for d in (image.choose(wanted.os), image.choose(wanted.worker_os or wanted.os))}
             built = [image.ensure(distribution, wanted.mirror) for distribution in names.values()]
@@ -160,9 +165,11 @@ class Lab:
         self._wait_reachable(nodes)
         return nodes, any(was_built for _, was_built in built)
 
-    def down(self) -> None:
-        """Remove the lab's containers, volumes, network and directory."""
+    def down(self) -> bool:
+        """Remove the lab's containers, volumes, network and directory; return whether there was anything of it."""
         with self._locked():
+            self._require_ours()
+            there = bool(self._containers()) or self.directory.exists()
             if containers := self._containers():
                 remove_containers(*containers)
             if not podman_json("ps", "--all", "--filter", "label=clusterctl.lab"):
@@ -171,6 +178,7 @@ class Lab:
             with contextlib.suppress(InputError):  # what cannot be read has no password that could be found
                 secrets.forget(self.directory)
             shutil.rmtree(self.directory, ignore_errors=True)
+        return there
 
     def status(self) -> tuple[Settings, list[NodeStatus]]:
         """Return the lab's settings and what each node's container is doing."""
@@ -258,6 +266,13 @@ class Lab:
         self.known_hosts.chmod(0o600)
         (self._private / "lab.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
 
+    def _require_ours(self) -> None:
+        """Refuse a lab that another user, or another state directory, has under this name on the same machine."""
+        for container in podman_json("ps", "--all", "--filter", f"label=clusterctl.lab={self.name}"):
+            owner = (container.get("Labels") or {}).get(_DIRECTORY_LABEL, str(self.directory))
+            if owner != str(self.directory):
+                raise LabError(f"lab {self.name} is that of {owner}; choose another --name, or use it from there")
+
     def _require_inotify(self, nodes: int) -> None:
         """Refuse more nodes than root may have inotify instances for: systemd in the last ones would not start."""
         new = nodes - len(podman_json("ps", "--filter", f"label=clusterctl.lab={self.name}"))
@@ -285,7 +300,8 @@ class Lab:
             remove_containers(name)
         podman(
             *runtime_options(), "run", "--detach", "--name", name, "--hostname", node.name,
-            "--label", f"clusterctl.lab={self.name}", "--network", f"{self.network}:ip={node.address}",
+            "--label", f"clusterctl.lab={self.name}", "--label", f"{_DIRECTORY_LABEL}={self.directory}",
+            "--network", f"{self.network}:ip={node.address}",
             "--network-alias", node.name, "--systemd=always",
             # All that nested containers and cgroups need, less what reaches the host: its clock, modules, swap.
             "--cap-add=ALL", "--cap-drop=SYS_TIME", "--cap-drop=SYS_MODULE",

@@ -65,7 +65,7 @@ def test_lab_up_recovers_nodes_that_were_killed_or_lost(lab: TestLab) -> None:
     kill = "{{.State.Pid}} {{.State.ConmonPid}}"
     for pid in podman("container", "inspect", "--format", kill, *names[:2]).split():
         os.kill(int(pid), signal.SIGKILL)
-    podman("rm", "--force", "--time", "0", names[2])
+    podman("rm", "--force", "--volumes", "--time", "0", names[2])
     lab.up()
     assert {node: lab.ssh(node, "hostname").strip() for node in lab.nodes} == {node: node for node in lab.nodes}
 
@@ -335,6 +335,9 @@ def test_a_run_goes_on_without_a_dead_worker_and_takes_it_back(cluster: TestLab)
     assert summary["skipped"] == ["gpu02"]
     assert {name: host["changed"] for name, host in summary["hosts"].items()} == {"head1": 0, "gpu01": 0}
     assert "NodeName=gpu02 " in cluster.root("head1", "cat /etc/slurm/slurm.conf")
+    nobody_left = clusterctl("bootstrap", str(cluster.inventory), "--limit", "gpu02", "--skip-unreachable")
+    assert nobody_left.returncode == 3
+    assert "gpu02" in nobody_left.stdout + nobody_left.stderr
     cluster.up()
     limited = cluster.run("bootstrap", "--limit", "gpu02")
     assert set(limited["hosts"]) == {"gpu02"}

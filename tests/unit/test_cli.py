@@ -160,6 +160,13 @@ def test_print_command_contacts_nobody_and_is_one_line(cluster: Path, home: Path
     assert sorted(cluster.rglob("*")) == before
 
 
+@pytest.mark.parametrize("limit", ["", " , "])
+def test_a_limit_that_names_nobody_is_not_everybody(cluster: Path, home: Path, limit: str) -> None:
+    done = clusterctl("bootstrap", str(cluster), "--limit", limit, HOME=str(home))
+    assert done.returncode == 2
+    assert "--limit: names no node" in done.stderr
+
+
 def test_verbosity_counts_before_and_after_the_verb(cluster: Path, home: Path) -> None:
     done = clusterctl("-v", "bootstrap", "-vv", str(cluster), "--print-command", HOME=str(home))
     assert done.stdout.endswith(" -vvv\n")
