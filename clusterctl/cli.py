@@ -62,7 +62,7 @@ class _Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # before click turns it into "Aborted!" and exit 1
+        except (KeyboardInterrupt, typer.Abort):  # before click turns them into "Aborted!" and exit 1
             raise Interrupted("Interrupted.") from None
         except BrokenPipeError:
             raise typer.Exit(Interrupted.exit_code) from None
