@@ -205,7 +205,9 @@ def test_a_failure_says_what_the_tool_said(mixed: tuple[Ledger, runner.RunDirect
     messages = {(result.host, result.task): result.message for result in mixed[2]}
     said, output = messages["gpu02", "Fail on one"].splitlines()
     assert ("non-zero return code" in said, output) == (True, "cannot do it")
-    assert "Connection refused" in messages["gpu03", "Fail on one"]
+    # Which of the two Ansible says depends on whether ssh ends before the module is written to it.
+    lost = messages["gpu03", "Fail on one"]
+    assert "Connection refused" in lost or "could not be sent to remote host '127.0.0.1'" in lost
     assert messages["gpu01", "Fail on one"] == ""
 
 
