@@ -19,20 +19,20 @@ IMAGES = ("localhost/clusterctl-lab", "localhost/clusterctl-cache")
 
 def main() -> Document:
     """Measure the demo warm (after an untimed run) and cold; return the figures. Everything made is removed."""
-    _refuse_other_labs()
+    refuse_other_labs()
     say(f"The demo from a fresh clone of {REPOSITORY.name}; {load()}")
     with _clone() as folder:
         _demo(folder, {})  # untimed: makes the node image and fills the caches
     with _clone() as folder:
         warm = _demo(folder, {})
     say(f"  warm  {warm}; {load()}")
-    with _clone() as folder, _images_aside():
+    with _clone() as folder, images_aside():
         cold = _demo(folder, {"XDG_CACHE_HOME": str(folder / "cache"), "PIP_CACHE_DIR": str(folder / "cache" / "pip")})
     say(f"  cold  {cold}; {load()}")
     return {"warm": warm.document(), "cold": cold.document(), "ratio": round(cold.wall / warm.wall, 2)}
 
 
-def _refuse_other_labs() -> None:
+def refuse_other_labs() -> None:
     """The demo's lab has a fixed name, and all labs share one package cache: nobody else's may be taken or emptied."""
     _, listing = run("podman", "ps", "--all", "--filter", "label=clusterctl.lab", "--format", "{{.Names}}")
     if listing.split():
@@ -72,7 +72,7 @@ def _demo(folder: Path, env: Mapping[str, str]) -> Cost:
 
 
 @contextlib.contextmanager
-def _images_aside() -> Iterator[None]:
+def images_aside() -> Iterator[None]:
     """Let the lab's images go by another name, and come back at the end in place of those built meanwhile."""
     kept = {name: f"localhost/bench-aside:{number}" for number, name in enumerate(_images())}
     for name, aside in kept.items():

@@ -308,6 +308,22 @@ def test_printed_command_builds_the_same(cluster: TestLab) -> None:
     assert dict(recap) == dict.fromkeys(cluster.nodes, "0")
 
 
+def test_a_lost_controller_is_replaced_by_the_heads_copy(cluster: TestLab, tmp_path: Path) -> None:
+    """As docs/guide.md says, on a machine that has nothing but the way in."""
+    argv = ["clusterctl", "lab", "ssh", "--name", cluster.name, "head1", "--", "sudo", "cat", "/var/lib/clusterctl/recovery.tar"]
+    copy = subprocess.run(argv, capture_output=True, check=True).stdout
+    subprocess.run(["tar", "--extract", "--directory", str(tmp_path)], input=copy, check=True)
+    config = tmp_path / "config" / "clusterctl"
+    config.mkdir(parents=True)
+    (tmp_path / "vault").rename(config / "vault")
+    inventory = tmp_path / cluster.inventory.parent.name / cluster.inventory.name
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(config.parent)}
+    done = clusterctl("bootstrap", str(inventory), "--output", "json", env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    changed = {name: host["changed"] for name, host in json.loads(done.stdout)["hosts"].items()}
+    assert changed == dict.fromkeys(cluster.nodes, 0)
+
+
 REACH_FOR_THE_HOST = """
 import ctypes, errno, json, time
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,5 +1,9 @@
 """What the lookups find beside the inventory and in the roles."""
 
+import base64
+import io
+import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +53,50 @@ def test_a_secret_that_cannot_be_had_names_the_file(cluster: dict[str, Any]) -> 
     Path(path).unlink()
     with pytest.raises(AnsibleError, match=f"{path}: the cluster's secrets are not there"):
         look_up("cluster_secret", ["munge_key"], cluster, vault="right")
+
+
+@pytest.fixture
+def whole(cluster: dict[str, Any]) -> dict[str, Any]:
+    """A cluster's directory with one file of each kind, and with what is nobody else's business."""
+    directory = Path(cluster["inventory_dir"])
+    kept = ("cluster.yaml", "group_vars/all.yml", "host_vars/gpu01/site.yaml", "hardware/gpu01.json", "known_hosts", "ca/x.pem")
+    for name in (*kept, ".clusterctl/runs/log", "id_ed25519", "hardware/note.txt", "group_vars/.all.yml.swp"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(f"{name}\n", encoding="utf-8")
+    return cluster | {"inventory_file": str(directory / "cluster.yaml")}
+
+
+def test_the_recovery_archive_holds_the_cluster_and_its_password_and_nothing_else(whole: dict[str, Any]) -> None:
+    [encoded] = look_up("cluster_recovery", ["ca/x.pem"], whole, vault="right")
+    directory = Path(whole["inventory_dir"])
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(encoded))) as tar:
+        members = {member.name: member for member in tar.getmembers()}
+        found = {name: tar.extractfile(member).read() for name, member in members.items()}  # type: ignore[union-attr]
+    assert found.pop("vault/default") == b"right\n"
+    names = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    kept = names - {".clusterctl/runs/log", "id_ed25519", "hardware/note.txt", "group_vars/.all.yml.swp"}
+    assert found == {f"{directory.name}/{name}": (directory / name).read_bytes() for name in kept}
+    assert {(member.mode, member.uid, member.mtime) for member in members.values()} == {(0o600, 0, 0)}
+
+
+def test_the_recovery_archive_changes_with_its_content_alone(whole: dict[str, Any]) -> None:
+    first = look_up("cluster_recovery", [], whole, vault="right")
+    path = Path(whole["inventory_dir"], "known_hosts")
+    os.utime(path, (1, 1))
+    path.chmod(0o644)
+    assert look_up("cluster_recovery", [], whole, vault="right") == first
+    path.write_text("another\n", encoding="utf-8")
+    assert look_up("cluster_recovery", [], whole, vault="right") != first
+
+
+def test_there_is_no_recovery_archive_without_what_opens_the_secrets(whole: dict[str, Any]) -> None:
+    path = Path(whole["inventory_dir"], "secrets.yml")
+    for vault in ("wrong", ""):
+        with pytest.raises(AnsibleError, match=f"{path}: no vault password that opens it was given"):
+            look_up("cluster_recovery", [], whole, vault=vault)
+    path.unlink()
+    with pytest.raises(AnsibleError, match=f"{path}: the cluster's secrets are not there"):
+        look_up("cluster_recovery", [], whole, vault="right")
 
 
 def test_subgroups_are_those_below_at_any_depth_and_place() -> None:

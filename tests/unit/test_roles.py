@@ -16,6 +16,7 @@ import pytest
 import yaml
 from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
+from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible.playbook.task import Task
 from ansible.plugins.loader import filter_loader, init_plugin_loader, lookup_loader
 from ansible.template import Templar, trust_as_template
@@ -46,6 +47,7 @@ SYSTEMS = {
 REGISTERED: Mapping[str, Any] = {
     "repositories": {"baseos": "BaseOS"},
 }
+VAULT = VaultSecret(b"a vault password")
 VARIABLES: Mapping[str, Any] = {
     "cluster_ca_certificates": ["company.pem"],
     "cluster_http_proxy": "http://proxy.example:3128",
@@ -213,7 +215,8 @@ def cluster(directory: Path, system: str) -> Path:
         (directory / f"hardware/{name}.json").write_text(json.dumps(record(name, number, system)), encoding="utf-8")
     declared = [load(role / "meta/secrets.yml") for role in ROLES if (role / "meta/secrets.yml").is_file()]
     secrets = {name: "c2VjcmV0" for names in declared for name in names}
-    (directory / "secrets.yml").write_text(yaml.safe_dump(secrets), encoding="utf-8")
+    sealed = VaultLib([("aurora-1", VAULT)]).encrypt(yaml.safe_dump(secrets), vault_id="aurora-1")
+    (directory / "secrets.yml").write_bytes(sealed)
     (directory / "company.pem").write_text("-----BEGIN CERTIFICATE-----\n", encoding="utf-8")
     (directory / "inventory.yaml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
     return directory / "inventory.yaml"
@@ -270,6 +273,7 @@ TEMPLATES = [path for role in ROLES for path in sorted(role.glob("templates/*.j2
 def test_every_template_and_call_comes_out_whole(system: str, host: str, tmp_path: Path) -> None:
     """Nothing undefined, no template's own mark left over, and the words of a format where the format can be read."""
     loader = DataLoader()
+    loader.set_vault_secrets([("default", VAULT)])
     manager = InventoryManager(loader=loader, sources=[str(cluster(tmp_path, system))])
     for role in ROLES:
         engine = templar(role, system, host, manager, loader)

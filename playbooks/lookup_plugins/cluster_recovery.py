@@ -1,0 +1,86 @@
+"""Lookup of all that a lost controller would take with it, as one archive."""
+
+from __future__ import annotations
+
+import base64
+import io
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.parsing.vault import AnsibleVaultError, VaultLib, parse_vaulttext_envelope
+from ansible.plugins.lookup import LookupBase
+
+DOCUMENTATION = r"""
+name: cluster_recovery
+author: the clusterctl authors
+short_description: The cluster's directory and its vault password, as one archive
+description:
+  - Returns a tar archive, in base64, of what makes the cluster's directory (the inventory, group_vars, host_vars, hardware
+    records, known_hosts and the encrypted secrets) and, as C(vault/LABEL), of the password that opens those.
+  - The same files make the same archive, to the byte, on whatever controller it is made.
+  - What else lies in the directory (runs, keys, notes) stays out of it.
+options:
+  _terms:
+    description: Further files of the directory that the inventory refers to, relative to it.
+    required: false
+"""
+
+EXAMPLES = r"""
+- name: Keep the copy
+  node_state:
+    files:
+      - {dest: /root/recovery.tar, content_base64: "{{ lookup('cluster_recovery') }}", mode: "0600", secret: true}
+"""
+
+RETURN = r"""
+_raw:
+  description: The archive, in base64.
+  type: list
+  elements: str
+"""
+
+PATTERNS = ("group_vars/**/*.y*ml", "host_vars/**/*.y*ml", "hardware/*.json", "known_hosts", ".gitignore", "secrets.yml")
+
+
+class LookupModule(LookupBase):
+    """Makes the archive anew at each call; it is kept nowhere on the controller."""
+
+    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
+        """Return the archive. AnsibleError where the secrets or their password are not at hand: half a copy saves nobody."""
+        known = variables or {}
+        inventory, directory = Path(str(known["inventory_file"])), Path(str(known["inventory_dir"]))
+        secrets = directory / "secrets.yml"
+        if not secrets.is_file():
+            raise AnsibleError(f"{secrets}: the cluster's secrets are not there; `clusterctl bootstrap` creates them")
+        found = {inventory, *(directory / term for term in terms)}
+        found |= {path for pattern in PATTERNS for path in directory.glob(pattern) if path.is_file()}
+        label, password = self._password(secrets)
+        members = [(f"vault/{label}", password + b"\n")]
+        for path in sorted(found):
+            members.append((f"{directory.name}/{path.relative_to(directory)}", path.read_bytes()))
+        return [base64.b64encode(archive(members)).decode()]
+
+    def _password(self, secrets: Path) -> tuple[str, bytes]:
+        """The label of the secrets and the password, of those that Ansible was given, that opens them."""
+        sealed = secrets.read_bytes()
+        for name, secret in self._loader._vault.secrets or ():
+            try:
+                VaultLib([(name, secret)]).decrypt(sealed)
+            except AnsibleVaultError:
+                continue
+            return str(parse_vaulttext_envelope(sealed)[3]), bytes(secret.bytes).strip()
+        raise AnsibleError(f"{secrets}: no vault password that opens it was given")
+
+
+def archive(members: Iterable[tuple[str, bytes]]) -> bytes:
+    """A tar archive of files that only their owner reads; neither clock nor user nor a compressor's version is in it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o600
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
