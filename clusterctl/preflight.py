@@ -12,12 +12,13 @@ from typing import Any
 
 import yaml
 
-from clusterctl import contact, hardware, paths
+from clusterctl import contact, hardware, paths, route
 from clusterctl.contact import Answer, Facts, lead
 from clusterctl.errors import PreflightError
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
-from clusterctl.remote import Failure, each, known_hosts_of, known_keys, known_name
+from clusterctl.known_hosts import keys
+from clusterctl.remote import Access, Failure, each
 
 # What our roles' packages unpack to, their index and cache, with room for a first month of logs and metrics.
 MIN_ROOT_MB = 5_000
@@ -70,16 +71,17 @@ class Contact:
     skipped: tuple[Finding, ...] = ()
 
 
-def preflight(inventory: Inventory, skip_unreachable: bool = False, hosts: Sequence[Host] | None = None) -> Contact:
+def preflight(
+    inventory: Inventory, access: Access, skip_unreachable: bool = False, hosts: Sequence[Host] | None = None
+) -> Contact:
     """Contact the hosts (default: all) at once and judge them.
 
     Raises PreflightError with every Finding that is no warning. With `skip_unreachable` workers that cannot be
     reached are left out instead; the head never is. Raises InputError for a hardware record that cannot be used.
     """
     records = hardware.load_all(inventory.directory)
-    known_hosts = known_hosts_of(inventory)
     asked = inventory.hosts if hosts is None else hosts
-    answers = each(asked, lambda host: contact.ask(host, known_hosts, {"network": network_options(host)}))
+    answers = each(asked, lambda host: contact.ask(host, access, {"network": network_options(host)}))
     findings = [finding for host in asked for finding in judge(host, answers[host.name])]
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
     findings += _clocks(facts, inventory.head.name, records)
@@ -91,7 +93,7 @@ def preflight(inventory: Inventory, skip_unreachable: bool = False, hosts: Seque
         for finding in (
             *_machine_ids(known),
             *_hostnames(inventory, facts),
-            *_host_keys(inventory, known_hosts),
+            *_host_keys(inventory, access.known_hosts),
             *_slurm_versions(inventory, known),
         )
         if finding.node in answers
@@ -271,7 +273,7 @@ def _hostnames(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Fin
 def _host_keys(inventory: Inventory, known_hosts: Path) -> Iterator[Finding]:
     fingerprints: dict[str, list[str]] = defaultdict(list)
     for host in inventory.hosts:
-        for key in known_keys(known_hosts, known_name(host))[0]:
+        for key in keys(known_hosts, route.of(host).name)[0]:
             fingerprints[key.fingerprint].append(host.name)
     for names in fingerprints.values():
         for name in names if len(set(names)) > 1 else ():
