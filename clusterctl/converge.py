@@ -177,6 +177,7 @@ def validate(options: Options, online: bool) -> int:
         site = authorise(site)
         with _locked(site, screen):
             secrets.ensure(site.inventory.directory, site.inventory.cluster_name)
+            meet(site, screen)
             site = prepare(site, screen)
     shape = report.Shape.of(site.inventory)
     if options.json:
@@ -210,20 +211,21 @@ def run(options: Options) -> int:
     screen = Screen(sys.stderr if options.json else sys.stdout)
     site = authorise(site)
     screen.say((site.inventory.cluster_name, "bold"), f"  {options.verb}{' --check' * options.check}", cut=True)
-    with _locked(site, screen) as descriptor:
+    with contextlib.ExitStack() as stack:
+        descriptor = stack.enter_context(_locked(site, screen))
         directory = site.inventory.directory
         if options.verb == "bootstrap":
             secrets.ensure(directory, site.inventory.cluster_name)
-        try:
+        with _before_any_change():
+            meet(site, screen)
+            on_head = stack.enter_context(_locked_head(site, screen))
             site = prepare(site, screen)
-        except KeyboardInterrupt:
-            raise Interrupted("Interrupted before any node was changed.") from None
         hidden = [*secrets.values(directory).values(), site.access.sudo_password or ""]
         redact = secrets.Redactor(hidden).redact
         with _writing(site.state):
             kept = runner.RunDirectory.create(site.state, options.verb)
         ledger = Ledger()
-        error, trouble = play(site, kept, ledger, descriptor, redact, screen)
+        error, trouble = play(site, kept, ledger, descriptor, redact, screen, on_head)
         summary = _summary(site, kept, ledger, error)
         with contextlib.suppress(OSError):  # a full disk is told below, the run's outcome counts
             secrets.write_private(kept.summary, (redact(json.dumps(summary, indent=2)) + "\n").encode())
@@ -242,6 +244,23 @@ def _locked(site: Site, screen: Screen) -> Iterator[int]:
         yield held
 
 
+def _locked_head(site: Site, screen: Screen) -> contextlib.AbstractContextManager[Any]:
+    from clusterctl import headlock
+
+    head = site.inventory.head
+    # Where the head takes part, preflight says that it does not answer, and more.
+    say = screen.say if head not in site.hosts else lambda text: None
+    return headlock.hold(head, site.access, lock.this_run(site.options.verb), site.state, say)
+
+
+@contextlib.contextmanager
+def _before_any_change() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("Interrupted before any node was changed.") from None
+
+
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
@@ -251,14 +270,11 @@ def _writing(path: Path) -> Iterator[None]:
         raise InputError([Problem(None, at, f"cannot be written: {error.strerror}")]) from None
 
 
-def prepare(site: Site, screen: Screen) -> Site:
-    """Check every host before anything is changed, and record the hardware of those that are new.
+def meet(site: Site, screen: Screen) -> None:
+    """Record the host keys of nodes never seen, where somebody agrees; PreflightError for wrong ones."""
+    from clusterctl import trust
 
-    Raises PreflightError with all problems of all hosts; with `skip_unreachable` goes on without who cannot be reached.
-    """
-    from clusterctl import preflight, remote, trust
-
-    options, began = site.options, time.monotonic()
+    options = site.options
     chosen = replace(site.inventory, hosts=site.hosts)
     ask = None if options.json else _ask(screen)
     with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
@@ -266,6 +282,16 @@ def prepare(site: Site, screen: Screen) -> Site:
             trust.ensure(chosen, site.access, accept=options.accept_new_host_keys)
     if ask and not options.accept_new_host_keys:
         trust.ensure(chosen, site.access, ask=ask)
+
+
+def prepare(site: Site, screen: Screen) -> Site:
+    """Check every host before anything is changed, and record the hardware of those that are new.
+
+    Raises PreflightError with all problems of all hosts; with `skip_unreachable` goes on without who cannot be reached.
+    """
+    from clusterctl import preflight, remote
+
+    options, began = site.options, time.monotonic()
     with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
         contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts)
         with _writing(site.inventory.directory):
@@ -293,7 +319,7 @@ def _ask(screen: Screen, recorded: Mapping[str, Sequence[str]] | None = None) ->
 
 
 def play(
-    site: Site, kept: runner.RunDirectory, ledger: Ledger, held: int, redact: Any, screen: Screen
+    site: Site, kept: runner.RunDirectory, ledger: Ledger, held: int, redact: Any, screen: Screen, on_head: Any = None
 ) -> tuple[ClusterctlError | None, OSError | None]:
     """Run Ansible and show it; returns what it failed with, and what kept us from writing about it."""
     progress = Progress(screen, ledger, verbose=site.options.verbosity > 0, diff=site.options.diff)
@@ -309,6 +335,9 @@ def play(
     )
     with progress.running():
         for item in ansible.watch():
+            if on_head and on_head.lost and not ansible.stopped:
+                screen.say(f"Stopping, for another run has begun: {on_head.lost}")
+                ansible.stop()
             try:
                 progress.show(item)
             except OSError:  # the terminal or the reader of our output is gone: come to an end in order
