@@ -67,8 +67,9 @@ class Node:
     secure_boot: Annotated[bool | None, optional(flag)]
     network: Annotated[Network | None, optional(nested(Network))]
     lock_holder: Annotated[str | None, optional(text())]
-    managed: Annotated[bool, flag]
-    slurm_conf: Annotated[bool, flag]
+    roles: Annotated[tuple[str, ...], sequence(text(), 64)]
+    cluster: Annotated[str | None, optional(text())]
+    before: Annotated[tuple[str, ...], sequence(text(), 16)]
     services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]
 
 

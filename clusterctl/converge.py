@@ -37,6 +37,7 @@ class Options:
     verbosity: int = 0
     accept_new_host_keys: bool = False
     skip_unreachable: bool = False
+    adopt: bool = False
     become_password_file: Path | None = None
     ask_become_pass: bool = False
     json: bool = False
@@ -52,6 +53,7 @@ class Options:
         argv = ["clusterctl", self.verb, str(self.given)]
         argv += ["--limit", self.limit] if self.limit else []
         argv += ["--check"] * self.check + ["--skip-unreachable"] * self.skip_unreachable
+        argv += ["--adopt"] * self.adopt
         argv += ["--ask-become-pass"] * self.ask_become_pass
         argv += ["--become-password-file", str(self.become_password_file)] if self.become_password_file else []
         return shlex.join(argv)
@@ -293,7 +295,7 @@ def prepare(site: Site, screen: Screen) -> Site:
 
     options, began = site.options, time.monotonic()
     with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
-        contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts)
+        contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts, options.adopt)
         with _writing(site.inventory.directory):
             recorded = preflight.record(site.inventory, contact)
     remote.forget_gateways()

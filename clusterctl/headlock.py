@@ -1,7 +1,7 @@
 """The cluster's lock on its head, for administrators at different machines.
 
-A small program on the head, run over a connection of its own, holds flock(2) on /run/clusterctl/cluster.lock for as long
-as it hears from us: a line every few seconds. Where it hears nothing it keeps the lock for EXPIRY seconds more by the
+A small program on the head, run over a connection of its own, holds flock(2) on a file in /run/clusterctl as long as it
+hears from us: a line every few seconds. Where it hears nothing it keeps the lock for EXPIRY seconds more by the
 head's own clock, since tasks of a run that was cut off may still go on, and then lets go. A later run of the same
 controller's directory, which has the lock there too, takes it over at once.
 """

@@ -140,6 +140,11 @@ def _refuse_second_set(directory: Path) -> None:
         raise _refusal(directory / FILE, "is missing, but hardware/ shows that the cluster was set up before", _RESTORE)
 
 
+def label(directory: Path) -> str:
+    """Return the label of a cluster's secrets, which no other cluster has."""
+    return _label(directory / FILE)
+
+
 def _label(path: Path) -> str:
     try:
         header = _HEADER.match(path.read_bytes())

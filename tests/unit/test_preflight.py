@@ -48,8 +48,9 @@ def answer() -> dict[str, Any]:
                 "sources": [{"url": SOURCE, "error": None}],
             },
             "lock_holder": None,
-            "managed": False,
-            "slurm_conf": False,
+            "roles": [],
+            "cluster": None,
+            "before": [],
             "services": {},
         },
         "started": 1000.0,
@@ -105,7 +106,10 @@ def _set(*path: str, to: object) -> Callable[[dict[str, Any]], object]:
         ),
         (_set("node", "network", "sources", to=[]), "package source", "none", True),
         (_set("node", "lock_holder", to="pid 7 (apt-get) on /x"), "package lock", "pid 7 (apt-get)", True),
-        (_set("node", "slurm_conf", to=True), "slurm", "not ours", True),
+        (_set("node", "before", to=["slurm.conf", "slurmd"]), "slurm", "slurm.conf and slurmd of somebody", False),
+        (_set("node", "before", to=["kubelet"]), "found", "a kubelet runs", True),
+        (_set("node", "before", to=["containers"]), "found", "containers run under Docker", True),
+        (_set("node", "before", to=["nvidia-uninstall"]), "found", ".run file", True),
         (_set("node", "nvml_error", to="Driver/library version mismatch"), "gpu", "version mismatch", True),
         (_set("node", "pci_gpus", to=8), "gpu", "6 NVIDIA GPUs on the bus", True),
     ],
@@ -117,6 +121,18 @@ def test_what_is_wrong_is_found(
     assert (finding.node, finding.check, finding.warning) == ("gpu01", check, warning)
     assert said in finding.found
     assert str(finding).isprintable()
+
+
+def test_what_is_our_own_is_nobody_elses() -> None:
+    def ours(data: dict[str, Any]) -> None:
+        data["node"].update(before=["slurm.conf", "slurmd"], roles=["base", "slurm_worker"], cluster="aurora-1")
+
+    answer = Answer(facts(ours), (), ("debian", "13"))
+    assert list(preflight.judge(host(22), answer, "aurora-1")) == []
+    (other,) = preflight.judge(host(22), answer, "borealis-2")
+    assert (other.check, other.found, other.warning) == ("cluster", "is the head of another cluster, aurora-1", False)
+    (taken,) = preflight.judge(host(22), answer, "borealis-2", adopt=True)
+    assert taken.warning
 
 
 @pytest.mark.parametrize(
