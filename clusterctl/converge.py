@@ -165,7 +165,7 @@ def run(options: Options) -> int:
             site = prepare(site, screen)
         except KeyboardInterrupt:
             raise Interrupted("Interrupted before any node was changed.") from None
-        redact = secrets.Redactor(secrets.values(directory).values()).redact
+        redact = secrets.redactor(directory).redact
         with _writing(site.state):
             kept = runner.RunDirectory.create(site.state, options.verb)
         ledger = Ledger()
