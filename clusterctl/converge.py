@@ -16,6 +16,7 @@ from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
 from clusterctl.progress import Progress
+from clusterctl.redaction import throughout
 from clusterctl.screen import Screen, plural
 
 # Without one of these nothing goes on: a failure there is exit 5, anywhere else exit 4.
@@ -170,12 +171,12 @@ def run(options: Options) -> int:
             kept = runner.RunDirectory.create(site.state, options.verb)
         ledger = Ledger()
         error, trouble = play(site, kept, ledger, descriptor, redact, screen)
-        summary = _summary(site, kept, ledger, error)
+        summary = throughout(_summary(site, kept, ledger, error), redact)
         with contextlib.suppress(OSError):  # a full disk is told below, the run's outcome counts
-            secrets.write_private(kept.summary, (redact(json.dumps(summary, indent=2)) + "\n").encode())
+            secrets.write_private(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
     with contextlib.suppress(OSError):  # nobody listens any more; the summary is on disk
         if options.json:
-            print(redact(json.dumps(summary)), flush=True)
+            print(json.dumps(summary), flush=True)
         _page(site, kept, ledger, error, trouble, screen)
     return error.exit_code if error else 0
 

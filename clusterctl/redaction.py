@@ -6,7 +6,8 @@ import html
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 from clusterctl.untrusted import bare
@@ -50,6 +51,18 @@ class Redactor:
                     kept += [text[done:at], MARK]
                 done = end = at + _PIECE
         return "".join([*kept, text[done:]])
+
+
+def throughout(data: Any, redact: Callable[[str], str]) -> Any:
+    """Return data of JSON with each text in it redacted. (In the JSON itself that could cut an escape in two.)"""
+    match data:
+        case str():
+            return redact(data)
+        case dict():
+            return {redact(key): throughout(value, redact) for key, value in data.items()}
+        case list():
+            return [throughout(value, redact) for value in data]
+    return data
 
 
 def _forms(value: str) -> Iterator[str]:

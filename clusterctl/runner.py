@@ -7,6 +7,7 @@ characters dropped and secrets redacted, before anything is written or shown.
 
 import contextlib
 import getpass
+import json
 import os
 import re
 import select
@@ -26,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from clusterctl import events, paths
+from clusterctl import events, paths, redaction
 from clusterctl.errors import ClusterctlError, InputError, Problem
 from clusterctl.untrusted import bare
 
@@ -257,7 +258,7 @@ class Runner:
 
     def _made(self, pipe: "_Pipe", lines: list[str]) -> Iterator[events.Event | Output]:
         """Clean, redact and keep the lines, and yield what they are."""
-        lines = [self._redact(bare(line)) for line in lines]
+        lines = [self._clean(bare(line), pipe.is_events) for line in lines]
         try:
             pipe.keep(lines)
         except OSError as error:
@@ -268,6 +269,12 @@ class Runner:
             item = events.parse(line) if pipe.is_events else Output(line)
             if item:
                 yield item
+
+    def _clean(self, line: str, is_event: bool) -> str:
+        if is_event:
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.dumps(redaction.throughout(json.loads(line), self._redact), ensure_ascii=False)
+        return self._redact(line)
 
 
 class _Pipe:

@@ -1,8 +1,8 @@
-"""Canaries: secrets that a search finds in any form, whole or in part, because each repeats a mark that nothing else has.
+"""Canaries: secrets that a search finds in any form, whole or in part: each repeats a mark that nothing else has.
 
-A value is a unit of twelve bytes over and over: the mark, and a tag that tells which secret it is. So every piece of two
-units holds the mark, and base64 of it, in each of its three alignments, holds one of three words. Nothing here is shared
-with clusterctl/redaction.py, which it is to judge.
+A value is a unit of twelve bytes over and over: the mark, and a tag that tells which secret it is. So every piece of
+two units holds the mark, and base64 of it, in each of its three alignments, holds one of three words. Nothing here is
+shared with clusterctl/redaction.py, which it is to judge.
 """
 
 import base64

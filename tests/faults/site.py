@@ -48,6 +48,7 @@ class Site:
     private: Path
     canaries: Canaries
     runs: int = 0
+    searched: float = field(default_factory=time.time)  # what changed before was seen
     environment: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -127,10 +128,9 @@ class Site:
         needles = {name: needle.hex() for name, needle in self.canaries.needles().items()}
         return json.dumps({"needles": needles, "skip": NOT_LOOKED_AT, "since": 0, **what}) + "\n"
 
-    def here(self, since: float = 0) -> dict[str, Any]:
+    def here(self, since: float) -> dict[str, Any]:
         """Search all that a run may write to on the controller."""
-        home = Path.home()
-        roots = [self.cluster, self.private, *(home / name for name in (".ansible", ".config", ".cache", ".ssh"))]
+        roots = [self.cluster, self.private, *(Path.home() / name for name in (".ansible", ".config", ".ssh"))]
         mine = self._search([sys.executable, str(SEARCH)], roots=[str(path) for path in roots], since=since)
         shared = ["/tmp", "/var/tmp", "/var/log", "/run", "/dev/shm"]
         skip = [*NOT_LOOKED_AT, str(self.private)]

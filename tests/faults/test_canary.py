@@ -1,7 +1,8 @@
 """No secret shows anywhere, however a run ends: each is a canary, and everything is searched for it in every form.
 
-One lab, in order: a first run that is killed, one that is interrupted, one that succeeds, one that fails on a node which
-tells all it knows, and last a leak planted in each form, which the same search must find.
+One lab, in order: a first run that is killed, one that is interrupted, one that succeeds; with `--long` every verb in
+every way that it may end; one run that fails on a node which tells all it knows; and last a leak planted in each form,
+which the same search must find.
 """
 
 import io
@@ -11,12 +12,12 @@ import re
 import signal
 import stat
 import subprocess
-import sys
 import tarfile
 import tempfile
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -24,10 +25,9 @@ from typing import Any
 import pytest
 
 from clusterctl import secrets
-from clusterctl.lab.lab import Lab
-from tests.cluster.conftest import TestLab
+from tests.cluster.conftest import TestLab, podman
 from tests.faults.canary import FORMS
-from tests.faults.site import Run, Site, kill_tree
+from tests.faults.site import GUARD, Run, Site, kill_tree
 from tests.labs import lab_name
 
 # Where secrets belong: on each node, the file with its owner, group and mode. There is no other place.
@@ -94,10 +94,14 @@ def access(path: Path) -> list[str]:
     return [path.owner(), path.group(), f"{stat.S_IMODE(status.st_mode):04o}"]
 
 
-def nothing_shows(site: Site, run: Run, since: float) -> dict[str, Any]:
-    """Search everything; what is found must be where it belongs. Returns what was found on the nodes."""
+def nothing_shows(site: Site, run: Run, *, everywhere: bool = False) -> dict[str, Any]:
+    """Search everything, or what changed since the last search; what is found must be where it belongs.
+
+    Returns what was found on the nodes.
+    """
     assert run.processes["processes"] == {}
     assert run.processes["passes"] > 3
+    since, site.searched = 0.0 if everywhere else site.searched, time.time()
     nothing_shows_here(site, since)
     found = {}
     for node, homes in HOME_OF_SECRETS.items():
@@ -114,7 +118,7 @@ def nothing_shows_here(site: Site, since: float) -> None:
     here = site.here(since)
     assert {path: found[:3] for path, found in here["files"].items()} in ({}, {str(site.vault): OURS})
     assert here["journal"] == []
-    assert here["looked"] > 5
+    assert here["looked"] > 3
 
 
 def private(site: Site) -> None:
@@ -126,7 +130,7 @@ def private(site: Site) -> None:
 
 
 def test_a_first_run_that_is_killed(site: Site, sealed: bytes) -> None:
-    since, wait = time.time(), site.when('"task": "Converge munge"')
+    wait = site.when('"task": "Converge munge"')
 
     def kill(process: "subprocess.Popen[bytes]") -> None:
         wait()
@@ -135,12 +139,12 @@ def test_a_first_run_that_is_killed(site: Site, sealed: bytes) -> None:
     run = site.run("bootstrap", meanwhile=kill, umask=0)
     site.lab.root("gpu01", "hostname gpu01")
     assert run.code == -signal.SIGKILL
-    nothing_shows(site, run, since)
+    nothing_shows(site, run)
     private(site)
 
 
 def test_a_run_that_is_interrupted(site: Site, sealed: bytes) -> None:
-    since, wait = time.time(), site.when('''"task": "Converge Slurm's controller"''')
+    wait = site.when('''"task": "Converge Slurm's controller"''')
 
     def interrupt(process: "subprocess.Popen[bytes]") -> None:
         wait()
@@ -148,14 +152,14 @@ def test_a_run_that_is_interrupted(site: Site, sealed: bytes) -> None:
 
     run = site.run("bootstrap", "--diff", meanwhile=interrupt, umask=0o077)
     assert run.code == 7, run.text
-    nothing_shows(site, run, since)
+    nothing_shows(site, run)
     private(site)
 
 
 def test_a_run_that_succeeds(site: Site, sealed: bytes) -> None:
     run = site.run("bootstrap")
     assert run.code == 0, run.text
-    found = nothing_shows(site, run, 0)
+    found = nothing_shows(site, run, everywhere=True)
     assert found == HOME_OF_SECRETS
     private(site)
     assert site.secrets.read_bytes() == sealed
@@ -189,12 +193,111 @@ def secrets_of(site: Site) -> dict[str, str]:
         return secrets.values(site.cluster)
 
 
-# A node that is not well and tells what it knows: to who logs in, and in the journal of a unit that does not start.
+# --- every verb, however it ends --------------------------------------------------------------------------------------
+
+VERBS = {
+    "bootstrap": ("bootstrap",),
+    "dry run": ("bootstrap", "--check", "--diff"),
+    "all that Ansible says": ("bootstrap", "--diff", "-vvv"),  # beside those that every run here has
+    "verify": ("verify",),
+    "status": ("status",),
+    "validate": ("validate", "--online"),
+}
+# A task of each in whose midst it is ended; the others are while they wait for a node that says nothing.
+MIDST = {
+    "bootstrap": '"task": "Converge munge"',
+    "dry run": '"task": "Converge Prometheus"',
+    "all that Ansible says": """"task": "Converge Slurm's controller\"""",
+    "verify": '"task": "Prove that an ordinary user',
+}
+# How to make each fail on a node, its exit code, and how to undo that.
+SPOIL = (
+    "head1",
+    """cp /etc/slurm/cgroup.conf /etc/slurm/edited
+    mount --bind /etc/slurm/edited /etc/slurm/slurmdbd.conf
+    mv /etc/slurm/cgroup.conf /etc/slurm/aside
+    mkdir /etc/slurm/cgroup.conf""",
+    5,
+    """umount /etc/slurm/slurmdbd.conf
+    rmdir /etc/slurm/cgroup.conf
+    mv /etc/slurm/aside /etc/slurm/cgroup.conf
+    rm /etc/slurm/edited""",
+)
+STOP = ("gpu01", "systemctl stop slurmd", 4, "systemctl start slurmd")
+FAILURES = {"bootstrap": SPOIL, "dry run": SPOIL, "all that Ansible says": SPOIL, "verify": STOP, "status": STOP}
+
+
+@contextmanager
+def silent(site: Site) -> Iterator[None]:
+    """Let gpu01 say nothing."""
+    container = f"clusterctl-{site.lab.name}-gpu01"
+    podman("pause", container)
+    try:
+        yield
+    finally:
+        podman("unpause", container)
+
+
+def at_work(process: "subprocess.Popen[bytes]") -> None:
+    """Wait until a verb asks its nodes, with a thread for each."""
+    deadline = time.monotonic() + GUARD
+    while len(os.listdir(f"/proc/{process.pid}/task")) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", VERBS)
+class TestEveryVerb:
+    """On the finished cluster."""
+
+    def test_that_succeeds(self, site: Site, verb: str) -> None:
+        run = site.run(*VERBS[verb])
+        assert run.code == 0, run.text
+        nothing_shows(site, run)
+        private(site)
+
+    def test_that_fails(self, site: Site, verb: str) -> None:
+        if verb == "validate":
+            with silent(site):
+                run, code = site.run(*VERBS[verb]), 3
+        else:
+            node, spoil, code, mend = FAILURES[verb]
+            site.lab.root(node, spoil)
+            try:
+                run = site.run(*VERBS[verb])
+            finally:
+                site.lab.root(node, mend)
+        assert run.code == code, run.text
+        nothing_shows(site, run)
+
+    @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL", "SIGKILL of all"])
+    def test_that_is_ended(self, site: Site, verb: str, how: str) -> None:
+        wait = site.when(MIDST[verb]) if verb in MIDST else None
+
+        def end(process: "subprocess.Popen[bytes]") -> None:
+            wait() if wait else at_work(process)
+            if how == "SIGKILL of all":
+                kill_tree(process)
+            else:
+                process.send_signal(signal.Signals[how])
+
+        with nullcontext() if wait else silent(site):
+            run = site.run(*VERBS[verb], meanwhile=end)
+        assert run.code == (7 if how == "SIGINT" else -signal.SIGKILL), run.text
+        nothing_shows(site, run)
+
+
+# --- a node that tells ------------------------------------------------------------------------------------------------
+
+# One that is not well and tells what it knows: to who logs in, and in the journal of a unit that does not start.
 TELLS = r"""
 cat > /usr/local/bin/tell
 chmod 0755 /usr/local/bin/tell
-mkdir -p /etc/systemd/system/munge.service.d
-printf '[Service]\nExecStartPre=/usr/local/bin/tell\nExecStartPre=/bin/false\n' > /etc/systemd/system/munge.service.d/tell.conf
+cd /etc/systemd/system
+mkdir -p munge.service.d
+printf '[Service]\nExecStartPre=/usr/local/bin/tell\nExecStartPre=/bin/false\n' > munge.service.d/tell.conf
 systemctl daemon-reload
 systemctl stop munge
 echo '/usr/local/bin/tell >&2' > /home/admin/.bashrc
@@ -202,7 +305,6 @@ echo '/usr/local/bin/tell >&2' > /home/admin/.bashrc
 
 
 def test_a_node_that_tells_what_it_knows(site: Site) -> None:
-    since = time.time()
     told = [payload(site), "\x1b]0;title\x07\x1b[31mred\x9b2J", "\u202eback to front"]
     for value in site.canaries.all().values():
         told += [form(value.encode()).decode() for name, form in FORMS.items() if name != "base64 of base64"]
@@ -212,10 +314,10 @@ def test_a_node_that_tells_what_it_knows(site: Site) -> None:
     assert run.code == 4, run.text
     assert run.directory
     assert run.processes["processes"] == {}
-    nothing_shows_here(site, since)
+    nothing_shows_here(site, site.searched)
     kept = [(run.directory / name).read_text() for name in ("ansible.log", "events.jsonl", "summary.json")]
     for text in (run.out, *kept):
-        assert "[redacted]" in text
+        assert "[redacted]" in text, text[-6000:]
         assert "unit munge.service did not" in text
         assert [line for line in text.split("\n") if not line.isprintable()] == []
     assert "lookup('pipe'" in kept[0]
@@ -267,7 +369,7 @@ def test_the_search_finds_a_leak_in_every_form(site: Site) -> None:
         for form in FORMS
     }
     told = len(site.there("gpu01")["journal"])
-    told_here = site.here()["files"]
+    told_here = site.here(site.searched)["files"]
     argv = ["clusterctl", "lab", "ssh", "--name", site.lab.name, "gpu01", "--", "sudo", "python3", "-c", quote(LEAKS)]
     with site.watching() as processes:
         planted = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -279,16 +381,16 @@ def test_the_search_finds_a_leak_in_every_form(site: Site) -> None:
         time.sleep(1)  # the watch looks fifty times a second, or as often as it can
         planted.communicate("")
     seen = [key.split()[0] for key in processes["processes"]]
-    assert {what: seen.count(what) for what in ("cmdline", "environ")} == dict.fromkeys(("cmdline", "environ"), len(leaks))
+    assert (seen.count("cmdline"), seen.count("environ")) == (len(leaks), len(leaks))
     there = site.there("gpu01")
     for name in leaks:
         assert f"/var/log/leaks/{name}" in there["files"], name
         assert f"/var/log/leaks/{name}.gz" in there["files"], name
     assert len(there["journal"]) - told == len(leaks)
 
-    places = [site.cluster / ".clusterctl/runs", site.cluster, *(site.private / name for name in ("home", "tmp", "out"))]
+    places = [site.cluster, site.cluster / ".clusterctl/runs", *map(site.private.joinpath, ("home", "tmp", "out"))]
     for place in places:
         for name, data in leaks.items():
             (place / name).write_bytes(data)
-    found = site.here()["files"].keys() - told_here.keys()
+    found = site.here(site.searched)["files"].keys() - told_here.keys()
     assert found == {str(place / name) for place in places for name in leaks}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import events, lock, paths, runner
+from clusterctl import events, lock, paths, redaction, runner
 from clusterctl.errors import ClusterctlError, Interrupted, Locked, WorkersFailed
 from clusterctl.outcome import Ledger
 
@@ -331,6 +331,19 @@ def test_everything_kept_and_shown_is_redacted(site: Site) -> None:
     for text in (repr(shown), kept.log.read_text(), kept.events.read_text()):
         assert "canary" not in text
     assert "[redacted]" in kept.events.read_text()
+
+
+def test_an_event_is_whole_after_a_secret_was_taken_out_of_it(site: Site) -> None:
+    secret = '\\"\\n\' a pass\\word of "some" length, with what JSON escapes\\'
+    (site.path / "library/says.py").write_text(SAYS.replace("TEXT", repr(f'"{secret}" {json.dumps(secret)} end')))
+    kept = runner.RunDirectory.create(site.path, "bootstrap")
+    command = site.command("- {name: Head, hosts: slurm_head, gather_facts: false, tasks: [{name: Listen, says: }]}")
+    redact = redaction.Redactor([secret]).redact
+    told = [item for item in runner.Runner(command, kept, redact=redact).watch() if isinstance(item, events.Result)]
+    assert [result.message for result in told] == ['"[redacted]" "[redacted]" end']
+    for text in (kept.log.read_text(), kept.events.read_text()):
+        assert "length" not in text
+        assert "[redacted]" in text
 
 
 # A module as a hostile node has it: Ansible shows such a message as it is.
