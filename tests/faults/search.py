@@ -114,12 +114,13 @@ def search_journal(needles: dict[str, bytes]) -> dict[str, Any]:
 
 
 def watch_processes(needles: dict[str, bytes]) -> dict[str, Any]:
-    """Arguments and environment of every process, again and again until standard input ends."""
+    """Arguments and environment of every process, again and again, and once more when standard input has ended."""
     found: dict[str, list[str]] = {}
-    passes = 0
+    passes, last = 0, False
     print("watching", flush=True)
-    while True:
+    while not last:
         passes += 1
+        last = bool(select.select([sys.stdin], [], [], 0.02)[0])
         for pid in filter(str.isdigit, os.listdir("/proc")):
             for what in ("cmdline", "environ"):
                 with contextlib.suppress(OSError), io.FileIO(f"/proc/{pid}/{what}") as file:
@@ -127,8 +128,7 @@ def watch_processes(needles: dict[str, bytes]) -> dict[str, Any]:
                     for form in forms(data, needles):
                         program = data.split(b"\0")[0][:80].decode(errors="replace") if what == "cmdline" else ""
                         found.setdefault(f"{what} {pid} {program}".strip(), []).append(form)
-        if select.select([sys.stdin], [], [], 0.02)[0]:
-            return {"processes": {key: sorted(set(names)) for key, names in found.items()}, "passes": passes}
+    return {"processes": {key: sorted(set(names)) for key, names in found.items()}, "passes": passes}
 
 
 def main() -> None:

@@ -87,10 +87,10 @@ class Site:
         """Run a verb on the cluster with all processes under watch; `meanwhile` may do something to it."""
         self.runs += 1
         before = self.latest()
-        kept = [self.private / "out" / f"{self.runs}-{argv[0]}.{name}" for name in ("stdout", "stderr")]
+        says = self.private / "out" / f"{self.runs}-{argv[0]}"
         verb, *options = argv
         command = ["clusterctl", "-vvv", verb, str(self.lab.inventory), *options]
-        with kept[0].open("wb") as out, kept[1].open("wb") as err, self.watching() as processes:
+        with open(f"{says}.out", "wb") as out, open(f"{says}.err", "wb") as err, self.watching() as processes:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=self.environment, umask=umask
             )
@@ -101,9 +101,9 @@ class Site:
             finally:
                 process.kill()
                 process.wait()
-        said = [path.read_text(errors="replace") for path in kept]
+        out_text, err_text = (Path(f"{says}.{name}").read_text(errors="replace") for name in ("out", "err"))
         latest = self.latest()
-        return Run(process.returncode, *said, latest if latest != before else None, processes)
+        return Run(process.returncode, out_text, err_text, latest if latest != before else None, processes)
 
     def when(self, word: str) -> Callable[[], None]:
         """Wait until a new run tells of this word in its events."""
