@@ -81,16 +81,21 @@ def vault_password_file(directory: Path) -> Path:
     return _password_path(label)
 
 
+def password_of(file: Path) -> str:
+    """Return the password in a file of the user's: its first line. InputError where others could read or replace it."""
+    return _first_line(file.expanduser(), "a password").decode(errors="replace")
+
+
 def forget(directory: Path) -> None:
     """Remove the vault password of a cluster that is gone for good; one in a file of the user's own choice stays."""
     if "CLUSTERCTL_VAULT_PASSWORD_FILE" not in os.environ and (directory / FILE).exists():
         _password_path(_label(directory / FILE)).unlink(missing_ok=True)
 
 
-def redactor(directory: Path) -> Redactor:
-    """Return what takes the cluster's secrets out of text, and the vault's password with them."""
+def redactor(directory: Path, sudo_password: str | None = None) -> Redactor:
+    """Return what takes the cluster's secrets out of text, and the passwords of its vault and of sudo with them."""
     password = _password(_label(directory / FILE)).decode(errors="replace")
-    return Redactor([*values(directory).values(), password])
+    return Redactor([*values(directory).values(), password, sudo_password or ""])
 
 
 def redact(text: str, values: Iterable[str]) -> str:
@@ -141,6 +146,11 @@ def _refuse_second_set(directory: Path) -> None:
         raise _refusal(directory / FILE, "is missing, but hardware/ shows that the cluster was set up before", _RESTORE)
 
 
+def label(directory: Path) -> str:
+    """Return the label of a cluster's secrets, which no other cluster has."""
+    return _label(directory / FILE)
+
+
 def _label(path: Path) -> str:
     try:
         header = _HEADER.match(path.read_bytes())
@@ -166,18 +176,21 @@ def _password(label: str, create: bool = False) -> bytes:
         for parent in (path.parent.parent, path.parent):
             private_directory(parent)
         write_private(path, random.token_urlsafe(MIN_BYTES).encode() + b"\n")
+    return _first_line(path, f"the vault password of {FILE} ({label})", _RESTORE)
+
+
+def _first_line(path: Path, what: str, hint: str = "") -> bytes:
     try:
         mode = path.stat().st_mode
-        password = path.read_bytes().strip() if stat.S_ISREG(mode) else b""
+        content = path.read_bytes().strip() if stat.S_ISREG(mode) else b""
     except OSError as error:
-        where = f"the vault password of {FILE} ({label}) cannot be read: {error.strerror}"
-        raise _refusal(path, where, _RESTORE) from None
+        raise _refusal(path, f"{what} cannot be read: {error.strerror}", hint) from None
     if mode & 0o177:
         # Ansible would run an executable one to get the password.
-        raise _refusal(path, f"holds the vault password, got mode {stat.S_IMODE(mode):04o}, expected 0600", "chmod 600")
-    if not password:
-        raise _refusal(path, f"holds no vault password for {FILE} ({label})", _RESTORE)
-    return password
+        raise _refusal(path, f"holds {what}, got mode {stat.S_IMODE(mode):04o}, expected 0600", "chmod 600")
+    if not content or b"\n" in content:
+        raise _refusal(path, f"holds no {what.removeprefix('the ').removeprefix('a ')}, which is one line", hint)
+    return content
 
 
 def _vault(label: str, password: bytes) -> Any:

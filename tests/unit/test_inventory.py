@@ -98,7 +98,7 @@ def test_hosts_groups_and_variables(tmp_path: Path, known: Schema) -> None:
     }
     gpu01, gpu02 = cluster.host("gpu01"), cluster.host("gpu02")
     assert (gpu01.address, gpu01.port, gpu01.user, gpu01.become) == ("10.0.0.11", 2222, "admin", True)
-    assert (gpu02.address, gpu02.port, set(gpu02.groups)) == ("gpu02", 22, {"slurm_workers", "a100"})
+    assert (gpu02.address, gpu02.port, set(gpu02.groups)) == ("gpu02", None, {"slurm_workers", "a100"})
     assert [host.variables.get("demo_port") for host in cluster.hosts] == [None, 1, 2, 3, 2]
     assert (gpu02.variables["demo_level"], gpu02.position.line) == ("high", 16)
     assert [host.name for host in cluster.in_group("monitoring")] == ["head1"]
@@ -608,7 +608,7 @@ def test_any_bytes_give_an_inventory_or_a_refusal(tmp_path: Path, known: Schema,
         assert str(error).replace("\n", "").isprintable()
     else:
         assert cluster.head.name
-        assert all(host.address and 0 < host.port < 65536 for host in cluster.hosts)
+        assert all(host.address and 0 < (host.port or 22) < 65536 for host in cluster.hosts)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
