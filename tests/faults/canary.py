@@ -61,12 +61,13 @@ def _mark() -> str:
 
 @dataclass(frozen=True)
 class Canaries:
-    """One for each secret that the roles declare, and one that is the vault's password; `label` is the vault's."""
+    """One for each secret that the roles declare, for the password of the vault, called `label`, and for that of sudo."""
 
     label: str
     mark: str = field(default_factory=_mark)
     values: dict[str, str] = field(default_factory=dict)
     password: str = ""
+    sudo_password: str = ""
 
     @classmethod
     def hatch(cls, label: str, declared: Mapping[str, Mapping[str, Any]]) -> "Canaries":
@@ -80,15 +81,15 @@ class Canaries:
                 salt = b"$2b$10$" + made.repeat(tags[name], 21) + b"u"
                 made.values[name] = bcrypt.hashpw(made.values[spec["bcrypt_of"]].encode(), salt).decode()
         awkward = "'\"$ &%\\"  # what URL, shell, JSON and HTML write otherwise
-        unit = made.repeat("vlt", _MARK + _TAG).decode()
-        return cls(label, made.mark, made.values, f"{unit}{awkward}{unit}{unit}")
+        units = [made.repeat(tag, _MARK + _TAG).decode() for tag in ("vlt", "sdo")]
+        return cls(label, made.mark, made.values, *(f"{unit}{awkward}{unit}{unit}" for unit in units))
 
     def repeat(self, tag: str, length: int) -> bytes:
         unit = f"{self.mark}{tag}".encode()
         return (unit * (length // len(unit) + 1))[:length]
 
     def all(self) -> dict[str, str]:
-        return {**self.values, "vault password": self.password}
+        return {**self.values, "vault password": self.password, "sudo password": self.sudo_password}
 
     def needles(self) -> dict[str, bytes]:
         """What to search for: the mark, its base64 up to three times over, and hex of it and of its base64."""

@@ -22,6 +22,15 @@ SEARCH = Path(__file__).with_name("search.py")
 # What a node consists of besides: its kernel's file systems, and what packages bring and nothing writes to.
 NOT_LOOKED_AT = ["/proc", "/sys", "/dev", *(f"/usr/{name}" for name in ("bin", "include", "lib", "sbin", "share"))]
 
+# One who needs a password for sudo. The tests themselves log in as the lab's own administrator.
+OPERATOR = """
+useradd --create-home --shell /bin/bash ops
+chpasswd
+cp -r ~admin/.ssh ~ops/.ssh
+chown -R ops:ops ~ops/.ssh
+echo 'ops ALL=(ALL) ALL' > /etc/sudoers.d/ops
+"""
+
 Found = dict[str, list[Any]]  # path: owner, group, mode, forms
 
 
@@ -64,6 +73,12 @@ class Site:
         secrets.write_private(site.secrets, site.canaries.document().encode())
         argv = ["ansible-vault", "encrypt", "--vault-id", f"{site.vault.name}@{site.vault}", str(site.secrets)]
         subprocess.run(argv, env=site.environment, check=True, capture_output=True)
+        secrets.write_private(site.sudo_password, site.canaries.sudo_password.encode() + b"\n")
+        for node in lab.nodes:
+            lab.ssh(node, "sudo", "sh", "-euc", shlex.quote(OPERATOR), stdin=f"ops:{site.canaries.sudo_password}\n")
+        text = lab.inventory.read_text()
+        assert "ansible_user: admin\n" in text
+        lab.inventory.write_text(text.replace("ansible_user: admin\n", "ansible_user: ops\n"))
         return site
 
     @property
@@ -78,6 +93,10 @@ class Site:
     def vault(self) -> Path:
         return self.private / "home/.config/clusterctl/vault" / self.canaries.label
 
+    @property
+    def sudo_password(self) -> Path:
+        return self.private / "home/sudo-password"
+
     def latest(self) -> Path | None:
         return max((self.cluster / ".clusterctl/runs").glob("*"), default=None)
 
@@ -90,6 +109,7 @@ class Site:
         says = self.private / "out" / f"{self.runs}-{argv[0]}"
         verb, *options = argv
         command = ["clusterctl", "-vvv", verb, str(self.lab.inventory), *options]
+        command += ["--become-password-file", str(self.sudo_password)]
         with open(f"{says}.out", "wb") as out, open(f"{says}.err", "wb") as err, self.watching() as processes:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=self.environment, umask=umask

@@ -124,7 +124,8 @@ def being_written(path: str, rights: list[str], homes: dict[str, list[str]]) -> 
 
 def nothing_shows_here(site: Site, since: float) -> None:
     here = site.here(since)
-    assert {path: found[:3] for path, found in here["files"].items()} in ({}, {str(site.vault): OURS})
+    allowed = {str(site.vault), str(site.sudo_password)}
+    assert {path: found[:3] for path, found in here["files"].items()} == dict.fromkeys(allowed & {*here["files"]}, OURS)
     assert here["journal"] == []
     assert here["looked"] > 3
 
@@ -185,8 +186,10 @@ def test_each_canary_stands_where_it_belongs(site: Site) -> None:
         member = copy.extractfile(f"vault/{site.canaries.label}")
         assert member
         assert member.read().strip().decode() == site.canaries.password
-    assert access(site.vault)[2] == "0600"
+    assert (access(site.vault), access(site.sudo_password)) == (OURS, OURS)
     assert secrets_of(site) == values
+    for node in site.lab.nodes:
+        site.lab.root(node, "! runuser --user ops -- sudo --non-interactive true")
 
 
 def raw(site: Site, node: str, path: str) -> bytes:
@@ -308,7 +311,7 @@ mkdir -p munge.service.d
 printf '[Service]\nExecStartPre=/usr/local/bin/tell\nExecStartPre=/bin/false\n' > munge.service.d/tell.conf
 systemctl daemon-reload
 systemctl stop munge
-echo '/usr/local/bin/tell >&2' > /home/admin/.bashrc
+echo '/usr/local/bin/tell >&2' > /home/ops/.bashrc
 """
 
 
@@ -329,6 +332,15 @@ def test_a_node_that_tells_what_it_knows(site: Site) -> None:
         assert "unit munge.service did not" in text
         assert [line for line in text.split("\n") if not line.isprintable()] == []
     assert "lookup('pipe'" in kept[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", ["verify", "status", "validate"])
+def test_other_verbs_on_a_node_that_tells(site: Site, verb: str) -> None:
+    run = site.run(*VERBS[verb])
+    assert run.code == (0 if verb == "validate" else 4), run.text
+    assert run.processes["processes"] == {}
+    nothing_shows_here(site, site.searched)
 
 
 def test_text_from_a_node_is_never_a_template(site: Site) -> None:
