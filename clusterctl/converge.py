@@ -17,6 +17,7 @@ from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
 from clusterctl.progress import Progress
+from clusterctl.redaction import throughout
 from clusterctl.remote import Access
 from clusterctl.screen import Screen, plural
 
@@ -222,18 +223,17 @@ def run(options: Options) -> int:
             meet(site, screen)
             on_head = stack.enter_context(_locked_head(site, screen))
             site = prepare(site, screen)
-        hidden = [*secrets.values(directory).values(), site.access.sudo_password or ""]
-        redact = secrets.Redactor(hidden).redact
+        redact = secrets.redactor(directory, site.access.sudo_password).redact
         with _writing(site.state):
             kept = runner.RunDirectory.create(site.state, options.verb)
         ledger = Ledger()
         error, trouble = play(site, kept, ledger, descriptor, redact, screen, on_head)
-        summary = _summary(site, kept, ledger, error)
+        summary = throughout(_summary(site, kept, ledger, error), redact)
         with contextlib.suppress(OSError):  # a full disk is told below, the run's outcome counts
-            secrets.write_private(kept.summary, (redact(json.dumps(summary, indent=2)) + "\n").encode())
+            secrets.write_private(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
     with contextlib.suppress(OSError):  # nobody listens any more; the summary is on disk
         if options.json:
-            print(redact(json.dumps(summary)), flush=True)
+            print(json.dumps(summary), flush=True)
         _page(site, kept, ledger, error, trouble, screen)
     return error.exit_code if error else 0
 

@@ -12,7 +12,8 @@ from rich.text import Text
 from clusterctl.events import LOST, Event, Result
 from clusterctl.outcome import Ledger, Stage
 from clusterctl.runner import Output
-from clusterctl.screen import Screen, duration, printable, shorten
+from clusterctl.screen import Screen, duration, shorten
+from clusterctl.untrusted import bare
 
 _FRAMES = 5  # a second; a live line changes no faster
 # How Ansible's own display ends a difference: with the host that it is of.
@@ -83,7 +84,7 @@ class Progress:
 
     def _output(self, text: str) -> None:
         """Show Ansible's own lines: all with -v, the differences alone with --diff."""
-        text = printable(text)
+        text = bare(text)
         if self._verbose:
             self._screen.say((f"    {text}", "dim"))
         elif self._diff:

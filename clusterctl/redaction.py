@@ -6,12 +6,17 @@ import html
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 from urllib.parse import quote, quote_plus
+
+from clusterctl.untrusted import bare
 
 MARK = "[redacted]"
 _SHORTEST = 4  # shorter values would blank out ordinary words
 _SHORTEST_ENCODED = 8
+_LONG = 32  # of a form as long as this a piece is taken for the whole
+_PIECE, _STRIDE = 12, 4  # so a piece of fifteen characters is never overlooked
 
 
 class Redactor:
@@ -20,13 +25,44 @@ class Redactor:
     def __init__(self, values: Iterable[str]) -> None:
         """Prepare for `values`; those under four characters are left alone."""
         forms = {form for value in values if len(value) >= _SHORTEST for form in _forms(value)}
-        self._forms = sorted(forms, key=len, reverse=True)
+        self._short = sorted((form for form in forms if len(form) < _LONG), key=len, reverse=True)
+        self._long = sorted((form for form in forms if len(form) >= _LONG), key=len, reverse=True)
+        self._pieces = {form[at : at + _PIECE] for form in self._long for at in range(len(form) - _PIECE + 1)}
 
     def redact(self, text: str) -> str:
-        """Return `text` with each value replaced: raw, base64, hex, URL-encoded, shell-, JSON- or HTML-quoted."""
-        for form in self._forms:
+        """Return `text` with each value replaced: raw, base64, hex, URL-encoded, shell-, JSON- or HTML-quoted.
+
+        A long value is found in pieces too: a line or a message may have been cut, or wrapped, in its midst.
+        """
+        pieces = self._pieces
+        if any(text[at : at + _PIECE] in pieces for at in range(0, len(text), _STRIDE)):
+            for form in self._long:
+                text = text.replace(form, MARK)
+            text = self._without_pieces(text)
+        for form in self._short:
             text = text.replace(form, MARK)
         return text
+
+    def _without_pieces(self, text: str) -> str:
+        kept, done, end = [], 0, -1  # what stays, how far that goes, and where the pieces in sight end
+        for at in range(len(text) - _PIECE + 1):
+            if text[at : at + _PIECE] in self._pieces:
+                if at > end:
+                    kept += [text[done:at], MARK]
+                done = end = at + _PIECE
+        return "".join([*kept, text[done:]])
+
+
+def throughout(data: Any, redact: Callable[[str], str]) -> Any:
+    """Return data of JSON with each text in it redacted. (In the JSON itself that could cut an escape in two.)"""
+    match data:
+        case str():
+            return redact(data)
+        case dict():
+            return {redact(key): throughout(value, redact) for key, value in data.items()}
+        case list():
+            return [throughout(value, redact) for value in data]
+    return data
 
 
 def _forms(value: str) -> Iterator[str]:
@@ -41,6 +77,11 @@ def _forms(value: str) -> Iterator[str]:
     yield json.dumps(value)[1:-1]
     yield repr(value)[1:-1]
     yield html.escape(value)
+    for data in _decoded(value):
+        if len(data) >= _SHORTEST_ENCODED:
+            # What a program shows of a file with the bytes themselves.
+            yield bare(data.decode(errors="replace"))
+            yield repr(data)[2:-1]
     for data in {value.encode(), *_decoded(value)}:
         if len(data) >= _SHORTEST_ENCODED:
             yield data.hex()

@@ -16,7 +16,8 @@ from clusterctl import hardware
 from clusterctl.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.inventory import Inventory
 from clusterctl.outcome import Ledger, fold
-from clusterctl.screen import Screen, duration, plural, printable
+from clusterctl.screen import Screen, duration, plural
+from clusterctl.untrusted import bare
 
 if TYPE_CHECKING:
     from clusterctl.known_hosts import HostKey
@@ -298,7 +299,7 @@ class Page:
             lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-2 * most :]
             errors = [number for number, line in enumerate(lines) if line.startswith("[ERROR]")]
             for line in lines[errors[-1] :][:most] if errors else lines[-most:]:
-                self._screen.say(f"    {printable(line)}")
+                self._screen.say(f"    {bare(line)}")
         self._screen.say()
 
     def state(self, error: ClusterctlError, ledger: Ledger) -> None:

@@ -1,10 +1,12 @@
 """Run a playbook: the only place where Ansible is started, watched and stopped.
 
 Ansible is a child in a session of its own, so a terminal's Ctrl-C reaches clusterctl alone. Its output and our
-callback's events come back through two pipes; what is in them is redacted before it is written or shown.
+callback's events come back through two pipes. What is in them comes from nodes: lines are cut to a size, control
+characters dropped and secrets redacted, before anything is written or shown.
 """
 
 import contextlib
+import json
 import os
 import re
 import select
@@ -24,13 +26,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from clusterctl import events, paths
+from clusterctl import events, paths, redaction
 from clusterctl.errors import ClusterctlError, InputError, Problem
+from clusterctl.untrusted import bare
 
 RUNS_KEPT = 100
 _RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[a-z-]+(-\d+)?")
 _TICK = 0.25  # seconds between two looks at the clock while nothing happens
 _GRACE = 3.0  # seconds that Ansible has to end after the second signal
+# No line is longer, in bytes. An event's own texts are cut by the callback, so that a whole one has room.
+_LOG_LINE, _EVENT_LINE = 1 << 16, 1 << 22
 _SOCKET_PATH = 60  # a control socket's path ends at 108 characters, ssh's own suffix included
 
 
@@ -146,7 +151,7 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class Output:
-    """A line of Ansible's own output, redacted."""
+    """A line of Ansible's own output, redacted and without control characters."""
 
     text: str
 
@@ -268,8 +273,8 @@ class Runner:
         yield from self._made(pipe, pipe.read())
 
     def _made(self, pipe: "_Pipe", lines: list[str]) -> Iterator[events.Event | Output]:
-        """Redact and keep the lines, and yield what they are."""
-        lines = [self._redact(line) for line in lines]
+        """Clean, redact and keep the lines, and yield what they are."""
+        lines = [self._clean(bare(line), pipe.is_events) for line in lines]
         try:
             pipe.keep(lines)
         except OSError as error:
@@ -281,6 +286,12 @@ class Runner:
             if item:
                 yield item
 
+    def _clean(self, line: str, is_event: bool) -> str:
+        if is_event:
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.dumps(redaction.throughout(json.loads(line), self._redact), ensure_ascii=False)
+        return self._redact(line)
+
 
 class _Pipe:
     """A pipe from Ansible to us, and the file in which we keep what comes through it."""
@@ -290,7 +301,9 @@ class _Pipe:
         self.source, self.sink = os.pipe()
         self.at_end = False
         self._target = target
-        self._buffer = b""
+        self._limit = _EVENT_LINE if is_events else _LOG_LINE
+        self._line = bytearray()
+        self._cut = 0  # bytes of the line that are over the limit
         os.set_blocking(self.source, False)
         stack.callback(os.close, self.source)
         stack.callback(os.close, target)
@@ -302,13 +315,25 @@ class _Pipe:
         """Return the lines that are complete by now."""
         data = os.read(self.source, 1 << 16)
         self.at_end = not data
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [line.decode(errors="replace") for line in lines]
+        *ends, begin = data.split(b"\n")
+        lines = [self._end(part) for part in ends]
+        self._add(begin)
+        return lines
 
     def rest(self) -> list[str]:
         """Return the last line if it has no end."""
-        rest, self._buffer = self._buffer, b""
-        return [rest.decode(errors="replace")] if rest else []
+        return [self._end(b"")] if self._line else []
+
+    def _add(self, part: bytes) -> None:
+        room = self._limit - len(self._line)
+        self._line += part[:room]
+        self._cut += max(0, len(part) - room)
+
+    def _end(self, part: bytes) -> str:
+        self._add(part)
+        line = self._line.decode(errors="replace") + f" [cut: {self._cut} bytes more]" * (self._cut > 0)
+        self._line, self._cut = bytearray(), 0
+        return line
 
     def keep(self, lines: list[str]) -> None:
         data = "".join(line + "\n" for line in lines).encode()

@@ -101,8 +101,3 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
-
-
-def printable(text: str) -> str:
-    """Return a line of text without what moves the cursor."""
-    return "".join(c for c in text if c.isprintable() or c == "\t")

@@ -22,7 +22,7 @@ from clusterctl import paths
 from clusterctl.errors import ClusterctlError, InputError, Problem
 from clusterctl.redaction import Redactor
 
-__all__ = ["Redactor", "ensure", "redact", "values", "vault_password_file"]
+__all__ = ["Redactor", "ensure", "redact", "redactor", "values", "vault_password_file"]
 
 FILE = "secrets.yml"
 MIN_BYTES = 32
@@ -90,6 +90,12 @@ def forget(directory: Path) -> None:
     """Remove the vault password of a cluster that is gone for good; one in a file of the user's own choice stays."""
     if "CLUSTERCTL_VAULT_PASSWORD_FILE" not in os.environ and (directory / FILE).exists():
         _password_path(_label(directory / FILE)).unlink(missing_ok=True)
+
+
+def redactor(directory: Path, sudo_password: str | None = None) -> Redactor:
+    """Return what takes the cluster's secrets out of text, and the passwords of its vault and of sudo with them."""
+    password = _password(_label(directory / FILE)).decode(errors="replace")
+    return Redactor([*values(directory).values(), password, sudo_password or ""])
 
 
 def redact(text: str, values: Iterable[str]) -> str:

@@ -26,6 +26,11 @@ def printable(text: str, limit: int = MAX_TEXT) -> str:
     return "".join(c for c in text[: 4 * limit] if c.isprintable()).strip()[:limit]
 
 
+def bare(text: str) -> str:
+    """Return a line of `text`, however long, without control and invisible characters; tabs stay."""
+    return text if text.isprintable() else "".join(c for c in text if c.isprintable() or c == "\t")
+
+
 def _malformed(path: str, got: object, expected: str) -> Malformed:
     return Malformed(f"{path}: got {printable(repr(got), 60)}, expected {expected}")
 

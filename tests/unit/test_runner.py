@@ -1,11 +1,15 @@
 """The runner, on real runs of ansible-playbook with playbooks of this test's own (`connection: local`)."""
 
+import contextlib
+import importlib.util
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import events, lock, paths, runner
+from clusterctl import events, lock, paths, redaction, runner
 from clusterctl.errors import ClusterctlError, Interrupted, Locked, WorkersFailed
 from clusterctl.outcome import Ledger
 
@@ -326,6 +330,86 @@ def test_everything_kept_and_shown_is_redacted(site: Site) -> None:
     for text in (repr(shown), kept.log.read_text(), kept.events.read_text()):
         assert "canary" not in text
     assert "[redacted]" in kept.events.read_text()
+
+
+def test_an_event_is_whole_after_a_secret_was_taken_out_of_it(site: Site) -> None:
+    secret = '\\"\\n\' a pass\\word of "some" length, with what JSON escapes\\'
+    (site.path / "library/says.py").write_text(SAYS.replace("TEXT", repr(f'"{secret}" {json.dumps(secret)} end')))
+    kept = runner.RunDirectory.create(site.path, "bootstrap")
+    command = site.command("- {name: Head, hosts: slurm_head, gather_facts: false, tasks: [{name: Listen, says: }]}")
+    redact = redaction.Redactor([secret]).redact
+    told = [item for item in runner.Runner(command, kept, redact=redact).watch() if isinstance(item, events.Result)]
+    assert [result.message for result in told] == ['"[redacted]" "[redacted]" end']
+    for text in (kept.log.read_text(), kept.events.read_text()):
+        assert "length" not in text
+        assert "[redacted]" in text
+
+
+# A module as a hostile node has it: Ansible shows such a message as it is.
+SAYS = """#!/usr/bin/python
+import json
+print(json.dumps({"failed": True, "msg": TEXT}))
+"""
+
+
+def test_what_a_node_says_is_data_without_control_characters(site: Site) -> None:
+    marker = site.path.parent / "marker"
+    said = f"\x1b]0;title\x07\x1b[31mred \x9b2J\r\u202e\b{{{{ lookup('pipe', 'touch {marker}') }}}}"
+    (site.path / "library/says.py").write_text(SAYS.replace("TEXT", repr(said)))
+    kept = runner.RunDirectory.create(site.path, "bootstrap")
+    command = site.command("- {name: Head, hosts: slurm_head, gather_facts: false, tasks: [{name: Listen, says: }]}")
+    shown = [item.text for item in runner.Runner(command, kept).watch() if isinstance(item, runner.Output)]
+    for text in (*shown, *kept.log.read_text().split("\n")):
+        assert text.replace("\t", "").isprintable(), repr(text)
+    assert f"]0;title[31mred 2J{said[said.index('{{') :]}" in kept.log.read_text()
+    assert "lookup('pipe'" in kept.events.read_text()
+    assert not marker.exists()
+
+
+def test_a_line_without_end_is_cut_and_said_to_be(tmp_path: Path) -> None:
+    """A quarter of a gigabyte: gathered piece by piece in one text that grows, it would take minutes."""
+    block, blocks = b"x" * (1 << 16), 1 << 12
+    with contextlib.ExitStack() as stack:
+        pipe = runner._Pipe(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), False, stack)
+
+        def say() -> None:
+            with os.fdopen(pipe.sink, "wb") as sink:
+                sink.write(b"first\n")
+                for _ in range(blocks):
+                    sink.write(block)
+                sink.write(b"\nlast\nthe rest")
+
+        thread = threading.Thread(target=say)
+        thread.start()
+        lines = []
+        while not pipe.at_end:
+            select.select([pipe.source], [], [], GUARD)
+            lines += pipe.read()
+        lines += pipe.rest()
+        thread.join()
+    assert [line for line in lines if not line.startswith("xxx")] == ["first", "last", "the rest"]
+    long = lines[1]
+    assert len(long) < runner._LOG_LINE + 64
+    assert long.endswith(f" [cut: {blocks * len(block) - runner._LOG_LINE} bytes more]")
+
+
+def test_no_event_is_as_long_as_a_line_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a node that says enough would have its own failure cut, and nobody would hear of it."""
+    path = paths.content() / "playbooks/callback_plugins/clusterctl_events.py"
+    spec = importlib.util.spec_from_file_location("clusterctl_events", path)
+    assert spec
+    assert spec.loader
+    plugin = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plugin)
+    wide = "\U0001f600" * 100_000
+    part = {
+        "msg": wide,
+        "changes": [{"kind": wide, "name": wide, "what": wide}] * 10_000,
+        "versions": {f"{number}{wide}": wide for number in range(2000)},
+        "notes": [wide] * 10_000,
+    }
+    told = (plugin._message([part]), plugin._changes([part]), plugin._versions([part]), plugin._notes([part]))
+    assert 1 << 20 < len(json.dumps(told, ensure_ascii=False).encode()) < runner._EVENT_LINE // 2
 
 
 def test_the_printed_command_does_the_same_when_pasted(site: Site) -> None:

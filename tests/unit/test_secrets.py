@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import pytest
 
 from clusterctl import secrets
 from clusterctl.errors import ClusterctlError, InputError
+from clusterctl.untrusted import bare
+from tests.labs import REPOSITORY
 
 from . import small_content
 
@@ -342,6 +345,50 @@ def test_every_form_is_redacted(form: str, value: str) -> None:
 def test_bytes_behind_a_generated_value_are_redacted_in_hex(cluster: Path) -> None:
     key = secrets.values(cluster)["demo_key"]
     assert secrets.redact(base64.b64decode(key).hex(), [key]) == "[redacted]"
+
+
+def test_what_a_program_shows_of_the_bytes_behind_a_generated_value_is_redacted(cluster: Path) -> None:
+    """A key of bytes shows otherwise in a log than its base64; what is left of it are specks."""
+    key = secrets.values(cluster)["demo_key"]
+    data = base64.b64decode(key)
+    for shown in (f"(0, {data!r}, b'')", f"key: {data.decode(errors='replace')}!"):
+        left = secrets.redact(bare(shown), [key])
+        assert "[redacted]" in left
+        assert len(left) < len(bare(shown)) / 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_value_that_was_cut_or_wrapped_is_redacted(cluster: Path, form: str) -> None:
+    for value in secrets.values(cluster).values():
+        whole = FORMS[form](value)
+        redactor = secrets.Redactor([value])
+        for piece in (whole[: len(whole) // 2], whole[len(whole) // 2 :], whole[7:40]):
+            assert not leaked(value, redactor.redact(f"before {piece} after")), piece
+    wrapped = base64.encodebytes(secrets.values(cluster)["demo_key"].encode()).decode().splitlines()
+    assert len(wrapped) > 2
+    redactor = secrets.Redactor(secrets.values(cluster).values())
+    assert {redactor.redact(line) for line in wrapped[:-1]} == {"[redacted]"}
+
+
+def test_the_vaults_password_is_redacted_too(cluster: Path) -> None:
+    password = secrets.vault_password_file(cluster).read_text().strip()
+    assert secrets.redactor(cluster).redact(f"it is {password}.") == "it is [redacted]."
+
+
+def test_two_clusters_of_one_inventory_share_no_secret(tmp_path: Path, config: Path) -> None:
+    """With all that our own roles declare."""
+    made = []
+    for name in ("one", "other"):
+        shutil.copytree(REPOSITORY / "inventory/slurm", tmp_path / name)
+        secrets.ensure(tmp_path / name, "aurora")
+        password = secrets.vault_password_file(tmp_path / name).read_text()
+        made.append({**secrets.values(tmp_path / name), "vault": password})
+    assert made[0].keys() == made[1].keys()
+    assert len(made[0]) > 4
+    assert len({*made[0].values(), *made[1].values()}) == 2 * len(made[0])
+    sealed = (tmp_path / "one/secrets.yml").read_bytes()
+    secrets.ensure(tmp_path / "one", "aurora")
+    assert (tmp_path / "one/secrets.yml").read_bytes() == sealed
 
 
 def test_other_text_and_values_too_short_to_tell_are_left_alone() -> None:

@@ -1,0 +1,415 @@
+"""No secret shows anywhere, however a run ends: each is a canary, and everything is searched for it in every form.
+
+One lab, in order: a first run that is killed, one that is interrupted, one that succeeds; with `--long` every verb in
+every way that it may end; one run that fails on a node which tells all it knows; and last a leak planted in each form,
+which the same search must find.
+"""
+
+import io
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import tarfile
+import tempfile
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import pytest
+
+from clusterctl import secrets
+from tests.cluster.conftest import TestLab, podman
+from tests.faults.canary import FORMS
+from tests.faults.site import GUARD, Run, Site, kill_tree
+from tests.labs import lab_name
+
+# Where secrets belong: on each node, the file with its owner, group and mode. There is no other place.
+HOME_OF_SECRETS = {
+    "head1": {
+        "/etc/munge/munge.key": ["munge", "munge", "0400"],
+        "/etc/prometheus/own-password": ["prometheus", "root", "0400"],
+        "/etc/prometheus/web.yml": ["root", "prometheus", "0640"],
+        "/etc/slurm/slurmdbd.conf": ["slurm", "slurm", "0600"],
+        "/var/lib/clusterctl/recovery.tar": ["root", "root", "0600"],
+    },
+    "gpu01": {"/etc/munge/munge.key": ["munge", "munge", "0400"]},
+}
+
+OURS = [Path.home().owner(), Path.home().group(), "0600"]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    lab = TestLab(lab_name("canary"), workers=1)
+    lab.down()
+    lab.up()
+    with tempfile.TemporaryDirectory(prefix="canary-", dir="/tmp") as private:  # a short path
+        site = Site.make(lab, Path(private))
+        lab.ssh("gpu01", "sudo", "python3", "-", stdin=f"PAYLOAD = {payload(site)!r}\n{BOASTS}")
+        yield site
+    lab.down()
+
+
+def marker(site: Site) -> Path:
+    return site.private / "ran"
+
+
+def payload(site: Site) -> str:
+    """Text that is a command to who templates it, short enough for a host's name and a GPU's."""
+    return f"{{{{lookup('pipe','touch {marker(site)}')}}}}"
+
+
+# What a node may say of itself, wherever it is asked. Runs there as root; PAYLOAD is a text.
+BOASTS = r"""
+import json, os, pathlib, socket
+def write(path, text):
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    pathlib.Path(path).write_text(text)
+gpus = pathlib.Path("/etc/simulated-nvml.conf").read_text()
+write("/etc/simulated-nvml.conf", gpus.replace("\nname=NVIDIA A100-SXM4-80GB", "\nname=A100 " + PAYLOAD))
+release = pathlib.Path("/usr/lib/os-release").read_text()
+os.unlink("/etc/os-release")
+write("/etc/os-release", release + f'PRETTY_NAME="{PAYLOAD}"\nVARIANT="\x1b[31m{PAYLOAD}"\n')
+write("/etc/machine-info", f'PRETTY_HOSTNAME="{PAYLOAD}"\n')
+write("/etc/ansible/facts.d/boast.fact", json.dumps({"boast": PAYLOAD}))
+socket.sethostname(PAYLOAD)
+"""
+
+
+@pytest.fixture(scope="module")
+def sealed(site: Site) -> bytes:
+    """The secrets as they lay there before the first run."""
+    return site.secrets.read_bytes()
+
+
+def access(path: Path) -> list[str]:
+    status = path.stat()
+    return [path.owner(), path.group(), f"{stat.S_IMODE(status.st_mode):04o}"]
+
+
+def nothing_shows(site: Site, run: Run, *, everywhere: bool = False) -> dict[str, Any]:
+    """Search everything, or what changed since the last search; what is found must be where it belongs.
+
+    Returns what was found on the nodes.
+    """
+    assert run.processes["processes"] == {}
+    assert run.processes["passes"] > 3
+    since, site.searched = 0.0 if everywhere else site.searched, time.time()
+    nothing_shows_here(site, since)
+    found = {}
+    for node, homes in HOME_OF_SECRETS.items():
+        there = site.there(node, since)
+        files = {path: found[:3] for path, found in there["files"].items()}
+        if not everywhere:  # what was killed as it wrote such a file is written over by the next run
+            files = {path: rights for path, rights in files.items() if not being_written(path, rights, homes)}
+        assert files == {path: homes.get(path, "nowhere") for path in files}, node
+        assert there["journal"] == [], node
+        assert there["entries"] > 100
+        found[node] = files
+    return found
+
+
+def being_written(path: str, rights: list[str], homes: dict[str, list[str]]) -> bool:
+    """Whether this is the next content of a file of secrets: beside it, and for no others than it is."""
+    home = homes.get(re.sub(r"/\.([^/]+)\.clusterctl-new$", r"/\1", path), [])
+    return path not in homes and home != [] and rights in (["root", "root", "0600"], [*home[:2], "0600"], home)
+
+
+def nothing_shows_here(site: Site, since: float) -> None:
+    here = site.here(since)
+    allowed = {str(site.vault), str(site.sudo_password)}
+    assert {path: found[:3] for path, found in here["files"].items()} == dict.fromkeys(allowed & {*here["files"]}, OURS)
+    assert here["journal"] == []
+    assert here["looked"] > 3
+
+
+def private(site: Site) -> None:
+    """Nobody else can look into what is kept of runs."""
+    state = site.cluster / ".clusterctl"
+    for path in (state, *state.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert stat.S_IMODE(site.secrets.stat().st_mode) == 0o600
+
+
+def test_a_first_run_that_is_killed(site: Site, sealed: bytes) -> None:
+    wait = site.when('"task": "Converge munge"')
+
+    def kill(process: "subprocess.Popen[bytes]") -> None:
+        wait()
+        kill_tree(process)
+
+    run = site.run("bootstrap", meanwhile=kill, umask=0)
+    site.lab.root("gpu01", "hostname gpu01")
+    assert run.code == -signal.SIGKILL
+    nothing_shows(site, run)
+    private(site)
+
+
+def test_a_run_that_is_interrupted(site: Site, sealed: bytes) -> None:
+    wait = site.when('''"task": "Converge Slurm's controller"''')
+
+    def interrupt(process: "subprocess.Popen[bytes]") -> None:
+        wait()
+        process.send_signal(signal.SIGINT)
+
+    run = site.run("bootstrap", "--diff", meanwhile=interrupt, umask=0o077)
+    assert run.code == 7, run.text
+    nothing_shows(site, run)
+    private(site)
+
+
+def test_a_run_that_succeeds(site: Site, sealed: bytes) -> None:
+    run = site.run("bootstrap")
+    assert run.code == 0, run.text
+    found = nothing_shows(site, run, everywhere=True)
+    assert found == HOME_OF_SECRETS
+    private(site)
+    assert site.secrets.read_bytes() == sealed
+
+
+def test_each_canary_stands_where_it_belongs(site: Site) -> None:
+    values = site.canaries.values
+    assert b64decode(values["munge_key"]) == raw(site, "gpu01", "/etc/munge/munge.key")
+    assert b64decode(values["munge_key"]) == raw(site, "head1", "/etc/munge/munge.key")
+    assert values["prometheus_password"].encode() == raw(site, "head1", "/etc/prometheus/own-password").strip()
+    assert values["prometheus_password_hash"].encode() in raw(site, "head1", "/etc/prometheus/web.yml")
+    storage = f"\nStoragePass={values['slurm_head_database_password']}\n".encode()
+    assert storage in raw(site, "head1", "/etc/slurm/slurmdbd.conf")
+    with tarfile.open(fileobj=io.BytesIO(raw(site, "head1", "/var/lib/clusterctl/recovery.tar"))) as copy:
+        member = copy.extractfile(f"vault/{site.canaries.label}")
+        assert member
+        assert member.read().strip().decode() == site.canaries.password
+    assert (access(site.vault), access(site.sudo_password)) == (OURS, OURS)
+    assert secrets_of(site) == values
+    for node in site.lab.nodes:
+        site.lab.root(node, "! runuser --user ops -- sudo --non-interactive true")
+
+
+def raw(site: Site, node: str, path: str) -> bytes:
+    argv = ["clusterctl", "lab", "ssh", "--name", site.lab.name, node, "--", "sudo", "cat", path]
+    return subprocess.run(argv, capture_output=True, check=True).stdout
+
+
+def secrets_of(site: Site) -> dict[str, str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(site.vault.parent.parent.parent))
+        patch.delenv("CLUSTERCTL_VAULT_PASSWORD_FILE", raising=False)
+        return secrets.values(site.cluster)
+
+
+# --- every verb, however it ends --------------------------------------------------------------------------------------
+
+VERBS = {
+    "bootstrap": ("bootstrap",),
+    "dry run": ("bootstrap", "--check", "--diff"),
+    "all that Ansible says": ("bootstrap", "--diff", "-vvv"),  # beside those that every run here has
+    "verify": ("verify",),
+    "status": ("status",),
+    "validate": ("validate", "--online"),
+}
+# A task of each in whose midst it is ended; the others are while they wait for a node that says nothing.
+MIDST = {
+    "bootstrap": '"task": "Converge munge"',
+    "dry run": '"task": "Converge Prometheus"',
+    "all that Ansible says": """"task": "Converge Slurm's controller\"""",
+    "verify": '"task": "Prove that an ordinary user',
+}
+# How to make each fail on a node, its exit code, and how to undo that.
+SPOIL = (
+    "head1",
+    """cp /etc/slurm/cgroup.conf /etc/slurm/edited
+    mount --bind /etc/slurm/edited /etc/slurm/slurmdbd.conf
+    mv /etc/slurm/cgroup.conf /etc/slurm/aside
+    mkdir /etc/slurm/cgroup.conf""",
+    5,
+    """umount /etc/slurm/slurmdbd.conf
+    rmdir /etc/slurm/cgroup.conf
+    mv /etc/slurm/aside /etc/slurm/cgroup.conf
+    rm /etc/slurm/edited""",
+)
+STOP = ("gpu01", "systemctl stop slurmd", 4, "systemctl start slurmd")
+FAILURES = {"bootstrap": SPOIL, "dry run": SPOIL, "all that Ansible says": SPOIL, "verify": STOP, "status": STOP}
+
+
+@contextmanager
+def silent(site: Site) -> Iterator[None]:
+    """Let gpu01 say nothing."""
+    container = f"clusterctl-{site.lab.name}-gpu01"
+    podman("pause", container)
+    try:
+        yield
+    finally:
+        podman("unpause", container)
+
+
+def at_work(process: "subprocess.Popen[bytes]") -> None:
+    """Wait until a verb asks its nodes, with a thread for each."""
+    deadline = time.monotonic() + GUARD
+    while len(os.listdir(f"/proc/{process.pid}/task")) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", VERBS)
+class TestEveryVerb:
+    """On the finished cluster."""
+
+    def test_that_succeeds(self, site: Site, verb: str) -> None:
+        run = site.run(*VERBS[verb])
+        assert run.code == 0, run.text
+        nothing_shows(site, run)
+        private(site)
+
+    def test_that_fails(self, site: Site, verb: str) -> None:
+        if verb == "validate":
+            with silent(site):
+                run, code = site.run(*VERBS[verb]), 3
+        else:
+            node, spoil, code, mend = FAILURES[verb]
+            site.lab.root(node, spoil)
+            try:
+                run = site.run(*VERBS[verb])
+            finally:
+                site.lab.root(node, mend)
+        assert run.code == code, run.text
+        nothing_shows(site, run)
+
+    @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL", "SIGKILL of all"])
+    def test_that_is_ended(self, site: Site, verb: str, how: str) -> None:
+        wait = site.when(MIDST[verb]) if verb in MIDST else None
+
+        def end(process: "subprocess.Popen[bytes]") -> None:
+            wait() if wait else at_work(process)
+            if how == "SIGKILL of all":
+                kill_tree(process)
+            else:
+                process.send_signal(signal.Signals[how])
+
+        with nullcontext() if wait else silent(site):
+            run = site.run(*VERBS[verb], meanwhile=end)
+        assert run.code == (7 if how == "SIGINT" else -signal.SIGKILL), run.text
+        nothing_shows(site, run)
+
+
+# --- a node that tells ------------------------------------------------------------------------------------------------
+
+# One that is not well and tells what it knows: to who logs in, and in the journal of a unit that does not start.
+TELLS = r"""
+cat > /usr/local/bin/tell
+chmod 0755 /usr/local/bin/tell
+cd /etc/systemd/system
+mkdir -p munge.service.d
+printf '[Service]\nExecStartPre=/usr/local/bin/tell\nExecStartPre=/bin/false\n' > munge.service.d/tell.conf
+systemctl daemon-reload
+systemctl stop munge
+echo '/usr/local/bin/tell >&2' > /home/ops/.bashrc
+"""
+
+
+def test_a_node_that_tells_what_it_knows(site: Site) -> None:
+    told = [payload(site), "\x1b]0;title\x07\x1b[31mred\x9b2J", "\u202eback to front"]
+    for value in site.canaries.all().values():
+        told += [form(value.encode()).decode() for name, form in FORMS.items() if name != "base64 of base64"]
+    script = f"#!/usr/bin/python3\nimport sys\nsys.stdout.buffer.write({chr(10).join(told)!r}.encode() + b'\\n')\n"
+    site.lab.ssh("gpu01", "sudo", "sh", "-euc", quote(TELLS), stdin=script)
+    run = site.run("bootstrap")
+    assert run.code == 4, run.text
+    assert run.directory
+    assert run.processes["processes"] == {}
+    nothing_shows_here(site, site.searched)
+    kept = [(run.directory / name).read_text() for name in ("ansible.log", "events.jsonl", "summary.json")]
+    for text in (run.out, *kept):
+        assert "[redacted]" in text, text[-6000:]
+        assert "unit munge.service did not" in text
+        assert [line for line in text.split("\n") if not line.isprintable()] == []
+    assert "lookup('pipe'" in kept[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", ["verify", "status", "validate"])
+def test_other_verbs_on_a_node_that_tells(site: Site, verb: str) -> None:
+    run = site.run(*VERBS[verb])
+    assert run.code == (0 if verb == "validate" else 4), run.text
+    assert run.processes["processes"] == {}
+    nothing_shows_here(site, site.searched)
+
+
+def test_text_from_a_node_is_never_a_template(site: Site) -> None:
+    """It stood in the record of the hardware, in facts, and in messages of every run before."""
+    record = json.loads((site.cluster / "hardware/gpu01.json").read_text())
+    assert payload(site) in record["gpus"][0]["model"]
+    logs = "".join(path.read_text() for path in sorted((site.cluster / ".clusterctl/runs").glob("*/ansible.log")))
+    assert len(re.findall(re.escape(payload(site)), logs)) > 1
+    assert not marker(site).exists()
+    # What it would have done to who trusts it:
+    argv = ["ansible", "localhost", "-m", "debug", "-a", f'msg="{payload(site)}"']
+    subprocess.run(argv, cwd=site.private, env=site.environment, check=True, capture_output=True)
+    assert marker(site).exists()
+
+
+# --- the search itself ------------------------------------------------------------------------------------------------
+
+LEAKS = """
+import base64, gzip, json, os, pathlib, subprocess, sys, time
+leaks, place = json.loads(sys.stdin.readline()), pathlib.Path("/var/log/leaks")
+place.mkdir()
+for name, data in leaks.items():
+    data = base64.b64decode(data)
+    (place / name).write_bytes(b"before " + data + b" after\\n")
+    with gzip.open(place / f"{name}.gz", "wb") as file:
+        file.write(data)
+    subprocess.run(["systemd-cat", "--identifier=leak"], input=data.replace(b"\\n", b" "), check=True)
+subprocess.run(["journalctl", "--sync"], check=True)
+wait = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+texts = [base64.b64decode(data) for data in leaks.values()]
+pipe = {"stdin": subprocess.PIPE}
+kept = [subprocess.Popen([*wait, text], **pipe) for text in texts]
+kept += [subprocess.Popen(wait, env={b"PATH": b"/usr/bin", b"LEAK": text}, **pipe) for text in texts]
+print(len(kept), flush=True)
+sys.stdin.read()
+for process in kept:
+    process.communicate()
+"""
+
+
+def test_the_search_finds_a_leak_in_every_form(site: Site) -> None:
+    """Last, for the node is full of leaks afterwards."""
+    leaks = {
+        f"{number}-{form}".replace(" ", "_"): FORMS[form](value.encode())
+        for number, value in enumerate(site.canaries.all().values())
+        for form in FORMS
+    }
+    told = len(site.there("gpu01")["journal"])
+    told_here = site.here(site.searched)["files"]
+    argv = ["clusterctl", "lab", "ssh", "--name", site.lab.name, "gpu01", "--", "sudo", "python3", "-c", quote(LEAKS)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as planted:
+        assert planted.stdin
+        assert planted.stdout
+        planted.stdin.write(json.dumps({name: b64encode(data).decode() for name, data in leaks.items()}) + "\n")
+        planted.stdin.flush()
+        assert int(planted.stdout.readline()) == 2 * len(leaks)
+        with site.watching() as processes:
+            pass
+    seen = [key.split()[0] for key in processes["processes"]]
+    assert (seen.count("cmdline"), seen.count("environ")) == (len(leaks), len(leaks))
+    there = site.there("gpu01")
+    for name in leaks:
+        assert f"/var/log/leaks/{name}" in there["files"], name
+        assert f"/var/log/leaks/{name}.gz" in there["files"], name
+    assert len(there["journal"]) - told == len(leaks)
+
+    places = [site.cluster, site.cluster / ".clusterctl/runs", *map(site.private.joinpath, ("home", "tmp", "out"))]
+    for place in places:
+        for name, data in leaks.items():
+            (place / name).write_bytes(data)
+    found = site.here(site.searched)["files"].keys() - told_here.keys()
+    assert found == {str(place / name) for place in places for name in leaks}
