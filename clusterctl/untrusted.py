@@ -114,17 +114,35 @@ def nested(cls: type[Any]) -> Reader:
     return lambda value, path: decode(cls, value, path)
 
 
+def ranges(low: int, high: int) -> Reader:
+    """Read whole numbers from `low` to `high` as the kernel lists them, such as 0-15,32."""
+    listed = text(r"\d+(-\d+)?(,\d+(-\d+)?)*", "numbers and ranges such as 0-15,32")
+
+    def read(value: object, path: str) -> str:
+        shown: str = listed(value, path)
+        for part in shown.split(","):
+            first, _, last = part.partition("-")
+            if not low <= int(first) <= int(last or first) <= high:
+                raise _malformed(path, value, f"ranges from {low} to {high}, the smaller number first")
+        return shown
+
+    return read
+
+
+_ZONE = re.compile("%[^/]*", re.DOTALL)
+
+
 def address(value: object, path: str) -> str:
     """Read an IPv4 or IPv6 address (a zone like %eth0 is dropped)."""
     try:
-        return str(ip_address(str(value).partition("%")[0]))
+        return str(ip_address(_ZONE.sub("", str(value), count=1)))
     except ValueError:
         raise _malformed(path, value, "an IP address") from None
 
 
 def interface(value: object, path: str) -> str:
-    """Read an address with its prefix length, such as 10.0.0.11/24."""
+    """Read an address with its prefix length, such as 10.0.0.11/24 (a zone is dropped)."""
     try:
-        return str(ip_interface(str(value)))
+        return str(ip_interface(_ZONE.sub("", str(value), count=1)))
     except ValueError:
         raise _malformed(path, value, "an IP address with prefix length") from None
