@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl import hardware, lock, paths, report, runner, secrets
-from clusterctl import inventory as inventories
+from clusterctl import hardware, home, lock, paths, report, runner, secrets
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
@@ -62,7 +61,7 @@ class Site:
 
     @property
     def state(self) -> Path:
-        return self.inventory.directory / ".clusterctl"
+        return self.inventory.directory / home.STATE
 
     def command(self) -> runner.Command:
         names = tuple(host.name for host in self.hosts if host.name not in self.skipped)
@@ -95,8 +94,8 @@ class Site:
 
 
 def load(options: Options) -> Site:
-    """Read the inventory and the names in `--limit`; raises InputError, nothing is contacted."""
-    inventory = inventories.load(options.inventory)
+    """Read the cluster's directory and the names in `--limit`; raises InputError, nothing is contacted."""
+    inventory = home.load(options.inventory)
     return Site(options, inventory, _select(inventory, options.limit))
 
 
@@ -126,7 +125,7 @@ def print_command(options: Options) -> None:
     site = load(options)
     directory = site.inventory.directory
     lacking = [host.name for host in site.inventory.hosts if not hardware.path_of(directory, host.name).exists()]
-    if lacking or not all((directory / name).exists() for name in ("known_hosts", secrets.FILE)):
+    if lacking or not all((directory / name).exists() for name in (home.KNOWN_HOSTS, secrets.FILE)):
         print(
             f"clusterctl: {fold(lacking) or 'the cluster'}: the command needs host keys, hardware records and secrets "
             "that are not all there yet.\n"

@@ -25,6 +25,7 @@ import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.hostkeys import HostKeyEntry, HostKeys
 
+from clusterctl import home
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Host, Inventory
 from clusterctl.untrusted import printable
@@ -107,7 +108,7 @@ def each(hosts: Sequence[Host], work: Callable[[Host], R]) -> dict[str, R]:
 
 def known_hosts_of(inventory: Inventory) -> Path:
     """Return the cluster's own known_hosts, which Ansible's ssh reads too."""
-    return inventory.directory / "known_hosts"
+    return inventory.directory / home.KNOWN_HOSTS
 
 
 def known_name(host: Host) -> str:
@@ -138,10 +139,7 @@ def known_keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[
 
     Lines that OpenSSH would pass over are passed over; certificate authorities are, too, for paramiko knows none.
     """
-    try:
-        lines = known_hosts.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return [], []
+    lines = home.known_hosts(known_hosts).splitlines()
     accepted: list[paramiko.PKey] = []
     revoked: list[paramiko.PKey] = []
     for line in lines:
@@ -444,7 +442,7 @@ def accept_new_host_keys(inventory: Inventory, keys: Sequence[HostKey]) -> None:
     new = [key.line for key in keys if not any(known_keys(path, key.name))]
     if not new:
         return
-    old = path.read_text() if path.exists() else ""
+    old = home.known_hosts(path)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
             file.write(old + ("\n" if old and not old.endswith("\n") else "") + "\n".join(dict.fromkeys(new)) + "\n")

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from clusterctl import events, paths
-from clusterctl.errors import ClusterctlError, InputError, Problem
+from clusterctl.errors import ClusterctlError
 
 RUNS_KEPT = 100
 _RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[a-z-]+(-\d+)?")
@@ -116,9 +116,6 @@ class RunDirectory:
         """Make the directory under `state` (the cluster's `.clusterctl`); the oldest beyond RUNS_KEPT go."""
         for directory in (state, state / "runs"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if directory.is_symlink():
-                problem = Problem(None, str(directory), "is a link, expected a directory of the cluster's own")
-                raise InputError([problem])
             directory.chmod(0o700)
         mine = [path for path in (state / "runs").iterdir() if _RUN_NAME.fullmatch(path.name) and not path.is_symlink()]
         for old in sorted(mine)[: -RUNS_KEPT + 1]:

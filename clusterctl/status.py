@@ -16,9 +16,9 @@ import paramiko
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl import contact, hardware
+from clusterctl import contact, hardware, home
 from clusterctl.hardware import Hardware
-from clusterctl.inventory import Host, Inventory, load
+from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import fold
 from clusterctl.remote import ContactError, connect, each, known_hosts_of, run
 from clusterctl.report import Screen
@@ -141,9 +141,9 @@ class Status:
 
 
 def status_command(inventory_path: Path, output: str = "text") -> int:
-    """Print the cluster's status as text or JSON and return the exit status. Raises InputError, as `load` does."""
+    """Print the cluster's status as text or JSON and return the exit status. Raises InputError, as `home.load` does."""
     path = inventory_path / "inventory.yaml" if inventory_path.is_dir() else inventory_path
-    inventory = load(path.absolute())
+    inventory = home.load(path.absolute())
     screen = Screen(sys.stderr if output == "json" else sys.stdout)
     with screen.working(f"Asking {len(inventory.hosts)} nodes"):
         status = collect(inventory)

@@ -56,7 +56,14 @@ class LookupModule(LookupBase):
         if not secrets.is_file():
             raise AnsibleError(f"{secrets}: the cluster's secrets are not there; `clusterctl bootstrap` creates them")
         found = {inventory, *(directory / term for term in terms)}
-        found |= {path for pattern in PATTERNS for path in directory.glob(pattern) if path.is_file()}
+        for path in (path for pattern in PATTERNS for path in directory.glob(pattern)):
+            hidden = path.name != ".gitignore" and any(part[0] == "." for part in path.relative_to(directory).parts)
+            found |= {path} if path.is_file() and not hidden else set()
+        # The inventory and its variables were judged as such; what any other link leads to was not.
+        for path in sorted(found - {inventory}):
+            judged = {directory / "group_vars", directory / "host_vars"} & set(path.parents)
+            if not judged and not path.resolve().is_relative_to(directory.resolve()):
+                raise AnsibleError(f"{path}: is a link out of the cluster's directory, expected a file in it")
         label, password = self._password(secrets)
         members = [(f"vault/{label}", password + b"\n")]
         for path in sorted(found):

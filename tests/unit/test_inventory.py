@@ -155,7 +155,7 @@ def test_certificates_are_files_of_the_cluster(tmp_path: Path, known: Schema) ->
     assert [line.split("certificates", 1)[1] for line in problems(write(tmp_path, text), known)] == [
         '[1]: the file "ca/der.pem" holds no certificate in PEM form',
         '[2]: the file "ca/none.pem" cannot be read: No such file or directory',
-        '[3]: the file "ca" is not a regular file that you can read',
+        '[3]: the file "ca" is a directory, expected a file',
         '[4]: bad value, got "../x.pem", expected a file below the cluster\'s directory',
         '[5]: bad value, got "/etc/x.pem", expected a file below the cluster\'s directory',
     ]
@@ -424,7 +424,7 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "ansible_become: maybe": (":4:21: ", 'got "maybe", expected true or false'),
     "ansible_ssh_private_key_file: id": (":4:35: ", "expected a path that starts with / or ~/"),
     "ansible_ssh_private_key_file: /no/such": (":4:35: ", "cannot be read: No such file or directory"),
-    "ansible_ssh_private_key_file: /dev/null": (":4:35: ", "is not a regular file that you can read"),
+    "ansible_ssh_private_key_file: /dev/null": (":4:35: ", "is not a regular file"),
     "ansible_ssh_private_key_file: /proc/version": (":4:35: ", "is open to others, got mode 0444"),
 }
 
