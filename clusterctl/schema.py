@@ -177,8 +177,8 @@ def _is_network(text: str) -> bool:
 
 
 def _is_url(text: str) -> bool:
-    # In shells' and package managers' files it stands as it is: no quote, blank or sign of theirs.
-    if not re.fullmatch(r"[A-Za-z0-9._~:/?@%+=,\[\]-]+", text):
+    # In shells' and package managers' files it stands as it is: no quote, blank or sign of theirs; and no password.
+    if not re.fullmatch(r"[A-Za-z0-9._~:/?%+=,\[\]-]+", text):
         return False
     try:
         url = urlsplit(text)
@@ -208,6 +208,7 @@ class _Rule:
     names: str  # a pattern for the end of a variable's name
     holds: Callable[[Any], bool]
     expected: str
+    hint: Callable[[Any], str] = lambda value: ""
 
 
 _RULES = (
@@ -220,7 +221,14 @@ _RULES = (
     _Rule("_domain", is_domain, "a DNS domain"),
     _Rule("_networks", _is_network, "a network such as 10.0.0.0/24"),
     _Rule("_no_proxy", _matches(r"[\w.*:/-]+"), "a name, a domain or a network"),
-    _Rule("_proxy|_url|_mirrors", lambda v: v == "" or _is_url(v), "a URL such as http://proxy.example.com:3128"),
+    _Rule(
+        "_proxy|_url|_mirrors",
+        lambda v: v == "" or _is_url(v),
+        "a URL without user or password such as http://proxy.example.com:3128",
+        lambda v: (
+            "everybody on the nodes could read the password: have the nodes admitted by address" if "@" in v else ""
+        ),
+    ),
     _Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
     _Rule(
         "_certificates",
@@ -282,7 +290,7 @@ def _check(option: Option, node: Node, key: str, report: Report, rule: _Rule | N
         for index, item in enumerate(node.value):
             _check(element, item, f"{key}[{index}]", report, rule)
     elif rule and option.type not in ("raw", "bool") and not rule.holds(node.value):
-        refuse("bad value", rule.expected)
+        refuse("bad value", rule.expected, rule.hint(node.value))
 
 
 def _check_key(option: Option, name: Key, value: Node, key: str, report: Report, rule: _Rule | None) -> None:
