@@ -39,8 +39,7 @@ class Options:
     @property
     def inventory(self) -> Path:
         """The inventory's file; a directory stands for the `inventory.yaml` in it."""
-        path = self.given / "inventory.yaml" if self.given.is_dir() else self.given
-        return path.absolute()
+        return home.inventory_file(self.given)
 
     def again(self) -> str:
         """Return the command that goes on where this one stopped: the same."""

@@ -135,9 +135,11 @@ def _text(path: Path) -> str | Problem:
             return refuse(what, hint)
     text = data.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     if bad := _CONTROL.search(text):
-        what = "is not UTF-8 text" if bad[0] >= "\udc80" else "holds a control character"
+        what = "holds a control character, got " + ascii(bad[0])[1:-1]
+        if bad[0] >= "\udc80":
+            what = f"is not UTF-8 text, got the byte \\x{ord(bad[0]) - 0xDC00:02x}"
         line, column = text.count("\n", 0, bad.start()) + 1, bad.start() - text.rfind("\n", 0, bad.start())
-        return Problem(Position(path, line, column), "", f"{what}, got {ascii(bad[0])[1:-1]}")
+        return Problem(Position(path, line, column), "", what)
     return text
 
 

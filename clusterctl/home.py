@@ -1,6 +1,7 @@
 """A cluster's home, its directory: the inventory and what lies beside it, judged before anybody is contacted."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from clusterctl import files, hardware, inventory, secrets
@@ -10,6 +11,12 @@ from clusterctl.inventory import Inventory
 KNOWN_HOSTS = "known_hosts"
 MAX_KNOWN_HOSTS = 1 << 24  # bytes; a host has some 1500 of them
 STATE = ".clusterctl"
+
+
+def inventory_file(given: Path) -> Path:
+    """Return the inventory's file; a directory stands for the `inventory.yaml` in it."""
+    # Path.is_dir would raise for a path that no system call takes.
+    return (given / "inventory.yaml" if os.path.isdir(given) else given).absolute()  # noqa: PTH112
 
 
 def load(path: Path) -> Inventory:
@@ -26,10 +33,9 @@ def load(path: Path) -> Inventory:
     judge(lambda: found.append(inventory.load(path)))
     directory = path.parent
     judge(lambda: hardware.load_all(directory))
-    judge(lambda: _own(directory))
+    problems.extend(_not_its_own(directory))
     judge(lambda: known_hosts(directory / KNOWN_HOSTS))
-    if found:
-        judge(lambda: secrets.check(directory, found[0].cluster_name))
+    judge(lambda: secrets.check(directory, found[0].cluster_name if found else None))
     if problems:
         raise InputError(problems)
     return found[0]
@@ -45,10 +51,10 @@ def known_hosts(path: Path) -> str:
         raise InputError([Problem(None, str(path), str(error))]) from None
 
 
-def _own(directory: Path) -> None:
+def _not_its_own(directory: Path) -> Iterator[Problem]:
     ignored = directory / ".gitignore"  # the head keeps a copy of it
     if ignored.is_symlink():
-        raise InputError([Problem(None, str(ignored), "is a link, expected a file of the cluster's own")])
+        yield Problem(None, str(ignored), "is a link, expected a file of the cluster's own")
     for path in (directory / STATE, directory / STATE / "runs"):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
-            raise InputError([Problem(None, str(path), "is no directory of the cluster's own, got a link or a file")])
+            yield Problem(None, str(path), "is a link or a file, expected a directory of the cluster's own")

@@ -144,6 +144,7 @@ def _hint(node: Node, wanted: str) -> str:
 
 # --- values that argument specs cannot describe ---------------------------------------------------------------------
 
+_FREE_KEY = "[A-Za-z0-9_.*/:-]{1,253}"  # an option of somebody else's program, a host, a kernel setting
 _LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _LABEL_ANY = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
@@ -217,7 +218,7 @@ _RULES = (
     _Rule("^ansible_ssh_private_key_file", _matches("(/|~/).+"), "a path that starts with / or ~/"),
     _Rule("^ansible_host|_address", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
     _Rule("_ntp_servers", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
-    _Rule("_nameservers", is_ip, "an IP address"),
+    _Rule("_nameservers|_extra_hosts", is_ip, "an IP address"),
     _Rule("_domain", is_domain, "a DNS domain"),
     _Rule("_networks", _is_network, "a network such as 10.0.0.0/24"),
     _Rule("_no_proxy", _matches(r"[\w.*:/-]+"), "a name, a domain or a network"),
@@ -289,12 +290,19 @@ def _check(option: Option, node: Node, key: str, report: Report, rule: _Rule | N
         element = Option(option.name, option.role, option.elements, options=option.options, secret=option.secret)
         for index, item in enumerate(node.value):
             _check(element, item, f"{key}[{index}]", report, rule)
-    elif rule and option.type not in ("raw", "bool") and not rule.holds(node.value):
+    elif rule and _judged(option, node) and not rule.holds(node.value):
         refuse("bad value", rule.expected, rule.hint(node.value))
+
+
+def _judged(option: Option, node: Node) -> bool:
+    return isinstance(node.value, str) if option.type == "raw" else option.type != "bool"
 
 
 def _check_key(option: Option, name: Key, value: Node, key: str, report: Report, rule: _Rule | None) -> None:
     if not option.options:
+        if not re.fullmatch(_FREE_KEY, name):
+            expected = "a name of letters, digits, . _ / : * -"
+            report(Problem(name.position, key, f'bad name, got "{shown(name)}", expected {expected}'))
         _check(Option(name, option.role, "raw", secret=option.secret), value, key, report, rule)
     elif name in option.options:
         _check(option.options[name], value, key, report, _rule(f"{option.name}.{name}") or rule)

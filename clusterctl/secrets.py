@@ -62,8 +62,8 @@ def ensure(directory: Path, cluster_name: str, content: Path | None = None) -> N
         write_private(path, encrypted, replace=path.exists())
 
 
-def check(directory: Path, cluster_name: str) -> None:
-    """Refuse (InputError) a file that is not the cluster's own; whether the password is at hand is not looked at.
+def check(directory: Path, cluster_name: str | None) -> None:
+    """Refuse (InputError) a file that is not the cluster's own (None: its name is not known), password or not.
 
     The header chooses the password. Were it not held against the cluster's name, a directory from a stranger would
     have the password of any cluster of yours used for it.
@@ -72,7 +72,7 @@ def check(directory: Path, cluster_name: str) -> None:
     if not os.path.lexists(path):
         return
     label = _label(path)
-    if not re.fullmatch(f"{re.escape(cluster_name)}-[0-9a-f]{{{2 * _LABEL_BYTES}}}", label):
+    if cluster_name is not None and not re.fullmatch(f"{re.escape(cluster_name)}-[0-9a-f]{{{2 * _LABEL_BYTES}}}", label):
         owner = label[: -2 * _LABEL_BYTES - 1]
         raise _refusal(
             path,

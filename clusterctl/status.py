@@ -142,8 +142,7 @@ class Status:
 
 def status_command(inventory_path: Path, output: str = "text") -> int:
     """Print the cluster's status as text or JSON and return the exit status. Raises InputError, as `home.load` does."""
-    path = inventory_path / "inventory.yaml" if inventory_path.is_dir() else inventory_path
-    inventory = home.load(path.absolute())
+    inventory = home.load(home.inventory_file(inventory_path))
     screen = Screen(sys.stderr if output == "json" else sys.stdout)
     with screen.working(f"Asking {len(inventory.hosts)} nodes"):
         status = collect(inventory)
