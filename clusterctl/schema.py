@@ -39,6 +39,11 @@ class Option:
     description: tuple[str, ...] = ()
     options: Mapping[str, "Option"] = field(default_factory=dict)
 
+    @property
+    def number(self) -> bool:
+        """Whether a value, or each element of it, is a number."""
+        return not {"int", "float"}.isdisjoint((self.type, self.elements))
+
 
 CONNECTION: Mapping[str, Option] = {
     option.name: option
@@ -72,7 +77,7 @@ class Schema:
         if option is None:
             report(Problem(at, key, *self._unknown(name)))
         else:
-            _check(option, node, key, report, _rule(name))
+            _check(option, node, key, report, _rule(name, option.number))
 
     def required(self) -> Iterator[str]:
         """Yield the variables that must be set because nothing else gives them a value."""
@@ -210,6 +215,7 @@ class _Rule:
     holds: Callable[[Any], bool]
     expected: str
     hint: Callable[[Any], str] = lambda value: ""
+    number: bool = False  # whether it is for numbers; else for texts
 
 
 _RULES = (
@@ -236,9 +242,15 @@ _RULES = (
         lambda v: v[:1] not in ("", "/", "~") and ".." not in v.split("/"),
         "a file below the cluster's directory",
     ),
-    _Rule("(^|_)port", lambda v: 1 <= v <= 65535, "1 to 65535"),
-    _Rule(r"(^|[_.])uid", lambda v: 500 <= v <= 2**31 - 1 and v != 65534, "500 to 2147483647, not the system's own"),
-    _Rule(r"(^|[_.])gid", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647"),
+    _Rule("(^|_)port", lambda v: 1 <= v <= 65535, "1 to 65535", number=True),
+    _Rule(
+        r"(^|[_.])uid",
+        lambda v: 500 <= v <= 2**31 - 1 and v != 65534,
+        "500 to 2147483647, not the system's own",
+        number=True,
+    ),
+    _Rule(r"(^|[_.])gid", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
+    _Rule("_interval|_mb", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
     _Rule(
         r"users_(accounts|groups)\.name|users_verify_user|_common_group|\.groups",
         _is_account,
@@ -260,8 +272,8 @@ _RULES = (
 
 
 @cache
-def _rule(name: str) -> _Rule | None:
-    return next((rule for rule in _RULES if re.search(f"({rule.names})$", name)), None)
+def _rule(name: str, number: bool) -> _Rule | None:
+    return next((rule for rule in _RULES if rule.number == number and re.search(f"({rule.names})$", name)), None)
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------
@@ -290,12 +302,8 @@ def _check(option: Option, node: Node, key: str, report: Report, rule: _Rule | N
         element = Option(option.name, option.role, option.elements, options=option.options, secret=option.secret)
         for index, item in enumerate(node.value):
             _check(element, item, f"{key}[{index}]", report, rule)
-    elif rule and _judged(option, node) and not rule.holds(node.value):
+    elif rule and isinstance(node.value, int | float if rule.number else str) and not rule.holds(node.value):
         refuse("bad value", rule.expected, rule.hint(node.value))
-
-
-def _judged(option: Option, node: Node) -> bool:
-    return isinstance(node.value, str) if option.type == "raw" else option.type != "bool"
 
 
 def _check_key(option: Option, name: Key, value: Node, key: str, report: Report, rule: _Rule | None) -> None:
@@ -305,7 +313,8 @@ def _check_key(option: Option, name: Key, value: Node, key: str, report: Report,
             report(Problem(name.position, key, f'bad name, got "{shown(name)}", expected {expected}'))
         _check(Option(name, option.role, "raw", secret=option.secret), value, key, report, rule)
     elif name in option.options:
-        _check(option.options[name], value, key, report, _rule(f"{option.name}.{name}") or rule)
+        inner = option.options[name]
+        _check(inner, value, key, report, _rule(f"{option.name}.{name}", inner.number) or rule)
     else:
         report(Problem(name.position, key, f'unknown key "{shown(name)}"', did_you_mean(name, option.options)))
 

@@ -72,11 +72,11 @@ def check(directory: Path, cluster_name: str | None) -> None:
     if not os.path.lexists(path):
         return
     label = _label(path)
-    if cluster_name is not None and not re.fullmatch(f"{re.escape(cluster_name)}-[0-9a-f]{{{2 * _LABEL_BYTES}}}", label):
-        owner = label[: -2 * _LABEL_BYTES - 1]
+    owner, _, end = label.rpartition("-")
+    if cluster_name is not None and (owner != cluster_name or len(end) != 2 * _LABEL_BYTES):
         raise _refusal(
             path,
-            f'has the secrets of another cluster, got "{owner}", expected "{cluster_name}"',
+            f'is that of another cluster, got "{label}", expected "{cluster_name}-" and {2 * _LABEL_BYTES} digits',
             "a cluster keeps its name; where no node was set up yet, delete the file and new secrets are made",
         )
 

@@ -6,9 +6,10 @@ what a node adds to its reply goes nowhere.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache
 from ipaddress import ip_address, ip_interface
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 Reader = Callable[[object, str], Any]
 T = TypeVar("T")
@@ -23,7 +24,8 @@ class Malformed(ValueError):  # noqa: N818 - named for what it says of a value
 def printable(text: str, limit: int = MAX_TEXT) -> str:
     """Return `text` without control and invisible characters (escapes, line breaks, bidi marks), cut to `limit`."""
     # Cut twice: each character is looked at for what can be shown at all, not for all of ten megabytes.
-    return "".join(c for c in text[: 4 * limit] if c.isprintable()).strip()[:limit]
+    start = text[: 4 * limit]
+    return (start if start.isprintable() else "".join(c for c in start if c.isprintable())).strip()[:limit]
 
 
 def _malformed(path: str, got: object, expected: str) -> Malformed:
@@ -35,9 +37,10 @@ def decode(cls: type[T], data: object, path: str = "") -> T:
     if not isinstance(data, Mapping):
         raise _malformed(path or "the document", data, "an object")
     prefix = f"{path}." if path else ""
-    return cls(**{name: read(data.get(name), prefix + name) for name, read in _readers(cls).items()})
+    return cls(**{name: read(data.get(name), prefix + name) for name, read in _readers(cast(Hashable, cls)).items()})
 
 
+@cache
 def _readers(cls: type[Any]) -> dict[str, Reader]:
     return {name: hint.__metadata__[0] for name, hint in get_type_hints(cls, include_extras=True).items()}
 

@@ -467,6 +467,8 @@ together(
         ("an unknown choice", "users_accounts: [{name: a, uid: 5001, state: §absen}]", "(did you mean absent?)"),
         ("a port too high", "prometheus_port: §65536", "got 65536, expected 1 to 65535"),
         ("a port too low", "prometheus_port: §0", "got 0, expected 1 to 65535"),
+        ("an interval of nothing", "slurm_exporter_interval: §0", "got 0, expected 1 to 2147483647"),
+        ("memory below nothing", "slurm_head_database_buffer_pool_mb: §-1", "got -1, expected 1 to 2147483647"),
         ("a negative port", "ansible_port: §-1", "got -1, expected 1 to 65535"),
         ("a host's address as a network", "cluster_networks: [§10.0.0.1/24]", "expected a network such as"),
         ("an address as a network", "cluster_networks: [§10.0.0.1]", "expected a network such as"),
@@ -684,7 +686,7 @@ _vault: tuple[tuple[str, bytes, Make | None, str], ...] = (
         "of another cluster",
         sealed("borealis-0123abcd"),
         with_mode(0o600, PASSWORD),
-        'got "borealis", expected "aurora"',
+        'got "borealis-0123abcd", expected "aurora-"',
     ),
 )
 for _line, _secrets, _password, _said in _vault:
