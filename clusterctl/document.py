@@ -222,8 +222,9 @@ class _Builder:
         text = event.value
         if _JINJA.search(text):
             self.refuse(position, f'a template ("{shown(text)}")', "a literal value")
-        if bad := _CONTROL.search(text):
-            self.refuse(position, f"control character {ascii(bad[0])[1:-1]}", "printable text")
+        if bad := next((sign for sign in text if not sign.isprintable() and sign not in "\t\r\n"), ""):
+            # Nobody would see it: an escape, a blank without width, text that turns.
+            self.refuse(position, f"the character {ascii(bad)[1:-1]}", "printable text")
         if re.search(r"[\t\r\n]", text.removesuffix("\n")):
             # A value may become a line of a configuration file; what follows would be another.
             self.refuse(position, "a line break or tab inside a text", "one line")

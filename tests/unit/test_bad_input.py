@@ -189,7 +189,11 @@ _variants: tuple[tuple[str, str | bytes, str], ...] = (
     ("impossible date", "cluster_timezone: §2026-13-45", "which YAML cannot read"),
     ("INI of one line", "§[slurm_head]\n", "looks like an INI inventory"),
     ("text that turns", "all: {}  # §\u202e", "holds a control character, got \\u202e"),
-    ("terminal escape written as one", 'all: {vars: {cluster_name: §"\\e[2J"}}', "control character \\x1b"),
+    (
+        "terminal escape written as one",
+        'all: {vars: {cluster_name: §"\\e[2J"}}',
+        "got the character \\x1b, expected printable text",
+    ),
     ("line separator", "all: {}  # §\u2028", "holds a control character, got \\u2028"),
     *(
         (f"cluster named {name}", f"cluster_name: §{name}", "bad value, got")
@@ -223,9 +227,16 @@ for _line, _path, _said in (
     ("missing directory", "x/y/z.yaml", "x/y/z.yaml: cannot be read: No such file or directory"),
     ("a name too long", "n" * 300, "cannot be read: File name too long"),
     ("a name that is no text", "\udcff.yaml", "\\udcff.yaml: cannot be read: No such file or directory"),
+    (
+        "a name that Ansible does not take",
+        "inventory.txt",
+        "inventory.txt: bad file name, expected one that ends in .yml",
+    ),
     ("no file but a device", "/dev/null", "/dev/null: is not a regular file"),
 ):
-    GIVEN.append(Given({f"File: {_line}": ("", _said)}, {"ca": Path.mkdir}, ("bootstrap", _path)))
+    GIVEN.append(
+        Given({f"File: {_line}": ("", _said)}, {"ca": Path.mkdir, "inventory.txt": GOOD}, ("bootstrap", _path))
+    )
 
 # --- File: what lies beside the inventory ---------------------------------------------------------------------------
 
@@ -566,8 +577,13 @@ together(
         ("a sign of YAML in a user", "prometheus_user: §'a: b'", "expected a name of letters"),
         ("an alias", "base_locale: §*x", "got an alias"),
         ("a tag", f"base_locale: §!!python/object/apply:os.system ['{RUN}']", "got a YAML tag"),
-        ("a terminal escape in a variable", 'base_locale: §"\\e]0;x\\a"', "control character \\x1b"),
-        ("a terminal escape in a key", '§"\\e[2J": 1', "control character \\x1b"),
+        (
+            "a terminal escape in a variable",
+            'base_locale: §"\\e]0;x\\a"',
+            "got the character \\x1b, expected printable text",
+        ),
+        ("a blank that nobody sees", 'base_locale: §"C\u200b.UTF-8"', "got the character \\u200b"),
+        ("a terminal escape in a key", '§"\\e[2J": 1', "got the character \\x1b, expected printable text"),
         ("a key file that is a device", "ansible_ssh_private_key_file: §/dev/zero", "is not a regular file"),
         ("a key file that all can read", "ansible_ssh_private_key_file: §/proc/version", "is open to others, got mode"),
     ],
@@ -582,7 +598,7 @@ together(
         ("a command in a host's name", f"§'gpu05;{RUN}'", "bad host name"),
         ("../ in a host's name", "§../gpu05", "bad host name"),
         ("Jinja in a host's name", f'§"{PIPE}"', "a template"),
-        ("a terminal escape in a host's name", '§"gpu\\e[2J"', "control character \\x1b"),
+        ("a terminal escape in a host's name", '§"gpu\\e[2J"', "got the character \\x1b, expected printable text"),
     ],
     "        %s: {}\n",
     GPU01,

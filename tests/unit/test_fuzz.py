@@ -178,6 +178,20 @@ def mutated(draw: st.DrawFn, base: Tree) -> bytes:
     return emit(tree).encode("utf-8", "surrogatepass")
 
 
+_near = st.sampled_from(["{", "{", "%", "#", "}}", "{{", "jinja2:", "$(touch @MARK@)", "!unsafe", " ", "\\", "'", '"'])
+_FREE = st.text(max_size=20) | st.lists(_near | st.text(max_size=2), max_size=6).map("".join)
+
+
+@st.composite
+def dressed(draw: st.DrawFn) -> bytes:
+    """Give a good inventory variables whose values may be any text."""
+    tree = copy.deepcopy(GOOD)
+    tree["all"]["vars"] |= {name: SETTINGS[name] for name in draw(st.sets(st.sampled_from(sorted(SETTINGS))))}
+    options = {name: json.dumps(draw(_FREE), ensure_ascii=False) for name in ("Prolog", "Epilog")}
+    tree["all"]["vars"]["slurm_head_conf_extra"] = options
+    return emit(tree).encode("utf-8", "surrogatepass")
+
+
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     """Cut a piece out of a good inventory and put something else there."""
@@ -189,7 +203,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 NOISE = st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass"))
-INVENTORIES = st.one_of(mutated(GOOD), mutated(GOOD), mutated(GOOD), damaged(), NOISE)
+INVENTORIES = st.one_of(mutated(GOOD), mutated(GOOD), dressed(), damaged(), NOISE)
 VARIABLES = st.one_of(mutated({"cluster_timezone": "UTC"}), st.just(b"cluster_timezone: UTC\n"), NOISE)
 NAMES = (
     "group_vars/all.yml", "group_vars/slurm_workers.yml", "group_vars/a100/site.yaml", "group_vars/slurm_wrokers.yml",
@@ -263,11 +277,11 @@ def judge(path: Path) -> Inventory | None:
     return cluster
 
 
-def ask_ansible(path: Path) -> "subprocess.CompletedProcess[str]":
-    """Have Ansible read an inventory under our settings, and template every variable of every host."""
+def ansible(path: Path, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Have Ansible read an inventory under our settings."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
     return subprocess.run(
-        [Path(sys.executable).with_name("ansible"), "all", "-i", path, "-m", "debug", "-a", "var=hostvars"],
+        [Path(sys.executable).with_name(program), "-i", path, *arguments],
         env=environment
         | {"ANSIBLE_CONFIG": str(paths.content() / "ansible.cfg"), "ANSIBLE_HOME": str(path.parents[1] / "ansible")},
         cwd=path.parent,
@@ -277,6 +291,11 @@ def ask_ansible(path: Path) -> "subprocess.CompletedProcess[str]":
         timeout=HANG_SECONDS,
         check=False,
     )
+
+
+def template_all(path: Path) -> "subprocess.CompletedProcess[str]":
+    """Have Ansible template every variable of every host."""
+    return ansible(path, "ansible", "all", "-m", "debug", "-a", "var=hostvars")
 
 
 def fuzz(directory: Path, examples: int, sample: int) -> None:
@@ -301,9 +320,13 @@ def fuzz(directory: Path, examples: int, sample: int) -> None:
     chosen = sorted(accepted, key=lambda text: text.count("touch"), reverse=True)[:sample]
     assert len(chosen) == sample
     for number, kind in enumerate(chosen):
-        done = ask_ansible(write(directory / f"accepted{number}", accepted[kind], marker))
+        path = write(directory / f"accepted{number}", accepted[kind], marker)
+        done = template_all(path)
         assert done.returncode == 0, done.stdout + done.stderr
         assert not marker.exists(), accepted[kind]
+        known = json.loads(ansible(path, "ansible-inventory", "--list").stdout)["_meta"]["hostvars"]
+        ours = {host.name: {"ansible_local": {}, **host.variables} for host in home.load(path).hosts}
+        assert ours == known, "Ansible understands it otherwise than we do"
 
 
 def test_any_directory_is_a_cluster_or_a_refusal(tmp_path: Path) -> None:
@@ -322,7 +345,7 @@ def test_the_marker_would_be_made(tmp_path: Path) -> None:
     tree["all"]["vars"]["cluster_timezone"] = PAYLOADS[0]
     path = write(tmp_path / "cluster", {"inventory.yaml": emit(tree).encode()}, marker)
     assert judge(path) is None
-    ask_ansible(path)
+    template_all(path)
     assert marker.exists()
 
 
