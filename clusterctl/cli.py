@@ -25,7 +25,7 @@ _ELSEWHERE = {
     "init": ("clusterctl.initialise", "init_command", "Make a cluster's directory with a small, commented inventory."),
     "lab": ("clusterctl.lab.cli", "app", "A cluster in containers on this machine, with simulated GPUs."),
 }
-_ORDER = ("init", "validate", "bootstrap", "verify", "status", "password", "lab")
+_ORDER = ("init", "validate", "bootstrap", "verify", "status", "trust", "password", "lab")
 
 
 class _Verbs(TyperGroup):
@@ -102,6 +102,11 @@ _Limit = Annotated[
 _Forks = Annotated[int | None, typer.Option(min=1, max=1000, help="Nodes worked on at once. [default: 50]")]
 _NewKeys = Annotated[bool, typer.Option("--accept-new-host-keys", help="Record SSH host keys of nodes never seen.")]
 _Skip = Annotated[bool, typer.Option("--skip-unreachable", help="Leave out workers that do not answer (exit 4).")]
+_AskPass = Annotated[bool, typer.Option("-K", "--ask-become-pass", help="Ask once for the password that sudo wants.")]
+_PassFile = Annotated[
+    Path | None,
+    typer.Option("--become-password-file", metavar="FILE", help="Read it from a 0600 file.", show_default=False),
+]
 _Print = Annotated[bool, typer.Option("--print-command", help="Print the plain ansible-playbook command and end.")]
 
 
@@ -130,13 +135,21 @@ def validate(
     online: Annotated[bool, typer.Option("--online", help="Contact the nodes too, and record their hardware.")] = False,
     limit: _Limit = None,
     accept_new_host_keys: _NewKeys = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
     output: _Output = Format.text,
 ) -> None:
     """Judge an inventory, and with --online the nodes."""
     from clusterctl import converge
 
     options = converge.Options(
-        "validate", inventory, limit, accept_new_host_keys=accept_new_host_keys, json=output is Format.json
+        "validate",
+        inventory,
+        limit,
+        accept_new_host_keys=accept_new_host_keys,
+        become_password_file=become_password_file,
+        ask_become_pass=ask_become_pass,
+        json=output is Format.json,
     )
     _end("validate", output, lambda: converge.validate(options, online))
 
@@ -151,6 +164,9 @@ def bootstrap(
     forks: _Forks = None,
     accept_new_host_keys: _NewKeys = False,
     skip_unreachable: _Skip = False,
+    adopt: Annotated[bool, typer.Option("--adopt", help="Replace a Slurm that somebody else has set up.")] = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
     print_command: _Print = False,
     output: _Output = Format.text,
     verbose: _Verbose = 0,
@@ -168,6 +184,9 @@ def bootstrap(
         verbosity=verbose + int(context.obj or 0),
         accept_new_host_keys=accept_new_host_keys,
         skip_unreachable=skip_unreachable,
+        adopt=adopt,
+        become_password_file=become_password_file,
+        ask_become_pass=ask_become_pass,
         json=output is Format.json,
     )
     _end("bootstrap", output, lambda: converge.print_command(options) if print_command else converge.run(options))
@@ -178,6 +197,8 @@ def verify(
     context: typer.Context,
     inventory: _Inventory,
     forks: _Forks = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
     print_command: _Print = False,
     output: _Output = Format.text,
     verbose: _Verbose = 0,
@@ -185,17 +206,50 @@ def verify(
     """Prove that the cluster works: services, a GPU job on two nodes, accounting, metrics."""
     from clusterctl import converge
 
-    verbosity = verbose + int(context.obj or 0)
-    options = converge.Options("verify", inventory, forks=forks, verbosity=verbosity, json=output is Format.json)
+    options = converge.Options(
+        "verify",
+        inventory,
+        forks=forks,
+        verbosity=verbose + int(context.obj or 0),
+        become_password_file=become_password_file,
+        ask_become_pass=ask_become_pass,
+        json=output is Format.json,
+    )
     _end("verify", output, lambda: converge.print_command(options) if print_command else converge.run(options))
 
 
 @app.command()
-def status(inventory: _Inventory, output: _Output = Format.text) -> None:
+def status(
+    inventory: _Inventory,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+) -> None:
     """Show how the cluster is, what it does, and where a node differs from its record."""
+    from clusterctl import converge
     from clusterctl.status import status_command
 
-    _end("status", output, lambda: status_command(inventory, output.value))
+    options = converge.Options(
+        "status",
+        inventory,
+        become_password_file=become_password_file,
+        ask_become_pass=ask_become_pass,
+        json=output is Format.json,
+    )
+    _end("status", output, lambda: status_command(options))
+
+
+@app.command()
+def trust(
+    inventory: _Inventory,
+    nodes: Annotated[list[str], typer.Argument(help="Nodes that were reinstalled.", metavar="NODE...")],
+    accept_new_host_keys: _NewKeys = False,
+) -> None:
+    """Record the SSH host keys that nodes show now, in place of the ones on record."""
+    from clusterctl import converge
+
+    options = converge.Options("trust", inventory, ",".join(nodes), accept_new_host_keys=accept_new_host_keys)
+    _end("trust", Format.text, lambda: converge.trust(options))
 
 
 @app.command()

@@ -9,6 +9,8 @@ from clusterctl import files, schema
 from clusterctl.document import Node, shown
 from clusterctl.reading import HostDraft, Reading
 
+JUMP = "cluster_jump_host"
+
 
 def check(reading: Reading) -> None:
     """Report all that does not fit together to the reading; what is missing only where groups and hosts are clear."""
@@ -17,6 +19,7 @@ def check(reading: Reading) -> None:
         _schedulers(reading)
         _membership(reading)
         _addresses(reading)
+        _jumps(reading)
         _required(reading)
 
 
@@ -76,6 +79,18 @@ def _addresses(reading: Reading) -> None:
             message = f"duplicate address inside the cluster, got {address}, which {first.name} has"
             hint = "give each its own cluster_address"
             reading.refuse(host.place("cluster_address"), f"{host.name}.cluster_address", message, hint)
+
+
+def _jumps(reading: Reading) -> None:
+    """The jump host is one of the cluster's, so that its key is known like any other's, and reached directly."""
+    for host in reading.hosts.values():
+        name, at, key = host.get(JUMP, host.name), host.place(JUMP), JUMP
+        if not isinstance(name, str):
+            continue  # its type was refused
+        if name not in reading.hosts:
+            reading.refuse(at, key, f'no host "{shown(name)}"', schema.did_you_mean(name, reading.hosts))
+        elif name != host.name and (further := reading.hosts[name].get(JUMP, name)) != name:
+            reading.refuse(at, key, f"{name} is itself behind {further}, expected a host that is reached directly")
 
 
 def _required(reading: Reading) -> None:

@@ -9,12 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import paramiko
-
 from clusterctl import hardware, probe
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host
-from clusterctl.remote import ContactError, Failure, connect, run
+from clusterctl.remote import Access, ContactError, Failure, Session, connect
 from clusterctl.untrusted import (
     Malformed,
     decode,
@@ -69,8 +67,9 @@ class Node:
     secure_boot: Annotated[bool | None, optional(flag)]
     network: Annotated[Network | None, optional(nested(Network))]
     lock_holder: Annotated[str | None, optional(text())]
-    managed: Annotated[bool, flag]
-    slurm_conf: Annotated[bool, flag]
+    roles: Annotated[tuple[str, ...], sequence(text(), 64)]
+    cluster: Annotated[str | None, optional(text())]
+    before: Annotated[tuple[str, ...], sequence(text(), 16)]
     services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]
 
 
@@ -110,30 +109,31 @@ class Answer:
     release: tuple[str, str] | None = None  # os-release's ID and VERSION_ID, known without python too
 
 
-def ask(host: Host, known_hosts: Path, options: Mapping[str, Any]) -> Answer:
+def ask(host: Host, access: Access, options: Mapping[str, Any]) -> Answer:
     """Contact one node and run the probe there with `options` (see probe.main). Never raises for what a node does."""
     try:
-        with connect(host, known_hosts) as transport:
-            return converse(host, transport, options)
+        with connect(host, access) as session:
+            return converse(host, session, options)
     except ContactError as error:
         return Answer(errors=(error,))
 
 
-def converse(host: Host, transport: paramiko.Transport, options: Mapping[str, Any]) -> Answer:
+def converse(host: Host, session: Session, options: Mapping[str, Any]) -> Answer:
     """Run the probe over a connection that is there; raises ContactError where that ends."""
-    user = transport.get_username()
     errors: list[ContactError] = []
-    became = host.become and user != "root"
     started = time.time()
-    status, answer, complaint = _run_probe(transport, options, became)
-    if became and _SHELL_MARK not in answer:
-        said = _last_line(complaint) or _last_line(answer) or f"exit status {status}"
-        allow = f'echo "{user} ALL=(ALL) NOPASSWD: ALL" > /etc/sudoers.d/{user}'
-        hint = "install sudo, or log in as root" if "not found" in said else f"allow it without a password: {allow}"
-        errors.append(ContactError(Failure.SUDO, f"{user} cannot become root: {said}", hint))
+    try:
+        status, answer, complaint = _run_probe(session, options, True)
+        if session.becomes and _SHELL_MARK not in answer:
+            said = _last_line(complaint) or _last_line(answer) or f"exit status {status}"
+            raise _no_root(session.user, said)
+    except ContactError as error:
+        if error.failure is not Failure.SUDO:
+            raise
+        errors.append(error)
         # All else that is wrong belongs into the same report.
         started = time.time()
-        status, answer, complaint = _run_probe(transport, options, False)
+        status, answer, complaint = _run_probe(session, options, False)
     ended = time.time()
     if status == _NO_PYTHON:
         release = probe.assignments(answer)
@@ -150,14 +150,24 @@ def converse(host: Host, transport: paramiko.Transport, options: Mapping[str, An
         return Answer(errors=tuple(errors))
     if not facts.node.root and not errors:
         hint = "log in as root, or leave ansible_become at true"
-        errors.append(ContactError(Failure.SUDO, f"{user} is not root there, and ansible_become is false", hint))
+        errors.append(
+            ContactError(Failure.SUDO, f"{session.user} is not root there, and ansible_become is false", hint)
+        )
     return Answer(facts, tuple(errors), (facts.hardware.os.id, facts.hardware.os.version))
 
 
-def _run_probe(transport: paramiko.Transport, options: Mapping[str, Any], become: bool) -> tuple[int, str, str]:
+def _no_root(user: str, said: str) -> ContactError:
+    hint = "install sudo, or log in as root"
+    if "not found" not in said:
+        allow = f'echo "{user} ALL=(ALL) NOPASSWD: ALL" > /etc/sudoers.d/{user}'
+        hint = f"give the password with --ask-become-pass, or allow it without one: {allow}"
+    return ContactError(Failure.SUDO, f"{user} cannot become root: {said}", hint)
+
+
+def _run_probe(session: Session, options: Mapping[str, Any], root: bool) -> tuple[int, str, str]:
     # By standard input, for arguments can be seen by every user of the node.
     script = f"{Path(probe.__file__).read_text()}\n\nmain({dict(options)!r})\n"
-    return run(transport, ["/bin/sh", "-c", _SHELL], stdin=script, become=become, timeout=PROBE_SECONDS)
+    return session.run(["/bin/sh", "-c", _SHELL], stdin=script, root=root, timeout=PROBE_SECONDS)
 
 
 def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:

@@ -1,20 +1,22 @@
 """One run, from the inventory to the verdict: what `bootstrap`, `verify` and `validate` have in common."""
 
 import contextlib
+import getpass
 import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clusterctl import hardware, home, lock, paths, report, runner, secrets
+from clusterctl import hardware, home, known_hosts, lock, paths, report, route, runner, secrets
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
 from clusterctl.progress import Progress
+from clusterctl.remote import Access
 from clusterctl.screen import Screen, plural
 
 # Without one of these nothing goes on: a failure there is exit 5, anywhere else exit 4.
@@ -34,6 +36,9 @@ class Options:
     verbosity: int = 0
     accept_new_host_keys: bool = False
     skip_unreachable: bool = False
+    adopt: bool = False
+    become_password_file: Path | None = None
+    ask_become_pass: bool = False
     json: bool = False
 
     @property
@@ -46,6 +51,9 @@ class Options:
         argv = ["clusterctl", self.verb, str(self.given)]
         argv += ["--limit", self.limit] if self.limit else []
         argv += ["--check"] * self.check + ["--skip-unreachable"] * self.skip_unreachable
+        argv += ["--adopt"] * self.adopt
+        argv += ["--ask-become-pass"] * self.ask_become_pass
+        argv += ["--become-password-file", str(self.become_password_file)] if self.become_password_file else []
         return shlex.join(argv)
 
 
@@ -56,6 +64,7 @@ class Site:
     options: Options
     inventory: Inventory
     hosts: tuple[Host, ...]
+    access: Access
     skipped: tuple[str, ...] = ()
 
     @property
@@ -69,6 +78,9 @@ class Site:
         return runner.Command(
             playbook=paths.content() / "playbooks" / f"{self.options.verb}.yml",
             inventory=self.inventory.path,
+            user=self.login(),
+            become_password_file=self.options.become_password_file,
+            ask_become_pass=self.options.ask_become_pass,
             vault_password_file=secrets.vault_password_file(directory) if (directory / secrets.FILE).exists() else None,
             limit=() if whole else names,
             check=self.options.check,
@@ -76,6 +88,15 @@ class Site:
             forks=self.options.forks,
             verbosity=self.options.verbosity,
         )
+
+    def login(self) -> str:
+        """Return who logs in where the inventory names nobody; InputError where ssh's configuration names several."""
+        users = {route.of(host).user: host.name for host in self.hosts if not host.user}
+        if len(users) > 1:
+            named = ", ".join(f"{user} on {name}" for user, name in users.items())
+            message = f"names several users ({named}), and Ansible takes one"
+            raise InputError([Problem(None, "~/.ssh/config", message, "set ansible_user in the inventory")])
+        return next(iter(users), "")
 
     def groups(self) -> dict[str, list[str]]:
         """Return the groups of the hosts that the run goes to."""
@@ -95,7 +116,21 @@ class Site:
 def load(options: Options) -> Site:
     """Read the cluster's directory and the names in `--limit`; raises InputError, nothing is contacted."""
     inventory = home.load(options.inventory)
-    return Site(options, inventory, _select(inventory, options.limit))
+    return Site(options, inventory, _select(inventory, options.limit), Access(known_hosts.path_of(inventory)))
+
+
+def authorise(site: Site) -> Site:
+    """Return the site with the password for sudo, if the command line promises one; asks for it where it says so."""
+    options = site.options
+    password = None
+    if options.become_password_file:
+        password = secrets.password_of(options.become_password_file)
+    elif options.ask_become_pass:
+        if not sys.stdin.isatty():
+            hint = "give --become-password-file FILE"
+            raise InputError([Problem(None, "--ask-become-pass", "there is no terminal to ask on", hint)])
+        password = getpass.getpass("sudo password: ")
+    return replace(site, access=replace(site.access, sudo_password=password))
 
 
 def _select(inventory: Inventory, limit: str | None) -> tuple[Host, ...]:
@@ -124,7 +159,7 @@ def print_command(options: Options) -> None:
     site = load(options)
     directory = site.inventory.directory
     lacking = [host.name for host in site.inventory.hosts if not hardware.path_of(directory, host.name).exists()]
-    if lacking or not all((directory / name).exists() for name in (home.KNOWN_HOSTS, secrets.FILE)):
+    if lacking or not all((directory / name).exists() for name in (known_hosts.FILE, secrets.FILE)):
         print(
             f"clusterctl: {fold(lacking) or 'the cluster'}: the command needs host keys, hardware records and secrets "
             "that are not all there yet.\n"
@@ -139,8 +174,10 @@ def validate(options: Options, online: bool) -> int:
     site = load(options)
     screen = Screen(sys.stderr if options.json else sys.stdout, plain=options.json)
     if online:
+        site = authorise(site)
         with _locked(site, screen):
             secrets.ensure(site.inventory.directory, site.inventory.cluster_name)
+            meet(site, screen)
             site = prepare(site, screen)
     shape = report.Shape.of(site.inventory)
     if options.json:
@@ -150,24 +187,45 @@ def validate(options: Options, online: bool) -> int:
     return 0
 
 
+def trust(options: Options) -> int:
+    """Put the host keys that the named nodes show now in place of those on record, once somebody agrees."""
+    from clusterctl import trust as first_contact
+
+    site = load(options)
+    screen = Screen(sys.stdout)
+    with _locked(site, screen), _writing(site.inventory.directory):
+        old = {host.name: first_contact.recorded(site.access, route.of(host).name) for host in site.hosts}
+        new = first_contact.renew(
+            site.inventory, site.hosts, site.access, options.accept_new_host_keys, _ask(screen, old)
+        )
+    for key in new:
+        screen.say((f"  {key.node}", "bold"), f"  {key.type}  {key.fingerprint}  recorded")
+    if not new:
+        screen.say("The nodes show the keys that are on record.")
+    return 0
+
+
 def run(options: Options) -> int:
     """Do a whole run and return its exit code; raises ClusterctlError where it ends before Ansible begins."""
     site = load(options)
     screen = Screen(sys.stderr if options.json else sys.stdout)
+    site = authorise(site)
     screen.say((site.inventory.cluster_name, "bold"), f"  {options.verb}{' --check' * options.check}", cut=True)
-    with _locked(site, screen) as descriptor:
+    with contextlib.ExitStack() as stack:
+        descriptor = stack.enter_context(_locked(site, screen))
         directory = site.inventory.directory
         if options.verb == "bootstrap":
             secrets.ensure(directory, site.inventory.cluster_name)
-        try:
+        with _before_any_change():
+            meet(site, screen)
+            on_head = stack.enter_context(_locked_head(site, screen))
             site = prepare(site, screen)
-        except KeyboardInterrupt:
-            raise Interrupted("Interrupted before any node was changed.") from None
-        redact = secrets.Redactor(secrets.values(directory).values()).redact
+        hidden = [*secrets.values(directory).values(), site.access.sudo_password or ""]
+        redact = secrets.Redactor(hidden).redact
         with _writing(site.state):
             kept = runner.RunDirectory.create(site.state, options.verb)
         ledger = Ledger()
-        error, trouble = play(site, kept, ledger, descriptor, redact, screen)
+        error, trouble = play(site, kept, ledger, descriptor, redact, screen, on_head)
         summary = _summary(site, kept, ledger, error)
         with contextlib.suppress(OSError):  # a full disk is told below, the run's outcome counts
             secrets.write_private(kept.summary, (redact(json.dumps(summary, indent=2)) + "\n").encode())
@@ -186,6 +244,23 @@ def _locked(site: Site, screen: Screen) -> Iterator[int]:
         yield held
 
 
+def _locked_head(site: Site, screen: Screen) -> contextlib.AbstractContextManager[Any]:
+    from clusterctl import headlock
+
+    head = site.inventory.head
+    # Where the head takes part, preflight says that it does not answer, and more.
+    say = screen.say if head not in site.hosts else lambda text: None
+    return headlock.hold(head, site.access, lock.this_run(site.options.verb), site.state, say)
+
+
+@contextlib.contextmanager
+def _before_any_change() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("Interrupted before any node was changed.") from None
+
+
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
@@ -193,6 +268,20 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         at = str(error.filename or path)
         raise InputError([Problem(None, at, f"cannot be written: {error.strerror}")]) from None
+
+
+def meet(site: Site, screen: Screen) -> None:
+    """Record the host keys of nodes never seen, where somebody agrees; PreflightError for wrong ones."""
+    from clusterctl import trust
+
+    options = site.options
+    chosen = replace(site.inventory, hosts=site.hosts)
+    ask = None if options.json else _ask(screen)
+    with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
+        if not ask or options.accept_new_host_keys:
+            trust.ensure(chosen, site.access, accept=options.accept_new_host_keys)
+    if ask and not options.accept_new_host_keys:
+        trust.ensure(chosen, site.access, ask=ask)
 
 
 def prepare(site: Site, screen: Screen) -> Site:
@@ -203,24 +292,22 @@ def prepare(site: Site, screen: Screen) -> Site:
     from clusterctl import preflight, remote
 
     options, began = site.options, time.monotonic()
-    chosen = replace(site.inventory, hosts=site.hosts)
-    ask = _ask(screen) if not options.json and sys.stdin.isatty() and sys.stderr.isatty() else None
     with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
-        if not ask or options.accept_new_host_keys:
-            remote.ensure_host_keys(chosen, accept=options.accept_new_host_keys)
-    if ask and not options.accept_new_host_keys:
-        remote.ensure_host_keys(chosen, ask=ask)
-    with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
-        contact = preflight.preflight(site.inventory, options.skip_unreachable, site.hosts)
+        contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts, options.adopt)
         with _writing(site.inventory.directory):
             recorded = preflight.record(site.inventory, contact)
+    remote.forget_gateways()
     report.checked(screen, contact, len(recorded), time.monotonic() - began)
     return replace(site, skipped=tuple(dict.fromkeys(finding.node for finding in contact.skipped)))
 
 
-def _ask(screen: Screen) -> Any:
+def _ask(screen: Screen, recorded: Mapping[str, Sequence[str]] | None = None) -> Any:
+    """Return what asks a person about host keys; None without a terminal. `recorded` are those to be replaced."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+
     def ask(keys: Sequence[Any]) -> bool:
-        report.host_keys(screen, keys)
+        report.host_keys(screen, keys, recorded or {})
         screen.say(
             "Compare them with what the nodes' consoles show: ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub"
         )
@@ -232,14 +319,25 @@ def _ask(screen: Screen) -> Any:
 
 
 def play(
-    site: Site, kept: runner.RunDirectory, ledger: Ledger, held: int, redact: Any, screen: Screen
+    site: Site, kept: runner.RunDirectory, ledger: Ledger, held: int, redact: Any, screen: Screen, on_head: Any = None
 ) -> tuple[ClusterctlError | None, OSError | None]:
     """Run Ansible and show it; returns what it failed with, and what kept us from writing about it."""
     progress = Progress(screen, ledger, verbose=site.options.verbosity > 0, diff=site.options.diff)
     critical = site.critical()
-    ansible = runner.Runner(site.command(), kept, critical=critical, lock=held, redact=redact, notify=progress.stopping)
+    ansible = runner.Runner(
+        site.command(),
+        kept,
+        critical=critical,
+        lock=held,
+        become_password=site.access.sudo_password,
+        redact=redact,
+        notify=progress.stopping,
+    )
     with progress.running():
         for item in ansible.watch():
+            if on_head and on_head.lost and not ansible.stopped:
+                screen.say(f"Stopping, for another run has begun: {on_head.lost}")
+                ansible.stop()
             try:
                 progress.show(item)
             except OSError:  # the terminal or the reader of our output is gone: come to an end in order

@@ -33,7 +33,7 @@ def _groups(known: Schema) -> Iterator[str]:
 
 
 def _sections(known: Schema) -> Iterator[str]:
-    shared = [option for option in known.variables.values() if option.name.startswith("cluster_")]
+    shared = [o for o in known.variables.values() if o.role and o.name.startswith("cluster_")]
     yield from _section("The whole cluster", shared, known)
     yield from _section("Connections", [o for o in known.variables.values() if not o.role], known)
     for role in sorted({option.role for option in known.variables.values() if option.role}):

@@ -6,7 +6,7 @@ under our ansible.cfg: all, groups (parents first), group_vars/all, group_vars o
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,22 +17,29 @@ from clusterctl.errors import InputError, Position, Problem
 from clusterctl.reading import HostDraft, Reading, TooMuchError
 from clusterctl.schema import Schema, did_you_mean
 
-__all__ = ["Host", "Inventory", "Position", "Problem", "load"]
+__all__ = ["JUMP", "Host", "Inventory", "Position", "Problem", "load"]
+
+JUMP = consistency.JUMP
 
 
 @dataclass(frozen=True)
 class Host:
-    """One server: how to reach it, the groups it is in (parents and sub-groups, not `all`), its merged variables."""
+    """One server: how to reach it, the groups it is in (parents and sub-groups, not `all`), its merged variables.
+
+    A port or user of None is the one of ssh's own configuration.
+    """
 
     name: str
     address: str
-    port: int
+    port: int | None
     user: str | None
     private_key_file: Path | None
     become: bool
     groups: frozenset[str]
     variables: Mapping[str, Any]
     position: Position
+    jump: "Host | None" = None
+    """The host through which SSH reaches this one; None where it does directly, or as ssh's own configuration says."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,11 @@ def load(path: Path, known: Schema | None = None) -> Inventory:
 def _finished(reading: Reading) -> Inventory:
     everything = reading.groups["all"]
     variables = _plain(everything.inline | everything.files)
-    hosts = tuple(_host(draft) for draft in reading.hosts.values())
+    named = {draft.name: _host(draft) for draft in reading.hosts.values()}
+    hosts = tuple(
+        replace(host, jump=named[jump]) if (jump := host.variables.get(JUMP, host.name)) != host.name else host
+        for host in named.values()
+    )
     members: dict[str, list[str]] = {name: [] for name in reading.groups if name != "all"}
     for host in hosts:
         for group in host.groups:
@@ -108,7 +119,7 @@ def _host(draft: HostDraft) -> Host:
     return Host(
         name=draft.name,
         address=draft.get("ansible_host", draft.name),
-        port=draft.get("ansible_port", 22),
+        port=draft.get("ansible_port", None),
         user=draft.get("ansible_user", None),
         private_key_file=Path(key).expanduser() if key else None,
         become=draft.get("ansible_become", True),

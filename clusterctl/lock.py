@@ -2,7 +2,7 @@
 
 The lock is `flock(2)`, so the kernel lets go of it whatever becomes of its holder. A run's Ansible inherits the open
 file: should clusterctl be killed, the lock stands until Ansible's task under way has ended, and `hold` waits for that.
-The lock on the head, for administrators at different machines, is another matter and not here.
+For administrators at different machines there is one on the head too: headlock.py.
 """
 
 import errno
@@ -49,6 +49,11 @@ class Holder:
         return False
 
 
+def this_run(verb: str) -> Holder:
+    """Return what this process, begun now, is to be called by others."""
+    return Holder(_user(), socket.gethostname(), os.getpid(), f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", verb)
+
+
 @contextmanager
 def hold(
     directory: Path, verb: str, *, orphan_seconds: float = 600, say: Callable[[str], None] = lambda text: None
@@ -66,7 +71,7 @@ def hold(
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     with os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace") as file:
         _take(file, orphan_seconds, say)
-        me = Holder(_user(), socket.gethostname(), os.getpid(), f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", verb)
+        me = this_run(verb)
         file.seek(0)
         file.truncate()
         file.write(json.dumps(asdict(me)))
@@ -96,9 +101,14 @@ def _take(file: IO[str], orphan_seconds: float, say: Callable[[str], None]) -> N
 
 
 def _read(file: IO[str]) -> Holder | None:
+    file.seek(0)
+    return holder_of(file.read(4096))
+
+
+def holder_of(said: str) -> Holder | None:
+    """Read a holder from what a lock's file says; None where that is not one."""
     try:
-        file.seek(0)
-        data = json.loads(file.read(4096))
+        data = json.loads(said)
         text = {key: str(data[key])[:128] for key in ("user", "host", "start", "verb")}
         return Holder(pid=int(data["pid"]), **{k: "".join(filter(str.isprintable, v)) for k, v in text.items()})
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -12,12 +12,13 @@ from typing import Any
 
 import yaml
 
-from clusterctl import contact, hardware, paths
+from clusterctl import contact, hardware, paths, route, secrets
 from clusterctl.contact import Answer, Facts, lead
 from clusterctl.errors import PreflightError
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
-from clusterctl.remote import Failure, each, known_hosts_of, known_keys, known_name
+from clusterctl.known_hosts import keys
+from clusterctl.remote import Access, Failure, each
 
 # What our roles' packages unpack to, their index and cache, with room for a first month of logs and metrics.
 MIN_ROOT_MB = 5_000
@@ -70,17 +71,24 @@ class Contact:
     skipped: tuple[Finding, ...] = ()
 
 
-def preflight(inventory: Inventory, skip_unreachable: bool = False, hosts: Sequence[Host] | None = None) -> Contact:
+def preflight(
+    inventory: Inventory,
+    access: Access,
+    skip_unreachable: bool = False,
+    hosts: Sequence[Host] | None = None,
+    adopt: bool = False,
+) -> Contact:
     """Contact the hosts (default: all) at once and judge them.
 
     Raises PreflightError with every Finding that is no warning. With `skip_unreachable` workers that cannot be
-    reached are left out instead; the head never is. Raises InputError for a hardware record that cannot be used.
+    reached are left out instead; the head never is. With `adopt` what somebody else has set up is a warning.
+    Raises InputError for a hardware record that cannot be used.
     """
     records = hardware.load_all(inventory.directory)
-    known_hosts = known_hosts_of(inventory)
+    label = secrets.label(inventory.directory) if (inventory.directory / secrets.FILE).exists() else ""
     asked = inventory.hosts if hosts is None else hosts
-    answers = each(asked, lambda host: contact.ask(host, known_hosts, {"network": network_options(host)}))
-    findings = [finding for host in asked for finding in judge(host, answers[host.name])]
+    answers = each(asked, lambda host: contact.ask(host, access, {"network": network_options(host)}))
+    findings = [finding for host in asked for finding in judge(host, answers[host.name], label, adopt)]
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
     findings += _clocks(facts, inventory.head.name, records)
     # Hosts that this run leaves alone are known by their records, and get no finding of their own.
@@ -91,7 +99,7 @@ def preflight(inventory: Inventory, skip_unreachable: bool = False, hosts: Seque
         for finding in (
             *_machine_ids(known),
             *_hostnames(inventory, facts),
-            *_host_keys(inventory, known_hosts),
+            *_host_keys(inventory, access.known_hosts),
             *_slurm_versions(inventory, known),
         )
         if finding.node in answers
@@ -137,16 +145,17 @@ def network_options(host: Host) -> dict[str, Any]:
 # --- one node ---------------------------------------------------------------------------------------------------------
 
 
-def judge(host: Host, answer: Answer) -> Iterator[Finding]:
-    """Yield what is wrong with one node."""
+def judge(host: Host, answer: Answer, label: str = "", adopt: bool = False) -> Iterator[Finding]:
+    """Yield what is wrong with one node, for the cluster of that label (secrets.label)."""
     name = host.name
     for error in answer.errors:
         yield Finding(name, error.failure.value, error.found, error.hint)
     if answer.release:
         yield from _system(name, *answer.release)
     if answer.facts:
-        for check in (_architecture, _disk, _memory, _locks, _foreign, _gpus):
+        for check in (_architecture, _disk, _memory, _locks, _gpus):
             yield from check(name, answer.facts)
+        yield from _before(name, answer.facts, label, adopt)
         yield from _network(host, answer.facts)
 
 
@@ -208,9 +217,31 @@ def _locks(name: str, facts: Facts) -> Iterator[Finding]:
         yield Finding(name, "package lock", facts.node.lock_holder, "it is waited for up to 300 s", warning=True)
 
 
-def _foreign(name: str, facts: Facts) -> Iterator[Finding]:
-    if facts.node.slurm_conf and not facts.node.managed:
-        yield Finding(name, "slurm", "has a slurm.conf that is not ours", "it will be replaced", warning=True)
+def _before(name: str, facts: Facts, label: str, adopt: bool) -> Iterator[Finding]:
+    """Yield what somebody else has set up: what a run would replace stops it, unless that is wanted; the rest stays."""
+    slurm = [what for what in facts.node.before if what.startswith("slurm")]
+    if slurm and not {"slurm_head", "slurm_worker"} & set(facts.node.roles):
+        found = f"{' and '.join(slurm)} of somebody else's"
+        hint = "it is replaced" if adopt else "remove it, or have it replaced: --adopt"
+        yield Finding(name, "slurm", found, hint, warning=adopt)
+    if facts.node.cluster and label and facts.node.cluster != label:
+        found = f"is the head of another cluster, {facts.node.cluster}"
+        hint = (
+            "it is taken over"
+            if adopt
+            else "docs/guide.md says how to get its directory back; to take it over: --adopt"
+        )
+        yield Finding(name, "cluster", found, hint, warning=adopt)
+    for what, found in _LEFT_ALONE.items():
+        if what in facts.node.before:
+            yield Finding(name, "found", found, "it is left alone", warning=True)
+
+
+_LEFT_ALONE = {
+    "kubelet": "a kubelet runs here, whose pods know nothing of Slurm's jobs",
+    "containers": "containers run under Docker, outside of Slurm's jobs",
+    "nvidia-uninstall": "an NVIDIA driver from a .run file, which no package manager updates",
+}
 
 
 def _gpus(name: str, facts: Facts) -> Iterator[Finding]:
@@ -271,7 +302,7 @@ def _hostnames(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Fin
 def _host_keys(inventory: Inventory, known_hosts: Path) -> Iterator[Finding]:
     fingerprints: dict[str, list[str]] = defaultdict(list)
     for host in inventory.hosts:
-        for key in known_keys(known_hosts, known_name(host))[0]:
+        for key in keys(known_hosts, route.of(host).name)[0]:
             fingerprints[key.fingerprint].append(host.name)
     for names in fingerprints.values():
         for name in names if len(set(names)) > 1 else ():

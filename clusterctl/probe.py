@@ -599,6 +599,29 @@ def services(names: List[str]) -> Dict[str, str]:
     return {unit["Id"].replace(".service", ""): unit.get("ActiveState", "unknown") for unit in known}
 
 
+def head_of() -> Optional[str]:
+    """Return the label of the cluster whose head this is: the first name in the copy that it keeps of the directory."""
+    try:
+        with open("/var/lib/clusterctl/recovery.tar", "rb") as file:
+            return file.read(100).rstrip(b"\0").decode("ascii", "replace").replace("vault/", "")
+    except OSError:
+        return None
+
+
+def before() -> List[str]:
+    """Return what is here that a run would replace or meet: Slurm, Kubernetes, containers, a driver of NVIDIA's own."""
+    running = [
+        name for name, state in services(["slurmctld", "slurmd", "slurmdbd", "kubelet"]).items() if state == "active"
+    ]
+    containers = output("docker", "ps", "--quiet").split() if os.path.exists("/run/docker.sock") else []
+    return (
+        ["slurm.conf"] * os.path.exists("/etc/slurm/slurm.conf")
+        + sorted(running)
+        + ["containers"] * bool(containers)
+        + ["nvidia-uninstall"] * os.path.exists("/usr/bin/nvidia-uninstall")
+    )
+
+
 def node(options: Facts, nvml_error: Optional[str]) -> Facts:
     places = ("/", "/var", "/tmp")  # noqa: S108 - looked at, not written
     free = {path: shutil.disk_usage(path).free >> 20 for path in places if os.path.isdir(path)}
@@ -613,8 +636,9 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "secure_boot": secure_boot(),
         "network": network(options["network"]) if options.get("network") is not None else None,
         "lock_holder": lock_holder(),
-        "managed": os.path.isdir("/var/lib/clusterctl/state"),
-        "slurm_conf": os.path.exists("/etc/slurm/slurm.conf"),
+        "roles": sorted(os.path.basename(path)[:-5] for path in glob.glob("/var/lib/clusterctl/state/*.json")),
+        "cluster": head_of(),
+        "before": before(),
         "services": services(options.get("services") or []),
     }
 

@@ -58,6 +58,7 @@ class HostDraft:
 
 _SCOPES: Mapping[str, tuple[type, str]] = {
     "ansible_host": (HostDraft, "on a host"),
+    "cluster_host_key": (HostDraft, "on a host"),
     "cluster_address": (HostDraft, "on a host"),
     "cluster_name": (GroupDraft, "in all.vars"),
 }

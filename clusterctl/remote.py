@@ -4,32 +4,29 @@ Host keys are known from the cluster's own known_hosts or not at all; no code pa
 is not the recorded one is refused before anything is said about who we are.
 """
 
-import base64
 import errno
-import fnmatch
-import getpass
-import hmac
 import logging
-import os
 import shlex
 import socket
-import tempfile
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
-from paramiko.hostkeys import HostKeyEntry
 
-from clusterctl import home
+from clusterctl import known_hosts as trusted
+from clusterctl import route
 from clusterctl.errors import ClusterctlError
-from clusterctl.inventory import Host, Inventory
+from clusterctl.inventory import Host
+from clusterctl.route import Route
 from clusterctl.untrusted import printable
 
 R = TypeVar("R")
@@ -71,14 +68,11 @@ class ContactError(ClusterctlError):
 
 
 @dataclass(frozen=True)
-class HostKey:
-    """The public key that a node shows: what a person compares, and the line for known_hosts."""
+class Access:
+    """What the way to all nodes has in common: the host keys that are believed, and the password for sudo, if any."""
 
-    node: str
-    name: str
-    type: str
-    fingerprint: str
-    line: str
+    known_hosts: Path
+    sudo_password: str | None = field(default=None, repr=False)
 
 
 def each(hosts: Sequence[Host], work: Callable[[Host], R]) -> dict[str, R]:
@@ -105,72 +99,12 @@ def each(hosts: Sequence[Host], work: Callable[[Host], R]) -> dict[str, R]:
     return {host.name: results[host.name] for host in hosts}
 
 
-# --- known hosts ------------------------------------------------------------------------------------------------------
+# --- host keys --------------------------------------------------------------------------------------------------------
 
 
-def known_hosts_of(inventory: Inventory) -> Path:
-    """Return the cluster's own known_hosts, which Ansible's ssh reads too."""
-    return inventory.directory / home.KNOWN_HOSTS
-
-
-def known_name(host: Host) -> str:
-    """Return the name under which known_hosts knows a host: `addr`, or `[addr]:port` for a port other than 22."""
-    address = host.address.lower()
-    return address if host.port == 22 else f"[{address}]:{host.port}"
-
-
-def _names(patterns: Iterable[str], name: str) -> bool:
-    found = False
-    for pattern in patterns:
-        if pattern.startswith("|1|"):
-            found |= _is_hash_of(pattern, name)
-            continue
-        if not set(pattern) & set("!*?"):
-            found |= pattern.lower() == name
-            continue
-        # Only * and ? have a meaning. A regular expression of many .* would take for ever to fail.
-        if fnmatch.fnmatchcase(name, pattern.lstrip("!").lower().replace("[", "[[]")):
-            if pattern.startswith("!"):
-                return False
-            found = True
-    return found
-
-
-def _is_hash_of(pattern: str, name: str) -> bool:
-    """Tell whether `|1|salt|hash` stands for `name`; paramiko's own function raises for what is damaged."""
-    try:
-        salt, wanted = (base64.b64decode(part) for part in pattern.split("|")[2:])
-    except ValueError:
-        return False
-    return hmac.digest(salt, name.encode(), "sha1") == wanted
-
-
-def known_keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[paramiko.PKey]]:
-    """Return the keys that the file has for `name`: the accepted and the revoked ones.
-
-    Lines that OpenSSH would pass over are passed over; certificate authorities are, too, for paramiko knows none.
-    """
-    lines = home.known_hosts(known_hosts).splitlines()
-    accepted: list[paramiko.PKey] = []
-    revoked: list[paramiko.PKey] = []
-    for line in lines:
-        fields = line.split()
-        marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
-        if len(fields) < 3 or fields[0].startswith("#") or marker not in ("", "@revoked"):
-            continue
-        if not _names(fields[0].split(","), name):
-            continue
-        with suppress(paramiko.SSHException, paramiko.hostkeys.InvalidHostKey, ValueError):
-            entry = HostKeyEntry.from_line(" ".join(fields[:3]))
-            if entry and entry.key:
-                (revoked if marker else accepted).append(entry.key)
-    return accepted, revoked
-
-
-def _verify(host: Host, shown: paramiko.PKey, known_hosts: Path) -> None:
+def _verify(host: Host, name: str, shown: paramiko.PKey, known_hosts: Path) -> None:
     """Refuse a key that is not the recorded one. `fingerprint` is SHA256, as ssh-keygen -l prints it."""
-    name = known_name(host)
-    accepted, revoked = known_keys(known_hosts, name)
+    accepted, revoked = trusted.keys(known_hosts, name)
     new = f"{shown.get_name()} {shown.fingerprint}"
     if any(key.asbytes() == shown.asbytes() for key in revoked):
         raise ContactError(Failure.HOST_KEY_CHANGED, f"shows a revoked host key: {new}")
@@ -183,11 +117,11 @@ def _verify(host: Host, shown: paramiko.PKey, known_hosts: Path) -> None:
             f"compare it on the node's console ({_show(shown)}), then run again with --accept-new-host-keys",
         )
     old = ", ".join(f"{key.get_name()} {key.fingerprint}" for key in accepted)
+    trust = shlex.join(["clusterctl", "trust", str(known_hosts.parent), host.name])
     raise ContactError(
         Failure.HOST_KEY_CHANGED,
         f"shows another host key than the recorded one: old {old}, new {new}",
-        f"if the node was reinstalled, compare the new key on its console ({_show(shown)}), forget the old one with "
-        f"{shlex.join(['ssh-keygen', '-R', name, '-f', str(known_hosts)])} and run again with --accept-new-host-keys",
+        f"if the node was reinstalled, compare the new key on its console ({_show(shown)}), then: {trust}",
     )
 
 
@@ -199,13 +133,13 @@ def _show(key: paramiko.PKey) -> str:
 # --- connecting -------------------------------------------------------------------------------------------------------
 
 
-def _resolve(host: Host) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
+def _resolve(way: Route) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
     """Look a name up in a thread of its own: the resolver knows no time-out that we could set."""
     found: list[object] = []
 
     def look_up() -> None:
         try:
-            found.append(socket.getaddrinfo(host.address, host.port, type=socket.SOCK_STREAM))
+            found.append(socket.getaddrinfo(way.address, way.port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
             found.append(error)
 
@@ -217,16 +151,44 @@ def _resolve(host: Host) -> list[tuple[socket.AddressFamily, tuple[object, ...]]
         said = getattr(answer, "strerror", None) or f"no answer within {CONNECT_SECONDS:.0f} s"
         raise ContactError(
             Failure.UNRESOLVED,
-            f"the name {host.address} does not resolve: {said}",
+            f"the name {way.address} does not resolve: {said}",
             "give the host's IP address as ansible_host",
         )
     return [(family, address) for family, _, _, _, address in answer]
 
 
-def _open(host: Host) -> socket.socket:
+@dataclass
+class _Line:
+    """Something that carries bytes to a node's SSH server, and the proxy's process where there is one."""
+
+    end: "socket.socket | paramiko.Channel"
+    proxy: "subprocess.Popen[bytes] | None" = None
+
+    def close(self) -> None:
+        self.end.close()
+        if self.proxy:
+            self.proxy.kill()
+            self.proxy.wait()
+
+    def complaint(self) -> str:
+        """Return the last line that the proxy said, which has ended or is about to."""
+        if not self.proxy or not self.proxy.stderr:
+            return ""
+        with suppress(subprocess.TimeoutExpired):
+            self.proxy.wait(1)
+        self.proxy.kill()
+        lines = self.proxy.stderr.read(4096).decode(errors="replace").split("\n")
+        return next((printable(line, 200) for line in reversed(lines) if line.strip()), "")
+
+
+def _open(host: Host, way: Route, access: Access) -> _Line:
+    if host.jump:
+        return _Line(_through(host.jump, way, access))
+    if way.proxy:
+        return _Line(*route.open_proxy(way.proxy))
     deadline = time.monotonic() + CONNECT_SECONDS
-    addresses = _resolve(host)
-    where = f"{host.address} port {host.port}"
+    addresses = _resolve(way)
+    where = f"{way.address} port {way.port}"
     last: OSError | None = None
     for index, (family, address) in enumerate(addresses):
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -238,7 +200,7 @@ def _open(host: Host) -> socket.socket:
             last = error
             continue
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return sock
+        return _Line(sock)
     if isinstance(last, ConnectionRefusedError):
         raise ContactError(Failure.REFUSED, f"{where} refuses the connection", "is sshd running, and on this port?")
     if isinstance(last, TimeoutError) or getattr(last, "errno", None) == errno.ETIMEDOUT:
@@ -254,13 +216,54 @@ def _open(host: Host) -> socket.socket:
     raise ContactError(Failure.CLOSED, f"no connection to {where}: {last.strerror if last else 'no address'}")
 
 
+_gateways: dict[tuple[str, Access], "Session | ContactError"] = {}
+_gateways_lock = threading.Lock()
+
+
+def _through(jump: Host, way: Route, access: Access) -> paramiko.Channel:
+    """Open a line through a jump host: one connection to it serves all hosts behind."""
+    with _gateways_lock:
+        gateway = _gateways.get((jump.name, access))
+        if not isinstance(gateway, Session) or not gateway.transport.is_active():
+            if not isinstance(gateway, ContactError):  # one that failed is not tried again for each host behind
+                try:
+                    gateway = connect(jump, access)
+                except ContactError as error:
+                    gateway = error
+            _gateways[jump.name, access] = gateway
+    if isinstance(gateway, ContactError):
+        raise ContactError(Failure.NO_ROUTE, f"no way through {jump.name}: {gateway.found}", gateway.hint)
+    where = f"{way.address} port {way.port}"
+    try:
+        return gateway.transport.open_channel(
+            "direct-tcpip", (way.address, way.port), ("127.0.0.1", 0), timeout=CONNECT_SECONDS
+        )
+    except paramiko.ChannelException as error:
+        said = {1: "it allows no forwarding (AllowTcpForwarding)", 2: "no connection"}.get(error.code, error.text)
+        raise ContactError(Failure.REFUSED, f"{jump.name} does not reach {where}: {printable(said, 200)}") from None
+    except (paramiko.SSHException, OSError, EOFError):
+        raise ContactError(Failure.SILENT, f"{jump.name} gets no answer from {where}") from None
+
+
+def forget_gateways() -> None:
+    """Close the connections to jump hosts."""
+    with _gateways_lock:
+        for gateway in _gateways.values():
+            if isinstance(gateway, Session):
+                gateway.close()
+        _gateways.clear()
+
+
 @contextmanager
-def _explained(host: Host, deadline: float) -> Iterator[None]:
+def _explained(way: Route, line: _Line, deadline: float) -> Iterator[None]:
     """Turn what paramiko and the socket say during the handshake into a ContactError."""
     try:
         yield
     except (paramiko.SSHException, OSError, EOFError) as error:
-        where = f"{host.address} port {host.port}"
+        where = f"{way.address} port {way.port}"
+        if said := line.complaint():
+            found = f"no connection to {where} by way of `{printable(way.proxy, 200)}`: {said}"
+            raise ContactError(Failure.NO_ROUTE, found, "see ~/.ssh/config") from None
         if time.monotonic() >= deadline - 0.2:
             raise ContactError(
                 Failure.SILENT,
@@ -279,16 +282,15 @@ def _explained(host: Host, deadline: float) -> Iterator[None]:
         ) from None
 
 
-def _handshake(host: Host, sock: socket.socket, known: Sequence[paramiko.PKey], deadline: float) -> paramiko.Transport:
-    """Exchange keys, not yet names. Asks for key types that we know of the host first, as OpenSSH does."""
-    seconds = deadline - time.monotonic()
-    with _explained(host, deadline):
-        transport = paramiko.Transport(sock)
+def _handshake(way: Route, line: _Line, types: Collection[str], deadline: float) -> paramiko.Transport:
+    """Exchange keys, not yet names. Asks first for the types of host key that are known, as OpenSSH does."""
+    seconds = max(0.1, deadline - time.monotonic())
+    with _explained(way, line, deadline):
+        transport = paramiko.Transport(line.end)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = seconds
         options = transport.get_security_options()
-        types = {key.get_name() for key in known}
-        types |= {"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in types else set()
-        options.key_types = sorted(options.key_types, key=lambda offered: offered not in types)
+        wanted = {*types, *(("rsa-sha2-512", "rsa-sha2-256") if "ssh-rsa" in types else ())}
+        options.key_types = sorted(options.key_types, key=lambda offered: offered not in wanted)
         try:
             transport.start_client(timeout=seconds)
             transport.get_remote_server_key()  # raises where the time ran out
@@ -298,20 +300,30 @@ def _handshake(host: Host, sock: socket.socket, known: Sequence[paramiko.PKey], 
     return transport
 
 
-def _own_keys(host: Host) -> Iterator[paramiko.PKey]:
-    """Yield the keys to try: the host's private key file, else those of the agent and ~/.ssh/id_*, as ssh does."""
+def shown_key(host: Host, access: Access, type: str = "") -> paramiko.PKey:
+    """Return the public key that a host shows, one of `type` if it has it, without logging in. Raises ContactError."""
+    way = route.of(host)
+    with closing(_open(host, way, access)) as line, _handshakes:
+        deadline = time.monotonic() + LOGIN_SECONDS
+        with closing(_handshake(way, line, [type], deadline)) as transport:
+            return transport.get_remote_server_key()
+
+
+def _own_keys(host: Host, way: Route) -> Iterator[paramiko.PKey]:
+    """Yield the keys to try: the host's private key file, else those of the agent and of ssh's configuration."""
     if host.private_key_file:
         key = _load(host.private_key_file)
         if key:
             yield key
             return
-    with closing(paramiko.Agent()) as agent:
-        yield from agent.get_keys()
-        if not host.private_key_file:
-            for name in ("id_ed25519", "id_ecdsa", "id_rsa"):
-                path = Path("~/.ssh", name).expanduser()
-                key = _load(path) if path.is_file() else None
-                if key:
+    if way.agent or host.private_key_file:
+        with closing(paramiko.Agent()) as agent:
+            yield from agent.get_keys()
+    if not host.private_key_file:
+        for path in way.keys:
+            # ssh's own list names kinds of keys that paramiko does not know.
+            with suppress(ContactError):
+                if path.is_file() and (key := _load(path)):
                     yield key
 
 
@@ -327,16 +339,15 @@ def _load(path: Path) -> paramiko.PKey | None:
         raise ContactError(Failure.AUTHENTICATION, f"{path} is no private key that can be used") from None
 
 
-def _authenticate(host: Host, transport: paramiko.Transport, deadline: float) -> None:
-    user = host.user or getpass.getuser()
+def _authenticate(host: Host, way: Route, line: _Line, transport: paramiko.Transport, deadline: float) -> None:
     tried: list[str] = []
     refusal = ""
-    with _explained(host, deadline):
-        for key in _own_keys(host):
+    with _explained(way, line, deadline):
+        for key in _own_keys(host, way):
             tried.append(f"{key.get_name()} {key.fingerprint}")
             transport.auth_timeout = max(0.1, deadline - time.monotonic())
             try:
-                if not transport.auth_publickey(user, key):
+                if not transport.auth_publickey(way.user, key):
                     return
                 refusal = "it asks for a further step"
             except paramiko.BadAuthenticationType as error:
@@ -347,7 +358,7 @@ def _authenticate(host: Host, transport: paramiko.Transport, deadline: float) ->
             if not transport.is_active():
                 refusal = "it closed the connection after that"
                 break
-    found = f"{user}@{host.address} is not let in"
+    found = f"{way.user}@{way.address} is not let in"
     if not tried:
         raise ContactError(
             Failure.AUTHENTICATION,
@@ -362,60 +373,123 @@ def _authenticate(host: Host, transport: paramiko.Transport, deadline: float) ->
     )
 
 
-def connect(host: Host, known_hosts: Path) -> paramiko.Transport:
+def connect(host: Host, access: Access) -> "Session":
     """Return an authenticated connection, or raise ContactError within 15 seconds. Close it after use (`with`)."""
-    sock = _open(host)
-    with _handshakes:
-        deadline = time.monotonic() + LOGIN_SECONDS
-        accepted, _ = known_keys(known_hosts, known_name(host))
-        transport = _handshake(host, sock, accepted, deadline)
-        try:
-            _verify(host, transport.get_remote_server_key(), known_hosts)
-            _authenticate(host, transport, deadline)
-        except BaseException:
-            transport.close()
-            raise
-    return transport
+    way = route.of(host)
+    line = _open(host, way, access)
+    try:
+        with _handshakes:
+            deadline = time.monotonic() + LOGIN_SECONDS
+            accepted, _ = trusted.keys(access.known_hosts, way.name)
+            transport = _handshake(way, line, {key.get_name() for key in accepted}, deadline)
+            try:
+                _verify(host, way.name, transport.get_remote_server_key(), access.known_hosts)
+                _authenticate(host, way, line, transport, deadline)
+            except BaseException:
+                transport.close()
+                raise
+    except BaseException:
+        line.close()
+        raise
+    return Session(transport, line, way.user, host.become and way.user != "root", access.sudo_password)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
 
+_READY = "clusterctl-ready:"
+_PROMPT = "clusterctl-sudo:"
 
-def run(
-    transport: paramiko.Transport,
-    argv: Sequence[str],
-    stdin: str = "",
-    become: bool = False,
-    timeout: float = 30,
-    limit: int = MAX_OUTPUT,
-) -> tuple[int, str, str]:
-    """Run a program on the node and return its exit status, output and errors, without control characters.
 
-    `become` runs it through `sudo -n`, which never asks. Raises ContactError where the connection ends, the program
-    takes longer than `timeout` seconds or says more than `limit` bytes.
-    """
-    command = shlex.join(["sudo", "-n", "--", *argv] if become else argv)
-    deadline = time.monotonic() + timeout
-    try:
-        with closing(transport.open_session(timeout=timeout)) as channel:
-            channel.settimeout(timeout)
-            channel.exec_command(command)
-            with suppress(OSError):  # a program that ends before it has read its input is judged by its exit status
-                channel.sendall(stdin.encode())
-                channel.shutdown_write()
-            out = _drain(channel, channel.recv, deadline, limit)
-            err = _drain(channel, channel.recv_stderr, deadline, limit)
-            if not channel.status_event.wait(max(0.1, deadline - time.monotonic())):
+@dataclass
+class Session:
+    """A connection to a node, logged in as `user`, who needs sudo to be root where `becomes`."""
+
+    transport: paramiko.Transport
+    line: _Line = field(repr=False)
+    user: str
+    becomes: bool
+    _password: str | None = field(default=None, repr=False)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.transport.close()
+        self.line.close()
+
+    def run(
+        self, argv: Sequence[str], stdin: str = "", root: bool = False, timeout: float = 30, limit: int = MAX_OUTPUT
+    ) -> tuple[int, str, str]:
+        """Run a program on the node and return its exit status, output and errors, without control characters.
+
+        `root` runs it through sudo where that is needed. A password is given once, and only when sudo asks for it.
+        Raises ContactError where it is not taken, the connection ends, the program takes longer than `timeout` seconds
+        or says more than `limit` bytes.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            with closing(self.transport.open_session(timeout=timeout)) as channel:
+                begun = self.start(channel, argv, root, deadline)
+                with suppress(OSError):  # a program that ends before it has read its input is judged by its exit status
+                    channel.sendall(stdin.encode())
+                    channel.shutdown_write()
+                out = _drain(channel, channel.recv, deadline, limit, begun)
+                err = _drain(channel, channel.recv_stderr, deadline, limit)
+                if not channel.status_event.wait(max(0.1, deadline - time.monotonic())):
+                    raise TimeoutError
+                return channel.recv_exit_status(), out, err
+        except TimeoutError:
+            raise ContactError(Failure.REPLY, f"{argv[0]} did not end within {timeout:.0f} s") from None
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise ContactError(Failure.CLOSED, f"the connection ended: {printable(str(error), 200)}") from None
+
+    def start(self, channel: paramiko.Channel, argv: Sequence[str], root: bool, deadline: float) -> bytes:
+        """Start a program on a channel and return what it has said so far; its input is ours from then on."""
+        channel.settimeout(max(0.1, deadline - time.monotonic()))
+        if not (root and self.becomes):
+            channel.exec_command(shlex.join(argv))
+            return b""
+        if self._password is None:
+            channel.exec_command(shlex.join(["sudo", "-n", "--", *argv]))
+            return b""
+        # Whatever stood on standard input before sudo has the password would be taken for it.
+        begin = ["/bin/sh", "-c", f'echo {_READY}; exec "$@"', "sh", *argv]
+        channel.exec_command(shlex.join(["sudo", "-S", "-p", _PROMPT, "--", *begin]))
+        return self._authorise(channel, self._password, deadline)
+
+    def _authorise(self, channel: paramiko.Channel, password: str, deadline: float) -> bytes:
+        out, err, asked = b"", b"", False
+        ready, prompt = f"{_READY}\n".encode(), _PROMPT.encode()
+        while ready not in out:
+            if channel.recv_ready():
+                out += channel.recv(1 << 12)
+            elif channel.recv_stderr_ready():
+                err += channel.recv_stderr(1 << 12)
+            elif channel.exit_status_ready():
+                lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+                said = printable(lines[-1], 200) if lines else "sudo says nothing"
+                raise ContactError(Failure.SUDO, f"{self.user} cannot become root: {said}")
+            elif time.monotonic() > deadline or len(out) + len(err) > MAX_OUTPUT:
                 raise TimeoutError
-            return channel.recv_exit_status(), out, err
-    except TimeoutError:
-        raise ContactError(Failure.REPLY, f"{argv[0]} did not end within {timeout:.0f} s") from None
-    except (paramiko.SSHException, OSError, EOFError) as error:
-        raise ContactError(Failure.CLOSED, f"the connection ended: {printable(str(error), 200)}") from None
+            else:
+                time.sleep(0.01)
+            if prompt in err:
+                if asked:  # once only: some systems lock the account after a few
+                    raise ContactError(Failure.SUDO, f"sudo does not take the password of {self.user}")
+                asked, err = True, err.partition(prompt)[2]
+                channel.sendall(f"{password}\n".encode())
+        return out.partition(ready)[2]
 
 
-def _drain(channel: paramiko.Channel, receive: Callable[[int], bytes], deadline: float, limit: int) -> str:
-    data = bytearray()
+def _drain(
+    channel: paramiko.Channel, receive: Callable[[int], bytes], deadline: float, limit: int, begun: bytes = b""
+) -> str:
+    data = bytearray(begun)
     while True:
         channel.settimeout(max(0.01, deadline - time.monotonic()))
         chunk = receive(1 << 15)
@@ -426,57 +500,3 @@ def _drain(channel: paramiko.Channel, receive: Callable[[int], bytes], deadline:
             raise ContactError(Failure.REPLY, f"the node says more than {limit} bytes")
     text = data.decode("utf-8", "replace")
     return "".join(c for c in text if c.isprintable() or c in "\n\t")
-
-
-# --- first contact ----------------------------------------------------------------------------------------------------
-
-
-def scan_host_keys(hosts: Sequence[Host]) -> list[HostKey]:
-    """Ask each host for its public key, all at once, without logging in; hosts that cannot be reached are left out."""
-
-    def scan(host: Host) -> HostKey | None:
-        try:
-            sock = _open(host)
-            with _handshakes, closing(_handshake(host, sock, [], time.monotonic() + LOGIN_SECONDS)) as transport:
-                key = transport.get_remote_server_key()
-        except ContactError:
-            return None  # preflight names it, beside everything else
-        name = known_name(host)
-        return HostKey(host.name, name, key.get_name(), key.fingerprint, f"{name} {key.get_name()} {key.get_base64()}")
-
-    return [key for key in each(hosts, scan).values() if key]
-
-
-def accept_new_host_keys(inventory: Inventory, keys: Sequence[HostKey]) -> None:
-    """Add keys to the cluster's known_hosts: whole or not at all, 0600; a name that has an entry keeps it."""
-    path = known_hosts_of(inventory)
-    new = [key.line for key in keys if not any(known_keys(path, key.name))]
-    if not new:
-        return
-    old = home.known_hosts(path)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(old + ("\n" if old and not old.endswith("\n") else "") + "\n".join(dict.fromkeys(new)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).replace(path)  # NamedTemporaryFile made it 0600, whatever the umask
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-
-
-def ensure_host_keys(
-    inventory: Inventory, accept: bool = False, ask: Callable[[Sequence[HostKey]], bool] | None = None
-) -> None:
-    """Record the keys of hosts that known_hosts lacks, if `accept` says so or `ask`, shown the keys, agrees.
-
-    Without either nothing is recorded, and preflight names each such host with its fingerprint. An entry that is
-    there never changes.
-    """
-    path = known_hosts_of(inventory)
-    new = [host for host in inventory.hosts if not any(known_keys(path, known_name(host)))]
-    if not new or not (accept or ask):
-        return
-    keys = scan_host_keys(new)
-    if keys and (accept or (ask and ask(keys))):
-        accept_new_host_keys(inventory, keys)

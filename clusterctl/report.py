@@ -4,7 +4,7 @@ import contextlib
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ from clusterctl.outcome import Ledger, fold
 from clusterctl.screen import Screen, duration, plural, printable
 
 if TYPE_CHECKING:
+    from clusterctl.known_hosts import HostKey
     from clusterctl.preflight import Contact
-    from clusterctl.remote import HostKey
 
 __all__ = ["Page", "Screen", "Shape", "addresses", "checked", "findings", "hint", "host_keys"]
 
@@ -139,12 +139,14 @@ def findings(screen: Screen, problems: Sequence[object]) -> int:
     return len({finding.node for finding in found})
 
 
-def host_keys(screen: Screen, keys: Sequence["HostKey"]) -> None:
-    """Print the keys of new nodes for a person to compare."""
-    screen.say("These nodes are new; their SSH host keys are:")
+def host_keys(screen: Screen, keys: Sequence["HostKey"], recorded: Mapping[str, Sequence[str]]) -> None:
+    """Print the keys of nodes for a person to compare, and those that they would replace."""
+    screen.say("The SSH host keys of these nodes are:" if recorded else "These nodes are new; their SSH host keys are:")
     width = max(len(key.node) for key in keys)
     for key in keys:
         screen.say((f"  {key.node:<{width}}", "bold"), f"  {key.type}  {key.fingerprint}")
+        for old in recorded.get(key.node, ()):
+            screen.say(f"  {'':<{width}}  on record: {old}")
 
 
 @dataclass(frozen=True)

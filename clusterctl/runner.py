@@ -5,7 +5,6 @@ callback's events come back through two pipes; what is in them is redacted befor
 """
 
 import contextlib
-import getpass
 import os
 import re
 import select
@@ -37,7 +36,10 @@ _SOCKET_PATH = 60  # a control socket's path ends at 108 characters, ssh's own s
 
 @dataclass(frozen=True)
 class Command:
-    """An `ansible-playbook` command. `limit` names hosts; empty means all that the playbook names."""
+    """An `ansible-playbook` command. `limit` names hosts; empty means all that the playbook names.
+
+    `user` logs in where the inventory names nobody.
+    """
 
     playbook: Path
     inventory: Path
@@ -47,11 +49,17 @@ class Command:
     diff: bool = False
     forks: int | None = None
     verbosity: int = 0
+    user: str = ""
+    become_password_file: Path | None = None
+    ask_become_pass: bool = False
 
     def argv(self) -> list[str]:
+        argv = [*_ansible_playbook(), "-i", str(self.inventory)]
         # Where the inventory names no user: who preflight logs in as. Ansible needs it said, or root would call sudo.
-        login = ["--user", getpass.getuser()]
-        argv = [*_ansible_playbook(), "-i", str(self.inventory), *login, str(self.playbook)]
+        argv += ["--user", self.user] if self.user else []
+        argv.append(str(self.playbook))
+        argv += ["--become-password-file", str(self.become_password_file)] if self.become_password_file else []
+        argv += ["--ask-become-pass"] if self.ask_become_pass else []
         argv += ["--limit", ",".join(self.limit)] if self.limit else []
         argv += ["--check"] if self.check else []
         argv += ["--diff"] if self.diff else []
@@ -155,10 +163,12 @@ class Runner:
         *,
         critical: Collection[str] = (),
         lock: int | None = None,
+        become_password: str | None = None,
         redact: Callable[[str], str] = lambda text: text,
         notify: Callable[[bool], None] = lambda at_once: None,
     ) -> None:
         self._command, self._directory, self._lock = command, directory, lock
+        self._become_password = become_password
         self._critical, self._redact, self._notify = critical, redact, notify
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_file = directory.path / "stop"
@@ -211,16 +221,22 @@ class Runner:
             "CLUSTERCTL_STOP": str(self._stop_file),
             "CLUSTERCTL_CRITICAL": ",".join(sorted(self._critical)),
         }
+        argv = self._command.argv()
+        if self._command.ask_become_pass:  # we have asked: Ansible reads the answer, which stands on no disk
+            argv = [word for word in argv if word != "--ask-become-pass"] + ["--become-password-file", "-"]
         process = self._process = subprocess.Popen(
-            self._command.argv(),
+            argv,
             env=environment(self._command, private) | channel,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log.sink,
             stderr=log.sink,
             start_new_session=True,
             pass_fds=[told.sink, *([self._lock] if self._lock is not None else [])],
         )
         stack.callback(_kill_tree, process)
+        with process.stdin or contextlib.nullcontext() as answer, contextlib.suppress(BrokenPipeError):
+            if answer and self._command.ask_become_pass:
+                answer.write(f"{self._become_password}\n".encode())
         for pipe in (log, told):
             os.close(pipe.sink)
         if self._stops > 1:

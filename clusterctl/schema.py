@@ -53,6 +53,16 @@ CONNECTION: Mapping[str, Option] = {
         Option("ansible_user", "", description=("User who logs in; default: yours.",)),
         Option("ansible_ssh_private_key_file", "", type="path", description=("Key to log in with, absolute or ~/.",)),
         Option("ansible_become", "", type="bool", description=("Whether that user needs sudo; default true.",)),
+        Option(
+            "cluster_jump_host",
+            "",
+            description=("Host of this inventory through which SSH reaches the others, such as the head.",),
+        ),
+        Option(
+            "cluster_host_key",
+            "",
+            description=("Fingerprint of the host's SSH key, C(SHA256:...), as C(ssh-keygen -l) prints it.",),
+        ),
     )
 }
 """The only variables of Ansible's own that an inventory may set: whom to reach and as whom."""
@@ -221,7 +231,14 @@ class _Rule:
 _RULES = (
     _Rule("^cluster_name", lambda v: is_label(v) and len(v) <= 30, "1 to 30 lower-case letters, digits and hyphens"),
     _Rule("^ansible_user", _matches("[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}"), "a user name"),
-    _Rule("^ansible_ssh_private_key_file", _matches("(/|~/).+"), "a path that starts with / or ~/"),
+    _Rule("^cluster_host_key", _matches("SHA256:[A-Za-z0-9+/]{43}"), "SHA256: and 43 characters"),
+    # OpenSSH takes it through two shells when a jump host has one.
+    _Rule(
+        "^ansible_ssh_private_key_file",
+        _matches(r"""(/|~/)[^"'\\%$`\x00-\x1f]+"""),
+        "a path that starts with / or ~/, without quotes, \\ % $ and `",
+    ),
+    _Rule("^cluster_jump_host", lambda v: is_domain(v) or is_ip(v), "the name of a host of this inventory"),
     _Rule("^ansible_host|_address", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
     _Rule("_ntp_servers", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
     _Rule("_nameservers|_extra_hosts", is_ip, "an IP address"),

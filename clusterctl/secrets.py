@@ -103,6 +103,11 @@ def vault_password_file(directory: Path) -> Path:
     return _password_path(label)
 
 
+def password_of(file: Path) -> str:
+    """Return the password in a file of the user's: its first line. InputError where others could read or replace it."""
+    return _first_line(file.expanduser(), "a password").decode(errors="replace")
+
+
 def forget(directory: Path) -> None:
     """Remove the vault password of a cluster that is gone for good; one in a file of the user's own choice stays."""
     if "CLUSTERCTL_VAULT_PASSWORD_FILE" not in os.environ and (directory / FILE).exists():
@@ -157,6 +162,11 @@ def _refuse_second_set(directory: Path) -> None:
         raise _refusal(directory / FILE, "is missing, but hardware/ shows that the cluster was set up before", _RESTORE)
 
 
+def label(directory: Path) -> str:
+    """Return the label of a cluster's secrets, which no other cluster has."""
+    return _label(directory / FILE)
+
+
 def _sealed(path: Path) -> bytes:
     try:
         return files.read(path, inside=path.parent)
@@ -185,22 +195,25 @@ def _password(label: str, create: bool = False) -> bytes:
         for parent in (path.parent.parent, path.parent):
             private_directory(parent)
         write_private(path, random.token_urlsafe(MIN_BYTES).encode() + b"\n")
-    try:
-        password = files.read(path).strip()
-        mode = path.stat().st_mode
-    except (files.UnfitError, OSError) as error:
-        raise _refusal(path, f"the vault password of {FILE} ({label}) {error}", _RESTORE) from None
-    if mode & 0o177:
-        # Ansible would run an executable one to get the password.
-        raise _refusal(path, f"holds the vault password, got mode {stat.S_IMODE(mode):04o}, expected 0600", "chmod 600")
-    if not password:
-        raise _refusal(path, f"holds no vault password for {FILE} ({label})", _RESTORE)
+    password = _first_line(path, f"the vault password of {FILE} ({label})", _RESTORE)
     if len(password) < MIN_PASSWORD:
-        what = (
-            f"holds a weak vault password for {FILE}, got {len(password)} characters, expected {MIN_PASSWORD} or more"
-        )
+        what = f"holds a weak vault password of {FILE}, got {len(password)} characters, expected {MIN_PASSWORD} or more"
         raise _refusal(path, what, "ansible-vault rekey changes it")
     return password
+
+
+def _first_line(path: Path, what: str, hint: str = "") -> bytes:
+    try:
+        content = files.read(path).strip()
+        mode = path.stat().st_mode
+    except (files.UnfitError, OSError) as error:
+        raise _refusal(path, f"{what} {error}", hint) from None
+    if mode & 0o177:
+        # Ansible would run an executable one to get the password.
+        raise _refusal(path, f"holds {what}, got mode {stat.S_IMODE(mode):04o}, expected 0600", "chmod 600")
+    if not content or b"\n" in content:
+        raise _refusal(path, f"holds no {what.removeprefix('the ').removeprefix('a ')}, which is one line", hint)
+    return content
 
 
 def _vault(label: str, password: bytes) -> Any:

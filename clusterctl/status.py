@@ -12,15 +12,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import paramiko
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl import contact, hardware, home
+from clusterctl import contact, converge, hardware
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import fold
-from clusterctl.remote import ContactError, connect, each, known_hosts_of, run
+from clusterctl.remote import Access, ContactError, Session, connect, each
 from clusterctl.report import Screen
 from clusterctl.untrusted import printable
 
@@ -140,13 +139,14 @@ class Status:
         }
 
 
-def status_command(inventory_path: Path, output: str = "text") -> int:
-    """Print the cluster's status as text or JSON and return the exit status. Raises InputError, as `home.load` does."""
-    inventory = home.load(home.inventory_file(inventory_path))
-    screen = Screen(sys.stderr if output == "json" else sys.stdout)
+def status_command(options: converge.Options) -> int:
+    """Print the cluster's status as text or JSON and return the exit status. Raises InputError, as `load` does."""
+    site = converge.authorise(converge.load(options))
+    inventory = site.inventory
+    screen = Screen(sys.stderr if options.json else sys.stdout)
     with screen.working(f"Asking {len(inventory.hosts)} nodes"):
-        status = collect(inventory)
-    if output == "json":
+        status = collect(inventory, site.access)
+    if options.json:
         print(json.dumps(status.as_dict(), indent=2))
     else:
         show(screen, status)
@@ -156,11 +156,10 @@ def status_command(inventory_path: Path, output: str = "text") -> int:
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
-def collect(inventory: Inventory) -> Status:
+def collect(inventory: Inventory, access: Access) -> Status:
     """Ask every node at once. Raises InputError for a hardware record that cannot be used."""
     records = hardware.load_all(inventory.directory)
-    known_hosts = known_hosts_of(inventory)
-    answers = each(inventory.hosts, lambda host: _ask(host, known_hosts, records.get(host.name)))
+    answers = each(inventory.hosts, lambda host: _ask(host, access, records.get(host.name)))
     slurm = next((said for _, said in answers.values() if said), None)
     if slurm is None and inventory.in_group("slurm_head"):
         slurm = Slurm(problem="the head does not answer")
@@ -176,17 +175,16 @@ def services_of(host: Host) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _ask(host: Host, known_hosts: Path, recorded: Hardware | None) -> tuple[NodeStatus, Slurm | None]:
+def _ask(host: Host, access: Access, recorded: Hardware | None) -> tuple[NodeStatus, Slurm | None]:
     head = any(group.endswith("_head") for group in host.groups)
     worker = "slurm_workers" in host.groups
     wanted = services_of(host)
     try:
-        with connect(host, known_hosts) as transport:
-            answer = contact.converse(host, transport, {"services": [n for name in wanted for n in name.split("|")]})
+        with connect(host, access) as session:
+            answer = contact.converse(host, session, {"services": [n for name in wanted for n in name.split("|")]})
             if answer.facts is None or answer.errors:
                 return NodeStatus(host.name, head, str(answer.errors[0]), worker), None
-            become = host.become and transport.get_username() != "root"
-            slurm = ask_slurm(transport, become) if "slurm_head" in host.groups else None
+            slurm = ask_slurm(session) if "slurm_head" in host.groups else None
     except ContactError as error:
         return NodeStatus(host.name, head, error.found, worker), None
     states = answer.facts.node.services
@@ -200,15 +198,15 @@ def _ask(host: Host, known_hosts: Path, recorded: Hardware | None) -> tuple[Node
     return NodeStatus(host.name, head, "", worker, services, tuple(differences)), slurm
 
 
-def ask_slurm(transport: paramiko.Transport, become: bool) -> Slurm:
+def ask_slurm(session: Session) -> Slurm:
     """Ask the slurmctld of the node at the other end for its nodes and jobs."""
     try:
-        found, nodes, error = _slurm(transport, become, "scontrol", "--oneliner", "--details", "show", "nodes")
+        found, nodes, error = _slurm(session, "scontrol", "--oneliner", "--details", "show", "nodes")
         if found != 0:
             absent = found == _NO_SUCH_COMMAND or "command not found" in error
             told = "not on the head yet" if absent else _first_line(error)
             return Slurm(problem=told or f"scontrol ended with {found}")
-        found, jobs, error = _slurm(transport, become, "squeue", "--noheader", "--all", "--format=%T")
+        found, jobs, error = _slurm(session, "squeue", "--noheader", "--all", "--format=%T")
         if found != 0:
             return Slurm(problem=_first_line(error) or f"squeue ended with {found}")
     except ContactError as problem:
@@ -216,8 +214,8 @@ def ask_slurm(transport: paramiko.Transport, become: bool) -> Slurm:
     return Slurm(parse_nodes(nodes), dict(Counter(printable(line, 32) for line in jobs.split())))
 
 
-def _slurm(transport: paramiko.Transport, become: bool, *argv: str) -> tuple[int, str, str]:
-    return run(transport, argv, become=become, timeout=_SLURM_SECONDS, limit=_MAX_SLURM_REPLY)
+def _slurm(session: Session, *argv: str) -> tuple[int, str, str]:
+    return session.run(argv, root=True, timeout=_SLURM_SECONDS, limit=_MAX_SLURM_REPLY)
 
 
 def _first_line(said: str) -> str:

@@ -310,7 +310,18 @@ def test_printed_command_builds_the_same(cluster: TestLab) -> None:
 
 def test_a_lost_controller_is_replaced_by_the_heads_copy(cluster: TestLab, tmp_path: Path) -> None:
     """As docs/guide.md says, on a machine that has nothing but the way in."""
-    argv = ["clusterctl", "lab", "ssh", "--name", cluster.name, "head1", "--", "sudo", "cat", "/var/lib/clusterctl/recovery.tar"]
+    argv = [
+        "clusterctl",
+        "lab",
+        "ssh",
+        "--name",
+        cluster.name,
+        "head1",
+        "--",
+        "sudo",
+        "cat",
+        "/var/lib/clusterctl/recovery.tar",
+    ]
     copy = subprocess.run(argv, capture_output=True, check=True).stdout
     subprocess.run(["tar", "--extract", "--directory", str(tmp_path)], input=copy, check=True)
     config = tmp_path / "config" / "clusterctl"

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clusterctl import home, hostrange, paths, remote, schema
+from clusterctl import home, hostrange, known_hosts, paths, schema
 from clusterctl.errors import InputError
 from clusterctl.inventory import Inventory
 
@@ -267,13 +267,13 @@ def judge(path: Path) -> Inventory | None:
     assert cluster.head.name
     for host in cluster.hosts:
         assert hostrange.is_host_name(host.name)
-        assert 0 < host.port < 65536
+        assert 0 < (host.port or 22) < 65536
         assert schema.is_ip(host.address) or schema.is_domain(host.address)
         assert not {name for name in host.variables if name.startswith("ansible_")} - set(schema.CONNECTION)
         for text in texts(host.variables):
             assert not re.search(r"\{[{%#]|^\s*#jinja2", text)
             assert text.removesuffix("\n").isprintable()
-        remote.known_keys(path.parent / home.KNOWN_HOSTS, remote.known_name(host))
+        known_hosts.keys(path.parent / known_hosts.FILE, host.address)
     return cluster
 
 
@@ -396,5 +396,5 @@ def test_any_known_hosts_gives_keys_or_none(tmp_path: Path, text: bytes) -> None
     path = tmp_path / "known_hosts"
     path.write_bytes(text)
     with watched():
-        accepted, revoked = remote.known_keys(path, "10.0.0.10")
+        accepted, revoked = known_hosts.keys(path, "10.0.0.10")
     assert all(key.get_name() for key in (*accepted, *revoked))

@@ -82,7 +82,7 @@ def test_hosts_groups_and_variables(tmp_path: Path, known: Schema) -> None:
     }
     gpu01, gpu02 = cluster.host("gpu01"), cluster.host("gpu02")
     assert (gpu01.address, gpu01.port, gpu01.user, gpu01.become) == ("10.0.0.11", 2222, "admin", True)
-    assert (gpu02.address, gpu02.port, set(gpu02.groups)) == ("gpu02", 22, {"slurm_workers", "a100"})
+    assert (gpu02.address, gpu02.port, set(gpu02.groups)) == ("gpu02", None, {"slurm_workers", "a100"})
     assert [host.variables.get("demo_port") for host in cluster.hosts] == [None, 1, 2, 3, 2]
     assert (gpu02.variables["demo_level"], gpu02.position.line) == ("high", 16)
     assert [host.name for host in cluster.in_group("monitoring")] == ["head1"]

@@ -59,7 +59,14 @@ def test_a_secret_that_cannot_be_had_names_the_file(cluster: dict[str, Any]) -> 
 def whole(cluster: dict[str, Any]) -> dict[str, Any]:
     """A cluster's directory with one file of each kind, and with what is nobody else's business."""
     directory = Path(cluster["inventory_dir"])
-    kept = ("cluster.yaml", "group_vars/all.yml", "host_vars/gpu01/site.yaml", "hardware/gpu01.json", "known_hosts", "ca/x.pem")
+    kept = (
+        "cluster.yaml",
+        "group_vars/all.yml",
+        "host_vars/gpu01/site.yaml",
+        "hardware/gpu01.json",
+        "known_hosts",
+        "ca/x.pem",
+    )
     for name in (*kept, ".clusterctl/runs/log", "id_ed25519", "hardware/note.txt", "group_vars/.all.yml"):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(f"{name}\n", encoding="utf-8")

@@ -18,6 +18,7 @@ from clusterctl.contact import Answer, Facts
 from clusterctl.errors import InputError, PreflightError
 from clusterctl.inventory import Host, Inventory
 from clusterctl.preflight import Finding
+from clusterctl.remote import Access
 from clusterctl.untrusted import Malformed
 
 from .ssh_server import Server, host, inventory, known, listening, shell
@@ -47,8 +48,9 @@ def answer() -> dict[str, Any]:
                 "sources": [{"url": SOURCE, "error": None}],
             },
             "lock_holder": None,
-            "managed": False,
-            "slurm_conf": False,
+            "roles": [],
+            "cluster": None,
+            "before": [],
             "services": {},
         },
         "started": 1000.0,
@@ -104,7 +106,10 @@ def _set(*path: str, to: object) -> Callable[[dict[str, Any]], object]:
         ),
         (_set("node", "network", "sources", to=[]), "package source", "none", True),
         (_set("node", "lock_holder", to="pid 7 (apt-get) on /x"), "package lock", "pid 7 (apt-get)", True),
-        (_set("node", "slurm_conf", to=True), "slurm", "not ours", True),
+        (_set("node", "before", to=["slurm.conf", "slurmd"]), "slurm", "slurm.conf and slurmd of somebody", False),
+        (_set("node", "before", to=["kubelet"]), "found", "a kubelet runs", True),
+        (_set("node", "before", to=["containers"]), "found", "containers run under Docker", True),
+        (_set("node", "before", to=["nvidia-uninstall"]), "found", ".run file", True),
         (_set("node", "nvml_error", to="Driver/library version mismatch"), "gpu", "version mismatch", True),
         (_set("node", "pci_gpus", to=8), "gpu", "6 NVIDIA GPUs on the bus", True),
     ],
@@ -116,6 +121,18 @@ def test_what_is_wrong_is_found(
     assert (finding.node, finding.check, finding.warning) == ("gpu01", check, warning)
     assert said in finding.found
     assert str(finding).isprintable()
+
+
+def test_what_is_our_own_is_nobody_elses() -> None:
+    def ours(data: dict[str, Any]) -> None:
+        data["node"].update(before=["slurm.conf", "slurmd"], roles=["base", "slurm_worker"], cluster="aurora-1")
+
+    answer = Answer(facts(ours), (), ("debian", "13"))
+    assert list(preflight.judge(host(22), answer, "aurora-1")) == []
+    (other,) = preflight.judge(host(22), answer, "borealis-2")
+    assert (other.check, other.found, other.warning) == ("cluster", "is the head of another cluster, aurora-1", False)
+    (taken,) = preflight.judge(host(22), answer, "borealis-2", adopt=True)
+    assert taken.warning
 
 
 @pytest.mark.parametrize(
@@ -315,7 +332,7 @@ def test_all_problems_of_all_nodes_come_at_once_and_nothing_is_written(tmp_path:
             replace(host(22, key, "gpu03"), address="gpu03.invalid"),
         )
         with pytest.raises(PreflightError) as caught:
-            preflight.preflight(cluster)
+            preflight.preflight(cluster, Access(tmp_path / "known_hosts"))
     found = [(f.node, f.check) for f in caught.value.problems if isinstance(f, Finding)]
     assert found == [("gpu01", "disk"), ("gpu01", "memory"), ("gpu02", "connection"), ("gpu03", "name")]
     assert caught.value.exit_code == 3
@@ -327,7 +344,7 @@ def test_hardware_is_recorded_once_and_then_compared(tmp_path: Path) -> None:
     with listening(head.serve) as one, listening(worker.serve) as two:
         (tmp_path / "known_hosts").write_text(known(one, *head.host_keys) + known(two, *worker.host_keys))
         cluster = inventory(tmp_path, host(one, key, "head1", "slurm_head"), host(two, key, "gpu01"))
-        first = preflight.preflight(cluster)
+        first = preflight.preflight(cluster, Access(tmp_path / "known_hosts"))
         assert [path.name for path in preflight.record(cluster, first)] == ["head1.json", "gpu01.json"]
         before = (tmp_path / "hardware/gpu01.json").read_bytes()
 
@@ -336,12 +353,12 @@ def test_hardware_is_recorded_once_and_then_compared(tmp_path: Path) -> None:
             data["hardware"]["gpus"] = [gpu(0)]
 
         worker.program = says(lost)
-        second = preflight.preflight(cluster)
+        second = preflight.preflight(cluster, Access(tmp_path / "known_hosts"))
         assert preflight.record(cluster, second) == []
         assert (tmp_path / "hardware/gpu01.json").read_bytes() == before
         assert second.differences["gpu01"][0] == "GPUs: recorded 2, found 1"
         assert [path.name for path in preflight.record(cluster, second, refresh=["gpu01"])] == ["gpu01.json"]
-        assert preflight.preflight(cluster).differences == {}
+        assert preflight.preflight(cluster, Access(tmp_path / "known_hosts")).differences == {}
 
 
 def test_workers_that_cannot_be_reached_may_be_left_out_but_not_the_head(tmp_path: Path) -> None:
@@ -349,12 +366,12 @@ def test_workers_that_cannot_be_reached_may_be_left_out_but_not_the_head(tmp_pat
     with listening(head.serve) as one:
         (tmp_path / "known_hosts").write_text(known(one, *head.host_keys))
         good = inventory(tmp_path, host(one, key, "head1", "slurm_head"), host(1, key, "gpu01"))
-        found = preflight.preflight(good, skip_unreachable=True)
+        found = preflight.preflight(good, Access(tmp_path / "known_hosts"), skip_unreachable=True)
         assert [f.node for f in found.skipped] == ["gpu01"]
         assert list(found.facts) == ["head1"]
         bad = inventory(tmp_path, host(1, key, "head1", "slurm_head"), host(one, key, "gpu01"))
         with pytest.raises(PreflightError, match="head1: connection"):
-            preflight.preflight(bad, skip_unreachable=True)
+            preflight.preflight(bad, Access(tmp_path / "known_hosts"), skip_unreachable=True)
 
 
 def test_a_changed_host_key_is_no_unreachable_node(tmp_path: Path) -> None:
@@ -363,21 +380,21 @@ def test_a_changed_host_key_is_no_unreachable_node(tmp_path: Path) -> None:
         (tmp_path / "known_hosts").write_text(known(one, *head.host_keys) + known(two, *head.host_keys))
         cluster = inventory(tmp_path, host(one, key, "head1", "slurm_head"), host(two, key, "gpu01"))
         with pytest.raises(PreflightError, match="gpu01: host key changed"):
-            preflight.preflight(cluster, skip_unreachable=True)
+            preflight.preflight(cluster, Access(tmp_path / "known_hosts"), skip_unreachable=True)
 
 
 def test_a_bad_record_stops_before_any_contact(tmp_path: Path) -> None:
     (tmp_path / "hardware").mkdir()
     (tmp_path / "hardware/gpu01.json").write_text("{")
     with pytest.raises(InputError):
-        preflight.preflight(inventory(tmp_path, host(1, None, "head1", "slurm_head")))
+        preflight.preflight(inventory(tmp_path, host(1, None, "head1", "slurm_head")), Access(tmp_path / "known_hosts"))
 
 
 def ask(tmp_path: Path, program: Callable[[paramiko.Channel, str], int], become: bool = True) -> Answer:
     (server,), key = served(tmp_path, program)
     with listening(server.serve) as port:
         (tmp_path / "known_hosts").write_text(known(port, *server.host_keys))
-        return contact.ask(replace(host(port, key), become=become), tmp_path / "known_hosts", {})
+        return contact.ask(replace(host(port, key), become=become), Access(tmp_path / "known_hosts"), {})
 
 
 def test_the_real_probe_is_run_and_read(tmp_path: Path) -> None:
@@ -442,6 +459,6 @@ def test_nothing_of_the_probes_options_is_in_the_arguments(tmp_path: Path) -> No
     with listening(server.serve) as port:
         (tmp_path / "known_hosts").write_text(known(port, *server.host_keys))
         one = replace(host(port, key), variables={"cluster_http_proxy": "http://me:canary@proxy:3128"})
-        contact.ask(one, tmp_path / "known_hosts", {"network": preflight.network_options(one)})
+        contact.ask(one, Access(tmp_path / "known_hosts"), {"network": preflight.network_options(one)})
     assert seen
     assert not any("canary" in command for command in seen)

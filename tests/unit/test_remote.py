@@ -1,10 +1,9 @@
 """SSH to the nodes: strict about host keys, exact about what went wrong, and never at the mercy of the other end."""
 
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
@@ -12,10 +11,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from clusterctl import remote
-from clusterctl.remote import ContactError, Failure, HostKey
+from clusterctl import remote, trust
+from clusterctl.remote import Access, ContactError, Failure, Session
 
-from .ssh_server import Server, host, inventory, known, listening
+from .ssh_server import Server, host, known, listening
 
 
 def ed25519(path: Path, passphrase: bytes = b"") -> paramiko.PKey:
@@ -49,55 +48,53 @@ def node(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def connect(tmp_path: Path, node: Server) -> Callable[[], paramiko.Transport]:
-    return lambda: remote.connect(host(node.port, tmp_path / "id"), tmp_path / "known_hosts")
+def connect(tmp_path: Path, node: Server) -> Callable[[], Session]:
+    return lambda: remote.connect(host(node.port, tmp_path / "id"), Access(tmp_path / "known_hosts"))
 
 
 def failure(port: int, directory: Path, address: str = "127.0.0.1") -> ContactError:
     """Return how contact fails with a host at a port."""
     one = host(port, directory / "id")
     with pytest.raises(ContactError) as caught:
-        remote.connect(type(one)(**{**one.__dict__, "address": address}), directory / "known_hosts").close()
+        remote.connect(type(one)(**{**one.__dict__, "address": address}), Access(directory / "known_hosts")).close()
     return caught.value
 
 
-def test_a_known_node_runs_what_it_is_told(connect: Callable[[], paramiko.Transport]) -> None:
-    with connect() as transport:
-        assert remote.run(transport, ["cat"], stdin="to the node") == (0, "to the node", "")
-        assert remote.run(transport, ["sh", "-c", "echo 'a $b' >&2; exit 3"]) == (3, "", "a $b\n")
+def test_a_known_node_runs_what_it_is_told(connect: Callable[[], Session]) -> None:
+    with connect() as session:
+        assert session.run(["cat"], stdin="to the node") == (0, "to the node", "")
+        assert session.run(["sh", "-c", "echo 'a $b' >&2; exit 3"]) == (3, "", "a $b\n")
 
 
 def test_a_program_that_does_not_read_its_input_is_judged_by_its_exit(
-    node: Server, connect: Callable[[], paramiko.Transport]
+    node: Server, connect: Callable[[], Session]
 ) -> None:
     node.program = lambda channel, command: 7
-    with connect() as transport:
-        assert remote.run(transport, ["exit"], stdin="x" * 10_000_000)[0] == 7
+    with connect() as session:
+        assert session.run(["exit"], stdin="x" * 10_000_000)[0] == 7
 
 
-def test_text_from_a_node_has_no_terminal_escapes(connect: Callable[[], paramiko.Transport]) -> None:
-    with connect() as transport:
-        _, out, _ = remote.run(transport, ["printf", r"\033[2Jwiped\r\n\tkept \377\342\200\256"])
+def test_text_from_a_node_has_no_terminal_escapes(connect: Callable[[], Session]) -> None:
+    with connect() as session:
+        _, out, _ = session.run(["printf", r"\033[2Jwiped\r\n\tkept \377\342\200\256"])
     assert out == "[2Jwiped\n\tkept �"
 
 
-def test_a_node_cannot_flood_us(connect: Callable[[], paramiko.Transport]) -> None:
-    with connect() as transport, pytest.raises(ContactError) as caught:
-        remote.run(transport, ["head", "-c", "200000", "/dev/zero"], limit=100_000)
+def test_a_node_cannot_flood_us(connect: Callable[[], Session]) -> None:
+    with connect() as session, pytest.raises(ContactError) as caught:
+        session.run(["head", "-c", "200000", "/dev/zero"], limit=100_000)
     assert caught.value.failure is Failure.REPLY
 
 
-def test_a_program_that_hangs_is_given_up(
-    tmp_path: Path, node: Server, connect: Callable[[], paramiko.Transport]
-) -> None:
+def test_a_program_that_hangs_is_given_up(tmp_path: Path, node: Server, connect: Callable[[], Session]) -> None:
     def hang(channel: paramiko.Channel, command: str) -> int:
         channel.sendall(b"one line, then nothing\n")
         time.sleep(60)
         return 0
 
     node.program = hang
-    with connect() as transport, pytest.raises(ContactError) as caught:
-        remote.run(transport, ["sleep"], timeout=0.5)
+    with connect() as session, pytest.raises(ContactError) as caught:
+        session.run(["sleep"], timeout=0.5)
     assert caught.value.failure is Failure.REPLY
     assert "sleep did not end" in str(caught.value)
 
@@ -112,7 +109,7 @@ def test_a_changed_host_key_is_refused_before_we_say_who_we_are(tmp_path: Path, 
     assert error.failure is Failure.HOST_KEY_CHANGED
     assert old.fingerprint in error.found
     assert node.host_keys[0].fingerprint in error.found
-    assert f"ssh-keygen -R '[127.0.0.1]:{node.port}' -f {tmp_path}/known_hosts" in error.hint
+    assert f"clusterctl trust {tmp_path} gpu01" in error.hint
     assert node.attempts == []
 
 
@@ -141,8 +138,8 @@ def test_every_way_to_write_a_name_is_understood(tmp_path: Path, node: Server, n
     line = known(node.port, *node.host_keys).replace(name, written)
     junk = "not a line\n[x]:1 ssh-ed25519 !!!\nx ssh-unheard AAAA\n@cert-authority * ssh-rsa AAAA\n"
     (tmp_path / "known_hosts").write_text(junk + line)
-    with remote.connect(host(node.port, tmp_path / "id"), tmp_path / "known_hosts") as transport:
-        assert transport.is_authenticated()
+    with remote.connect(host(node.port, tmp_path / "id"), Access(tmp_path / "known_hosts")) as session:
+        assert session.transport.is_authenticated()
 
 
 def test_the_kind_of_key_that_is_recorded_is_the_one_asked_for(
@@ -150,53 +147,8 @@ def test_the_kind_of_key_that_is_recorded_is_the_one_asked_for(
 ) -> None:
     node.host_keys.append(rsa)
     (tmp_path / "known_hosts").write_text(known(node.port, rsa))
-    with remote.connect(host(node.port, tmp_path / "id"), tmp_path / "known_hosts") as transport:
-        assert transport.get_remote_server_key().fingerprint == rsa.fingerprint
-
-
-def test_new_keys_are_added_and_old_ones_stay(tmp_path: Path, node: Server) -> None:
-    old = "10.0.0.1 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAICS+wsToPfB5V/MKyVe2IANlfOELBO3yJiYhteEeXNYk"
-    (tmp_path / "known_hosts").write_text(old)  # a person's file: no line break at its end
-    cluster = inventory(tmp_path, host(node.port, tmp_path / "id"))
-    mask = os.umask(0)
-    try:
-        remote.ensure_host_keys(cluster, accept=True)
-    finally:
-        os.umask(mask)
-    assert (tmp_path / "known_hosts").read_text() == f"{old}\n{known(node.port, *node.host_keys)}"
-    assert (tmp_path / "known_hosts").stat().st_mode & 0o777 == 0o600
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
-    remote.connect(cluster.hosts[0], tmp_path / "known_hosts").close()
-
-
-def test_a_recorded_key_is_never_replaced(tmp_path: Path, node: Server) -> None:
-    recorded = known(node.port, ed25519(tmp_path / "old"))
-    (tmp_path / "known_hosts").write_text(recorded)
-    cluster = inventory(tmp_path, host(node.port, tmp_path / "id"))
-    remote.ensure_host_keys(cluster, accept=True)
-    remote.accept_new_host_keys(cluster, remote.scan_host_keys(cluster.hosts))
-    assert (tmp_path / "known_hosts").read_text() == recorded
-
-
-@pytest.mark.parametrize("answer", [True, False])
-def test_keys_are_shown_before_they_are_recorded(tmp_path: Path, node: Server, answer: bool) -> None:
-    (tmp_path / "known_hosts").unlink()
-    shown: list[HostKey] = []
-
-    def ask(keys: Sequence[HostKey]) -> bool:
-        shown.extend(keys)
-        return answer
-
-    remote.ensure_host_keys(inventory(tmp_path, host(node.port)), ask=ask)
-    assert [(key.node, key.fingerprint) for key in shown] == [("gpu01", node.host_keys[0].fingerprint)]
-    assert (tmp_path / "known_hosts").exists() is answer
-    assert node.attempts == []
-
-
-def test_without_leave_nothing_is_asked_and_nothing_recorded(tmp_path: Path, node: Server) -> None:
-    (tmp_path / "known_hosts").unlink()
-    remote.ensure_host_keys(inventory(tmp_path, host(node.port)))
-    assert not (tmp_path / "known_hosts").exists()
+    with remote.connect(host(node.port, tmp_path / "id"), Access(tmp_path / "known_hosts")) as session:
+        assert session.transport.get_remote_server_key().fingerprint == rsa.fingerprint
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
@@ -216,18 +168,18 @@ def test_a_key_that_is_not_authorized_is_named_and_tried_once(tmp_path: Path, no
 def test_default_keys_are_tried_where_the_inventory_names_none(tmp_path: Path, node: Server) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / "id").rename(tmp_path / ".ssh/id_ed25519")
-    remote.connect(host(node.port), tmp_path / "known_hosts").close()
+    remote.connect(host(node.port), Access(tmp_path / "known_hosts")).close()
 
 
 def test_no_key_at_all_is_said(tmp_path: Path, node: Server) -> None:
     with pytest.raises(ContactError, match="there is no key to try"):
-        remote.connect(host(node.port), tmp_path / "known_hosts")
+        remote.connect(host(node.port), Access(tmp_path / "known_hosts"))
 
 
 def test_a_key_with_a_passphrase_needs_the_agent(tmp_path: Path, node: Server) -> None:
     ed25519(tmp_path / "locked", b"secret")
     with pytest.raises(ContactError, match="ssh-agent") as caught:
-        remote.connect(host(node.port, tmp_path / "locked"), tmp_path / "known_hosts")
+        remote.connect(host(node.port, tmp_path / "locked"), Access(tmp_path / "known_hosts"))
     assert caught.value.failure is Failure.AUTHENTICATION
 
 
@@ -236,7 +188,7 @@ def test_a_private_key_that_cannot_be_used_is_named(tmp_path: Path, node: Server
     if content is not None:
         (tmp_path / "bad").write_bytes(content)
     with pytest.raises(ContactError, match="bad") as caught:
-        remote.connect(host(node.port, tmp_path / "bad"), tmp_path / "known_hosts")
+        remote.connect(host(node.port, tmp_path / "bad"), Access(tmp_path / "known_hosts"))
     assert caught.value.failure is Failure.AUTHENTICATION
 
 
@@ -291,7 +243,8 @@ def test_all_hosts_are_asked_at_once(tmp_path: Path) -> None:
             met.append(together.wait(timeout=60))  # nobody is answered before the last has come
 
     with listening(answer) as port:
-        assert remote.scan_host_keys([host(port, name=f"gpu{n:02}") for n in range(hosts)]) == []
+        found = trust.scan([host(port, name=f"gpu{n:02}") for n in range(hosts)], Access(tmp_path / "known_hosts"))
+        assert {type(said) for said in found.values()} == {ContactError}
     assert len(met) == hosts
 
 

@@ -11,6 +11,7 @@ import paramiko
 import pytest
 
 from clusterctl import hardware, status
+from clusterctl.remote import Access
 from clusterctl.report import Screen
 from clusterctl.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Slurm, SlurmNode, Status
 
@@ -160,7 +161,7 @@ def test_a_cluster_is_asked_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyP
         cluster = inventory(tmp_path, head, gone)
         (tmp_path / "known_hosts").write_text(known(port, *server.host_keys))
         hardware.save(tmp_path, recorded(name="head1"))
-        found = status.collect(cluster)
+        found = status.collect(cluster, Access(tmp_path / "known_hosts"))
     answered, silent = found.nodes
     if answered.problem:  # who runs this test is not root, and status says so
         assert "is not root" in answered.problem

@@ -1,0 +1,184 @@
+"""The cluster's lock on its head, for administrators at different machines.
+
+A small program on the head, run over a connection of its own, holds flock(2) on a file in /run/clusterctl as long as it
+hears from us: a line every few seconds. Where it hears nothing it keeps the lock for EXPIRY seconds more by the
+head's own clock, since tasks of a run that was cut off may still go on, and then lets go. A later run of the same
+controller's directory, which has the lock there too, takes it over at once.
+"""
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import paramiko
+
+from clusterctl import secrets
+from clusterctl.errors import Locked, PreflightError
+from clusterctl.inventory import Host
+from clusterctl.lock import Holder, holder_of
+from clusterctl.preflight import Finding
+from clusterctl.remote import Access, ContactError, Session, connect
+from clusterctl.untrusted import printable
+
+HEARTBEAT = 5.0
+EXPIRY = 60.0
+_SECONDS = 10.0
+
+_PROGRAM = r"""
+import fcntl, json, os, select, signal, sys, time
+me, expiry = json.loads(sys.argv[1]), float(sys.argv[2])
+for number in (signal.SIGHUP, signal.SIGPIPE):
+    signal.signal(number, signal.SIG_IGN)
+os.makedirs("/run/clusterctl", mode=0o700, exist_ok=True)
+lock = os.open("/run/clusterctl/cluster.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+patience = time.monotonic() + 3
+while True:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        break
+    except BlockingIOError:
+        try:
+            holder = json.loads(os.pread(lock, 4096, 0))
+        except ValueError:
+            holder = {}
+        if holder.get("controller") == me["controller"]:
+            os.kill(holder["keeper"], signal.SIGTERM)
+        elif holder or time.monotonic() > patience:
+            print("clusterctl-lock: held " + json.dumps(holder), flush=True)
+            sys.exit(0)
+    if time.monotonic() > patience + 3:
+        sys.exit("the lock of an earlier run cannot be taken over")
+    time.sleep(0.05)
+os.ftruncate(lock, 0)
+os.pwrite(lock, json.dumps(dict(me, keeper=os.getpid())).encode(), 0)
+print("clusterctl-lock: ours", flush=True)
+heard = time.monotonic()
+listening = [0]
+while time.monotonic() < heard + expiry:
+    if not select.select(listening, [], [], max(0, heard + expiry - time.monotonic()))[0]:
+        continue
+    said = os.read(0, 4096)
+    if b"done" in said:
+        break
+    if said:
+        heard = time.monotonic()
+    else:
+        listening = []
+os.ftruncate(lock, 0)
+"""
+_MARK = "clusterctl-lock: "
+
+
+def controller_of(state: Path) -> str:
+    """Return the name by which the head knows this controller's directory: a random one, made once."""
+    path = state / "id"
+    with suppress(FileExistsError):
+        secrets.write_private(path, f"{random.SystemRandom().getrandbits(128):032x}\n".encode())
+    return path.read_text().strip()
+
+
+class HeadLock:
+    """The lock while it is held. `lost` says who has it instead, which cannot be while the head hears from us."""
+
+    def __init__(self, head: Host, access: Access, me: Holder, controller: str) -> None:
+        self._head, self._access = head, access
+        self._me = json.dumps({**asdict(me), "controller": controller})
+        self._over = threading.Event()
+        self._session: Session | None = None
+        self._channel: paramiko.Channel | None = None
+        self.lost = ""
+
+    def take(self) -> None:
+        """Take the lock. Raises Locked naming who has it, ContactError where the head cannot be asked."""
+        self._close()
+        session = connect(self._head, self._access)
+        try:
+            channel = session.transport.open_session(timeout=_SECONDS)
+            deadline = time.monotonic() + _SECONDS
+            program = ["/usr/bin/python3", "-c", _PROGRAM, self._me, str(EXPIRY)]
+            said = session.start(channel, program, root=True, deadline=deadline)
+            answer = self._answer(channel, said, deadline)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            session.close()
+            raise PreflightError([self._finding(f"no answer: {printable(str(error), 200)}")]) from None
+        except BaseException:
+            session.close()
+            raise
+        if answer.startswith("held"):
+            session.close()
+            holder = holder_of(answer.removeprefix("held")) or "another run"
+            raise Locked(f"The cluster is locked by {holder}.\nWait until it has ended, then give the command again.")
+        self._session, self._channel = session, channel
+
+    def _answer(self, channel: paramiko.Channel, said: bytes, deadline: float) -> str:
+        while b"\n" not in said:
+            channel.settimeout(max(0.1, deadline - time.monotonic()))
+            chunk = channel.recv(1 << 12)
+            said += chunk
+            if not chunk or len(said) > 1 << 14:
+                complaint = channel.recv_stderr(1 << 12).decode(errors="replace").strip().splitlines()
+                raise PreflightError([self._finding(printable(complaint[-1], 200) if complaint else "no answer")])
+        line = said.partition(b"\n")[0].decode(errors="replace")
+        if not line.startswith(_MARK):
+            raise PreflightError([self._finding(printable(line, 200))])
+        return line.removeprefix(_MARK)
+
+    def _finding(self, found: str) -> Finding:
+        return Finding(self._head.name, "lock", found, "the lock lies in /run/clusterctl on the head")
+
+    def keep(self) -> None:
+        """Let the head hear from us until `release`; a connection that breaks is made anew."""
+        while not self._over.wait(HEARTBEAT):
+            try:
+                if self._channel is None:
+                    self.take()
+                else:
+                    self._channel.sendall(b"here\n")
+            except Locked as error:
+                self.lost = str(error)
+                return
+            except (ContactError, PreflightError, paramiko.SSHException, OSError, EOFError):
+                self._close()  # the head may be on its way up again
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._over.set()
+        if self._channel:
+            with suppress(paramiko.SSHException, OSError, EOFError):
+                self._channel.sendall(b"done\n")
+                self._channel.shutdown_write()
+                self._channel.status_event.wait(1.0)  # or a run that begins at once would meet it
+        self._close()
+
+    def _close(self) -> None:
+        if self._session:
+            self._session.close()
+        self._session = self._channel = None
+
+
+@contextmanager
+def hold(
+    head: Host, access: Access, me: Holder, state: Path, say: Callable[[str], None] = lambda text: None
+) -> Iterator[HeadLock]:
+    """Hold the lock on the head. Raises Locked at once, naming the holder, while another run has it.
+
+    A head that cannot be asked gets no lock: preflight names it, or `say` where the run leaves it out.
+    """
+    lock = HeadLock(head, access, me, controller_of(state))
+    try:
+        lock.take()
+    except ContactError as error:
+        say(f"{head.name} cannot keep other runs out: {error.found}")
+        yield lock
+        return
+    beat = threading.Thread(target=lock.keep, daemon=True)
+    beat.start()
+    try:
+        yield lock
+    finally:
+        lock.release()
