@@ -372,6 +372,8 @@ inventory(
         "Structure: duplicate address inside the cluster": "got 10.0.0.10, which head1 has (give each its own",
         "Structure: IPv6 inside the cluster": "Slurm is set up for IPv4 here, got fd00::1 (give it an IPv4 address",
         "Structure: duplicate address of IPv6": "duplicate address, got fd00::1, which gpu05 has",
+        "Structure: unknown jump host": 'no host "head9" (did you mean head',
+        "Structure: jump host behind a jump host": "gpu07 is itself behind head9, expected a host that is",
         "Structure: host with the name of a group": "a host with the name of a group",
         "Structure: address given twice": "given a second time, first at inventory.yaml:7:31 (keep one of them)",
     },
@@ -392,6 +394,8 @@ all:
         gpu04: {cluster_address: §10.0.0.10}
         §gpu05: {ansible_host: "fd00::1"}
         gpu06: {ansible_host: §"FD00:0::1"}
+        gpu07: {cluster_jump_host: §head9}
+        gpu08: {cluster_jump_host: §gpu07}
         §monitoring: {}
     monitoring:
       hosts:
@@ -499,6 +503,7 @@ together(
         ("a relative key file", "ansible_ssh_private_key_file: §id", "expected a path that starts with / or ~/"),
         ("a key file that is not there", "ansible_ssh_private_key_file: §/no/such", "cannot be read: No such file"),
         ("a key file of a stranger", "ansible_ssh_private_key_file: §~nobody7/x", "expected a path that starts"),
+        ("a fingerprint that is none", "cluster_host_key: §SHA256:x", "expected SHA256: and 43 characters"),
         ("an old name of a variable", "§ansible_ssh_user: root", "(did you mean ansible_user?)"),
         ("an address for a name", "base_extra_hosts: {www: §nowhere}", "expected an IP address"),
     ],
@@ -522,6 +527,8 @@ together(
                 "ansible_ssh_private_key_file",
                 "ansible_become",
                 "cluster_address",
+                "cluster_jump_host",
+                "cluster_host_key",
             )
         ),
         ("Jinja in a variable of a role", f'prometheus_package: §"{PIPE}"', "got a template"),
@@ -696,7 +703,7 @@ _vault: tuple[tuple[str, bytes, Make | None, str], ...] = (
         "weak",
         sealed("aurora-0123abcd", "weak"),
         with_mode(0o600, "weak"),
-        "holds a weak vault password for secrets.yml",
+        "holds a weak vault password of secrets.yml",
     ),
     (
         "of another cluster",
@@ -758,11 +765,25 @@ _verbs: tuple[tuple[str, ...], ...] = (
     ("bootstrap", ".", "--skip-unreachable", "--accept-new-host-keys"),
     ("verify", "."),
     ("status", "."),
+    ("trust", ".", "gpu01"),
     ("password", "munge_key", "."),
 )
 for _argv in _verbs:
     command(f"Command line: bad input to {' '.join(_argv)}", NAMED, *_argv, inventory=WRONG, judged=True)
 command("Command line: bad input to --output json", NAMED, "bootstrap", ".", "--output", "json", inventory=WRONG)
+
+_sudo: tuple[tuple[str, str, str, Make | None], ...] = (
+    ("that is not there", "a password cannot be read: No such file", "--become-password-file=password", None),
+    ("that others read", "got mode 0644, expected 0600", "--become-password-file=password", with_mode(0o644, CANARY)),
+    ("that is a pipe", "is not a regular file", "--become-password-file=password", os.mkfifo),
+    ("of nothing", "holds no password, which is one line", "--become-password-file=password", with_mode(0o600, "\n")),
+    ("without a terminal to ask on", "--ask-become-pass: there is no terminal to ask on", "-K", None),
+)
+for _line, _said, _option, _content in _sudo:
+    _files = {"inventory.yaml": GOOD} if _content is None else {"inventory.yaml": GOOD, "password": _content}
+    _wanted = {f"Command line: password for sudo {_line}": ("", _said)}
+    GIVEN.append(Given(_wanted, _files, ("bootstrap", ".", _option)))
+command("Command line: trust for an unknown node", '--limit: no host "gpu1"', "trust", ".", "gpu1", judged=True)
 
 HOSTILE: Mapping[str, str | None] = {
     "ANSIBLE_CONFIG": "hostile.cfg",
