@@ -4,10 +4,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from clusterctl import hardware, inventory, known_hosts, secrets
+from clusterctl import files, hardware, inventory, secrets
 from clusterctl.errors import InputError, Problem
 from clusterctl.inventory import Inventory
 
+KNOWN_HOSTS = "known_hosts"
+MAX_KNOWN_HOSTS = 1 << 24  # bytes; a host has some 1500 of them
 STATE = ".clusterctl"
 
 
@@ -32,11 +34,21 @@ def load(path: Path) -> Inventory:
     directory = path.parent
     judge(lambda: hardware.load_all(directory))
     problems.extend(_not_its_own(directory))
-    judge(lambda: known_hosts.lines(directory / known_hosts.FILE))
+    judge(lambda: known_hosts(directory / KNOWN_HOSTS))
     judge(lambda: secrets.check(directory, found[0].cluster_name if found else None))
     if problems:
         raise InputError(problems)
     return found[0]
+
+
+def known_hosts(path: Path) -> list[str]:
+    """Return the lines of a cluster's known_hosts, none where it is not there yet; InputError where it is no file."""
+    try:
+        return files.read(path, MAX_KNOWN_HOSTS, path.parent).decode(errors="replace").splitlines()
+    except files.MissingError:
+        return []
+    except files.UnfitError as error:
+        raise InputError([Problem(None, str(path), str(error))]) from None
 
 
 def _not_its_own(directory: Path) -> Iterator[Problem]:

@@ -13,12 +13,8 @@ from pathlib import Path
 import paramiko
 from paramiko.hostkeys import HostKeyEntry
 
-from clusterctl import files
-from clusterctl.errors import InputError, Problem
+from clusterctl import home
 from clusterctl.inventory import Inventory
-
-FILE = "known_hosts"
-MAX_BYTES = 1 << 24  # a host has some 1500 of them
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class HostKey:
 
 def path_of(inventory: Inventory) -> Path:
     """Return the cluster's own known_hosts, which Ansible's ssh reads too."""
-    return inventory.directory / FILE
+    return inventory.directory / home.KNOWN_HOSTS
 
 
 def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[paramiko.PKey]]:
@@ -44,7 +40,7 @@ def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[parami
     """
     accepted: list[paramiko.PKey] = []
     revoked: list[paramiko.PKey] = []
-    for line in lines(known_hosts):
+    for line in home.known_hosts(known_hosts):
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
         if len(fields) < 3 or fields[0].startswith("#") or marker not in ("", "@revoked"):
@@ -62,13 +58,13 @@ def add(known_hosts: Path, new: Sequence[HostKey]) -> None:
     """Add keys: whole or not at all, 0600; a name that has an entry keeps it."""
     added = [key.line for key in new if not any(keys(known_hosts, key.name))]
     if added:
-        _write(known_hosts, [*lines(known_hosts), *dict.fromkeys(added)])
+        _write(known_hosts, [*home.known_hosts(known_hosts), *dict.fromkeys(added)])
 
 
 def replace(known_hosts: Path, key: HostKey) -> None:
     """Put a key in the place of all that the file has for its name; what else its lines name keeps theirs."""
     kept = []
-    for line in lines(known_hosts):
+    for line in home.known_hosts(known_hosts):
         fields = line.split()
         names = fields[0].split(",") if len(fields) > 2 and not fields[0].startswith(("#", "@")) else []
         # A pattern is somebody's own work, and stands for other nodes too.
@@ -78,16 +74,6 @@ def replace(known_hosts: Path, key: HostKey) -> None:
         elif others:
             kept.append(" ".join([",".join(others), *fields[1:]]))
     _write(known_hosts, [*kept, key.line])
-
-
-def lines(known_hosts: Path) -> list[str]:
-    """Return the file's lines, none where it is not there yet; InputError where it is no file of its directory."""
-    try:
-        return files.read(known_hosts, MAX_BYTES, known_hosts.parent).decode(errors="replace").splitlines()
-    except files.MissingError:
-        return []
-    except files.UnfitError as error:
-        raise InputError([Problem(None, str(known_hosts), str(error))]) from None
 
 
 def _write(known_hosts: Path, content: Sequence[str]) -> None:

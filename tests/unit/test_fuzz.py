@@ -273,7 +273,7 @@ def judge(path: Path) -> Inventory | None:
         for text in texts(host.variables):
             assert not re.search(r"\{[{%#]|^\s*#jinja2", text)
             assert text.removesuffix("\n").isprintable()
-        known_hosts.keys(path.parent / known_hosts.FILE, host.address)
+        known_hosts.keys(path.parent / home.KNOWN_HOSTS, host.address)
     return cluster
 
 
