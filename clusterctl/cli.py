@@ -262,7 +262,7 @@ def password(
     from clusterctl.document import shown
     from clusterctl.errors import InputError, Problem
 
-    values = secrets.values(converge.Options("password", inventory).inventory.parent)
+    values = secrets.values(converge.load(converge.Options("password", inventory)).inventory.directory)
     if name not in values:
         near = schema.did_you_mean(name, values) or "there are: " + ", ".join(values)
         raise InputError([Problem(None, "NAME", f'no secret "{shown(name)}"', near)])

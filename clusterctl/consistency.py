@@ -1,12 +1,11 @@
 """What must hold for an inventory as a whole: schedulers complete, addresses unique, files that it names usable."""
 
 import ipaddress
-import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from clusterctl import schema
+from clusterctl import files, schema
 from clusterctl.document import Node, shown
 from clusterctl.reading import HostDraft, Reading
 
@@ -128,27 +127,24 @@ def _texts(node: Node, key: str) -> Iterator[tuple[Node, str]]:
 
 def _key_file(_: Reading, node: Node) -> str:
     """SSH refuses such keys too, but later, and Ansible says only that the host is unreachable."""
-    path = Path(str(node.value))
-    if message := _unreadable(path):
-        return message
-    mode = stat.S_IMODE(path.expanduser().stat().st_mode)
+    try:
+        path = Path(str(node.value)).expanduser()
+        files.read(path)
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except files.UnfitError as error:
+        return str(error)
+    except (OSError, RuntimeError) as error:  # no such home
+        return f"cannot be read: {error}"
     return f"is open to others, got mode {mode:04o}, expected 0600" if mode & 0o077 else ""
 
 
 def _certificate(reading: Reading, node: Node) -> str:
-    path = reading.path.parent / str(node.value)
-    if message := _unreadable(path):
-        return message
-    return "" if b"-----BEGIN CERTIFICATE-----" in path.read_bytes() else "holds no certificate in PEM form"
-
-
-def _unreadable(path: Path) -> str:
+    directory = reading.path.parent
     try:
-        path = path.expanduser()
-        regular = stat.S_ISREG(path.stat().st_mode)
-    except (OSError, RuntimeError, ValueError) as error:
-        return f"cannot be read: {error.strerror if isinstance(error, OSError) else error}"
-    return "" if regular and os.access(path, os.R_OK) else "is not a regular file that you can read"
+        content = files.read(directory / str(node.value), inside=directory)
+    except files.UnfitError as error:
+        return str(error)
+    return "" if b"-----BEGIN CERTIFICATE-----" in content else "holds no certificate in PEM form"
 
 
 _LOOK: Mapping[str, Callable[[Reading, Node], str]] = {

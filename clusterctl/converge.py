@@ -9,17 +9,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clusterctl import hardware, known_hosts, lock, paths, report, route, runner, secrets
-from clusterctl import inventory as inventories
+from clusterctl import hardware, home, lock, paths, report, route, runner, secrets
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
 from clusterctl.progress import Progress
 from clusterctl.redaction import throughout
-from clusterctl.remote import Access
 from clusterctl.screen import Screen, plural
+
+if TYPE_CHECKING:
+    from clusterctl.remote import Access
 
 # Without one of these nothing goes on: a failure there is exit 5, anywhere else exit 4.
 _CRITICAL = "_head"
@@ -46,8 +47,7 @@ class Options:
     @property
     def inventory(self) -> Path:
         """The inventory's file; a directory stands for the `inventory.yaml` in it."""
-        path = self.given / "inventory.yaml" if self.given.is_dir() else self.given
-        return path.absolute()
+        return home.inventory_file(self.given)
 
     def again(self) -> str:
         """Return the command that goes on where this one stopped: the same."""
@@ -67,12 +67,12 @@ class Site:
     options: Options
     inventory: Inventory
     hosts: tuple[Host, ...]
-    access: Access
+    access: "Access"
     skipped: tuple[str, ...] = ()
 
     @property
     def state(self) -> Path:
-        return self.inventory.directory / ".clusterctl"
+        return self.inventory.directory / home.STATE
 
     def command(self) -> runner.Command:
         names = tuple(host.name for host in self.hosts if host.name not in self.skipped)
@@ -117,9 +117,12 @@ class Site:
 
 
 def load(options: Options) -> Site:
-    """Read the inventory and the names in `--limit`; raises InputError, nothing is contacted."""
-    inventory = inventories.load(options.inventory)
-    return Site(options, inventory, _select(inventory, options.limit), Access(known_hosts.path_of(inventory)))
+    """Read the cluster's directory and the names in `--limit`; raises InputError, nothing is contacted."""
+    inventory = home.load(options.inventory)
+    hosts = _select(inventory, options.limit)
+    from clusterctl import known_hosts, remote  # not before all is well: they bring in all of SSH
+
+    return Site(options, inventory, hosts, remote.Access(known_hosts.path_of(inventory)))
 
 
 def authorise(site: Site) -> Site:
@@ -162,7 +165,7 @@ def print_command(options: Options) -> None:
     site = load(options)
     directory = site.inventory.directory
     lacking = [host.name for host in site.inventory.hosts if not hardware.path_of(directory, host.name).exists()]
-    if lacking or not all((directory / name).exists() for name in ("known_hosts", secrets.FILE)):
+    if lacking or not all((directory / name).exists() for name in (home.KNOWN_HOSTS, secrets.FILE)):
         print(
             f"clusterctl: {fold(lacking) or 'the cluster'}: the command needs host keys, hardware records and secrets "
             "that are not all there yet.\n"

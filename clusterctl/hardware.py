@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+from clusterctl import files
 from clusterctl.errors import InputError, Problem
 from clusterctl.untrusted import (
     Malformed,
@@ -25,6 +26,7 @@ from clusterctl.untrusted import (
     number,
     optional,
     printable,
+    ranges,
     sequence,
     text,
 )
@@ -33,9 +35,8 @@ SCHEMA = 1
 DIRECTORY = "hardware"
 # A kernel update or a crash kernel's reservation moves MemTotal by some tens of MB; a lost module is far more.
 MEMORY_TOLERANCE = 0.02
-_MAX_FILE = 1 << 20
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._+~-]*"
-_RANGES = r"\d+(-\d+)?(,\d+(-\d+)?)*"
+_MAX_CPUS = 65536
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Cpu:
     sockets: Annotated[int, number(1, 256)]
     cores_per_socket: Annotated[int, number(1, 4096)]
     threads_per_core: Annotated[int, number(1, 16)]
-    cpus: Annotated[int, number(1, 65536)]
+    cpus: Annotated[int, number(1, _MAX_CPUS)]
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,11 @@ class Gpu:
     index: Annotated[int, number(0, 63)]
     model: Annotated[str, text()]
     type: Annotated[str, text(r"[a-z0-9][a-z0-9._-]*", "a short type")]
-    memory_mb: Annotated[int, number(0, 1 << 24)]
+    memory_mb: Annotated[int, number(0, 1 << 21)]
     uuid: Annotated[str, text(r"(GPU-[0-9A-Fa-f-]+)?", "a GPU's UUID")]
     pci: Annotated[str, text(r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])?", "a PCI address")]
     device: Annotated[str, text(r"/dev/nvidia\d{1,3}", "/dev/nvidiaN")]
-    cpus: Annotated[str | None, optional(text(_RANGES, "CPU ranges"))]
+    cpus: Annotated[str | None, optional(ranges(0, _MAX_CPUS - 1))]
     links: Annotated[
         Mapping[str, str], mapping(text(r"\d{1,2}", "a GPU's index"), text(r"NV\d{1,2}", "NV and a count"), 64)
     ]
@@ -119,7 +120,7 @@ class Hardware:
     recorded: Annotated[str, text(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time like 2026-11-21T01:00:00Z")]
     os: Annotated[OperatingSystem, nested(OperatingSystem)]
     cpu: Annotated[Cpu, nested(Cpu)]
-    memory_mb: Annotated[int, number(1, 1 << 32)]
+    memory_mb: Annotated[int, number(1, 1 << 28)]
     gpus: Annotated[tuple[Gpu, ...], sequence(nested(Gpu), 64)]
     driver_version: Annotated[str | None, optional(text(_WORD, "a version"))]
     nics: Annotated[tuple[Nic, ...], sequence(nested(Nic), 256)]
@@ -129,6 +130,13 @@ class Hardware:
     resolver: Annotated[str, text("plain|resolved|networkmanager", "plain, resolved or networkmanager")]
     cloud_init: Annotated[bool, flag]
     machine_id: Annotated[str, text(r"([0-9a-f]{32})?", "a machine id")]
+
+    def __post_init__(self) -> None:
+        """Refuse (Malformed) what each field alone may say and no machine is: GPUs that share what is one's own."""
+        for what in ("index", "device", "uuid", "pci"):
+            known = [value for gpu in self.gpus if (value := getattr(gpu, what)) != ""]
+            if twice := [value for value in known if known.count(value) > 1]:
+                raise Malformed(f"gpus: got the {what} {twice[0]} twice, expected one for each GPU")
 
 
 def gpu_type(model: str) -> str:
@@ -174,16 +182,14 @@ def _refuse(path: Path, message: str) -> InputError:
 
 
 def load(path: Path) -> Hardware:
-    """Read one record. Raises InputError with the path and how to rebuild it; OSError where the file cannot be read."""
-    with path.open("rb") as file:
-        content = file.read(_MAX_FILE + 1)
-    if len(content) > _MAX_FILE:
-        raise _refuse(path, f"a hardware record of more than {_MAX_FILE} bytes")
+    """Read one record. Raises InputError with the path and how to rebuild it."""
     try:
-        data = json.loads(content)
+        data = json.loads(files.read(path, inside=path.parent.parent))
         if isinstance(data, dict) and isinstance(schema := data.get("schema"), int) and schema > SCHEMA:
             raise _refuse(path, f"written by a newer clusterctl (schema {schema}, this one reads {SCHEMA})")
         record = decode(Hardware, data)
+    except files.UnfitError as error:
+        raise _refuse(path, str(error)) from None
     except (ValueError, RecursionError) as error:
         raise _refuse(path, f"not a hardware record: {error}") from None
     if record.name != path.stem:
@@ -200,8 +206,6 @@ def load_all(directory: Path) -> dict[str, Hardware]:
             records[path.stem] = load(path)
         except InputError as error:
             problems += error.problems
-        except OSError as error:
-            problems += _refuse(path, f"cannot be read: {error.strerror}").problems
     if problems:
         raise InputError(problems)
     return records

@@ -1,7 +1,9 @@
 """The cluster's own known_hosts: the only host keys that are believed, by us and by Ansible's ssh alike."""
 
+import base64
+import fnmatch
+import hmac
 import os
-import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -9,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paramiko
-from paramiko.hostkeys import HostKeyEntry, HostKeys
+from paramiko.hostkeys import HostKeyEntry
 
+from clusterctl import home
 from clusterctl.inventory import Inventory
 
 
@@ -27,7 +30,7 @@ class HostKey:
 
 def path_of(inventory: Inventory) -> Path:
     """Return the cluster's own known_hosts, which Ansible's ssh reads too."""
-    return inventory.directory / "known_hosts"
+    return inventory.directory / home.KNOWN_HOSTS
 
 
 def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[paramiko.PKey]]:
@@ -37,7 +40,7 @@ def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[parami
     """
     accepted: list[paramiko.PKey] = []
     revoked: list[paramiko.PKey] = []
-    for line in _lines(known_hosts):
+    for line in home.known_hosts(known_hosts):
         fields = line.split()
         marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
         if len(fields) < 3 or fields[0].startswith("#") or marker not in ("", "@revoked"):
@@ -53,15 +56,15 @@ def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[parami
 
 def add(known_hosts: Path, new: Sequence[HostKey]) -> None:
     """Add keys: whole or not at all, 0600; a name that has an entry keeps it."""
-    lines = [key.line for key in new if not any(keys(known_hosts, key.name))]
-    if lines:
-        _write(known_hosts, [*_lines(known_hosts), *dict.fromkeys(lines)])
+    added = [key.line for key in new if not any(keys(known_hosts, key.name))]
+    if added:
+        _write(known_hosts, [*home.known_hosts(known_hosts), *dict.fromkeys(added)])
 
 
 def replace(known_hosts: Path, key: HostKey) -> None:
     """Put a key in the place of all that the file has for its name; what else its lines name keeps theirs."""
     kept = []
-    for line in _lines(known_hosts):
+    for line in home.known_hosts(known_hosts):
         fields = line.split()
         names = fields[0].split(",") if len(fields) > 2 and not fields[0].startswith(("#", "@")) else []
         # A pattern is somebody's own work, and stands for other nodes too.
@@ -73,17 +76,10 @@ def replace(known_hosts: Path, key: HostKey) -> None:
     _write(known_hosts, [*kept, key.line])
 
 
-def _lines(known_hosts: Path) -> list[str]:
-    try:
-        return known_hosts.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-
-
-def _write(known_hosts: Path, lines: Sequence[str]) -> None:
+def _write(known_hosts: Path, content: Sequence[str]) -> None:
     with tempfile.NamedTemporaryFile("w", dir=known_hosts.parent, prefix=f".{known_hosts.name}.", delete=False) as file:
         try:
-            file.write("".join(f"{line}\n" for line in lines))
+            file.write("".join(f"{line}\n" for line in content))
             file.flush()
             os.fsync(file.fileno())
             Path(file.name).replace(known_hosts)  # NamedTemporaryFile made it 0600, whatever the umask
@@ -96,14 +92,23 @@ def _names(patterns: Iterable[str], name: str) -> bool:
     found = False
     for pattern in patterns:
         if pattern.startswith("|1|"):
-            found |= HostKeys.hash_host(name, pattern) == pattern
+            found |= _is_hash_of(pattern, name)
             continue
         if not set(pattern) & set("!*?"):
             found |= pattern.lower() == name
             continue
-        wanted = re.escape(pattern.lstrip("!").lower()).replace(r"\*", ".*").replace(r"\?", ".")
-        if re.fullmatch(wanted, name):
+        # Only * and ? have a meaning. A regular expression of many .* would take for ever to fail.
+        if fnmatch.fnmatchcase(name, pattern.lstrip("!").lower().replace("[", "[[]")):
             if pattern.startswith("!"):
                 return False
             found = True
     return found
+
+
+def _is_hash_of(pattern: str, name: str) -> bool:
+    """Tell whether `|1|salt|hash` stands for `name`; paramiko's own function raises for what is damaged."""
+    try:
+        salt, wanted = (base64.b64decode(part) for part in pattern.split("|")[2:])
+    except ValueError:
+        return False
+    return hmac.digest(salt, name.encode(), "sha1") == wanted

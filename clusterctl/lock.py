@@ -5,11 +5,13 @@ file: should clusterctl be killed, the lock stands until Ansible's task under wa
 For administrators at different machines there is one on the head too: headlock.py.
 """
 
+import errno
 import fcntl
 import getpass
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,6 +66,9 @@ def hold(
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / "lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     with os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace") as file:
         _take(file, orphan_seconds, say)
         me = this_run(verb)

@@ -18,6 +18,7 @@ MAX_PROBLEMS = 100
 MAX_MEMBERSHIPS = 10 * hostrange.MAX_HOSTS
 
 _SUFFIXES = (".yml", ".yaml")
+_BAD_SUFFIX = "bad file name, expected one that ends in .yml or .yaml"
 
 
 class TooMuchError(Exception):
@@ -109,6 +110,8 @@ class Reading:
     def read(self) -> None:
         """Read everything; raises TooMuchError where it stops early."""
         root = document.read(self.path, self.report)
+        if self.path.suffix not in _SUFFIXES:  # Ansible would take none of it
+            self.report(Problem(None, str(self.path), _BAD_SUFFIX))
         self.understood = not self.problems
         if root is None:
             return
@@ -135,7 +138,7 @@ class Reading:
             owner = entry.name if directory else entry.stem
             message, hint = "", ""
             if not directory and entry.suffix not in _SUFFIXES:
-                message = "bad file name, expected one that ends in .yml or .yaml"
+                message = _BAD_SUFFIX
             elif owner not in owners:
                 message, hint = f'no {kind} "{shown(owner)}"', did_you_mean(owner, owners)
             elif owner in seen:
@@ -160,7 +163,7 @@ class Reading:
 
     def vars_file(self, file: Path, owner: "GroupDraft | HostDraft") -> None:
         if file.suffix not in _SUFFIXES:
-            self.report(Problem(None, str(file), "bad file name, expected one that ends in .yml or .yaml"))
+            self.report(Problem(None, str(file), _BAD_SUFFIX))
             return
         root = document.read(file, self.report)
         if root is not None:

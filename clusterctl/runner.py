@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 
 from clusterctl import events, paths, redaction
-from clusterctl.errors import ClusterctlError, InputError, Problem
+from clusterctl.errors import ClusterctlError
 from clusterctl.untrusted import bare
 
 RUNS_KEPT = 100
@@ -129,9 +129,6 @@ class RunDirectory:
         """Make the directory under `state` (the cluster's `.clusterctl`); the oldest beyond RUNS_KEPT go."""
         for directory in (state, state / "runs"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if directory.is_symlink():
-                problem = Problem(None, str(directory), "is a link, expected a directory of the cluster's own")
-                raise InputError([problem])
             directory.chmod(0o700)
         mine = [path for path in (state / "runs").iterdir() if _RUN_NAME.fullmatch(path.name) and not path.is_symlink()]
         for old in sorted(mine)[: -RUNS_KEPT + 1]:

@@ -39,6 +39,11 @@ class Option:
     description: tuple[str, ...] = ()
     options: Mapping[str, "Option"] = field(default_factory=dict)
 
+    @property
+    def number(self) -> bool:
+        """Whether a value, or each element of it, is a number."""
+        return not {"int", "float"}.isdisjoint((self.type, self.elements))
+
 
 CONNECTION: Mapping[str, Option] = {
     option.name: option
@@ -82,7 +87,7 @@ class Schema:
         if option is None:
             report(Problem(at, key, *self._unknown(name)))
         else:
-            _check(option, node, key, report, _rule(name))
+            _check(option, node, key, report, _rule(name, option.number))
 
     def required(self) -> Iterator[str]:
         """Yield the variables that must be set because nothing else gives them a value."""
@@ -154,6 +159,7 @@ def _hint(node: Node, wanted: str) -> str:
 
 # --- values that argument specs cannot describe ---------------------------------------------------------------------
 
+_FREE_KEY = "[A-Za-z0-9_.*/:-]{1,253}"  # an option of somebody else's program, a host, a kernel setting
 _LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _LABEL_ANY = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
@@ -187,8 +193,8 @@ def _is_network(text: str) -> bool:
 
 
 def _is_url(text: str) -> bool:
-    # In shells' and package managers' files it stands as it is: no quote, blank or sign of theirs.
-    if not re.fullmatch(r"[A-Za-z0-9._~:/?@%+=,\[\]-]+", text):
+    # In shells' and package managers' files it stands as it is: no quote, blank or sign of theirs; and no password.
+    if not re.fullmatch(r"[A-Za-z0-9._~:/?%+=,\[\]-]+", text):
         return False
     try:
         url = urlsplit(text)
@@ -218,6 +224,8 @@ class _Rule:
     names: str  # a pattern for the end of a variable's name
     holds: Callable[[Any], bool]
     expected: str
+    hint: Callable[[Any], str] = lambda value: ""
+    number: bool = False  # whether it is for numbers; else for texts
 
 
 _RULES = (
@@ -233,11 +241,18 @@ _RULES = (
     _Rule("^cluster_jump_host", lambda v: is_domain(v) or is_ip(v), "the name of a host of this inventory"),
     _Rule("^ansible_host|_address", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
     _Rule("_ntp_servers", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
-    _Rule("_nameservers", is_ip, "an IP address"),
+    _Rule("_nameservers|_extra_hosts", is_ip, "an IP address"),
     _Rule("_domain", is_domain, "a DNS domain"),
     _Rule("_networks", _is_network, "a network such as 10.0.0.0/24"),
     _Rule("_no_proxy", _matches(r"[\w.*:/-]+"), "a name, a domain or a network"),
-    _Rule("_proxy|_url|_mirrors", lambda v: v == "" or _is_url(v), "a URL such as http://proxy.example.com:3128"),
+    _Rule(
+        "_proxy|_url|_mirrors",
+        lambda v: v == "" or _is_url(v),
+        "a URL without user or password such as http://proxy.example.com:3128",
+        lambda v: (
+            "everybody on the nodes could read the password: have the nodes admitted by address" if "@" in v else ""
+        ),
+    ),
     _Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
     _Rule(
         "_certificates",
@@ -247,10 +262,16 @@ _RULES = (
     _Rule(
         "_interfaces", _matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}[*]?"), "an interface's name, or its beginning and *"
     ),
-    _Rule("_seconds", lambda v: 1 <= v <= 86_400, "1 to 86400"),
-    _Rule("(^|_)port", lambda v: 1 <= v <= 65535, "1 to 65535"),
-    _Rule(r"(^|[_.])uid", lambda v: 500 <= v <= 2**31 - 1 and v != 65534, "500 to 2147483647, not the system's own"),
-    _Rule(r"(^|[_.])gid", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647"),
+    _Rule("_seconds", lambda v: 1 <= v <= 86_400, "1 to 86400", number=True),
+    _Rule("(^|_)port", lambda v: 1 <= v <= 65535, "1 to 65535", number=True),
+    _Rule(
+        r"(^|[_.])uid",
+        lambda v: 500 <= v <= 2**31 - 1 and v != 65534,
+        "500 to 2147483647, not the system's own",
+        number=True,
+    ),
+    _Rule(r"(^|[_.])gid", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
+    _Rule("_interval|_mb", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
     _Rule(
         r"users_(accounts|groups)\.name|users_verify_user|_common_group|\.groups",
         _is_account,
@@ -272,8 +293,8 @@ _RULES = (
 
 
 @cache
-def _rule(name: str) -> _Rule | None:
-    return next((rule for rule in _RULES if re.search(f"({rule.names})$", name)), None)
+def _rule(name: str, number: bool) -> _Rule | None:
+    return next((rule for rule in _RULES if rule.number == number and re.search(f"({rule.names})$", name)), None)
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------
@@ -302,15 +323,19 @@ def _check(option: Option, node: Node, key: str, report: Report, rule: _Rule | N
         element = Option(option.name, option.role, option.elements, options=option.options, secret=option.secret)
         for index, item in enumerate(node.value):
             _check(element, item, f"{key}[{index}]", report, rule)
-    elif rule and option.type not in ("raw", "bool") and not rule.holds(node.value):
-        refuse("bad value", rule.expected)
+    elif rule and isinstance(node.value, int | float if rule.number else str) and not rule.holds(node.value):
+        refuse("bad value", rule.expected, rule.hint(node.value))
 
 
 def _check_key(option: Option, name: Key, value: Node, key: str, report: Report, rule: _Rule | None) -> None:
     if not option.options:
+        if not re.fullmatch(_FREE_KEY, name):
+            expected = "a name of letters, digits, . _ / : * -"
+            report(Problem(name.position, key, f'bad name, got "{shown(name)}", expected {expected}'))
         _check(Option(name, option.role, "raw", secret=option.secret), value, key, report, rule)
     elif name in option.options:
-        _check(option.options[name], value, key, report, _rule(f"{option.name}.{name}") or rule)
+        inner = option.options[name]
+        _check(inner, value, key, report, _rule(f"{option.name}.{name}", inner.number) or rule)
     else:
         report(Problem(name.position, key, f'unknown key "{shown(name)}"', did_you_mean(name, option.options)))
 

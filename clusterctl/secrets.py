@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from clusterctl import paths
+from clusterctl import files, paths
 from clusterctl.errors import ClusterctlError, InputError, Problem
 from clusterctl.redaction import Redactor
 
@@ -27,6 +27,8 @@ __all__ = ["Redactor", "ensure", "redact", "redactor", "values", "vault_password
 FILE = "secrets.yml"
 MIN_BYTES = 32
 BCRYPT_COST = 10
+MIN_PASSWORD = 16
+_LABEL_BYTES = 4
 
 _HEADER = re.compile(rb"\$ANSIBLE_VAULT;1\.2;AES256;([a-z0-9-]{1,80})\r?\n")
 _ENCODINGS: Mapping[str, Callable[[bytes], str]] = {
@@ -42,11 +44,12 @@ def ensure(directory: Path, cluster_name: str, content: Path | None = None) -> N
     What exists is never changed. Raises InputError where the file or its password is lost or damaged.
     """
     path = directory / FILE
+    check(directory, cluster_name)
     if path.exists():
         label, known = _label(path), values(directory)
     else:
         _refuse_second_set(directory)
-        label, known = f"{cluster_name}-{random.token_hex(4)}", {}
+        label, known = f"{cluster_name}-{random.token_hex(_LABEL_BYTES)}", {}
     missing = {name: spec for name, spec in _declared(content or paths.content()).items() if name not in known}
     if not missing and path.exists():
         return
@@ -59,13 +62,32 @@ def ensure(directory: Path, cluster_name: str, content: Path | None = None) -> N
         write_private(path, encrypted, replace=path.exists())
 
 
+def check(directory: Path, cluster_name: str | None) -> None:
+    """Refuse (InputError) a file that is not the cluster's own (None: its name is not known), password or not.
+
+    The header chooses the password. Were it not held against the cluster's name, a directory from a stranger would
+    have the password of any cluster of yours used for it.
+    """
+    path = directory / FILE
+    if not os.path.lexists(path):
+        return
+    label = _label(path)
+    owner, _, end = label.rpartition("-")
+    if cluster_name is not None and (owner != cluster_name or len(end) != 2 * _LABEL_BYTES):
+        raise _refusal(
+            path,
+            f'is that of another cluster, got "{label}", expected "{cluster_name}-" and {2 * _LABEL_BYTES} digits',
+            "a cluster keeps its name; where no node was set up yet, delete the file and new secrets are made",
+        )
+
+
 def values(directory: Path) -> dict[str, str]:
     """Return all secrets of the cluster by name; InputError where file or password are missing or do not fit."""
     path = directory / FILE
     label = _label(path)
     password = _password(label)
     try:
-        data = yaml.safe_load(_vault(label, password).decrypt(path.read_bytes()))
+        data = yaml.safe_load(_vault(label, password).decrypt(_sealed(path)))
     except Exception as error:  # Ansible raises many kinds; none of their texts may be shown, they can quote content
         message = f"cannot be decrypted with the password in {_password_path(label)} ({type(error).__name__})"
         raise _refusal(path, message, _RESTORE) from None
@@ -151,12 +173,15 @@ def label(directory: Path) -> str:
     return _label(directory / FILE)
 
 
-def _label(path: Path) -> str:
+def _sealed(path: Path) -> bytes:
     try:
-        header = _HEADER.match(path.read_bytes())
-    except OSError as error:
-        raise _refusal(path, f"cannot be read: {error.strerror}", _RESTORE) from None
-    if not header:
+        return files.read(path, inside=path.parent)
+    except files.UnfitError as error:
+        raise _refusal(path, str(error), _RESTORE) from None
+
+
+def _label(path: Path) -> str:
+    if not (header := _HEADER.match(_sealed(path))):
         raise _refusal(path, "is damaged: it does not begin with the header of a vault that clusterctl wrote", _RESTORE)
     return header[1].decode()
 
@@ -176,15 +201,19 @@ def _password(label: str, create: bool = False) -> bytes:
         for parent in (path.parent.parent, path.parent):
             private_directory(parent)
         write_private(path, random.token_urlsafe(MIN_BYTES).encode() + b"\n")
-    return _first_line(path, f"the vault password of {FILE} ({label})", _RESTORE)
+    password = _first_line(path, f"the vault password of {FILE} ({label})", _RESTORE)
+    if len(password) < MIN_PASSWORD:
+        what = f"holds a weak vault password of {FILE}, got {len(password)} characters, expected {MIN_PASSWORD} or more"
+        raise _refusal(path, what, "ansible-vault rekey changes it")
+    return password
 
 
 def _first_line(path: Path, what: str, hint: str = "") -> bytes:
     try:
+        content = files.read(path).strip()
         mode = path.stat().st_mode
-        content = path.read_bytes().strip() if stat.S_ISREG(mode) else b""
-    except OSError as error:
-        raise _refusal(path, f"{what} cannot be read: {error.strerror}", hint) from None
+    except (files.UnfitError, OSError) as error:
+        raise _refusal(path, f"{what} {error}", hint) from None
     if mode & 0o177:
         # Ansible would run an executable one to get the password.
         raise _refusal(path, f"holds {what}, got mode {stat.S_IMODE(mode):04o}, expected 0600", "chmod 600")

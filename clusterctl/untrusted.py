@@ -6,9 +6,10 @@ what a node adds to its reply goes nowhere.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache
 from ipaddress import ip_address, ip_interface
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 Reader = Callable[[object, str], Any]
 T = TypeVar("T")
@@ -23,7 +24,8 @@ class Malformed(ValueError):  # noqa: N818 - named for what it says of a value
 def printable(text: str, limit: int = MAX_TEXT) -> str:
     """Return `text` without control and invisible characters (escapes, line breaks, bidi marks), cut to `limit`."""
     # Cut twice: each character is looked at for what can be shown at all, not for all of ten megabytes.
-    return "".join(c for c in text[: 4 * limit] if c.isprintable()).strip()[:limit]
+    start = text[: 4 * limit]
+    return (start if start.isprintable() else "".join(c for c in start if c.isprintable())).strip()[:limit]
 
 
 def bare(text: str) -> str:
@@ -40,9 +42,10 @@ def decode(cls: type[T], data: object, path: str = "") -> T:
     if not isinstance(data, Mapping):
         raise _malformed(path or "the document", data, "an object")
     prefix = f"{path}." if path else ""
-    return cls(**{name: read(data.get(name), prefix + name) for name, read in _readers(cls).items()})
+    return cls(**{name: read(data.get(name), prefix + name) for name, read in _readers(cast(Hashable, cls)).items()})
 
 
+@cache
 def _readers(cls: type[Any]) -> dict[str, Reader]:
     return {name: hint.__metadata__[0] for name, hint in get_type_hints(cls, include_extras=True).items()}
 
@@ -119,17 +122,35 @@ def nested(cls: type[Any]) -> Reader:
     return lambda value, path: decode(cls, value, path)
 
 
+def ranges(low: int, high: int) -> Reader:
+    """Read whole numbers from `low` to `high` as the kernel lists them, such as 0-15,32."""
+    listed = text(r"\d+(-\d+)?(,\d+(-\d+)?)*", "numbers and ranges such as 0-15,32")
+
+    def read(value: object, path: str) -> str:
+        shown: str = listed(value, path)
+        for part in shown.split(","):
+            first, _, last = part.partition("-")
+            if not low <= int(first) <= int(last or first) <= high:
+                raise _malformed(path, value, f"ranges from {low} to {high}, the smaller number first")
+        return shown
+
+    return read
+
+
+_ZONE = re.compile("%[^/]*", re.DOTALL)
+
+
 def address(value: object, path: str) -> str:
     """Read an IPv4 or IPv6 address (a zone like %eth0 is dropped)."""
     try:
-        return str(ip_address(str(value).partition("%")[0]))
+        return str(ip_address(_ZONE.sub("", str(value), count=1)))
     except ValueError:
         raise _malformed(path, value, "an IP address") from None
 
 
 def interface(value: object, path: str) -> str:
-    """Read an address with its prefix length, such as 10.0.0.11/24."""
+    """Read an address with its prefix length, such as 10.0.0.11/24 (a zone is dropped)."""
     try:
-        return str(ip_interface(str(value)))
+        return str(ip_interface(_ZONE.sub("", str(value), count=1)))
     except ValueError:
         raise _malformed(path, value, "an IP address with prefix length") from None

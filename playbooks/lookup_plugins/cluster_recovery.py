@@ -18,8 +18,8 @@ name: cluster_recovery
 author: the clusterctl authors
 short_description: The cluster's directory and its vault password, as one archive
 description:
-  - Returns a tar archive, in base64, of what makes the cluster's directory (the inventory, group_vars, host_vars, hardware
-    records, known_hosts and the encrypted secrets) and, as C(vault/LABEL), of the password that opens those.
+  - Returns a tar archive, in base64, of what makes the cluster's directory (the inventory, group_vars, host_vars,
+    hardware records, known_hosts and the encrypted secrets) and, as C(vault/LABEL), of the password that opens those.
   - The same files make the same archive, to the byte, on whatever controller it is made.
   - What else lies in the directory (runs, keys, notes) stays out of it.
 options:
@@ -32,7 +32,10 @@ EXAMPLES = r"""
 - name: Keep the copy
   node_state:
     files:
-      - {dest: /root/recovery.tar, content_base64: "{{ lookup('cluster_recovery') }}", mode: "0600", secret: true}
+      - dest: /root/recovery.tar
+        content_base64: "{{ lookup('cluster_recovery') }}"
+        mode: "0600"
+        secret: true
 """
 
 RETURN = r"""
@@ -42,21 +45,29 @@ _raw:
   elements: str
 """
 
-PATTERNS = ("group_vars/**/*.y*ml", "host_vars/**/*.y*ml", "hardware/*.json", "known_hosts", ".gitignore", "secrets.yml")
+VARIABLES = ("group_vars/**/*.y*ml", "host_vars/**/*.y*ml")
+PATTERNS = (*VARIABLES, "hardware/*.json", "known_hosts", ".gitignore", "secrets.yml")
 
 
 class LookupModule(LookupBase):
     """Makes the archive anew at each call; it is kept nowhere on the controller."""
 
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
-        """Return the archive. AnsibleError where the secrets or their password are not at hand: half a copy saves nobody."""
+        """Return the archive. AnsibleError where secrets or password are not at hand: half a copy saves nobody."""
         known = variables or {}
         inventory, directory = Path(str(known["inventory_file"])), Path(str(known["inventory_dir"]))
         secrets = directory / "secrets.yml"
         if not secrets.is_file():
             raise AnsibleError(f"{secrets}: the cluster's secrets are not there; `clusterctl bootstrap` creates them")
         found = {inventory, *(directory / term for term in terms)}
-        found |= {path for pattern in PATTERNS for path in directory.glob(pattern) if path.is_file()}
+        for path in (path for pattern in PATTERNS for path in directory.glob(pattern)):
+            hidden = path.name != ".gitignore" and any(part[0] == "." for part in path.relative_to(directory).parts)
+            found |= {path} if path.is_file() and not hidden else set()
+        # The inventory and its variables were judged as such; what any other link leads to was not.
+        for path in sorted(found - {inventory}):
+            judged = {directory / "group_vars", directory / "host_vars"} & set(path.parents)
+            if not judged and not path.resolve().is_relative_to(directory.resolve()):
+                raise AnsibleError(f"{path}: is a link out of the cluster's directory, expected a file in it")
         label, password = self._password(secrets)
         members = [(f"vault/{label}", password + b"\n")]
         for path in sorted(found):

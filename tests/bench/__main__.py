@@ -1,6 +1,6 @@
 """Measurements, as ratios of things taken in one run. Run by scripts/bench; nothing here judges a figure.
 
-usage: python -m tests.bench [nodes] [floor] [demo] [rerun]      without a name: all
+usage: python -m tests.bench [input] [nodes] [floor] [demo] [rerun]      without a name: all
 """
 
 import argparse
@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import against_floor, demo, nodes, rerun
+from tests.bench import against_floor, bad_input, demo, nodes, rerun
 from tests.bench.measure import BenchError, Document, say
 from tests.labs import REPOSITORY
 
-PARTS = ("nodes", "floor", "demo", "rerun")
+PARTS = ("input", "nodes", "floor", "demo", "rerun")
 
 
 def main() -> int:
@@ -31,6 +31,7 @@ def main() -> int:
     if min(given.rounds, given.workers) < 1:
         parser.error("--rounds and --workers are at least 1")
     measures: dict[str, Callable[[], Document]] = {
+        "input": bad_input.main,
         "nodes": nodes.main,
         "floor": lambda: against_floor.main(given.rounds),
         "demo": demo.main,

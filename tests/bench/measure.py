@@ -39,8 +39,10 @@ class Cost:
         return {name: round(value, 2) for name, value in asdict(self).items()}
 
 
-def run(*argv: str | Path, env: Mapping[str, str] | None = None, cwd: Path = REPOSITORY) -> tuple[Cost, str]:
-    """Run a command to its end; return what it cost and printed. Raises BenchError where it fails."""
+def run(
+    *argv: str | Path, env: Mapping[str, str] | None = None, cwd: Path = REPOSITORY, code: int = 0
+) -> tuple[Cost, str]:
+    """Run a command to its end; return what it cost and printed. Raises BenchError where it ends with another code."""
     before, began = os.times(), time.monotonic()
     done = subprocess.run(
         [str(word) for word in argv],
@@ -54,7 +56,7 @@ def run(*argv: str | Path, env: Mapping[str, str] | None = None, cwd: Path = REP
         check=False,
     )
     wall, after = time.monotonic() - began, os.times()
-    if done.returncode:
+    if done.returncode != code:
         tail = "\n".join(done.stdout.splitlines()[-40:])
         raise BenchError(f"{' '.join(str(word) for word in argv)} ended with {done.returncode}:\n{tail}")
     spent = after.children_user + after.children_system - before.children_user - before.children_system

@@ -74,34 +74,6 @@ def test_every_verb_has_help(verb: str) -> None:
     assert "Usage:" in done.stdout
 
 
-def test_without_arguments_there_is_help_and_exit_2() -> None:
-    done = clusterctl()
-    assert done.returncode == 2
-    assert "bootstrap" in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("boostrap",), "Did you mean 'bootstrap'"),
-        (("stauts", "x"), "Did you mean 'status'"),
-        (("int", "x"), "Did you mean 'init'"),
-        (("bootstrap", "x", "--limt", "y"), "--limit"),
-        (("bootstrap", "x", "--forks", "0"), "--forks"),
-        (("bootstrap", "x", "--output", "xml"), "--output"),
-        (("bootstrap",), "INVENTORY"),
-        (("bootstrap", "no such file"), "no such file"),
-        (("validate", "/dev/null"), "/dev/null"),
-        (("bootstrap", "/"), "/inventory.yaml"),
-    ],
-)
-def test_a_wrong_command_line_is_exit_2_with_a_hint(arguments: tuple[str, ...], said: str) -> None:
-    done = clusterctl(*arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_directory_stands_for_the_inventory_in_it(cluster: Path, home: Path) -> None:
     done = clusterctl("validate", str(cluster), HOME=str(home))
     assert (done.returncode, done.stderr) == (0, "")
@@ -112,14 +84,6 @@ def test_validate_as_json(cluster: Path, home: Path) -> None:
     done = clusterctl("validate", "inventory.yaml", "--output", "json", cwd=cluster, HOME=str(home))
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["exit_code"], answer["cluster"], answer["hosts"]) == (0, 0, "aurora", 2)
-
-
-def test_every_problem_of_a_limit_is_named(cluster: Path, home: Path) -> None:
-    done = clusterctl("bootstrap", str(cluster), "--limit", "gpu1,hed1,slurm_workers", HOME=str(home))
-    assert done.returncode == 2
-    assert "gpu01" in done.stderr
-    assert "head1" in done.stderr
-    assert done.stdout == ""
 
 
 def test_unfit_nodes_are_exit_3_each_named_and_nothing_is_recorded(cluster: Path, home: Path) -> None:
@@ -158,13 +122,6 @@ def test_print_command_contacts_nobody_and_is_one_line(cluster: Path, home: Path
     assert "hostile" not in done.stdout
     assert "validate --online" in done.stderr
     assert sorted(cluster.rglob("*")) == before
-
-
-@pytest.mark.parametrize("limit", ["", " , "])
-def test_a_limit_that_names_nobody_is_not_everybody(cluster: Path, home: Path, limit: str) -> None:
-    done = clusterctl("bootstrap", str(cluster), "--limit", limit, HOME=str(home))
-    assert done.returncode == 2
-    assert "--limit: names no node" in done.stderr
 
 
 def test_verbosity_counts_before_and_after_the_verb(cluster: Path, home: Path) -> None:

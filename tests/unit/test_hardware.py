@@ -95,6 +95,11 @@ def test_a_good_reply_becomes_a_record() -> None:
     assert record.nameservers == ("10.0.0.1", "fe80::1")
 
 
+def test_the_zone_of_an_address_is_a_text_of_the_nodes_and_goes_nowhere() -> None:
+    record = node(("nics", 0, "addresses"), [f"fe80::1%{TEMPLATE.replace('/', '')}\nState=DOWN/64"])
+    assert record.nics[0].addresses == ("fe80::1/64",)
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -103,6 +108,8 @@ def test_a_good_reply_becomes_a_record() -> None:
         (("memory_mb",), 1.5),
         (("memory_mb",), "24105"),
         (("memory_mb",), 10**30),
+        (("memory_mb",), 1 << 29),
+        (("gpus", 0, "memory_mb"), 1 << 22),
         (("cpu", "sockets"), 0),
         (("cpu", "cpus"), None),
         (("cpu",), []),
@@ -118,6 +125,12 @@ def test_a_good_reply_becomes_a_record() -> None:
         (("gpus", 0, "device"), "/dev/nvidia0\nGresTypes=x"),
         (("gpus", 0, "device"), "/dev/sda"),
         (("gpus", 0, "cpus"), "0-1 State=DOWN"),
+        (("gpus", 0, "cpus"), "0-99999999999"),
+        (("gpus", 0, "cpus"), "15-0"),
+        (("gpus", 0, "cpus"), "0,,1"),
+        (("gpus", 0, "index"), 1),
+        (("gpus", 0, "device"), "/dev/nvidia1"),
+        (("gpus", 0, "uuid"), "GPU-00000001-aaaa-bbbb-cccc-0123456789ab"),
         (("gpus", 0, "links"), {"1": "NV12 or so"}),
         (("gpus", 0, "links"), {"../1": "NV12"}),
         (("nics", 0, "name"), "eth0;reboot"),
@@ -274,7 +287,7 @@ def _edit(edit: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
         (lambda content: b"\xff\xfe\x00", "not a hardware record"),
         (lambda content: b"[" * 100_000, "not a hardware record"),
         (lambda content: b"[]", "got [], expected an object"),
-        (lambda content: b" " * 2_000_000, "more than"),
+        (lambda content: b" " * 2_000_000, "is too big"),
         (_edit(lambda data: data.update(schema=2)), "written by a newer clusterctl"),
         (_edit(lambda data: data.update(name="gpu02")), "the record of gpu02"),
         (_edit(lambda data: data.pop("cpu")), "cpu: got None"),

@@ -122,3 +122,9 @@ def test_a_holder_shows_no_control_characters(tmp_path: Path) -> None:
             pass
     finally:
         end(process)
+
+
+def test_a_lock_that_is_no_file_is_an_error_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(OSError, match="not a regular file"), lock.hold(tmp_path, "verify"):
+        pass

@@ -67,7 +67,7 @@ def whole(cluster: dict[str, Any]) -> dict[str, Any]:
         "known_hosts",
         "ca/x.pem",
     )
-    for name in (*kept, ".clusterctl/runs/log", "id_ed25519", "hardware/note.txt", "group_vars/.all.yml.swp"):
+    for name in (*kept, ".clusterctl/runs/log", "id_ed25519", "hardware/note.txt", "group_vars/.all.yml"):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(f"{name}\n", encoding="utf-8")
     return cluster | {"inventory_file": str(directory / "cluster.yaml")}
@@ -81,7 +81,7 @@ def test_the_recovery_archive_holds_the_cluster_and_its_password_and_nothing_els
         found = {name: tar.extractfile(member).read() for name, member in members.items()}  # type: ignore[union-attr]
     assert found.pop("vault/default") == b"right\n"
     names = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
-    kept = names - {".clusterctl/runs/log", "id_ed25519", "hardware/note.txt", "group_vars/.all.yml.swp"}
+    kept = names - {".clusterctl/runs/log", "id_ed25519", "hardware/note.txt", "group_vars/.all.yml"}
     assert found == {f"{directory.name}/{name}": (directory / name).read_bytes() for name in kept}
     assert {(member.mode, member.uid, member.mtime) for member in members.values()} == {(0o600, 0, 0)}
 
@@ -94,6 +94,19 @@ def test_the_recovery_archive_changes_with_its_content_alone(whole: dict[str, An
     assert look_up("cluster_recovery", [], whole, vault="right") == first
     path.write_text("another\n", encoding="utf-8")
     assert look_up("cluster_recovery", [], whole, vault="right") != first
+
+
+@pytest.mark.parametrize("name", ["known_hosts", ".gitignore", "hardware/gpu02.json", "ca/x.pem"])
+def test_the_recovery_archive_follows_no_link_out_of_the_directory(
+    whole: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    """The head would be sent whatever file of the controller a stranger's directory names."""
+    path = Path(whole["inventory_dir"], name)
+    path.unlink(missing_ok=True)
+    path.symlink_to(tmp_path_factory.mktemp("home") / "id_ed25519")
+    path.resolve().write_text("PRIVATE KEY", encoding="utf-8")
+    with pytest.raises(AnsibleError, match=f"{path}: is a link out of the cluster's directory"):
+        look_up("cluster_recovery", ["ca/x.pem"], whole, vault="right")
 
 
 def test_there_is_no_recovery_archive_without_what_opens_the_secrets(whole: dict[str, Any]) -> None:

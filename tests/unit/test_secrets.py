@@ -179,7 +179,7 @@ def test_a_lost_password_is_an_error_that_names_both_files(cluster: Path) -> Non
     assert not password.exists()
 
 
-@pytest.mark.parametrize("damage", [b"", b"\n", b"another password"])
+@pytest.mark.parametrize("damage", [b"", b"\n", b"weak", b"another password"])
 def test_a_wrong_password_is_an_error(cluster: Path, content: Path, damage: bytes) -> None:
     password = secrets.vault_password_file(cluster)
     password.write_bytes(damage)
@@ -206,6 +206,26 @@ def test_a_damaged_header_is_an_error(cluster: Path, damage: object) -> None:
     assert callable(damage)
     path.write_bytes(damage(path.read_bytes()))
     assert f"{path}: is damaged" in refusal(cluster)
+
+
+@pytest.mark.parametrize(
+    "label", ["borealis-0123abcd", "aurora-eu-0123abcd", "aurora-0123abcde", "aurora", "-0123abcd"]
+)
+def test_a_file_that_asks_for_another_clusters_password_is_refused(cluster: Path, content: Path, label: str) -> None:
+    """What a stranger's directory could do: name the password of any cluster of ours, and have it used."""
+    path = cluster / "secrets.yml"
+    mine = secrets.vault_password_file(cluster)
+    mine.with_name(label).write_bytes(mine.read_bytes())
+    before = path.read_bytes().replace(mine.name.encode(), label.encode(), 1)
+    path.write_bytes(before)
+    for attempt in (secrets.check, lambda directory, name: secrets.ensure(directory, name, content)):
+        with pytest.raises(InputError, match=r'is that of another cluster, got ".*", expected "aurora-" and 8 digits'):
+            attempt(cluster, "aurora")
+    assert path.read_bytes() == before
+
+
+def test_a_cluster_without_secrets_has_none_of_another(tmp_path: Path) -> None:
+    secrets.check(tmp_path, "aurora")
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.99])

@@ -1,0 +1,60 @@
+"""A cluster's home, its directory: the inventory and what lies beside it, judged before anybody is contacted."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from clusterctl import files, hardware, inventory, secrets
+from clusterctl.errors import InputError, Problem
+from clusterctl.inventory import Inventory
+
+KNOWN_HOSTS = "known_hosts"
+MAX_KNOWN_HOSTS = 1 << 24  # bytes; a host has some 1500 of them
+STATE = ".clusterctl"
+
+
+def inventory_file(given: Path) -> Path:
+    """Return the inventory's file; a directory stands for the `inventory.yaml` in it."""
+    # Path.is_dir would raise for a path that no system call takes.
+    return (given / "inventory.yaml" if os.path.isdir(given) else given).absolute()  # noqa: PTH112
+
+
+def load(path: Path) -> Inventory:
+    """Return the inventory in `path`; InputError with every problem of it and of the files in its directory."""
+    found: list[Inventory] = []
+    problems: list[object] = []
+
+    def judge(look: Callable[[], object]) -> None:
+        try:
+            look()
+        except InputError as error:
+            problems.extend(error.problems)
+
+    judge(lambda: found.append(inventory.load(path)))
+    directory = path.parent
+    judge(lambda: hardware.load_all(directory))
+    problems.extend(_not_its_own(directory))
+    judge(lambda: known_hosts(directory / KNOWN_HOSTS))
+    judge(lambda: secrets.check(directory, found[0].cluster_name if found else None))
+    if problems:
+        raise InputError(problems)
+    return found[0]
+
+
+def known_hosts(path: Path) -> list[str]:
+    """Return the lines of a cluster's known_hosts, none where it is not there yet; InputError where it is no file."""
+    try:
+        return files.read(path, MAX_KNOWN_HOSTS, path.parent).decode(errors="replace").splitlines()
+    except files.MissingError:
+        return []
+    except files.UnfitError as error:
+        raise InputError([Problem(None, str(path), str(error))]) from None
+
+
+def _not_its_own(directory: Path) -> Iterator[Problem]:
+    ignored = directory / ".gitignore"  # the head keeps a copy of it
+    if ignored.is_symlink():
+        yield Problem(None, str(ignored), "is a link, expected a file of the cluster's own")
+    for path in (directory / STATE, directory / STATE / "runs"):
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            yield Problem(None, str(path), "is a link or a file, expected a directory of the cluster's own")

@@ -1,0 +1,922 @@
+"""The catalogue of bad input, each line of it given to the program as a user would, where no network is.
+
+A text has the sign § where the message must point. Lines that a program can judge in one go share a start of it, which
+also shows that all errors are told at once.
+"""
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from ansible.parsing.vault import VaultLib, VaultSecret
+
+from . import arena
+from .arena import End
+
+GOOD = """\
+all:
+  vars:
+    cluster_name: aurora
+    ansible_user: admin
+  children:
+    slurm_head:
+      hosts:
+        head1: {ansible_host: 10.0.0.10}
+    slurm_workers:
+      hosts:
+        gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}
+      children:
+        a100:
+          hosts:
+            gpu[02:04]: {}
+    monitoring:
+      hosts:
+        head1: {}
+"""
+GPU01 = "        gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}\n"
+USER = "    ansible_user: admin\n"
+
+MARKER = "executed"
+RUN = f"touch {MARKER}"
+CANARY = "hunter2-hunter2-hunter2"
+PASSWORD = "the vault password of this cluster"
+
+Make = str | bytes | Callable[[Path], object]
+"""What lies at a path: its content, or what makes it."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A cluster's directory and a command line; `says` has what must be printed, by the line of the catalogue."""
+
+    says: Mapping[str, tuple[str, str]]
+    files: Mapping[str, Make] = field(default_factory=dict)
+    argv: tuple[str, ...] = ("bootstrap", ".")
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    judged: bool = True
+    """Whether the input was judged as a whole, and not only the command line."""
+
+
+GIVEN: list[Given] = []
+NOTHING: Mapping[str, Make] = {}
+
+
+def marked(text: str | bytes, name: str = "inventory.yaml") -> tuple[bytes, list[str]]:
+    """Return the content without its §, and the place of each as a message begins with it; the file's where none is."""
+    first, *others = (text if isinstance(text, bytes) else text.encode()).split("§".encode())
+    content, places = first, []
+    for part in others:
+        lines = content.split(b"\n")
+        places.append(f"{name}:{len(lines)}:{len(lines[-1].decode(errors='replace')) + 1}: ")
+        content += part
+    return content, places or [f"{name}: "]
+
+
+def inventory(lines: Mapping[str, str], text: str | bytes, files: Mapping[str, Make] = NOTHING) -> None:
+    """Add lines of the catalogue that stand in one inventory, each with what is said of it, in the order of the §."""
+    content, places = marked(text)
+    says = {line: (place, said) for (line, said), place in zip(lines.items(), places, strict=True)}
+    GIVEN.append(Given(says, {"inventory.yaml": content, **files}))
+
+
+def together(
+    catalogue: str,
+    lines: Sequence[tuple[str, str, str]],
+    template: str,
+    after: str,
+    text: str = GOOD,
+    files: Mapping[str, Make] = NOTHING,
+) -> None:
+    """Add lines (name, what is wrong, what is said), each in a copy of the template; these stand behind `after`.
+
+    In a template %d is a number and %s what is wrong.
+    """
+    assert after in text
+    wrong = (template.replace("%d", f"{number:02}").replace("%s", line[1]) for number, line in enumerate(lines))
+    text = text.replace(after, after + "".join(wrong))
+    inventory({f"{catalogue}: {line[0]}": line[2] for line in lines}, text, files)
+
+
+def beside(lines: Mapping[str, tuple[str, Make, str]], inventory: str = GOOD) -> None:
+    """Add lines of the catalogue that are files beside one good inventory: path, what lies there, what is said."""
+    says, files = {}, dict[str, Make]()
+    for line, (name, make, said) in lines.items():
+        files[name], [place] = marked(make, name) if isinstance(make, str | bytes) else (make, [f"{name}: "])
+        says[line] = (place, said)
+    GIVEN.append(Given(says, {"inventory.yaml": inventory, **files}))
+
+
+def command(
+    line: str, said: str, *argv: str, inventory: Make = GOOD, judged: bool = False, **environment: str | None
+) -> None:
+    """Add a line of the catalogue that is a command line."""
+    GIVEN.append(Given({line: ("", said)}, {"inventory.yaml": inventory}, argv, environment, judged))
+
+
+def good(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+def link(target: str) -> Callable[[Path], object]:
+    return lambda path: path.symlink_to(target)
+
+
+def a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as it:
+        os.chdir(path.parent)  # a socket's path is short
+        it.bind(path.name)
+
+
+def with_mode(mode: int, content: str) -> Callable[[Path], object]:
+    def make(path: Path) -> None:
+        path.write_text(content)
+        path.chmod(mode)
+
+    return make
+
+
+def sealed(label: str, password: str = PASSWORD, plain: str = f"munge_key: {CANARY}\n") -> bytes:
+    return bytes(VaultLib([(label, VaultSecret(password.encode()))]).encrypt(plain.encode(), vault_id=label))
+
+
+# --- File -----------------------------------------------------------------------------------------------------------
+
+BOMB = "a: §&a [x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
+
+for _line, _text, _said in (
+    ("empty", "", "is empty"),
+    ("binary", b"all:\n  \xc2\xa7\x00\x01", "holds a control character, got \\x00"),
+    ("not UTF-8", b"all:\n  name: caf\xc2\xa7\xe9", "is not UTF-8 text, got the byte \\xe9"),
+    ("UTF-16", GOOD.encode("utf-16"), "is UTF-16, expected UTF-8 (save it as UTF-8)"),
+    ("tabs", "all:\n§\tvars: {}\n", "a tab in the indentation, expected spaces"),
+    ("unclosed bracket", "all: {vars: {cluster_name: a}\n§", "not valid YAML"),
+    ("list at top level", "§- all\n", "got a list, expected a mapping"),
+    ("duplicate key", good("monitoring", "§slurm_head"), 'the key "slurm_head" a second time (first on line 6)'),
+    ("YAML tag", f"all: §!!python/object/apply:os.system [{RUN}]", "got a YAML tag"),
+    ("YAML tag of Ansible", "all: {vars: {cluster_name: §!vault x}}", "got a YAML tag (!vault)"),
+    ("alias bomb", BOMB, "got an anchor (&a)"),
+    ("huge", GOOD + "#" * (5 << 20), "is too big, got 5243"),
+    ("deep", "[" * 21 + "§[" + "[" * 100_000, "nested too deep, expected at most 20 levels"),
+    ("several documents", GOOD + "§---\n" + GOOD, "a second document, expected one"),
+    ("INI", "[slurm_head]\n§head1 ansible_host=10.0.0.1\n[slurm_workers]\n", "looks like an INI inventory"),
+    ("an inventory plugin", "§plugin: constructed\nstrict: false\n", "names an inventory plugin"),
+    ("encrypted", "$ANSIBLE_VAULT;1.1;AES256\n3132", "is encrypted, expected readable YAML"),
+    ("terminal escape", "all: {}  # §\x1b[2J", "holds a control character, got \\x1b"),
+):
+    inventory({f"File: {_line}": _said}, _text)
+
+_variants: tuple[tuple[str, str | bytes, str], ...] = (
+    ("comments alone", "# nothing\n", "is empty"),
+    ("UTF-16 without a mark", "a§".encode() + GOOD.encode("utf-16-be"), "holds a control character, got \\x00"),
+    ("unclosed quote", "all: {vars: {cluster_name: 'a}\n§", "not valid YAML"),
+    ("text at top level", "§hello\n", 'got "hello", expected a mapping'),
+    ("number at top level", "§7\n", "got 7, expected a mapping"),
+    ("YAML tag of an ordinary type", "all: {vars: {cluster_name: §!!str 7}}", "got a YAML tag"),
+    ("YAML tag by a directive", "%TAG ! tag:x,2000:\n--- §!y {}", "got a YAML tag"),
+    ("alias bomb's alias", "a: &a [x]\nb: [§*a, *a]\n", "got an alias (*a)"),
+    ("alias of itself", "all: &x {vars: §*x}", "got an alias (*x)"),
+    ("merge key", "all: {§<<: {}}", "got <<, which YAML cannot read"),
+    ("too many values", "all: [" + "1," * 59_997 + "§1," * 1 + "1," * 400_000, "too much in one file"),
+    ("deep mapping", "{a: " * 20 + "{§a: " + "{a: " * 100_000, "nested too deep"),
+    ("huge number", "ansible_port: §" + "9" * 5000, "which YAML cannot read"),
+    ("huge octal number", "ansible_port: §0" + "7" * 9999, "which YAML cannot read"),
+    ("impossible date", "cluster_timezone: §2026-13-45", "which YAML cannot read"),
+    ("INI of one line", "§[slurm_head]\n", "looks like an INI inventory"),
+    ("text that turns", "all: {}  # §\u202e", "holds a control character, got \\u202e"),
+    (
+        "terminal escape written as one",
+        'all: {vars: {cluster_name: §"\\e[2J"}}',
+        "got the character \\x1b, expected printable text",
+    ),
+    ("line separator", "all: {}  # §\u2028", "holds a control character, got \\u2028"),
+    *(
+        (f"cluster named {name}", f"cluster_name: §{name}", "bad value, got")
+        for name in ("Aurora", "a" * 31, "a_b", "-a", "a.b", "'a b'", "''")
+    ),
+)
+beside(
+    {
+        f"File: {_line}": (f"host_vars/n{_number:02}.yml", _text, _said)
+        for _number, (_line, _text, _said) in enumerate(_variants)
+    },
+    good("gpu[02:04]", "n[00:99]"),
+)
+
+for _line, _make, _said in (
+    ("directory", Path.mkdir, "is a directory, expected a file"),
+    ("unreadable", with_mode(0, GOOD), "cannot be read: Permission denied"),
+    ("an executable", with_mode(0o755, f"#!/bin/sh\n{RUN}\n"), "is executable, expected a plain text file (it is data"),
+    ("a pipe", os.mkfifo, "is not a regular file"),
+    ("a socket", a_socket, "is not a regular file"),
+    ("a device", link("/dev/zero"), "is not a regular file"),
+    ("a link in a circle", link("inventory.yaml"), "cannot be read: Too many levels of symbolic links"),
+    ("a link to nothing", link("nothing"), "cannot be read: No such file or directory"),
+    ("a file of the kernel", link("/proc/self/mem"), "cannot be read: Input/output error"),
+):
+    GIVEN.append(Given({f"File: {_line}": ("inventory.yaml: ", _said)}, {"inventory.yaml": _make}))
+
+for _line, _path, _said in (
+    ("missing", "none.yaml", "none.yaml: cannot be read: No such file or directory"),
+    ("missing in a directory", "ca", "ca/inventory.yaml: cannot be read: No such file or directory"),
+    ("missing directory", "x/y/z.yaml", "x/y/z.yaml: cannot be read: No such file or directory"),
+    ("a name too long", "n" * 300, "cannot be read: File name too long"),
+    ("a name that is no text", "\udcff.yaml", "\\udcff.yaml: cannot be read: No such file or directory"),
+    (
+        "a name that Ansible does not take",
+        "inventory.txt",
+        "inventory.txt: bad file name, expected one that ends in .yml",
+    ),
+    ("no file but a device", "/dev/null", "/dev/null: is not a regular file"),
+):
+    GIVEN.append(
+        Given({f"File: {_line}": ("", _said)}, {"ca": Path.mkdir, "inventory.txt": GOOD}, ("bootstrap", _path))
+    )
+
+# --- File: what lies beside the inventory ---------------------------------------------------------------------------
+
+beside(
+    {
+        "Beside: variables of an unknown group": ("group_vars/slurm_worker.yml", "", "did you mean slurm_workers?"),
+        "Beside: variables of an unknown host": ("host_vars/gpu1.yml", "", 'no host "gpu1" (did you mean gpu0'),
+        "Beside: variables in JSON": ("group_vars/all.json", "{}", "bad file name, expected one that ends in .yml"),
+        "Beside: variables in a file without an ending": ("group_vars/monitoring", "{}", "bad file name"),
+        "Beside: a list of variables": ("host_vars/gpu02.yml", "§- a", "got a list, expected a mapping"),
+        "Beside: encrypted variables": ("host_vars/gpu03.yml", "$ANSIBLE_VAULT;1.1;AES256\n", "is encrypted"),
+        "Beside: a template in a variable": ("host_vars/gpu04.yml", "ansible_host: §'{{ x }}'", "got a template"),
+        "Beside: a variable that is not allowed": (
+            "host_vars/head1.yml",
+            "§ansible_connection: local",
+            "not allowed here",
+        ),
+        "Beside: a variable in the wrong place": (
+            "group_vars/slurm_workers.yml",
+            "§ansible_host: 10.0.0.1",
+            "stands in the wrong place, expected it on a host",
+        ),
+        "Beside: a variable given twice": (
+            "group_vars/all.yml",
+            "ansible_user: §root",
+            "given a second time, first at inventory.yaml:4:19 (keep one of them)",
+        ),
+        "Beside: a second file of variables": ("group_vars/a100.yml", "", "a second file for a100, besides a100.yaml"),
+        "Beside: an empty file of variables": ("group_vars/a100.yaml", "", "is empty"),
+        "Beside: a cluster's name in two places": (
+            "host_vars/gpu01.yml",
+            "§cluster_name: b",
+            "expected it in all.vars",
+        ),
+    }
+)
+beside(
+    {
+        "Beside: variables in a pipe": ("group_vars/all.yml", os.mkfifo, "is not a regular file"),
+        "Beside: variables in a socket": ("group_vars/a100.yml", a_socket, "is not a regular file"),
+        "Beside: variables in a device": ("host_vars/gpu01.yml", link("/dev/zero"), "is not a regular file"),
+        "Beside: variables that cannot be read": ("host_vars/gpu02.yml", with_mode(0, ""), "Permission denied"),
+        "Beside: variables that are a program": ("host_vars/gpu03.yml", with_mode(0o755, RUN), "is executable"),
+        "Beside: variables in a directory named as a file": ("host_vars/gpu04.yml", Path.mkdir, 'no host "gpu04.yml"'),
+        "Beside: secrets in a pipe": ("secrets.yml", os.mkfifo, "is not a regular file (restore both"),
+        "Beside: host keys in a pipe": ("known_hosts", os.mkfifo, "is not a regular file"),
+        "Beside: a hardware record in a pipe": ("hardware/gpu01.json", os.mkfifo, "is not a regular file (delete "),
+        "Beside: a hardware record in a device": ("hardware/gpu02.json", link("/dev/zero"), "is a link out of"),
+        "Beside: a hardware record in a directory": ("hardware/gpu03.json", Path.mkdir, "is a directory"),
+        "Beside: a hardware record out of the directory": (
+            "hardware/gpu04.json",
+            link("/etc/passwd"),
+            "is a link out of",
+        ),
+        "Beside: a hardware record that is none": ("hardware/head1.json", "{", "not a hardware record: "),
+        "Beside: a state directory that is a pipe": (
+            ".clusterctl",
+            os.mkfifo,
+            "is a link or a file, expected a directory",
+        ),
+        "Beside: an ignore list out of the directory": (".gitignore", link("/etc/passwd"), "is a link"),
+    }
+)
+beside(
+    {
+        "Beside: variables' directory that is a pipe": ("group_vars", os.mkfifo, "cannot be read: Not a directory"),
+        "Beside: secrets in a directory": ("secrets.yml", Path.mkdir, "is a directory, expected a file"),
+        "Beside: host keys in a directory": ("known_hosts", Path.mkdir, "is a directory, expected a file"),
+        "Beside: a state directory elsewhere": (".clusterctl", link("/tmp"), "is a link or a file"),
+    }
+)
+beside(
+    {
+        "Beside: secrets in a device": ("secrets.yml", link("/dev/zero"), "is a link out of the cluster's directory"),
+        "Beside: host keys out of the directory": ("known_hosts", link("/etc/passwd"), "is a link out of"),
+        "Beside: runs elsewhere": (".clusterctl/runs", link("/tmp"), "is a link or a file"),
+    }
+)
+beside({"Beside: secrets that are no vault": ("secrets.yml", f"munge_key: {CANARY}", "is damaged: it does not begin")})
+
+# --- Structure ------------------------------------------------------------------------------------------------------
+
+inventory(
+    {
+        "Structure: variables are a list": "got a list, expected a mapping",
+        "Structure: unknown key of a group": "(did you mean children?)",
+        "Structure: group as a key": "(move it below children)",
+        "Structure: unknown group": "(did you mean slurm_workers?)",
+        "Structure: group of no role": "(known groups: slurm_head, ",
+        "Structure: group's name is no text": "got no, which YAML reads as false as a key",
+        "Structure: host is a text": 'got "10.0.0.10", expected a mapping',
+        "Structure: sub-group of the head": "a sub-group, which only workers can have (list the hosts)",
+        "Structure: hosts are a list": "got a list, expected a mapping (each on a line of its own, with a colon",
+        "Structure: hosts are a text": 'got "gpu02", expected a mapping (each on a line of its own',
+        "Structure: role's group inside a group": "expected it in all.children (list its hosts there)",
+        "Structure: group in two places": 'the group "a100" a second time (a group stands in one place)',
+        "Structure: group named all": 'the group "all" a second time',
+        "Structure: duplicate name": 'the host "gpu03" a second time in rack1',
+        "Structure: unknown key": 'unknown key "al", expected all (did you mean all?)',
+        "Structure: group on top": "(move it to all.children.slurm_head)",
+    },
+    """\
+all:
+  vars: §[]
+  §chidren: {}
+  §slurm_head: {}
+  children:
+    §slurm_wokers: {}
+    §backup: {}
+    §no: {}
+    slurm_head:
+      hosts:
+        head1: §10.0.0.10
+      children: {§x: {}}
+    slurm_workers:
+      hosts: §[gpu01]
+      children:
+        a100: {hosts: §gpu02}
+        §monitoring: {}
+        h100: {children: {§a100: {}}}
+        §all: {}
+        rack1: {hosts: {"gpu[02:04]": {}, §gpu03: {}}}
+§al: {}
+§slurm_head: {}
+""",
+)
+inventory(
+    {
+        "Structure: host in no group": "in no group, so that nothing would be installed on it",
+        "Structure: two heads": "more than one head, got head1, head2, expected one host",
+        "Structure: duplicate address": "got 10.0.0.10, which head1 has",
+        "Structure: duplicate address by a name": "got gpu02, which gpu03 has",
+        "Structure: duplicate address inside the cluster": "got 10.0.0.10, which head1 has (give each its own",
+        "Structure: IPv6 inside the cluster": "Slurm is set up for IPv4 here, got fd00::1 (give it an IPv4 address",
+        "Structure: duplicate address of IPv6": "duplicate address, got fd00::1, which gpu05 has",
+        "Structure: unknown jump host": 'no host "head9" (did you mean head',
+        "Structure: jump host behind a jump host": "gpu07 is itself behind head9, expected a host that is",
+        "Structure: host with the name of a group": "a host with the name of a group",
+        "Structure: address given twice": "given a second time, first at inventory.yaml:7:31 (keep one of them)",
+    },
+    """\
+all:
+  vars: {cluster_name: aurora}
+  hosts: {§spare: {}}
+  children:
+    slurm_head:
+      hosts:
+        head1: {ansible_host: 10.0.0.10}
+        §head2: {}
+    slurm_workers:
+      hosts:
+        gpu01: {ansible_host: §10.0.0.10}
+        gpu03: {ansible_host: gpu02}
+        §gpu02: {}
+        gpu04: {cluster_address: §10.0.0.10}
+        §gpu05: {ansible_host: "fd00::1"}
+        gpu06: {ansible_host: §"FD00:0::1"}
+        gpu07: {cluster_jump_host: §head9}
+        gpu08: {cluster_jump_host: §gpu07}
+        §monitoring: {}
+    monitoring:
+      hosts:
+        head1: {ansible_host: §10.0.0.9}
+""",
+)
+inventory(
+    {"Structure: no name": "all.vars.cluster_name: missing, expected a value"},
+    "§" + good("    cluster_name: aurora\n", ""),
+)
+for _line, _text, _said in (
+    ("no head and no workers", "§all: {vars: {cluster_name: a}}", "no head and no workers (known groups: slurm_head"),
+    ("no head", "§all: {children: {slurm_workers: {hosts: {gpu01: }}}}", "no head, expected one host"),
+    ("no workers", "§all: {children: {slurm_head: {hosts: {head1: }}}}", "no workers, expected at least one host"),
+    ("all is a list", "all: §[a]\n", "got a list, expected a mapping"),
+    ("too many hosts", good("gpu[02:04]", "§gpu[1:999999]"), "too many hosts, expected at most 5000"),
+    ("ranges of ranges", good("gpu[02:04]", "§n[1:9999][1:9999][1:9999]"), "too many hosts, expected at most 5000"),
+):
+    inventory({f"Structure: {_line}": _said}, _text)
+
+together(
+    "Structure",
+    [
+        (f"bad host name or range, {_name}", "§" + _name, _said)
+        for _name, _said in {
+            "GPU05": "(write gpu05)",
+            "GPU[05:06]": "(write gpu[05:06])",
+            "gpu_05": "bad host name",
+            "-gpu": "bad host name",
+            "gpu-": "bad host name",
+            "gpu05.example.com": "(write gpu05: {ansible_host: gpu05.example.com})",
+            "10.0.0.5": "(name the host and give its address",
+            "localhost": "bad host name",
+            "x" * 64: "bad host name",
+            "gpü": "bad host name",
+            "gpu[01:4]": "two numbers of the same length",
+            "gpu[4:1]": "the smaller one first",
+            "gpu[1:9:0]": "a step above 0",
+            "gpu[a:4]": "two numbers or two letters",
+            "gpu[1-4]": "bad range",
+            "gpu[1:4": "bad range",
+            "gpu[:4]": "bad range",
+            "gpu[1:4]]": "bad range",
+            "010": "got 010, which YAML reads as 8 as a key",
+            "no": "got no, which YAML reads as false as a key",
+            "22:30": "got 22:30, which YAML reads as 1350 as a key",
+            "1.e+3": "got 1.e+3, which YAML reads as 1000.0 as a key",
+        }.items()
+    ],
+    "        %s: {}\n",
+    GPU01,
+)
+
+VARIABLE = "        n%d:\n          %s\n"
+
+together(
+    "Structure",
+    [
+        ("unknown variable", "§prometheus_prot: 9090", "(did you mean prometheus_port?)"),
+        ("unknown variable of nobody", "§xyzzy: 1", 'unknown variable "xyzzy"'),
+        ("trap 22:30", "cluster_timezone: §22:30", "got 22:30, which YAML reads as 1350, expected text (write"),
+        ("trap 010", "cluster_timezone: §010", "got 010, which YAML reads as 8, expected text"),
+        ("trap no", "cluster_timezone: §no", "got no, which YAML reads as false, expected text"),
+        ("trap 1e3", "prometheus_port: §1e3", 'got "1e3", expected a whole number'),
+        ("trap 1.e+3", "cluster_timezone: §1.e+3", "got 1.e+3, which YAML reads as 1000.0, expected text"),
+        ("trap 0o17", "prometheus_port: §0o17", 'got "0o17", expected a whole number'),
+        ("trap 022", "prometheus_port: §022", "got 022, which YAML reads as 18, expected a whole number"),
+        ("trap 2026-01-01", "cluster_timezone: §2026-01-01", "got 2026-01-01, expected text"),
+        ("trap 22:30 in options", "slurm_head_conf_extra: {MaxTime: §22:30}", "which YAML reads as 1350"),
+        ("trap no in options", "slurm_head_conf_extra: {Root: [§no]}", "which YAML reads as false"),
+        ("trap 1 as a key", "slurm_head_conf_extra: {§1: a}", "got 1 as a key"),
+        ("trap on", "users_groups: [{name: §on, gid: 5000}]", "got on, which YAML reads as true"),
+        ("a number in quotes", 'prometheus_port: §"22"', "expected a whole number (write it without quotes)"),
+        ("a switch in quotes", 'ansible_become: §"yes"', 'got "yes", expected true or false'),
+        ("true for a number", "prometheus_port: §true", "got true, expected a whole number"),
+        ("nothing", "cluster_timezone:§", "got nothing, expected text (leave the line out for the default)"),
+        ("a list for a text", "cluster_timezone: §[UTC]", "got a list, expected text"),
+        ("a text for a list", "cluster_networks: §10.0.0.0/8", "expected a list (write [10.0.0.0/8])"),
+        ("a mapping for a list", "users_accounts: §{name: ada}", "got a mapping, expected a list"),
+        ("a text for a mapping", "users_accounts: [§ada]", 'got "ada", expected a mapping'),
+        ("a mapping for a path", "ansible_ssh_private_key_file: §{a: b}", "got a mapping, expected text"),
+        ("an incomplete mapping", "users_accounts: [§{name: ada}]", 'expected the key "uid" in it'),
+        ("an unknown key", "users_accounts: [{name: ada, uid: 5001, §shel: a}]", "(did you mean shell?)"),
+        ("an unknown choice", "users_accounts: [{name: a, uid: 5001, state: §absen}]", "(did you mean absent?)"),
+        ("a port too high", "prometheus_port: §65536", "got 65536, expected 1 to 65535"),
+        ("a port too low", "prometheus_port: §0", "got 0, expected 1 to 65535"),
+        ("an interval of nothing", "slurm_exporter_interval: §0", "got 0, expected 1 to 2147483647"),
+        ("memory below nothing", "slurm_head_database_buffer_pool_mb: §-1", "got -1, expected 1 to 2147483647"),
+        ("a negative port", "ansible_port: §-1", "got -1, expected 1 to 65535"),
+        ("a host's address as a network", "cluster_networks: [§10.0.0.1/24]", "expected a network such as"),
+        ("an address as a network", "cluster_networks: [§10.0.0.1]", "expected a network such as"),
+        ("a domain with nothing in it", "cluster_domain: §a..b", "expected a DNS domain"),
+        ("an uid of the system", "users_accounts: [{name: ada, uid: §0}]", "expected 500 to 2147483647"),
+        ("a user of the system", "users_accounts: [{name: §root, uid: 5001}]", "not a name of the system's own"),
+        ("a user of ours", "users_accounts: [{name: §slurm, uid: 5001}]", "not a name of the system's own"),
+        ("an address of four hundred", "ansible_host: §10.0.0.400", "expected an IP address or a host name"),
+        ("half an address", "ansible_host: §10.0.0", "expected an IP address or a host name"),
+        ("a number as an address", "ansible_host: §7", "got 7, expected text"),
+        ("no address", "ansible_host: §null", "got nothing, expected text"),
+        ("an empty address", "ansible_host: §''", "expected an IP address or a host name"),
+        ("an address with its network", "ansible_host: §1.2.3.4/24", "expected an IP address or a host name"),
+        ("an address with its port", "ansible_host: §x:22", "expected an IP address or a host name"),
+        ("an address with its zone", "ansible_host: §fe80::1%eth0", "expected an IP address or a host name"),
+        ("a list as an address", "ansible_host: §[a]", "got a list, expected text"),
+        ("a relative key file", "ansible_ssh_private_key_file: §id", "expected a path that starts with / or ~/"),
+        ("a key file that is not there", "ansible_ssh_private_key_file: §/no/such", "cannot be read: No such file"),
+        ("a key file of a stranger", "ansible_ssh_private_key_file: §~nobody7/x", "expected a path that starts"),
+        ("a fingerprint that is none", "cluster_host_key: §SHA256:x", "expected SHA256: and 43 characters"),
+        ("an old name of a variable", "§ansible_ssh_user: root", "(did you mean ansible_user?)"),
+        ("an address for a name", "base_extra_hosts: {www: §nowhere}", "expected an IP address"),
+    ],
+    VARIABLE,
+    GPU01,
+)
+
+# --- Hostile --------------------------------------------------------------------------------------------------------
+
+PIPE = "{{ lookup('pipe', '" + RUN + "') }}"
+
+together(
+    "Hostile",
+    [
+        *(
+            (f"Jinja in {_name}", f'{_name}: §"{PIPE}"', "got a template")
+            for _name in (
+                "ansible_host",
+                "ansible_port",
+                "ansible_user",
+                "ansible_ssh_private_key_file",
+                "ansible_become",
+                "cluster_address",
+                "cluster_jump_host",
+                "cluster_host_key",
+            )
+        ),
+        ("Jinja in a variable of a role", f'prometheus_package: §"{PIPE}"', "got a template"),
+        ("Jinja in a mapping", f'base_sysctl: {{a.b: §"{PIPE}"}}', "got a template"),
+        ("Jinja in a key", f'base_sysctl: {{§"{PIPE}": 1}}', "got a template"),
+        ("Jinja in a list", f'base_packages: [§"{PIPE}"]', "got a template"),
+        ("a statement of Jinja", "cluster_domain: §'{% set x = 1 %}'", "got a template"),
+        ("a comment of Jinja", "cluster_domain: §'{# x #}'", "got a template"),
+        ("another sign for Jinja", "cluster_domain: §'#jinja2: variable_start_string: x'", "got a template"),
+        ("ansible_connection", "§ansible_connection: local", "not allowed here"),
+        ("ansible_ssh_common_args", f'§ansible_ssh_common_args: "-o ProxyCommand={RUN}"', "not allowed here"),
+        ("ansible_ssh_extra_args", f'§ansible_ssh_extra_args: "-o ProxyCommand={RUN}"', "not allowed here"),
+        ("ansible_ssh_executable", f"§ansible_ssh_executable: {RUN}", "not allowed here"),
+        ("ansible_python_interpreter", f"§ansible_python_interpreter: {RUN}", "not allowed here"),
+        ("ansible_become_exe", f"§ansible_become_exe: {RUN}", "not allowed here"),
+        ("ansible_shell_type", "§ansible_shell_type: powershell", "not allowed here"),
+        ("- before an address", "ansible_host: §-oProxyCommand=id", "expected an IP address or a host name"),
+        ("- before an address inside", "cluster_address: §-oProxyCommand=id", "expected an IP address"),
+        ("- before a user", "ansible_user: §-oProxyCommand=id", "expected a user name"),
+        ("$(…) in an address", f"ansible_host: §$({RUN})", "expected an IP address or a host name"),
+        ("a blank in an address", "ansible_host: §a b", "expected an IP address or a host name"),
+        ("; in an address", f"ansible_host: §a;{RUN}", "expected an IP address or a host name"),
+        ("$(…) in a user", f"ansible_user: §$({RUN})", "expected a user name"),
+        ("$(…) in a domain", f"cluster_domain: §$({RUN})", "expected a DNS domain"),
+        ("$(…) in a proxy", f"cluster_http_proxy: §http://p:1/$({RUN})", "expected a URL"),
+        ("$(…) in an account", f'users_accounts: [{{name: §"$({RUN})", uid: 5001}}]', "up to 32 of a-z"),
+        ("$(…) in a group of users", f'users_groups: [{{name: §"$({RUN})", gid: 5001}}]', "up to 32 of a-z"),
+        ("$(…) in a partition", f'slurm_head_partitions: [{{name: §"$({RUN})"}}]', "expected a name of letters"),
+        ("$(…) in an option", f'slurm_head_conf_extra: {{§"$({RUN})": 1}}', "bad name, got"),
+        ("$(…) in a package", f"base_packages: [§$({RUN})]", "expected a name of letters"),
+        ("$(…) in a name of DNS", f'base_extra_hosts: {{§"$({RUN})": 10.0.0.1}}', "bad name, got"),
+        ("$(…) in a database's name", f"slurm_head_database_name: §$({RUN})", "expected a name of letters"),
+        ("a back quote in a database's name", f"slurm_head_database_name: §a`{RUN}`", "expected a name of letters"),
+        ("a quote in a database's user", "slurm_head_database_user: §a'b", "expected a name of letters"),
+        ("a newline in an account", 'users_accounts: [{name: §"a\\nb", uid: 5001}]', "a line break or tab"),
+        ("a newline in a partition", 'slurm_head_partitions: [{name: §"a\\nNodes=ALL"}]', "a line break or tab"),
+        ("a newline in an option", 'slurm_head_conf_extra: {§"A\\nB": 1}', "a line break or tab"),
+        ("a newline in an option's value", 'slurm_head_conf_extra: {A: §"1\\nB=2"}', "a line break or tab"),
+        ("a newline in a user", 'ansible_user: §"a\\nb"', "a line break or tab"),
+        ("a blank in a partition", 'slurm_head_partitions: [{name: §"main Nodes=ALL"}]', "expected a name"),
+        ("sudo in an account", 'users_accounts: [{name: §"x ALL=(ALL) ALL #", uid: 5001}]', "up to 32 of a-z"),
+        ("a command in a shell", 'users_accounts: [{name: a, uid: 5001, shell: §"/bin/sh; id"}]', "an absolute path"),
+        ("a command in a key", 'users_accounts: [{name: a, uid: 5001, ssh_keys: [§"command=id x"]}]', "a public key"),
+        ("a colon in a comment", 'users_accounts: [{name: a, uid: 5001, comment: §"a:0"}]', "text without colon"),
+        ("a unit's option in a path", 'node_exporter_textfile_directory: §"/t ExecStart=/x"', "an absolute path"),
+        ("../ in a path", "prometheus_data_directory: §/var/../etc/", "expected an absolute path"),
+        ("../ in a time zone", "cluster_timezone: §Europe/../../etc/passwd", "expected a time zone"),
+        ("a line of apt in a mirror", 'cluster_package_mirrors: {debian: §"http://m/d Trusted: yes"}', "a URL"),
+        ("a hook of apt in a proxy", "cluster_package_proxy: §'http://p/\"; DPkg::Pre-Invoke'", "expected a URL"),
+        ("a file as a mirror", "cluster_package_mirrors: {debian: §'file:///etc'}", "expected a URL"),
+        ("a zone in a network", "cluster_networks: [§'fe80::%x/64']", "expected a network"),
+        ("a comment in an age", "base_journal_max_age: §'90day #'", "a number with its unit"),
+        ("a sign of YAML in a user", "prometheus_user: §'a: b'", "expected a name of letters"),
+        ("an alias", "base_locale: §*x", "got an alias"),
+        ("a tag", f"base_locale: §!!python/object/apply:os.system ['{RUN}']", "got a YAML tag"),
+        (
+            "a terminal escape in a variable",
+            'base_locale: §"\\e]0;x\\a"',
+            "got the character \\x1b, expected printable text",
+        ),
+        ("a blank that nobody sees", 'base_locale: §"C\u200b.UTF-8"', "got the character \\u200b"),
+        ("a terminal escape in a key", '§"\\e[2J": 1', "got the character \\x1b, expected printable text"),
+        ("a key file that is a device", "ansible_ssh_private_key_file: §/dev/zero", "is not a regular file"),
+        ("a key file that all can read", "ansible_ssh_private_key_file: §/proc/version", "is open to others, got mode"),
+    ],
+    VARIABLE,
+    GPU01,
+)
+together(
+    "Hostile",
+    [
+        ("a newline in a host's name", '§"gpu05\\nPartitionName=x"', "a line break"),
+        ("$(…) in a host's name", f'§"$({RUN})"', "bad host name"),
+        ("a command in a host's name", f"§'gpu05;{RUN}'", "bad host name"),
+        ("../ in a host's name", "§../gpu05", "bad host name"),
+        ("Jinja in a host's name", f'§"{PIPE}"', "a template"),
+        ("a terminal escape in a host's name", '§"gpu\\e[2J"', "got the character \\x1b, expected printable text"),
+    ],
+    "        %s: {}\n",
+    GPU01,
+)
+together(
+    "Hostile",
+    [
+        ("capitals in a group's name", "§A-100", 'bad group name, got "A-100"'),
+        ("a newline in a group's name", '§"a\\nb"', "a line break"),
+        ("$(…) in a group's name", f'§"$({RUN})"', "bad group name"),
+        ("../ in a group's name", "§../a", "bad group name"),
+        ("a blank in a group's name", "§a b", "bad group name"),
+        ("Jinja in a group's name", f'§"{PIPE}"', "a template"),
+        ("a group's name too long", "§" + "a" * 64, "bad group name"),
+    ],
+    "        %s:\n",
+    "      children:\n",
+)
+for _name in ("../aurora", '"a\\nb"', f"'$({RUN})'", f'"{PIPE}"'):
+    inventory({f"Hostile: cluster named {_name}": "all.vars.cluster_name: "}, good("aurora", "§" + _name))
+
+together(
+    "Hostile",
+    [
+        ("key file that is a pipe", "ansible_ssh_private_key_file: §~/pipe", 'the file "~/pipe" is not a regular file'),
+        ("key file that is a directory", "ansible_ssh_private_key_file: §~/x", 'the file "~/x" is a directory'),
+        ("key file that its group can read", "ansible_ssh_private_key_file: §~/group", "got mode 0640, expected 0600"),
+        ("key file that nobody can read", "ansible_ssh_private_key_file: §~/none", "cannot be read: Permission denied"),
+    ],
+    VARIABLE,
+    GPU01,
+    files={
+        "home/pipe": os.mkfifo,
+        "home/x": Path.mkdir,
+        "home/group": with_mode(0o640, "a key"),
+        "home/none": with_mode(0, "a key"),
+    },
+)
+together(
+    "Hostile",
+    [
+        ("certificate out of the directory", "§ca/link.pem", "is a link out of the cluster's directory"),
+        ("certificate in a directory out of it", "§ca/etc/passwd", "is a link out of the cluster's directory"),
+        ("certificate that is a pipe", "§ca/pipe.pem", "is not a regular file"),
+        ("certificate that is a device", "§ca/zero.pem", "is a link out of the cluster's directory"),
+        ("certificate that is a directory", "§ca", "is a directory, expected a file"),
+        ("certificate that is not there", "§ca/none.pem", "cannot be read: No such file or directory"),
+        ("certificate that is none", "§ca/der.pem", "holds no certificate in PEM form"),
+        ("certificate by ../", "§../x.pem", "expected a file below the cluster's directory"),
+        ("certificate by an absolute path", "§/etc/x.pem", "expected a file below the cluster's directory"),
+    ],
+    "      - %s\n",
+    "      - ca/good.pem\n",
+    good(USER, USER + "    cluster_ca_certificates:\n      - ca/good.pem\n"),
+    files={
+        "ca/good.pem": "-----BEGIN CERTIFICATE-----\n",
+        "ca/link.pem": link("/etc/passwd"),
+        "ca/etc": link("/etc"),
+        "ca/pipe.pem": os.mkfifo,
+        "ca/zero.pem": link("/dev/zero"),
+        "ca/der.pem": b"\x30\x82",
+    },
+)
+
+# --- Meaning --------------------------------------------------------------------------------------------------------
+
+together(
+    "Meaning",
+    [
+        ("plaintext password", f"§ansible_password: {CANARY}", "a password does not belong in an inventory"),
+        ("plaintext password by its old name", f"§ansible_ssh_pass: {CANARY}", "a password does not belong"),
+        ("plaintext password of sudo", f"§ansible_become_password: {CANARY}", "(log in with a key: ansible_ssh"),
+        ("plaintext password of a database", f"§slurm_head_database_password: {CANARY}", "a password does not belong"),
+        ("password of a proxy", f"cluster_http_proxy: §http://me:{CANARY}@proxy:3128", "could read the password"),
+        ("password of a cache", f"cluster_package_proxy: §https://me:{CANARY}@c/", 'got "https://[hidden]@c/"'),
+        (
+            "password of a mirror",
+            f"cluster_package_mirrors: {{debian: §'http://{CANARY}@mirror/debian'}}",
+            "expected a URL without user or password such as http://proxy.example.com:3128 (everybody on the nodes",
+        ),
+        ("password in the wrong place", f"cluster_package_mirrors: §http://a:{CANARY}@m/", 'got "http://[hidden]@m/"'),
+    ],
+    VARIABLE,
+    GPU01,
+)
+
+VAULT = {"CLUSTERCTL_VAULT_PASSWORD_FILE": "password"}
+_vault: tuple[tuple[str, bytes, Make | None, str], ...] = (
+    ("wrong", sealed("aurora-0123abcd"), with_mode(0o600, f"{CANARY}\n"), "cannot be decrypted with the password in "),
+    ("missing", sealed("aurora-0123abcd"), None, "of secrets.yml (aurora-0123abcd) cannot be read: No such file"),
+    ("readable by others", sealed("aurora-0123abcd"), with_mode(0o644, PASSWORD), "got mode 0644, expected 0600"),
+    ("that is a program", sealed("aurora-0123abcd"), with_mode(0o700, RUN), "got mode 0700, expected 0600"),
+    ("that is a pipe", sealed("aurora-0123abcd"), os.mkfifo, "is not a regular file"),
+    (
+        "weak",
+        sealed("aurora-0123abcd", "weak"),
+        with_mode(0o600, "weak"),
+        "holds a weak vault password of secrets.yml",
+    ),
+    (
+        "of another cluster",
+        sealed("borealis-0123abcd"),
+        with_mode(0o600, PASSWORD),
+        'got "borealis-0123abcd", expected "aurora-"',
+    ),
+)
+for _line, _secrets, _password, _said in _vault:
+    _files: dict[str, Make] = {"inventory.yaml": GOOD, "secrets.yml": _secrets}
+    if _password:
+        _files["password"] = _password
+    GIVEN.append(Given({f"Meaning: vault password {_line}": ("", _said)}, _files, environment=VAULT))
+
+# --- Command line ---------------------------------------------------------------------------------------------------
+
+WRONG = good("aurora", "Aurora")
+NAMED = "all.vars.cluster_name: bad value"
+
+command("Command line: no arguments", "Usage: ")
+for _line, _said, *_words in (
+    ("unknown verb boostrap", "Did you mean 'bootstrap'", "boostrap"),
+    ("unknown verb stauts", "Did you mean 'status'", "stauts", "."),
+    ("unknown verb int", "Did you mean 'init'", "int", "x"),
+    ("unknown verb of the lab", "up", "lab", "upp"),
+    ("unknown flag", "--limit", "bootstrap", ".", "--limt", "gpu01"),
+    ("no inventory", "INVENTORY", "bootstrap"),
+    ("an argument too many", "gpu01", "bootstrap", ".", "gpu01"),
+    ("--forks 0", "--forks", "bootstrap", ".", "--forks", "0"),
+    ("--forks none", "--forks", "bootstrap", ".", "--forks", "none"),
+    ("--forks 1001", "--forks", "bootstrap", ".", "--forks", "1001"),
+    ("--output xml", "--output", "bootstrap", ".", "--output", "xml"),
+    ("no terminal to ask on", "expected --head NAME=ADDRESS and at least one --worker", "init", "borealis"),
+    ("an unknown GPU model", "choose from a100-pcie-40gb", "lab", "up", "--gpu-model", "h999"),
+):
+    GIVEN.append(Given({f"Command line: {_line}": ("", _said)}, {"inventory.yaml": GOOD}, tuple(_words), judged=False))
+_limit = {
+    "unknown node": ("gpu1", 'no host "gpu1" (did you mean gpu0'),
+    "unknown group": ("slurm_worker", 'no host "slurm_worker"'),
+    "a pattern of nodes": ("gpu*", 'no host "gpu*"'),
+    "a file of nodes": ("@inventory.yaml", 'no host "@inventory.yaml"'),
+    "a hostile node": ("\x1b[2J$(id)", 'no host "\\x1b[2J$(id)"'),
+}
+GIVEN.append(
+    Given(
+        {f"Command line: {_line}": ("--limit: ", _said) for _line, (_, _said) in _limit.items()},
+        {"inventory.yaml": GOOD},
+        ("bootstrap", ".", "--limit", ",".join(("head1", *(_node for _node, _ in _limit.values())))),
+    )
+)
+for _nodes in ("", " , "):
+    _line = f"Command line: a limit of {_nodes!r}"
+    command(_line, "--limit: names no node", "bootstrap", ".", "--limit", _nodes, judged=True)
+_verbs: tuple[tuple[str, ...], ...] = (
+    ("validate", "."),
+    ("validate", ".", "--online"),
+    ("bootstrap", ".", "--check", "-vvv"),
+    ("bootstrap", ".", "--print-command"),
+    ("bootstrap", ".", "--skip-unreachable", "--accept-new-host-keys"),
+    ("verify", "."),
+    ("status", "."),
+    ("trust", ".", "gpu01"),
+    ("password", "munge_key", "."),
+)
+for _argv in _verbs:
+    command(f"Command line: bad input to {' '.join(_argv)}", NAMED, *_argv, inventory=WRONG, judged=True)
+command("Command line: bad input to --output json", NAMED, "bootstrap", ".", "--output", "json", inventory=WRONG)
+
+_sudo: tuple[tuple[str, str, str, Make | None], ...] = (
+    ("that is not there", "a password cannot be read: No such file", "--become-password-file=password", None),
+    ("that others read", "got mode 0644, expected 0600", "--become-password-file=password", with_mode(0o644, CANARY)),
+    ("that is a pipe", "is not a regular file", "--become-password-file=password", os.mkfifo),
+    ("of nothing", "holds no password, which is one line", "--become-password-file=password", with_mode(0o600, "\n")),
+    ("without a terminal to ask on", "--ask-become-pass: there is no terminal to ask on", "-K", None),
+)
+for _line, _said, _option, _content in _sudo:
+    _files = {"inventory.yaml": GOOD} if _content is None else {"inventory.yaml": GOOD, "password": _content}
+    _wanted = {f"Command line: password for sudo {_line}": ("", _said)}
+    GIVEN.append(Given(_wanted, _files, ("bootstrap", ".", _option)))
+command("Command line: trust for an unknown node", '--limit: no host "gpu1"', "trust", ".", "gpu1", judged=True)
+
+HOSTILE: Mapping[str, str | None] = {
+    "ANSIBLE_CONFIG": "hostile.cfg",
+    "ANSIBLE_INVENTORY": "/dev/zero",
+    "ANSIBLE_INVENTORY_ENABLED": "script",
+    "ANSIBLE_VAULT_PASSWORD_FILE": "hostile.sh",
+    "ANSIBLE_LOG_PATH": MARKER,
+    "ANSIBLE_STDOUT_CALLBACK": "no such",
+    "ANSIBLE_PYTHON_INTERPRETER": "hostile.sh",
+    "ANSIBLE_SSH_EXECUTABLE": "hostile.sh",
+    "ANSIBLE_FORKS": "many",
+}
+_environments: Mapping[str, Mapping[str, str | None]] = {
+    "HOME unset": {"HOME": None},
+    "HOME elsewhere": {"HOME": "/dev/null"},
+    "LANG=C": {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "no PATH": {"PATH": None},
+    "no TERM": {"TERM": "no such terminal", "COLUMNS": "-7"},
+    "hostile ANSIBLE_*": HOSTILE,
+}
+for _line, _environment in _environments.items():
+    command(
+        f"Command line: {_line}", 'bad host name, got "gp', "bootstrap", ".",
+        inventory=good("gpu[02:04]", "gpü"), judged=True, **_environment,
+    )  # fmt: skip
+GIVEN.append(
+    Given(
+        {"Command line: hostile ANSIBLE_* where Ansible's vault is used": ("", "cannot be decrypted")},
+        {
+            "inventory.yaml": GOOD,
+            "secrets.yml": sealed("aurora-0123abcd"),
+            "password": with_mode(0o600, CANARY),
+            "hostile.sh": with_mode(0o755, f"#!/bin/sh\n{RUN}\n"),
+            "hostile.cfg": f"[defaults]\nlog_path = {MARKER}\nvault_password_file = hostile.sh\n",
+            "ansible.cfg": f"[defaults]\nlog_path = {MARKER}\nvault_password_file = hostile.sh\n",
+        },
+        environment={**VAULT, **HOSTILE},
+    )
+)
+
+# --- the proof ------------------------------------------------------------------------------------------------------
+
+LINES = [(line, index) for index, given in enumerate(GIVEN) for line in given.says]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("clusters")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of all starts; their outputs have the directory of each cut off."""
+
+    ends: list[End]
+    packets: int
+
+
+def start(directory: Path, given: Given) -> arena.Start:
+    """Make the cluster's directory, and return how clusterctl is started in it."""
+    for name, make in given.files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(make, str | bytes):
+            path.write_bytes(make if isinstance(make, bytes) else make.encode())
+        else:
+            make(path)
+    (directory / "home").mkdir(exist_ok=True)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(directory / "home"),
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **given.environment,
+    }
+    argv = (sys.executable, "-m", "clusterctl", *given.argv)
+    return arena.Start(argv, str(directory), {name: text for name, text in environment.items() if text is not None})
+
+
+@pytest.fixture(scope="module")
+def outcome(base: Path) -> Outcome:
+    here = Path.cwd()
+    try:
+        starts = [start(base / f"{index:03}", given) for index, given in enumerate(GIVEN)]
+    finally:
+        os.chdir(here)
+    ends, packets = arena.run(starts)
+    return Outcome(
+        [
+            End(end.code, *(text.replace(f"{begun.cwd}/", "") for text in (end.out, end.err)))
+            for begun, end in zip(starts, ends, strict=True)
+        ],
+        packets,
+    )
+
+
+@pytest.mark.parametrize(("line", "index"), [pytest.param(*pair, id=pair[0]) for pair in LINES])
+def test_refused_with_its_place(outcome: Outcome, line: str, index: int) -> None:
+    end, (place, said) = outcome.ends[index], GIVEN[index].says[line]
+    assert end.code == 2, end.err
+    told = (end.out + end.err).splitlines()
+    assert any(text.startswith(place) and said in text for text in told), f"{place}{said}\n--- in\n{end.err}"
+
+
+@pytest.mark.parametrize("index", range(len(GIVEN)), ids=[next(iter(given.says)) for given in GIVEN])
+def test_nothing_else_is_said(outcome: Outcome, index: int) -> None:
+    """No traceback, no secret, nothing that a terminal obeys; as many problems as the last line counts."""
+    end, given = outcome.ends[index], GIVEN[index]
+    lines = end.err.splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert not re.search(f"Traceback|bug of ours|{CANARY}|the vault password of this", end.out + end.err)
+    assert end.err.isascii() or given.environment.get("LC_ALL") != "C"
+    if given.judged:
+        assert end.out in ("", "aurora  bootstrap\n")  # the latter once the inventory is good
+        assert re.fullmatch(rf"{len(lines) - 1} problems?; no node was contacted\.", lines[-1]), end.err
+        assert len(lines) > len(set(given.says.values()))
+
+
+def test_nobody_is_contacted_and_nothing_made_or_run(outcome: Outcome, base: Path) -> None:
+    """A positive control is below: the same program sends packets there as soon as the inventory is good."""
+    assert outcome.packets == 0
+    made = {path.relative_to(base).as_posix() for path in base.rglob("*") if "executed" in path.name}
+    made |= {path.as_posix() for path in base.glob("*/.clusterctl/runs") if not path.is_symlink()}
+    assert made == set()
+    for index, given in enumerate(GIVEN):
+        made = {path.name for path in (base / f"{index:03}").iterdir()} - {".clusterctl", "home"}
+        assert made <= {name.partition("/")[0] for name in given.files}, given.argv
+
+
+def test_a_good_inventory_is_not_refused_and_its_nodes_are_looked_for(tmp_path: Path) -> None:
+    given = Given({}, {"inventory.yaml": good("gpu[02:04]: {}", "gpu02: {ansible_host: 10.0.0.12}")})
+    [end], packets = arena.run([start(tmp_path, given)])
+    assert end.code == 3, end.err
+    assert "head1: connection: 10.0.0.10 port 22 refuses" in end.err
+    assert "gpu01: connection: 10.0.0.11 port 2222 refuses" in end.err
+    assert packets >= 6
