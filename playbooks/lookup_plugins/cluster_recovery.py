@@ -87,7 +87,7 @@ class LookupModule(LookupBase):
 
 
 def archive(members: Iterable[tuple[str, bytes]]) -> bytes:
-    """A tar archive of files that only their owner reads; neither clock nor user nor a compressor's version is in it."""
+    """Return a tar archive of files that only their owner reads; neither clock nor user nor host has a part in it."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in members:

@@ -1,0 +1,102 @@
+"""The way to a node, as ssh's own configuration says it."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl import remote, route
+from clusterctl.errors import InputError
+from clusterctl.remote import Access, ContactError, Failure
+from clusterctl.route import Route
+
+from .ssh_server import Server, host, known, listening
+from .test_remote import ed25519
+
+
+@pytest.mark.parametrize(
+    ("jump", "command"),
+    [
+        ("bastion", "ssh -o BatchMode=yes -W '[10.0.0.1]:22' -- bastion"),
+        ("ops@bastion:2222", "ssh -o BatchMode=yes -l ops -p 2222 -W '[10.0.0.1]:22' -- bastion"),
+        ("ssh://ops@[fd00::1]:2222", "ssh -o BatchMode=yes -l ops -p 2222 -W '[10.0.0.1]:22' -- fd00::1"),
+        ("first,me@second", "ssh -o BatchMode=yes -J first -l me -W '[10.0.0.1]:22' -- second"),
+        ("a$(b)", "ssh -o BatchMode=yes -W '[10.0.0.1]:22' -- 'a$(b)'"),
+    ],
+)
+def test_a_jump_host_is_the_command_that_ssh_makes_of_it(jump: str, command: str) -> None:
+    assert route._proxy("", jump, "10.0.0.1", 22, "ops", "gpu01") == command
+
+
+def test_a_proxy_command_has_the_tokens_of_ssh_config() -> None:
+    assert route._proxy("nc %h %p %r %n 100%%", "", "10.0.0.1", 22, "ops", "gpu01") == "nc 10.0.0.1 22 ops gpu01 100%"
+    with pytest.raises(InputError, match="%Z is not known here"):
+        route._proxy("nc %Z", "", "10.0.0.1", 22, "ops", "gpu01")
+
+
+def test_what_the_inventory_says_comes_before_the_configuration() -> None:
+    way = route.of(host(2222, Path("/keys/id")))
+    assert (way.address, way.port, way.user, way.name, way.keys) == (
+        "127.0.0.1", 2222, "ops", "[127.0.0.1]:2222", (Path("/keys/id"),),
+    )  # fmt: skip
+
+
+PIPE = """
+import os, socket, sys, threading
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+def pump():
+    while data := os.read(0, 65536):
+        peer.sendall(data)
+threading.Thread(target=pump, daemon=True).start()
+while data := peer.recv(65536):
+    os.write(1, data)
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Server]:
+    server = Server([ed25519(tmp_path / "host")], ed25519(tmp_path / "id"))
+    with listening(server.serve) as server.port:
+        (tmp_path / "known_hosts").write_text(known(server.port, *server.host_keys))
+        yield server
+
+
+def through(proxy: str, server: Server, directory: Path, monkeypatch: pytest.MonkeyPatch) -> remote.Session:
+    """Connect as if ssh's configuration had this proxy for the server; it leads there, the address does not."""
+    way = Route("192.0.2.1", server.port, "ops", f"[127.0.0.1]:{server.port}", (directory / "id",), False, proxy)
+    monkeypatch.setattr(route, "of", lambda one: way)
+    return remote.connect(host(server.port, directory / "id"), Access(directory / "known_hosts"))
+
+
+def test_a_proxy_carries_the_connection(tmp_path: Path, node: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pipe.py").write_text(PIPE)
+    proxy = f"{sys.executable} {tmp_path}/pipe.py 127.0.0.1 {node.port}"
+    with through(proxy, node, tmp_path, monkeypatch) as session:
+        assert session.run(["echo", "there"]) == (0, "there\n", "")
+        process = session.line.proxy
+    assert process is not None
+    assert process.poll() is not None
+
+
+def test_a_proxy_that_fails_says_why(tmp_path: Path, node: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ContactError, match="no tunnel today") as caught:
+        through("sh -c 'echo no tunnel today >&2'", node, tmp_path, monkeypatch)
+    assert caught.value.failure is Failure.NO_ROUTE
+
+
+# --- through a host of the cluster ------------------------------------------------------------------------------------
+
+
+def test_a_jump_host_that_forwards_nothing_is_named(tmp_path: Path, node: Server) -> None:
+    """Its own connection is made once, however many nodes are behind it."""
+    head = host(node.port, tmp_path / "id", name="head1", group="slurm_head")
+    behind = [replace(host(node.port, tmp_path / "id", name=name), jump=head) for name in ("gpu01", "gpu02")]
+    try:
+        for one in behind:
+            with pytest.raises(ContactError, match="head1 does not reach"):
+                remote.connect(one, Access(tmp_path / "known_hosts"))
+        assert len(node.attempts) <= 2  # the question whether the key would do, and the login
+    finally:
+        remote.forget_gateways()
