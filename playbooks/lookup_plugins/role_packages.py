@@ -10,6 +10,7 @@ from typing import Any
 from ansible import constants as C  # noqa: N812 (its own name for itself)
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
+from ansible.template import trust_as_template
 
 DOCUMENTATION = r"""
 name: role_packages
@@ -73,29 +74,41 @@ class LookupModule(LookupBase):
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[Any]:
         """Return the union for the host that ``variables`` describes."""
         variables = dict(variables or {})
-        groups = {"all", variables["inventory_hostname"], *variables["group_names"]}
-        family = variables["ansible_facts"]["os_family"]
-        if family not in ("Debian", "RedHat"):  # it is a node's word, and will name a file
-            raise AnsibleError(f"the operating system's family is {str(family)[:40]!r}, expected Debian or RedHat")
-        roles: dict[str, None] = {}
-        for term in terms:
-            for play in self._loader.load_from_file(str(term)):
-                if matches(play["hosts"], groups):
-                    roles.update(dict.fromkeys(r if isinstance(r, str) else r["role"] for r in play.get("roles", [])))
         try:
-            return union(package for role in roles for package in self._packages(role, family, variables))
+            return union(package for role in self.roles(terms, variables) for package in self._packages(role, variables))
         except ValueError as error:
             raise AnsibleError(f"{', '.join(map(str, terms))}: {error}") from error
 
-    def _packages(self, role: str, family: str, variables: dict[str, Any]) -> list[Any]:
+    def roles(self, playbooks: list[Any], variables: dict[str, Any]) -> list[Path]:
+        """Return the directories of the roles that playbooks give a host; other lookups ask for them too."""
+        groups = {"all", variables["inventory_hostname"], *variables["group_names"]}
+        names: dict[str, None] = {}
+        for playbook in playbooks:
+            for play in self._loader.load_from_file(str(playbook)):
+                if matches(play["hosts"], groups):
+                    names.update(dict.fromkeys(r if isinstance(r, str) else r["role"] for r in play.get("roles", [])))
+        return [self._directory(name) for name in names]
+
+    def resolve(self, value: Any, role: Path, variables: dict[str, Any], *files: str) -> Any:
+        """Return a value as a role sees it that has loaded these of its files of variables."""
+        known: dict[str, Any] = self._load(role / "defaults" / "main.yml") | variables
+        for file in files:
+            known |= self._load(role / "vars" / file)
+        return self._templar.copy_with_new_env(available_variables=known).template(value)
+
+    def _packages(self, role: Path, variables: dict[str, Any]) -> list[Any]:
+        family = variables["ansible_facts"]["os_family"]
+        if family not in ("Debian", "RedHat"):  # it is a node's word, and will name a file
+            raise AnsibleError(f"the operating system's family is {str(family)[:40]!r}, expected Debian or RedHat")
+        wanted = trust_as_template(f"{{{{ __{role.name}_packages | default([]) }}}}")
+        return list(self.resolve(wanted, role, variables, "main.yml", f"{family}.yml"))
+
+    def _directory(self, role: str) -> Path:
         places = [Path(root) / role for root in C.DEFAULT_ROLES_PATH]
         directory = next((place for place in places if place.is_dir()), None)
         if directory is None:
             raise AnsibleError(f"role {role} is in none of {', '.join(str(place) for place in places)}")
-        known: dict[str, Any] = self._load(directory / "defaults" / "main.yml") | variables
-        known |= self._load(directory / "vars" / "main.yml") | self._load(directory / "vars" / f"{family}.yml")
-        packages = known.get(f"__{role}_packages", [])
-        return list(self._templar.copy_with_new_env(available_variables=known).template(packages))
+        return directory
 
     def _load(self, path: Path) -> dict[str, Any]:
         # Files of a role are the project's own text, as trusted here as where Ansible loads them itself.

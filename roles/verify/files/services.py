@@ -41,11 +41,20 @@ def munge_problems():
         yield "munge: " + credential
 
 
+def firewall_problems():
+    """Yield an explanation where the firewall's rules are not in the kernel."""
+    status, told = output("/usr/local/sbin/clusterctl-firewall", "status")
+    if status:
+        yield told
+
+
 def main(units):
     """Return the exit status: 0 when all is well, else 1 after printing each problem."""
     problems = list(unit_problems(units))
     if "munge.service" in units and not problems:
         problems += munge_problems()
+    if "clusterctl-firewall.service" in units and not problems:
+        problems += firewall_problems()
     print("\n".join(problems) or "%d services enabled and active" % len(units))
     return 1 if problems else 0
 

@@ -1,0 +1,28 @@
+"""Networks as nftables wants them: each family in a rule of its own, none within another."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable
+from typing import Any
+
+FAMILIES = {4: "ip", 6: "ip6"}
+
+
+def by_family(networks: Iterable[str]) -> dict[str, list[str]]:
+    """Return the networks under C(ip) and C(ip6), as few as hold them all; a family without any is left out."""
+    known = [ipaddress.ip_network(network, strict=False) for network in networks]
+    found = {}
+    for version, family in FAMILIES.items():
+        own = [str(one) for one in ipaddress.collapse_addresses(n for n in known if n.version == version)]
+        if own:
+            found[family] = own
+    return found
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by name."""
+        return {"by_family": by_family}

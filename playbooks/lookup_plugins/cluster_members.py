@@ -1,0 +1,67 @@
+"""Lookup of the networks that the cluster's members are in, for a firewall that lets them through."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ansible.plugins.loader import lookup_loader
+from ansible.plugins.lookup import LookupBase
+
+DOCUMENTATION = r"""
+name: cluster_members
+author: the clusterctl authors
+short_description: Networks of the cluster's members
+description:
+  - Returns C(cluster_networks) and the addresses of the named hosts, each once.
+  - Where no networks are named, returns the private networks that the recorded nodes are attached to, and each address of theirs
+    that is public, for others may share its network.
+  - A host that is known by a name alone and has no record yet is left out.
+options:
+  _terms:
+    description: Names of hosts in the inventory whose addresses count in any case.
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Show who is let through
+  ansible.builtin.debug:
+    msg: "{{ query('cluster_members', *groups['all']) }}"
+"""
+
+RETURN = r"""
+_raw:
+  description: Networks in CIDR notation, those of IPv4 first.
+  type: list
+  elements: str
+"""
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def attached(records: Iterable[Mapping[str, Any]]) -> set[Network]:
+    """Return the networks of recorded nodes: the private ones whole, of a public one the nodes' own addresses."""
+    texts = {text for record in records for nic in record["nics"] for text in nic["addresses"]}
+    interfaces = [ipaddress.ip_interface(text) for text in texts]
+    usable = [one for one in interfaces if not (one.is_loopback or one.is_link_local or one.is_unspecified)]
+    return {one.network if one.network.is_private else ipaddress.ip_network(one.ip) for one in usable}
+
+
+class LookupModule(LookupBase):
+    """Reads the hardware records only where the inventory names no networks."""
+
+    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
+        """Return the members' networks."""
+        variables = variables or {}
+        known: Sequence[str] = [str(network) for network in variables["cluster_networks"]]
+        networks = {ipaddress.ip_network(network, strict=False) for network in known}
+        if not known:
+            [records] = self._other("cluster_hardware").run([], variables=variables)
+            networks |= attached(records.values())
+        addresses = self._other("node_ip").run(terms, variables=variables)
+        networks |= {ipaddress.ip_network(address) for address in addresses if address}
+        return [str(one) for one in sorted(networks, key=lambda one: (one.version, one))]
+
+    def _other(self, name: str) -> Any:
+        return lookup_loader.get(name, loader=self._loader, templar=self._templar)

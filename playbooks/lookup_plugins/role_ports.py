@@ -1,0 +1,65 @@
+"""Lookup of all ports that a host's roles declare, so that one firewall can open them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.plugins.loader import lookup_loader
+from ansible.plugins.lookup import LookupBase
+from ansible.template import trust_as_template
+
+from clusterctl import ports
+from clusterctl.errors import ClusterctlError
+
+DOCUMENTATION = r"""
+name: role_ports
+author: the clusterctl authors
+short_description: Collect the ports that all roles of a host declare
+description:
+  - Returns what the C(meta/ports.yml) of the roles says that a playbook gives this host, each port once as C(port), C(protocol),
+    C(to) (V(cluster), V(admin) or V(local)), C(login), C(role) and C(purpose).
+  - A port that is named by a variable is that variable's value for this host.
+options:
+  _terms:
+    description: The playbook's path.
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Show what administrators reach
+  ansible.builtin.debug:
+    msg: "{{ query('role_ports', playbook_dir ~ '/bootstrap.yml') | selectattr('to', 'equalto', 'admin') }}"
+"""
+
+RETURN = r"""
+_raw:
+  description: The ports, in the order of the roles.
+  type: list
+  elements: dict
+"""
+
+
+class LookupModule(LookupBase):
+    """Finds the roles as role_packages does."""
+
+    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[dict[str, Any]]:
+        """Return the ports of the host that ``variables`` describes."""
+        variables = dict(variables or {})
+        finder = lookup_loader.get("role_packages", loader=self._loader, templar=self._templar)
+        found: dict[tuple[int, str], dict[str, Any]] = {}
+        for role in finder.roles(terms, variables):
+            try:
+                declared = ports.load(role)
+            except ClusterctlError as error:
+                raise AnsibleError(str(error)) from error
+            for one in declared:
+                if one.groups and not set(one.groups) & set(variables["group_names"]):
+                    continue
+                number = one.port
+                if isinstance(number, str):
+                    wanted = trust_as_template(f"{{{{ {number} | default({ports.SSH.get(number, 'omit')}) }}}}")
+                    number = int(finder.resolve(wanted, role, variables))
+                fields = {"protocol": one.protocol, "to": one.to, "login": one.login, "role": one.role}
+                found.setdefault((number, one.protocol), {"port": number, "purpose": one.purpose, **fields})
+        return list(found.values())
