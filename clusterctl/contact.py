@@ -70,6 +70,7 @@ class Node:
     roles: Annotated[tuple[str, ...], sequence(text(), 64)]
     cluster: Annotated[str | None, optional(text())]
     before: Annotated[tuple[str, ...], sequence(text(), 16)]
+    firewall: Annotated[str | None, optional(text())]
     services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]
 
 

@@ -157,6 +157,7 @@ def judge(host: Host, answer: Answer, label: str = "", adopt: bool = False) -> I
             yield from check(name, answer.facts)
         yield from _before(name, answer.facts, label, adopt)
         yield from _network(host, answer.facts)
+        yield from _firewall(host, answer.facts)
 
 
 def _system(name: str, distribution: str, version: str) -> Iterator[Finding]:
@@ -242,6 +243,15 @@ _LEFT_ALONE = {
     "containers": "containers run under Docker, outside of Slurm's jobs",
     "nvidia-uninstall": "an NVIDIA driver from a .run file, which no package manager updates",
 }
+
+
+def _firewall(host: Host, facts: Facts) -> Iterator[Finding]:
+    """Where two firewalls filter, a packet has to pass both; the role refuses that as well, later."""
+    other = facts.node.firewall
+    if other and host.variables.get("base_firewall", True):
+        off = "ufw disable" if other == "ufw" else "systemctl disable --now firewalld"
+        hint = f"let clusterctl do it alone: {off}; or keep {other}: base_firewall: false"
+        yield Finding(host.name, "firewall", f"{other} filters there already", hint)
 
 
 def _gpus(name: str, facts: Facts) -> Iterator[Finding]:

@@ -622,6 +622,13 @@ def before() -> List[str]:
     )
 
 
+def firewall(root: str = "") -> Optional[str]:
+    """Return which other program filters what comes in: ours beside it would not open what that one drops."""
+    if os.path.exists(root + "/usr/sbin/ufw") and re.search("^ENABLED=yes", read(root + "/etc/ufw/ufw.conf"), re.M):
+        return "ufw"
+    return "firewalld" if services(["firewalld"]).get("firewalld") == "active" else None
+
+
 def node(options: Facts, nvml_error: Optional[str]) -> Facts:
     places = ("/", "/var", "/tmp")  # noqa: S108 - looked at, not written
     free = {path: shutil.disk_usage(path).free >> 20 for path in places if os.path.isdir(path)}
@@ -639,6 +646,7 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "roles": sorted(os.path.basename(path)[:-5] for path in glob.glob("/var/lib/clusterctl/state/*.json")),
         "cluster": head_of(),
         "before": before(),
+        "firewall": firewall(),
         "services": services(options.get("services") or []),
     }
 

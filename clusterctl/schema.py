@@ -244,7 +244,9 @@ _RULES = (
         lambda v: v[:1] not in ("", "/", "~") and ".." not in v.split("/"),
         "a file below the cluster's directory",
     ),
-    _Rule("_interfaces", _matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}[*]?"), "an interface's name, or its beginning and *"),
+    _Rule(
+        "_interfaces", _matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}[*]?"), "an interface's name, or its beginning and *"
+    ),
     _Rule("_seconds", lambda v: 1 <= v <= 86_400, "1 to 86400"),
     _Rule("(^|_)port", lambda v: 1 <= v <= 65535, "1 to 65535"),
     _Rule(r"(^|[_.])uid", lambda v: 500 <= v <= 2**31 - 1 and v != 65534, "500 to 2147483647, not the system's own"),

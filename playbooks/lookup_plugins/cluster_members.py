@@ -15,8 +15,8 @@ author: the clusterctl authors
 short_description: Networks of the cluster's members
 description:
   - Returns C(cluster_networks) and the addresses of the named hosts, each once.
-  - Where no networks are named, returns the private networks that the recorded nodes are attached to, and each address of theirs
-    that is public, for others may share its network.
+  - Where no networks are named, returns the private networks that the recorded nodes are attached to, and each
+    address of theirs that is public, for others may share its network.
   - A host that is known by a name alone and has no record yet is left out.
 options:
   _terms:

@@ -75,7 +75,9 @@ class LookupModule(LookupBase):
         """Return the union for the host that ``variables`` describes."""
         variables = dict(variables or {})
         try:
-            return union(package for role in self.roles(terms, variables) for package in self._packages(role, variables))
+            return union(
+                package for role in self.roles(terms, variables) for package in self._packages(role, variables)
+            )
         except ValueError as error:
             raise AnsibleError(f"{', '.join(map(str, terms))}: {error}") from error
 

@@ -553,3 +553,14 @@ def test_records_reach_templates_and_are_never_templated(tmp_path: Path) -> None
     assert hostile in written
     assert written.endswith("'a100']")
     assert not (tmp_path / "marker").exists()
+
+
+def test_a_firewall_of_others_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "etc/ufw").mkdir(parents=True)
+    (tmp_path / "etc/ufw/ufw.conf").write_text("ENABLED=yes\n")
+    assert probe.firewall(str(tmp_path)) != "ufw"  # its configuration stays when it is removed
+    (tmp_path / "usr/sbin").mkdir(parents=True)
+    (tmp_path / "usr/sbin/ufw").touch()
+    assert probe.firewall(str(tmp_path)) == "ufw"
+    (tmp_path / "etc/ufw/ufw.conf").write_text("# on with ufw enable\nENABLED=no\n")
+    assert probe.firewall(str(tmp_path)) != "ufw"

@@ -51,6 +51,7 @@ def answer() -> dict[str, Any]:
             "roles": [],
             "cluster": None,
             "before": [],
+            "firewall": None,
             "services": {},
         },
         "started": 1000.0,
@@ -110,6 +111,7 @@ def _set(*path: str, to: object) -> Callable[[dict[str, Any]], object]:
         (_set("node", "before", to=["kubelet"]), "found", "a kubelet runs", True),
         (_set("node", "before", to=["containers"]), "found", "containers run under Docker", True),
         (_set("node", "before", to=["nvidia-uninstall"]), "found", ".run file", True),
+        (_set("node", "firewall", to="firewalld"), "firewall", "firewalld filters there already", False),
         (_set("node", "nvml_error", to="Driver/library version mismatch"), "gpu", "version mismatch", True),
         (_set("node", "pci_gpus", to=8), "gpu", "6 NVIDIA GPUs on the bus", True),
     ],
@@ -133,6 +135,11 @@ def test_what_is_our_own_is_nobody_elses() -> None:
     assert (other.check, other.found, other.warning) == ("cluster", "is the head of another cluster, aurora-1", False)
     (taken,) = preflight.judge(host(22), answer, "borealis-2", adopt=True)
     assert taken.warning
+
+
+def test_a_firewall_of_others_is_fine_where_ours_is_not_wanted() -> None:
+    mine = replace(host(22), variables={"base_firewall": False})
+    assert judged(facts(_set("node", "firewall", to="ufw")), mine) == []
 
 
 @pytest.mark.parametrize(

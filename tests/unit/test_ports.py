@@ -1,0 +1,133 @@
+"""Ports: what roles declare, the page made from it, and the firewall that a host gets from its roles' declarations."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import filter_loader
+
+from clusterctl import paths, ports, schema
+from clusterctl.errors import ClusterctlError
+
+from .test_lookups import look_up
+from .test_role_plugins import plugin
+from .test_roles import CONTENT, cluster, render, templar
+
+NETWORKS = plugin("filter_plugins/networks")
+MEMBERS = plugin("lookup_plugins/cluster_members")
+PLAYBOOK = str(paths.content() / "playbooks/bootstrap.yml")
+DECLARED = ports.load_all()
+
+
+def test_the_documentation_is_what_the_generator_prints() -> None:
+    page = (CONTENT / "docs/ports.md").read_text(encoding="utf-8")
+    assert page == ports.markdown(DECLARED, schema.load()), "run python -m clusterctl.ports > docs/ports.md"
+
+
+def test_a_port_is_declared_once_and_its_variable_is_the_roles_own() -> None:
+    places = [(one.role, one.port, one.protocol) for one in DECLARED]
+    assert len(places) == len(set(places))
+    known = schema.load()
+    for one in DECLARED:
+        assert set(one.groups) <= known.groups.keys(), one
+        if isinstance(one.port, str):
+            assert one.port in ports.SSH or known.variables[one.port].role == one.role, one
+        assert one.purpose.replace("'", "").isprintable()
+        assert '"' not in one.purpose, "it stands in quotes in the firewall's rules"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[{port: 80, protocol: tcp, to: cluster}]",
+        "[{port: 80, protocol: tcp, to: world, purpose: x}]",
+        "[{port: 0, protocol: tcp, to: admin, purpose: x}]",
+        "[{port: 80, protocol: icmp, to: admin, purpose: x}]",
+        "[{port: 80, protocol: tcp, to: admin, purpose: x, password: true}]",
+        "[{port: 80, protocol: tcp, to: admin, purpose: x, login: maybe}]",
+        "[80]",
+    ],
+)
+def test_a_declaration_that_cannot_be_meant_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta/ports.yml").write_text(text, encoding="utf-8")
+    with pytest.raises(ClusterctlError, match=r"meta/ports\.yml"):
+        ports.load(tmp_path)
+
+
+def found(groups: list[str], **variables: Any) -> dict[tuple[int, str], dict[str, Any]]:
+    known = {
+        "inventory_hostname": "node1",
+        "group_names": groups,
+        "ansible_facts": {"os_family": "Debian"},
+        **variables,
+    }
+    return {(one["port"], one["protocol"]): one for one in look_up("role_ports", [PLAYBOOK], known)}
+
+
+def test_a_host_gets_the_ports_of_its_own_roles() -> None:
+    worker, head = found(["slurm_workers"]), found(["slurm_head", "monitoring"])
+    assert set(worker) == {(22, "tcp"), (323, "udp"), (6818, "tcp"), (9100, "tcp")}
+    assert {port for port, one in head.items() if one["to"] == "admin"} == {(22, "tcp"), (9090, "tcp")}
+    assert {(53, "udp"), (53, "tcp"), (123, "udp"), (6817, "tcp"), (6819, "tcp")} <= set(head)
+
+
+def test_a_port_follows_its_variable() -> None:
+    moved = found(["monitoring"], ansible_port=2222, prometheus_port=19090)
+    assert {(22, "tcp"), (2222, "tcp"), (19090, "tcp")} <= set(moved)
+    assert (9090, "tcp") not in moved
+
+
+def test_members_are_in_the_private_networks_of_recorded_nodes() -> None:
+    nics = ["10.0.0.7/24", "10.0.0.8/24", "198.41.0.4/20", "fd00::7/64", "169.254.3.4/16", "127.0.0.2/8"]
+    records = [{"nics": [{"addresses": nics[:3]}]}, {"nics": [{"addresses": nics[3:]}, {"addresses": []}]}]
+    assert {str(one) for one in MEMBERS.attached(records)} == {"10.0.0.0/24", "198.41.0.4/32", "fd00::/64"}
+
+
+def test_networks_are_told_apart_by_family_and_none_is_within_another() -> None:
+    given = ["10.0.0.0/24", "10.0.0.9/32", "fd00::/64", "10.0.1.0/24"]
+    assert NETWORKS.by_family(given) == {"ip": ["10.0.0.0/23"], "ip6": ["fd00::/64"]}
+    assert NETWORKS.by_family([]) == {}
+
+
+def rules(tmp_path: Path, host: str, **variables: Any) -> list[str]:
+    """The lines of a host's firewall; the worker's address is a name that only its record resolves."""
+    filter_loader.add_directory(str(CONTENT / "playbooks/filter_plugins"))
+    loader = DataLoader()
+    manager = InventoryManager(loader=loader, sources=[str(cluster(tmp_path, "debian-13"))])
+    role = CONTENT / "roles/base"
+    engine = templar(role, "debian-13", host, manager, loader)
+    for name, value in {"cluster_networks": [], **variables}.items():
+        for node in manager.hosts:
+            manager.hosts[node].set_variable(name, value)
+        engine.available_variables[name] = value
+    text = render(engine, role / "templates/firewall.nft.j2")
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("host", ["head1", "gpu01"])
+def test_without_networks_the_recorded_ones_pass(tmp_path: Path, host: str) -> None:
+    told = rules(tmp_path, host)
+    assert 'ip saddr { 10.0.0.0/24 } accept comment "members of the cluster"' in told
+    assert 'tcp dport 22 accept comment "SSH"' in told
+    assert any(line.startswith("tcp dport 9090") for line in told) is (host == "head1")
+    assert not [line for line in told if "9100" in line or "6817" in line]
+
+
+def test_a_host_outside_the_named_networks_is_a_member_all_the_same(tmp_path: Path) -> None:
+    told = rules(tmp_path, "head1", cluster_networks=["192.168.0.0/24"], cluster_address="10.9.9.9")
+    assert 'ip saddr { 10.9.9.9/32, 192.168.0.0/24 } accept comment "members of the cluster"' in told
+
+
+def test_administrators_networks_narrow_what_else_is_open(tmp_path: Path) -> None:
+    told = rules(tmp_path, "head1", cluster_admin_networks=["203.0.113.0/24", "2001:db8::/64"])
+    assert 'ip saddr { 203.0.113.0/24 } tcp dport 22 accept comment "SSH"' in told
+    assert 'ip6 saddr { 2001:db8::/64 } tcp dport 9090 accept comment "Prometheus\'s pages"' in told
+    assert not [line for line in told if line.startswith("tcp dport")]
+
+
+def test_a_firewall_that_is_not_wanted_is_an_empty_one(tmp_path: Path) -> None:
+    told = [line for line in rules(tmp_path, "head1", base_firewall=False) if not line.startswith("#")]
+    assert told == ["add table inet clusterctl", "delete table inet clusterctl"]
