@@ -1,20 +1,25 @@
 """The main job on one lab, in order: empty nodes, a working cluster, an unchanged second run, repair, jobs."""
 
+import hashlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
+import yaml
 
 from clusterctl.lab.image import HERE as LAB
 from clusterctl.lab.lab import gpu_models
+from clusterctl.lab.podman import run_as_root
 from tests.cluster.conftest import HERE, TestLab, clusterctl, podman
 from tests.labs import REPOSITORY
 
@@ -397,6 +402,95 @@ def test_a_worker_that_slurm_cannot_use_has_failed_and_not_the_head(cluster: Tes
         assert "Slurm has it as down" in summary["failures"][0]["message"]
     finally:
         cluster.root("head1", "scontrol update nodename=gpu02 state=RESUME")
+
+
+GROUPS = {"head1": {"slurm_head", "monitoring"}, "gpu01": {"slurm_workers"}}
+
+
+def declared(node: str, *audiences: str) -> dict[str, list[int]]:
+    """What docs/ports.md says that a node opens to these, by protocol."""
+    found: dict[str, set[int]] = {"tcp": set(), "udp": set()}
+    for line in (REPOSITORY / "docs/ports.md").read_text().splitlines():
+        row = re.match(r"\| (\d+)/(tcp|udp)[^|]* \| (\w+)[^|]* \| ([^|]+) \|", line)
+        if row and row[3] in audiences and (row[4] == "every group" or set(re.findall(r"\w+", row[4])) & GROUPS[node]):
+            found[row[2]].add(int(row[1]))
+    return {protocol: sorted(ports) for protocol, ports in found.items()}
+
+
+def question(cluster: TestLab, source: str) -> tuple[dict[str, str], str]:
+    """Address to name of the nodes that are looked at, and what scan.py is asked."""
+    groups = yaml.safe_load(cluster.inventory.read_text())["all"]["children"]
+    hosts = groups["slurm_head"]["hosts"] | groups["slurm_workers"]["hosts"]
+    names = {hosts[name]["ansible_host"]: name for name in GROUPS}
+    name, pages = f"gpu01.{cluster.name}.cluster", ["/", "/metrics"]
+    return names, json.dumps({"source": source, "addresses": list(names), "name": name, "pages": pages})
+
+
+@pytest.fixture
+def outside(lab: TestLab) -> Iterator[str]:
+    """An address of this machine's that the nodes reach through their router, and that is none of the cluster's."""
+    digest = hashlib.sha256(lab.name.encode()).digest()
+    address = f"198.18.{digest[0]}.{digest[1]}"  # RFC 2544: for tests, never routed
+    # Without the connection tracking of this machine: a scan would fill its table.
+    quiet = [
+        ["iptables", "--table", "raw", "", chain, way, address, "--jump", "CT", "--notrack"]
+        for chain, way in (("OUTPUT", "--source"), ("PREROUTING", "--destination"))
+    ]
+    run_as_root(["ip", "address", "replace", f"{address}/32", "dev", "lo"])
+    for rule in quiet:
+        run_as_root([word or "--append" for word in rule])
+    yield address
+    for rule in quiet:
+        run_as_root([word or "--delete" for word in rule])
+    run_as_root(["ip", "address", "delete", f"{address}/32", "dev", "lo"])
+
+
+def test_from_outside_the_declared_ports_alone_are_open(cluster: TestLab, outside: str) -> None:
+    names, asked = question(cluster, outside)
+    argv = [sys.executable, str(HERE / "scan.py"), asked]
+    seen = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    for address, node in names.items():
+        assert {key: seen[address][key] for key in ("tcp", "udp")} == declared(node, "admin"), node
+        for port, answers in seen[address]["pages"].items():
+            assert all(answer == "" or " 401 " in answer for answer in answers), f"{node}: {port} answers {answers}"
+    assert " 401 " in seen[next(iter(names))]["pages"]["9090"][0]  # so the scan does see a page where there is one
+
+
+def test_from_inside_nothing_is_open_that_is_not_declared(cluster: TestLab) -> None:
+    names, asked = question(cluster, "")
+    told = cluster.ssh("gpu02", "python3", "-", shlex.quote(asked), stdin=(HERE / "scan.py").read_text())
+    for address, seen in json.loads(told).items():
+        node = names[address]
+        assert {key: seen[key] for key in ("tcp", "udp")} == declared(node, "admin", "cluster"), node
+        pages = {int(port): answers for port, answers in seen["pages"].items() if any(answers)}
+        assert pages.keys() == ({9090, 9100} if node == "head1" else {9100})
+        for port in pages.keys() & set(declared(node, "admin")["tcp"]):
+            assert all(" 401 " in answer for answer in pages[port])
+
+
+def test_what_is_declared_as_local_listens_on_the_loopback_alone(cluster: TestLab) -> None:
+    for node in GROUPS:
+        sockets = [line.split() for line in cluster.ssh(node, "ss", "-tulnH").splitlines()]
+        for protocol, ports in declared(node, "local").items():
+            for port in ports:
+                at = {words[4] for words in sockets if words[0] == protocol and words[4].endswith(f":{port}")}
+                assert at, f"{node}: nothing listens on {port}/{protocol}"
+                assert at <= {f"127.0.0.1:{port}", f"[::1]:{port}"}, node
+
+
+def test_a_second_firewall_is_refused_with_the_command_that_helps(cluster: TestLab) -> None:
+    cluster.root("gpu02", "apt-get -qq install -y --no-install-recommends ufw")
+    cluster.root("gpu02", "ufw allow 22/tcp && ufw --force enable")
+    try:
+        done = clusterctl("bootstrap", str(cluster.inventory))
+        assert done.returncode == 3, done.stdout + done.stderr
+        assert "gpu02: firewall: ufw filters there already (let clusterctl do it alone: ufw disable" in done.stderr
+        # The role itself, where Ansible runs without our preflight.
+        told = cluster.root("gpu02", "clusterctl-firewall check /etc/clusterctl/firewall.nft 2>&1 || echo exit $?")
+        assert "ufw disable" in told
+        assert told.endswith("exit 1\n")
+    finally:
+        cluster.root("gpu02", "ufw disable && apt-get -qq purge -y ufw && apt-get -qq autoremove -y")
 
 
 def test_the_lab_left_its_host_alone(host_before: dict[str, Any], cluster: TestLab) -> None:
