@@ -18,8 +18,8 @@ name: cluster_recovery
 author: the clusterctl authors
 short_description: The cluster's directory and its vault password, as one archive
 description:
-  - Returns a tar archive, in base64, of what makes the cluster's directory (the inventory, group_vars, host_vars, hardware
-    records, known_hosts and the encrypted secrets) and, as C(vault/LABEL), of the password that opens those.
+  - Returns a tar archive, in base64, of what makes the cluster's directory (the inventory, group_vars, host_vars,
+    hardware records, known_hosts and the encrypted secrets) and, as C(vault/LABEL), of the password that opens those.
   - The same files make the same archive, to the byte, on whatever controller it is made.
   - What else lies in the directory (runs, keys, notes) stays out of it.
 options:
@@ -42,14 +42,21 @@ _raw:
   elements: str
 """
 
-PATTERNS = ("group_vars/**/*.y*ml", "host_vars/**/*.y*ml", "hardware/*.json", "known_hosts", ".gitignore", "secrets.yml")
+PATTERNS = (
+    "group_vars/**/*.y*ml",
+    "host_vars/**/*.y*ml",
+    "hardware/*.json",
+    "known_hosts",
+    ".gitignore",
+    "secrets.yml",
+)
 
 
 class LookupModule(LookupBase):
     """Makes the archive anew at each call; it is kept nowhere on the controller."""
 
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
-        """Return the archive. AnsibleError where the secrets or their password are not at hand: half a copy saves nobody."""
+        """Return the archive. AnsibleError where it would not be whole, or hold what is not the cluster's own."""
         known = variables or {}
         inventory, directory = Path(str(known["inventory_file"])), Path(str(known["inventory_dir"]))
         secrets = directory / "secrets.yml"
@@ -83,7 +90,7 @@ class LookupModule(LookupBase):
 
 
 def archive(members: Iterable[tuple[str, bytes]]) -> bytes:
-    """A tar archive of files that only their owner reads; neither clock nor user nor a compressor's version is in it."""
+    """A tar archive of files that only their owner reads; no clock, no user and no compressor's version is in it."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in members:
