@@ -32,10 +32,11 @@ def load(path: Path) -> Inventory:
 
     judge(lambda: found.append(inventory.load(path)))
     directory = path.parent
-    judge(lambda: hardware.load_all(directory))
-    problems.extend(_not_its_own(directory))
-    judge(lambda: known_hosts(directory / KNOWN_HOSTS))
-    judge(lambda: secrets.check(directory, found[0].cluster_name if found else None))
+    if os.path.isdir(directory):  # noqa: PTH112
+        judge(lambda: hardware.load_all(directory))
+        problems.extend(_not_its_own(directory))
+        judge(lambda: known_hosts(directory / KNOWN_HOSTS))
+        judge(lambda: secrets.check(directory, found[0].cluster_name if found else None))
     if problems:
         raise InputError(problems)
     return found[0]

@@ -238,6 +238,7 @@ for _line, _path, _said in (
     ("missing", "none.yaml", "none.yaml: cannot be read: No such file or directory"),
     ("missing in a directory", "ca", "ca/inventory.yaml: cannot be read: No such file or directory"),
     ("missing directory", "x/y/z.yaml", "x/y/z.yaml: cannot be read: No such file or directory"),
+    ("below a file", "inventory.txt/x.yaml", "inventory.txt/x.yaml: cannot be read: Not a directory"),
     ("a name too long", "n" * 300, "cannot be read: File name too long"),
     ("a name that is no text", "\udcff.yaml", "\\udcff.yaml: cannot be read: No such file or directory"),
     (
