@@ -126,6 +126,12 @@ def _common(
 ) -> None:
     """Turn a list of Linux servers into a working GPU cluster, and keep it working."""
     context.obj = verbose
+    try:
+        Path.cwd()
+    except OSError as error:
+        from clusterctl.errors import InputError, Problem
+
+        raise InputError([Problem(None, "working directory", f"cannot be used: {error.strerror}", "cd")]) from None
 
 
 @app.command()

@@ -41,6 +41,16 @@ def read(path: Path, limit: int = MAX_BYTES, inside: Path | None = None) -> byte
     return data
 
 
+def listing(directory: Path) -> list[Path]:
+    """Return what is in a directory, by name; nothing where there is none. UnfitError where it cannot be read."""
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UnfitError(f"cannot be read: {error.strerror}") from None
+
+
 def _judge(status: os.stat_result, limit: int) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise UnfitError("is a directory, expected a file")

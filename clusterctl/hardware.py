@@ -201,7 +201,11 @@ def load_all(directory: Path) -> dict[str, Hardware]:
     """Read every record of the cluster's directory, by node name; raises one InputError that names every bad file."""
     records: dict[str, Hardware] = {}
     problems: list[object] = []
-    for path in sorted((directory / DIRECTORY).glob("*.json")):
+    try:
+        found = files.listing(directory / DIRECTORY)
+    except files.UnfitError as error:
+        raise InputError([Problem(None, str(directory / DIRECTORY), str(error))]) from None
+    for path in (path for path in found if path.suffix == ".json"):
         try:
             records[path.stem] = load(path)
         except InputError as error:

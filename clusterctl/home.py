@@ -15,7 +15,7 @@ STATE = ".clusterctl"
 
 def inventory_file(given: Path) -> Path:
     """Return the inventory's file; a directory stands for the `inventory.yaml` in it."""
-    # Path.is_dir would raise for a path that no system call takes.
+    # Path's own methods raise for a path that no system call takes, or that may not be looked at.
     return (given / "inventory.yaml" if os.path.isdir(given) else given).absolute()  # noqa: PTH112
 
 
@@ -32,10 +32,11 @@ def load(path: Path) -> Inventory:
 
     judge(lambda: found.append(inventory.load(path)))
     directory = path.parent
-    judge(lambda: hardware.load_all(directory))
-    problems.extend(_not_its_own(directory))
-    judge(lambda: known_hosts(directory / KNOWN_HOSTS))
-    judge(lambda: secrets.check(directory, found[0].cluster_name if found else None))
+    if os.path.isdir(directory):  # noqa: PTH112
+        judge(lambda: hardware.load_all(directory))
+        problems.extend(_not_its_own(directory))
+        judge(lambda: known_hosts(directory / KNOWN_HOSTS))
+        judge(lambda: secrets.check(directory, found[0].cluster_name if found else None))
     if problems:
         raise InputError(problems)
     return found[0]
@@ -56,5 +57,5 @@ def _not_its_own(directory: Path) -> Iterator[Problem]:
     if ignored.is_symlink():
         yield Problem(None, str(ignored), "is a link, expected a file of the cluster's own")
     for path in (directory / STATE, directory / STATE / "runs"):
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
+        if os.path.islink(path) or (os.path.exists(path) and not os.path.isdir(path)):  # noqa: PTH110, PTH112, PTH114
             yield Problem(None, str(path), "is a link or a file, expected a directory of the cluster's own")

@@ -3,13 +3,14 @@
 Every single name and value is judged here; what must hold for all of them together is in consistency.py.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl import document, hostrange
+from clusterctl import document, files, hostrange
 from clusterctl.document import Key, Node, shown
 from clusterctl.errors import Position, Problem
 from clusterctl.schema import Schema, did_you_mean
@@ -134,7 +135,7 @@ class Reading:
         """Read NAME.yml, NAME.yaml or the files of NAME/ for each group or host, and refuse files of nobody."""
         seen: dict[str, Path] = {}
         for entry in self.listing(self.path.parent / name):
-            directory = entry.is_dir()
+            directory = os.path.isdir(entry)  # noqa: PTH112 - is_dir raises where it may not look
             owner = entry.name if directory else entry.stem
             message, hint = "", ""
             if not directory and entry.suffix not in _SUFFIXES:
@@ -153,11 +154,9 @@ class Reading:
     def listing(self, directory: Path) -> list[Path]:
         """Return what a directory holds, less what Ansible skips too: hidden files and editors' copies."""
         try:
-            entries = sorted(directory.iterdir())
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            self.report(Problem(None, str(directory), f"cannot be read: {error.strerror}"))
+            entries = files.listing(directory)
+        except files.UnfitError as error:
+            self.report(Problem(None, str(directory), str(error)))
             return []
         return [entry for entry in entries if not entry.name.startswith(".") and not entry.name.endswith("~")]
 

@@ -141,6 +141,19 @@ def with_mode(mode: int, content: str) -> Callable[[Path], object]:
     return make
 
 
+def directory_with_mode(mode: int) -> Callable[[Path], object]:
+    def make(path: Path) -> None:
+        path.mkdir()
+        path.chmod(mode)
+
+    return make
+
+
+def in_a_directory_that_cannot_be_searched(path: Path) -> None:
+    path.write_text("")
+    path.parent.chmod(0o400)
+
+
 def sealed(label: str, password: str = PASSWORD, plain: str = f"munge_key: {CANARY}\n") -> bytes:
     return bytes(VaultLib([(label, VaultSecret(password.encode()))]).encrypt(plain.encode(), vault_id=label))
 
@@ -225,6 +238,7 @@ for _line, _path, _said in (
     ("missing", "none.yaml", "none.yaml: cannot be read: No such file or directory"),
     ("missing in a directory", "ca", "ca/inventory.yaml: cannot be read: No such file or directory"),
     ("missing directory", "x/y/z.yaml", "x/y/z.yaml: cannot be read: No such file or directory"),
+    ("below a file", "inventory.txt/x.yaml", "inventory.txt/x.yaml: cannot be read: Not a directory"),
     ("a name too long", "n" * 300, "cannot be read: File name too long"),
     ("a name that is no text", "\udcff.yaml", "\\udcff.yaml: cannot be read: No such file or directory"),
     (
@@ -315,6 +329,30 @@ beside(
         "Beside: runs elsewhere": (".clusterctl/runs", link("/tmp"), "is a link or a file"),
     }
 )
+beside(
+    {
+        "Beside: variables in a directory that cannot be searched": (
+            "group_vars/all.yml",
+            in_a_directory_that_cannot_be_searched,
+            "cannot be read: Permission denied",
+        ),
+        "Beside: variables' directory that cannot be read": (
+            "host_vars",
+            directory_with_mode(0),
+            "cannot be read: Perm",
+        ),
+        "Beside: secrets that cannot be read": ("secrets.yml", with_mode(0, ""), "cannot be read: Permission denied"),
+        "Beside: host keys that cannot be read": ("known_hosts", with_mode(0, ""), "cannot be read: Permission denied"),
+        "Beside: hardware records that cannot be read": ("hardware", directory_with_mode(0), "cannot be read: Perm"),
+    }
+)
+GIVEN.append(
+    Given(
+        {"Beside: a state directory that cannot be searched": (".clusterctl/lock: ", "cannot be written: Permission")},
+        {"inventory.yaml": GOOD, ".clusterctl": directory_with_mode(0)},
+    )
+)
+beside({"Beside: hardware records in a file": ("hardware", "", "cannot be read: Not a directory")})
 beside({"Beside: secrets that are no vault": ("secrets.yml", f"munge_key: {CANARY}", "is damaged: it does not begin")})
 
 # --- Structure ------------------------------------------------------------------------------------------------------

@@ -144,6 +144,13 @@ def test_without_home_and_with_the_plainest_language(cluster: Path) -> None:
     assert done.stdout.isascii()
 
 
+def test_a_working_directory_that_is_gone_is_exit_2(tmp_path: Path) -> None:
+    script = f'mkdir gone && cd gone && rmdir ../gone && "{sys.executable}" -P -m clusterctl validate x.yaml'
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("working directory: cannot be used: No such file or directory")
+
+
 def test_a_reader_that_leaves_early_is_no_traceback(cluster: Path, home: Path) -> None:
     script = f'"{sys.executable}" -m clusterctl validate "{cluster}" | true; test "${{PIPESTATUS[0]}}" -ne 1'
     environment = {**os.environ, "HOME": str(home)}
