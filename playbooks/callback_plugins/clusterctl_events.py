@@ -6,9 +6,11 @@ last two when a stop was asked for. clusterctl/events.py is the other side and d
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,28 @@ def _line(value: object, limit: int = _NAME) -> str:
     return " ".join(_clean(value, limit).split())
 
 
+class _Unheard:
+    """A stream that it is no error to write to when nobody reads any more, because whoever started us was killed.
+
+    Ansible's thread that brings the results ends at such an error, and the rest of it would wait for them for ever.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.flush()
+
+
 class CallbackModule(CallbackBase):
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "aggregate"
@@ -64,6 +88,8 @@ class CallbackModule(CallbackBase):
         path = os.environ.get("CLUSTERCTL_EVENTS")
         self._file = Path(path).open("a", encoding="utf-8") if path else None  # noqa: SIM115 - for the whole run
         self.disabled = self._file is None
+        if not self.disabled:
+            sys.stdout, sys.stderr = _Unheard(sys.stdout), _Unheard(sys.stderr)
         self._stop = os.environ.get("CLUSTERCTL_STOP")
         self._critical = set(os.environ.get("CLUSTERCTL_CRITICAL", "").split(","))
         self._parent = os.getppid()
