@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl import hardware, home, lock, paths, report, route, runner, secrets
-from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem
+from clusterctl.errors import ClusterctlError, InputError, Interrupted, PreflightError, Problem
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
 from clusterctl.progress import Progress
@@ -224,8 +224,9 @@ def run(options: Options) -> int:
             secrets.ensure(directory, site.inventory.cluster_name)
         with _before_any_change():
             meet(site, screen)
-            on_head = stack.enter_context(_locked_head(site, screen))
+            on_head = stack.enter_context(_locked_head(site))
             site = prepare(site, screen)
+            _require_lock(site, on_head, screen)
         redact = secrets.redactor(directory, site.access.sudo_password).redact
         with _writing(site.state):
             kept = runner.RunDirectory.create(site.state, options.verb)
@@ -249,13 +250,21 @@ def _locked(site: Site, screen: Screen) -> Iterator[int]:
         yield held
 
 
-def _locked_head(site: Site, screen: Screen) -> contextlib.AbstractContextManager[Any]:
+def _locked_head(site: Site) -> contextlib.AbstractContextManager[Any]:
     from clusterctl import headlock
 
-    head = site.inventory.head
-    # Where the head takes part, preflight says that it does not answer, and more.
-    say = screen.say if head not in site.hosts else lambda text: None
-    return headlock.hold(head, site.access, lock.this_run(site.options.verb), site.state, say)
+    return headlock.hold(site.inventory.head, site.access, lock.this_run(site.options.verb), site.state)
+
+
+def _require_lock(site: Site, on_head: Any, screen: Screen) -> None:
+    """Let no run go to a head that cannot keep others out; one that leaves the head alone may do without."""
+    from clusterctl.preflight import Finding
+
+    head, error = site.inventory.head, on_head.missing
+    if error and head in site.hosts:
+        raise PreflightError([Finding(head.name, "lock", error.found, error.hint)])
+    if error:
+        screen.say(f"{head.name} does not keep other runs out: {error.found}")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -18,11 +18,10 @@ from pathlib import Path
 import paramiko
 
 from clusterctl import secrets
-from clusterctl.errors import Locked, PreflightError
+from clusterctl.errors import Locked
 from clusterctl.inventory import Host
 from clusterctl.lock import Holder, holder_of
-from clusterctl.preflight import Finding
-from clusterctl.remote import Access, ContactError, Session, connect
+from clusterctl.remote import Access, ContactError, Failure, Session, connect
 from clusterctl.untrusted import printable
 
 HEARTBEAT = 5.0
@@ -83,7 +82,10 @@ def controller_of(state: Path) -> str:
 
 
 class HeadLock:
-    """The lock while it is held. `lost` says who has it instead, which cannot be while the head hears from us."""
+    """The lock while it is held. `lost` says who has it instead, which cannot be while the head hears from us.
+
+    `missing` says why the head gave none: what else is wrong with it, preflight tells better.
+    """
 
     def __init__(self, head: Host, access: Access, me: Holder, controller: str) -> None:
         self._head, self._access = head, access
@@ -92,6 +94,7 @@ class HeadLock:
         self._session: Session | None = None
         self._channel: paramiko.Channel | None = None
         self.lost = ""
+        self.missing: ContactError | None = None
 
     def take(self) -> None:
         """Take the lock. Raises Locked naming who has it, ContactError where the head cannot be asked."""
@@ -105,7 +108,7 @@ class HeadLock:
             answer = self._answer(channel, said, deadline)
         except (paramiko.SSHException, OSError, EOFError) as error:
             session.close()
-            raise PreflightError([self._finding(f"no answer: {printable(str(error), 200)}")]) from None
+            raise _failed(str(error)) from None
         except BaseException:
             session.close()
             raise
@@ -122,14 +125,11 @@ class HeadLock:
             said += chunk
             if not chunk or len(said) > 1 << 14:
                 complaint = channel.recv_stderr(1 << 12).decode(errors="replace").strip().splitlines()
-                raise PreflightError([self._finding(printable(complaint[-1], 200) if complaint else "no answer")])
+                raise _failed(complaint[-1] if complaint else "no answer")
         line = said.partition(b"\n")[0].decode(errors="replace")
         if not line.startswith(_MARK):
-            raise PreflightError([self._finding(printable(line, 200))])
+            raise _failed(line)
         return line.removeprefix(_MARK)
-
-    def _finding(self, found: str) -> Finding:
-        return Finding(self._head.name, "lock", found, "the lock lies in /run/clusterctl on the head")
 
     def keep(self) -> None:
         """Let the head hear from us until `release`; a connection that breaks is made anew."""
@@ -142,7 +142,7 @@ class HeadLock:
             except Locked as error:
                 self.lost = str(error)
                 return
-            except (ContactError, PreflightError, paramiko.SSHException, OSError, EOFError):
+            except (ContactError, paramiko.SSHException, OSError, EOFError):
                 self._close()  # the head may be on its way up again
 
     def release(self) -> None:
@@ -161,19 +161,20 @@ class HeadLock:
         self._session = self._channel = None
 
 
-@contextmanager
-def hold(
-    head: Host, access: Access, me: Holder, state: Path, say: Callable[[str], None] = lambda text: None
-) -> Iterator[HeadLock]:
-    """Hold the lock on the head. Raises Locked at once, naming the holder, while another run has it.
+def _failed(found: str) -> ContactError:
+    return ContactError(
+        Failure.REPLY, f"cannot keep other runs out: {printable(found, 200)}", "see /run/clusterctl there"
+    )
 
-    A head that cannot be asked gets no lock: preflight names it, or `say` where the run leaves it out.
-    """
+
+@contextmanager
+def hold(head: Host, access: Access, me: Holder, state: Path) -> Iterator[HeadLock]:
+    """Hold the lock on the head, or say what is missing for it. Raises Locked at once while another run has it."""
     lock = HeadLock(head, access, me, controller_of(state))
     try:
         lock.take()
     except ContactError as error:
-        say(f"{head.name} cannot keep other runs out: {error.found}")
+        lock.missing = error
         yield lock
         return
     beat = threading.Thread(target=lock.keep, daemon=True)
