@@ -124,7 +124,8 @@ def test_a_package_transaction_that_was_killed_is_finished_and_a_held_lock_waite
     )
     lab.root("gpu02", "apt-get -qq remove -y prometheus-node-exporter >/dev/null; touch /tmp/held")
     hold = (
-        "import fcntl, pathlib, time; file = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "import fcntl, pathlib, time; held = open('/var/lib/dpkg/lock-frontend', 'w')\n"
+        "fcntl.lockf(held, fcntl.LOCK_EX)\n"
         "while pathlib.Path('/tmp/held').exists(): time.sleep(0.1)"
     )
     lab.root("gpu02", f'nohup python3 -c "{hold}" >/dev/null 2>&1 &')
@@ -176,7 +177,7 @@ def test_a_reinstalled_node_is_refused_until_it_is_trusted(lab: TestLab) -> None
 
 
 def test_nodes_behind_the_head_with_a_password_for_sudo(lab: TestLab, tmp_path: Path) -> None:
-    """SSH leads through the head alone, and sudo asks: preflight and Ansible manage both; a wrong word is tried once."""
+    """SSH leads through the head alone, and sudo asks: preflight and Ansible manage both; a wrong one is tried once."""
     files = {}
     for name, word in (("right", "Zx9-correct-horse"), ("wrong", "Zx9-other-horse")):
         files[name] = tmp_path / name
