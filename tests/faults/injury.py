@@ -1,0 +1,114 @@
+"""Injuries to a lab's nodes, inflicted for real from outside or on the node, and healed at the end of a `with`."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.conftest import TestLab, clusterctl, podman
+
+GUARD = 300.0
+"""Seconds after which a test that waits is given up: a hang, not a measurement."""
+
+
+def container(lab: TestLab, node: str) -> str:
+    return f"clusterctl-{lab.name}-{node}"
+
+
+def gateway(lab: TestLab) -> str:
+    """Return the address that the controller has on the lab's network."""
+    (network,) = podman(
+        "network", "inspect", "--format", "{{range .Subnets}}{{.Gateway}}{{end}}", f"clusterctl-{lab.name}"
+    ).split()
+    return network
+
+
+@contextmanager
+def cut_off(lab: TestLab, *nodes: str, how: str = "DROP") -> Iterator[None]:
+    """Let nodes take no SSH from the controller, in their own network namespaces; each other they still hear."""
+
+    def rule(node: str, action: str) -> None:
+        (pid,) = podman("inspect", "--format", "{{.State.Pid}}", container(lab, node)).split()
+        match = ["--source", gateway(lab), "--protocol", "tcp", "--dport", "22", "--jump", how]
+        subprocess.run(["nsenter", "--target", pid, "--net", "iptables", action, "INPUT", *match], check=True)
+
+    for node in nodes:
+        rule(node, "--insert")
+    try:
+        yield
+    finally:
+        for node in nodes:
+            rule(node, "--delete")
+
+
+@contextmanager
+def stuck_file(lab: TestLab, node: str, path: str = "/etc/chrony/chrony.conf") -> Iterator[None]:
+    """Change a file that a role manages and make it one that cannot be replaced."""
+    lab.root(node, f"echo '# changed by hand' >> {path}; mount --bind {path} {path}")
+    try:
+        yield
+    finally:
+        lab.root(node, f"umount {path}")
+
+
+@contextmanager
+def inventory_with(lab: TestLab, line: str) -> Iterator[None]:
+    """Add a line to the variables of all hosts."""
+    text = lab.inventory.read_text()
+    lab.inventory.write_text(text.replace("  vars:\n", f"  vars:\n    {line}\n", 1))
+    try:
+        yield
+    finally:
+        lab.inventory.write_text(text)
+
+
+def begin(lab: TestLab, verb: str = "bootstrap", *options: str, **settings: Any) -> "subprocess.Popen[str]":
+    """Start a run and return when it has passed preflight."""
+    runs = lab.inventory.parent / ".clusterctl" / "runs"
+    before = set(runs.glob("*"))
+    argv = ["clusterctl", verb, str(lab.inventory), *options]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+    process = subprocess.Popen(argv, text=True, **pipes, **settings)
+    wait_until(lambda: set(runs.glob("*")) - before or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    return process
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + GUARD
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ended(process: "subprocess.Popen[str]", code: int) -> str:
+    """Wait for a run and return what it said; it must end with this code, and without a traceback."""
+    said, _ = process.communicate(timeout=GUARD)
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    return said
+
+
+def fails(lab: TestLab, code: int, *options: str, verb: str = "bootstrap", inventory: Path | None = None) -> str:
+    """Run a verb that must end with this code; return what it said."""
+    done = clusterctl(verb, str(inventory or lab.inventory), *options)
+    said = done.stdout + done.stderr
+    assert done.returncode == code, f"exit {done.returncode}\n{said}"
+    assert "Traceback" not in said
+    return said
+
+
+def converges(lab: TestLab) -> dict[str, Any]:
+    """The same command again mends what the fault left, and one more has nothing to do; returns the first summary."""
+    first = lab.run("bootstrap")
+    second = lab.run("bootstrap")
+    assert {name: host["changed"] for name, host in second["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
+    return first
+
+
+def in_service(lab: TestLab) -> dict[str, str]:
+    """Return Slurm's state of each worker."""
+    rows = lab.ssh("head1", "sinfo", "--noheader", "--Node", "--format=%N=%T").split()
+    return dict(row.split("=") for row in rows)

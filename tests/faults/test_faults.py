@@ -1,0 +1,237 @@
+"""What must survive what: each fault is inflicted for real, named where it strikes, and mended by the same command."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.test_bootstrap import differences
+from tests.faults.injury import (
+    begin,
+    container,
+    converges,
+    cut_off,
+    ended,
+    fails,
+    in_service,
+    inventory_with,
+    stuck_file,
+)
+from tests.labs import lab_name
+
+BERLIN = "cluster_timezone: Europe/Berlin"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    """A bootstrapped lab of three nodes; each test leaves it whole."""
+    lab = TestLab(lab_name("faults"))
+    lab.down()
+    lab.up()
+    lab.run("bootstrap")
+    yield lab
+    lab.down()
+
+
+def test_silent_workers_are_all_named_and_nothing_changes(lab: TestLab) -> None:
+    before = lab.manifest("head1")
+    with cut_off(lab, "gpu01", "gpu02"), inventory_with(lab, BERLIN):
+        said = fails(lab, 3)
+    assert "gpu01" in said
+    assert "gpu02" in said
+    assert "no answer" in said
+    assert differences(before, lab.manifest("head1")) == []
+    converges(lab)
+
+
+def test_a_head_that_fails_stops_the_run_before_a_worker_changes(lab: TestLab) -> None:
+    before = {node: lab.manifest(node) for node in ("gpu01", "gpu02")}
+    with stuck_file(lab, "head1"), inventory_with(lab, BERLIN):
+        said = fails(lab, 5)
+    assert "/etc/chrony/chrony.conf" in said
+    assert "Go on" in said
+    assert differences(before, {node: lab.manifest(node) for node in before}) == []
+    converges(lab)
+
+
+def test_a_worker_that_hangs_is_left_behind(lab: TestLab) -> None:
+    with inventory_with(lab, BERLIN):
+        run = begin(lab)
+        podman("pause", container(lab, "gpu02"))
+        try:
+            said = ended(run, 4)
+        finally:
+            podman("unpause", container(lab, "gpu02"))
+        assert "gpu02" in said
+        assert lab.ssh("gpu01", "readlink", "/etc/localtime").strip().endswith("Berlin")
+        converges(lab)
+        assert lab.ssh("gpu02", "readlink", "/etc/localtime").strip().endswith("Berlin")
+    converges(lab)
+
+
+def test_a_worker_that_cannot_converge_gets_no_jobs_and_an_operators_drain_stays(lab: TestLab) -> None:
+    lab.root("head1", "scontrol update nodename=gpu01 state=drain reason='ops: fan'")
+    with stuck_file(lab, "gpu02"):
+        fails(lab, 4)
+        assert in_service(lab) == {"gpu01": "drained", "gpu02": "drained"}
+        assert '"bootstrap"' in lab.root("head1", "slurm-drain")
+    converges(lab)
+    assert in_service(lab) == {"gpu01": "drained", "gpu02": "idle"}
+    assert "ops: fan" in lab.root("head1", "scontrol show node gpu01")
+    lab.root("head1", "scontrol update nodename=gpu01 state=resume")
+    lab.root(
+        "head1",
+        "slurm-drain check --out gpu01,gpu02; slurm-drain bootstrap --out gpu01; slurm-drain check --in gpu01,gpu02",
+    )
+    assert in_service(lab) == {"gpu01": "drained", "gpu02": "idle"}  # another cause is left
+    converges(lab)
+    assert in_service(lab) == {"gpu01": "idle", "gpu02": "idle"}
+
+
+def test_a_killed_run_is_taken_over_and_other_machines_are_kept_out(lab: TestLab, tmp_path: Path) -> None:
+    """The second machine is a clone of the cluster's directory, as another administrator has it."""
+    other = tmp_path / "clone"
+    other.mkdir()
+    for name in ("inventory.yaml", "hardware", "known_hosts", "secrets.yml"):
+        (shutil.copytree if (lab.inventory.parent / name).is_dir() else shutil.copy)(
+            lab.inventory.parent / name, other / name
+        )
+    with inventory_with(lab, BERLIN):
+        run = begin(lab, start_new_session=True)
+        for inventory in (lab.inventory, other / "inventory.yaml"):
+            said = fails(lab, 6, inventory=inventory)
+            assert f"process {run.pid}" in said
+            assert "since 20" in said
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+        assert f"process {run.pid}" in fails(lab, 6, inventory=other / "inventory.yaml")
+        converges(lab)
+    fails(lab, 0, verb="verify", inventory=other / "inventory.yaml")
+    converges(lab)
+
+
+def test_a_package_transaction_that_was_killed_is_finished_and_a_held_lock_waited_for(lab: TestLab) -> None:
+    lab.root(
+        "gpu01",
+        "cd /tmp; apt-get -qq download prometheus-node-exporter; dpkg --purge prometheus-node-exporter >/dev/null; "
+        "dpkg --unpack prometheus-node-exporter_*.deb >/dev/null; rm prometheus-node-exporter_*.deb",
+    )
+    lab.root("gpu02", "apt-get -qq remove -y prometheus-node-exporter >/dev/null; touch /tmp/held")
+    hold = (
+        "import fcntl, pathlib, time; file = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "while pathlib.Path('/tmp/held').exists(): time.sleep(0.1)"
+    )
+    lab.root("gpu02", f'nohup python3 -c "{hold}" >/dev/null 2>&1 &')
+    run = begin(lab, "bootstrap", "--output", "json")
+    # node_state is at work there, and now waits.
+    lab.root(
+        "gpu02",
+        "while flock --nonblock /run/clusterctl/node_state.lock true; do sleep 0.1; done; sleep 2; rm /tmp/held",
+    )
+    summary = json.loads(ended(run, 0).splitlines()[-1])
+    notes = [note["note"] for note in summary["notes"] if note["hosts"] == ["gpu02"]]
+    assert any("package lock" in note and "python3" in note for note in notes), notes
+    converges(lab)
+    assert "ii" in lab.root("gpu01", "dpkg-query -W -f '${db:Status-Abbrev}' prometheus-node-exporter")
+
+
+def test_an_option_that_slurm_does_not_know_never_reaches_it(lab: TestLab) -> None:
+    before = lab.manifests()
+    with inventory_with(lab, "slurm_head_conf_extra: {MaxNonsense: 7}"):
+        assert "MaxNonsense" in fails(lab, 5)
+        assert "MaxNonsense" not in lab.root("head1", "cat /etc/slurm/slurm.conf")
+    assert differences(before["gpu01"], lab.manifest("gpu01")) == []
+    assert before["head1"]["daemons"] == lab.manifest("head1")["daemons"]
+    converges(lab)
+
+
+def test_a_reinstalled_node_is_refused_until_it_is_trusted(lab: TestLab) -> None:
+    """A new container at the old address, with a host key that nobody has seen."""
+    podman("rm", "--force", "--volumes", "--time", "0", container(lab, "gpu02"))
+    lab.up()
+    lab.root(
+        "gpu02",
+        "cd /etc/ssh; rm ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key; systemctl restart ssh",
+    )
+    key = lab.inventory.parent / "known_hosts"
+    old = key.read_text()
+    said = fails(lab, 3)
+    assert said.count("SHA256:") == 2
+    assert "clusterctl trust" in said
+    refused = clusterctl("trust", str(lab.inventory), "gpu02")
+    assert refused.returncode == 2
+    assert "SHA256:" in refused.stderr
+    assert key.read_text() == old
+    done = clusterctl("trust", str(lab.inventory), "gpu02", "--accept-new-host-keys")
+    assert done.returncode == 0, done.stderr
+    summary = converges(lab)
+    assert summary["hosts"]["gpu02"]["changed"] > 0
+    assert in_service(lab)["gpu02"] == "idle"
+
+
+def test_nodes_behind_the_head_with_a_password_for_sudo(lab: TestLab, tmp_path: Path) -> None:
+    """SSH leads through the head alone, and sudo asks: preflight and Ansible manage both; a wrong word is tried once."""
+    files = {}
+    for name, word in (("right", "Zx9-correct-horse"), ("wrong", "Zx9-other-horse")):
+        files[name] = tmp_path / name
+        files[name].touch(mode=0o600)
+        files[name].write_text(f"{word}\n")
+    for node in lab.nodes:
+        lab.root(node, "echo 'admin:Zx9-correct-horse' | chpasswd; sed -i 's/NOPASSWD://' /etc/sudoers.d/admin")
+    try:
+        with cut_off(lab, "gpu01", "gpu02", how="REJECT"), inventory_with(lab, "cluster_jump_host: head1"):
+            for said in (fails(lab, 3), fails(lab, 3, "--become-password-file", str(files["wrong"]))):
+                assert all(node in said for node in lab.nodes)
+                assert "Zx9" not in said
+            summary = lab.run("bootstrap", "--become-password-file", str(files["right"]), "-vvv")
+            # The inventory changed, and with it the head's copy of it.
+            assert [change["name"] for change in summary["hosts"]["head1"]["changes"]] == [
+                "/var/lib/clusterctl/recovery.tar"
+            ]
+            assert lab.run("status", "--become-password-file", str(files["right"]))["exit_code"] == 0
+        told = "".join(path.read_text(errors="replace") for path in (lab.inventory.parent / ".clusterctl").rglob("*.*"))
+        assert "Zx9" not in told
+    finally:
+        for node in lab.nodes:
+            podman(
+                "exec",
+                container(lab, node),
+                "sed",
+                "-i",
+                "s/) /) NOPASSWD:/; s/)ALL/) NOPASSWD:ALL/",
+                "/etc/sudoers.d/admin",
+            )
+    converges(lab)
+
+
+def test_ssh_configuration_of_the_user_counts_for_preflight_and_for_ansible(lab: TestLab, tmp_path: Path) -> None:
+    """Names, user, key and jump host from ~/.ssh/config alone, in a mount namespace where that is a file of ours."""
+    head = lab.inventory.read_text().partition("head1: {ansible_host: ")[2].partition("}")[0]
+    worker = lab.inventory.read_text().partition("gpu01: {ansible_host: ")[2].partition("}")[0]
+    key = lab.inventory.read_text().partition("ansible_ssh_private_key_file: ")[2].split("\n")[0]
+    (tmp_path / "known_hosts").write_text((lab.inventory.parent / "known_hosts").read_text())
+    (tmp_path / "config").write_text(
+        f"Host {head}\n  ProxyJump none\nHost {worker}\n  ProxyJump {head}\n"
+        f"Host *\n  User admin\n  IdentityFile {key}\n  IdentitiesOnly yes\n  StrictHostKeyChecking no\n"
+        "  UserKnownHostsFile /dev/null\n"
+    )
+    (tmp_path / "config").chmod(0o600)
+    text = lab.inventory.read_text()
+    lines = [line for line in text.splitlines() if "ansible_user" not in line and "ansible_ssh_private" not in line]
+    lab.inventory.write_text("\n".join(lines) + "\n")
+    home = Path("/root/.ssh") if os.geteuid() == 0 else Path.home() / ".ssh"
+    home.mkdir(mode=0o700, exist_ok=True)
+    inside = 'mount --bind "$0" "$1"; exec clusterctl verify "$2"'
+    try:
+        with cut_off(lab, "gpu01", how="REJECT"):
+            argv = ["unshare", "--mount", "sh", "-ec", inside, str(tmp_path), str(home), str(lab.inventory)]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        lab.inventory.write_text(text)
