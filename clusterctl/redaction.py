@@ -54,12 +54,17 @@ class Redactor:
 
 
 def throughout(data: Any, redact: Callable[[str], str]) -> Any:
-    """Return data of JSON with each text in it redacted. (In the JSON itself that could cut an escape in two.)"""
+    """Return data of JSON with each text in it redacted. (In the JSON itself that could cut an escape in two.)
+
+    Short keys stay: a password may be one of the words by which data are known.
+    """
     match data:
         case str():
             return redact(data)
         case dict():
-            return {redact(key): throughout(value, redact) for key, value in data.items()}
+            return {
+                redact(key) if len(key) >= _PIECE else key: throughout(value, redact) for key, value in data.items()
+            }
         case list():
             return [throughout(value, redact) for value in data]
     return data

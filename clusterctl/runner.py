@@ -36,6 +36,7 @@ _TICK = 0.25  # seconds between two looks at the clock while nothing happens
 _GRACE = 3.0  # seconds that Ansible has to end after the second signal
 # No line is longer, in bytes. An event's own texts are cut by the callback, so that a whole one has room.
 _LOG_LINE, _EVENT_LINE = 1 << 16, 1 << 22
+_OURS = ("event", "host", "status")  # of an event: words that no node chooses, and that a password might be
 _SOCKET_PATH = 60  # a control socket's path ends at 108 characters, ssh's own suffix included
 
 
@@ -286,7 +287,9 @@ class Runner:
     def _clean(self, line: str, is_event: bool) -> str:
         if is_event:
             with contextlib.suppress(ValueError, RecursionError):
-                return json.dumps(redaction.throughout(json.loads(line), self._redact), ensure_ascii=False)
+                data = json.loads(line)
+                ours = {key: data[key] for key in _OURS if isinstance(data, dict) and key in data}
+                return json.dumps({**redaction.throughout(data, self._redact), **ours}, ensure_ascii=False)
         return self._redact(line)
 
 

@@ -48,10 +48,8 @@ class LookupModule(LookupBase):
             raise AnsibleError(f"{path}: the cluster's secrets are not there; `clusterctl bootstrap` creates them")
         try:
             secrets = self._loader.load_from_file(str(path))
-        except (
-            Exception
-        ) as error:  # the loader raises a dozen unrelated types; each says what the vault or the parser disliked
-            raise AnsibleError(f"{path}: the cluster's secrets cannot be read: {error}") from error
+        except Exception as error:  # of a dozen kinds, and what the parser says can quote what it read
+            raise AnsibleError(f"{path}: the cluster's secrets cannot be read ({type(error).__name__})") from None
         if not isinstance(secrets, dict):
             raise AnsibleError(f"{path}: expected one mapping of names to secrets")
         missing = [name for name in terms if name not in secrets]

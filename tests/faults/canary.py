@@ -61,7 +61,7 @@ def _mark() -> str:
 
 @dataclass(frozen=True)
 class Canaries:
-    """One for each secret that the roles declare, the vault's password (called `label`), and that of sudo."""
+    """One for each secret that the roles declare, for the password of the vault `label`, and for that of sudo."""
 
     label: str
     mark: str = field(default_factory=_mark)

@@ -27,7 +27,7 @@ import pytest
 from clusterctl import secrets
 from tests.cluster.conftest import TestLab, podman
 from tests.faults.canary import FORMS
-from tests.faults.site import GUARD, Run, Site, kill_tree
+from tests.faults.canary_site import GUARD, Run, Site, kill_tree
 from tests.labs import lab_name
 
 # Where secrets belong: on each node, the file with its owner, group and mode. There is no other place.

@@ -31,8 +31,6 @@ chown -R ops:ops ~ops/.ssh
 echo 'ops ALL=(ALL) ALL' > /etc/sudoers.d/ops
 """
 
-Found = dict[str, list[Any]]  # path: owner, group, mode, forms
-
 
 @dataclass
 class Run:
