@@ -16,8 +16,8 @@ from typing import Any
 from clusterctl import paths, secrets
 from tests.cluster.conftest import TestLab
 from tests.faults.canary import Canaries
+from tests.faults.injury import GUARD, wait_until
 
-GUARD = 600.0  # seconds after which a test that waits is stuck
 SEARCH = Path(__file__).with_name("search.py")
 # What a node consists of besides: its kernel's file systems, and what packages bring and nothing writes to.
 NOT_LOOKED_AT = ["/proc", "/sys", "/dev", *(f"/usr/{name}" for name in ("bin", "include", "lib", "sbin", "share"))]
@@ -127,18 +127,13 @@ class Site:
         """Wait until a new run tells of this word in its events."""
         before = self.latest()
 
-        def wait() -> None:
-            deadline = time.monotonic() + GUARD
-            while True:
-                latest = self.latest()
-                if latest and latest != before:
-                    with contextlib.suppress(FileNotFoundError):
-                        if word in (latest / "events.jsonl").read_text():
-                            return
-                assert time.monotonic() < deadline, f"no run has told of {word!r}"
-                time.sleep(0.05)
+        def told() -> bool:
+            latest = self.latest()
+            with contextlib.suppress(FileNotFoundError):
+                return latest is not None and latest != before and word in (latest / "events.jsonl").read_text()
+            return False
 
-        return wait
+        return lambda: wait_until(told)
 
     # Looking
 

@@ -27,7 +27,8 @@ import pytest
 from clusterctl import secrets
 from tests.cluster.conftest import TestLab, podman
 from tests.faults.canary import FORMS
-from tests.faults.canary_site import GUARD, Run, Site, kill_tree
+from tests.faults.canary_site import Run, Site, kill_tree
+from tests.faults.injury import container, wait_until
 from tests.labs import lab_name
 
 # Where secrets belong: on each node, the file with its owner, group and mode. There is no other place.
@@ -241,21 +242,17 @@ FAILURES = {"bootstrap": SPOIL, "dry run": SPOIL, "all that Ansible says": SPOIL
 @contextmanager
 def silent(site: Site) -> Iterator[None]:
     """Let gpu01 say nothing."""
-    container = f"clusterctl-{site.lab.name}-gpu01"
-    podman("pause", container)
+    podman("pause", container(site.lab, "gpu01"))
     try:
         yield
     finally:
-        podman("unpause", container)
+        podman("unpause", container(site.lab, "gpu01"))
 
 
 def at_work(process: "subprocess.Popen[bytes]") -> None:
     """Wait until a verb asks its nodes, with a thread for each."""
-    deadline = time.monotonic() + GUARD
-    while len(os.listdir(f"/proc/{process.pid}/task")) < 2:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: process.poll() is not None or len(os.listdir(f"/proc/{process.pid}/task")) > 1)
+    assert process.poll() is None
 
 
 @pytest.mark.long
