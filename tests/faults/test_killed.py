@@ -20,6 +20,9 @@ BY_CHANCE = frozenset(
     {
         "/etc/machine-id",
         "/etc/shadow",  # has the day on which each account was made
+        # The package munge makes a random key before ours takes its place; it is kept, to be put back.
+        "/var/lib/clusterctl/state/munge.json",
+        "/var/lib/clusterctl/original/%2Fetc%2Fmunge%2Fmunge.key",
     }
 )
 
