@@ -6,7 +6,6 @@ import hmac
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,10 +46,12 @@ def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[parami
             continue
         if not _names(fields[0].split(","), name):
             continue
-        with suppress(paramiko.SSHException, paramiko.hostkeys.InvalidHostKey, ValueError):
+        try:
             entry = HostKeyEntry.from_line(" ".join(fields[:3]))
-            if entry and entry.key:
-                (revoked if marker else accepted).append(entry.key)
+        except Exception:  # noqa: S112 - paramiko raises a dozen unrelated types for what is no key
+            continue
+        if entry and entry.key:
+            (revoked if marker else accepted).append(entry.key)
     return accepted, revoked
 
 
