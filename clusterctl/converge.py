@@ -307,7 +307,8 @@ def prepare(site: Site, screen: Screen) -> Site:
 
     options, began = site.options, time.monotonic()
     with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
-        contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts, options.adopt)
+        adopt = None if options.verb == "verify" else options.adopt
+        contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts, adopt)
         with _writing(site.inventory.directory):
             recorded = preflight.record(site.inventory, contact)
     remote.forget_gateways()

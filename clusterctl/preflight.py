@@ -76,12 +76,13 @@ def preflight(
     access: Access,
     skip_unreachable: bool = False,
     hosts: Sequence[Host] | None = None,
-    adopt: bool = False,
+    adopt: bool | None = False,
 ) -> Contact:
     """Contact the hosts (default: all) at once and judge them.
 
     Raises PreflightError with every Finding that is no warning. With `skip_unreachable` workers that cannot be
-    reached are left out instead; the head never is. With `adopt` what somebody else has set up is a warning.
+    reached are left out instead; the head never is. With `adopt` what somebody else has set up is a warning,
+    and nothing at all where it is None, for a run that replaces nothing.
     Raises InputError for a hardware record that cannot be used.
     """
     records = hardware.load_all(inventory.directory)
@@ -145,8 +146,8 @@ def network_options(host: Host) -> dict[str, Any]:
 # --- one node ---------------------------------------------------------------------------------------------------------
 
 
-def judge(host: Host, answer: Answer, label: str = "", adopt: bool = False) -> Iterator[Finding]:
-    """Yield what is wrong with one node, for the cluster of that label (secrets.label)."""
+def judge(host: Host, answer: Answer, label: str = "", adopt: bool | None = False) -> Iterator[Finding]:
+    """Yield what is wrong with one node, for the cluster of that label (secrets.label); `adopt` as in preflight."""
     name = host.name
     for error in answer.errors:
         yield Finding(name, error.failure.value, error.found, error.hint)
@@ -155,7 +156,8 @@ def judge(host: Host, answer: Answer, label: str = "", adopt: bool = False) -> I
     if answer.facts:
         for check in (_architecture, _disk, _memory, _locks, _gpus):
             yield from check(name, answer.facts)
-        yield from _before(name, answer.facts, label, adopt)
+        if adopt is not None:
+            yield from _before(name, answer.facts, label, adopt)
         yield from _network(host, answer.facts)
         yield from _firewall(host, answer.facts)
 

@@ -31,7 +31,7 @@ packages() { # one transaction; nothing starts before its configuration is there
   trap 'rm -f /usr/sbin/policy-rc.d' EXIT
   apt-get -qq update
   mark "package index"
-  apt-get -qq -y --no-install-recommends install ca-certificates chrony tzdata vim-tiny curl less lsof numactl pciutils \
+  apt-get -qq -y --no-install-recommends install ca-certificates chrony nftables tzdata vim-tiny curl less lsof numactl pciutils \
     rsync tmux sudo munge slurm-client prometheus-node-exporter "$@" >/dev/null
   rm /usr/sbin/policy-rc.d
   mark packages
@@ -106,6 +106,47 @@ ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 \\
 END
 }
 
+firewall() { # PORT...: members reach every port, others SSH and these; loaded at boot and now
+  put /etc/cluster-firewall.nft <<END
+add table inet clusterctl
+delete table inet clusterctl
+table inet clusterctl {
+  chain input {
+    type filter hook input priority filter; policy drop;
+    ct state established,related accept
+    iifname "lo" accept
+    meta l4proto { 1, 58 } accept
+    udp sport 67 udp dport 68 accept
+    ip saddr { ${NETWORK// /, } } accept
+    tcp dport { 22${1:+, $1} } accept
+  }
+}
+END
+  put /usr/local/sbin/clusterctl-firewall 0755 <<'END'
+#!/bin/sh
+case $1 in
+  start) nft -f /etc/cluster-firewall.nft ;;
+  stop) nft delete table inet clusterctl ;;
+  status) nft list table inet clusterctl >/dev/null ;;
+esac
+END
+  put /etc/systemd/system/clusterctl-firewall.service <<'END'
+[Unit]
+DefaultDependencies=no
+After=local-fs.target
+Wants=network-pre.target
+Before=network-pre.target
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/local/sbin/clusterctl-firewall start
+ExecStop=/usr/local/sbin/clusterctl-firewall stop
+[Install]
+WantedBy=sysinit.target
+END
+  systemctl enable --quiet clusterctl-firewall
+}
+
 # --------------------------------------------------------------------------------------------------- on a worker
 
 worker() { # NAME IP
@@ -127,8 +168,9 @@ Delegate=yes
 Restart=on-failure
 RestartSec=5
 END
+  firewall
   systemctl daemon-reload
-  systemctl restart chrony munge prometheus-node-exporter systemd-journald
+  systemctl restart clusterctl-firewall chrony munge prometheus-node-exporter systemd-journald
   mark "everything but slurmd"
   until (: >"/dev/tcp/$HEAD_IP/6817") 2>/dev/null; do sleep 0.1; done
   systemctl restart slurmd
@@ -315,9 +357,10 @@ head_node() {
   munge_and_exporter "$HEAD_IP"
   monitoring_files
   slurm_files
+  firewall 9090
   systemctl daemon-reload
   systemctl enable --quiet slurm-metrics.timer
-  systemctl restart chrony dnsmasq munge prometheus prometheus-node-exporter systemd-journald
+  systemctl restart clusterctl-firewall chrony dnsmasq munge prometheus prometheus-node-exporter systemd-journald
   wait "$mariadb"
   mark "services but Slurm"
   mariadb <<END
@@ -359,7 +402,7 @@ on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes 
     echo 'set -euo pipefail; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8'
     declare -p CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
       BUFFER_POOL_MB SCRAPE_INTERVAL MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH RULES METRICS
-    declare -f mark packages put base munge_and_exporter worker head_files slurm_files monitoring_files head_node proof
+    declare -f mark packages put base munge_and_exporter firewall worker head_files slurm_files monitoring_files head_node proof
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"
   } | ssh -F none -i "$directory/id_ed25519" -o IdentitiesOnly=yes -o "UserKnownHostsFile=$directory/known_hosts" \
     -o StrictHostKeyChecking=yes -o GlobalKnownHostsFile=none "$LOGIN@$1" sudo bash -s
