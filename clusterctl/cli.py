@@ -170,7 +170,9 @@ def bootstrap(
     forks: _Forks = None,
     accept_new_host_keys: _NewKeys = False,
     skip_unreachable: _Skip = False,
-    adopt: Annotated[bool, typer.Option("--adopt", help="Replace a Slurm that somebody else has set up.")] = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Replace a Slurm, or take over a head, that is another's.")
+    ] = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
     print_command: _Print = False,

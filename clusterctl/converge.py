@@ -129,6 +129,10 @@ def authorise(site: Site) -> Site:
     """Return the site with the password for sudo, if the command line promises one; asks for it where it says so."""
     options = site.options
     password = None
+    if options.become_password_file and options.ask_become_pass:
+        raise InputError(
+            [Problem(None, "--ask-become-pass", "cannot be given with --become-password-file", "choose one")]
+        )
     if options.become_password_file:
         password = secrets.password_of(options.become_password_file)
     elif options.ask_become_pass:

@@ -89,7 +89,15 @@ def _proxy(command: str, jump: str, address: str, port: int, user: str, given: s
         whom = re.fullmatch(r"(?:ssh://)?(?:(?P<user>.+)@)?\[?(?P<host>[^\]]+?)\]?(?::(?P<port>\d+))?/?", last)
         if not whom:
             raise InputError([Problem(None, "~/.ssh/config", f"ProxyJump {printable(jump)} is not understood")])
-        argv = ["ssh", "-o", "BatchMode=yes", *(["-J", ",".join(before)] if before else [])]
+        # The last hop's key must be one that the user knows: Ansible's ssh comes the same way, after this.
+        argv = [
+            "ssh",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=yes",
+            *(["-J", ",".join(before)] if before else []),
+        ]
         argv += ["-l", whom["user"]] if whom["user"] else []
         argv += ["-p", whom["port"]] if whom["port"] else []
         return shlex.join([*argv, "-W", f"[{address}]:{port}", "--", whom["host"]])

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,12 @@ class TestLab:
         document: dict[str, Any] = json.loads(done.stdout)
         return document
 
+    def ssh_argv(self, node: str, *command: str) -> list[str]:
+        return ["clusterctl", "lab", "ssh", "--name", self.name, node, "--", *command]
+
     def ssh(self, node: str, *command: str, stdin: str = "", check: bool = True) -> str:
         """Run a command line on a node as the lab's administrator."""
-        argv = ["clusterctl", "lab", "ssh", "--name", self.name, node, "--", *command]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, input=stdin)
+        done = subprocess.run(self.ssh_argv(node, *command), capture_output=True, text=True, check=False, input=stdin)
         assert done.returncode == 0 or not check, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -77,6 +80,17 @@ class TestLab:
 def podman(*argv: Sequence[str] | str) -> str:
     done = subprocess.run(["podman", *map(str, argv)], capture_output=True, text=True, check=True)
     return done.stdout
+
+
+@contextmanager
+def bootstrapped(purpose: str) -> Iterator[TestLab]:
+    """A lab of its own for a purpose, bootstrapped; the tests that share it leave it whole."""
+    lab = TestLab(lab_name(purpose))
+    lab.down()
+    lab.up()
+    lab.run("bootstrap")
+    yield lab
+    lab.down()
 
 
 @pytest.fixture(scope="session")

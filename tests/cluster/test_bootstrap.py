@@ -236,20 +236,7 @@ def test_a_foreign_gpu_cannot_be_opened(cluster: TestLab) -> None:
         "        return errno.errorcode[error.errno]\n"
         "print(sorted(attempt(path) for path in glob.glob('/dev/nvidia[0-9]*')))\n"
     )
-    argv = [
-        "clusterctl",
-        "lab",
-        "ssh",
-        "--name",
-        cluster.name,
-        "head1",
-        "--",
-        *ALICE,
-        "srun",
-        "--gres=gpu:2",
-        "python3",
-        "-",
-    ]
+    argv = cluster.ssh_argv("head1", *ALICE, "srun", "--gres=gpu:2", "python3", "-")
     out = subprocess.run(argv, input=script, capture_output=True, text=True, check=True).stdout
     assert out.strip() == "['ENXIO', 'ENXIO', 'EPERM', 'EPERM']"
 
@@ -315,18 +302,7 @@ def test_printed_command_builds_the_same(cluster: TestLab) -> None:
 
 def test_a_lost_controller_is_replaced_by_the_heads_copy(cluster: TestLab, tmp_path: Path) -> None:
     """As docs/guide.md says, on a machine that has nothing but the way in."""
-    argv = [
-        "clusterctl",
-        "lab",
-        "ssh",
-        "--name",
-        cluster.name,
-        "head1",
-        "--",
-        "sudo",
-        "cat",
-        "/var/lib/clusterctl/recovery.tar",
-    ]
+    argv = cluster.ssh_argv("head1", "sudo", "cat", "/var/lib/clusterctl/recovery.tar")
     copy = subprocess.run(argv, capture_output=True, check=True).stdout
     subprocess.run(["tar", "--extract", "--directory", str(tmp_path)], input=copy, check=True)
     config = tmp_path / "config" / "clusterctl"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.conftest import TestLab, bootstrapped, clusterctl, podman
 from tests.cluster.test_bootstrap import differences
 from tests.faults.injury import (
     begin,
@@ -23,20 +23,14 @@ from tests.faults.injury import (
     inventory_with,
     stuck_file,
 )
-from tests.labs import lab_name
 
 BERLIN = "cluster_timezone: Europe/Berlin"
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[TestLab]:
-    """A bootstrapped lab of three nodes; each test leaves it whole."""
-    lab = TestLab(lab_name("faults"))
-    lab.down()
-    lab.up()
-    lab.run("bootstrap")
-    yield lab
-    lab.down()
+    with bootstrapped("faults") as lab:
+        yield lab
 
 
 def test_silent_workers_are_all_named_and_nothing_changes(lab: TestLab) -> None:
@@ -214,11 +208,12 @@ def test_ssh_configuration_of_the_user_counts_for_preflight_and_for_ansible(lab:
     head = lab.inventory.read_text().partition("head1: {ansible_host: ")[2].partition("}")[0]
     worker = lab.inventory.read_text().partition("gpu01: {ansible_host: ")[2].partition("}")[0]
     key = lab.inventory.read_text().partition("ansible_ssh_private_key_file: ")[2].split("\n")[0]
-    (tmp_path / "known_hosts").write_text((lab.inventory.parent / "known_hosts").read_text())
+    known = tmp_path / "known_hosts"
+    known.write_text((lab.inventory.parent / "known_hosts").read_text())
     (tmp_path / "config").write_text(
         f"Host {head}\n  ProxyJump none\nHost {worker}\n  ProxyJump {head}\n"
-        f"Host *\n  User admin\n  IdentityFile {key}\n  IdentitiesOnly yes\n  StrictHostKeyChecking no\n"
-        "  UserKnownHostsFile /dev/null\n"
+        f"Host *\n  User admin\n  IdentityFile {key}\n  IdentitiesOnly yes\n"
+        f"  UserKnownHostsFile {known}\n"
     )
     (tmp_path / "config").chmod(0o600)
     text = lab.inventory.read_text()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.cluster.conftest import TestLab, podman
+from tests.cluster.conftest import TestLab, bootstrapped, podman
 from tests.cluster.test_bootstrap import ALICE, differences
 from tests.faults.injury import (
     begin,
@@ -23,7 +23,6 @@ from tests.faults.injury import (
     inventory_with,
     wait_until,
 )
-from tests.labs import lab_name
 
 pytestmark = pytest.mark.long
 
@@ -32,13 +31,8 @@ BERLIN = "cluster_timezone: Europe/Berlin"
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[TestLab]:
-    """A bootstrapped lab of three nodes; each test leaves it whole."""
-    lab = TestLab(lab_name("more-faults"))
-    lab.down()
-    lab.up()
-    lab.run("bootstrap")
-    yield lab
-    lab.down()
+    with bootstrapped("more-faults") as lab:
+        yield lab
 
 
 # --- nodes that go away -----------------------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
 """The way to a node, as ssh's own configuration says it."""
 
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
-from clusterctl import remote, route
+from clusterctl import paths, remote, route
 from clusterctl.errors import InputError
 from clusterctl.remote import Access, ContactError, Failure
 from clusterctl.route import Route
@@ -19,15 +22,25 @@ from .test_remote import ed25519
 @pytest.mark.parametrize(
     ("jump", "command"),
     [
-        ("bastion", "ssh -o BatchMode=yes -W '[10.0.0.1]:22' -- bastion"),
-        ("ops@bastion:2222", "ssh -o BatchMode=yes -l ops -p 2222 -W '[10.0.0.1]:22' -- bastion"),
-        ("ssh://ops@[fd00::1]:2222", "ssh -o BatchMode=yes -l ops -p 2222 -W '[10.0.0.1]:22' -- fd00::1"),
-        ("first,me@second", "ssh -o BatchMode=yes -J first -l me -W '[10.0.0.1]:22' -- second"),
-        ("a$(b)", "ssh -o BatchMode=yes -W '[10.0.0.1]:22' -- 'a$(b)'"),
+        ("bastion", "-W '[10.0.0.1]:22' -- bastion"),
+        (
+            "ops@bastion:2222",
+            "-l ops -p 2222 -W '[10.0.0.1]:22' -- bastion",
+        ),
+        (
+            "ssh://ops@[fd00::1]:2222",
+            "-l ops -p 2222 -W '[10.0.0.1]:22' -- fd00::1",
+        ),
+        (
+            "first,me@second",
+            "-J first -l me -W '[10.0.0.1]:22' -- second",
+        ),
+        ("a$(b)", "-W '[10.0.0.1]:22' -- 'a$(b)'"),
     ],
 )
 def test_a_jump_host_is_the_command_that_ssh_makes_of_it(jump: str, command: str) -> None:
-    assert route._proxy("", jump, "10.0.0.1", 22, "ops", "gpu01") == command
+    strict = "ssh -o BatchMode=yes -o StrictHostKeyChecking=yes "
+    assert route._proxy("", jump, "10.0.0.1", 22, "ops", "gpu01") == strict + command
 
 
 def test_a_proxy_command_has_the_tokens_of_ssh_config() -> None:
@@ -100,3 +113,28 @@ def test_a_jump_host_that_forwards_nothing_is_named(tmp_path: Path, node: Server
         assert len(node.attempts) <= 2  # the question whether the key would do, and the login
     finally:
         remote.forget_gateways()
+
+
+def test_a_users_configuration_cannot_switch_off_the_check_of_host_keys(tmp_path: Path) -> None:
+    """What Ansible's ssh makes of our options beside a configuration that wants none of it, by `ssh -G`."""
+    config = tmp_path / "config"
+    lax = ("StrictHostKeyChecking no", "UserKnownHostsFile /dev/null", "VerifyHostKeyDNS yes", "ForwardAgent yes")
+    config.write_text("".join(f"{line}\n" for line in (*lax, "UpdateHostKeys yes", "KnownHostsCommand /bin/true")))
+    shared = yaml.safe_load((paths.content() / "playbooks/group_vars/all.yml").read_text())
+    options = shlex.split(shared["__cluster_ssh_trust"].replace("{{ inventory_dir }}", "/site"))
+    argv = ["ssh", "-G", "-T", "-F", str(config)]
+
+    def told(*more: str) -> dict[str, str]:
+        out = subprocess.run([*argv, *more, "gpu01"], capture_output=True, text=True, check=True).stdout
+        return dict(line.split(" ", 1) for line in out.splitlines() if " " in line)
+
+    assert told()["stricthostkeychecking"] == "false"  # the configuration counts where we say nothing
+    with_ours = told(*options)
+    assert with_ours["stricthostkeychecking"] == "true"
+    assert with_ours["userknownhostsfile"] == "/site/known_hosts"
+    assert (with_ours["verifyhostkeydns"], with_ours["updatehostkeys"], with_ours["forwardagent"]) == (
+        "false",
+        "false",
+        "no",
+    )
+    assert with_ours.get("knownhostscommand", "none") == "none"
