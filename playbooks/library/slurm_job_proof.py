@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import time
@@ -18,7 +19,7 @@ description:
   - Waits until every node has registered, runs a small job on up to two of them as an ordinary user, and judges what
     the job could open. Runs on the head, as root.
   - Where other people's jobs hold every node it proves nothing and says so in a note.
-  - Changes nothing.
+  - Changes nothing, unless I(admit) is true.
 options:
   user:
     description: Who runs the job.
@@ -32,6 +33,12 @@ options:
     description: Text of a Python program that prints what it sees on a node as a line of JSON.
     type: str
     required: true
+  admit:
+    description:
+      - Prove each node that nothing but this run keeps out of service (slurm-drain's cause C(bootstrap)), and put into
+        service those that pass. Until then a reservation keeps all other people's jobs away from them.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: none
@@ -61,6 +68,11 @@ down:
   description: By node, what is wrong with it. The others were proven without it.
   type: dict
   returned: always
+admitted:
+  description: Nodes that passed and are in service from now on.
+  type: list
+  elements: str
+  returned: where nodes waited for it
 """
 
 REGISTER_S = 60
@@ -69,6 +81,12 @@ JOB_S = 90
 IMMEDIATE_S = 20
 ACCOUNTED_S = 30
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL": "C"}
+
+DRAIN = "/usr/local/sbin/slurm-drain"
+CAUSE = "bootstrap"
+RESERVATION = "clusterctl-proof"
+# A run that is killed leaves the reservation, and so its nodes out of service, until the next one or for so long.
+RESERVED = "1-00:00:00"
 
 REGISTERED = ("idle", "mixed", "allocated", "completing", "planned", "draining", "drained", "reserved", "maint")
 FREE = ("idle", "mixed", "completing", "planned")
@@ -104,7 +122,8 @@ def states() -> dict[str, tuple[str, str]]:
     """Return (state, partition) of each node. A partition marked * is the default one."""
     lines = output(["sinfo", "--noheader", "--Node", "--format=%N|%T|%P"]).splitlines()
     rows = sorted((line.split("|") for line in lines), key=lambda row: row[2].endswith("*"))
-    return {name: (state, partition.rstrip("*")) for name, state, partition in rows}
+    # A state ends with a sign of its own where a reservation has the node.
+    return {name: (state.rstrip("$"), partition.rstrip("*")) for name, state, partition in rows}
 
 
 def register(nodes: Nodes) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
@@ -136,12 +155,15 @@ def choose(nodes: Nodes, known: dict[str, tuple[str, str]]) -> tuple[list[str], 
     return best, known[best[0]][1]
 
 
-def run_job(user: str, script: str, nodes: Nodes, chosen: list[str], partition: str) -> tuple[int, Nodes]:
+def run_job(
+    user: str, script: str, nodes: Nodes, chosen: list[str], partition: str, reservation: str = ""
+) -> tuple[int, Nodes]:
     """Run the job; return how many GPUs it asked for, and what it saw on each node."""
     gpus = min(2, min(nodes[name]["gpus"] for name in chosen))
     argv = ["runuser", "--user", user, "--", "srun", "--job-name=verify", f"--partition={partition}"]
     argv += [f"--nodelist={','.join(chosen)}", f"--nodes={len(chosen)}"]
     argv += ["--ntasks-per-node=1", "--mem=64M", "--time=2", f"--immediate={IMMEDIATE_S}"]
+    argv += [f"--reservation={reservation}"] * bool(reservation)
     argv += [f"--gres=gpu:{gpus}"] * (gpus > 0) + ["--chdir=/", "--quiet", "python3", "-"]
     try:
         told = output(argv, script)
@@ -178,27 +200,107 @@ def accounted(job: str) -> None:
         time.sleep(0.2)
 
 
-def prove(user: str, script: str, nodes: Nodes) -> dict[str, Any]:
+def prove(user: str, script: str, nodes: Nodes, admit: bool = False) -> dict[str, Any]:
     """Return what was proven, and what is wrong with which node. Raises FailedError where Slurm itself fails."""
     known, down = register(nodes)
     usable = {name: node for name, node in nodes.items() if name not in down}
+    kept_out = waiting(usable) if admit else []
+    if kept_out:
+        job = functools.partial(examine, user, script, usable, reservation=RESERVATION)
+        told, notes, wrong = admitted(user, kept_out, lambda names: by_partition(names, known, job))
+        return {"msg": told, "notes": notes, "down": {**down, **wrong}, "admitted": sorted({*kept_out} - {*wrong})}
     if not usable:
         return {"msg": "no node is in service", "notes": [], "down": down}
     try:
-        chosen, partition = choose(usable, known)
-        gpus, answers = run_job(user, script, usable, chosen, partition)
+        told, wrong = examine(user, script, usable, *choose(usable, known))
     except BusyError as busy:
         told = f"no job was run to prove the scheduler: {busy}"
         return {"msg": told, "notes": [told], "down": down}
-    for name in chosen:
-        if problems := judge(gpus, usable[name]["confined"], answers.get(name)):
-            down[name] = "; ".join(problems)
+    return {"msg": told, "notes": [], "down": {**down, **wrong}}
+
+
+def examine(
+    user: str, script: str, nodes: Nodes, chosen: list[str], partition: str, reservation: str = ""
+) -> tuple[str, dict[str, str]]:
+    """Run a job on these nodes and judge it; return what was proven, once it is accounted for, and what is wrong."""
+    gpus, answers = run_job(user, script, nodes, chosen, partition, reservation)
+    found = {name: judge(gpus, nodes[name]["confined"], answers.get(name)) for name in chosen}
+    wrong = {name: "; ".join(problems) for name, problems in found.items() if problems}
     job = next((answer["job"] for answer in answers.values()), "")
     if not job:
         raise FailedError(f"the job on {' and '.join(chosen)} printed nothing")
     accounted(job)
     told = f"job {job} of {user} saw exactly {gpus} GPUs on each of {', '.join(chosen)}, and is accounted for"
-    return {"msg": "" if down.keys() & set(chosen) else told, "notes": [], "down": down}
+    return "" if wrong else told, wrong
+
+
+def waiting(nodes: Nodes) -> list[str]:
+    """Return the nodes that wait for this proof alone: out of service for no cause of another's, nor by a person."""
+    causes = json.loads(output([DRAIN]))
+    mine = [name for name in sorted(nodes) if {*causes.get(name, ())} == {CAUSE}]
+    if not mine:
+        return []
+    if reserved():  # by a run that was killed with them undrained
+        output([DRAIN, CAUSE, "--out", ",".join(mine), "--reason", "not proven yet"])
+        forget_reservation()
+    told = output(["sinfo", "--noheader", "--Node", f"--nodes={','.join(mine)}", "--format=%N|%E"])
+    reasons = dict(line.split("|", 1) for line in told.splitlines())
+    return [name for name in mine if reasons.get(name, "").startswith("clusterctl: ")]
+
+
+def by_partition(
+    names: list[str], known: dict[str, tuple[str, str]], job: Any
+) -> tuple[str, list[str], dict[str, str]]:
+    """Run the job on all these nodes, in each of their partitions; where that fails as a whole, on each node alone."""
+    told, notes, wrong = [], [], {}
+    bundles = [[name for name in names if known[name][1] == partition] for partition in {known[n][1] for n in names}]
+    while bundles:
+        bundle = bundles.pop()
+        try:
+            said, found = job(bundle, known[bundle[0]][1])
+        except BusyError as busy:  # it does other people's jobs, as it did before
+            notes.append(f"not proven by a job: {busy}")
+        except FailedError as failure:
+            if len(bundle) == 1:
+                wrong[bundle[0]] = str(failure)
+            bundles += [[name] for name in bundle] if len(bundle) > 1 else []
+        else:
+            told.append(said)
+            wrong.update(found)
+    return "; ".join(filter(None, told)), notes, wrong
+
+
+def admitted(user: str, names: list[str], proof: Any) -> tuple[str, list[str], dict[str, str]]:
+    """Let a proof run on nodes that are out of service; those that pass enter it, the others stay out.
+
+    For the proof they are undrained, though slurm-drain's cause stays until they have passed; a reservation keeps them
+    for its user meanwhile.
+    """
+    argv = ["scontrol", "create", "reservation", f"reservationname={RESERVATION}", "starttime=now"]
+    output([*argv, f"duration={RESERVED}", f"users={user}", f"nodes={','.join(names)}", "flags=maint,ignore_jobs"])
+    wrong = dict.fromkeys(names, "the proof did not come to its end")
+    try:
+        output(["scontrol", "update", f"nodename={','.join(names)}", "state=undrain"])
+        # Slurm asks each whether it is there; a job that is handed in before they have answered waits for seconds.
+        _, silent = register({name: {} for name in names})
+        told, notes, found = proof([name for name in names if name not in silent])
+        wrong = {**silent, **found}
+    finally:
+        good = [name for name in names if name not in wrong]
+        reason = ["--reason", "the last run could not prove it by a job"]
+        output([DRAIN, CAUSE, "--in", ",".join(good), "--out", ",".join(wrong), *reason])
+        forget_reservation()
+    return told, notes, wrong
+
+
+def reserved() -> bool:
+    """Return whether our reservation is there."""
+    return f"ReservationName={RESERVATION} " in output(["scontrol", "--oneliner", "show", "reservation"])
+
+
+def forget_reservation() -> None:
+    """Delete it."""
+    output(["scontrol", "delete", f"reservationname={RESERVATION}"])
 
 
 def main() -> None:
@@ -208,13 +310,14 @@ def main() -> None:
             "user": {"type": "str", "required": True},
             "nodes": {"type": "dict", "required": True},
             "script": {"type": "str", "required": True},
+            "admit": {"type": "bool", "default": False},
         },
     )
     try:
-        found = prove(module.params["user"], module.params["script"], module.params["nodes"])
+        found = prove(**module.params)
     except FailedError as failure:
         module.fail_json(msg=str(failure))
-    module.exit_json(changed=False, **found)
+    module.exit_json(changed=bool(found.get("admitted")), **found)
 
 
 if __name__ == "__main__":
