@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from clusterctl import schema
 from clusterctl.document import shown
@@ -36,6 +36,42 @@ def expand(pattern: str) -> tuple[str, ...]:
             raise ValueError(f'bad host name, got "{shown(name)}", expected {expected}')
         names.append(name)
     return tuple(names)
+
+
+def without(pattern: str, names: Collection[str]) -> tuple[str, ...]:
+    """Return patterns for the hosts of `pattern` that are not among `names`, in the same order; none if all are.
+
+    Raises ValueError as `expand` does.
+    """
+    expand(pattern)
+    pieces = _RANGE.split(pattern)
+    literals = pieces[::4]
+    ranges = [_range(*pieces[index : index + 3]) for index in range(1, len(pieces), 4)]
+
+    def written(at: int, run: Sequence[str]) -> str:
+        first, last, step = pieces[4 * at + 1 : 4 * at + 4]
+        if len(run) < len(ranges[at]):
+            if len(run) == 1:
+                return run[0]
+            first, last = run[0], run[-1]
+        return f"[{first}:{last}:{step}]" if step else f"[{first}:{last}]"
+
+    def left(at: int, before: str) -> tuple[str, ...]:
+        """Return patterns for what follows `before`, from the literal number `at` on."""
+        here = before + literals[at]
+        if at == len(ranges):
+            return () if here in names else (literals[at],)
+        runs: list[tuple[list[str], tuple[str, ...]]] = []
+        for value in ranges[at]:
+            after = left(at + 1, here + value)
+            # Several values before several patterns would come out in another order.
+            if runs and len(after) == 1 and runs[-1][1] == after:
+                runs[-1][0].append(value)
+            else:
+                runs.append(([value], after))
+        return tuple(literals[at] + written(at, run) + text for run, after in runs for text in after)
+
+    return left(0, "")
 
 
 def is_host_name(name: str) -> bool:
