@@ -25,7 +25,10 @@ _ELSEWHERE = {
     "init": ("clusterctl.initialise", "init_command", "Make a cluster's directory with a small, commented inventory."),
     "lab": ("clusterctl.lab.cli", "app", "A cluster in containers on this machine, with simulated GPUs."),
 }
-_ORDER = ("init", "validate", "bootstrap", "verify", "status", "trust", "password", "lab")
+_ORDER = (
+    *("init", "validate", "bootstrap", "verify", "status"),
+    *("add-node", "remove-node", "replace-node", "trust", "password", "lab"),
+)
 
 
 class _Verbs(TyperGroup):
@@ -102,6 +105,9 @@ _Limit = Annotated[
 _Forks = Annotated[int | None, typer.Option(min=1, max=1000, help="Nodes worked on at once. [default: 50]")]
 _NewKeys = Annotated[bool, typer.Option("--accept-new-host-keys", help="Record SSH host keys of nodes never seen.")]
 _Skip = Annotated[bool, typer.Option("--skip-unreachable", help="Leave out workers that do not answer (exit 4).")]
+_Adopt = Annotated[bool, typer.Option("--adopt", help="Replace a Slurm, or take over a head, that is another's.")]
+_Nodes = Annotated[list[str], typer.Argument(help="Names of workers.", metavar="NODE...", show_default=False)]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _AskPass = Annotated[bool, typer.Option("-K", "--ask-become-pass", help="Ask once for the password that sudo wants.")]
 _PassFile = Annotated[
     Path | None,
@@ -170,9 +176,7 @@ def bootstrap(
     forks: _Forks = None,
     accept_new_host_keys: _NewKeys = False,
     skip_unreachable: _Skip = False,
-    adopt: Annotated[
-        bool, typer.Option("--adopt", help="Replace a Slurm, or take over a head, that is another's.")
-    ] = False,
+    adopt: _Adopt = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
     print_command: _Print = False,
@@ -245,6 +249,115 @@ def status(
         json=output is Format.json,
     )
     _end("status", output, lambda: status_command(options))
+
+
+@app.command("add-node")
+def add_node(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: _Nodes,
+    address: Annotated[
+        list[str] | None,
+        typer.Option(help="Its address; once for each new node, in order. [default: the name resolves]", metavar="A"),
+    ] = None,
+    group: Annotated[str, typer.Option(help="The group of workers that it joins.", metavar="G")] = "slurm_workers",
+    yes: _Yes = False,
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    skip_unreachable: _Skip = False,
+    adopt: _Adopt = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Take workers in, new ones or such as stand in the inventory already; all others are left alone."""
+    from clusterctl import converge, membership
+
+    flags = [word for one in address or () for word in ("--address", one)]
+    flags += ["--group", group] if group != membership.WORKERS else []
+    options = converge.Options(
+        verb="add-node",
+        given=inventory,
+        nodes=tuple(nodes),
+        flags=tuple(flags),
+        forks=forks,
+        verbosity=verbose + int(context.obj or 0),
+        accept_new_host_keys=accept_new_host_keys,
+        skip_unreachable=skip_unreachable,
+        adopt=adopt,
+        become_password_file=become_password_file,
+        ask_become_pass=ask_become_pass,
+        json=output is Format.json,
+    )
+    _end("add-node", output, lambda: membership.add_node(options, address or (), group, yes))
+
+
+@app.command("remove-node")
+def remove_node(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: _Nodes,
+    dead: Annotated[bool, typer.Option("--dead", help="They are gone: contact the head alone.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Kill their jobs, after asking.")] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0, help="Minutes to wait for jobs; then exit 4. [default: for ever]", metavar="T"),
+    ] = None,
+    yes: _Yes = False,
+    forks: _Forks = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Take workers out: drain, wait for their jobs, unregister them on the head, clean them."""
+    from clusterctl import converge, membership
+
+    flags = ["--dead"] * dead + ["--force"] * force + (["--timeout", f"{timeout:g}"] if timeout is not None else [])
+    options = converge.Options(
+        verb="remove-node",
+        given=inventory,
+        nodes=tuple(nodes),
+        flags=tuple(flags),
+        forks=forks,
+        verbosity=verbose + int(context.obj or 0),
+        become_password_file=become_password_file,
+        ask_become_pass=ask_become_pass,
+        json=output is Format.json,
+    )
+    _end("remove-node", output, lambda: membership.remove_node(options, dead, force, timeout, yes))
+
+
+@app.command("replace-node")
+def replace_node(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: _Nodes,
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    adopt: _Adopt = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Take reinstalled hardware in under its old name: new host key, new hardware record, bootstrap."""
+    from clusterctl import converge, membership
+
+    options = converge.Options(
+        verb="replace-node",
+        given=inventory,
+        nodes=tuple(dict.fromkeys(nodes)),
+        forks=forks,
+        verbosity=verbose + int(context.obj or 0),
+        accept_new_host_keys=accept_new_host_keys,
+        adopt=adopt,
+        become_password_file=become_password_file,
+        ask_become_pass=ask_become_pass,
+        json=output is Format.json,
+    )
+    _end("replace-node", output, lambda: membership.replace_node(options))
 
 
 @app.command()

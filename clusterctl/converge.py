@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,9 @@ class Options:
     become_password_file: Path | None = None
     ask_become_pass: bool = False
     json: bool = False
+    nodes: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    """The nodes that a verb names, and flags of its own, as they are typed."""
 
     @property
     def inventory(self) -> Path:
@@ -51,8 +54,8 @@ class Options:
 
     def again(self) -> str:
         """Return the command that goes on where this one stopped: the same."""
-        argv = ["clusterctl", self.verb, str(self.given)]
-        argv += ["--limit", self.limit] if self.limit else []
+        argv = ["clusterctl", self.verb, str(self.given), *self.nodes, *self.flags]
+        argv += ["--limit", self.limit] if self.limit and not self.nodes else []
         argv += ["--check"] * self.check + ["--skip-unreachable"] * self.skip_unreachable
         argv += ["--adopt"] * self.adopt
         argv += ["--ask-become-pass"] * self.ask_become_pass
@@ -69,6 +72,8 @@ class Site:
     hosts: tuple[Host, ...]
     access: "Access"
     skipped: tuple[str, ...] = ()
+    playbook: str = ""
+    """Its name where it is not the verb's."""
 
     @property
     def state(self) -> Path:
@@ -79,7 +84,7 @@ class Site:
         whole = len(names) == len(self.inventory.hosts)
         directory = self.inventory.directory
         return runner.Command(
-            playbook=paths.content() / "playbooks" / f"{self.options.verb}.yml",
+            playbook=paths.content() / "playbooks" / f"{self.playbook or self.options.verb}.yml",
             inventory=self.inventory.path,
             user=self.login(),
             become_password_file=self.options.become_password_file,
@@ -116,9 +121,26 @@ class Site:
         )
 
 
-def load(options: Options) -> Site:
-    """Read the cluster's directory and the names in `--limit`; raises InputError, nothing is contacted."""
-    inventory = home.load(options.inventory)
+@dataclass(frozen=True)
+class Work:
+    """What a verb does besides its playbook, under the cluster's locks.
+
+    `begin` comes after preflight and returns the site for the playbook. `finish` comes after a playbook that went well,
+    and may play others: what it is given does so, and returns what that failed with.
+    """
+
+    begin: Callable[[Site, Screen], Site] = lambda site, screen: site
+    finish: Callable[[Site, Screen, Callable[[Site], ClusterctlError | None]], ClusterctlError | None] = (
+        lambda site, screen, play: None
+    )
+
+
+def load(options: Options, inventory: Inventory | None = None) -> Site:
+    """Read the cluster's directory, if it is not read yet, and the names in `--limit`.
+
+    Raises InputError; nothing is contacted.
+    """
+    inventory = inventory or home.load(options.inventory)
     hosts = _select(inventory, options.limit)
     from clusterctl import known_hosts, remote  # not before all is well: they bring in all of SSH
 
@@ -202,7 +224,7 @@ def trust(options: Options) -> int:
     from clusterctl import trust as first_contact
 
     site = load(options)
-    screen = Screen(sys.stdout)
+    screen = Screen(sys.stderr if options.json else sys.stdout)
     with _locked(site, screen), _writing(site.inventory.directory):
         old = {host.name: first_contact.recorded(site.access, route.of(host).name) for host in site.hosts}
         new = first_contact.renew(
@@ -215,34 +237,45 @@ def trust(options: Options) -> int:
     return 0
 
 
-def run(options: Options) -> int:
-    """Do a whole run and return its exit code; raises ClusterctlError where it ends before Ansible begins."""
-    site = load(options)
+def run(options: Options, inventory: Inventory | None = None, work: Work = Work()) -> int:
+    """Do a whole run and return its exit code; raises ClusterctlError where it ends before Ansible begins.
+
+    `inventory` is what the file is about to say, where `work` writes it.
+    """
+    site = load(options, inventory)
     screen = Screen(sys.stderr if options.json else sys.stdout)
     site = authorise(site)
     screen.say((site.inventory.cluster_name, "bold"), f"  {options.verb}{' --check' * options.check}", cut=True)
     with contextlib.ExitStack() as stack:
         descriptor = stack.enter_context(_locked(site, screen))
         directory = site.inventory.directory
-        if options.verb == "bootstrap":
+        if options.verb != "verify":
             secrets.ensure(directory, site.inventory.cluster_name)
         with _before_any_change():
             meet(site, screen)
             on_head = stack.enter_context(_locked_head(site))
             site = prepare(site, screen)
             _require_lock(site, on_head, screen)
+        site = work.begin(site, screen)
         redact = secrets.redactor(directory, site.access.sudo_password).redact
         with _writing(site.state):
             kept = runner.RunDirectory.create(site.state, options.verb)
         ledger = Ledger()
-        error, trouble = play(site, kept, ledger, descriptor, redact, screen, on_head)
+        trouble: list[OSError] = []
+
+        def played(site: Site) -> ClusterctlError | None:
+            error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head)
+            trouble.extend([bad] if bad else [])
+            return error
+
+        error = played(site) or work.finish(site, screen, played)
         summary = throughout(_summary(site, kept, ledger, error), redact)
         with contextlib.suppress(OSError):  # a full disk is told below, the run's outcome counts
             secrets.write_private(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
     with contextlib.suppress(OSError):  # nobody listens any more; the summary is on disk
         if options.json:
             print(json.dumps(summary), flush=True)
-        _page(site, kept, ledger, error, trouble, screen)
+        _page(site, kept, ledger, error, next(iter(trouble), None), screen)
     return error.exit_code if error else 0
 
 
@@ -314,9 +347,10 @@ def prepare(site: Site, screen: Screen) -> Site:
         adopt = None if options.verb == "verify" else options.adopt
         contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts, adopt)
         with _writing(site.inventory.directory):
-            recorded = preflight.record(site.inventory, contact)
+            renewed = options.nodes if options.verb == "replace-node" else ()
+            recorded = preflight.record(site.inventory, contact, renewed)
     remote.forget_gateways()
-    report.checked(screen, contact, len(recorded), time.monotonic() - began)
+    report.checked(screen, contact, len(recorded), time.monotonic() - began, renewed)
     return replace(site, skipped=tuple(dict.fromkeys(finding.node for finding in contact.skipped)))
 
 
@@ -404,7 +438,7 @@ def _page(
     if error is None:
         page.done(ledger, site.inventory, options.verb, options.given, options.check)
         page.field("Log", _near(kept.log))
-        follow = {"bootstrap": "status", "verify": ""}[options.verb]
+        follow = "" if options.verb == "verify" else "status"
         command = ["clusterctl", follow, str(options.given)] if follow else []
         if options.check:
             command = shlex.split(replace(options, check=False).again())

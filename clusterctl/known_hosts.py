@@ -5,7 +5,7 @@ import fnmatch
 import hmac
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +75,25 @@ def replace(known_hosts: Path, key: HostKey) -> None:
         elif others:
             kept.append(" ".join([",".join(others), *fields[1:]]))
     _write(known_hosts, [*kept, key.line])
+
+
+def lines(known_hosts: Path, name: str) -> list[str]:
+    """Return the lines that name this host itself, a pattern not among them."""
+    found = []
+    for line in home.known_hosts(known_hosts):
+        fields = line.split()
+        names = fields[0].split(",") if len(fields) > 2 and not fields[0].startswith(("#", "@")) else []
+        if any(not set(one) & set("!*?") and _names([one], name) for one in names):
+            found.append(line)
+    return found
+
+
+def remove(known_hosts: Path, gone: Collection[str]) -> None:
+    """Take whole lines out."""
+    content = home.known_hosts(known_hosts)
+    kept = [line for line in content if line not in gone]
+    if kept != content:
+        _write(known_hosts, kept)
 
 
 def _write(known_hosts: Path, content: Sequence[str]) -> None:

@@ -102,8 +102,8 @@ class Ledger:
     def add(self, event: Event) -> Stage | None:
         """Take an event in; returns the stage that it brought to its end, if any."""
         match event:
-            case PlaybookStarted():
-                self.plays_to_come = list(event.plays)
+            case PlaybookStarted():  # a run may have several, one after the other
+                self.plays_to_come, self.ended = list(event.plays), False
             case PlayStarted():
                 ended = self._close()
                 if event.name in self.plays_to_come:

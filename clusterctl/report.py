@@ -4,7 +4,7 @@ import contextlib
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,8 +95,8 @@ def addresses(inventory: Inventory, given: Path) -> list[tuple[str, str, str]]:
     return found
 
 
-def checked(screen: Screen, contact: "Contact", recorded: int, seconds: float) -> None:
-    """Print what a good preflight found."""
+def checked(screen: Screen, contact: "Contact", recorded: int, seconds: float, renewed: Collection[str] = ()) -> None:
+    """Print what a good preflight found; of nodes that are `renewed` the record is a new one."""
     good = len(contact.facts)
     screen.say(
         f"  {plural(good, 'node')} ready in {duration(seconds)}"
@@ -109,8 +109,9 @@ def checked(screen: Screen, contact: "Contact", recorded: int, seconds: float) -
         screen.say(("  note: ", "yellow"), str(finding))
     for name, lines in contact.differences.items():
         for line in lines:
-            screen.say(("  differs from its record: ", "yellow"), f"{name}: {line}")
-    if contact.differences:
+            told = "new hardware: " if name in renewed else "differs from its record: "
+            screen.say((f"  {told}", "yellow"), f"{name}: {line}")
+    if contact.differences.keys() - {*renewed}:
         screen.say(("  If that is meant to be, delete hardware/NODE.json; the next run records it anew.", "dim"))
 
 

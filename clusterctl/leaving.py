@@ -1,0 +1,117 @@
+"""Nodes that leave: what is still needed of them once the inventory no longer has them, until they are clean.
+
+One file for each in `.clusterctl/leaving/`, so that a removal that was interrupted can be gone on with. From these a
+small inventory is made for Ansible, of those nodes alone.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from clusterctl import files, home, known_hosts, route, secrets
+from clusterctl.converge import Site
+from clusterctl.errors import InputError, Position, Problem
+from clusterctl.inventory import JUMP, Host, Inventory
+
+FOLDER = "leaving"
+GROUP = "leaving"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that leaves: its groups, its merged variables, and its lines of known_hosts."""
+
+    name: str
+    groups: tuple[str, ...]
+    variables: dict[str, Any]
+    keys: tuple[str, ...]
+
+    @classmethod
+    def of(cls, host: Host, inventory: Inventory) -> "Node":
+        """Return what is to be kept of a host of the inventory."""
+        lines = known_hosts.lines(known_hosts.path_of(inventory), route.of(host).name)
+        return cls(host.name, tuple(sorted(host.groups)), json.loads(json.dumps(dict(host.variables))), tuple(lines))
+
+    def host(self, hosts: Sequence[Host]) -> Host:
+        """Return it as a host again; `hosts` has the one through which SSH reaches it, if any."""
+        given, jump = self.variables, self.variables.get(JUMP, self.name)
+        key = given.get("ansible_ssh_private_key_file")
+        return Host(
+            name=self.name,
+            address=given.get("ansible_host", self.name),
+            port=given.get("ansible_port"),
+            user=given.get("ansible_user"),
+            private_key_file=Path(key).expanduser() if key else None,
+            become=given.get("ansible_become", True),
+            groups=frozenset(self.groups),
+            variables=MappingProxyType(given),
+            position=Position(Path(FOLDER), 1, 1),
+            jump=next((host for host in hosts if host.name == jump), None) if jump != self.name else None,
+        )
+
+
+def _path(state: Path, name: str) -> Path:
+    return state / FOLDER / f"{name}.json"
+
+
+def load(state: Path, name: str) -> Node | None:
+    """Return what was kept of a node whose removal has begun; None where there is nothing. InputError if damaged."""
+    path = _path(state, name)
+    if "/" in name or not path.exists():
+        return None
+    try:
+        data = json.loads(files.read(path, inside=state))
+        node = Node(data["name"], tuple(data["groups"]), dict(data["variables"]), tuple(data["keys"]))
+    except (files.UnfitError, ValueError, KeyError, TypeError) as error:
+        hint = f"delete it; {name} is then not cleaned"
+        raise InputError([Problem(None, str(path), f"cannot be used: {error}", hint)]) from None
+    return node
+
+
+def save(state: Path, node: Node) -> None:
+    """Keep a node's file, 0600."""
+    secrets.private_directory(state / FOLDER)
+    document = {"name": node.name, "groups": node.groups, "variables": node.variables, "keys": node.keys}
+    secrets.write_private(_path(state, node.name), (json.dumps(document, indent=1) + "\n").encode())
+
+
+def forget(state: Path, names: Collection[str]) -> None:
+    """Drop the files of nodes that are clean."""
+    for name in names:
+        _path(state, name).unlink(missing_ok=True)
+
+
+def forget_keys(path: Path, nodes: Iterable[Node], after: Inventory) -> None:
+    """Take the nodes' lines out of known_hosts, but those that name a host of the inventory too."""
+    kept = {line for host in after.hosts for line in known_hosts.lines(path, route.of(host).name)}
+    known_hosts.remove(path, {line for node in nodes for line in node.keys} - kept)
+
+
+def beside(inventory: Inventory, nodes: Sequence[Node]) -> Inventory:
+    """Return the inventory with nodes that it no longer has, for who contacts them all."""
+    return replace(inventory, hosts=(*inventory.hosts, *(node.host(inventory.hosts) for node in nodes)))
+
+
+def site(site: Site, nodes: Sequence[Node]) -> Site:
+    """Return the leaving nodes as a site of their own, with an inventory that holds nobody else."""
+    state = site.state
+    folder = state / FOLDER
+    hosts = tuple(node.host(site.inventory.hosts) for node in nodes)
+    jumps = {host.jump.name: dict(host.jump.variables) for host in hosts if host.jump}
+    members = {node.name: node.variables for node in nodes}
+    children: dict[str, Any] = {GROUP: {"hosts": members}}
+    for group in sorted({group for node in nodes for group in node.groups}):
+        children[group] = {"hosts": {node.name: {} for node in nodes if group in node.groups}}
+    document = {"all": {"hosts": {**jumps, **members}, "children": children}}
+    path = folder / "inventory.yaml"
+    secrets.write_private(path, yaml.safe_dump(document, sort_keys=False).encode())
+    keys = [*home.known_hosts(site.access.known_hosts), *(line for node in nodes for line in node.keys)]
+    secrets.write_private(folder / home.KNOWN_HOSTS, "".join(f"{line}\n" for line in dict.fromkeys(keys)).encode())
+    groups = MappingProxyType({GROUP: tuple(host.name for host in hosts)})
+    inventory = replace(site.inventory, path=path, directory=folder, hosts=hosts, groups=groups)
+    return replace(site, inventory=inventory, hosts=hosts, skipped=(), playbook="")

@@ -1,0 +1,345 @@
+"""Who belongs to the cluster: add-node, remove-node, replace-node.
+
+Each edits the inventory as a person would, then runs the very playbook that built the cluster for the nodes in
+question, the head and monitoring. Nobody else is contacted, so the cost does not grow with the cluster, and jobs
+elsewhere go on.
+"""
+
+import contextlib
+import difflib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from clusterctl import converge, edit, hardware, home, inventory, leaving, paths
+from clusterctl.converge import Options, Site, Work
+from clusterctl.errors import ClusterctlError, InputError, Interrupted, Position, PreflightError, Problem, WorkersFailed
+from clusterctl.inventory import Inventory
+from clusterctl.outcome import fold
+from clusterctl.schema import did_you_mean
+from clusterctl.screen import Screen, plural
+from clusterctl.slurm import Head
+from clusterctl.untrusted import printable
+
+WORKERS = "slurm_workers"
+
+
+# --- the inventory ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """A new text for the inventory, judged as a whole before anything is written; `gone` are files that go with it."""
+
+    path: Path
+    old: str
+    new: str
+    inventory: Inventory
+    gone: tuple[Path, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.new != self.old
+
+    def diff(self) -> str:
+        """Return what changes, as `diff -u` writes it."""
+        removed = (
+            "".join(difflib.unified_diff(path.read_text().splitlines(True), [], str(path), "/dev/null"))
+            for path in self.gone
+        )
+        return edit.diff(self.old, self.new, self.path.name) + "".join(removed)
+
+    def save(self) -> None:
+        """Put the new text in the place of the old one, whole or not at all, with the same mode; InputError else."""
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self.path.parent, prefix=f".{self.path.name}.", delete=False
+            ) as f:
+                try:
+                    f.write(self.new)
+                    f.flush()
+                    os.fchmod(f.fileno(), self.path.stat().st_mode & 0o777)
+                    os.fsync(f.fileno())
+                    Path(f.name).replace(self.path)
+                except BaseException:
+                    Path(f.name).unlink(missing_ok=True)
+                    raise
+            for path in self.gone:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            at = str(error.filename or self.path)
+            raise InputError([Problem(None, at, f"cannot be written: {error.strerror}")]) from None
+
+
+def changed(path: Path, new: str, gone: Sequence[Path] = ()) -> Change:
+    """Judge the cluster's directory as it would be with this text; raises InputError with every problem of it."""
+    directory = path.parent.resolve()
+    old = path.read_text()
+    with tempfile.TemporaryDirectory(prefix="clusterctl-edit-") as place:
+        copy = Path(place).resolve()
+        (copy / path.name).write_text(new)
+        for name in ("group_vars", "host_vars"):
+            if (directory / name).is_dir():
+                shutil.copytree(directory / name, copy / name)
+        for file in gone:
+            (copy / file.relative_to(directory)).unlink()
+        try:
+            found = inventory.load(copy / path.name)
+        except InputError as error:
+            raise InputError([_elsewhere(problem, copy, directory) for problem in error.problems]) from None
+    return Change(path, old, new, replace(found, path=path, directory=directory), tuple(gone))
+
+
+def _elsewhere(problem: object, copy: Path, directory: Path) -> object:
+    """Return a problem of the copy as one of the directory that it is a copy of."""
+    if not isinstance(problem, Problem):
+        return problem
+    position = problem.position
+    if position:
+        path = Path(str(position.path).replace(str(copy), str(directory), 1))
+        position = Position(path, position.line, position.column)
+    words = (text.replace(str(copy), str(directory)) for text in (problem.key, problem.message, problem.hint))
+    return Problem(position, *words)
+
+
+def agree(screen: Screen, question: str, yes: bool, flag: str = "--yes") -> bool:
+    """Ask a person; `yes` is the answer where it was given beforehand. InputError where there is nobody to ask."""
+    if yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InputError([Problem(None, flag, "is needed where there is no terminal to ask on")])
+    with contextlib.suppress(EOFError):
+        return screen.input(f"{question} Type yes: ").strip().lower() == "yes"
+    return False
+
+
+def _show(screen: Screen, change: Change) -> None:
+    for line in change.diff().splitlines():
+        style = {"+": "green", "-": "red", "@": "dim"}.get(line[:1], "")
+        screen.say((f"  {line}", style))
+
+
+def _unknown(names: Sequence[str], known: Sequence[str]) -> list[Problem]:
+    return [Problem(None, "NODE", f'no worker "{printable(name, 64)}"', did_you_mean(name, known)) for name in names]
+
+
+# --- adding -----------------------------------------------------------------------------------------------------------
+
+
+def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool) -> int:
+    """Take nodes into the cluster: those that the inventory has not yet are written into it, the rest is `bootstrap`.
+
+    Returns the exit status. Raises InputError for names and addresses that cannot be meant, as the other verbs do.
+    """
+    present = home.load(options.inventory)
+    names = list(dict.fromkeys(options.nodes))
+    if len(addresses) not in (0, len(names)):
+        told = f"{plural(len(addresses), 'address')} for {plural(len(names), 'node')}"
+        raise InputError([Problem(None, "--address", told, "give one for each node, in their order, or none")])
+    wanted: dict[str, str | None] = dict(zip(names, addresses, strict=True)) if addresses else dict.fromkeys(names)
+    known = {host.name: host for host in present.hosts}
+    new = {name: address for name, address in wanted.items() if name not in known}
+    problems = []
+    for name in (name for name in names if name in known):
+        if WORKERS not in known[name].groups:
+            problems.append(Problem(known[name].position, name, "is in the inventory, and no worker"))
+        elif wanted[name] not in (None, known[name].address):
+            told = f"is in the inventory with the address {known[name].address}, not {printable(str(wanted[name]), 64)}"
+            problems.append(Problem(known[name].position, name, told, "leave --address out, or correct it there"))
+    if problems:
+        raise InputError(problems)
+    screen = Screen(sys.stderr if options.json else sys.stdout)
+    change = None
+    if new:
+        old = options.inventory.read_text()
+        change = changed(options.inventory, edit.add(old, group, new))
+        _show(screen, change)
+        if not agree(screen, "Write this into the inventory?", yes):
+            raise InputError([Problem(None, str(options.inventory), "left as it was")])
+
+    def begin(site: Site, screen: Screen) -> Site:
+        if change:
+            change.save()
+        return site
+
+    after = change.inventory if change else present
+    return converge.run(_limited(options, after, names, screen), after, Work(begin=begin))
+
+
+def _limited(options: Options, after: Inventory, names: Sequence[str], screen: Screen) -> Options:
+    """Limit a run to these nodes and to who must know of them: all of them, where Slurm learns only by a restart."""
+    if not learns_by_restart(after):
+        return replace(options, limit=",".join([*names, *_informed(after)]))
+    screen.say(
+        f"The head's Slurm learns of nodes only by a restart of its daemons on every worker: all "
+        f"{len(after.hosts)} hosts are contacted. Running jobs go on."
+    )
+    return replace(options, limit=None)
+
+
+def _informed(after: Inventory) -> list[str]:
+    """Return the hosts that must know who belongs to the cluster."""
+    heads = [host.name for host in after.hosts if any(group.endswith("_head") for group in host.groups)]
+    return list(dict.fromkeys([*heads, *(host.name for host in after.in_group("monitoring"))]))
+
+
+def learns_by_restart(after: Inventory) -> bool:
+    """Tell whether the head's Slurm is older than 23.11, so that a changed list of nodes needs new daemons everywhere.
+
+    Source: https://slurm.schedmd.com/faq.html#add_nodes and the release notes of 23.11.
+    """
+    from clusterctl.preflight import slurm_version
+
+    path = hardware.path_of(after.directory, after.head.name)
+    if not path.exists():
+        return False
+    table = yaml.safe_load((paths.content() / "roles/slurm_head/vars/main.yml").read_text())
+    release = slurm_version(table["__slurm_head_distribution_versions"], hardware.load(path))
+    return release is not None and release < "23.11"
+
+
+# --- replacing --------------------------------------------------------------------------------------------------------
+
+
+def replace_node(options: Options) -> int:
+    """Take hardware in that was reinstalled under a worker's name: new host key, new record, bootstrap, proof.
+
+    Returns the exit status; raises as `trust` and `bootstrap` do. What differs from the old record is shown.
+    """
+    present = home.load(options.inventory)
+    workers = [host.name for host in present.in_group(WORKERS)]
+    if unknown := [name for name in options.nodes if name not in workers]:
+        raise InputError(_unknown(unknown, workers))
+    screen = Screen(sys.stderr if options.json else sys.stdout)
+    converge.trust(replace(options, limit=",".join(options.nodes)))
+
+    def begin(site: Site, screen: Screen) -> Site:
+        # Slurm knows the name, and would hand it jobs as soon as its slurmd speaks.
+        with Head.of(site) as head:
+            head.drain("bootstrap", options.nodes, "not proven yet")
+        return site
+
+    return converge.run(_limited(options, present, options.nodes, screen), present, Work(begin=begin))
+
+
+# --- removing ---------------------------------------------------------------------------------------------------------
+
+
+def remove_node(options: Options, dead: bool, force: bool, minutes: float | None, yes: bool) -> int:
+    """Take workers out of the cluster: drain, wait for their jobs, unregister them on the head, clean them.
+
+    With `dead` they are not contacted. With `force` their jobs are cancelled instead of waited for. `minutes` is how
+    long jobs are waited for, None for ever; after that the nodes stay drained and nothing is removed (exit 4). The same
+    command goes on with a removal that was interrupted, though the inventory no longer has the nodes. Returns the exit
+    status; raises InputError for nodes that cannot be removed.
+    """
+    before = home.load(options.inventory)
+    state = before.directory / home.STATE
+    names = list(dict.fromkeys(options.nodes))
+    workers = [host.name for host in before.in_group(WORKERS)]
+    begun = {name: found for name in names if name not in workers and (found := leaving.load(state, name))}
+    present = [name for name in names if name not in begun]
+    _removable(before, present, workers)
+    screen = Screen(sys.stderr if options.json else sys.stdout)
+    change = changed(
+        options.inventory, edit.remove(options.inventory.read_text(), present), _own_files(before, present)
+    )
+    if change:
+        _show(screen, change)
+        if not agree(screen, f"Remove {fold(present)} from {before.cluster_name}?", yes):
+            raise InputError([Problem(None, str(options.inventory), "left as it was")])
+    gone = {name: begun.get(name) or leaving.Node.of(before.host(name), before) for name in names}
+    others = _informed(change.inventory)
+
+    def begin(site: Site, screen: Screen) -> Site:
+        with Head.of(site) as head:
+            if present:
+                _empty(head, present, screen, dead=dead, force=force, minutes=minutes, yes=yes)
+        for node in gone.values():
+            leaving.save(state, node)
+        change.save()
+        for name in present:
+            hardware.path_of(before.directory, name).unlink(missing_ok=True)
+        leaving.forget_keys(site.access.known_hosts, gone.values(), change.inventory)
+        left = tuple(host for host in change.inventory.hosts if host.name in others)
+        left = change.inventory.hosts if learns_by_restart(change.inventory) else left
+        return replace(site, inventory=change.inventory, hosts=left, playbook="bootstrap")
+
+    def finish(site: Site, screen: Screen, play: Callable[[Site], ClusterctlError | None]) -> ClusterctlError | None:
+        with Head.of(site) as head:
+            head.forget(names)
+        error = None if dead else play(leaving.site(site, list(gone.values())))
+        if error is None:
+            leaving.forget(state, names)
+            if dead:
+                told = "was not cleaned: it still has the cluster's munge key. Wipe it before it is used again."
+                screen.say((f"  {fold(names)} ", "bold"), told)
+        return error
+
+    run = replace(options, limit=",".join([*others, *([] if dead else names)]))
+    contacted = before if dead or not begun else leaving.beside(before, list(begun.values()))
+    return converge.run(run, contacted, Work(begin, finish))
+
+
+def _removable(before: Inventory, names: Sequence[str], workers: Sequence[str]) -> None:
+    """Refuse (InputError) who cannot be removed: strangers, heads, hosts with another task, and the last worker."""
+    hosts = {host.name: host for host in before.hosts}
+    problems = _unknown([name for name in names if name not in hosts], workers)
+    for host in (hosts[name] for name in names if name in hosts):
+        if head := next((group for group in sorted(host.groups) if group.endswith("_head")), ""):
+            problems.append(Problem(None, "NODE", f"{host.name} is the head ({head})", "a cluster has one"))
+        elif others := sorted(group for group in host.groups if group in ("monitoring",)):
+            hint = "give that to another host in the inventory first, and bootstrap"
+            problems.append(Problem(None, "NODE", f"{host.name} is in {', '.join(others)} too", hint))
+    if not problems and names and not {*workers} - {*names}:
+        problems.append(Problem(None, "NODE", "these are all the workers", "a cluster needs one"))
+    if problems:
+        raise InputError(problems)
+
+
+def _own_files(before: Inventory, names: Sequence[str]) -> list[Path]:
+    """Return the files of host_vars/ that are these nodes' own."""
+    places = [before.directory / "host_vars" / name for name in names]
+    files = [place.with_name(place.name + suffix) for place in places for suffix in (".yml", ".yaml")]
+    inside = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
+    return [path for path in (*files, *inside) if path.is_file()]
+
+
+def _empty(
+    head: Head, names: Sequence[str], screen: Screen, *, dead: bool, force: bool, minutes: float | None, yes: bool
+) -> None:
+    """Drain the nodes and see to it that no job is left on them; raises WorkersFailed where one is, after the time."""
+    if not head.has_slurm():
+        return
+    if dead and (alive := [name for name in names if head.hears(name)]) and not force:
+        from clusterctl.preflight import Finding
+
+        hint = "leave out --dead, and it is cleaned as well; --force removes it as it is"
+        raise PreflightError([Finding(name, "dead", "Slurm hears from it", hint) for name in alive])
+    keep = f"to keep it in service, on the head: sudo slurm-drain remove-node --in {','.join(names)}"
+    head.drain("remove-node", names, "it is being removed")
+    if dead:
+        head.set_down(names, "remove-node --dead")
+        return
+    jobs = head.jobs(names)
+    if jobs and force:
+        for job in jobs:
+            screen.say(f"  {job}")
+        if not agree(screen, f"Kill {plural(len(jobs), 'job')}?", yes):
+            raise InputError([Problem(None, "--force", "no job was killed; the nodes stay drained", keep)])
+        head.cancel(jobs)
+    try:
+        left = head.wait_until_empty(names, screen, None if minutes is None else minutes * 60)
+    except KeyboardInterrupt:
+        raise Interrupted(f"Interrupted while jobs went on; {fold(names)} stays drained ({keep}).") from None
+    if left:
+        told = "; ".join(str(job) for job in left[:5]) + (f"; and {len(left) - 5} more" if len(left) > 5 else "")
+        raise WorkersFailed(
+            f"{plural(len(left), 'job')} still on {fold(names)} after {minutes:g} min: {told}.\n"
+            f"It stays drained, and nothing was removed; the same command waits again ({keep})."
+        )

@@ -1,0 +1,42 @@
+"""Lookup of the roles that a playbook gives a host, in their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.plugins.loader import lookup_loader
+from ansible.plugins.lookup import LookupBase
+
+DOCUMENTATION = r"""
+name: host_roles
+author: the clusterctl authors
+short_description: List the roles that a playbook gives a host
+description:
+  - Returns the names of the roles of all plays whose C(hosts) pattern names a group of the host, each once.
+options:
+  _terms:
+    description: The playbook's path.
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Show what is set up here
+  ansible.builtin.debug:
+    msg: "{{ query('host_roles', playbook_dir ~ '/bootstrap.yml') }}"
+"""
+
+RETURN = r"""
+_raw:
+  description: Names of roles.
+  type: list
+  elements: str
+"""
+
+
+class LookupModule(LookupBase):
+    """Finds the roles as role_packages does."""
+
+    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
+        """Return the roles of the host that ``variables`` describes."""
+        finder = lookup_loader.get("role_packages", loader=self._loader, templar=self._templar)
+        return [role.name for role in finder.roles(terms, dict(variables or {}))]
