@@ -77,24 +77,21 @@ def save(state: Path, node: Node) -> None:
     """Keep a node's file, 0600."""
     secrets.private_directory(state / FOLDER)
     document = {"name": node.name, "groups": node.groups, "variables": node.variables, "keys": node.keys}
-    secrets.write_private(_path(state, node.name), (json.dumps(document, indent=1) + "\n").encode())
+    secrets.write_private(_path(state, node.name), (json.dumps(document, indent=1) + "\n").encode(), replace=True)
 
 
 def forget(state: Path, names: Collection[str]) -> None:
     """Drop the files of nodes that are clean."""
     for name in names:
         _path(state, name).unlink(missing_ok=True)
+    for made in ("inventory.yaml", home.KNOWN_HOSTS):
+        (state / FOLDER / made).unlink(missing_ok=True)
 
 
 def forget_keys(path: Path, nodes: Iterable[Node], after: Inventory) -> None:
     """Take the nodes' lines out of known_hosts, but those that name a host of the inventory too."""
     kept = {line for host in after.hosts for line in known_hosts.lines(path, route.of(host).name)}
     known_hosts.remove(path, {line for node in nodes for line in node.keys} - kept)
-
-
-def beside(inventory: Inventory, nodes: Sequence[Node]) -> Inventory:
-    """Return the inventory with nodes that it no longer has, for who contacts them all."""
-    return replace(inventory, hosts=(*inventory.hosts, *(node.host(inventory.hosts) for node in nodes)))
 
 
 def site(site: Site, nodes: Sequence[Node]) -> Site:
@@ -109,9 +106,10 @@ def site(site: Site, nodes: Sequence[Node]) -> Site:
         children[group] = {"hosts": {node.name: {} for node in nodes if group in node.groups}}
     document = {"all": {"hosts": {**jumps, **members}, "children": children}}
     path = folder / "inventory.yaml"
-    secrets.write_private(path, yaml.safe_dump(document, sort_keys=False).encode())
+    secrets.write_private(path, yaml.safe_dump(document, sort_keys=False).encode(), replace=True)
     keys = [*home.known_hosts(site.access.known_hosts), *(line for node in nodes for line in node.keys)]
-    secrets.write_private(folder / home.KNOWN_HOSTS, "".join(f"{line}\n" for line in dict.fromkeys(keys)).encode())
+    lines = "".join(f"{line}\n" for line in dict.fromkeys(keys))
+    secrets.write_private(folder / home.KNOWN_HOSTS, lines.encode(), replace=True)
     groups = MappingProxyType({GROUP: tuple(host.name for host in hosts)})
     inventory = replace(site.inventory, path=path, directory=folder, hosts=hosts, groups=groups)
     return replace(site, inventory=inventory, hosts=hosts, skipped=(), playbook="")

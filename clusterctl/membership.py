@@ -7,7 +7,6 @@ elsewhere go on.
 
 import contextlib
 import difflib
-import os
 import shutil
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from clusterctl import converge, edit, hardware, home, inventory, leaving, paths
+from clusterctl import converge, edit, hardware, home, inventory, leaving, paths, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Position, PreflightError, Problem, WorkersFailed
 from clusterctl.inventory import Inventory
@@ -57,18 +56,9 @@ class Change:
     def save(self) -> None:
         """Put the new text in the place of the old one, whole or not at all, with the same mode; InputError else."""
         try:
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self.path.parent, prefix=f".{self.path.name}.", delete=False
-            ) as f:
-                try:
-                    f.write(self.new)
-                    f.flush()
-                    os.fchmod(f.fileno(), self.path.stat().st_mode & 0o777)
-                    os.fsync(f.fileno())
-                    Path(f.name).replace(self.path)
-                except BaseException:
-                    Path(f.name).unlink(missing_ok=True)
-                    raise
+            mode = self.path.stat().st_mode & 0o777
+            secrets.write_private(self.path, self.new.encode(), replace=True)
+            self.path.chmod(mode)
             for path in self.gone:
                 path.unlink(missing_ok=True)
         except OSError as error:
@@ -281,9 +271,8 @@ def remove_node(options: Options, dead: bool, force: bool, minutes: float | None
                 screen.say((f"  {fold(names)} ", "bold"), told)
         return error
 
-    run = replace(options, limit=",".join([*others, *([] if dead else names)]))
-    contacted = before if dead or not begun else leaving.beside(before, list(begun.values()))
-    return converge.run(run, contacted, Work(begin, finish))
+    run = replace(options, limit=",".join([*others, *([] if dead else present)]))
+    return converge.run(run, before, Work(begin, finish))
 
 
 def _removable(before: Inventory, names: Sequence[str], workers: Sequence[str]) -> None:

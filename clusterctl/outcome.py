@@ -103,7 +103,7 @@ class Ledger:
         """Take an event in; returns the stage that it brought to its end, if any."""
         match event:
             case PlaybookStarted():  # a run may have several, one after the other
-                self.plays_to_come, self.ended = list(event.plays), False
+                self.plays_to_come, self.empty_plays, self.ended = list(event.plays), [], False
             case PlayStarted():
                 ended = self._close()
                 if event.name in self.plays_to_come:
