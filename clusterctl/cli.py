@@ -26,7 +26,7 @@ _ELSEWHERE = {
     "lab": ("clusterctl.lab.cli", "app", "A cluster in containers on this machine, with simulated GPUs."),
 }
 _ORDER = (
-    *("init", "validate", "bootstrap", "verify", "status"),
+    *("init", "validate", "plan", "bootstrap", "verify", "status"),
     *("add-node", "remove-node", "replace-node", "trust", "password", "lab"),
 )
 
@@ -87,7 +87,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 ok, 1 bug, 2 bad input, 3 nodes unfit and unchanged, 4 some workers failed, 5 head failed, "
-    "6 another run holds the lock, 7 interrupted.",
+    "6 another run holds the lock, 7 interrupted, 10 a plan with changes.",
 )
 
 _Inventory = Annotated[
@@ -107,6 +107,12 @@ _NewKeys = Annotated[bool, typer.Option("--accept-new-host-keys", help="Record S
 _Skip = Annotated[bool, typer.Option("--skip-unreachable", help="Leave out workers that do not answer (exit 4).")]
 _Adopt = Annotated[bool, typer.Option("--adopt", help="Replace a Slurm, or take over a head, that is another's.")]
 _Nodes = Annotated[list[str], typer.Argument(help="Names of workers.", metavar="NODE...", show_default=False)]
+_Address = Annotated[
+    list[str] | None,
+    typer.Option(help="Its address; once for each node, in their order. [default: the name resolves]", metavar="A"),
+]
+_Group = Annotated[str, typer.Option(help="The group of workers that it joins.", metavar="G")]
+_Dead = Annotated[bool, typer.Option("--dead", help="They are gone: contact the head alone.")]
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _AskPass = Annotated[bool, typer.Option("-K", "--ask-become-pass", help="Ask once for the password that sudo wants.")]
 _PassFile = Annotated[
@@ -204,6 +210,123 @@ def bootstrap(
     _end("bootstrap", output, lambda: converge.print_command(options) if print_command else converge.run(options))
 
 
+_plans = typer.Typer(
+    help="Say what a verb would change, and change nothing (exit 0: nothing, 10: something).",
+    subcommand_metavar="VERB ...",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(_plans, name="plan")
+
+
+def _plan(verb: str, context: typer.Context, inventory: Path, output: Format, **options: Any) -> Any:
+    """Return the options of a plan; with -v it shows how files would change."""
+    from clusterctl import converge
+
+    verbosity = options.pop("verbose") + int(context.find_root().obj or 0)
+    given: dict[str, Any] = {"verb": "plan", "planned": verb, "given": inventory, "json": output is Format.json}
+    return converge.Options(**given, **options, diff=verbosity > 0, verbosity=max(0, verbosity - 1))
+
+
+@_plans.command("bootstrap")
+def plan_bootstrap(
+    context: typer.Context,
+    inventory: _Inventory,
+    limit: _Limit = None,
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    skip_unreachable: _Skip = False,
+    adopt: _Adopt = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """What bootstrap would change."""
+    from clusterctl import plan
+
+    options = _plan(
+        "bootstrap",
+        context,
+        inventory,
+        output,
+        limit=limit,
+        forks=forks,
+        accept_new_host_keys=accept_new_host_keys,
+        skip_unreachable=skip_unreachable,
+        adopt=adopt,
+        ask_become_pass=ask_become_pass,
+        become_password_file=become_password_file,
+        verbose=verbose,
+    )
+    _end("plan", output, lambda: plan.bootstrap(options))
+
+
+@_plans.command("add-node")
+def plan_add_node(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: _Nodes,
+    address: _Address = None,
+    group: _Group = "slurm_workers",
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    adopt: _Adopt = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """What add-node would change."""
+    from clusterctl import membership
+
+    options = _plan(
+        "add-node",
+        context,
+        inventory,
+        output,
+        nodes=tuple(nodes),
+        flags=membership.flags(address or (), group),
+        forks=forks,
+        accept_new_host_keys=accept_new_host_keys,
+        adopt=adopt,
+        ask_become_pass=ask_become_pass,
+        become_password_file=become_password_file,
+        verbose=verbose,
+    )
+    _end("plan", output, lambda: membership.add_node(options, address or (), group))
+
+
+@_plans.command("remove-node")
+def plan_remove_node(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: _Nodes,
+    dead: _Dead = False,
+    forks: _Forks = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """What remove-node would change."""
+    from clusterctl import membership
+
+    options = _plan(
+        "remove-node",
+        context,
+        inventory,
+        output,
+        nodes=tuple(nodes),
+        flags=("--dead",) * dead,
+        forks=forks,
+        ask_become_pass=ask_become_pass,
+        become_password_file=become_password_file,
+        verbose=verbose,
+    )
+    _end("plan", output, lambda: membership.remove_node(options, dead))
+
+
 @app.command()
 def verify(
     context: typer.Context,
@@ -256,11 +379,8 @@ def add_node(
     context: typer.Context,
     inventory: _Inventory,
     nodes: _Nodes,
-    address: Annotated[
-        list[str] | None,
-        typer.Option(help="Its address; once for each new node, in order. [default: the name resolves]", metavar="A"),
-    ] = None,
-    group: Annotated[str, typer.Option(help="The group of workers that it joins.", metavar="G")] = "slurm_workers",
+    address: _Address = None,
+    group: _Group = "slurm_workers",
     yes: _Yes = False,
     forks: _Forks = None,
     accept_new_host_keys: _NewKeys = False,
@@ -274,13 +394,11 @@ def add_node(
     """Take workers in, new ones or such as stand in the inventory already; all others are left alone."""
     from clusterctl import converge, membership
 
-    flags = [word for one in address or () for word in ("--address", one)]
-    flags += ["--group", group] if group != membership.WORKERS else []
     options = converge.Options(
         verb="add-node",
         given=inventory,
         nodes=tuple(nodes),
-        flags=tuple(flags),
+        flags=membership.flags(address or (), group),
         forks=forks,
         verbosity=verbose + int(context.obj or 0),
         accept_new_host_keys=accept_new_host_keys,
@@ -298,7 +416,7 @@ def remove_node(
     context: typer.Context,
     inventory: _Inventory,
     nodes: _Nodes,
-    dead: Annotated[bool, typer.Option("--dead", help="They are gone: contact the head alone.")] = False,
+    dead: _Dead = False,
     force: Annotated[bool, typer.Option("--force", help="Kill their jobs, after asking.")] = False,
     timeout: Annotated[
         float | None,

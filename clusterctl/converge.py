@@ -46,6 +46,8 @@ class Options:
     nodes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     """The nodes that a verb names, and flags of its own, as they are typed."""
+    planned: str = ""
+    """The verb that is planned."""
 
     @property
     def inventory(self) -> Path:
@@ -54,9 +56,9 @@ class Options:
 
     def again(self) -> str:
         """Return the command that goes on where this one stopped: the same."""
-        argv = ["clusterctl", self.verb, str(self.given), *self.nodes, *self.flags]
+        argv = ["clusterctl", self.verb, *filter(None, [self.planned]), str(self.given), *self.nodes, *self.flags]
         argv += ["--limit", self.limit] if self.limit and not self.nodes else []
-        argv += ["--check"] * self.check + ["--skip-unreachable"] * self.skip_unreachable
+        argv += ["--check"] * (self.check and not self.planned) + ["--skip-unreachable"] * self.skip_unreachable
         argv += ["--adopt"] * self.adopt
         argv += ["--ask-become-pass"] * self.ask_become_pass
         argv += ["--become-password-file", str(self.become_password_file)] if self.become_password_file else []
@@ -126,13 +128,15 @@ class Work:
     """What a verb does besides its playbook, under the cluster's locks.
 
     `begin` comes after preflight and returns the site for the playbook. `finish` comes after a playbook that went well,
-    and may play others: what it is given does so, and returns what that failed with.
+    and may play others: what it is given does so, and returns what that failed with. `conclude` shows what came of a
+    run that went well in its own way, and returns the exit status and what `--output json` is to have.
     """
 
     begin: Callable[[Site, Screen], Site] = lambda site, screen: site
     finish: Callable[[Site, Screen, Callable[[Site], ClusterctlError | None]], ClusterctlError | None] = (
         lambda site, screen, play: None
     )
+    conclude: Callable[[Ledger, Screen], tuple[int, dict[str, Any]]] | None = None
 
 
 def load(options: Options, inventory: Inventory | None = None) -> Site:
@@ -245,7 +249,11 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
     site = load(options, inventory)
     screen = Screen(sys.stderr if options.json else sys.stdout)
     site = authorise(site)
-    screen.say((site.inventory.cluster_name, "bold"), f"  {options.verb}{' --check' * options.check}", cut=True)
+    screen.say(
+        (site.inventory.cluster_name, "bold"),
+        f"  {options.verb}{' --check' * (options.check and not options.planned)}",
+        cut=True,
+    )
     with contextlib.ExitStack() as stack:
         descriptor = stack.enter_context(_locked(site, screen))
         directory = site.inventory.directory
@@ -269,14 +277,19 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             return error
 
         error = played(site) or work.finish(site, screen, played)
-        summary = throughout(_summary(site, kept, ledger, error), redact)
+        summary = _summary(site, kept, ledger, error)
+        if work.conclude and error is None:
+            summary["exit_code"], more = work.conclude(ledger, screen)
+            summary |= more
+        summary = throughout(summary, redact)
         with contextlib.suppress(OSError):  # a full disk is told below, the run's outcome counts
             secrets.write_private(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
     with contextlib.suppress(OSError):  # nobody listens any more; the summary is on disk
         if options.json:
             print(json.dumps(summary), flush=True)
-        _page(site, kept, ledger, error, next(iter(trouble), None), screen)
-    return error.exit_code if error else 0
+        if error or not work.conclude:
+            _page(site, kept, ledger, error, next(iter(trouble), None), screen)
+    return int(summary["exit_code"])
 
 
 @contextlib.contextmanager

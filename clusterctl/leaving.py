@@ -94,10 +94,9 @@ def forget_keys(path: Path, nodes: Iterable[Node], after: Inventory) -> None:
     known_hosts.remove(path, {line for node in nodes for line in node.keys} - kept)
 
 
-def site(site: Site, nodes: Sequence[Node]) -> Site:
-    """Return the leaving nodes as a site of their own, with an inventory that holds nobody else."""
-    state = site.state
-    folder = state / FOLDER
+def site(site: Site, nodes: Sequence[Node], folder: Path) -> Site:
+    """Return the leaving nodes as a site of their own, with an inventory in `folder` that holds nobody else."""
+    secrets.private_directory(folder)
     hosts = tuple(node.host(site.inventory.hosts) for node in nodes)
     jumps = {host.jump.name: dict(host.jump.variables) for host in hosts if host.jump}
     members = {node.name: node.variables for node in nodes}
@@ -112,4 +111,4 @@ def site(site: Site, nodes: Sequence[Node]) -> Site:
     secrets.write_private(folder / home.KNOWN_HOSTS, lines.encode(), replace=True)
     groups = MappingProxyType({GROUP: tuple(host.name for host in hosts)})
     inventory = replace(site.inventory, path=path, directory=folder, hosts=hosts, groups=groups)
-    return replace(site, inventory=inventory, hosts=hosts, skipped=(), playbook="")
+    return replace(site, inventory=inventory, hosts=hosts, skipped=(), playbook="remove-node")

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import yaml
 
-from clusterctl import converge, edit, hardware, home, inventory, leaving, paths, secrets
+from clusterctl import converge, edit, hardware, home, inventory, leaving, paths, plan, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Position, PreflightError, Problem, WorkersFailed
 from clusterctl.inventory import Inventory
 from clusterctl.outcome import fold
 from clusterctl.schema import did_you_mean
 from clusterctl.screen import Screen, plural
-from clusterctl.slurm import Head
+from clusterctl.slurm import Head, Job
 from clusterctl.untrusted import printable
 
 WORKERS = "slurm_workers"
@@ -121,7 +121,13 @@ def _unknown(names: Sequence[str], known: Sequence[str]) -> list[Problem]:
 # --- adding -----------------------------------------------------------------------------------------------------------
 
 
-def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool) -> int:
+def flags(addresses: Sequence[str], group: str) -> tuple[str, ...]:
+    """Return add-node's own flags as they are typed."""
+    given = [word for address in addresses for word in ("--address", address)]
+    return (*given, *(["--group", group] if group != WORKERS else []))
+
+
+def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool = False) -> int:
     """Take nodes into the cluster: those that the inventory has not yet are written into it, the rest is `bootstrap`.
 
     Returns the exit status. Raises InputError for names and addresses that cannot be meant, as the other verbs do.
@@ -149,7 +155,7 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool) 
         old = options.inventory.read_text()
         change = changed(options.inventory, edit.add(old, group, new))
         _show(screen, change)
-        if not agree(screen, "Write this into the inventory?", yes):
+        if not options.planned and not agree(screen, "Write this into the inventory?", yes):
             raise InputError([Problem(None, str(options.inventory), "left as it was")])
 
     def begin(site: Site, screen: Screen) -> Site:
@@ -158,7 +164,10 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool) 
         return site
 
     after = change.inventory if change else present
-    return converge.run(_limited(options, after, names, screen), after, Work(begin=begin))
+    options = _limited(options, after, names, screen)
+    if options.planned:
+        return plan.preview(options, present, change)
+    return converge.run(options, after, Work(begin=begin))
 
 
 def _limited(options: Options, after: Inventory, names: Sequence[str], screen: Screen) -> Options:
@@ -220,7 +229,9 @@ def replace_node(options: Options) -> int:
 # --- removing ---------------------------------------------------------------------------------------------------------
 
 
-def remove_node(options: Options, dead: bool, force: bool, minutes: float | None, yes: bool) -> int:
+def remove_node(
+    options: Options, dead: bool, force: bool = False, minutes: float | None = None, yes: bool = False
+) -> int:
     """Take workers out of the cluster: drain, wait for their jobs, unregister them on the head, clean them.
 
     With `dead` they are not contacted. With `force` their jobs are cancelled instead of waited for. `minutes` is how
@@ -241,7 +252,7 @@ def remove_node(options: Options, dead: bool, force: bool, minutes: float | None
     )
     if change:
         _show(screen, change)
-        if not agree(screen, f"Remove {fold(present)} from {before.cluster_name}?", yes):
+        if not options.planned and not agree(screen, f"Remove {fold(present)} from {before.cluster_name}?", yes):
             raise InputError([Problem(None, str(options.inventory), "left as it was")])
     gone = {name: begun.get(name) or leaving.Node.of(before.host(name), before) for name in names}
     others = _informed(change.inventory)
@@ -256,14 +267,18 @@ def remove_node(options: Options, dead: bool, force: bool, minutes: float | None
         for name in present:
             hardware.path_of(before.directory, name).unlink(missing_ok=True)
         leaving.forget_keys(site.access.known_hosts, gone.values(), change.inventory)
-        left = tuple(host for host in change.inventory.hosts if host.name in others)
-        left = change.inventory.hosts if learns_by_restart(change.inventory) else left
-        return replace(site, inventory=change.inventory, hosts=left, playbook="bootstrap")
+        return without(site, change.inventory)
+
+    def without(site: Site, after: Inventory) -> Site:
+        left = tuple(host for host in after.hosts if host.name in others)
+        return replace(
+            site, inventory=after, hosts=after.hosts if learns_by_restart(after) else left, playbook="bootstrap"
+        )
 
     def finish(site: Site, screen: Screen, play: Callable[[Site], ClusterctlError | None]) -> ClusterctlError | None:
         with Head.of(site) as head:
             head.forget(names)
-        error = None if dead else play(leaving.site(site, list(gone.values())))
+        error = None if dead else play(leaving.site(site, list(gone.values()), state / leaving.FOLDER))
         if error is None:
             leaving.forget(state, names)
             if dead:
@@ -271,8 +286,33 @@ def remove_node(options: Options, dead: bool, force: bool, minutes: float | None
                 screen.say((f"  {fold(names)} ", "bold"), told)
         return error
 
-    run = replace(options, limit=",".join([*others, *([] if dead else present)]))
-    return converge.run(run, before, Work(begin, finish))
+    options = replace(options, limit=",".join([*others, *([] if dead else present)]))
+    if options.planned:
+        return _plan_removal(options, before, change, list(gone.values()), dead, without)
+    return converge.run(options, before, Work(begin, finish))
+
+
+def _plan_removal(
+    options: Options,
+    before: Inventory,
+    change: Change,
+    gone: Sequence[leaving.Node],
+    dead: bool,
+    without: Callable[[Site, Inventory], Site],
+) -> int:
+    def leave(site: Site, directory: Path) -> tuple[Site, list[Job]]:
+        names = [node.name for node in gone]
+        with Head.of(site) as head:
+            jobs = head.jobs(names) if head.has_slurm() else []
+        for name in names:
+            hardware.path_of(directory, name).unlink(missing_ok=True)
+        leaving.forget_keys(directory / home.KNOWN_HOSTS, gone, change.inventory)
+        return without(site, replace(change.inventory, path=site.inventory.path, directory=directory)), jobs
+
+    def clean(site: Site, directory: Path) -> Site:
+        return leaving.site(site, gone, directory / leaving.FOLDER)
+
+    return plan.preview(options, before, change, leave, None if dead else clean)
 
 
 def _removable(before: Inventory, names: Sequence[str], workers: Sequence[str]) -> None:

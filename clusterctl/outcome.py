@@ -155,7 +155,9 @@ class Ledger:
         host.changed += result.status == "changed"
         host.failed |= result.status == "failed"
         host.unreachable |= result.status == "unreachable"
-        host.changes.extend((result.role, change) for change in result.changes)
+        # What is no node_state's says only that it changed something.
+        changes = result.changes or ((Change("task", result.task, ""),) if result.status == "changed" else ())
+        host.changes.extend((result.role, change) for change in changes)
         if result.status in LOST:
             self.failures.append(result)
         for note in result.notes:

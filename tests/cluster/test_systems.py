@@ -8,6 +8,8 @@ import pytest
 
 from clusterctl.lab.lab import INOTIFY_PER_NODE
 from tests.cluster.conftest import TestLab, clusterctl
+from tests.cluster.test_bootstrap import ALICE
+from tests.faults.test_more_faults import finished
 from tests.labs import lab_name
 
 
@@ -21,10 +23,26 @@ def debian_12() -> Iterator[TestLab]:
 
 
 def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
+    """Its Slurm learns of a node only by a restart of its daemons everywhere, which a running job outlives."""
+    text = debian_12.inventory.read_text()
+    (line,) = (line for line in text.splitlines(keepends=True) if "gpu02" in line)
+    debian_12.inventory.write_text(text.replace(line, ""))
     debian_12.run("bootstrap")
+    job = debian_12.ssh("head1", *ALICE, "sbatch", "--parsable", "--chdir=/", "--output=none", "--wrap='sleep 60'")
+    before = slurmd(debian_12)
+    address = line.split("ansible_host: ")[1].split("}")[0]
+    done = clusterctl("add-node", str(debian_12.inventory), "gpu02", "--address", address, "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all 3 hosts are contacted" in done.stdout
+    assert slurmd(debian_12) != before
     again = debian_12.run("bootstrap")
     assert {name: host["changed"] for name, host in again["hosts"].items()} == dict.fromkeys(debian_12.nodes, 0)
     assert debian_12.run("status")["gpus"]["a100"]["idle"] == 8
+    assert finished(debian_12, job) == "COMPLETED"
+
+
+def slurmd(lab: TestLab) -> str:
+    return lab.ssh("gpu01", "systemctl", "show", "--property=MainPID", "slurmd")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,136 @@
+"""What a verb would do: its playbook in Ansible's check mode, on a copy of the cluster's directory.
+
+So the inventory, the hardware records and the secrets stay as they are, though a plan may add nodes, meet new ones, or
+be the first that a cluster sees. Exit status: 0 where nothing would change, 10 where something would.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clusterctl import converge, home, secrets
+from clusterctl.converge import Options, Site, Work
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import Inventory
+from clusterctl.outcome import Ledger, fold
+from clusterctl.screen import Screen
+from clusterctl.slurm import Job
+
+if TYPE_CHECKING:
+    from clusterctl.membership import Change
+
+NOTHING, CHANGES = 0, 10
+
+
+@dataclass
+class Plan:
+    """What would change, by role and item with its hosts; units that would start anew; jobs on leaving nodes."""
+
+    changes: dict[tuple[str, str, str, str], list[str]] = field(default_factory=dict)
+    restarts: dict[str, list[str]] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, ledger: Ledger, jobs: Sequence[Job] = ()) -> "Plan":
+        """Read a plan from a run in check mode."""
+        plan = cls(jobs=list(jobs))
+        for name in ledger.ordered(ledger.hosts):
+            for role, change in ledger.hosts[name].changes:
+                plan.changes.setdefault((role, change.kind, change.name, change.what), []).append(name)
+                if change.kind == "unit" and ("restarted" in change.what or "reloaded" in change.what):
+                    plan.restarts.setdefault(f"{change.name} {change.what}", []).append(name)
+        return plan
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data for `--output json`."""
+        keys = ("role", "kind", "name", "what")
+        return {
+            "changes": [dict(zip(keys, item, strict=True)) | {"hosts": hosts} for item, hosts in self.changes.items()],
+            "restarts": [{"unit": unit, "hosts": hosts} for unit, hosts in self.restarts.items()],
+            "jobs": [vars(job) for job in self.jobs],
+        }
+
+    def show(self, screen: Screen) -> None:
+        """Print it: role by role, each item once with its hosts."""
+        screen.say()
+        role = None
+        for (of, kind, name, what), hosts in sorted(self.changes.items(), key=lambda item: item[0][0]):
+            if of != role:
+                role = of
+                screen.say((f"  {role or 'the playbook'}", "bold"))
+            told = f"{kind} {name}" + f": {what}" * bool(what)
+            screen.say(("    ~ ", "yellow"), f"{told}  ", (fold(hosts), "dim"))
+        screen.say() if self.changes else None
+        restarts = "; ".join(f"{unit} on {fold(hosts)}" for unit, hosts in self.restarts.items())
+        screen.say(("  Services  ", "dim"), restarts or "none that runs is restarted or reloaded")
+        screen.say(("  Reboots   ", "dim"), "none")
+        jobs = "; ".join(map(str, self.jobs[:10])) + (
+            f"; and {len(self.jobs) - 10} more" if len(self.jobs) > 10 else ""
+        )
+        screen.say(("  Jobs      ", "dim"), f"would be waited for: {jobs}" if jobs else "no running job is affected")
+        screen.say()
+
+
+def bootstrap(options: Options) -> int:
+    """Plan a bootstrap; returns the exit status."""
+    return preview(options, home.load(options.inventory))
+
+
+def preview(
+    options: Options,
+    before: Inventory,
+    change: "Change | None" = None,
+    leave: Callable[[Site, Path], tuple[Site, list[Job]]] | None = None,
+    clean: Callable[[Site, Path], Site] | None = None,
+) -> int:
+    """Show what a run would change, after this change of the inventory; returns the exit status.
+
+    Where nodes are to leave, `leave` gives the site without them and the jobs that hold them, and `clean` the site that
+    they are, with an inventory in a directory.
+    """
+    jobs: list[Job] = []
+    with _copy(before, change) as (inventory, directory):
+
+        def begin(site: Site, screen: Screen) -> Site:
+            if leave:
+                site, found = leave(site, directory)
+                jobs.extend(found)
+            return replace(site, playbook="bootstrap")
+
+        def finish(
+            site: Site, screen: Screen, play: Callable[[Site], ClusterctlError | None]
+        ) -> ClusterctlError | None:
+            return play(clean(site, directory)) if clean else None
+
+        def conclude(ledger: Ledger, screen: Screen) -> tuple[int, dict[str, Any]]:
+            plan = Plan.of(ledger, jobs)
+            plan.show(screen)
+            return CHANGES if plan.changes else NOTHING, plan.as_dict()
+
+        return converge.run(replace(options, check=True), inventory, Work(begin, finish, conclude))
+
+
+@contextmanager
+def _copy(inventory: Inventory, change: "Change | None") -> Iterator[tuple[Inventory, Path]]:
+    """Give the inventory of a private copy of the cluster's directory, which has the real one's `.clusterctl`."""
+    with tempfile.TemporaryDirectory(prefix="clusterctl-plan-") as place:
+        directory, made = inventory.directory, Path(place).resolve() / "cluster"
+        shutil.copytree(directory, made, symlinks=True, ignore=shutil.ignore_patterns(home.STATE, ".git"))
+        secrets.private_directory(directory / home.STATE)
+        (made / home.STATE).symlink_to(directory / home.STATE)
+        path = made / inventory.path.name
+        if change:
+            path.write_text(change.new)
+            for gone in change.gone:
+                (made / gone.relative_to(directory)).unlink()
+            inventory = change.inventory
+        fresh = not (made / secrets.FILE).exists()
+        try:
+            yield replace(inventory, path=path, directory=made), made
+        finally:
+            if fresh and (made / secrets.FILE).exists():  # those of a cluster that does not exist yet
+                secrets.forget(made)
