@@ -66,6 +66,8 @@ class Plan:
             screen.say(("    ~ ", "yellow"), f"{told}  ", (fold(hosts), "dim"))
         screen.say() if self.changes else None
         restarts = "; ".join(f"{unit} on {fold(hosts)}" for unit, hosts in self.restarts.items())
+        if "slurmctld.service" in restarts:
+            restarts += "; each worker's slurmd takes the new configuration and starts itself anew, its jobs go on"
         screen.say(("  Services  ", "dim"), restarts or "none that runs is restarted or reloaded")
         screen.say(("  Reboots   ", "dim"), "none")
         jobs = "; ".join(map(str, self.jobs[:10])) + (

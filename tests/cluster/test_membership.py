@@ -1,0 +1,275 @@
+"""A cluster's nodes come and go while jobs run: add-node, remove-node, replace-node, and what a plan says of them."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.test_bootstrap import ALICE, differences
+from tests.faults.injury import begin, container, ended, fails, in_service, wait_until
+from tests.labs import lab_name
+
+# Each job says when it begins, then counts; it ends when it is told to.
+JOB = r"""#!/bin/sh
+echo begin >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
+until [ -e /tmp/enough ]; do echo x >> /var/tmp/count.$SLURM_ARRAY_TASK_ID; sleep 2; done
+echo end >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
+"""
+JOBS, AT_ONCE = 100, 50
+# Fifty of them at a time on two nodes of few processors.
+# A worker may say nothing for long, for tests are slow on a busy machine.
+PATIENT = "slurm_head_conf_extra: {SlurmdTimeout: 3000}"
+CROWDED = "slurm_head_partitions: [{name: main, default: true, options: {OverSubscribe: 'FORCE:40'}}]"
+NEW_HOST_KEY = (
+    "cd /etc/ssh; rm ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key; systemctl restart ssh"
+)
+OLD = ("head1", "gpu01", "gpu02")
+
+
+class Cluster(TestLab):
+    """A lab of three workers, of which the inventory has two."""
+
+    @property
+    def address(self) -> str:
+        """The address of the third."""
+        return podman("inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}",
+                      container(self, "gpu03")).strip()  # fmt: skip
+
+    def verb(self, name: str, *options: str, expect: int = 0) -> str:
+        return fails(self, expect, *options, verb=name)
+
+    def add(self) -> str:
+        return self.verb("add-node", "gpu03", "--address", self.address, "--yes")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Cluster]:
+    lab = Cluster(lab_name("members"), workers=3)
+    lab.down()
+    lab.up()
+    text = re.sub(r" *gpu03: .*\n", "", lab.inventory.read_text())
+    lab.inventory.write_text(
+        text.replace("  vars:\n", f"  vars:\n    # Many jobs to a processor.\n    {CROWDED}\n    {PATIENT}\n", 1)
+    )
+    lab.run("bootstrap")
+    yield lab
+    lab.down()
+
+
+@pytest.fixture(scope="module")
+def jobs(lab: Cluster) -> str:
+    """Fifty jobs that run on the first two workers, and fifty that wait for them; the array's number."""
+    submit = ["sbatch", "--parsable", f"--array=1-{JOBS}%{AT_ONCE}", "--mem=1M", "--chdir=/", "--output=none"]
+    number = lab.ssh("head1", *ALICE, *submit, stdin=JOB).strip()
+    wait_until(lambda: states(lab, number).count("RUNNING") == AT_ONCE)
+    return number
+
+
+def states(lab: Cluster, number: str) -> list[str]:
+    argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={number}", "--format=State"]
+    return lab.ssh("head1", *argv).split()
+
+
+def connections(lab: Cluster, node: str) -> int:
+    """How many logins a node's sshd has seen, ours for asking this one included."""
+    return int(lab.root(node, "journalctl --quiet --unit ssh --grep 'Accepted publickey' --output cat | wc -l"))
+
+
+def test_a_plan_of_a_new_node_changes_nothing(lab: Cluster, jobs: str) -> None:
+    before, text = lab.manifests(), lab.inventory.read_text()
+    files = sorted(lab.inventory.parent.glob("h*/*"))
+    done = clusterctl("plan", "add-node", str(lab.inventory), "gpu03", "--address", lab.address)
+    assert done.returncode == 10, done.stdout + done.stderr
+    for told in ("package slurmd: installed  gpu03", "/etc/slurm/slurm.conf: content  head1", "no running job"):
+        assert told in done.stdout
+    assert (lab.inventory.read_text(), sorted(lab.inventory.parent.glob("h*/*"))) == (text, files)
+    assert differences(before, lab.manifests()) == []
+
+
+def test_a_node_is_added_and_nobody_else_is_contacted(lab: Cluster, jobs: str) -> None:
+    before = {node: lab.manifest(node) for node in OLD[1:]}
+    steps = {node: lab.root(node, "pgrep slurmstepd | sort") for node in OLD[1:]}
+    logins = {node: connections(lab, node) for node in OLD[1:]}
+    text = lab.inventory.read_text()
+    said = lab.add()
+    assert {node: connections(lab, node) - 1 for node in OLD[1:]} == logins
+    assert "+        gpu03: {ansible_host: " in said
+    assert lab.inventory.read_text().replace(f"        gpu03: {{ansible_host: {lab.address}}}\n", "") == text
+    after = {node: lab.manifest(node) for node in OLD[1:]}
+    # slurmd has started itself anew, as Slurm lets it on a new configuration.
+    changed = [line for line in differences(before, after) if "/daemons/slurmd.service/" not in line]
+    assert changed == []
+    assert {node: lab.root(node, "pgrep slurmstepd | sort") for node in OLD[1:]} == steps
+    assert in_service(lab)["gpu03"] in ("idle", "mixed", "allocated")
+    summary = lab.run("bootstrap")
+    assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
+
+
+def test_a_node_with_jobs_is_not_removed_before_they_end(lab: Cluster, jobs: str) -> None:
+    argv = [*ALICE, "sbatch", "--parsable", "--nodelist=gpu03", "--mem=1M", "--chdir=/", "--output=none"]
+    number = lab.ssh("head1", *argv, "--wrap='until [ -e /tmp/go ]; do sleep 1; done'").strip()
+    wait_until(lambda: "RUNNING" in states(lab, number))
+    text = lab.inventory.read_text()
+    said = lab.verb("remove-node", "gpu03", "--timeout", "0.05", "--yes", expect=4)
+    assert f"job {number} of alice" in said
+    assert "nothing was removed" in said
+    assert lab.inventory.read_text() == text
+    assert in_service(lab)["gpu03"] == "draining"
+    planned = clusterctl("plan", "remove-node", str(lab.inventory), "gpu03")
+    assert planned.returncode == 10, planned.stdout + planned.stderr
+    assert f"would be waited for: job {number} of alice" in planned.stdout
+    lab.root("gpu03", "touch /tmp/go")
+    lab.verb("remove-node", "gpu03", "--yes")
+    assert states(lab, number) == ["COMPLETED"]
+    assert sorted(in_service(lab)) == ["gpu01", "gpu02"]
+    assert "gpu03" not in lab.inventory.read_text()
+    assert lab.root("head1", "slurm-drain").strip() == "{}"
+    assert not list(lab.inventory.parent.glob("hardware/gpu03*"))
+
+
+def test_a_removed_node_keeps_nothing_of_the_cluster(lab: Cluster) -> None:
+    left = lab.manifest("gpu03")
+    key = lab.manifest("head1")["files"]["/etc/munge/munge.key"][3]
+    assert key not in [what for *_, what in left["files"].values()]
+    assert not [path for path in left["files"] if path.startswith("/var/lib/clusterctl")]
+    assert not [line for line in left["packages"] if line.split()[0] in ("slurmd", "munge") and line.endswith("ii ")]
+    listening = lab.root("gpu03", "ss --no-header --listening --tcp --numeric --processes")
+    assert not [name for name in ("slurmd", "node_exporter", "prometheus") if name in listening]
+
+
+def test_a_node_that_dies_while_it_is_cleaned_is_cleaned_by_the_same_command(lab: Cluster) -> None:
+    lab.add()
+    run = begin(lab, "remove-node", "gpu03", "--yes")
+    log = max((lab.inventory.parent / ".clusterctl/runs").iterdir()) / "events.jsonl"
+    wait_until(lambda: '"task": "Take back the node exporter"' in log.read_text())
+    podman("kill", container(lab, "gpu03"))
+    assert "gpu03" in ended(run, 4)
+    assert "gpu03" not in lab.inventory.read_text()
+    lab.up()  # writes the inventory of the whole lab, and starts the node again
+    text = re.sub(r" *gpu03: .*\n", "", lab.inventory.read_text())
+    lab.inventory.write_text(text)
+    lab.verb("remove-node", "gpu03")
+    assert not [path for path in lab.manifest("gpu03")["files"] if path.startswith("/var/lib/clusterctl")]
+
+
+def test_a_reinstalled_node_is_taken_in_under_its_name(lab: Cluster, jobs: str) -> None:
+    lab.add()
+    podman("rm", "--force", "--volumes", "--time", "0", container(lab, "gpu03"))
+    text = lab.inventory.read_text()
+    lab.up("--gpus", "4")
+    lab.inventory.write_text(text)
+    lab.root("gpu03", NEW_HOST_KEY)
+    record = lab.inventory.parent / "hardware/gpu03.json"
+    record.write_text(record.read_text().replace('"memory_mb": ', '"memory_mb": 9', 1))  # what the old hardware had
+    assert "clusterctl trust" in lab.verb("bootstrap", expect=3)
+    said = lab.verb("replace-node", "gpu03", "--accept-new-host-keys")
+    assert "new hardware: gpu03: memory: recorded 9" in said
+    assert in_service(lab)["gpu03"] in ("idle", "mixed", "allocated")
+    summary = lab.run("bootstrap")
+    assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
+
+
+def test_a_dead_worker_holds_up_neither(lab: Cluster, jobs: str) -> None:
+    """One that is dead is removed from the head alone; then it is alive again, and comes back as a new one."""
+    podman("stop", "--time", "0", container(lab, "gpu03"))
+    assert "--dead" in lab.verb("remove-node", "gpu03", "--yes", expect=3)
+    said = lab.verb("remove-node", "gpu03", "--dead", "--yes")
+    assert "munge key" in said
+    assert sorted(in_service(lab)) == ["gpu01", "gpu02"]
+    text = lab.inventory.read_text()
+    lab.up()
+    lab.inventory.write_text(text)
+    podman("pause", container(lab, "gpu02"))
+    try:
+        lab.add()
+        assert in_service(lab)["gpu03"] == "idle"
+        lab.verb("remove-node", "gpu03", "--yes")
+        assert "gpu03" not in in_service(lab)
+    finally:
+        podman("unpause", container(lab, "gpu02"))
+
+
+# Five changes: a line of the inventory and what takes its place, or what is done on a node.
+CHANGES: dict[str, Any] = {
+    "time zone": ("cluster_name: ", "cluster_timezone: Asia/Tokyo\n    cluster_name: "),
+    "a user": ("- {name: alice,", "- {name: bob, uid: 5002}\n      - {name: alice,"),
+    "Slurm's configuration": ("SlurmdTimeout: 3000", "SlurmdTimeout: 3000, MaxJobCount: 9999"),
+    "metrics' interval": ("cluster_name: ", "slurm_exporter_interval: 20\n    cluster_name: "),
+    "by hand": {"gpu01": "echo >> /etc/chrony/chrony.conf; systemctl disable --quiet munge",
+                "gpu02": "apt-get -qq remove -y prometheus-node-exporter; chmod 0600 /etc/hosts"},
+}  # fmt: skip
+ACCOUNTS = {f"/etc/{name}" for name in ("passwd", "group", "shadow", "gshadow", "subuid", "subgid")}
+
+
+def planned(lab: Cluster) -> set[tuple[str, str, str]]:
+    """Node, kind and name of all that a plan lists; what is a command or a task shows by its effects."""
+    done = clusterctl("plan", "bootstrap", str(lab.inventory), "--output", "json")
+    assert done.returncode == 10, done.stdout + done.stderr
+    kinds = {"file": "path", "directory": "path", "user": "account", "group": "account"}
+    return {
+        (host, kinds.get(change["kind"], change["kind"]), change["name"])
+        for change in json.loads(done.stdout)["changes"]
+        if change["kind"] not in ("command", "task")
+        for host in change["hosts"]
+    }
+
+
+def actual(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Kind and name of all that differs between two manifests of a node."""
+    for kind in ("packages", "users", "units"):
+        for line in {*before[kind]} ^ {*after[kind]}:
+            name = re.split("[: ]", line)[0]
+            yield {"packages": "package", "users": "account", "units": "unit"}[kind], name
+    for path in before["files"].keys() | after["files"].keys():
+        if before["files"].get(path) == after["files"].get(path) or path in ACCOUNTS:
+            continue
+        if path.startswith("/home/"):
+            yield "account", path.split("/")[2]
+        elif not re.match("/var/lib/clusterctl/(state|original|drain)|/etc/systemd/system/.*[.]wants", path):
+            yield "path", path
+    for unit in before["daemons"].keys() | after["daemons"].keys():
+        if before["daemons"].get(unit) != after["daemons"].get(unit):
+            yield "unit", unit
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_run_changes_what_the_plan_has_listed(lab: Cluster, jobs: str, what: str) -> None:
+    text, change = lab.inventory.read_text(), CHANGES[what]
+    if isinstance(change, dict):
+        for node, script in change.items():
+            lab.root(node, script)
+    else:
+        old, new = change
+        assert old in text
+        lab.inventory.write_text(text.replace(old, new, 1))
+    before = {node: lab.manifest(node) for node in OLD}
+    plan = planned(lab)
+    assert differences(before, {node: lab.manifest(node) for node in OLD}) == []
+    lab.run("bootstrap")
+    after = {node: lab.manifest(node) for node in OLD}
+    done = {(node, *item) for node in OLD for item in actual(before[node], after[node])}
+    if ("head1", "unit", "slurmctld.service") in plan:  # the plan says this in words
+        done -= {(node, "unit", "slurmd.service") for node in OLD}
+    # A unit that reads its configuration again has the same process.
+    assert done <= plan
+    assert {item for item in plan - done if item[1] != "unit"} == set()
+
+
+def test_the_jobs_never_noticed(lab: Cluster, jobs: str) -> None:
+    """Beside all that was before they outlive slurmctld's sudden end, and a minute without the database."""
+    assert "9999" in lab.ssh("head1", "scontrol", "show", "config")
+    lab.root("head1", "systemctl kill --signal KILL slurmctld; systemctl stop mariadb")
+    lab.root("head1", "sleep 60; systemctl start mariadb")
+    lab.run("bootstrap")
+    for node in OLD[1:]:
+        lab.root(node, "touch /tmp/enough")
+    wait_until(lambda: states(lab, jobs).count("COMPLETED") == JOBS)
+    assert states(lab, jobs) == ["COMPLETED"] * JOBS
+    restarts = lab.ssh("head1", "sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={jobs}",
+                       "--format=Restarts").split()  # fmt: skip
+    assert restarts == ["0"] * JOBS
+    counts = "".join(lab.root(node, "cat /var/tmp/count.*") for node in OLD[1:])
+    assert (counts.count("begin"), counts.count("end")) == (JOBS, JOBS)
