@@ -141,6 +141,9 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
     known = {host.name: host for host in present.hosts}
     new = {name: address for name, address in wanted.items() if name not in known}
     problems = []
+    if group != WORKERS and group not in present.groups:
+        told = f'no group "{printable(group, 64)}" below {WORKERS}'
+        problems.append(Problem(None, "--group", told, did_you_mean(group, present.groups)))
     for name in (name for name in names if name in known):
         if WORKERS not in known[name].groups:
             problems.append(Problem(known[name].position, name, "is in the inventory, and no worker"))

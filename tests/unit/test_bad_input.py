@@ -805,6 +805,10 @@ _verbs: tuple[tuple[str, ...], ...] = (
     ("status", "."),
     ("trust", ".", "gpu01"),
     ("password", "munge_key", "."),
+    ("plan", "bootstrap", "."),
+    ("add-node", ".", "gpu09", "--yes"),
+    ("remove-node", ".", "gpu01", "--yes"),
+    ("replace-node", ".", "gpu01"),
 )
 for _argv in _verbs:
     command(f"Command line: bad input to {' '.join(_argv)}", NAMED, *_argv, inventory=WRONG, judged=True)
@@ -821,6 +825,47 @@ for _line, _said, _option, _content in _sudo:
     _files = {"inventory.yaml": GOOD} if _content is None else {"inventory.yaml": GOOD, "password": _content}
     _wanted = {f"Command line: password for sudo {_line}": ("", _said)}
     GIVEN.append(Given(_wanted, _files, ("bootstrap", ".", _option)))
+_members: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("remove an unknown node", 'NODE: no worker "gpu1" (did you mean gpu0', ("remove-node", ".", "gpu1", "--yes")),
+    ("remove the only head", "NODE: head1 is the head (slurm_head)", ("remove-node", ".", "head1", "--yes")),
+    (
+        "remove all workers",
+        "NODE: these are all the workers",
+        ("remove-node", ".", "gpu01", "gpu02", "gpu03", "gpu04", "--yes"),
+    ),
+    (
+        "remove without a terminal to ask on",
+        "--yes: is needed where there is no terminal",
+        ("remove-node", ".", "gpu01"),
+    ),
+    ("add without a terminal to ask on", "--yes: is needed where there is no terminal", ("add-node", ".", "gpu09")),
+    ("add the head", "head1: is in the inventory, and no worker", ("add-node", ".", "head1", "--yes")),
+    (
+        "add an existing node at another address",
+        "gpu01: is in the inventory with the address ",
+        ("add-node", ".", "gpu01", "--address", "10.9.9.9", "--yes"),
+    ),
+    (
+        "add two nodes with one address",
+        "--address: 1 address for 2 nodes",
+        ("add-node", ".", "gpu08", "gpu09", "--address", "10.0.0.9", "--yes"),
+    ),
+    ("add a node with a bad name", "gpu_$(id)", ("add-node", ".", "gpu_$(id)", "--yes")),
+    ("add a node at a template", "{{", ("add-node", ".", "gpu09", "--address", "{{ lookup('pipe', 'id') }}", "--yes")),
+    ("add a node at an option", "-oProxyCommand", ("add-node", ".", "gpu09", "--address=-oProxyCommand=id", "--yes")),
+    (
+        "add a node to an unknown group",
+        '--group: no group "nonsense"',
+        ("add-node", ".", "gpu09", "--group", "nonsense", "--yes"),
+    ),
+    ("add a node to a group of others", "monitoring", ("add-node", ".", "gpu09", "--group", "monitoring", "--yes")),
+    ("replace an unknown node", 'NODE: no worker "gpu1"', ("replace-node", ".", "gpu1")),
+    ("plan a removal of the only head", "NODE: head1 is the head", ("plan", "remove-node", ".", "head1")),
+    ("plan an unknown verb", "No such command 'bootstap'. Did you mean 'bootstrap'", ("plan", "bootstap", ".")),
+    ("wait for less than no time", "--timeout", ("remove-node", ".", "gpu01", "--timeout", "-1", "--yes")),
+)
+for _line, _said, _argv in _members:
+    command(f"Command line: {_line}", _said, *_argv)
 command("Command line: trust for an unknown node", '--limit: no host "gpu1"', "trust", ".", "gpu1", judged=True)
 
 HOSTILE: Mapping[str, str | None] = {
