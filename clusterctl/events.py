@@ -107,7 +107,7 @@ def parse(line: str) -> Event | None:
     """Return the event of one line; None for an empty, truncated or unknown one."""
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     make = _MAKERS.get(str(data.get("event"))) if isinstance(data, dict) else None
     return make(data) if make else None

@@ -320,6 +320,7 @@ beside(
         "Beside: secrets in a directory": ("secrets.yml", Path.mkdir, "is a directory, expected a file"),
         "Beside: host keys in a directory": ("known_hosts", Path.mkdir, "is a directory, expected a file"),
         "Beside: a state directory elsewhere": (".clusterctl", link("/tmp"), "is a link or a file"),
+        "Beside: hardware records elsewhere": ("hardware", link("/var/empty"), "is a link or a file"),
     }
 )
 beside(
@@ -692,6 +693,7 @@ together(
         ("certificate that is a directory", "§ca", "is a directory, expected a file"),
         ("certificate that is not there", "§ca/none.pem", "cannot be read: No such file or directory"),
         ("certificate that is none", "§ca/der.pem", "holds no certificate in PEM form"),
+        ("certificate with its private key", "§ca/key.pem", "holds a private key, which every user"),
         ("certificate by ../", "§../x.pem", "expected a file below the cluster's directory"),
         ("certificate by an absolute path", "§/etc/x.pem", "expected a file below the cluster's directory"),
     ],
@@ -705,6 +707,7 @@ together(
         "ca/pipe.pem": os.mkfifo,
         "ca/zero.pem": link("/dev/zero"),
         "ca/der.pem": b"\x30\x82",
+        "ca/key.pem": "-----BEGIN CERTIFICATE-----\n-----BEGIN PRIVATE KEY-----\n",
     },
 )
 
