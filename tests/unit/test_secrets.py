@@ -340,6 +340,8 @@ FORMS: dict[str, Callable[[str], str]] = {
     "shell": shlex.quote,
     "JSON": lambda value: json.dumps({"msg": value}),
     "repr": lambda value: repr([value]),
+    "repr of bytes": lambda value: repr([value.encode()]),
+    "ASCII": lambda value: ascii([value]),
 }
 
 
@@ -350,7 +352,14 @@ def leaked(value: str, text: str) -> bool:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "value", ["s3cr3t/with+signs=and'quotes\"$x", "k" * 20, "0123456789abcdef" * 4, "pä$$wörter und mehr"]
+    "value",
+    [
+        "s3cr3t/with+signs=and'quotes\"$x",
+        "k" * 20,
+        "0123456789abcdef" * 4,
+        "pä$$wörter und mehr",
+        "correcthorsebattery a staple!!",
+    ],
 )
 def test_every_form_is_redacted(form: str, value: str) -> None:
     text = f"before {FORMS[form](value)} after"
