@@ -118,8 +118,9 @@ def test_a_jump_host_that_forwards_nothing_is_named(tmp_path: Path, node: Server
 def test_a_users_configuration_cannot_switch_off_the_check_of_host_keys(tmp_path: Path) -> None:
     """What Ansible's ssh makes of our options beside a configuration that wants none of it, by `ssh -G`."""
     config = tmp_path / "config"
-    lax = ("StrictHostKeyChecking no", "UserKnownHostsFile /dev/null", "VerifyHostKeyDNS yes", "ForwardAgent yes")
-    config.write_text("".join(f"{line}\n" for line in (*lax, "UpdateHostKeys yes", "KnownHostsCommand /bin/true")))
+    lax = ["StrictHostKeyChecking no", "UserKnownHostsFile /dev/null", "VerifyHostKeyDNS yes", "ForwardAgent yes"]
+    lax += ["UpdateHostKeys yes", "KnownHostsCommand /bin/true", "NoHostAuthenticationForLocalhost yes"]
+    config.write_text("".join(f"{line}\n" for line in lax))
     shared = yaml.safe_load((paths.content() / "playbooks/group_vars/all.yml").read_text())
     options = shlex.split(shared["__cluster_ssh_trust"].replace("{{ inventory_dir }}", "/site"))
     argv = ["ssh", "-G", "-T", "-F", str(config)]
@@ -138,3 +139,5 @@ def test_a_users_configuration_cannot_switch_off_the_check_of_host_keys(tmp_path
         "no",
     )
     assert with_ours.get("knownhostscommand", "none") == "none"
+    assert told()["nohostauthenticationforlocalhost"] == "yes"
+    assert with_ours["nohostauthenticationforlocalhost"] == "no"
