@@ -6,9 +6,11 @@ head's own clock, since tasks of a run that was cut off may still go on, and the
 controller's directory, which has the lock there too, takes it over at once.
 """
 
+import hashlib
 import json
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -77,6 +79,7 @@ _MARK = "clusterctl-lock: "
 def controller_of(state: Path) -> str:
     """Return the name by which the head knows this controller's directory: a random one, made once.
 
+    A copy of the directory, here or on another machine, has another name, or the two would take each other's lock.
     Every user of the head can see it. InputError where the file is not what was made here: a directory may come from
     somebody else, and a link in it would lead to a file that is none of the head's business.
     """
@@ -89,7 +92,11 @@ def controller_of(state: Path) -> str:
         raise InputError([Problem(None, str(path), str(error), "delete it: it is made anew")]) from None
     if not re.fullmatch(rb"[0-9a-f]{32}", found):
         raise InputError([Problem(None, str(path), "is damaged, expected 32 digits", "delete it: it is made anew")])
-    return found.decode()
+    machine = b""
+    with suppress(OSError):
+        machine = Path("/etc/machine-id").read_bytes()
+    where = (found, machine, socket.gethostname().encode(), bytes(state.resolve()))
+    return hashlib.sha256(b"\0".join(where)).hexdigest()[:32]
 
 
 class HeadLock:

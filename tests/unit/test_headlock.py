@@ -1,6 +1,7 @@
 """The lock on the head: what of a cluster's directory the head is told, and that a run's end gives the lock back."""
 
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,17 @@ def test_the_name_of_a_directory_is_made_once_and_for_its_owner(tmp_path: Path) 
     assert len(name) == 32
     assert headlock.controller_of(tmp_path) == name
     assert (tmp_path / "id").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_copy_of_a_directory_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the head would let each of them take over while the other is at work."""
+    state = tmp_path / "one"
+    state.mkdir()
+    name = headlock.controller_of(state)
+    copy = shutil.copytree(state, tmp_path / "two")
+    assert headlock.controller_of(copy) != name
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert headlock.controller_of(state) != name
 
 
 def _key(path: Path) -> None:
