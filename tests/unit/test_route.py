@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,17 @@ def test_a_proxy_that_fails_says_why(tmp_path: Path, node: Server, monkeypatch: 
     with pytest.raises(ContactError, match="no tunnel today") as caught:
         through("sh -c 'echo no tunnel today >&2'", node, tmp_path, monkeypatch)
     assert caught.value.failure is Failure.NO_ROUTE
+
+
+def test_what_a_failed_proxy_left_running_is_not_waited_for(
+    tmp_path: Path, node: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that ssh keeps for later, for instance, which has the same standard error."""
+    began = time.monotonic()
+    proxy = "sh -c 'sleep 20 <&- >&- & echo no way there >&2; exit 1'"
+    with pytest.raises(ContactError, match="no way there"):
+        through(proxy, node, tmp_path, monkeypatch)
+    assert time.monotonic() - began < 10
 
 
 # --- through a host of the cluster ------------------------------------------------------------------------------------
