@@ -144,6 +144,8 @@ def _certificate(reading: Reading, node: Node) -> str:
         content = files.read(directory / str(node.value), inside=directory)
     except files.UnfitError as error:
         return str(error)
+    if b"PRIVATE KEY-----" in content:
+        return "holds a private key, which every user of the nodes could read"
     return "" if b"-----BEGIN CERTIFICATE-----" in content else "holds no certificate in PEM form"
 
 

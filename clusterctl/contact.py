@@ -32,7 +32,7 @@ PROBE_SECONDS = 40.0
 PYTHON = "/usr/bin/python3"  # as interpreter_python in ansible.cfg
 _SHELL_MARK = "clusterctl-shell:"
 _NO_PYTHON = 97
-_SHELL = f"echo {_SHELL_MARK}; [ -x {PYTHON} ] || {{ cat /etc/os-release; exit {_NO_PYTHON}; }}; exec {PYTHON} -"
+_SHELL = f"echo {_SHELL_MARK}; [ -x {PYTHON} ] || {{ cat /etc/os-release; exit {_NO_PYTHON}; }}; exec {PYTHON} -I -"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from clusterctl.errors import ClusterctlError, InputError, Interrupted, Prefligh
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
 from clusterctl.progress import Progress
-from clusterctl.redaction import throughout
+from clusterctl.redaction import Redactor, throughout
 from clusterctl.screen import Screen, plural
 
 if TYPE_CHECKING:
@@ -259,13 +259,13 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         directory = site.inventory.directory
         if options.verb != "verify":
             secrets.ensure(directory, site.inventory.cluster_name)
+        redact = _redactor(site, needed=True).redact
         with _before_any_change():
             meet(site, screen)
             on_head = stack.enter_context(_locked_head(site))
             site = prepare(site, screen)
             _require_lock(site, on_head, screen)
         site = work.begin(site, screen)
-        redact = secrets.redactor(directory, site.access.sudo_password).redact
         with _writing(site.state):
             kept = runner.RunDirectory.create(site.state, options.verb)
         ledger = Ledger()
@@ -356,15 +356,31 @@ def prepare(site: Site, screen: Screen) -> Site:
     from clusterctl import preflight, remote
 
     options, began = site.options, time.monotonic()
+    redact = _redactor(site).redact
+
+    def redacted(findings: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(replace(one, found=redact(one.found), hint=redact(one.hint)) for one in findings)
+
     with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
         adopt = None if options.verb == "verify" else options.adopt
-        contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts, adopt)
+        try:
+            contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts, adopt)
+        except PreflightError as error:
+            raise PreflightError(redacted(error.problems)) from None
+        contact = replace(contact, warnings=redacted(contact.warnings), skipped=redacted(contact.skipped))
         with _writing(site.inventory.directory):
             renewed = options.nodes if options.verb == "replace-node" else ()
             recorded = preflight.record(site.inventory, contact, renewed)
     remote.forget_gateways()
     report.checked(screen, contact, len(recorded), time.monotonic() - began, renewed)
     return replace(site, skipped=tuple(dict.fromkeys(finding.node for finding in contact.skipped)))
+
+
+def _redactor(site: Site, needed: bool = False) -> Redactor:
+    """Return what takes the cluster's secrets out of text; InputError where they are `needed` and not there."""
+    if needed or (site.inventory.directory / secrets.FILE).exists():
+        return secrets.redactor(site.inventory.directory, site.access.sudo_password)
+    return Redactor([site.access.sudo_password or ""])
 
 
 def _ask(screen: Screen, recorded: Mapping[str, Sequence[str]] | None = None) -> Any:

@@ -5,10 +5,8 @@ line: one that is no JSON object of a known kind is passed over, and a missing o
 """
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 Status = Literal["ok", "changed", "failed", "skipped", "unreachable", "rescued"]
@@ -107,35 +105,10 @@ def parse(line: str) -> Event | None:
     """Return the event of one line; None for an empty, truncated or unknown one."""
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     make = _MAKERS.get(str(data.get("event"))) if isinstance(data, dict) else None
     return make(data) if make else None
-
-
-def read(path: Path) -> Iterator[Event]:
-    """Yield the events of a finished run; a last line cut short is passed over."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        yield from filter(None, map(parse, file))
-
-
-def follow(path: Path, done: Callable[[], bool], interval: float = 0.2) -> Iterator[Event]:
-    """Yield the events of a run as they are written, looking every `interval` seconds until `done()` says enough.
-
-    What was written before `done()` became true is still yielded.
-    """
-    buffer = ""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        while True:
-            last = done()
-            buffer += file.read()
-            *lines, buffer = buffer.split("\n")
-            yield from filter(None, map(parse, lines))
-            if last:
-                break
-            time.sleep(interval)
-    if event := parse(buffer):
-        yield event
 
 
 def _text(data: Mapping[str, Any], key: str) -> str:

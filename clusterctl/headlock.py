@@ -6,8 +6,11 @@ head's own clock, since tasks of a run that was cut off may still go on, and the
 controller's directory, which has the lock there too, takes it over at once.
 """
 
+import hashlib
 import json
 import random
+import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +20,8 @@ from pathlib import Path
 
 import paramiko
 
-from clusterctl import secrets
-from clusterctl.errors import Locked
+from clusterctl import files, secrets
+from clusterctl.errors import InputError, Locked, Problem
 from clusterctl.inventory import Host
 from clusterctl.lock import Holder, holder_of
 from clusterctl.remote import Access, ContactError, Failure, Session, connect
@@ -74,11 +77,26 @@ _MARK = "clusterctl-lock: "
 
 
 def controller_of(state: Path) -> str:
-    """Return the name by which the head knows this controller's directory: a random one, made once."""
+    """Return the name by which the head knows this controller's directory: a random one, made once.
+
+    A copy of the directory, here or on another machine, has another name, or the two would take each other's lock.
+    Every user of the head can see it. InputError where the file is not what was made here: a directory may come from
+    somebody else, and a link in it would lead to a file that is none of the head's business.
+    """
     path = state / "id"
     with suppress(FileExistsError):
         secrets.write_private(path, f"{random.SystemRandom().getrandbits(128):032x}\n".encode())
-    return path.read_text().strip()
+    try:
+        found = files.read(path, inside=state).strip()
+    except files.UnfitError as error:
+        raise InputError([Problem(None, str(path), str(error), "delete it: it is made anew")]) from None
+    if not re.fullmatch(rb"[0-9a-f]{32}", found):
+        raise InputError([Problem(None, str(path), "is damaged, expected 32 digits", "delete it: it is made anew")])
+    machine = b""
+    with suppress(OSError):
+        machine = Path("/etc/machine-id").read_bytes()
+    where = (found, machine, socket.gethostname().encode(), bytes(state.resolve()))
+    return hashlib.sha256(b"\0".join(where)).hexdigest()[:32]
 
 
 class HeadLock:
@@ -103,12 +121,12 @@ class HeadLock:
         try:
             channel = session.transport.open_session(timeout=_SECONDS)
             deadline = time.monotonic() + _SECONDS
-            program = ["/usr/bin/python3", "-c", _PROGRAM, self._me, str(EXPIRY)]
+            program = ["/usr/bin/python3", "-I", "-c", _PROGRAM, self._me, str(EXPIRY)]
             said = session.start(channel, program, root=True, deadline=deadline)
             answer = self._answer(channel, said, deadline)
         except (paramiko.SSHException, OSError, EOFError) as error:
             session.close()
-            raise _failed(str(error)) from None
+            raise _failed(str(error) or f"no answer within {_SECONDS:.0f} s") from None
         except BaseException:
             session.close()
             raise
@@ -137,6 +155,8 @@ class HeadLock:
             try:
                 if self._channel is None:
                     self.take()
+                    if self._over.is_set():  # the run ended meanwhile, and nobody else would give this one back
+                        self._give_back()
                 else:
                     self._channel.sendall(b"here\n")
             except Locked as error:
@@ -148,17 +168,20 @@ class HeadLock:
     def release(self) -> None:
         """Give the lock back."""
         self._over.set()
-        if self._channel:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if channel := self._channel:  # `keep` may drop it at any moment
             with suppress(paramiko.SSHException, OSError, EOFError):
-                self._channel.sendall(b"done\n")
-                self._channel.shutdown_write()
-                self._channel.status_event.wait(1.0)  # or a run that begins at once would meet it
+                channel.sendall(b"done\n")
+                channel.shutdown_write()
+                channel.status_event.wait(1.0)  # or a run that begins at once would meet it
         self._close()
 
     def _close(self) -> None:
-        if self._session:
-            self._session.close()
-        self._session = self._channel = None
+        session, self._session, self._channel = self._session, None, None
+        if session:
+            session.close()
 
 
 def _failed(found: str) -> ContactError:
@@ -183,3 +206,4 @@ def hold(head: Host, access: Access, me: Holder, state: Path) -> Iterator[HeadLo
         yield lock
     finally:
         lock.release()
+        beat.join(2)  # it may be about to take the lock once more

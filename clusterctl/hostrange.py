@@ -9,7 +9,7 @@ from clusterctl.document import shown
 
 MAX_HOSTS = 5000
 
-_RESERVED = ("all", "localhost", "ungrouped")
+_RESERVED = ("all", "localhost", "ungrouped", "default")  # Ansible's, and what slurm.conf takes for every node to come
 _RANGE = re.compile(r"\[([0-9]{1,6}|[a-z]):([0-9]{1,6}|[a-z])(?::([0-9]{1,6}))?\]")
 
 

@@ -13,6 +13,7 @@ import paramiko
 from paramiko.hostkeys import HostKeyEntry
 
 from clusterctl import home
+from clusterctl.errors import InputError, Problem
 from clusterctl.inventory import Inventory
 
 
@@ -97,6 +98,13 @@ def remove(known_hosts: Path, gone: Collection[str]) -> None:
 
 
 def _write(known_hosts: Path, content: Sequence[str]) -> None:
+    try:
+        _replace(known_hosts, content)
+    except OSError as error:
+        raise InputError([Problem(None, str(known_hosts), f"cannot be written: {error.strerror}")]) from None
+
+
+def _replace(known_hosts: Path, content: Sequence[str]) -> None:
     with tempfile.NamedTemporaryFile("w", dir=known_hosts.parent, prefix=f".{known_hosts.name}.", delete=False) as file:
         try:
             file.write("".join(f"{line}\n" for line in content))

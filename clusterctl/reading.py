@@ -215,6 +215,8 @@ class Reading:
             return f'"{name}" inside another group, expected it in all.children', "list its hosts there"
         if not parent.lineage[0].endswith("_workers"):
             return "a sub-group, which only workers can have", "list the hosts"
+        if name == "ungrouped":
+            return "a group of Ansible's own, expected another name", ""
         if not re.fullmatch("[a-z][a-z0-9_]{0,62}", name):
             expected = "a lower-case letter, then letters, digits or underscores"
             return f'bad group name, got "{shown(name)}", expected {expected}', ""

@@ -35,13 +35,11 @@ class Redactor:
         A long value is found in pieces too: a line or a message may have been cut, or wrapped, in its midst.
         """
         pieces = self._pieces
-        if any(text[at : at + _PIECE] in pieces for at in range(0, len(text), _STRIDE)):
-            for form in self._long:
-                text = text.replace(form, MARK)
-            text = self._without_pieces(text)
-        for form in self._short:
+        cut = any(text[at : at + _PIECE] in pieces for at in range(0, len(text), _STRIDE))
+        # Whole ones first: a short form may have a piece in common with a long one, and its rest would stay.
+        for form in (*self._long, *self._short) if cut else self._short:
             text = text.replace(form, MARK)
-        return text
+        return self._without_pieces(text) if cut else text
 
     def _without_pieces(self, text: str) -> str:
         kept, done, end = [], 0, -1  # what stays, how far that goes, and where the pieces in sight end
@@ -81,6 +79,8 @@ def _forms(value: str) -> Iterator[str]:
     yield re.sub(r'(["$`\\])', r"\\\1", value)
     yield json.dumps(value)[1:-1]
     yield repr(value)[1:-1]
+    yield ascii(value)[1:-1]
+    yield repr(value.encode())[2:-1]
     yield html.escape(value)
     for data in _decoded(value):
         if len(data) >= _SHORTEST_ENCODED:

@@ -6,6 +6,7 @@ is not the recorded one is refused before anything is said about who we are.
 
 import errno
 import logging
+import os
 import shlex
 import socket
 import subprocess
@@ -177,7 +178,8 @@ class _Line:
         with suppress(subprocess.TimeoutExpired):
             self.proxy.wait(1)
         self.proxy.kill()
-        lines = self.proxy.stderr.read(4096).decode(errors="replace").split("\n")
+        os.set_blocking(self.proxy.stderr.fileno(), False)  # what it started may keep the other end open
+        lines = (self.proxy.stderr.read(4096) or b"").decode(errors="replace").split("\n")
         return next((printable(line, 200) for line in reversed(lines) if line.strip()), "")
 
 

@@ -31,7 +31,7 @@ from clusterctl.errors import ClusterctlError
 from clusterctl.untrusted import bare
 
 RUNS_KEPT = 100
-_RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[a-z-]+(-\d+)?")
+RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[a-z-]+(-\d+)?")
 _TICK = 0.25  # seconds between two looks at the clock while nothing happens
 _GRACE = 3.0  # seconds that Ansible has to end after the second signal
 # No line is longer, in bytes. An event's own texts are cut by the callback, so that a whole one has room.
@@ -88,7 +88,7 @@ class Command:
 def _ansible_playbook() -> list[str]:
     """Find Ansible in our own environment, whatever PATH says."""
     program = Path(sys.executable).with_name("ansible-playbook")
-    return [str(program)] if program.exists() else [sys.executable, "-m", "ansible", "playbook"]
+    return [str(program)] if program.exists() else [sys.executable, "-P", "-m", "ansible", "playbook"]
 
 
 def environment(command: Command, private: Path) -> dict[str, str]:
@@ -131,7 +131,7 @@ class RunDirectory:
         for directory in (state, state / "runs"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
-        mine = [path for path in (state / "runs").iterdir() if _RUN_NAME.fullmatch(path.name) and not path.is_symlink()]
+        mine = [path for path in (state / "runs").iterdir() if RUN_NAME.fullmatch(path.name) and not path.is_symlink()]
         for old in sorted(mine)[: -RUNS_KEPT + 1]:
             shutil.rmtree(old, ignore_errors=True)
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{verb}"
@@ -365,8 +365,9 @@ def _private_directory() -> Path:
     base = base if len(str(base)) < _SOCKET_PATH else Path("/tmp")  # noqa: S108
     for stale in base.glob("clusterctl-run-*"):
         pid = stale.name.split("-")[2]
-        if pid.isdigit() and not Path("/proc", pid).exists() and stale.lstat().st_uid == os.getuid():
-            shutil.rmtree(stale, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another run sweeps, too
+            if pid.isdigit() and not Path("/proc", pid).exists() and stale.lstat().st_uid == os.getuid():
+                shutil.rmtree(stale, ignore_errors=True)
     path = Path(tempfile.mkdtemp(prefix=f"clusterctl-run-{os.getpid()}-", dir=base))
     (path / "cp").mkdir(mode=0o700)
     return path

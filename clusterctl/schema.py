@@ -279,8 +279,8 @@ _RULES = (
     ),
     _Rule(
         r"(_|\.slurm_)account|_partitions\.(name|nodes)|prometheus_user",
-        _matches("[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"),
-        "a name of letters, digits, . _ -",
+        _matches("(?!(?i:default)$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"),  # slurm.conf has a meaning of its own for that
+        "a name of letters, digits, . _ -, and not default",
     ),
     _Rule("_database_(name|user)", _matches("[A-Za-z0-9_]{1,64}"), "a name of letters, digits and _"),
     _Rule("_database_host", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),

@@ -11,7 +11,7 @@ import re
 import secrets as random
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ import yaml
 from clusterctl import files, paths
 from clusterctl.errors import ClusterctlError, InputError, Problem
 from clusterctl.redaction import Redactor
-
-__all__ = ["Redactor", "ensure", "redact", "redactor", "values", "vault_password_file"]
 
 FILE = "secrets.yml"
 MIN_BYTES = 32
@@ -118,11 +116,6 @@ def redactor(directory: Path, sudo_password: str | None = None) -> Redactor:
     """Return what takes the cluster's secrets out of text, and the passwords of its vault and of sudo with them."""
     password = _password(_label(directory / FILE)).decode(errors="replace")
     return Redactor([*values(directory).values(), password, sudo_password or ""])
-
-
-def redact(text: str, values: Iterable[str]) -> str:
-    """Return `text` without `values` in any of their forms. For many texts make one Redactor."""
-    return Redactor(values).redact(text)
 
 
 # --- what the roles declare -----------------------------------------------------------------------------------------

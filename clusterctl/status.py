@@ -15,12 +15,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl import contact, converge, hardware
+from clusterctl import contact, converge, files, hardware
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import fold
 from clusterctl.remote import Access, ContactError, Session, connect, each
 from clusterctl.report import Screen
+from clusterctl.runner import RUN_NAME
 from clusterctl.untrusted import printable
 
 HEALTHY, DEGRADED, HEAD_DOWN = 0, 4, 5
@@ -258,15 +259,15 @@ def count_gpus(gres: str) -> dict[str, int]:
 
 def last_run(directory: Path) -> dict[str, Any] | None:
     """Return verb, time and outcome of the cluster's newest run; one that left no summary was killed, or goes on."""
-    runs = sorted(path for path in (directory / ".clusterctl/runs").glob("*") if path.is_dir())
+    runs = sorted(path for path in (directory / ".clusterctl/runs").glob("*") if RUN_NAME.fullmatch(path.name))
     if not runs:
         return None
     began, _, verb = runs[-1].name.partition("-")
     found: dict[str, Any] = {"began": began, "verb": verb, "exit_code": None, "error": "it did not end, or goes on"}
     try:
-        summary = json.loads((runs[-1] / "summary.json").read_text())
+        summary = json.loads(files.read(runs[-1] / "summary.json", inside=directory))
         found |= {key: summary[key] for key in ("verb", "exit_code", "error")}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (files.UnfitError, ValueError, RecursionError, KeyError, TypeError):
         return found
     return found
 
@@ -334,6 +335,6 @@ def _sums(status: Status) -> Iterator[str]:
         yield f"Jobs      {jobs or 'none'}"
     if run := status.last_run:
         outcome = "ok" if run["exit_code"] == 0 else run["error"] or f"exit {run['exit_code']}"
-        yield f"Last run  {run['verb']} {run['began']}: {printable(str(outcome), 200)}"
+        yield f"Last run  {printable(str(run['verb']), 32)} {run['began']}: {printable(str(outcome), 200)}"
     word = {HEALTHY: "healthy", DEGRADED: "degraded", HEAD_DOWN: "the head does not serve"}[status.exit_code]
     yield f"Cluster   {status.cluster}: {word}"

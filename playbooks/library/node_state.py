@@ -230,8 +230,12 @@ class Paths(Kind):
         else:
             if current["type"] == "absent":
                 path.mkdir(mode=0o700)
-            os.chown(path, wanted["uid"], wanted["gid"])
-            path.chmod(int(wanted["mode"], 8))
+            # Whose folder it is, a daemon's user, could have made it a link to any file since it was looked at.
+            flags = 0 if path.is_symlink() and path.lstat().st_uid == 0 else os.O_NOFOLLOW
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
+            os.fchown(descriptor, wanted["uid"], wanted["gid"])
+            os.fchmod(descriptor, int(wanted["mode"], 8))
+            os.close(descriptor)
 
     def validate(self, item, path):
         argv = [word.replace("%s", path) for word in shlex.split(item.validate)]

@@ -78,13 +78,13 @@ class SilentError(Exception):
     """Prometheus does not say what it watches."""
 
 
-def fetch(url: str, login: str = "") -> bytes:
-    """Return what a URL answers. Raises OSError, with HTTP's refusals among them."""
+def fetch(url: str, login: str = "", most: int = -1) -> bytes:
+    """Return what a URL answers, at most so many bytes of it. Raises OSError, with HTTP's refusals among them."""
     headers = {"Authorization": f"Basic {login}"} if login else {}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the inventory's address, or Prometheus's word
     with opener.open(request, timeout=5) as answer:
-        body: bytes = answer.read()
+        body: bytes = answer.read(most)
     return body
 
 
@@ -96,7 +96,8 @@ def label(target: dict[str, Any]) -> str:
 def complaint(target: dict[str, Any], base: str, login: str) -> str:
     """Return why a target does not answer, or nothing. Prometheus itself is a target that wants the login."""
     try:
-        fetch(target["scrapeUrl"], login if target["scrapeUrl"].startswith(base) else "")
+        # That it answers is enough: what a node says may have no end.
+        fetch(target["scrapeUrl"], login if target["scrapeUrl"].startswith(f"{base}/") else "", most=0)
     except OSError as error:
         return f"Prometheus is to ask {target['scrapeUrl']}: {error}"
     return ""

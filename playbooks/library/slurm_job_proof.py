@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import time
 from typing import Any
@@ -155,6 +156,20 @@ def choose(nodes: Nodes, known: dict[str, tuple[str, str]]) -> tuple[list[str], 
     return best, known[best[0]][1]
 
 
+def answers_in(told: str, chosen: list[str]) -> Nodes:
+    """Return by node what it answered: of all that comes out of a job, the lines that the script can have printed."""
+    found = {}
+    for line in told.splitlines():
+        try:
+            answer = json.loads(line)
+            whole = answer["node"] in chosen and re.fullmatch(r"\d{1,10}", answer["job"]) is not None
+            if whole and isinstance(answer["user"], int) and isinstance(answer["devices"], dict):
+                found[answer["node"]] = {"listed": None, **answer}
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+    return found
+
+
 def run_job(
     user: str, script: str, nodes: Nodes, chosen: list[str], partition: str, reservation: str = ""
 ) -> tuple[int, Nodes]:
@@ -171,8 +186,7 @@ def run_job(
         if "Unable to allocate resources" in str(failure) and ("busy" in str(failure) or "mmediate" in str(failure)):
             raise BusyError(f"no room for a small job on {' and '.join(chosen)} within {IMMEDIATE_S} s") from None
         raise
-    answers = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
-    return gpus, {answer["node"]: answer for answer in answers}
+    return gpus, answers_in(told, chosen)
 
 
 def judge(gpus: int, confined: bool, answer: dict[str, Any] | None) -> list[str]:

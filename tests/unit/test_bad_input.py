@@ -320,6 +320,7 @@ beside(
         "Beside: secrets in a directory": ("secrets.yml", Path.mkdir, "is a directory, expected a file"),
         "Beside: host keys in a directory": ("known_hosts", Path.mkdir, "is a directory, expected a file"),
         "Beside: a state directory elsewhere": (".clusterctl", link("/tmp"), "is a link or a file"),
+        "Beside: hardware records elsewhere": ("hardware", link("/var/empty"), "is a link or a file"),
     }
 )
 beside(
@@ -467,6 +468,7 @@ together(
             "gpu05.example.com": "(write gpu05: {ansible_host: gpu05.example.com})",
             "10.0.0.5": "(name the host and give its address",
             "localhost": "bad host name",
+            "default": "bad host name",
             "x" * 64: "bad host name",
             "gpü": "bad host name",
             "gpu[01:4]": "two numbers of the same length",
@@ -606,6 +608,7 @@ together(
         ("a newline in an option", 'slurm_head_conf_extra: {§"A\\nB": 1}', "a line break or tab"),
         ("a newline in an option's value", 'slurm_head_conf_extra: {A: §"1\\nB=2"}', "a line break or tab"),
         ("a newline in a user", 'ansible_user: §"a\\nb"', "a line break or tab"),
+        ("Slurm's word for all partitions", 'slurm_head_partitions: [{name: §"DEFAULT"}]', "and not default"),
         ("a blank in a partition", 'slurm_head_partitions: [{name: §"main Nodes=ALL"}]', "expected a name"),
         ("sudo in an account", 'users_accounts: [{name: §"x ALL=(ALL) ALL #", uid: 5001}]', "up to 32 of a-z"),
         ("a command in a shell", 'users_accounts: [{name: a, uid: 5001, shell: §"/bin/sh; id"}]', "an absolute path"),
@@ -656,6 +659,7 @@ together(
         ("$(…) in a group's name", f'§"$({RUN})"', "bad group name"),
         ("../ in a group's name", "§../a", "bad group name"),
         ("a blank in a group's name", "§a b", "bad group name"),
+        ("a group of Ansible's own", "§ungrouped", "a group of Ansible's own"),
         ("Jinja in a group's name", f'§"{PIPE}"', "a template"),
         ("a group's name too long", "§" + "a" * 64, "bad group name"),
     ],
@@ -692,6 +696,7 @@ together(
         ("certificate that is a directory", "§ca", "is a directory, expected a file"),
         ("certificate that is not there", "§ca/none.pem", "cannot be read: No such file or directory"),
         ("certificate that is none", "§ca/der.pem", "holds no certificate in PEM form"),
+        ("certificate with its private key", "§ca/key.pem", "holds a private key, which every user"),
         ("certificate by ../", "§../x.pem", "expected a file below the cluster's directory"),
         ("certificate by an absolute path", "§/etc/x.pem", "expected a file below the cluster's directory"),
     ],
@@ -705,6 +710,7 @@ together(
         "ca/pipe.pem": os.mkfifo,
         "ca/zero.pem": link("/dev/zero"),
         "ca/der.pem": b"\x30\x82",
+        "ca/key.pem": "-----BEGIN CERTIFICATE-----\n-----BEGIN PRIVATE KEY-----\n",
     },
 )
 

@@ -1,8 +1,6 @@
 """Events: a typed reading of lines that nobody vouches for."""
 
 import json
-import threading
-from pathlib import Path
 
 import pytest
 
@@ -89,21 +87,3 @@ def test_every_kind_of_event() -> None:
         events.Stopped(),
         events.Ended(),
     ]
-
-
-def test_a_file_whose_last_line_is_cut_short(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_text('{"event": "stopped"}\n\n{"event": "en')
-    assert list(events.read(path)) == [events.Stopped()]
-
-
-def test_follow_yields_what_is_written_meanwhile_and_after_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_text('{"event": "stopped"}\n{"event": ')
-    finished = threading.Event()
-    followed = events.follow(path, finished.is_set, interval=0.01)
-    assert next(followed) == events.Stopped()
-    with path.open("a") as file:
-        file.write('"stopped"}\n{"event": "end"}')  # the last line has no end, as after a kill
-    finished.set()
-    assert list(followed) == [events.Stopped(), events.Ended()]

@@ -568,6 +568,20 @@ def test_a_file_is_created_changed_and_then_left_alone(store: Path, tmp_path: Pa
     assert not path.exists()
 
 
+def test_what_became_a_link_since_it_was_looked_at_changes_no_hands(store: Path, tmp_path: Path) -> None:
+    """The folder may be a daemon's own, and who runs as that daemon would have any file of the node given to it."""
+    prize, path = tmp_path / "shadow", tmp_path / "key"
+    prize.write_text("x")
+    prize.chmod(0o600)
+    path.symlink_to(prize)
+    paths, item = module.Paths("file"), entry(path, b"x", mode="0644")
+    seen = {"type": "file", "mode": "0600", "uid": os.getuid(), "gid": os.getgid(), "hash": module.digest(b"x")}
+    os.lchown(path, 65534, 65534)
+    with pytest.raises(OSError, match="symbolic links"):
+        paths.put(item, path, seen, item.wanted(check=False))
+    assert stat.S_IMODE(prize.stat().st_mode) == 0o600
+
+
 def test_a_link_takes_the_place_of_a_file(store: Path, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     put(store, entry(tmp_path / "x", type="link", target="/etc/hostname"))

@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,17 @@ def test_a_proxy_that_fails_says_why(tmp_path: Path, node: Server, monkeypatch: 
     assert caught.value.failure is Failure.NO_ROUTE
 
 
+def test_what_a_failed_proxy_left_running_is_not_waited_for(
+    tmp_path: Path, node: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that ssh keeps for later, for instance, which has the same standard error."""
+    began = time.monotonic()
+    proxy = "sh -c 'sleep 20 <&- >&- & echo no way there >&2; exit 1'"
+    with pytest.raises(ContactError, match="no way there"):
+        through(proxy, node, tmp_path, monkeypatch)
+    assert time.monotonic() - began < 10
+
+
 # --- through a host of the cluster ------------------------------------------------------------------------------------
 
 
@@ -118,8 +130,9 @@ def test_a_jump_host_that_forwards_nothing_is_named(tmp_path: Path, node: Server
 def test_a_users_configuration_cannot_switch_off_the_check_of_host_keys(tmp_path: Path) -> None:
     """What Ansible's ssh makes of our options beside a configuration that wants none of it, by `ssh -G`."""
     config = tmp_path / "config"
-    lax = ("StrictHostKeyChecking no", "UserKnownHostsFile /dev/null", "VerifyHostKeyDNS yes", "ForwardAgent yes")
-    config.write_text("".join(f"{line}\n" for line in (*lax, "UpdateHostKeys yes", "KnownHostsCommand /bin/true")))
+    lax = ["StrictHostKeyChecking no", "UserKnownHostsFile /dev/null", "VerifyHostKeyDNS yes", "ForwardAgent yes"]
+    lax += ["UpdateHostKeys yes", "KnownHostsCommand /bin/true", "NoHostAuthenticationForLocalhost yes"]
+    config.write_text("".join(f"{line}\n" for line in lax))
     shared = yaml.safe_load((paths.content() / "playbooks/group_vars/all.yml").read_text())
     options = shlex.split(shared["__cluster_ssh_trust"].replace("{{ inventory_dir }}", "/site"))
     argv = ["ssh", "-G", "-T", "-F", str(config)]
@@ -138,3 +151,5 @@ def test_a_users_configuration_cannot_switch_off_the_check_of_host_keys(tmp_path
         "no",
     )
     assert with_ours.get("knownhostscommand", "none") == "none"
+    assert told()["nohostauthenticationforlocalhost"] == "yes"
+    assert with_ours["nohostauthenticationforlocalhost"] == "no"

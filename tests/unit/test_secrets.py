@@ -18,6 +18,7 @@ import pytest
 
 from clusterctl import secrets
 from clusterctl.errors import ClusterctlError, InputError
+from clusterctl.redaction import Redactor
 from clusterctl.untrusted import bare
 from tests.labs import REPOSITORY
 
@@ -116,7 +117,7 @@ def test_nothing_readable_stands_in_the_file_and_its_header_names_the_password(c
     label = secrets.vault_password_file(cluster).name
     assert text.splitlines()[0] == f"$ANSIBLE_VAULT;1.2;AES256;{label}"
     assert label.startswith("aurora-")
-    assert secrets.redact(text, secrets.values(cluster).values()) == text
+    assert Redactor(secrets.values(cluster).values()).redact(text) == text
 
 
 def test_ansibles_own_tools_read_it(cluster: Path, tmp_path: Path) -> None:
@@ -340,6 +341,8 @@ FORMS: dict[str, Callable[[str], str]] = {
     "shell": shlex.quote,
     "JSON": lambda value: json.dumps({"msg": value}),
     "repr": lambda value: repr([value]),
+    "repr of bytes": lambda value: repr([value.encode()]),
+    "ASCII": lambda value: ascii([value]),
 }
 
 
@@ -350,12 +353,19 @@ def leaked(value: str, text: str) -> bool:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "value", ["s3cr3t/with+signs=and'quotes\"$x", "k" * 20, "0123456789abcdef" * 4, "pä$$wörter und mehr"]
+    "value",
+    [
+        "s3cr3t/with+signs=and'quotes\"$x",
+        "k" * 20,
+        "0123456789abcdef" * 4,
+        "pä$$wörter und mehr",
+        "correcthorsebattery a staple!!",
+    ],
 )
 def test_every_form_is_redacted(form: str, value: str) -> None:
     text = f"before {FORMS[form](value)} after"
     assert leaked(value, text)
-    redacted = secrets.redact(text, [value])
+    redacted = Redactor([value]).redact(text)
     assert "[redacted]" in redacted
     assert redacted.startswith("before ")
     assert redacted.endswith(" after")
@@ -364,7 +374,7 @@ def test_every_form_is_redacted(form: str, value: str) -> None:
 
 def test_bytes_behind_a_generated_value_are_redacted_in_hex(cluster: Path) -> None:
     key = secrets.values(cluster)["demo_key"]
-    assert secrets.redact(base64.b64decode(key).hex(), [key]) == "[redacted]"
+    assert Redactor([key]).redact(base64.b64decode(key).hex()) == "[redacted]"
 
 
 def test_what_a_program_shows_of_the_bytes_behind_a_generated_value_is_redacted(cluster: Path) -> None:
@@ -372,7 +382,7 @@ def test_what_a_program_shows_of_the_bytes_behind_a_generated_value_is_redacted(
     key = secrets.values(cluster)["demo_key"]
     data = base64.b64decode(key)
     for shown in (f"(0, {data!r}, b'')", f"key: {data.decode(errors='replace')}!"):
-        left = secrets.redact(bare(shown), [key])
+        left = Redactor([key]).redact(bare(shown))
         assert "[redacted]" in left
         assert len(left) < len(bare(shown)) / 2
 
@@ -381,12 +391,12 @@ def test_what_a_program_shows_of_the_bytes_behind_a_generated_value_is_redacted(
 def test_a_value_that_was_cut_or_wrapped_is_redacted(cluster: Path, form: str) -> None:
     for value in secrets.values(cluster).values():
         whole = FORMS[form](value)
-        redactor = secrets.Redactor([value])
+        redactor = Redactor([value])
         for piece in (whole[: len(whole) // 2], whole[len(whole) // 2 :], whole[7:40]):
             assert not leaked(value, redactor.redact(f"before {piece} after")), piece
     wrapped = base64.encodebytes(secrets.values(cluster)["demo_key"].encode()).decode().splitlines()
     assert len(wrapped) > 2
-    redactor = secrets.Redactor(secrets.values(cluster).values())
+    redactor = Redactor(secrets.values(cluster).values())
     assert {redactor.redact(line) for line in wrapped[:-1]} == {"[redacted]"}
 
 
@@ -412,11 +422,11 @@ def test_two_clusters_of_one_inventory_share_no_secret(tmp_path: Path, config: P
 
 
 def test_other_text_and_values_too_short_to_tell_are_left_alone() -> None:
-    assert secrets.redact("an ordinary line", ["", "a", "lin", "xyzzy-1234"]) == "an ordinary line"
+    assert Redactor(["", "a", "lin", "xyzzy-1234"]).redact("an ordinary line") == "an ordinary line"
 
 
 def test_a_value_inside_another_leaves_nothing_of_the_longer_one() -> None:
-    assert secrets.redact("key: abcdefgh-ijkl", ["abcdefgh", "abcdefgh-ijkl"]) == "key: [redacted]"
+    assert Redactor(["abcdefgh", "abcdefgh-ijkl"]).redact("key: abcdefgh-ijkl") == "key: [redacted]"
 
 
 def test_a_forgotten_cluster_leaves_no_password(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,27 @@ def test_the_last_run_is_the_newest(tmp_path: Path) -> None:
     (runs / "20261121T030000Z-bootstrap").mkdir()
     killed: Any = status.last_run(tmp_path)
     assert (killed["verb"], killed["exit_code"]) == ("bootstrap", None)
+
+
+def test_what_somebody_left_among_the_runs_is_neither_shown_nor_waited_for(tmp_path: Path) -> None:
+    """A directory may come from somebody else, and a terminal obeys what it is shown."""
+    runs = tmp_path / ".clusterctl/runs"
+    (runs / "20991231T000000Z-\x1b]0;owned\x07").mkdir(parents=True)
+    assert status.last_run(tmp_path) is None
+    piped = runs / "20261121T010000Z-verify"
+    piped.mkdir()
+    os.mkfifo(piped / "summary.json")
+    assert status.last_run(tmp_path) == {
+        "began": "20261121T010000Z",
+        "verb": "verify",
+        "exit_code": None,
+        "error": "it did not end, or goes on",
+    }
+    (piped / "summary.json").unlink()
+    (piped / "summary.json").write_text(json.dumps({"verb": "\x1b[41mx", "exit_code": 3, "error": "\x1b[5m"}))
+    page = io.StringIO()
+    status.show(Screen(page), replace(cluster(), last_run=status.last_run(tmp_path)))
+    assert "\x1b" not in page.getvalue()
 
 
 def test_services_follow_groups() -> None:

@@ -1,0 +1,97 @@
+"""The lock on the head: what of a cluster's directory the head is told, and that a run's end gives the lock back."""
+
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import headlock, lock
+from clusterctl.errors import InputError
+from clusterctl.remote import Access
+
+from .ssh_server import host
+
+
+def test_the_name_of_a_directory_is_made_once_and_for_its_owner(tmp_path: Path) -> None:
+    name = headlock.controller_of(tmp_path)
+    assert len(name) == 32
+    assert headlock.controller_of(tmp_path) == name
+    assert (tmp_path / "id").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_copy_of_a_directory_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the head would let each of them take over while the other is at work."""
+    state = tmp_path / "one"
+    state.mkdir()
+    name = headlock.controller_of(state)
+    copy = shutil.copytree(state, tmp_path / "two")
+    assert headlock.controller_of(copy) != name
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    assert headlock.controller_of(state) != name
+
+
+def _key(path: Path) -> None:
+    (path.parent.parent / "id_ed25519").write_text("-----BEGIN OPENSSH PRIVATE KEY-----")
+    path.symlink_to(path.parent.parent / "id_ed25519")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (_key, "is a link out of"),
+        (os.mkfifo, "is not a regular file"),
+        (Path.mkdir, "is a directory"),
+        (lambda path: path.write_text("-----BEGIN OPENSSH PRIVATE KEY-----"), "is damaged"),
+        (lambda path: path.write_text(""), "is damaged"),
+    ],
+)
+def test_no_other_file_of_the_controller_is_told_to_the_head(tmp_path: Path, make: Any, told: str) -> None:
+    """The head's users see it among the arguments of a process, and a directory may come from somebody else."""
+    state = tmp_path / ".clusterctl"
+    state.mkdir()
+    make(state / "id")
+    with pytest.raises(InputError, match=told) as refused:
+        headlock.controller_of(state)
+    assert "PRIVATE" not in str(refused.value)
+
+
+class _Channel:
+    """A channel that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.said = b""
+        self.status_event = threading.Event()
+        self.status_event.set()
+
+    def sendall(self, data: bytes) -> None:
+        self.said += data
+
+    def shutdown_write(self) -> None:
+        pass
+
+
+def test_a_lock_that_comes_back_when_the_run_is_over_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection broke, and the one that replaces it stands only after `release`."""
+    monkeypatch.setattr(headlock, "HEARTBEAT", 0.01)
+    kept = headlock.HeadLock(host(22), Access(tmp_path), lock.this_run("verify"), "x")
+    channel, begun, go_on = _Channel(), threading.Event(), threading.Event()
+
+    def take() -> None:
+        begun.set()
+        assert go_on.wait(5)
+        kept._channel = channel  # type: ignore[assignment]
+
+    monkeypatch.setattr(kept, "take", take)
+    beat = threading.Thread(target=kept.keep, daemon=True)
+    beat.start()
+    assert begun.wait(5)
+    kept.release()
+    go_on.set()
+    beat.join(5)
+    assert not beat.is_alive()
+    assert channel.said == b"done\n"
