@@ -276,7 +276,10 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             trouble.extend([bad] if bad else [])
             return error
 
-        error = played(site) or work.finish(site, screen, played)
+        try:
+            error = played(site) or work.finish(site, screen, played)
+        except ClusterctlError as raised:
+            error = raised
         summary = _summary(site, kept, ledger, error)
         if work.conclude and error is None:
             summary["exit_code"], more = work.conclude(ledger, screen)

@@ -27,6 +27,10 @@ from clusterctl.slurm import Head, Job
 from clusterctl.untrusted import printable
 
 WORKERS = "slurm_workers"
+_BY_RESTART = (
+    "The head's Slurm learns of nodes only by a restart of its daemons on every worker: all {} hosts are contacted. "
+    "Running jobs go on."
+)
 
 
 # --- the inventory ----------------------------------------------------------------------------------------------------
@@ -177,10 +181,7 @@ def _limited(options: Options, after: Inventory, names: Sequence[str], screen: S
     """Limit a run to these nodes and to who must know of them: all of them, where Slurm learns only by a restart."""
     if not learns_by_restart(after):
         return replace(options, limit=",".join([*names, *_informed(after)]))
-    screen.say(
-        f"The head's Slurm learns of nodes only by a restart of its daemons on every worker: all "
-        f"{len(after.hosts)} hosts are contacted. Running jobs go on."
-    )
+    screen.say(_BY_RESTART.format(len(after.hosts)))
     return replace(options, limit=None)
 
 
@@ -223,7 +224,8 @@ def replace_node(options: Options) -> int:
     def begin(site: Site, screen: Screen) -> Site:
         # Slurm knows the name, and would hand it jobs as soon as its slurmd speaks.
         with Head.of(site) as head:
-            head.drain("bootstrap", options.nodes, "not proven yet")
+            if head.has_slurm():
+                head.drain("bootstrap", options.nodes, "not proven yet")
         return site
 
     return converge.run(_limited(options, present, options.nodes, screen), present, Work(begin=begin))
@@ -258,7 +260,10 @@ def remove_node(
         if not options.planned and not agree(screen, f"Remove {fold(present)} from {before.cluster_name}?", yes):
             raise InputError([Problem(None, str(options.inventory), "left as it was")])
     gone = {name: begun.get(name) or leaving.Node.of(before.host(name), before) for name in names}
-    others = _informed(change.inventory)
+    slow = learns_by_restart(before)
+    stay = [host.name for host in change.inventory.hosts] if slow else _informed(change.inventory)
+    if slow:
+        screen.say(_BY_RESTART.format(len(stay)))
 
     def begin(site: Site, screen: Screen) -> Site:
         with Head.of(site) as head:
@@ -273,10 +278,8 @@ def remove_node(
         return without(site, change.inventory)
 
     def without(site: Site, after: Inventory) -> Site:
-        left = tuple(host for host in after.hosts if host.name in others)
-        return replace(
-            site, inventory=after, hosts=after.hosts if learns_by_restart(after) else left, playbook="bootstrap"
-        )
+        left = tuple(host for host in after.hosts if host.name in stay)
+        return replace(site, inventory=after, hosts=left, playbook="bootstrap")
 
     def finish(site: Site, screen: Screen, play: Callable[[Site], ClusterctlError | None]) -> ClusterctlError | None:
         with Head.of(site) as head:
@@ -289,10 +292,22 @@ def remove_node(
                 screen.say((f"  {fold(names)} ", "bold"), told)
         return error
 
-    options = replace(options, limit=",".join([*others, *([] if dead else present)]))
-    if options.planned:
-        return _plan_removal(options, before, change, list(gone.values()), dead, without)
-    return converge.run(options, before, Work(begin, finish))
+    options = replace(options, limit=",".join([*stay, *([] if dead else present)]))
+    try:
+        if options.planned:
+            return _plan_removal(options, before, change, list(gone.values()), dead, without)
+        return converge.run(options, before, Work(begin, finish))
+    except PreflightError as error:
+        raise PreflightError([_or_dead(problem, present) for problem in error.problems]) from None
+
+
+def _or_dead(problem: object, names: Sequence[str]) -> object:
+    """Add to what preflight has against a node that is to go what helps if it is gone already."""
+    from clusterctl.preflight import Finding
+
+    if not isinstance(problem, Finding) or problem.node not in names or problem.warning:
+        return problem
+    return replace(problem, hint=f"{problem.hint}; if it is gone for good: --dead".removeprefix("; "))
 
 
 def _plan_removal(

@@ -95,7 +95,7 @@ def preview(
     they are, with an inventory in a directory.
     """
     jobs: list[Job] = []
-    with _copy(before, change) as (inventory, directory):
+    with _copy(before, change) as directory:
 
         def begin(site: Site, screen: Screen) -> Site:
             if leave:
@@ -113,12 +113,14 @@ def preview(
             plan.show(screen)
             return CHANGES if plan.changes else NOTHING, plan.as_dict()
 
-        return converge.run(replace(options, check=True), inventory, Work(begin, finish, conclude))
+        contacted = change.inventory if change and not leave else before  # who leaves is there yet
+        contacted = replace(contacted, path=directory / before.path.name, directory=directory)
+        return converge.run(replace(options, check=True), contacted, Work(begin, finish, conclude))
 
 
 @contextmanager
-def _copy(inventory: Inventory, change: "Change | None") -> Iterator[tuple[Inventory, Path]]:
-    """Give the inventory of a private copy of the cluster's directory, which has the real one's `.clusterctl`."""
+def _copy(inventory: Inventory, change: "Change | None") -> Iterator[Path]:
+    """Give a private copy of the cluster's directory, after the change, which has the real one's `.clusterctl`."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-plan-") as place:
         directory, made = inventory.directory, Path(place).resolve() / "cluster"
         shutil.copytree(directory, made, symlinks=True, ignore=shutil.ignore_patterns(home.STATE, ".git"))
@@ -129,10 +131,9 @@ def _copy(inventory: Inventory, change: "Change | None") -> Iterator[tuple[Inven
             path.write_text(change.new)
             for gone in change.gone:
                 (made / gone.relative_to(directory)).unlink()
-            inventory = change.inventory
         fresh = not (made / secrets.FILE).exists()
         try:
-            yield replace(inventory, path=path, directory=made), made
+            yield made
         finally:
             if fresh and (made / secrets.FILE).exists():  # those of a cluster that does not exist yet
                 secrets.forget(made)

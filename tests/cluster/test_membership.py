@@ -141,8 +141,13 @@ def test_a_removed_node_keeps_nothing_of_the_cluster(lab: Cluster) -> None:
 
 
 def test_a_node_that_dies_while_it_is_cleaned_is_cleaned_by_the_same_command(lab: Cluster) -> None:
+    """Its jobs are not waited for, but killed, as was asked."""
     lab.add()
-    run = begin(lab, "remove-node", "gpu03", "--yes")
+    argv = [*ALICE, "sbatch", "--parsable", "--nodelist=gpu03", "--mem=1M", "--chdir=/", "--output=none"]
+    number = lab.ssh("head1", *argv, "--wrap='sleep 3000'").strip()
+    wait_until(lambda: "RUNNING" in states(lab, number))
+    run = begin(lab, "remove-node", "gpu03", "--force", "--yes")
+    assert states(lab, number)[0].startswith("CANCELLED")
     log = max((lab.inventory.parent / ".clusterctl/runs").iterdir()) / "events.jsonl"
     wait_until(lambda: '"task": "Take back the node exporter"' in log.read_text())
     podman("kill", container(lab, "gpu03"))
