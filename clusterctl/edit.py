@@ -186,16 +186,16 @@ class _Parser:
         try:
             events: Iterator[Any] = iter(list(yaml.parse(self.text, Loader=_Loader)))
         except (yaml.YAMLError, UnicodeError):
-            raise InputError([Problem(None, "the inventory", "is not valid YAML")]) from None
+            raise InputError([Problem(None, "the inventory", "is not valid YAML", _BY_HAND)]) from None
         roots = [self.node(next(events), events, 0) for event in events if isinstance(event, yaml.DocumentStartEvent)]
         if len(roots) != 1:
-            raise InputError([Problem(None, "the inventory", f"got {len(roots)} documents, expected one")])
+            raise InputError([Problem(None, "the inventory", f"got {len(roots)} documents, expected one", _BY_HAND)])
         return roots[0]
 
     def node(self, event: Any, events: Iterator[Any], depth: int) -> _Node:
         start, end = event.start_mark.index, event.end_mark.index
         if depth > document.MAX_DEPTH:
-            raise InputError([Problem(None, "the inventory", "is nested too deep")])
+            raise InputError([Problem(None, "the inventory", "is nested too deep", _BY_HAND)])
         if isinstance(event, yaml.AliasEvent):
             return _Node("alias", start, end, (None, None), str(event.anchor))
         note = (event.anchor, event.tag)
@@ -214,16 +214,17 @@ class _Parser:
             while not isinstance(event := next(events), yaml.MappingEndEvent):
                 key = self.node(event, events, depth + 1)
                 value = self.node(next(events), events, depth + 1)
-                node.pairs.append(_Pair(key, value, self.pair_end(key, value)))
+                node.pairs.append(_Pair(key, value, self.pair_end(key, value, flow)))
             last = node.pairs[-1].end if node.pairs else end
         # Where a block ends, the parser has already gone on to what comes next.
         node.end = event.end_mark.index if flow else last
         return node
 
-    def pair_end(self, key: _Node, value: _Node) -> int:
+    def pair_end(self, key: _Node, value: _Node, flow: bool) -> int:
         if value.end > value.start:
             return value.end
-        colon = _COLON.match(self.text, key.end)
+        # Within braces a colon is one only with a blank behind it.
+        colon = re.compile(r"[ \t]*:[ \t]?" if flow else r"[ \t]*:").match(self.text, key.end)
         return colon.end() if colon else key.end
 
 
@@ -509,7 +510,7 @@ class _Draft:
         colon = _COLON.match(self.text, pair.key.end)
         if parent.flow or (rest == ("hosts",) and new.siblings_flow(parent)):
             at = (value.start, value.end) if written else (pair.end, pair.end)
-            before = "" if written else " " if colon else ": "
+            before = "" if written or self.text[at[0] - 1] == " " else " " if colon else ": "
             self.change(*at, before + new.braces(rest, hosts))
             return
         if self.layout(parent) != "block" or not colon:
@@ -563,12 +564,15 @@ class _Draft:
                     self.change(pair.key.start, pair.end, new)
                 index += 1
                 continue
-            while index < len(pairs) and not rest[index]:
+            if not any(rest[index:]):
+                self.change(pairs[begin - 1].end, pairs[-1].end, "")
+                return
+            line = self.line(pair.key.start)
+            while not rest[index] and self.line(pairs[index].key.start) == line:
                 index += 1
             # One comma goes with them: that before them, unless they begin a line.
-            before = pairs[begin - 1].end if begin else None
-            if before is not None and (index == len(pairs) or self.line(before) == self.line(pair.key.start)):
-                self.change(before, pairs[index - 1].end, "")
+            if begin and self.line(pairs[begin - 1].end) == line:
+                self.change(pairs[begin - 1].end, pairs[index - 1].end, "")
             else:
                 self.change(pair.key.start, pairs[index].key.start, "")
 
@@ -647,6 +651,8 @@ class _New:
         self.models += [pair for hosts in others if hosts.value is not own for pair in hosts.value.pairs]
         top = draft.inner(draft.root)["all"]
         self.quotes = top.key.quotes
+        keys = [pair.key for pair in self.models if _is_plain(pair.key.text)]
+        self.host_quotes = keys[0].quotes if keys else self.quotes
         self.step = 2
         if not top.value.flow and top.value.pairs:
             self.step = draft.column(top.value.pairs[0].key) - draft.column(top.key)
@@ -672,7 +678,7 @@ class _New:
     def host(self, name: str, address: str | None, flow: bool) -> str:
         """Return a host as it is to stand in a mapping; lines below its first are indented from it."""
         draft = self.draft
-        key = _written(name, self.models[0].key.quotes if self.models else self.quotes)
+        key = _written(name, self.host_quotes)
         joint = self.joint_in(self.own, key) if self.own else ": "
         if address is None:
             bare = next((pair for pair in self.models if pair.value.empty), None)
@@ -682,20 +688,14 @@ class _New:
             if not value and not flow:
                 return f"{key}:"
             return f"{key}{joint}{value if value and _is_one_line(value) else '{}'}"
-        held = [
-            (pair, inner)
-            for pair in self.models
-            for inner in pair.value.pairs
-            if inner.key.text == _ADDRESS and inner.value.kind == "scalar" and (pair.value.flow or not flow)
-        ]
-        if not held:
-            held = [(p, p.value.pairs[0]) for p in self.models if p.value.pairs and (p.value.flow or not flow)]
-        if not held:
+        model = self.model(flow)
+        if model is None:
             return f"{key}{joint}{{{_written(_ADDRESS, self.quotes)}: {_written(address, self.quotes)}}}"
-        pair, inner = held[0]
+        pair, inner = model
         inner_joint = draft.joint(inner) or ": "
         variable = _written(_ADDRESS, inner.key.quotes)
-        given = _written(address, inner.value.quotes if inner.key.text == _ADDRESS else None)
+        like = inner.key.text == _ADDRESS and _is_plain(inner.value.text)
+        given = _written(address, inner.value.quotes if like else None)
         if not pair.value.flow:
             step = draft.column(pair.value.pairs[0].key) - draft.column(pair.key)
             return f"{key}:\n{' ' * step}{variable}: {given}"
@@ -707,6 +707,16 @@ class _New:
         ]
         left, right = pads if all(re.fullmatch(" *", pad) for pad in pads) else ("", "")
         return f"{key}{joint}{{{left}{variable}{inner_joint}{given}{right}}}"
+
+    def model(self, flow: bool) -> tuple[_Pair, _Pair] | None:
+        """Return a host to take after and its address, or another variable of it; in braces one that is in some."""
+        held = [pair for pair in self.models if pair.value.pairs and (pair.value.flow or not flow)]
+        near = [pair for pair in held if self.own and pair in self.own.pairs] or held
+        for pair in near:
+            for inner in pair.value.pairs:
+                if inner.key.text == _ADDRESS and inner.value.kind == "scalar":
+                    return pair, inner
+        return (near[0], near[0].value.pairs[0]) if near else None
 
     def braces(self, keys: Sequence[str], hosts: Mapping[str, str | None]) -> str:
         """Return the value that has the hosts below these keys, on one line."""
@@ -751,13 +761,15 @@ def _is_one_line(text: str) -> bool:
     return "\n" not in text and "#" not in text
 
 
+def _is_plain(text: str) -> bool:
+    """Tell whether `text` needs no quotes anywhere."""
+    simple = re.fullmatch("[A-Za-z0-9_][A-Za-z0-9_.-]*", text) is not None
+    return simple and _resolver.resolve(yaml.ScalarNode, text, (True, False)) == _STR
+
+
 def _written(text: str, quotes: str | None) -> str:
     """Return `text` in these quotes, and in some if it would else be read as anything but this text."""
-    plain = (
-        re.fullmatch("[A-Za-z0-9_][A-Za-z0-9_.-]*", text)
-        and _resolver.resolve(yaml.ScalarNode, text, (True, False)) == _STR
-    )
-    quotes = quotes if quotes in ("'", '"') else "" if plain else '"'
+    quotes = quotes if quotes in ("'", '"') else "" if _is_plain(text) else '"'
     return f"{quotes}{text}{quotes}"
 
 
