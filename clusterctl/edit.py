@@ -6,6 +6,7 @@ differs by more than what was asked is never returned: what cannot be edited saf
 """
 
 import bisect
+import contextlib
 import difflib
 import itertools
 import re
@@ -35,7 +36,7 @@ _JOINT = re.compile(r"([ \t]*:)([ \t]*)")
 _RULED = re.compile(r"#+\s*[-=*~#]{3,}|.*[-=*~#]{3,}\s*$")
 _OUT = re.compile(r"""#+(\s*)["']?[a-z0-9\[][\w\[\]:.-]*["']?\s*:\s*(\{.*\}\s*)?(#.*)?$""")
 """A host that somebody has commented out: it is no comment on the next one."""
-_PER_POSITION = re.compile(r"\{[{%#]|\[[^\[\]]*:[^\[\]]*\]")
+_PER_POSITION = re.compile(r"\{[{%#]|\[\w+:\w+(:\w+)?\]")
 
 
 def add(text: str, group: str, hosts: Mapping[str, str | None]) -> str:
@@ -64,13 +65,14 @@ def remove(text: str, names: Collection[str]) -> str:
     A host's comments are that on its own line and those directly above it, unless they head several hosts. A range is
     split around what goes. Raises InputError for a host that is nowhere, and for a text that cannot be edited safely.
     """
+    names = frozenset(names)
     draft = _Draft(text)
     known = {name for group in draft.groups.values() for _, expanded in group.members for name in expanded}
-    if unknown := [name for name in names if name not in known]:
+    if unknown := sorted(names - known):
         problems = [Problem(None, "", f'no host "{shown(name)}"', schema.did_you_mean(name, known)) for name in unknown]
         raise InputError(problems)
     for group in draft.groups.values():
-        if any(not set(names).isdisjoint(expanded) for _, expanded in group.members):
+        if any(not names.isdisjoint(expanded) for _, expanded in group.members):
             draft.cut(group, names)
     result = draft.result()
     _require(_removed(draft, _Draft(result), names))
@@ -245,6 +247,8 @@ class _Draft:
         self.starts = [0, *(at.end() for at in re.finditer("\n", self.text))]
         self.root = _Parser(self.text).root()
         self.changes: list[tuple[int, int, str]] = []
+        self.layouts: dict[_Node, str] = {}
+        self.joints: dict[_Node, tuple[str, int | None]] = {}
         self.groups: dict[str, _Group] = {}
         top = self.inner(self.root).get("all")
         if top is None:
@@ -376,7 +380,7 @@ class _Draft:
         """
         pairs = mapping.pairs
         names = [pairs[index].key.text]
-        if hostrange.is_host_name(names[0]) or "[" in names[0]:
+        with contextlib.suppress(ValueError):  # the key of a group may be no host
             names += hostrange.expand(names[0])
         if _mentions(comments, names):
             return False
@@ -389,6 +393,11 @@ class _Draft:
 
     def layout(self, mapping: _Node) -> str:
         """Return how a mapping that is not empty is written: `block`, `lines` (in braces, one on each) or `inline`."""
+        if mapping not in self.layouts:
+            self.layouts[mapping] = self._layout(mapping)
+        return self.layouts[mapping]
+
+    def _layout(self, mapping: _Node) -> str:
         pairs = mapping.pairs
         alone = [not self.text[self.starts[self.line(pair.key.start)] : pair.key.start].strip(" ") for pair in pairs]
         if not mapping.flow:
@@ -524,7 +533,7 @@ class _Draft:
 
     # --- removing ---
 
-    def cut(self, group: _Group, names: Collection[str]) -> None:
+    def cut(self, group: _Group, names: frozenset[str]) -> None:
         """Take hosts out of a group's own mapping."""
         hosts = group.hosts
         if hosts is None:
@@ -535,7 +544,7 @@ class _Draft:
             self.refuse(mapping, "got an anchor")
         rest = [hostrange.without(pair.key.text, names) for pair, _ in group.members]
         for (pair, expanded), patterns in zip(group.members, rest, strict=True):
-            if patterns and not set(names).isdisjoint(expanded):
+            if patterns and not names.isdisjoint(expanded):
                 for node in pair.value.walk():
                     if node.kind == "scalar" and _PER_POSITION.search(node.text):
                         self.refuse(pair.key, "this range has a variable that depends on the position in it")
@@ -651,8 +660,8 @@ class _New:
         self.models += [pair for hosts in others if hosts.value is not own for pair in hosts.value.pairs]
         top = draft.inner(draft.root)["all"]
         self.quotes = top.key.quotes
-        keys = [pair.key for pair in self.models if _is_plain(pair.key.text)]
-        self.host_quotes = keys[0].quotes if keys else self.quotes
+        like = next((pair.key for pair in self.models if _is_plain(pair.key.text)), top.key)
+        self.host_quotes = like.quotes
         self.step = 2
         if not top.value.flow and top.value.pairs:
             self.step = draft.column(top.value.pairs[0].key) - draft.column(top.key)
@@ -667,13 +676,23 @@ class _New:
 
     def joint_in(self, mapping: _Node, key: str) -> str:
         """Return what goes between a new key and its value, in line with the other values where these are."""
+        if mapping not in self.draft.joints:
+            self.draft.joints[mapping] = self.last_joint(mapping)
+        joint, column = self.draft.joints[mapping]
+        if column is not None:
+            return ":" + " " * max(1, column - len(key) - 1)
+        # Without a blank it is a value only after a quoted key.
+        return ":" if joint == ":" and key[0] in "'\"" else ": "
+
+    def last_joint(self, mapping: _Node) -> tuple[str, int | None]:
+        """Return what stands between the last key and its value, and how far from their keys all values stand."""
         draft = self.draft
         joints = [(pair, joint) for pair in mapping.pairs if (joint := draft.joint(pair)) is not None]
-        columns = {draft.column(pair.value) for pair, _ in joints}
-        if len(columns) == 1 and any(len(joint) > 2 for _, joint in joints) and draft.layout(mapping) != "inline":
-            return ":" + " " * max(1, columns.pop() - draft.column(joints[0][0].key) - len(key) - 1)
-        # Without a blank it is a value only after a quoted key.
-        return ":" if joints and joints[-1][1] == ":" and key[0] in "'\"" else ": "
+        if not joints:
+            return ": ", None
+        columns = {draft.column(pair.value) - draft.column(pair.key) for pair, _ in joints}
+        lined_up = len(columns) == 1 and any(len(joint) > 2 for _, joint in joints)
+        return joints[-1][1], columns.pop() if lined_up and draft.layout(mapping) != "inline" else None
 
     def host(self, name: str, address: str | None, flow: bool) -> str:
         """Return a host as it is to stand in a mapping; lines below its first are indented from it."""
@@ -711,7 +730,7 @@ class _New:
     def model(self, flow: bool) -> tuple[_Pair, _Pair] | None:
         """Return a host to take after and its address, or another variable of it; in braces one that is in some."""
         held = [pair for pair in self.models if pair.value.pairs and (pair.value.flow or not flow)]
-        near = [pair for pair in held if self.own and pair in self.own.pairs] or held
+        near = [pair for pair in held if self.own and self.own.start <= pair.key.start < self.own.end] or held
         for pair in near:
             for inner in pair.value.pairs:
                 if inner.key.text == _ADDRESS and inner.value.kind == "scalar":
