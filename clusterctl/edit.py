@@ -14,19 +14,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-import yaml
-
-from clusterctl import document, hostrange, schema
+from clusterctl import hostrange, schema, yaml_text
 from clusterctl.document import shown
 from clusterctl.errors import InputError, Problem, printable
+from clusterctl.yaml_text import BY_HAND, STR, Node, Pair, is_plain
 
-_BY_HAND = "edit the inventory by hand"
 _WORKERS = "slurm_workers"
 _ADDRESS = "ansible_host"
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_resolver: Any = yaml.resolver.Resolver()
-_STR, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
 _MERGE = "<<"
 
 # YAML 1.1 ends a line at these too, editors do not.
@@ -113,60 +108,7 @@ def _natural(name: str) -> list[str | int]:
     return [int(part) if part.isdigit() else part for part in re.split("([0-9]+)", name)]
 
 
-# --- the text as a tree with positions ------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class _Node:
-    """A value in the text, from offset `start` to `end`: a scalar, an alias (both by `text`), a list or a mapping."""
-
-    kind: str
-    start: int
-    end: int
-    note: tuple[str | None, str | None]
-    """Its anchor and its tag as written."""
-    text: str = ""
-    quotes: str | None = None
-    flow: bool = False
-    items: "list[_Node]" = field(default_factory=list)
-    pairs: "list[_Pair]" = field(default_factory=list)
-
-    @property
-    def tag(self) -> str:
-        """What a scalar is read as."""
-        plain = self.quotes is None
-        return self.note[1] or (str(_resolver.resolve(yaml.ScalarNode, self.text, (True, False))) if plain else _STR)
-
-    @property
-    def empty(self) -> bool:
-        """Whether this is nothing or a mapping of nothing, which mean the same in an inventory."""
-        nothing = self.kind == "scalar" and self.tag == _NULL
-        return self.note == (None, None) and (nothing or (self.kind == "mapping" and not self.pairs))
-
-    def walk(self) -> "Iterator[_Node]":
-        yield self
-        for item in self.items:
-            yield from item.walk()
-        for pair in self.pairs:
-            yield from pair.key.walk()
-            yield from pair.value.walk()
-
-    def plain(self) -> Any:
-        """Return all that the parser knows of the data here, in a form that compares."""
-        if self.kind == "scalar":
-            return (*self.note, None if self.tag == _NULL else (self.tag, self.text))
-        if self.kind == "alias":
-            return (self.kind, self.text)
-        items = [item.plain() for item in self.items]
-        return (self.kind, self.note, items, [(pair.key.plain(), pair.value.plain()) for pair in self.pairs])
-
-
-@dataclass(eq=False)
-class _Pair:
-    key: _Node
-    value: _Node
-    end: int
-    """Where the last sign of it ends."""
+# --- editing --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -174,63 +116,8 @@ class _Group:
     """A group as the inventory has it: the path to its hosts, the pair of its hosts and what it stands for."""
 
     path: tuple[str, ...]
-    hosts: _Pair | None = None
-    members: list[tuple[_Pair, tuple[str, ...]]] = field(default_factory=list)
-
-
-class _Parser:
-    """Builds the tree from the parser's events: these still know of aliases, and none is expanded."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def root(self) -> _Node:
-        try:
-            events: Iterator[Any] = iter(list(yaml.parse(self.text, Loader=_Loader)))
-        except (yaml.YAMLError, UnicodeError):
-            raise InputError([Problem(None, "the inventory", "is not valid YAML", _BY_HAND)]) from None
-        roots = [self.node(next(events), events, 0) for event in events if isinstance(event, yaml.DocumentStartEvent)]
-        if len(roots) != 1:
-            raise InputError([Problem(None, "the inventory", f"got {len(roots)} documents, expected one", _BY_HAND)])
-        return roots[0]
-
-    def node(self, event: Any, events: Iterator[Any], depth: int) -> _Node:
-        start, end = event.start_mark.index, event.end_mark.index
-        if depth > document.MAX_DEPTH:
-            raise InputError([Problem(None, "the inventory", "is nested too deep", _BY_HAND)])
-        if isinstance(event, yaml.AliasEvent):
-            return _Node("alias", start, end, (None, None), str(event.anchor))
-        note = (event.anchor, event.tag)
-        if isinstance(event, yaml.ScalarEvent):
-            # A block scalar ends behind the blank lines after it.
-            end = start + len(self.text[start:end].rstrip())
-            return _Node("scalar", start, end, note, event.value, None if event.implicit[0] else event.style)
-        flow = bool(event.flow_style)
-        if isinstance(event, yaml.SequenceStartEvent):
-            node = _Node("sequence", start, end, note, flow=flow)
-            while not isinstance(event := next(events), yaml.SequenceEndEvent):
-                node.items.append(self.node(event, events, depth + 1))
-            last = node.items[-1].end if node.items else end
-        else:
-            node = _Node("mapping", start, end, note, flow=flow)
-            while not isinstance(event := next(events), yaml.MappingEndEvent):
-                key = self.node(event, events, depth + 1)
-                value = self.node(next(events), events, depth + 1)
-                node.pairs.append(_Pair(key, value, self.pair_end(key, value, flow)))
-            last = node.pairs[-1].end if node.pairs else end
-        # Where a block ends, the parser has already gone on to what comes next.
-        node.end = event.end_mark.index if flow else last
-        return node
-
-    def pair_end(self, key: _Node, value: _Node, flow: bool) -> int:
-        if value.end > value.start:
-            return value.end
-        # Within braces a colon is one only with a blank behind it.
-        colon = re.compile(r"[ \t]*:[ \t]?" if flow else r"[ \t]*:").match(self.text, key.end)
-        return colon.end() if colon else key.end
-
-
-# --- editing --------------------------------------------------------------------------------------------------------
+    hosts: Pair | None = None
+    members: list[tuple[Pair, tuple[str, ...]]] = field(default_factory=list)
 
 
 class _Draft:
@@ -245,17 +132,17 @@ class _Draft:
         self.ended = text.endswith("\n")
         self.text = text if self.ended else text + ("\r\n" if "\r\n" in text else "\n")
         self.starts = [0, *(at.end() for at in re.finditer("\n", self.text))]
-        self.root = _Parser(self.text).root()
+        self.root = yaml_text.parse(self.text)
         self.changes: list[tuple[int, int, str]] = []
-        self.layouts: dict[_Node, str] = {}
-        self.joints: dict[_Node, tuple[str, int | None]] = {}
+        self.layouts: dict[Node, str] = {}
+        self.joints: dict[Node, tuple[str, int | None]] = {}
         self.groups: dict[str, _Group] = {}
         top = self.inner(self.root).get("all")
         if top is None:
-            raise InputError([Problem(None, "the inventory", 'has no key "all"', _BY_HAND)])
+            raise InputError([Problem(None, "the inventory", 'has no key "all"', BY_HAND)])
         self.group(("all",), top)
 
-    def group(self, path: tuple[str, ...], at: _Pair) -> None:
+    def group(self, path: tuple[str, ...], at: Pair) -> None:
         name = path[-1]
         if name in self.groups:
             self.refuse(at.key, f'the group "{shown(name)}" stands here a second time')
@@ -270,22 +157,22 @@ class _Draft:
             for child, pair in self.inner(parts["children"].value).items():
                 self.group((*path, "children", child), pair)
 
-    def inner(self, node: _Node) -> dict[str, _Pair]:
+    def inner(self, node: Node) -> dict[str, Pair]:
         """Return what groups and hosts are read from; refuse what may mean something else than it seems to."""
         if node.kind == "alias":
             self.refuse(node, f"got an alias (*{shown(node.text)})")
         if node.note[1] or not (node.kind == "mapping" or node.empty):
             self.refuse(node, f"got a {node.note[1] or node.kind}, expected a mapping")
-        found: dict[str, _Pair] = {}
+        found: dict[str, Pair] = {}
         for pair in node.pairs:
-            if pair.key.text == _MERGE or pair.key.kind != "scalar" or pair.key.tag != _STR:
+            if pair.key.text == _MERGE or pair.key.kind != "scalar" or pair.key.tag != STR:
                 self.refuse(pair.key, f"got a {'merge' if pair.key.text == _MERGE else 'key'} that is no plain name")
             if pair.key.text in found:
                 self.refuse(pair.key, f'the key "{shown(pair.key.text)}" stands here a second time')
             found[pair.key.text] = pair
         return found
 
-    def refuse(self, node: _Node, what: str) -> NoReturn:
+    def refuse(self, node: Node, what: str) -> NoReturn:
         _refuse(self.line(node.start) + 1, what)
 
     def path(self, group: str) -> tuple[str, ...]:
@@ -322,7 +209,7 @@ class _Draft:
     def line(self, offset: int) -> int:
         return bisect.bisect_right(self.starts, offset) - 1
 
-    def column(self, node: _Node) -> int:
+    def column(self, node: Node) -> int:
         return node.start - self.starts[self.line(node.start)]
 
     def on(self, line: int) -> str:
@@ -340,12 +227,12 @@ class _Draft:
     def line_end(self, line: int) -> str:
         return "\r\n" if self.on(line).endswith("\r\n") else "\n"
 
-    def joint(self, pair: _Pair) -> str | None:
+    def joint(self, pair: Pair) -> str | None:
         """Return what stands between a key and its value on the same line, such as `: `."""
         text = self.text[pair.key.end : pair.value.start]
         return text if pair.end == pair.value.end > pair.value.start and _JOINT.fullmatch(text) else None
 
-    def last(self, mapping: _Node, index: int) -> int:
+    def last(self, mapping: Node, index: int) -> int:
         """Return the last line of a pair: comments that stand deeper than its key are part of it."""
         pair = mapping.pairs[index]
         last = line = self.line(pair.end - 1)
@@ -355,7 +242,7 @@ class _Draft:
                 last = line
         return last
 
-    def first(self, mapping: _Node, index: int, floor: int, also: Collection[str] = ()) -> int:
+    def first(self, mapping: Node, index: int, floor: int, also: Collection[str] = ()) -> int:
         """Return the first line of a pair with the comments above it that are its own, below the line `floor`.
 
         With `also`, those that name one of these hosts are its own in any case.
@@ -373,7 +260,7 @@ class _Draft:
         heads = comments and self.heads(mapping, index, first, floor, comments)
         return line if heads and not _mentions(comments, also) else first
 
-    def heads(self, mapping: _Node, index: int, first: int, floor: int, comments: Sequence[str]) -> bool:
+    def heads(self, mapping: Node, index: int, first: int, floor: int, comments: Sequence[str]) -> bool:
         """Tell whether the comments above a pair are about those after it too.
 
         They are where they look like a heading, or begin one of the paragraphs in which the hosts stand.
@@ -391,13 +278,13 @@ class _Draft:
         more = index + 1 < len(pairs) and self.last(mapping, index) + 1 == self.line(pairs[index + 1].key.start)
         return begins and more
 
-    def layout(self, mapping: _Node) -> str:
+    def layout(self, mapping: Node) -> str:
         """Return how a mapping that is not empty is written: `block`, `lines` (in braces, one on each) or `inline`."""
         if mapping not in self.layouts:
             self.layouts[mapping] = self._layout(mapping)
         return self.layouts[mapping]
 
-    def _layout(self, mapping: _Node) -> str:
+    def _layout(self, mapping: Node) -> str:
         pairs = mapping.pairs
         alone = [not self.text[self.starts[self.line(pair.key.start)] : pair.key.start].strip(" ") for pair in pairs]
         if not mapping.flow:
@@ -414,7 +301,7 @@ class _Draft:
             self.refuse(mapping, "got comments between the braces")
         return "inline"
 
-    def require_plain(self, mapping: _Node) -> None:
+    def require_plain(self, mapping: Node) -> None:
         """Refuse to touch a mapping of hosts in which something stands for something else."""
         for node in mapping.walk():
             if node.kind == "alias" or node.note != (None, None) or (node.kind == "scalar" and node.text == _MERGE):
@@ -424,7 +311,7 @@ class _Draft:
 
     def add(self, path: tuple[str, ...], hosts: dict[str, str | None]) -> None:
         """Add hosts to the mapping at `path`; what there is not of the path is made."""
-        way: list[_Pair] = []
+        way: list[Pair] = []
         node = self.root
         while len(way) < len(path) and path[len(way)] in (inner := self.inner(node)):
             way.append(inner[path[len(way)]])
@@ -453,7 +340,7 @@ class _Draft:
             new = _New(self, node, near.key.start)
             self.insert(node, index, [new.host(name, hosts[name], node.flow) for name in names], names)
 
-    def insert(self, mapping: _Node, index: int, new: Sequence[str], names: Collection[str] = ()) -> None:
+    def insert(self, mapping: Node, index: int, new: Sequence[str], names: Collection[str] = ()) -> None:
         """Put pairs into a mapping that has some; `names` are those of the new hosts."""
         layout, pairs = self.layout(mapping), mapping.pairs
         if layout == "inline":
@@ -478,20 +365,20 @@ class _Draft:
         end = self.line_end(near)
         self.change(self.starts[line], self.starts[line], "".join(f"{indent}{text}{end}" for text in lines))
 
-    def gaps(self, mapping: _Node, index: int) -> Iterator[str]:
+    def gaps(self, mapping: Node, index: int) -> Iterator[str]:
         """Yield what stands between the pairs of a mapping, what is at `index` first."""
         pairs = mapping.pairs
         between = [self.text[one.end : two.key.start] for one, two in itertools.pairwise(pairs)]
         yield from between[max(index - 1, 0) : index + 1]
         yield from between
 
-    def before(self, mapping: _Node) -> int:
+    def before(self, mapping: Node) -> int:
         """Return where that ends which stands before a mapping's first pair: its own key, or its brace."""
         if mapping.flow:
             return mapping.start
         return max((node.end - 1 for node in self.root.walk() if node.end <= mapping.start), default=0)
 
-    def open(self, mapping: _Node, rest: tuple[str, ...], new: "_New", hosts: Mapping[str, str | None]) -> None:
+    def open(self, mapping: Node, rest: tuple[str, ...], new: "_New", hosts: Mapping[str, str | None]) -> None:
         """Put the first key of `rest`, with all that is to be below it, into a mapping that does not have it."""
         key, *more = rest
         keys = [pair.key.text for pair in mapping.pairs]
@@ -509,7 +396,7 @@ class _Draft:
         self.insert(mapping, index, [text])
 
     def fill(
-        self, parent: _Node, pair: _Pair, rest: tuple[str, ...], new: "_New", hosts: Mapping[str, str | None]
+        self, parent: Node, pair: Pair, rest: tuple[str, ...], new: "_New", hosts: Mapping[str, str | None]
     ) -> None:
         """Give a key that has nothing, or `{}`, what is to be below it."""
         value = pair.value
@@ -557,11 +444,11 @@ class _Draft:
         else:
             self.cut_lines(hosts, rest, layout)
 
-    def key(self, pair: _Pair, pattern: str) -> str:
+    def key(self, pair: Pair, pattern: str) -> str:
         quotes = pair.key.quotes
         return _written(pattern, quotes) if quotes or "[" not in pattern else pattern
 
-    def cut_inline(self, mapping: _Node, rest: Sequence[tuple[str, ...]]) -> None:
+    def cut_inline(self, mapping: Node, rest: Sequence[tuple[str, ...]]) -> None:
         pairs, index = mapping.pairs, 0
         while index < len(pairs):
             pair, begin = pairs[index], index
@@ -585,7 +472,7 @@ class _Draft:
             else:
                 self.change(pair.key.start, pairs[index].key.start, "")
 
-    def cut_lines(self, hosts: _Pair, rest: Sequence[tuple[str, ...]], layout: str) -> None:
+    def cut_lines(self, hosts: Pair, rest: Sequence[tuple[str, ...]], layout: str) -> None:
         mapping, pairs = hosts.value, hosts.value.pairs
         gone: set[int] = set()
         floor = top = self.line(mapping.start if mapping.flow else hosts.key.end)
@@ -608,7 +495,7 @@ class _Draft:
         if not kept and not mapping.flow and (colon := _COLON.match(self.text, hosts.key.end)):
             self.change(colon.end(), colon.end(), " {}")
 
-    def split(self, pair: _Pair, patterns: Sequence[str], last: int, commas: bool) -> None:
+    def split(self, pair: Pair, patterns: Sequence[str], last: int, commas: bool) -> None:
         """Write a range as several, each with all that the one had."""
         first, *more = patterns
         start, after = self.starts[self.line(pair.key.start)], self.starts[last + 1]
@@ -649,7 +536,7 @@ class _Draft:
 class _New:
     """Writes what is new like what is near: the hosts of the same mapping, else those of others."""
 
-    def __init__(self, draft: _Draft, own: _Node | None, near: int) -> None:
+    def __init__(self, draft: _Draft, own: Node | None, near: int) -> None:
         self.draft = draft
         self.own = own
         others = [group.hosts for group in draft.groups.values() if group.hosts and group.hosts.value.pairs]
@@ -660,7 +547,7 @@ class _New:
         self.models += [pair for hosts in others if hosts.value is not own for pair in hosts.value.pairs]
         top = draft.inner(draft.root)["all"]
         self.quotes = top.key.quotes
-        like = next((pair.key for pair in self.models if _is_plain(pair.key.text)), top.key)
+        like = next((pair.key for pair in self.models if is_plain(pair.key.text)), top.key)
         self.host_quotes = like.quotes
         self.step = 2
         if not top.value.flow and top.value.pairs:
@@ -669,12 +556,12 @@ class _New:
     def quoted(self, key: str) -> str:
         return _written(key, self.quotes)
 
-    def siblings_flow(self, mapping: _Node) -> bool:
+    def siblings_flow(self, mapping: Node) -> bool:
         """Tell whether the mappings that a mapping holds are in braces, by the last one."""
         inner = [pair.value for pair in mapping.pairs if pair.value.pairs]
         return bool(inner) and inner[-1].flow
 
-    def joint_in(self, mapping: _Node, key: str) -> str:
+    def joint_in(self, mapping: Node, key: str) -> str:
         """Return what goes between a new key and its value, in line with the other values where these are."""
         if mapping not in self.draft.joints:
             self.draft.joints[mapping] = self.last_joint(mapping)
@@ -684,7 +571,7 @@ class _New:
         # Without a blank it is a value only after a quoted key.
         return ":" if joint == ":" and key[0] in "'\"" else ": "
 
-    def last_joint(self, mapping: _Node) -> tuple[str, int | None]:
+    def last_joint(self, mapping: Node) -> tuple[str, int | None]:
         """Return what stands between the last key and its value, and how far from their keys all values stand."""
         draft = self.draft
         joints = [(pair, joint) for pair in mapping.pairs if (joint := draft.joint(pair)) is not None]
@@ -713,7 +600,7 @@ class _New:
         pair, inner = model
         inner_joint = draft.joint(inner) or ": "
         variable = _written(_ADDRESS, inner.key.quotes)
-        like = inner.key.text == _ADDRESS and _is_plain(inner.value.text)
+        like = inner.key.text == _ADDRESS and is_plain(inner.value.text)
         given = _written(address, inner.value.quotes if like else None)
         if not pair.value.flow:
             step = draft.column(pair.value.pairs[0].key) - draft.column(pair.key)
@@ -727,7 +614,7 @@ class _New:
         left, right = pads if all(re.fullmatch(" *", pad) for pad in pads) else ("", "")
         return f"{key}{joint}{{{left}{variable}{inner_joint}{given}{right}}}"
 
-    def model(self, flow: bool) -> tuple[_Pair, _Pair] | None:
+    def model(self, flow: bool) -> tuple[Pair, Pair] | None:
         """Return a host to take after and its address, or another variable of it; in braces one that is in some."""
         held = [pair for pair in self.models if pair.value.pairs and (pair.value.flow or not flow)]
         near = [pair for pair in held if self.own and self.own.start <= pair.key.start < self.own.end] or held
@@ -762,7 +649,7 @@ class _New:
 
 
 def _refuse(line: int, what: str) -> NoReturn:
-    raise InputError([Problem(None, f"the inventory, line {line}", what, _BY_HAND)])
+    raise InputError([Problem(None, f"the inventory, line {line}", what, BY_HAND)])
 
 
 def _mentions(comments: Sequence[str], names: Collection[str]) -> bool:
@@ -780,15 +667,9 @@ def _is_one_line(text: str) -> bool:
     return "\n" not in text and "#" not in text
 
 
-def _is_plain(text: str) -> bool:
-    """Tell whether `text` needs no quotes anywhere."""
-    simple = re.fullmatch("[A-Za-z0-9_][A-Za-z0-9_.-]*", text) is not None
-    return simple and _resolver.resolve(yaml.ScalarNode, text, (True, False)) == _STR
-
-
 def _written(text: str, quotes: str | None) -> str:
     """Return `text` in these quotes, and in some if it would else be read as anything but this text."""
-    quotes = quotes if quotes in ("'", '"') else "" if _is_plain(text) else '"'
+    quotes = quotes if quotes in ("'", '"') else "" if is_plain(text) else '"'
     return f"{quotes}{text}{quotes}"
 
 
@@ -798,7 +679,7 @@ def _written(text: str, quotes: str | None) -> str:
 _Skeleton = tuple[tuple[str, Any, Any], ...]
 
 
-def _skeleton(draft: _Draft, node: _Node, level: str = "root") -> _Skeleton:
+def _skeleton(draft: _Draft, node: Node, level: str = "root") -> _Skeleton:
     """Return everything in the inventory but its hosts."""
     below = {"root": {"all": "group"}, "group": {"hosts": "hosts", "children": "children"}}.get(level, {})
     pairs = []
@@ -835,7 +716,7 @@ def _added(old: _Draft, new: _Draft, path: tuple[str, ...], hosts: Mapping[str, 
     before, after = _members(old), _members(new)
     mine = after.pop(path, [])
     given = {
-        name: None if address is None else _plain_mapping({_ADDRESS: (None, None, (_STR, address))})
+        name: None if address is None else _plain_mapping({_ADDRESS: (None, None, (STR, address))})
         for name, address in hosts.items()
     }
     asked = [member for member in mine if member[0] in hosts]
@@ -851,8 +732,8 @@ def _added(old: _Draft, new: _Draft, path: tuple[str, ...], hosts: Mapping[str, 
         return _skeleton(new, new.root) == skeleton
     value: Any = "hosts"
     for name in reversed(path[depth + 1 :]):
-        value = ((name, ((None, None, (_STR, name)), (None, None)), value),)
-    made = (path[depth], ((None, None, (_STR, path[depth])), (None, None)), value)
+        value = ((name, ((None, None, (STR, name)), (None, None)), value),)
+    made = (path[depth], ((None, None, (STR, path[depth])), (None, None)), value)
     return _without(_skeleton(new, new.root), path[: depth + 1], made) == skeleton
 
 
@@ -865,9 +746,9 @@ def _without(level: _Skeleton, path: tuple[str, ...], made: tuple[str, Any, Any]
 
 
 def _plain_mapping(values: Mapping[str, Any]) -> Any:
-    return ("mapping", (None, None), [], [((None, None, (_STR, key)), value) for key, value in values.items()])
+    return ("mapping", (None, None), [], [((None, None, (STR, key)), value) for key, value in values.items()])
 
 
 def _require(right: bool) -> None:
     if not right:
-        raise InputError([Problem(None, "the inventory", "cannot be edited safely", _BY_HAND)])
+        raise InputError([Problem(None, "the inventory", "cannot be edited safely", BY_HAND)])

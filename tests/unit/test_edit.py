@@ -16,7 +16,7 @@ from clusterctl import edit, home, hostrange, initialise, inventory, paths
 from clusterctl.errors import InputError
 from clusterctl.lab.lab import Lab, Settings
 
-EXAMPLES = 400
+EXAMPLES = 200
 
 HEAD = """\
 all:
