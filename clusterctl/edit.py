@@ -320,13 +320,11 @@ class _Draft:
         if node.note != (None, None):
             self.refuse(node, "got an anchor")
         if rest or node.empty:
-            new = _New(self, None, way[-1].key.start)
-            names = sorted(hosts, key=_natural)
+            hosts = {name: hosts[name] for name in sorted(hosts, key=_natural)}
             if node.empty:
-                parent = way[-2].value if len(way) > 1 else self.root
-                self.fill(parent, way[-1], rest, new, {name: hosts[name] for name in names})
+                self.fill(way[-2].value if len(way) > 1 else self.root, way[-1], rest, hosts)
             else:
-                self.open(node, rest, new, {name: hosts[name] for name in names})
+                self.open(node, rest, hosts)
             return
         self.require_plain(node)
         known = [_natural(hostrange.expand(pair.key.text)[0]) for pair in node.pairs]
@@ -378,7 +376,7 @@ class _Draft:
             return mapping.start
         return max((node.end - 1 for node in self.root.walk() if node.end <= mapping.start), default=0)
 
-    def open(self, mapping: Node, rest: tuple[str, ...], new: "_New", hosts: Mapping[str, str | None]) -> None:
+    def open(self, mapping: Node, rest: tuple[str, ...], hosts: Mapping[str, str | None]) -> None:
         """Put the first key of `rest`, with all that is to be below it, into a mapping that does not have it."""
         key, *more = rest
         keys = [pair.key.text for pair in mapping.pairs]
@@ -388,6 +386,7 @@ class _Draft:
             index = keys.index("children")
         elif key.endswith("_workers") and head in keys:
             index = keys.index(head) + 1
+        new = _New(self, None, mapping.pairs[index - 1].end if index else mapping.start)
         written = new.quoted(key)
         if mapping.flow or (more == ["hosts"] and new.siblings_flow(mapping)):
             text = written + new.joint_in(mapping, written) + new.braces(more, hosts)
@@ -395,11 +394,9 @@ class _Draft:
             text = "\n".join(new.lines(written + ":", more, hosts))
         self.insert(mapping, index, [text])
 
-    def fill(
-        self, parent: Node, pair: Pair, rest: tuple[str, ...], new: "_New", hosts: Mapping[str, str | None]
-    ) -> None:
+    def fill(self, parent: Node, pair: Pair, rest: tuple[str, ...], hosts: Mapping[str, str | None]) -> None:
         """Give a key that has nothing, or `{}`, what is to be below it."""
-        value = pair.value
+        value, new = pair.value, _New(self, None, pair.key.start)
         written = self.text[value.start : value.end]
         if self.line(value.end) != self.line(pair.key.start) or "#" in written:
             self.refuse(value, "got an empty mapping on several lines")
