@@ -105,6 +105,11 @@ def read(path: Path, report: Report) -> Node | None:
     if isinstance(text, Problem):
         report(text)
         return None
+    return parse(text, path, report)
+
+
+def parse(text: str, path: Path, report: Report) -> Node | None:
+    """Return what `text` says, as `read` does; `path` is the file that the problems name."""
     try:
         return _Builder(path, report).build(text)
     except yaml.MarkedYAMLError as error:

@@ -1,41 +1,36 @@
-"""Put hosts into the text of an inventory and take them out, as a careful person would: only those lines change.
+"""Put hosts into the text of an inventory and take them out: only those lines change that must.
 
-The text is parsed for positions alone, by the parser that reads inventories, and then spliced: a YAML library that
-wrote it anew would lose blanks, line ends and the places of comments. Both texts are read again afterwards, and what
-differs by more than what was asked is never returned: what cannot be edited safely raises InputError.
+ruamel.yaml writes anew the block that changes. Each of its lines goes in with its number for a comment; one that comes
+out as it would without the change stays as it stood, and so do the blank lines and comments, which do not go in at all.
 """
 
 import bisect
+import copy
 import difflib
-import itertools
+import io
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
 
 from clusterctl import document, hostrange, schema
 from clusterctl.document import shown
 from clusterctl.errors import InputError, Problem, printable
 
-_BY_HAND = "edit the inventory by hand"
 _WORKERS = "slurm_workers"
 _ADDRESS = "ansible_host"
-
+_NOTHING: tuple[Any, ...] = (None, {}, "~", "null", "Null", "NULL")
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _resolver: Any = yaml.resolver.Resolver()
-_STR, _NULL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:null"
-_MERGE = "<<"
-
-# YAML 1.1 ends a line at these too, editors do not.
-_ODD_BREAK = re.compile("\r(?!\n)|[\x85\u2028\u2029]")
-_COLON = re.compile(r"[ \t]*:")
-_JOINT = re.compile(r"([ \t]*:)([ \t]*)")
-_RULED = re.compile(r"#+\s*[-=*~#]{3,}|.*[-=*~#]{3,}\s*$")
-_OUT = re.compile(r"""#+(\s*)["']?[a-z0-9\[][\w\[\]:.-]*["']?\s*:\s*(\{.*\}\s*)?(#.*)?$""")
+_OUT = re.compile(r"""#+\s*["']?[a-z0-9\[][\w\[\]:.-]*["']?\s*:\s*(\{.*\}\s*)?(#.*)?$""")
 """A host that somebody has commented out: it is no comment on the next one."""
-_PER_POSITION = re.compile(r"\{[{%#]|\[[^\[\]]*:[^\[\]]*\]")
 
 
 def add(text: str, group: str, hosts: Mapping[str, str | None]) -> str:
@@ -48,48 +43,49 @@ def add(text: str, group: str, hosts: Mapping[str, str | None]) -> str:
     _judge(group, hosts)
     if not hosts:
         return text
-    draft = _Draft(text)
-    path = draft.path(group)
-    if double := sorted(draft.below(path[:-1]).intersection(hosts)):
+    old = _Draft(text)
+    path = old.path(group)
+    below = {name for at, there in old.members.items() if at[: len(path) - 1] == path[:-1] for name, _ in there}
+    if double := sorted(below.intersection(hosts)):
         raise InputError([Problem(None, group, f'the host "{double[0]}" is in the group already')])
-    draft.add(path, dict(hosts))
-    result = draft.result()
-    _require(_added(draft, _Draft(result), path, hosts))
+    new = _Draft(result := old.changed(path, lambda tree, way: _put(tree, way, hosts), hosts))
+    mine, before = new.members.get(path, []), old.members.get(path, [])
+    given = {name: {_ADDRESS: address} if address else None for name, address in hosts.items()}
+    _require({name: value for name, value in mine if name in hosts} == given)
+    _require([member for member in mine if member[0] not in hosts] == before)
+    _require(new.members == old.members | {path: mine} and new.other == old.other)
     return result
 
 
 def remove(text: str, names: Collection[str]) -> str:
     """Return `text` without these hosts, in whichever groups they stand, and without the comments that are theirs.
 
-    A host's comments are that on its own line and those directly above it, unless they head several hosts. A range is
+    A host's comments are that on its own line and those above it that name it or follow the host before. A range is
     split around what goes. Raises InputError for a host that is nowhere, and for a text that cannot be edited safely.
     """
-    draft = _Draft(text)
-    known = {name for group in draft.groups.values() for _, expanded in group.members for name in expanded}
-    if unknown := [name for name in names if name not in known]:
+    old = new = _Draft(text)
+    known = {name for there in old.members.values() for name, _ in there}
+    if unknown := sorted(set(names) - known):
         problems = [Problem(None, "", f'no host "{shown(name)}"', schema.did_you_mean(name, known)) for name in unknown]
         raise InputError(problems)
-    for group in draft.groups.values():
-        if any(not set(names).isdisjoint(expanded) for _, expanded in group.members):
-            draft.cut(group, names)
-    result = draft.result()
-    _require(_removed(draft, _Draft(result), names))
-    return result
+    expected = {at: [member for member in there if member[0] not in names] for at, there in old.members.items()}
+    for path, left in expected.items():
+        if left != old.members[path]:
+            new = _Draft(text := new.changed(path, lambda tree, way: _take(tree, way, names), names))
+    _require(new.members == {at: left for at, left in expected.items() if left} and new.other == old.other)
+    return text
 
 
 def diff(old: str, new: str, name: str) -> str:
     """Return what changes in the file `name` as a unified diff to show, nothing where nothing does."""
     lines = []
-    for line in difflib.unified_diff(_lines(old), _lines(new), name, name):
+    before, after = (list(io.StringIO(text, newline="\n")) for text in (old, new))
+    for line in difflib.unified_diff(before, after, name, name):
         body = line.rstrip("\r\n")
         lines.append("\t".join(printable(part) for part in body.split("\t")))
         if body == line:
             lines.append("\\ No newline at end of file")
     return "".join(f"{line}\n" for line in lines)
-
-
-def _lines(text: str) -> list[str]:
-    return re.findall("[^\n]*\n|[^\n]+", text)
 
 
 def _judge(group: str, hosts: Mapping[str, str | None]) -> None:
@@ -107,736 +103,303 @@ def _judge(group: str, hosts: Mapping[str, str | None]) -> None:
         raise InputError(problems)
 
 
-def _natural(name: str) -> list[str | int]:
-    return [int(part) if part.isdigit() else part for part in re.split("([0-9]+)", name)]
-
-
-# --- the text as a tree with positions ------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class _Node:
-    """A value in the text, from offset `start` to `end`: a scalar, an alias (both by `text`), a list or a mapping."""
-
-    kind: str
-    start: int
-    end: int
-    note: tuple[str | None, str | None]
-    """Its anchor and its tag as written."""
-    text: str = ""
-    quotes: str | None = None
-    flow: bool = False
-    items: "list[_Node]" = field(default_factory=list)
-    pairs: "list[_Pair]" = field(default_factory=list)
-
-    @property
-    def tag(self) -> str:
-        """What a scalar is read as."""
-        plain = self.quotes is None
-        return self.note[1] or (str(_resolver.resolve(yaml.ScalarNode, self.text, (True, False))) if plain else _STR)
-
-    @property
-    def empty(self) -> bool:
-        """Whether this is nothing or a mapping of nothing, which mean the same in an inventory."""
-        nothing = self.kind == "scalar" and self.tag == _NULL
-        return self.note == (None, None) and (nothing or (self.kind == "mapping" and not self.pairs))
-
-    def walk(self) -> "Iterator[_Node]":
-        yield self
-        for item in self.items:
-            yield from item.walk()
-        for pair in self.pairs:
-            yield from pair.key.walk()
-            yield from pair.value.walk()
-
-    def plain(self) -> Any:
-        """Return all that the parser knows of the data here, in a form that compares."""
-        if self.kind == "scalar":
-            return (*self.note, None if self.tag == _NULL else (self.tag, self.text))
-        if self.kind == "alias":
-            return (self.kind, self.text)
-        items = [item.plain() for item in self.items]
-        return (self.kind, self.note, items, [(pair.key.plain(), pair.value.plain()) for pair in self.pairs])
-
-
-@dataclass(eq=False)
-class _Pair:
-    key: _Node
-    value: _Node
-    end: int
-    """Where the last sign of it ends."""
-
-
-@dataclass
-class _Group:
-    """A group as the inventory has it: the path to its hosts, the pair of its hosts and what it stands for."""
-
-    path: tuple[str, ...]
-    hosts: _Pair | None = None
-    members: list[tuple[_Pair, tuple[str, ...]]] = field(default_factory=list)
-
-
-class _Parser:
-    """Builds the tree from the parser's events: these still know of aliases, and none is expanded."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def root(self) -> _Node:
-        try:
-            events: Iterator[Any] = iter(list(yaml.parse(self.text, Loader=_Loader)))
-        except (yaml.YAMLError, UnicodeError):
-            raise InputError([Problem(None, "the inventory", "is not valid YAML")]) from None
-        roots = [self.node(next(events), events, 0) for event in events if isinstance(event, yaml.DocumentStartEvent)]
-        if len(roots) != 1:
-            raise InputError([Problem(None, "the inventory", f"got {len(roots)} documents, expected one")])
-        return roots[0]
-
-    def node(self, event: Any, events: Iterator[Any], depth: int) -> _Node:
-        start, end = event.start_mark.index, event.end_mark.index
-        if depth > document.MAX_DEPTH:
-            raise InputError([Problem(None, "the inventory", "is nested too deep")])
-        if isinstance(event, yaml.AliasEvent):
-            return _Node("alias", start, end, (None, None), str(event.anchor))
-        note = (event.anchor, event.tag)
-        if isinstance(event, yaml.ScalarEvent):
-            # A block scalar ends behind the blank lines after it.
-            end = start + len(self.text[start:end].rstrip())
-            return _Node("scalar", start, end, note, event.value, None if event.implicit[0] else event.style)
-        flow = bool(event.flow_style)
-        if isinstance(event, yaml.SequenceStartEvent):
-            node = _Node("sequence", start, end, note, flow=flow)
-            while not isinstance(event := next(events), yaml.SequenceEndEvent):
-                node.items.append(self.node(event, events, depth + 1))
-            last = node.items[-1].end if node.items else end
-        else:
-            node = _Node("mapping", start, end, note, flow=flow)
-            while not isinstance(event := next(events), yaml.MappingEndEvent):
-                key = self.node(event, events, depth + 1)
-                value = self.node(next(events), events, depth + 1)
-                node.pairs.append(_Pair(key, value, self.pair_end(key, value)))
-            last = node.pairs[-1].end if node.pairs else end
-        # Where a block ends, the parser has already gone on to what comes next.
-        node.end = event.end_mark.index if flow else last
-        return node
-
-    def pair_end(self, key: _Node, value: _Node) -> int:
-        if value.end > value.start:
-            return value.end
-        colon = _COLON.match(self.text, key.end)
-        return colon.end() if colon else key.end
-
-
-# --- editing --------------------------------------------------------------------------------------------------------
-
-
-class _Draft:
-    """A text being edited: its tree, its groups, and the changes collected so far."""
-
-    def __init__(self, text: str) -> None:
-        self.mark = "\ufeff" if text.startswith("\ufeff") else ""
-        text = text.removeprefix(self.mark)
-        if odd := _ODD_BREAK.search(text):
-            _refuse(text.count("\n", 0, odd.start()) + 1, f"got a line that ends in {odd[0]!a}")
-        # Lines are moved whole; the line end that a last one lacks is taken away again.
-        self.ended = text.endswith("\n")
-        self.text = text if self.ended else text + ("\r\n" if "\r\n" in text else "\n")
-        self.starts = [0, *(at.end() for at in re.finditer("\n", self.text))]
-        self.root = _Parser(self.text).root()
-        self.changes: list[tuple[int, int, str]] = []
-        self.groups: dict[str, _Group] = {}
-        top = self.inner(self.root).get("all")
-        if top is None:
-            raise InputError([Problem(None, "the inventory", 'has no key "all"', _BY_HAND)])
-        self.group(("all",), top)
-
-    def group(self, path: tuple[str, ...], at: _Pair) -> None:
-        name = path[-1]
-        if name in self.groups:
-            self.refuse(at.key, f'the group "{shown(name)}" stands here a second time')
-        parts = self.inner(at.value)
-        group = self.groups[name] = _Group((*path, "hosts"), parts.get("hosts"))
-        for pair in self.inner(group.hosts.value).values() if group.hosts else ():
-            try:
-                group.members.append((pair, hostrange.expand(pair.key.text)))
-            except ValueError as error:
-                self.refuse(pair.key, str(error))
-        if "children" in parts:
-            for child, pair in self.inner(parts["children"].value).items():
-                self.group((*path, "children", child), pair)
-
-    def inner(self, node: _Node) -> dict[str, _Pair]:
-        """Return what groups and hosts are read from; refuse what may mean something else than it seems to."""
-        if node.kind == "alias":
-            self.refuse(node, f"got an alias (*{shown(node.text)})")
-        if node.note[1] or not (node.kind == "mapping" or node.empty):
-            self.refuse(node, f"got a {node.note[1] or node.kind}, expected a mapping")
-        found: dict[str, _Pair] = {}
-        for pair in node.pairs:
-            if pair.key.text == _MERGE or pair.key.kind != "scalar" or pair.key.tag != _STR:
-                self.refuse(pair.key, f"got a {'merge' if pair.key.text == _MERGE else 'key'} that is no plain name")
-            if pair.key.text in found:
-                self.refuse(pair.key, f'the key "{shown(pair.key.text)}" stands here a second time')
-            found[pair.key.text] = pair
-        return found
-
-    def refuse(self, node: _Node, what: str) -> NoReturn:
-        _refuse(self.line(node.start) + 1, what)
-
-    def path(self, group: str) -> tuple[str, ...]:
-        """Return the way to a group's hosts, whether or not it is there yet."""
-        if group in self.groups:
-            path = self.groups[group].path
-            if len(path) < 4 or not path[2].endswith("_workers"):
-                raise InputError([Problem(None, group, f"is no group of workers, expected {_WORKERS} or one below it")])
-            return path
-        workers = ("all", "children", group if group.endswith("_workers") else _WORKERS)
-        return (*workers, "hosts") if group == workers[-1] else (*workers, "children", group, "hosts")
-
-    def below(self, path: tuple[str, ...]) -> set[str]:
-        """Return the hosts of a group and of those below it."""
-        groups = [group for group in self.groups.values() if group.path[: len(path)] == path]
-        return {name for group in groups for _, expanded in group.members for name in expanded}
-
-    def result(self) -> str:
-        """Return the text with all changes made."""
-        pieces, done = [], 0
-        for start, end, new in sorted(self.changes, key=lambda change: change[:2]):
-            if start < done:
-                _refuse(self.line(start) + 1, "two changes would meet here")
-            pieces += [self.text[done:start], new]
-            done = end
-        text = "".join((*pieces, self.text[done:]))
-        return self.mark + (text if self.ended else re.sub(r"\r?\n\Z", "", text))
-
-    def change(self, start: int, end: int, new: str) -> None:
-        self.changes.append((start, end, new))
-
-    # --- places ---
-
-    def line(self, offset: int) -> int:
-        return bisect.bisect_right(self.starts, offset) - 1
-
-    def column(self, node: _Node) -> int:
-        return node.start - self.starts[self.line(node.start)]
-
-    def on(self, line: int) -> str:
-        """Return a line with its end; nothing before the first one and after the last one."""
-        return self.text[self.starts[line] : self.starts[line + 1]] if 0 <= line < len(self.starts) - 1 else ""
-
-    def blank(self, line: int) -> bool:
-        return self.on(line).isspace()
-
-    def comment(self, line: int) -> int | None:
-        """Return the column of the comment that a line consists of."""
-        text = self.on(line)
-        return text.index("#") if text.lstrip().startswith("#") else None
-
-    def line_end(self, line: int) -> str:
-        return "\r\n" if self.on(line).endswith("\r\n") else "\n"
-
-    def joint(self, pair: _Pair) -> str | None:
-        """Return what stands between a key and its value on the same line, such as `: `."""
-        text = self.text[pair.key.end : pair.value.start]
-        return text if pair.end == pair.value.end > pair.value.start and _JOINT.fullmatch(text) else None
-
-    def last(self, mapping: _Node, index: int) -> int:
-        """Return the last line of a pair: comments that stand deeper than its key are part of it."""
-        pair = mapping.pairs[index]
-        last = line = self.line(pair.end - 1)
-        while self.blank(line + 1) or self.comment(line + 1) is not None:
-            line += 1
-            if (self.comment(line) or 0) > self.column(pair.key):
-                last = line
-        return last
-
-    def first(self, mapping: _Node, index: int, floor: int, also: Collection[str] = ()) -> int:
-        """Return the first line of a pair with the comments above it that are its own, below the line `floor`.
-
-        With `also`, those that name one of these hosts are its own in any case.
-        """
-        key = mapping.pairs[index].key
-        line = first = self.line(key.start)
-        while first - 1 > floor and self.comment(first - 1) == self.column(key):
-            first -= 1
-            if out := _OUT.match(self.on(first).strip()):
-                first += 1
-                while first < line and len(_inside(self.on(first))) > len(out[1]):
-                    first += 1
-                break
-        comments = [self.on(number).strip() for number in range(first, line)]
-        heads = comments and self.heads(mapping, index, first, floor, comments)
-        return line if heads and not _mentions(comments, also) else first
-
-    def heads(self, mapping: _Node, index: int, first: int, floor: int, comments: Sequence[str]) -> bool:
-        """Tell whether the comments above a pair are about those after it too.
-
-        They are where they look like a heading, or begin one of the paragraphs in which the hosts stand.
-        """
-        pairs = mapping.pairs
-        names = [pairs[index].key.text]
-        if hostrange.is_host_name(names[0]) or "[" in names[0]:
-            names += hostrange.expand(names[0])
-        if _mentions(comments, names):
-            return False
-        if any(_RULED.match(comment) for comment in comments):
-            return True
-        inside = range(self.line(pairs[0].key.start), self.line(pairs[-1].end - 1))
-        begins = self.blank(first - 1) or (first - 1 == floor and any(map(self.blank, inside)))
-        more = index + 1 < len(pairs) and self.last(mapping, index) + 1 == self.line(pairs[index + 1].key.start)
-        return begins and more
-
-    def layout(self, mapping: _Node) -> str:
-        """Return how a mapping that is not empty is written: `block`, `lines` (in braces, one on each) or `inline`."""
-        pairs = mapping.pairs
-        alone = [not self.text[self.starts[self.line(pair.key.start)] : pair.key.start].strip(" ") for pair in pairs]
-        if not mapping.flow:
-            if not all(alone):
-                self.refuse(mapping, "got a key that does not stand at the beginning of its line")
-            return "block"
-        close = mapping.end - 1
-        alone.append(not self.text[self.starts[self.line(close)] : close].strip(" "))
-        ends = [re.compile(r"[ \t]*,?[ \t]*(#.*)?\r?\n").match(self.text, pair.end) for pair in pairs]
-        if all(alone) and all(ends) and self.line(mapping.start) < self.line(pairs[0].key.start):
-            return "lines"
-        gaps = zip((mapping.start, *(pair.end for pair in pairs)), (*(p.key.start for p in pairs), close), strict=True)
-        if any("#" in self.text[start:end] for start, end in gaps):
-            self.refuse(mapping, "got comments between the braces")
-        return "inline"
-
-    def require_plain(self, mapping: _Node) -> None:
-        """Refuse to touch a mapping of hosts in which something stands for something else."""
-        for node in mapping.walk():
-            if node.kind == "alias" or node.note != (None, None) or (node.kind == "scalar" and node.text == _MERGE):
-                self.refuse(node, "got an anchor, an alias, a tag or a merge key among the hosts")
-
-    # --- adding ---
-
-    def add(self, path: tuple[str, ...], hosts: dict[str, str | None]) -> None:
-        """Add hosts to the mapping at `path`; what there is not of the path is made."""
-        way: list[_Pair] = []
-        node = self.root
-        while len(way) < len(path) and path[len(way)] in (inner := self.inner(node)):
-            way.append(inner[path[len(way)]])
-            node = way[-1].value
-        rest = path[len(way) :]
-        if node.note != (None, None):
-            self.refuse(node, "got an anchor")
-        if rest or node.empty:
-            new = _New(self, None, way[-1].key.start)
-            names = sorted(hosts, key=_natural)
-            if node.empty:
-                parent = way[-2].value if len(way) > 1 else self.root
-                self.fill(parent, way[-1], rest, new, {name: hosts[name] for name in names})
-            else:
-                self.open(node, rest, new, {name: hosts[name] for name in names})
-            return
-        self.require_plain(node)
-        known = [_natural(hostrange.expand(pair.key.text)[0]) for pair in node.pairs]
-        ordered = known == sorted(known)
-        places: dict[int, list[str]] = {}
-        for name in sorted(hosts, key=_natural) if ordered else hosts:
-            after = bisect.bisect(known, _natural(name)) if ordered else len(known)
-            places.setdefault(after, []).append(name)
-        for index, names in places.items():
-            near = node.pairs[min(index, len(known) - 1)] if index == 0 else node.pairs[index - 1]
-            new = _New(self, node, near.key.start)
-            self.insert(node, index, [new.host(name, hosts[name], node.flow) for name in names], names)
-
-    def insert(self, mapping: _Node, index: int, new: Sequence[str], names: Collection[str] = ()) -> None:
-        """Put pairs into a mapping that has some; `names` are those of the new hosts."""
-        layout, pairs = self.layout(mapping), mapping.pairs
-        if layout == "inline":
-            comma = next((gap for gap in self.gaps(mapping, index) if re.fullmatch(r",[ \t]*", gap)), ", ")
-            at = pairs[index - 1].end if index else pairs[0].key.start
-            self.change(at, at, "".join(comma + text if index else text + comma for text in new))
-            return
-        if index:
-            line = self.last(mapping, index - 1) + 1
-            near = line - 1
-        else:
-            near = self.line(pairs[0].key.start)
-            line = self.first(mapping, 0, self.line(self.before(mapping)), names)
-        commas = [""] * len(new)
-        if layout == "lines":
-            commas = [","] * len(new)
-            if index == len(pairs) and not re.compile(r"[ \t]*,").match(self.text, pairs[-1].end):
-                self.change(pairs[-1].end, pairs[-1].end, ",")
-                commas[-1] = ""
-        indent = " " * self.column(pairs[0].key)
-        lines = [line for text, comma in zip(new, commas, strict=True) for line in (text + comma).split("\n")]
-        end = self.line_end(near)
-        self.change(self.starts[line], self.starts[line], "".join(f"{indent}{text}{end}" for text in lines))
-
-    def gaps(self, mapping: _Node, index: int) -> Iterator[str]:
-        """Yield what stands between the pairs of a mapping, what is at `index` first."""
-        pairs = mapping.pairs
-        between = [self.text[one.end : two.key.start] for one, two in itertools.pairwise(pairs)]
-        yield from between[max(index - 1, 0) : index + 1]
-        yield from between
-
-    def before(self, mapping: _Node) -> int:
-        """Return where that ends which stands before a mapping's first pair: its own key, or its brace."""
-        if mapping.flow:
-            return mapping.start
-        return max((node.end - 1 for node in self.root.walk() if node.end <= mapping.start), default=0)
-
-    def open(self, mapping: _Node, rest: tuple[str, ...], new: "_New", hosts: Mapping[str, str | None]) -> None:
-        """Put the first key of `rest`, with all that is to be below it, into a mapping that does not have it."""
-        key, *more = rest
-        keys = [pair.key.text for pair in mapping.pairs]
-        index = len(keys)
-        head = f"{key.removesuffix('_workers')}_head"
-        if key == "hosts" and "children" in keys:
-            index = keys.index("children")
-        elif key.endswith("_workers") and head in keys:
-            index = keys.index(head) + 1
-        written = new.quoted(key)
-        if mapping.flow or (more == ["hosts"] and new.siblings_flow(mapping)):
-            text = written + new.joint_in(mapping, written) + new.braces(more, hosts)
-        else:
-            text = "\n".join(new.lines(written + ":", more, hosts))
-        self.insert(mapping, index, [text])
-
-    def fill(
-        self, parent: _Node, pair: _Pair, rest: tuple[str, ...], new: "_New", hosts: Mapping[str, str | None]
-    ) -> None:
-        """Give a key that has nothing, or `{}`, what is to be below it."""
-        value = pair.value
-        written = self.text[value.start : value.end]
-        if self.line(value.end) != self.line(pair.key.start) or "#" in written:
-            self.refuse(value, "got an empty mapping on several lines")
-        colon = _COLON.match(self.text, pair.key.end)
-        if parent.flow or (rest == ("hosts",) and new.siblings_flow(parent)):
-            at = (value.start, value.end) if written else (pair.end, pair.end)
-            before = "" if written else " " if colon else ": "
-            self.change(*at, before + new.braces(rest, hosts))
-            return
-        if self.layout(parent) != "block" or not colon:
-            self.refuse(value, "got no mapping")
-        start = self.starts[self.line(pair.key.start)]
-        first, *below = new.lines(self.text[start : colon.end()].strip(), rest, hosts)
-        indent, line = " " * self.column(pair.key), self.line(pair.key.start)
-        self.change(start, max(value.end, colon.end()) if written else colon.end(), indent + first)
-        end = self.line_end(line)
-        self.change(self.starts[line + 1], self.starts[line + 1], "".join(f"{indent}{text}{end}" for text in below))
-
-    # --- removing ---
-
-    def cut(self, group: _Group, names: Collection[str]) -> None:
-        """Take hosts out of a group's own mapping."""
-        hosts = group.hosts
-        if hosts is None:
-            return
-        mapping = hosts.value
-        self.require_plain(mapping)
-        if mapping.note != (None, None):
-            self.refuse(mapping, "got an anchor")
-        rest = [hostrange.without(pair.key.text, names) for pair, _ in group.members]
-        for (pair, expanded), patterns in zip(group.members, rest, strict=True):
-            if patterns and not set(names).isdisjoint(expanded):
-                for node in pair.value.walk():
-                    if node.kind == "scalar" and _PER_POSITION.search(node.text):
-                        self.refuse(pair.key, "this range has a variable that depends on the position in it")
-        layout = self.layout(mapping)
-        inside = self.text[mapping.start : mapping.end]
-        if mapping.flow and not any(rest) and (layout == "inline" or "#" not in inside):
-            self.change(mapping.start, mapping.end, "{}")
-        elif layout == "inline":
-            self.cut_inline(mapping, rest)
-        else:
-            self.cut_lines(hosts, rest, layout)
-
-    def key(self, pair: _Pair, pattern: str) -> str:
-        quotes = pair.key.quotes
-        return _written(pattern, quotes) if quotes or "[" not in pattern else pattern
-
-    def cut_inline(self, mapping: _Node, rest: Sequence[tuple[str, ...]]) -> None:
-        pairs, index = mapping.pairs, 0
-        while index < len(pairs):
-            pair, begin = pairs[index], index
-            if rest[index]:
-                if rest[index] != (pair.key.text,):
-                    tail = self.text[pair.key.end : pair.end]
-                    comma = next((gap for gap in self.gaps(mapping, index) if re.fullmatch(r",[ \t]*", gap)), ", ")
-                    new = comma.join(self.key(pair, pattern) + tail for pattern in rest[index])
-                    self.change(pair.key.start, pair.end, new)
-                index += 1
-                continue
-            while index < len(pairs) and not rest[index]:
-                index += 1
-            # One comma goes with them: that before them, unless they begin a line.
-            before = pairs[begin - 1].end if begin else None
-            if before is not None and (index == len(pairs) or self.line(before) == self.line(pair.key.start)):
-                self.change(before, pairs[index - 1].end, "")
-            else:
-                self.change(pair.key.start, pairs[index].key.start, "")
-
-    def cut_lines(self, hosts: _Pair, rest: Sequence[tuple[str, ...]], layout: str) -> None:
-        mapping, pairs = hosts.value, hosts.value.pairs
-        gone: set[int] = set()
-        floor = top = self.line(mapping.start if mapping.flow else hosts.key.end)
-        kept = [index for index, patterns in enumerate(rest) if patterns]
-        comma = re.compile(r"[ \t]*,").match(self.text, pairs[-1].end)
-        if layout == "lines" and not comma and kept and kept[-1] < len(pairs) - 1:
-            left = re.compile(r"[ \t]*,").match(self.text, pairs[kept[-1]].end)
-            if left:
-                self.change(pairs[kept[-1]].end, left.end(), "")
-        for index, (pair, patterns) in enumerate(zip(pairs, rest, strict=True)):
-            last = self.last(mapping, index)
-            if not patterns:
-                gone.update(range(self.first(mapping, index, floor), last + 1))
-            elif patterns != (pair.key.text,):
-                self.split(pair, patterns, last, layout == "lines")
-            floor = last
-        gone.update(self.loose_blanks(gone, top, self.line(pairs[-1].end - 1), bool(kept)))
-        for line in gone:
-            self.change(self.starts[line], self.starts[line + 1], "")
-        if not kept and not mapping.flow and (colon := _COLON.match(self.text, hosts.key.end)):
-            self.change(colon.end(), colon.end(), " {}")
-
-    def split(self, pair: _Pair, patterns: Sequence[str], last: int, commas: bool) -> None:
-        """Write a range as several, each with all that the one had."""
-        first, *more = patterns
-        start, after = self.starts[self.line(pair.key.start)], self.starts[last + 1]
-        tail = self.text[pair.key.end : after]
-        if commas and more and not re.compile(r"[ \t]*,").match(self.text, pair.end):
-            self.change(pair.end, pair.end, ",")
-            at = pair.end - pair.key.end
-            tails = [f"{tail[:at]},{tail[at:]}"] * (len(more) - 1) + [tail]
-        else:
-            tails = [tail] * len(more)
-        self.change(pair.key.start, pair.key.end, self.key(pair, first))
-        indent = self.text[start : pair.key.start]
-        copies = [indent + self.key(pair, text) + rest for text, rest in zip(more, tails, strict=True)]
-        self.change(after, after, "".join(copies))
-
-    def loose_blanks(self, gone: Collection[int], top: int, last: int, kept: bool) -> set[int]:
-        """Return the blank lines that would stand twice, or before and after nothing, once these lines are gone."""
-        if not kept:
-            return {line for line in range(top + 1, last) if self.blank(line)}
-        loose: set[int] = set()
-        for line in sorted(gone):
-            before, after = line - 1, line + 1
-            if before in gone:
-                continue
-            while after in gone:
-                after += 1
-            if self.blank(after) and (self.blank(before) or before == top):
-                while self.blank(after):
-                    loose.add(after)
-                    after += 1
-            elif after > last:
-                while self.blank(before):
-                    loose.add(before)
-                    before -= 1
-        return loose
-
-
-class _New:
-    """Writes what is new like what is near: the hosts of the same mapping, else those of others."""
-
-    def __init__(self, draft: _Draft, own: _Node | None, near: int) -> None:
-        self.draft = draft
-        self.own = own
-        others = [group.hosts for group in draft.groups.values() if group.hosts and group.hosts.value.pairs]
-        # What stands before is nearer than what comes after.
-        others.sort(key=lambda pair: (pair.key.start > near, abs(pair.key.start - near)))
-        self.other = others[0] if others else None
-        self.models = sorted(own.pairs if own else (), key=lambda pair: abs(pair.key.start - near))
-        self.models += [pair for hosts in others if hosts.value is not own for pair in hosts.value.pairs]
-        top = draft.inner(draft.root)["all"]
-        self.quotes = top.key.quotes
-        self.step = 2
-        if not top.value.flow and top.value.pairs:
-            self.step = draft.column(top.value.pairs[0].key) - draft.column(top.key)
-
-    def quoted(self, key: str) -> str:
-        return _written(key, self.quotes)
-
-    def siblings_flow(self, mapping: _Node) -> bool:
-        """Tell whether the mappings that a mapping holds are in braces, by the last one."""
-        inner = [pair.value for pair in mapping.pairs if pair.value.pairs]
-        return bool(inner) and inner[-1].flow
-
-    def joint_in(self, mapping: _Node, key: str) -> str:
-        """Return what goes between a new key and its value, in line with the other values where these are."""
-        draft = self.draft
-        joints = [(pair, joint) for pair in mapping.pairs if (joint := draft.joint(pair)) is not None]
-        columns = {draft.column(pair.value) for pair, _ in joints}
-        if len(columns) == 1 and any(len(joint) > 2 for _, joint in joints) and draft.layout(mapping) != "inline":
-            return ":" + " " * max(1, columns.pop() - draft.column(joints[0][0].key) - len(key) - 1)
-        # Without a blank it is a value only after a quoted key.
-        return ":" if joints and joints[-1][1] == ":" and key[0] in "'\"" else ": "
-
-    def host(self, name: str, address: str | None, flow: bool) -> str:
-        """Return a host as it is to stand in a mapping; lines below its first are indented from it."""
-        draft = self.draft
-        key = _written(name, self.models[0].key.quotes if self.models else self.quotes)
-        joint = self.joint_in(self.own, key) if self.own else ": "
-        if address is None:
-            bare = next((pair for pair in self.models if pair.value.empty), None)
-            if bare is None:
-                return f"{key}{joint}{{}}"
-            value = draft.text[bare.value.start : bare.value.end]
-            if not value and not flow:
-                return f"{key}:"
-            return f"{key}{joint}{value if value and _is_one_line(value) else '{}'}"
-        held = [
-            (pair, inner)
-            for pair in self.models
-            for inner in pair.value.pairs
-            if inner.key.text == _ADDRESS and inner.value.kind == "scalar" and (pair.value.flow or not flow)
-        ]
-        if not held:
-            held = [(p, p.value.pairs[0]) for p in self.models if p.value.pairs and (p.value.flow or not flow)]
-        if not held:
-            return f"{key}{joint}{{{_written(_ADDRESS, self.quotes)}: {_written(address, self.quotes)}}}"
-        pair, inner = held[0]
-        inner_joint = draft.joint(inner) or ": "
-        variable = _written(_ADDRESS, inner.key.quotes)
-        given = _written(address, inner.value.quotes if inner.key.text == _ADDRESS else None)
-        if not pair.value.flow:
-            step = draft.column(pair.value.pairs[0].key) - draft.column(pair.key)
-            return f"{key}:\n{' ' * step}{variable}: {given}"
-        if inner_joint == ":" and variable == _ADDRESS:
-            inner_joint = ": "
-        pads = [
-            draft.text[pair.value.start + 1 : pair.value.pairs[0].key.start],
-            draft.text[pair.value.pairs[-1].end : pair.value.end - 1],
-        ]
-        left, right = pads if all(re.fullmatch(" *", pad) for pad in pads) else ("", "")
-        return f"{key}{joint}{{{left}{variable}{inner_joint}{given}{right}}}"
-
-    def braces(self, keys: Sequence[str], hosts: Mapping[str, str | None]) -> str:
-        """Return the value that has the hosts below these keys, on one line."""
-        text = "{" + ", ".join(self.host(name, address, True) for name, address in hosts.items()) + "}"
-        for key in reversed(keys):
-            text = f"{{{self.quoted(key)}: {text}}}"
-        return text
-
-    def lines(self, first: str, keys: Sequence[str], hosts: Mapping[str, str | None]) -> list[str]:
-        """Return the lines that begin with `first`, a key and its colon, and have the hosts below further keys."""
-        lines, indent = [first], ""
-        for key in keys:
-            indent += " " * self.step
-            lines.append(f"{indent}{self.quoted(key)}:")
-        other = self.other
-        if other and other.value.flow:
-            lines[-1] += " " + self.braces((), hosts)
-            return lines
-        step = self.draft.column(other.value.pairs[0].key) - self.draft.column(other.key) if other else self.step
-        indent += " " * step
-        for name, address in hosts.items():
-            lines += [indent + line for line in self.host(name, address, False).split("\n")]
-        return lines
-
-
-def _refuse(line: int, what: str) -> NoReturn:
-    raise InputError([Problem(None, f"the inventory, line {line}", what, _BY_HAND)])
-
-
-def _mentions(comments: Sequence[str], names: Collection[str]) -> bool:
-    words = {word for comment in comments for word in re.split(r"[^a-z0-9\[\]:-]+|:$|:\s", comment)}
-    return not words.isdisjoint(names)
-
-
-def _inside(comment: str) -> str:
-    """Return the blanks with which a comment begins."""
-    text = comment.strip().lstrip("#")
-    return text[: len(text) - len(text.lstrip())]
-
-
-def _is_one_line(text: str) -> bool:
-    return "\n" not in text and "#" not in text
-
-
-def _written(text: str, quotes: str | None) -> str:
-    """Return `text` in these quotes, and in some if it would else be read as anything but this text."""
-    plain = (
-        re.fullmatch("[A-Za-z0-9_][A-Za-z0-9_.-]*", text)
-        and _resolver.resolve(yaml.ScalarNode, text, (True, False)) == _STR
-    )
-    quotes = quotes if quotes in ("'", '"') else "" if plain else '"'
-    return f"{quotes}{text}{quotes}"
-
-
-# --- judging what came out ------------------------------------------------------------------------------------------
-
-# A group or its children: name, what the parser knows of key and value besides, and what is below; "hosts" for hosts.
-_Skeleton = tuple[tuple[str, Any, Any], ...]
-
-
-def _skeleton(draft: _Draft, node: _Node, level: str = "root") -> _Skeleton:
-    """Return everything in the inventory but its hosts."""
-    below = {"root": {"all": "group"}, "group": {"hosts": "hosts", "children": "children"}}.get(level, {})
-    pairs = []
-    for pair in node.pairs:
-        inner = "group" if level == "children" else below.get(pair.key.text)
-        value: Any = "hosts"
-        if inner != "hosts":
-            value = _skeleton(draft, pair.value, inner) if inner else pair.value.plain()
-        pairs.append((pair.key.text, (pair.key.plain(), pair.value.note if inner else None), value))
-    return tuple(pairs)
-
-
-def _members(draft: _Draft) -> dict[tuple[str, ...], list[tuple[str, Any]]]:
-    """Return the hosts of each group that has any, in order, with their variables."""
-    return {
-        group.path: [
-            (name, None if pair.value.empty else pair.value.plain()) for pair, names in group.members for name in names
-        ]
-        for group in draft.groups.values()
-        if group.members
-    }
-
-
-def _removed(old: _Draft, new: _Draft, names: Collection[str]) -> bool:
-    expected = {
-        path: left
-        for path, members in _members(old).items()
-        if (left := [member for member in members if member[0] not in names])
-    }
-    return _members(new) == expected and _skeleton(new, new.root) == _skeleton(old, old.root)
-
-
-def _added(old: _Draft, new: _Draft, path: tuple[str, ...], hosts: Mapping[str, str | None]) -> bool:
-    before, after = _members(old), _members(new)
-    mine = after.pop(path, [])
-    given = {
-        name: None if address is None else _plain_mapping({_ADDRESS: (None, None, (_STR, address))})
-        for name, address in hosts.items()
-    }
-    asked = [member for member in mine if member[0] in hosts]
-    others = [member for member in mine if member[0] not in hosts]
-    if len(asked) != len(hosts) or dict(asked) != given or others != before.pop(path, []) or after != before:
-        return False
-    skeleton = _skeleton(old, old.root)
-    depth = 0
-    level: Any = skeleton
-    while depth < len(path) and (below := [value for name, _, value in level if name == path[depth]]):
-        level, depth = below[0], depth + 1
-    if depth == len(path):
-        return _skeleton(new, new.root) == skeleton
-    value: Any = "hosts"
-    for name in reversed(path[depth + 1 :]):
-        value = ((name, ((None, None, (_STR, name)), (None, None)), value),)
-    made = (path[depth], ((None, None, (_STR, path[depth])), (None, None)), value)
-    return _without(_skeleton(new, new.root), path[: depth + 1], made) == skeleton
-
-
-def _without(level: _Skeleton, path: tuple[str, ...], made: tuple[str, Any, Any]) -> _Skeleton:
-    if len(path) == 1:
-        return tuple(entry for entry in level if entry != made)
-    return tuple(
-        (name, note, _without(value, path[1:], made) if name == path[0] else value) for name, note, value in level
-    )
-
-
-def _plain_mapping(values: Mapping[str, Any]) -> Any:
-    return ("mapping", (None, None), [], [((None, None, (_STR, key)), value) for key, value in values.items()])
+def _refuse(what: str, line: int | None = None) -> NoReturn:
+    where = "the inventory" if line is None else f"the inventory, line {line + 1}"
+    raise InputError([Problem(None, where, what, "edit the inventory by hand")])
 
 
 def _require(right: bool) -> None:
     if not right:
-        raise InputError([Problem(None, "the inventory", "cannot be edited safely", _BY_HAND)])
+        _refuse("cannot be edited safely")
+
+
+# --- the tree -------------------------------------------------------------------------------------------------------
+
+
+def _put(node: Any, way: tuple[str, ...], hosts: Mapping[str, str | None]) -> None:
+    """Put hosts into the mapping at `way`, which is made where there is none."""
+    for key in way:
+        inner = node.get(key)
+        if inner in _NOTHING:
+            inner = CommentedMap()
+            held = [value for value in node.values() if isinstance(value, CommentedMap) and value]
+            if held and held[-1].fa.flow_style():
+                inner.fa.set_flow_style()
+            at = list(node).index("children") if key == "hosts" and "children" in node else len(node)
+            if key in node:
+                node[key] = inner
+            else:
+                node.insert(at, key, inner)
+        node = inner
+
+    def natural(name: str) -> list[str | int]:
+        return [int(part) if part.isdigit() else part for part in re.split("([0-9]+)", hostrange.expand(name)[0])]
+
+    entries = list(node.items())
+    known = [natural(name) for name, _ in entries]
+    ordered = known == sorted(known)
+    for name in sorted(hosts, key=natural) if ordered else hosts:
+        at = bisect.bisect(known, natural(name)) if ordered else len(entries)
+        known.insert(at, natural(name))
+        near = entries[:at][::-1] + entries[at:]
+        key = _scalar(name, next((key for key, _ in near if _is_text(key)), None))
+        entries.insert(at, (key, _variables(hosts[name], [value for _, value in near])))
+    for key, value in entries:
+        node.pop(key, None)
+        node[key] = value
+
+
+def _variables(address: str | None, near: list[Any]) -> Any:
+    """Return the value of a new host in the style of the nearest one that can show it."""
+    new = CommentedMap()
+    like = next((value for value in near if isinstance(value, CommentedMap) and value), None)
+    if address is None or like is None or like.fa.flow_style():
+        new.fa.set_flow_style()
+    if address is None:
+        return next((value for value in near if value in _NOTHING and value != {}), new)
+    new[_ADDRESS] = _scalar(address, like.get(_ADDRESS) if like else None)
+    return new
+
+
+def _take(node: Any, way: tuple[str, ...], names: Collection[str]) -> None:
+    """Take hosts out of the mapping at `way`."""
+    for key in way:
+        node = node[key]
+    for key in list(node):
+        rest = hostrange.without(key, names)
+        if rest == (key,):
+            continue
+        value, number, at = node[key], node.ca.items.get(key), list(node).index(key)
+        if rest and re.search(r"\[\w+:\w+(:\w+)?\]", repr(value)):
+            _refuse(f'the range "{shown(key)}" has a variable that depends on the position in it')
+        del node[key]
+        for index, pattern in enumerate(rest):
+            written = pattern if "[" in pattern and not isinstance(key, ScalarString) else _scalar(pattern, key)
+            node.insert(at + index, written, copy.deepcopy(value))
+            if number:
+                node.ca.items[pattern] = number
+    if not node:
+        node.fa.set_flow_style()
+
+
+def _is_text(text: str) -> bool:
+    """Tell whether `text` is read as this very text without quotes."""
+    simple = re.fullmatch("[A-Za-z0-9_][A-Za-z0-9_.-]*", text) is not None
+    return simple and _resolver.resolve(yaml.ScalarNode, text, (True, False)) == "tag:yaml.org,2002:str"
+
+
+def _scalar(text: str, like: Any) -> str:
+    """Return `text` in the quotes of `like`, and in some if it would else be read as anything but this text."""
+    kind = type(like) if isinstance(like, ScalarString) else str if _is_text(text) else DoubleQuotedScalarString
+    return kind(text)
+
+
+# --- the text -------------------------------------------------------------------------------------------------------
+
+
+class _AsWritten(VersionedResolver):
+    """Takes all that is written for text, so that `True`, `0x1F` and dates come out as they went in."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        return super().resolve(kind, value, (False, True) if value else implicit)
+
+
+class _Draft:
+    """A text, what it says, and where on its lines it says so."""
+
+    def __init__(self, text: str) -> None:
+        self.mark = "\ufeff" if text.startswith("\ufeff") else ""
+        self.end = "\r\n" if "\r\n" in text else "\n"
+        self.final = self.end if text.endswith("\n") else ""
+        body = text.removeprefix(self.mark).replace("\r\n", "\n").removesuffix("\n")
+        # YAML ends lines at other signs too, editors do not.
+        if re.search("[\r\x85\u2028\u2029\ud800-\udfff]", body) or self.whole(body) != text:
+            _refuse("got lines that end differently, or what is no text")
+        problems: list[Problem] = []
+        root = document.parse(body, Path("the inventory"), problems.append)
+        if root is None or problems:
+            raise InputError(problems)
+        self.root = root
+        self.lines = body.split("\n")
+        self.first: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        for token in yaml.scan(body, Loader=_Loader):
+            if token.start_mark.index < token.end_mark.index:
+                self.first.setdefault(token.start_mark.line, token.start_mark.column)
+                self.ends[token.end_mark.line] = token.end_mark.column
+        self.paths: dict[str, tuple[str, ...]] = {}
+        self.members: dict[tuple[str, ...], list[tuple[str, Any]]] = {}
+        self.other: dict[tuple[str, ...], Any] = {(): root.plain()}
+        if "all" not in self.other[()]:
+            _refuse('has no key "all"')
+        try:
+            self.group(("all",), self.other[()].pop("all"))
+        except ValueError as error:
+            _refuse(str(error))
+        except (AttributeError, TypeError):
+            _refuse("got something else than a mapping for a group, its hosts or its children")
+
+    def whole(self, body: str) -> str:
+        return self.mark + body.replace("\n", self.end) + self.final
+
+    def group(self, path: tuple[str, ...], value: dict[str, Any] | None) -> None:
+        """Note a group's hosts with their variables, what else it says, and the same of the groups below it."""
+        self.paths[path[-1]] = (*path, "hosts")
+        other = (value or {}).copy()
+        hosts = (other.pop("hosts", None) or {}).items()
+        if members := [(name, value or None) for pattern, value in hosts for name in hostrange.expand(pattern)]:
+            self.members[*path, "hosts"] = members
+        for child, inner in (other.pop("children", None) or {}).items():
+            self.group((*path, "children", child), inner)
+        if other:
+            self.other[path] = other
+
+    def path(self, group: str) -> tuple[str, ...]:
+        """Return the way to a group's hosts, whether or not it is there yet."""
+        workers = ("all", "children", group if group.endswith("_workers") else _WORKERS)
+        made = (*workers, "hosts") if group == workers[-1] else (*workers, "children", group, "hosts")
+        path = self.paths.get(group, made)
+        if len(path) < 4 or not path[2].endswith("_workers"):
+            raise InputError([Problem(None, group, f"is no group of workers, expected {_WORKERS} or one below it")])
+        return path
+
+    def changed(self, path: tuple[str, ...], edit: Callable[..., None], names: Collection[str]) -> str:
+        """Return the text with `edit` made in the smallest block that holds `path`."""
+        node: Any = self.root
+        depth, start, column = 0, 0, -1
+        for above, key in enumerate(path):
+            at = next((at.position for at in node.value or () if at == key), None)
+            if at is None:
+                break
+            if self.first[at.line - 1] == at.column - 1:
+                depth, start, column = above, at.line - 1, at.column - 1
+            node = node.value[key]
+        end = next((row for row in sorted(self.first) if row > start and self.first[row] <= column), len(self.lines))
+        said = [(self.lines[row][: self.ends[row]], row) for row in range(start, end) if row in self.ends]
+        rows = [row for _, row in said]
+        try:
+            tree = _yaml().load("\n".join(f"{text}  #{row}" for text, row in said))
+            before = _written(tree)
+            if column < 0 or not self.first.keys() >= set(rows) or _squeezed(before) != _squeezed(said):
+                raise YAMLError
+            edit(tree, path[depth:])
+            return self.patched(rows, before, _written(tree), names)
+        except YAMLError:
+            _refuse("is laid out in a way that an edit would not keep", start)
+
+    def patched(self, rows: list[int], before: list[Any], after: list[Any], names: Collection[str]) -> str:
+        """Return the text with what differs between `before` and `after`, of which each line has its row or None."""
+        was = {row: text for text, row in before}
+        deeper = [self.first[row] - self.first[rows[0]] for row in rows[1:2]] or filter(None, self.first.values())
+        step = min(deeper, default=2)
+        lines, new, seen, at = dict(enumerate(self.lines)), dict[int, list[str]](), set[int](), rows[0]
+        columns: dict[int, int] = {}
+        for text, row in after:
+            indent = _indent(text)
+            columns = {known: column for known, column in columns.items() if known <= indent}
+            if row is not None:
+                columns[indent] = self.first[row]
+            elif indent not in columns:
+                beside = [
+                    self.first[row] for text, row in before[bisect.bisect(rows, at) :][:1] if _indent(text) == indent
+                ]
+                columns[indent] = beside[0] if beside else columns[max(columns)] + (indent - max(columns)) // 2 * step
+            line = " " * columns[indent] + text.strip()
+            line += self.lines[row][self.ends[row] :] if row is not None else ""
+            if row is None or row in seen:
+                new.setdefault(at, []).append(line)
+            else:
+                seen.add(at := row)
+                lines[row] = lines[row] if text == was[row] else line
+        for row, added in new.items():
+            place = self.place(rows, row, _indent(added[0]), names) - 1
+            lines[place] = "\n".join([lines[place], *added])
+        for number in self.gone(rows, [row for row in rows if row not in seen], names):
+            del lines[number]
+        return self.whole("\n".join(lines.values()))
+
+    # --- comments and blank lines ---
+
+    def comment(self, line: int) -> int:
+        """Return the column of the comment that a line consists of, -1 where it is none."""
+        text = self.lines[line] if line < len(self.lines) and line not in self.ends else ""
+        return _indent(text) if text.lstrip().startswith("#") else -1
+
+    def blank(self, line: int) -> bool:
+        return line < len(self.lines) and not self.lines[line].strip()
+
+    def place(self, rows: list[int], row: int, column: int, names: Collection[str]) -> int:
+        """Return the line before which that goes which comes after a row and stands at `column`."""
+        following = min((line for line in rows if line > row), default=row)
+        if self.first[following] == column > self.first[row]:
+            return self.above(following, {*names, *_words(self.lines[following].split(": ")[0])})
+        return row + 1 if self.first[row] < column else self.below(row, column)
+
+    def below(self, row: int, column: int) -> int:
+        """Return the line after a row and the comments below it that stand deeper than what comes next."""
+        after = line = row + 1
+        while self.blank(line) or self.comment(line) >= 0:
+            line += 1
+            after = line if self.comment(line - 1) > column else after
+        return after
+
+    def above(self, row: int, names: Collection[str]) -> int:
+        """Return the first line of a host with the comments above it, if these are not on other hosts too."""
+        line = row
+        while self.comment(line - 1) == self.first[row]:
+            line -= 1
+        comments = [text.strip() for text in self.lines[line:row]]
+        if any(not _words(text).isdisjoint(names) for text in comments):
+            return line
+        heading = self.blank(line - 1) or self.first.get(line - 1, self.first[row]) < self.first[row]
+        return row if heading or any(map(_OUT.match, comments)) else line
+
+    def gone(self, rows: list[int], cut: list[int], names: Collection[str]) -> set[int]:
+        """Return the lines that go with the rows `cut`: these, their comments, and blank lines that would pile up."""
+        column = min((self.first[row] for row in cut), default=0)
+        gone: set[int] = set()
+        for row in cut:
+            inner = rows[bisect.bisect_left(rows, row) - 1] + 1
+            above = self.above(row, names) if self.first[row] == column else inner
+            gone.update(range(above, self.below(row, column)))
+        for line in sorted(gone):
+            before, after = line, line
+            while before in gone:
+                before -= 1
+            while after in gone:
+                after += 1
+            if after > rows[-1] and self.blank(before):
+                gone.add(before)
+            parent = self.first.get(before, column) < column
+            if after <= rows[-1] and self.blank(after) and (parent or self.blank(before)):
+                gone.add(after)
+        return gone
+
+
+def _words(text: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9\[\]:-]+|:$|:\s", text)) - {""}
+
+
+def _squeezed(lines: list[Any]) -> list[Any]:
+    return [("".join(text.split()), row) for text, row in lines]
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip())
+
+
+def _yaml() -> Any:
+    yml = YAML(pure=True)
+    yml.Resolver = _AsWritten
+    yml.preserve_quotes = True
+    yml.width = 2**31
+    return yml
+
+
+def _written(tree: Any) -> list[tuple[str, int | None]]:
+    """Return the lines of a tree, each with the number that it has for a comment."""
+    stream = io.StringIO()
+    _yaml().dump(tree, stream)
+    lines = stream.getvalue().removesuffix("\n").split("\n")
+    matches = [re.fullmatch(r"(.*?)\s*#(\d+)", line) for line in lines]
+    return [(at[1], int(at[2])) if at else (line, None) for line, at in zip(lines, matches, strict=True)]
