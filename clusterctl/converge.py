@@ -20,7 +20,7 @@ from clusterctl.redaction import throughout
 from clusterctl.screen import Screen, plural
 
 if TYPE_CHECKING:
-    from clusterctl.remote import Access
+    from clusterctl.remote import Access, ContactError
 
 # Without one of these nothing goes on: a failure there is exit 5, anywhere else exit 4.
 _CRITICAL = "_head"
@@ -229,7 +229,7 @@ def run(options: Options) -> int:
         with _before_any_change():
             meet(site, screen)
             on_head = stack.enter_context(_locked_head(site))
-            site = prepare(site, screen)
+            site = prepare(site, screen, on_head.missing)
             _require_lock(site, on_head, screen)
         redact = secrets.redactor(directory, site.access.sudo_password).redact
         with _writing(site.state):
@@ -302,17 +302,20 @@ def meet(site: Site, screen: Screen) -> None:
         trust.ensure(chosen, site.access, ask=ask)
 
 
-def prepare(site: Site, screen: Screen) -> Site:
+def prepare(site: Site, screen: Screen, on_head: "ContactError | None" = None) -> Site:
     """Check every host before anything is changed, and record the hardware of those that are new.
 
+    `on_head` is why the head gave no lock: a key or a password that it has refused is not tried there once more.
     Raises PreflightError with all problems of all hosts; with `skip_unreachable` goes on without who cannot be reached.
     """
     from clusterctl import preflight, remote
 
     options, began = site.options, time.monotonic()
+    tried = on_head and on_head.failure in (remote.Failure.AUTHENTICATION, remote.Failure.SUDO)
+    refused = {site.inventory.head.name: on_head} if on_head and tried else None
     with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
         adopt = None if options.verb == "verify" else options.adopt
-        contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts, adopt)
+        contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts, adopt, refused)
         with _writing(site.inventory.directory):
             recorded = preflight.record(site.inventory, contact)
     remote.forget_gateways()
