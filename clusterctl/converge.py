@@ -4,6 +4,7 @@ import contextlib
 import getpass
 import json
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Without one of these nothing goes on: a failure there is exit 5, anywhere else exit 4.
 _CRITICAL = "_head"
+# A first bootstrap of 500 nodes writes some 20 MB of events, log and summary.
+MIN_STATE_MB = 50
 
 
 @dataclass(frozen=True)
@@ -251,6 +254,10 @@ def _locked(site: Site, screen: Screen) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         with _writing(site.state):
             held = stack.enter_context(lock.hold(site.state, site.options.verb, say=screen.say))
+            free = shutil.disk_usage(site.state).free >> 20
+        if free < MIN_STATE_MB:
+            found = f"{free} MB free there, expected at least {MIN_STATE_MB} MB"
+            raise InputError([Problem(None, str(site.state), found, "a run writes its log there")])
         yield held
 
 
@@ -366,6 +373,8 @@ def play(
                 screen.mute()
                 ansible.stop()
     ledger.stopped |= ansible.stopped
+    if ansible.trouble:
+        ledger.why = f"stopped, for {ansible.trouble.filename or kept.path} takes no more: {ansible.trouble.strerror}"
     return ledger.judge(site.groups(), critical, site.skipped), ansible.trouble
 
 
