@@ -1,6 +1,6 @@
 """Measurements, as ratios of things taken in one run. Run by scripts/bench; nothing here judges a figure.
 
-usage: python -m tests.bench [input] [nodes] [floor] [demo] [rerun]      without a name: all
+usage: python -m tests.bench [input] [nodes] [floor] [demo] [rerun] [limits]      without a name: all
 """
 
 import argparse
@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import against_floor, bad_input, demo, nodes, rerun
+from tests.bench import against_floor, bad_input, demo, limits, nodes, rerun
 from tests.bench.measure import BenchError, Document, say
 from tests.labs import REPOSITORY
 
-PARTS = ("input", "nodes", "floor", "demo", "rerun")
+PARTS = ("input", "nodes", "floor", "demo", "rerun", "limits")
 
 
 def main() -> int:
@@ -36,6 +36,7 @@ def main() -> int:
         "floor": lambda: against_floor.main(given.rounds),
         "demo": demo.main,
         "rerun": lambda: rerun.main(given.workers),
+        "limits": limits.main,
     }
     figures: Document = json.loads(given.output.read_text()) if given.output.exists() else {}
     try:
