@@ -110,20 +110,28 @@ class Answer:
     release: tuple[str, str] | None = None  # os-release's ID and VERSION_ID, known without python too
 
 
-def ask(host: Host, access: Access, options: Mapping[str, Any]) -> Answer:
-    """Contact one node and run the probe there with `options` (see probe.main). Never raises for what a node does."""
+def ask(host: Host, access: Access, options: Mapping[str, Any], refused: ContactError | None = None) -> Answer:
+    """Contact one node and run the probe there with `options` (see probe.main). Never raises for what a node does.
+
+    `refused` is how it refused our key or password just before: they are not tried again, for some nodes lock an
+    account after a few times.
+    """
+    if refused and refused.failure is Failure.AUTHENTICATION:
+        return Answer(errors=(refused,))
     try:
         with connect(host, access) as session:
-            return converse(host, session, options)
+            return converse(host, session, options, refused)
     except ContactError as error:
         return Answer(errors=(error,))
 
 
-def converse(host: Host, session: Session, options: Mapping[str, Any]) -> Answer:
+def converse(host: Host, session: Session, options: Mapping[str, Any], refused: ContactError | None = None) -> Answer:
     """Run the probe over a connection that is there; raises ContactError where that ends."""
     errors: list[ContactError] = []
     started = time.time()
     try:
+        if refused:
+            raise refused
         status, answer, complaint = _run_probe(session, options, True)
         if session.becomes and _SHELL_MARK not in answer:
             said = _last_line(complaint) or _last_line(answer) or f"exit status {status}"

@@ -4,6 +4,7 @@ import contextlib
 import getpass
 import json
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,10 +21,12 @@ from clusterctl.redaction import Redactor, throughout
 from clusterctl.screen import Screen, plural
 
 if TYPE_CHECKING:
-    from clusterctl.remote import Access
+    from clusterctl.remote import Access, ContactError
 
 # Without one of these nothing goes on: a failure there is exit 5, anywhere else exit 4.
 _CRITICAL = "_head"
+# A first bootstrap of 500 nodes writes some 20 MB of events, log and summary.
+MIN_STATE_MB = 50
 
 
 @dataclass(frozen=True)
@@ -263,7 +266,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         with _before_any_change():
             meet(site, screen)
             on_head = stack.enter_context(_locked_head(site))
-            site = prepare(site, screen)
+            site = prepare(site, screen, on_head.missing)
             _require_lock(site, on_head, screen)
         site = work.begin(site, screen)
         with _writing(site.state):
@@ -300,6 +303,10 @@ def _locked(site: Site, screen: Screen) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         with _writing(site.state):
             held = stack.enter_context(lock.hold(site.state, site.options.verb, say=screen.say))
+            free = shutil.disk_usage(site.state).free >> 20
+        if free < MIN_STATE_MB:
+            found = f"{free} MB free there, expected at least {MIN_STATE_MB} MB"
+            raise InputError([Problem(None, str(site.state), found, "a run writes its log there")])
         yield held
 
 
@@ -351,15 +358,18 @@ def meet(site: Site, screen: Screen) -> None:
         trust.ensure(chosen, site.access, ask=ask)
 
 
-def prepare(site: Site, screen: Screen) -> Site:
+def prepare(site: Site, screen: Screen, on_head: "ContactError | None" = None) -> Site:
     """Check every host before anything is changed, and record the hardware of those that are new.
 
+    `on_head` is why the head gave no lock: a key or a password that it has refused is not tried there once more.
     Raises PreflightError with all problems of all hosts; with `skip_unreachable` goes on without who cannot be reached.
     """
     from clusterctl import preflight, remote
 
     options, began = site.options, time.monotonic()
     redact = _redactor(site).redact
+    tried = on_head and on_head.failure in (remote.Failure.AUTHENTICATION, remote.Failure.SUDO)
+    refused = {site.inventory.head.name: on_head} if on_head and tried else None
 
     def redacted(findings: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(replace(one, found=redact(one.found), hint=redact(one.hint)) for one in findings)
@@ -367,7 +377,9 @@ def prepare(site: Site, screen: Screen) -> Site:
     with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
         adopt = None if options.verb == "verify" else options.adopt
         try:
-            contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts, adopt)
+            contact = preflight.preflight(
+                site.inventory, site.access, options.skip_unreachable, site.hosts, adopt, refused
+            )
         except PreflightError as error:
             raise PreflightError(redacted(error.problems)) from None
         contact = replace(contact, warnings=redacted(contact.warnings), skipped=redacted(contact.skipped))
@@ -429,6 +441,8 @@ def play(
                 screen.mute()
                 ansible.stop()
     ledger.stopped |= ansible.stopped
+    if ansible.trouble:
+        ledger.why = f"stopped, for {ansible.trouble.filename or kept.path} takes no more: {ansible.trouble.strerror}"
     return ledger.judge(site.groups(), critical, site.skipped), ansible.trouble
 
 

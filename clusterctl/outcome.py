@@ -78,6 +78,7 @@ class Ledger:
         self.plays_to_come: list[str] = []
         self.results = 0
         self.stopped = False  # also set by who asked for it: a run that is killed cannot say so itself
+        self.why = "interrupted as asked"
         self.orderly = False
         self.ended = False
         self._play = PlayStarted("")
@@ -198,7 +199,7 @@ class Ledger:
             return HeadFailed(f"{fold(heads)}, the head, failed; the run stopped there.")
         if not self.ended:
             under_way = "nothing is under way any more" if self.orderly else "a task may still run to its end on a node"
-            return Interrupted(f"interrupted as asked; {under_way}.")
+            return Interrupted(f"{self.why}; {under_way}.")
         if lost or skipped:
             rest = f"not run: {', '.join(self.plays_to_come)}" if self.plays_to_come else "everything else is done"
             parts = [f"{fold(sorted(lost))} failed"] if lost else []

@@ -18,7 +18,7 @@ from clusterctl.errors import PreflightError
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
 from clusterctl.known_hosts import keys
-from clusterctl.remote import Access, Failure, each
+from clusterctl.remote import Access, ContactError, Failure, each
 
 # What our roles' packages unpack to, their index and cache, with room for a first month of logs and metrics.
 MIN_ROOT_MB = 5_000
@@ -77,18 +77,22 @@ def preflight(
     skip_unreachable: bool = False,
     hosts: Sequence[Host] | None = None,
     adopt: bool | None = False,
+    refused: Mapping[str, ContactError] | None = None,
 ) -> Contact:
     """Contact the hosts (default: all) at once and judge them.
 
     Raises PreflightError with every Finding that is no warning. With `skip_unreachable` workers that cannot be
     reached are left out instead; the head never is. With `adopt` what somebody else has set up is a warning,
-    and nothing at all where it is None, for a run that replaces nothing.
+    and nothing at all where it is None, for a run that replaces nothing. `refused` is as in contact.ask, by host.
     Raises InputError for a hardware record that cannot be used.
     """
     records = hardware.load_all(inventory.directory)
     label = secrets.label(inventory.directory) if (inventory.directory / secrets.FILE).exists() else ""
     asked = inventory.hosts if hosts is None else hosts
-    answers = each(asked, lambda host: contact.ask(host, access, {"network": network_options(host)}))
+    before = refused or {}
+    answers = each(
+        asked, lambda host: contact.ask(host, access, {"network": network_options(host)}, before.get(host.name))
+    )
     findings = [finding for host in asked for finding in judge(host, answers[host.name], label, adopt)]
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
     findings += _clocks(facts, inventory.head.name, records)

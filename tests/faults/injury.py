@@ -1,5 +1,6 @@
 """Injuries to a lab's nodes, inflicted for real from outside or on the node, and healed at the end of a `with`."""
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,30 @@ def cut_off(lab: TestLab, *nodes: str, how: str = "DROP") -> Iterator[None]:
 
 
 @contextmanager
+def throttled(lab: TestLab, node: str, rate: str) -> Iterator[None]:
+    """Limit what a node says and hears to a rate (`1mbit`), at both ends of its cable."""
+    (pid,) = podman("inspect", "--format", "{{.State.Pid}}", container(lab, node)).split()
+    inside = ["nsenter", "--target", pid, "--net"]
+
+    def link(*argv: str, **wanted: Any) -> Any:
+        told = subprocess.run([*argv, "ip", "-json", "link"], capture_output=True, text=True, check=True).stdout
+        (found,) = (link for link in json.loads(told) if all(link.get(k) == v for k, v in wanted.items()))
+        return found
+
+    outside = link(ifindex=link(*inside, ifname="eth0")["link_index"])["ifname"]
+    ends = [[*inside, "tc", "qdisc"], ["tc", "qdisc"]]
+    devices = ["eth0", outside]
+    limit = ["root", "tbf", "rate", rate, "burst", "32kb", "latency", "1s"]
+    try:
+        for end, device in zip(ends, devices, strict=True):
+            subprocess.run([*end, "add", "dev", device, *limit], check=True)
+        yield
+    finally:
+        for end, device in zip(ends, devices, strict=True):
+            subprocess.run([*end, "delete", "dev", device, "root"], check=False)
+
+
+@contextmanager
 def stuck_file(lab: TestLab, node: str, path: str = "/etc/chrony/chrony.conf") -> Iterator[None]:
     """Change a file that a role manages and make it one that cannot be replaced."""
     lab.root(node, f"echo '# changed by hand' >> {path}; mount --bind {path} {path}")
@@ -74,6 +99,11 @@ def begin(lab: TestLab, verb: str = "bootstrap", *options: str, **settings: Any)
     wait_until(lambda: set(runs.glob("*")) - before or process.poll() is not None)
     assert process.poll() is None, process.communicate()
     return process
+
+
+def latest_run(lab: TestLab) -> Path:
+    """Return the directory of the last run."""
+    return max((lab.inventory.parent / ".clusterctl/runs").iterdir())
 
 
 def wait_until(condition: Callable[[], object]) -> None:

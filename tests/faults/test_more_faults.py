@@ -1,28 +1,42 @@
 """The rest of the faults, which take too long for every change: `scripts/test --long`."""
 
+import contextlib
+import fcntl
 import http.server
+import json
+import os
+import shutil
+import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cluster.conftest import TestLab, bootstrapped, podman
 from tests.cluster.test_bootstrap import ALICE, differences
 from tests.faults.injury import (
+    GUARD,
     begin,
     container,
     converges,
+    cut_off,
     ended,
     fails,
     gateway,
     in_service,
     inventory_with,
+    latest_run,
+    throttled,
     wait_until,
 )
+from tests.faults.repository import PACKAGE, repository
+from tests.labs import REPOSITORY
 
 pytestmark = pytest.mark.long
 
@@ -56,7 +70,8 @@ def test_a_head_that_restarts_in_the_middle_keeps_jobs(lab: TestLab) -> None:
     with inventory_with(lab, BERLIN):
         run = begin(lab)
         podman("restart", "--time", "2", container(lab, "head1"))
-        ended(run, 5)
+        run.communicate(timeout=GUARD)
+        assert run.returncode in (0, 5)  # one that is up again in time was only slow
         lab.up()
         converges(lab)
     converges(lab)
@@ -68,6 +83,113 @@ def finished(lab: TestLab, job: str) -> str:
     ask = ("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job.strip()}", "--format=State")
     wait_until(lambda: lab.ssh("head1", *ask).strip() not in ("", "PENDING", "RUNNING"))
     return lab.ssh("head1", *ask).strip()
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGINT twice", "SIGTERM", "SIGHUP", "closed pipe"])
+def test_a_run_that_is_asked_to_end_lets_go_of_the_cluster(lab: TestLab, how: str) -> None:
+    with inventory_with(lab, BERLIN):
+        kept = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a run under nohup goes on, and so may these tests be
+        run = begin(lab)
+        signal.signal(signal.SIGHUP, kept)
+        assert run.stdout
+        wait_until(lambda: '"Gathering Facts"' in (latest_run(lab) / "events.jsonl").read_text())
+        if how == "closed pipe":
+            run.stdout.close()
+            assert run.wait(GUARD) == 7
+        else:
+            run.send_signal(getattr(signal, how.split()[0]))
+            begun = ""
+            if how.endswith("twice"):
+                while "again stops at once" not in begun:  # two at once may be one to the kernel
+                    begun = run.stdout.readline()
+                    assert begun
+                run.send_signal(signal.SIGINT)
+            said = begun + ended(run, 7)
+            under_way = "a task may still run" if how.endswith("twice") else "nothing is under way any more"
+            assert under_way in said
+            assert "Go on" in said
+    assert json.loads((latest_run(lab) / "summary.json").read_text())["exit_code"] == 7
+    with open(lab.inventory.parent / ".clusterctl/lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lab.root("head1", "flock --nonblock /run/clusterctl/cluster.lock true")
+    assert processes_about(str(lab.inventory)) == []
+    converges(lab)
+
+
+def processes_about(word: str) -> list[str]:
+    """Return the command lines of this machine's processes that have the word in them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in found if word in line]
+
+
+def test_a_slow_node_fails_neither_itself_nor_another(lab: TestLab) -> None:
+    """Its packages come at the same speed as all it says and hears."""
+    lab.root("gpu02", "apt-get -qq remove -y prometheus-node-exporter; apt-get clean")
+    with throttled(lab, "gpu02", "1mbit"), inventory_with(lab, BERLIN):
+        summary = lab.run("bootstrap")
+        assert {host["status"] for host in summary["hosts"].values()} == {"ok"}
+        assert in_service(lab) == {"gpu01": "idle", "gpu02": "idle"}
+    assert "ii" in lab.root("gpu02", "dpkg-query -W -f '${db:Status-Abbrev}' prometheus-node-exporter")
+    converges(lab)
+
+
+# --- who may come in --------------------------------------------------------------------------------------------------
+
+
+def test_a_key_that_nobody_authorized_is_named_for_all_hosts_and_tried_once(lab: TestLab, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(wrong)], check=True)
+    text = lab.inventory.read_text()
+    key = text.partition("ansible_ssh_private_key_file: ")[2].split("\n")[0]
+    loud, since = "/etc/ssh/sshd_config.d/00-loud.conf", int(time.time())
+    for node in lab.nodes:
+        lab.root(node, f"echo 'LogLevel VERBOSE' > {loud}; systemctl reload ssh")
+    lab.inventory.write_text(text.replace(key, str(wrong)))
+    try:
+        said = fails(lab, 3)
+    finally:
+        lab.inventory.write_text(text)
+        journals = {
+            node: lab.root(
+                node, f"journalctl --unit ssh --since @{since} --output cat; rm {loud}; systemctl reload ssh"
+            )
+            for node in lab.nodes
+        }
+    assert {node: said.count(f"{node}") > 0 for node in lab.nodes} == dict.fromkeys(lab.nodes, True)
+    assert {node: text.count("Failed publickey") for node, text in journals.items()} == dict.fromkeys(lab.nodes, 1)
+    assert not any(line in said for line in wrong.read_text().splitlines()[1:-1])
+    converges(lab)
+
+
+def test_ssh_configuration_of_the_user_counts_for_preflight_and_for_ansible(lab: TestLab, tmp_path: Path) -> None:
+    """Names, user, key and jump host from ~/.ssh/config alone, in a mount namespace where that is a file of ours."""
+    head = lab.inventory.read_text().partition("head1: {ansible_host: ")[2].partition("}")[0]
+    worker = lab.inventory.read_text().partition("gpu01: {ansible_host: ")[2].partition("}")[0]
+    key = lab.inventory.read_text().partition("ansible_ssh_private_key_file: ")[2].split("\n")[0]
+    known = tmp_path / "known_hosts"
+    known.write_text((lab.inventory.parent / "known_hosts").read_text())
+    (tmp_path / "config").write_text(
+        f"Host {head}\n  ProxyJump none\nHost {worker}\n  ProxyJump {head}\n"
+        f"Host *\n  User admin\n  IdentityFile {key}\n  IdentitiesOnly yes\n"
+        f"  UserKnownHostsFile {known}\n"
+    )
+    (tmp_path / "config").chmod(0o600)
+    text = lab.inventory.read_text()
+    lines = [line for line in text.splitlines() if "ansible_user" not in line and "ansible_ssh_private" not in line]
+    lab.inventory.write_text("\n".join(lines) + "\n")
+    home = Path("/root/.ssh") if os.geteuid() == 0 else Path.home() / ".ssh"
+    home.mkdir(mode=0o700, exist_ok=True)
+    inside = 'mount --bind "$0" "$1"; exec clusterctl verify "$2"'
+    try:
+        with cut_off(lab, "gpu01", how="REJECT"):
+            argv = ["unshare", "--mount", "sh", "-ec", inside, str(tmp_path), str(home), str(lab.inventory)]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        lab.inventory.write_text(text)
 
 
 # --- what a node has not ----------------------------------------------------------------------------------------------
@@ -138,6 +260,146 @@ def test_noise_at_login_and_a_tmp_that_runs_nothing_disturb_nobody(lab: TestLab)
     converges(lab)
 
 
+@contextmanager
+def another_time(lab: TestLab, node: str, seconds: float) -> Iterator[None]:
+    """Let the python that preflight and Ansible start on a node have a clock that goes wrong; the host's is its own."""
+    lab.root(node, "[ -e /usr/bin/faketime ] || apt-get -qq install -y faketime >/dev/null 2>&1")
+    wrapper = (
+        "#!/bin/sh\n"
+        f"export FAKETIME={seconds:+} FAKETIME_DONT_FAKE_MONOTONIC=1 DONT_FAKE_MONOTONIC=1\n"
+        'export LD_PRELOAD=$(echo /usr/lib/*/faketime/libfaketimeMT.so.1)\nexec /usr/bin/python3.real "$@"\n'
+    )
+    lab.root(node, f"mv /usr/bin/python3 /usr/bin/python3.real; cat > /usr/bin/python3 <<'END'\n{wrapper}END\n")
+    lab.root(node, "chmod 755 /usr/bin/python3")
+    try:
+        yield
+    finally:
+        lab.root(node, "mv /usr/bin/python3.real /usr/bin/python3")
+
+
+def test_a_clock_that_goes_wrong_is_told_and_past_ten_seconds_refused(lab: TestLab) -> None:
+    with another_time(lab, "gpu02", 5):
+        said = fails(lab, 0)
+        assert "gpu02" in said
+        assert "s ahead of that of head1" in said
+    before = lab.manifest("head1")
+    with another_time(lab, "gpu02", -60), inventory_with(lab, BERLIN):
+        said = fails(lab, 3)
+    assert "s behind that of head1" in said
+    assert "chronyc tracking" in said
+    assert differences(before, lab.manifest("head1")) == []
+    converges(lab)
+
+
+def test_the_clock_of_a_node_that_is_new_is_told_and_no_reason_to_stop(lab: TestLab) -> None:
+    record = lab.inventory.parent / "hardware/gpu02.json"
+    kept = record.read_bytes()
+    record.unlink()
+    try:
+        with another_time(lab, "gpu02", 60):
+            said = fails(lab, 0)
+        assert "s ahead of that of head1" in said
+        assert "it is set right when chrony starts" in said
+    finally:
+        record.write_bytes(kept)
+    converges(lab)
+
+
+def test_a_system_and_a_name_that_cannot_be_are_told_with_what_can(lab: TestLab) -> None:
+    lab.root(
+        "gpu01",
+        """sed 's/^VERSION_ID=.*/VERSION_ID="11"/' /etc/os-release > /run/old; mount --bind /run/old /etc/os-release""",
+    )
+    lab.root("gpu02", "hostname gpu01")
+    try:
+        said = fails(lab, 3)
+    finally:
+        lab.root("gpu01", "umount /etc/os-release")
+        lab.root("gpu02", "hostname gpu02")
+    assert "debian 11 is not supported" in said
+    assert "Debian 12 and 13, Ubuntu 22.04 and 24.04" in said
+    assert "gpu01 is that of gpu02 too" in said
+    assert "gpu01 is that of gpu01 too" in said
+    converges(lab)
+
+
+# --- what this machine has not ----------------------------------------------------------------------------------------
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("what", [".clusterctl", "."])
+def test_a_directory_that_cannot_be_written_is_named_and_left_whole(lab: TestLab, what: str) -> None:
+    directory = lab.inventory.parent
+    before, head = content(directory), lab.manifest("head1")
+    inside = 'mount --bind "$0" "$0"; mount -o remount,bind,ro "$0"; cd /; exec clusterctl bootstrap "$1"'
+    argv = ["unshare", "--mount", "sh", "-ec", inside, str(directory / what), str(lab.inventory)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    said = done.stdout + done.stderr
+    assert done.returncode == 2, said
+    assert f"{directory / '.clusterctl'}" in said
+    assert "Read-only file system" in said
+    assert "Traceback" not in said
+    assert content(directory) == before
+    assert differences(head, lab.manifest("head1")) == []
+    converges(lab)
+
+
+def without_lock(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Leave out the file that each run writes its own name to."""
+    return {name: text for name, text in files.items() if name != "lock"}
+
+
+@contextmanager
+def small_state(lab: TestLab, tmp_path: Path) -> Iterator[Path]:
+    """Move a cluster's state to a file system of 64 MB; yields where."""
+    state = lab.inventory.parent / ".clusterctl"
+    kept = tmp_path / "kept"
+    shutil.copytree(state, kept)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=0700", "none", str(state)], check=True)
+    try:
+        shutil.copytree(kept, state, dirs_exist_ok=True)
+        yield state
+    finally:
+        subprocess.run(["umount", "--lazy", str(state)], check=True)
+
+
+def fill(directory: Path, leave: int) -> Path:
+    """Leave so many bytes of a file system free; returns the file that holds the rest."""
+    ballast = directory / "ballast"
+    with open(ballast, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(directory).free - leave)
+    return ballast
+
+
+def test_a_controller_whose_disk_is_full_says_so_before_or_in_the_midst(lab: TestLab, tmp_path: Path) -> None:
+    with small_state(lab, tmp_path) as state:
+        before, head = content(state), lab.manifest("head1")
+        ballast = fill(state, 1 << 20)
+        said = fails(lab, 2)
+        assert str(state) in said
+        ballast.unlink()
+        assert without_lock(content(state)) == without_lock(before)
+        assert differences(head, lab.manifest("head1")) == []
+
+        with inventory_with(lab, BERLIN):
+            run = begin(lab)
+            ballast = fill(state, 0)
+            said = ended(run, 7)
+        assert "No space left on device" in said
+        assert str(state) in said
+        after = content(state)
+        assert {name: after.get(name) for name in without_lock(before)} == without_lock(before)
+        for name, text in after.items():
+            if name.endswith(".json"):
+                json.loads(text)
+        ballast.unlink()
+        converges(lab)
+    converges(lab)
+
+
 # --- what was written is damaged --------------------------------------------------------------------------------------
 
 
@@ -168,11 +430,12 @@ def test_a_damaged_record_on_a_node_is_refused_and_left(lab: TestLab) -> None:
 # --- Slurm's own daemons ----------------------------------------------------------------------------------------------
 
 
-def test_jobs_outlive_slurmctld_and_the_database(lab: TestLab) -> None:
+@pytest.mark.parametrize("how", ["SEGV", "KILL"])
+def test_jobs_outlive_slurmctld_and_the_database(lab: TestLab, how: str) -> None:
     submit = ("sbatch", "--parsable", "--chdir=/", "--output=none")
     running = lab.ssh("head1", *ALICE, *submit, "--wrap='sleep 30'")
     time.sleep(6)  # slurmctld saves its state up to 5 s late
-    lab.root("head1", "systemctl stop slurmdbd mariadb; systemctl kill --signal SEGV slurmctld")
+    lab.root("head1", f"systemctl stop slurmdbd mariadb; systemctl kill --signal {how} slurmctld")
     wait_until(lambda: "active" not in lab.root("head1", "systemctl is-active slurmctld || true").split())
     converges(lab)
     later = lab.ssh("head1", *ALICE, *submit, "--wrap='sleep 1'")
@@ -189,7 +452,51 @@ def test_a_monitoring_that_is_down_costs_no_job(lab: TestLab) -> None:
     converges(lab)
 
 
+def test_a_monitoring_whose_disk_is_full_costs_no_job(lab: TestLab) -> None:
+    data = "/var/lib/prometheus"
+    lab.root(
+        "head1",
+        f"systemctl stop prometheus; mount -t tmpfs -o size=64k,uid=prometheus,gid=prometheus none {data}; "
+        f"head -c 1m /dev/zero > {data}/ballast || true; systemctl start prometheus || true",
+    )
+    slurm = {node: lab.root(node, "pidof slurmctld slurmdbd slurmd || true") for node in lab.nodes}
+    try:
+        job = lab.ssh("head1", *ALICE, "sbatch", "--parsable", "--chdir=/", "--output=none", "--wrap='sleep 1'")
+        assert finished(lab, job) == "COMPLETED"
+        said = fails(lab, 5)
+        assert "prometheus" in said
+        assert {node: lab.root(node, "pidof slurmctld slurmdbd slurmd || true") for node in lab.nodes} == slurm
+        assert in_service(lab) == {"gpu01": "idle", "gpu02": "idle"}
+    finally:
+        lab.root("head1", f"systemctl stop prometheus; umount {data}")
+    converges(lab)
+
+
 # --- the package source -----------------------------------------------------------------------------------------------
+
+
+def test_a_package_transaction_that_was_killed_is_finished_and_a_held_lock_waited_for(lab: TestLab) -> None:
+    lab.root(
+        "gpu01",
+        "cd /tmp; apt-get -qq download prometheus-node-exporter; dpkg --purge prometheus-node-exporter >/dev/null; "
+        "dpkg --unpack prometheus-node-exporter_*.deb >/dev/null; rm prometheus-node-exporter_*.deb",
+    )
+    lab.root("gpu02", "apt-get -qq remove -y prometheus-node-exporter >/dev/null; touch /tmp/held")
+    hold = (
+        "import fcntl, pathlib, time\n"
+        "file = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "while pathlib.Path('/tmp/held').exists(): time.sleep(0.1)"
+    )
+    lab.root("gpu02", f'nohup python3 -c "{hold}" >/dev/null 2>&1 &')
+    run = begin(lab, "bootstrap", "--output", "json")
+    # A module of ours that takes so long is one that waits.
+    waits = "ps -eo etimes=,args= | grep -qE '^ *([89]|[1-9][0-9]+) /usr/bin/python3$'"
+    lab.root("gpu02", f"until {waits}; do sleep 0.2; done; sleep 2; rm /tmp/held")
+    summary = json.loads(next(line for line in ended(run, 0).splitlines() if line.startswith('{"verb"')))
+    notes = [note["note"] for note in summary["notes"] if note["hosts"] == ["gpu02"]]
+    assert any("package lock" in note and "python3" in note for note in notes), notes
+    converges(lab)
+    assert "ii" in lab.root("gpu01", "dpkg-query -W -f '${db:Status-Abbrev}' prometheus-node-exporter")
 
 
 class Source(http.server.BaseHTTPRequestHandler):
@@ -253,3 +560,46 @@ def test_a_package_source_with_a_fault_is_named_and_nothing_installed(lab: TestL
     finally:
         lab.inventory.write_text(text)
     converges(lab)
+
+
+@pytest.mark.parametrize("fault", ["none", "slow", "signature", "key", "unsigned", "expired", "hash"])
+def test_a_site_of_packages_is_used_only_where_all_of_it_is_right(lab: TestLab, fault: str) -> None:
+    """A source that somebody has set up on a node, with a package that the inventory asks for there."""
+    own = yaml.safe_load((REPOSITORY / "roles/base/defaults/main.yml").read_text())["base_packages"]
+    text = lab.inventory.read_text()
+    source, key, direct = "sources.list.d/site.sources", "/etc/apt/keyrings/site.asc", "apt.conf.d/99site"
+    with repository(gateway(lab), fault) as (url, public):
+        lines = f"Types: deb\nURIs: {url}\nSuites: ./\nSigned-By: {key}\n"
+        lab.ssh("gpu02", "sudo", "tee", f"/etc/apt/{source}", stdin=lines)
+        lab.ssh("gpu02", "sudo", "tee", key, stdin=public)
+        lab.ssh("gpu02", "sudo", "tee", f"/etc/apt/{direct}", stdin=f'Acquire::http::Proxy::{gateway(lab)} "DIRECT";\n')
+        packages = f"base_packages: [{', '.join([*own, PACKAGE])}]"
+        wanted = text.replace("gpu02: {", f"gpu02: {{{packages}, ").replace(
+            "  vars:\n", f"  vars:\n    cluster_no_proxy: [{gateway(lab)}]\n", 1
+        )
+        lab.inventory.write_text(wanted)
+        try:
+            said = fails(lab, 0 if fault in ("none", "slow") else 4)
+            status = lab.root("gpu02", f"dpkg-query -W -f '${{db:Status-Abbrev}}' {PACKAGE} 2>/dev/null || true")
+        finally:
+            lab.inventory.write_text(text)
+            lab.root("gpu02", f"cd /etc/apt; rm {source} {key} {direct}; rm -f /var/lib/apt/lists/*_._*")
+            lab.root("gpu02", f"dpkg --purge {PACKAGE} >/dev/null 2>&1")  # one that is wanted no more may stay
+    if fault in ("none", "slow"):
+        assert "ii" in status
+    else:
+        assert "gpu02" in said
+        assert url in said or PACKAGE in said
+        assert WORDS[fault] in said
+        assert "ii" not in status
+    converges(lab)
+
+
+# What apt says of each, in the words of Debian 13's.
+WORDS = {
+    "signature": "OpenPGP signature verification failed",
+    "key": "OpenPGP signature verification failed",
+    "unsigned": "is not signed",
+    "expired": "is expired",
+    "hash": "Hash Sum mismatch",
+}

@@ -1,0 +1,104 @@
+"""A small repository of packages as a site has its own, signed by a key that lives as long as it, with a fault."""
+
+import hashlib
+import http.server
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+
+PACKAGE = "fault-probe"
+SLOW_BYTES = 10_000  # a second
+
+
+@contextmanager
+def repository(address: str, fault: str) -> Iterator[tuple[str, str]]:
+    """Serve a repository with one package on this address; yields its URL and the key to trust."""
+    with tempfile.TemporaryDirectory(prefix="repository-") as name:
+        directory = Path(name)
+        key = _make(directory, fault)
+        with http.server.ThreadingHTTPServer((address, 0), _handler(directory, fault)) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield f"http://{address}:{server.server_port}", key
+            server.shutdown()
+
+
+def _handler(directory: Path, fault: str) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = directory / "served" / Path(self.path).name
+            if not path.is_file():
+                self.send_error(404)
+                return
+            data = path.read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            step = SLOW_BYTES // 10 if fault == "slow" else len(data)
+            for begin in range(0, len(data), step):
+                if begin:
+                    time.sleep(0.1)
+                self.wfile.write(data[begin : begin + step])
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    return Handler
+
+
+def _make(directory: Path, fault: str) -> str:
+    served, root = directory / "served", directory / "root"
+    served.mkdir()
+    (root / "DEBIAN").mkdir(parents=True)
+    (root / "usr/share/doc" / PACKAGE).mkdir(parents=True)
+    (root / "usr/share/doc" / PACKAGE / "noise").write_bytes(os.urandom(100_000))
+    control = f"Package: {PACKAGE}\nVersion: 1.0\nArchitecture: all\nMaintainer: nobody <nobody@example.org>\n"
+    control += "Description: shows whether a package source is used\n"
+    (root / "DEBIAN/control").write_text(control)
+    package = served / f"{PACKAGE}.deb"
+    _run("dpkg-deb", "--root-owner-group", "--build", str(root), str(package))
+    data = package.read_bytes()
+    about = f"Filename: ./{package.name}\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n"
+    packages = (control + about).encode()
+    (served / "Packages").write_bytes(packages)
+    if fault == "hash":
+        package.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    now = time.time()
+    day = 24 * 3600
+    release = f"Origin: a site\nCodename: here\nDate: {formatdate(now - 9 * day, usegmt=True)}\n"
+    if fault == "expired":
+        release += f"Valid-Until: {formatdate(now - 2 * day, usegmt=True)}\n"
+    release += f"SHA256:\n {hashlib.sha256(packages).hexdigest()} {len(packages)} Packages\n"
+    (served / "Release").write_text(release)
+    trusted = _sign(directory / "trusted", served)
+    if fault == "signature":
+        signed = served / "InRelease"
+        signed.write_text(signed.read_text().replace("Origin: a site", "Origin: another"))
+    elif fault == "key":
+        _sign(directory / "other", served)
+    elif fault == "unsigned":
+        (served / "InRelease").unlink()
+    return trusted
+
+
+def _sign(home: Path, served: Path) -> str:
+    """Sign the Release file with a new key; return its public part."""
+    home.mkdir(mode=0o700)
+    gpg = ("gpg", "--homedir", str(home), "--batch", "--yes", "--quiet", "--pinentry-mode", "loopback")
+    try:
+        _run(*gpg, "--passphrase", "", "--quick-generate-key", "A site <site@example.org>", "ed25519", "sign", "never")
+        _run(*gpg, "--output", str(served / "InRelease"), "--clearsign", str(served / "Release"))
+        return _run(*gpg, "--armor", "--export")
+    finally:
+        _run("gpgconf", "--homedir", str(home), "--kill", "all")
+
+
+def _run(*argv: str) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
