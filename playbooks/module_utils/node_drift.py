@@ -5,6 +5,8 @@ Two ask: node_state with `state: probe`, and `clusterctl status`, which sends th
 
 from __future__ import annotations
 
+import re
+
 from ansible.module_utils.node_items import Packages, Paths, Settings, Units, difference
 from ansible.module_utils.node_record import load_record, recorded_scopes
 
@@ -50,7 +52,7 @@ def words(label, recorded, state, call):
         return unit_words(was, now)
     if label == "sysctl":
         return "" if was == now else f"{now['value'] or 'absent'}, was {was['value'] or 'absent'}"
-    return difference(was, now)
+    return re.sub(r"\bcontent$", "edited", difference(was, now))
 
 
 def package_words(was, now):

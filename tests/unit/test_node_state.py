@@ -682,8 +682,8 @@ def test_probe_tells_what_is_not_as_recorded(store: Path, tmp_path: Path) -> Non
         found = module.probe(asked, {}, lambda: pytest.fail("no package was recorded"))
         return {Path(item["name"]).name: item["what"] for item in found}
 
-    seen = {"edited": "content", "mode": "mode 0666, was 0644", "gone": "removed"}
-    assert drift("key") == {**seen, "secret": "content"}
+    seen = {"edited": "edited", "mode": "mode 0666, was 0644", "gone": "removed"}
+    assert drift("key") == {**seen, "secret": "edited"}
     assert drift("other") == drift(None) == seen, "another key tells nothing about a secret"
 
 
