@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from clusterctl import contact, hardware, runs
-from clusterctl.contact import Alerts, Drift
+from clusterctl.contact import Alerts, Drift, Item
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import fold
@@ -108,19 +108,15 @@ class NodeStatus:
     drift: Drift | None = None
 
     @property
-    def drifted(self) -> list[tuple[str, str]]:
-        """Return how the node is not as it was left, as (role, what): each item once, by the role that owns it."""
-        if not self.drift:
-            return []
-        roles: dict[str, list[str]] = {}
-        for item in self.drift.items:
-            name, what = item.name, item.what
-            text = f"{item.name}: {item.what}" if item.kind == "pending" else f"{item.kind} {name}: {what}"
-            roles.setdefault(text, []).append(ROLE_OF.get(item.scope, item.scope))
+    def drifted(self) -> list[Item]:
+        """Return how the node is not as it was left: each item once, `scope` being the role that owns it."""
+        roles: dict[tuple[str, str, str], list[str]] = {}
+        for item in self.drift.items if self.drift else ():
+            roles.setdefault((item.kind, item.name, item.what), []).append(ROLE_OF.get(item.scope, item.scope))
         told = []
-        for text, owners in roles.items():
-            mine = [role for role in dict.fromkeys(owners) if role != _UNION] or owners
-            told.append((", ".join(mine), text))
+        for (kind, name, what), owners in roles.items():
+            mine = [role for role in dict.fromkeys(owners) if role != _UNION] or [_UNION]
+            told.append(Item(", ".join(mine), kind, name, what))
         return told
 
     @property
@@ -213,10 +209,9 @@ class Status:
     def _node(node: NodeStatus) -> dict[str, Any]:
         """Return a node as JSON has it: drift by role, without the versions that are the same everywhere."""
         drift = node.drift or Drift(None, (), 0, {})
-        items = [{"role": ROLE_OF.get(i.scope, i.scope), **asdict(i)} for i in drift.items]
         return {
             **asdict(node),
-            "drift": [{key: item[key] for key in ("role", "kind", "name", "what")} for item in items],
+            "drift": [{"role": i.scope, "kind": i.kind, "name": i.name, "what": i.what} for i in node.drifted],
             "drift_more": drift.more,
             "drift_error": drift.error,
         }

@@ -148,7 +148,9 @@ def _notes(status: Status) -> Iterator[tuple[str, str]]:
     for node in status.nodes:
         if node.drift and node.drift.error:
             yield node.name, f"could not be compared with its record: {node.drift.error}"
-        yield from ((node.name, f"{role}: {what}") for role, what in node.drifted)
+        for item in node.drifted:
+            kind = "" if item.kind == "pending" else f"{item.kind} "
+            yield node.name, f"{item.scope}: {kind}{item.name}: {item.what}"
         if node.drift and node.drift.more:
             yield node.name, f"{plural(node.drift.more, 'more item')} not as recorded"
     if status.alerts and status.alerts.error:

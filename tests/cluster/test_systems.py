@@ -24,7 +24,7 @@ def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
     debian_12.run("bootstrap")
     again = debian_12.run("bootstrap")
     assert {name: host["changed"] for name, host in again["hosts"].items()} == dict.fromkeys(debian_12.nodes, 0)
-    assert debian_12.run("status")["gpus"]["a100"]["idle"] == 8
+    assert debian_12.healthy()["gpus"]["a100"]["idle"] == 8
 
 
 @pytest.fixture(scope="module")

@@ -205,12 +205,15 @@ def test_drift_is_told_once_by_the_role_that_owns_it() -> None:
         ),
     )
     assert node.drifted == [
-        ("slurm_worker", "package slurmd: removed"),
-        ("packages", "package tmux: removed"),
-        ("slurm_head", "unit mariadb.service: not running"),
-        ("base", "file /etc/apt/apt.conf.d/90x: edited"),
-        ("munge", "package:munge: a run was interrupted before this took effect"),
+        Item("slurm_worker", "package", "slurmd", "removed"),
+        Item("packages", "package", "tmux", "removed"),
+        Item("slurm_head", "unit", "mariadb.service", "not running"),
+        Item("base", "file", "/etc/apt/apt.conf.d/90x", "edited"),
+        Item("munge", "pending", "package:munge", "a run was interrupted before this took effect"),
     ]
+    text = page(cluster(worker=node))
+    assert "gpu01: munge: package:munge: a run was interrupted" in text
+    assert "gpu01: base: file /etc/apt/apt.conf.d/90x: edited" in text
 
 
 def test_every_scope_is_known_as_some_roles() -> None:
