@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import files, home, lock
+from clusterctl.screen import roughly
 from clusterctl.untrusted import printable
 
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-([a-z-]+?)(-\d+)?")
@@ -49,11 +50,7 @@ class Run:
 
     def age(self, now: datetime) -> str:
         """Return how long ago it began, in one unit: `12 s ago`, `3 days ago`."""
-        seconds = max(0, round((now - self.began).total_seconds()))
-        for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-            if seconds >= 2 * size:
-                return f"{seconds // size} {unit} ago"
-        return f"{seconds} s ago"
+        return f"{roughly((now - self.began).total_seconds())} ago"
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--output json` prints of it."""

@@ -1,6 +1,7 @@
 """`status` on the screen: nodes, what is wrong with them, sums; once, or again and again until Ctrl-C."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from clusterctl.contact import Alert
 from clusterctl.errors import InputError, Problem
 from clusterctl.outcome import fold
 from clusterctl.redaction import throughout
-from clusterctl.screen import Screen, duration, plural
+from clusterctl.screen import Screen, plural, roughly
 from clusterctl.status import ABSENT, DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, SlurmNode, Status, collect
 from clusterctl.untrusted import printable
 
@@ -102,7 +103,7 @@ def _nodes(screen: Screen, status: Status) -> None:
     for title in ("", "Node", "Services", "Slurm", "GPUs"):
         table.add_column(title, overflow="fold")
     for (mark, *cells), names in rows.items():
-        table.add_row(Text(*mark), fold(names), *(Text(*cell) for cell in cells))
+        table.add_row(Text(*mark), at_commas(fold(names), _names_width(screen)), *(Text(*cell) for cell in cells))
     screen.print(table)
 
 
@@ -159,9 +160,15 @@ def _notes(status: Status) -> Iterator[tuple[str, str]]:
         yield "secrets", f"whether files with secrets were edited was not judged: {status.unjudged}"
     apart = status.versions_apart()
     for package, versions in list(apart.items())[:_MAX_APART]:
-        yield "versions", f"{package} " + "; ".join(f"{one} on {fold(nodes)}" for one, nodes in versions.items())
+        # Where most have one version it is the others that are looked for.
+        told = [(len(nodes), f"{one} on {_few(nodes, len(status.nodes))}") for one, nodes in versions.items()]
+        yield "versions", f"{package} " + "; ".join(text for _, text in sorted(told, reverse=True))
     if len(apart) > _MAX_APART:
         yield "versions", f"{plural(len(apart) - _MAX_APART, 'more package')} differ; --output json has all"
+
+
+def _few(nodes: list[str], all_nodes: int) -> str:
+    return fold(nodes) if len(nodes) <= max(2, all_nodes // 2) else plural(len(nodes), "node")
 
 
 def _columns(screen: Screen, rows: list[tuple[str, str]]) -> None:
@@ -171,11 +178,26 @@ def _columns(screen: Screen, rows: list[tuple[str, str]]) -> None:
             screen.say(f"{names}: {text}")
         return
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(max_width=max(16, screen.width // 3), overflow="fold")
+    table.add_column(max_width=_names_width(screen), overflow="fold")
     table.add_column(overflow="fold")
     for names, text in rows:
-        table.add_row(Text(names, "bold"), text)
+        table.add_row(Text(at_commas(names, _names_width(screen)), "bold"), text)
     screen.print(table)
+
+
+def _names_width(screen: Screen) -> int:
+    return max(16, screen.width // 3)
+
+
+def at_commas(text: str, width: int) -> str:
+    """Return text in lines of at most `width`, broken after commas alone: a name in two pieces is no name."""
+    lines = [""]
+    for part in re.split(r"(?<=,)", text):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append(part.lstrip())
+        else:
+            lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _alerts(screen: Screen, status: Status, now: datetime) -> None:
@@ -204,8 +226,7 @@ def _since(group: list[Alert], now: datetime) -> str:
     began = min((time for time in times if time.tzinfo), default=None)
     if began is None:
         return ""
-    seconds = round(max(0.0, (now - began).total_seconds()))
-    return f"since {began.astimezone(UTC):%Y-%m-%d %H:%M} UTC ({duration(seconds)})"
+    return f"since {began.astimezone(UTC):%Y-%m-%d %H:%M} UTC ({roughly((now - began).total_seconds())})"
 
 
 def _sums(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:

@@ -16,6 +16,8 @@ from typing import Any
 import paramiko
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clusterctl import hardware, paths, probe, status, status_page
 from clusterctl.contact import Alert, Alerts, Drift, Item
@@ -243,8 +245,16 @@ def test_a_hundred_nodes_are_a_page() -> None:
         assert "gpu[001-099]" in joined
         assert "base: file /etc/hosts: edited" in joined
         assert "gpu100" in joined
-        assert "slurmd 24.11.5-4 on gpu[001-049], gpu[052-099]; 24.11.5-3 on gpu050" in joined
+        assert "slurmd 24.11.5-4 on 97 nodes; 24.11.5-3 on gpu050" in joined
         assert "23.11" not in joined, "another release may have another version"
+
+
+@given(st.text(alphabet="gpu01,[] ", max_size=80), st.integers(min_value=4, max_value=30))
+def test_names_are_broken_after_commas_alone(text: str, width: int) -> None:
+    lines = status_page.at_commas(text, width).splitlines()
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert all(line.endswith(",") for line in lines[:-1])
+    assert all(len(line) <= width or "," not in line[:-1] for line in lines)
 
 
 def test_notes_without_end_are_cut() -> None:
@@ -259,7 +269,7 @@ def test_alerts_are_told_with_node_and_since_when() -> None:
     drained = Alert("SlurmNodeDrained", "warning", "gpu02", "nonsense", "")
     text = page(replace(cluster(), alerts=Alerts(firing=(FIRING, second, drained), more=2)), 120)
     joined = " ".join(text.split())
-    assert "critical NodeDown on gpu01, gpu02 since 2026-11-21 17:00 UTC (1 h 30 min): gpu01 does not answer" in joined
+    assert "critical NodeDown on gpu01, gpu02 since 2026-11-21 17:00 UTC (90 min): gpu01 does not answer" in joined
     assert "warning SlurmNodeDrained on gpu02" in joined
     assert "and 2 more alerts" in joined
 
