@@ -89,21 +89,21 @@ def show_all(screen: Screen, past: list[Run], now: datetime) -> None:
     if not past:
         screen.say("No run yet.")
         return
-    rows = [(run.name, run.age(now), run.asked or "-", _took(run), run.result) for run in past]
+    rows = [(run.name, run.age(now), _took(run), run.asked or "-", run.verdict) for run in past]
     if not screen.is_terminal:
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         for row in rows:
             cells = [f"{cell:<{width}}" for cell, width in zip(row[:4], widths, strict=True)]
             screen.say("  ".join([*cells, row[4]]))
         return
-    table = Table("Run", "Began", "Asked for", "Took", "Result", box=None, pad_edge=False, header_style="dim")
+    table = Table("Run", "Began", "Took", "Asked for", "Result", box=None, pad_edge=False, header_style="dim")
     table.padding = (0, 2, 0, 0)
-    for column in table.columns[:4]:
+    for column in table.columns[:3]:
         column.no_wrap = True
-    table.columns[2].no_wrap = False
-    table.columns[2].overflow = table.columns[4].overflow = "fold"
+    for column in table.columns[3:]:
+        column.overflow = "fold"
     for run, row in zip(past, rows, strict=True):
-        result = Text(printable(row[4], 120), "" if run.exit_code == 0 else "cyan" if run.under_way else "red")
+        result = Text(row[4], "" if run.exit_code == 0 else "cyan" if run.under_way else "red")
         table.add_row(*row[:4], result)
     screen.print(table)
 

@@ -48,6 +48,15 @@ class Run:
             return f"nodes were not ready, nothing was changed: {self.error}"
         return self.error or f"exit {self.exit_code}"
 
+    @property
+    def verdict(self) -> str:
+        """Return the same in a few words, for a line among others."""
+        if self.exit_code is None:
+            return "under way" if self.under_way else "killed"
+        if self.exit_code == _NOT_READY:
+            return "nodes not ready"
+        return "ok" if self.exit_code == 0 else printable(self.error.partition(";")[0], 60) or f"exit {self.exit_code}"
+
     def age(self, now: datetime) -> str:
         """Return how long ago it began, in one unit: `12 s ago`, `3 days ago`."""
         return f"{roughly((now - self.began).total_seconds())} ago"

@@ -117,7 +117,8 @@ def test_the_table_has_a_line_for_each_run(cluster: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == [GOOD, UNFIT, CHECKED, FAILED]
-    assert "--check --limit gpu01,gpu02  9.0 s" in lines[2]
+    assert lines[2].endswith("9.0 s       --check --limit gpu01,gpu02  ok")
+    assert [line.split("  ")[-1] for line in lines] == ["ok", "nodes not ready", "ok", "gpu01 failed"]
     document = json.loads(logs(cluster, "--output", "json").stdout)
     assert [run["exit_code"] for run in document["runs"]] == [0, 3, 0, 4]
 
