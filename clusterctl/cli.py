@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from clusterctl import __version__
 from clusterctl.errors import ClusterctlError, Interrupted
@@ -26,9 +27,10 @@ _ELSEWHERE = {
     "lab": ("clusterctl.lab.cli", "app", "A cluster in containers on this machine, with simulated GPUs."),
 }
 _ORDER = (
-    *("init", "validate", "plan", "bootstrap", "verify", "status"),
+    *("init", "validate", "plan", "bootstrap", "verify", "status", "logs"),
     *("add-node", "remove-node", "replace-node", "trust", "password", "lab"),
 )
+_WATCH_SECONDS = 5
 
 
 class _Verbs(TyperGroup):
@@ -353,16 +355,33 @@ def verify(
     _end("verify", output, lambda: converge.print_command(options) if print_command else converge.run(options))
 
 
-@app.command()
+class _Watching(TyperCommand):
+    """Lets `--watch` stand without its value, whatever follows it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = [*args, ""]
+        for at, word in enumerate(args):
+            if word in ("--watch", "-w") and not re.fullmatch(r"[0-9.]+", given[at + 1]):
+                args = [*args[:at], f"--watch={_WATCH_SECONDS}", *args[at + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_Watching)
 def status(
     inventory: _Inventory,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            "--watch", "-w", min=1, max=86400, metavar="[SECONDS]", show_default=False, help="Redraw until Ctrl-C."
+        ),
+    ] = None,
     output: _Output = Format.text,
 ) -> None:
-    """Show how the cluster is, what it does, and where a node differs from its record."""
+    """Show how the cluster is, what it does, and where a node differs from what was set up."""
     from clusterctl import converge
-    from clusterctl.status import status_command
+    from clusterctl.status_page import status_command
 
     options = converge.Options(
         "status",
@@ -371,7 +390,23 @@ def status(
         ask_become_pass=ask_become_pass,
         json=output is Format.json,
     )
-    _end("status", output, lambda: status_command(options))
+    _end("status", output, lambda: status_command(options, watch))
+
+
+@app.command()
+def logs(
+    inventory: _Inventory,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", show_default=False, help="A run's name, how only its name begins, or last."),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print Ansible's whole log of that run.")] = False,
+    output: _Output = Format.text,
+) -> None:
+    """List past runs, or show what became of one."""
+    from clusterctl.logs import logs_command
+
+    _end("logs", output, lambda: logs_command(inventory, run, full, output is Format.json))
 
 
 @app.command("add-node")

@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from clusterctl import hardware, probe
+from clusterctl import hardware, paths, probe
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host
 from clusterctl.remote import Access, ContactError, Failure, Session, connect
@@ -30,6 +31,7 @@ from clusterctl.untrusted import (
 # A package source that is silent costs the probe 8 s, a node under load some more.
 PROBE_SECONDS = 40.0
 PYTHON = "/usr/bin/python3"  # as interpreter_python in ansible.cfg
+_FOR_ROOT = ("drift", "alerts")
 _SHELL_MARK = "clusterctl-shell:"
 _NO_PYTHON = 97
 _SHELL = f"echo {_SHELL_MARK}; [ -x {PYTHON} ] || {{ cat /etc/os-release; exit {_NO_PYTHON}; }}; exec {PYTHON} -I -"
@@ -75,8 +77,50 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Item:
+    """One thing that is not as a role left it. `scope` is what the role recorded it under."""
+
+    scope: Annotated[str, text()]
+    kind: Annotated[str, text()]
+    name: Annotated[str, text()]
+    what: Annotated[str, text()]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How a node differs from its records, how many more items do, and the versions of the packages in them."""
+
+    error: Annotated[str | None, optional(text())]
+    items: Annotated[tuple[Item, ...], sequence(nested(Item), probe.MAX_DRIFT)]
+    more: Annotated[int, number(0, 1 << 20)]
+    versions: Annotated[Mapping[str, str], mapping(text(), text(), 1 << 12)]
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alert that fires; `since` as Prometheus writes it, in UTC."""
+
+    name: Annotated[str, text()]
+    severity: Annotated[str, text()]
+    node: Annotated[str, text()]
+    since: Annotated[str, text()]
+    summary: Annotated[str, text()]
+
+
+@dataclass(frozen=True)
+class Alerts:
+    """The alerts that fire, the gravest first, and how many more do; or why nobody knows."""
+
+    error: Annotated[str | None, optional(text())] = None
+    firing: Annotated[tuple[Alert, ...], sequence(nested(Alert), probe.MAX_ALERTS)] = ()
+    more: Annotated[int, number(0, 1 << 20)] = 0
+
+
+@dataclass(frozen=True)
 class _Reply:
     node: Annotated[Node, nested(Node)]
+    drift: Annotated[Drift | None, optional(nested(Drift))]
+    alerts: Annotated[Alerts | None, optional(nested(Alerts))]
     started: Annotated[float, seconds]
     ended: Annotated[float, seconds]
 
@@ -94,6 +138,8 @@ class Facts:
     hardware: Hardware
     node: Node
     clock: tuple[float, float]
+    drift: Drift | None = None
+    alerts: Alerts | None = None
 
     @property
     def skew(self) -> float:
@@ -140,7 +186,8 @@ def converse(host: Host, session: Session, options: Mapping[str, Any], refused: 
         if error.failure is not Failure.SUDO:
             raise
         errors.append(error)
-        # All else that is wrong belongs into the same report.
+        # All else that is wrong belongs into the same report. What root alone may know is not for this user.
+        options = {name: value for name, value in options.items() if name not in _FOR_ROOT}
         started = time.time()
         status, answer, complaint = _run_probe(session, options, False)
     ended = time.time()
@@ -192,7 +239,16 @@ def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
     record = hardware.from_reply(host.name, data.get("hardware"), datetime.now(UTC))
     started, ended = journey
     # The node's clock was read after we asked and before we heard, which bounds its lead from both sides.
-    return Facts(record, reply.node, (reply.ended - ended, reply.started - started))
+    clock = (reply.ended - ended, reply.started - started)
+    return Facts(record, reply.node, clock, reply.drift, reply.alerts)
+
+
+@cache
+def drift_modules() -> Mapping[str, str]:
+    """Return the text of the modules by which `node_state` compares a node with its records, in order of import."""
+    folder = paths.content() / "playbooks/module_utils"
+    names = ("node_tools", "node_packages", "node_record", "node_items", "node_drift")
+    return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in names}
 
 
 def _install_python(release: Mapping[str, str]) -> str:

@@ -263,12 +263,17 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         if options.verb != "verify":
             secrets.ensure(directory, site.inventory.cluster_name)
         redact = _redactor(site, needed=True).redact
-        with _before_any_change():
-            meet(site, screen)
-            on_head = stack.enter_context(_locked_head(site))
-            site = prepare(site, screen, on_head.missing)
-            _require_lock(site, on_head, screen)
-        site = work.begin(site, screen)
+        began = time.monotonic()
+        try:
+            with _before_any_change():
+                meet(site, screen)
+                on_head = stack.enter_context(_locked_head(site))
+                site = prepare(site, screen, on_head.missing)
+                _require_lock(site, on_head, screen)
+            site = work.begin(site, screen)
+        except ClusterctlError as refusal:
+            _keep_refusal(site, refusal, time.monotonic() - began)
+            raise
         with _writing(site.state):
             kept = runner.RunDirectory.create(site.state, options.verb)
         ledger = Ledger()
@@ -446,12 +451,35 @@ def play(
     return ledger.judge(site.groups(), critical, site.skipped), ansible.trouble
 
 
-def _summary(site: Site, kept: runner.RunDirectory, ledger: Ledger, error: ClusterctlError | None) -> dict[str, Any]:
+def _asked(site: Site) -> dict[str, Any]:
+    """Return what tells one run from another by what it was asked for."""
     options = site.options
     return {
         "verb": options.verb,
         "cluster": site.inventory.cluster_name,
         "check": options.check,
+        "limit": options.limit,
+    }
+
+
+def _keep_refusal(site: Site, error: ClusterctlError, seconds: float) -> None:
+    """Keep that a run ended before Ansible began: it is asked for later, as the other runs are.
+
+    Nothing of it is worth a second error: a disk that is full, secrets that are not there yet.
+    """
+    with contextlib.suppress(OSError, ClusterctlError):
+        redact = secrets.redactor(site.inventory.directory, site.access.sudo_password).redact
+        kept = runner.RunDirectory.create(site.state, site.options.verb)
+        problems = [str(problem) for problem in getattr(error, "problems", ())]
+        summary = {**_asked(site), "exit_code": error.exit_code, "error": str(error), "problems": problems}
+        summary = throughout({**summary, "seconds": round(seconds, 1), "log": None}, redact)
+        secrets.write_private(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
+
+
+def _summary(site: Site, kept: runner.RunDirectory, ledger: Ledger, error: ClusterctlError | None) -> dict[str, Any]:
+    options = site.options
+    return {
+        **_asked(site),
         "exit_code": error.exit_code if error else 0,
         "error": str(error) if error else None,
         "skipped": list(site.skipped),

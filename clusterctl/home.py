@@ -34,7 +34,7 @@ def load(path: Path) -> Inventory:
     directory = path.parent
     if os.path.isdir(directory):  # noqa: PTH112
         judge(lambda: hardware.load_all(directory))
-        problems.extend(_not_its_own(directory))
+        problems.extend(not_its_own(directory))
         judge(lambda: known_hosts(directory / KNOWN_HOSTS))
         judge(lambda: secrets.check(directory, found[0].cluster_name if found else None))
     if problems:
@@ -52,7 +52,8 @@ def known_hosts(path: Path) -> list[str]:
         raise InputError([Problem(None, str(path), str(error))]) from None
 
 
-def _not_its_own(directory: Path) -> Iterator[Problem]:
+def not_its_own(directory: Path) -> Iterator[Problem]:
+    """Yield what stands in place of the cluster's own state and leads out of its directory."""
     ignored = directory / ".gitignore"  # the head keeps a copy of it
     if ignored.is_symlink():
         yield Problem(None, str(ignored), "is a link, expected a file of the cluster's own")

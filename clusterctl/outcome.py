@@ -271,20 +271,30 @@ def _expected(pattern: str, groups: Mapping[str, Collection[str]]) -> set[str]:
 
 
 def fold(names: Collection[str]) -> str:
-    """Return host names as Slurm writes them: `gpu01 gpu02 gpu03 head1` is `gpu[01-03], head1`; order is kept."""
-    runs: list[tuple[str, list[str]]] = []
+    """Return host names as Slurm writes them: `gpu01 gpu02 gpu03 gpu07 head1` is `gpu[01-03,07], head1`; in order.
+
+    Two of a kind stay as they are.
+    """
+    groups: list[tuple[str, list[str]]] = []
     for name in names:
         stem = name.rstrip("0123456789")
         number = name[len(stem) :]
-        if runs and number and runs[-1][0] == stem and _follows(runs[-1][1][-1], number):
-            runs[-1][1].append(number)
+        if groups and number and groups[-1][0] == stem and len(groups[-1][1][0]) == len(number):
+            groups[-1][1].append(number)
         else:
-            runs.append((stem, [number]))
+            groups.append((stem, [number]))
     return ", ".join(
-        f"{stem}[{numbers[0]}-{numbers[-1]}]" if len(numbers) > 2 else ", ".join(stem + number for number in numbers)
-        for stem, numbers in runs
+        f"{stem}[{_ranges(numbers)}]" if len(numbers) > 2 else ", ".join(stem + number for number in numbers)
+        for stem, numbers in groups
     )
 
 
-def _follows(one: str, other: str) -> bool:
-    return bool(one) and len(one) == len(other) and int(other) == int(one) + 1
+def _ranges(numbers: list[str]) -> str:
+    """Return numbers of one width as ranges; those of two numbers have a dash too, as Slurm's have."""
+    runs: list[tuple[str, str]] = []
+    for number in numbers:
+        if runs and int(number) == int(runs[-1][1]) + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(first if first == last else f"{first}-{last}" for first, last in runs)

@@ -6,6 +6,7 @@ as Python 3.6 has it, and imports nothing of ours. What it prints is judged by h
 # Python 3.6 has neither list[str] nor str | None, and its pathlib only part of what ruff asks for.
 # ruff: noqa: PTH110, PTH112, PTH115, PTH119, PTH123, PTH207, PTH208, UP006, UP031, UP035, UP045
 
+import base64
 import configparser
 import ctypes
 import fcntl
@@ -19,8 +20,10 @@ import socket
 import ssl
 import struct
 import subprocess
+import sys
 import threading
 import time
+import types
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -30,6 +33,9 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 MARK = "clusterctl-probe:"
 NETWORK_SECONDS = 5
 MAX_SOURCES = 16
+# Of what differs from its record, and of alerts: a node that was restored from elsewhere differs in everything.
+MAX_DRIFT = 500
+MAX_ALERTS = 200
 
 Facts = Dict[str, Any]
 
@@ -651,14 +657,77 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
     }
 
 
+# --- what status asks besides -----------------------------------------------------------------------------------------
+
+
+def drift(options: Facts) -> Facts:
+    """Compare the node with its records, by the modules that record them: they came along, as text.
+
+    `modules` has them by name, each after those that it imports; `key` is the one of the secrets' hashes, or None.
+    """
+    found: Facts = {"error": None, "items": [], "more": 0, "versions": {}}
+    try:
+        for name in ("ansible", "ansible.module_utils"):
+            sys.modules[name] = types.ModuleType(name)
+        for name, source in options["modules"].items():
+            module = types.ModuleType("ansible.module_utils." + name)
+            sys.modules[module.__name__] = module
+            exec(compile(source, name + ".py", "exec"), module.__dict__)  # noqa: S102 - it is ours
+        record, packages = (sys.modules["ansible.module_utils.node_" + name] for name in ("record", "packages"))
+        call = record.Call(None, record_key=options["key"])
+        compare = sys.modules["ansible.module_utils.node_drift"].compare
+        items, found["versions"] = compare(call, lambda: packages.package_manager("auto", []))
+        found["items"], found["more"] = items[:MAX_DRIFT], max(0, len(items) - MAX_DRIFT)
+    except SyntaxError:
+        found["error"] = "its Python is %s, and 3.8 is needed to compare it" % platform.python_version()
+    except Exception as error:
+        found["error"] = str(error) or type(error).__name__
+    return found
+
+
+def alerts(options: Facts) -> Facts:
+    """Ask the Prometheus at `url` for the alerts that fire, the gravest first; `password_file` holds the password."""
+    found: Facts = {"error": None, "firing": [], "more": 0}
+    try:
+        with open(options["password_file"]) as file:
+            login = "%s:%s" % (options["user"], file.read(1024).strip())
+        header = {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
+        request = urllib.request.Request(options["url"] + "/api/v1/alerts", headers=header)  # noqa: S310
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=NETWORK_SECONDS) as answer:
+            said = json.loads(answer.read(16 << 20).decode("utf-8", "replace"))["data"]["alerts"]
+        firing = [one for one in said if one.get("state") == "firing"]
+        order = {"critical": 0, "warning": 1}
+        firing.sort(key=lambda one: (order.get(one["labels"].get("severity"), 2), one["labels"].get("alertname", "")))
+        for one in firing[:MAX_ALERTS]:
+            labels = one["labels"]
+            alert = {"name": labels.get("alertname", "?"), "severity": labels.get("severity", "none")}
+            alert["node"] = labels.get("node") or labels.get("instance", "")
+            alert.update(since=one.get("activeAt", ""), summary=one.get("annotations", {}).get("summary", ""))
+            found["firing"].append(alert)
+        found["more"] = max(0, len(firing) - MAX_ALERTS)
+    except urllib.error.HTTPError as error:
+        found["error"] = "Prometheus says HTTP %d %s" % (error.code, error.reason)
+    except urllib.error.URLError as error:
+        found["error"] = "Prometheus does not answer: %s" % error.reason
+    except FileNotFoundError:
+        found["error"] = "Prometheus is not set up yet"
+    except Exception as error:
+        found["error"] = "Prometheus gives no answer that can be read (%s)" % type(error).__name__
+    return found
+
+
 def main(options: Facts) -> None:
     """Print the answer.
 
-    Options: `network`, an object with `proxy`, `no_proxy` and `mirrors` as the inventory has them, tries the package
-    sources; `services` names the units whose state is wanted. Both may be absent.
+    Options, each of which may be absent: `network`, an object with `proxy`, `no_proxy` and `mirrors` as the inventory
+    has them, tries the package sources; `services` names the units whose state is wanted; `drift` and `alerts` are what
+    the functions of these names take.
     """
     started = time.time()
     found, driver, nvml_error = gpus()
     answer = {"hardware": hardware(found, driver), "node": node(options, nvml_error), "started": started}
+    for name, function in (("drift", drift), ("alerts", alerts)):
+        answer[name] = function(options[name]) if options.get(name) else None
     answer["ended"] = time.time()
     print("\n" + MARK + json.dumps(answer), flush=True)

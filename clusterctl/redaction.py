@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -52,7 +53,7 @@ class Redactor:
 
 
 def throughout(data: Any, redact: Callable[[str], str]) -> Any:
-    """Return data of JSON with each text in it redacted. (In the JSON itself that could cut an escape in two.)
+    """Return data of JSON, or a dataclass of such, with each text redacted. (In JSON itself that could cut an escape.)
 
     Short keys stay: a password may be one of the words by which data are known.
     """
@@ -63,8 +64,10 @@ def throughout(data: Any, redact: Callable[[str], str]) -> Any:
             return {
                 redact(key) if len(key) >= _PIECE else key: throughout(value, redact) for key, value in data.items()
             }
-        case list():
-            return [throughout(value, redact) for value in data]
+        case list() | tuple():
+            return type(data)(throughout(value, redact) for value in data)
+    if is_dataclass(data) and not isinstance(data, type):
+        return replace(data, **{field.name: throughout(getattr(data, field.name), redact) for field in fields(data)})
     return data
 
 

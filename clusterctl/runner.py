@@ -8,7 +8,6 @@ characters dropped and secrets redacted, before anything is written or shown.
 import contextlib
 import json
 import os
-import re
 import select
 import selectors
 import shlex
@@ -26,12 +25,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
-from clusterctl import events, paths, redaction
+from clusterctl import events, paths, redaction, runs
 from clusterctl.errors import ClusterctlError
 from clusterctl.untrusted import bare
 
 RUNS_KEPT = 100
-RUN_NAME = re.compile(r"\d{8}T\d{6}Z-[a-z-]+(-\d+)?")
 _TICK = 0.25  # seconds between two looks at the clock while nothing happens
 _GRACE = 3.0  # seconds that Ansible has to end after the second signal
 # No line is longer, in bytes. An event's own texts are cut by the callback, so that a whole one has room.
@@ -131,7 +129,7 @@ class RunDirectory:
         for directory in (state, state / "runs"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
-        mine = [path for path in (state / "runs").iterdir() if RUN_NAME.fullmatch(path.name) and not path.is_symlink()]
+        mine = [path for path in (state / "runs").iterdir() if runs.NAME.fullmatch(path.name) and not path.is_symlink()]
         for old in sorted(mine)[: -RUNS_KEPT + 1]:
             shutil.rmtree(old, ignore_errors=True)
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{verb}"

@@ -96,6 +96,15 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def roughly(seconds: float) -> str:
+    """Return a time in one unit, as `ago` is said: `12 s`, `90 min`, `3 days`; never less than nothing."""
+    whole = max(0, round(seconds))
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if whole >= 2 * size:
+            return f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
 def plural(count: int, noun: str) -> str:
     """Return `1 node`, `2 nodes`, `3 directories`."""
     if count == 1:

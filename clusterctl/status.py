@@ -1,27 +1,23 @@
 """How a cluster is: one read-only contact with every node at once, Slurm's own view from the head, and the last run.
 
-Exit status: 0 all well; 4 something is out of service, or a node differs from its record; 5 the head does not serve.
+Exit status: 0 all well; 4 something is out of service, a node differs from its record, or a critical alert fires; 5 the
+head does not serve.
 """
 
 import json
 import re
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
-from clusterctl import contact, converge, files, hardware
+from clusterctl import contact, hardware, runs
+from clusterctl.contact import Alerts, Drift, Item
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import fold
 from clusterctl.remote import Access, ContactError, Session, connect, each
-from clusterctl.report import Screen
-from clusterctl.runner import RUN_NAME
+from clusterctl.runs import Run
 from clusterctl.untrusted import printable
 
 HEALTHY, DEGRADED, HEAD_DOWN = 0, 4, 5
@@ -45,29 +41,57 @@ _OUT_OF_SERVICE = frozenset(
 _MAX_SLURM_REPLY = 32 << 20
 _SLURM_SECONDS = 15.0
 _NO_SUCH_COMMAND = 127  # of a shell; sudo says it in words and ends with 1
+_LEDGER = "/usr/local/sbin/slurm-drain"
+_OURS = "clusterctl: "  # how that program's own reasons begin
+_SLURM_USER = "slurm"  # gives the reason where slurmctld drains a node by itself
+_PROMETHEUS_PASSWORD = "/etc/prometheus/own-password"  # noqa: S105 - where it stands
+# What a role records its items under, where that is not the role's own name.
+ROLE_OF = {"sources": "base", "slurm_head_database": "slurm_head"}
+_UNION = "packages"  # the role that installs what the others ask for
 
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """A node as slurmctld sees it; GPUs by type."""
+    """A node as slurmctld sees it; GPUs by type. `by` gave the reason; `causes` are those of the drain ledger."""
 
     state: tuple[str, ...]
     reason: str
     gpus: Mapping[str, int]
     allocated: Mapping[str, int]
+    by: str = ""
+    causes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def in_service(self) -> bool:
         return not _OUT_OF_SERVICE & set(self.state)
 
+    def why(self) -> list[str]:
+        """Return who or what keeps the node out of service, a line for each."""
+        causes = [f"{cause}: {reason}" for cause, reason in sorted(self.causes.items())]
+        if self.in_service:
+            return [f"in service, though the drain ledger has {cause}" for cause in causes]
+        told = []
+        if not any(state.startswith("DRAIN") for state in self.state):
+            told.append(f"out of service for Slurm: {self.reason or '+'.join(self.state).lower()}")
+        elif not self.reason.startswith(_OURS):
+            who = "Slurm itself" if self.by == _SLURM_USER else f"an operator ({self.by or 'unknown'})"
+            told.append(f"drained by {who}: {self.reason or 'no reason given'}")
+        elif not causes:
+            told.append(f"drained, and the drain ledger has no cause any more: {self.reason}")
+        return told + [f"drained by {cause}" for cause in causes]
+
 
 @dataclass(frozen=True)
 class Slurm:
-    """What the head's slurmctld says; jobs by state. `problem` is set where it says nothing."""
+    """What the head's slurmctld says; jobs by state. `problem` is set where it says nothing.
+
+    `ledger_problem` says why nobody knows the causes by which nodes are drained.
+    """
 
     nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
     jobs: Mapping[str, int] = field(default_factory=dict)
     problem: str = ""
+    ledger_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,6 +104,26 @@ class NodeStatus:
     slurm_worker: bool = False
     services: Mapping[str, str] = field(default_factory=dict)
     differences: tuple[str, ...] = ()
+    release: str = ""
+    drift: Drift | None = None
+
+    @property
+    def drifted(self) -> list[Item]:
+        """Return how the node is not as it was left: each item once, `scope` being the role that owns it."""
+        roles: dict[tuple[str, str, str], list[str]] = {}
+        for item in self.drift.items if self.drift else ():
+            roles.setdefault((item.kind, item.name, item.what), []).append(ROLE_OF.get(item.scope, item.scope))
+        told = []
+        for (kind, name, what), owners in roles.items():
+            mine = [role for role in dict.fromkeys(owners) if role != _UNION] or [_UNION]
+            told.append(Item(", ".join(mine), kind, name, what))
+        return told
+
+    @property
+    def sound(self) -> bool:
+        """Return whether the node answers, runs all it should and is as its records say."""
+        drift = self.drift and (self.drift.items or self.drift.error)
+        return not (self.problem or self.failed or self.differences or drift)
 
     @property
     def failed(self) -> list[str]:
@@ -94,12 +138,17 @@ class NodeStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """The whole cluster; `last_run` is None before the first."""
+    """The whole cluster; `last_run` is None before the first, `alerts` where nothing watches.
+
+    `unjudged` says why the content of files that are secret was not compared.
+    """
 
     cluster: str
     nodes: tuple[NodeStatus, ...]
     slurm: Slurm | None
-    last_run: Mapping[str, Any] | None
+    last_run: Run | None
+    alerts: Alerts | None = None
+    unjudged: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -107,14 +156,28 @@ class Status:
         slurm = self.slurm or Slurm()
         if slurm.problem or any(node.head and (node.problem or node.vital) for node in self.nodes):
             return HEAD_DOWN
-        degraded = any(node.problem or node.failed or node.differences for node in self.nodes) or self.strangers
-        return DEGRADED if degraded or not all(node.in_service for node in slurm.nodes.values()) else HEALTHY
+        alerts = self.alerts or Alerts()
+        alarmed = alerts.error or any(alert.severity == "critical" for alert in alerts.firing)
+        sound = all(node.sound for node in self.nodes) and all(node.in_service for node in slurm.nodes.values())
+        return HEALTHY if sound and not alarmed and not self.strangers else DEGRADED
 
     @property
     def strangers(self) -> list[str]:
         """Return the workers of the inventory that Slurm does not know."""
         known = self.slurm.nodes if self.slurm else {}
         return [node.name for node in self.nodes if node.slurm_worker and node.name not in known]
+
+    def versions_apart(self) -> dict[str, dict[str, list[str]]]:
+        """Return the packages that nodes of one release have in several versions: package to version to nodes."""
+        found: dict[tuple[str, str], dict[str, list[str]]] = {}
+        for node in self.nodes:
+            for package, version in (node.drift.versions if node.drift else {}).items():
+                found.setdefault((node.release, package), {}).setdefault(version, []).append(node.name)
+        apart: dict[str, dict[str, list[str]]] = {}
+        for (_, package), versions in sorted(found.items()):
+            if len(versions) > 1:
+                apart.setdefault(package, {}).update(versions)
+        return apart
 
     def gpus(self) -> dict[str, dict[str, int]]:
         """Return, by type, how many GPUs there are, are allocated, are idle, and are on nodes out of service."""
@@ -133,39 +196,62 @@ class Status:
         return {
             "cluster": self.cluster,
             "exit_code": self.exit_code,
-            "nodes": [asdict(node) for node in self.nodes],
+            "nodes": [self._node(node) for node in self.nodes],
             "slurm": asdict(self.slurm) if self.slurm else None,
             "gpus": self.gpus(),
-            "last_run": self.last_run,
+            "alerts": asdict(self.alerts) if self.alerts else None,
+            "versions_apart": self.versions_apart(),
+            "secrets_unjudged": self.unjudged or None,
+            "last_run": self.last_run.as_dict() if self.last_run else None,
         }
 
-
-def status_command(options: converge.Options) -> int:
-    """Print the cluster's status as text or JSON and return the exit status. Raises InputError, as `load` does."""
-    site = converge.authorise(converge.load(options))
-    inventory = site.inventory
-    screen = Screen(sys.stderr if options.json else sys.stdout)
-    with screen.working(f"Asking {len(inventory.hosts)} nodes"):
-        status = collect(inventory, site.access)
-    if options.json:
-        print(json.dumps(status.as_dict(), indent=2))
-    else:
-        show(screen, status)
-    return status.exit_code
+    @staticmethod
+    def _node(node: NodeStatus) -> dict[str, Any]:
+        """Return a node as JSON has it: drift by role, without the versions that are the same everywhere."""
+        drift = node.drift or Drift(None, (), 0, {})
+        return {
+            **asdict(node),
+            "drift": [{"role": i.scope, "kind": i.kind, "name": i.name, "what": i.what} for i in node.drifted],
+            "drift_more": drift.more,
+            "drift_error": drift.error,
+        }
 
 
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
-def collect(inventory: Inventory, access: Access) -> Status:
-    """Ask every node at once. Raises InputError for a hardware record that cannot be used."""
+@dataclass(frozen=True)
+class _Answer:
+    """What one contact brought; of Slurm and of Prometheus only those hosts know that run them."""
+
+    node: NodeStatus
+    slurm: Slurm | None = None
+    alerts: Alerts | None = None
+
+
+def collect(inventory: Inventory, access: Access, key: str | None = None, unjudged: str = "") -> Status:
+    """Ask every node at once. Raises InputError for a hardware record that cannot be used.
+
+    `key` is the one of the secrets' recorded hashes; without it their content is not judged, and `unjudged` says why.
+    """
     records = hardware.load_all(inventory.directory)
-    answers = each(inventory.hosts, lambda host: _ask(host, access, records.get(host.name)))
-    slurm = next((said for _, said in answers.values() if said), None)
+    answers = each(inventory.hosts, lambda host: _ask(host, access, records.get(host.name), key)).values()
+    slurm = next((answer.slurm for answer in answers if answer.slurm), None)
     if slurm is None and inventory.in_group("slurm_head"):
         slurm = Slurm(problem="the head does not answer")
-    nodes = tuple(node for node, _ in answers.values())
-    return Status(inventory.cluster_name, nodes, slurm, last_run(inventory.directory))
+    alerts = [answer.alerts for answer in answers if answer.alerts]
+    if not alerts and (watchers := inventory.in_group("monitoring")):
+        alerts = [Alerts(f"{fold([host.name for host in watchers])} does not answer")]
+    nodes = tuple(answer.node for answer in answers)
+    recorded = any(node.drift and node.drift.versions for node in nodes)
+    return Status(
+        inventory.cluster_name,
+        nodes,
+        slurm,
+        runs.latest(inventory.directory),
+        alerts[0] if alerts else None,
+        unjudged if recorded else "",
+    )
 
 
 def services_of(host: Host) -> list[str]:
@@ -176,27 +262,46 @@ def services_of(host: Host) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _ask(host: Host, access: Access, recorded: Hardware | None) -> tuple[NodeStatus, Slurm | None]:
+def _options(host: Host, wanted: Sequence[str], key: str | None) -> dict[str, Any]:
+    """Return what the probe is asked there. The key goes to root by standard input and stands nowhere else."""
+    options: dict[str, Any] = {
+        "services": [name for names in wanted for name in names.split("|")],
+        "drift": {"modules": dict(contact.drift_modules()), "key": key},
+    }
+    if "monitoring" in host.groups:
+        address = str(host.variables.get("cluster_address", host.address))
+        address = f"[{address}]" if ":" in address else address
+        options["alerts"] = {
+            "url": f"http://{address}:{host.variables.get('prometheus_port', 9090)}",
+            "user": str(host.variables.get("prometheus_user", "admin")),
+            "password_file": _PROMETHEUS_PASSWORD,
+        }
+    return options
+
+
+def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None) -> _Answer:
     head = any(group.endswith("_head") for group in host.groups)
     worker = "slurm_workers" in host.groups
     wanted = services_of(host)
     try:
         with connect(host, access) as session:
-            answer = contact.converse(host, session, {"services": [n for name in wanted for n in name.split("|")]})
+            answer = contact.converse(host, session, _options(host, wanted, key))
             if answer.facts is None or answer.errors:
-                return NodeStatus(host.name, head, str(answer.errors[0]), worker), None
+                return _Answer(NodeStatus(host.name, head, str(answer.errors[0]), worker))
             slurm = ask_slurm(session) if "slurm_head" in host.groups else None
     except ContactError as error:
-        return NodeStatus(host.name, head, error.found, worker), None
-    states = answer.facts.node.services
+        return _Answer(NodeStatus(host.name, head, error.found, worker))
+    facts, states = answer.facts, answer.facts.node.services
     services = {
         next((n for n in name.split("|") if n in states), name.split("|")[0]): next(
             (states[n] for n in name.split("|") if n in states), ABSENT
         )
         for name in wanted
     }
-    differences = hardware.compare(recorded, answer.facts.hardware) if recorded else ["no hardware record yet"]
-    return NodeStatus(host.name, head, "", worker, services, tuple(differences)), slurm
+    differences = hardware.compare(recorded, facts.hardware) if recorded else ["no hardware record yet"]
+    release = f"{facts.hardware.os.id} {facts.hardware.os.version}"
+    node = NodeStatus(host.name, head, "", worker, services, tuple(differences), release, facts.drift)
+    return _Answer(node, slurm, facts.alerts)
 
 
 def ask_slurm(session: Session) -> Slurm:
@@ -210,9 +315,14 @@ def ask_slurm(session: Session) -> Slurm:
         found, jobs, error = _slurm(session, "squeue", "--noheader", "--all", "--format=%T")
         if found != 0:
             return Slurm(problem=_first_line(error) or f"squeue ended with {found}")
+        found, ledger, error = _slurm(session, _LEDGER)
     except ContactError as problem:
         return Slurm(problem=problem.found)
-    return Slurm(parse_nodes(nodes), dict(Counter(printable(line, 32) for line in jobs.split())))
+    counts = dict(Counter(printable(line, 32) for line in jobs.split()))
+    causes = parse_ledger(ledger) if found == 0 else {}
+    known = {name: replace(node, causes=causes.get(name, {})) for name, node in parse_nodes(nodes).items()}
+    damaged = "" if found == 0 else _first_line(error) or f"{_LEDGER} ended with {found}"
+    return Slurm(known, counts, ledger_problem=damaged)
 
 
 def _slurm(session: Session, *argv: str) -> tuple[int, str, str]:
@@ -235,16 +345,31 @@ def parse_nodes(answer: str) -> dict[str, SlurmNode]:
             fields.setdefault(key, value)
         if "NodeName" not in fields or "State" not in fields:
             continue
-        reason = re.search(r"\sReason=(.*?)(?:\s\[\S+\])?(?:\s[A-Z][A-Za-z]*=.*)?$", line.rstrip())
+        said = re.search(r"\sReason=(.*?)\s\[([^\s@\]]+)@[^\s\]]+\](?:\s[A-Z]\w*=|$)", line.rstrip())
+        said = said or re.search(r"\sReason=(.*?)()(?:\s[A-Z][A-Za-z]*=.*)?$", line.rstrip())
         # An asterisk is how older releases write NOT_RESPONDING.
         states = fields["State"].replace("*", "+NOT_RESPONDING").split("+")
         found[printable(fields["NodeName"], 64)] = SlurmNode(
             tuple(printable(state, 32).upper() for state in states),
-            printable(reason.group(1), 200) if reason else "",
+            printable(said.group(1), 200) if said else "",
             count_gpus(fields.get("Gres", "")),
             count_gpus(fields.get("GresUsed", "")),
+            printable(said.group(2), 64) if said else "",
         )
     return found
+
+
+def parse_ledger(answer: str) -> dict[str, dict[str, str]]:
+    """Return the causes of the drain ledger by node; what is no cause is passed over."""
+    try:
+        data = json.loads(answer)
+    except (ValueError, RecursionError):
+        return {}
+    return {
+        printable(node, 64): {printable(cause, 64): printable(str(reason), 200) for cause, reason in causes.items()}
+        for node, causes in (data.items() if isinstance(data, dict) else ())
+        if isinstance(causes, dict)
+    }
 
 
 def count_gpus(gres: str) -> dict[str, int]:
@@ -255,86 +380,3 @@ def count_gpus(gres: str) -> dict[str, int]:
     ):
         found[kind or "gpu"] += int(count)
     return dict(found)
-
-
-def last_run(directory: Path) -> dict[str, Any] | None:
-    """Return verb, time and outcome of the cluster's newest run; one that left no summary was killed, or goes on."""
-    runs = sorted(path for path in (directory / ".clusterctl/runs").glob("*") if RUN_NAME.fullmatch(path.name))
-    if not runs:
-        return None
-    began, _, verb = runs[-1].name.partition("-")
-    found: dict[str, Any] = {"began": began, "verb": verb, "exit_code": None, "error": "it did not end, or goes on"}
-    try:
-        summary = json.loads(files.read(runs[-1] / "summary.json", inside=directory))
-        found |= {key: summary[key] for key in ("verb", "exit_code", "error")}
-    except (files.UnfitError, ValueError, RecursionError, KeyError, TypeError):
-        return found
-    return found
-
-
-# --- showing ----------------------------------------------------------------------------------------------------------
-
-
-def show(screen: Screen, status: Status) -> None:
-    """Print the status: a line for each node, what is wrong with it below, then sums."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("Node", "Services", "Slurm", "GPUs"):
-        table.add_column(title, overflow="fold")
-    for node in status.nodes:
-        table.add_row(*_row(screen, node, status.slurm.nodes.get(node.name) if status.slurm else None))
-    screen.print(table)
-    notes = list(_notes(status))
-    if notes:
-        screen.say("")
-    for text in dict.fromkeys(text for _, text in notes):
-        screen.say((f"{fold([name for name, said in notes if said == text])}: ", "bold"), text)
-    screen.say("")
-    for line in _sums(status):
-        screen.say(line)
-
-
-def _row(screen: Screen, node: NodeStatus, slurm: SlurmNode | None) -> Iterator[Text]:
-    well = not (node.problem or node.failed)
-    mark = screen.glyphs["done" if well else "failed"]
-    yield Text.assemble((mark, "green" if well else "red"), f" {node.name}")
-    if node.problem:
-        yield Text("no contact", "red")
-    else:
-        bare = set(node.services.values()) == {ABSENT}
-        failed = "not set up" if bare else ", ".join(node.failed)
-        yield Text(failed, "red") if failed else Text(f"{len(node.services)} active")
-    yield Text(
-        "-" if slurm is None else "+".join(slurm.state).lower(), "" if not slurm or slurm.in_service else "yellow"
-    )
-    pairs = slurm.gpus.items() if slurm else ()
-    used = ", ".join(f"{slurm.allocated.get(kind, 0)}/{n} {kind}" for kind, n in pairs) if slurm else ""
-    yield Text(used or "-")
-
-
-def _notes(status: Status) -> Iterator[tuple[str, str]]:
-    for node in status.nodes:
-        if node.problem:
-            yield node.name, node.problem
-        for difference in node.differences:
-            yield node.name, difference
-        slurm = status.slurm.nodes.get(node.name) if status.slurm else None
-        if slurm and slurm.reason and not slurm.in_service:
-            yield node.name, f"out of service for Slurm: {slurm.reason}"
-    if status.slurm and status.slurm.problem:
-        yield "slurm", status.slurm.problem
-    elif status.slurm:
-        yield from ((name, "not known to Slurm: bootstrap adds it") for name in status.strangers)
-
-
-def _sums(status: Status) -> Iterator[str]:
-    for kind, sums in status.gpus().items():
-        out = f", {sums['out_of_service']} out of service" if sums["out_of_service"] else ""
-        yield f"GPUs      {sums['total']} {kind}: {sums['allocated']} allocated, {sums['idle']} idle{out}"
-    if status.slurm and not status.slurm.problem:
-        jobs = ", ".join(f"{count} {state.lower()}" for state, count in sorted(status.slurm.jobs.items()))
-        yield f"Jobs      {jobs or 'none'}"
-    if run := status.last_run:
-        outcome = "ok" if run["exit_code"] == 0 else run["error"] or f"exit {run['exit_code']}"
-        yield f"Last run  {printable(str(run['verb']), 32)} {run['began']}: {printable(str(outcome), 200)}"
-    word = {HEALTHY: "healthy", DEGRADED: "degraded", HEAD_DOWN: "the head does not serve"}[status.exit_code]
-    yield f"Cluster   {status.cluster}: {word}"

@@ -1,6 +1,6 @@
 """Measurements, as ratios of things taken in one run. Run by scripts/bench; nothing here judges a figure.
 
-usage: python -m tests.bench [input] [nodes] [floor] [demo] [rerun] [limits] [grow]      without a name: all
+usage: python -m tests.bench [input] [nodes] [floor] [demo] [rerun] [limits] [grow] [status]      without a name: all
 """
 
 import argparse
@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import against_floor, bad_input, demo, grow, limits, nodes, rerun
+from tests.bench import against_floor, bad_input, demo, grow, limits, nodes, rerun, status_drift
 from tests.bench.measure import BenchError, Document, say
 from tests.labs import REPOSITORY
 
-PARTS = ("input", "nodes", "floor", "demo", "rerun", "limits", "grow")
+PARTS = ("input", "nodes", "floor", "demo", "rerun", "limits", "grow", "status")
 
 
 def main() -> int:
@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none means all")
     parser.add_argument("--rounds", type=int, default=2, help="rounds against the hand-written script (default: 2)")
-    parser.add_argument("--workers", type=int, default=8, help="workers of the unchanged re-run (default: 8)")
+    parser.add_argument("--workers", type=int, default=8, help="workers of the re-run and of status (default: 8)")
     parser.add_argument("--output", type=Path, default=REPOSITORY / ".cache" / "bench.json", help="where figures go")
     given = parser.parse_args()
     if unknown := sorted(set(given.parts) - set(PARTS)):
@@ -38,6 +38,7 @@ def main() -> int:
         "rerun": lambda: rerun.main(given.workers),
         "grow": grow.main,
         "limits": limits.main,
+        "status": lambda: status_drift.main(given.workers),
     }
     figures: Document = json.loads(given.output.read_text()) if given.output.exists() else {}
     try:

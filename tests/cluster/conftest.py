@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,17 @@ class TestLab:
         done = clusterctl(verb, str(self.inventory), "--output", "json", *options)
         assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    def healthy(self, *options: str) -> dict[str, Any]:
+        """Return the status of a cluster that is whole; an alert about what was repaired ends some time afterwards."""
+        for _ in range(60):
+            done = clusterctl("status", str(self.inventory), "--output", "json", *options)
+            document: dict[str, Any] = json.loads(done.stdout)
+            if done.returncode != 4 or not (document["alerts"]["error"] or document["alerts"]["firing"]):
+                break
+            time.sleep(3)
+        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return document
 
     def ssh_argv(self, node: str, *command: str) -> list[str]:

@@ -191,7 +191,7 @@ def found(document: dict[str, Any]) -> dict[str, tuple[dict[str, str], list[str]
 
 
 def test_status_of_a_healthy_cluster(cluster: TestLab) -> None:
-    document = cluster.run("status")
+    document = cluster.healthy()
     assert found(document) == {node: ({}, []) for node in cluster.nodes}
     assert document["gpus"]["a100"] == {"total": 8, "allocated": 0, "idle": 8, "out_of_service": 0}
 

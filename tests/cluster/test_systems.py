@@ -37,7 +37,7 @@ def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
     assert slurmd(debian_12) != before
     again = debian_12.run("bootstrap")
     assert {name: host["changed"] for name, host in again["hosts"].items()} == dict.fromkeys(debian_12.nodes, 0)
-    assert debian_12.run("status")["gpus"]["a100"]["idle"] == 8
+    assert debian_12.healthy()["gpus"]["a100"]["idle"] == 8
     assert finished(debian_12, job) == "COMPLETED"
 
 

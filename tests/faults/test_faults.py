@@ -166,7 +166,7 @@ def test_nodes_behind_the_head_with_a_password_for_sudo(lab: TestLab, tmp_path: 
             assert [change["name"] for change in summary["hosts"]["head1"]["changes"]] == [
                 "/var/lib/clusterctl/recovery.tar"
             ]
-            assert lab.run("status", "--become-password-file", str(files["right"]))["exit_code"] == 0
+            assert lab.healthy("--become-password-file", str(files["right"]))["exit_code"] == 0
         told = "".join(path.read_text(errors="replace") for path in (lab.inventory.parent / ".clusterctl").rglob("*.*"))
         assert "Zx9" not in told
     finally:

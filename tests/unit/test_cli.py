@@ -93,7 +93,21 @@ def test_unfit_nodes_are_exit_3_each_named_and_nothing_is_recorded(cluster: Path
     assert "gpu01: connection: 127.0.0.2 port 1 refuses" in done.stderr
     assert "Nothing was changed" in done.stderr
     assert not (cluster / "hardware").exists()
-    assert not (cluster / ".clusterctl/runs").exists()
+    [kept] = (cluster / ".clusterctl/runs").iterdir()
+    assert [path.name for path in kept.iterdir()] == ["summary.json"]
+    summary = json.loads((kept / "summary.json").read_text())
+    assert (summary["verb"], summary["exit_code"], len(summary["problems"])) == ("bootstrap", 3, 2)
+    shown = clusterctl("logs", "inventory.yaml", "last", cwd=cluster, HOME=str(home))
+    assert "head1: connection: 127.0.0.1 port 1 refuses" in shown.stdout
+
+
+@pytest.mark.parametrize("argv", [["--watch", "INVENTORY"], ["INVENTORY", "--watch", "3"], ["INVENTORY", "-w"]])
+def test_watching_needs_a_terminal(cluster: Path, home: Path, argv: list[str]) -> None:
+    argv = ["inventory.yaml" if word == "INVENTORY" else word for word in argv]
+    done = clusterctl("status", *argv, cwd=cluster, HOME=str(home))
+    assert (done.returncode, "--watch: there is no terminal" in done.stderr) == (2, True), done.stderr
+    done = clusterctl("status", *argv, "--output", "json", cwd=cluster, HOME=str(home))
+    assert (done.returncode, "cannot be given with --output json" in done.stdout) == (2, True), done.stdout
 
 
 def test_an_error_as_json_is_one_object_on_stdout(cluster: Path, home: Path) -> None:

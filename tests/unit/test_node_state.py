@@ -27,7 +27,7 @@ from clusterctl import paths
 PLAYBOOKS = paths.content() / "playbooks"
 ansible.module_utils.__path__.append(str(PLAYBOOKS / "module_utils"))  # where Ansible finds them by its own settings
 
-from ansible.module_utils import node_packages, node_record, node_tools  # noqa: E402
+from ansible.module_utils import node_drift, node_items, node_packages, node_record, node_tools  # noqa: E402
 
 
 def load(path: Path, name: str) -> Any:
@@ -214,7 +214,12 @@ def test_the_module_takes_what_the_action_plugin_gives() -> None:
         sysctl={"vm.swappiness": 1},
         repositories=[{"name": "n", "url": "https://x", "key": KEY}],
     )
-    kinds = {"packages": module.Package, "files": module.Entry, "units": module.Unit, "sysctl": module.Setting}
+    kinds = {
+        "packages": node_items.Package,
+        "files": node_items.Entry,
+        "units": node_items.Unit,
+        "sysctl": node_items.Setting,
+    }
     for key, kind in kinds.items():
         assert [kind(**item).name for item in found[key]]
     assert set(found["repositories"][0]) == {"Apt", "Dnf"}
@@ -270,36 +275,36 @@ class Index:
 
 def test_a_pin_takes_the_newest_that_meets_it() -> None:
     index = Index({"slurmd": ["25.05-1", "24.11.5-4", "24.11.5-3"], "munge": ["0.5"]}, {})
-    due = [module.Package("slurmd", "24.11.*"), module.Package("munge"), module.Package("ntp", absent=True)]
-    assert module.Packages(index).resolve(due) == {"slurmd": "24.11.5-4", "munge": ""}
+    due = [node_items.Package("slurmd", "24.11.*"), node_items.Package("munge"), node_items.Package("ntp", absent=True)]
+    assert node_items.Packages(index).resolve(due) == {"slurmd": "24.11.5-4", "munge": ""}
     assert index.asked == 1
 
 
 def test_what_the_index_lacks_is_looked_for_in_a_fresh_one() -> None:
     index = Index({}, {"slurmd": ["24.11.5-4"]})
-    assert module.Packages(index).resolve([module.Package("slurmd", "24.11.*")]) == {"slurmd": "24.11.5-4"}
+    assert node_items.Packages(index).resolve([node_items.Package("slurmd", "24.11.*")]) == {"slurmd": "24.11.5-4"}
     assert index.asked == 2
 
 
 def test_a_pin_that_cannot_be_met_names_what_there_is() -> None:
     index = Index({}, {"slurmd": ["25.05-1", "23.02-1"]})
-    due = [module.Package("slurmd", "24.11.*"), module.Package("nosuch")]
+    due = [node_items.Package("slurmd", "24.11.*"), node_items.Package("nosuch")]
     told = "slurmd is pinned to 24.11.*, but the sources offer 25.05-1, 23.02-1; no source offers nosuch\nW: Failed to"
     with pytest.raises(node_tools.NodeError, match=re.escape(told)):
-        module.Packages(index).resolve(due)
-    assert module.Packages(index).resolve(due, lenient=True) == {}
+        node_items.Packages(index).resolve(due)
+    assert node_items.Packages(index).resolve(due, lenient=True) == {}
 
 
 def test_a_new_version_restarts_what_waits_for_it_and_a_hold_does_not() -> None:
-    packages = module.Packages(node_packages.Dnf([]))
-    pinned = module.Package("a", "2.*", hold=True)
+    packages = node_items.Packages(node_packages.Dnf([]))
+    pinned = node_items.Package("a", "2.*", hold=True)
     assert packages.trigger(pinned, {"version": "1.0-1", "held": True}) == "package:a"
     assert packages.trigger(pinned, {"version": None, "held": False}) == "package:a"
     assert packages.trigger(pinned, {"version": "2.0-1", "held": False}) == ""
     assert packages.difference(None, pinned, {"version": "2.0-1", "held": False}) == "held"
     assert packages.difference(None, pinned, {"version": "1.0-1", "held": True}) == "version 2.*, was 1.0-1"
-    assert packages.difference(None, module.Package("a", absent=True), {"version": "1", "held": False}) == "removed"
-    assert packages.difference(None, module.Package("a"), {"version": "1", "held": True}) == ""
+    assert packages.difference(None, node_items.Package("a", absent=True), {"version": "1", "held": False}) == "removed"
+    assert packages.difference(None, node_items.Package("a"), {"version": "1", "held": True}) == ""
 
 
 # Units
@@ -343,16 +348,16 @@ ONCE = {"Type": "oneshot", "ActiveState": "inactive"}
     ],
 )
 def test_what_systemctl_is_told(wanted: dict[str, Any], properties: dict[str, str], told: list[str]) -> None:
-    assert module.verbs(module.Unit("u", **wanted), unit(**properties)) == told
+    assert node_items.verbs(node_items.Unit("u", **wanted), unit(**properties)) == told
 
 
 def test_a_changed_file_restarts_or_reloads_what_runs() -> None:
-    item = module.Unit("u")
-    assert module.verbs(item, unit(), restart=True, reload=True) == ["restart"]
-    assert module.verbs(item, unit(), reload=True) == ["reload"]
-    assert module.verbs(item, unit(CanReload="no"), reload=True) == ["restart"]
-    assert module.verbs(item, unit(ActiveState="inactive"), restart=True) == ["start"]
-    assert module.verbs(module.Unit("u", started=False), unit(ActiveState="inactive"), restart=True) == []
+    item = node_items.Unit("u")
+    assert node_items.verbs(item, unit(), restart=True, reload=True) == ["restart"]
+    assert node_items.verbs(item, unit(), reload=True) == ["reload"]
+    assert node_items.verbs(item, unit(CanReload="no"), reload=True) == ["restart"]
+    assert node_items.verbs(item, unit(ActiveState="inactive"), restart=True) == ["start"]
+    assert node_items.verbs(node_items.Unit("u", started=False), unit(ActiveState="inactive"), restart=True) == []
 
 
 @pytest.mark.parametrize(
@@ -369,7 +374,7 @@ def test_a_changed_file_restarts_or_reloads_what_runs() -> None:
     ],
 )
 def test_systemds_time_spans(span: str, length: float) -> None:
-    assert module.seconds(span) == length
+    assert node_items.seconds(span) == length
 
 
 # The loop, the record, the journal
@@ -406,12 +411,12 @@ class Notebook:
                 raise node_tools.NodeError("ended early")
 
 
-WANTED = [module.Setting("a", "1"), module.Setting("b", "2")]
+WANTED = [node_items.Setting("a", "1"), node_items.Setting("b", "2")]
 
 
 def test_what_is_right_is_not_touched(store: Path) -> None:
     done, pages = call(), Notebook({"a": "1", "b": "0"})
-    module.converge(done, pages, WANTED)
+    node_items.converge(done, pages, WANTED)
     assert pages.prepared == ["b"]
     assert done.changes == [{"kind": "page", "name": "b", "what": "2, was 0"}]
     assert done.record["items"]["page:a"] == {"before": {"value": "1"}, "now": {"value": "1"}}
@@ -420,7 +425,7 @@ def test_what_is_right_is_not_touched(store: Path) -> None:
 
 def test_check_mode_changes_nothing_and_writes_nothing(store: Path) -> None:
     done, pages = call(check=True), Notebook({"a": "1", "b": "0"})
-    module.converge(done, pages, WANTED)
+    node_items.converge(done, pages, WANTED)
     assert done.result()["changed"]
     assert pages.pages == {"a": "1", "b": "0"}
     assert done.pending == ["/b"], "what follows is to be told as well"
@@ -430,12 +435,12 @@ def test_check_mode_changes_nothing_and_writes_nothing(store: Path) -> None:
 def test_what_an_interrupted_call_began_is_known_to_the_next(store: Path) -> None:
     first = call()
     with pytest.raises(node_tools.NodeError):
-        module.converge(first, Notebook({"a": "0", "b": "0"}, fail=True), WANTED)
+        node_items.converge(first, Notebook({"a": "0", "b": "0"}, fail=True), WANTED)
     assert first.changes == [{"kind": "page", "name": "a", "what": "1, was 0"}], "b was not reached"
     following = call()
     assert following.pending == ["/a", "/b"]
     assert following.record["items"]["page:a"]["before"] == {"value": "0"}
-    module.converge(following, Notebook({"a": "1", "b": "0"}), WANTED)
+    node_items.converge(following, Notebook({"a": "1", "b": "0"}), WANTED)
     assert following.pending == ["/a", "/b"]
     assert following.record["items"]["page:a"] == {"before": {"value": "0"}, "now": {"value": "1"}}
     following.pending.clear()
@@ -445,17 +450,17 @@ def test_what_an_interrupted_call_began_is_known_to_the_next(store: Path) -> Non
 
 def test_two_scopes_share_what_was_before_either(store: Path) -> None:
     first = call("packages")
-    module.converge(first, Notebook({}), [WANTED[0]])
+    node_items.converge(first, Notebook({}), [WANTED[0]])
     first.save()
     second = call("munge")
-    module.converge(second, Notebook({"a": "1"}), [WANTED[0]])
+    node_items.converge(second, Notebook({"a": "1"}), [WANTED[0]])
     assert second.record["items"]["page:a"] == {"before": {"value": ""}, "now": {"value": "1"}}
 
 
 def test_records_are_for_root_alone_whatever_the_umask(store: Path) -> None:
     old = os.umask(0)
     try:
-        module.converge(call(), Notebook({}), WANTED)
+        node_items.converge(call(), Notebook({}), WANTED)
     finally:
         os.umask(old)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (store, *store.rglob("*"))}
@@ -464,11 +469,11 @@ def test_records_are_for_root_alone_whatever_the_umask(store: Path) -> None:
 
 def test_an_unchanged_record_is_not_written_again(store: Path) -> None:
     first = call()
-    module.converge(first, Notebook({"a": "1"}), [WANTED[0]])
+    node_items.converge(first, Notebook({"a": "1"}), [WANTED[0]])
     first.save()
     written = (store / "state/demo.json").stat()
     second = call()
-    module.converge(second, Notebook({"a": "1"}), [WANTED[0]])
+    node_items.converge(second, Notebook({"a": "1"}), [WANTED[0]])
     second.save()
     assert (store / "state/demo.json").stat().st_ino == written.st_ino
 
@@ -490,7 +495,7 @@ def test_a_record_of_a_newer_version_is_refused(store: Path) -> None:
 
 
 def test_a_secrets_hash_is_recorded_with_the_clusters_key_or_not_at_all() -> None:
-    state = {"type": "file", "hash": module.digest(b"secret"), "mode": "0400"}
+    state = {"type": "file", "hash": node_items.digest(b"secret"), "mode": "0400"}
     plain, keyed, other = (node_record.Call("x", record_key=key) for key in (None, "one", "two"))
     assert plain.recordable(state, secret=True) == {"type": "file", "hash": None, "mode": "0400"}
     assert plain.recordable(state, secret=False) == state
@@ -539,12 +544,12 @@ def test_the_order_is_fixed_whatever_the_order_of_the_arguments(store: Path, mon
 
 def entry(path: Path, content: bytes = b"", **given: Any) -> Any:
     owner = {"owner": str(os.getuid()), "group": str(os.getgid())}
-    return module.Entry(str(path), data=base64.b64encode(content).decode(), **{**owner, **given})
+    return node_items.Entry(str(path), data=base64.b64encode(content).decode(), **{**owner, **given})
 
 
 def put(store: Path, *items: Any, label: str = "file", **options: Any) -> Any:
     done = call(**options)
-    module.converge(done, module.Paths(label), list(items))
+    node_items.converge(done, node_items.Paths(label), list(items))
     done.pending.clear()
     done.save()
     return done
@@ -574,8 +579,8 @@ def test_what_became_a_link_since_it_was_looked_at_changes_no_hands(store: Path,
     prize.write_text("x")
     prize.chmod(0o600)
     path.symlink_to(prize)
-    paths, item = module.Paths("file"), entry(path, b"x", mode="0644")
-    seen = {"type": "file", "mode": "0600", "uid": os.getuid(), "gid": os.getgid(), "hash": module.digest(b"x")}
+    paths, item = node_items.Paths("file"), entry(path, b"x", mode="0644")
+    seen = {"type": "file", "mode": "0600", "uid": os.getuid(), "gid": os.getgid(), "hash": node_items.digest(b"x")}
     os.lchown(path, 65534, 65534)
     with pytest.raises(OSError, match="symbolic links"):
         paths.put(item, path, seen, item.wanted(check=False))
@@ -691,15 +696,17 @@ def test_probe_tells_what_is_not_as_recorded(store: Path, tmp_path: Path) -> Non
         found = module.probe(asked, {}, lambda: pytest.fail("no package was recorded"))
         return {Path(item["name"]).name: item["what"] for item in found}
 
-    seen = {"edited": "content", "mode": "mode 0666, was 0644", "gone": "removed"}
-    assert drift("key") == {**seen, "secret": "content"}
+    seen = {"edited": "edited", "mode": "mode 0666, was 0644", "gone": "removed"}
+    assert drift("key") == {**seen, "secret": "edited"}
     assert drift("other") == drift(None) == seen, "another key tells nothing about a secret"
 
 
 def test_kernel_settings_that_cannot_be_set_are_one_note_and_no_change(store: Path) -> None:
     done = call()
-    module.converge(
-        done, module.Settings(), [module.Setting("kernel.nosuch", "1"), module.Setting("kernel.nosuch/too", "2")]
+    node_items.converge(
+        done,
+        node_items.Settings(),
+        [node_items.Setting("kernel.nosuch", "1"), node_items.Setting("kernel.nosuch/too", "2")],
     )
     assert done.changes == []
     told = "kernel settings that stay as they are here: kernel.nosuch absent, not 1; kernel.nosuch/too absent, not 2"
@@ -720,6 +727,44 @@ def test_an_error_names_the_filesystem() -> None:
         node_tools.about("file", "/proc/x"),
     ):
         raise OSError(28, "No space left on device", "/proc/x")
+
+
+NOTHING = {"version": None, "held": False}
+
+
+@pytest.mark.parametrize(
+    ("label", "was", "now", "told"),
+    [
+        ("package", {"version": "2-1", "held": True}, {"version": "1-1", "held": False},
+         "version 1-1, was 2-1, no longer held"),
+        ("package", {"version": "2-1", "held": True}, NOTHING, "removed"),
+        ("package", NOTHING, {"version": "2-1", "held": False}, "installed (2-1)"),
+        ("package", NOTHING, NOTHING, ""),
+        ("unit", {"enablement": "enabled", "state": "up"}, {"enablement": "masked", "state": "down"},
+         "masked, was enabled; not running"),
+        ("unit", {"enablement": "static", "state": "up"}, {"enablement": "static", "state": "up"}, ""),
+        ("unit", {"enablement": "enabled", "state": "up"}, {"enablement": "", "state": "up"},
+         "unknown to systemd, was enabled"),
+        ("unit", {"enablement": "disabled", "state": "down"}, {"enablement": "disabled", "state": "up"}, "running"),
+        ("sysctl", {"value": "10"}, {"value": "60"}, "60, was 10"),
+        ("sysctl", {"value": "10"}, {"value": None}, "absent, was 10"),
+        ("sysctl", {"value": "0"}, {"value": "0"}, ""),
+        ("file", {"type": "file", "mode": "0644"}, {"type": "file", "mode": "0600"}, "mode 0600, was 0644"),
+        ("file", {"type": "absent"}, {"type": "file"}, "created"),
+    ],
+)  # fmt: skip
+def test_drift_in_words(label: str, was: dict[str, Any], now: dict[str, Any], told: str) -> None:
+    assert node_drift.words(label, {"now": was}, now, node_record.Call(None)) == told
+
+
+def test_what_an_interrupted_run_left_is_drift_until_it_is_done(store: Path, tmp_path: Path) -> None:
+    put(store, entry(tmp_path / "x", b"1"))
+    interrupted = call()
+    interrupted.pending.append("package:demo")
+    interrupted.save()
+    told, versions = node_drift.compare(node_record.Call(None), lambda: pytest.fail("no package was recorded"))
+    assert [(item["scope"], item["kind"], item["name"]) for item in told] == [("demo", "pending", "package:demo")]
+    assert versions == {}
 
 
 @given(st.text(max_size=200), st.integers(min_value=1, max_value=50))
@@ -832,11 +877,16 @@ def test_the_policy_denies_only_while_the_lock_is_held(tmp_path: Path, asked: li
 
 
 @pytest.mark.parametrize(
-    "file", sorted(["library/node_state.py", *(f"module_utils/node_{n}.py" for n in ("tools", "packages", "record"))])
+    "file",
+    [
+        "library/node_state.py",
+        *sorted(f"module_utils/{path.name}" for path in (PLAYBOOKS / "module_utils").glob("*.py")),
+    ],
 )
 def test_nodes_may_have_an_old_python(file: str) -> None:
     ast.parse((PLAYBOOKS / file).read_text(encoding="utf-8"), feature_version=(3, 8))
 
 
 def test_the_module_stays_small() -> None:
-    assert len((PLAYBOOKS / "library/node_state.py").read_text(encoding="utf-8").splitlines()) < 700
+    files = [PLAYBOOKS / file for file in ("library/node_state.py", "module_utils/node_items.py")]
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) < 700

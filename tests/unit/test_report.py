@@ -267,6 +267,8 @@ def test_plurals(count: int, text: str) -> None:
         (["gpu8", "gpu9", "gpu10", "gpu11", "gpu12"], "gpu8, gpu9, gpu[10-12]"),
         (["a1", "b1", "a2"], "a1, b1, a2"),
         (["login", "login"], "login, login"),
+        (["gpu01", "gpu03", "gpu04", "gpu07", "head1"], "gpu[01,03-04,07], head1"),
+        (["gpu3", "gpu1", "gpu2"], "gpu[3,1-2]"),
     ],
 )
 def test_fold(names: list[str], text: str) -> None:

@@ -2,16 +2,25 @@
 
 import io
 import json
-import os
+import re
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import paramiko
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from clusterctl import hardware, status
+from clusterctl import hardware, paths, probe, status, status_page
+from clusterctl.contact import Alert, Alerts, Drift, Item
 from clusterctl.remote import Access
 from clusterctl.report import Screen
 from clusterctl.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Slurm, SlurmNode, Status
@@ -36,8 +45,9 @@ def test_nodes_are_read() -> None:
     assert nodes["gpu02"].state == ("IDLE", "DRAIN")
     assert not nodes["gpu02"].in_service
     assert nodes["gpu02"].reason.startswith("ops: fan")
+    assert nodes["gpu02"].by == "root"
     assert nodes["gpu03"].state == ("DOWN", "NOT_RESPONDING")
-    assert nodes["gpu03"].reason == "Not responding"
+    assert (nodes["gpu03"].reason, nodes["gpu03"].by) == ("Not responding", "slurm")
 
 
 @pytest.mark.parametrize("answer", ["", "{", "NodeName=", "State=IDLE", "NodeName=x " * 100_000])
@@ -62,6 +72,46 @@ def test_gpus_are_counted_by_type(gres: str, expected: dict[str, int]) -> None:
     assert status.count_gpus(gres) == expected
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "by", "causes", "told"),
+    [
+        ("IDLE", "", "", {}, []),
+        ("IDLE+DRAIN", "fan", "root", {}, ["drained by an operator (root): fan"]),
+        ("IDLE+DRAIN", "Kill task failed", "slurm", {}, ["drained by Slurm itself: Kill task failed"]),
+        ("IDLE+DRAIN", "clusterctl: bootstrap: x", "root", {"bootstrap": "x"}, ["drained by bootstrap: x"]),
+        (
+            "MIXED+DRAIN",
+            "fan",
+            "root",
+            {"health": "y", "bootstrap": "x"},
+            ["drained by an operator (root): fan", "drained by bootstrap: x", "drained by health: y"],
+        ),
+        (
+            "IDLE+DRAIN",
+            "clusterctl: bootstrap: x",
+            "root",
+            {},
+            ["drained, and the drain ledger has no cause any more: clusterctl: bootstrap: x"],
+        ),
+        ("DOWN+NOT_RESPONDING", "Not responding", "slurm", {}, ["out of service for Slurm: Not responding"]),
+        ("DOWN", "", "", {}, ["out of service for Slurm: down"]),
+        ("IDLE", "", "", {"health": "y"}, ["in service, though the drain ledger has health: y"]),
+    ],
+)
+def test_who_keeps_a_node_out_of_service(
+    state: str, reason: str, by: str, causes: dict[str, str], told: list[str]
+) -> None:
+    assert SlurmNode(tuple(state.split("+")), reason, {}, {}, by, causes).why() == told
+
+
+def test_the_drain_ledger_is_data() -> None:
+    assert status.parse_ledger('{"gpu01": {"boot\\u001b[2Jstrap": "did not\\ncomplete"}, "gpu02": 3}') == {
+        "gpu01": {"boot[2Jstrap": "did notcomplete"}
+    }
+    for answer in ("", "[]", "{", "[" * 100_000):
+        assert status.parse_ledger(answer) == {}
+
+
 GOOD = {"munge": "active", "slurmctld": "active", "chrony": "active"}
 HEAD, WORKER = NodeStatus("head1", True, "", False, GOOD), NodeStatus("gpu01", False, "", True, GOOD)
 SLURM = Slurm({"gpu01": SlurmNode(("IDLE",), "", {"a100": 4}, {"a100": 1})}, {"RUNNING": 2})
@@ -69,6 +119,14 @@ SLURM = Slurm({"gpu01": SlurmNode(("IDLE",), "", {"a100": 4}, {"a100": 1})}, {"R
 
 def cluster(head: NodeStatus = HEAD, worker: NodeStatus = WORKER, slurm: Slurm = SLURM) -> Status:
     return Status("aurora", (head, worker), slurm, None)
+
+
+def drift(*items: tuple[str, str, str, str], **other: Any) -> Drift:
+    return replace(Drift(None, tuple(Item(*item) for item in items), 0, {}), **other)
+
+
+EDITED = ("base", "file", "/etc/hosts", "edited")
+FIRING = Alert("NodeDown", "critical", "gpu01", "2026-11-21T18:00:00.123456789Z", "gpu01 does not answer")
 
 
 def slurm(*state: str) -> Slurm:
@@ -88,6 +146,14 @@ def slurm(*state: str) -> Slurm:
         (cluster(worker=replace(WORKER, problem="no answer")), DEGRADED),
         (cluster(worker=replace(WORKER, services={"slurmd": "failed"})), DEGRADED),
         (cluster(worker=replace(WORKER, differences=("GPUs: recorded 4, found 3",))), DEGRADED),
+        (cluster(worker=replace(WORKER, drift=drift())), HEALTHY),
+        (cluster(worker=replace(WORKER, drift=drift(EDITED))), DEGRADED),
+        (cluster(worker=replace(WORKER, drift=drift(error="the record cannot be read"))), DEGRADED),
+        (replace(cluster(), alerts=Alerts()), HEALTHY),
+        (replace(cluster(), alerts=Alerts(firing=(replace(FIRING, severity="warning"),))), HEALTHY),
+        (replace(cluster(), alerts=Alerts(firing=(FIRING,))), DEGRADED),
+        (replace(cluster(), alerts=Alerts("Prometheus does not answer")), DEGRADED),
+        (replace(cluster(), unjudged="there is no vault password"), HEALTHY),
         (cluster(head=replace(HEAD, services={**GOOD, "chrony": "failed"})), DEGRADED),
         (cluster(head=replace(HEAD, services={**GOOD, "slurmctld": "not installed"})), HEAD_DOWN),
         (cluster(head=replace(HEAD, problem="no answer")), HEAD_DOWN),
@@ -104,54 +170,174 @@ def test_gpus_of_a_drained_node_are_not_idle() -> None:
     assert drained == {"a100": {"total": 4, "allocated": 1, "idle": 0, "out_of_service": 3}}
 
 
+NOW = datetime(2026, 11, 21, 18, 30, tzinfo=UTC)
+
+
+def page(one: Status, width: int | None = None) -> str:
+    """What is shown of a cluster, to a terminal of a width or to no terminal."""
+    text = io.StringIO()
+    screen = Screen(text)
+    if width:
+        screen._force_terminal, screen.width, screen.height, screen.no_color = True, width, 50, True
+    status_page.show(screen, one, NOW)
+    return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue())
+
+
 def test_the_page_is_ascii_where_the_terminal_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LC_ALL", "LC_CTYPE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LANG", "C")
-    page = io.StringIO()
     sick = replace(WORKER, services={"slurmd": "failed"}, differences=("GPUs: recorded 4, found 3",))
-    status.show(Screen(page), cluster(worker=sick, slurm=slurm("DOWN")))
-    text = page.getvalue()
+    text = page(cluster(worker=sick, slurm=slurm("DOWN")))
     assert text.isascii()
     for expected in ("slurmd failed", "GPUs: recorded 4, found 3", "a reason", "down", "aurora: degraded"):
         assert expected in text
 
 
-def test_the_last_run_is_the_newest(tmp_path: Path) -> None:
-    assert status.last_run(tmp_path) is None
-    runs = tmp_path / ".clusterctl/runs"
-    for name, summary in (
-        ("20261121T010000Z-bootstrap", {"verb": "bootstrap", "exit_code": 4, "error": "Failed on gpu01."}),
-        ("20261121T020000Z-verify", {"verb": "verify", "exit_code": 0, "error": None}),
-    ):
-        (runs / name).mkdir(parents=True)
-        (runs / name / "summary.json").write_text(json.dumps(summary))
-    last = status.last_run(tmp_path)
-    assert last == {"began": "20261121T020000Z", "verb": "verify", "exit_code": 0, "error": None}
-    (runs / "20261121T030000Z-bootstrap").mkdir()
-    killed: Any = status.last_run(tmp_path)
-    assert (killed["verb"], killed["exit_code"]) == ("bootstrap", None)
+def test_drift_is_told_once_by_the_role_that_owns_it() -> None:
+    node = replace(
+        WORKER,
+        drift=drift(
+            ("packages", "package", "slurmd", "removed"),
+            ("slurm_worker", "package", "slurmd", "removed"),
+            ("packages", "package", "tmux", "removed"),
+            ("slurm_head_database", "unit", "mariadb.service", "not running"),
+            ("sources", "file", "/etc/apt/apt.conf.d/90x", "edited"),
+            ("munge", "pending", "package:munge", "a run was interrupted before this took effect"),
+        ),
+    )
+    assert node.drifted == [
+        Item("slurm_worker", "package", "slurmd", "removed"),
+        Item("packages", "package", "tmux", "removed"),
+        Item("slurm_head", "unit", "mariadb.service", "not running"),
+        Item("base", "file", "/etc/apt/apt.conf.d/90x", "edited"),
+        Item("munge", "pending", "package:munge", "a run was interrupted before this took effect"),
+    ]
+    text = page(cluster(worker=node))
+    assert "gpu01: munge: package:munge: a run was interrupted" in text
+    assert "gpu01: base: file /etc/apt/apt.conf.d/90x: edited" in text
 
 
-def test_what_somebody_left_among_the_runs_is_neither_shown_nor_waited_for(tmp_path: Path) -> None:
-    """A directory may come from somebody else, and a terminal obeys what it is shown."""
-    runs = tmp_path / ".clusterctl/runs"
-    (runs / "20991231T000000Z-\x1b]0;owned\x07").mkdir(parents=True)
-    assert status.last_run(tmp_path) is None
-    piped = runs / "20261121T010000Z-verify"
-    piped.mkdir()
-    os.mkfifo(piped / "summary.json")
-    assert status.last_run(tmp_path) == {
-        "began": "20261121T010000Z",
-        "verb": "verify",
-        "exit_code": None,
-        "error": "it did not end, or goes on",
-    }
-    (piped / "summary.json").unlink()
-    (piped / "summary.json").write_text(json.dumps({"verb": "\x1b[41mx", "exit_code": 3, "error": "\x1b[5m"}))
-    page = io.StringIO()
-    status.show(Screen(page), replace(cluster(), last_run=status.last_run(tmp_path)))
-    assert "\x1b" not in page.getvalue()
+def test_every_scope_is_known_as_some_roles() -> None:
+    """What `node_state` records under a name of its own must still be told by the role's name."""
+    own = {}
+    for path in sorted(paths.content().glob("roles/*/tasks/*.yml")):
+        for task in yaml.safe_load(path.read_bytes()) or []:
+            if "name" in (arguments := task.get("node_state") or {}):
+                own[arguments["name"]] = path.parent.parent.name
+    assert {scope: role for scope, role in own.items() if scope != role} == status.ROLE_OF
+
+
+def test_a_hundred_nodes_are_a_page() -> None:
+    """Nodes that are alike share a line, and so do the notes that are true of many."""
+    names = [f"gpu{n:03}" for n in range(1, 101)]
+    edited = drift(EDITED, versions={"slurmd": "24.11.5-4"})
+    nodes = [replace(WORKER, name=name, release="debian 13", drift=edited) for name in names]
+    nodes[49] = replace(nodes[49], drift=drift(EDITED, versions={"slurmd": "24.11.5-3"}))
+    nodes[50] = replace(nodes[50], release="ubuntu 24.04", drift=drift(EDITED, versions={"slurmd": "23.11"}))
+    nodes[99] = replace(WORKER, name=names[99], problem="no answer from 10.0.0.100 port 22 within 6 s")
+    known = Slurm({name: SlurmNode(("IDLE",), "", {"a100": 4}, {"a100": 0}) for name in names})
+    for width in (80, 120, None):
+        text = page(Status("aurora", (HEAD, *nodes), known, None), width)
+        assert len(text.splitlines()) < 20, text
+        assert all(len(line) <= width for line in text.splitlines()) if width else True
+        joined = " ".join(text.split())
+        assert "gpu[001-099]" in joined
+        assert "base: file /etc/hosts: edited" in joined
+        assert "gpu100" in joined
+        assert "slurmd 24.11.5-4 on 97 nodes; 24.11.5-3 on gpu050" in joined
+        assert "23.11" not in joined, "another release may have another version"
+
+
+@given(st.text(alphabet="gpu01,[] ", max_size=80), st.integers(min_value=4, max_value=30))
+def test_names_are_broken_after_commas_alone(text: str, width: int) -> None:
+    lines = status_page.at_commas(text, width).splitlines()
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert all(line.endswith(",") for line in lines[:-1])
+    assert all(len(line) <= width or "," not in line[:-1] for line in lines)
+
+
+def test_notes_without_end_are_cut() -> None:
+    many = drift(*(("base", "file", f"/etc/{n}", "edited") for n in range(300)), more=7)
+    text = page(cluster(worker=replace(WORKER, drift=many)), 100)
+    assert "and 261 more lines; --output json has all" in text
+    assert len(text.splitlines()) < 60
+
+
+def test_alerts_are_told_with_node_and_since_when() -> None:
+    second = replace(FIRING, node="gpu02", since="2026-11-21T17:00:00Z", summary="gpu02 does not answer")
+    drained = Alert("SlurmNodeDrained", "warning", "gpu02", "nonsense", "")
+    text = page(replace(cluster(), alerts=Alerts(firing=(FIRING, second, drained), more=2)), 120)
+    joined = " ".join(text.split())
+    assert "critical NodeDown on gpu01, gpu02 since 2026-11-21 17:00 UTC (90 min): gpu01 does not answer" in joined
+    assert "warning SlurmNodeDrained on gpu02" in joined
+    assert "and 2 more alerts" in joined
+
+
+def test_a_page_that_is_drawn_again_fits_the_window() -> None:
+    text = io.StringIO()
+    screen = Screen(text)
+    screen.width, screen.height = 60, 8
+    many = drift(*(("base", "file", f"/etc/{n}", "edited") for n in range(30)))
+    for _ in range(2):
+        status_page.draw(screen, cluster(worker=replace(WORKER, drift=many)), 5, NOW)
+    _, first, second = text.getvalue().split("\x1b[H")
+    assert first == second
+    assert first.count("\n") == 7, "a line more would scroll"
+    assert "more lines; the window is too small" in first
+    assert first.endswith("\x1b[J")
+
+
+@contextmanager
+def prometheus(answer: bytes, code: int = 200) -> Iterator[tuple[str, list[str]]]:
+    """A web server that gives one answer; yields its URL, and what logins and paths it was asked for."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(f"{self.headers['Authorization']} {self.path}")
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+def alert(name: str, severity: str, state: str = "firing", **labels: str) -> dict[str, Any]:
+    given = {"alertname": name, "severity": severity, **labels}
+    return {"labels": given, "annotations": {"summary": "x"}, "state": state, "activeAt": "2026-11-21T18:00:00Z"}
+
+
+def test_prometheus_is_asked_with_the_password_that_root_may_read(tmp_path: Path) -> None:
+    secret = tmp_path / "own-password"
+    secret.write_text("s3cret\n")
+    alerts = [alert("B", "warning", instance="gpu01", node="gpu02"), alert("A", "critical", instance="gpu01")]
+    alerts += [alert("C", "none", state="pending"), *[alert("D", "none")] * probe.MAX_ALERTS]
+    with prometheus(json.dumps({"data": {"alerts": alerts}}).encode()) as (url, asked):
+        found = probe.alerts({"url": url, "user": "admin", "password_file": str(secret)})
+    assert asked == ["Basic YWRtaW46czNjcmV0 /api/v1/alerts"]
+    assert (found["error"], found["more"], len(found["firing"])) == (None, 2, probe.MAX_ALERTS)
+    assert [(one["name"], one["node"]) for one in found["firing"][:2]] == [("A", "gpu01"), ("B", "gpu02")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "told"),
+    [(b"", 401, "HTTP 401"), (b"Service Unavailable", 503, "HTTP 503"), (b"[]", 200, "no answer that can be read")],
+)
+def test_a_prometheus_that_tells_nothing_is_named(tmp_path: Path, answer: bytes, code: int, told: str) -> None:
+    secret = tmp_path / "own-password"
+    with prometheus(answer, code) as (url, _):
+        options = {"url": url, "user": "admin", "password_file": str(secret)}
+        assert probe.alerts(options)["error"] == "Prometheus is not set up yet"
+        secret.write_text("x")
+        assert told in probe.alerts(options)["error"]
+    assert "Connection refused" in probe.alerts({**options, "url": "http://127.0.0.1:1"})["error"]
 
 
 def test_services_follow_groups() -> None:
@@ -164,7 +350,7 @@ def test_services_follow_groups() -> None:
 
 
 def test_a_cluster_is_asked_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe runs for real; Slurm's two commands are answered by the server."""
+    """The probe runs for real; Slurm's commands are answered by the server."""
     monkeypatch.setenv("HOME", str(tmp_path))
 
     def program(channel: paramiko.Channel, command: str) -> int:
@@ -173,6 +359,9 @@ def test_a_cluster_is_asked_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyP
             return 0
         if command.startswith("squeue"):
             channel.sendall(b"RUNNING\nPENDING\nRUNNING\n")
+            return 0
+        if command.startswith("/usr/local/sbin/slurm-drain"):
+            channel.sendall(b'{"gpu02": {"bootstrap": "did not complete"}}')
             return 0
         return shell(channel, command.replace("/usr/bin/python3", sys.executable))
 
@@ -192,6 +381,8 @@ def test_a_cluster_is_asked_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert set(answered.services) >= {"munge", "slurmctld", "slurmdbd", "mariadb"}
     assert any(line.startswith("CPUs: recorded 32") for line in answered.differences)
     assert "refuses the connection" in silent.problem
+    assert answered.drift == Drift(None, (), 0, {}), "node_state's own modules ran there, and found no record"
     assert found.slurm is not None
+    assert found.slurm.nodes["gpu02"].causes == {"bootstrap": "did not complete"}
     assert found.slurm.jobs == {"RUNNING": 2, "PENDING": 1}
     assert json.loads(json.dumps(found.as_dict()))["gpus"]["a100"]["idle"] == 2

@@ -1,0 +1,272 @@
+"""`status` on the screen: nodes, what is wrong with them, sums; once, or again and again until Ctrl-C."""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from rich.table import Table
+from rich.text import Text
+
+from clusterctl import converge, secrets
+from clusterctl.contact import Alert
+from clusterctl.errors import InputError, Problem
+from clusterctl.outcome import fold
+from clusterctl.redaction import throughout
+from clusterctl.screen import Screen, plural, roughly
+from clusterctl.status import ABSENT, DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, SlurmNode, Status, collect
+from clusterctl.untrusted import printable
+
+MAX_NOTES = 40  # lines; beyond them it is no page any more, and JSON has all
+_MAX_APART = 8  # packages
+_WORDS = {HEALTHY: "healthy", DEGRADED: "degraded", HEAD_DOWN: "the head does not serve"}
+_COLOURS = {HEALTHY: "green", DEGRADED: "yellow", HEAD_DOWN: "red"}
+
+
+def status_command(options: converge.Options, every: float | None = None) -> int:
+    """Print the cluster's status as text or JSON and return the exit status; with `every`, again after so many seconds.
+
+    Raises InputError, as `load` does.
+    """
+    if every is not None:
+        _require_terminal(options.json)
+    site = converge.authorise(converge.load(options))
+    inventory = site.inventory
+    key, unjudged, redact = _secrets(site)
+
+    def ask() -> Status:
+        return throughout(collect(inventory, site.access, key, unjudged), redact)  # type: ignore[no-any-return]
+
+    screen = Screen(sys.stderr if options.json else sys.stdout)
+    with screen.working(f"Asking {plural(len(inventory.hosts), 'node')}"):
+        status = ask()
+    if every is not None:
+        watch(screen, status, ask, every)
+        return HEALTHY
+    if options.json:
+        print(json.dumps(status.as_dict(), indent=2))
+    else:
+        show(screen, status, datetime.now(UTC))
+    return status.exit_code
+
+
+def _require_terminal(as_json: bool) -> None:
+    if as_json:
+        raise InputError([Problem(None, "--watch", "cannot be given with --output json", "repeat the command instead")])
+    if not sys.stdout.isatty():
+        raise InputError([Problem(None, "--watch", "there is no terminal to draw on", "repeat the command instead")])
+
+
+def _secrets(site: converge.Site) -> tuple[str | None, str, Callable[[str], str]]:
+    """Return the key of the secrets' recorded hashes, why there is none, and what takes secrets out of text."""
+    directory = site.inventory.directory
+    try:
+        key = secrets.values(directory).get("record_key")
+        return (
+            key,
+            "" if key else "there is no record_key yet",
+            secrets.redactor(directory, site.access.sudo_password).redact,
+        )
+    except InputError as error:
+        return None, str(error), lambda text: text
+
+
+# --- one page ---------------------------------------------------------------------------------------------------------
+
+
+def show(screen: Screen, status: Status, now: datetime) -> None:
+    """Print the status: nodes that are alike in one line, what is wrong below, then sums."""
+    _nodes(screen, status)
+    notes = fold_notes(status)
+    if notes:
+        screen.say("")
+        _columns(screen, notes[:MAX_NOTES])
+        if len(notes) > MAX_NOTES:
+            screen.say(f"and {plural(len(notes) - MAX_NOTES, 'more line')}; --output json has all")
+    if status.alerts and status.alerts.firing:
+        screen.say("")
+        _alerts(screen, status, now)
+    screen.say("")
+    for name, text, style in _sums(status, now):
+        screen.say((f"{name:<10}", "dim"), (text, style))
+
+
+def _nodes(screen: Screen, status: Status) -> None:
+    rows: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for node in status.nodes:
+        slurm = status.slurm.nodes.get(node.name) if status.slurm else None
+        rows.setdefault(tuple(_cells(screen, node, slurm)), []).append(node.name)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("", "Node", "Services", "Slurm", "GPUs"):
+        table.add_column(title, overflow="fold")
+    for (mark, *cells), names in rows.items():
+        table.add_row(Text(*mark), at_commas(fold(names), _names_width(screen)), *(Text(*cell) for cell in cells))
+    screen.print(table)
+
+
+def _cells(screen: Screen, node: NodeStatus, slurm: SlurmNode | None) -> Iterator[tuple[str, str]]:
+    """Yield the cells of a node's line beside its name, each with its style; nodes that are alike share a line."""
+    well = not (node.problem or node.failed)
+    colour = "red" if not well else "green" if node.sound else "yellow"
+    yield screen.glyphs["done" if node.sound else "failed"], colour
+    if node.problem:
+        yield "no contact", "red"
+    else:
+        bare = set(node.services.values()) == {ABSENT}
+        failed = "not set up" if bare else ", ".join(node.failed)
+        yield (failed, "red") if failed else (f"{len(node.services)} active", "")
+    style = "" if not slurm or slurm.in_service else "yellow"
+    yield "-" if slurm is None else "+".join(slurm.state).lower(), style
+    pairs = slurm.gpus.items() if slurm else ()
+    yield ", ".join(f"{slurm.allocated.get(kind, 0)}/{n} {kind}" for kind, n in pairs) if slurm and pairs else "-", ""
+
+
+def fold_notes(status: Status) -> list[tuple[str, str]]:
+    """Return what is worth a line, each once with all nodes that it is true of."""
+    notes: dict[str, list[str]] = {}
+    for name, text in _notes(status):
+        notes.setdefault(text, []).append(name)
+    return [(fold(names), text) for text, names in notes.items()]
+
+
+def _notes(status: Status) -> Iterator[tuple[str, str]]:
+    for node in status.nodes:
+        if node.problem:
+            yield node.name, node.problem
+        for difference in node.differences:
+            yield node.name, difference
+        slurm = status.slurm.nodes.get(node.name) if status.slurm else None
+        yield from ((node.name, line) for line in (slurm.why() if slurm else ()))
+    if status.slurm and status.slurm.problem:
+        yield "slurm", status.slurm.problem
+    elif status.slurm:
+        yield from ((name, "not known to Slurm: bootstrap adds it") for name in status.strangers)
+    if status.slurm and status.slurm.ledger_problem:
+        yield "slurm", f"the causes of drains are not known: {status.slurm.ledger_problem}"
+    for node in status.nodes:
+        if node.drift and node.drift.error:
+            yield node.name, f"could not be compared with its record: {node.drift.error}"
+        for item in node.drifted:
+            kind = "" if item.kind == "pending" else f"{item.kind} "
+            yield node.name, f"{item.scope}: {kind}{item.name}: {item.what}"
+        if node.drift and node.drift.more:
+            yield node.name, f"{plural(node.drift.more, 'more item')} not as recorded"
+    if status.alerts and status.alerts.error:
+        yield "alerts", f"not known: {status.alerts.error}"
+    if status.unjudged:
+        yield "secrets", f"whether files with secrets were edited was not judged: {status.unjudged}"
+    apart = status.versions_apart()
+    for package, versions in list(apart.items())[:_MAX_APART]:
+        # Where most have one version it is the others that are looked for.
+        told = [(len(nodes), f"{one} on {_few(nodes, len(status.nodes))}") for one, nodes in versions.items()]
+        yield "versions", f"{package} " + "; ".join(text for _, text in sorted(told, reverse=True))
+    if len(apart) > _MAX_APART:
+        yield "versions", f"{plural(len(apart) - _MAX_APART, 'more package')} differ; --output json has all"
+
+
+def _few(nodes: list[str], all_nodes: int) -> str:
+    return fold(nodes) if len(nodes) <= max(2, all_nodes // 2) else plural(len(nodes), "node")
+
+
+def _columns(screen: Screen, rows: list[tuple[str, str]]) -> None:
+    """Print names and what is said of them; on a terminal each wraps within its column."""
+    if not screen.is_terminal:
+        for names, text in rows:
+            screen.say(f"{names}: {text}")
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(max_width=_names_width(screen), overflow="fold")
+    table.add_column(overflow="fold")
+    for names, text in rows:
+        table.add_row(Text(at_commas(names, _names_width(screen)), "bold"), text)
+    screen.print(table)
+
+
+def _names_width(screen: Screen) -> int:
+    return max(16, screen.width // 3)
+
+
+def at_commas(text: str, width: int) -> str:
+    """Return text in lines of at most `width`, broken after commas alone: a name in two pieces is no name."""
+    lines = [""]
+    for part in re.split(r"(?<=,)", text):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append(part.lstrip())
+        else:
+            lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _alerts(screen: Screen, status: Status, now: datetime) -> None:
+    alerts = status.alerts
+    if not alerts:
+        return
+    same: dict[tuple[str, str], list[Alert]] = {}
+    for alert in alerts.firing:
+        same.setdefault((alert.severity, alert.name), []).append(alert)
+    for (severity, name), group in same.items():
+        nodes = fold(list(dict.fromkeys(alert.node for alert in group if alert.node)))
+        told = "; ".join(dict.fromkeys(alert.summary for alert in group if alert.summary)) if len(group) <= 3 else ""
+        parts = [name, f"on {nodes}" * bool(nodes), _since(group, now)]
+        line = " ".join(filter(None, parts)) + (f": {told}" if told else "")
+        screen.say((f"{severity:<10}", "red" if severity == "critical" else "yellow"), line)
+    if alerts.more:
+        screen.say(f"and {plural(alerts.more, 'more alert')}")
+
+
+def _since(group: list[Alert], now: datetime) -> str:
+    """Return when the oldest of these alerts began."""
+    times = []
+    for alert in group:
+        with suppress(ValueError):  # Prometheus writes nanoseconds, which Python reads as far as it can
+            times.append(datetime.fromisoformat(alert.since))
+    began = min((time for time in times if time.tzinfo), default=None)
+    if began is None:
+        return ""
+    return f"since {began.astimezone(UTC):%Y-%m-%d %H:%M} UTC ({roughly((now - began).total_seconds())})"
+
+
+def _sums(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:
+    for kind, sums in status.gpus().items():
+        out = f", {sums['out_of_service']} out of service" if sums["out_of_service"] else ""
+        yield "GPUs", f"{sums['total']} {kind}: {sums['allocated']} allocated, {sums['idle']} idle{out}", ""
+    if status.slurm and not status.slurm.problem:
+        jobs = ", ".join(f"{count} {state.lower()}" for state, count in sorted(status.slurm.jobs.items()))
+        yield "Jobs", jobs or "none", ""
+    if status.alerts and not status.alerts.error and not status.alerts.firing:
+        yield "Alerts", "none", ""
+    if run := status.last_run:
+        asked = f" {run.asked}" if run.asked else ""
+        yield "Last run", f"{run.verb}{asked}, {run.age(now)}: {printable(run.result, 200)}", ""
+    yield "Cluster", f"{status.cluster}: {_WORDS[status.exit_code]}", _COLOURS[status.exit_code]
+
+
+# --- again and again --------------------------------------------------------------------------------------------------
+
+
+def watch(screen: Screen, status: Status, ask: Callable[[], Status], every: float) -> None:
+    """Redraw the page until Ctrl-C, then leave the last one on the screen."""
+    try:
+        with screen.screen():
+            while True:
+                draw(screen, status, every, datetime.now(UTC))
+                time.sleep(every)
+                status = ask()
+    except KeyboardInterrupt:
+        show(screen, status, datetime.now(UTC))
+
+
+def draw(screen: Screen, status: Status, every: float, now: datetime) -> None:
+    """Draw one page over the last one. Written in one piece, and cleared line by line, so that nothing flickers."""
+    with screen.capture() as page:
+        screen.say((f"Every {every:g} s; {now.astimezone():%H:%M:%S}; Ctrl-C ends", "dim"), cut=True)
+        show(screen, status, now)
+    lines, height = page.get().splitlines(), max(2, screen.height)
+    if len(lines) > height:
+        rest = plural(len(lines) - height + 1, "more line")
+        lines = [*lines[: height - 1], f"{screen.glyphs['more']} {rest}; the window is too small"]
+    screen.file.write("\x1b[H" + "\x1b[K\n".join(lines) + "\x1b[K\x1b[J")
+    screen.file.flush()

@@ -1,0 +1,74 @@
+"""How a node differs from what was recorded of it. It reads and changes nothing.
+
+Two ask: node_state with `state: probe`, and `clusterctl status`, which sends these files along with its own probe.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ansible.module_utils.node_items import Packages, Paths, Settings, Units, difference
+from ansible.module_utils.node_record import load_record, recorded_scopes
+
+
+def kind_of_hash(state):
+    return str(state.get("hash")).split(":")[0]
+
+
+def compare(call, manager):
+    """Compare every recorded scope with the node: ([{scope, kind, name, what}], {recorded package: its version}).
+
+    Each kind is read once for all scopes: a question to systemd or to the package manager costs more than its answer.
+    """
+    records = {scope: load_record(scope) for scope in recorded_scopes()}
+    keys = sorted({key for record in records.values() for key in record["items"]})
+    kinds = [*map(Paths, ("file", "repository", "directory")), Settings(), Units(patient=False)]
+    kinds += [Packages(manager())] if any(key.startswith("package:") for key in keys) else []
+    states = {}
+    for kind in kinds:
+        names = [key.split(":", 1)[1] for key in keys if key.startswith(kind.label + ":")]
+        found = kind.read([kind.item(name) for name in names]) if names else {}
+        states.update({f"{kind.label}:{name}": state for name, state in found.items()})
+    drift = []
+    for scope, record in records.items():
+        told = [("pending", name, "a run was interrupted before this took effect") for name in record["pending"]]
+        for label in [kind.label for kind in kinds]:
+            for key in sorted(key for key in record["items"] if key.startswith(label + ":")):
+                what = words(label, record["items"][key], states[key], call)
+                told += [(label, key.split(":", 1)[1], what)] if what else []
+        drift += [{"scope": scope, "kind": kind, "name": name, "what": what} for kind, name, what in told]
+    packages = {key.split(":", 1)[1]: state["version"] for key, state in states.items() if key.startswith("package:")}
+    return drift, {name: version for name, version in packages.items() if version}
+
+
+def words(label, recorded, state, call):
+    """What sets an item's state apart from the recorded one; empty where nothing does."""
+    was, now = recorded["now"], call.recordable(state, recorded.get("secret"))
+    if kind_of_hash(now) != kind_of_hash(was):  # recorded with another key: its content tells nothing
+        now = {**now, "hash": was.get("hash")}
+    if label == "package":
+        return package_words(was, now)
+    if label == "unit":
+        return unit_words(was, now)
+    if label == "sysctl":
+        return "" if was == now else f"{now['value'] or 'absent'}, was {was['value'] or 'absent'}"
+    return re.sub(r"\bcontent$", "edited", difference(was, now))
+
+
+def package_words(was, now):
+    told = []
+    if was["version"] != now["version"]:
+        moved = f"version {now['version']}, was {was['version']}"
+        told.append("removed" if not now["version"] else moved if was["version"] else f"installed ({now['version']})")
+    if was["held"] != now["held"] and now["version"]:
+        told.append("held" if now["held"] else "no longer held")
+    return ", ".join(told)
+
+
+def unit_words(was, now):
+    told = []
+    if was["enablement"] != now["enablement"]:
+        told.append(f"{now['enablement'] or 'unknown to systemd'}, was {was['enablement'] or 'unknown'}")
+    if was["state"] != now["state"]:
+        told.append("running" if now["state"] == "up" else "not running")
+    return "; ".join(told)

@@ -1,0 +1,527 @@
+"""The kinds of item that node_state knows: paths, packages, kernel settings, units.
+
+Each is a class that can read items, say what is wrong with them and put them right; `converge` is the one loop over
+them. It writes down what it is about to do before it does it (node_record.py), so that the next run finishes what a
+killed one began.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import difflib
+import functools
+import hashlib
+import itertools
+import os
+import re
+import shlex
+import stat
+import time
+from dataclasses import dataclass, field
+from grp import getgrnam
+from pathlib import Path
+from pwd import getpwnam
+
+from ansible.module_utils.node_packages import matches
+from ansible.module_utils.node_record import original
+from ansible.module_utils.node_tools import (
+    TEXT_LIMIT,
+    NodeError,
+    about,
+    clean,
+    complaint,
+    run,
+    store,
+    successor,
+    sync,
+    write,
+)
+
+SETTLE_S = 0.3
+UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/usr/local/lib/systemd/", "/run/systemd/")
+
+
+def converge(call, kind, items):
+    """Compare all items, write down what will change, change it, and note what is there then."""
+    states, plan, told = kind.read(items), {}, {}
+    for item in items:
+        with about(kind.label, item.name):
+            what = kind.difference(call, item, states[item.name])
+        if what:
+            plan[item.name], told[item.name] = item, what
+        call.note(f"{kind.label}:{item.name}", states[item.name], **kind.beside(item))
+    triggers = [kind.trigger(item, states[name]) for name, item in plan.items()]
+    call.pending += [trigger for trigger in triggers if trigger and trigger not in call.pending]
+    try:
+        if plan and not call.check:
+            kind.prepare(call, plan, states)
+            call.save()
+            kind.apply(call, plan, states)
+            for name, state in kind.read(items).items():
+                call.note(f"{kind.label}:{name}", state)
+    except (NodeError, OSError):
+        after = kind.read(items)
+        told = {name: what for name, what in told.items() if after[name] != states[name]}
+        raise
+    finally:
+        call.changes += [{"kind": kind.label, "name": name, "what": what} for name, what in told.items()]
+
+
+class Kind:
+    """What `converge` asks of a kind of item. A state is a flat mapping; `item` makes an item from a name alone."""
+
+    label = ""
+    item = None
+
+    def beside(self, item):
+        """What the record needs beside the state."""
+        return {}
+
+    def trigger(self, item, state):
+        """What restart_on, reload_on and on_change wait for, when the item changes from `state`."""
+        return ""
+
+    def prepare(self, call, plan, states):
+        """What must be safe on disk before `apply` touches the node."""
+
+
+# ---------------------------------------------------------------------------------------------------------- paths
+
+
+@dataclass
+class Entry:
+    """A path as it should be; `data` is base64, `owner` and `group` are names or numbers."""
+
+    name: str
+    type: str = "file"  # file, directory, link, absent
+    data: str = ""
+    target: str = ""
+    owner: str = "root"
+    group: str = "root"
+    mode: str = "0644"
+    validate: str = ""
+    on_change: list = field(default_factory=list)
+    secret: bool = False
+    before_packages: bool = False
+
+    @property
+    def content(self):
+        return base64.b64decode(self.data)
+
+    def wanted(self, check):
+        """The same shape as `inspect` gives. In check mode an unknown user is one that a package will create."""
+        if self.type in ("absent", "link"):
+            return {"type": self.type, **({"target": self.target} if self.type == "link" else {})}
+        owner = {"uid": identity(self.owner, getpwnam, check), "gid": identity(self.group, getgrnam, check)}
+        state = {"type": self.type, "mode": f"{int(self.mode, 8):04o}", **owner}
+        return {**state, "hash": digest(self.content)} if self.type == "file" else state
+
+
+def identity(name, find, check):
+    try:
+        return int(name) if name.isdigit() else find(name)[2]
+    except KeyError:
+        if check:
+            return None
+        raise NodeError(f"this node knows no {'user' if find is getpwnam else 'group'} {name}") from None
+
+
+def digest(data):
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def inspect(path, follow=False):
+    """What lies at `path`: type, mode, uid, gid, and the hash of a file or the target of a link."""
+    try:
+        status = Path(path).stat() if follow else Path(path).lstat()
+        if stat.S_ISLNK(status.st_mode):
+            return {"type": "link", "target": os.readlink(path)}  # noqa: PTH115 (Python 3.8)
+        type_ = {stat.S_IFDIR: "directory", stat.S_IFREG: "file"}.get(stat.S_IFMT(status.st_mode), "special file")
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        state = {"type": type_, "mode": mode, "uid": status.st_uid, "gid": status.st_gid}
+        return {**state, "hash": digest(Path(path).read_bytes())} if type_ == "file" else state
+    except (FileNotFoundError, NotADirectoryError):
+        return {"type": "absent"}
+
+
+def difference(current, wanted):
+    """What sets two states apart, in words; empty where nothing does."""
+    if current.get("type") != wanted.get("type"):
+        created = "created" if current["type"] == "absent" else f"replaced a {current['type']}"
+        return "removed" if wanted["type"] == "absent" else created
+    told = [key for key in wanted if current.get(key) != wanted[key]]
+    return ", ".join("content" if key == "hash" else f"{key} {wanted[key]}, was {current.get(key)}" for key in told)
+
+
+class Paths(Kind):
+    """Files, links, directories; package sources are files that go by another label."""
+
+    def __init__(self, label):
+        self.label = label
+        self.item = functools.partial(Entry, type="directory" if label == "directory" else "file")
+
+    def read(self, items):
+        return {item.name: inspect(item.name, follow=self.label == "directory") for item in items}
+
+    def beside(self, item):
+        return {"secret": item.secret}
+
+    def trigger(self, item, state):
+        return item.name
+
+    def difference(self, call, item, state):
+        if self.label == "directory" and Path(item.name).is_symlink() and Path(item.name).lstat().st_uid != 0:
+            raise NodeError("it is a link that is not root's: whoever made it would choose what changes hands")
+        what = difference(state, item.wanted(call.check))
+        fit = ("absent", "directory") if self.label == "directory" else ("absent", "file", "link")
+        if what and state["type"] not in fit:
+            raise NodeError(f"there is a {state['type']}, which is not removed")
+        if what and call.want_diff and not item.secret:
+            old = Path(item.name).read_bytes() if state["type"] == "file" else b""
+            texts = [data.decode("utf-8", "replace").splitlines() for data in (old, item.content)]
+            lines = list(difflib.unified_diff(*texts, f"before: {item.name}", f"after: {item.name}", lineterm=""))
+            lines = ["binary content"] if b"\0" in old + item.content else lines
+            text = clean("\n".join([*lines, f"{self.label} {item.name}: {what}", ""]), 1 << 20)
+            call.diffs.append({"prepared": text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "\n[…]\n"})
+        return what
+
+    def prepare(self, call, plan, states):
+        """Keep what is replaced for the first time, and see to the folders that are missing."""
+        parents = {str(parent) for item in plan.values() if item.type != "absent" for parent in Path(item.name).parents}
+        missing = sorted(parent for parent in parents if parent not in plan and not Path(parent).exists())
+        if missing:
+            converge(call, Paths("directory"), [Entry(path, "directory", mode="0755") for path in missing])
+        for name, item in plan.items():
+            before = call.record["items"][f"{self.label}:{name}"]["before"]
+            first = before == call.recordable(states[name], item.secret) and not original(name).exists()
+            if first and states[name]["type"] == "file":
+                with about(self.label, name):
+                    store(original(name), Path(name).read_bytes())
+
+    def apply(self, call, plan, states):
+        for name, item in plan.items():
+            with about(self.label, name):
+                self.put(item, Path(name), states[name], item.wanted(check=False))
+        if Path("/sys/fs/selinux/enforce").exists():  # a renamed file keeps its temporary name's label
+            run("restorecon", *[name for name in plan if os.path.lexists(name)])
+
+    def put(self, item, path, current, wanted):
+        if item.type == "absent":
+            path.rmdir() if current["type"] == "directory" else path.unlink()
+            sync(path.parent)
+        elif item.type == "link":
+            if not Path(path.parent, item.target).exists():
+                raise NodeError(f"there is no {item.target} to link to")
+            new = successor(path)
+            new.symlink_to(item.target)
+            new.rename(path)
+            sync(path.parent)
+        elif item.type == "file" and current.get("hash") != wanted["hash"]:
+            accept = functools.partial(self.validate, item) if item.validate else None
+            write(path, item.content, wanted["uid"], wanted["gid"], int(wanted["mode"], 8), accept)
+        else:
+            if current["type"] == "absent":
+                path.mkdir(mode=0o700)
+            # Whose folder it is, a daemon's user, could have made it a link to any file since it was looked at.
+            flags = 0 if path.is_symlink() and path.lstat().st_uid == 0 else os.O_NOFOLLOW
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
+            os.fchown(descriptor, wanted["uid"], wanted["gid"])
+            os.fchmod(descriptor, int(wanted["mode"], 8))
+            os.close(descriptor)
+
+    def validate(self, item, path):
+        argv = [word.replace("%s", path) for word in shlex.split(item.validate)]
+        status, output = run(*argv, check=False, timeout=300)
+        if status != 0:
+            told = "(its output is withheld, the file is secret)" if item.secret else complaint(output)
+            raise NodeError(f"{argv[0]} refuses the new content (exit {status}), so the file stays as it was\n{told}")
+
+
+def run_commands(call, items):
+    """The on_change commands of every file that changed, now or before a kill; each once."""
+    due = [tuple(argv) for item in items if item.name in call.pending for argv in item.on_change]
+    for argv in dict.fromkeys(due):
+        with about("on_change", " ".join(argv)):
+            if not call.check:
+                run(*argv, timeout=600)
+        call.changes.append({"kind": "command", "name": argv[0], "what": "run"})
+
+
+# ------------------------------------------------------------------------------------------------------- packages
+
+
+@dataclass
+class Package:
+    name: str
+    version: str = ""  # a pattern
+    hold: bool | None = None  # None: left as it is
+    absent: bool = False
+
+    def met(self, state):
+        return state["version"] is None if self.absent else matches(state["version"], self.version)
+
+
+class Packages(Kind):
+    """A state is the version, or None, and whether it is held. All that differs changes in one transaction."""
+
+    label = "package"
+    item = Package
+
+    def __init__(self, manager):
+        self.manager = manager
+
+    def read(self, items):
+        self.all = self.manager.installed([item.name for item in items])
+        return {item.name: self.all.get(item.name, {"version": None, "held": False}) for item in items}
+
+    def trigger(self, item, state):
+        held_alone = item.met(state) and item.name not in self.manager.broken
+        return "" if held_alone else "package:" + item.name
+
+    def difference(self, call, item, state):
+        told = ["repaired"] if item.name in self.manager.broken else []
+        if not item.met(state):
+            what = f"version {item.version}, was {state['version']}" if state["version"] else "installed"
+            told.append("removed" if item.absent else what)
+        if item.hold not in (None, state["held"]) and not item.absent:
+            told.append("held" if item.hold else "no longer held")
+        return ", ".join(told)
+
+    def apply(self, call, plan, states):
+        items, before = list(plan.values()), set(self.all)
+        if self.manager.broken or self.manager.interrupted:
+            self.manager.repair()
+            states = self.read(items)
+        due = [item for item in items if not item.met(states[item.name])]
+        loose = [item.name for item in due if item.hold is not None and states[item.name]["held"]]
+        if loose:
+            self.manager.hold(loose, False)
+        if due:
+            self.manager.transact(self.resolve(due), [item.name for item in due if item.absent])
+            states = self.read(items)
+            call.record["pulled"] = sorted({*call.record["pulled"], *(set(self.all) - before - set(plan))})
+        wrong = [item.name for item in due if not item.met(states[item.name])]
+        if wrong:
+            raise NodeError(f"packages: the transaction succeeded without {', '.join(wrong)} (a virtual name?)")
+        for held in (True, False):
+            names = [i.name for i in items if i.hold is held and not i.absent and states[i.name]["held"] is not held]
+            if names:
+                self.manager.hold(names, held)
+
+    def resolve(self, due, lenient=False):
+        """{name: version, or "" for any} to install. What no index offers is looked for once more in a fresh one."""
+        due = [item for item in due if not item.absent]
+        for fresh in (False, True):
+            if not (fresh and self.manager.refreshed):
+                offered = self.manager.available([item.name for item in due], fresh) if due else {}
+                chosen = {i.name: [v for v in offered.get(i.name, ()) if matches(v, i.version)] for i in due}
+            if all(chosen.values()) or (fresh and lenient):
+                return {item.name: chosen[item.name][0] if item.version else "" for item in due if chosen[item.name]}
+        told = []
+        for item in (item for item in due if not chosen[item.name]):
+            others = ", ".join(offered.get(item.name, ())[:8])
+            pin = f"{item.name} is pinned to {item.version}, but the sources offer {others}"
+            told.append(pin if others else f"no source offers {item.name}")
+        raise NodeError("packages: " + "; ".join(told) + f"\n{self.manager.warnings}".rstrip())
+
+    def download(self, call, items):
+        """Fetch what a later call will install; the node stays as it is."""
+        states = self.read(items)
+        due = [item for item in items if not item.met(states[item.name])]
+        chosen = self.resolve(due, lenient=True) if due and not call.check else {}
+        if chosen:
+            self.manager.transact(chosen, [], download_only=True)
+
+
+# ------------------------------------------------------------------------------------------------- kernel settings
+
+
+@dataclass
+class Setting:
+    name: str
+    value: str = ""
+
+    @property
+    def path(self):
+        return Path("/proc/sys", self.name if "/" in self.name else self.name.replace(".", "/"))
+
+
+class Settings(Kind):
+    """A state is the kernel's present value with single spaces, or None where it has no such setting."""
+
+    label = "sysctl"
+    item = Setting
+
+    def read(self, items):
+        found = {item.name: {"value": None} for item in items}
+        for item in items:
+            with contextlib.suppress(OSError):
+                found[item.name]["value"] = " ".join(item.path.read_text().split())
+        return found
+
+    def difference(self, call, item, state):
+        if state["value"] == item.value:
+            return ""
+        if os.access(item.path, os.W_OK):
+            return f"{item.value}, was {state['value']}"
+        begin, told = (
+            "kernel settings that stay as they are here: ",
+            f"{item.name} {state['value'] or 'absent'}, not {item.value}",
+        )
+        if call.notes and call.notes[-1].startswith(begin):
+            call.notes[-1] += "; " + told
+        else:
+            call.notes.append(begin + told)
+        return ""
+
+    def apply(self, call, plan, states):
+        for name, item in plan.items():
+            with about("sysctl", name):
+                item.path.write_text(item.value)
+
+
+# ----------------------------------------------------------------------------------------------------------- units
+
+
+@dataclass
+class Unit:
+    name: str
+    enabled: bool | None = True  # None: left as it is
+    started: bool = True
+    masked: bool = False
+    restart_on: list = field(default_factory=list)
+    reload_on: list = field(default_factory=list)
+
+
+def seconds(text):
+    """systemd's time span ("1min 30s", "infinity") in seconds, at most ten minutes."""
+    units = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}
+    spans = [float(number) * units.get(unit, 600) for number, unit in re.findall(r"([\d.]+)([a-z]+)", text)]
+    return min(600.0, sum(spans)) if spans else 600.0
+
+
+def is_up(unit):
+    """Whether a unit is as `started` means it: active, or a one-shot job that has done its work since boot."""
+    once = unit.get("Type") == "oneshot" and unit["RemainAfterExit"] == "no" and unit["ActiveState"] == "inactive"
+    ran = once and unit["ExecMainStartTimestampMonotonic"] != "0" and unit["Result"] == "success"
+    return ran or unit["ActiveState"] in ("active", "reloading", "refreshing")
+
+
+def verbs(item, unit, restart=False, reload=False):
+    """What systemctl is to be told about a unit with these properties, in order."""
+    told, load, file_state = [], unit["LoadState"], unit["UnitFileState"]
+    down = unit["ActiveState"] in ("inactive", "failed")
+    if item.masked:
+        return [*([] if down else ["stop"]), *([] if load == "masked" else ["mask"])]
+    if load == "masked":
+        told.append("unmask")
+    if item.enabled and (load in ("not-found", "masked") or file_state in ("disabled", "linked", "enabled-runtime")):
+        told.append("enable")
+    elif item.enabled is False and file_state in ("enabled", "enabled-runtime", "linked"):
+        told.append("disable")
+    if not item.started:
+        return told + ([] if down else ["stop"])
+    if not is_up(unit):
+        return [*told, "start"]
+    if restart or (reload and unit["CanReload"] != "yes"):
+        return [*told, "restart"]
+    return [*told, "reload"] if reload else told
+
+
+class Units(Kind):
+    """A state is the unit's enablement, in systemd's word for it, and whether it is up."""
+
+    label = "unit"
+    item = Unit
+    properties = (
+        "Id,LoadState,ActiveState,SubState,UnitFileState,Type,RemainAfterExit,Result,NRestarts,InvocationID,CanReload,"
+        "NeedDaemonReload,TimeoutStartUSec,ExecMainStartTimestampMonotonic"
+    )
+
+    def __init__(self, patient=True):
+        self.patient = patient
+
+    def show(self, names):
+        """{name: properties} by one call; if patient, after what is starting has started or used up its time."""
+        begun = time.monotonic()
+        while names:
+            # systemctl answers in the order of its arguments, aliases included.
+            output = run("systemctl", "show", "--property=" + self.properties, *names)[1]
+            blocks = [dict(line.split("=", 1) for line in block.splitlines()) for block in output.strip().split("\n\n")]
+            found = {name: blocks[at] for at, name in enumerate(names)}
+            busy = [u for u in found.values() if u["ActiveState"] == "activating" and u["SubState"] != "auto-restart"]
+            patience = max((seconds(unit.get("TimeoutStartUSec", "")) for unit in busy), default=0)
+            if not self.patient or time.monotonic() - begun >= patience:
+                return found
+            time.sleep(0.2)
+        return {}
+
+    def read(self, items):
+        self.found = self.show([item.name for item in items])
+        found = self.found.items()
+        return {name: {"enablement": u["UnitFileState"], "state": "up" if is_up(u) else "down"} for name, u in found}
+
+    def beside(self, item):
+        return {"restart_on": [*item.restart_on, *item.reload_on]}
+
+    def verbs(self, call, item):
+        due = [set(call.pending) & set(names) for names in (item.restart_on, item.reload_on)]
+        return verbs(item, self.found[item.name], *due)
+
+    def difference(self, call, item, state):
+        unit = self.found[item.name]
+        if unit["LoadState"] not in ("loaded", "masked") and not call.check and not item.masked:
+            raise NodeError(f"systemd says {unit['LoadState']}; {self.last_words(item.name, unit)}")
+        told = [{"stop": "stopped"}.get(verb, verb.rstrip("e") + "ed") for verb in self.verbs(call, item)]
+        because = sorted(set(call.pending) & {*item.restart_on, *item.reload_on})
+        because = because if {"restarted", "reloaded"} & set(told) else []
+        return ", ".join(told) + (f" ({', '.join(because)} changed)" if because else "")
+
+    def apply(self, call, plan, states):
+        if any(unit["NeedDaemonReload"] == "yes" for unit in self.found.values()):
+            run("systemctl", "daemon-reload")
+        told = {name: self.verbs(call, item) for name, item in plan.items()}
+        for verb in ("unmask", "stop", "mask", "enable", "disable"):
+            names = [name for name in plan if verb in told[name]]
+            if names:
+                run("systemctl", verb, *names)
+        failed = [name for name in plan if self.found[name]["ActiveState"] == "failed"]
+        if failed:
+            run("systemctl", "reset-failed", *failed)  # an old crash loop's start limit would refuse our start
+        last = {name: words[-1] for name, words in told.items() if words[-1] in ("start", "restart", "reload")}
+        for verb, group in itertools.groupby(last, key=last.get):
+            names = list(group)
+            status, output = run("systemctl", verb, *names, check=False, timeout=900)
+            if status != 0:
+                self.insist_up(names, f"did not {verb}")
+                raise NodeError(f"units: systemctl {verb} {' '.join(names)}: {complaint(output)}")
+        # Where systemd cannot know when a daemon is ready, it must still be the same process a little later.
+        first = self.insist_up(list(last), "did not stay up")
+        watched = [name for name in last if first[name].get("Type") in ("simple", "exec", "idle")]
+        settled = time.monotonic() + SETTLE_S
+        while watched and time.monotonic() < settled:
+            time.sleep(0.05)
+            for name, unit in self.insist_up(watched, "did not stay up").items():
+                if any(unit.get(key) != first[name].get(key) for key in ("NRestarts", "InvocationID")):
+                    raise NodeError(f"unit {name} did not stay up: {self.last_words(name, unit)}")
+
+    def insist_up(self, names, what):
+        found = self.show(names)
+        told = [f"unit {name} {what}: {self.last_words(name, unit)}" for name, unit in found.items() if not is_up(unit)]
+        if told:
+            raise NodeError("\n".join(told))
+        return found
+
+    def last_words(self, name, unit):
+        """How a unit stands, and its last 15 lines. (`journalctl -u` misses what a process said as it went away.)"""
+        run("journalctl", "--sync", check=False)
+        its = (f"_SYSTEMD_UNIT={unit['Id']}", "+", f"UNIT={unit['Id']}", "_UID=0")
+        _, output = run("journalctl", "--quiet", "--no-pager", "-n", "15", "-o", "short", *its, check=False)
+        return f"{unit['ActiveState']} ({unit['SubState']})\n{clean(output) or 'the journal has nothing about it'}"
+
+
+def reload_units(call):
+    """Let systemd read its files again where one of them changed, now or before a kill."""
+    if any(trigger.startswith(UNIT_FOLDERS) for trigger in call.pending) and not call.check:
+        run("systemctl", "daemon-reload")
