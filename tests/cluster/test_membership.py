@@ -52,7 +52,8 @@ class Cluster(TestLab):
         return fails(self, expect, *options, verb=name)
 
     def add(self) -> str:
-        return self.verb("add-node", "gpu03", "--address", self.address, "--yes")
+        """Add it; its host key went with it the last time."""
+        return self.verb("add-node", "gpu03", "--address", self.address, "--yes", "--accept-new-host-keys")
 
 
 @pytest.fixture(scope="module")
