@@ -25,7 +25,7 @@ _ELSEWHERE = {
     "init": ("clusterctl.initialise", "init_command", "Make a cluster's directory with a small, commented inventory."),
     "lab": ("clusterctl.lab.cli", "app", "A cluster in containers on this machine, with simulated GPUs."),
 }
-_ORDER = ("init", "validate", "bootstrap", "verify", "status", "trust", "password", "lab")
+_ORDER = ("init", "validate", "bootstrap", "verify", "status", "backup", "restore", "trust", "password", "lab")
 
 
 class _Verbs(TyperGroup):
@@ -173,6 +173,9 @@ def bootstrap(
     adopt: Annotated[
         bool, typer.Option("--adopt", help="Replace a Slurm, or take over a head, that is another's.")
     ] = False,
+    new_head: Annotated[
+        bool, typer.Option("--new-head", help="Begin with an empty queue where the head was lost; jobs that run end.")
+    ] = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
     print_command: _Print = False,
@@ -193,6 +196,7 @@ def bootstrap(
         accept_new_host_keys=accept_new_host_keys,
         skip_unreachable=skip_unreachable,
         adopt=adopt,
+        new_head=new_head,
         become_password_file=become_password_file,
         ask_become_pass=ask_become_pass,
         json=output is Format.json,
@@ -245,6 +249,73 @@ def status(
         json=output is Format.json,
     )
     _end("status", output, lambda: status_command(options))
+
+
+@app.command()
+def backup(
+    context: typer.Context,
+    inventory: _Inventory,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Where the copy goes. [default: .clusterctl/backups in the cluster's directory]",
+            show_default=False,
+        ),
+    ] = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Save the queue and the accounting, and prove by a test restore that they are whole."""
+    from clusterctl import converge
+    from clusterctl.backup import backup_command
+
+    options = converge.Options(
+        "backup",
+        inventory,
+        words=("--to", str(to)) if to else (),
+        verbosity=verbose + int(context.obj or 0),
+        become_password_file=become_password_file,
+        ask_become_pass=ask_become_pass,
+        json=output is Format.json,
+    )
+    _end("backup", output, lambda: backup_command(options, to))
+
+
+@app.command()
+def restore(
+    context: typer.Context,
+    inventory: _Inventory,
+    archive: Annotated[Path, typer.Argument(help="The backup.", metavar="BACKUP", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    skip_unreachable: _Skip = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Put the queue and the accounting back, on this head or on a new one, and bootstrap the cluster with them."""
+    from clusterctl import converge
+    from clusterctl.backup import restore_command
+
+    options = converge.Options(
+        "restore",
+        inventory,
+        forks=forks,
+        verbosity=verbose + int(context.obj or 0),
+        accept_new_host_keys=accept_new_host_keys,
+        skip_unreachable=skip_unreachable,
+        words=(str(archive), *["--yes"] * yes),
+        variables=(("restore_archive", str(archive.absolute())),),
+        become_password_file=become_password_file,
+        ask_become_pass=ask_become_pass,
+        json=output is Format.json,
+    )
+    _end("restore", output, lambda: restore_command(options, archive, yes))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""One run, from the inventory to the verdict: what `bootstrap`, `verify` and `validate` have in common."""
+"""One run, from the inventory to the verdict: what `bootstrap`, `verify`, `validate` and others have in common."""
 
 import contextlib
 import getpass
@@ -6,8 +6,8 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,12 @@ from clusterctl.redaction import throughout
 from clusterctl.screen import Screen, plural
 
 if TYPE_CHECKING:
+    from clusterctl.contact import Facts
     from clusterctl.remote import Access
 
 # Without one of these nothing goes on: a failure there is exit 5, anywhere else exit 4.
 _CRITICAL = "_head"
+_REPLACE_NOTHING = ("verify", "backup")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Options:
     accept_new_host_keys: bool = False
     skip_unreachable: bool = False
     adopt: bool = False
+    new_head: bool = False
+    # What this verb alone is given: as it was typed, and as the playbook takes it.
+    words: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
     become_password_file: Path | None = None
     ask_become_pass: bool = False
     json: bool = False
@@ -51,10 +57,10 @@ class Options:
 
     def again(self) -> str:
         """Return the command that goes on where this one stopped: the same."""
-        argv = ["clusterctl", self.verb, str(self.given)]
+        argv = ["clusterctl", self.verb, str(self.given), *self.words]
         argv += ["--limit", self.limit] if self.limit else []
         argv += ["--check"] * self.check + ["--skip-unreachable"] * self.skip_unreachable
-        argv += ["--adopt"] * self.adopt
+        argv += ["--adopt"] * self.adopt + ["--new-head"] * self.new_head
         argv += ["--ask-become-pass"] * self.ask_become_pass
         argv += ["--become-password-file", str(self.become_password_file)] if self.become_password_file else []
         return shlex.join(argv)
@@ -69,6 +75,7 @@ class Site:
     hosts: tuple[Host, ...]
     access: "Access"
     skipped: tuple[str, ...] = ()
+    facts: Mapping[str, "Facts"] = field(default_factory=dict)
 
     @property
     def state(self) -> Path:
@@ -90,6 +97,7 @@ class Site:
             diff=self.options.diff,
             forks=self.options.forks,
             verbosity=self.options.verbosity,
+            variables=self.options.variables,
         )
 
     def login(self) -> str:
@@ -215,8 +223,16 @@ def trust(options: Options) -> int:
     return 0
 
 
-def run(options: Options) -> int:
-    """Do a whole run and return its exit code; raises ClusterctlError where it ends before Ansible begins."""
+def run(
+    options: Options,
+    before: Callable[[Site, Screen], None] = lambda site, screen: None,
+    after: Callable[[Site, Ledger, Screen], dict[str, Any]] = lambda site, ledger, screen: {},
+) -> int:
+    """Do a whole run and return its exit code; raises ClusterctlError where it ends before Ansible begins.
+
+    `before` may end it once all hosts are known, before anything is changed. `after` goes on where Ansible has done
+    all well, and returns what the summary is to have from it.
+    """
     site = load(options)
     screen = Screen(sys.stderr if options.json else sys.stdout)
     site = authorise(site)
@@ -231,12 +247,19 @@ def run(options: Options) -> int:
             on_head = stack.enter_context(_locked_head(site))
             site = prepare(site, screen)
             _require_lock(site, on_head, screen)
+            before(site, screen)
         redact = secrets.redactor(directory, site.access.sudo_password).redact
         with _writing(site.state):
             kept = runner.RunDirectory.create(site.state, options.verb)
         ledger = Ledger()
         error, trouble = play(site, kept, ledger, descriptor, redact, screen, on_head)
-        summary = throughout(_summary(site, kept, ledger, error), redact)
+        more: dict[str, Any] = {}
+        if error is None:
+            try:
+                more = after(site, ledger, screen)
+            except ClusterctlError as failure:
+                error = failure
+        summary = throughout(_summary(site, kept, ledger, error) | more, redact)
         with contextlib.suppress(OSError):  # a full disk is told below, the run's outcome counts
             secrets.write_private(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
     with contextlib.suppress(OSError):  # nobody listens any more; the summary is on disk
@@ -311,13 +334,17 @@ def prepare(site: Site, screen: Screen) -> Site:
 
     options, began = site.options, time.monotonic()
     with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
-        adopt = None if options.verb == "verify" else options.adopt
-        contact = preflight.preflight(site.inventory, site.access, options.skip_unreachable, site.hosts, adopt)
+        adopt = None if options.verb in _REPLACE_NOTHING else options.adopt
+        new_head = None if options.verb in (*_REPLACE_NOTHING, "restore") else options.new_head
+        contact = preflight.preflight(
+            site.inventory, site.access, options.skip_unreachable, site.hosts, adopt, new_head
+        )
         with _writing(site.inventory.directory):
             recorded = preflight.record(site.inventory, contact)
     remote.forget_gateways()
     report.checked(screen, contact, len(recorded), time.monotonic() - began)
-    return replace(site, skipped=tuple(dict.fromkeys(finding.node for finding in contact.skipped)))
+    skipped = tuple(dict.fromkeys(finding.node for finding in contact.skipped))
+    return replace(site, skipped=skipped, facts=contact.facts)
 
 
 def _ask(screen: Screen, recorded: Mapping[str, Sequence[str]] | None = None) -> Any:
@@ -404,7 +431,7 @@ def _page(
     if error is None:
         page.done(ledger, site.inventory, options.verb, options.given, options.check)
         page.field("Log", _near(kept.log))
-        follow = {"bootstrap": "status", "verify": ""}[options.verb]
+        follow = "status" if options.verb in ("bootstrap", "restore") else ""
         command = ["clusterctl", follow, str(options.given)] if follow else []
         if options.check:
             command = shlex.split(replace(options, check=False).again())

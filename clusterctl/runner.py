@@ -44,7 +44,7 @@ _SOCKET_PATH = 60  # a control socket's path ends at 108 characters, ssh's own s
 class Command:
     """An `ansible-playbook` command. `limit` names hosts; empty means all that the playbook names.
 
-    `user` logs in where the inventory names nobody.
+    `user` logs in where the inventory names nobody. `variables` are what a verb was given that no inventory says.
     """
 
     playbook: Path
@@ -58,6 +58,7 @@ class Command:
     user: str = ""
     become_password_file: Path | None = None
     ask_become_pass: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
 
     def argv(self) -> list[str]:
         argv = [*_ansible_playbook(), "-i", str(self.inventory)]
@@ -70,6 +71,7 @@ class Command:
         argv += ["--check"] if self.check else []
         argv += ["--diff"] if self.diff else []
         argv += ["--forks", str(self.forks)] if self.forks else []
+        argv += ["--extra-vars", json.dumps(dict(self.variables))] if self.variables else []
         return argv + (["-" + "v" * self.verbosity] if self.verbosity else [])
 
     def settings(self) -> dict[str, str]:

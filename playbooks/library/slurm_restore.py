@@ -1,0 +1,182 @@
+#!/usr/bin/python
+"""Ansible module: put Slurm's state and its accounting back from a backup, before Slurm starts."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.cluster_backup import (
+    DRAINED,
+    DUMP,
+    LEDGER,
+    NAME,
+    STATE,
+    counts,
+    label,
+    load,
+    release,
+    room,
+    sql,
+    tables,
+    take,
+    unpack,
+    unseal,
+)
+from ansible.module_utils.node_tools import NodeError, run, sync
+
+DOCUMENTATION = r"""
+module: slurm_restore
+author: the clusterctl authors
+short_description: Put Slurm's state and accounting back from a backup
+description:
+  - Stops slurmctld and slurmdbd, and leaves them stopped; what starts them is the role that sets the head up. On a head
+    that has never run them they so start with the state for the first time, and know the jobs that run.
+  - The dump is loaded beside the database and takes its place in one statement; the state takes its place by a rename.
+    What was there before is kept beside both, under the time of the restore.
+  - Refuses an archive that is damaged, another cluster's, or a later Slurm's.
+options:
+  archive:
+    description: The backup, on this host.
+    type: path
+    required: true
+  cluster:
+    description: Name of the cluster.
+    type: str
+    required: true
+  state:
+    description: StateSaveLocation of slurmctld.
+    type: path
+    required: true
+  database:
+    description: Name of the accounting database on this host; empty where it is on another, and then left alone.
+    type: str
+    required: true
+attributes:
+  check_mode:
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Put the backup back
+  slurm_restore:
+    archive: /var/lib/clusterctl/backups/aurora-0a1b2c3d-20261121T190000Z.tar
+    cluster: aurora
+    state: /var/lib/slurm/slurmctld
+    database: slurm_acct_db
+"""
+
+RETURN = r"""
+changes:
+  description: What took whose place; mappings with kind, name and what.
+  type: list
+  returned: always
+"""
+
+SCRATCH = "clusterctl_restore"
+
+
+def refuse(manifest: dict[str, Any], cluster: str, database: str) -> None:
+    """Check that the backup is this cluster's, and that this Slurm can read it."""
+    theirs, _, _ = manifest["cluster"].rpartition("-")
+    if theirs != cluster or manifest["cluster"] != (label() or manifest["cluster"]):
+        raise NodeError(f"the backup is of another cluster, {manifest['cluster']}, expected {label() or cluster}")
+    made, ours = ([int(part) for part in version.split(".")[:2]] for version in (manifest["slurm"], release()))
+    if made > ours:
+        raise NodeError(f"the backup is of Slurm {manifest['slurm']}, and {release()} here cannot read it")
+    if database and not manifest["database"]:
+        raise NodeError("the backup holds no accounting, for it was on another host; here it is on this one")
+
+
+def database_back(database: str, workplace: Path, manifest: dict[str, Any], now: str) -> str:
+    """Load the dump, and let it take the database's place in one step; return where the former is."""
+    load(workplace / DUMP, SCRATCH)
+    found = counts(SCRATCH)
+    for what, expected in manifest["records"].items():
+        got = sum(count for name, count in found.items() if name.endswith(f"_{what}_table"))
+        if got != expected:
+            raise NodeError(f"the dump has {got} rows in the table {what}, and had {expected} when it was made")
+    before, aside = tables(database), f"{database}_before_{now}"
+    moves = [f"`{database}`.`{name}` TO `{aside}`.`{name}`" for name in before]
+    moves += [f"`{SCRATCH}`.`{name}` TO `{database}`.`{name}`" for name in tables(SCRATCH)]
+    sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
+    if before:
+        sql(f"CREATE DATABASE `{aside}`")
+    sql("RENAME TABLE " + ", ".join(moves))
+    sql(f"DROP DATABASE `{SCRATCH}`")
+    return f"the database {aside}" if before else ""
+
+
+def state_back(state: Path, workplace: Path, now: str) -> str:
+    """Let the state take its place; return where the former is."""
+    state.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    new, aside = state.with_name(f"{state.name}.new"), state.with_name(f"{state.name}.before-{now}")
+    if new.exists():  # of a run that was killed
+        shutil.rmtree(new)
+    unpack(workplace / STATE, new)
+    if state.exists():
+        state.rename(aside)
+    new.rename(state)
+    sync(state.parent)
+    return str(aside) if aside.exists() else ""
+
+
+def restore(given: dict[str, Any]) -> list[dict[str, str]]:
+    """Put a backup back; return what took whose place."""
+    archive, state, database = Path(given["archive"]), Path(given["state"]), given["database"]
+    if database and not NAME.fullmatch(database):
+        raise NodeError(f"{database!r} is no name of a database")
+    manifest = unseal(archive)
+    refuse(manifest, given["cluster"], database)
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    workplace = archive.parent / ".restore"
+    shutil.rmtree(workplace, ignore_errors=True)  # of a run that was killed
+    workplace.mkdir(mode=0o700)
+    try:
+        size = archive.stat().st_size
+        room((str(archive.parent), 2 * size))
+        take(archive, STATE, workplace / STATE)
+        drained = take(archive, LEDGER, workplace / LEDGER)
+        run("systemctl", "stop", "slurmctld", "slurmdbd")
+        changes = []
+        if database:
+            take(archive, DUMP, workplace / DUMP)
+            run("systemctl", "start", "mariadb")
+            aside = database_back(database, workplace, manifest, now)
+            changes.append({"kind": "database", "name": database, "what": was(manifest, aside)})
+        aside = state_back(state, workplace, now)
+        changes.append({"kind": "state", "name": str(state), "what": was(manifest, aside)})
+        if drained:
+            (workplace / LEDGER).replace(DRAINED)
+            changes.append({"kind": "ledger", "name": str(DRAINED), "what": was(manifest, "")})
+        return changes
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def was(manifest: dict[str, Any], aside: str) -> str:
+    return f"as of {manifest['made']}" + f"; the former is {aside}" * bool(aside)
+
+
+def main() -> None:
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "archive": {"type": "path", "required": True},
+            "cluster": {"type": "str", "required": True},
+            "state": {"type": "path", "required": True},
+            "database": {"type": "str", "required": True},
+        },
+    )
+    try:
+        changes = restore(module.params)
+    except (NodeError, OSError) as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=True, changes=changes)
+
+
+if __name__ == "__main__":
+    main()
