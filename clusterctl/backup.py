@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 from clusterctl import converge, hardware, home, schema, secrets
 from clusterctl.converge import Options, Site
-from clusterctl.errors import ClusterctlError, HeadFailed, InputError, PreflightError, Problem
+from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, Problem
 from clusterctl.outcome import Ledger, fold
 from clusterctl.screen import Screen, duration, plural
 from clusterctl.untrusted import Malformed, decode, mapping, number, sequence, text
@@ -176,7 +176,9 @@ def _private(path: Path) -> int:
 
 @contextmanager
 def _reading(site: Site, source: str) -> Iterator[Iterator[bytes]]:
-    """Yield a file of the head's root in pieces; ContactError as OSError, so that the caller has one kind to tell."""
+    """Yield a file of the head's root in pieces; what SSH raises is an OSError, for the caller to tell one kind."""
+    import paramiko
+
     from clusterctl.remote import ContactError, connect
 
     try:
@@ -190,8 +192,8 @@ def _reading(site: Site, source: str) -> Iterator[Iterator[bytes]]:
                     yield data
 
             yield chunks()
-    except ContactError as error:
-        raise OSError(0, str(error), site.inventory.head.name) from None
+    except (ContactError, paramiko.SSHException, EOFError) as error:
+        raise OSError(0, str(error) or "the connection ended", site.inventory.head.name) from None
 
 
 def _prune(path: Path, keep: int) -> None:
@@ -226,10 +228,16 @@ def restore_command(options: Options, archive: Path, yes: bool) -> int:
     def agree(site: Site, screen: Screen) -> None:
         _fits(site, manifest)
         _show(site, manifest, archive, screen)
-        if not yes and input("Type yes to put it back: ").strip().lower() != "yes":
-            raise InputError([Problem(None, "restore", "nothing was changed, as you wish")])
+        if not yes and not _agreed():
+            raise Interrupted("Nothing was put back, and no node was changed.")
 
     return converge.run(options, before=agree)
+
+
+def _agreed() -> bool:
+    with suppress(EOFError):
+        return input("Type yes to put it back: ").strip().lower() == "yes"
+    return False
 
 
 def _fits(site: Site, manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from pathlib import Path
@@ -91,18 +92,23 @@ def refuse(manifest: dict[str, Any], cluster: str, database: str) -> None:
         raise NodeError("the backup holds no accounting, for it was on another host; here it is on this one")
 
 
-def database_back(database: str, workplace: Path, manifest: dict[str, Any], now: str) -> str:
-    """Load the dump, and let it take the database's place in one step; return where the former is."""
-    load(workplace / DUMP, SCRATCH)
+def loaded(dump: Path, manifest: dict[str, Any]) -> None:
+    """Load the dump beside the database; it must have as many rows as when it was made."""
+    run("systemctl", "start", "mariadb")
+    load(dump, SCRATCH)
     found = counts(SCRATCH)
     for what, expected in manifest["records"].items():
         got = sum(count for name, count in found.items() if name.endswith(f"_{what}_table"))
         if got != expected:
             raise NodeError(f"the dump has {got} rows in the table {what}, and had {expected} when it was made")
+
+
+def exchange_database(database: str, now: str) -> str:
+    """Let what was loaded take the database's place in one step; return where the former is."""
+    sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
     before, aside = tables(database), f"{database}_before_{now}"
     moves = [f"`{database}`.`{name}` TO `{aside}`.`{name}`" for name in before]
     moves += [f"`{SCRATCH}`.`{name}` TO `{database}`.`{name}`" for name in tables(SCRATCH)]
-    sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
     if before:
         sql(f"CREATE DATABASE `{aside}`")
     sql("RENAME TABLE " + ", ".join(moves))
@@ -110,13 +116,9 @@ def database_back(database: str, workplace: Path, manifest: dict[str, Any], now:
     return f"the database {aside}" if before else ""
 
 
-def state_back(state: Path, workplace: Path, now: str) -> str:
+def exchange_state(state: Path, new: Path, now: str) -> str:
     """Let the state take its place; return where the former is."""
-    state.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    new, aside = state.with_name(f"{state.name}.new"), state.with_name(f"{state.name}.before-{now}")
-    if new.exists():  # of a run that was killed
-        shutil.rmtree(new)
-    unpack(workplace / STATE, new)
+    aside = state.with_name(f"{state.name}.before-{now}")
     if state.exists():
         state.rename(aside)
     new.rename(state)
@@ -125,36 +127,41 @@ def state_back(state: Path, workplace: Path, now: str) -> str:
 
 
 def restore(given: dict[str, Any]) -> list[dict[str, str]]:
-    """Put a backup back; return what took whose place."""
+    """Put a backup back; return what took whose place. Slurm runs on until all is ready to be exchanged."""
     archive, state, database = Path(given["archive"]), Path(given["state"]), given["database"]
     if database and not NAME.fullmatch(database):
         raise NodeError(f"{database!r} is no name of a database")
     manifest = unseal(archive)
     refuse(manifest, given["cluster"], database)
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    workplace = archive.parent / ".restore"
-    shutil.rmtree(workplace, ignore_errors=True)  # of a run that was killed
+    workplace, new = archive.parent / ".restore", state.with_name(f"{state.name}.new")
+    for left in (workplace, new):  # of a run that was killed
+        shutil.rmtree(left, ignore_errors=True)
     workplace.mkdir(mode=0o700)
+    changes = []
     try:
-        size = archive.stat().st_size
-        room((str(archive.parent), 2 * size))
+        room((str(archive.parent), 2 * archive.stat().st_size))
         take(archive, STATE, workplace / STATE)
-        drained = take(archive, LEDGER, workplace / LEDGER)
-        run("systemctl", "stop", "slurmctld", "slurmdbd")
-        changes = []
+        state.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        unpack(workplace / STATE, new)
         if database:
             take(archive, DUMP, workplace / DUMP)
-            run("systemctl", "start", "mariadb")
-            aside = database_back(database, workplace, manifest, now)
+            loaded(workplace / DUMP, manifest)
+        run("systemctl", "stop", "slurmctld", "slurmdbd")
+        if database:
+            aside = exchange_database(database, now)
             changes.append({"kind": "database", "name": database, "what": was(manifest, aside)})
-        aside = state_back(state, workplace, now)
+        aside = exchange_state(state, new, now)
         changes.append({"kind": "state", "name": str(state), "what": was(manifest, aside)})
-        if drained:
+        if take(archive, LEDGER, workplace / LEDGER):
             (workplace / LEDGER).replace(DRAINED)
             changes.append({"kind": "ledger", "name": str(DRAINED), "what": was(manifest, "")})
         return changes
     finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+        for left in (workplace, new):
+            shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(NodeError):  # a server that does not run has been told of
+            sql(f"DROP DATABASE IF EXISTS `{SCRATCH}`")
 
 
 def was(manifest: dict[str, Any], aside: str) -> str:
