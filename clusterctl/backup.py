@@ -225,11 +225,14 @@ def restore_command(options: Options, archive: Path, yes: bool) -> int:
     if not yes and (options.json or not (sys.stdin.isatty() and sys.stderr.isatty())):
         raise InputError([Problem(None, "--yes", "is missing, and there is no terminal to ask on")])
 
-    def agree(site: Site, screen: Screen) -> None:
+    def agree(site: Site, screen: Screen) -> Site:
         _fits(site, manifest)
-        _show(site, manifest, archive, screen)
+        ended = _ended(site, manifest)
+        _show(site, manifest, archive, ended, screen)
         if not yes and not _agreed():
             raise Interrupted("Nothing was put back, and no node was changed.")
+        more = {**options.variables, "restore_ended": [int(job) for job in ended]}
+        return replace(site, options=replace(options, variables=more))
 
     return converge.run(options, before=agree)
 
@@ -252,7 +255,14 @@ def _fits(site: Site, manifest: Manifest) -> None:
         raise PreflightError([Finding(head, "backup", found, "install the distribution that it was made on")])
 
 
-def _show(site: Site, manifest: Manifest, archive: Path, screen: Screen) -> None:
+def _ended(site: Site, manifest: Manifest) -> list[str]:
+    """Return the jobs that ran when the backup was made and run nowhere now; none where a worker could not be asked."""
+    asked = all(host.name in site.facts for host in site.inventory.in_group("slurm_workers"))
+    there = {job for facts in site.facts.values() for job in facts.node.jobs}
+    return sorted(set(manifest.running) - there, key=int) if asked else []
+
+
+def _show(site: Site, manifest: Manifest, archive: Path, ended: list[str], screen: Screen) -> None:
     """Print what is in a backup, and what putting it back means for what is there now."""
     head = site.inventory.head.name
     age = duration(max(0.0, (datetime.now(UTC) - manifest.moment).total_seconds()))
@@ -267,9 +277,8 @@ def _show(site: Site, manifest: Manifest, archive: Path, screen: Screen) -> None
     if unknown := sorted(there.keys() - set(manifest.running), key=int):
         nodes = fold(sorted({there[job] for job in unknown}))
         rows.append(("Ends", f"{_list(unknown)} on {nodes}: they began later, and the backup does not know them"))
-    workers = {host.name for host in site.inventory.in_group("slurm_workers")}
-    if workers <= site.facts.keys() and (over := sorted(set(manifest.running) - there.keys(), key=int)):
-        rows.append(("Over since", f"{_list(over)}: they ran then and do not now; Slurm will have them as NODE_FAIL"))
+    if ended:
+        rows.append(("Cancels", f"{_list(ended)}: they ran then and have ended since, it is not known how"))
     screen.say()
     for name, value in rows:
         screen.say((f"  {name:<14}", "dim"), value)

@@ -310,7 +310,7 @@ def restore(
         accept_new_host_keys=accept_new_host_keys,
         skip_unreachable=skip_unreachable,
         words=(str(archive), *["--yes"] * yes),
-        variables=(("restore_archive", str(archive.absolute())),),
+        variables={"restore_archive": str(archive.absolute())},
         become_password_file=become_password_file,
         ask_become_pass=ask_become_pass,
         json=output is Format.json,

@@ -45,7 +45,7 @@ class Options:
     new_head: bool = False
     # What this verb alone is given: as it was typed, and as the playbook takes it.
     words: tuple[str, ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
     become_password_file: Path | None = None
     ask_become_pass: bool = False
     json: bool = False
@@ -225,13 +225,13 @@ def trust(options: Options) -> int:
 
 def run(
     options: Options,
-    before: Callable[[Site, Screen], None] = lambda site, screen: None,
+    before: Callable[[Site, Screen], Site] = lambda site, screen: site,
     after: Callable[[Site, Ledger, Screen], dict[str, Any]] = lambda site, ledger, screen: {},
 ) -> int:
     """Do a whole run and return its exit code; raises ClusterctlError where it ends before Ansible begins.
 
-    `before` may end it once all hosts are known, before anything is changed. `after` goes on where Ansible has done
-    all well, and returns what the summary is to have from it.
+    `before` may end it, or say more about it, once all hosts are known and before anything is changed. `after` goes on
+    where Ansible has done all well, and returns what the summary is to have from it.
     """
     site = load(options)
     screen = Screen(sys.stderr if options.json else sys.stdout)
@@ -247,7 +247,7 @@ def run(
             on_head = stack.enter_context(_locked_head(site))
             site = prepare(site, screen)
             _require_lock(site, on_head, screen)
-            before(site, screen)
+            site = before(site, screen)
         redact = secrets.redactor(directory, site.access.sudo_password).redact
         with _writing(site.state):
             kept = runner.RunDirectory.create(site.state, options.verb)

@@ -20,11 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from clusterctl import events, paths, redaction
 from clusterctl.errors import ClusterctlError
@@ -58,7 +59,7 @@ class Command:
     user: str = ""
     become_password_file: Path | None = None
     ask_become_pass: bool = False
-    variables: tuple[tuple[str, str], ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def argv(self) -> list[str]:
         argv = [*_ansible_playbook(), "-i", str(self.inventory)]

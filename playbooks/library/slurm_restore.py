@@ -56,6 +56,14 @@ options:
     description: Name of the accounting database on this host; empty where it is on another, and then left alone.
     type: str
     required: true
+  ended:
+    description:
+      - Numbers of jobs that ran when the backup was made and do not run any more. Slurm would take them for lost with
+        their nodes, keep these for them for up to half an hour and then run them a second time. So they are cancelled
+        as slurmctld starts.
+    type: list
+    elements: int
+    default: []
 attributes:
   check_mode:
     support: none
@@ -78,6 +86,16 @@ changes:
 """
 
 SCRATCH = "clusterctl_restore"
+# For one start: it removes itself, and does nothing where systemd still has it in mind later.
+DROP_IN = Path("/run/systemd/system/slurmctld.service.d/restore.conf")
+CANCEL = """[Service]
+ExecStartPost=+/bin/sh -c 'test -e {file} || exit 0; \
+  until scontrol ping | grep -q "is UP"; do test -d /proc/$MAINPID || exit 1; sleep 0.1; done; \
+  for job in {jobs}; do \
+    scontrol update JobId=$job AdminComment="ended between the backup and its restore"; scancel --quiet $job; \
+  done; \
+  rm -f {file}'
+"""
 
 
 def refuse(manifest: dict[str, Any], cluster: str, database: str) -> None:
@@ -126,6 +144,15 @@ def exchange_state(state: Path, new: Path, now: str) -> str:
     return str(aside) if aside.exists() else ""
 
 
+def cancel_at_start(jobs: list[int]) -> None:
+    """Have jobs cancelled as soon as slurmctld answers: it takes some seconds more until it misses them."""
+    DROP_IN.unlink(missing_ok=True)
+    if jobs:
+        DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+        DROP_IN.write_text(CANCEL.format(jobs=" ".join(map(str, jobs)), file=DROP_IN))
+    run("systemctl", "daemon-reload")
+
+
 def restore(given: dict[str, Any]) -> list[dict[str, str]]:
     """Put a backup back; return what took whose place. Slurm runs on until all is ready to be exchanged."""
     archive, state, database = Path(given["archive"]), Path(given["state"]), given["database"]
@@ -148,6 +175,7 @@ def restore(given: dict[str, Any]) -> list[dict[str, str]]:
             take(archive, DUMP, workplace / DUMP)
             loaded(workplace / DUMP, manifest)
         run("systemctl", "stop", "slurmctld", "slurmdbd")
+        cancel_at_start(given["ended"])
         if database:
             aside = exchange_database(database, now)
             changes.append({"kind": "database", "name": database, "what": was(manifest, aside)})
@@ -176,6 +204,7 @@ def main() -> None:
             "cluster": {"type": "str", "required": True},
             "state": {"type": "path", "required": True},
             "database": {"type": "str", "required": True},
+            "ended": {"type": "list", "elements": "int", "default": []},
         },
     )
     try:

@@ -64,11 +64,13 @@ def counter(cluster: TestLab) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def jobs(cluster: TestLab) -> dict[str, str]:
-    """One job that has failed, one that runs, and one that waits for both nodes."""
+    """One job that has failed, two that run, and one that waits for both nodes."""
     found = {"failed": submit(cluster, "failed", "exit 3", "--nodelist=gpu02")}
     wait_for(cluster, found["failed"], "FAILED")
     found["runs"] = submit(cluster, "runs", COUNTER, "--nodelist=gpu01")
-    wait_for(cluster, found["runs"], "RUNNING")
+    found["ends"] = submit(cluster, "ends", "until test -e /tmp/end; do sleep 0.2; done", "--nodelist=gpu02")
+    for name in ("runs", "ends"):
+        wait_for(cluster, found[name], "RUNNING")
     found["waits"] = submit(cluster, "waits", "true", "--nodes=2", "--exclusive")
     return found
 
@@ -95,7 +97,7 @@ def test_a_backup_has_the_queue_and_the_accounting(cluster: TestLab, jobs: dict[
     parts = content(archive)
     manifest = json.loads(parts["manifest.json"])
     assert manifest["cluster"] == secrets.label(cluster.inventory.parent)
-    assert manifest["running"] == [jobs["runs"]]
+    assert manifest["running"] == [jobs["runs"], jobs["ends"]]
     assert manifest["pending"] == 1
     counted = "SELECT (SELECT COUNT(*) FROM `{0}_job_table`), (SELECT COUNT(*) FROM `{0}_assoc_table`)"
     told = cluster.root("head1", f"mariadb -BN slurm_acct_db <<'END'\n{counted.format(cluster.name)}\nEND")
@@ -177,20 +179,33 @@ def test_what_is_not_this_clusters_whole_backup_is_refused(
     later = resealed(archive, tmp_path / "later.tar", slurm="99.11.1")
     assert "is of Slurm 99.11.1" in refused(later, 3, "--yes")
     assert "--yes: is missing" in refused(archive, 2)
-    assert queue(cluster) == before == {jobs["runs"]: "RUNNING", jobs["waits"]: "PENDING"}
+    assert (
+        queue(cluster)
+        == before
+        == {
+            jobs["runs"]: "RUNNING",
+            jobs["ends"]: "RUNNING",
+            jobs["waits"]: "PENDING",
+        }
+    )
 
 
 def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], archive: Path) -> None:
     kept = records(cluster, *jobs.values())
     count, process = counter(cluster)
+    cluster.ssh("gpu02", "touch", "/tmp/end")
+    wait_for(cluster, jobs["ends"], "COMPLETED")
     later = submit(cluster, "later", "sleep 1000", "--nodelist=gpu02")
     wait_for(cluster, later, "RUNNING")
 
     done = clusterctl("restore", str(cluster.inventory), str(archive), "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"job {later} on gpu02: " in done.stdout  # it was said what it would end
+    assert f"job {later} on gpu02: " in done.stdout  # it was said what it would end, and what it would cancel
+    assert f"job {jobs['ends']}: they ran then" in done.stdout
     assert queue(cluster) == {jobs["runs"]: "RUNNING", jobs["waits"]: "PENDING"}
-    assert records(cluster, *jobs.values()) == kept
+    after = records(cluster, *jobs.values())
+    assert after.pop(jobs["ends"])["State"].startswith("CANCELLED")  # and it does not run a second time
+    assert after.items() <= kept.items()
     assert counter(cluster)[0] > count
     assert counter(cluster)[1] == process
 
@@ -203,20 +218,24 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
 
 
 def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, jobs: dict[str, str]) -> None:
+    meanwhile = submit(cluster, "meanwhile", "until test -e /tmp/meanwhile; do sleep 0.2; done", "--nodelist=gpu02")
+    wait_for(cluster, meanwhile, "RUNNING")
     archive = Path(cluster.run("backup")["backup"])
     kept = records(cluster, *jobs.values())
     count, process = counter(cluster)
     podman("rm", "--force", "--volumes", "--time", "0", container(cluster, "head1"))
+    cluster.ssh("gpu02", "touch", "/tmp/meanwhile")
     cluster.up()
 
     done = clusterctl("bootstrap", str(cluster.inventory))
     assert done.returncode == 3, done.stdout + done.stderr
     assert "lost head: has no state of Slurm's, while gpu01 and others have had a controller" in done.stderr
-    assert "1 of its jobs run" in done.stderr
+    assert "of its jobs run, which a new one would end" in done.stderr
     assert cluster.root("head1", "ls -d /etc/slurm /var/lib/slurm /var/lib/clusterctl 2>/dev/null || true") == ""
 
     done = clusterctl("restore", str(cluster.inventory), str(archive), "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
+    wait_for(cluster, meanwhile, "COMPLETED")  # it ended when nobody listened
     assert queue(cluster) == {jobs["runs"]: "RUNNING", jobs["waits"]: "PENDING"}
     assert records(cluster, *jobs.values()) == kept
     assert counter(cluster)[0] > count
