@@ -131,7 +131,17 @@ def exchange_database(database: str, now: str) -> str:
         sql(f"CREATE DATABASE `{aside}`")
     sql("RENAME TABLE " + ", ".join(moves))
     sql(f"DROP DATABASE `{SCRATCH}`")
-    return f"the database {aside}" if before else ""
+    return aside if before else ""
+
+
+def ended(former: str, cluster: str, running: list[str]) -> set[int]:
+    """Return which of the jobs that ran have ended since by the accounting that was here until now, to the second."""
+    table = f"{cluster}_job_table"
+    if not running or table not in tables(former):
+        return set()
+    numbers = ", ".join(str(int(job)) for job in running)
+    asked = f"SELECT id_job FROM `{former}`.`{table}` WHERE id_job IN ({numbers})"  # noqa: S608 - numbers
+    return {int(job) for (job,) in sql(f"{asked} GROUP BY id_job HAVING MIN(time_end) > 0")}
 
 
 def exchange_state(state: Path, new: Path, now: str) -> str:
@@ -144,12 +154,12 @@ def exchange_state(state: Path, new: Path, now: str) -> str:
     return str(aside) if aside.exists() else ""
 
 
-def cancel_at_start(jobs: list[int]) -> None:
+def cancel_at_start(jobs: set[int]) -> None:
     """Have jobs cancelled as soon as slurmctld answers: it takes some seconds more until it misses them."""
     DROP_IN.unlink(missing_ok=True)
     if jobs:
         DROP_IN.parent.mkdir(parents=True, exist_ok=True)
-        DROP_IN.write_text(CANCEL.format(jobs=" ".join(map(str, jobs)), file=DROP_IN))
+        DROP_IN.write_text(CANCEL.format(jobs=" ".join(map(str, sorted(jobs))), file=DROP_IN))
     run("systemctl", "daemon-reload")
 
 
@@ -175,10 +185,12 @@ def restore(given: dict[str, Any]) -> list[dict[str, str]]:
             take(archive, DUMP, workplace / DUMP)
             loaded(workplace / DUMP, manifest)
         run("systemctl", "stop", "slurmctld", "slurmdbd")
-        cancel_at_start(given["ended"])
+        over = set(given["ended"])
         if database:
-            aside = exchange_database(database, now)
-            changes.append({"kind": "database", "name": database, "what": was(manifest, aside)})
+            former = exchange_database(database, now)
+            over |= ended(former, given["cluster"], manifest["running"]) if former else set()
+            changes.append({"kind": "database", "name": database, "what": was(manifest, former)})
+        cancel_at_start(over)
         aside = exchange_state(state, new, now)
         changes.append({"kind": "state", "name": str(state), "what": was(manifest, aside)})
         if take(archive, LEDGER, workplace / LEDGER):
