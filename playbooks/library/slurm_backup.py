@@ -121,8 +121,12 @@ def state(source: Path, workplace: Path, check: str) -> dict[str, str]:
         lacking = sorted(job for job in before if before[job] == after.get(job) and found.get(job) != before[job])
         if not lacking:
             return found
-    told = ", ".join(f"{job} ({before[job]})" for job in lacking[:10])
-    raise NodeError(f"the copy of slurmctld's state does not have {len(lacking)} jobs of the queue as they are: {told}")
+    told = ", ".join(f"{job} is {before[job]}, there {found.get(job, 'not at all')}" for job in lacking[:10])
+    age = time.time() - (source / "job_state").stat().st_mtime
+    raise NodeError(
+        f"the copy of slurmctld's state does not have {len(lacking)} jobs of the queue as they are: {told}; "
+        f"slurmctld last saved its jobs {age:.0f} s ago"
+    )
 
 
 def delivered() -> None:

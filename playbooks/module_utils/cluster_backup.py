@@ -133,7 +133,7 @@ def unpack(packed, target):
             path = target / member.name
             if not member.isfile() or ".." in path.parts or target not in path.parents:
                 raise NodeError(f"{member.name} has no place in a state of Slurm's")
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             folders |= {folder for folder in path.parents if target in folder.parents}
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 shutil.copyfileobj(tar.extractfile(member), file, CHUNK)
@@ -141,6 +141,7 @@ def unpack(packed, target):
                 os.utime(file.fileno(), (member.mtime, member.mtime))
                 os.fsync(file.fileno())
     for folder in folders:
+        folder.chmod(0o700)
         os.chown(folder, user.pw_uid, user.pw_gid)
 
 
