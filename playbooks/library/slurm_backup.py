@@ -96,7 +96,7 @@ notes:
   returned: always
 """
 
-SAVED_S = 6  # slurmctld writes a change down within 5 s
+SAVED_S = 6  # slurmctld writes a change that it was told of down within 5 s
 DELIVERED_S = 60
 ATTEMPTS = 3
 SCRATCH = "clusterctl_backup_check"
@@ -107,6 +107,17 @@ def queue() -> dict[str, str]:
     return jobs(run("squeue", "--noheader", "--all", "--states=PENDING,RUNNING,SUSPENDED", "--format=%A %T")[1])
 
 
+def save(queue: dict[str, str]) -> None:
+    """Have slurmctld write its jobs down within SAVED_S: where backfill has started one it may not do so for minutes.
+
+    Any update of a job makes it, so one gets the name that it has.
+    """
+    for job in sorted(queue, key=lambda job: queue[job] != "RUNNING")[:1]:
+        status, name = run("squeue", "--noheader", "--all", f"--jobs={job}", "--format=%j", check=False)
+        if status == 0 and name.strip():  # one that has ended meanwhile is written down as that
+            run("scontrol", "update", f"JobId={job}", "JobName=" + name.splitlines()[0], check=False)
+
+
 def state(source: Path, workplace: Path, check: str) -> dict[str, str]:
     """Copy the state, and start a slurmctld on the copy; return the jobs that this one has.
 
@@ -114,6 +125,7 @@ def state(source: Path, workplace: Path, check: str) -> dict[str, str]:
     """
     for _ in range(ATTEMPTS):
         before = queue()
+        save(before)
         time.sleep(SAVED_S)
         pack(source, workplace / STATE)
         found = try_state(workplace / STATE, workplace, check)
