@@ -164,7 +164,7 @@ def try_state(packed, workplace, script):
 
 def jobs(listed):
     """Read lines of `id state`; the parts of a job array that wait are one line."""
-    return dict(line.split() for line in listed.splitlines())
+    return dict(line.split() for line in listed.splitlines() if line.strip())
 
 
 def release():

@@ -110,6 +110,11 @@ def test_the_state_of_a_controller_that_writes_is_copied_whole(tmp_path: Path) -
     assert names.index("job_state") < names.index("hash.7/job.7/script")
 
 
+def test_an_empty_queue_is_one() -> None:
+    assert cluster_backup.jobs("\n") == {}
+    assert cluster_backup.jobs("7 RUNNING\n12 PENDING\n") == {"7": "RUNNING", "12": "PENDING"}
+
+
 def test_the_newest_are_kept_of_one_cluster(tmp_path: Path) -> None:
     days = [f"aurora-0a1b2c3d-202611{day:02}T190000Z.tar" for day in (3, 21, 1, 30)]
     others = ["borealis-0a1b2c3d-20261101T190000Z.tar", "aurora-0a1b2c3d-20261101T190000Z.tar.new", "notes"]
