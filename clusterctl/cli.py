@@ -28,7 +28,7 @@ _ELSEWHERE = {
 }
 _ORDER = (
     *("init", "validate", "plan", "bootstrap", "verify", "status", "logs"),
-    *("add-node", "remove-node", "replace-node", "trust", "password", "lab"),
+    *("add-node", "remove-node", "replace-node", "backup", "restore", "trust", "password", "lab"),
 )
 _WATCH_SECONDS = 5
 
@@ -185,6 +185,9 @@ def bootstrap(
     accept_new_host_keys: _NewKeys = False,
     skip_unreachable: _Skip = False,
     adopt: _Adopt = False,
+    new_head: Annotated[
+        bool, typer.Option("--new-head", help="Begin with an empty queue where the head was lost; jobs that run end.")
+    ] = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
     print_command: _Print = False,
@@ -205,6 +208,7 @@ def bootstrap(
         accept_new_host_keys=accept_new_host_keys,
         skip_unreachable=skip_unreachable,
         adopt=adopt,
+        new_head=new_head,
         become_password_file=become_password_file,
         ask_become_pass=ask_become_pass,
         json=output is Format.json,
@@ -511,6 +515,73 @@ def replace_node(
         json=output is Format.json,
     )
     _end("replace-node", output, lambda: membership.replace_node(options))
+
+
+@app.command()
+def backup(
+    context: typer.Context,
+    inventory: _Inventory,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Where the copy goes. [default: .clusterctl/backups in the cluster's directory]",
+            show_default=False,
+        ),
+    ] = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Save the queue and the accounting, and prove by a test restore that they are whole."""
+    from clusterctl import converge
+    from clusterctl.backup import backup_command
+
+    options = converge.Options(
+        "backup",
+        inventory,
+        flags=("--to", str(to)) if to else (),
+        verbosity=verbose + int(context.obj or 0),
+        become_password_file=become_password_file,
+        ask_become_pass=ask_become_pass,
+        json=output is Format.json,
+    )
+    _end("backup", output, lambda: backup_command(options, to))
+
+
+@app.command()
+def restore(
+    context: typer.Context,
+    inventory: _Inventory,
+    archive: Annotated[Path, typer.Argument(help="The backup.", metavar="BACKUP", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    skip_unreachable: _Skip = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Put the queue and the accounting back, on this head or on a new one, and bootstrap the cluster with them."""
+    from clusterctl import converge
+    from clusterctl.backup import restore_command
+
+    options = converge.Options(
+        "restore",
+        inventory,
+        forks=forks,
+        verbosity=verbose + int(context.obj or 0),
+        accept_new_host_keys=accept_new_host_keys,
+        skip_unreachable=skip_unreachable,
+        flags=(str(archive), *["--yes"] * yes),
+        variables={"restore_archive": str(archive.absolute())},
+        become_password_file=become_password_file,
+        ask_become_pass=ask_become_pass,
+        json=output is Format.json,
+    )
+    _end("restore", output, lambda: restore_command(options, archive, yes))
 
 
 @app.command()

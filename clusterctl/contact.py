@@ -72,6 +72,8 @@ class Node:
     roles: Annotated[tuple[str, ...], sequence(text(), 64)]
     cluster: Annotated[str | None, optional(text())]
     before: Annotated[tuple[str, ...], sequence(text(), 16)]
+    slurm: Annotated[tuple[str, ...], sequence(text(), 4)]
+    jobs: Annotated[tuple[str, ...], sequence(text(r"\d+", "a job's number"), probe.MAX_JOBS)]
     firewall: Annotated[str | None, optional(text())]
     services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]
 

@@ -1,4 +1,4 @@
-"""One run, from the inventory to the verdict: what `bootstrap`, `verify` and `validate` have in common."""
+"""One run, from the inventory to the verdict: what `bootstrap`, `verify`, `validate` and others have in common."""
 
 import contextlib
 import getpass
@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,12 @@ from clusterctl.redaction import Redactor, throughout
 from clusterctl.screen import Screen, plural
 
 if TYPE_CHECKING:
+    from clusterctl.contact import Facts
     from clusterctl.remote import Access, ContactError
 
 # Without one of these nothing goes on: a failure there is exit 5, anywhere else exit 4.
 _CRITICAL = "_head"
+_REPLACE_NOTHING = ("verify", "backup")
 # A first bootstrap of 500 nodes writes some 20 MB of events, log and summary.
 MIN_STATE_MB = 50
 
@@ -43,12 +45,15 @@ class Options:
     accept_new_host_keys: bool = False
     skip_unreachable: bool = False
     adopt: bool = False
+    new_head: bool = False
     become_password_file: Path | None = None
     ask_become_pass: bool = False
     json: bool = False
     nodes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    """The nodes that a verb names, and flags of its own, as they are typed."""
+    """The nodes that a verb names, and what else it alone is given, as they are typed."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """The same as the playbook takes it."""
     planned: str = ""
     """The verb that is planned."""
 
@@ -60,9 +65,12 @@ class Options:
     def again(self) -> str:
         """Return the command that goes on where this one stopped: the same."""
         argv = ["clusterctl", self.verb, *filter(None, [self.planned]), str(self.given), *self.nodes, *self.flags]
-        argv += ["--limit", self.limit] if self.limit and not self.nodes else []
+        # Other verbs limit themselves.
+        limited = self.limit and (self.planned or self.verb) in ("bootstrap", "validate")
+        argv += ["--limit", str(self.limit)] if limited else []
         argv += ["--check"] * (self.check and not self.planned) + ["--skip-unreachable"] * self.skip_unreachable
         argv += ["--adopt"] * self.adopt
+        argv += ["--new-head"] * self.new_head
         argv += ["--ask-become-pass"] * self.ask_become_pass
         argv += ["--become-password-file", str(self.become_password_file)] if self.become_password_file else []
         return shlex.join(argv)
@@ -79,6 +87,7 @@ class Site:
     skipped: tuple[str, ...] = ()
     playbook: str = ""
     """Its name where it is not the verb's."""
+    facts: Mapping[str, "Facts"] = field(default_factory=dict)
 
     @property
     def state(self) -> Path:
@@ -100,6 +109,7 @@ class Site:
             diff=self.options.diff,
             forks=self.options.forks,
             verbosity=self.options.verbosity,
+            variables=self.options.variables,
         )
 
     def login(self) -> str:
@@ -132,14 +142,15 @@ class Work:
 
     `begin` comes after preflight and returns the site for the playbook. `finish` comes after a playbook that went well,
     and may play others: what it is given does so, and returns what that failed with. `conclude` shows what came of a
-    run that went well in its own way, and returns the exit status and what `--output json` is to have.
+    run that went well in its own way, and returns the exit status. `told` is what they have for the summary.
     """
 
     begin: Callable[[Site, Screen], Site] = lambda site, screen: site
-    finish: Callable[[Site, Screen, Callable[[Site], ClusterctlError | None]], ClusterctlError | None] = (
-        lambda site, screen, play: None
+    finish: Callable[[Site, Ledger, Screen, Callable[[Site], ClusterctlError | None]], ClusterctlError | None] = (
+        lambda site, ledger, screen, play: None
     )
-    conclude: Callable[[Ledger, Screen], tuple[int, dict[str, Any]]] | None = None
+    conclude: Callable[[Ledger, Screen], int] | None = None
+    told: dict[str, Any] = field(default_factory=dict)
 
 
 def load(options: Options, inventory: Inventory | None = None) -> Site:
@@ -260,7 +271,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
     with contextlib.ExitStack() as stack:
         descriptor = stack.enter_context(_locked(site, screen))
         directory = site.inventory.directory
-        if options.verb != "verify":
+        if options.verb not in _REPLACE_NOTHING:
             secrets.ensure(directory, site.inventory.cluster_name)
         redact = _redactor(site, needed=True).redact
         began = time.monotonic()
@@ -285,14 +296,13 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             return error
 
         try:
-            error = played(site) or work.finish(site, screen, played)
+            error = played(site) or work.finish(site, ledger, screen, played)
         except ClusterctlError as raised:
             error = raised
         summary = _summary(site, kept, ledger, error)
         if work.conclude and error is None:
-            summary["exit_code"], more = work.conclude(ledger, screen)
-            summary |= more
-        summary = throughout(summary, redact)
+            summary["exit_code"] = work.conclude(ledger, screen)
+        summary = throughout(summary | work.told, redact)
         with contextlib.suppress(OSError):  # a full disk is told below, the run's outcome counts
             secrets.write_private(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
     with contextlib.suppress(OSError):  # nobody listens any more; the summary is on disk
@@ -380,10 +390,11 @@ def prepare(site: Site, screen: Screen, on_head: "ContactError | None" = None) -
         return tuple(replace(one, found=redact(one.found), hint=redact(one.hint)) for one in findings)
 
     with screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
-        adopt = None if options.verb == "verify" else options.adopt
+        adopt = None if options.verb in _REPLACE_NOTHING else options.adopt
+        new_head = None if options.verb in (*_REPLACE_NOTHING, "restore") else options.new_head
         try:
             contact = preflight.preflight(
-                site.inventory, site.access, options.skip_unreachable, site.hosts, adopt, refused
+                site.inventory, site.access, options.skip_unreachable, site.hosts, adopt, refused, new_head
             )
         except PreflightError as error:
             raise PreflightError(redacted(error.problems)) from None
@@ -393,7 +404,8 @@ def prepare(site: Site, screen: Screen, on_head: "ContactError | None" = None) -
             recorded = preflight.record(site.inventory, contact, renewed)
     remote.forget_gateways()
     report.checked(screen, contact, len(recorded), time.monotonic() - began, renewed)
-    return replace(site, skipped=tuple(dict.fromkeys(finding.node for finding in contact.skipped)))
+    skipped = tuple(dict.fromkeys(finding.node for finding in contact.skipped))
+    return replace(site, skipped=skipped, facts=contact.facts)
 
 
 def _redactor(site: Site, needed: bool = False) -> Redactor:
@@ -512,7 +524,7 @@ def _page(
     if error is None:
         page.done(ledger, site.inventory, options.verb, options.given, options.check)
         page.field("Log", _near(kept.log))
-        follow = "" if options.verb == "verify" else "status"
+        follow = "" if options.verb in ("verify", "backup") else "status"
         command = ["clusterctl", follow, str(options.given)] if follow else []
         if options.check:
             command = shlex.split(replace(options, check=False).again())

@@ -57,6 +57,11 @@ def not_its_own(directory: Path) -> Iterator[Problem]:
     ignored = directory / ".gitignore"  # the head keeps a copy of it
     if ignored.is_symlink():
         yield Problem(None, str(ignored), "is a link, expected a file of the cluster's own")
-    for path in (directory / STATE, directory / STATE / "runs", directory / hardware.DIRECTORY):
+    own = (
+        directory / STATE,
+        *(directory / STATE / name for name in ("runs", "backups")),
+        directory / hardware.DIRECTORY,
+    )
+    for path in own:
         if os.path.islink(path) or (os.path.exists(path) and not os.path.isdir(path)):  # noqa: PTH110, PTH112, PTH114
             yield Problem(None, str(path), "is a link or a file, expected a directory of the cluster's own")

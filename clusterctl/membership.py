@@ -20,7 +20,7 @@ from clusterctl import converge, edit, hardware, home, inventory, leaving, paths
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Position, PreflightError, Problem, WorkersFailed
 from clusterctl.inventory import Inventory
-from clusterctl.outcome import fold
+from clusterctl.outcome import Ledger, fold
 from clusterctl.schema import did_you_mean
 from clusterctl.screen import Screen, plural
 from clusterctl.slurm import Head, Job
@@ -281,7 +281,9 @@ def remove_node(
         left = tuple(host for host in after.hosts if host.name in stay)
         return replace(site, inventory=after, hosts=left, playbook="bootstrap")
 
-    def finish(site: Site, screen: Screen, play: Callable[[Site], ClusterctlError | None]) -> ClusterctlError | None:
+    def finish(
+        site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
+    ) -> ClusterctlError | None:
         with Head.of(site) as head:
             head.forget(names)
         error = None if dead else play(leaving.site(site, list(gone.values()), state / leaving.FOLDER))

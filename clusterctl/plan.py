@@ -95,6 +95,7 @@ def preview(
     they are, with an inventory in a directory.
     """
     jobs: list[Job] = []
+    told: dict[str, Any] = {}
     with _copy(before, change) as directory:
 
         def begin(site: Site, screen: Screen) -> Site:
@@ -104,18 +105,19 @@ def preview(
             return replace(site, playbook="bootstrap")
 
         def finish(
-            site: Site, screen: Screen, play: Callable[[Site], ClusterctlError | None]
+            site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
         ) -> ClusterctlError | None:
             return play(clean(site, directory)) if clean else None
 
-        def conclude(ledger: Ledger, screen: Screen) -> tuple[int, dict[str, Any]]:
+        def conclude(ledger: Ledger, screen: Screen) -> int:
             plan = Plan.of(ledger, jobs)
             plan.show(screen)
-            return CHANGES if plan.changes else NOTHING, plan.as_dict()
+            told.update(plan.as_dict())
+            return CHANGES if plan.changes else NOTHING
 
         contacted = change.inventory if change and not leave else before  # who leaves is there yet
         contacted = replace(contacted, path=directory / before.path.name, directory=directory)
-        return converge.run(replace(options, check=True), contacted, Work(begin, finish, conclude))
+        return converge.run(replace(options, check=True), contacted, Work(begin, finish, conclude, told))
 
 
 @contextmanager

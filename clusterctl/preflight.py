@@ -78,12 +78,14 @@ def preflight(
     hosts: Sequence[Host] | None = None,
     adopt: bool | None = False,
     refused: Mapping[str, ContactError] | None = None,
+    new_head: bool | None = False,
 ) -> Contact:
     """Contact the hosts (default: all) at once and judge them.
 
     Raises PreflightError with every Finding that is no warning. With `skip_unreachable` workers that cannot be
     reached are left out instead; the head never is. With `adopt` what somebody else has set up is a warning,
-    and nothing at all where it is None, for a run that replaces nothing. `refused` is as in contact.ask, by host.
+    and nothing at all where it is None, for a run that replaces nothing. So it is with `new_head` and a head that has
+    lost what it knew of a cluster's jobs. `refused` is as in contact.ask, by host.
     Raises InputError for a hardware record that cannot be used.
     """
     records = hardware.load_all(inventory.directory)
@@ -106,6 +108,7 @@ def preflight(
             *_hostnames(inventory, facts),
             *_host_keys(inventory, access.known_hosts),
             *_slurm_versions(inventory, known),
+            *(() if new_head is None else _lost_head(inventory, facts, records, new_head)),
         )
         if finding.node in answers
     ]
@@ -333,15 +336,43 @@ def _slurm_versions(inventory: Inventory, known: Mapping[str, Hardware]) -> Iter
     workers = [host.name for host in inventory.in_group("slurm_workers") if host.name in known]
     if not heads or not workers:
         return
-    # The role's own table, which it checks again when Ansible runs without us.
-    table = yaml.safe_load((paths.content() / "roles/slurm_head/vars/main.yml").read_text())
-    versions, oldest = table["__slurm_head_distribution_versions"], table["__slurm_head_oldest_worker"]
+    versions, oldest = slurm_tables()
     for head, worker in product(heads, workers):
         ours, theirs = (slurm_version(versions, known[name]) for name in (head, worker))
         if ours and theirs and not oldest[ours] <= theirs <= ours:
             found = f"its Slurm {theirs} cannot talk to the {ours} of {head}, which takes {oldest[ours]} to {ours}"
             hint = f"give all the same distribution: {head} has {known[head].os.id} {known[head].os.version}"
             yield Finding(worker, "slurm version", found, hint)
+
+
+def _lost_head(
+    inventory: Inventory, facts: Mapping[str, Facts], records: Mapping[str, Hardware], wanted: bool
+) -> Iterator[Finding]:
+    """Yield a head without Slurm's state in a cluster whose workers have had a controller.
+
+    One that starts there knows none of the jobs that run, and has the workers end them as they register.
+    """
+    for head in inventory.in_group("slurm_head"):
+        if head.name not in facts or "controller" in facts[head.name].node.slurm:
+            continue
+        workers = [host.name for host in inventory.in_group("slurm_workers")]
+        serving = [name for name in workers if name in facts and "worker" in facts[name].node.slurm]
+        unasked = [name for name in workers if name not in facts and name in records]
+        # Of workers that this run does not ask, it is known only that they were there before this machine was.
+        exchanged = head.name in records and records[head.name].machine_id != facts[head.name].hardware.machine_id
+        if not serving and not (unasked and exchanged):
+            continue
+        running = {job for name in serving for job in facts[name].node.jobs}
+        had = serving or unasked
+        found = (
+            f"has no state of Slurm's, while {had[0]}{' and others have' * (len(had) > 1) or ' has'} had a controller"
+        )
+        found += f"; {len(running)} of its jobs run, which a new one would end" * bool(running)
+        hint = "the queue and the accounting begin anew" if wanted else _RESTORE
+        yield Finding(head.name, "lost head", found, hint, warning=wanted)
+
+
+_RESTORE = "put a backup back: clusterctl restore; to begin with an empty queue and empty accounting: --new-head"
 
 
 def _same(values: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
@@ -353,6 +384,15 @@ def _same(values: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
 
 def _others(names: Iterable[str], name: str) -> str:
     return ", ".join(other for other in names if other != name)
+
+
+def slurm_tables() -> tuple[dict[str, str], dict[str, str]]:
+    """Return the role's own tables, which it checks again when Ansible runs without us.
+
+    They are the release that each distribution brings, and the oldest that each release talks to and reads a state of.
+    """
+    table = yaml.safe_load((paths.content() / "roles/slurm_head/vars/main.yml").read_text())
+    return table["__slurm_head_distribution_versions"], table["__slurm_head_oldest_worker"]
 
 
 def slurm_version(versions: Mapping[str, str], node: Hardware) -> str | None:

@@ -32,6 +32,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 # The answer is the line that starts with this: a login shell may print whatever it likes around it.
 MARK = "clusterctl-probe:"
 NETWORK_SECONDS = 5
+MAX_JOBS = 1024  # of a node; shown, not counted
 MAX_SOURCES = 16
 # Of what differs from its record, and of alerts: a node that was restored from elsewhere differs in everything.
 MAX_DRIFT = 500
@@ -614,6 +615,26 @@ def head_of() -> Optional[str]:
         return None
 
 
+def slurm(root: str = "") -> List[str]:
+    """Return what of Slurm has served here: "controller" where one has state, "worker" where one heard a controller."""
+    configuration = read(root + "/etc/slurm/slurm.conf")
+    found = []
+    for what, option, default, sign in (
+        ("controller", "StateSaveLocation", "/var/lib/slurm/slurmctld", "clustername"),
+        ("worker", "SlurmdSpoolDir", "/var/lib/slurm/slurmd", "conf-cache/slurm.conf"),
+    ):
+        named = re.search(r"^%s\s*=\s*(/\S+)" % option, configuration, re.M | re.I)
+        if os.path.exists(root + (named.group(1) if named else default) + "/" + sign):
+            found.append(what)
+    return found
+
+
+def jobs(proc: str = "/proc") -> List[str]:
+    """Return the jobs that run here: those that slurmstepd looks after, whatever a controller knows of them."""
+    titles = (re.match(r"slurmstepd: \[(\d+)", read(path)) for path in glob.glob(proc + "/[0-9]*/cmdline"))
+    return sorted({title.group(1) for title in titles if title}, key=int)[:MAX_JOBS]
+
+
 def before() -> List[str]:
     """Return what is here that a run would replace or meet: Slurm, Kubernetes, containers, a driver of NVIDIA's own."""
     running = [
@@ -652,6 +673,8 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "roles": sorted(os.path.basename(path)[:-5] for path in glob.glob("/var/lib/clusterctl/state/*.json")),
         "cluster": head_of(),
         "before": before(),
+        "slurm": slurm(),
+        "jobs": jobs(),
         "firewall": firewall(),
         "services": services(options.get("services") or []),
     }

@@ -236,11 +236,13 @@ class Page:
         title = "Checked" if check else "Done"
         if verb == "verify":
             title, what = "Verified", "the cluster works"
+        if verb == "backup":
+            title, what = "Backed up", "and restored for a test"
         nodes = plural(len(ledger.hosts), "node")
         self._screen.say()
         self._screen.say((title, "bold green"), f" in {duration(ledger.seconds())}: {nodes}, {what}.")
         self.content(ledger, check)
-        if not check:
+        if not check and verb != "backup":
             offers = addresses(inventory, given)
             if offers:
                 self._screen.say()

@@ -271,6 +271,7 @@ _RULES = (
         number=True,
     ),
     _Rule(r"(^|[_.])gid", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
+    _Rule("_keep", lambda v: 1 <= v <= 1000, "1 to 1000", number=True),
     _Rule("_interval|_mb", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
     _Rule(
         r"users_(accounts|groups)\.name|users_verify_user|_common_group|\.groups",

@@ -568,6 +568,31 @@ def test_records_reach_templates_and_are_never_templated(tmp_path: Path) -> None
     assert not (tmp_path / "marker").exists()
 
 
+def test_what_slurm_has_left_on_a_node_is_noticed(tmp_path: Path) -> None:
+    assert probe.slurm(str(tmp_path)) == []
+    for sign in ("slurmctld/clustername", "slurmd/conf-cache/slurm.conf"):
+        (tmp_path / "var/lib/slurm" / sign).parent.mkdir(parents=True)
+        (tmp_path / "var/lib/slurm" / sign).touch()
+    assert probe.slurm(str(tmp_path)) == ["controller", "worker"]
+    (tmp_path / "etc/slurm").mkdir(parents=True)
+    (tmp_path / "etc/slurm/slurm.conf").write_text("ClusterName=aurora\nStateSaveLocation=/srv/state\n")
+    assert probe.slurm(str(tmp_path)) == ["worker"]
+
+
+def test_jobs_are_known_by_their_slurmstepd(tmp_path: Path) -> None:
+    titles = {
+        "10": b"slurmstepd: [7.batch]\0",
+        "11": b"slurmstepd: [7.extern]\0",
+        "12": b"slurmstepd: [123.0]",
+        "13": b"sh\0slurmstepd: [9.0]",
+        "14": b"",
+    }
+    for pid, title in titles.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "cmdline").write_bytes(title)
+    assert probe.jobs(str(tmp_path)) == ["7", "123"]
+
+
 def test_a_firewall_of_others_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "etc/ufw").mkdir(parents=True)
     (tmp_path / "etc/ufw/ufw.conf").write_text("ENABLED=yes\n")

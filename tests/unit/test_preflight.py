@@ -51,6 +51,8 @@ def answer() -> dict[str, Any]:
             "roles": [],
             "cluster": None,
             "before": [],
+            "slurm": [],
+            "jobs": [],
             "firewall": None,
             "services": {},
         },
@@ -220,6 +222,34 @@ def test_one_machine_listed_twice_is_named_on_both() -> None:
     found = list(preflight._machine_ids(known_nodes))
     assert [(f.node, f.check) for f in found] == [("gpu01", "machine id"), ("gpu02", "machine id")]
     assert "gpu02" in found[0].found
+
+
+@pytest.mark.parametrize(
+    ("head", "worker", "asked", "found"),
+    [
+        ([], [], True, ""),  # a first bootstrap
+        (["controller"], ["worker"], True, ""),
+        ([], ["worker"], True, "has no state of Slurm's, while gpu01 has had a controller; 2 of its jobs run"),
+        ([], ["worker"], False, "has no state of Slurm's, while gpu01 has had a controller"),  # --limit head1
+        (["controller"], ["worker"], False, ""),
+    ],
+)
+def test_a_head_that_knows_none_of_its_workers_jobs_is_not_set_up_anew(
+    tmp_path: Path, head: list[str], worker: list[str], asked: bool, found: str
+) -> None:
+    cluster = inventory(tmp_path, host(22, None, "head1", "slurm_head"), host(22, None, "gpu01", "slurm_workers"))
+    known_nodes = {"head1": facts(_set("node", "slurm", to=head), "head1")}
+    records = {name: facts(_set("hardware", "machine_id", to="0" * 32), name).hardware for name in ("head1", "gpu01")}
+    if asked:
+
+        def served(data: dict[str, Any]) -> None:
+            data["node"].update(slurm=worker, jobs=["7", "8"] if worker else [])
+
+        known_nodes["gpu01"] = facts(served)
+    for wanted in (False, True):
+        findings = list(preflight._lost_head(cluster, known_nodes, records, wanted))
+        assert [(one.node, one.warning) for one in findings] == ([("head1", wanted)] if found else [])
+        assert all(one.found.startswith(found) for one in findings)
 
 
 @pytest.mark.parametrize(

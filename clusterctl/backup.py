@@ -1,0 +1,295 @@
+"""`clusterctl backup` and `restore`: what goes before and after their playbooks, and what an archive says of itself.
+
+An archive is a tar file whose last member is the SHA-256 of every byte before it
+(playbooks/module_utils/cluster_backup.py writes them).
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from clusterctl import converge, hardware, home, schema, secrets
+from clusterctl.converge import Options, Site, Work
+from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, Problem
+from clusterctl.outcome import Ledger, fold
+from clusterctl.screen import Screen, duration, plural
+from clusterctl.untrusted import Malformed, decode, mapping, number, sequence, text
+
+DIRECTORY = "backups"
+VERSION = 1
+_NAME = re.compile(r"[a-z0-9-]{1,80}-\d{8}T\d{6}Z\.tar")
+_MANIFEST, _DIGEST = "manifest.json", "sha256"
+_CHUNK = 1 << 20
+_SILENCE = 60.0  # seconds without a byte after which a copy is given up
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an archive says of itself; `running` are the numbers of jobs, `records` how many rows of which kind."""
+
+    version: Annotated[int, number(1, 1 << 16)]
+    cluster: Annotated[str, text(r"[a-z0-9-]{1,80}", "the label of a cluster")]
+    made: Annotated[str, text(r"\d{4}(-\d\d){2}T(\d\d:){2}\d\dZ", "a time")]
+    slurm: Annotated[str, text(r"\d+\.\d+\.\d+\S*", "a version of Slurm")]
+    running: Annotated[tuple[str, ...], sequence(text(r"\d+", "a job's number"), 1 << 20)]
+    pending: Annotated[int, number(0, 1 << 32)]
+    database: Annotated[str, text(r"\w*", "the name of a database")]
+    records: Annotated[Mapping[str, int], mapping(text(r"\w+"), number(0, 1 << 48), 16)]
+
+    @property
+    def moment(self) -> datetime:
+        return datetime.strptime(self.made, _TIME).replace(tzinfo=UTC)
+
+    @property
+    def release(self) -> str:
+        """Slurm's release, as the roles' tables have it: 24.11."""
+        return ".".join(self.slurm.split(".")[:2])
+
+    def contents(self) -> str:
+        queue = f"{plural(len(self.running), 'job')} running, {self.pending} waiting"
+        if not self.database:
+            return f"{queue}; no accounting, which is on another host"
+        jobs, associations = self.records.get("job", 0), self.records.get("assoc", 0)
+        return f"{queue}; {plural(jobs, 'job')} and {plural(associations, 'association')} in accounting"
+
+
+def read(path: Path) -> Manifest:
+    """Return what a whole archive says of itself; InputError for one that is damaged, or none at all."""
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            members = tar.getmembers()
+            first, last = members[0], members[-1]
+            parts = tar.extractfile(first), tar.extractfile(last)
+            if (first.name, last.name) != (_MANIFEST, _DIGEST) or parts[0] is None or parts[1] is None:
+                raise Malformed("its first or last part is missing")
+            said, told = parts[0].read(1 << 26), parts[1].read(100)
+            if _sha256(file, last.offset) != told.decode("ascii", "replace").strip():
+                raise Malformed("its SHA-256 is not the one that it was closed with")
+            manifest = decode(Manifest, json.loads(said))
+    except (tarfile.TarError, IndexError, ValueError, RecursionError) as error:
+        raise _refused(path, f"is damaged, or no backup: {error}", "take another") from None
+    except OSError as error:
+        raise _refused(path, f"cannot be read: {error.strerror}") from None
+    if manifest.version != VERSION:
+        raise _refused(path, f"is of version {manifest.version}, expected {VERSION}", "use a later clusterctl")
+    return manifest
+
+
+def _sha256(file: Any, size: int) -> str:
+    found = hashlib.sha256()
+    file.seek(0)
+    while size and (data := file.read(min(_CHUNK, size))):
+        found.update(data)
+        size -= len(data)
+    return found.hexdigest()
+
+
+def _refused(path: Path, message: str, hint: str = "") -> InputError:
+    return InputError([Problem(None, str(path), message, hint)])
+
+
+# --- backup -----------------------------------------------------------------------------------------------------------
+
+
+def backup_command(options: Options, to: Path | None) -> int:
+    """Have the head make a backup, and bring a copy of it here; returns the exit code."""
+    inventory = home.load(options.inventory)
+    target = to.absolute() if to else inventory.directory / home.STATE / DIRECTORY
+    try:
+        if to is None:
+            secrets.private_directory(target)
+        # Now, and not when the head has worked for an hour.
+        with tempfile.TemporaryFile(dir=target):
+            pass
+    except OSError as error:
+        raise _refused(target, f"cannot be written into: {error.strerror}") from None
+
+    told: dict[str, Any] = {}
+
+    def fetch(
+        site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
+    ) -> ClusterctlError | None:
+        with screen.working("Copying the backup"):
+            path = _fetch(site, _made(site, ledger), target)
+        if to is None:
+            _prune(path, int(site.inventory.head.variables.get("backup_keep", schema.load().defaults["backup_keep"])))
+        manifest = read(path)
+        screen.say()
+        for name, value in (("Backup", str(path)), ("Holds", manifest.contents())):
+            screen.say((f"  {name:<14}", "dim"), value)
+        told.update({"backup": str(path), "manifest": _plain(manifest)})
+        return None
+
+    return converge.run(replace(options, limit=inventory.head.name), work=Work(finish=fetch, told=told))
+
+
+def _plain(manifest: Manifest) -> dict[str, Any]:
+    return {**vars(manifest), "running": list(manifest.running), "records": dict(manifest.records)}
+
+
+def _made(site: Site, ledger: Ledger) -> str:
+    """Return the archive's path on the head, as the run's events tell it."""
+    host = ledger.hosts.get(site.inventory.head.name)
+    found = [change.name for _, change in host.changes if change.kind == "backup"] if host else []
+    if len(found) != 1 or not _NAME.fullmatch(Path(found[0]).name):
+        raise ClusterctlError("The head does not say which backup it made.")
+    return found[0]
+
+
+def _fetch(site: Site, source: str, target: Path) -> Path:
+    """Copy an archive from the head, for its owner alone, whole or not at all. HeadFailed where that fails."""
+    path = target / Path(source).name
+    new = path.with_name(f".{path.name}.new")
+    try:
+        with _reading(site, source) as chunks, os.fdopen(_private(new), "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        read(new)
+        new.replace(path)
+    except InputError as error:
+        problem = "; ".join(one.message for one in error.problems if isinstance(one, Problem))
+        raise HeadFailed(_only_there(site, source, f"what arrived here {problem}")) from None
+    except OSError as error:
+        raise HeadFailed(_only_there(site, source, f"{error.filename or target}: {error.strerror}")) from None
+    finally:
+        new.unlink(missing_ok=True)
+    return path
+
+
+def _only_there(site: Site, source: str, trouble: str) -> str:
+    return f"The backup is good and lies on {site.inventory.head.name}: {source}. There is no copy of it: {trouble}."
+
+
+def _private(path: Path) -> int:
+    path.unlink(missing_ok=True)  # of a run that was killed
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+@contextmanager
+def _reading(site: Site, source: str) -> Iterator[Iterator[bytes]]:
+    """Yield a file of the head's root in pieces; what SSH raises is an OSError, for the caller to tell one kind."""
+    import paramiko
+
+    from clusterctl.remote import ContactError, connect
+
+    try:
+        with connect(site.inventory.head, site.access) as session, closing(session.transport.open_session()) as channel:
+            begun = session.start(channel, ["cat", "--", source], True, time.monotonic() + _SILENCE)
+            channel.settimeout(_SILENCE)
+
+            def chunks() -> Iterator[bytes]:
+                yield begun
+                while data := channel.recv(_CHUNK):
+                    yield data
+
+            yield chunks()
+    except (ContactError, paramiko.SSHException, EOFError) as error:
+        raise OSError(0, str(error) or "the connection ended", site.inventory.head.name) from None
+
+
+def _prune(path: Path, keep: int) -> None:
+    """Remove the oldest archives of this cluster beyond `keep`; names sort by time."""
+    stem = path.name[: -len("20261121T190000Z.tar")]
+    mine = sorted(
+        other for other in path.parent.iterdir() if _NAME.fullmatch(other.name) and other.name[: len(stem)] == stem
+    )
+    for old in mine[:-keep]:
+        old.unlink()
+
+
+# --- restore ----------------------------------------------------------------------------------------------------------
+
+
+def restore_command(options: Options, archive: Path, yes: bool) -> int:
+    """Put a backup back, once somebody agrees; returns the exit code."""
+    inventory = home.load(options.inventory)
+    manifest = read(archive)
+    path = str(archive.absolute())
+    if any(sign in path for sign in ("{{", "{%", "{#")):
+        raise _refused(archive, "has a name that Ansible takes for a template", "give it another")
+    if not (inventory.directory / secrets.FILE).exists():
+        hint = "docs/guide.md says how to get the cluster's directory back"
+        raise _refused(inventory.directory / secrets.FILE, "is missing: the workers have what is in it", hint)
+    label = secrets.label(inventory.directory)
+    if manifest.cluster != label:
+        raise _refused(archive, f"is a backup of another cluster, {manifest.cluster}, expected {label}")
+    if not yes and (options.json or not (sys.stdin.isatty() and sys.stderr.isatty())):
+        raise InputError([Problem(None, "--yes", "is missing, and there is no terminal to ask on")])
+
+    def agree(site: Site, screen: Screen) -> Site:
+        _fits(site, manifest)
+        ended = _ended(site, manifest)
+        _show(site, manifest, archive, ended, screen)
+        if not yes and not _agreed():
+            raise Interrupted("Nothing was put back, and no node was changed.")
+        more = {**options.variables, "restore_ended": [int(job) for job in ended]}
+        return replace(site, options=replace(options, variables=more))
+
+    return converge.run(options, work=Work(agree))
+
+
+def _agreed() -> bool:
+    with suppress(EOFError):
+        return input("Type yes to put it back: ").strip().lower() == "yes"
+    return False
+
+
+def _fits(site: Site, manifest: Manifest) -> None:
+    """Refuse (PreflightError) a backup that this head's Slurm cannot read."""
+    from clusterctl.preflight import Finding, slurm_tables, slurm_version
+
+    head = site.inventory.head.name
+    versions, oldest = slurm_tables()
+    ours = slurm_version(versions, hardware.load(hardware.path_of(site.inventory.directory, head)))
+    if ours and not oldest[ours] <= manifest.release <= ours:
+        found = f"is of Slurm {manifest.slurm}, and {ours} here reads {oldest[ours]} to {ours}"
+        raise PreflightError([Finding(head, "backup", found, "install the distribution that it was made on")])
+
+
+def _ended(site: Site, manifest: Manifest) -> list[str]:
+    """Return the jobs that ran when the backup was made and run nowhere now; none where a worker could not be asked."""
+    asked = all(host.name in site.facts for host in site.inventory.in_group("slurm_workers"))
+    there = {job for facts in site.facts.values() for job in facts.node.jobs}
+    return sorted(set(manifest.running) - there, key=int) if asked else []
+
+
+def _show(site: Site, manifest: Manifest, archive: Path, ended: list[str], screen: Screen) -> None:
+    """Print what is in a backup, and what putting it back means for what is there now."""
+    head = site.inventory.head.name
+    age = duration(max(0.0, (datetime.now(UTC) - manifest.moment).total_seconds()))
+    fresh = "controller" not in site.facts[head].node.slurm
+    rows = [
+        ("Backup", f"{archive}: {site.inventory.cluster_name}, {manifest.moment:%Y-%m-%d %H:%M:%S} UTC, {age} ago"),
+        ("Made by", f"Slurm {manifest.slurm}"),
+        ("Holds", manifest.contents()),
+        ("Replaces", "nothing" if fresh else f"the queue and the accounting of {head}, which are kept beside them"),
+    ]
+    there = {job: name for name, facts in site.facts.items() for job in facts.node.jobs}
+    if unknown := sorted(there.keys() - set(manifest.running), key=int):
+        nodes = fold(sorted({there[job] for job in unknown}))
+        rows.append(("Ends", f"{_list(unknown)} on {nodes}: they began later, and the backup does not know them"))
+    if ended:
+        rows.append(("Cancels", f"{_list(ended)}: they ran then and have ended since, it is not known how"))
+    screen.say()
+    for name, value in rows:
+        screen.say((f"  {name:<14}", "dim"), value)
+    screen.say()
+
+
+def _list(jobs: list[str], most: int = 10) -> str:
+    more = f" and {len(jobs) - most} more" if len(jobs) > most else ""
+    return f"job{'s' * (len(jobs) > 1)} {', '.join(jobs[:most])}{more}"

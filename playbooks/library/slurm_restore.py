@@ -1,0 +1,230 @@
+#!/usr/bin/python
+"""Ansible module: put Slurm's state and its accounting back from a backup, before Slurm starts."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.cluster_backup import (
+    DRAINED,
+    DUMP,
+    LEDGER,
+    NAME,
+    STATE,
+    counts,
+    label,
+    load,
+    release,
+    room,
+    sql,
+    tables,
+    take,
+    unpack,
+    unseal,
+)
+from ansible.module_utils.node_tools import NodeError, run, sync
+
+DOCUMENTATION = r"""
+module: slurm_restore
+author: the clusterctl authors
+short_description: Put Slurm's state and accounting back from a backup
+description:
+  - Stops slurmctld and slurmdbd, and leaves them stopped; what starts them is the role that sets the head up. On a head
+    that has never run them they so start with the state for the first time, and know the jobs that run.
+  - The dump is loaded beside the database and takes its place in one statement; the state takes its place by a rename.
+    What was there before is kept beside both, under the time of the restore.
+  - Refuses an archive that is damaged, another cluster's, or a later Slurm's.
+options:
+  archive:
+    description: The backup, on this host.
+    type: path
+    required: true
+  cluster:
+    description: Name of the cluster.
+    type: str
+    required: true
+  state:
+    description: StateSaveLocation of slurmctld.
+    type: path
+    required: true
+  database:
+    description: Name of the accounting database on this host; empty where it is on another, and then left alone.
+    type: str
+    required: true
+  ended:
+    description:
+      - Numbers of jobs that ran when the backup was made and do not run any more. Slurm would take them for lost with
+        their nodes, keep these for them for up to half an hour and then run them a second time. So they are cancelled
+        as slurmctld starts.
+    type: list
+    elements: int
+    default: []
+attributes:
+  check_mode:
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: Put the backup back
+  slurm_restore:
+    archive: /var/lib/clusterctl/backups/aurora-0a1b2c3d-20261121T190000Z.tar
+    cluster: aurora
+    state: /var/lib/slurm/slurmctld
+    database: slurm_acct_db
+"""
+
+RETURN = r"""
+changes:
+  description: What took whose place; mappings with kind, name and what.
+  type: list
+  returned: always
+"""
+
+SCRATCH = "clusterctl_restore"
+# For one start: it removes itself, and does nothing where systemd still has it in mind later.
+DROP_IN = Path("/run/systemd/system/slurmctld.service.d/restore.conf")
+CANCEL = """[Service]
+ExecStartPost=+/bin/sh -c 'test -e {file} || exit 0; \
+  until scontrol ping | grep -q "is UP"; do test -d /proc/$MAINPID || exit 1; sleep 0.1; done; \
+  for job in {jobs}; do \
+    scontrol update JobId=$job AdminComment="ended between the backup and its restore"; scancel --quiet $job; \
+  done; \
+  rm -f {file}'
+"""
+
+
+def refuse(manifest: dict[str, Any], cluster: str, database: str) -> None:
+    """Check that the backup is this cluster's, and that this Slurm can read it."""
+    theirs, _, _ = manifest["cluster"].rpartition("-")
+    if theirs != cluster or manifest["cluster"] != (label() or manifest["cluster"]):
+        raise NodeError(f"the backup is of another cluster, {manifest['cluster']}, expected {label() or cluster}")
+    made, ours = ([int(part) for part in version.split(".")[:2]] for version in (manifest["slurm"], release()))
+    if made > ours:
+        raise NodeError(f"the backup is of Slurm {manifest['slurm']}, and {release()} here cannot read it")
+    if database and not manifest["database"]:
+        raise NodeError("the backup holds no accounting, for it was on another host; here it is on this one")
+
+
+def loaded(dump: Path, manifest: dict[str, Any]) -> None:
+    """Load the dump beside the database; it must have as many rows as when it was made."""
+    run("systemctl", "start", "mariadb")
+    load(dump, SCRATCH)
+    found = counts(SCRATCH)
+    for what, expected in manifest["records"].items():
+        got = sum(count for name, count in found.items() if name.endswith(f"_{what}_table"))
+        if got != expected:
+            raise NodeError(f"the dump has {got} rows in the table {what}, and had {expected} when it was made")
+
+
+def exchange_database(database: str, now: str) -> str:
+    """Let what was loaded take the database's place in one step; return where the former is."""
+    sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
+    before, aside = tables(database), f"{database}_before_{now}"
+    moves = [f"`{database}`.`{name}` TO `{aside}`.`{name}`" for name in before]
+    moves += [f"`{SCRATCH}`.`{name}` TO `{database}`.`{name}`" for name in tables(SCRATCH)]
+    if before:
+        sql(f"CREATE DATABASE `{aside}`")
+    sql("RENAME TABLE " + ", ".join(moves))
+    sql(f"DROP DATABASE `{SCRATCH}`")
+    return aside if before else ""
+
+
+def ended(former: str, cluster: str, running: list[str]) -> set[int]:
+    """Return which of the jobs that ran have ended since by the accounting that was here until now, to the second."""
+    table = f"{cluster}_job_table"
+    if not running or table not in tables(former):
+        return set()
+    numbers = ", ".join(str(int(job)) for job in running)
+    asked = f"SELECT id_job FROM `{former}`.`{table}` WHERE id_job IN ({numbers})"  # noqa: S608 - numbers
+    return {int(job) for (job,) in sql(f"{asked} GROUP BY id_job HAVING MIN(time_end) > 0")}
+
+
+def exchange_state(state: Path, new: Path, now: str) -> str:
+    """Let the state take its place; return where the former is."""
+    aside = state.with_name(f"{state.name}.before-{now}")
+    if state.exists():
+        state.rename(aside)
+    new.rename(state)
+    sync(state.parent)
+    return str(aside) if aside.exists() else ""
+
+
+def cancel_at_start(jobs: set[int]) -> None:
+    """Have jobs cancelled as soon as slurmctld answers: it takes some seconds more until it misses them."""
+    DROP_IN.unlink(missing_ok=True)
+    if jobs:
+        DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+        DROP_IN.write_text(CANCEL.format(jobs=" ".join(map(str, sorted(jobs))), file=DROP_IN))
+    run("systemctl", "daemon-reload")
+
+
+def restore(given: dict[str, Any]) -> list[dict[str, str]]:
+    """Put a backup back; return what took whose place. Slurm runs on until all is ready to be exchanged."""
+    archive, state, database = Path(given["archive"]), Path(given["state"]), given["database"]
+    if database and not NAME.fullmatch(database):
+        raise NodeError(f"{database!r} is no name of a database")
+    manifest = unseal(archive)
+    refuse(manifest, given["cluster"], database)
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    workplace, new = archive.parent / ".restore", state.with_name(f"{state.name}.new")
+    for left in (workplace, new):  # of a run that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    workplace.mkdir(mode=0o700)
+    changes = []
+    try:
+        room((str(archive.parent), 2 * archive.stat().st_size))
+        take(archive, STATE, workplace / STATE)
+        state.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        unpack(workplace / STATE, new)
+        if database:
+            take(archive, DUMP, workplace / DUMP)
+            loaded(workplace / DUMP, manifest)
+        run("systemctl", "stop", "slurmctld", "slurmdbd")
+        over = set(given["ended"])
+        if database:
+            former = exchange_database(database, now)
+            over |= ended(former, given["cluster"], manifest["running"]) if former else set()
+            changes.append({"kind": "database", "name": database, "what": was(manifest, former)})
+        cancel_at_start(over)
+        aside = exchange_state(state, new, now)
+        changes.append({"kind": "state", "name": str(state), "what": was(manifest, aside)})
+        if take(archive, LEDGER, workplace / LEDGER):
+            (workplace / LEDGER).replace(DRAINED)
+            changes.append({"kind": "ledger", "name": str(DRAINED), "what": was(manifest, "")})
+        return changes
+    finally:
+        for left in (workplace, new):
+            shutil.rmtree(left, ignore_errors=True)
+        with contextlib.suppress(NodeError):  # a server that does not run has been told of
+            sql(f"DROP DATABASE IF EXISTS `{SCRATCH}`")
+
+
+def was(manifest: dict[str, Any], aside: str) -> str:
+    return f"as of {manifest['made']}" + f"; the former is {aside}" * bool(aside)
+
+
+def main() -> None:
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "archive": {"type": "path", "required": True},
+            "cluster": {"type": "str", "required": True},
+            "state": {"type": "path", "required": True},
+            "database": {"type": "str", "required": True},
+            "ended": {"type": "list", "elements": "int", "default": []},
+        },
+    )
+    try:
+        changes = restore(module.params)
+    except (NodeError, OSError) as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=True, changes=changes)
+
+
+if __name__ == "__main__":
+    main()

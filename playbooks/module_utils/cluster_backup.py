@@ -1,0 +1,247 @@
+"""What making and restoring a backup share: the archive's shape, Slurm's state in it, and the accounting database.
+
+An archive is a tar file. Its first member says what is in it, its last one is the SHA-256 of every byte before it, so
+that nothing in between can be damaged or cut off without being noticed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+from pwd import getpwnam
+
+from ansible.module_utils.node_tools import ENVIRONMENT, STORE, NodeError, clean, run
+
+VERSION = 1
+MANIFEST, STATE, DUMP, LEDGER, DIGEST = "manifest.json", "slurmctld.tar.gz", "database.sql.gz", "drain.json", "sha256"
+DRAINED = STORE / LEDGER
+# What accounting cannot do without; other tables are added up from these, and change by the hour.
+COUNTED = ("_job_table", "_step_table", "_assoc_table", "user_table", "acct_table", "qos_table")
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+CHUNK = 1 << 20
+
+
+# ------------------------------------------------------------------------------------------------------- the archive
+
+
+def digest(file, size):
+    """Return the SHA-256 of the first `size` bytes of a file."""
+    found = hashlib.sha256()
+    file.seek(0)
+    while size and (data := file.read(min(CHUNK, size))):
+        found.update(data)
+        size -= len(data)
+    return found.hexdigest()
+
+
+def seal(path, manifest, parts):
+    """Write the archive, for root alone and down to the disk; `parts` are files, stored under their own names."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w+b") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        add(tar, MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n")
+        for part in parts:
+            with part.open("rb") as source:
+                member = tarfile.TarInfo(part.name)
+                member.size, member.mode = os.fstat(source.fileno()).st_size, 0o600
+                tar.addfile(member, source)
+        file.flush()
+        end, found = tar.offset, digest(file, tar.offset)
+        file.seek(end)
+        add(tar, DIGEST, found.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def add(tar, name, data):
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(data), 0o600
+    tar.addfile(member, io.BytesIO(data))
+
+
+def unseal(path):
+    """Return what a whole archive says of itself. NodeError for one that is not whole."""
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            members = tar.getmembers()
+            if members[0].name != MANIFEST or members[-1].name != DIGEST:
+                raise ValueError("its first or last part is missing")
+            told, manifest = tar.extractfile(members[-1]).read(100), tar.extractfile(members[0]).read(CHUNK)
+            if digest(file, members[-1].offset) != told.decode().strip():
+                raise ValueError("its SHA-256 is another")
+            found = json.loads(manifest)
+            if found["version"] != VERSION:
+                raise ValueError(f"it is of version {found['version']}, expected {VERSION}")
+            return found
+    except (tarfile.TarError, ValueError, KeyError, IndexError, OSError) as error:
+        raise NodeError(f"{path} is damaged or no backup: {error}") from None
+
+
+def take(path, name, target):
+    """Copy one part of an archive out of it; tell whether it is there."""
+    with tarfile.open(path, mode="r:") as tar:
+        if name not in tar.getnames():
+            return False
+        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            shutil.copyfileobj(tar.extractfile(name), file, CHUNK)
+            file.flush()
+            os.fsync(file.fileno())
+    return True
+
+
+# ----------------------------------------------------------------------------------------------------- Slurm's state
+
+
+def pack(source, target):
+    """Copy the state of a slurmctld that runs.
+
+    It writes each file under another name and then renames it, keeping the last one as `.old`, so whatever can be
+    opened is whole. A job's script is there before the job is in job_state and goes after it: job_state is read first.
+    """
+    with tarfile.open(target, mode="w:gz", compresslevel=1) as tar:
+        names = [entry.name for entry in os.scandir(source) if entry.is_file(follow_symlinks=False)]
+        for name in sorted({name.removesuffix(".old") for name in names if not name.endswith(".new")}):
+            put(tar, source / name, name) or put(tar, source / f"{name}.old", name)
+        for path in sorted(source.glob("hash.*/job.*/*")):
+            put(tar, path, str(path.relative_to(source)))
+
+
+def put(tar, path, name):
+    """Add a file by one descriptor; tell whether it was there."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            tar.addfile(tar.gettarinfo(arcname=name, fileobj=file), file)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def unpack(packed, target):
+    """Lay a state out in a new directory, for Slurm's user alone."""
+    user = getpwnam("slurm")
+    folders = {target}
+    target.mkdir(mode=0o700)
+    with tarfile.open(packed, mode="r:gz") as tar:
+        for member in tar:
+            path = target / member.name
+            if not member.isfile() or ".." in path.parts or target not in path.parents:
+                raise NodeError(f"{member.name} has no place in a state of Slurm's")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folders |= {folder for folder in path.parents if target in folder.parents}
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                shutil.copyfileobj(tar.extractfile(member), file, CHUNK)
+                os.fchown(file.fileno(), user.pw_uid, user.pw_gid)
+                os.utime(file.fileno(), (member.mtime, member.mtime))
+                os.fsync(file.fileno())
+    for folder in folders:
+        folder.chmod(0o700)
+        os.chown(folder, user.pw_uid, user.pw_gid)
+
+
+def try_state(packed, workplace, script):
+    """Let a real slurmctld, which meets nobody, start on a state; return the jobs that it has then, id to state."""
+    unpack(packed, workplace / "state")
+    done = subprocess.run(
+        ["sh", "-euc", script, "check", str(workplace / "state"), "/etc/slurm"],
+        env={**os.environ, **ENVIRONMENT, "CHECK": script},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    shutil.rmtree(workplace / "state")
+    if done.returncode:
+        raise NodeError(f"slurmctld does not start on the copy of its state: {clean(done.stderr)}")
+    return jobs(done.stdout)
+
+
+def jobs(listed):
+    """Read lines of `id state`; the parts of a job array that wait are one line."""
+    return dict(line.split() for line in listed.splitlines() if line.strip())
+
+
+def release():
+    """Return Slurm's version, of the program that is installed."""
+    return run("slurmctld", "-V")[1].split()[-1]
+
+
+# -------------------------------------------------------------------------------------------- the accounting database
+
+
+def sql(statement):
+    """Run a statement as the server's administrator, by standard input; return its rows."""
+    argv = ["mariadb", "--batch", "--skip-column-names"]
+    environment = {**os.environ, **ENVIRONMENT}
+    told = subprocess.run(argv, input=statement, env=environment, capture_output=True, text=True, check=False)
+    if told.returncode:
+        raise NodeError(f"mariadb: {clean(told.stderr)}")
+    return [line.split("\t") for line in told.stdout.splitlines()]
+
+
+def tables(database):
+    where = f"table_schema = '{database}' AND table_type = 'BASE TABLE'"
+    return [row[0] for row in sql(f"SELECT table_name FROM information_schema.tables WHERE {where}")]  # noqa: S608
+
+
+def counts(database):
+    """Return how many rows each of the tables has on which accounting stands."""
+    names = [name for name in tables(database) if name.endswith(COUNTED)]
+    if not names:
+        raise NodeError(f"the database {database} has no table of Slurm's accounting")
+    asked = " UNION ALL ".join(f"SELECT '{name}', COUNT(*) FROM `{database}`.`{name}`" for name in names)  # noqa: S608
+    return {name: int(count) for name, count in sql(asked)}
+
+
+def load(dump, database):
+    """Load a dump into a database of that name, which is made anew."""
+    sql(f"DROP DATABASE IF EXISTS `{database}`; CREATE DATABASE `{database}`")
+    argv = ["mariadb", "--batch", database]
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, **ENVIRONMENT},
+    )
+    try:
+        with gzip.open(dump, "rb") as source:
+            shutil.copyfileobj(source, process.stdin, CHUNK)
+    except BrokenPipeError:  # its own words say why
+        pass
+    except (EOFError, OSError) as error:
+        process.kill()
+        raise NodeError(f"{dump.name} cannot be read: {error}") from None
+    _, said = process.communicate()
+    if process.returncode:
+        raise NodeError(f"the dump cannot be loaded: {clean(said.decode('utf-8', 'replace'))}")
+
+
+def room(*needs):
+    """Check that (directory, bytes) fit, those on one file system together."""
+    wanted = {}
+    for place, size in needs:
+        wanted.setdefault(Path(place).stat().st_dev, [place, 0])[1] += size
+    for place, size in wanted.values():
+        free = shutil.disk_usage(place).free
+        if free < size:
+            raise NodeError(f"{free >> 20} MB are free in {place}, and up to {size >> 20} MB are needed")
+
+
+def size_of(directory):
+    return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
+
+
+def label():
+    """Return the label of this head's cluster: the first name in the copy that it keeps of the cluster's directory."""
+    try:
+        with (STORE / "recovery.tar").open("rb") as file:
+            return file.read(100).rstrip(b"\0").decode("ascii", "replace").replace("vault/", "", 1)
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,257 @@
+"""Queue and accounting put back while a job runs, on the same head and a new one. The tests share a lab, in order."""
+
+import gzip
+import io
+import json
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ansible.module_utils
+import pytest
+
+from clusterctl import paths, secrets
+from tests.cluster.conftest import TestLab, bootstrapped, clusterctl, podman
+from tests.faults.injury import container, wait_until
+
+ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_utils"))
+from ansible.module_utils import cluster_backup  # noqa: E402
+
+ALICE = ("sudo", "--login", "--user", "alice")
+# Counts until it is told to end, so that no test depends on how long anything takes.
+COUNTER = "n=0; until test -e /tmp/end; do n=$((n+1)); echo $n > /tmp/counter; sleep 0.2; done"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestLab]:
+    with bootstrapped("backup") as lab:
+        yield lab
+
+
+def submit(cluster: TestLab, name: str, script: str, *options: str) -> str:
+    """Submit a job as an ordinary user; return its number."""
+    argv = (*ALICE, "sbatch", "--parsable", f"--job-name={name}", "--output=/dev/null", "--mem=50", *options)
+    return cluster.ssh("head1", *argv, stdin=f"#!/bin/sh\n{script}\n").strip()
+
+
+def queue(cluster: TestLab) -> dict[str, str]:
+    rows = cluster.ssh("head1", "squeue", "--noheader", "--format=%i=%T").split()
+    return dict(row.split("=") for row in rows)
+
+
+def records(cluster: TestLab, *jobs: str) -> dict[str, dict[str, str]]:
+    """What accounting has of jobs, all runs of each."""
+    fields = ["JobIDRaw", "JobName", "User", "Account", "State", "ExitCode", "NodeList", "Submit", "Start", "Restarts"]
+    argv = ["sacct", "--allocations", "--duplicates", "--parsable2", f"--jobs={','.join(jobs)}"]
+    lines = cluster.ssh("head1", "sudo", *argv, "--noheader", f"--format={','.join(fields)}").splitlines()
+    rows = [dict(zip(fields, line.split("|"), strict=True)) for line in lines]
+    assert len(rows) == len({row["JobIDRaw"] for row in rows}), f"a job has more than one record: {lines}"
+    return {row["JobIDRaw"]: row for row in rows}
+
+
+def wait_for(cluster: TestLab, job: str, state: str) -> None:
+    wait_until(lambda: records(cluster, job).get(job, {}).get("State") == state)
+
+
+def counter(cluster: TestLab) -> tuple[int, str]:
+    """How far the job that runs has counted, and the process that does it."""
+    said = cluster.root("gpu01", "cat /tmp/counter; pgrep -u alice -o -f slurm_script")
+    count, pid = said.split()
+    return int(count), pid
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: TestLab) -> dict[str, str]:
+    """One job that has failed, two that run, and one that waits for both nodes."""
+    found = {"failed": submit(cluster, "failed", "exit 3", "--nodelist=gpu02")}
+    wait_for(cluster, found["failed"], "FAILED")
+    found["runs"] = submit(cluster, "runs", COUNTER, "--nodelist=gpu01")
+    found["ends"] = submit(cluster, "ends", "until test -e /tmp/end; do sleep 0.2; done", "--nodelist=gpu02")
+    for name in ("runs", "ends"):
+        wait_for(cluster, found[name], "RUNNING")
+    found["waits"] = submit(cluster, "waits", "true", "--nodes=2", "--exclusive")
+    return found
+
+
+@pytest.fixture(scope="module")
+def archive(cluster: TestLab, jobs: dict[str, str]) -> Path:
+    """A backup that was made while the jobs ran and waited."""
+    return Path(cluster.run("backup")["backup"])
+
+
+def content(archive: Path) -> dict[str, bytes]:
+    """Every part of a backup, unpacked."""
+    found = {}
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            file = tar.extractfile(member)
+            assert file is not None
+            data = file.read()
+            found[member.name] = gzip.decompress(data) if member.name.endswith(".gz") else data
+    return found
+
+
+def test_a_backup_has_the_queue_and_the_accounting(cluster: TestLab, jobs: dict[str, str], archive: Path) -> None:
+    parts = content(archive)
+    manifest = json.loads(parts["manifest.json"])
+    assert manifest["cluster"] == secrets.label(cluster.inventory.parent)
+    assert manifest["running"] == [jobs["runs"], jobs["ends"]]
+    assert manifest["pending"] == 1
+    counted = "SELECT (SELECT COUNT(*) FROM `{0}_job_table`), (SELECT COUNT(*) FROM `{0}_assoc_table`)"
+    told = cluster.root("head1", f"mariadb -BN slurm_acct_db <<'END'\n{counted.format(cluster.name)}\nEND")
+    assert [manifest["records"]["job"], manifest["records"]["assoc"]] == [int(word) for word in told.split()]
+    with tarfile.open(fileobj=io.BytesIO(parts["slurmctld.tar.gz"])) as tar:
+        assert f"hash.{int(jobs['waits']) % 10}/job.{jobs['waits']}/script" in tar.getnames()
+
+
+def test_a_backup_is_its_owners_alone_and_holds_no_secret(cluster: TestLab, archive: Path) -> None:
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    assert stat.S_IMODE(archive.parent.stat().st_mode) == 0o700
+    place = "/var/lib/clusterctl/backups"
+    assert cluster.root("head1", f"stat -c '%a %U' {place} {place}/{archive.name}").split() == ["700", "root"] * 1 + [
+        "600",
+        "root",
+    ]
+    assert cluster.root("head1", f"ls -A {place}").split() == [archive.name]
+    assert cluster.root("head1", "mariadb -BN -e 'SHOW DATABASES LIKE \"clusterctl%\"'") == ""
+    directory = cluster.inventory.parent
+    password = secrets.vault_password_file(directory).read_text().strip()
+    for name, part in content(archive).items():
+        for secret in [password, *secrets.values(directory).values()]:
+            assert secret.encode() not in part, f"{name} holds a secret"
+
+
+def test_a_backup_that_fails_its_test_is_an_error_and_replaces_none(cluster: TestLab, archive: Path) -> None:
+    state, place = "/var/lib/slurm/slurmctld/job_state", "/var/lib/clusterctl/backups"
+    cluster.root("head1", f"head -c 1000 {state} > /tmp/cut; chown slurm: /tmp/cut; mount --bind /tmp/cut {state}")
+    try:
+        said = cluster.run("backup", expect=5)["failures"][0]["message"]
+        assert "slurmctld does not start on the copy of its state" in said
+    finally:
+        cluster.root("head1", f"umount {state}")
+    cluster.root(
+        "head1", f"mkdir /tmp/small; mount -t tmpfs -o size=1m none /tmp/small; mount --bind /tmp/small {place}"
+    )
+    try:
+        assert "MB are free" in cluster.run("backup", expect=5)["failures"][0]["message"]
+    finally:
+        cluster.root("head1", f"umount {place}; umount /tmp/small; rmdir /tmp/small")
+    assert cluster.root("head1", f"ls -A {place}").split() == [archive.name]
+    assert [path.name for path in archive.parent.iterdir()] == [archive.name]
+
+
+def resealed(archive: Path, target: Path, **other: Any) -> Path:
+    """Return a backup that says something else of itself, and is whole."""
+    parts = []
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers()[1:-1]:
+            file = tar.extractfile(member)
+            assert file is not None
+            parts.append(target.parent / member.name)
+            parts[-1].write_bytes(file.read())
+    cluster_backup.seal(target, json.loads(content(archive)["manifest.json"]) | other, parts)
+    return target
+
+
+def test_what_is_not_this_clusters_whole_backup_is_refused(
+    cluster: TestLab, jobs: dict[str, str], archive: Path, tmp_path: Path
+) -> None:
+    def refused(path: Path, code: int, *options: str) -> str:
+        done = clusterctl("restore", str(cluster.inventory), str(path), *options)
+        said = done.stdout + done.stderr
+        assert done.returncode == code, said
+        assert "Traceback" not in said
+        return said
+
+    before = queue(cluster)
+    whole = archive.read_bytes()
+    damaged = tmp_path / archive.name
+    end = len(whole.rstrip(b"\0"))  # what follows is the tar file's own padding
+    for place in (600, end // 2, end - 10):
+        damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert "is damaged" in refused(damaged, 2, "--yes")
+    damaged.write_bytes(whole[: end // 2])
+    assert "is damaged" in refused(damaged, 2, "--yes")
+    other = resealed(archive, tmp_path / "other.tar", cluster=f"{cluster.name}-00000000")
+    assert "is a backup of another cluster" in refused(other, 2, "--yes")
+    later = resealed(archive, tmp_path / "later.tar", slurm="99.11.1")
+    assert "is of Slurm 99.11.1" in refused(later, 3, "--yes")
+    assert "--yes: is missing" in refused(archive, 2)
+    assert (
+        queue(cluster)
+        == before
+        == {
+            jobs["runs"]: "RUNNING",
+            jobs["ends"]: "RUNNING",
+            jobs["waits"]: "PENDING",
+        }
+    )
+
+
+def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], archive: Path) -> None:
+    kept = records(cluster, *jobs.values())
+    count, process = counter(cluster)
+    cluster.ssh("gpu02", "touch", "/tmp/end")
+    wait_for(cluster, jobs["ends"], "COMPLETED")
+    later = submit(cluster, "later", "sleep 1000", "--nodelist=gpu02")
+    wait_for(cluster, later, "RUNNING")
+
+    done = clusterctl("restore", str(cluster.inventory), str(archive), "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"job {later} on gpu02: " in done.stdout  # it was said what it would end, and what it would cancel
+    assert f"job {jobs['ends']}: they ran then" in done.stdout
+    assert queue(cluster) == {jobs["runs"]: "RUNNING", jobs["waits"]: "PENDING"}
+    after = records(cluster, *jobs.values())
+    assert after.pop(jobs["ends"])["State"].startswith("CANCELLED")  # and it does not run a second time
+    assert after.items() <= kept.items()
+    assert counter(cluster)[0] > count
+    assert counter(cluster)[1] == process
+
+    # What was there before is there to go back to.
+    (aside,) = cluster.root("head1", "mariadb -BN -e 'SHOW DATABASES LIKE \"%before%\"'").split()
+    found = cluster.root("head1", f"mariadb -BN {aside} -e 'SELECT MAX(id_job) FROM `{cluster.name}_job_table`'")  # noqa: S608
+    assert found.strip() == later
+    assert cluster.root("head1", "ls /var/lib/slurm/slurmctld.before-*/job_state").split()
+    assert {host["changed"] for host in cluster.run("bootstrap")["hosts"].values()} == {0}
+
+
+def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, jobs: dict[str, str]) -> None:
+    meanwhile = submit(cluster, "meanwhile", "until test -e /tmp/meanwhile; do sleep 0.2; done", "--nodelist=gpu02")
+    wait_for(cluster, meanwhile, "RUNNING")
+    archive = Path(cluster.run("backup")["backup"])
+    kept = records(cluster, *jobs.values())
+    count, process = counter(cluster)
+    podman("rm", "--force", "--volumes", "--time", "0", container(cluster, "head1"))
+    cluster.ssh("gpu02", "touch", "/tmp/meanwhile")
+    cluster.up()
+
+    done = clusterctl("bootstrap", str(cluster.inventory))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "lost head: has no state of Slurm's, while gpu01 and others have had a controller" in done.stderr
+    assert "of its jobs run, which a new one would end" in done.stderr
+    assert cluster.root("head1", "ls -d /etc/slurm /var/lib/slurm /var/lib/clusterctl 2>/dev/null || true") == ""
+
+    done = clusterctl("restore", str(cluster.inventory), str(archive), "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    wait_for(cluster, meanwhile, "COMPLETED")  # it ended when nobody listened
+    assert queue(cluster) == {jobs["runs"]: "RUNNING", jobs["waits"]: "PENDING"}
+    assert counter(cluster)[0] > count
+    assert counter(cluster)[1] == process
+
+    cluster.ssh("gpu01", "touch", "/tmp/end")
+    for name in ("runs", "waits"):
+        wait_for(cluster, jobs[name], "COMPLETED")
+    after = records(cluster, *jobs.values())
+    assert after[jobs["failed"]] == kept[jobs["failed"]]
+    assert after[jobs["failed"]]["ExitCode"] == "3:0"
+    # By whom it was cancelled is in no state of slurmctld's, which tells accounting again how the job ended.
+    assert after[jobs["ends"]]["State"].startswith("CANCELLED")
+    assert after[jobs["ends"]] | {"State": ""} == kept[jobs["ends"]] | {"State": ""}
+    assert after[jobs["runs"]] == kept[jobs["runs"]] | {"State": "COMPLETED"}
+    assert after[jobs["waits"]]["NodeList"] == "gpu[01-02]"
+    assert {row["Restarts"] for row in after.values()} == {"0"}
+
+    cluster.run("status")
+    assert {host["changed"] for host in cluster.run("bootstrap")["hosts"].values()} == {0}
