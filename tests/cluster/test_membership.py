@@ -217,6 +217,8 @@ CHANGES: dict[str, Any] = {
     "by hand": {"gpu01": "echo >> /etc/chrony/chrony.conf; systemctl disable --quiet munge",
                 "gpu02": "apt-get -qq remove -y prometheus-node-exporter; chmod 0600 /etc/hosts"},
 }  # fmt: skip
+# Our own records; what enables a unit; what a package brings and takes with it.
+CARRIED = "/var/lib/clusterctl/(state|original|drain)|/etc/systemd/system/.*[.]wants|/etc/(init|rc.)[.]d/"
 ACCOUNTS = {f"/etc/{name}" for name in ("passwd", "group", "shadow", "gshadow", "subuid", "subgid")}
 
 
@@ -233,18 +235,30 @@ def planned(lab: Cluster) -> set[tuple[str, str, str]]:
     }
 
 
+def accounts(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is said of each user and group; that a user is in a group is said of the user."""
+    for line in manifest["users"]:
+        name, *rest = line.split(":")
+        if len(rest) == 3:
+            yield name, rest[1]
+            yield from ((member, name) for member in rest[2].split(",") if member)
+        else:
+            yield name, line
+
+
 def actual(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Kind and name of all that differs between two manifests of a node."""
-    for kind in ("packages", "users", "units"):
+    for kind in ("packages", "units"):
         for line in {*before[kind]} ^ {*after[kind]}:
-            name = re.split("[: ]", line)[0]
-            yield {"packages": "package", "users": "account", "units": "unit"}[kind], name
+            yield {"packages": "package", "units": "unit"}[kind], re.split("[ ]", line)[0]
+    for name, _ in {*accounts(before)} ^ {*accounts(after)}:
+        yield "account", name
     for path in before["files"].keys() | after["files"].keys():
-        if before["files"].get(path) == after["files"].get(path) or path in ACCOUNTS:
+        if before["files"].get(path) == after["files"].get(path) or path.removesuffix("-") in ACCOUNTS:
             continue
         if path.startswith("/home/"):
             yield "account", path.split("/")[2]
-        elif not re.match("/var/lib/clusterctl/(state|original|drain)|/etc/systemd/system/.*[.]wants", path):
+        elif not re.match(CARRIED, path):
             yield "path", path
     for unit in before["daemons"].keys() | after["daemons"].keys():
         if before["daemons"].get(unit) != after["daemons"].get(unit):
