@@ -19,8 +19,9 @@ import yaml
 from clusterctl import converge, edit, hardware, home, inventory, leaving, paths, plan, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Position, PreflightError, Problem, WorkersFailed
-from clusterctl.inventory import Inventory
+from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
+from clusterctl.remote import Access, ContactError, connect, each
 from clusterctl.schema import did_you_mean
 from clusterctl.screen import Screen, plural
 from clusterctl.slurm import Head, Job
@@ -268,6 +269,8 @@ def remove_node(
     def begin(site: Site, screen: Screen) -> Site:
         with Head.of(site) as head:
             if present:
+                if dead and not force:
+                    _must_be_dead(head, [before.host(name) for name in present], site.access)
                 _empty(head, present, screen, dead=dead, force=force, minutes=minutes, yes=yes)
         for node in gone.values():
             leaving.save(state, node)
@@ -359,17 +362,32 @@ def _own_files(before: Inventory, names: Sequence[str]) -> list[Path]:
     return [path for path in (*files, *inside) if path.is_file()]
 
 
+def _must_be_dead(head: Head, hosts: Sequence[Host], access: Access) -> None:
+    """Raise PreflightError for nodes that are there: Slurm has heard from them, and something answers our SSH.
+
+    Slurm alone would take minutes to notice that a node is gone.
+    """
+    from clusterctl.preflight import UNREACHABLE, Finding
+
+    def answers(host: Host) -> bool:
+        try:
+            connect(host, access).close()
+        except ContactError as error:
+            return error.failure not in UNREACHABLE
+        return True
+
+    there = each([host for host in hosts if head.has_slurm() and head.hears(host.name)], answers)
+    hint = "leave out --dead, and it is cleaned as well; --force removes it as it is"
+    if alive := [name for name, answer in there.items() if answer]:
+        raise PreflightError([Finding(name, "dead", "it answers, and Slurm hears from it", hint) for name in alive])
+
+
 def _empty(
     head: Head, names: Sequence[str], screen: Screen, *, dead: bool, force: bool, minutes: float | None, yes: bool
 ) -> None:
     """Drain the nodes and see to it that no job is left on them; raises WorkersFailed where one is, after the time."""
     if not head.has_slurm():
         return
-    if dead and (alive := [name for name in names if head.hears(name)]) and not force:
-        from clusterctl.preflight import Finding
-
-        hint = "leave out --dead, and it is cleaned as well; --force removes it as it is"
-        raise PreflightError([Finding(name, "dead", "Slurm hears from it", hint) for name in alive])
     keep = f"to keep it in service, on the head: sudo slurm-drain remove-node --in {','.join(names)}"
     head.drain("remove-node", names, "it is being removed")
     if dead:

@@ -26,7 +26,7 @@ COUNTER = "n=0; until test -e /tmp/end; do n=$((n+1)); echo $n > /tmp/counter; s
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TestLab]:
-    with bootstrapped("backup") as lab:
+    with bootstrapped("backups") as lab:
         yield lab
 
 

@@ -190,6 +190,7 @@ def test_a_reinstalled_node_is_taken_in_under_its_name(lab: Cluster, jobs: str) 
 
 def test_a_dead_worker_holds_up_neither(lab: Cluster, jobs: str) -> None:
     """One that is dead is removed from the head alone; then it is alive again, and comes back as a new one."""
+    assert "it answers" in lab.verb("remove-node", "gpu03", "--dead", "--yes", expect=3)
     podman("stop", "--time", "0", container(lab, "gpu03"))
     assert "--dead" in lab.verb("remove-node", "gpu03", "--yes", expect=3)
     said = lab.verb("remove-node", "gpu03", "--dead", "--yes")
