@@ -124,7 +124,8 @@ def preview(
 def _copy(inventory: Inventory, change: "Change | None") -> Iterator[Path]:
     """Give a private copy of the cluster's directory, after the change, which has the real one's `.clusterctl`."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-plan-") as place:
-        directory, made = inventory.directory, Path(place).resolve() / "cluster"
+        directory = inventory.directory
+        made = Path(place).resolve() / directory.name  # which stands in the head's copy of it
         shutil.copytree(directory, made, symlinks=True, ignore=shutil.ignore_patterns(home.STATE, ".git"))
         secrets.private_directory(directory / home.STATE)
         (made / home.STATE).symlink_to(directory / home.STATE)

@@ -220,6 +220,9 @@ CHANGES: dict[str, Any] = {
 }  # fmt: skip
 # Our own records; what enables a unit; what a package brings and takes with it.
 CARRIED = "/var/lib/clusterctl/(state|original|drain)|/etc/systemd/system/.*[.]wants|/etc/(init|rc.)[.]d/"
+# What the manifest looks at.
+(_trees,) = re.findall(r"^TREES = (\[.*\])$", (HERE / "manifest.py").read_text(), re.MULTILINE)
+SEEN = tuple(f"{tree}/" for tree in json.loads(_trees))
 ACCOUNTS = {f"/etc/{name}" for name in ("passwd", "group", "shadow", "gshadow", "subuid", "subgid")}
 
 
@@ -228,12 +231,13 @@ def planned(lab: Cluster) -> set[tuple[str, str, str]]:
     done = clusterctl("plan", "bootstrap", str(lab.inventory), "--output", "json")
     assert done.returncode == 10, done.stdout + done.stderr
     kinds = {"file": "path", "directory": "path", "user": "account", "group": "account"}
-    return {
+    found = {
         (host, kinds.get(change["kind"], change["kind"]), change["name"])
         for change in json.loads(done.stdout)["changes"]
         if change["kind"] not in ("command", "task")
         for host in change["hosts"]
     }
+    return {(host, kind, name) for host, kind, name in found if kind != "path" or name.startswith(SEEN)}
 
 
 def accounts(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
