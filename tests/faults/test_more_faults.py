@@ -546,6 +546,8 @@ def test_a_package_source_with_a_fault_is_named_and_nothing_installed(lab: TestL
     try:
         with faulty_source(lab, fault) as url:
             lab.inventory.write_text(text.replace(proxy, url))
+            # Else the node would still download by way of the old one, before it is told of the new.
+            lab.root("gpu02", f"sed -i 's#{proxy}#{url}#' /etc/apt/apt.conf.d/90clusterctl-proxy")
             done = subprocess.run(
                 ["clusterctl", "bootstrap", str(lab.inventory)], capture_output=True, text=True, check=False
             )
