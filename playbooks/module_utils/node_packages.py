@@ -146,6 +146,9 @@ class Apt:
 
     def refresh(self):
         """Fetch the index; what could not be fetched is kept, to be told should an installation fail."""
+        # apt would take what a download left that broke off for the beginning of this one.
+        for path in Path("/var/lib/apt/lists/partial").glob("*"):
+            path.unlink(missing_ok=True)
         output = self.apt_get("update")
         told = "\n".join(line for line in output.splitlines() if line.startswith(("W:", "E:", "Err:")))
         # apt calls a bad signature a warning and goes on with the index it had; for us it is an error.
