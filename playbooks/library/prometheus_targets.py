@@ -109,7 +109,9 @@ def look(base: str, login: str, elsewhere: set[str]) -> tuple[list[str], list[st
     Raises SilentError where Prometheus itself says nothing.
     """
     try:
-        answer = json.loads(fetch(f"{base}/api/v1/targets?state=active", login))
+        text = fetch(f"{base}/api/v1/targets?state=active", login).decode()
+        # Debian 12's has been seen to send a second document behind the one that was asked for.
+        answer, _ = json.JSONDecoder().raw_decode(text)
     except (OSError, ValueError) as error:
         raise SilentError(f"Prometheus at {base}: {error}") from error
     targets = [target for target in answer["data"]["activeTargets"] if not_elsewhere(target, elsewhere)]

@@ -127,7 +127,8 @@ def test_it_is_drawn_again_until_ctrl_c(lab: TestLab) -> None:
     """On a terminal; the second page shows what changed after the first."""
     marker = "/etc/hosts"
     controller, terminal = pty.openpty()
-    argv = ["clusterctl", "status", "--watch", "1", str(lab.inventory)]
+    # Who starts the tests in the background of a shell hands down that SIGINT is ignored.
+    argv = ["env", "--default-signal=INT", "clusterctl", "status", "--watch", "1", str(lab.inventory)]
     with subprocess.Popen(argv, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True) as process:
         os.close(terminal)
         seen, changed, deadline = b"", False, time.monotonic() + 60

@@ -32,5 +32,10 @@ def test_role(scenario: str) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
+# What they take back, or bring back, is a whole cluster's.
+OF_A_CLUSTER = {"removal": "test_membership.py", "restore": "test_backup.py"}
+
+
 def test_every_role_has_a_scenario() -> None:
-    assert {path.name for path in (REPOSITORY / "roles").iterdir()} <= set(SCENARIOS)
+    assert {path.name for path in (REPOSITORY / "roles").iterdir()} == {*SCENARIOS, *OF_A_CLUSTER}
+    assert all((REPOSITORY / "tests/cluster" / name).is_file() for name in OF_A_CLUSTER.values())
