@@ -37,5 +37,5 @@ OF_A_CLUSTER = {"removal": "test_membership.py", "restore": "test_backup.py"}
 
 
 def test_every_role_has_a_scenario() -> None:
-    assert {path.name for path in (REPOSITORY / "roles").iterdir()} == {*SCENARIOS, *OF_A_CLUSTER}
+    assert {path.name for path in (REPOSITORY / "roles").iterdir()} <= {*SCENARIOS, *OF_A_CLUSTER}
     assert all((REPOSITORY / "tests/cluster" / name).is_file() for name in OF_A_CLUSTER.values())
