@@ -10,6 +10,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -148,6 +149,26 @@ def _common(
         raise InputError([Problem(None, "working directory", f"cannot be used: {error.strerror}", "cd")]) from None
 
 
+def _options(verb: str, given: dict[str, Any], **more: Any) -> Any:
+    """Return what a verb was asked for: of its parameters those that mean the same for every verb, and `more`."""
+    from clusterctl.converge import Options
+
+    known = {field.name for field in fields(Options)}
+    asked: dict[str, Any] = {name: value for name, value in given.items() if name in known}
+    if "nodes" in asked:
+        asked["nodes"] = tuple(dict.fromkeys(asked["nodes"]))
+    if context := given.get("context"):
+        asked["verbosity"] = given.get("verbose", 0) + int(context.find_root().obj or 0)
+    asked["json"] = given.get("output") is Format.json
+    return Options(**{"verb": verb, "given": given["inventory"], **asked, **more})
+
+
+def _plan(verb: str, given: dict[str, Any], **more: Any) -> Any:
+    """Return the same for a plan; with -v it shows how files would change."""
+    options = _options("plan", given, planned=verb, **more)
+    return replace(options, diff=options.verbosity > 0, verbosity=max(0, options.verbosity - 1))
+
+
 @app.command()
 def validate(
     context: typer.Context,
@@ -162,15 +183,7 @@ def validate(
     """Judge an inventory, and with --online the nodes."""
     from clusterctl import converge
 
-    options = converge.Options(
-        "validate",
-        inventory,
-        limit,
-        accept_new_host_keys=accept_new_host_keys,
-        become_password_file=become_password_file,
-        ask_become_pass=ask_become_pass,
-        json=output is Format.json,
-    )
+    options = _options("validate", locals())
     _end("validate", output, lambda: converge.validate(options, online))
 
 
@@ -197,22 +210,7 @@ def bootstrap(
     """Build the cluster, or bring it back to what the inventory says."""
     from clusterctl import converge
 
-    options = converge.Options(
-        verb="bootstrap",
-        given=inventory,
-        limit=limit,
-        check=check,
-        diff=diff,
-        forks=forks,
-        verbosity=verbose + int(context.obj or 0),
-        accept_new_host_keys=accept_new_host_keys,
-        skip_unreachable=skip_unreachable,
-        adopt=adopt,
-        new_head=new_head,
-        become_password_file=become_password_file,
-        ask_become_pass=ask_become_pass,
-        json=output is Format.json,
-    )
+    options = _options("bootstrap", locals())
     _end("bootstrap", output, lambda: converge.print_command(options) if print_command else converge.run(options))
 
 
@@ -223,15 +221,6 @@ _plans = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(_plans, name="plan")
-
-
-def _plan(verb: str, context: typer.Context, inventory: Path, output: Format, **options: Any) -> Any:
-    """Return the options of a plan; with -v it shows how files would change."""
-    from clusterctl import converge
-
-    verbosity = options.pop("verbose") + int(context.find_root().obj or 0)
-    given: dict[str, Any] = {"verb": "plan", "planned": verb, "given": inventory, "json": output is Format.json}
-    return converge.Options(**given, **options, diff=verbosity > 0, verbosity=max(0, verbosity - 1))
 
 
 @_plans.command("bootstrap")
@@ -251,20 +240,7 @@ def plan_bootstrap(
     """What bootstrap would change."""
     from clusterctl import plan
 
-    options = _plan(
-        "bootstrap",
-        context,
-        inventory,
-        output,
-        limit=limit,
-        forks=forks,
-        accept_new_host_keys=accept_new_host_keys,
-        skip_unreachable=skip_unreachable,
-        adopt=adopt,
-        ask_become_pass=ask_become_pass,
-        become_password_file=become_password_file,
-        verbose=verbose,
-    )
+    options = _plan("bootstrap", locals())
     _end("plan", output, lambda: plan.bootstrap(options))
 
 
@@ -286,20 +262,7 @@ def plan_add_node(
     """What add-node would change."""
     from clusterctl import membership
 
-    options = _plan(
-        "add-node",
-        context,
-        inventory,
-        output,
-        nodes=tuple(nodes),
-        flags=membership.flags(address or (), group),
-        forks=forks,
-        accept_new_host_keys=accept_new_host_keys,
-        adopt=adopt,
-        ask_become_pass=ask_become_pass,
-        become_password_file=become_password_file,
-        verbose=verbose,
-    )
+    options = _plan("add-node", locals(), flags=membership.flags(address or (), group))
     _end("plan", output, lambda: membership.add_node(options, address or (), group))
 
 
@@ -318,18 +281,7 @@ def plan_remove_node(
     """What remove-node would change."""
     from clusterctl import membership
 
-    options = _plan(
-        "remove-node",
-        context,
-        inventory,
-        output,
-        nodes=tuple(nodes),
-        flags=("--dead",) * dead,
-        forks=forks,
-        ask_become_pass=ask_become_pass,
-        become_password_file=become_password_file,
-        verbose=verbose,
-    )
+    options = _plan("remove-node", locals(), flags=("--dead",) * dead)
     _end("plan", output, lambda: membership.remove_node(options, dead))
 
 
@@ -347,15 +299,7 @@ def verify(
     """Prove that the cluster works: services, a GPU job on two nodes, accounting, metrics."""
     from clusterctl import converge
 
-    options = converge.Options(
-        "verify",
-        inventory,
-        forks=forks,
-        verbosity=verbose + int(context.obj or 0),
-        become_password_file=become_password_file,
-        ask_become_pass=ask_become_pass,
-        json=output is Format.json,
-    )
+    options = _options("verify", locals())
     _end("verify", output, lambda: converge.print_command(options) if print_command else converge.run(options))
 
 
@@ -384,16 +328,9 @@ def status(
     output: _Output = Format.text,
 ) -> None:
     """Show how the cluster is, what it does, and where a node differs from what was set up."""
-    from clusterctl import converge
     from clusterctl.status_page import status_command
 
-    options = converge.Options(
-        "status",
-        inventory,
-        become_password_file=become_password_file,
-        ask_become_pass=ask_become_pass,
-        json=output is Format.json,
-    )
+    options = _options("status", locals())
     _end("status", output, lambda: status_command(options, watch))
 
 
@@ -431,22 +368,9 @@ def add_node(
     verbose: _Verbose = 0,
 ) -> None:
     """Take workers in, new ones or such as stand in the inventory already; all others are left alone."""
-    from clusterctl import converge, membership
+    from clusterctl import membership
 
-    options = converge.Options(
-        verb="add-node",
-        given=inventory,
-        nodes=tuple(nodes),
-        flags=membership.flags(address or (), group),
-        forks=forks,
-        verbosity=verbose + int(context.obj or 0),
-        accept_new_host_keys=accept_new_host_keys,
-        skip_unreachable=skip_unreachable,
-        adopt=adopt,
-        become_password_file=become_password_file,
-        ask_become_pass=ask_become_pass,
-        json=output is Format.json,
-    )
+    options = _options("add-node", locals(), flags=membership.flags(address or (), group))
     _end("add-node", output, lambda: membership.add_node(options, address or (), group, yes))
 
 
@@ -469,20 +393,10 @@ def remove_node(
     verbose: _Verbose = 0,
 ) -> None:
     """Take workers out: drain, wait for their jobs, unregister them on the head, clean them."""
-    from clusterctl import converge, membership
+    from clusterctl import membership
 
     flags = ["--dead"] * dead + ["--force"] * force + (["--timeout", f"{timeout:g}"] if timeout is not None else [])
-    options = converge.Options(
-        verb="remove-node",
-        given=inventory,
-        nodes=tuple(nodes),
-        flags=tuple(flags),
-        forks=forks,
-        verbosity=verbose + int(context.obj or 0),
-        become_password_file=become_password_file,
-        ask_become_pass=ask_become_pass,
-        json=output is Format.json,
-    )
+    options = _options("remove-node", locals(), flags=tuple(flags))
     _end("remove-node", output, lambda: membership.remove_node(options, dead, force, timeout, yes))
 
 
@@ -500,20 +414,9 @@ def replace_node(
     verbose: _Verbose = 0,
 ) -> None:
     """Take reinstalled hardware in under its old name: new host key, new hardware record, bootstrap."""
-    from clusterctl import converge, membership
+    from clusterctl import membership
 
-    options = converge.Options(
-        verb="replace-node",
-        given=inventory,
-        nodes=tuple(dict.fromkeys(nodes)),
-        forks=forks,
-        verbosity=verbose + int(context.obj or 0),
-        accept_new_host_keys=accept_new_host_keys,
-        adopt=adopt,
-        become_password_file=become_password_file,
-        ask_become_pass=ask_become_pass,
-        json=output is Format.json,
-    )
+    options = _options("replace-node", locals())
     _end("replace-node", output, lambda: membership.replace_node(options))
 
 
@@ -535,18 +438,9 @@ def backup(
     verbose: _Verbose = 0,
 ) -> None:
     """Save the queue and the accounting, and prove by a test restore that they are whole."""
-    from clusterctl import converge
     from clusterctl.backup import backup_command
 
-    options = converge.Options(
-        "backup",
-        inventory,
-        flags=("--to", str(to)) if to else (),
-        verbosity=verbose + int(context.obj or 0),
-        become_password_file=become_password_file,
-        ask_become_pass=ask_become_pass,
-        json=output is Format.json,
-    )
+    options = _options("backup", locals(), flags=("--to", str(to)) if to else ())
     _end("backup", output, lambda: backup_command(options, to))
 
 
@@ -565,21 +459,13 @@ def restore(
     verbose: _Verbose = 0,
 ) -> None:
     """Put the queue and the accounting back, on this head or on a new one, and bootstrap the cluster with them."""
-    from clusterctl import converge
     from clusterctl.backup import restore_command
 
-    options = converge.Options(
+    options = _options(
         "restore",
-        inventory,
-        forks=forks,
-        verbosity=verbose + int(context.obj or 0),
-        accept_new_host_keys=accept_new_host_keys,
-        skip_unreachable=skip_unreachable,
+        locals(),
         flags=(str(archive), *["--yes"] * yes),
         variables={"restore_archive": str(archive.absolute())},
-        become_password_file=become_password_file,
-        ask_become_pass=ask_become_pass,
-        json=output is Format.json,
     )
     _end("restore", output, lambda: restore_command(options, archive, yes))
 
