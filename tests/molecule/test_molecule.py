@@ -32,8 +32,8 @@ def test_role(scenario: str) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-# What they take back, or bring back, is a whole cluster's.
-OF_A_CLUSTER = {"removal": "test_membership.py", "restore": "test_backup.py"}
+# What it brings back is a whole cluster's.
+OF_A_CLUSTER = {"restore": "test_backup.py"}
 
 
 def test_every_role_has_a_scenario() -> None:
