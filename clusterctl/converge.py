@@ -151,6 +151,8 @@ class Work:
     )
     conclude: Callable[[Ledger, Screen], int] | None = None
     told: dict[str, Any] = field(default_factory=dict)
+    plays: bool = True
+    """Whether the site that `begin` returns is played before `finish`, which else plays all."""
 
 
 def load(options: Options, inventory: Inventory | None = None) -> Site:
@@ -296,7 +298,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             return error
 
         try:
-            error = played(site) or work.finish(site, ledger, screen, played)
+            error = (played(site) if work.plays else None) or work.finish(site, ledger, screen, played)
         except ClusterctlError as raised:
             error = raised
         summary = _summary(site, kept, ledger, error)

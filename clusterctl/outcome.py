@@ -83,6 +83,7 @@ class Ledger:
         self.ended = False
         self._play = PlayStarted("")
         self._order: dict[str, int] = {}
+        self._earlier: dict[str, int] = {}  # host -> what it changed in the playbooks before this one
 
     @property
     def stage(self) -> Stage | None:
@@ -91,6 +92,12 @@ class Ledger:
 
     def seconds(self) -> float:
         return self._clock() - self.began
+
+    def forget(self) -> None:
+        """Forget what came so far, which was a rehearsal; the time goes on."""
+        began = self.began
+        self.__init__(self._clock)  # type: ignore[misc]
+        self.began = began
 
     def lost(self) -> set[str]:
         """Hosts that failed or could not be reached: nothing more runs on them."""
@@ -105,6 +112,7 @@ class Ledger:
         match event:
             case PlaybookStarted():  # a run may have several, one after the other
                 self.plays_to_come, self.empty_plays, self.ended = list(event.plays), [], False
+                self._earlier = {name: host.changed for name, host in self.hosts.items()}
             case PlayStarted():
                 ended = self._close()
                 if event.name in self.plays_to_come:
@@ -181,7 +189,8 @@ class Ledger:
         """Let Ansible's final count correct ours where a playbook's own rescue, or a bug, made them part."""
         for name, count in event.hosts.items():
             host = self.hosts.setdefault(name, Host())
-            host.failed, host.unreachable, host.changed = count.failed > 0, count.unreachable > 0, count.changed
+            host.failed, host.unreachable = count.failed > 0, count.unreachable > 0
+            host.changed = self._earlier.get(name, 0) + count.changed
         self.failures = [result for result in self.failures if self.hosts[result.host].status != "ok"]
 
     def judge(

@@ -66,7 +66,7 @@ class Plan:
             screen.say(("    ~ ", "yellow"), f"{told}  ", (fold(hosts), "dim"))
         screen.say() if self.changes else None
         restarts = "; ".join(f"{unit} on {fold(hosts)}" for unit, hosts in self.restarts.items())
-        if "slurmctld.service" in restarts:
+        if any(name.startswith("/etc/slurm/") for _, _, name, _ in self.changes):
             restarts += "; each worker's slurmd takes the new configuration and starts itself anew, its jobs go on"
         screen.say(("  Services  ", "dim"), restarts or "none that runs is restarted or reloaded")
         screen.say(("  Reboots   ", "dim"), "none")
@@ -88,11 +88,15 @@ def preview(
     change: "Change | None" = None,
     leave: Callable[[Site, Path], tuple[Site, list[Job]]] | None = None,
     clean: Callable[[Site, Path], Site] | None = None,
+    playbook: str = "bootstrap",
+    begun: Callable[[Site, Screen], Site] = lambda site, screen: site,
+    affected: Callable[[Site, Ledger], list[Job]] = lambda site, ledger: [],
 ) -> int:
     """Show what a run would change, after this change of the inventory; returns the exit status.
 
     Where nodes are to leave, `leave` gives the site without them and the jobs that hold them, and `clean` the site that
-    they are, with an inventory in a directory.
+    they are, with an inventory in a directory. `begun` is as a Work's; `affected` finds the jobs that would be waited
+    for.
     """
     jobs: list[Job] = []
     told: dict[str, Any] = {}
@@ -102,11 +106,12 @@ def preview(
             if leave:
                 site, found = leave(site, directory)
                 jobs.extend(found)
-            return replace(site, playbook="bootstrap")
+            return replace(begun(site, screen), playbook=playbook)
 
         def finish(
             site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
         ) -> ClusterctlError | None:
+            jobs.extend(affected(site, ledger))
             return play(clean(site, directory)) if clean else None
 
         def conclude(ledger: Ledger, screen: Screen) -> int:

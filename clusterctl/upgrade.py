@@ -1,0 +1,139 @@
+"""`upgrade` and `plan upgrade`: packages move to their pins, or to what the package sources carry, around the jobs.
+
+A rehearsal in Ansible's check mode finds what would move, and on which nodes; the others are left alone.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from clusterctl import backup, converge, home, plan, schema
+from clusterctl.converge import Options, Site, Work
+from clusterctl.errors import ClusterctlError, InputError, PreflightError, Problem
+from clusterctl.outcome import Ledger
+from clusterctl.plan import Plan
+from clusterctl.rolling import WORKERS, Pace, Rolling
+from clusterctl.schema import did_you_mean
+from clusterctl.screen import Screen
+from clusterctl.slurm import Head, Job
+from clusterctl.untrusted import printable
+
+CAUSE = "upgrade"
+_NONE_OF_THEIR_OWN = ("packages", "verify")
+
+
+def flags(only: Sequence[str], pace: Pace | None = None) -> tuple[str, ...]:
+    """Return upgrade's own flags as they are typed."""
+    return (*(word for role in only for word in ("--only", role)), *(pace.flags() if pace else ()))
+
+
+def variables(only: Sequence[str]) -> dict[str, Any]:
+    """Return what the playbook is told of `--only`; InputError for a role that there is none of."""
+    known = schema.load()
+    roles = {role for mine in (known.common, *known.groups.values()) for role in mine} - {*_NONE_OF_THEIR_OWN}
+    if unknown := [role for role in only if role not in roles]:
+        told = [(f'no role "{printable(role, 64)}"', did_you_mean(role, roles)) for role in unknown]
+        raise InputError([Problem(None, "--only", what, hint or ", ".join(sorted(roles))) for what, hint in told])
+    return {"upgrade_roles": list(only)} if only else {}
+
+
+def upgrade(options: Options, only: Sequence[str], pace: Pace, print_command: bool = False) -> int | None:
+    """Move packages: backup, the head, then the workers in batches. Returns the exit status."""
+    pace.check()
+    options = replace(options, variables=variables(only))
+    if print_command:
+        print("clusterctl: it moves all at once; drain the workers first, and back up", file=sys.stderr)
+        converge.print_command(options)
+        return None
+    told: dict[str, Any] = {}
+
+    def finish(
+        site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
+    ) -> ClusterctlError | None:
+        there = tuple(host for host in site.hosts if host.name not in site.skipped)
+        if error := play(replace(site, options=replace(site.options, check=True), hosts=there, skipped=())):
+            return error
+        found = Plan.of(ledger)
+        _require_window(site, found)
+        with Head.of(site) as head:
+            unfinished = head.out_for(CAUSE)
+        rolling = Rolling(site, ledger, screen, play, CAUSE, site.options.verb, pace, site.options.variables)
+        due = {*_moved(found), *unfinished}
+        if not due:
+            return rolling.over(())
+        found.show(screen)
+        ledger.forget()
+        plain = replace(site, options=replace(site.options, variables={}))
+        error = backup.make(plain, ledger, screen, play) or rolling.over(due)
+        told.update({"planned": found.as_dict(), "steps": rolling.steps, "failed": rolling.failed})
+        return error
+
+    return converge.run(options, home.load(options.inventory), Work(_begun, finish, told=told, plays=False))
+
+
+def preview(options: Options, only: Sequence[str]) -> int:
+    """Show what an upgrade would change, and whose jobs it would wait for; returns the exit status."""
+    options = replace(options, variables=variables(only))
+
+    def affected(site: Site, ledger: Ledger) -> list[Job]:
+        found = Plan.of(ledger)
+        _require_window(site, found)
+        workers = [host.name for host in site.inventory.in_group(WORKERS) if host.name in _moved(found)]
+        if not workers:
+            return []
+        with Head.of(site) as head:
+            return head.jobs(workers)
+
+    return plan.preview(options, home.load(options.inventory), playbook="upgrade", begun=_begun, affected=affected)
+
+
+def _begun(site: Site, screen: Screen) -> Site:
+    """Refuse (PreflightError) nodes that were never set up: they are no upgrade's."""
+    from clusterctl.preflight import Finding
+
+    findings = []
+    for host in site.hosts:
+        part = "controller" if host.name in site.critical() else "worker" if WORKERS in host.groups else ""
+        if part and host.name in site.facts and part not in site.facts[host.name].node.slurm:
+            verb = "bootstrap" if part == "controller" else "add-node"
+            findings.append(Finding(host.name, "upgrade", "was never set up", f"clusterctl {verb} first"))
+    if findings:
+        raise PreflightError(findings)
+    return site
+
+
+def _moved(found: Plan) -> set[str]:
+    return {host for hosts in found.changes.values() for host in hosts}
+
+
+def _require_window(site: Site, found: Plan) -> None:
+    """Refuse (PreflightError) a Slurm that could not read the head's state, or not talk to a worker.
+
+    Until the last batch the new head talks to old workers, so their versions count as well.
+    """
+    from clusterctl.preflight import Finding, slurm_tables
+
+    _, oldest = slurm_tables()
+    moves = list(_slurm_moves(found))
+    head = site.inventory.head.name
+    new = next((release for host, release, _ in moves if host == head), None)
+    findings = []
+    if new and new not in oldest:
+        findings.append(Finding(head, "slurm version", f"{new} is not known here", "use a later clusterctl"))
+    elif new:
+        for host, to, was in moves:
+            if wrong := [release for release in (to, was) if not oldest[new] <= release <= new]:
+                told = f"Slurm {wrong[0]} and the head's {new}, which takes {oldest[new]} to {new}, do not go together"
+                findings.append(Finding(host, "slurm version", told, "upgrade in smaller steps: slurm_head_version"))
+    if findings:
+        raise PreflightError(findings)
+
+
+def _slurm_moves(found: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield host, new and old release of each Slurm daemon that would move."""
+    for (_, kind, name, what), hosts in found.changes.items():
+        moved = re.match(r"version (?:\d+:)?(\d+\.\d+)\S*, was (?:\d+:)?(\d+\.\d+)", what)
+        if kind == "package" and re.fullmatch("(slurm-)?slurm(ctld|d)", name) and moved:
+            yield from ((host, moved[1], moved[2]) for host in hosts)
