@@ -29,7 +29,7 @@ _ELSEWHERE = {
 }
 _ORDER = (
     *("init", "validate", "plan", "bootstrap", "verify", "status", "logs"),
-    *("add-node", "remove-node", "replace-node", "upgrade", "backup", "restore", "trust", "password", "lab"),
+    *("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "password", "lab"),
 )
 _WATCH_SECONDS = 5
 
@@ -118,6 +118,10 @@ _Group = Annotated[str, typer.Option(help="The group of workers that it joins.",
 _Dead = Annotated[bool, typer.Option("--dead", help="They are gone: contact the head alone.")]
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 _Only = Annotated[list[str] | None, typer.Option(metavar="ROLE", help="Only this role's packages; may be repeated.")]
+_System = Annotated[
+    bool, typer.Option("--os", help="All other packages: kernel, security. Reboots where that asks for it.")
+]
+_Stay = Annotated[bool, typer.Option("--no-reboot", help="With --os: reboot no node, and say which would have to be.")]
 _Batch = Annotated[str, typer.Option(metavar="N|P%", help="Workers at once; of P% at least one.")]
 _MaxFailures = Annotated[int, typer.Option(min=1, metavar="K", help="Workers that may fail before no batch begins.")]
 _Timeout = Annotated[
@@ -297,6 +301,8 @@ def plan_upgrade(
     context: typer.Context,
     inventory: _Inventory,
     only: _Only = None,
+    system: _System = False,
+    no_reboot: _Stay = False,
     forks: _Forks = None,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
@@ -306,8 +312,9 @@ def plan_upgrade(
     """What upgrade would change."""
     from clusterctl import upgrade as work
 
-    options = _plan("upgrade", locals(), flags=work.flags(only or ()))
-    _end("plan", output, lambda: work.preview(options, only or ()))
+    what = work.What(tuple(only or ()), system, no_reboot)
+    options = _plan("upgrade", locals(), flags=what.flags())
+    _end("plan", output, lambda: work.preview(options, what))
 
 
 @app.command()
@@ -450,6 +457,8 @@ def upgrade(
     context: typer.Context,
     inventory: _Inventory,
     only: _Only = None,
+    system: _System = False,
+    no_reboot: _Stay = False,
     batch: _Batch = "10%",
     max_failures: _MaxFailures = 1,
     timeout: _Timeout = None,
@@ -465,9 +474,32 @@ def upgrade(
     from clusterctl import upgrade as work
     from clusterctl.rolling import Pace
 
+    what, pace = work.What(tuple(only or ()), system, no_reboot), Pace(batch, max_failures, timeout)
+    options = _options("upgrade", locals(), flags=(*what.flags(), *pace.flags()))
+    _end("upgrade", output, lambda: work.upgrade(options, what, pace, print_command))
+
+
+@app.command()
+def reboot(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: Annotated[list[str], typer.Argument(help="Names of hosts.", metavar="NODE...", show_default=False)],
+    batch: _Batch = "10%",
+    max_failures: _MaxFailures = 1,
+    timeout: _Timeout = None,
+    forks: _Forks = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Reboot nodes around their jobs, and prove that they came back as they were."""
+    from clusterctl import upgrade as work
+    from clusterctl.rolling import Pace
+
     pace = Pace(batch, max_failures, timeout)
-    options = _options("upgrade", locals(), flags=work.flags(only or (), pace))
-    _end("upgrade", output, lambda: work.upgrade(options, only or (), pace, print_command))
+    options = _options("reboot", locals(), flags=pace.flags())
+    _end("reboot", output, lambda: work.reboot(options, pace))
 
 
 @app.command()

@@ -206,9 +206,9 @@ def _select(inventory: Inventory, limit: str | None) -> tuple[Host, ...]:
     return tuple(host for host in inventory.hosts if host.name in wanted)
 
 
-def print_command(options: Options) -> None:
+def print_command(options: Options, playbook: str = "") -> None:
     """Print the plain command, and on stderr what it needs that the cluster's directory lacks."""
-    site = load(options)
+    site = replace(load(options), playbook=playbook)
     directory = site.inventory.directory
     lacking = [host.name for host in site.inventory.hosts if not hardware.path_of(directory, host.name).exists()]
     if lacking or not all((directory / name).exists() for name in (home.KNOWN_HOSTS, secrets.FILE)):

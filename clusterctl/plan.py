@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from clusterctl.membership import Change
 
 NOTHING, CHANGES = 0, 10
+_REBOOT = "reboot"  # the role
 
 
 @dataclass
 class Plan:
-    """What would change, by role and item with its hosts; units that would start anew; jobs on leaving nodes."""
+    """What would change, by role and item with its hosts; units and nodes that would start anew; jobs waited for."""
 
     changes: dict[tuple[str, str, str, str], list[str]] = field(default_factory=dict)
     restarts: dict[str, list[str]] = field(default_factory=dict)
+    reboots: list[str] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
 
     @classmethod
@@ -40,6 +42,9 @@ class Plan:
         plan = cls(jobs=list(jobs))
         for name in ledger.ordered(ledger.hosts):
             for role, change in ledger.hosts[name].changes:
+                if role == _REBOOT:
+                    plan.reboots.append(name)
+                    continue
                 plan.changes.setdefault((role, change.kind, change.name, change.what), []).append(name)
                 if change.kind == "unit" and ("restarted" in change.what or "reloaded" in change.what):
                     plan.restarts.setdefault(f"{change.name} {change.what}", []).append(name)
@@ -51,6 +56,7 @@ class Plan:
         return {
             "changes": [dict(zip(keys, item, strict=True)) | {"hosts": hosts} for item, hosts in self.changes.items()],
             "restarts": [{"unit": unit, "hosts": hosts} for unit, hosts in self.restarts.items()],
+            "reboots": self.reboots,
             "jobs": [vars(job) for job in self.jobs],
         }
 
@@ -69,7 +75,7 @@ class Plan:
         if any(name.startswith("/etc/slurm/") for _, _, name, _ in self.changes):
             restarts += "; each worker's slurmd takes the new configuration and starts itself anew, its jobs go on"
         screen.say(("  Services  ", "dim"), restarts or "none that runs is restarted or reloaded")
-        screen.say(("  Reboots   ", "dim"), "none")
+        screen.say(("  Reboots   ", "dim"), fold(self.reboots) or "none")
         jobs = "; ".join(map(str, self.jobs[:10])) + (
             f"; and {len(self.jobs) - 10} more" if len(self.jobs) > 10 else ""
         )
@@ -118,7 +124,7 @@ def preview(
             plan = Plan.of(ledger, jobs)
             plan.show(screen)
             told.update(plan.as_dict())
-            return CHANGES if plan.changes else NOTHING
+            return CHANGES if plan.changes or plan.reboots else NOTHING
 
         contacted = change.inventory if change and not leave else before  # who leaves is there yet
         contacted = replace(contacted, path=directory / before.path.name, directory=directory)

@@ -10,9 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from clusterctl import contact, hardware
 from clusterctl.converge import Site
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem, WorkersFailed
+from clusterctl.events import Result
 from clusterctl.outcome import Ledger, fold
+from clusterctl.remote import each
 from clusterctl.screen import Screen, plural
 from clusterctl.slurm import Head
 
@@ -63,6 +66,8 @@ class Rolling:
     playbook: str
     pace: Pace
     variables: Mapping[str, Any] = field(default_factory=dict)
+    reboots: bool = False
+    """Whether the playbook may reboot nodes, after which they have to be what their hardware records say."""
     failed: list[str] = field(default_factory=list)
     steps: list[list[str]] = field(default_factory=list)
     """What was begun, in order."""
@@ -100,14 +105,29 @@ class Rolling:
         ready = [name for name in names if name not in busy]
         if error := self._play(self.playbook, ready, self.variables):
             return error
+        if self.reboots:
+            self._compare([name for name in ready if name not in self.failed])
         good = [name for name in ready if name in out and name not in self.failed]
         if bad := [name for name in ready if name in out and name in self.failed]:
             with Head.of(self.site) as head:
                 head.drain(self.cause, bad, f"the last {self.cause} failed there")
-        if not good:
+        if not good and not self.reboots:
             return None
         proof = {"verify_drain": True, "verify_cause": self.cause}
-        return self._play("verify", [self.site.inventory.head.name, *good], proof)
+        return self._play("verify", list(dict.fromkeys([self.site.inventory.head.name, *good])), proof)
+
+    def _compare(self, names: Sequence[str]) -> None:
+        """Let nodes have failed whose hardware is not what is recorded of it: a GPU that did not come back, say."""
+        hosts = [host for host in self.site.inventory.hosts if host.name in names]
+        answers = each(hosts, lambda host: contact.ask(host, self.site.access, {}))
+        for name, answer in answers.items():
+            record = hardware.load(hardware.path_of(self.site.inventory.directory, name))
+            told = [str(error) for error in answer.errors]
+            told = hardware.compare(record, answer.facts.hardware) if answer.facts else told
+            if told:
+                task = "Compare the hardware with its record"
+                self.ledger.add(Result(name, self.playbook, task, "", "failed", "; ".join(told)))
+                self.failed.append(name)
 
     def _drain(self, names: Sequence[str]) -> list[str]:
         """Take nodes out of service and wait for their jobs; return those that still have some after the time."""

@@ -1,12 +1,12 @@
-"""`upgrade` and `plan upgrade`: packages move to their pins, or to what the package sources carry, around the jobs.
+"""`upgrade`, `plan upgrade` and `reboot`: packages move to what the inventory or their sources say, around the jobs.
 
 A rehearsal in Ansible's check mode finds what would move, and on which nodes; the others are left alone.
 """
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl import backup, converge, home, plan, schema
@@ -20,32 +20,54 @@ from clusterctl.screen import Screen
 from clusterctl.slurm import Head, Job
 from clusterctl.untrusted import printable
 
-CAUSE = "upgrade"
+CAUSE, REBOOT = "upgrade", "reboot"
 _NONE_OF_THEIR_OWN = ("packages", "verify")
 
 
-def flags(only: Sequence[str], pace: Pace | None = None) -> tuple[str, ...]:
-    """Return upgrade's own flags as they are typed."""
-    return (*(word for role in only for word in ("--only", role)), *(pace.flags() if pace else ()))
+@dataclass(frozen=True)
+class What:
+    """What an upgrade is of: the packages of our roles, or of those in `only`; or with `system` all others.
+
+    After those a node is rebooted that has to be, unless `stay` says not to.
+    """
+
+    only: tuple[str, ...] = ()
+    system: bool = False
+    stay: bool = False
+
+    @property
+    def playbook(self) -> str:
+        return "upgrade-os" if self.system else "upgrade"
+
+    def flags(self) -> tuple[str, ...]:
+        """Return its flags as they are typed."""
+        roles = [word for role in self.only for word in ("--only", role)]
+        return (*roles, *["--os"] * self.system, *["--no-reboot"] * self.stay)
+
+    def variables(self) -> dict[str, Any]:
+        """Return what the playbook is told of it; InputError for what cannot be meant."""
+        known = schema.load()
+        roles = {role for mine in (known.common, *known.groups.values()) for role in mine} - {*_NONE_OF_THEIR_OWN}
+        told = [
+            (f'no role "{printable(role, 64)}"', did_you_mean(role, roles)) for role in self.only if role not in roles
+        ]
+        problems = [Problem(None, "--only", what, hint or ", ".join(sorted(roles))) for what, hint in told]
+        if self.only and self.system:
+            problems.append(Problem(None, "--os", "is of the packages that are no role's", "leave out --only"))
+        if self.stay and not self.system:
+            problems.append(Problem(None, "--no-reboot", "goes with --os: nothing else reboots"))
+        if problems:
+            raise InputError(problems)
+        return {"upgrade_roles": list(self.only)} if self.only else {"os_upgrade_reboot": False} if self.stay else {}
 
 
-def variables(only: Sequence[str]) -> dict[str, Any]:
-    """Return what the playbook is told of `--only`; InputError for a role that there is none of."""
-    known = schema.load()
-    roles = {role for mine in (known.common, *known.groups.values()) for role in mine} - {*_NONE_OF_THEIR_OWN}
-    if unknown := [role for role in only if role not in roles]:
-        told = [(f'no role "{printable(role, 64)}"', did_you_mean(role, roles)) for role in unknown]
-        raise InputError([Problem(None, "--only", what, hint or ", ".join(sorted(roles))) for what, hint in told])
-    return {"upgrade_roles": list(only)} if only else {}
-
-
-def upgrade(options: Options, only: Sequence[str], pace: Pace, print_command: bool = False) -> int | None:
+def upgrade(options: Options, what: What, pace: Pace, print_command: bool = False) -> int | None:
     """Move packages: backup, the head, then the workers in batches. Returns the exit status."""
     pace.check()
-    options = replace(options, variables=variables(only))
+    options = replace(options, variables=what.variables())
     if print_command:
-        print("clusterctl: it moves all at once; drain the workers first, and back up", file=sys.stderr)
-        converge.print_command(options)
+        print("clusterctl: it changes all nodes at once; drain the workers first, and back up", file=sys.stderr)
+        converge.print_command(options, what.playbook)
         return None
     told: dict[str, Any] = {}
 
@@ -53,14 +75,15 @@ def upgrade(options: Options, only: Sequence[str], pace: Pace, print_command: bo
         site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
     ) -> ClusterctlError | None:
         there = tuple(host for host in site.hosts if host.name not in site.skipped)
-        if error := play(replace(site, options=replace(site.options, check=True), hosts=there, skipped=())):
+        rehearsal = replace(site, options=replace(site.options, check=True), hosts=there, skipped=())
+        if error := play(replace(rehearsal, playbook=what.playbook)):
             return error
         found = Plan.of(ledger)
         _require_window(site, found)
         with Head.of(site) as head:
-            unfinished = head.out_for(CAUSE)
-        rolling = Rolling(site, ledger, screen, play, CAUSE, site.options.verb, pace, site.options.variables)
-        due = {*_moved(found), *unfinished}
+            due = {*_moved(found), *head.out_for(CAUSE)}
+        variables = site.options.variables
+        rolling = Rolling(site, ledger, screen, play, CAUSE, what.playbook, pace, variables, reboots=what.system)
         if not due:
             return rolling.over(())
         found.show(screen)
@@ -73,9 +96,9 @@ def upgrade(options: Options, only: Sequence[str], pace: Pace, print_command: bo
     return converge.run(options, home.load(options.inventory), Work(_begun, finish, told=told, plays=False))
 
 
-def preview(options: Options, only: Sequence[str]) -> int:
+def preview(options: Options, what: What) -> int:
     """Show what an upgrade would change, and whose jobs it would wait for; returns the exit status."""
-    options = replace(options, variables=variables(only))
+    options = replace(options, variables=what.variables())
 
     def affected(site: Site, ledger: Ledger) -> list[Job]:
         found = Plan.of(ledger)
@@ -86,7 +109,31 @@ def preview(options: Options, only: Sequence[str]) -> int:
         with Head.of(site) as head:
             return head.jobs(workers)
 
-    return plan.preview(options, home.load(options.inventory), playbook="upgrade", begun=_begun, affected=affected)
+    known = home.load(options.inventory)
+    return plan.preview(options, known, playbook=what.playbook, begun=_begun, affected=affected)
+
+
+def reboot(options: Options, pace: Pace) -> int:
+    """Reboot nodes around their jobs, and prove that they came back as they were. Returns the exit status."""
+    pace.check()
+    known = home.load(options.inventory)
+    names = [host.name for host in known.hosts]
+    if unknown := [name for name in options.nodes if name not in names]:
+        told = [(f'no host "{printable(name, 64)}"', did_you_mean(name, names)) for name in unknown]
+        raise InputError([Problem(None, "NODE", what, hint) for what, hint in told])
+    told_of: dict[str, Any] = {}
+
+    def finish(
+        site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
+    ) -> ClusterctlError | None:
+        rolling = Rolling(site, ledger, screen, play, REBOOT, REBOOT, pace, reboots=True)
+        error = rolling.over(options.nodes)
+        told_of.update({"steps": rolling.steps, "failed": rolling.failed})
+        return error
+
+    limit = ",".join(dict.fromkeys([known.head.name, *options.nodes]))
+    work = Work(_begun, finish, told=told_of, plays=False)
+    return converge.run(replace(options, limit=limit), known, work)
 
 
 def _begun(site: Site, screen: Screen) -> Site:
@@ -105,7 +152,7 @@ def _begun(site: Site, screen: Screen) -> Site:
 
 
 def _moved(found: Plan) -> set[str]:
-    return {host for hosts in found.changes.values() for host in hosts}
+    return {*found.reboots, *(host for hosts in found.changes.values() for host in hosts)}
 
 
 def _require_window(site: Site, found: Plan) -> None:

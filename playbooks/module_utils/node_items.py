@@ -295,9 +295,7 @@ class Packages(Kind):
             what = f"version {target}, was {state['version']}" if state["version"] else "installed"
             told.append("removed" if item.absent else what)
         elif not item.met(state):
-            call.notes.append(
-                f"{item.name} {state['version']} is pinned to {item.version}: clusterctl upgrade moves it"
-            )
+            call.notes.append(f"{item.name} {state['version']} is pinned to {item.version}: see clusterctl upgrade")
         if item.hold not in (None, state["held"]) and not item.absent:
             told.append("held" if item.hold else "no longer held")
         return ", ".join(told)

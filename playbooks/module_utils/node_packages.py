@@ -209,6 +209,33 @@ class Apt:
             found.update(due)
         return found
 
+    def moves(self, kept, planned):
+        """{name: (new version, old or "")} of what an upgrade of all but `kept` and its like would bring."""
+        if self.stale(PLAN_AGE_S if planned else INDEX_AGE_S):
+            self.refresh()
+        rows = re.findall(r"(?m)^Inst (\S+) (?:\[(\S+)\] )?\((\S+) ", self.upgrade(kept, "--simulate"))
+        return {name: (new, old) for name, old, new in rows}
+
+    def move(self, kept):
+        """Upgrade all but those."""
+        with no_service_starts(self.notes) as lock:
+            self.upgrade(kept, pass_fds=(lock,))
+
+    def upgrade(self, kept, *words, pass_fds=()):
+        """Run `apt-get upgrade`, which removes nothing; what is of the same source as `kept` is no candidate for it."""
+        sources = set(run("dpkg-query", "-W", "-f", "${source:Package}\\n", *kept, check=False)[1].split("\n")) - {""}
+        names = " ".join(f"src:{name}" for name in sorted(sources) if " " not in name)
+        own = Path("/etc/apt/preferences")
+        text = own.read_text() + "\n" if own.exists() else ""
+        preferences = RUN / "preferences"
+        write(preferences, f"{text}Package: {names}\nPin: release *\nPin-Priority: -1\n".encode(), mode=0o644)
+        settings = ("-o", f"Dir::Etc::Preferences={preferences}")
+        return self.apt_get("upgrade", "--with-new-pkgs", *settings, *words, pass_fds=pass_fds)
+
+    def wants_reboot(self):
+        """Whether the distribution asks for one."""
+        return Path("/run/reboot-required").exists()
+
     def hold(self, names, held):
         """Keep packages at their version, or let them go."""
         run("apt-mark", "hold" if held else "unhold", *names)
@@ -263,6 +290,29 @@ class Dnf:
             self.dnf("install", *(["--downloadonly"] if download_only else []), *words)
         if remove:
             self.dnf("remove", *remove)
+
+    def moves(self, kept, planned):
+        """{name: (new version, old or "")} of what an upgrade of all but `kept` and its like would bring."""
+        query = "%{NAME}\\t%|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
+        here = dict(row.split("\t") for row in run("rpm", "-qa", "--qf", query)[1].splitlines())
+        words = [f"--setopt=metadata_expire={PLAN_AGE_S if planned else INDEX_AGE_S}", *self.but(kept)]
+        rows = self.dnf("repoquery", "--upgrades", "--latest-limit=1", "--qf", "%{name}\t%{evr}\n", *words).splitlines()
+        return {name: (new, here.get(name, "")) for name, new in (row.split("\t") for row in rows if "\t" in row)}
+
+    def move(self, kept):
+        """Upgrade all but those."""
+        self.dnf("upgrade", *self.but(kept))
+
+    def but(self, kept):
+        """The words that leave out what is of the same source as `kept`."""
+        rows = [row.split("\t") for row in run("rpm", "-qa", "--qf", "%{NAME}\\t%{SOURCERPM}\\n")[1].splitlines()]
+        sources = {source for name, source in rows if name in kept}
+        return [f"--exclude={name}" for name, source in rows if source in sources]
+
+    def wants_reboot(self):
+        """Whether the distribution asks for one, as far as dnf's plugin for that is there."""
+        status, output = run("dnf", "needs-restarting", "--reboothint", check=False)
+        return status == 1 and "eboot is required" in output
 
     def excluded(self):
         """The names in dnf.conf's `excludepkgs`."""

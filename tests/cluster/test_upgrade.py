@@ -44,8 +44,8 @@ def lab() -> Iterator[TestLab]:
     lab = TestLab(lab_name("upgrade"))
     lab.down()
     lab.up()
-    text = lab.inventory.read_text()
-    lab.inventory.write_text(text.replace("  vars:\n", f"  vars:\n    {CROWDED}\n    {PATIENT}\n", 1))
+    lines = "".join(f"    {line}\n" for line in (CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]"))
+    lab.inventory.write_text(lab.inventory.read_text().replace("  vars:\n", f"  vars:\n{lines}", 1))
     lab.run("bootstrap")
     yield lab
     lab.down()

@@ -340,7 +340,7 @@ def test_without_an_upgrade_what_is_installed_stays_and_the_pin_is_told() -> Non
     pinned = node_items.Package("a", "2.*")
     state = {"version": "1.0-1", "held": False}
     assert packages.difference(noted, pinned, state) == ""
-    assert noted.notes == ["a 1.0-1 is pinned to 2.*: clusterctl upgrade moves it"]
+    assert noted.notes == ["a 1.0-1 is pinned to 2.*: see clusterctl upgrade"]
     assert packages.difference(noted, pinned, NOTHING) == "installed"
 
 

@@ -189,10 +189,15 @@ def test_slurm_moves_no_further_than_it_reads_its_own_state(tmp_path: Path, new:
 
 
 def test_only_takes_roles_that_there_are() -> None:
-    assert upgrade.variables([]) == {}
-    assert upgrade.variables(["munge", "slurm_head"]) == {"upgrade_roles": ["munge", "slurm_head"]}
+    assert upgrade.What().variables() == {}
+    assert upgrade.What(("munge", "slurm_head")).variables() == {"upgrade_roles": ["munge", "slurm_head"]}
+    assert upgrade.What(system=True, stay=True).variables() == {"os_upgrade_reboot": False}
     with pytest.raises(InputError, match=r'no role "slurm_worke".*slurm_worker'):
-        upgrade.variables(["slurm_worke"])
+        upgrade.What(("slurm_worke",)).variables()
+    with pytest.raises(InputError, match="--os"):
+        upgrade.What(("munge",), system=True).variables()
+    with pytest.raises(InputError, match="--no-reboot"):
+        upgrade.What(stay=True).variables()
 
 
 def test_the_changes_of_several_playbooks_add_up_and_a_rehearsal_counts_for_nothing() -> None:
