@@ -78,8 +78,7 @@ def upgrade(options: Options, what: What, pace: Pace, print_command: bool = Fals
         rehearsal = replace(site, options=replace(site.options, check=True), hosts=there, skipped=())
         if error := play(replace(rehearsal, playbook=what.playbook)):
             return error
-        found = Plan.of(ledger)
-        _require_window(site, found)
+        found = Plan.of(ledger, _affected(site, ledger))
         with Head.of(site) as head:
             due = {*_moved(found), *head.out_for(CAUSE)}
         variables = site.options.variables
@@ -99,18 +98,8 @@ def upgrade(options: Options, what: What, pace: Pace, print_command: bool = Fals
 def preview(options: Options, what: What) -> int:
     """Show what an upgrade would change, and whose jobs it would wait for; returns the exit status."""
     options = replace(options, variables=what.variables())
-
-    def affected(site: Site, ledger: Ledger) -> list[Job]:
-        found = Plan.of(ledger)
-        _require_window(site, found)
-        workers = [host.name for host in site.inventory.in_group(WORKERS) if host.name in _moved(found)]
-        if not workers:
-            return []
-        with Head.of(site) as head:
-            return head.jobs(workers)
-
     known = home.load(options.inventory)
-    return plan.preview(options, known, playbook=what.playbook, begun=_begun, affected=affected)
+    return plan.preview(options, known, playbook=what.playbook, begun=_begun, affected=_affected)
 
 
 def reboot(options: Options, pace: Pace) -> int:
@@ -149,6 +138,17 @@ def _begun(site: Site, screen: Screen) -> Site:
     if findings:
         raise PreflightError(findings)
     return site
+
+
+def _affected(site: Site, ledger: Ledger) -> list[Job]:
+    """Return the jobs on the workers that a rehearsal would change; PreflightError for a change that cannot be."""
+    found = Plan.of(ledger)
+    _require_window(site, found)
+    workers = [host.name for host in site.inventory.in_group(WORKERS) if host.name in _moved(found)]
+    if not workers:
+        return []
+    with Head.of(site) as head:
+        return head.jobs(workers)
 
 
 def _moved(found: Plan) -> set[str]:

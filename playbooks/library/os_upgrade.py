@@ -47,6 +47,8 @@ reboot:
   returned: always
 """
 
+BOOT = Path("/boot")
+
 
 def numbers(kernel: str) -> list[int]:
     """Return the version of a kernel's name, to compare: of 6.12.48+deb13-amd64 and 5.14.0-570.62.1.el9_6.x86_64."""
@@ -58,7 +60,7 @@ def reason(manager: Any, moves: Iterable[str]) -> str:
     if manager.wants_reboot():
         return "the distribution asks for it"
     running = os.uname().release
-    installed = [path.name.split("-", 1)[1] for path in Path("/boot").glob("vmlinuz-[1-9]*")]
+    installed = [path.name.split("-", 1)[1] for path in BOOT.glob("vmlinuz-[1-9]*")]
     newest = max(installed, key=numbers, default=running)
     if numbers(newest) > numbers(running):
         return f"Linux {newest} is installed, and {running} runs"

@@ -373,6 +373,23 @@ def test_what_is_needed_in_one_version_alone_comes_along(monkeypatch: pytest.Mon
     assert node_packages.Apt([]).along({}) == {}
 
 
+SIMULATED = """\
+Inst libc6 [2.41-12] (2.41-13 Debian:13.2/stable [amd64])
+Inst linux-image-6.12.57+deb13-amd64 (6.12.57-1 Debian-Security:13/stable-security [amd64])
+Conf libc6 (2.41-13 Debian:13.2/stable [amd64])
+"""
+
+
+def test_what_an_upgrade_brings_is_read_from_its_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    apt = node_packages.Apt([])
+    monkeypatch.setattr(apt, "stale", lambda _age: False)
+    monkeypatch.setattr(apt, "upgrade", lambda _kept, *_words: SIMULATED)
+    assert apt.moves(["slurmd"], True) == {
+        "libc6": ("2.41-13", "2.41-12"),
+        "linux-image-6.12.57+deb13-amd64": ("6.12.57-1", ""),
+    }
+
+
 def test_a_new_version_restarts_what_waits_for_it_and_a_hold_does_not() -> None:
     packages = node_items.Packages(node_packages.Dnf([]))
     pinned = node_items.Package("a", "2.*", hold=True)
