@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
+from urllib.parse import unquote
 
 PACKAGE = "fault-probe"
 SLOW_BYTES = 10_000  # a second
@@ -36,7 +37,7 @@ def repository(address: str, fault: str = "none", packages: Path | None = None) 
 def _handler(directory: Path, fault: str) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            path = directory / "served" / Path(self.path).name
+            path = directory / "served" / Path(unquote(self.path)).name
             if not path.is_file():
                 self.send_error(404)
                 return
