@@ -7,6 +7,7 @@ is not the recorded one is refused before anything is said about who we are.
 import errno
 import logging
 import os
+import selectors
 import shlex
 import socket
 import subprocess
@@ -284,6 +285,24 @@ def _explained(way: Route, line: _Line, deadline: float) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def _turn(way: Route, line: _Line) -> Iterator[float]:
+    """Wait for the node's greeting, then for a turn at the key exchange; yields the time by which all must be over.
+
+    However many nodes say nothing, none of them keeps another from its turn.
+    """
+    began = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        selector.register(line.end, selectors.EVENT_READ)
+        greeted = selector.select(LOGIN_SECONDS)
+    left = LOGIN_SECONDS - (time.monotonic() - began)
+    if not greeted:
+        with _explained(way, line, time.monotonic()):
+            raise TimeoutError
+    with _handshakes:
+        yield time.monotonic() + left
+
+
 def _handshake(way: Route, line: _Line, types: Collection[str], deadline: float) -> paramiko.Transport:
     """Exchange keys, not yet names. Asks first for the types of host key that are known, as OpenSSH does."""
     seconds = max(0.1, deadline - time.monotonic())
@@ -305,10 +324,12 @@ def _handshake(way: Route, line: _Line, types: Collection[str], deadline: float)
 def shown_key(host: Host, access: Access, type: str = "") -> paramiko.PKey:
     """Return the public key that a host shows, one of `type` if it has it, without logging in. Raises ContactError."""
     way = route.of(host)
-    with closing(_open(host, way, access)) as line, _handshakes:
-        deadline = time.monotonic() + LOGIN_SECONDS
-        with closing(_handshake(way, line, [type], deadline)) as transport:
-            return transport.get_remote_server_key()
+    with (
+        closing(_open(host, way, access)) as line,
+        _turn(way, line) as deadline,
+        closing(_handshake(way, line, [type], deadline)) as transport,
+    ):
+        return transport.get_remote_server_key()
 
 
 def _own_keys(host: Host, way: Route) -> Iterator[paramiko.PKey]:
@@ -380,8 +401,7 @@ def connect(host: Host, access: Access) -> "Session":
     way = route.of(host)
     line = _open(host, way, access)
     try:
-        with _handshakes:
-            deadline = time.monotonic() + LOGIN_SECONDS
+        with _turn(way, line) as deadline:
             accepted, _ = trusted.keys(access.known_hosts, way.name)
             transport = _handshake(way, line, {key.get_name() for key in accepted}, deadline)
             try:
