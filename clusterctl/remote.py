@@ -13,6 +13,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -396,8 +397,27 @@ def _authenticate(host: Host, way: Route, line: _Line, transport: paramiko.Trans
     )
 
 
+_refusals: dict[tuple[str, Access], ContactError] = {}
+_logins: defaultdict[tuple[str, Access], threading.Lock] = defaultdict(threading.Lock)
+
+
 def connect(host: Host, access: Access) -> "Session":
-    """Return an authenticated connection, or raise ContactError within 15 seconds. Close it after use (`with`)."""
+    """Return an authenticated connection, or raise ContactError within 15 seconds. Close it after use (`with`).
+
+    A node that has refused our key is not asked again, by whatever way: some lock an account after a few times.
+    """
+    with _logins[host.name, access]:
+        if known := _refusals.get((host.name, access)):
+            raise ContactError(known.failure, known.found, known.hint)
+        try:
+            return _connect(host, access)
+        except ContactError as error:
+            if error.failure is Failure.AUTHENTICATION:
+                _refusals[host.name, access] = error
+            raise
+
+
+def _connect(host: Host, access: Access) -> "Session":
     way = route.of(host)
     line = _open(host, way, access)
     try:
