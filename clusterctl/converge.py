@@ -7,13 +7,13 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl import hardware, home, lock, paths, report, route, runner, secrets
-from clusterctl.errors import ClusterctlError, InputError, Interrupted, PreflightError, Problem
+from clusterctl.errors import ClusterctlError, InputError, Interrupted, PreflightError, Problem, WorkersFailed
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
 from clusterctl.progress import Progress
@@ -29,6 +29,8 @@ _CRITICAL = "_head"
 _REPLACE_NOTHING = ("verify", "backup")
 # A first bootstrap of 500 nodes writes some 20 MB of events, log and summary.
 MIN_STATE_MB = 50
+# How long the others wait for a node in a whole run, in seconds; what is left to do there is done when they are done.
+PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,11 @@ class Site:
                 groups.setdefault(group, []).append(host.name)
         return groups
 
+    def only(self, names: Collection[str]) -> "Site":
+        """Return the site with these hosts alone, and those that must know of them."""
+        informed = {host.name for host in self.inventory.in_group("monitoring")} | self.critical()
+        return replace(self, hosts=tuple(host for host in self.hosts if host.name in {*names, *informed}))
+
     def critical(self) -> frozenset[str]:
         return frozenset(
             host.name for host in self.inventory.hosts if any(group.endswith(_CRITICAL) for group in host.groups)
@@ -152,7 +159,7 @@ class Work:
     conclude: Callable[[Ledger, Screen], int] | None = None
     told: dict[str, Any] = field(default_factory=dict)
     plays: bool = True
-    """Whether the site that `begin` returns is played before `finish`, which else plays all."""
+    """Whether the site that `begin` returns is played before `finish`, which else plays all, and waits for each."""
 
 
 def load(options: Options, inventory: Inventory | None = None) -> Site:
@@ -292,9 +299,13 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         ledger = Ledger()
         trouble: list[OSError] = []
 
-        def played(site: Site) -> ClusterctlError | None:
-            error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head)
+        def played(site: Site, patience: float | None = PATIENCE) -> ClusterctlError | None:
+            patience = None if options.check or not work.plays else patience
+            error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head, patience)
             trouble.extend([bad] if bad else [])
+            if (behind := ledger.behind()) and (error is None or isinstance(error, WorkersFailed)):
+                screen.say((f"  {fold(ledger.ordered(behind))}", "bold"), ", which the others did not wait for:")
+                return played(site.only(behind), patience=None)
             return error
 
         try:
@@ -378,15 +389,14 @@ def meet(site: Site, screen: Screen) -> None:
 def prepare(site: Site, screen: Screen, on_head: "ContactError | None" = None) -> Site:
     """Check every host before anything is changed, and record the hardware of those that are new.
 
-    `on_head` is why the head gave no lock: a key or a password that it has refused is not tried there once more.
+    `on_head` is why the head gave no lock: a password that it has refused is not tried there once more.
     Raises PreflightError with all problems of all hosts; with `skip_unreachable` goes on without who cannot be reached.
     """
     from clusterctl import preflight, remote
 
     options, began = site.options, time.monotonic()
     redact = _redactor(site).redact
-    tried = on_head and on_head.failure in (remote.Failure.AUTHENTICATION, remote.Failure.SUDO)
-    refused = {site.inventory.head.name: on_head} if on_head and tried else None
+    refused = {site.inventory.head.name: on_head} if on_head and on_head.failure is remote.Failure.SUDO else None
 
     def redacted(findings: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(replace(one, found=redact(one.found), hint=redact(one.hint)) for one in findings)
@@ -435,7 +445,14 @@ def _ask(screen: Screen, recorded: Mapping[str, Sequence[str]] | None = None) ->
 
 
 def play(
-    site: Site, kept: runner.RunDirectory, ledger: Ledger, held: int, redact: Any, screen: Screen, on_head: Any = None
+    site: Site,
+    kept: runner.RunDirectory,
+    ledger: Ledger,
+    held: int,
+    redact: Any,
+    screen: Screen,
+    on_head: Any = None,
+    patience: float | None = None,
 ) -> tuple[ClusterctlError | None, OSError | None]:
     """Run Ansible and show it; returns what it failed with, and what kept us from writing about it."""
     progress = Progress(screen, ledger, verbose=site.options.verbosity > 0, diff=site.options.diff)
@@ -444,6 +461,7 @@ def play(
         site.command(),
         kept,
         critical=critical,
+        patience=patience,
         lock=held,
         become_password=site.access.sudo_password,
         redact=redact,
