@@ -312,6 +312,8 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             error = (played(site) if work.plays else None) or work.finish(site, ledger, screen, played)
         except ClusterctlError as raised:
             error = raised
+        except KeyboardInterrupt:
+            error = Interrupted("Interrupted between two playbooks; nothing is under way any more.")
         summary = _summary(site, kept, ledger, error)
         if work.conclude and error is None:
             summary["exit_code"] = work.conclude(ledger, screen)

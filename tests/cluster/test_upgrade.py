@@ -47,7 +47,7 @@ for package in *.deb; do
   rm -r root
 done
 """
-SOURCE, KEY, DIRECT = "sources.list.d/site.sources", "/etc/apt/keyrings/site.asc", "apt.conf.d/99site"
+SOURCE, KEY = "/etc/apt/sources.list.d/site.sources", "/etc/apt/keyrings/site.asc"
 RAISED = "+lab1"
 OTHER = "hostname"
 
@@ -74,9 +74,7 @@ def newer(lab: TestLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         lines = f"Types: deb\nURIs: {url}\nSuites: ./\nSigned-By: {KEY}\n"
         for node in lab.nodes:
             lab.ssh(node, "sudo", "tee", KEY, stdin=public)
-            lab.ssh(node, "sudo", "tee", f"/etc/apt/{SOURCE}", stdin=lines)
-            direct = f'Acquire::http::Proxy::{gateway(lab)} "DIRECT";\n'
-            lab.ssh(node, "sudo", "tee", f"/etc/apt/{DIRECT}", stdin=direct)
+            lab.ssh(node, "sudo", "tee", SOURCE, stdin=lines)
         yield
 
 
