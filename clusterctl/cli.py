@@ -123,7 +123,9 @@ _System = Annotated[
 ]
 _Stay = Annotated[bool, typer.Option("--no-reboot", help="With --os: reboot no node, and say which would have to be.")]
 _Batch = Annotated[str, typer.Option(metavar="N|P%", help="Workers at once; of P% at least one.")]
-_MaxFailures = Annotated[int, typer.Option(min=1, metavar="K", help="Workers that may fail before no batch begins.")]
+_MaxFailures = Annotated[
+    int, typer.Option(min=1, metavar="K", help="Failed workers after which no other batch begins.")
+]
 _Timeout = Annotated[
     float | None,
     typer.Option(min=0, help="Minutes for which a batch waits for its jobs. [default: for ever]", metavar="T"),

@@ -49,6 +49,7 @@ done
 """
 SOURCE, KEY = "/etc/apt/sources.list.d/site.sources", "/etc/apt/keyrings/site.asc"
 RAISED = "+lab1"
+PUT_RIGHT = "uid 0, was 64030, gid 0, was 64030"
 OTHER = "hostname"
 
 
@@ -118,11 +119,24 @@ def bootstrap_changes_nothing(lab: TestLab) -> None:
     assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
 
 
-def emptied(lab: TestLab) -> None:
-    """As soon as a worker is out of service let its jobs end, one worker after the other."""
-    for node in WORKERS:
-        wait_until(lambda node=node: in_service(lab)[node].startswith("drain"))  # type: ignore[misc]
-        lab.root(node, "touch /tmp/enough")
+@contextmanager
+def emptied(lab: TestLab) -> Iterator[None]:
+    """Meanwhile let the jobs of each worker end as soon as it is out of service."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1):
+            for node, state in in_service(lab).items():
+                if state.startswith("drain"):
+                    lab.root(node, "touch /tmp/enough")
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def test_nothing_is_to_be_upgraded_without_anything_newer(lab: TestLab) -> None:
@@ -143,12 +157,14 @@ def test_jobs_outlive_an_upgrade_that_does_what_its_plan_has_listed(lab: TestLab
         "slurmctld.service", "slurmdbd.service", "slurmd.service"
     }  # fmt: skip
     assert differences(before, lab.manifests()) == []
-    empty = threading.Thread(target=emptied, args=[lab])
-    empty.start()
-    summary = lab.run("upgrade")
-    empty.join()
+    with emptied(lab):
+        summary = lab.run("upgrade")
     assert summary["steps"] == [["head1"], ["gpu01"], ["gpu02"]]
-    assert done(summary) == changes(plan)
+    # What Debian's slurmd does to its folder at each installation no plan can know; the role puts it right again.
+    assert done(summary) - changes(plan) <= {
+        (node, "directory", "/var/lib/slurm/slurmd", PUT_RIGHT) for node in WORKERS
+    }
+    assert changes(plan) <= done(summary)
     after = lab.manifests()
     for node in lab.nodes:
         assert all(version.endswith(RAISED) for version in versions(lab, node).values())
