@@ -11,8 +11,8 @@ from typing import Any
 
 from clusterctl import backup, converge, home, plan, schema
 from clusterctl.converge import Options, Site, Work
-from clusterctl.errors import ClusterctlError, InputError, PreflightError, Problem
-from clusterctl.outcome import Ledger
+from clusterctl.errors import ClusterctlError, InputError, PreflightError, Problem, WorkersFailed
+from clusterctl.outcome import Ledger, fold
 from clusterctl.plan import Plan
 from clusterctl.rolling import WORKERS, Pace, Rolling
 from clusterctl.schema import did_you_mean
@@ -77,7 +77,9 @@ def upgrade(options: Options, what: What, pace: Pace, print_command: bool = Fals
         there = tuple(host for host in site.hosts if host.name not in site.skipped)
         rehearsal = replace(site, options=replace(site.options, check=True), hosts=there, skipped=())
         if error := play(replace(rehearsal, playbook=what.playbook)):
-            return error
+            lost = fold(ledger.ordered(ledger.lost()))
+            told = f"{lost} cannot say what would change; nothing was changed on any node."
+            return WorkersFailed(told) if isinstance(error, WorkersFailed) else error
         found = Plan.of(ledger, _affected(site, ledger))
         with Head.of(site) as head:
             due = {*_moved(found), *head.out_for(CAUSE)}
