@@ -78,8 +78,8 @@ def upgrade(options: Options, what: What, pace: Pace, print_command: bool = Fals
         rehearsal = replace(site, options=replace(site.options, check=True), hosts=there, skipped=())
         if error := play(replace(rehearsal, playbook=what.playbook)):
             lost = fold(ledger.ordered(ledger.lost()))
-            told = f"{lost} cannot say what would change; nothing was changed on any node."
-            return WorkersFailed(told) if isinstance(error, WorkersFailed) else error
+            untouched = WorkersFailed(f"{lost} cannot say what would change; nothing was changed on any node.")
+            return untouched if isinstance(error, WorkersFailed) else error
         found = Plan.of(ledger, _affected(site, ledger))
         with Head.of(site) as head:
             due = {*_moved(found), *head.out_for(CAUSE)}
