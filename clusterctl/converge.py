@@ -52,10 +52,10 @@ class Options:
     nodes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     """The nodes that a verb names, and what else it alone is given, as they are typed."""
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    """The same as the playbook takes it."""
     planned: str = ""
     """The verb that is planned."""
+    print_command: bool = False
+    """Print the plain commands instead."""
 
     @property
     def inventory(self) -> Path:
@@ -109,7 +109,6 @@ class Site:
             diff=self.options.diff,
             forks=self.options.forks,
             verbosity=self.options.verbosity,
-            variables=self.options.variables,
         )
 
     def login(self) -> str:
@@ -204,19 +203,31 @@ def _select(inventory: Inventory, limit: str | None) -> tuple[Host, ...]:
     return tuple(host for host in inventory.hosts if host.name in wanted)
 
 
-def print_command(options: Options) -> None:
-    """Print the plain command, and on stderr what it needs that the cluster's directory lacks."""
-    site = load(options)
-    directory = site.inventory.directory
-    lacking = [host.name for host in site.inventory.hosts if not hardware.path_of(directory, host.name).exists()]
-    if lacking or not all((directory / name).exists() for name in (home.KNOWN_HOSTS, secrets.FILE)):
-        print(
-            f"clusterctl: {fold(lacking) or 'the cluster'}: the command needs host keys, hardware records and secrets "
-            "that are not all there yet.\n"
-            f"Make them first: {shlex.join(['clusterctl', 'validate', '--online', str(options.given)])}",
-            file=sys.stderr,
-        )
-    print(site.command())
+def print_command(site: Site, *more: Site, first: Sequence[str] = (), after: Sequence[str] = ()) -> int:
+    """Print the plain command of each site, and on stderr what is to be done by hand `first`, and what `after` it.
+
+    To the former belongs what the cluster's directory lacks. Contacts nobody; returns the exit status.
+    """
+    for title, steps in (("Before it", [*first, *_lacking(site)]), ("After it", after)):
+        lines = [line.rstrip() for step in steps for line in f"- {step.rstrip()}".replace("\n", "\n    ").splitlines()]
+        if lines:
+            print(f"{title}:", *(f"  {line}" for line in lines), sep="\n", file=sys.stderr)
+    for one in (site, *more):
+        print(one.command())
+    return 0
+
+
+def _lacking(site: Site) -> list[str]:
+    directory, hosts = site.inventory.directory, site.inventory.hosts
+    lacking = [host.name for host in hosts if not hardware.path_of(directory, host.name).exists()]
+    if not lacking and all((directory / name).exists() for name in (home.KNOWN_HOSTS, secrets.FILE)):
+        return []
+    argv = ["clusterctl", "validate", "--online", str(site.options.given)]
+    argv += ["--limit", ",".join(lacking)] if 0 < len(lacking) < len(hosts) else []
+    return [
+        f"{fold(lacking) or 'the cluster'}: host keys, hardware records and secrets are not all there yet: "
+        f"{shlex.join(argv)}"
+    ]
 
 
 def validate(options: Options, online: bool) -> int:
@@ -261,6 +272,8 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
     `inventory` is what the file is about to say, where `work` writes it.
     """
     site = load(options, inventory)
+    if options.print_command:
+        return print_command(site)
     screen = Screen(sys.stderr if options.json else sys.stdout)
     site = authorise(site)
     screen.say(
