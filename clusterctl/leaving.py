@@ -17,6 +17,7 @@ from clusterctl import files, home, known_hosts, route, secrets
 from clusterctl.converge import Site
 from clusterctl.errors import InputError, Position, Problem
 from clusterctl.inventory import JUMP, Host, Inventory
+from clusterctl.untrusted import printable
 
 FOLDER = "leaving"
 GROUP = "leaving"
@@ -71,6 +72,12 @@ def load(state: Path, name: str) -> Node | None:
         hint = f"delete it; {name} is then not cleaned"
         raise InputError([Problem(None, str(path), f"cannot be used: {error}", hint)]) from None
     return node
+
+
+def unfinished(inventory: Inventory) -> list[str]:
+    """Return the nodes whose removal has begun and not ended; one that was added again since is none of them."""
+    found = (inventory.directory / home.STATE / FOLDER).glob("*.json")
+    return sorted({printable(path.stem, 64) for path in found} - {host.name for host in inventory.hosts})
 
 
 def save(state: Path, node: Node) -> None:

@@ -39,14 +39,17 @@ def test_a_node_that_leaves_can_still_be_reached(cluster: inventory.Inventory) -
     assert (host.address, host.port, host.user, host.become) == ("10.0.0.11", 2222, "admin", True)
     assert host.jump == cluster.host("head1")
     assert node.keys == (f"[10.0.0.11]:2222 {KEY}",)  # a pattern is somebody's own work
+    assert leaving.unfinished(cluster) == [], "gpu01 is in that inventory"
     leaving.forget_keys(cluster.directory / "known_hosts", [node], cluster)
     assert len(home.known_hosts(cluster.directory / "known_hosts")) == 3, "gpu01 is in that inventory"
     (cluster.directory / "inventory.yaml").write_text(INVENTORY.replace("gpu01: {", "gpu09: {").replace("0.11", "0.19"))
     after = inventory.load(cluster.directory / "inventory.yaml")
     leaving.forget_keys(cluster.directory / "known_hosts", [node], after)
     assert home.known_hosts(cluster.directory / "known_hosts") == [f"10.0.0.* {KEY}", f"10.0.0.10 {KEY}"]
+    assert leaving.unfinished(after) == ["gpu01"]
     leaving.forget(state, ["gpu01"])
     assert leaving.load(state, "gpu01") is None
+    assert leaving.unfinished(after) == []
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"name": 1, "groups": null, "variables": {}, "keys": []}'])

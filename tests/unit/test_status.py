@@ -154,6 +154,7 @@ def slurm(*state: str) -> Slurm:
         (replace(cluster(), alerts=Alerts(firing=(FIRING,))), DEGRADED),
         (replace(cluster(), alerts=Alerts("Prometheus does not answer")), DEGRADED),
         (replace(cluster(), unjudged="there is no vault password"), HEALTHY),
+        (replace(cluster(), leaving={"gpu09": "clusterctl remove-node aurora gpu09"}), DEGRADED),
         (cluster(head=replace(HEAD, services={**GOOD, "chrony": "failed"})), DEGRADED),
         (cluster(head=replace(HEAD, services={**GOOD, "slurmctld": "not installed"})), HEAD_DOWN),
         (cluster(head=replace(HEAD, problem="no answer")), HEAD_DOWN),
