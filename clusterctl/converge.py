@@ -62,12 +62,15 @@ class Options:
         """The inventory's file; a directory stands for the `inventory.yaml` in it."""
         return home.inventory_file(self.given)
 
+    @property
+    def chosen(self) -> str | None:
+        """The limit that was asked for; other verbs limit themselves."""
+        return self.limit if (self.planned or self.verb) in ("bootstrap", "validate") else None
+
     def again(self) -> str:
         """Return the command that goes on where this one stopped: the same."""
         argv = ["clusterctl", self.verb, *filter(None, [self.planned]), str(self.given), *self.nodes, *self.flags]
-        # Other verbs limit themselves.
-        limited = self.limit and (self.planned or self.verb) in ("bootstrap", "validate")
-        argv += ["--limit", str(self.limit)] if limited else []
+        argv += ["--limit", self.chosen] if self.chosen else []
         argv += ["--check"] * (self.check and not self.planned) + ["--skip-unreachable"] * self.skip_unreachable
         argv += ["--adopt"] * self.adopt
         argv += ["--new-head"] * self.new_head
@@ -483,7 +486,9 @@ def _asked(site: Site) -> dict[str, Any]:
         "verb": options.verb,
         "cluster": site.inventory.cluster_name,
         "check": options.check,
-        "limit": options.limit,
+        "limit": options.chosen,
+        "planned": options.planned or None,
+        "nodes": list(options.nodes),
     }
 
 

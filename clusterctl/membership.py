@@ -467,6 +467,6 @@ def _empty(
     if left:
         told = "; ".join(str(job) for job in left[:5]) + (f"; and {len(left) - 5} more" if len(left) > 5 else "")
         raise WorkersFailed(
-            f"{plural(len(left), 'job')} still on {fold(names)} after {minutes:g} min: {told}.\n"
+            f"{plural(len(left), 'job')} still on {fold(names)} after {minutes:g} min; {told}.\n"
             f"It stays drained, and nothing was removed; the same command waits again ({keep})."
         )
