@@ -7,13 +7,13 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clusterctl import hardware, home, lock, paths, report, route, runner, secrets
-from clusterctl.errors import ClusterctlError, InputError, Interrupted, PreflightError, Problem
+from clusterctl.errors import ClusterctlError, InputError, Interrupted, PreflightError, Problem, WorkersFailed
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
 from clusterctl.progress import Progress
@@ -29,6 +29,8 @@ _CRITICAL = "_head"
 _REPLACE_NOTHING = ("verify", "backup")
 # A first bootstrap of 500 nodes writes some 20 MB of events, log and summary.
 MIN_STATE_MB = 50
+# How long the others wait for a node in a whole run, in seconds; what is left to do there is done when they are done.
+PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,11 @@ class Site:
             for group in host.groups:
                 groups.setdefault(group, []).append(host.name)
         return groups
+
+    def only(self, names: Collection[str]) -> "Site":
+        """Return the site with these hosts alone, and those that must know of them."""
+        informed = {host.name for host in self.inventory.in_group("monitoring")} | self.critical()
+        return replace(self, hosts=tuple(host for host in self.hosts if host.name in {*names, *informed}))
 
     def critical(self) -> frozenset[str]:
         return frozenset(
@@ -306,9 +313,13 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         ledger = Ledger()
         trouble: list[OSError] = []
 
-        def played(site: Site) -> ClusterctlError | None:
-            error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head)
+        def played(site: Site, patience: float | None = PATIENCE) -> ClusterctlError | None:
+            patience = None if options.check else patience
+            error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head, patience)
             trouble.extend([bad] if bad else [])
+            if (behind := ledger.behind()) and (error is None or isinstance(error, WorkersFailed)):
+                screen.say((f"  {fold(ledger.ordered(behind))}", "bold"), ", which the others did not wait for:")
+                return played(site.only(behind), patience=None)
             return error
 
         try:
@@ -449,7 +460,14 @@ def _ask(screen: Screen, recorded: Mapping[str, Sequence[str]] | None = None) ->
 
 
 def play(
-    site: Site, kept: runner.RunDirectory, ledger: Ledger, held: int, redact: Any, screen: Screen, on_head: Any = None
+    site: Site,
+    kept: runner.RunDirectory,
+    ledger: Ledger,
+    held: int,
+    redact: Any,
+    screen: Screen,
+    on_head: Any = None,
+    patience: float | None = None,
 ) -> tuple[ClusterctlError | None, OSError | None]:
     """Run Ansible and show it; returns what it failed with, and what kept us from writing about it."""
     progress = Progress(screen, ledger, verbose=site.options.verbosity > 0, diff=site.options.diff)
@@ -458,6 +476,7 @@ def play(
         site.command(),
         kept,
         critical=critical,
+        patience=patience,
         lock=held,
         become_password=site.access.sudo_password,
         redact=redact,

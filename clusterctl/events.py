@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-Status = Literal["ok", "changed", "failed", "skipped", "unreachable", "rescued"]
+Status = Literal["ok", "changed", "failed", "skipped", "unreachable", "behind", "rescued"]
 _STATUSES = frozenset(get_args(Status))
 LOST: frozenset[Status] = frozenset({"failed", "unreachable"})
-"""After one of these nothing more runs on the host."""
+"""After one of these nothing more runs on the host; nor after `behind`, but that is only for now."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,9 @@ class TaskStarted:
 
 @dataclass(frozen=True)
 class Result:
-    """What a task came to on one host. `rescued`: it failed, and the playbook has an answer to that.
+    """What a task came to on one host.
 
+    `rescued`: it failed, and the playbook has an answer to that. `behind`: it takes so long that the others go on.
     `path` is `file:line`, relative to the Ansible content; `versions` maps packages to what is installed now.
     """
 

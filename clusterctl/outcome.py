@@ -55,11 +55,14 @@ class Host:
     changed: int = 0
     failed: bool = False
     unreachable: bool = False
+    behind: bool = False
     changes: list[tuple[str, Change]] = field(default_factory=list)  # (role, change)
 
     @property
     def status(self) -> str:
-        return "unreachable" if self.unreachable else "failed" if self.failed else "ok"
+        if self.unreachable or self.failed:
+            return "unreachable" if self.unreachable else "failed"
+        return "behind" if self.behind else "ok"
 
 
 class Ledger:
@@ -82,6 +85,7 @@ class Ledger:
         self.orderly = False
         self.ended = False
         self._play = PlayStarted("")
+        self._before: dict[str, int] = {}  # changes of a host by the playbooks before this one
         self._order: dict[str, int] = {}
 
     @property
@@ -94,7 +98,11 @@ class Ledger:
 
     def lost(self) -> set[str]:
         """Hosts that failed or could not be reached: nothing more runs on them."""
-        return {name for name, host in self.hosts.items() if host.status != "ok"}
+        return {name for name, host in self.hosts.items() if host.failed or host.unreachable}
+
+    def behind(self) -> set[str]:
+        """Hosts that the others did not wait for: what is left to do there is still to be done."""
+        return {name for name, host in self.hosts.items() if host.status == "behind"}
 
     def ordered(self, hosts: Collection[str]) -> list[str]:
         """Return hosts in the order of the inventory."""
@@ -105,13 +113,16 @@ class Ledger:
         match event:
             case PlaybookStarted():  # a run may have several, one after the other
                 self.plays_to_come, self.empty_plays, self.ended = list(event.plays), [], False
+                self._before = {name: host.changed for name, host in self.hosts.items()}
+                for host in self.hosts.values():
+                    host.behind = False
             case PlayStarted():
                 ended = self._close()
                 if event.name in self.plays_to_come:
                     self.plays_to_come.remove(event.name)
                 self._play = event
-                for host in event.hosts:
-                    self._order.setdefault(host, len(self._order))
+                for name in event.hosts:
+                    self._order.setdefault(name, len(self._order))
                 if not event.hosts:
                     self.empty_plays.append(event)
                 return ended
@@ -142,7 +153,7 @@ class Ledger:
         stage, ended = self.stage, None
         if stage is None or stage.role != event.role:
             ended = self._close()
-            total = len(set(self._play.hosts) - self.lost())
+            total = len(set(self._play.hosts) - self.lost() - self.behind())
             stage = Stage(event.play, event.role, total, self._clock())
             self.stages.append(stage)
         stage.task = event.task
@@ -156,6 +167,7 @@ class Ledger:
         host.changed += result.status == "changed"
         host.failed |= result.status == "failed"
         host.unreachable |= result.status == "unreachable"
+        host.behind |= result.status == "behind"
         # What is no node_state's says only that it changed something.
         changes = result.changes or ((Change("task", result.task, ""),) if result.status == "changed" else ())
         host.changes.extend((result.role, change) for change in changes)
@@ -167,7 +179,7 @@ class Ledger:
                 hosts.append(result.host)
         for package, version in result.versions.items():
             self.installed.setdefault(result.role, {}).setdefault(package, {})[result.host] = version
-        if stage := self.stage:
+        if (stage := self.stage) and result.status != "behind":
             stage.hosts.add(result.host)
             stage.answered.add(result.host)
             if result.status != "skipped":
@@ -181,7 +193,8 @@ class Ledger:
         """Let Ansible's final count correct ours where a playbook's own rescue, or a bug, made them part."""
         for name, count in event.hosts.items():
             host = self.hosts.setdefault(name, Host())
-            host.failed, host.unreachable, host.changed = count.failed > 0, count.unreachable > 0, count.changed
+            host.failed, host.unreachable = count.failed > 0, count.unreachable > host.behind
+            host.changed = self._before.get(name, 0) + count.changed
         self.failures = [result for result in self.failures if self.hosts[result.host].status != "ok"]
 
     def judge(
@@ -197,9 +210,10 @@ class Ledger:
             return ClusterctlError("Ansible ended without finishing the playbook.")
         if heads := sorted(lost & set(critical)):
             return HeadFailed(f"{fold(heads)}, the head, failed; the run stopped there.")
-        if not self.ended:
+        if not self.ended or (self.stopped and self.behind()):
             under_way = "nothing is under way any more" if self.orderly else "a task may still run to its end on a node"
-            return Interrupted(f"{self.why}; {under_way}.")
+            left = f"; {fold(self.ordered(behind))} was left behind" if (behind := self.behind()) else ""
+            return Interrupted(f"{self.why}{left}; {under_way}.")
         if lost or skipped:
             rest = f"not run: {', '.join(self.plays_to_come)}" if self.plays_to_come else "everything else is done"
             parts = [f"{fold(sorted(lost))} failed"] if lost else []

@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from clusterctl.events import LOST, Event, Result
-from clusterctl.outcome import Ledger, Stage
+from clusterctl.events import LOST, Event, Result, Stats
+from clusterctl.outcome import Ledger, Stage, fold
 from clusterctl.runner import Output
 from clusterctl.screen import Screen, duration, shorten
 from clusterctl.untrusted import bare
@@ -66,8 +66,10 @@ class Progress:
             ended = self._ledger.add(item)
             if ended:
                 self._stage_line(ended)
-            if isinstance(item, Result) and item.status in LOST:
+            if isinstance(item, Result) and item.status in (*LOST, "behind"):
                 self._failure_line(item)
+            if isinstance(item, Stats) and (behind := self._ledger.behind()):
+                self._screen.say(f"  Waiting for what is under way on {fold(self._ledger.ordered(behind))}.")
         if self._live:
             self._tick(self._live)
         elif not self._noticed:
@@ -148,5 +150,7 @@ class Progress:
             self._heading(stage.play)
         first = result.message.splitlines()[0] if result.message else "no message"
         where = f"{result.role}: {result.task}" if result.role else result.task
-        mark = self._screen.glyphs["failed"]
-        self._screen.say((f"{' ' * (4 - len(mark))}{mark} {result.host}", "red"), f"  {where}: {first}", cut=True)
+        if result.status == "behind":
+            first += "; they go on, and it follows at the end"
+        mark, style = (self._screen.glyphs["failed"], "red") if result.status in LOST else ("", "yellow")
+        self._screen.say((f"{mark:>4} {result.host}", style), f"  {where}: {first}", cut=True)

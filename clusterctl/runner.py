@@ -157,7 +157,8 @@ class Runner:
 
     The first SIGINT, SIGTERM or SIGHUP lets the tasks under way end and no other begin; the second ends Ansible at
     once. `stop()` is the first one by hand. After a failure on one of the `critical` hosts no other task begins either:
-    Ansible itself would go on with the other hosts in the next play.
+    Ansible itself would go on with the other hosts in the next play. A host that the others have waited for as long as
+    `patience` (seconds, in all) is left behind, its task under way let end (playbooks/strategy_plugins/patient.py).
     """
 
     def __init__(
@@ -166,13 +167,14 @@ class Runner:
         directory: RunDirectory,
         *,
         critical: Collection[str] = (),
+        patience: float | None = None,
         lock: int | None = None,
         become_password: str | None = None,
         redact: Callable[[str], str] = lambda text: text,
         notify: Callable[[bool], None] = lambda at_once: None,
     ) -> None:
         self._command, self._directory, self._lock = command, directory, lock
-        self._become_password = become_password
+        self._become_password, self._patience = become_password, patience
         self._critical, self._redact, self._notify = critical, redact, notify
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_file = directory.path / "stop"
@@ -224,6 +226,7 @@ class Runner:
             "CLUSTERCTL_EVENTS": f"/dev/fd/{told.sink}",
             "CLUSTERCTL_STOP": str(self._stop_file),
             "CLUSTERCTL_CRITICAL": ",".join(sorted(self._critical)),
+            "CLUSTERCTL_PATIENCE": str(self._patience or ""),
         }
         argv = self._command.argv()
         if self._command.ask_become_pass:  # we have asked: Ansible reads the answer, which stands on no disk

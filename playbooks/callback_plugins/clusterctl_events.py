@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -136,7 +137,8 @@ class CallbackModule(CallbackBase):
             self._result(result, "rescued" if _is_rescued(result._task) else "failed")
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        self._result(result, "skipped" if result._task.ignore_unreachable else "unreachable")
+        status = "behind" if "behind" in result._result else "unreachable"
+        self._result(result, "skipped" if result._task.ignore_unreachable else status)
 
     def v2_runner_on_skipped(self, result: Any) -> None:
         self._result(result, "skipped")
@@ -153,6 +155,7 @@ class CallbackModule(CallbackBase):
                 "skipped": summary["skipped"],
             }
         self._write("stats", hosts=hosts)
+        _wait_for_those_left_behind()
         self._write("end")
 
     # What we make of it
@@ -186,7 +189,7 @@ class CallbackModule(CallbackBase):
         data = result._result
         hidden = "censored" in data or bool(data.get("_ansible_no_log")) or task.no_log is True
         parts = [] if hidden else [data, *(item for item in data.get("results", ()) if isinstance(item, dict))]
-        wordy = status in ("failed", "rescued", "unreachable")
+        wordy = status in ("failed", "rescued", "unreachable", "behind")
         self._finish |= status in ("failed", "unreachable") and host in self._critical
         self._write(
             "result",
@@ -208,6 +211,17 @@ class CallbackModule(CallbackBase):
             self._file.flush()
         except OSError:  # nobody reads any more: whoever started us was killed
             self._finish = True
+
+
+def _wait_for_those_left_behind() -> None:
+    """Let the tasks end that are still under way on hosts that the run left behind (the strategy `patient`).
+
+    Their results, which nobody asks for, are taken in all the same: a long one would keep its worker from ending.
+    """
+    for worker in multiprocessing.active_children():
+        while worker.is_alive():
+            if worker._final_q._reader.poll(0.5):
+                worker._final_q.get()
 
 
 def _role(task: Any) -> str:

@@ -125,14 +125,23 @@ def processes_about(word: str) -> list[str]:
     return [line for line in found if word in line]
 
 
-def test_a_slow_node_fails_neither_itself_nor_another(lab: TestLab) -> None:
-    """Its packages come at the same speed as all it says and hears."""
-    lab.root("gpu02", "apt-get -qq remove -y prometheus-node-exporter; apt-get clean")
-    with throttled(lab, "gpu02", "1mbit"), inventory_with(lab, BERLIN):
+def test_a_slow_node_fails_nobody_and_holds_nobody_back(lab: TestLab) -> None:
+    """Its packages come at the same speed as all it says and hears; the other one is there long before it."""
+    for node in ("gpu01", "gpu02"):
+        lab.root(node, "apt-get -qq remove -y prometheus-node-exporter; apt-get clean")
+    with throttled(lab, "gpu02", "256kbit"), inventory_with(lab, BERLIN):
         summary = lab.run("bootstrap")
         assert {host["status"] for host in summary["hosts"].values()} == {"ok"}
         assert in_service(lab) == {"gpu01": "idle", "gpu02": "idle"}
-    assert "ii" in lab.root("gpu02", "dpkg-query -W -f '${db:Status-Abbrev}' prometheus-node-exporter")
+    events = [json.loads(line) for line in (latest_run(lab) / "events.jsonl").read_text().splitlines()]
+    runs = [number for number, event in enumerate(events) if event["event"] == "playbook"]
+    assert len(runs) == 2
+    first = [event for event in events[: runs[1]] if event["event"] == "result"]
+    assert "behind" in {event["status"] for event in first if event["host"] == "gpu02"}
+    assert {event["role"] for event in first if event["host"] == "gpu01"} >= {"node_exporter", "verify"}
+    assert {event["host"] for event in events[runs[1] :] if event["event"] == "result"} == {"head1", "gpu02"}
+    for node in ("gpu01", "gpu02"):
+        assert "ii" in lab.root(node, "dpkg-query -W -f '${db:Status-Abbrev}' prometheus-node-exporter")
     converges(lab)
 
 

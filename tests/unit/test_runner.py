@@ -12,8 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,10 +104,13 @@ class Site:
         file.write_text(playbook)
         return runner.Command(file, self.path / "inventory.yaml", **settings)  # type: ignore[arg-type]
 
-    def run(self, playbook: str, **settings: object) -> tuple[Ledger, runner.RunDirectory]:
+    def run(
+        self, playbook: str, critical: tuple[str, ...] = (), patience: float | None = None, **settings: Any
+    ) -> tuple[Ledger, runner.RunDirectory]:
         kept = runner.RunDirectory.create(self.path / ".clusterctl", "bootstrap")
         ledger = Ledger()
-        for item in runner.Runner(self.command(playbook, **settings), kept).watch():
+        ansible = runner.Runner(self.command(playbook, **settings), kept, critical=critical, patience=patience)
+        for item in ansible.watch():
             if item and not isinstance(item, runner.Output):
                 ledger.add(item)
         return ledger, kept
@@ -432,7 +437,7 @@ def test_the_printed_command_does_the_same_when_pasted(site: Site) -> None:
         " ansible.builtin.shell: 'echo {{ inventory_hostname }} >> who', args: {chdir: '{{ inventory_dir }}'},"
         " check_mode: false}]}"
     )
-    settings = {"limit": ("head1", "gpu02"), "forks": 1, "check": True}
+    settings: dict[str, Any] = {"limit": ("head1", "gpu02"), "forks": 1, "check": True}
     who = site.path / "who"
     ledger, _ = site.run(playbook, **settings)
     assert ledger.judge(GROUPS, ["head1"]) is None
@@ -498,7 +503,7 @@ class Site:
     options = converge.Options("bootstrap", here)
     skipped = ()
     access = Access(here / "known_hosts")
-    def command(self): return runner.Command(here / "slow.yml", here / "inventory.yaml", verbosity=int(sys.argv[2]))
+    def command(self): return runner.Command(here / sys.argv[2], here / "inventory.yaml", verbosity=int(sys.argv[3]))
     def groups(self): return {"slurm_head": ["head1"]}
     def critical(self): return {"head1"}
 
@@ -506,7 +511,7 @@ def work():
     screen = Screen(sys.stdout)
     with lock.hold(here / ".clusterctl", "bootstrap", say=screen.say) as held:
         kept = runner.RunDirectory.create(here / ".clusterctl", "bootstrap")
-        error, _ = converge.play(Site(), kept, Ledger(), held, str, screen)
+        error, _ = converge.play(Site(), kept, Ledger(), held, str, screen, patience=1)
     if error:
         raise error
 
@@ -518,11 +523,11 @@ cli.main()
 class Driven:
     """A run in a process of its own, to send signals to."""
 
-    def __init__(self, site: Site, verbosity: int = 0) -> None:
+    def __init__(self, site: Site, verbosity: int = 0, playbook: str = SLOW) -> None:
         self.site = site
-        (site.path / "slow.yml").write_text(SLOW)
+        (site.path / "slow.yml").write_text(playbook)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(site.path), str(verbosity)],
+            [sys.executable, "-c", DRIVER, str(site.path), "slow.yml", str(verbosity)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -545,6 +550,13 @@ class Driven:
 
     def has(self, name: str) -> bool:
         return (self.site.path / name).exists()
+
+
+def gone(pid: int) -> None:
+    deadline = time.monotonic() + GUARD
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, "the task still runs"
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -618,10 +630,7 @@ def test_the_second_signal_ends_everything_at_once(driven: Driven) -> None:
     code, _, err = driven.done()
     assert (code, err.strip()) == (7, "clusterctl: interrupted as asked; a task may still run to its end on a node.")
     assert not driven.has("first-done")
-    deadline = time.monotonic() + GUARD
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline, "the task still runs"
-        time.sleep(0.05)
+    gone(pid)
 
 
 def test_a_closed_pipe_is_a_request_to_stop(driven: Driven) -> None:
@@ -676,6 +685,98 @@ def test_a_full_disk_stops_the_run_in_order_and_is_told(site: Site, monkeypatch:
     assert ansible.trouble is not None
     assert "No space left" in str(ansible.trouble)
     assert not (site.path / "second").exists()
+
+
+# --- slow hosts -------------------------------------------------------------------------------------------------------
+
+# gpu02 goes on when somebody says so; the others leave a file each when they come to the last play.
+BEHIND = """
+- name: Together
+  hosts: slurm_head:gpu01:gpu02
+  gather_facts: false
+  tasks:
+    - name: Wait on one
+      ansible.builtin.shell: |
+        [ {{ inventory_hostname }} != gpu02 ] || {
+          echo $$ > waiting
+          until [ -e go ]; do sleep 0.05; done
+          head -c 300000 /dev/zero | tr '\\0' x
+          touch gpu02-waited
+        }
+      args: {chdir: "{{ inventory_dir }}"}
+    - name: Come on
+      ansible.builtin.shell: touch {{ inventory_hostname }}-came COME
+      args: {chdir: "{{ inventory_dir }}"}
+- name: Later
+  hosts: slurm_head:gpu01:gpu02
+  gather_facts: false
+  tasks:
+    - name: Arrive
+      ansible.builtin.shell: touch {{ inventory_hostname }}-arrived LET
+      args: {chdir: "{{ inventory_dir }}"}
+"""
+
+
+def playbook_behind(come: str = "", arrive: str = "") -> str:
+    return BEHIND.replace("COME", come).replace("LET", arrive)
+
+
+@pytest.mark.parametrize("until", ["come", "arrive"])
+def test_the_others_do_not_wait_for_a_slow_host_which_ends_its_task_and_follows(site: Site, until: str) -> None:
+    """It waits for what the others do after it. What it says then is more than a pipe takes."""
+    ledger, kept = site.run(playbook_behind(**{until: "go"}), critical=("head1",), patience=1)
+    assert ledger.behind() == {"gpu02"}
+    assert ledger.ended
+    assert ledger.judge(GROUPS, ["head1"]) is None
+    assert {name: (host.status, host.changed) for name, host in ledger.hosts.items()} == {
+        "head1": ("ok", 3),
+        "gpu01": ("ok", 3),
+        "gpu02": ("behind", 0),
+    }
+    assert (site.path / "gpu02-waited").exists()
+    assert not (site.path / "gpu02-came").exists()
+    for item in runner.Runner(site.command(playbook_behind(), limit=("head1", "gpu02")), kept).watch():
+        if item and not isinstance(item, runner.Output):
+            ledger.add(item)
+    assert ledger.behind() == set()
+    assert {name: (host.status, host.changed) for name, host in ledger.hosts.items()} == {
+        "head1": ("ok", 6),
+        "gpu01": ("ok", 3),
+        "gpu02": ("ok", 3),
+    }
+
+
+def test_nobody_goes_on_without_a_critical_host(site: Site) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(subprocess.run, ["sh", "-c", "sleep 5; touch go"], cwd=site.path, check=True)
+        ledger, _ = site.run(playbook_behind(), critical=("gpu02",), patience=0.1)
+    assert {name: host.changed for name, host in ledger.hosts.items()} == {"head1": 3, "gpu01": 3, "gpu02": 3}
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_signal_reaches_what_is_under_way_on_a_host_that_was_left_behind(site: Site, signals: int) -> None:
+    """The first one lets it end, the second ends it."""
+    driven = Driven(site, playbook=playbook_behind())
+    try:
+        driven.wait_for("gpu01-arrived")
+        pid = int(driven.wait_for("waiting").read_text())
+        driven.process.send_signal(signal.SIGINT)
+        driven.wait_for(".clusterctl/runs/*/stop")
+        if signals == 1:
+            driven.go()
+        else:
+            driven.process.send_signal(signal.SIGINT)
+        code, out, err = driven.done()
+        assert code == 7
+        assert "gpu02  Wait on one: far slower than the others; they go on, and it follows at the end" in out
+        assert ("Waiting for what is under way on gpu02." in out) is (signals == 1)
+        assert "gpu02 was left behind" in err
+        assert driven.has("gpu02-waited") is (signals == 1)
+        gone(pid)
+    finally:
+        driven.go()
+        driven.process.kill()
+        driven.process.communicate()
 
 
 def test_summary_is_plain_data(mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]]) -> None:
