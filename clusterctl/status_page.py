@@ -1,7 +1,6 @@
 """`status` on the screen: nodes, what is wrong with them, sums; once, or again and again until Ctrl-C."""
 
 import json
-import re
 import shlex
 import sys
 import time
@@ -18,7 +17,7 @@ from clusterctl.contact import Alert
 from clusterctl.errors import InputError, Problem
 from clusterctl.outcome import fold
 from clusterctl.redaction import throughout
-from clusterctl.screen import Screen, plural, roughly
+from clusterctl.screen import Screen, at_commas, plural, roughly
 from clusterctl.status import ABSENT, DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, SlurmNode, Status, collect
 from clusterctl.untrusted import printable
 
@@ -198,17 +197,6 @@ def _columns(screen: Screen, rows: list[tuple[str, str]]) -> None:
 
 def _names_width(screen: Screen) -> int:
     return max(16, screen.width // 3)
-
-
-def at_commas(text: str, width: int) -> str:
-    """Return text in lines of at most `width`, broken after commas alone: a name in two pieces is no name."""
-    lines = [""]
-    for part in re.split(r"(?<=,)", text):
-        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
-            lines.append(part.lstrip())
-        else:
-            lines[-1] += part
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _alerts(screen: Screen, status: Status, now: datetime) -> None:

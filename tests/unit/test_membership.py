@@ -1,5 +1,7 @@
 """What is kept of nodes that leave, and what a plan makes of a run's events."""
 
+import io
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from clusterctl.errors import InputError
 from clusterctl.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.outcome import Ledger
 from clusterctl.plan import Plan
+from clusterctl.screen import Screen
+from clusterctl.slurm import Job
 
 INVENTORY = """\
 all:
@@ -85,3 +89,19 @@ def test_a_plan_lists_each_item_once_with_its_hosts() -> None:
         ("base", "unit", "munge.service", "enabled, restarted (x changed)"): ["gpu01"],
     }
     assert plan.restarts == {"munge.service enabled, restarted (x changed)": ["gpu01"]}
+
+
+def test_a_plan_breaks_no_line_within_a_word_or_a_name() -> None:
+    hosts = [f"gpu{number:02}" for number in (1, 2, 3, 5, 7, 9, 11, 13)]
+    what = "enabled, restarted (/etc/prometheus/prometheus.yml, package prometheus changed)"
+    plan = Plan({("prometheus", "unit", "prometheus.service", what): hosts}, {f"prometheus.service {what}": hosts})
+    plan.jobs.append(Job("57", "alice", "train", "RUNNING", "gpu03"))
+    text = io.StringIO()
+    screen = Screen(text)
+    screen._force_terminal, screen.width, screen.height, screen.no_color = True, 80, 50, True
+    plan.show(screen)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    words = " ".join(lines).split()
+    for word in ("(/etc/prometheus/prometheus.yml,", "gpu[01-03,05,07,09,", "prometheus.service:", "gpu03)"):
+        assert word in words

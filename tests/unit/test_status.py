@@ -23,6 +23,7 @@ from clusterctl import hardware, paths, probe, status, status_page
 from clusterctl.contact import Alert, Alerts, Drift, Item
 from clusterctl.remote import Access
 from clusterctl.report import Screen
+from clusterctl.screen import at_commas
 from clusterctl.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Slurm, SlurmNode, Status
 
 from .ssh_server import Server, host, inventory, known, listening, shell
@@ -252,7 +253,7 @@ def test_a_hundred_nodes_are_a_page() -> None:
 
 @given(st.text(alphabet="gpu01,[] ", max_size=80), st.integers(min_value=4, max_value=30))
 def test_names_are_broken_after_commas_alone(text: str, width: int) -> None:
-    lines = status_page.at_commas(text, width).splitlines()
+    lines = at_commas(text, width).splitlines()
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert all(line.endswith(",") for line in lines[:-1])
     assert all(len(line) <= width or "," not in line[:-1] for line in lines)
