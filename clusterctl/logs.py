@@ -128,7 +128,8 @@ def show(screen: Screen, run: Run, place: Path, summary: dict[str, Any]) -> None
         screen.say()
     elif run.exit_code is None:
         screen.say()
-        screen.say(("Under way" if run.under_way else "Killed", "bold yellow"), f": {run.result}.")
+        title = "Under way" if run.under_way else "Killed"
+        screen.say((title, "bold yellow"), "." if run.under_way else ", or its machine went down.")
         page.content(ledger, run.check)
         screen.say()
     elif not ledger.hosts:
