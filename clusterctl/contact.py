@@ -161,11 +161,9 @@ class Answer:
 def ask(host: Host, access: Access, options: Mapping[str, Any], refused: ContactError | None = None) -> Answer:
     """Contact one node and run the probe there with `options` (see probe.main). Never raises for what a node does.
 
-    `refused` is how it refused our key or password just before: they are not tried again, for some nodes lock an
+    `refused` is how it refused our password for sudo just before: that is not tried again, for some nodes lock an
     account after a few times.
     """
-    if refused and refused.failure is Failure.AUTHENTICATION:
-        return Answer(errors=(refused,))
     try:
         with connect(host, access) as session:
             return converse(host, session, options, refused)

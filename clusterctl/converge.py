@@ -403,15 +403,14 @@ def meet(site: Site, screen: Screen) -> None:
 def prepare(site: Site, screen: Screen, on_head: "ContactError | None" = None) -> Site:
     """Check every host before anything is changed, and record the hardware of those that are new.
 
-    `on_head` is why the head gave no lock: a key or a password that it has refused is not tried there once more.
+    `on_head` is why the head gave no lock: a password that it has refused is not tried there once more.
     Raises PreflightError with all problems of all hosts; with `skip_unreachable` goes on without who cannot be reached.
     """
     from clusterctl import preflight, remote
 
     options, began = site.options, time.monotonic()
     redact = _redactor(site).redact
-    tried = on_head and on_head.failure in (remote.Failure.AUTHENTICATION, remote.Failure.SUDO)
-    refused = {site.inventory.head.name: on_head} if on_head and tried else None
+    refused = {site.inventory.head.name: on_head} if on_head and on_head.failure is remote.Failure.SUDO else None
 
     def redacted(findings: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(replace(one, found=redact(one.found), hint=redact(one.hint)) for one in findings)

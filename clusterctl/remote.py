@@ -7,11 +7,13 @@ is not the recorded one is refused before anything is said about who we are.
 import errno
 import logging
 import os
+import selectors
 import shlex
 import socket
 import subprocess
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -284,6 +286,24 @@ def _explained(way: Route, line: _Line, deadline: float) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def _turn(way: Route, line: _Line) -> Iterator[float]:
+    """Wait for the node's greeting, then for a turn at the key exchange; yields the time by which all must be over.
+
+    However many nodes say nothing, none of them keeps another from its turn.
+    """
+    began = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        selector.register(line.end, selectors.EVENT_READ)
+        greeted = selector.select(LOGIN_SECONDS)
+    left = LOGIN_SECONDS - (time.monotonic() - began)
+    if not greeted:
+        with _explained(way, line, time.monotonic()):
+            raise TimeoutError
+    with _handshakes:
+        yield time.monotonic() + left
+
+
 def _handshake(way: Route, line: _Line, types: Collection[str], deadline: float) -> paramiko.Transport:
     """Exchange keys, not yet names. Asks first for the types of host key that are known, as OpenSSH does."""
     seconds = max(0.1, deadline - time.monotonic())
@@ -305,10 +325,12 @@ def _handshake(way: Route, line: _Line, types: Collection[str], deadline: float)
 def shown_key(host: Host, access: Access, type: str = "") -> paramiko.PKey:
     """Return the public key that a host shows, one of `type` if it has it, without logging in. Raises ContactError."""
     way = route.of(host)
-    with closing(_open(host, way, access)) as line, _handshakes:
-        deadline = time.monotonic() + LOGIN_SECONDS
-        with closing(_handshake(way, line, [type], deadline)) as transport:
-            return transport.get_remote_server_key()
+    with (
+        closing(_open(host, way, access)) as line,
+        _turn(way, line) as deadline,
+        closing(_handshake(way, line, [type], deadline)) as transport,
+    ):
+        return transport.get_remote_server_key()
 
 
 def _own_keys(host: Host, way: Route) -> Iterator[paramiko.PKey]:
@@ -375,13 +397,31 @@ def _authenticate(host: Host, way: Route, line: _Line, transport: paramiko.Trans
     )
 
 
+_refusals: dict[tuple[str, Access], ContactError] = {}
+_logins: defaultdict[tuple[str, Access], threading.Lock] = defaultdict(threading.Lock)
+
+
 def connect(host: Host, access: Access) -> "Session":
-    """Return an authenticated connection, or raise ContactError within 15 seconds. Close it after use (`with`)."""
+    """Return an authenticated connection, or raise ContactError within 15 seconds. Close it after use (`with`).
+
+    A node that has refused our key is not asked again, by whatever way: some lock an account after a few times.
+    """
+    with _logins[host.name, access]:
+        if known := _refusals.get((host.name, access)):
+            raise ContactError(known.failure, known.found, known.hint)
+        try:
+            return _connect(host, access)
+        except ContactError as error:
+            if error.failure is Failure.AUTHENTICATION:
+                _refusals[host.name, access] = error
+            raise
+
+
+def _connect(host: Host, access: Access) -> "Session":
     way = route.of(host)
     line = _open(host, way, access)
     try:
-        with _handshakes:
-            deadline = time.monotonic() + LOGIN_SECONDS
+        with _turn(way, line) as deadline:
             accepted, _ = trusted.keys(access.known_hosts, way.name)
             transport = _handshake(way, line, {key.get_name() for key in accepted}, deadline)
             try:

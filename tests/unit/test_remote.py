@@ -224,7 +224,8 @@ def test_noise_where_sshd_should_be(tmp_path: Path, said: bytes, expected: str) 
     def answer(connection: socket.socket) -> None:
         with connection:
             connection.sendall(said)
-            connection.recv(4096)
+            if said:
+                connection.recv(4096)
 
     with listening(answer) as port:
         error = failure(port, tmp_path)
@@ -234,7 +235,7 @@ def test_noise_where_sshd_should_be(tmp_path: Path, said: bytes, expected: str) 
 
 
 def test_all_hosts_are_asked_at_once(tmp_path: Path) -> None:
-    hosts = 60
+    hosts = 150  # more than may exchange keys at once
     together = threading.Barrier(hosts)
     met = []
 

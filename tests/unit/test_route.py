@@ -13,6 +13,7 @@ import yaml
 
 from clusterctl import paths, remote, route
 from clusterctl.errors import InputError
+from clusterctl.inventory import Host
 from clusterctl.remote import Access, ContactError, Failure
 from clusterctl.route import Route
 
@@ -125,6 +126,25 @@ def test_a_jump_host_that_forwards_nothing_is_named(tmp_path: Path, node: Server
         assert len(node.attempts) <= 2  # the question whether the key would do, and the login
     finally:
         remote.forget_gateways()
+
+
+def test_a_key_that_the_jump_host_refuses_is_tried_once_there_for_all(tmp_path: Path, node: Server) -> None:
+    node.authorized = None
+    head = host(node.port, tmp_path / "id", name="head1", group="slurm_head")
+    behind = [replace(host(node.port, tmp_path / "id", name=name), jump=head) for name in ("gpu01", "gpu02")]
+    found: list[Failure] = []
+
+    def contact(one: Host) -> None:
+        with pytest.raises(ContactError) as caught:
+            remote.connect(one, Access(tmp_path / "known_hosts"))
+        found.append(caught.value.failure)
+
+    try:
+        remote.each([head, *behind, head], contact)
+    finally:
+        remote.forget_gateways()
+    assert sorted(failure.name for failure in found) == ["AUTHENTICATION", "AUTHENTICATION", "NO_ROUTE", "NO_ROUTE"]
+    assert len(node.attempts) <= 2  # the question whether the key would do, and the login
 
 
 def test_a_users_configuration_cannot_switch_off_the_check_of_host_keys(tmp_path: Path) -> None:
