@@ -236,7 +236,6 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
     assert found.strip() == later
     assert cluster.root("head1", f"ls /var/lib/slurm/{states[2]}/job_state").split()
     assert not (cluster.inventory.parent / ".clusterctl/restore.json").exists()
-    assert {host["changed"] for host in cluster.run("bootstrap")["hosts"].values()} == {0}
 
 
 def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, jobs: dict[str, str]) -> None:
@@ -279,6 +278,7 @@ def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, 
     assert {host["changed"] for host in cluster.run("bootstrap")["hosts"].values()} == {0}
 
 
+@pytest.mark.long
 def test_a_head_without_its_state_begins_anew_where_that_is_asked_for(cluster: TestLab) -> None:
     job = submit(cluster, "orphan", "sleep 3000", "--nodelist=gpu01")
     wait_for(cluster, job, "RUNNING")
