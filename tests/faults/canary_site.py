@@ -104,10 +104,10 @@ class Site:
         """Run a verb on the cluster with all processes under watch; `meanwhile` may do something to it."""
         self.runs += 1
         before = self.latest()
-        says = self.private / "out" / f"{self.runs}-{argv[0]}"
         verb, *options = argv
-        command = ["clusterctl", "-vvv", verb, str(self.lab.inventory), *options]
-        command += ["--become-password-file", str(self.sudo_password)]
+        says = self.private / "out" / f"{self.runs}-{verb}"
+        command = ["clusterctl", "-vvv", *verb.split(), str(self.lab.inventory), *options]
+        command += ["--become-password-file", str(self.sudo_password)] * (verb not in ("trust", "logs"))
         with open(f"{says}.out", "wb") as out, open(f"{says}.err", "wb") as err, self.watching() as processes:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=self.environment, umask=umask
