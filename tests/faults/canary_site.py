@@ -16,7 +16,7 @@ from typing import Any
 from clusterctl import paths, secrets
 from tests.cluster.conftest import TestLab
 from tests.faults.canary import Canaries
-from tests.faults.injury import GUARD, wait_until
+from tests.faults.injury import GUARD, container, wait_until
 
 SEARCH = Path(__file__).with_name("search.py")
 # What a node consists of besides: its kernel's file systems, and what packages bring and nothing writes to.
@@ -151,9 +151,8 @@ class Site:
         return {**theirs, "files": mine["files"] | theirs["files"], "looked": mine["looked"] + theirs["looked"]}
 
     def there(self, node: str, since: float = 0) -> dict[str, Any]:
-        """Search a whole node, and its journal."""
-        argv = ["clusterctl", "lab", "ssh", "--name", self.lab.name, node, "--"]
-        argv += ["sudo", "python3", "-c", shlex.quote(SEARCH.read_text())]
+        """Search a whole node, and its journal; also one that left the cluster, whose host key is forgotten."""
+        argv = ["podman", "exec", "--interactive", container(self.lab, node), "python3", "-c", SEARCH.read_text()]
         return self._search(argv, roots=["/"], since=since, journal=True)
 
     def _search(self, argv: list[str], **what: Any) -> dict[str, Any]:
