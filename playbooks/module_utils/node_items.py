@@ -423,7 +423,7 @@ def verbs(item, unit, restart=False, reload=False):
         told.append("disable")
     if not item.started:
         return told + ([] if down else ["stop"])
-    ran = unit["ExecMainStartTimestampMonotonic"] != "0"
+    ran = unit.get("ExecMainStartTimestampMonotonic") != "0"  # a timer has none
     tell = item.reload_tells and reload and ran and unit["CanReload"] == "yes"
     if not is_up(unit):
         return [*told, "start", *["reload"] * tell]
