@@ -383,6 +383,8 @@ def test_a_run_changes_what_the_plan_has_listed(lab: Cluster, jobs: str, what: s
         old, new = change
         assert old in text
         lab.inventory.write_text(text.replace(old, new, 1))
+    if what == "Slurm's configuration":  # and something else for which slurmctld is started anew
+        lab.root("head1", "echo >> /etc/systemd/system/slurmctld.service.d/clusterctl.conf")
     before = lab.manifests(*OLD)
     plan = planned(lab)
     if what == "by hand":  # it has most kinds of item
@@ -395,6 +397,9 @@ def test_a_run_changes_what_the_plan_has_listed(lab: Cluster, jobs: str, what: s
     # A unit that reads its configuration again has the same process.
     assert done <= plan
     assert {item for item in plan - done if item[1] != "unit"} == set()
+    if what == "Slurm's configuration":
+        for node in OLD[1:]:
+            assert "MaxJobCount=9999" in lab.root(node, "cat /var/lib/slurm/slurmd/conf-cache/slurm.conf")
 
 
 def test_the_jobs_never_noticed(lab: Cluster, jobs: str) -> None:
