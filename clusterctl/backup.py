@@ -22,11 +22,13 @@ from typing import Annotated, Any
 from clusterctl import converge, hardware, home, schema, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, Problem
+from clusterctl.inventory import Inventory
 from clusterctl.outcome import Ledger, fold
 from clusterctl.screen import Screen, duration, plural
 from clusterctl.untrusted import Malformed, decode, mapping, number, sequence, text
 
 DIRECTORY = "backups"
+REQUEST = "restore.json"
 VERSION = 1
 _NAME = re.compile(r"[a-z0-9-]{1,80}-\d{8}T\d{6}Z\.tar")
 _MANIFEST, _DIGEST = "manifest.json", "sha256"
@@ -107,6 +109,10 @@ def backup_command(options: Options, to: Path | None) -> int:
     """Have the head make a backup, and bring a copy of it here; returns the exit code."""
     inventory = home.load(options.inventory)
     target = to.absolute() if to else inventory.directory / home.STATE / DIRECTORY
+    if options.print_command:
+        made, head = _setting(inventory, "backup_directory"), inventory.head.name
+        after = [f"copy the newest in {made} on {head}, which only root reads there, into {target}"]
+        return converge.print_command(converge.load(replace(options, limit=head), inventory), after=after)
     try:
         if to is None:
             secrets.private_directory(target)
@@ -144,12 +150,17 @@ def fetch(site: Site, ledger: Ledger, screen: Screen, target: Path, *, prune: bo
     with screen.working("Copying the backup"):
         path = _fetch(site, _made(site, ledger), target)
     if prune:
-        _prune(path, int(site.inventory.head.variables.get("backup_keep", schema.load().defaults["backup_keep"])))
+        _prune(path, int(_setting(site.inventory, "backup_keep")))
     manifest = read(path)
     screen.say()
     for name, value in (("Backup", str(path)), ("Holds", manifest.contents())):
         screen.say((f"  {name:<14}", "dim"), value)
     return {"backup": str(path), "manifest": _plain(manifest)}
+
+
+def _setting(inventory: Inventory, name: str) -> Any:
+    """Return what the head's role is set to."""
+    return inventory.head.variables.get(name, schema.load().defaults[name])
 
 
 def _plain(manifest: Manifest) -> dict[str, Any]:
@@ -244,6 +255,12 @@ def restore_command(options: Options, archive: Path, yes: bool) -> int:
     label = secrets.label(inventory.directory)
     if manifest.cluster != label:
         raise _refused(archive, f"is a backup of another cluster, {manifest.cluster}, expected {label}")
+    asked = inventory.directory / home.STATE / REQUEST
+    if options.print_command:
+        text = _request(path, []).decode()
+        note = f"restore_ended: which of the jobs that ran then run nowhere now; of {_list(list(manifest.running))}"
+        first = [f"write {asked}:\n{text}{note if manifest.running else ''}"]
+        return converge.print_command(converge.load(options, inventory), first=first)
     if not yes and (options.json or not (sys.stdin.isatty() and sys.stderr.isatty())):
         raise InputError([Problem(None, "--yes", "is missing, and there is no terminal to ask on")])
 
@@ -253,10 +270,22 @@ def restore_command(options: Options, archive: Path, yes: bool) -> int:
         _show(site, manifest, archive, ended, screen)
         if not yes and not _agreed():
             raise Interrupted("Nothing was put back, and no node was changed.")
-        more = {**options.variables, "restore_ended": [int(job) for job in ended]}
-        return replace(site, options=replace(options, variables=more))
+        secrets.write_private(asked, _request(path, ended), replace=True)
+        return site
 
-    return converge.run(options, work=Work(agree))
+    def finish(
+        site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
+    ) -> ClusterctlError | None:
+        asked.unlink()  # or the plain command would one day put this backup back once more
+        return None
+
+    return converge.run(options, work=Work(agree, finish))
+
+
+def _request(archive: str, ended: list[str]) -> bytes:
+    """Return what playbooks/restore.yml reads: the variables of role restore."""
+    asked = {"restore_archive": archive, "restore_ended": [int(job) for job in ended]}
+    return (json.dumps(asked, indent=1) + "\n").encode()
 
 
 def _agreed() -> bool:

@@ -135,7 +135,9 @@ _PassFile = Annotated[
     Path | None,
     typer.Option("--become-password-file", metavar="FILE", help="Read it from a 0600 file.", show_default=False),
 ]
-_Print = Annotated[bool, typer.Option("--print-command", help="Print the plain ansible-playbook command and end.")]
+_Print = Annotated[
+    bool, typer.Option("--print-command", help="Print the plain ansible-playbook command, and what it leaves to you.")
+]
 
 
 def _version(value: bool) -> None:
@@ -224,7 +226,7 @@ def bootstrap(
     from clusterctl import converge
 
     options = _options("bootstrap", locals())
-    _end("bootstrap", output, lambda: converge.print_command(options) if print_command else converge.run(options))
+    _end("bootstrap", output, lambda: converge.run(options))
 
 
 _plans = typer.Typer(
@@ -334,7 +336,7 @@ def verify(
     from clusterctl import converge
 
     options = _options("verify", locals())
-    _end("verify", output, lambda: converge.print_command(options) if print_command else converge.run(options))
+    _end("verify", output, lambda: converge.run(options))
 
 
 class _Watching(TyperCommand):
@@ -398,6 +400,7 @@ def add_node(
     adopt: _Adopt = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
+    print_command: _Print = False,
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
@@ -423,6 +426,7 @@ def remove_node(
     forks: _Forks = None,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
+    print_command: _Print = False,
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
@@ -444,6 +448,7 @@ def replace_node(
     adopt: _Adopt = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
+    print_command: _Print = False,
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
@@ -478,7 +483,7 @@ def upgrade(
 
     what, pace = work.What(tuple(only or ()), system, no_reboot), Pace(batch, max_failures, timeout)
     options = _options("upgrade", locals(), flags=(*what.flags(), *pace.flags()))
-    _end("upgrade", output, lambda: work.upgrade(options, what, pace, print_command))
+    _end("upgrade", output, lambda: work.upgrade(options, what, pace))
 
 
 @app.command()
@@ -492,6 +497,7 @@ def reboot(
     forks: _Forks = None,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
+    print_command: _Print = False,
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
@@ -518,6 +524,7 @@ def backup(
     ] = None,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
+    print_command: _Print = False,
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
@@ -539,18 +546,14 @@ def restore(
     skip_unreachable: _Skip = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
+    print_command: _Print = False,
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
     """Put the queue and the accounting back, on this head or on a new one, and bootstrap the cluster with them."""
     from clusterctl.backup import restore_command
 
-    options = _options(
-        "restore",
-        locals(),
-        flags=(str(archive), *["--yes"] * yes),
-        variables={"restore_archive": str(archive.absolute())},
-    )
+    options = _options("restore", locals(), flags=(str(archive), *["--yes"] * yes))
     _end("restore", output, lambda: restore_command(options, archive, yes))
 
 

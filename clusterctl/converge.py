@@ -54,22 +54,25 @@ class Options:
     nodes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     """The nodes that a verb names, and what else it alone is given, as they are typed."""
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    """The same as the playbook takes it."""
     planned: str = ""
     """The verb that is planned."""
+    print_command: bool = False
+    """Print the plain commands instead."""
 
     @property
     def inventory(self) -> Path:
         """The inventory's file; a directory stands for the `inventory.yaml` in it."""
         return home.inventory_file(self.given)
 
+    @property
+    def chosen(self) -> str | None:
+        """The limit that was asked for; other verbs limit themselves."""
+        return self.limit if (self.planned or self.verb) in ("bootstrap", "validate") else None
+
     def again(self) -> str:
         """Return the command that goes on where this one stopped: the same."""
         argv = ["clusterctl", self.verb, *filter(None, [self.planned]), str(self.given), *self.nodes, *self.flags]
-        # Other verbs limit themselves.
-        limited = self.limit and (self.planned or self.verb) in ("bootstrap", "validate")
-        argv += ["--limit", str(self.limit)] if limited else []
+        argv += ["--limit", self.chosen] if self.chosen else []
         argv += ["--check"] * (self.check and not self.planned) + ["--skip-unreachable"] * self.skip_unreachable
         argv += ["--adopt"] * self.adopt
         argv += ["--new-head"] * self.new_head
@@ -90,6 +93,8 @@ class Site:
     playbook: str = ""
     """Its name where it is not the verb's."""
     facts: Mapping[str, "Facts"] = field(default_factory=dict)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """What the playbook is asked to do."""
 
     @property
     def state(self) -> Path:
@@ -111,7 +116,7 @@ class Site:
             diff=self.options.diff,
             forks=self.options.forks,
             verbosity=self.options.verbosity,
-            variables=self.options.variables,
+            variables=self.variables,
         )
 
     def login(self) -> str:
@@ -213,19 +218,31 @@ def _select(inventory: Inventory, limit: str | None) -> tuple[Host, ...]:
     return tuple(host for host in inventory.hosts if host.name in wanted)
 
 
-def print_command(options: Options, playbook: str = "") -> None:
-    """Print the plain command, and on stderr what it needs that the cluster's directory lacks."""
-    site = replace(load(options), playbook=playbook)
-    directory = site.inventory.directory
-    lacking = [host.name for host in site.inventory.hosts if not hardware.path_of(directory, host.name).exists()]
-    if lacking or not all((directory / name).exists() for name in (home.KNOWN_HOSTS, secrets.FILE)):
-        print(
-            f"clusterctl: {fold(lacking) or 'the cluster'}: the command needs host keys, hardware records and secrets "
-            "that are not all there yet.\n"
-            f"Make them first: {shlex.join(['clusterctl', 'validate', '--online', str(options.given)])}",
-            file=sys.stderr,
-        )
-    print(site.command())
+def print_command(site: Site, *more: Site, first: Sequence[str] = (), after: Sequence[str] = ()) -> int:
+    """Print the plain command of each site, and on stderr what is to be done by hand `first`, and what `after` it.
+
+    To the former belongs what the cluster's directory lacks. Contacts nobody; returns the exit status.
+    """
+    for title, steps in (("Before it", [*first, *_lacking(site)]), ("After it", after)):
+        lines = [line.rstrip() for step in steps for line in f"- {step.rstrip()}".replace("\n", "\n    ").splitlines()]
+        if lines:
+            print(f"{title}:", *(f"  {line}" for line in lines), sep="\n", file=sys.stderr)
+    for one in (site, *more):
+        print(one.command())
+    return 0
+
+
+def _lacking(site: Site) -> list[str]:
+    directory, hosts = site.inventory.directory, site.inventory.hosts
+    lacking = [host.name for host in hosts if not hardware.path_of(directory, host.name).exists()]
+    if not lacking and all((directory / name).exists() for name in (home.KNOWN_HOSTS, secrets.FILE)):
+        return []
+    argv = ["clusterctl", "validate", "--online", str(site.options.given)]
+    argv += ["--limit", ",".join(lacking)] if 0 < len(lacking) < len(hosts) else []
+    return [
+        f"{fold(lacking) or 'the cluster'}: host keys, hardware records and secrets are not all there yet: "
+        f"{shlex.join(argv)}"
+    ]
 
 
 def validate(options: Options, online: bool) -> int:
@@ -270,6 +287,8 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
     `inventory` is what the file is about to say, where `work` writes it.
     """
     site = load(options, inventory)
+    if options.print_command:
+        return print_command(site)
     screen = Screen(sys.stderr if options.json else sys.stdout)
     site = authorise(site)
     screen.say(
@@ -492,7 +511,9 @@ def _asked(site: Site) -> dict[str, Any]:
         "verb": options.verb,
         "cluster": site.inventory.cluster_name,
         "check": options.check,
-        "limit": options.limit,
+        "limit": options.chosen,
+        "planned": options.planned or None,
+        "nodes": list(options.nodes),
     }
 
 

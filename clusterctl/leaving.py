@@ -17,6 +17,7 @@ from clusterctl import files, home, known_hosts, route, secrets
 from clusterctl.converge import Site
 from clusterctl.errors import InputError, Position, Problem
 from clusterctl.inventory import JUMP, Host, Inventory
+from clusterctl.untrusted import printable
 
 FOLDER = "leaving"
 GROUP = "leaving"
@@ -73,6 +74,12 @@ def load(state: Path, name: str) -> Node | None:
     return node
 
 
+def unfinished(inventory: Inventory) -> list[str]:
+    """Return the nodes whose removal has begun and not ended; one that was added again since is none of them."""
+    found = (inventory.directory / home.STATE / FOLDER).glob("*.json")
+    return sorted({printable(path.stem, 64) for path in found} - {host.name for host in inventory.hosts})
+
+
 def save(state: Path, node: Node) -> None:
     """Keep a node's file, 0600."""
     secrets.private_directory(state / FOLDER)
@@ -95,20 +102,31 @@ def forget_keys(path: Path, nodes: Iterable[Node], after: Inventory) -> None:
 
 
 def site(site: Site, nodes: Sequence[Node], folder: Path) -> Site:
-    """Return the leaving nodes as a site of their own, with an inventory in `folder` that holds nobody else."""
+    """Return the leaving nodes as a site of their own, and write its inventory into `folder`: they and nobody else."""
     secrets.private_directory(folder)
-    hosts = tuple(node.host(site.inventory.hosts) for node in nodes)
-    jumps = {host.jump.name: dict(host.jump.variables) for host in hosts if host.jump}
-    members = {node.name: node.variables for node in nodes}
-    children: dict[str, Any] = {GROUP: {"hosts": members}}
-    for group in sorted({group for node in nodes for group in node.groups}):
-        children[group] = {"hosts": {node.name: {} for node in nodes if group in node.groups}}
-    document = {"all": {"hosts": {**jumps, **members}, "children": children}}
-    path = folder / "inventory.yaml"
-    secrets.write_private(path, yaml.safe_dump(document, sort_keys=False).encode(), replace=True)
+    made = unwritten(site, nodes, folder)
+    secrets.write_private(made.inventory.path, inventory_text(made, nodes).encode(), replace=True)
     keys = [*home.known_hosts(site.access.known_hosts), *(line for node in nodes for line in node.keys)]
     lines = "".join(f"{line}\n" for line in dict.fromkeys(keys))
     secrets.write_private(folder / home.KNOWN_HOSTS, lines.encode(), replace=True)
+    return made
+
+
+def unwritten(site: Site, nodes: Sequence[Node], folder: Path) -> Site:
+    """Return the same, and write nothing."""
+    hosts = tuple(node.host(site.inventory.hosts) for node in nodes)
     groups = MappingProxyType({GROUP: tuple(host.name for host in hosts)})
+    path = folder / "inventory.yaml"
     inventory = replace(site.inventory, path=path, directory=folder, hosts=hosts, groups=groups)
     return replace(site, inventory=inventory, hosts=hosts, skipped=(), playbook="remove-node")
+
+
+def inventory_text(site: Site, nodes: Sequence[Node]) -> str:
+    """Return the text of that site's inventory."""
+    jumps = {host.jump.name: dict(host.jump.variables) for host in site.hosts if host.jump}
+    members = {node.name: node.variables for node in nodes}
+    children: dict[str, Any] = {GROUP: {"hosts": {name: {} for name in members}}}
+    for group in sorted({group for node in nodes for group in node.groups}):
+        children[group] = {"hosts": {node.name: {} for node in nodes if group in node.groups}}
+    document = {"all": {"hosts": {**jumps, **members}, "children": children}}
+    return str(yaml.safe_dump(document, sort_keys=False))

@@ -104,7 +104,7 @@ def show_all(screen: Screen, past: list[Run], now: datetime) -> None:
     for column in table.columns[3:]:
         column.overflow = "fold"
     for run, row in zip(past, rows, strict=True):
-        result = Text(row[4], "" if run.exit_code == 0 else "cyan" if run.under_way else "red")
+        result = Text(row[4], "" if run.well else "cyan" if run.under_way else "red")
         table.add_row(*row[:4], result)
     screen.print(table)
 
@@ -118,7 +118,7 @@ def show(screen: Screen, run: Run, place: Path, summary: dict[str, Any]) -> None
     page, ledger = Page(screen), replay(place / "events.jsonl", run.seconds)
     asked = f" {run.asked}" if run.asked else ""
     screen.say((f"{run.verb}{asked}", "bold"), f"  began {run.began:%Y-%m-%d %H:%M:%S} UTC")
-    if run.exit_code == 0:
+    if run.well:
         changed = sum(host.changed for host in ledger.hosts.values())
         what = plural(changed, "change") + " to make" * run.check if changed else "nothing to change"
         screen.say()
@@ -128,7 +128,8 @@ def show(screen: Screen, run: Run, place: Path, summary: dict[str, Any]) -> None
         screen.say()
     elif run.exit_code is None:
         screen.say()
-        screen.say(("Under way" if run.under_way else "Killed", "bold yellow"), f": {run.result}.")
+        title = "Under way" if run.under_way else "Killed"
+        screen.say((title, "bold yellow"), "." if run.under_way else ", or its machine went down.")
         page.content(ledger, run.check)
         screen.say()
     elif not ledger.hosts:

@@ -7,10 +7,11 @@ elsewhere go on.
 
 import contextlib
 import difflib
+import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from clusterctl.outcome import Ledger, fold
 from clusterctl.remote import Access, ContactError, connect, each
 from clusterctl.schema import did_you_mean
 from clusterctl.screen import Screen, plural
-from clusterctl.slurm import Head, Job
+from clusterctl.slurm import DRAIN, Head, Job
 from clusterctl.untrusted import printable
 
 WORKERS = "slurm_workers"
@@ -119,6 +120,15 @@ def _show(screen: Screen, change: Change) -> None:
         screen.say((f"  {line}", style))
 
 
+def _to_write(change: Change | None) -> list[str]:
+    """Return what is to be done by hand in place of `Change.save`."""
+    return [f"change {change.path.parent}:\n{change.diff()}"] if change else []
+
+
+def _screen(options: Options) -> Screen:
+    return Screen(sys.stderr if options.json or options.print_command else sys.stdout)
+
+
 def _unknown(names: Sequence[str], known: Sequence[str]) -> list[Problem]:
     return [Problem(None, "NODE", f'no worker "{printable(name, 64)}"', did_you_mean(name, known)) for name in names]
 
@@ -157,14 +167,15 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
             problems.append(Problem(known[name].position, name, told, "leave --address out, or correct it there"))
     if problems:
         raise InputError(problems)
-    screen = Screen(sys.stderr if options.json else sys.stdout)
+    screen = _screen(options)
     change = None
     if new:
         old = options.inventory.read_text()
         change = changed(options.inventory, edit.add(old, group, new))
-        _show(screen, change)
-        if not options.planned and not agree(screen, "Write this into the inventory?", yes):
-            raise InputError([Problem(None, str(options.inventory), "left as it was")])
+        if not options.print_command:
+            _show(screen, change)
+            if not options.planned and not agree(screen, "Write this into the inventory?", yes):
+                raise InputError([Problem(None, str(options.inventory), "left as it was")])
 
     def begin(site: Site, screen: Screen) -> Site:
         if change:
@@ -173,6 +184,8 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
 
     after = change.inventory if change else present
     options = _limited(options, after, names, screen)
+    if options.print_command:
+        return converge.print_command(converge.load(options, after), first=_to_write(change))
     if options.planned:
         return plan.preview(options, present, change)
     return converge.run(options, after, Work(begin=begin))
@@ -219,7 +232,9 @@ def replace_node(options: Options) -> int:
     workers = [host.name for host in present.in_group(WORKERS)]
     if unknown := [name for name in options.nodes if name not in workers]:
         raise InputError(_unknown(unknown, workers))
-    screen = Screen(sys.stderr if options.json else sys.stdout)
+    screen = _screen(options)
+    if options.print_command:
+        return _print_replacement(_limited(options, present, options.nodes, screen), present)
     converge.trust(replace(options, limit=",".join(options.nodes)))
 
     def begin(site: Site, screen: Screen) -> Site:
@@ -230,6 +245,19 @@ def replace_node(options: Options) -> int:
         return site
 
     return converge.run(_limited(options, present, options.nodes, screen), present, Work(begin=begin))
+
+
+def _print_replacement(options: Options, present: Inventory) -> int:
+    records = [str(hardware.path_of(present.directory, name)) for name in options.nodes]
+    given = str(options.given)
+    first = [
+        shlex.join(["clusterctl", "trust", given, *options.nodes]),
+        f"{shlex.join(['rm', '-f', *records])} && "
+        + shlex.join(["clusterctl", "validate", "--online", given, "--limit", ",".join(options.nodes)]),
+        f"on {present.head.name}, or Slurm hands out jobs before they are proven: sudo "
+        + shlex.join([DRAIN, "bootstrap", "--out", ",".join(options.nodes), "--reason", "not proven yet"]),
+    ]
+    return converge.print_command(converge.load(options, present), first=first)
 
 
 # --- removing ---------------------------------------------------------------------------------------------------------
@@ -252,11 +280,11 @@ def remove_node(
     begun = {name: found for name in names if name not in workers and (found := leaving.load(state, name))}
     present = [name for name in names if name not in begun]
     _removable(before, present, workers)
-    screen = Screen(sys.stderr if options.json else sys.stdout)
+    screen = _screen(options)
     change = changed(
         options.inventory, edit.remove(options.inventory.read_text(), present), _own_files(before, present)
     )
-    if change:
+    if change and not options.print_command:
         _show(screen, change)
         if not options.planned and not agree(screen, f"Remove {fold(present)} from {before.cluster_name}?", yes):
             raise InputError([Problem(None, str(options.inventory), "left as it was")])
@@ -297,6 +325,8 @@ def remove_node(
                 screen.say((f"  {fold(names)} ", "bold"), told)
         return error
 
+    if options.print_command:
+        return _print_removal(replace(options, limit=",".join(stay)), before, change, gone, dead)
     options = replace(options, limit=",".join([*stay, *([] if dead else present)]))
     try:
         if options.planned:
@@ -304,6 +334,36 @@ def remove_node(
         return converge.run(options, before, Work(begin, finish))
     except PreflightError as error:
         raise PreflightError([_or_dead(problem, present) for problem in error.problems]) from None
+
+
+def _print_removal(
+    options: Options, before: Inventory, change: Change, gone: Mapping[str, leaving.Node], dead: bool
+) -> int:
+    names, on_head = ",".join(gone), f"on {before.head.name}"
+    site = replace(converge.load(options, change.inventory), playbook="bootstrap")
+    first = [
+        f"{on_head}: sudo {shlex.join([DRAIN, 'remove-node', '--out', names, '--reason', 'it is being removed'])}",
+        f"{on_head}, until no job is listed: squeue --nodelist={names}",
+    ]
+    first += _to_write(change)
+    records = [str(hardware.path_of(before.directory, name)) for name in gone]
+    first.append(shlex.join(["rm", "-f", *records]))
+    after = [
+        f"{on_head}: sudo {shlex.join([DRAIN, '--forget', names])}",
+        f"take the host keys of {fold(list(gone))} out of {site.access.known_hosts}",
+    ]
+    if dead:
+        return converge.print_command(site, first=first, after=after)
+    nodes, folder = list(gone.values()), before.directory / home.STATE / leaving.FOLDER
+    cleaning = leaving.unwritten(replace(site, inventory=before), nodes, folder)
+    forgotten = {line for node in nodes for line in node.keys} - {*home.known_hosts(site.access.known_hosts)}
+    copy = shlex.join(["cp", str(site.access.known_hosts), str(folder / home.KNOWN_HOSTS)])
+    first += [
+        f"{shlex.join(['mkdir', '-p', str(folder)])} && {copy}",
+        *(f"add to it: {line}" for line in sorted(forgotten)),
+        f"write {cleaning.inventory.path}:\n{leaving.inventory_text(cleaning, nodes)}",
+    ]
+    return converge.print_command(site, cleaning, first=first, after=after)
 
 
 def _or_dead(problem: object, names: Sequence[str]) -> object:
@@ -407,6 +467,6 @@ def _empty(
     if left:
         told = "; ".join(str(job) for job in left[:5]) + (f"; and {len(left) - 5} more" if len(left) > 5 else "")
         raise WorkersFailed(
-            f"{plural(len(left), 'job')} still on {fold(names)} after {minutes:g} min: {told}.\n"
+            f"{plural(len(left), 'job')} still on {fold(names)} after {minutes:g} min; {told}.\n"
             f"It stays drained, and nothing was removed; the same command waits again ({keep})."
         )

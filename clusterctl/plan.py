@@ -4,6 +4,7 @@ So the inventory, the hardware records and the secrets stay as they are, though 
 be the first that a cluster sees. Exit status: 0 where nothing would change, 10 where something would.
 """
 
+import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.table import Table
+
 from clusterctl import converge, home, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Inventory
 from clusterctl.outcome import Ledger, fold
-from clusterctl.screen import Screen
+from clusterctl.screen import Screen, at_commas
 from clusterctl.slurm import Job
 
 if TYPE_CHECKING:
@@ -61,26 +64,43 @@ class Plan:
         }
 
     def show(self, screen: Screen) -> None:
-        """Print it: role by role, each item once with its hosts."""
+        """Print it: role by role, each item once with its hosts; on a terminal each wraps within its column."""
         screen.say()
-        role = None
-        for (of, kind, name, what), hosts in sorted(self.changes.items(), key=lambda item: item[0][0]):
-            if of != role:
-                role = of
-                screen.say((f"  {role or 'the playbook'}", "bold"))
-            told = f"{kind} {name}" + f": {what}" * bool(what)
-            screen.say(("    ~ ", "yellow"), f"{told}  ", (fold(hosts), "dim"))
-        screen.say() if self.changes else None
-        restarts = "; ".join(f"{unit} on {fold(hosts)}" for unit, hosts in self.restarts.items())
+        rows = [
+            (role, f"{kind} {name}" + f": {what}" * bool(what), fold(hosts))
+            for (role, kind, name, what), hosts in sorted(self.changes.items(), key=lambda item: item[0][0])
+        ]
+        hosts_width = min(max((len(hosts) for *_, hosts in rows), default=0), max(16, screen.width // 4))
+        width = min(max((len(told) for _, told, _ in rows), default=0), screen.width - hosts_width - 8)
+        for role, items in itertools.groupby(rows, key=lambda row: row[0]):
+            screen.say((f"  {role or 'the playbook'}", "bold"))
+            if not screen.is_terminal:
+                for _, told, hosts in items:
+                    screen.say(f"    ~ {told}  {hosts}")
+                continue
+            table = Table.grid(padding=(0, 2, 0, 0))
+            table.add_column(width=5, style="yellow")
+            table.add_column(width=width, overflow="fold")
+            table.add_column(width=hosts_width, overflow="fold", style="dim")
+            for _, told, hosts in items:
+                table.add_row("    ~", told, at_commas(hosts, hosts_width))
+            screen.print(table)
+        screen.say() if rows else None
+        # Why, stands above.
+        restarts = [f"{unit.partition(' (')[0]} on {fold(hosts)}" for unit, hosts in self.restarts.items()]
         if any(name.startswith("/etc/slurm/") for _, _, name, _ in self.changes):
-            restarts += "; each worker's slurmd takes the new configuration and starts itself anew, its jobs go on"
-        screen.say(("  Services  ", "dim"), restarts or "none that runs is restarted or reloaded")
-        screen.say(("  Reboots   ", "dim"), fold(self.reboots) or "none")
-        jobs = "; ".join(map(str, self.jobs[:10])) + (
-            f"; and {len(self.jobs) - 10} more" if len(self.jobs) > 10 else ""
-        )
-        screen.say(("  Jobs      ", "dim"), f"would be waited for: {jobs}" if jobs else "no running job is affected")
+            restarts.append("each worker's slurmd takes the new configuration and starts itself anew, its jobs go on")
+        jobs = [f"would be waited for: {job}" for job in self.jobs[:10]]
+        jobs += [f"and {len(self.jobs) - 10} more"] if len(self.jobs) > 10 else []
+        _field(screen, "Services", restarts or ["none that runs is restarted or reloaded"])
+        _field(screen, "Reboots", [fold(self.reboots) or "none"])
+        _field(screen, "Jobs", jobs or ["no running job is affected"])
         screen.say()
+
+
+def _field(screen: Screen, name: str, lines: Sequence[str]) -> None:
+    for number, line in enumerate(lines):
+        screen.hang((f"  {'' if number else name:<10}", "dim"), line)
 
 
 def bootstrap(options: Options) -> int:
@@ -94,8 +114,7 @@ def preview(
     change: "Change | None" = None,
     leave: Callable[[Site, Path], tuple[Site, list[Job]]] | None = None,
     clean: Callable[[Site, Path], Site] | None = None,
-    playbook: str = "bootstrap",
-    begun: Callable[[Site, Screen], Site] = lambda site, screen: site,
+    begun: Callable[[Site, Screen], Site] = lambda site, screen: replace(site, playbook="bootstrap"),
     affected: Callable[[Site, Ledger], list[Job]] = lambda site, ledger: [],
 ) -> int:
     """Show what a run would change, after this change of the inventory; returns the exit status.
@@ -112,7 +131,7 @@ def preview(
             if leave:
                 site, found = leave(site, directory)
                 jobs.extend(found)
-            return replace(begun(site, screen), playbook=playbook)
+            return begun(site, screen)
 
         def finish(
             site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]

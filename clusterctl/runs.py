@@ -10,23 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import files, home, lock
+from clusterctl.outcome import fold
 from clusterctl.screen import roughly
 from clusterctl.untrusted import printable
 
 NAME = re.compile(r"(\d{8}T\d{6}Z)-([a-z-]+?)(-\d+)?")
 _MAX_SUMMARY = 256 << 20  # of 500 nodes, each with some hundred changes
-_NOT_READY = 3
+_NOT_READY, _CHANGES = 3, 10
+_MAX_NODES = 5000
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run. Without an exit code it was killed, or is under way; `limit` and `check` are what it was asked for."""
+    """One run. Without an exit code it was killed, or is under way.
+
+    `check`, `limit`, `planned` (the verb that a plan is of) and `nodes` are what it was asked for.
+    """
 
     name: str
     verb: str
     began: datetime
     check: bool = False
     limit: str = ""
+    planned: str = ""
+    nodes: tuple[str, ...] = ()
     exit_code: int | None = None
     error: str = ""
     seconds: float | None = None
@@ -34,16 +41,23 @@ class Run:
 
     @property
     def asked(self) -> str:
-        """Return the options that make it less than a whole run, as they are typed."""
-        return " ".join(["--check"] * self.check + [f"--limit {shlex.quote(self.limit)}"] * bool(self.limit))
+        """Return what tells it from others of its verb, about as it is typed."""
+        words = [self.planned] if self.planned else ["--check"] * self.check
+        words += [fold(self.nodes)] if self.nodes else []
+        return " ".join([*words, *[f"--limit {shlex.quote(self.limit)}"] * bool(self.limit)])
+
+    @property
+    def well(self) -> bool:
+        """Return whether it did what it was to do."""
+        return self.exit_code == 0 or (self.verb == "plan" and self.exit_code == _CHANGES)
 
     @property
     def result(self) -> str:
         """Return what became of it, in words."""
         if self.exit_code is None:
             return "under way" if self.under_way else "did not end: it was killed, or its machine went down"
-        if self.exit_code == 0:
-            return "ok"
+        if self.well:
+            return "ok" if self.exit_code == 0 else "changes to make"
         if self.exit_code == _NOT_READY:
             return f"nodes were not ready, nothing was changed: {self.error}"
         return self.error or f"exit {self.exit_code}"
@@ -55,7 +69,7 @@ class Run:
             return "under way" if self.under_way else "killed"
         if self.exit_code == _NOT_READY:
             return "nodes not ready"
-        return "ok" if self.exit_code == 0 else printable(self.error.partition(";")[0], 60) or f"exit {self.exit_code}"
+        return self.result if self.well else printable(self.error.partition(";")[0], 60) or f"exit {self.exit_code}"
 
     def age(self, now: datetime) -> str:
         """Return how long ago it began, in one unit: `12 s ago`, `3 days ago`."""
@@ -69,6 +83,8 @@ class Run:
             "began": f"{self.began:%Y-%m-%dT%H:%M:%SZ}",
             "check": self.check,
             "limit": self.limit or None,
+            "planned": self.planned or None,
+            "nodes": list(self.nodes),
             "exit_code": self.exit_code,
             "error": self.error or None,
             "result": self.result,
@@ -124,13 +140,15 @@ def load(directory: Path, name: str) -> Run:
     kept = summary(directory, name)
     if kept is None:
         return Run(name, match[2], began, under_way=_goes_on(directory, match[2], began))
-    code, seconds = kept.get("exit_code"), kept.get("seconds")
+    code, seconds, nodes = kept.get("exit_code"), kept.get("seconds"), kept.get("nodes")
     return Run(
         name,
         match[2],
         began,
         check=kept.get("check") is True,
         limit=printable(str(kept.get("limit") or ""), 400),
+        planned=printable(str(kept.get("planned") or ""), 40),
+        nodes=tuple(printable(str(name), 64) for name in nodes[:_MAX_NODES]) if isinstance(nodes, list) else (),
         exit_code=code if isinstance(code, int) and not isinstance(code, bool) else None,
         error=printable(" ".join(str(kept.get("error") or "").split()), 400),
         seconds=float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else None,

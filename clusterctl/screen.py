@@ -4,12 +4,14 @@ import contextlib
 import errno
 import io
 import os
+import re
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 _UNICODE = {"done": "✓", "failed": "✗", "busy": "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "more": "…", "dot": "·"}
@@ -68,6 +70,17 @@ class Screen(Console):
             text = shorten(text, self.width, self.glyphs["more"])
         self.print(text, soft_wrap=True)
 
+    def hang(self, head: tuple[str, str], text: str) -> None:
+        """Print text after a head with its style; on a terminal it wraps at words, and below itself."""
+        if not self.is_terminal:
+            self.say(head, text)
+            return
+        table = Table.grid()
+        table.add_column(width=len(head[0]))
+        table.add_column(overflow="fold")
+        table.add_row(Text(*head), Text(text))
+        self.print(table)
+
 
 def _speaks_unicode(file: IO[str]) -> bool:
     """Tell whether check marks can be shown. C.UTF-8 in LC_CTYPE is Python's own doing (PEP 538), nobody's wish."""
@@ -82,6 +95,17 @@ def shorten(text: Text, width: int, more: str) -> Text:
         return text
     text = text[: max(0, width - len(more))]
     return text.append(more)
+
+
+def at_commas(text: str, width: int) -> str:
+    """Return text in lines of at most `width`, broken after commas alone: a name in two pieces is no name."""
+    lines = [""]
+    for part in re.split(r"(?<=,)", text):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append(part.lstrip())
+        else:
+            lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def duration(seconds: float) -> str:

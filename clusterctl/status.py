@@ -140,7 +140,8 @@ class NodeStatus:
 class Status:
     """The whole cluster; `last_run` is None before the first, `alerts` where nothing watches.
 
-    `unjudged` says why the content of files that are secret was not compared.
+    `unjudged` says why the content of files that are secret was not compared. `leaving` are nodes whose removal has
+    stopped half-way, each with the command that goes on.
     """
 
     cluster: str
@@ -149,6 +150,7 @@ class Status:
     last_run: Run | None
     alerts: Alerts | None = None
     unjudged: str = ""
+    leaving: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -159,7 +161,7 @@ class Status:
         alerts = self.alerts or Alerts()
         alarmed = alerts.error or any(alert.severity == "critical" for alert in alerts.firing)
         sound = all(node.sound for node in self.nodes) and all(node.in_service for node in slurm.nodes.values())
-        return HEALTHY if sound and not alarmed and not self.strangers else DEGRADED
+        return HEALTHY if sound and not (alarmed or self.strangers or self.leaving) else DEGRADED
 
     @property
     def strangers(self) -> list[str]:
@@ -202,6 +204,7 @@ class Status:
             "alerts": asdict(self.alerts) if self.alerts else None,
             "versions_apart": self.versions_apart(),
             "secrets_unjudged": self.unjudged or None,
+            "leaving": dict(self.leaving),
             "last_run": self.last_run.as_dict() if self.last_run else None,
         }
 

@@ -1,22 +1,23 @@
 """`status` on the screen: nodes, what is wrong with them, sums; once, or again and again until Ctrl-C."""
 
 import json
-import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl import converge, secrets
+from clusterctl import converge, leaving, secrets
 from clusterctl.contact import Alert
 from clusterctl.errors import InputError, Problem
 from clusterctl.outcome import fold
 from clusterctl.redaction import throughout
-from clusterctl.screen import Screen, plural, roughly
+from clusterctl.screen import Screen, at_commas, plural, roughly
 from clusterctl.status import ABSENT, DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, SlurmNode, Status, collect
 from clusterctl.untrusted import printable
 
@@ -38,7 +39,8 @@ def status_command(options: converge.Options, every: float | None = None) -> int
     key, unjudged, redact = _secrets(site)
 
     def ask() -> Status:
-        return throughout(collect(inventory, site.access, key, unjudged), redact)  # type: ignore[no-any-return]
+        status = collect(inventory, site.access, key, unjudged)
+        return throughout(replace(status, leaving=_leaving(site)), redact)  # type: ignore[no-any-return]
 
     screen = Screen(sys.stderr if options.json else sys.stdout)
     with screen.working(f"Asking {plural(len(inventory.hosts), 'node')}"):
@@ -51,6 +53,12 @@ def status_command(options: converge.Options, every: float | None = None) -> int
     else:
         show(screen, status, datetime.now(UTC))
     return status.exit_code
+
+
+def _leaving(site: converge.Site) -> dict[str, str]:
+    """Return the nodes whose removal has stopped half-way, with the command that goes on with all of them."""
+    names = leaving.unfinished(site.inventory)
+    return dict.fromkeys(names, shlex.join(["clusterctl", "remove-node", str(site.options.given), *names]))
 
 
 def _require_terminal(as_json: bool) -> None:
@@ -144,6 +152,8 @@ def _notes(status: Status) -> Iterator[tuple[str, str]]:
         yield "slurm", status.slurm.problem
     elif status.slurm:
         yield from ((name, "not known to Slurm: bootstrap adds it") for name in status.strangers)
+    for name, command in status.leaving.items():
+        yield name, f"its removal is not finished: {command}"
     if status.slurm and status.slurm.ledger_problem:
         yield "slurm", f"the causes of drains are not known: {status.slurm.ledger_problem}"
     for node in status.nodes:
@@ -187,17 +197,6 @@ def _columns(screen: Screen, rows: list[tuple[str, str]]) -> None:
 
 def _names_width(screen: Screen) -> int:
     return max(16, screen.width // 3)
-
-
-def at_commas(text: str, width: int) -> str:
-    """Return text in lines of at most `width`, broken after commas alone: a name in two pieces is no name."""
-    lines = [""]
-    for part in re.split(r"(?<=,)", text):
-        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
-            lines.append(part.lstrip())
-        else:
-            lines[-1] += part
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def _alerts(screen: Screen, status: Status, now: datetime) -> None:

@@ -4,7 +4,7 @@ A rehearsal in Ansible's check mode finds what would move, and on which nodes; t
 """
 
 import re
-import sys
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,14 +61,14 @@ class What:
         return {"upgrade_roles": list(self.only)} if self.only else {"os_upgrade_reboot": False} if self.stay else {}
 
 
-def upgrade(options: Options, what: What, pace: Pace, print_command: bool = False) -> int | None:
+def upgrade(options: Options, what: What, pace: Pace) -> int:
     """Move packages: backup, the head, then the workers in batches. Returns the exit status."""
     pace.check()
-    options = replace(options, variables=what.variables())
-    if print_command:
-        print("clusterctl: it changes all nodes at once; drain the workers first, and back up", file=sys.stderr)
-        converge.print_command(options, what.playbook)
-        return None
+    variables, known = what.variables(), home.load(options.inventory)
+    if options.print_command:
+        backed_up = shlex.join(["clusterctl", "backup", str(options.given)])
+        site = converge.load(options, known)
+        return _print(replace(site, playbook=what.playbook, variables=variables), CAUSE, backed_up)
     told: dict[str, Any] = {}
 
     def finish(
@@ -76,32 +76,33 @@ def upgrade(options: Options, what: What, pace: Pace, print_command: bool = Fals
     ) -> ClusterctlError | None:
         there = tuple(host for host in site.hosts if host.name not in site.skipped)
         rehearsal = replace(site, options=replace(site.options, check=True), hosts=there, skipped=())
-        if error := play(replace(rehearsal, playbook=what.playbook)):
+        if error := play(replace(rehearsal, playbook=what.playbook, variables=variables)):
             lost = fold(ledger.ordered(ledger.lost()))
             untouched = WorkersFailed(f"{lost} cannot say what would change; nothing was changed on any node.")
             return untouched if isinstance(error, WorkersFailed) else error
         found = Plan.of(ledger, _affected(site, ledger))
         with Head.of(site) as head:
             due = {*_moved(found), *head.out_for(CAUSE)}
-        variables = site.options.variables
         rolling = Rolling(site, ledger, screen, play, CAUSE, what.playbook, pace, variables, reboots=what.system)
         if not due:
             return rolling.over(())
         found.show(screen)
         ledger.forget()
-        plain = replace(site, options=replace(site.options, variables={}))
-        error = backup.make(plain, ledger, screen, play) or rolling.over(due)
+        error = backup.make(site, ledger, screen, play) or rolling.over(due)
         told.update({"planned": found.as_dict(), "steps": rolling.steps, "failed": rolling.failed})
         return error
 
-    return converge.run(options, home.load(options.inventory), Work(_begun, finish, told=told, plays=False))
+    return converge.run(options, known, Work(_begun, finish, told=told, plays=False))
 
 
 def preview(options: Options, what: What) -> int:
     """Show what an upgrade would change, and whose jobs it would wait for; returns the exit status."""
-    options = replace(options, variables=what.variables())
-    known = home.load(options.inventory)
-    return plan.preview(options, known, playbook=what.playbook, begun=_begun, affected=_affected)
+    variables = what.variables()
+
+    def begun(site: Site, screen: Screen) -> Site:
+        return replace(_begun(site, screen), playbook=what.playbook, variables=variables)
+
+    return plan.preview(options, home.load(options.inventory), begun=begun, affected=_affected)
 
 
 def reboot(options: Options, pace: Pace) -> int:
@@ -112,6 +113,8 @@ def reboot(options: Options, pace: Pace) -> int:
     if unknown := [name for name in options.nodes if name not in names]:
         told = [(f'no host "{printable(name, 64)}"', did_you_mean(name, names)) for name in unknown]
         raise InputError([Problem(None, "NODE", what, hint) for what, hint in told])
+    if options.print_command:
+        return _print(converge.load(replace(options, limit=",".join(options.nodes)), known), REBOOT)
     told_of: dict[str, Any] = {}
 
     def finish(
@@ -125,6 +128,14 @@ def reboot(options: Options, pace: Pace) -> int:
     limit = ",".join(dict.fromkeys([known.head.name, *options.nodes]))
     work = Work(_begun, finish, told=told_of, plays=False)
     return converge.run(replace(options, limit=limit), known, work)
+
+
+def _print(site: Site, cause: str, *first: str) -> int:
+    """Print the plain command, which changes all nodes at once, and what keeps jobs out of its way."""
+    workers = ",".join(host.name for host in site.hosts if WORKERS in host.groups)
+    drain = f"on the head: sudo slurm-drain {cause} --{{}} {workers}"
+    out = [f"{drain.format('out')}; wait for their jobs"] if workers else []
+    return converge.print_command(site, first=[*first, *out], after=[drain.format("in")] if workers else [])
 
 
 def _begun(site: Site, screen: Screen) -> Site:

@@ -183,7 +183,7 @@ def package(given: object) -> Data:
 
 def unit(given: object) -> Data:
     """One of `units`. What is to be stopped is by default not enabled either."""
-    item = take("unit", given, ["name"], ("enabled", "state", "masked", "restart_on", "reload_on"))
+    item = take("unit", given, ["name"], ("enabled", "state", "masked", "restart_on", "reload_on", "reload_tells"))
     name = named("unit", item["name"])
     masked = flag(f"unit {name}: masked", item.get("masked", False))
     state = one_of(f"unit {name}: state", item.get("state", "stopped" if masked else "started"), ("started", "stopped"))
@@ -196,6 +196,7 @@ def unit(given: object) -> Data:
         "started": started,
         "masked": masked,
         **{key: words(f"unit {name}: {key}", item.get(key, [])) for key in ("restart_on", "reload_on")},
+        "reload_tells": flag(f"unit {name}: reload_tells", item.get("reload_tells", False)),
     }
 
 

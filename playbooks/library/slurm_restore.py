@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import time
 from pathlib import Path
@@ -37,7 +38,7 @@ description:
   - Stops slurmctld and slurmdbd, and leaves them stopped; what starts them is the role that sets the head up. On a head
     that has never run them they so start with the state for the first time, and know the jobs that run.
   - The dump is loaded beside the database and takes its place in one statement; the state takes its place by a rename.
-    What was there before is kept beside both, under the time of the restore.
+    What was there before is kept beside both, under the time of the restore; the three newest of these stay.
   - Refuses an archive that is damaged, another cluster's, or a later Slurm's.
 options:
   archive:
@@ -86,6 +87,7 @@ changes:
 """
 
 SCRATCH = "clusterctl_restore"
+KEPT = 3  # of the states, and of the databases, that a restore has put aside
 # For one start: it removes itself, and does nothing where systemd still has it in mind later.
 DROP_IN = Path("/run/systemd/system/slurmctld.service.d/restore.conf")
 CANCEL = """[Service]
@@ -154,6 +156,18 @@ def exchange_state(state: Path, new: Path, now: str) -> str:
     return str(aside) if aside.exists() else ""
 
 
+def prune(state: Path, database: str) -> None:
+    """Remove what earlier restores have put aside, but for the newest."""
+    moment = r"\d{8}T\d{6}Z"
+    old = re.compile(rf"{re.escape(state.name)}\.before-{moment}")
+    for aside in sorted(path for path in state.parent.iterdir() if old.fullmatch(path.name))[:-KEPT]:
+        shutil.rmtree(aside)
+    old = re.compile(f"{re.escape(database)}_before_{moment}")
+    asides = sorted(name for (name,) in sql("SHOW DATABASES") if old.fullmatch(name)) if database else []
+    for name in asides[:-KEPT]:
+        sql(f"DROP DATABASE `{name}`")
+
+
 def cancel_at_start(jobs: set[int]) -> None:
     """Have jobs cancelled as soon as slurmctld answers: it takes some seconds more until it misses them."""
     DROP_IN.unlink(missing_ok=True)
@@ -196,6 +210,7 @@ def restore(given: dict[str, Any]) -> list[dict[str, str]]:
         if take(archive, LEDGER, workplace / LEDGER):
             (workplace / LEDGER).replace(DRAINED)
             changes.append({"kind": "ledger", "name": str(DRAINED), "what": was(manifest, "")})
+        prune(state, database)
         return changes
     finally:
         for left in (workplace, new):

@@ -4,6 +4,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +86,11 @@ class TestLab:
         document: dict[str, Any] = json.loads(text)
         return document
 
-    def manifests(self) -> dict[str, Any]:
-        return {node: self.manifest(node) for node in self.nodes}
+    def manifests(self, *nodes: str) -> dict[str, Any]:
+        """Return the manifests of these nodes, of all where none is named."""
+        names = nodes or tuple(self.nodes)
+        with ThreadPoolExecutor() as pool:
+            return dict(zip(names, pool.map(self.manifest, names), strict=True))
 
 
 def podman(*argv: Sequence[str] | str) -> str:

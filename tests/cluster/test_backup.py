@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl import paths, secrets
 from tests.cluster.conftest import TestLab, bootstrapped, clusterctl, podman
-from tests.faults.injury import container, wait_until
+from tests.faults.injury import container, fails, wait_until
 
 ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_utils"))
 from ansible.module_utils import cluster_backup  # noqa: E402
@@ -22,6 +22,22 @@ from ansible.module_utils import cluster_backup  # noqa: E402
 ALICE = ("sudo", "--login", "--user", "alice")
 # Counts until it is told to end, so that no test depends on how long anything takes.
 COUNTER = "n=0; until test -e /tmp/end; do n=$((n+1)); echo $n > /tmp/counter; sleep 0.2; done"
+
+
+# What three restores have put aside, and something of somebody's own.
+ASIDE = """
+for day in 1 2 3; do
+  mkdir /var/lib/slurm/slurmctld.before-2020010${day}T000000Z
+  mariadb -e "CREATE DATABASE slurm_acct_db_before_2020010${day}T000000Z"
+done
+mkdir /var/lib/slurm/slurmctld.before-mine
+"""
+# As if nothing had ever run there.
+FORGET = """
+systemctl stop slurmctld slurmdbd
+rm -r /var/lib/slurm/slurmctld
+mariadb -e 'DROP DATABASE slurm_acct_db'
+"""
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +213,7 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
     wait_for(cluster, jobs["ends"], "COMPLETED")
     later = submit(cluster, "later", "sleep 1000", "--nodelist=gpu02")
     wait_for(cluster, later, "RUNNING")
+    cluster.root("head1", ASIDE)
 
     done = clusterctl("restore", str(cluster.inventory), str(archive), "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -209,12 +226,16 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
     assert counter(cluster)[0] > count
     assert counter(cluster)[1] == process
 
-    # What was there before is there to go back to.
-    (aside,) = cluster.root("head1", "mariadb -BN -e 'SHOW DATABASES LIKE \"%before%\"'").split()
+    # What was there before is there to go back to, and of what earlier restores have left the newest.
+    *older, aside = cluster.root("head1", "mariadb -BN -e 'SHOW DATABASES LIKE \"%before%\"'").split()
+    assert older == [f"slurm_acct_db_before_2020010{day}T000000Z" for day in (2, 3)]
+    states = cluster.root("head1", "cd /var/lib/slurm && ls -d slurmctld.before-*").split()
+    assert states[:2] == [f"slurmctld.before-2020010{day}T000000Z" for day in (2, 3)]
+    assert states[3:] == ["slurmctld.before-mine"]
     found = cluster.root("head1", f"mariadb -BN {aside} -e 'SELECT MAX(id_job) FROM `{cluster.name}_job_table`'")  # noqa: S608
     assert found.strip() == later
-    assert cluster.root("head1", "ls /var/lib/slurm/slurmctld.before-*/job_state").split()
-    assert {host["changed"] for host in cluster.run("bootstrap")["hosts"].values()} == {0}
+    assert cluster.root("head1", f"ls /var/lib/slurm/{states[2]}/job_state").split()
+    assert not (cluster.inventory.parent / ".clusterctl/restore.json").exists()
 
 
 def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, jobs: dict[str, str]) -> None:
@@ -255,3 +276,15 @@ def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, 
 
     cluster.run("status")
     assert {host["changed"] for host in cluster.run("bootstrap")["hosts"].values()} == {0}
+
+
+@pytest.mark.long
+def test_a_head_without_its_state_begins_anew_where_that_is_asked_for(cluster: TestLab) -> None:
+    job = submit(cluster, "orphan", "sleep 3000", "--nodelist=gpu01")
+    wait_for(cluster, job, "RUNNING")
+    cluster.root("head1", FORGET)
+    assert "1 of its jobs run, which a new one would end" in fails(cluster, 3)
+    assert "lost head" in fails(cluster, 0, "--new-head")
+    assert queue(cluster) == {}
+    wait_until(lambda: cluster.root("gpu01", "pgrep -u alice || true") == "")
+    assert int(submit(cluster, "first", "true")) < int(job)

@@ -1,5 +1,7 @@
 """What is kept of nodes that leave, and what a plan makes of a run's events."""
 
+import io
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from clusterctl.errors import InputError
 from clusterctl.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.outcome import Ledger
 from clusterctl.plan import Plan
+from clusterctl.screen import Screen
+from clusterctl.slurm import Job
 
 INVENTORY = """\
 all:
@@ -39,14 +43,17 @@ def test_a_node_that_leaves_can_still_be_reached(cluster: inventory.Inventory) -
     assert (host.address, host.port, host.user, host.become) == ("10.0.0.11", 2222, "admin", True)
     assert host.jump == cluster.host("head1")
     assert node.keys == (f"[10.0.0.11]:2222 {KEY}",)  # a pattern is somebody's own work
+    assert leaving.unfinished(cluster) == [], "gpu01 is in that inventory"
     leaving.forget_keys(cluster.directory / "known_hosts", [node], cluster)
     assert len(home.known_hosts(cluster.directory / "known_hosts")) == 3, "gpu01 is in that inventory"
     (cluster.directory / "inventory.yaml").write_text(INVENTORY.replace("gpu01: {", "gpu09: {").replace("0.11", "0.19"))
     after = inventory.load(cluster.directory / "inventory.yaml")
     leaving.forget_keys(cluster.directory / "known_hosts", [node], after)
     assert home.known_hosts(cluster.directory / "known_hosts") == [f"10.0.0.* {KEY}", f"10.0.0.10 {KEY}"]
+    assert leaving.unfinished(after) == ["gpu01"]
     leaving.forget(state, ["gpu01"])
     assert leaving.load(state, "gpu01") is None
+    assert leaving.unfinished(after) == []
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"name": 1, "groups": null, "variables": {}, "keys": []}'])
@@ -82,3 +89,19 @@ def test_a_plan_lists_each_item_once_with_its_hosts() -> None:
         ("base", "unit", "munge.service", "enabled, restarted (x changed)"): ["gpu01"],
     }
     assert plan.restarts == {"munge.service enabled, restarted (x changed)": ["gpu01"]}
+
+
+def test_a_plan_breaks_no_line_within_a_word_or_a_name() -> None:
+    hosts = [f"gpu{number:02}" for number in (1, 2, 3, 5, 7, 9, 11, 13)]
+    what = "enabled, restarted (/etc/prometheus/prometheus.yml, package prometheus changed)"
+    plan = Plan({("prometheus", "unit", "prometheus.service", what): hosts}, {f"prometheus.service {what}": hosts})
+    plan.jobs.append(Job("57", "alice", "train", "RUNNING", "gpu03"))
+    text = io.StringIO()
+    screen = Screen(text)
+    screen._force_terminal, screen.width, screen.height, screen.no_color = True, 80, 50, True
+    plan.show(screen)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    words = " ".join(lines).split()
+    for word in ("(/etc/prometheus/prometheus.yml,", "gpu[01-03,05,07,09,", "prometheus.service:", "gpu03)"):
+        assert word in words

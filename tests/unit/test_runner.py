@@ -460,10 +460,8 @@ def test_the_command_line() -> None:
     config = paths.content() / "ansible.cfg"
     assert str(command).startswith(f"ANSIBLE_CONFIG={config} ANSIBLE_VAULT_PASSWORD_FILE=/v ")
     assert "-i '/i n/inventory.yaml'" in str(command)
-    given = runner.Command(
-        Path("/p/restore.yml"), Path("/i"), variables={"restore_archive": "/a b", "restore_ended": [7]}
-    )
-    assert given.argv()[-2:] == ["--extra-vars", '{"restore_archive": "/a b", "restore_ended": [7]}']
+    asked = runner.Command(Path("/p/upgrade.yml"), Path("/i"), variables={"upgrade_roles": ["munge"]})
+    assert asked.argv()[-2:] == ["--extra-vars", '{"upgrade_roles": ["munge"]}']
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------

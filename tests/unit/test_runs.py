@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ FAILED = "20261121T010000Z-bootstrap"
 CHECKED = "20261121T020000Z-bootstrap"
 UNFIT = "20261121T020000Z-bootstrap-2"
 GOOD = "20261121T030000Z-verify"
+PLAN = "20261121T033000Z-plan"
 FAILURE = {
     "event": "result",
     "host": "gpu01",
@@ -68,7 +70,11 @@ def test_runs_are_listed_newest_first_and_nothing_else(cluster: Path) -> None:
         ("bootstrap", "--check --limit gpu01,gpu02", 0, "2 h ago"),
         ("bootstrap", "", 4, "3 h ago"),
     ]
-    results = [run.result for run in runs.past(cluster)]
+    keep(cluster, PLAN, exit_code=10, planned="add-node", nodes=["gpu03", "gpu04", "gpu05"], check=True)
+    plan = runs.load(cluster, PLAN)
+    assert (plan.asked, plan.result, plan.well) == ("add-node gpu[03-05]", "changes to make", True)
+    assert not replace(plan, verb="bootstrap").well
+    results = [run.result for run in runs.past(cluster)][1:]
     assert results[1] == "nodes were not ready, nothing was changed: gpu02: silence: no answer"
     assert results[3] == "gpu01 failed; everything else is done."
 

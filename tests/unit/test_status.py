@@ -23,6 +23,7 @@ from clusterctl import hardware, paths, probe, status, status_page
 from clusterctl.contact import Alert, Alerts, Drift, Item
 from clusterctl.remote import Access
 from clusterctl.report import Screen
+from clusterctl.screen import at_commas
 from clusterctl.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Slurm, SlurmNode, Status
 
 from .ssh_server import Server, host, inventory, known, listening, shell
@@ -154,6 +155,7 @@ def slurm(*state: str) -> Slurm:
         (replace(cluster(), alerts=Alerts(firing=(FIRING,))), DEGRADED),
         (replace(cluster(), alerts=Alerts("Prometheus does not answer")), DEGRADED),
         (replace(cluster(), unjudged="there is no vault password"), HEALTHY),
+        (replace(cluster(), leaving={"gpu09": "clusterctl remove-node aurora gpu09"}), DEGRADED),
         (cluster(head=replace(HEAD, services={**GOOD, "chrony": "failed"})), DEGRADED),
         (cluster(head=replace(HEAD, services={**GOOD, "slurmctld": "not installed"})), HEAD_DOWN),
         (cluster(head=replace(HEAD, problem="no answer")), HEAD_DOWN),
@@ -251,7 +253,7 @@ def test_a_hundred_nodes_are_a_page() -> None:
 
 @given(st.text(alphabet="gpu01,[] ", max_size=80), st.integers(min_value=4, max_value=30))
 def test_names_are_broken_after_commas_alone(text: str, width: int) -> None:
-    lines = status_page.at_commas(text, width).splitlines()
+    lines = at_commas(text, width).splitlines()
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert all(line.endswith(",") for line in lines[:-1])
     assert all(len(line) <= width or "," not in line[:-1] for line in lines)
