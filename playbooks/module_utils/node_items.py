@@ -23,7 +23,7 @@ from grp import getgrnam
 from pathlib import Path
 from pwd import getpwnam
 
-from ansible.module_utils.node_packages import matches, targets
+from ansible.module_utils.node_packages import Package, matches, targets
 from ansible.module_utils.node_record import original
 from ansible.module_utils.node_tools import (
     TEXT_LIMIT,
@@ -249,17 +249,6 @@ def run_commands(call, items):
 
 
 # ------------------------------------------------------------------------------------------------------- packages
-
-
-@dataclass
-class Package:
-    name: str
-    version: str = ""  # a pattern
-    hold: bool | None = None  # None: left as it is
-    absent: bool = False
-
-    def met(self, state):
-        return state["version"] is None if self.absent else matches(state["version"], self.version)
 
 
 class Packages(Kind):

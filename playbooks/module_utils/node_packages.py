@@ -10,6 +10,7 @@ import contextlib
 import fnmatch
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from ansible.module_utils.node_tools import (
@@ -58,6 +59,19 @@ def matches(version, pattern):
     without_epoch = version.split(":", 1)[-1]
     forms = (version, without_epoch, without_epoch.rsplit("-", 1)[0])
     return not pattern or any(fnmatch.fnmatchcase(form, pattern) for form in forms)
+
+
+@dataclass
+class Package:
+    """A package as it should be."""
+
+    name: str
+    version: str = ""  # a pattern
+    hold: bool | None = None  # None: left as it is
+    absent: bool = False
+
+    def met(self, state):
+        return state["version"] is None if self.absent else matches(state["version"], self.version)
 
 
 def targets(manager, items, states, planned):
