@@ -18,7 +18,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_drift import compare
 from ansible.module_utils.node_items import (
     Entry,
-    Package,
     Packages,
     Paths,
     Setting,
@@ -29,7 +28,7 @@ from ansible.module_utils.node_items import (
     reload_units,
     run_commands,
 )
-from ansible.module_utils.node_packages import package_manager
+from ansible.module_utils.node_packages import Package, package_manager
 from ansible.module_utils.node_record import Call, original, record_path
 from ansible.module_utils.node_tools import RUN, NodeError, clean, exclusive, run
 
