@@ -110,7 +110,7 @@ def done(summary: dict[str, Any]) -> set[tuple[str, str, str, str]]:
         (host, change["kind"], change["name"], change["what"])
         for host, result in summary["hosts"].items()
         for change in result["changes"]
-        if change["kind"] not in ("backup", "task")
+        if change["role"] != "backup" and change["kind"] != "task"
     }
 
 
@@ -137,6 +137,32 @@ def emptied(lab: TestLab) -> Iterator[None]:
     finally:
         over.set()
         watcher.join()
+
+
+@contextmanager
+def power(lab: TestLab) -> Iterator[None]:
+    """Start a node again whose system asked for that, as a server does by itself: its container ended with 129."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1):
+            for node in lab.nodes:
+                ended = podman("inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", container(lab, node))
+                if ended.split() == ["exited", "129"]:
+                    podman("start", container(lab, node))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def started(lab: TestLab, node: str) -> str:
+    """When a node's first process began; its kernel is the host's."""
+    return lab.root(node, "awk '{print $22}' /proc/1/stat")
 
 
 def test_nothing_is_to_be_upgraded_without_anything_newer(lab: TestLab) -> None:
@@ -220,6 +246,28 @@ def test_a_worker_that_dies_in_its_batch_stops_the_next_and_the_same_command_goe
 
 
 @pytest.mark.long
+def test_the_rest_of_the_system_is_upgraded_and_rebooted_where_it_asks_for_it(lab: TestLab, newer: None) -> None:
+    """A package of the system with a raised version comes; Slurm, of which there is a newer one too, stays."""
+    here = {node: versions(lab, node) for node in lab.nodes}
+    before = {node: started(lab, node) for node in lab.nodes}
+    lab.root("gpu02", "touch /run/reboot-required")
+    said = clusterctl("plan", "upgrade", str(lab.inventory), "--os", "--output", "json")
+    assert said.returncode == 10, said.stdout + said.stderr
+    plan = json.loads(said.stdout)
+    assert plan["reboots"] == ["gpu02"]
+    assert {name for _, _, name, _ in changes(plan)} >= {OTHER}
+    with power(lab):
+        summary = lab.run("upgrade", "--os")
+    assert done(summary) == changes(plan)
+    assert {node: versions(lab, node) for node in lab.nodes} == here
+    assert {node for node in lab.nodes if started(lab, node) != before[node]} == {"gpu02"}
+    for node in lab.nodes:
+        assert lab.root(node, f"dpkg-query --show --showformat '${{Version}}' {OTHER}").endswith(RAISED)
+    assert clusterctl("plan", "upgrade", str(lab.inventory), "--os").returncode == 0
+    bootstrap_changes_nothing(lab)
+
+
+@pytest.mark.long
 def test_a_head_that_cannot_be_upgraded_stops_it_before_a_worker(lab: TestLab, newer: None) -> None:
     before = {node: lab.manifest(node) for node in WORKERS}
     with stuck_file(lab, "head1"):
@@ -228,32 +276,6 @@ def test_a_head_that_cannot_be_upgraded_stops_it_before_a_worker(lab: TestLab, n
     assert set(in_service(lab).values()) == {"idle"}
     lab.run("upgrade")
     bootstrap_changes_nothing(lab)
-
-
-@contextmanager
-def power(lab: TestLab) -> Iterator[None]:
-    """Start a node again whose system asked for that, as a server does by itself: its container ended with 129."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(1):
-            for node in lab.nodes:
-                ended = podman("inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", container(lab, node))
-                if ended.split() == ["exited", "129"]:
-                    podman("start", container(lab, node))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-
-
-def started(lab: TestLab, node: str) -> str:
-    """When a node's first process began; its kernel is the host's."""
-    return lab.root(node, "awk '{print $22}' /proc/1/stat")
 
 
 @pytest.mark.long
@@ -290,25 +312,3 @@ def test_a_node_that_comes_back_with_a_gpu_less_stays_out(lab: TestLab) -> None:
     with power(lab):
         lab.run("reboot", "gpu01")
     assert set(in_service(lab).values()) == {"idle"}
-
-
-@pytest.mark.long
-def test_the_rest_of_the_system_is_upgraded_and_rebooted_where_it_asks_for_it(lab: TestLab, newer: None) -> None:
-    """A package of the system with a raised version comes; Slurm, of which there is a newer one too, stays."""
-    here = {node: versions(lab, node) for node in lab.nodes}
-    before = {node: started(lab, node) for node in lab.nodes}
-    lab.root("gpu02", "touch /run/reboot-required")
-    said = clusterctl("plan", "upgrade", str(lab.inventory), "--os", "--output", "json")
-    assert said.returncode == 10, said.stdout + said.stderr
-    plan = json.loads(said.stdout)
-    assert plan["reboots"] == ["gpu02"]
-    assert {name for _, _, name, _ in changes(plan)} >= {OTHER}
-    with power(lab):
-        summary = lab.run("upgrade", "--os")
-    assert done(summary) == changes(plan)
-    assert {node: versions(lab, node) for node in lab.nodes} == here
-    assert {node for node in lab.nodes if started(lab, node) != before[node]} == {"gpu02"}
-    for node in lab.nodes:
-        assert lab.root(node, f"dpkg-query --show --showformat '${{Version}}' {OTHER}").endswith(RAISED)
-    assert clusterctl("plan", "upgrade", str(lab.inventory), "--os").returncode == 0
-    bootstrap_changes_nothing(lab)
