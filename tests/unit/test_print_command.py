@@ -124,8 +124,7 @@ def test_an_upgrade_is_of_drained_workers_with_a_backup(cluster: Path) -> None:
     assert [tail(words) for words in commands] == [
         ["inventory.yaml", "upgrade.yml", "--extra-vars", '{"upgrade_roles": ["munge"]}']
     ]
-    first, drain, *_ = left.partition("Before it:
-")[2].splitlines()
+    first, drain, *_ = left.partition("Before it:\n")[2].splitlines()
     assert first == f"  - clusterctl backup {cluster}"
     assert drain.endswith("slurm-drain upgrade --out gpu01,gpu02 --reason 'upgrade under way'")
     assert left.endswith("slurm-drain upgrade --in gpu01,gpu02\n")
