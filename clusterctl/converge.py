@@ -95,6 +95,8 @@ class Site:
     playbook: str = ""
     """Its name where it is not the verb's."""
     facts: Mapping[str, "Facts"] = field(default_factory=dict)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """What the playbook is asked to do."""
 
     @property
     def state(self) -> Path:
@@ -116,7 +118,7 @@ class Site:
             diff=self.options.diff,
             forks=self.options.forks,
             verbosity=self.options.verbosity,
-            variables=self.options.variables,
+            variables=self.variables,
         )
 
     def login(self) -> str:

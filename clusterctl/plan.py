@@ -114,8 +114,7 @@ def preview(
     change: "Change | None" = None,
     leave: Callable[[Site, Path], tuple[Site, list[Job]]] | None = None,
     clean: Callable[[Site, Path], Site] | None = None,
-    playbook: str = "bootstrap",
-    begun: Callable[[Site, Screen], Site] = lambda site, screen: site,
+    begun: Callable[[Site, Screen], Site] = lambda site, screen: replace(site, playbook="bootstrap"),
     affected: Callable[[Site, Ledger], list[Job]] = lambda site, ledger: [],
 ) -> int:
     """Show what a run would change, after this change of the inventory; returns the exit status.
@@ -132,7 +131,7 @@ def preview(
             if leave:
                 site, found = leave(site, directory)
                 jobs.extend(found)
-            return replace(begun(site, screen), playbook=playbook)
+            return begun(site, screen)
 
         def finish(
             site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]

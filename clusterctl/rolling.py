@@ -152,8 +152,7 @@ class Rolling:
         if not names:
             return None
         hosts = tuple(host for host in self.site.inventory.hosts if host.name in names)
-        options = replace(self.site.options, variables=variables)
-        error = self.play(replace(self.site, options=options, hosts=hosts, skipped=(), playbook=playbook))
+        error = self.play(replace(self.site, hosts=hosts, skipped=(), playbook=playbook, variables=variables))
         lost = self.ledger.lost()
         self.failed += [name for name in names if name in lost and name not in self.failed]
         if error and not isinstance(error, WorkersFailed):

@@ -43,7 +43,7 @@ _SOCKET_PATH = 60  # a control socket's path ends at 108 characters, ssh's own s
 class Command:
     """An `ansible-playbook` command. `limit` names hosts; empty means all that the playbook names.
 
-    `user` logs in where the inventory names nobody. `variables` are what a verb was given that no inventory says.
+    `user` logs in where the inventory names nobody. `variables` say what a verb is to do, never what a cluster is.
     """
 
     playbook: Path

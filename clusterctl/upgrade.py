@@ -64,10 +64,11 @@ class What:
 def upgrade(options: Options, what: What, pace: Pace) -> int:
     """Move packages: backup, the head, then the workers in batches. Returns the exit status."""
     pace.check()
-    options = replace(options, variables=what.variables())
+    variables, known = what.variables(), home.load(options.inventory)
     if options.print_command:
-        backup_first = f"{shlex.join(['clusterctl', 'backup', str(options.given)])}"
-        return _print(replace(converge.load(options), playbook=what.playbook), CAUSE, backup_first)
+        backed_up = shlex.join(["clusterctl", "backup", str(options.given)])
+        site = converge.load(options, known)
+        return _print(replace(site, playbook=what.playbook, variables=variables), CAUSE, backed_up)
     told: dict[str, Any] = {}
 
     def finish(
@@ -75,32 +76,33 @@ def upgrade(options: Options, what: What, pace: Pace) -> int:
     ) -> ClusterctlError | None:
         there = tuple(host for host in site.hosts if host.name not in site.skipped)
         rehearsal = replace(site, options=replace(site.options, check=True), hosts=there, skipped=())
-        if error := play(replace(rehearsal, playbook=what.playbook)):
+        if error := play(replace(rehearsal, playbook=what.playbook, variables=variables)):
             lost = fold(ledger.ordered(ledger.lost()))
             untouched = WorkersFailed(f"{lost} cannot say what would change; nothing was changed on any node.")
             return untouched if isinstance(error, WorkersFailed) else error
         found = Plan.of(ledger, _affected(site, ledger))
         with Head.of(site) as head:
             due = {*_moved(found), *head.out_for(CAUSE)}
-        variables = site.options.variables
         rolling = Rolling(site, ledger, screen, play, CAUSE, what.playbook, pace, variables, reboots=what.system)
         if not due:
             return rolling.over(())
         found.show(screen)
         ledger.forget()
-        plain = replace(site, options=replace(site.options, variables={}))
-        error = backup.make(plain, ledger, screen, play) or rolling.over(due)
+        error = backup.make(site, ledger, screen, play) or rolling.over(due)
         told.update({"planned": found.as_dict(), "steps": rolling.steps, "failed": rolling.failed})
         return error
 
-    return converge.run(options, home.load(options.inventory), Work(_begun, finish, told=told, plays=False))
+    return converge.run(options, known, Work(_begun, finish, told=told, plays=False))
 
 
 def preview(options: Options, what: What) -> int:
     """Show what an upgrade would change, and whose jobs it would wait for; returns the exit status."""
-    options = replace(options, variables=what.variables())
-    known = home.load(options.inventory)
-    return plan.preview(options, known, playbook=what.playbook, begun=_begun, affected=_affected)
+    variables = what.variables()
+
+    def begun(site: Site, screen: Screen) -> Site:
+        return replace(_begun(site, screen), playbook=what.playbook, variables=variables)
+
+    return plan.preview(options, home.load(options.inventory), begun=begun, affected=_affected)
 
 
 def reboot(options: Options, pace: Pace) -> int:
@@ -129,15 +131,11 @@ def reboot(options: Options, pace: Pace) -> int:
 
 
 def _print(site: Site, cause: str, *first: str) -> int:
-    """Print the plain command, which takes all nodes at once; returns the exit status."""
-    names = ",".join(host.name for host in site.hosts if WORKERS in host.groups)
-    if not names:
-        return converge.print_command(site, first=first)
-    on_head = f"on {site.inventory.head.name}"
-    drain = shlex.join([DRAIN, cause, "--out", names, "--reason", f"{cause} under way"])
-    wait = f"{on_head}, until no job is listed: squeue --nodelist={names}"
-    back = f"{on_head}, for those that are well: sudo {shlex.join([DRAIN, cause, '--in', names])}"
-    return converge.print_command(site, first=[*first, f"{on_head}: sudo {drain}", wait], after=[back])
+    """Print the plain command, which changes all nodes at once, and what keeps jobs out of its way."""
+    workers = ",".join(host.name for host in site.hosts if WORKERS in host.groups)
+    drain = f"on the head: sudo slurm-drain {cause} --{{}} {workers}"
+    out = [f"{drain.format('out')}; wait for their jobs"] if workers else []
+    return converge.print_command(site, first=[*first, *out], after=[drain.format("in")] if workers else [])
 
 
 def _begun(site: Site, screen: Screen) -> Site:
