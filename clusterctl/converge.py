@@ -54,8 +54,6 @@ class Options:
     nodes: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     """The nodes that a verb names, and what else it alone is given, as they are typed."""
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    """What of that the playbook is told."""
     planned: str = ""
     """The verb that is planned."""
     print_command: bool = False
