@@ -17,7 +17,7 @@ from clusterctl.plan import Plan
 from clusterctl.rolling import WORKERS, Pace, Rolling
 from clusterctl.schema import did_you_mean
 from clusterctl.screen import Screen
-from clusterctl.slurm import Head, Job
+from clusterctl.slurm import DRAIN, Head, Job
 from clusterctl.untrusted import printable
 
 CAUSE, REBOOT = "upgrade", "reboot"
@@ -133,9 +133,13 @@ def reboot(options: Options, pace: Pace) -> int:
 def _print(site: Site, cause: str, *first: str) -> int:
     """Print the plain command, which changes all nodes at once, and what keeps jobs out of its way."""
     workers = ",".join(host.name for host in site.hosts if WORKERS in host.groups)
-    drain = f"on the head: sudo slurm-drain {cause} --{{}} {workers}"
-    out = [f"{drain.format('out')}; wait for their jobs"] if workers else []
-    return converge.print_command(site, first=[*first, *out], after=[drain.format("in")] if workers else [])
+    if not workers:
+        return converge.print_command(site, first=first)
+    on_head = f"on {site.inventory.head.name}"
+    drain = shlex.join([DRAIN, cause, "--out", workers, "--reason", f"{cause} under way"])
+    wait = f"{on_head}, until no job is listed: squeue --nodelist={workers}"
+    back = f"{on_head}, for those that are well: sudo {shlex.join([DRAIN, cause, '--in', workers])}"
+    return converge.print_command(site, first=[*first, f"{on_head}: sudo {drain}", wait], after=[back])
 
 
 def _begun(site: Site, screen: Screen) -> Site:
