@@ -26,6 +26,7 @@ import pytest
 
 from clusterctl import secrets
 from tests.cluster.conftest import TestLab, podman
+from tests.cluster.test_upgrade import power
 from tests.faults.canary import FORMS
 from tests.faults.canary_site import Run, Site, kill_tree
 from tests.faults.injury import container, wait_until
@@ -218,6 +219,9 @@ VERBS = {
     "status": ("status",),
     "validate": ("validate", "--online"),
     "plan": ("plan bootstrap", "-v"),
+    "plan of an upgrade": ("plan upgrade", "-v"),
+    "upgrade": ("upgrade",),
+    "reboot": ("reboot", "gpu01"),
     "trust": ("trust", "gpu01", "--accept-new-host-keys"),
     "logs": ("logs", "last", "--full"),
     "add-node": ("add-node", "gpu02", "--address", "{address}", "--yes", "--accept-new-host-keys"),
@@ -227,13 +231,15 @@ VERBS = {
     "restore": ("restore", "{backup}", "--yes"),
 }
 # The same command goes on where one of these was ended, and leaves the cluster whole.
-GO_ON = ("add-node", "replace-node", "remove-node", "restore")
+GO_ON = ("upgrade", "reboot", "add-node", "replace-node", "remove-node", "restore")
 # A task of each in whose midst it is ended; the others are while they wait for a node that says nothing.
 MIDST = {
     "bootstrap": '"task": "Converge munge"',
     "dry run": '"task": "Converge Prometheus"',
     "all that Ansible says": """"task": "Converge Slurm's controller\"""",
     "verify": '"task": "Prove that an ordinary user',
+    "upgrade": '"task": "Converge munge"',
+    "reboot": '"task": "Learn what is mounted',
     "add-node": '"task": "Converge munge"',
     "replace-node": '"task": "Converge munge"',
     "remove-node": '"task": "Converge munge"',
@@ -257,7 +263,7 @@ STOP = ("gpu01", "systemctl stop slurmd", 4, "systemctl start slurmd")
 NO_DATABASE = ("head1", "systemctl stop mariadb", 5, "systemctl start mariadb")
 FAILURES = {**dict.fromkeys(VERBS, SPOIL), "verify": STOP, "status": STOP, "backup": NO_DATABASE}
 # These only ask the nodes, and fail where one says nothing.
-ASKING = ("validate", "trust")
+ASKING = ("validate", "trust", "reboot")
 
 
 def command(site: Site, verb: str) -> list[str]:
@@ -278,7 +284,8 @@ def ready(site: Site, verb: str) -> None:
 
 
 def goes_well(site: Site, verb: str) -> Run:
-    run = site.run(*command(site, verb))
+    with power(site.lab) if verb == "reboot" else nullcontext():
+        run = site.run(*command(site, verb))
     assert run.code == 0, run.text
     return run
 
@@ -350,7 +357,9 @@ def test_every_verb_that_is_ended(site: Site, verb: str, how: str) -> None:
 
     with nullcontext() if wait else silent(site):
         run = site.run(*command(site, verb), meanwhile=end)
-    assert run.code == (7 if how == "SIGINT" else -signal.SIGKILL), run.text
+    # A backup is one task, which is let end: nothing is left to be done then.
+    stopped = 0 if verb == "backup" else 7
+    assert run.code == (stopped if how == "SIGINT" else -signal.SIGKILL), run.text
     nothing_shows(site, run)
     if verb in GO_ON:
         goes_well(site, verb)
