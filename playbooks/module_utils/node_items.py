@@ -392,6 +392,7 @@ class Unit:
     masked: bool = False
     restart_on: list = field(default_factory=list)
     reload_on: list = field(default_factory=list)
+    reload_tells: bool = False  # others learn of a change by its reload, which a start anew does not make good
 
 
 def seconds(text):
@@ -422,10 +423,12 @@ def verbs(item, unit, restart=False, reload=False):
         told.append("disable")
     if not item.started:
         return told + ([] if down else ["stop"])
+    ran = unit["ExecMainStartTimestampMonotonic"] != "0"
+    tell = item.reload_tells and reload and ran and unit["CanReload"] == "yes"
     if not is_up(unit):
-        return [*told, "start"]
+        return [*told, "start", *["reload"] * tell]
     if restart or (reload and unit["CanReload"] != "yes"):
-        return [*told, "restart"]
+        return [*told, "restart", *["reload"] * tell]
     return [*told, "reload"] if reload else told
 
 
@@ -489,16 +492,16 @@ class Units(Kind):
         failed = [name for name in plan if self.found[name]["ActiveState"] == "failed"]
         if failed:
             run("systemctl", "reset-failed", *failed)  # an old crash loop's start limit would refuse our start
-        last = {name: words[-1] for name, words in told.items() if words[-1] in ("start", "restart", "reload")}
-        for verb, group in itertools.groupby(last, key=last.get):
-            names = list(group)
+        last = [(verb, name) for name in plan for verb in told[name] if verb in ("start", "restart", "reload")]
+        for verb, group in itertools.groupby(last, key=lambda one: one[0]):
+            names = [name for _, name in group]
             status, output = run("systemctl", verb, *names, check=False, timeout=900)
             if status != 0:
                 self.insist_up(names, f"did not {verb}")
                 raise NodeError(f"units: systemctl {verb} {' '.join(names)}: {complaint(output)}")
         # Where systemd cannot know when a daemon is ready, it must still be the same process a little later.
-        first = self.insist_up(list(last), "did not stay up")
-        watched = [name for name in last if first[name].get("Type") in ("simple", "exec", "idle")]
+        first = self.insist_up(list(dict.fromkeys(name for _, name in last)), "did not stay up")
+        watched = [name for name in first if first[name].get("Type") in ("simple", "exec", "idle")]
         settled = time.monotonic() + SETTLE_S
         while watched and time.monotonic() < settled:
             time.sleep(0.05)

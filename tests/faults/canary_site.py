@@ -16,7 +16,7 @@ from typing import Any
 from clusterctl import paths, secrets
 from tests.cluster.conftest import TestLab
 from tests.faults.canary import Canaries
-from tests.faults.injury import GUARD, wait_until
+from tests.faults.injury import GUARD, container, wait_until
 
 SEARCH = Path(__file__).with_name("search.py")
 # What a node consists of besides: its kernel's file systems, and what packages bring and nothing writes to.
@@ -104,10 +104,10 @@ class Site:
         """Run a verb on the cluster with all processes under watch; `meanwhile` may do something to it."""
         self.runs += 1
         before = self.latest()
-        says = self.private / "out" / f"{self.runs}-{argv[0]}"
         verb, *options = argv
-        command = ["clusterctl", "-vvv", verb, str(self.lab.inventory), *options]
-        command += ["--become-password-file", str(self.sudo_password)]
+        says = self.private / "out" / f"{self.runs}-{verb}"
+        command = ["clusterctl", "-vvv", *verb.split(), str(self.lab.inventory), *options]
+        command += ["--become-password-file", str(self.sudo_password)] * (verb not in ("trust", "logs"))
         with open(f"{says}.out", "wb") as out, open(f"{says}.err", "wb") as err, self.watching() as processes:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=self.environment, umask=umask
@@ -151,9 +151,8 @@ class Site:
         return {**theirs, "files": mine["files"] | theirs["files"], "looked": mine["looked"] + theirs["looked"]}
 
     def there(self, node: str, since: float = 0) -> dict[str, Any]:
-        """Search a whole node, and its journal."""
-        argv = ["clusterctl", "lab", "ssh", "--name", self.lab.name, node, "--"]
-        argv += ["sudo", "python3", "-c", shlex.quote(SEARCH.read_text())]
+        """Search a whole node, and its journal; also one that left the cluster, whose host key is forgotten."""
+        argv = ["podman", "exec", "--interactive", container(self.lab, node), "python3", "-c", SEARCH.read_text()]
         return self._search(argv, roots=["/"], since=since, journal=True)
 
     def _search(self, argv: list[str], **what: Any) -> dict[str, Any]:

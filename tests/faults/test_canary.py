@@ -48,9 +48,11 @@ OURS = [Path.home().owner(), Path.home().group(), "0600"]
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    lab = TestLab(lab_name("canary"), workers=1)
+    lab = TestLab(lab_name("canary"), workers=2)
     lab.down()
     lab.up()
+    # The second worker comes and goes with the verbs that do that.
+    lab.inventory.write_text(re.sub(r" *gpu02: .*\n", "", lab.inventory.read_text()))
     with tempfile.TemporaryDirectory(prefix="canary-", dir="/tmp") as private:  # a short path
         site = Site.make(lab, Path(private))
         lab.ssh("gpu01", "sudo", "python3", "-", stdin=f"PAYLOAD = {payload(site)!r}\n{BOASTS}")
@@ -207,6 +209,7 @@ def secrets_of(site: Site) -> dict[str, str]:
 
 # --- every verb, however it ends --------------------------------------------------------------------------------------
 
+# {address} is that of the second worker, {backup} the newest one.
 VERBS = {
     "bootstrap": ("bootstrap",),
     "dry run": ("bootstrap", "--check", "--diff"),
@@ -214,13 +217,28 @@ VERBS = {
     "verify": ("verify",),
     "status": ("status",),
     "validate": ("validate", "--online"),
+    "plan": ("plan bootstrap", "-v"),
+    "trust": ("trust", "gpu01", "--accept-new-host-keys"),
+    "logs": ("logs", "last", "--full"),
+    "add-node": ("add-node", "gpu02", "--address", "{address}", "--yes", "--accept-new-host-keys"),
+    "replace-node": ("replace-node", "gpu02", "--accept-new-host-keys"),
+    "remove-node": ("remove-node", "gpu02", "--yes"),
+    "backup": ("backup",),
+    "restore": ("restore", "{backup}", "--yes"),
 }
+# The same command goes on where one of these was ended, and leaves the cluster whole.
+GO_ON = ("add-node", "replace-node", "remove-node", "restore")
 # A task of each in whose midst it is ended; the others are while they wait for a node that says nothing.
 MIDST = {
     "bootstrap": '"task": "Converge munge"',
     "dry run": '"task": "Converge Prometheus"',
     "all that Ansible says": """"task": "Converge Slurm's controller\"""",
     "verify": '"task": "Prove that an ordinary user',
+    "add-node": '"task": "Converge munge"',
+    "replace-node": '"task": "Converge munge"',
+    "remove-node": '"task": "Converge munge"',
+    "backup": """"task": "Back up Slurm's state""",
+    "restore": """"task": "Put Slurm's state""",
 }
 # How to make each fail on a node, its exit code, and how to undo that.
 SPOIL = (
@@ -236,7 +254,33 @@ SPOIL = (
     rm /etc/slurm/edited""",
 )
 STOP = ("gpu01", "systemctl stop slurmd", 4, "systemctl start slurmd")
-FAILURES = {"bootstrap": SPOIL, "dry run": SPOIL, "all that Ansible says": SPOIL, "verify": STOP, "status": STOP}
+NO_DATABASE = ("head1", "systemctl stop mariadb", 5, "systemctl start mariadb")
+FAILURES = {**dict.fromkeys(VERBS, SPOIL), "verify": STOP, "status": STOP, "backup": NO_DATABASE}
+# These only ask the nodes, and fail where one says nothing.
+ASKING = ("validate", "trust")
+
+
+def command(site: Site, verb: str) -> list[str]:
+    inspect = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    known = {
+        "address": podman("inspect", "--format", inspect, container(site.lab, "gpu02")).strip(),
+        "backup": max((site.cluster / ".clusterctl/backups").glob("*.tar"), default=""),
+    }
+    return [word.format(**known) for word in VERBS[verb]]
+
+
+def ready(site: Site, verb: str) -> None:
+    """See to it that there is what the verb is about."""
+    if verb in ("replace-node", "remove-node") and "gpu02" not in site.lab.inventory.read_text():
+        goes_well(site, "add-node")
+    if verb == "restore" and not list((site.cluster / ".clusterctl/backups").glob("*.tar")):
+        goes_well(site, "backup")
+
+
+def goes_well(site: Site, verb: str) -> Run:
+    run = site.run(*command(site, verb))
+    assert run.code == 0, run.text
+    return run
 
 
 @contextmanager
@@ -261,40 +305,55 @@ class TestEveryVerb:
     """On the finished cluster."""
 
     def test_that_succeeds(self, site: Site, verb: str) -> None:
-        run = site.run(*VERBS[verb])
-        assert run.code == 0, run.text
+        ready(site, verb)
+        run = goes_well(site, verb)
         nothing_shows(site, run)
         private(site)
+        if verb in ("add-node", "remove-node"):
+            kept = {"/etc/munge/munge.key": ["munge", "munge", "0400"]} if verb == "add-node" else {}
+            assert {path: found[:3] for path, found in site.there("gpu02")["files"].items()} == kept
 
     def test_that_fails(self, site: Site, verb: str) -> None:
-        if verb == "validate":
+        ready(site, verb)
+        if verb == "logs":
+            run, code = site.run("logs", "yesterday"), 2
+        elif verb in ASKING:
             with silent(site):
-                run, code = site.run(*VERBS[verb]), 3
+                run, code = site.run(*command(site, verb)), 3
         else:
             node, spoil, code, mend = FAILURES[verb]
             site.lab.root(node, spoil)
             try:
-                run = site.run(*VERBS[verb])
+                run = site.run(*command(site, verb))
             finally:
                 site.lab.root(node, mend)
         assert run.code == code, run.text
         nothing_shows(site, run)
+        if verb in GO_ON:
+            goes_well(site, verb)
 
-    @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL", "SIGKILL of all"])
-    def test_that_is_ended(self, site: Site, verb: str, how: str) -> None:
-        wait = site.when(MIDST[verb]) if verb in MIDST else None
 
-        def end(process: "subprocess.Popen[bytes]") -> None:
-            wait() if wait else at_work(process)
-            if how == "SIGKILL of all":
-                kill_tree(process)
-            else:
-                process.send_signal(signal.Signals[how])
+# What asks nobody is over at once.
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL", "SIGKILL of all"])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "logs"])
+def test_every_verb_that_is_ended(site: Site, verb: str, how: str) -> None:
+    ready(site, verb)
+    wait = site.when(MIDST[verb]) if verb in MIDST else None
 
-        with nullcontext() if wait else silent(site):
-            run = site.run(*VERBS[verb], meanwhile=end)
-        assert run.code == (7 if how == "SIGINT" else -signal.SIGKILL), run.text
-        nothing_shows(site, run)
+    def end(process: "subprocess.Popen[bytes]") -> None:
+        wait() if wait else at_work(process)
+        if how == "SIGKILL of all":
+            kill_tree(process)
+        else:
+            process.send_signal(signal.Signals[how])
+
+    with nullcontext() if wait else silent(site):
+        run = site.run(*command(site, verb), meanwhile=end)
+    assert run.code == (7 if how == "SIGINT" else -signal.SIGKILL), run.text
+    nothing_shows(site, run)
+    if verb in GO_ON:
+        goes_well(site, verb)
 
 
 # --- a node that tells ------------------------------------------------------------------------------------------------
@@ -334,7 +393,7 @@ def test_a_node_that_tells_what_it_knows(site: Site) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("verb", ["verify", "status", "validate"])
 def test_other_verbs_on_a_node_that_tells(site: Site, verb: str) -> None:
-    run = site.run(*VERBS[verb])
+    run = site.run(*command(site, verb))
     assert run.code == (0 if verb == "validate" else 4), run.text
     assert run.processes["processes"] == {}
     nothing_shows_here(site, site.searched)

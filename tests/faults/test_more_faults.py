@@ -578,12 +578,11 @@ def test_a_site_of_packages_is_used_only_where_all_of_it_is_right(lab: TestLab, 
     """A source that somebody has set up on a node, with a package that the inventory asks for there."""
     own = yaml.safe_load((REPOSITORY / "roles/base/defaults/main.yml").read_text())["base_packages"]
     text = lab.inventory.read_text()
-    source, key, direct = "sources.list.d/site.sources", "/etc/apt/keyrings/site.asc", "apt.conf.d/99site"
+    source, key = "sources.list.d/site.sources", "/etc/apt/keyrings/site.asc"
     with repository(gateway(lab), fault) as (url, public):
         lines = f"Types: deb\nURIs: {url}\nSuites: ./\nSigned-By: {key}\n"
         lab.ssh("gpu02", "sudo", "tee", f"/etc/apt/{source}", stdin=lines)
         lab.ssh("gpu02", "sudo", "tee", key, stdin=public)
-        lab.ssh("gpu02", "sudo", "tee", f"/etc/apt/{direct}", stdin=f'Acquire::http::Proxy::{gateway(lab)} "DIRECT";\n')
         packages = f"base_packages: [{', '.join([*own, PACKAGE])}]"
         wanted = text.replace("gpu02: {", f"gpu02: {{{packages}, ").replace(
             "  vars:\n", f"  vars:\n    cluster_no_proxy: [{gateway(lab)}]\n", 1
@@ -594,7 +593,7 @@ def test_a_site_of_packages_is_used_only_where_all_of_it_is_right(lab: TestLab, 
             status = lab.root("gpu02", f"dpkg-query -W -f '${{db:Status-Abbrev}}' {PACKAGE} 2>/dev/null || true")
         finally:
             lab.inventory.write_text(text)
-            lab.root("gpu02", f"cd /etc/apt; rm {source} {key} {direct}; rm -f /var/lib/apt/lists/*_._*")
+            lab.root("gpu02", f"cd /etc/apt; rm {source} {key}; rm -f /var/lib/apt/lists/*_._*")
             lab.root("gpu02", f"dpkg --purge {PACKAGE} >/dev/null 2>&1")  # one that is wanted no more may stay
     if fault in ("none", "slow"):
         assert "ii" in status

@@ -355,6 +355,11 @@ def test_a_changed_file_restarts_or_reloads_what_runs() -> None:
     item = node_items.Unit("u")
     assert node_items.verbs(item, unit(), restart=True, reload=True) == ["restart"]
     assert node_items.verbs(item, unit(), reload=True) == ["reload"]
+    tells, never = node_items.Unit("u", reload_tells=True), {"ExecMainStartTimestampMonotonic": "0"}
+    assert node_items.verbs(tells, unit(), restart=True, reload=True) == ["restart", "reload"]
+    assert node_items.verbs(tells, unit(), restart=True) == ["restart"]
+    assert node_items.verbs(tells, unit(ActiveState="inactive"), reload=True) == ["start", "reload"]
+    assert node_items.verbs(tells, unit(ActiveState="inactive", **never), reload=True) == ["start"]
     assert node_items.verbs(item, unit(CanReload="no"), reload=True) == ["restart"]
     assert node_items.verbs(item, unit(ActiveState="inactive"), restart=True) == ["start"]
     assert node_items.verbs(node_items.Unit("u", started=False), unit(ActiveState="inactive"), restart=True) == []
