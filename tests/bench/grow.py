@@ -27,13 +27,14 @@ def main() -> Document:
             name = f"gpu{workers:02}"
             address = lines[list(lines)[workers - 1]]
             cost, _ = lab.measure(*CLUSTERCTL, "add-node", lab.inventory, name, "--address", address, "--yes")
-            say(f"  the {workers:2}th worker  {cost}; {load()}")
+            say(f"  worker {workers:2}  {cost}; {load()}")
             figures[f"workers_{workers}"] = cost.document()
             if "nothing to change" not in lab.clusterctl("bootstrap"):
                 raise BenchError("the bootstrap after add-node had something to change")
     finally:
         lab.down()
-    small, large = (figures[f"workers_{workers}"]["wall"] for workers in SIZES)
-    figures["ratio_wall"] = round(large / small, 2)
-    say(f"  Ratio by wall clock: {large / small:.2f}")
+    for what in ("wall", "controller"):
+        small, large = (figures[f"workers_{workers}"][what] for workers in SIZES)
+        figures[f"ratio_{what}"] = round(large / small, 2)
+    say(f"  Ratio by wall clock: {figures['ratio_wall']:.2f}; by CPU here: {figures['ratio_controller']:.2f}")
     return figures
