@@ -124,21 +124,38 @@ def backup_command(options: Options, to: Path | None) -> int:
 
     told: dict[str, Any] = {}
 
-    def fetch(
+    def finish(
         site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
     ) -> ClusterctlError | None:
-        with screen.working("Copying the backup"):
-            path = _fetch(site, _made(site, ledger), target)
-        if to is None:
-            _prune(path, int(_setting(inventory, "backup_keep")))
-        manifest = read(path)
-        screen.say()
-        for name, value in (("Backup", str(path)), ("Holds", manifest.contents())):
-            screen.say((f"  {name:<14}", "dim"), value)
-        told.update({"backup": str(path), "manifest": _plain(manifest)})
+        told.update(fetch(site, ledger, screen, target, prune=to is None))
         return None
 
-    return converge.run(replace(options, limit=inventory.head.name), work=Work(finish=fetch, told=told))
+    return converge.run(replace(options, limit=inventory.head.name), work=Work(finish=finish, told=told))
+
+
+def make(
+    site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
+) -> ClusterctlError | None:
+    """Make a backup and bring a copy here, as the first step of another verb."""
+    target = site.state / DIRECTORY
+    secrets.private_directory(target)
+    error = play(replace(site, playbook="backup", hosts=(site.inventory.head,)))
+    if error is None:
+        fetch(site, ledger, screen, target, prune=True)
+    return error
+
+
+def fetch(site: Site, ledger: Ledger, screen: Screen, target: Path, *, prune: bool) -> dict[str, Any]:
+    """Bring a copy of the backup that a run has made into a directory, say what is in it, and return that."""
+    with screen.working("Copying the backup"):
+        path = _fetch(site, _made(site, ledger), target)
+    if prune:
+        _prune(path, int(_setting(site.inventory, "backup_keep")))
+    manifest = read(path)
+    screen.say()
+    for name, value in (("Backup", str(path)), ("Holds", manifest.contents())):
+        screen.say((f"  {name:<14}", "dim"), value)
+    return {"backup": str(path), "manifest": _plain(manifest)}
 
 
 def _setting(inventory: Inventory, name: str) -> Any:

@@ -29,7 +29,7 @@ _ELSEWHERE = {
 }
 _ORDER = (
     *("init", "validate", "plan", "bootstrap", "verify", "status", "logs"),
-    *("add-node", "remove-node", "replace-node", "backup", "restore", "trust", "password", "lab"),
+    *("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "password", "lab"),
 )
 _WATCH_SECONDS = 5
 
@@ -117,6 +117,19 @@ _Address = Annotated[
 _Group = Annotated[str, typer.Option(help="The group of workers that it joins.", metavar="G")]
 _Dead = Annotated[bool, typer.Option("--dead", help="They are gone: contact the head alone.")]
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_Only = Annotated[list[str] | None, typer.Option(metavar="ROLE", help="Only this role's packages; may be repeated.")]
+_System = Annotated[
+    bool, typer.Option("--os", help="All other packages: kernel, security. Reboots where that asks for it.")
+]
+_Stay = Annotated[bool, typer.Option("--no-reboot", help="With --os: reboot no node, and say which would have to be.")]
+_Batch = Annotated[str, typer.Option(metavar="N|P%", help="Workers at once; of P% at least one.")]
+_MaxFailures = Annotated[
+    int, typer.Option(min=1, metavar="K", help="Failed workers after which no other batch begins.")
+]
+_Timeout = Annotated[
+    float | None,
+    typer.Option(min=0, help="Minutes for which a batch waits for its jobs. [default: for ever]", metavar="T"),
+]
 _AskPass = Annotated[bool, typer.Option("-K", "--ask-become-pass", help="Ask once for the password that sudo wants.")]
 _PassFile = Annotated[
     Path | None,
@@ -287,6 +300,27 @@ def plan_remove_node(
     _end("plan", output, lambda: membership.remove_node(options, dead))
 
 
+@_plans.command("upgrade")
+def plan_upgrade(
+    context: typer.Context,
+    inventory: _Inventory,
+    only: _Only = None,
+    system: _System = False,
+    no_reboot: _Stay = False,
+    forks: _Forks = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """What upgrade would change."""
+    from clusterctl import upgrade as work
+
+    what = work.What(tuple(only or ()), system, no_reboot)
+    options = _plan("upgrade", locals(), flags=what.flags())
+    _end("plan", output, lambda: work.preview(options, what))
+
+
 @app.command()
 def verify(
     context: typer.Context,
@@ -423,6 +457,57 @@ def replace_node(
 
     options = _options("replace-node", locals())
     _end("replace-node", output, lambda: membership.replace_node(options))
+
+
+@app.command()
+def upgrade(
+    context: typer.Context,
+    inventory: _Inventory,
+    only: _Only = None,
+    system: _System = False,
+    no_reboot: _Stay = False,
+    batch: _Batch = "10%",
+    max_failures: _MaxFailures = 1,
+    timeout: _Timeout = None,
+    forks: _Forks = None,
+    skip_unreachable: _Skip = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Move packages to their pins, or to what the package sources carry: the head, then the workers around jobs."""
+    from clusterctl import upgrade as work
+    from clusterctl.rolling import Pace
+
+    what, pace = work.What(tuple(only or ()), system, no_reboot), Pace(batch, max_failures, timeout)
+    options = _options("upgrade", locals(), flags=(*what.flags(), *pace.flags()))
+    _end("upgrade", output, lambda: work.upgrade(options, what, pace))
+
+
+@app.command()
+def reboot(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: Annotated[list[str], typer.Argument(help="Names of hosts.", metavar="NODE...", show_default=False)],
+    batch: _Batch = "10%",
+    max_failures: _MaxFailures = 1,
+    timeout: _Timeout = None,
+    forks: _Forks = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Reboot nodes around their jobs, and prove that they came back as they were."""
+    from clusterctl import upgrade as work
+    from clusterctl.rolling import Pace
+
+    pace = Pace(batch, max_failures, timeout)
+    options = _options("reboot", locals(), flags=pace.flags())
+    _end("reboot", output, lambda: work.reboot(options, pace))
 
 
 @app.command()

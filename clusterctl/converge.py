@@ -93,6 +93,8 @@ class Site:
     playbook: str = ""
     """Its name where it is not the verb's."""
     facts: Mapping[str, "Facts"] = field(default_factory=dict)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """What the playbook is asked to do."""
 
     @property
     def state(self) -> Path:
@@ -114,6 +116,7 @@ class Site:
             diff=self.options.diff,
             forks=self.options.forks,
             verbosity=self.options.verbosity,
+            variables=self.variables,
         )
 
     def login(self) -> str:
@@ -160,6 +163,8 @@ class Work:
     )
     conclude: Callable[[Ledger, Screen], int] | None = None
     told: dict[str, Any] = field(default_factory=dict)
+    plays: bool = True
+    """Whether the site that `begin` returns is played before `finish`, which else plays all, and waits for each."""
 
 
 def load(options: Options, inventory: Inventory | None = None) -> Site:
@@ -314,7 +319,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         trouble: list[OSError] = []
 
         def played(site: Site, patience: float | None = PATIENCE) -> ClusterctlError | None:
-            patience = None if options.check else patience
+            patience = None if options.check or not work.plays else patience
             error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head, patience)
             trouble.extend([bad] if bad else [])
             if (behind := ledger.behind()) and (error is None or isinstance(error, WorkersFailed)):
@@ -323,9 +328,11 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             return error
 
         try:
-            error = played(site) or work.finish(site, ledger, screen, played)
+            error = (played(site) if work.plays else None) or work.finish(site, ledger, screen, played)
         except ClusterctlError as raised:
             error = raised
+        except KeyboardInterrupt:
+            error = Interrupted("Interrupted between two playbooks; nothing is under way any more.")
         summary = _summary(site, kept, ledger, error)
         if work.conclude and error is None:
             summary["exit_code"] = work.conclude(ledger, screen)

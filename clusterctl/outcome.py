@@ -96,6 +96,12 @@ class Ledger:
     def seconds(self) -> float:
         return self._clock() - self.began
 
+    def forget(self) -> None:
+        """Forget what came so far, which was a rehearsal; the time goes on."""
+        began = self.began
+        self.__init__(self._clock)  # type: ignore[misc]
+        self.began = began
+
     def lost(self) -> set[str]:
         """Hosts that failed or could not be reached: nothing more runs on them."""
         return {name for name, host in self.hosts.items() if host.failed or host.unreachable}

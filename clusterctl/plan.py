@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     from clusterctl.membership import Change
 
 NOTHING, CHANGES = 0, 10
+_REBOOT = "reboot"  # the role
 
 
 @dataclass
 class Plan:
-    """What would change, by role and item with its hosts; units that would start anew; jobs on leaving nodes."""
+    """What would change, by role and item with its hosts; units and nodes that would start anew; jobs waited for."""
 
     changes: dict[tuple[str, str, str, str], list[str]] = field(default_factory=dict)
     restarts: dict[str, list[str]] = field(default_factory=dict)
+    reboots: list[str] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
 
     @classmethod
@@ -43,6 +45,9 @@ class Plan:
         plan = cls(jobs=list(jobs))
         for name in ledger.ordered(ledger.hosts):
             for role, change in ledger.hosts[name].changes:
+                if role == _REBOOT:
+                    plan.reboots.append(name)
+                    continue
                 plan.changes.setdefault((role, change.kind, change.name, change.what), []).append(name)
                 if change.kind == "unit" and ("restarted" in change.what or "reloaded" in change.what):
                     plan.restarts.setdefault(f"{change.name} {change.what}", []).append(name)
@@ -54,6 +59,7 @@ class Plan:
         return {
             "changes": [dict(zip(keys, item, strict=True)) | {"hosts": hosts} for item, hosts in self.changes.items()],
             "restarts": [{"unit": unit, "hosts": hosts} for unit, hosts in self.restarts.items()],
+            "reboots": self.reboots,
             "jobs": [vars(job) for job in self.jobs],
         }
 
@@ -87,7 +93,7 @@ class Plan:
         jobs = [f"would be waited for: {job}" for job in self.jobs[:10]]
         jobs += [f"and {len(self.jobs) - 10} more"] if len(self.jobs) > 10 else []
         _field(screen, "Services", restarts or ["none that runs is restarted or reloaded"])
-        _field(screen, "Reboots", ["none"])
+        _field(screen, "Reboots", [fold(self.reboots) or "none"])
         _field(screen, "Jobs", jobs or ["no running job is affected"])
         screen.say()
 
@@ -108,11 +114,14 @@ def preview(
     change: "Change | None" = None,
     leave: Callable[[Site, Path], tuple[Site, list[Job]]] | None = None,
     clean: Callable[[Site, Path], Site] | None = None,
+    begun: Callable[[Site, Screen], Site] = lambda site, screen: replace(site, playbook="bootstrap"),
+    affected: Callable[[Site, Ledger], list[Job]] = lambda site, ledger: [],
 ) -> int:
     """Show what a run would change, after this change of the inventory; returns the exit status.
 
     Where nodes are to leave, `leave` gives the site without them and the jobs that hold them, and `clean` the site that
-    they are, with an inventory in a directory.
+    they are, with an inventory in a directory. `begun` is as a Work's; `affected` finds the jobs that would be waited
+    for.
     """
     jobs: list[Job] = []
     told: dict[str, Any] = {}
@@ -122,18 +131,19 @@ def preview(
             if leave:
                 site, found = leave(site, directory)
                 jobs.extend(found)
-            return replace(site, playbook="bootstrap")
+            return begun(site, screen)
 
         def finish(
             site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
         ) -> ClusterctlError | None:
+            jobs.extend(affected(site, ledger))
             return play(clean(site, directory)) if clean else None
 
         def conclude(ledger: Ledger, screen: Screen) -> int:
             plan = Plan.of(ledger, jobs)
             plan.show(screen)
             told.update(plan.as_dict())
-            return CHANGES if plan.changes else NOTHING
+            return CHANGES if plan.changes or plan.reboots else NOTHING
 
         contacted = change.inventory if change and not leave else before  # who leaves is there yet
         contacted = replace(contacted, path=directory / before.path.name, directory=directory)

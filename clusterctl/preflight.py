@@ -3,6 +3,7 @@
 A check is a function that yields findings; the list of checks is at the end of this file's first half, on one screen.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -338,10 +339,16 @@ def _slurm_versions(inventory: Inventory, known: Mapping[str, Hardware]) -> Iter
         return
     versions, oldest = slurm_tables()
     for head, worker in product(heads, workers):
-        ours, theirs = (slurm_version(versions, known[name]) for name in (head, worker))
+        pins = [str(inventory.host(name).variables.get("slurm_head_version", "")) for name in (head, worker)]
+        ours, theirs = slurm_version(versions, known[head], pins[0]), slurm_version(versions, known[worker], pins[1])
+        if ours and ours not in oldest:
+            found = f"is to have Slurm {ours}, and known here are {', '.join(oldest)}"
+            yield Finding(head, "slurm version", found, "correct slurm_head_version, or use a later clusterctl")
+            return
         if ours and theirs and not oldest[ours] <= theirs <= ours:
             found = f"its Slurm {theirs} cannot talk to the {ours} of {head}, which takes {oldest[ours]} to {ours}"
             hint = f"give all the same distribution: {head} has {known[head].os.id} {known[head].os.version}"
+            hint = "correct slurm_head_version" if any(pins) else hint
             yield Finding(worker, "slurm version", found, hint)
 
 
@@ -395,8 +402,10 @@ def slurm_tables() -> tuple[dict[str, str], dict[str, str]]:
     return table["__slurm_head_distribution_versions"], table["__slurm_head_oldest_worker"]
 
 
-def slurm_version(versions: Mapping[str, str], node: Hardware) -> str | None:
-    """Return the Slurm release that a node's distribution brings, None where that is not known."""
+def slurm_version(versions: Mapping[str, str], node: Hardware, pin: str = "") -> str | None:
+    """Return the Slurm release of a pin, else the one that a node's distribution brings, None where that is unknown."""
+    if found := re.match(r"(?:\d+:)?(\d+\.\d+)", pin):
+        return found[1]
     major = node.os.version.split(".")[0]
     keys = f"{node.os.id}-{node.os.version}", f"{node.os.id}-{major}", f"{node.os.family.lower()}-{major}"
     return next((versions[key] for key in keys if key in versions), None)

@@ -19,11 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from clusterctl import events, paths, redaction, runs
 from clusterctl.errors import ClusterctlError
@@ -42,7 +43,7 @@ _SOCKET_PATH = 60  # a control socket's path ends at 108 characters, ssh's own s
 class Command:
     """An `ansible-playbook` command. `limit` names hosts; empty means all that the playbook names.
 
-    `user` logs in where the inventory names nobody.
+    `user` logs in where the inventory names nobody. `variables` say what a verb is to do, never what a cluster is.
     """
 
     playbook: Path
@@ -56,6 +57,7 @@ class Command:
     user: str = ""
     become_password_file: Path | None = None
     ask_become_pass: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def argv(self) -> list[str]:
         argv = [*_ansible_playbook(), "-i", str(self.inventory)]
@@ -68,6 +70,7 @@ class Command:
         argv += ["--check"] if self.check else []
         argv += ["--diff"] if self.diff else []
         argv += ["--forks", str(self.forks)] if self.forks else []
+        argv += ["--extra-vars", json.dumps(dict(self.variables))] if self.variables else []
         return argv + (["-" + "v" * self.verbosity] if self.verbosity else [])
 
     def settings(self) -> dict[str, str]:

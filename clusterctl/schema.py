@@ -289,6 +289,11 @@ _RULES = (
     _Rule(r"\.comment", _matches(r"[^:,=\n]*"), "text without colon, comma and equals sign"),
     _Rule(r"\.ssh_keys", _matches(r"\s*[a-z][\w@.-]+ [\w+/=]+( [^\n]*)?\n?"), "a public key: type, key, comment"),
     _Rule("_units|_packages?|_locale", _matches("[A-Za-z0-9@:_.+-]*"), "a name of letters, digits, @ : _ . + -"),
+    _Rule(
+        "_version",
+        lambda v: v == "" or (v != "latest" and _matches("[A-Za-z0-9*][A-Za-z0-9.+~:*?^-]*")(v)),
+        "a version such as 24.11.5-4, 24.11.5 or 24.11.*, never latest",
+    ),
     _Rule("_time|_interval|_age|_size", _matches("[0-9]+[A-Za-z]*"), "a number with its unit"),
 )
 

@@ -10,6 +10,7 @@ from clusterctl.converge import Site
 from clusterctl.errors import HeadFailed
 from clusterctl.remote import ContactError, Session, connect
 from clusterctl.screen import Screen, duration, plural
+from clusterctl.status import parse_ledger
 from clusterctl.untrusted import printable
 
 DRAIN = "/usr/local/sbin/slurm-drain"
@@ -75,6 +76,10 @@ class Head:
     def drain(self, cause: str, nodes: Sequence[str], reason: str) -> None:
         """Take nodes out of service for this cause."""
         self._run(DRAIN, cause, "--out", ",".join(nodes), "--reason", reason)
+
+    def out_for(self, cause: str) -> list[str]:
+        """Return the nodes that are out of service for this cause, among others perhaps."""
+        return [node for node, causes in parse_ledger(self._run(DRAIN)).items() if cause in causes]
 
     def forget(self, nodes: Sequence[str]) -> None:
         """Drop all causes of nodes that left the cluster."""

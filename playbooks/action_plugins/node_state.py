@@ -183,7 +183,7 @@ def package(given: object) -> Data:
 
 def unit(given: object) -> Data:
     """One of `units`. What is to be stopped is by default not enabled either."""
-    item = take("unit", given, ["name"], ("enabled", "state", "masked", "restart_on", "reload_on"))
+    item = take("unit", given, ["name"], ("enabled", "state", "masked", "restart_on", "reload_on", "reload_tells"))
     name = named("unit", item["name"])
     masked = flag(f"unit {name}: masked", item.get("masked", False))
     state = one_of(f"unit {name}: state", item.get("state", "stopped" if masked else "started"), ("started", "stopped"))
@@ -196,6 +196,7 @@ def unit(given: object) -> Data:
         "started": started,
         "masked": masked,
         **{key: words(f"unit {name}: {key}", item.get(key, [])) for key in ("restart_on", "reload_on")},
+        "reload_tells": flag(f"unit {name}: reload_tells", item.get("reload_tells", False)),
     }
 
 
@@ -232,10 +233,11 @@ def listed(arguments: Data, key: str) -> list[Any]:
 
 def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
     """The arguments as the module takes them. ArgumentError names the first item that cannot be meant."""
-    known = ("name", "state", "download_only", "package_manager", "repositories", "packages", "directories", "files")
+    known = ("name", "state", "download_only", "upgrade", "package_manager")
+    known += ("repositories", "packages", "directories", "files", "sysctl", "units")
     for key in arguments:
-        if key not in (*known, "sysctl", "units"):
-            raise ArgumentError(f"unknown argument {key}, expected {', '.join((*known, 'sysctl', 'units'))}")
+        if key not in known:
+            raise ArgumentError(f"unknown argument {key}, expected {', '.join(known)}")
     result: Data = {"state": one_of("state", arguments.get("state") or "present", ("present", "absent", "probe"))}
     result["package_manager"] = arguments.get("package_manager") or "auto"
     one_of("package_manager", result["package_manager"], ("auto", "apt", "dnf"))
@@ -247,6 +249,7 @@ def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
     result["packages"] = [package(item) for item in listed(arguments, "packages")]
     once("package", result["packages"])
     result["download_only"] = flag("download_only", arguments.get("download_only") or False)
+    result["upgrade"] = flag("upgrade", arguments.get("upgrade") or False)
     if result["download_only"]:
         return result
     result["repositories"] = [repository(item) for item in listed(arguments, "repositories")]
@@ -271,8 +274,11 @@ class ActionModule(ActionBase):
         result: Data = super().run(tmp, task_vars)
         task_vars = task_vars or {}
         arguments = dict(self._task.args)
-        if not arguments.get("name") and self._task._role:
-            arguments["name"] = str(self._task._role.get_name()).strip().rsplit("/", 1)[-1]
+        if self._task._role:
+            role = str(self._task._role.get_name()).strip().rsplit("/", 1)[-1]
+            arguments["name"] = arguments.get("name") or role
+            moved = self._templar.template(task_vars.get("upgrade_roles", []))
+            arguments.setdefault("upgrade", not {role, "all"}.isdisjoint(moved))
         try:
             arguments = normalise(arguments, lambda how, name: self._read(how, name, task_vars))
         except ArgumentError as error:

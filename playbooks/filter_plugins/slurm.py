@@ -14,11 +14,13 @@ from ansible.errors import AnsibleFilterError
 Record = Mapping[str, Any]
 
 
-def release(record: Record, table: Mapping[str, str]) -> str:
-    """Return the Slurm release that the node's distribution carries, or an empty string where the table has none.
+def release(record: Record, table: Mapping[str, str], pin: str = "") -> str:
+    """Return the Slurm release of a pin, or else that of the node's distribution, empty where the table has none.
 
     Its keys are ``<id>-<version>``, ``<id>-<major version>`` or, for a whole family, ``<family>-<major version>``.
     """
+    if found := re.match(r"(?:\d+:)?(\d+\.\d+)", pin):
+        return found[1]
     system = record["os"]
     version = str(system["version"])
     major = version.partition(".")[0]

@@ -48,7 +48,10 @@ def present(call, given, manager):
     converge(call, Paths("file"), first)
     run_commands(call, first)
     if packages:
-        converge(call, Packages(manager()), packages)
+        kind = Packages(manager())
+        if given["upgrade"]:
+            kind.aim(packages, call.check)
+        converge(call, kind, packages)
         states = {package.name: call.record["items"]["package:" + package.name]["now"] for package in packages}
         call.versions = {name: state["version"] for name, state in states.items() if state["version"]}
     converge(call, Paths("directory"), [Entry(type="directory", **item) for item in given["directories"]])
@@ -129,6 +132,7 @@ def main():
     spec["state"] = {"type": "str", "choices": ["present", "absent", "probe"], "default": "present"}
     spec["package_manager"] = {"type": "str", "choices": ["auto", "apt", "dnf"], "default": "auto"}
     spec["download_only"] = {"type": "bool", "default": False}
+    spec["upgrade"] = {"type": "bool", "default": False}
     spec["record_key"] = {"type": "str", "no_log": True}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     module.no_log_values.clear()  # those of `files` are words like root; what is secret never enters a result

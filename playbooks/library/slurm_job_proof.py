@@ -20,7 +20,7 @@ description:
   - Waits until every node has registered, runs a small job on up to two of them as an ordinary user, and judges what
     the job could open. Runs on the head, as root.
   - Where other people's jobs hold every node it proves nothing and says so in a note.
-  - Changes nothing, unless I(admit) is true.
+  - Changes nothing, unless I(admit) names a cause.
 options:
   user:
     description: Who runs the job.
@@ -36,10 +36,10 @@ options:
     required: true
   admit:
     description:
-      - Prove each node that nothing but this run keeps out of service (slurm-drain's cause C(bootstrap)), and put into
-        service those that pass. Until then a reservation keeps all other people's jobs away from them.
-    type: bool
-    default: false
+      - Prove each node that nothing but this cause of slurm-drain's keeps out of service, such as C(bootstrap), and put
+        into service those that pass. Until then a reservation keeps all other people's jobs away from them.
+    type: str
+    default: ""
 attributes:
   check_mode:
     support: none
@@ -84,7 +84,6 @@ ACCOUNTED_S = 30
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL": "C"}
 
 DRAIN = "/usr/local/sbin/slurm-drain"
-CAUSE = "bootstrap"
 RESERVATION = "clusterctl-proof"
 # A run that is killed leaves the reservation, and so its nodes out of service, until the next one or for so long.
 RESERVED = "1-00:00:00"
@@ -214,14 +213,14 @@ def accounted(job: str) -> None:
         time.sleep(0.2)
 
 
-def prove(user: str, script: str, nodes: Nodes, admit: bool = False) -> dict[str, Any]:
+def prove(user: str, script: str, nodes: Nodes, admit: str = "") -> dict[str, Any]:
     """Return what was proven, and what is wrong with which node. Raises FailedError where Slurm itself fails."""
     known, down = register(nodes)
     usable = {name: node for name, node in nodes.items() if name not in down}
-    kept_out = waiting(usable) if admit else []
+    kept_out = waiting(usable, admit) if admit else []
     if kept_out:
         job = functools.partial(examine, user, script, usable, reservation=RESERVATION)
-        told, notes, wrong = admitted(user, kept_out, lambda names: by_partition(names, known, job))
+        told, notes, wrong = admitted(user, admit, kept_out, lambda names: by_partition(names, known, job))
         return {"msg": told, "notes": notes, "down": {**down, **wrong}, "admitted": sorted({*kept_out} - {*wrong})}
     if not usable:
         return {"msg": "no node is in service", "notes": [], "down": down}
@@ -248,14 +247,14 @@ def examine(
     return "" if wrong else told, wrong
 
 
-def waiting(nodes: Nodes) -> list[str]:
+def waiting(nodes: Nodes, cause: str) -> list[str]:
     """Return the nodes that wait for this proof alone: out of service for no cause of another's, nor by a person."""
     causes = json.loads(output([DRAIN]))
-    mine = [name for name in sorted(nodes) if {*causes.get(name, ())} == {CAUSE}]
+    mine = [name for name in sorted(nodes) if {*causes.get(name, ())} == {cause}]
     if not mine:
         return []
     if reserved():  # by a run that was killed with them undrained
-        output([DRAIN, CAUSE, "--out", ",".join(mine), "--reason", "not proven yet"])
+        output([DRAIN, cause, "--out", ",".join(mine), "--reason", "not proven yet"])
         forget_reservation()
     told = output(["sinfo", "--noheader", "--Node", f"--nodes={','.join(mine)}", "--format=%N|%E"])
     reasons = dict(line.split("|", 1) for line in told.splitlines())
@@ -284,7 +283,7 @@ def by_partition(
     return "; ".join(filter(None, told)), notes, wrong
 
 
-def admitted(user: str, names: list[str], proof: Any) -> tuple[str, list[str], dict[str, str]]:
+def admitted(user: str, cause: str, names: list[str], proof: Any) -> tuple[str, list[str], dict[str, str]]:
     """Let a proof run on nodes that are out of service; those that pass enter it, the others stay out.
 
     For the proof they are undrained, though slurm-drain's cause stays until they have passed; a reservation keeps them
@@ -302,7 +301,7 @@ def admitted(user: str, names: list[str], proof: Any) -> tuple[str, list[str], d
     finally:
         good = [name for name in names if name not in wrong]
         reason = ["--reason", "the last run could not prove it by a job"]
-        output([DRAIN, CAUSE, "--in", ",".join(good), "--out", ",".join(wrong), *reason])
+        output([DRAIN, cause, "--in", ",".join(good), "--out", ",".join(wrong), *reason])
         forget_reservation()
     return told, notes, wrong
 
@@ -324,7 +323,7 @@ def main() -> None:
             "user": {"type": "str", "required": True},
             "nodes": {"type": "dict", "required": True},
             "script": {"type": "str", "required": True},
-            "admit": {"type": "bool", "default": False},
+            "admit": {"type": "str", "default": ""},
         },
     )
     try:

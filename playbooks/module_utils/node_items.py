@@ -18,12 +18,12 @@ import re
 import shlex
 import stat
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from grp import getgrnam
 from pathlib import Path
 from pwd import getpwnam
 
-from ansible.module_utils.node_packages import matches
+from ansible.module_utils.node_packages import matches, targets
 from ansible.module_utils.node_record import original
 from ansible.module_utils.node_tools import (
     TEXT_LIMIT,
@@ -269,21 +269,33 @@ class Packages(Kind):
     item = Package
 
     def __init__(self, manager):
-        self.manager = manager
+        self.manager, self.targets = manager, {}
+
+    def aim(self, items, planned):
+        """Let what is installed move as well; without this it stays at its version, whatever its pin says."""
+        self.targets, rest = targets(self.manager, items, self.read(items), planned)
+        self.targets.update(self.resolve(rest))
+
+    def fit(self, item, state):
+        stays = state["version"] and not item.absent
+        return self.targets.get(item.name, state["version"]) == state["version"] if stays else item.met(state)
 
     def read(self, items):
         self.all = self.manager.installed([item.name for item in items])
         return {item.name: self.all.get(item.name, {"version": None, "held": False}) for item in items}
 
     def trigger(self, item, state):
-        held_alone = item.met(state) and item.name not in self.manager.broken
+        held_alone = self.fit(item, state) and item.name not in self.manager.broken
         return "" if held_alone else "package:" + item.name
 
     def difference(self, call, item, state):
         told = ["repaired"] if item.name in self.manager.broken else []
-        if not item.met(state):
-            what = f"version {item.version}, was {state['version']}" if state["version"] else "installed"
+        if not self.fit(item, state):
+            target = self.targets.get(item.name)
+            what = f"version {target}, was {state['version']}" if state["version"] else "installed"
             told.append("removed" if item.absent else what)
+        elif not item.met(state):
+            call.notes.append(f"{item.name} {state['version']} is pinned to {item.version}: see clusterctl upgrade")
         if item.hold not in (None, state["held"]) and not item.absent:
             told.append("held" if item.hold else "no longer held")
         return ", ".join(told)
@@ -293,7 +305,7 @@ class Packages(Kind):
         if self.manager.broken or self.manager.interrupted:
             self.manager.repair()
             states = self.read(items)
-        due = [item for item in items if not item.met(states[item.name])]
+        due = [item for item in items if not self.fit(item, states[item.name])]
         loose = [item.name for item in due if item.hold is not None and states[item.name]["held"]]
         if loose:
             self.manager.hold(loose, False)
@@ -301,7 +313,7 @@ class Packages(Kind):
             self.manager.transact(self.resolve(due), [item.name for item in due if item.absent])
             states = self.read(items)
             call.record["pulled"] = sorted({*call.record["pulled"], *(set(self.all) - before - set(plan))})
-        wrong = [item.name for item in due if not item.met(states[item.name])]
+        wrong = [i.name for i in due if not (i.met(states[i.name]) and self.fit(i, states[i.name]))]
         if wrong:
             raise NodeError(f"packages: the transaction succeeded without {', '.join(wrong)} (a virtual name?)")
         for held in (True, False):
@@ -311,7 +323,7 @@ class Packages(Kind):
 
     def resolve(self, due, lenient=False):
         """{name: version, or "" for any} to install. What no index offers is looked for once more in a fresh one."""
-        due = [item for item in due if not item.absent]
+        due = [replace(i, version=self.targets.get(i.name, i.version)) for i in due if not i.absent]
         for fresh in (False, True):
             if not (fresh and self.manager.refreshed):
                 offered = self.manager.available([item.name for item in due], fresh) if due else {}
@@ -328,7 +340,7 @@ class Packages(Kind):
     def download(self, call, items):
         """Fetch what a later call will install; the node stays as it is."""
         states = self.read(items)
-        due = [item for item in items if not item.met(states[item.name])]
+        due = [item for item in items if not self.fit(item, states[item.name])]
         chosen = self.resolve(due, lenient=True) if due and not call.check else {}
         if chosen:
             self.manager.transact(chosen, [], download_only=True)
@@ -423,7 +435,7 @@ def verbs(item, unit, restart=False, reload=False):
         told.append("disable")
     if not item.started:
         return told + ([] if down else ["stop"])
-    ran = unit["ExecMainStartTimestampMonotonic"] != "0"
+    ran = unit.get("ExecMainStartTimestampMonotonic") != "0"  # a timer has none
     tell = item.reload_tells and reload and ran and unit["CanReload"] == "yes"
     if not is_up(unit):
         return [*told, "start", *["reload"] * tell]

@@ -1,7 +1,7 @@
 """The package managers as node_state drives them: apt-get and dpkg, dnf and rpm, as a person would at the shell.
 
-Each answers the same calls: `installed`, `available`, `transact`, `hold`, `repair`, `orphans`. A package's state is
-`{"version": full version or None, "held": bool}`.
+Each answers the same calls: `installed`, `available`, `candidates`, `transact`, `hold`, `repair`, `orphans`. The state
+of a package is `{"version": full version or None, "held": bool}`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from ansible.module_utils.node_tools import (
 )
 
 INDEX_AGE_S = 3600
+# Who asks what an upgrade would bring wants to hear of what was published a moment ago.
+PLAN_AGE_S = 60
 POLICY = Path("/usr/sbin/policy-rc.d")
 TRANSACTION_LOCK = RUN / "transaction.lock"
 # `start` is denied, and so is `restart` of what does not run: an upgrade may restart a daemon, no package starts one.
@@ -56,6 +58,19 @@ def matches(version, pattern):
     without_epoch = version.split(":", 1)[-1]
     forms = (version, without_epoch, without_epoch.rsplit("-", 1)[0])
     return not pattern or any(fnmatch.fnmatchcase(form, pattern) for form in forms)
+
+
+def targets(manager, items, states, planned):
+    """({name: version} that installed packages move to, packages still to find a version for that meets their pin).
+
+    They move to what the package manager would move them to, where that meets the pin. What somebody holds stays.
+    """
+    here = {name: state for name, state in states.items() if state["version"]}
+    mine = [item for item in items if item.name in here and not item.absent]
+    mine = [item for item in mine if item.hold is not None or not here[item.name]["held"]]
+    offered = manager.candidates([i.name for i in mine], PLAN_AGE_S if planned else INDEX_AGE_S) if mine else {}
+    found = {item.name: offered[item.name] for item in mine if matches(offered.get(item.name), item.version)}
+    return found, [item for item in mine if item.name not in found and not item.met(here[item.name])]
 
 
 @contextlib.contextmanager
@@ -131,8 +146,16 @@ class Apt:
                 found.setdefault(cells[0], []).append(cells[1])
         return found
 
-    def stale(self):
-        """Whether there is no index, or it is older than an hour or than a file that says where it comes from."""
+    def candidates(self, names, age):
+        """{name: version} to which apt would move those of these packages that it would; the index is not older."""
+        if self.stale(age):
+            self.refresh()
+        output = run("apt-cache", "policy", *names)[1]
+        rows = re.findall(r"(?m)^(\S+):\n +Installed: (\S+)\n +Candidate: (\S+)", output)
+        return {name: candidate for name, version, candidate in rows if version != candidate}
+
+    def stale(self, age=INDEX_AGE_S):
+        """Whether there is no index, or it is older than that or than a file that says where it comes from."""
 
         def newest(*paths):
             return max((path.stat().st_mtime for path in paths if path.exists()), default=0)
@@ -142,7 +165,7 @@ class Apt:
             return True
         refreshed = newest(self.stamp, lists, lists / "partial")
         sources = [apt / "sources.list", apt / "sources.list.d", *apt.glob("sources.list.d/*"), *apt.glob("keyrings/*")]
-        return refreshed < newest(*sources) or time.time() - refreshed > INDEX_AGE_S
+        return refreshed < newest(*sources) or time.time() - refreshed > age
 
     def refresh(self):
         """Fetch the index; what could not be fetched is kept, to be told should an installation fail."""
@@ -160,16 +183,58 @@ class Apt:
     def transact(self, install, remove, download_only=False):
         """Install {name: version or ""} and remove names in one transaction that starts no service."""
         downgrade = ["--allow-downgrades"] if any(install.values()) else []
-        words = [
-            "install",
-            *downgrade,
-            *(f"{name}={version}" if version else name for name, version in install.items()),
-        ]
+        along = self.along({name: version for name, version in install.items() if version})
+        named = {**install, **along}
+        words = ["install", *downgrade, *(f"{name}={v}" if v else name for name, v in named.items())]
         if download_only:
             self.apt_get(*words, "--download-only")
             return
+        manual = set(run("apt-mark", "showmanual")[1].split()) if along else set()
         with no_service_starts(self.notes) as lock:
             self.apt_get(*words, *(name + "-" for name in remove), pass_fds=(lock,))
+        if set(along) - manual:  # or they would stay when nothing needs them any more
+            run("apt-mark", "auto", *sorted(set(along) - manual))
+
+    def along(self, install):
+        """{name: version} of what packages of these versions need in one version and no other.
+
+        apt-get would take the newest of them, and then find that it does not fit.
+        """
+        found, due = {}, install
+        while due:
+            told = run("apt-cache", "show", *(f"{name}={version}" for name, version in due.items()), check=False)[1]
+            needs = [need for line in re.findall(r"(?m)^(?:Pre-)?Depends: (.*)", told) for need in line.split(", ")]
+            exact = [re.fullmatch(r"([a-z0-9+.-]+)(?::\w+)? \(= (\S+)\)", need) for need in needs]
+            due = {match[1]: match[2] for match in exact if match and match[1] not in {**install, **found}}
+            found.update(due)
+        return found
+
+    def moves(self, kept, planned):
+        """{name: (new version, old or "")} of what an upgrade of all but `kept` and its like would bring."""
+        if self.stale(PLAN_AGE_S if planned else INDEX_AGE_S):
+            self.refresh()
+        rows = re.findall(r"(?m)^Inst (\S+) (?:\[(\S+)\] )?\((\S+) ", self.upgrade(kept, "--simulate"))
+        return {name: (new, old) for name, old, new in rows}
+
+    def move(self, kept):
+        """Upgrade all but those."""
+        with no_service_starts(self.notes) as lock:
+            self.upgrade(kept, pass_fds=(lock,))
+
+    def upgrade(self, kept, *words, pass_fds=()):
+        """Run `apt-get upgrade`, which removes nothing; what is of the same source as `kept` is no candidate for it."""
+        sources = set(run("dpkg-query", "-W", "-f", "${source:Package}\\n", *kept, check=False)[1].split("\n")) - {""}
+        names = " ".join(f"src:{name}" for name in sorted(sources) if " " not in name)
+        own = Path("/etc/apt/preferences")
+        text = own.read_text() + "\n" if own.exists() else ""
+        preferences = RUN / "preferences"
+        write(preferences, f"{text}Package: {names}\nPin: release *\nPin-Priority: -1\n".encode(), mode=0o644)
+        settings = ("-o", f"Dir::Etc::Preferences={preferences}")
+        return self.apt_get("upgrade", "--with-new-pkgs", *settings, *words, pass_fds=pass_fds)
+
+    def wants_reboot(self):
+        """Whether the distribution asks for one."""
+        return Path("/run/reboot-required").exists()
 
     def hold(self, names, held):
         """Keep packages at their version, or let them go."""
@@ -192,7 +257,7 @@ class Dnf:
         self.notes = notes
 
     def dnf(self, verb, *words):
-        """Run dnf once no other process holds rpm's lock; its output."""
+        """Run dnf once no other process holds rpm's lock; its output. A later word wins over an earlier one."""
         wait_until_free("the rpm lock", lambda: lock_holder(self.locks), self.notes)
         options = ("install_weak_deps=False", "retries=3", f"metadata_expire={INDEX_AGE_S}")
         return run("dnf", verb, "-y", *("--setopt=" + option for option in options), *words)[1]
@@ -212,6 +277,12 @@ class Dnf:
                 found.setdefault(row.split("\t")[0], []).insert(0, row.split("\t")[1])
         return found
 
+    def candidates(self, names, age):
+        """{name: version} to which dnf would move those of these packages that it would; the index is not older."""
+        words = ["--setopt=disable_excludes=main", f"--setopt=metadata_expire={age}", "--upgrades", "--latest-limit=1"]
+        rows = self.dnf("repoquery", *words, "--qf", "%{name}\t%{evr}\n", *names).splitlines()
+        return dict(row.split("\t") for row in rows if row.count("\t") == 1)
+
     def transact(self, install, remove, download_only=False):
         """Install {name: version or ""}, then remove names: dnf has no single transaction for both."""
         words = [f"{name}-{version}" if version else name for name, version in install.items()]
@@ -219,6 +290,29 @@ class Dnf:
             self.dnf("install", *(["--downloadonly"] if download_only else []), *words)
         if remove:
             self.dnf("remove", *remove)
+
+    def moves(self, kept, planned):
+        """{name: (new version, old or "")} of what an upgrade of all but `kept` and its like would bring."""
+        query = "%{NAME}\\t%|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
+        here = dict(row.split("\t") for row in run("rpm", "-qa", "--qf", query)[1].splitlines())
+        words = [f"--setopt=metadata_expire={PLAN_AGE_S if planned else INDEX_AGE_S}", *self.but(kept)]
+        rows = self.dnf("repoquery", "--upgrades", "--latest-limit=1", "--qf", "%{name}\t%{evr}\n", *words).splitlines()
+        return {name: (new, here.get(name, "")) for name, new in (row.split("\t") for row in rows if "\t" in row)}
+
+    def move(self, kept):
+        """Upgrade all but those."""
+        self.dnf("upgrade", *self.but(kept))
+
+    def but(self, kept):
+        """The words that leave out what is of the same source as `kept`."""
+        rows = [row.split("\t") for row in run("rpm", "-qa", "--qf", "%{NAME}\\t%{SOURCERPM}\\n")[1].splitlines()]
+        sources = {source for name, source in rows if name in kept}
+        return [f"--exclude={name}" for name, source in rows if source in sources]
+
+    def wants_reboot(self):
+        """Whether the distribution asks for one, as far as dnf's plugin for that is there."""
+        status, output = run("dnf", "needs-restarting", "--reboothint", check=False)
+        return status == 1 and "eboot is required" in output
 
     def excluded(self):
         """The names in dnf.conf's `excludepkgs`."""

@@ -3,7 +3,7 @@
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,7 +115,7 @@ def jobs(lab: Cluster) -> str:
     return number
 
 
-def states(lab: Cluster, number: str) -> list[str]:
+def states(lab: TestLab, number: str) -> list[str]:
     argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={number}", "--format=State"]
     return lab.ssh("head1", *argv).split()
 
@@ -128,6 +128,17 @@ def paused(lab: Cluster, node: str) -> Iterator[None]:
         yield
     finally:
         podman("unpause", container(lab, node))
+
+
+def accounted(lab: TestLab, number: str, nodes: Sequence[str]) -> None:
+    """Every job has begun once and ended once, on these nodes and in accounting."""
+    wait_until(lambda: states(lab, number).count("COMPLETED") == JOBS)
+    assert states(lab, number) == ["COMPLETED"] * JOBS
+    restarts = lab.ssh("head1", "sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={number}",
+                       "--format=Restarts").split()  # fmt: skip
+    assert restarts == ["0"] * JOBS
+    counts = "".join(lab.root(node, "cat /var/tmp/count.*") for node in nodes)
+    assert (counts.count("begin"), counts.count("end")) == (JOBS, JOBS)
 
 
 def connections(lab: Cluster, node: str) -> int:
@@ -383,6 +394,8 @@ def test_a_run_changes_what_the_plan_has_listed(lab: Cluster, jobs: str, what: s
         old, new = change
         assert old in text
         lab.inventory.write_text(text.replace(old, new, 1))
+    if what == "Slurm's configuration":  # and something else for which slurmctld is started anew
+        lab.root("head1", "echo >> /etc/systemd/system/slurmctld.service.d/clusterctl.conf")
     before = lab.manifests(*OLD)
     plan = planned(lab)
     if what == "by hand":  # it has most kinds of item
@@ -395,6 +408,9 @@ def test_a_run_changes_what_the_plan_has_listed(lab: Cluster, jobs: str, what: s
     # A unit that reads its configuration again has the same process.
     assert done <= plan
     assert {item for item in plan - done if item[1] != "unit"} == set()
+    if what == "Slurm's configuration":
+        for node in OLD[1:]:
+            assert "MaxJobCount=9999" in lab.root(node, "cat /var/lib/slurm/slurmd/conf-cache/slurm.conf")
 
 
 def test_the_jobs_never_noticed(lab: Cluster, jobs: str) -> None:
@@ -405,10 +421,4 @@ def test_the_jobs_never_noticed(lab: Cluster, jobs: str) -> None:
     lab.run("bootstrap")
     for node in OLD[1:]:
         lab.root(node, "touch /tmp/enough")
-    wait_until(lambda: states(lab, jobs).count("COMPLETED") == JOBS)
-    assert states(lab, jobs) == ["COMPLETED"] * JOBS
-    restarts = lab.ssh("head1", "sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={jobs}",
-                       "--format=Restarts").split()  # fmt: skip
-    assert restarts == ["0"] * JOBS
-    counts = "".join(lab.root(node, "cat /var/tmp/count.*") for node in OLD[1:])
-    assert (counts.count("begin"), counts.count("end")) == (JOBS, JOBS)
+    accounted(lab, jobs, OLD[1:])

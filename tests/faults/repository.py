@@ -1,8 +1,9 @@
-"""A small repository of packages as a site has its own, signed by a key that lives as long as it, with a fault."""
+"""A small repository of packages as a site has its own, signed by a key that lives as long as it, sound or at fault."""
 
 import hashlib
 import http.server
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -11,17 +12,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
+from urllib.parse import unquote
 
 PACKAGE = "fault-probe"
 SLOW_BYTES = 10_000  # a second
 
 
 @contextmanager
-def repository(address: str, fault: str) -> Iterator[tuple[str, str]]:
-    """Serve a repository with one package on this address; yields its URL and the key to trust."""
+def repository(address: str, fault: str = "none", packages: Path | None = None) -> Iterator[tuple[str, str]]:
+    """Serve the packages of a folder, or one of our own, on this address; yields its URL and the key to trust."""
     with tempfile.TemporaryDirectory(prefix="repository-") as name:
         directory = Path(name)
-        key = _make(directory, fault)
+        if packages:
+            shutil.copytree(packages, directory / "served")
+        else:
+            _make(directory)
+        key = _publish(directory, fault)
         with http.server.ThreadingHTTPServer((address, 0), _handler(directory, fault)) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             yield f"http://{address}:{server.server_port}", key
@@ -31,7 +37,7 @@ def repository(address: str, fault: str) -> Iterator[tuple[str, str]]:
 def _handler(directory: Path, fault: str) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            path = directory / "served" / Path(self.path).name
+            path = directory / "served" / Path(unquote(self.path)).name
             if not path.is_file():
                 self.send_error(404)
                 return
@@ -51,7 +57,7 @@ def _handler(directory: Path, fault: str) -> type[http.server.BaseHTTPRequestHan
     return Handler
 
 
-def _make(directory: Path, fault: str) -> str:
+def _make(directory: Path) -> None:
     served, root = directory / "served", directory / "root"
     served.mkdir()
     (root / "DEBIAN").mkdir(parents=True)
@@ -60,14 +66,20 @@ def _make(directory: Path, fault: str) -> str:
     control = f"Package: {PACKAGE}\nVersion: 1.0\nArchitecture: all\nMaintainer: nobody <nobody@example.org>\n"
     control += "Description: shows whether a package source is used\n"
     (root / "DEBIAN/control").write_text(control)
-    package = served / f"{PACKAGE}.deb"
-    _run("dpkg-deb", "--root-owner-group", "--build", str(root), str(package))
-    data = package.read_bytes()
-    about = f"Filename: ./{package.name}\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n"
-    packages = (control + about).encode()
+    _run("dpkg-deb", "--root-owner-group", "--build", str(root), str(served / f"{PACKAGE}.deb"))
+
+
+def _publish(directory: Path, fault: str) -> str:
+    """Write the index and sign it; return the key that it should be signed by."""
+    served, entries = directory / "served", []
+    for package in sorted(served.glob("*.deb")):
+        data = package.read_bytes()
+        about = f"Filename: ./{package.name}\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n"
+        entries.append(_run("dpkg-deb", "--field", str(package)) + about)
+        if fault == "hash":
+            package.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    packages = "\n".join(entries).encode()
     (served / "Packages").write_bytes(packages)
-    if fault == "hash":
-        package.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     now = time.time()
     day = 24 * 3600
     release = f"Origin: a site\nCodename: here\nDate: {formatdate(now - 9 * day, usegmt=True)}\n"

@@ -32,8 +32,8 @@ def test_role(scenario: str) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-# What it brings back is a whole cluster's.
-OF_A_CLUSTER = {"restore": "test_backup.py"}
+# What they bring back is a whole cluster's, or its node's.
+OF_A_CLUSTER = {"restore": "test_backup.py", "reboot": "test_upgrade.py", "os_upgrade": "test_upgrade.py"}
 
 
 def test_every_role_has_a_scenario() -> None:

@@ -295,16 +295,112 @@ def test_a_pin_that_cannot_be_met_names_what_there_is() -> None:
     assert node_items.Packages(index).resolve(due, lenient=True) == {}
 
 
+class Upgradable(Index):
+    """One with packages that are installed, and newer ones to be had."""
+
+    broken, interrupted = (), False
+
+    def __init__(self, installed: dict[str, str], offered: dict[str, list[str]], held: tuple[str, ...] = ()) -> None:
+        super().__init__(offered, offered)
+        self.here, self.held = installed, held
+
+    def installed(self, _names: list[str]) -> dict[str, dict[str, Any]]:
+        return {name: {"version": version, "held": name in self.held} for name, version in self.here.items()}
+
+    def candidates(self, names: list[str], _age: int) -> dict[str, str]:
+        newest = {name: self.answers[True][name][0] for name in names}
+        return {name: version for name, version in newest.items() if version != self.here[name]}
+
+
+@pytest.mark.parametrize(
+    ("pin", "offered", "target"),
+    [
+        ("", ["2.0-1", "1.1-1"], "2.0-1"),
+        ("", ["1.0-1"], None),
+        ("1.*", ["1.1-1", "1.0-1"], "1.1-1"),
+        ("1.*", ["2.0-1", "1.0-1"], None),  # what is there meets the pin, and the newest does not
+        ("1.1", ["2.0-1", "1.1-2", "1.1-1"], "1.1-2"),
+        ("0.9", ["2.0-1", "0.9-1"], "0.9-1"),
+    ],
+)
+def test_an_upgrade_moves_to_the_newest_that_the_pin_allows(pin: str, offered: list[str], target: str | None) -> None:
+    packages = node_items.Packages(Upgradable({"a": "1.0-1"}, {"a": offered}))
+    wanted = node_items.Package("a", pin)
+    packages.aim([wanted], planned=True)
+    (state,) = packages.read([wanted]).values()
+    assert packages.targets.get("a") == target
+    assert packages.fit(wanted, state) is (target is None)
+    told = packages.difference(node_record.Call("x"), wanted, state)
+    assert told == (f"version {target}, was 1.0-1" if target else "")
+
+
+def test_without_an_upgrade_what_is_installed_stays_and_the_pin_is_told() -> None:
+    noted = node_record.Call("x")
+    packages = node_items.Packages(Upgradable({"a": "1.0-1"}, {"a": ["2.0-1"]}))
+    pinned = node_items.Package("a", "2.*")
+    state = {"version": "1.0-1", "held": False}
+    assert packages.difference(noted, pinned, state) == ""
+    assert noted.notes == ["a 1.0-1 is pinned to 2.*: see clusterctl upgrade"]
+    assert packages.difference(noted, pinned, NOTHING) == "installed"
+
+
+def test_an_upgrade_leaves_what_an_administrator_holds() -> None:
+    packages = node_items.Packages(
+        Upgradable({"a": "1.0-1", "b": "1.0-1"}, {"a": ["2.0-1"], "b": ["2.0-1"]}, ("a", "b"))
+    )
+    packages.aim([node_items.Package("a"), node_items.Package("b", hold=True)], planned=True)
+    assert packages.targets == {"b": "2.0-1"}
+
+
+def test_an_upgrade_to_what_nobody_offers_fails() -> None:
+    packages = node_items.Packages(Upgradable({"a": "1.0-1"}, {"a": ["2.0-1"]}))
+    with pytest.raises(node_tools.NodeError, match=r"a is pinned to 3[.][*], but the sources offer 2[.]0-1"):
+        packages.aim([node_items.Package("a", "3.*")], planned=True)
+
+
+def test_what_is_needed_in_one_version_alone_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    depends = {
+        "slurmd=2-1": "Depends: libc6 (>= 2.39), slurm-wlm-basic-plugins (= 2-1), a (= 2) | b",
+        "slurm-wlm-basic-plugins=2-1": "Pre-Depends: base (= 2-1)\nDepends: slurmd (= 2-1)",
+        "base=2-1": "Version: 2-1",
+    }
+
+    def shown(*argv: str, **_: Any) -> tuple[int, str]:
+        return 0, "\n".join(depends[word] for word in argv[2:])
+
+    monkeypatch.setattr(node_packages, "run", shown)
+    assert node_packages.Apt([]).along({"slurmd": "2-1"}) == {"slurm-wlm-basic-plugins": "2-1", "base": "2-1"}
+    assert node_packages.Apt([]).along({}) == {}
+
+
+SIMULATED = """\
+Inst libc6 [2.41-12] (2.41-13 Debian:13.2/stable [amd64])
+Inst linux-image-6.12.57+deb13-amd64 (6.12.57-1 Debian-Security:13/stable-security [amd64])
+Conf libc6 (2.41-13 Debian:13.2/stable [amd64])
+"""
+
+
+def test_what_an_upgrade_brings_is_read_from_its_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    apt = node_packages.Apt([])
+    monkeypatch.setattr(apt, "stale", lambda _age: False)
+    monkeypatch.setattr(apt, "upgrade", lambda _kept, *_words: SIMULATED)
+    assert apt.moves(["slurmd"], True) == {
+        "libc6": ("2.41-13", "2.41-12"),
+        "linux-image-6.12.57+deb13-amd64": ("6.12.57-1", ""),
+    }
+
+
 def test_a_new_version_restarts_what_waits_for_it_and_a_hold_does_not() -> None:
     packages = node_items.Packages(node_packages.Dnf([]))
     pinned = node_items.Package("a", "2.*", hold=True)
+    packages.targets = {"a": "2.0-1"}
     assert packages.trigger(pinned, {"version": "1.0-1", "held": True}) == "package:a"
     assert packages.trigger(pinned, {"version": None, "held": False}) == "package:a"
     assert packages.trigger(pinned, {"version": "2.0-1", "held": False}) == ""
     assert packages.difference(None, pinned, {"version": "2.0-1", "held": False}) == "held"
-    assert packages.difference(None, pinned, {"version": "1.0-1", "held": True}) == "version 2.*, was 1.0-1"
+    assert packages.difference(None, pinned, {"version": "1.0-1", "held": True}) == "version 2.0-1, was 1.0-1"
     assert packages.difference(None, node_items.Package("a", absent=True), {"version": "1", "held": False}) == "removed"
-    assert packages.difference(None, node_items.Package("a"), {"version": "1", "held": True}) == ""
+    assert packages.difference(None, node_items.Package("b"), {"version": "1", "held": True}) == ""
 
 
 # Units

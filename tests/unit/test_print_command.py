@@ -52,7 +52,7 @@ def printed(cluster: Path, verb: str, *options: str) -> tuple[list[list[str]], s
     commands = [shlex.split(line) for line in done.stdout.splitlines()]
     for words in commands:
         assert words[0] == f"ANSIBLE_CONFIG={paths.content() / 'ansible.cfg'}"
-        assert not [word for word in words if word.startswith(("-e", "--extra"))]
+        assert not [word for word in words if word.startswith(("-e", "--extra"))] or verb == "upgrade"
     return commands, done.stderr
 
 
@@ -117,3 +117,22 @@ def test_what_is_restored_is_to_be_written_where_the_playbook_reads_it(cluster: 
     asked, end = json.JSONDecoder().raw_decode(text.lstrip())
     assert asked == {"restore_archive": str(archive), "restore_ended": []}
     assert "of jobs 7, 12" in text.lstrip()[end:]
+
+
+def test_an_upgrade_is_of_drained_workers_with_a_backup(cluster: Path) -> None:
+    commands, left = printed(cluster, "upgrade", "--only", "munge")
+    assert [tail(words) for words in commands] == [
+        ["inventory.yaml", "upgrade.yml", "--extra-vars", '{"upgrade_roles": ["munge"]}']
+    ]
+    first, drain, *_ = left.partition("Before it:\n")[2].splitlines()
+    assert first == f"  - clusterctl backup {cluster}"
+    assert drain.endswith("slurm-drain upgrade --out gpu01,gpu02 --reason 'upgrade under way'")
+    assert left.endswith("slurm-drain upgrade --in gpu01,gpu02\n")
+
+
+def test_a_reboot_is_of_drained_workers(cluster: Path) -> None:
+    [words], left = printed(cluster, "reboot", "gpu02")
+    assert tail(words) == ["inventory.yaml", "reboot.yml", "--limit", "gpu02"]
+    assert "slurm-drain reboot --out gpu02 " in left
+    [words], left = printed(cluster, "reboot", "head1")
+    assert "slurm-drain" not in left

@@ -460,6 +460,8 @@ def test_the_command_line() -> None:
     config = paths.content() / "ansible.cfg"
     assert str(command).startswith(f"ANSIBLE_CONFIG={config} ANSIBLE_VAULT_PASSWORD_FILE=/v ")
     assert "-i '/i n/inventory.yaml'" in str(command)
+    asked = runner.Command(Path("/p/upgrade.yml"), Path("/i"), variables={"upgrade_roles": ["munge"]})
+    assert asked.argv()[-2:] == ["--extra-vars", '{"upgrade_roles": ["munge"]}']
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------

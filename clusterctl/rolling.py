@@ -1,0 +1,160 @@
+"""Work on nodes around their jobs: the head first, then the workers in batches.
+
+A batch is drained, waited for, worked on, proven by a job and put back into service; what anything else keeps out of
+service stays out. How far it came is kept nowhere but in the nodes' own state and in the head's drain ledger, so the
+same command goes on.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from clusterctl import contact, hardware
+from clusterctl.converge import Site
+from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem, WorkersFailed
+from clusterctl.events import Result
+from clusterctl.outcome import Ledger, fold
+from clusterctl.remote import each
+from clusterctl.screen import Screen, plural
+from clusterctl.slurm import Head
+
+WORKERS = "slurm_workers"
+BATCH = "10%"
+Play = Callable[[Site], ClusterctlError | None]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How many workers are out at once (`3`, or `10%` of all and at least one), how many failures end it, and how many
+    minutes a batch waits for its jobs (None: for ever).
+    """
+
+    batch: str = BATCH
+    failures: int = 1
+    minutes: float | None = None
+
+    def check(self) -> None:
+        """Raise InputError for a batch that cannot be meant."""
+        found = re.fullmatch(r"([1-9]\d{0,4})(%?)", self.batch)
+        if not found or (found[2] and int(found[1]) > 100):
+            raise InputError(
+                [Problem(None, "--batch", f"got {self.batch[:40]!r}, expected a number such as 4, or 10%")]
+            )
+
+    def size(self, workers: int) -> int:
+        """Return how many of so many workers make a batch."""
+        number = int(self.batch.rstrip("%"))
+        return max(1, workers * number // 100) if self.batch.endswith("%") else number
+
+    def flags(self) -> tuple[str, ...]:
+        """Return the flags that ask for it, as they are typed."""
+        given = ["--batch", self.batch] if self.batch != BATCH else []
+        given += ["--max-failures", str(self.failures)] if self.failures != 1 else []
+        return (*given, *(["--timeout", f"{self.minutes:g}"] if self.minutes is not None else []))
+
+
+@dataclass
+class Rolling:
+    """One such work: a playbook for the nodes of each batch, under a cause of the drain ledger."""
+
+    site: Site
+    ledger: Ledger
+    screen: Screen
+    play: Play
+    cause: str
+    playbook: str
+    pace: Pace
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    reboots: bool = False
+    """Whether the playbook may reboot nodes, after which they have to be what their hardware records say."""
+    failed: list[str] = field(default_factory=list)
+    steps: list[list[str]] = field(default_factory=list)
+    """What was begun, in order."""
+
+    def over(self, due: Collection[str]) -> ClusterctlError | None:
+        """Do it to these nodes; returns what it failed with. A head that fails ends it, and so do enough workers."""
+        here = [host for host in self.site.hosts if host.name in due and host.name not in self.site.skipped]
+        first = [host.name for host in here if WORKERS not in host.groups or host.name in self.site.critical()]
+        workers = [host.name for host in here if host.name not in first]
+        size = self.pace.size(len(self.site.inventory.in_group(WORKERS)))
+        batches = [first] * bool(first) + [workers[at : at + size] for at in range(0, len(workers), size)]
+        for at, names in enumerate(batches):
+            if len(self.failed) >= self.pace.failures:
+                break
+            self.screen.say()
+            self.screen.say((f"{self.cause} {at + 1} of {len(batches)}", "bold"), f"  {fold(names)}")
+            self.steps.append(names)
+            if error := self._step(names):
+                return error
+        return self._outcome([name for names in batches[len(self.steps) :] for name in names])
+
+    def _outcome(self, left: Sequence[str]) -> ClusterctlError | None:
+        told = []
+        if self.failed:
+            out = [host.name for host in self.site.inventory.in_group(WORKERS) if host.name in self.failed]
+            told.append(f"{fold(self.failed)} failed" + (f", and {fold(out)} stays out of service" if out else ""))
+        told += [f"not begun: {fold(left)}"] if left else []
+        told += [f"{fold(self.site.skipped)} left out"] if self.site.skipped else []
+        return WorkersFailed("; ".join(told) + ".") if told else None
+
+    def _step(self, names: Sequence[str]) -> ClusterctlError | None:
+        workers = {host.name for host in self.site.inventory.in_group(WORKERS)}
+        out = [name for name in names if name in workers]
+        busy = self._drain(out) if out else []
+        ready = [name for name in names if name not in busy]
+        if error := self._play(self.playbook, ready, self.variables):
+            return error
+        if self.reboots:
+            self._compare([name for name in ready if name not in self.failed])
+        good = [name for name in ready if name in out and name not in self.failed]
+        if bad := [name for name in ready if name in out and name in self.failed]:
+            with Head.of(self.site) as head:
+                head.drain(self.cause, bad, f"the last {self.cause} failed there")
+        if not good and not self.reboots:
+            return None
+        proof = {"verify_drain": True, "verify_cause": self.cause}
+        return self._play("verify", list(dict.fromkeys([self.site.inventory.head.name, *good])), proof)
+
+    def _compare(self, names: Sequence[str]) -> None:
+        """Let nodes have failed whose hardware is not what is recorded of it: a GPU that did not come back, say."""
+        hosts = [host for host in self.site.inventory.hosts if host.name in names]
+        answers = each(hosts, lambda host: contact.ask(host, self.site.access, {}))
+        for name, answer in answers.items():
+            record = hardware.load(hardware.path_of(self.site.inventory.directory, name))
+            told = [str(error) for error in answer.errors]
+            told = hardware.compare(record, answer.facts.hardware) if answer.facts else told
+            if told:
+                task = "Compare the hardware with its record"
+                self.ledger.add(Result(name, self.playbook, task, "", "failed", "; ".join(told)))
+                self.failed.append(name)
+
+    def _drain(self, names: Sequence[str]) -> list[str]:
+        """Take nodes out of service and wait for their jobs; return those that still have some after the time."""
+        seconds = None if self.pace.minutes is None else self.pace.minutes * 60
+        try:
+            with Head.of(self.site) as head:
+                head.drain(self.cause, names, f"{self.cause} under way")
+                left = head.wait_until_empty(names, self.screen, seconds)
+                busy = [name for name in names if head.jobs([name])] if left else []
+        except KeyboardInterrupt:
+            keep = f"on the head: sudo slurm-drain {self.cause} --in {','.join(names)}"
+            told = f"Interrupted while jobs went on; {fold(names)} stays drained (to keep it in service, {keep})."
+            raise Interrupted(told) from None
+        if busy:
+            told = f"{plural(len(left), 'job')} still on {fold(busy)}: {left[0]}" + ", ..." * (len(left) > 1)
+            self.screen.say(("  ", ""), told)
+            self.failed += busy
+        return busy
+
+    def _play(self, playbook: str, names: Sequence[str], variables: Mapping[str, Any]) -> ClusterctlError | None:
+        """Play it for these hosts; those that fail are noted, and an error is what nothing can go on after."""
+        if not names:
+            return None
+        hosts = tuple(host for host in self.site.inventory.hosts if host.name in names)
+        error = self.play(replace(self.site, hosts=hosts, skipped=(), playbook=playbook, variables=variables))
+        lost = self.ledger.lost()
+        self.failed += [name for name in names if name in lost and name not in self.failed]
+        if error and not isinstance(error, WorkersFailed):
+            return error
+        return Interrupted("Interrupted; what was under way is done.") if self.ledger.stopped else None

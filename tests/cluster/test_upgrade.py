@@ -1,0 +1,314 @@
+"""Packages move while jobs run: `plan upgrade`, `upgrade`, pins, and what a failure half-way leaves."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.test_bootstrap import ALICE, differences
+from tests.cluster.test_membership import AT_ONCE, CROWDED, JOBS, PATIENT, accounted, actual, states
+from tests.faults.injury import (
+    begin,
+    container,
+    ended,
+    fails,
+    gateway,
+    in_service,
+    inventory_with,
+    latest_run,
+    stuck_file,
+    wait_until,
+)
+from tests.faults.repository import repository
+from tests.labs import lab_name
+
+WORKERS = ("gpu01", "gpu02")
+# Each ends when its node may be emptied; those that come later find that it may.
+JOB = r"""#!/bin/sh
+echo begin >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
+until [ -e /tmp/enough ]; do sleep 1; done
+echo end >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
+"""
+# Debian's own packages of Slurm, with a higher version and nothing else.
+RAISE = r"""
+mkdir -p /tmp/raised/new; cd /tmp/raised
+ours=$(dpkg-query --show --showformat '${Package} ${source:Package}\n' | sed -n 's/ slurm-wlm$//p')
+apt-get -qq download slurmd $ours hostname
+for package in *.deb; do
+  dpkg-deb --raw-extract $package root
+  sed -i "s/$(dpkg-deb --field $package Version)/&+lab1/g" root/DEBIAN/control
+  dpkg-deb --root-owner-group -Zgzip -z1 --build root new/ >/dev/null
+  rm -r root
+done
+"""
+SOURCE, KEY = "/etc/apt/sources.list.d/site.sources", "/etc/apt/keyrings/site.asc"
+RAISED = "+lab1"
+PUT_RIGHT = "uid 0, was 64030, gid 0, was 64030"
+OTHER = "hostname"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    lab = TestLab(lab_name("upgrade"))
+    lab.down()
+    lab.up()
+    lines = "".join(f"    {line}\n" for line in (CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]"))
+    lab.inventory.write_text(lab.inventory.read_text().replace("  vars:\n", f"  vars:\n{lines}", 1))
+    lab.run("bootstrap")
+    yield lab
+    lab.down()
+
+
+@pytest.fixture(scope="module")
+def newer(lab: TestLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The nodes have a source that offers a newer Slurm."""
+    folder: Path = tmp_path_factory.mktemp("packages") / "new"
+    lab.root("head1", RAISE)
+    podman("cp", f"{container(lab, 'head1')}:/tmp/raised/new", str(folder))
+    with repository(gateway(lab), packages=folder) as (url, public):
+        lines = f"Types: deb\nURIs: {url}\nSuites: ./\nSigned-By: {KEY}\n"
+        for node in lab.nodes:
+            lab.ssh(node, "sudo", "tee", KEY, stdin=public)
+            lab.ssh(node, "sudo", "tee", SOURCE, stdin=lines)
+        yield
+
+
+@pytest.fixture(scope="module")
+def jobs(lab: TestLab) -> str:
+    """Fifty jobs that run and fifty that wait; the array's number."""
+    submit = ["sbatch", "--parsable", f"--array=1-{JOBS}%{AT_ONCE}", "--mem=1M", "--chdir=/", "--output=none"]
+    number = lab.ssh("head1", *ALICE, *submit, stdin=JOB).strip()
+    wait_until(lambda: states(lab, number).count("RUNNING") == AT_ONCE)
+    return number
+
+
+def versions(lab: TestLab, node: str) -> dict[str, str]:
+    """What is installed of Slurm."""
+    shown = lab.root(node, r"dpkg-query --show --showformat '${Package} ${Version} ${source:Package}\n'")
+    rows = [row.split() for row in shown.splitlines()]
+    return {row[0]: row[1] for row in rows if row[-1] == "slurm-wlm"}
+
+
+def changes(document: dict[str, Any]) -> set[tuple[str, str, str, str]]:
+    """Host, kind, name and what of all that a plan lists."""
+    return {
+        (host, change["kind"], change["name"], change["what"])
+        for change in document["changes"]
+        for host in change["hosts"]
+    }
+
+
+def done(summary: dict[str, Any]) -> set[tuple[str, str, str, str]]:
+    """The same of what a run says that it did, but its backup and that nodes are in service again."""
+    return {
+        (host, change["kind"], change["name"], change["what"])
+        for host, result in summary["hosts"].items()
+        for change in result["changes"]
+        if change["kind"] not in ("backup", "task")
+    }
+
+
+def bootstrap_changes_nothing(lab: TestLab) -> None:
+    summary = lab.run("bootstrap")
+    assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
+
+
+@contextmanager
+def emptied(lab: TestLab) -> Iterator[None]:
+    """Meanwhile let the jobs of each worker end as soon as it is out of service."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1):
+            for node, state in in_service(lab).items():
+                if state.startswith("drain"):
+                    lab.root(node, "touch /tmp/enough")
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def test_nothing_is_to_be_upgraded_without_anything_newer(lab: TestLab) -> None:
+    before = lab.manifests()
+    assert clusterctl("plan", "upgrade", str(lab.inventory)).returncode == 0
+    summary = lab.run("upgrade")
+    assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
+    assert differences(before, lab.manifests()) == []
+
+
+def test_jobs_outlive_an_upgrade_that_does_what_its_plan_has_listed(lab: TestLab, newer: None, jobs: str) -> None:
+    before = lab.manifests()
+    said = clusterctl("plan", "upgrade", str(lab.inventory), "--output", "json")
+    assert said.returncode == 10, said.stdout + said.stderr
+    plan = json.loads(said.stdout)
+    assert len(plan["jobs"]) == AT_ONCE
+    assert {unit["unit"].split()[0] for unit in plan["restarts"]} == {
+        "slurmctld.service", "slurmdbd.service", "slurmd.service"
+    }  # fmt: skip
+    assert differences(before, lab.manifests()) == []
+    with emptied(lab):
+        summary = lab.run("upgrade")
+    assert summary["steps"] == [["head1"], ["gpu01"], ["gpu02"]]
+    # What Debian's slurmd does to its folder at each installation no plan can know; the role puts it right again.
+    assert done(summary) - changes(plan) <= {
+        (node, "directory", "/var/lib/slurm/slurmd", PUT_RIGHT) for node in WORKERS
+    }
+    assert changes(plan) <= done(summary)
+    after = lab.manifests()
+    for node in lab.nodes:
+        assert all(version.endswith(RAISED) for version in versions(lab, node).values())
+        listed = {name for host, _, name, _ in changes(plan) if host == node}
+        moved = {name for kind, name in actual(before[node], after[node]) if kind != "path"}
+        assert moved - {*versions(lab, node)} <= listed
+    accounted(lab, jobs, WORKERS)
+    assert {state.rstrip("*") for state in in_service(lab).values()} == {"idle"}
+    assert json.loads(lab.root("head1", "slurm-drain")) == {}
+
+
+def test_after_an_upgrade_a_bootstrap_changes_nothing(lab: TestLab) -> None:
+    bootstrap_changes_nothing(lab)
+
+
+@pytest.fixture
+def pinned(lab: TestLab) -> Iterator[str]:
+    """Slurm is pinned to the version that Debian has, which is older than what is installed; the version."""
+    older = versions(lab, "head1")["slurmctld"].removesuffix(RAISED)
+    with inventory_with(lab, f'slurm_head_version: "{older}"'):
+        yield older
+
+
+@pytest.mark.long
+def test_a_worker_that_dies_in_its_batch_stops_the_next_and_the_same_command_goes_on(
+    lab: TestLab, newer: None, pinned: str
+) -> None:
+    """Downwards, as the pin says; till then nothing moves. What an operator drained is moved and stays drained."""
+    said = fails(lab, 0)
+    assert f"slurmctld {pinned}{RAISED} is pinned to {pinned}: see clusterctl upgrade" in said
+    assert versions(lab, "head1")["slurmctld"] == pinned + RAISED
+    lab.root("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason=ops")
+    run = begin(lab, "upgrade")
+    log = latest_run(lab) / "events.jsonl"
+    # A rehearsal comes first, then the backup.
+    wait_until(lambda: '"host": "gpu01", "role": "munge"' in log.read_text().partition('"role": "backup"')[2])
+    podman("kill", container(lab, "gpu01"))
+    said = ended(run, 4)
+    assert "gpu01 failed, and gpu01 stays out of service; not begun: gpu02" in said
+    assert versions(lab, "head1")["slurmctld"] == pinned
+    assert versions(lab, "gpu02")["slurmd"] == pinned + RAISED
+    text = lab.inventory.read_text()
+    lab.up()
+    assert lab.inventory.read_text() == text
+    summary = lab.run("upgrade")
+    assert summary["steps"] == [["gpu01"], ["gpu02"]]
+    assert {*versions(lab, "gpu01").values(), *versions(lab, "gpu02").values()} == {pinned}
+    assert in_service(lab) == {"gpu01": "idle", "gpu02": "drained"}
+    assert "ops" in lab.ssh("head1", "sinfo", "--list-reasons")
+    assert json.loads(lab.root("head1", "slurm-drain")) == {}
+    lab.root("head1", "scontrol update NodeName=gpu02 State=UNDRAIN")
+    bootstrap_changes_nothing(lab)
+
+
+@pytest.mark.long
+def test_a_head_that_cannot_be_upgraded_stops_it_before_a_worker(lab: TestLab, newer: None) -> None:
+    before = {node: lab.manifest(node) for node in WORKERS}
+    with stuck_file(lab, "head1"):
+        fails(lab, 5, verb="upgrade")
+    assert differences(before, {node: lab.manifest(node) for node in WORKERS}) == []
+    assert set(in_service(lab).values()) == {"idle"}
+    lab.run("upgrade")
+    bootstrap_changes_nothing(lab)
+
+
+@contextmanager
+def power(lab: TestLab) -> Iterator[None]:
+    """Start a node again whose system asked for that, as a server does by itself: its container ended with 129."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1):
+            for node in lab.nodes:
+                ended = podman("inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", container(lab, node))
+                if ended.split() == ["exited", "129"]:
+                    podman("start", container(lab, node))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def started(lab: TestLab, node: str) -> str:
+    """When a node's first process began; its kernel is the host's."""
+    return lab.root(node, "awk '{print $22}' /proc/1/stat")
+
+
+@pytest.mark.long
+def test_nodes_are_rebooted_around_their_jobs(lab: TestLab) -> None:
+    """The head too, while a job runs elsewhere."""
+    submit = [*ALICE, "sbatch", "--parsable", "--nodelist=gpu02", "--mem=1M", "--chdir=/", "--output=none"]
+    number = lab.ssh("head1", *submit, "--wrap='until [ -e /tmp/go ]; do sleep 1; done'").strip()
+    wait_until(lambda: "RUNNING" in states(lab, number))
+    before = {node: started(lab, node) for node in lab.nodes}
+    with power(lab):
+        summary = lab.run("reboot", "head1", "gpu01")
+    assert summary["steps"] == [["head1"], ["gpu01"]]
+    assert {node for node in lab.nodes if started(lab, node) != before[node]} == {"head1", "gpu01"}
+    assert states(lab, number) == ["RUNNING"]
+    lab.root("gpu02", "touch /tmp/go")
+    wait_until(lambda: states(lab, number) == ["COMPLETED"])
+    assert set(in_service(lab).values()) == {"idle"}
+    bootstrap_changes_nothing(lab)
+
+
+@pytest.mark.long
+def test_a_node_that_comes_back_with_a_gpu_less_stays_out(lab: TestLab) -> None:
+    (place,) = (path for path in lab.inventory.parent.rglob("gpu01/simulated-nvml.conf"))
+    whole = place.read_text()
+    try:
+        place.write_text(re.sub(r"(?m)^gpus=\d+", "gpus=1", whole))
+        with power(lab):
+            said = fails(lab, 4, "gpu01", verb="reboot")
+        assert "GPU" in said
+        assert in_service(lab)["gpu01"] == "drained"
+        assert "reboot" in json.loads(lab.root("head1", "slurm-drain"))["gpu01"]
+    finally:
+        place.write_text(whole)
+    with power(lab):
+        lab.run("reboot", "gpu01")
+    assert set(in_service(lab).values()) == {"idle"}
+
+
+@pytest.mark.long
+def test_the_rest_of_the_system_is_upgraded_and_rebooted_where_it_asks_for_it(lab: TestLab, newer: None) -> None:
+    """A package of the system with a raised version comes; Slurm, of which there is a newer one too, stays."""
+    here = {node: versions(lab, node) for node in lab.nodes}
+    before = {node: started(lab, node) for node in lab.nodes}
+    lab.root("gpu02", "touch /run/reboot-required")
+    said = clusterctl("plan", "upgrade", str(lab.inventory), "--os", "--output", "json")
+    assert said.returncode == 10, said.stdout + said.stderr
+    plan = json.loads(said.stdout)
+    assert plan["reboots"] == ["gpu02"]
+    assert {name for _, _, name, _ in changes(plan)} >= {OTHER}
+    with power(lab):
+        summary = lab.run("upgrade", "--os")
+    assert done(summary) == changes(plan)
+    assert {node: versions(lab, node) for node in lab.nodes} == here
+    assert {node for node in lab.nodes if started(lab, node) != before[node]} == {"gpu02"}
+    for node in lab.nodes:
+        assert lab.root(node, f"dpkg-query --show --showformat '${{Version}}' {OTHER}").endswith(RAISED)
+    assert clusterctl("plan", "upgrade", str(lab.inventory), "--os").returncode == 0
+    bootstrap_changes_nothing(lab)

@@ -1,0 +1,215 @@
+"""Work on nodes in batches: how large they are, in what order, and after which failures no other begins."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clusterctl import converge, inventory, rolling, upgrade
+from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, WorkersFailed
+from clusterctl.events import Change, HostStats, PlaybookStarted, PlayStarted, Result, Stats, TaskStarted
+from clusterctl.outcome import Ledger
+from clusterctl.plan import Plan
+from clusterctl.remote import Access
+from clusterctl.rolling import Pace, Rolling
+
+INVENTORY = """\
+all:
+  vars: {cluster_name: aurora}
+  children:
+    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
+    slurm_workers:
+      hosts: {gpu01: {}, gpu02: {}, gpu03: {}, gpu04: {}, gpu05: {}}
+    monitoring: {hosts: {mon1: {}}}
+"""
+WORKERS = [f"gpu0{n}" for n in range(1, 6)]
+
+
+class Slurm:
+    """The head, as far as a batch asks it: what it was told, and who still has jobs."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.busy: set[str] = set()
+
+    def of(self, site: converge.Site) -> "Slurm":
+        return self
+
+    def __enter__(self) -> "Slurm":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def drain(self, cause: str, nodes: list[str], reason: str) -> None:
+        self.told.append((reason, ",".join(nodes)))
+
+    def jobs(self, nodes: list[str]) -> list[str]:
+        return [f"a job on {name}" for name in nodes if name in self.busy]
+
+    def wait_until_empty(self, nodes: list[str], screen: Any, seconds: float | None) -> list[str]:
+        return self.jobs(nodes)
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    found = Slurm()
+    monkeypatch.setattr(rolling, "Head", found)
+    return found
+
+
+class Run:
+    """Plays that fail on chosen hosts; keeps what was played and for whom."""
+
+    def __init__(self, directory: Path, *bad: str, error: ClusterctlError | None = None) -> None:
+        (directory / "inventory.yaml").write_text(INVENTORY)
+        known = inventory.load(directory / "inventory.yaml")
+        options = converge.Options("upgrade", directory)
+        self.site = converge.Site(options, known, known.hosts, Access(directory / "known_hosts"))
+        self.bad, self.error, self.ledger, self.played = bad, error, Ledger(), list[tuple[str, str]]()
+
+    def play(self, site: converge.Site) -> ClusterctlError | None:
+        names = [host.name for host in site.hosts]
+        self.played.append((site.playbook, ",".join(names)))
+        for name in names:
+            status: Any = "failed" if name in self.bad and site.playbook == "upgrade" else "ok"
+            self.ledger.add(Result(name, "r", "t", "", status))
+        return self.error or (WorkersFailed("some") if self.ledger.lost() else None)
+
+    def over(self, due: list[str], pace: Pace) -> tuple[ClusterctlError | None, Rolling]:
+        screen: Any = SimpleNamespace(say=lambda *_: None)
+        work = Rolling(self.site, self.ledger, screen, self.play, "upgrade", "upgrade", pace)
+        return work.over(due), work
+
+
+@pytest.mark.parametrize(
+    ("batch", "workers", "size"), [("10%", 5, 1), ("10%", 500, 50), ("100%", 3, 3), ("3", 100, 3), ("25%", 10, 2)]
+)
+def test_a_batch_is_a_number_or_a_part_of_the_workers(batch: str, workers: int, size: int) -> None:
+    assert Pace(batch).size(workers) == size
+
+
+@pytest.mark.parametrize("batch", ["0", "0%", "101%", "-1", "ten", "", "1.5", "3%%", "٣", "123456"])
+def test_a_batch_that_cannot_be_meant_is_refused(batch: str) -> None:
+    with pytest.raises(InputError, match="--batch"):
+        Pace(batch).check()
+
+
+def test_a_pace_is_typed_as_it_was_given() -> None:
+    assert Pace().flags() == ()
+    assert Pace("2", 3, 0.5).flags() == ("--batch", "2", "--max-failures", "3", "--timeout", "0.5")
+
+
+def test_the_head_comes_first_and_each_batch_is_drained_and_proven(tmp_path: Path, slurm: Slurm) -> None:
+    run = Run(tmp_path)
+    error, work = run.over(["gpu01", "gpu03", "gpu05", "head1", "mon1"], Pace("2"))
+    assert error is None
+    assert run.played == [
+        ("upgrade", "head1,mon1"),
+        ("upgrade", "gpu01,gpu03"),
+        ("verify", "head1,gpu01,gpu03"),
+        ("upgrade", "gpu05"),
+        ("verify", "head1,gpu05"),
+    ]
+    assert work.steps == [["head1", "mon1"], ["gpu01", "gpu03"], ["gpu05"]]
+    assert slurm.told == [("upgrade under way", "gpu01,gpu03"), ("upgrade under way", "gpu05")]
+
+
+def test_a_failure_stops_it_before_the_next_batch(tmp_path: Path, slurm: Slurm) -> None:
+    run = Run(tmp_path, "gpu02")
+    error, _ = run.over(WORKERS, Pace("2"))
+    assert isinstance(error, WorkersFailed)
+    assert str(error) == "gpu02 failed, and gpu02 stays out of service; not begun: gpu[03-05]."
+    assert run.played == [("upgrade", "gpu01,gpu02"), ("verify", "head1,gpu01")]
+    assert slurm.told[-1] == ("the last upgrade failed there", "gpu02")
+
+
+def test_so_many_may_fail_as_are_allowed(tmp_path: Path, slurm: Slurm) -> None:
+    error, work = Run(tmp_path, "gpu01", "gpu03").over(WORKERS, Pace("1", failures=2))
+    assert str(error) == "gpu01, gpu03 failed, and gpu01, gpu03 stays out of service; not begun: gpu04, gpu05."
+    assert work.steps == [["gpu01"], ["gpu02"], ["gpu03"]]
+
+
+def test_a_node_whose_jobs_go_on_is_left_alone(tmp_path: Path, slurm: Slurm) -> None:
+    slurm.busy = {"gpu01"}
+    run = Run(tmp_path)
+    error, work = run.over(["gpu01", "gpu02"], Pace("2", minutes=0))
+    assert isinstance(error, WorkersFailed)
+    assert work.failed == ["gpu01"]
+    assert run.played == [("upgrade", "gpu02"), ("verify", "head1,gpu02")]
+
+
+def test_a_head_that_fails_ends_it(tmp_path: Path, slurm: Slurm) -> None:
+    run = Run(tmp_path, error=HeadFailed("head1 failed"))
+    error, _ = run.over([*WORKERS, "head1"], Pace())
+    assert isinstance(error, HeadFailed)
+    assert run.played == [("upgrade", "head1")]
+    assert slurm.told == []
+
+
+def test_a_stop_ends_it_after_the_play_under_way(tmp_path: Path, slurm: Slurm) -> None:
+    run = Run(tmp_path)
+    run.ledger.stopped = True
+    error, _ = run.over(WORKERS, Pace())
+    assert isinstance(error, Interrupted)
+    assert run.played == [("upgrade", "gpu01")]
+
+
+def test_who_was_left_out_is_told(tmp_path: Path, slurm: Slurm) -> None:
+    run = Run(tmp_path)
+    run.site = replace(run.site, skipped=("gpu02",))
+    error, _ = run.over(["gpu01", "gpu02"], Pace())
+    assert str(error) == "gpu02 left out."
+    assert run.played == [("upgrade", "gpu01"), ("verify", "head1,gpu01")]
+
+
+def moved(host: str, name: str, what: str) -> Plan:
+    return Plan({("r", "package", name, what): [host]})
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "told"),
+    [
+        ("25.05.1-1", "24.11.5-4", ""),
+        ("24.11.5-5", "24.11.5-4", ""),
+        ("25.11.1-1", "23.11.1-1", "Slurm 23.11 and the head's 25.11"),
+        ("1:24.05.1-1", "24.11.5-4", "Slurm 24.11 and the head's 24.05"),
+        ("99.05.1-1", "24.11.5-4", "99.05 is not known here"),
+    ],
+)
+def test_slurm_moves_no_further_than_it_reads_its_own_state(tmp_path: Path, new: str, old: str, told: str) -> None:
+    site, plan = Run(tmp_path).site, moved("head1", "slurmctld", f"version {new}, was {old}")
+    if told:
+        with pytest.raises(PreflightError, match=told):
+            upgrade._require_window(site, plan)
+    else:
+        upgrade._require_window(site, plan)
+
+
+def test_only_takes_roles_that_there_are() -> None:
+    assert upgrade.What().variables() == {}
+    assert upgrade.What(("munge", "slurm_head")).variables() == {"upgrade_roles": ["munge", "slurm_head"]}
+    assert upgrade.What(system=True, stay=True).variables() == {"os_upgrade_reboot": False}
+    with pytest.raises(InputError, match=r'no role "slurm_worke".*slurm_worker'):
+        upgrade.What(("slurm_worke",)).variables()
+    with pytest.raises(InputError, match="--os"):
+        upgrade.What(("munge",), system=True).variables()
+    with pytest.raises(InputError, match="--no-reboot"):
+        upgrade.What(stay=True).variables()
+
+
+def test_the_changes_of_several_playbooks_add_up_and_a_rehearsal_counts_for_nothing() -> None:
+    ledger = Ledger()
+    ledger.add(Result("gpu01", "r", "t", "", "changed", changes=(Change("package", "a", "installed"),)))
+    ledger.forget()
+    assert (ledger.hosts, ledger.failures) == ({}, [])
+    for count in (2, 1):
+        ledger.add(PlaybookStarted(("p",)))
+        ledger.add(PlayStarted("p", "all", ("gpu01",)))
+        ledger.add(TaskStarted("p", "r", "t", ""))
+        for _ in range(count):
+            ledger.add(Result("gpu01", "r", "t", "", "changed"))
+        ledger.add(Stats({"gpu01": HostStats(changed=count)}))
+    assert ledger.hosts["gpu01"].changed == 3
