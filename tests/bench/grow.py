@@ -2,39 +2,39 @@
 
 import re
 
-from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Document, load, run, say
+from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Document, load, say
 
 SIZES = (3, 12)
 
 
 def main() -> Document:
-    """Add the last worker of two labs to a finished cluster of the others; print and return the figures."""
+    """Add the last worker of a small cluster, then of a large one of which that is a part; return the figures."""
     say(f"One more worker; {load()}")
     figures: Document = {}
-    for workers in SIZES:
-        figures[f"workers_{workers}"] = _add(workers)
-    small, large = (figures[f"workers_{workers}"]["wall"] for workers in SIZES)
-    figures["ratio_wall"] = round(large / small, 2)
-    say(f"  Ratio by wall clock: {large / small:.2f}")
-    return figures
-
-
-def _add(workers: int) -> dict[str, float]:
-    lab = BenchLab.of("grow", workers)
+    lab = BenchLab.of("grow", SIZES[-1])
     try:
         lab.fresh()
         text = lab.inventory.read_text()
-        last = re.search(rf" *gpu{workers:02}: {{ansible_host: (.*)}}\n", text)
-        if not last:
-            raise BenchError(f"{lab.inventory} has no gpu{workers:02} on a line of its own")
-        lab.inventory.write_text(text.replace(last[0], ""))
-        lab.clusterctl("bootstrap")
-        name = f"gpu{workers:02}"
-        cost, _ = lab.measure(*CLUSTERCTL, "add-node", lab.inventory, name, "--address", last[1], "--yes")
-        say(f"  the {workers:2}th worker  {cost}; {load()}")
-        changed = re.search("nothing to change", run(*CLUSTERCTL, "bootstrap", lab.inventory)[1])
-        if not changed:
-            raise BenchError("the bootstrap after add-node had something to change")
+        lines = dict(re.findall(r"( *gpu\d\d: {ansible_host: (.*)}\n)", text))
+        if len(lines) != lab.workers:
+            raise BenchError(f"{lab.inventory} does not have each worker on a line of its own")
+        for workers in SIZES:
+            given = list(lines)[: workers - 1]
+            lab.inventory.write_text(
+                "".join(part for part in text.splitlines(True) if part in given or part not in lines)
+            )
+            lab.clusterctl("bootstrap")
+            name = f"gpu{workers:02}"
+            address = lines[list(lines)[workers - 1]]
+            cost, _ = lab.measure(*CLUSTERCTL, "add-node", lab.inventory, name, "--address", address, "--yes")
+            say(f"  worker {workers:2}  {cost}; {load()}")
+            figures[f"workers_{workers}"] = cost.document()
+            if "nothing to change" not in lab.clusterctl("bootstrap"):
+                raise BenchError("the bootstrap after add-node had something to change")
     finally:
         lab.down()
-    return cost.document()
+    for what in ("wall", "controller"):
+        small, large = (figures[f"workers_{workers}"][what] for workers in SIZES)
+        figures[f"ratio_{what}"] = round(large / small, 2)
+    say(f"  Ratio by wall clock: {figures['ratio_wall']:.2f}; by CPU here: {figures['ratio_controller']:.2f}")
+    return figures
