@@ -221,7 +221,7 @@ VERBS = {
     "plan": ("plan bootstrap", "-v"),
     "plan of an upgrade": ("plan upgrade", "-v"),
     "upgrade": ("upgrade",),
-    "reboot": ("reboot", "gpu01"),
+    "reboot": ("reboot", "gpu02"),
     "trust": ("trust", "gpu01", "--accept-new-host-keys"),
     "logs": ("logs", "last", "--full"),
     "add-node": ("add-node", "gpu02", "--address", "{address}", "--yes", "--accept-new-host-keys"),
@@ -277,7 +277,7 @@ def command(site: Site, verb: str) -> list[str]:
 
 def ready(site: Site, verb: str) -> None:
     """See to it that there is what the verb is about."""
-    if verb in ("replace-node", "remove-node") and "gpu02" not in site.lab.inventory.read_text():
+    if verb in ("reboot", "replace-node", "remove-node") and "gpu02" not in site.lab.inventory.read_text():
         goes_well(site, "add-node")
     if verb == "restore" and not list((site.cluster / ".clusterctl/backups").glob("*.tar")):
         goes_well(site, "backup")
@@ -291,13 +291,13 @@ def goes_well(site: Site, verb: str) -> Run:
 
 
 @contextmanager
-def silent(site: Site) -> Iterator[None]:
-    """Let gpu01 say nothing."""
-    podman("pause", container(site.lab, "gpu01"))
+def silent(site: Site, node: str = "gpu01") -> Iterator[None]:
+    """Let a node say nothing."""
+    podman("pause", container(site.lab, node))
     try:
         yield
     finally:
-        podman("unpause", container(site.lab, "gpu01"))
+        podman("unpause", container(site.lab, node))
 
 
 def at_work(process: "subprocess.Popen[bytes]") -> None:
@@ -325,7 +325,7 @@ class TestEveryVerb:
         if verb == "logs":
             run, code = site.run("logs", "yesterday"), 2
         elif verb in ASKING:
-            with silent(site):
+            with silent(site, "gpu02" if verb == "reboot" else "gpu01"):
                 run, code = site.run(*command(site, verb)), 3
         else:
             node, spoil, code, mend = FAILURES[verb]
