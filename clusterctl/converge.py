@@ -320,7 +320,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
 
         def played(site: Site, patience: float | None = PATIENCE) -> ClusterctlError | None:
             patience = None if options.check or not work.plays else patience
-            error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head, patience)
+            error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head, patience, more=not work.plays)
             trouble.extend([bad] if bad else [])
             if (behind := ledger.behind()) and (error is None or isinstance(error, WorkersFailed)):
                 screen.say((f"  {fold(ledger.ordered(behind))}", "bold"), ", which the others did not wait for:")
@@ -474,8 +474,12 @@ def play(
     screen: Screen,
     on_head: Any = None,
     patience: float | None = None,
+    more: bool = False,
 ) -> tuple[ClusterctlError | None, OSError | None]:
-    """Run Ansible and show it; returns what it failed with, and what kept us from writing about it."""
+    """Run Ansible and show it; returns what it failed with, and what kept us from writing about it.
+
+    `more`: see Ledger.judge.
+    """
     progress = Progress(screen, ledger, verbose=site.options.verbosity > 0, diff=site.options.diff)
     critical = site.critical()
     ansible = runner.Runner(
@@ -488,6 +492,7 @@ def play(
         redact=redact,
         notify=progress.stopping,
     )
+    ledger.ended = False  # or a playbook that never begins would be judged by the end of the one before it
     with progress.running():
         for item in ansible.watch():
             if on_head and on_head.lost and not ansible.stopped:
@@ -501,7 +506,7 @@ def play(
     ledger.stopped |= ansible.stopped
     if ansible.trouble:
         ledger.why = f"stopped, for {ansible.trouble.filename or kept.path} takes no more: {ansible.trouble.strerror}"
-    return ledger.judge(site.groups(), critical, site.skipped), ansible.trouble
+    return ledger.judge(site.groups(), critical, site.skipped, more), ansible.trouble
 
 
 def _asked(site: Site) -> dict[str, Any]:

@@ -155,6 +155,4 @@ class Rolling:
         error = self.play(replace(self.site, hosts=hosts, skipped=(), playbook=playbook, variables=variables))
         lost = self.ledger.lost()
         self.failed += [name for name in names if name in lost and name not in self.failed]
-        if error and not isinstance(error, WorkersFailed):
-            return error
-        return Interrupted("Interrupted; what was under way is done.") if self.ledger.stopped else None
+        return None if isinstance(error, WorkersFailed) else error

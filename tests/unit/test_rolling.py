@@ -1,5 +1,6 @@
 """Work on nodes in batches: how large they are, in what order, and after which failures no other begins."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl import converge, inventory, rolling, upgrade
+from clusterctl import converge, inventory, rolling, runner, upgrade
 from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, WorkersFailed
-from clusterctl.events import Change, HostStats, PlaybookStarted, PlayStarted, Result, Stats, TaskStarted
+from clusterctl.events import Change, Ended, HostStats, PlaybookStarted, PlayStarted, Result, Stats, TaskStarted
 from clusterctl.outcome import Ledger
 from clusterctl.plan import Plan
 from clusterctl.remote import Access
 from clusterctl.rolling import Pace, Rolling
+from clusterctl.screen import Screen
 
 INVENTORY = """\
 all:
@@ -150,11 +152,24 @@ def test_a_head_that_fails_ends_it(tmp_path: Path, slurm: Slurm) -> None:
 
 
 def test_a_stop_ends_it_after_the_play_under_way(tmp_path: Path, slurm: Slurm) -> None:
-    run = Run(tmp_path)
-    run.ledger.stopped = True
+    run = Run(tmp_path, error=Interrupted("stopped"))
     error, _ = run.over(WORKERS, Pace())
     assert isinstance(error, Interrupted)
     assert run.played == [("upgrade", "gpu01")]
+
+
+def test_a_playbook_that_never_begins_is_not_judged_by_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    for event in (Result("head1", "r", "t", "", "ok"), Ended()):
+        run.ledger.add(event)
+    died: Any = SimpleNamespace(watch=lambda: iter(()), stopped=False, trouble=None)
+    monkeypatch.setattr(runner, "Runner", lambda *_, **__: died)
+    kept: Any = None
+    error, _ = converge.play(run.site, kept, run.ledger, 0, str, Screen(io.StringIO()))
+    assert type(error) is ClusterctlError
+    assert str(error) == "Ansible ended without finishing the playbook."
 
 
 def test_who_was_left_out_is_told(tmp_path: Path, slurm: Slurm) -> None:
