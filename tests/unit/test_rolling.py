@@ -65,8 +65,10 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
 class Run:
     """Plays that fail on chosen hosts; keeps what was played and for whom."""
 
-    def __init__(self, directory: Path, *bad: str, error: ClusterctlError | None = None) -> None:
-        (directory / "inventory.yaml").write_text(INVENTORY)
+    def __init__(
+        self, directory: Path, *bad: str, error: ClusterctlError | None = None, inventory_text: str = INVENTORY
+    ) -> None:
+        (directory / "inventory.yaml").write_text(inventory_text)
         known = inventory.load(directory / "inventory.yaml")
         options = converge.Options("upgrade", directory)
         self.site = converge.Site(options, known, known.hosts, Access(directory / "known_hosts"))
@@ -149,6 +151,21 @@ def test_a_head_that_fails_ends_it(tmp_path: Path, slurm: Slurm) -> None:
     assert isinstance(error, HeadFailed)
     assert run.played == [("upgrade", "head1")]
     assert slurm.told == []
+
+
+def test_a_head_that_works_too_and_whose_jobs_go_on_ends_it(tmp_path: Path, slurm: Slurm) -> None:
+    text = INVENTORY.replace("hosts: {gpu01: {}", "hosts: {head1: {}, gpu01: {}")
+    run, slurm.busy = Run(tmp_path, inventory_text=text), {"head1"}
+    error, _ = run.over([*WORKERS, "head1"], Pace(failures=3, minutes=0))
+    assert isinstance(error, HeadFailed)
+    assert run.played == [], "a proof would put it back into service, and workers would be ahead of it"
+
+
+def test_a_jump_host_has_a_turn_of_its_own(tmp_path: Path, slurm: Slurm) -> None:
+    run = Run(tmp_path, inventory_text=INVENTORY.replace("mon1: {}", "mon1: {cluster_jump_host: head1}"))
+    error, work = run.over(["head1", "mon1", "gpu01"], Pace())
+    assert error is None
+    assert work.steps == [["head1"], ["mon1"], ["gpu01"]]
 
 
 def test_a_stop_ends_it_after_the_play_under_way(tmp_path: Path, slurm: Slurm) -> None:
