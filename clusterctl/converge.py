@@ -137,10 +137,11 @@ class Site:
                 groups.setdefault(group, []).append(host.name)
         return groups
 
-    def only(self, names: Collection[str]) -> "Site":
-        """Return the site with these hosts alone, and those that must know of them."""
+    def only(self, names: Collection[str], playbook: str = "") -> "Site":
+        """Return the site with these hosts alone, and those that must know of them; for another playbook, if given."""
         informed = {host.name for host in self.inventory.in_group("monitoring")} | self.critical()
-        return replace(self, hosts=tuple(host for host in self.hosts if host.name in {*names, *informed}))
+        hosts = tuple(host for host in self.hosts if host.name in {*names, *informed})
+        return replace(self, hosts=hosts, playbook=playbook or self.playbook)
 
     def critical(self) -> frozenset[str]:
         return frozenset(
@@ -165,6 +166,8 @@ class Work:
     told: dict[str, Any] = field(default_factory=dict)
     plays: bool = True
     """Whether the site that `begin` returns is played before `finish`, which else plays all, and waits for each."""
+    rest: str = ""
+    """The playbook for nodes left behind, where the verb's own would do again what it has done to the head."""
 
 
 def load(options: Options, inventory: Inventory | None = None) -> Site:
@@ -324,7 +327,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             trouble.extend([bad] if bad else [])
             if (behind := ledger.behind()) and (error is None or isinstance(error, WorkersFailed)):
                 screen.say((f"  {fold(ledger.ordered(behind))}", "bold"), ", which the others did not wait for:")
-                return played(site.only(behind), patience=None)
+                return played(site.only(behind, work.rest), patience=None)
             return error
 
         try:
