@@ -215,9 +215,33 @@ def test_slurm_moves_no_further_than_it_reads_its_own_state(tmp_path: Path, new:
     site, plan = Run(tmp_path).site, moved("head1", "slurmctld", f"version {new}, was {old}")
     if told:
         with pytest.raises(PreflightError, match=told):
-            upgrade._require_window(site, plan)
+            upgrade._require_window(site, plan, Ledger())
     else:
-        upgrade._require_window(site, plan)
+        upgrade._require_window(site, plan, Ledger())
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "to", "stays", "told"),
+    [
+        ("gpu01", "slurmd", "25.05.1-1", {"slurmctld": {"head1": "24.11.5-4"}}, "Slurm 25.05 and the head's 24.11"),
+        ("gpu01", "slurmd", "24.11.6-1", {"slurmctld": {"head1": "24.11.5-4"}}, ""),
+        ("head1", "slurmctld", "25.11.1-1", {"slurmd": {"gpu01": "23.11.1-1"}}, "Slurm 23.11 and the head's 25.11"),
+        ("head1", "slurmctld", "25.11.1-1", {"slurmd": {"gpu01": "24.11.5-4"}}, ""),
+        ("gpu01", "munge", "0.5.17", {"slurmctld": {"head1": "99.05.1"}}, ""),
+    ],
+)
+def test_what_stays_counts_beside_what_moves(
+    tmp_path: Path, host: str, name: str, to: str, stays: dict[str, dict[str, str]], told: str
+) -> None:
+    """As with --only, which moves the one and not the other."""
+    ledger = Ledger()
+    ledger.installed["r"] = stays
+    site, plan = Run(tmp_path).site, moved(host, name, f"version {to}, was 24.11.5-4")
+    if told:
+        with pytest.raises(PreflightError, match=told):
+            upgrade._require_window(site, plan, ledger)
+    else:
+        upgrade._require_window(site, plan, ledger)
 
 
 def test_only_takes_roles_that_there_are() -> None:
