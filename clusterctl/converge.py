@@ -336,7 +336,9 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             error = raised
         except KeyboardInterrupt:
             error = Interrupted("Interrupted between two playbooks; nothing is under way any more.")
-        summary = _summary(site, kept, ledger, error)
+        rest = bool(work.rest) and isinstance(error, WorkersFailed)  # what a verb does to the head alone is done
+        again = (replace(options, verb=work.rest, flags=()) if rest else options).again()
+        summary = _summary(site, kept, ledger, error, again)
         if work.conclude and error is None:
             summary["exit_code"] = work.conclude(ledger, screen)
         summary = throughout(summary | work.told, redact)
@@ -346,7 +348,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         if options.json:
             print(json.dumps(summary), flush=True)
         if error or not work.conclude:
-            _page(site, kept, ledger, error, next(iter(trouble), None), screen)
+            _page(site, kept, ledger, error, next(iter(trouble), None), screen, again)
     return int(summary["exit_code"])
 
 
@@ -539,8 +541,9 @@ def _keep_refusal(site: Site, error: ClusterctlError, seconds: float) -> None:
         secrets.write_private(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
 
 
-def _summary(site: Site, kept: runner.RunDirectory, ledger: Ledger, error: ClusterctlError | None) -> dict[str, Any]:
-    options = site.options
+def _summary(
+    site: Site, kept: runner.RunDirectory, ledger: Ledger, error: ClusterctlError | None, again: str
+) -> dict[str, Any]:
     return {
         **_asked(site),
         "exit_code": error.exit_code if error else 0,
@@ -552,7 +555,7 @@ def _summary(site: Site, kept: runner.RunDirectory, ledger: Ledger, error: Clust
             for what, url, login in report.addresses(site.inventory, site.options.given)
         ],
         "log": str(kept.log),
-        "next": options.again() if error else None,
+        "next": again if error else None,
     }
 
 
@@ -570,6 +573,7 @@ def _page(
     error: ClusterctlError | None,
     trouble: OSError | None,
     screen: Screen,
+    again: str,
 ) -> None:
     options, page = site.options, report.Page(screen)
     if error is None:
@@ -588,4 +592,4 @@ def _page(
     if type(error) is ClusterctlError:
         page.tail(kept.log)
     page.field("Log", _near(kept.log))
-    page.field("Go on", options.again(), "bold")
+    page.field("Go on", again, "bold")
