@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -264,22 +264,20 @@ def restore_command(options: Options, archive: Path, yes: bool) -> int:
     if not yes and (options.json or not (sys.stdin.isatty() and sys.stderr.isatty())):
         raise InputError([Problem(None, "--yes", "is missing, and there is no terminal to ask on")])
 
+    after = ExitStack()
+
     def agree(site: Site, screen: Screen) -> Site:
         _fits(site, manifest)
         ended = _ended(site, manifest)
         _show(site, manifest, archive, ended, screen)
         if not yes and not _agreed():
             raise Interrupted("Nothing was put back, and no node was changed.")
+        after.callback(asked.unlink, missing_ok=True)  # or the plain command would one day put it back once more
         secrets.write_private(asked, _request(path, ended), replace=True)
         return site
 
-    def finish(
-        site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
-    ) -> ClusterctlError | None:
-        asked.unlink()  # or the plain command would one day put this backup back once more
-        return None
-
-    return converge.run(options, work=Work(agree, finish))
+    with after:
+        return converge.run(options, work=Work(agree, rest="bootstrap"))
 
 
 def _request(archive: str, ended: list[str]) -> bytes:

@@ -137,10 +137,11 @@ class Site:
                 groups.setdefault(group, []).append(host.name)
         return groups
 
-    def only(self, names: Collection[str]) -> "Site":
-        """Return the site with these hosts alone, and those that must know of them."""
+    def only(self, names: Collection[str], playbook: str = "") -> "Site":
+        """Return the site with these hosts alone, and those that must know of them; for another playbook, if given."""
         informed = {host.name for host in self.inventory.in_group("monitoring")} | self.critical()
-        return replace(self, hosts=tuple(host for host in self.hosts if host.name in {*names, *informed}))
+        hosts = tuple(host for host in self.hosts if host.name in {*names, *informed})
+        return replace(self, hosts=hosts, playbook=playbook or self.playbook)
 
     def critical(self) -> frozenset[str]:
         return frozenset(
@@ -165,6 +166,8 @@ class Work:
     told: dict[str, Any] = field(default_factory=dict)
     plays: bool = True
     """Whether the site that `begin` returns is played before `finish`, which else plays all, and waits for each."""
+    rest: str = ""
+    """The playbook for nodes left behind, where the verb's own would do again what it has done to the head."""
 
 
 def load(options: Options, inventory: Inventory | None = None) -> Site:
@@ -320,11 +323,11 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
 
         def played(site: Site, patience: float | None = PATIENCE) -> ClusterctlError | None:
             patience = None if options.check or not work.plays else patience
-            error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head, patience)
+            error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head, patience, more=not work.plays)
             trouble.extend([bad] if bad else [])
             if (behind := ledger.behind()) and (error is None or isinstance(error, WorkersFailed)):
                 screen.say((f"  {fold(ledger.ordered(behind))}", "bold"), ", which the others did not wait for:")
-                return played(site.only(behind), patience=None)
+                return played(site.only(behind, work.rest), patience=None)
             return error
 
         try:
@@ -333,7 +336,9 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             error = raised
         except KeyboardInterrupt:
             error = Interrupted("Interrupted between two playbooks; nothing is under way any more.")
-        summary = _summary(site, kept, ledger, error)
+        rest = bool(work.rest) and isinstance(error, WorkersFailed)  # what a verb does to the head alone is done
+        again = (replace(options, verb=work.rest, flags=()) if rest else options).again()
+        summary = _summary(site, kept, ledger, error, again)
         if work.conclude and error is None:
             summary["exit_code"] = work.conclude(ledger, screen)
         summary = throughout(summary | work.told, redact)
@@ -343,7 +348,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         if options.json:
             print(json.dumps(summary), flush=True)
         if error or not work.conclude:
-            _page(site, kept, ledger, error, next(iter(trouble), None), screen)
+            _page(site, kept, ledger, error, next(iter(trouble), None), screen, again)
     return int(summary["exit_code"])
 
 
@@ -474,8 +479,12 @@ def play(
     screen: Screen,
     on_head: Any = None,
     patience: float | None = None,
+    more: bool = False,
 ) -> tuple[ClusterctlError | None, OSError | None]:
-    """Run Ansible and show it; returns what it failed with, and what kept us from writing about it."""
+    """Run Ansible and show it; returns what it failed with, and what kept us from writing about it.
+
+    `more`: see Ledger.judge.
+    """
     progress = Progress(screen, ledger, verbose=site.options.verbosity > 0, diff=site.options.diff)
     critical = site.critical()
     ansible = runner.Runner(
@@ -488,6 +497,7 @@ def play(
         redact=redact,
         notify=progress.stopping,
     )
+    ledger.ended = False  # or a playbook that never begins would be judged by the end of the one before it
     with progress.running():
         for item in ansible.watch():
             if on_head and on_head.lost and not ansible.stopped:
@@ -501,7 +511,7 @@ def play(
     ledger.stopped |= ansible.stopped
     if ansible.trouble:
         ledger.why = f"stopped, for {ansible.trouble.filename or kept.path} takes no more: {ansible.trouble.strerror}"
-    return ledger.judge(site.groups(), critical, site.skipped), ansible.trouble
+    return ledger.judge(site.groups(), critical, site.skipped, more), ansible.trouble
 
 
 def _asked(site: Site) -> dict[str, Any]:
@@ -531,8 +541,9 @@ def _keep_refusal(site: Site, error: ClusterctlError, seconds: float) -> None:
         secrets.write_private(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
 
 
-def _summary(site: Site, kept: runner.RunDirectory, ledger: Ledger, error: ClusterctlError | None) -> dict[str, Any]:
-    options = site.options
+def _summary(
+    site: Site, kept: runner.RunDirectory, ledger: Ledger, error: ClusterctlError | None, again: str
+) -> dict[str, Any]:
     return {
         **_asked(site),
         "exit_code": error.exit_code if error else 0,
@@ -544,7 +555,7 @@ def _summary(site: Site, kept: runner.RunDirectory, ledger: Ledger, error: Clust
             for what, url, login in report.addresses(site.inventory, site.options.given)
         ],
         "log": str(kept.log),
-        "next": options.again() if error else None,
+        "next": again if error else None,
     }
 
 
@@ -562,6 +573,7 @@ def _page(
     error: ClusterctlError | None,
     trouble: OSError | None,
     screen: Screen,
+    again: str,
 ) -> None:
     options, page = site.options, report.Page(screen)
     if error is None:
@@ -580,4 +592,4 @@ def _page(
     if type(error) is ClusterctlError:
         page.tail(kept.log)
     page.field("Log", _near(kept.log))
-    page.field("Go on", options.again(), "bold")
+    page.field("Go on", again, "bold")

@@ -204,20 +204,26 @@ class Ledger:
         self.failures = [result for result in self.failures if self.hosts[result.host].status != "ok"]
 
     def judge(
-        self, groups: Mapping[str, Collection[str]], critical: Collection[str], skipped: Collection[str] = ()
+        self,
+        groups: Mapping[str, Collection[str]],
+        critical: Collection[str],
+        skipped: Collection[str] = (),
+        more: bool = False,
     ) -> ClusterctlError | None:
         """Return what the run failed with, None if all is well.
 
         `groups` has the hosts of each group that the run was meant for, `critical` are the hosts without which
-        nothing goes on (the heads), `skipped` those left out because they could not be reached.
+        nothing goes on (the heads), `skipped` those left out because they could not be reached. Where `more` playbooks
+        are to come, a stop counts that was asked for too late to end this one.
         """
         lost = self.lost()
         if not self.ended and not self.stopped:
             return ClusterctlError("Ansible ended without finishing the playbook.")
         if heads := sorted(lost & set(critical)):
             return HeadFailed(f"{fold(heads)}, the head, failed; the run stopped there.")
-        if not self.ended or (self.stopped and self.behind()):
-            under_way = "nothing is under way any more" if self.orderly else "a task may still run to its end on a node"
+        if not self.ended or (self.stopped and (more or self.behind())):
+            orderly = self.orderly or (more and self.ended)
+            under_way = "nothing is under way any more" if orderly else "a task may still run to its end on a node"
             left = f"; {fold(self.ordered(behind))} was left behind" if (behind := self.behind()) else ""
             return Interrupted(f"{self.why}{left}; {under_way}.")
         if lost or skipped:

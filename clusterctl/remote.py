@@ -398,23 +398,28 @@ def _authenticate(host: Host, way: Route, line: _Line, transport: paramiko.Trans
 
 
 _refusals: dict[tuple[str, Access], ContactError] = {}
+_let_in: set[tuple[str, Access]] = set()
 _logins: defaultdict[tuple[str, Access], threading.Lock] = defaultdict(threading.Lock)
 
 
 def connect(host: Host, access: Access) -> "Session":
     """Return an authenticated connection, or raise ContactError within 15 seconds. Close it after use (`with`).
 
-    A node that has refused our key is not asked again, by whatever way: some lock an account after a few times.
+    A node that has refused our key is not asked again, by whatever way: some lock an account after a few times. One
+    that has taken it before is: while it boots it lets nobody in but root.
     """
-    with _logins[host.name, access]:
-        if known := _refusals.get((host.name, access)):
+    whom = (host.name, access)
+    with _logins[whom]:
+        if known := _refusals.get(whom):
             raise ContactError(known.failure, known.found, known.hint)
         try:
-            return _connect(host, access)
+            session = _connect(host, access)
         except ContactError as error:
-            if error.failure is Failure.AUTHENTICATION:
-                _refusals[host.name, access] = error
+            if error.failure is Failure.AUTHENTICATION and whom not in _let_in:
+                _refusals[whom] = error
             raise
+        _let_in.add(whom)
+        return session
 
 
 def _connect(host: Host, access: Access) -> "Session":

@@ -12,10 +12,10 @@ from typing import Any
 
 from clusterctl import contact, hardware
 from clusterctl.converge import Site
-from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem, WorkersFailed
+from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, Problem, WorkersFailed
 from clusterctl.events import Result
 from clusterctl.outcome import Ledger, fold
-from clusterctl.remote import each
+from clusterctl.remote import each, forget_gateways
 from clusterctl.screen import Screen, plural
 from clusterctl.slurm import Head
 
@@ -78,7 +78,10 @@ class Rolling:
         first = [host.name for host in here if WORKERS not in host.groups or host.name in self.site.critical()]
         workers = [host.name for host in here if host.name not in first]
         size = self.pace.size(len(self.site.inventory.in_group(WORKERS)))
-        batches = [first] * bool(first) + [workers[at : at + size] for at in range(0, len(workers), size)]
+        # A jump host's reboot would cut off those behind it, so it has a turn of its own.
+        ways = {host.jump.name for host in here if host.jump}
+        single = [[name for name in first if (name in ways) == way] for way in (True, False)]
+        batches = [*filter(None, single), *(workers[at : at + size] for at in range(0, len(workers), size))]
         for at, names in enumerate(batches):
             if len(self.failed) >= self.pace.failures:
                 break
@@ -111,6 +114,8 @@ class Rolling:
         if bad := [name for name in ready if name in out and name in self.failed]:
             with Head.of(self.site) as head:
                 head.drain(self.cause, bad, f"the last {self.cause} failed there")
+        if heads := [name for name in names if name in self.failed and name in self.site.critical()]:
+            return HeadFailed(f"{fold(heads)}, the head, could not be done; nothing was begun after it.")
         if not good and not self.reboots:
             return None
         proof = {"verify_drain": True, "verify_cause": self.cause}
@@ -118,6 +123,7 @@ class Rolling:
 
     def _compare(self, names: Sequence[str]) -> None:
         """Let nodes have failed whose hardware is not what is recorded of it: a GPU that did not come back, say."""
+        forget_gateways()  # a jump host may have been rebooted
         hosts = [host for host in self.site.inventory.hosts if host.name in names]
         answers = each(hosts, lambda host: contact.ask(host, self.site.access, {}))
         for name, answer in answers.items():
@@ -155,6 +161,4 @@ class Rolling:
         error = self.play(replace(self.site, hosts=hosts, skipped=(), playbook=playbook, variables=variables))
         lost = self.ledger.lost()
         self.failed += [name for name in names if name in lost and name not in self.failed]
-        if error and not isinstance(error, WorkersFailed):
-            return error
-        return Interrupted("Interrupted; what was under way is done.") if self.ledger.stopped else None
+        return None if isinstance(error, WorkersFailed) else error

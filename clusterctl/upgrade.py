@@ -21,6 +21,7 @@ from clusterctl.slurm import DRAIN, Head, Job
 from clusterctl.untrusted import printable
 
 CAUSE, REBOOT = "upgrade", "reboot"
+_DAEMON = re.compile("(slurm-)?slurm(ctld|d)")
 _NONE_OF_THEIR_OWN = ("packages", "verify")
 
 
@@ -160,7 +161,7 @@ def _begun(site: Site, screen: Screen) -> Site:
 def _affected(site: Site, ledger: Ledger) -> list[Job]:
     """Return the jobs on the workers that a rehearsal would change; PreflightError for a change that cannot be."""
     found = Plan.of(ledger)
-    _require_window(site, found)
+    _require_window(site, found, ledger)
     workers = [host.name for host in site.inventory.in_group(WORKERS) if host.name in _moved(found)]
     if not workers:
         return []
@@ -172,15 +173,17 @@ def _moved(found: Plan) -> set[str]:
     return {*found.reboots, *(host for hosts in found.changes.values() for host in hosts)}
 
 
-def _require_window(site: Site, found: Plan) -> None:
+def _require_window(site: Site, found: Plan, ledger: Ledger) -> None:
     """Refuse (PreflightError) a Slurm that could not read the head's state, or not talk to a worker.
 
-    Until the last batch the new head talks to old workers, so their versions count as well.
+    Until the last batch the new head talks to old workers, so their versions count as well; so do those that stay.
     """
     from clusterctl.preflight import Finding, slurm_tables
 
     _, oldest = slurm_tables()
     moves = list(_slurm_moves(found))
+    moved = {host for host, *_ in moves}
+    moves += [(host, is_at, is_at) for host, is_at in _slurm_here(ledger) if moved and host not in moved]
     head = site.inventory.head.name
     new = next((release for host, release, _ in moves if host == head), None)
     findings = []
@@ -199,5 +202,14 @@ def _slurm_moves(found: Plan) -> Iterator[tuple[str, str, str]]:
     """Yield host, new and old release of each Slurm daemon that would move."""
     for (_, kind, name, what), hosts in found.changes.items():
         moved = re.match(r"version (?:\d+:)?(\d+\.\d+)\S*, was (?:\d+:)?(\d+\.\d+)", what)
-        if kind == "package" and re.fullmatch("(slurm-)?slurm(ctld|d)", name) and moved:
+        if kind == "package" and _DAEMON.fullmatch(name) and moved:
             yield from ((host, moved[1], moved[2]) for host in hosts)
+
+
+def _slurm_here(ledger: Ledger) -> Iterator[tuple[str, str]]:
+    """Yield host and release of each Slurm daemon that a rehearsal has found installed."""
+    for packages in ledger.installed.values():
+        for name, hosts in packages.items():
+            for host, version in hosts.items() if _DAEMON.fullmatch(name) else ():
+                if found := re.match(r"(?:\d+:)?(\d+\.\d+)", version):
+                    yield host, found[1]

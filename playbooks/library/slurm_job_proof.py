@@ -286,14 +286,14 @@ def by_partition(
 def admitted(user: str, cause: str, names: list[str], proof: Any) -> tuple[str, list[str], dict[str, str]]:
     """Let a proof run on nodes that are out of service; those that pass enter it, the others stay out.
 
-    For the proof they are undrained, though slurm-drain's cause stays until they have passed; a reservation keeps them
-    for its user meanwhile.
+    For the proof they are resumed, though slurm-drain's cause stays until they have passed; a reservation keeps them
+    for its user meanwhile. What has started anew is down for Slurm, which an undrain alone would not change.
     """
     argv = ["scontrol", "create", "reservation", f"reservationname={RESERVATION}", "starttime=now"]
     output([*argv, f"duration={RESERVED}", f"users={user}", f"nodes={','.join(names)}", "flags=maint,ignore_jobs"])
     wrong = dict.fromkeys(names, "the proof did not come to its end")
     try:
-        output(["scontrol", "update", f"nodename={','.join(names)}", "state=undrain"])
+        output(["scontrol", "update", f"nodename={','.join(names)}", "state=resume"])
         # Slurm asks each whether it is there; a job that is handed in before they have answered waits for seconds.
         _, silent = register({name: {} for name in names})
         told, notes, found = proof([name for name in names if name not in silent])

@@ -241,6 +241,7 @@ class Apt:
         names = " ".join(f"src:{name}" for name in sorted(sources) if " " not in name)
         own = Path("/etc/apt/preferences")
         text = own.read_text() + "\n" if own.exists() else ""
+        RUN.mkdir(mode=0o700, exist_ok=True)  # a rehearsal may be the first since the node has started
         preferences = RUN / "preferences"
         write(preferences, f"{text}Package: {names}\nPin: release *\nPin-Priority: -1\n".encode(), mode=0o644)
         settings = ("-o", f"Dir::Etc::Preferences={preferences}")

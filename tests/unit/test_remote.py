@@ -165,6 +165,17 @@ def test_a_key_that_is_not_authorized_is_named_and_tried_once(tmp_path: Path, no
     assert len(node.attempts) <= 2  # one question whether the key would do is a part of the one attempt
 
 
+def test_a_node_that_has_taken_the_key_is_asked_again_after_it_has_refused_it(
+    node: Server, connect: Callable[[], Session]
+) -> None:
+    connect().close()
+    authorized, node.authorized = node.authorized, None  # as while it boots
+    with pytest.raises(ContactError, match="is not let in"):
+        connect()
+    node.authorized = authorized
+    connect().close()
+
+
 def test_default_keys_are_tried_where_the_inventory_names_none(tmp_path: Path, node: Server) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / "id").rename(tmp_path / ".ssh/id_ed25519")

@@ -297,3 +297,10 @@ def test_verdicts_of_runs_without_an_end() -> None:
     assert type(ledger(run(result("gpu01"))[:-1]).judge({}, [])) is ClusterctlError
     assert isinstance(ledger(run(result("gpu01"), end=False)).judge({}, []), Interrupted)
     assert type(ledger([Ended()]).judge({}, [])) is ClusterctlError
+
+
+def test_a_stop_too_late_to_end_a_playbook_ends_what_is_to_follow() -> None:
+    made = ledger(run(result("gpu01")))
+    made.stopped = True
+    assert made.judge({}, []) is None
+    assert str(made.judge({}, [], more=True)) == "interrupted as asked; nothing is under way any more."

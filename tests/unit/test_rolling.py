@@ -1,5 +1,6 @@
 """Work on nodes in batches: how large they are, in what order, and after which failures no other begins."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl import converge, inventory, rolling, upgrade
+from clusterctl import converge, inventory, rolling, runner, upgrade
 from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, WorkersFailed
-from clusterctl.events import Change, HostStats, PlaybookStarted, PlayStarted, Result, Stats, TaskStarted
+from clusterctl.events import Change, Ended, HostStats, PlaybookStarted, PlayStarted, Result, Stats, TaskStarted
 from clusterctl.outcome import Ledger
 from clusterctl.plan import Plan
 from clusterctl.remote import Access
 from clusterctl.rolling import Pace, Rolling
+from clusterctl.screen import Screen
 
 INVENTORY = """\
 all:
@@ -63,8 +65,10 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
 class Run:
     """Plays that fail on chosen hosts; keeps what was played and for whom."""
 
-    def __init__(self, directory: Path, *bad: str, error: ClusterctlError | None = None) -> None:
-        (directory / "inventory.yaml").write_text(INVENTORY)
+    def __init__(
+        self, directory: Path, *bad: str, error: ClusterctlError | None = None, inventory_text: str = INVENTORY
+    ) -> None:
+        (directory / "inventory.yaml").write_text(inventory_text)
         known = inventory.load(directory / "inventory.yaml")
         options = converge.Options("upgrade", directory)
         self.site = converge.Site(options, known, known.hosts, Access(directory / "known_hosts"))
@@ -149,12 +153,40 @@ def test_a_head_that_fails_ends_it(tmp_path: Path, slurm: Slurm) -> None:
     assert slurm.told == []
 
 
+def test_a_head_that_works_too_and_whose_jobs_go_on_ends_it(tmp_path: Path, slurm: Slurm) -> None:
+    text = INVENTORY.replace("hosts: {gpu01: {}", "hosts: {head1: {}, gpu01: {}")
+    run, slurm.busy = Run(tmp_path, inventory_text=text), {"head1"}
+    error, _ = run.over([*WORKERS, "head1"], Pace(failures=3, minutes=0))
+    assert isinstance(error, HeadFailed)
+    assert run.played == [], "a proof would put it back into service, and workers would be ahead of it"
+
+
+def test_a_jump_host_has_a_turn_of_its_own(tmp_path: Path, slurm: Slurm) -> None:
+    run = Run(tmp_path, inventory_text=INVENTORY.replace("mon1: {}", "mon1: {cluster_jump_host: head1}"))
+    error, work = run.over(["head1", "mon1", "gpu01"], Pace())
+    assert error is None
+    assert work.steps == [["head1"], ["mon1"], ["gpu01"]]
+
+
 def test_a_stop_ends_it_after_the_play_under_way(tmp_path: Path, slurm: Slurm) -> None:
-    run = Run(tmp_path)
-    run.ledger.stopped = True
+    run = Run(tmp_path, error=Interrupted("stopped"))
     error, _ = run.over(WORKERS, Pace())
     assert isinstance(error, Interrupted)
     assert run.played == [("upgrade", "gpu01")]
+
+
+def test_a_playbook_that_never_begins_is_not_judged_by_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    for event in (Result("head1", "r", "t", "", "ok"), Ended()):
+        run.ledger.add(event)
+    died: Any = SimpleNamespace(watch=lambda: iter(()), stopped=False, trouble=None)
+    monkeypatch.setattr(runner, "Runner", lambda *_, **__: died)
+    kept: Any = None
+    error, _ = converge.play(run.site, kept, run.ledger, 0, str, Screen(io.StringIO()))
+    assert type(error) is ClusterctlError
+    assert str(error) == "Ansible ended without finishing the playbook."
 
 
 def test_who_was_left_out_is_told(tmp_path: Path, slurm: Slurm) -> None:
@@ -183,9 +215,33 @@ def test_slurm_moves_no_further_than_it_reads_its_own_state(tmp_path: Path, new:
     site, plan = Run(tmp_path).site, moved("head1", "slurmctld", f"version {new}, was {old}")
     if told:
         with pytest.raises(PreflightError, match=told):
-            upgrade._require_window(site, plan)
+            upgrade._require_window(site, plan, Ledger())
     else:
-        upgrade._require_window(site, plan)
+        upgrade._require_window(site, plan, Ledger())
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "to", "stays", "told"),
+    [
+        ("gpu01", "slurmd", "25.05.1-1", {"slurmctld": {"head1": "24.11.5-4"}}, "Slurm 25.05 and the head's 24.11"),
+        ("gpu01", "slurmd", "24.11.6-1", {"slurmctld": {"head1": "24.11.5-4"}}, ""),
+        ("head1", "slurmctld", "25.11.1-1", {"slurmd": {"gpu01": "23.11.1-1"}}, "Slurm 23.11 and the head's 25.11"),
+        ("head1", "slurmctld", "25.11.1-1", {"slurmd": {"gpu01": "24.11.5-4"}}, ""),
+        ("gpu01", "munge", "0.5.17", {"slurmctld": {"head1": "99.05.1"}}, ""),
+    ],
+)
+def test_what_stays_counts_beside_what_moves(
+    tmp_path: Path, host: str, name: str, to: str, stays: dict[str, dict[str, str]], told: str
+) -> None:
+    """As with --only, which moves the one and not the other."""
+    ledger = Ledger()
+    ledger.installed["r"] = stays
+    site, plan = Run(tmp_path).site, moved(host, name, f"version {to}, was 24.11.5-4")
+    if told:
+        with pytest.raises(PreflightError, match=told):
+            upgrade._require_window(site, plan, ledger)
+    else:
+        upgrade._require_window(site, plan, ledger)
 
 
 def test_only_takes_roles_that_there_are() -> None:
