@@ -1,68 +1,48 @@
-"""What a run plays, and in what order."""
+"""What leads up to a run."""
 
-import contextlib
-import json
+import io
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from clusterctl import converge, secrets
-from clusterctl.converge import Options, Site, Work
-from clusterctl.errors import ClusterctlError, HeadFailed, WorkersFailed
-from clusterctl.events import PlaybookStarted, Result
-from clusterctl.redaction import Redactor
+from clusterctl import converge, known_hosts, preflight
+from clusterctl.errors import InputError, PreflightError
+from clusterctl.known_hosts import HostKey
+from clusterctl.preflight import Contact, Finding
+from clusterctl.remote import Access
+from clusterctl.report import Screen
 
-INVENTORY = """\
-all:
-  vars: {cluster_name: aurora}
-  children:
-    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
-    slurm_workers: {hosts: {gpu01: {}, gpu02: {}}}
-"""
+from .ssh_server import host, inventory
+
+PASSWORD = "correct horse battery"
 
 
-@pytest.fixture
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster whose nodes nobody asks."""
-    (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    lock: Any = SimpleNamespace(missing=None)
-    monkeypatch.setattr(converge, "meet", lambda *_: None)
-    monkeypatch.setattr(converge, "prepare", lambda site, *_: site)
-    monkeypatch.setattr(converge, "_locked_head", lambda _: contextlib.nullcontext(lock))
-    monkeypatch.setattr(converge, "_redactor", lambda *_, **__: Redactor([]))
-    monkeypatch.setattr(secrets, "ensure", lambda *_: None)
+def site(directory: Path) -> converge.Site:
+    made = inventory(directory, host(22))
+    options = converge.Options("verify", directory)
+    return converge.Site(options, made, made.hosts, Access(directory / "known_hosts", PASSWORD))
 
 
-@pytest.mark.usefixtures("_alone")
-@pytest.mark.parametrize(("rest", "second"), [("", "restore"), ("bootstrap", "bootstrap")])
-def test_what_was_left_behind_gets_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str, second: str
-) -> None:
-    """A restore that was played to the head once more would put back a state from before the jobs since."""
-    played: list[tuple[str, str]] = []
+def test_what_a_node_says_before_a_run_shows_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding("gpu01", "sudo", f"admin cannot become root: {PASSWORD}: not found", f"say {PASSWORD}")
 
-    def play(site: Site, kept: Any, ledger: Any, *_: Any, **__: Any) -> tuple[None, None]:
-        played.append((site.command().playbook.stem, ",".join(host.name for host in site.hosts)))
-        ledger.add(PlaybookStarted(()))
-        ledger.add(Result("gpu02", "r", "t", "", "ok" if len(played) > 1 else "behind"))
-        return None, None
+    def refuse(*_: Any) -> Contact:
+        raise PreflightError([finding])
 
-    monkeypatch.setattr(converge, "play", play)
-    assert converge.run(Options("restore", tmp_path), work=Work(rest=rest)) == 0
-    assert played == [("restore", "head1,gpu01,gpu02"), (second, "head1,gpu02")]
+    monkeypatch.setattr(preflight, "preflight", refuse)
+    with pytest.raises(PreflightError, match=r"cannot become root: \[redacted\]: not found") as refused:
+        converge.prepare(site(tmp_path), Screen(io.StringIO()))
+    assert PASSWORD not in str(refused.value)
+    monkeypatch.setattr(preflight, "preflight", lambda *_: Contact({}, (replace(finding, warning=True),), {}, ()))
+    page = io.StringIO()
+    converge.prepare(site(tmp_path), Screen(page))
+    assert "note: gpu01: sudo" in page.getvalue()
+    assert PASSWORD not in page.getvalue()
 
 
-@pytest.mark.usefixtures("_alone")
-@pytest.mark.parametrize(
-    ("error", "verb"), [(WorkersFailed("gpu01 failed"), "bootstrap {}"), (HeadFailed("head1"), "restore {} a.tar")]
-)
-def test_nobody_is_told_to_restore_what_is_restored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: ClusterctlError, verb: str
-) -> None:
-    monkeypatch.setattr(converge, "play", lambda *_, **__: (error, None))
-    asked = Options("restore", tmp_path, flags=("a.tar",))
-    assert converge.run(asked, work=Work(rest="bootstrap")) == error.exit_code
-    (summary,) = (tmp_path / ".clusterctl/runs").glob("*/summary.json")
-    assert json.loads(summary.read_text())["next"] == f"clusterctl {verb.format(tmp_path)}"
+def test_host_keys_that_cannot_be_written_are_no_bug(tmp_path: Path) -> None:
+    key = HostKey("gpu01", "gpu01", "ssh-ed25519", "SHA256:x", "gpu01 ssh-ed25519 AAAA")
+    with pytest.raises(InputError, match="known_hosts: cannot be written: No such file"):
+        known_hosts.add(tmp_path / "gone/known_hosts", [key])
