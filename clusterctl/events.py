@@ -26,9 +26,13 @@ class Change:
 
 @dataclass(frozen=True)
 class PlaybookStarted:
-    """The names of all plays to come. Ansible gives up the rest after one in which every host failed."""
+    """The names of all plays to come, and whether they only say what they would change.
+
+    Ansible gives up the rest after one in which every host failed.
+    """
 
     plays: tuple[str, ...]
+    check: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ def _stats(data: Mapping[str, Any]) -> Event:
 
 
 _MAKERS: Mapping[str, Callable[[Mapping[str, Any]], Event | None]] = {
-    "playbook": lambda data: PlaybookStarted(_texts(data, "plays")),
+    "playbook": lambda data: PlaybookStarted(_texts(data, "plays"), data.get("check") is True),
     "play": _play,
     "task": _task,
     "result": _result,

@@ -315,6 +315,8 @@ def remove_node(
     def finish(
         site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
     ) -> ClusterctlError | None:
+        if ledger.stopped:  # when the last task was under way
+            return Interrupted(f"{ledger.why}; nothing is under way any more.")
         with Head.of(site) as head:
             head.forget(names)
         error = None if dead else play(leaving.site(site, list(gone.values()), state / leaving.FOLDER))

@@ -85,6 +85,7 @@ class Ledger:
         self.orderly = False
         self.ended = False
         self._play = PlayStarted("")
+        self._rehearsed = False
         self._before: dict[str, int] = {}  # changes of a host by the playbooks before this one
         self._order: dict[str, int] = {}
 
@@ -96,7 +97,7 @@ class Ledger:
     def seconds(self) -> float:
         return self._clock() - self.began
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Forget what came so far, which was a rehearsal; the time goes on."""
         began = self.began
         self.__init__(self._clock)  # type: ignore[misc]
@@ -118,6 +119,9 @@ class Ledger:
         """Take an event in; returns the stage that it brought to its end, if any."""
         match event:
             case PlaybookStarted():  # a run may have several, one after the other
+                if self._rehearsed and not event.check:
+                    self._forget()
+                self._rehearsed = event.check
                 self.plays_to_come, self.empty_plays, self.ended = list(event.plays), [], False
                 self._before = {name: host.changed for name, host in self.hosts.items()}
                 for host in self.hosts.values():

@@ -20,7 +20,7 @@ from clusterctl.screen import Screen
 from clusterctl.slurm import DRAIN, Head, Job
 from clusterctl.untrusted import printable
 
-CAUSE, REBOOT = "upgrade", "reboot"
+REBOOT = "reboot"
 _DAEMON = re.compile("(slurm-)?slurm(ctld|d)")
 _NONE_OF_THEIR_OWN = ("packages", "verify")
 
@@ -39,6 +39,11 @@ class What:
     @property
     def playbook(self) -> str:
         return "upgrade-os" if self.system else "upgrade"
+
+    @property
+    def cause(self) -> str:
+        """The cause for which nodes are out of service meanwhile: one kind does not mend what failed in the other."""
+        return self.playbook
 
     def flags(self) -> tuple[str, ...]:
         """Return its flags as they are typed."""
@@ -69,7 +74,7 @@ def upgrade(options: Options, what: What, pace: Pace) -> int:
     if options.print_command:
         backed_up = shlex.join(["clusterctl", "backup", str(options.given)])
         site = converge.load(options, known)
-        return _print(replace(site, playbook=what.playbook, variables=variables), CAUSE, backed_up)
+        return _print(replace(site, playbook=what.playbook, variables=variables), what.cause, backed_up)
     told: dict[str, Any] = {}
 
     def finish(
@@ -83,12 +88,11 @@ def upgrade(options: Options, what: What, pace: Pace) -> int:
             return untouched if isinstance(error, WorkersFailed) else error
         found = Plan.of(ledger, _affected(site, ledger))
         with Head.of(site) as head:
-            due = {*_moved(found), *head.out_for(CAUSE)}
-        rolling = Rolling(site, ledger, screen, play, CAUSE, what.playbook, pace, variables, reboots=what.system)
+            due = {*_moved(found), *head.out_for(what.cause)}
+        rolling = Rolling(site, ledger, screen, play, what.cause, what.playbook, pace, variables, reboots=what.system)
         if not due:
             return rolling.over(())
         found.show(screen)
-        ledger.forget()
         error = backup.make(site, ledger, screen, play) or rolling.over(due)
         told.update({"planned": found.as_dict(), "steps": rolling.steps, "failed": rolling.failed})
         return error

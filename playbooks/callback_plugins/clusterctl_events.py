@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible import constants as C  # noqa: N812 - Ansible's own name for it
+from ansible import context
 from ansible.plugins.callback import CallbackBase
 
 DOCUMENTATION = """
@@ -102,7 +103,8 @@ class CallbackModule(CallbackBase):
     # What Ansible tells us
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
-        self._write("playbook", plays=[_line(play.get_name()) for play in playbook.get_plays()])
+        plays = [_line(play.get_name()) for play in playbook.get_plays()]
+        self._write("playbook", plays=plays, check=bool(context.CLIARGS.get("check")))
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         self._stop_if_asked()

@@ -315,8 +315,8 @@ class Dnf:
         return {name: (new, here.get(name, "")) for name, new in (row.split("\t") for row in rows if "\t" in row)}
 
     def move(self, kept):
-        """Upgrade all but those."""
-        self.dnf("upgrade", *self.but(kept))
+        """Upgrade all but those; what needs a newer one of those stays, as with apt."""
+        self.dnf("upgrade", "--setopt=best=False", *self.but(kept))
 
     def but(self, kept):
         """The words that leave out what is of the same source as `kept`."""
