@@ -425,7 +425,7 @@ def verbs(item, unit, restart=False, reload=False):
     if not item.started:
         return told + ([] if down else ["stop"])
     ran = unit.get("ExecMainStartTimestampMonotonic") != "0"  # a timer has none
-    tell = item.reload_tells and reload and ran and unit["CanReload"] == "yes"
+    tell = item.reload_tells and bool(reload) and ran and unit["CanReload"] == "yes"
     if not is_up(unit):
         return [*told, "start", *["reload"] * tell]
     if restart or (reload and unit["CanReload"] != "yes"):
