@@ -109,7 +109,7 @@ class Rolling:
         if error := self._play(self.playbook, ready, self.variables):
             return error
         if self.reboots:
-            self._compare([name for name in ready if name not in self.failed])
+            self._compare(ready)
         good = [name for name in ready if name in out and name not in self.failed]
         if bad := [name for name in ready if name in out and name in self.failed]:
             with Head.of(self.site) as head:
@@ -122,18 +122,21 @@ class Rolling:
         return self._play("verify", list(dict.fromkeys([self.site.inventory.head.name, *good])), proof)
 
     def _compare(self, names: Sequence[str]) -> None:
-        """Let nodes have failed whose hardware is not what is recorded of it: a GPU that did not come back, say."""
+        """Let nodes have failed whose hardware is not what is recorded of it: a GPU that did not come back, say.
+
+        Of one that has failed already this may be why.
+        """
         forget_gateways()  # a jump host may have been rebooted
         hosts = [host for host in self.site.inventory.hosts if host.name in names]
         answers = each(hosts, lambda host: contact.ask(host, self.site.access, {}))
         for name, answer in answers.items():
             record = hardware.load(hardware.path_of(self.site.inventory.directory, name))
-            told = [str(error) for error in answer.errors]
+            told = [] if name in self.failed else [str(error) for error in answer.errors]
             told = hardware.compare(record, answer.facts.hardware) if answer.facts else told
             if told:
                 task = "Compare the hardware with its record"
                 self.ledger.add(Result(name, self.playbook, task, "", "failed", "; ".join(told)))
-                self.failed.append(name)
+                self.failed += [name] if name not in self.failed else []
 
     def _drain(self, names: Sequence[str]) -> list[str]:
         """Take nodes out of service and wait for their jobs; return those that still have some after the time."""
