@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,26 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_packages import package_manager
 from ansible.module_utils.node_record import load_record, recorded_scopes
-from ansible.module_utils.node_tools import RUN, NodeError, clean, exclusive
+from ansible.module_utils.node_tools import RUN, STORE, NodeError, clean, exclusive, run, store
 
 DOCUMENTATION = r"""
 module: os_upgrade
 author: the clusterctl authors
 short_description: Upgrade a node's distribution within its release
 description:
-  - Moves every package to the newest version of the package sources, and installs what those need. Nothing is removed.
+  - Moves every package to the newest version of the package sources, and installs what those need.
+  - Nothing is removed but what a new package replaces and, with dnf, a kernel beyond the number that it keeps.
   - The packages that clusterctl's roles have recorded, and all others of the same source, stay at their version.
-options: {}
+options:
+  packages:
+    description: Whether packages move. Otherwise only the need of a reboot is looked at.
+    type: bool
+    default: true
+  package_manager:
+    description: V(auto) takes the distribution's own.
+    type: str
+    choices: [auto, apt, dnf]
+    default: auto
 attributes:
   check_mode: {support: full, description: Says what would move. The index of the package sources is refreshed.}
 """
@@ -34,7 +45,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: The packages that moved or came, or would in check mode; mappings with kind, name and what.
+  description: The packages that moved, came or went, or would in check mode; mappings with kind, name and what.
   type: list
   returned: always
 notes:
@@ -47,7 +58,10 @@ reboot:
   returned: always
 """
 
+KERNEL = re.compile(r"linux-image-\d|kernel(-\w+)*-core$")
 BOOT = Path("/boot")
+LINKS = (Path("/vmlinuz"), BOOT / "vmlinuz")
+DUE = STORE / "kernel-due"
 
 
 def numbers(kernel: str) -> list[int]:
@@ -55,40 +69,91 @@ def numbers(kernel: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", re.match(r"[\d.]*(-[\d.]+)?", kernel)[0])]
 
 
-def reason(manager: Any, moves: Iterable[str]) -> str:
+def boot_entry() -> str:
+    """Return what the boot loader would start by itself, in its own words; empty where that cannot be told."""
+    if shutil.which("grubby"):
+        status, output = run("grubby", "--default-kernel", check=False)
+        return output.strip() if status == 0 else ""
+    menu, kept = BOOT / "grub/grub.cfg", BOOT / "grub/grubenv"
+    if menu.exists():
+        variables = dict(re.findall(r"(?m)^(\w+)=(.*)$", kept.read_text(errors="replace") if kept.exists() else ""))
+        # What was chosen for the next start alone comes first.
+        chosen = re.findall(r'(?m)^\s*set default="(.*)"', menu.read_text(errors="replace"))
+        named = [re.sub(r"\$\{(\w+)\}", lambda match: variables.get(match[1], ""), entry) for entry in chosen]
+        return next(filter(None, named), "")
+    return next((str(link.resolve()) for link in LINKS if link.is_symlink()), "")
+
+
+def due_kernel() -> str:
+    """Return the kernel that would run after a reboot, if it is newer than the one that runs; else nothing.
+
+    It is the one that the boot loader's default names; where that names none, as its first entry does, the newest.
+    """
+    running, entry = os.uname().release, boot_entry()
+    installed = [path.name.split("-", 1)[1] for path in BOOT.glob("vmlinuz-[1-9]*")]
+    named = [kernel for kernel in installed if kernel in entry]
+    due = max(named, key=len) if named else max(installed, key=numbers, default=running)
+    return due if numbers(due) > numbers(running) else ""
+
+
+def boot() -> str:
+    """Return what differs after each start of the node. A container has its host's kernel and its own first process."""
+    started = Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{started}"
+
+
+def in_vain(kernel: str, planned: bool) -> bool:
+    """Return whether the node has started anew since this kernel was found due; keeps when it was first found."""
+    first, now = DUE.read_text().split() if DUE.exists() else [], [kernel, boot()]
+    if kernel and first[:1] == [kernel]:
+        return first != now
+    if not planned:
+        store(DUE, " ".join(now).encode()) if kernel else DUE.unlink(missing_ok=True)
+    return False
+
+
+def reason(manager: Any, moves: Iterable[str], planned: bool, notes: list[str]) -> str:
     """Return why the node has to be rebooted: for what is installed, or would be; empty where it has not to be."""
+    kernel = due_kernel()
+    tried, running = in_vain(kernel, planned), os.uname().release
+    if tried:
+        notes.append(f"a reboot did not bring Linux {kernel}, {running} runs still: see the boot loader's default")
     if manager.wants_reboot():
         return "the distribution asks for it"
-    running = os.uname().release
-    installed = [path.name.split("-", 1)[1] for path in BOOT.glob("vmlinuz-[1-9]*")]
-    newest = max(installed, key=numbers, default=running)
-    if numbers(newest) > numbers(running):
-        return f"Linux {newest} is installed, and {running} runs"
-    coming = [name for name in moves if re.match(r"linux-image-\d|kernel-core$", name)]
+    if kernel and not tried:
+        return f"Linux {kernel} is installed, and {running} runs"
+    coming = [name for name in moves if name in manager.restarts or (planned and KERNEL.match(name))]
     return f"{coming[0]} comes" if coming else ""
 
 
 def main() -> None:
     """Ansible's entry point."""
-    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    choices = ["auto", "apt", "dnf"]
+    spec = {
+        "packages": {"type": "bool", "default": True},
+        "package_manager": {"type": "str", "choices": choices, "default": "auto"},
+    }
+    module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     os.umask(0o022)
     notes: list[str] = []
     try:
         items = [key for scope in recorded_scopes() for key in load_record(scope)["items"]]
         kept = sorted({key.split(":", 1)[1] for key in items if key.startswith("package:")})
-        manager = package_manager("auto", notes)
+        manager = package_manager(module.params["package_manager"], notes)
         with contextlib.nullcontext() if module.check_mode else exclusive(RUN / "node_state.lock", notes):
-            moves = manager.moves(kept, module.check_mode)
+            moves = manager.moves(kept, module.check_mode) if module.params["packages"] else {}
             if moves and not module.check_mode:
                 manager.move(kept)
-            reboot = reason(manager, moves)
+            reboot = reason(manager, moves, module.check_mode, notes)
     except NodeError as error:
         module.fail_json(msg=clean(str(error)), notes=notes)
-    changes = [
-        {"kind": "package", "name": name, "what": f"version {new}, was {old}" if old else f"installed ({new})"}
-        for name, (new, old) in moves.items()
-    ]
+    changes = [{"kind": "package", "name": name, "what": told(new, old)} for name, (new, old) in moves.items()]
     module.exit_json(changed=bool(moves), changes=changes, notes=notes, reboot=reboot)
+
+
+def told(new: str, old: str) -> str:
+    """Return what becomes of a package, in node_state's words."""
+    return f"version {new}, was {old}" if new and old else f"installed ({new})" if new else f"removed ({old})"
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ class Apt:
         "/var/cache/apt/archives/lock",
     )
     stamp = STORE / "index-refreshed"
+    restarts = ()  # of whose coming the distribution will want a reboot; apt's packages ask for it themselves
 
     def __init__(self, notes):
         self.notes, self.warnings, self.refreshed, self.broken, self.interrupted = notes, "", False, [], False
@@ -261,12 +262,32 @@ class Apt:
         return sorted(set(re.findall(r"^Remv (\S+)", output, re.MULTILINE)) & set(pulled))
 
 
+def transaction(output, here):
+    """{name: (new version or "", old or "")} of the table in which dnf shows a transaction.
+
+    `here` are the versions that are installed. A long name has a line of its own.
+    """
+    new, old = {}, dict(re.findall(r"(?m)^ +replacing +(\S+)\.\S+ (\S+)$", output))
+    for title, body in re.findall(r"(?ms)^(\S[^\n]*):$(.*?)(?=^\S|\Z)", output):
+        rows = dict(re.findall(r"(?m)^ (\S+)\s+\S+\s+(\S+)\s+\S+\s+[\d.]+ *[kMG]? *$", body))
+        if title.startswith("Removing"):
+            old.update(rows)
+        elif title.startswith("Installing"):
+            new.update(rows)
+        elif title in ("Upgrading", "Downgrading"):
+            new.update(rows)
+            old.update({name: here[name] for name in rows})
+    return {name: (new.get(name, ""), old.get(name, "")) for name in {**new, **old}}
+
+
 class Dnf:
     """dnf 4 and rpm. A held package stands in `excludepkgs` of dnf.conf: every dnf honours that, without a plugin."""
 
     configuration = Path("/etc/dnf/dnf.conf")
     locks = ("/var/lib/rpm/.rpm.lock", "/usr/lib/sysimage/rpm/.rpm.lock")
     broken, interrupted, refreshed, warnings = (), False, False, ""
+    # As dnf's plugin needs-restarting has them; only a kernel is more.
+    restarts = ("glibc", "linux-firmware", "systemd", "dbus", "dbus-broker", "dbus-daemon", "microcode_ctl")
 
     def __init__(self, notes):
         self.notes = notes
@@ -275,14 +296,19 @@ class Dnf:
         """Run dnf once no other process holds rpm's lock; its output. A later word wins over an earlier one."""
         wait_until_free("the rpm lock", lambda: lock_holder(self.locks), self.notes)
         options = ("install_weak_deps=False", "retries=3", f"metadata_expire={INDEX_AGE_S}")
-        return run("dnf", verb, "-y", *("--setopt=" + option for option in options), *words)[1]
+        status, output = run("dnf", verb, "-y", *("--setopt=" + option for option in options), *words, check=False)
+        rehearsed = "--assumeno" in words and "Operation aborted" in output
+        if status != 0 and not rehearsed:
+            raise NodeError(f"dnf {verb} ended with {status}\n{complaint(output)}")
+        return output
 
     def installed(self, names):
-        """The states of those of the packages that are installed."""
+        """The states of those of the packages that are installed; with "-a" for a name of all."""
         query = "%{NAME}\\t%|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
         rows = [row.split("\t") for row in run("rpm", "-q", "--qf", query, *names, check=False)[1].splitlines()]
         held = self.excluded()
-        return {row[0]: {"version": row[1], "held": row[0] in held} for row in rows if len(row) == 2}
+        # dnf does not show an epoch of 0.
+        return {r[0]: {"version": re.sub("^0:", "", r[1]), "held": r[0] in held} for r in rows if len(r) == 2}
 
     def available(self, names, fresh):
         """{name: versions}, the last one listed first; a hold does not hide anything here."""
@@ -307,16 +333,21 @@ class Dnf:
             self.dnf("remove", *remove)
 
     def moves(self, kept, planned):
-        """{name: (new version, old or "")} of what an upgrade of all but `kept` and its like would bring."""
-        query = "%{NAME}\\t%|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
-        here = dict(row.split("\t") for row in run("rpm", "-qa", "--qf", query)[1].splitlines())
-        words = [f"--setopt=metadata_expire={PLAN_AGE_S if planned else INDEX_AGE_S}", *self.but(kept)]
-        rows = self.dnf("repoquery", "--upgrades", "--latest-limit=1", "--qf", "%{name}\t%{evr}\n", *words).splitlines()
-        return {name: (new, here.get(name, "")) for name, new in (row.split("\t") for row in rows if "\t" in row)}
+        """{name: (new version or "", old or "")} of what an upgrade of all but `kept` and its like would bring.
+
+        What dnf lists as upgrades has in it what it then keeps back, so it is asked for the transaction itself.
+        """
+        age = f"--setopt=metadata_expire={PLAN_AGE_S if planned else INDEX_AGE_S}"
+        here = {name: state["version"] for name, state in self.installed(["-a"]).items()}
+        return transaction(self.upgrade(kept, age, "--assumeno"), here)
 
     def move(self, kept):
-        """Upgrade all but those; what needs a newer one of those stays, as with apt."""
-        self.dnf("upgrade", "--setopt=best=False", *self.but(kept))
+        """Upgrade all but those."""
+        self.upgrade(kept)
+
+    def upgrade(self, kept, *words):
+        """Run `dnf upgrade`; what needs a newer one of `kept` stays, as with apt."""
+        return self.dnf("upgrade", "--setopt=best=False", *self.but(kept), *words)
 
     def but(self, kept):
         """The words that leave out what is of the same source as `kept`."""
@@ -325,9 +356,12 @@ class Dnf:
         return [f"--exclude={name}" for name, source in rows if source in sources]
 
     def wants_reboot(self):
-        """Whether the distribution asks for one, as far as dnf's plugin for that is there."""
+        """Whether the distribution asks for one, as far as dnf's plugin for that is there; a kernel alone is no reason.
+
+        Which kernel would start is for the boot loader to say.
+        """
         status, output = run("dnf", "needs-restarting", "--reboothint", check=False)
-        return status == 1 and "eboot is required" in output
+        return status == 1 and bool(re.search(r"(?m)^ +\* (?!kernel)", output))
 
     def excluded(self):
         """The names in dnf.conf's `excludepkgs`."""

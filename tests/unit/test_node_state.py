@@ -390,6 +390,68 @@ def test_what_an_upgrade_brings_is_read_from_its_simulation(monkeypatch: pytest.
     }
 
 
+TRANSACTION = """\
+Last metadata expiration check: 0:00:09 ago on Sun Nov 22 02:42:43 2026.
+Dependencies resolved.
+
+ Problem: package app-2.0-1.noarch from demo requires lib >= 2.0, but none of the providers can be installed
+  - package lib-2.0-1.noarch from demo is filtered out by exclude filtering
+==================================================
+ Package               Arch   Version  Repo  Size
+==================================================
+Installing:
+ kernel-core           x86_64 5.14.0-3 demo   21 M
+ new-name              noarch 2.0-1    demo 6.4 k
+     replacing  old-name.noarch 1.0-1
+Upgrading:
+ a-package-whose-name-is-so-long-that-dnf-breaks-its-lines
+                       noarch 1:1.1-1  demo  938 {}
+ plain                 noarch 1.1-1    demo 6.4 k
+Installing dependencies:
+ pulled-in             noarch 3.0-1    demo 6.4 k
+Removing:
+ kernel-core           x86_64 5.14.0-1 @demo  40 M
+Skipping packages with broken dependencies:
+ app                   noarch 2.0-1    demo 6.4 k
+
+Transaction Summary
+==================================================
+Install  3 Packages
+Upgrade  2 Packages
+Remove   1 Package
+Skip     1 Package
+
+Total size: 38 k
+Operation aborted.
+"""
+
+
+def test_what_an_upgrade_brings_is_read_from_the_table_of_dnf() -> None:
+    long = "a-package-whose-name-is-so-long-that-dnf-breaks-its-lines"
+    here = {"plain": "1.0-1", long: "1.0-1", "app": "1.0-1", "kernel-core": "5.14.0-2", "old-name": "1.0-1"}
+    assert node_packages.transaction(TRANSACTION.format(""), here) == {
+        "kernel-core": ("5.14.0-3", "5.14.0-1"),
+        "new-name": ("2.0-1", ""),
+        "old-name": ("", "1.0-1"),
+        long: ("1:1.1-1", "1.0-1"),
+        "plain": ("1.1-1", "1.0-1"),
+        "pulled-in": ("3.0-1", ""),
+    }
+    assert node_packages.transaction("Dependencies resolved.\nNothing to do.\nComplete!\n", here) == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "listed", "asks"),
+    [(1, ["glibc", "kernel-core"], True), (1, ["kernel", "kernel-core"], False), (0, [], False)],
+)
+def test_dnf_asks_for_a_reboot_for_more_than_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, status: int, listed: list[str], asks: bool
+) -> None:
+    said = "".join(f"  * {name}\n" for name in listed)
+    monkeypatch.setattr(node_packages, "run", lambda *_argv, check: (status, said))
+    assert node_packages.Dnf([]).wants_reboot() is asks
+
+
 def test_a_new_version_restarts_what_waits_for_it_and_a_hold_does_not() -> None:
     packages = node_items.Packages(node_packages.Dnf([]))
     pinned = node_items.Package("a", "2.*", hold=True)
