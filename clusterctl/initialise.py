@@ -3,7 +3,8 @@
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,10 @@ all:
 _NO_USER = "# ansible_user: admin  # who logs in, with sudo; default: you"
 _IGNORED = "# Runs and locks of this machine; everything else belongs in git, secrets.yml is encrypted.\n.clusterctl/\n"
 
+_ASK_HEAD = "Head (NAME=ADDRESS, or a NAME that resolves)"
+_ASK_WORKERS = "Workers (with spaces between; gpu[01:40] for many)"
+_ASK_USER = "User who logs in (empty: you)"
+
 EXAMPLE_HEAD = "head1=10.0.0.10"
 EXAMPLE_WORKERS = ("gpu01=10.0.0.11", "gpu02=10.0.0.12")
 
@@ -52,8 +57,7 @@ def create(
     `content` is the Ansible content to judge by (default: ours).
     """
     directory = directory.absolute()
-    if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
-        raise InputError([Problem(None, str(directory), "exists already, expected a new name or an empty directory")])
+    _require_vacant(directory)
     try:
         draft = Path(tempfile.mkdtemp(prefix=f".{directory.name[:40]}-", dir=directory.parent))
     except OSError as error:
@@ -68,6 +72,20 @@ def create(
         raise InputError([Problem(None, str(directory), f"cannot be made: {error.strerror}")]) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def judge(name: str, head: str | None, workers: Sequence[str] | None, user: str | None = None) -> None:
+    """Raise InputError for what is wrong with a cluster of that name; what is None is still to come."""
+    with tempfile.TemporaryDirectory() as draft:
+        path = Path(draft, "inventory.yaml")
+        head, workers = "head-to-come" if head is None else head, ["worker-to-come"] if workers is None else workers
+        _write_inventory(path, name, head, workers, user)
+        _validate(path, None)
+
+
+def _require_vacant(directory: Path) -> None:
+    if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
+        raise InputError([Problem(None, str(directory), "exists already, expected a new name or an empty directory")])
 
 
 def _write_inventory(path: Path, name: str, head: str, workers: Sequence[str], user: str | None) -> None:
@@ -103,6 +121,22 @@ def _on_terminal() -> bool:
     return sys.stdin.isatty()
 
 
+def _ask(question: str, accept: Callable[[str], None], default: str | None = None) -> str:
+    """Ask until `accept` raises no InputError; without a default an answer is needed."""
+
+    def accepted(answer: str) -> str:
+        answer = answer.strip()
+        try:
+            accept(answer)
+        except InputError as error:
+            told = dict.fromkeys(str(replace(problem, key="")) for problem in error.problems)
+            raise typer.BadParameter("\n".join(told)) from None
+        return answer
+
+    answer: str = typer.prompt(question, default=default, show_default=False, value_proc=accepted)
+    return answer
+
+
 def init_command(
     name: Annotated[str, typer.Argument(help="The cluster's name; its directory is made here.")],
     head: Annotated[str | None, typer.Option(metavar="NAME=ADDRESS", help="The host that runs the scheduler.")] = None,
@@ -115,14 +149,18 @@ def init_command(
     """Make a cluster's directory: a small, commented inventory and the cluster's secrets."""
     if example and not (head or worker):
         head, worker = EXAMPLE_HEAD, list(EXAMPLE_WORKERS)
+    directory = Path(name).absolute()
     if not (head and worker):
         if not _on_terminal():
             flags = "--head NAME=ADDRESS and at least one --worker NAME=ADDRESS, or --example"
             raise InputError([Problem(None, "init", f"no terminal to ask on, expected {flags}")])
-        head = head or typer.prompt("Head (NAME=ADDRESS)", default=EXAMPLE_HEAD)
-        worker = worker or typer.prompt("Workers, separated by spaces", default=" ".join(EXAMPLE_WORKERS)).split()
-        user = user or typer.prompt("User who logs in (empty: you)", default="", show_default=False) or None
-    directory = Path(name)
+        _require_vacant(directory)
+        worker = worker or None
+        judge(directory.name, head, worker, user)
+        head = head or _ask(_ASK_HEAD, lambda answer: judge(directory.name, answer, worker, user))
+        if not worker:
+            worker = _ask(_ASK_WORKERS, lambda answer: judge(directory.name, head, answer.split(), user)).split()
+        user = user or _ask(_ASK_USER, lambda answer: judge(directory.name, head, worker, answer), default="")
     create(directory, str(head), worker or [], user)
     typer.echo(f"{name}/ has inventory.yaml and secrets.yml.")
     typer.echo(f"The password of secrets.yml is in {secrets.vault_password_file(directory)}: keep a copy of that file.")

@@ -133,3 +133,35 @@ def test_a_terminal_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = inventory.load(Path("aurora/inventory.yaml"))
     assert [host.name for host in cluster.hosts] == ["head1", "gpu01", "gpu02"]
     assert cluster.head.user == "admin"
+
+
+def test_each_answer_is_judged_at_once_and_none_is_invented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(initialise, "_on_terminal", lambda: True)
+    code, output = run("aurora", keys="\nHead1\nhead1=10.0.0.1\n \ngpu[1-4]\ngpu[01:02]\n$(id)\n\n")
+    assert code == 0, output
+    assert [output.count(question) for question in ("Head (", "Workers (", "User who")] == [3, 3, 2]
+    assert all(error in output for error in ("(write head1)", "no workers", "bad range", "ansible_user: bad value"))
+    cluster = inventory.load(Path("aurora/inventory.yaml"))
+    assert [(host.name, host.address) for host in cluster.hosts] == [
+        ("head1", "10.0.0.1"), ("gpu01", "gpu01"), ("gpu02", "gpu02")
+    ]  # fmt: skip
+    assert "# ansible_user" in Path("aurora/inventory.yaml").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("Aurora",), "cluster_name: bad value"),
+        (("aurora", "--head", "Head1"), "(write head1)"),
+        (("aurora", "--worker", "gpu[1-4]"), "bad range"),
+        (("config",), "exists already"),
+    ],
+)
+def test_nothing_is_asked_where_it_would_be_in_vain(
+    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.setattr(initialise, "_on_terminal", lambda: True)
+    (place / "config").mkdir()
+    (place / "config/mine").touch()
+    code, output = run(*arguments, keys="")
+    assert (code, said in output, "Head (" in output) == (2, True, False), output
