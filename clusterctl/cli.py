@@ -610,6 +610,8 @@ def _show(error: ClusterctlError) -> None:
         case PreflightError():
             nodes = report.findings(screen, error.problems)
             screen.say(("Not ready", "bold red"), f": {plural(nodes, 'node')}. Nothing was changed on any node.")
+            if error.hint:
+                screen.say(error.hint)
         case InputError():
             for problem in error.problems:
                 screen.say(str(problem))

@@ -45,7 +45,7 @@ class Options:
     forks: int | None = None
     verbosity: int = 0
     accept_new_host_keys: bool = False
-    skip_unreachable: bool = False
+    skip_unreachable: bool | None = None  # None: the verb has no such choice
     adopt: bool = False
     new_head: bool = False
     become_password_file: Path | None = None
@@ -73,7 +73,7 @@ class Options:
         """Return the command that goes on where this one stopped: the same."""
         argv = ["clusterctl", self.verb, *filter(None, [self.planned]), str(self.given), *self.nodes, *self.flags]
         argv += ["--limit", self.chosen] if self.chosen else []
-        argv += ["--check"] * (self.check and not self.planned) + ["--skip-unreachable"] * self.skip_unreachable
+        argv += ["--check"] * (self.check and not self.planned) + ["--skip-unreachable"] * bool(self.skip_unreachable)
         argv += ["--adopt"] * self.adopt
         argv += ["--new-head"] * self.new_head
         argv += ["--ask-become-pass"] * self.ask_become_pass
@@ -435,7 +435,7 @@ def prepare(site: Site, screen: Screen, on_head: "ContactError | None" = None) -
                 site.inventory, site.access, options.skip_unreachable, site.hosts, adopt, refused, new_head
             )
         except PreflightError as error:
-            raise PreflightError(redacted(error.problems)) from None
+            raise PreflightError(redacted(error.problems), error.hint) from None
         contact = replace(contact, warnings=redacted(contact.warnings), skipped=redacted(contact.skipped))
         with _writing(site.inventory.directory):
             renewed = options.nodes if options.verb == "replace-node" else ()

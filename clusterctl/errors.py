@@ -60,9 +60,13 @@ class InputError(_ProblemsError):
 
 
 class PreflightError(_ProblemsError):
-    """The nodes are not fit for the run: nothing was changed on any of them."""
+    """The nodes are not fit for the run: nothing was changed on any of them; `hint` is a way to go on all the same."""
 
     exit_code = 3
+
+    def __init__(self, problems: Sequence[object], hint: str = "") -> None:
+        super().__init__(problems)
+        self.hint = hint
 
 
 class WorkersFailed(ClusterctlError):  # noqa: N818 - named for what happened, as all of these

@@ -129,7 +129,8 @@ def _ask(question: str, accept: Callable[[str], None], default: str | None = Non
         try:
             accept(answer)
         except InputError as error:
-            told = dict.fromkeys(str(replace(problem, key="")) for problem in error.problems)
+            problems = [problem for problem in error.problems if isinstance(problem, Problem)]
+            told = dict.fromkeys(str(replace(problem, key="")) for problem in problems)
             raise typer.BadParameter("\n".join(told)) from None
         return answer
 

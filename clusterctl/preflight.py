@@ -45,6 +45,7 @@ ARCHITECTURES = ("x86_64", "aarch64")
 # Names that installers give, so that two nodes of one name are not yet a mistake; base gives each its own.
 COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
 UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
+WITHOUT_THEM = "With --skip-unreachable it goes on without the workers that do not answer."
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Contact:
 def preflight(
     inventory: Inventory,
     access: Access,
-    skip_unreachable: bool = False,
+    skip_unreachable: bool | None = False,
     hosts: Sequence[Host] | None = None,
     adopt: bool | None = False,
     refused: Mapping[str, ContactError] | None = None,
@@ -84,9 +85,9 @@ def preflight(
     """Contact the hosts (default: all) at once and judge them.
 
     Raises PreflightError with every Finding that is no warning. With `skip_unreachable` workers that cannot be
-    reached are left out instead; the head never is. With `adopt` what somebody else has set up is a warning,
-    and nothing at all where it is None, for a run that replaces nothing. So it is with `new_head` and a head that has
-    lost what it knew of a cluster's jobs. `refused` is as in contact.ask, by host.
+    reached are left out instead; the head never is. It is None for a run that has no such choice. With `adopt` what
+    somebody else has set up is a warning, and nothing at all where it is None, for a run that replaces nothing. So it
+    is with `new_head` and a head that has lost what it knew of a cluster's jobs. `refused` is as in contact.ask.
     Raises InputError for a hardware record that cannot be used.
     """
     records = hardware.load_all(inventory.directory)
@@ -113,20 +114,20 @@ def preflight(
         )
         if finding.node in answers
     ]
-    skipped = []
-    if skip_unreachable:
-        optional = {name for name in answers if name != inventory.head.name}
-        unreachable = {name for name in optional if any(e.failure in UNREACHABLE for e in answers[name].errors)}
-        if unreachable != set(answers):  # with nobody left there is nothing to go on with
-            skipped = [finding for finding in findings if finding.node in unreachable]
-            findings = [finding for finding in findings if finding.node not in unreachable]
-    problems = [finding for finding in findings if not finding.warning]
+    optional = {name for name in answers if name != inventory.head.name}
+    unreachable = {name for name in optional if any(e.failure in UNREACHABLE for e in answers[name].errors)}
+    if unreachable == set(answers):  # with nobody left there is nothing to go on with
+        unreachable = set()
+    skipped = [finding for finding in findings if finding.node in unreachable]
+    others = [finding for finding in findings if finding.node not in unreachable]
+    problems = [finding for finding in (others if skip_unreachable else findings) if not finding.warning]
     if problems:
-        raise PreflightError(problems)
+        alone = skip_unreachable is False and all(finding.warning for finding in others)
+        raise PreflightError(problems, WITHOUT_THEM if alone else "")
     compared = {name: tuple(hardware.compare(records[name], facts[name].hardware)) for name in facts if name in records}
     return Contact(
         facts,
-        tuple(finding for finding in findings if finding.warning),
+        tuple(finding for finding in others if finding.warning),
         {name: lines for name, lines in compared.items() if lines},
         tuple(skipped),
     )

@@ -16,7 +16,7 @@ from clusterctl import hardware
 from clusterctl.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.inventory import Inventory
 from clusterctl.outcome import Ledger, fold
-from clusterctl.screen import Screen, duration, plural
+from clusterctl.screen import Screen, at_commas, duration, plural
 from clusterctl.untrusted import bare
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = ["Page", "Screen", "Shape", "addresses", "checked", "findings", "hint"
 
 _MESSAGE_LINES = 20  # of a failure's message; the log has the whole
 _UNION = "packages"  # the role that installs what the others ask for; it has nothing of its own
+_NODES_WIDTH = 24  # of the names in a table, from which on they take more lines
 _NOTES = 12  # of a run; summary.json has them all
 
 # What a failure's own words point to. The first that matches is shown, and never more than one.
@@ -116,26 +117,25 @@ def checked(screen: Screen, contact: "Contact", recorded: int, seconds: float, r
 
 
 def findings(screen: Screen, problems: Sequence[object]) -> int:
-    """Print what preflight has against the nodes, a table on a terminal; returns how many nodes that are."""
+    """Print what preflight has against the nodes, in columns on a terminal; returns how many nodes that are."""
     from clusterctl.preflight import Finding
 
     found = [problem for problem in problems if isinstance(problem, Finding)]
-    if not screen.is_terminal or screen.width < 80 or len(found) < len(problems):
+    if not screen.is_terminal or len(found) < len(problems):
         for problem in problems:
             screen.say(str(problem))
         screen.say()
         return len({finding.node for finding in found})
-    table = Table(
-        "Node", "Check", "Found", "What to do", box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0)
-    )
-    for column in table.columns:
-        column.overflow = "fold"
     nodes: dict[tuple[str, str, str], list[str]] = {}
     for finding in found:
         nodes.setdefault((finding.check, finding.found, finding.hint), []).append(finding.node)
-    for what, who in nodes.items():
-        cells = (fold(who), *what)
-        table.add_row(*(Text(cell, style) for cell, style in zip(cells, ("bold", "red", "", ""), strict=True)))
+    # Two columns: with more of them a fingerprint or a command would be cut where the terminal is narrow.
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for (check, what, todo), who in nodes.items():
+        text = Text.assemble((f"{check}: {what}", "red"), f"\n{todo}" if todo else "")
+        table.add_row(Text(at_commas(fold(who), _NODES_WIDTH), "bold"), text)
     screen.print(table)
     screen.say()
     return len({finding.node for finding in found})

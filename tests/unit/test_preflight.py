@@ -398,6 +398,13 @@ def test_hardware_is_recorded_once_and_then_compared(tmp_path: Path) -> None:
         assert preflight.preflight(cluster, Access(tmp_path / "known_hosts")).differences == {}
 
 
+def told(tmp_path: Path, cluster: Inventory, skip_unreachable: bool | None = False) -> str:
+    """Return the way to go on that a refusal shows."""
+    with pytest.raises(PreflightError) as caught:
+        preflight.preflight(cluster, Access(tmp_path / "known_hosts"), skip_unreachable)
+    return caught.value.hint
+
+
 def test_workers_that_cannot_be_reached_may_be_left_out_but_not_the_head(tmp_path: Path) -> None:
     (head,), key = served(tmp_path, says(named("head1")))
     with listening(head.serve) as one:
@@ -406,7 +413,13 @@ def test_workers_that_cannot_be_reached_may_be_left_out_but_not_the_head(tmp_pat
         found = preflight.preflight(good, Access(tmp_path / "known_hosts"), skip_unreachable=True)
         assert [f.node for f in found.skipped] == ["gpu01"]
         assert list(found.facts) == ["head1"]
+        assert told(tmp_path, good) == preflight.WITHOUT_THEM
+        assert told(tmp_path, good, skip_unreachable=None) == ""
+        head.program = says(lambda data: data["hardware"].update(memory_mb=100))
+        assert told(tmp_path, good) == ""
+        head.program = says(named("head1"))
         bad = inventory(tmp_path, host(1, key, "head1", "slurm_head"), host(one, key, "gpu01"))
+        assert told(tmp_path, bad) == ""
         with pytest.raises(PreflightError, match="head1: connection"):
             preflight.preflight(bad, Access(tmp_path / "known_hosts"), skip_unreachable=True)
 

@@ -10,6 +10,7 @@ from clusterctl import report
 from clusterctl.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.events import Change, Ended, Event, PlaybookStarted, PlayStarted, Result, Stopped, TaskStarted
 from clusterctl.outcome import Ledger, fold
+from clusterctl.preflight import Finding
 from clusterctl.progress import Progress
 from clusterctl.runner import Output
 from clusterctl.screen import Screen, duration, plural
@@ -304,3 +305,35 @@ def test_a_stop_too_late_to_end_a_playbook_ends_what_is_to_follow() -> None:
     made.stopped = True
     assert made.judge({}, []) is None
     assert str(made.judge({}, [], more=True)) == "interrupted as asked; nothing is under way any more."
+
+
+KEYS = [f"SHA256:{letter * 43}" for letter in "ab"]
+COMMAND = "clusterctl trust aurora/inventory.yaml gpu09"
+FINDINGS = [
+    *(Finding(f"gpu{n:02}", "connection", "silent for 10 s", "see whether it is up") for n in range(1, 16, 2)),
+    Finding("gpu09", "host key changed", f"it shows {KEYS[0]}, on record is {KEYS[1]}", COMMAND),
+    Finding("gpu10", "package lock", "apt-get"),
+]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_is_wrong_with_nodes_fits_the_terminal_and_can_be_copied(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    on = screen(monkeypatch, terminal=True, width=width)
+    assert report.findings(on, FINDINGS) == 9
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", printed(on)).splitlines()]
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert all(text.count(whole) == 1 for whole in (*KEYS, COMMAND))
+    assert lines[:2] == [
+        "gpu[01,03,05,07,09,11,  connection: silent for 10 s",
+        "13,15]                  see whether it is up",
+    ]
+    assert lines[-2:] == ["gpu10                   package lock: apt-get", ""]
+
+
+def test_what_is_wrong_with_nodes_is_a_line_each_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch)
+    report.findings(on, FINDINGS)
+    assert printed(on).splitlines() == [*map(str, FINDINGS), ""]
