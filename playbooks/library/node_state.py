@@ -137,7 +137,7 @@ def main():
     module.no_log_values.clear()  # those of `files` are words like root; what is secret never enters a result
     os.umask(0o022)
     given = module.params
-    call = Call(given["name"], module.check_mode, module._diff, given["record_key"])
+    call = Call(given["name"], module.check_mode, module._diff, given["record_key"], module._verbosity > 0)
     manager = functools.lru_cache(lambda: package_manager(given["package_manager"], call.notes))
     alone = contextlib.nullcontext()
     if given["state"] != "probe" and not (given["download_only"] or module.check_mode):

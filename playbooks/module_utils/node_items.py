@@ -361,11 +361,17 @@ class Settings(Kind):
                 found[item.name]["value"] = " ".join(item.path.read_text().split())
         return found
 
+    def beside(self, item):
+        return {"wanted": item.value}
+
     def difference(self, call, item, state):
         if state["value"] == item.value:
             return ""
         if os.access(item.path, os.W_OK):
             return f"{item.value}, was {state['value']}"
+        known = call.record["items"].get(f"{self.label}:{item.name}", {})
+        if (known.get("now"), known.get("wanted")) == (state, item.value) and not call.verbose:
+            return ""  # told when it came to be so
         begin, told = (
             "kernel settings that stay as they are here: ",
             f"{item.name} {state['value'] or 'absent'}, not {item.value}",

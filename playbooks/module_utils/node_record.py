@@ -51,8 +51,9 @@ def load_record(scope):
 class Call:
     """One call: its scope's record, what it changed, and what it must still bring into effect."""
 
-    def __init__(self, scope, check=False, want_diff=False, record_key=None):
+    def __init__(self, scope, check=False, want_diff=False, record_key=None, verbose=False):
         self.scope, self.check, self.want_diff, self.record_key = scope, check, want_diff, record_key
+        self.verbose = verbose
         self.changes, self.notes, self.diffs, self.versions = [], [], [], {}
 
     def open(self):

@@ -865,15 +865,19 @@ def test_probe_tells_what_is_not_as_recorded(store: Path, tmp_path: Path) -> Non
 
 
 def test_kernel_settings_that_cannot_be_set_are_one_note_and_no_change(store: Path) -> None:
-    done = call()
-    node_items.converge(
-        done,
-        node_items.Settings(),
-        [node_items.Setting("kernel.nosuch", "1"), node_items.Setting("kernel.nosuch/too", "2")],
-    )
-    assert done.changes == []
+    def notes(too: str, verbose: bool = False) -> list[str]:
+        done = call()
+        done.verbose = verbose
+        wanted = [node_items.Setting("kernel.nosuch", "1"), node_items.Setting("kernel.nosuch/too", too)]
+        node_items.converge(done, node_items.Settings(), wanted)
+        done.save()
+        assert done.changes == []
+        said: list[str] = done.notes
+        return said
+
     told = "kernel settings that stay as they are here: kernel.nosuch absent, not 1; kernel.nosuch/too absent, not 2"
-    assert done.notes == [told]
+    assert [notes("2"), notes("2"), notes("2", verbose=True)] == [[told], [], [told]]
+    assert notes("3") == ["kernel settings that stay as they are here: kernel.nosuch/too absent, not 3"]
 
 
 # Tools
