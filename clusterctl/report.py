@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl import hardware
+from clusterctl import __version__, hardware
 from clusterctl.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.inventory import Inventory
 from clusterctl.outcome import Ledger, fold
@@ -27,6 +27,7 @@ __all__ = ["Page", "Screen", "Shape", "addresses", "checked", "findings", "hint"
 
 _MESSAGE_LINES = 20  # of a failure's message; the log has the whole
 _UNION = "packages"  # the role that installs what the others ask for; it has nothing of its own
+_OURS = ("slurm_exporter",)  # roles whose program comes with clusterctl, and needs a package to run
 _NODES_WIDTH = 24  # of the names in a table, from which on they take more lines
 _NOTES = 12  # of a run; summary.json has them all
 
@@ -326,10 +327,14 @@ class Page:
 def _installed(ledger: Ledger) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yield each role that has packages, its hosts, and the versions that tell it best.
 
-    Those are of packages that share the role's name, else of its first few. Distributions' own revisions are left out.
+    Those are of packages that share the role's name, else of its first few; a program of ours has clusterctl's.
+    Distributions' own revisions are left out.
     """
     for role, packages in ledger.installed.items():
         if role == _UNION:
+            continue
+        if role in _OURS:
+            yield role, ledger.roles.get(role, []), [f"clusterctl {__version__}"]
             continue
         shown = ([name for name in packages if re.split("[_-]", role)[0] in name] or list(packages))[:3]
         versions = [f"{name} {' / '.join(sorted(set(map(_upstream, packages[name].values()))))}" for name in shown]

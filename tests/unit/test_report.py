@@ -2,11 +2,12 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clusterctl import report
+from clusterctl import __version__, report
 from clusterctl.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.events import Change, Ended, Event, PlaybookStarted, PlayStarted, Result, Stopped, TaskStarted
 from clusterctl.outcome import Ledger, fold
@@ -173,6 +174,14 @@ def test_the_summary_says_what_is_where(monkeypatch: pytest.MonkeyPatch) -> None
     for part in ("munge gpu01, gpu02 munge 0.5.15 / 0.5.16", "gpu01 1 task 2 files", "gpu01, gpu02 reboot"):
         assert part in text
     assert "gpu02 1 task" not in text
+
+
+def test_a_program_of_ours_has_our_version_and_not_that_of_what_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch)
+    counted = replace(result("head1", versions={"python3": "3.13.5-1"}), role="slurm_exporter")
+    report.Page(on).content(ledger(run(counted)))
+    assert re.search(rf"slurm_exporter +clusterctl {re.escape(__version__)}\n", printed(on))
+    assert "python3" not in printed(on)
 
 
 def test_the_end_of_the_log_is_shown_without_control_characters(
