@@ -99,6 +99,12 @@ def states(lab: TestLab, number: str) -> list[str]:
     return lab.ssh("head1", *argv).split()
 
 
+def go_on(lab: TestLab, number: str) -> None:
+    """See that half of the jobs run and half wait, as they have since they were submitted."""
+    told = states(lab, number)
+    assert (told.count("RUNNING"), told.count("PENDING"), len(told)) == (AT_ONCE, JOBS - AT_ONCE, JOBS)
+
+
 def accounted(lab: TestLab, number: str, nodes: Sequence[str]) -> None:
     """Every job has begun once and ended once, on these nodes and in accounting."""
     wait_until(lambda: states(lab, number).count("COMPLETED") == JOBS)

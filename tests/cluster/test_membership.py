@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from tests.cluster.conftest import clusterctl, podman
-from tests.cluster.members import AT_ONCE, JOBS, Growing, growing, states, submit
+from tests.cluster.members import Growing, go_on, growing, states, submit
 from tests.cluster.test_bootstrap import differences
-from tests.cluster.test_plan import edit, moved, planned
+from tests.cluster.test_plan import done_as_planned, edit, planned
 from tests.faults.injury import begin, container, ended, in_service, latest_run, wait_until
 
 NEW_HOST_KEY = (
@@ -82,10 +82,15 @@ def test_a_node_is_added_and_nobody_else_is_contacted(lab: Growing, jobs: str) -
     grows(lab)
 
 
-def test_a_reinstalled_node_is_taken_in_under_its_name(lab: Growing, jobs: str) -> None:
-    podman("rm", "--force", "--volumes", "--time", "0", container(lab, "gpu03"))
+def reinstall(lab: Growing) -> None:
+    """Let the last be an empty node with another host key."""
+    podman("rm", "--force", "--volumes", "--time", "0", container(lab, lab.last))
     lab.up()
-    lab.root("gpu03", NEW_HOST_KEY)
+    lab.root(lab.last, NEW_HOST_KEY)
+
+
+def test_a_reinstalled_node_is_taken_in_under_its_name(lab: Growing, jobs: str) -> None:
+    reinstall(lab)
     record = lab.inventory.parent / "hardware/gpu03.json"
     record.write_text(record.read_text().replace('"memory_mb": ', '"memory_mb": 9', 1))  # what the old hardware had
     assert "clusterctl trust" in lab.verb("bootstrap", expect=3)
@@ -111,9 +116,9 @@ def test_a_node_with_jobs_is_not_removed_before_they_end(lab: Growing, jobs: str
         assert "nothing was removed" in said
         assert lab.inventory.read_text() == text
         assert in_service(lab)["gpu03"] == "draining"
-        planned = clusterctl("plan", "remove-node", str(lab.inventory), "gpu03")
-        assert planned.returncode == 10, planned.stdout + planned.stderr
-        assert f"would be waited for: job {number} of alice" in planned.stdout
+        plan = clusterctl("plan", "remove-node", str(lab.inventory), "gpu03")
+        assert plan.returncode == 10, plan.stdout + plan.stderr
+        assert f"would be waited for: job {number} of alice" in plan.stdout
         lab.root("gpu03", "touch /tmp/go")
         lab.verb("remove-node", "gpu03", "--yes")
         assert states(lab, number) == ["COMPLETED"]
@@ -166,12 +171,6 @@ def test_a_dead_worker_is_removed_from_the_head_alone(lab: Growing, jobs: str) -
     assert sorted(in_service(lab)) == ["gpu01", "gpu02"]
 
 
-def go_on(lab: Growing, number: str) -> None:
-    """See that none of the jobs has ended or begun since they were submitted."""
-    told = states(lab, number)
-    assert (told.count("RUNNING"), told.count("PENDING"), len(told)) == (AT_ONCE, JOBS - AT_ONCE, JOBS)
-
-
 def test_jobs_outlive_a_change_of_slurms_configuration_as_planned(lab: Growing, jobs: str) -> None:
     """Beside a change for which slurmctld is started anew, so that workers learn of neither by a reload alone."""
     edit(lab, "SlurmdTimeout: 3000", "SlurmdTimeout: 3000, MaxJobCount: 9999")
@@ -179,21 +178,10 @@ def test_jobs_outlive_a_change_of_slurms_configuration_as_planned(lab: Growing, 
     before = lab.manifests()
     plan = planned(lab)
     assert ("head1", "unit", "slurmctld.service") in plan
-    lab.run("bootstrap")
-    seen = moved(before, lab.manifests())
-    seen -= {(node, "unit", "slurmd.service") for node in lab.nodes}  # the plan says this in words
-    assert seen <= plan
-    assert {item for item in plan - seen if item[1] != "unit"} == set()
+    done_as_planned(lab, plan, before, frozenset((node, "unit", "slurmd.service") for node in lab.nodes))
     assert "9999" in lab.ssh("head1", "scontrol", "show", "config")
     for node in lab.nodes[1:]:
         assert "MaxJobCount=9999" in lab.root(node, "cat /var/lib/slurm/slurmd/conf-cache/slurm.conf")
-    go_on(lab, jobs)
-
-
-def test_jobs_outlive_slurmctlds_sudden_end_and_a_minute_without_the_database(lab: Growing, jobs: str) -> None:
-    lab.root("head1", "systemctl kill --signal KILL slurmctld; systemctl stop mariadb")
-    lab.root("head1", "sleep 60; systemctl start mariadb")
-    lab.run("bootstrap")
     go_on(lab, jobs)
 
 
@@ -224,9 +212,7 @@ def test_a_node_that_dies_while_it_is_added_is_added_by_the_same_command(lab: Gr
 @pytest.mark.long
 def test_a_node_that_dies_while_it_is_replaced_is_replaced_by_the_same_command(lab: Growing, jobs: str) -> None:
     lab.add()
-    podman("rm", "--force", "--volumes", "--time", "0", container(lab, "gpu03"))
-    lab.up()
-    lab.root("gpu03", NEW_HOST_KEY)
+    reinstall(lab)
     dies(lab, '"host": "gpu03", "role": "slurm_worker"', "replace-node", "gpu03", "--accept-new-host-keys")
     assert in_service(lab)["gpu03"] not in ("idle", "mixed", "allocated")
     lab.verb("replace-node", "gpu03")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import TestLab, clusterctl, podman
-from tests.cluster.members import AT_ONCE, Growing, accounted, states, submit
+from tests.cluster.members import AT_ONCE, Growing, accounted, go_on, states, submit
 from tests.cluster.test_bootstrap import differences
 from tests.cluster.test_plan import actual
 from tests.faults.injury import (
@@ -29,8 +29,9 @@ from tests.faults.injury import (
 from tests.faults.repository import repository
 
 WORKERS = ("gpu01", "gpu02")
-# Debian's own packages of Slurm, with a higher version and nothing else.
+# Debian's own packages of Slurm, with a higher version and nothing else; made once.
 RAISE = r"""
+[ ! -e /tmp/raised/new ] || exit 0
 mkdir -p /tmp/raised/new; cd /tmp/raised
 ours=$(dpkg-query --show --showformat '${Package} ${source:Package}\n' | sed -n 's/ slurm-wlm$//p')
 apt-get -qq download slurmd $ours hostname
@@ -138,6 +139,14 @@ def power(lab: TestLab) -> Iterator[None]:
 def started(lab: TestLab, node: str) -> str:
     """When a node's first process began; its kernel is the host's."""
     return lab.root(node, "awk '{print $22}' /proc/1/stat")
+
+
+def test_jobs_outlive_slurmctlds_sudden_end_and_a_minute_without_the_database(lab: Growing, jobs: str) -> None:
+    """In that minute the newer packages are made."""
+    lab.root("head1", "systemctl kill --signal KILL slurmctld; systemctl stop mariadb")
+    lab.root("head1", f"sleep 60 & ({RAISE}); wait; systemctl start mariadb")
+    lab.run("bootstrap")
+    go_on(lab, jobs)
 
 
 def test_nothing_is_to_be_upgraded_without_anything_newer(lab: Growing) -> None:
