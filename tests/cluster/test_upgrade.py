@@ -3,8 +3,8 @@
 import json
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,44 +96,44 @@ def done(summary: dict[str, Any]) -> set[tuple[str, str, str, str]]:
 
 
 @contextmanager
-def emptied(lab: TestLab) -> Iterator[None]:
+def watched(look: Callable[[], None]) -> Iterator[None]:
+    """Look every second meanwhile."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1):
+            look()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def emptied(lab: TestLab) -> AbstractContextManager[None]:
     """Meanwhile let the jobs of each worker end as soon as it is out of service."""
-    over = threading.Event()
 
-    def watch() -> None:
-        while not over.wait(1):
-            for node, state in in_service(lab).items():
-                if state.startswith("drain"):
-                    lab.root(node, "touch /tmp/enough")
+    def look() -> None:
+        for node, state in in_service(lab).items():
+            if state.startswith("drain"):
+                lab.root(node, "touch /tmp/enough")
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
+    return watched(look)
 
 
-@contextmanager
-def power(lab: TestLab) -> Iterator[None]:
+def power(lab: TestLab) -> AbstractContextManager[None]:
     """Start a node again whose system asked for that, as a server does by itself: its container ended with 129."""
-    over = threading.Event()
 
-    def watch() -> None:
-        while not over.wait(1):
-            for node in lab.nodes:
-                ended = podman("inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", container(lab, node))
-                if ended.split() == ["exited", "129"]:
-                    podman("start", container(lab, node))
+    def look() -> None:
+        for node in lab.nodes:
+            ended = podman("inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", container(lab, node))
+            if ended.split() == ["exited", "129"]:
+                podman("start", container(lab, node))
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
+    return watched(look)
 
 
 def started(lab: TestLab, node: str) -> str:
