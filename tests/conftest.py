@@ -48,6 +48,6 @@ def jobs(members: Growing) -> str:
 
 @pytest.fixture(scope="session")
 def whole() -> Iterator[TestLab]:
-    """A lab that the tests which share it leave whole."""
-    with bootstrapped("whole") as lab:
+    """A lab that the tests which share it leave whole; a small job need not wait long behind a large one."""
+    with bootstrapped("whole", "slurm_head_conf_extra: {SchedulerParameters: bf_interval=1}") as lab:
         yield lab

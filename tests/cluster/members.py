@@ -79,9 +79,7 @@ def growing(purpose: str, workers: int) -> Iterator[Growing]:
     lab = Growing(lab_name(purpose), workers)
     lab.down()
     lab.up()
-    lines = "".join(f"    {line}\n" for line in (CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]"))
-    more = f"    # Many jobs to a processor.\n{lines}"
-    lab.inventory.write_text(lab.inventory.read_text().replace("  vars:\n", f"  vars:\n{more}", 1))
+    lab.say("# Many jobs to a processor.", CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]")
     lab.run("bootstrap")
     yield lab
     lab.down()
