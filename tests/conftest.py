@@ -1,7 +1,27 @@
-"""What holds for all tests."""
+"""What holds for all tests: which of them share a lab and so a process, and what examples the fuzz tests try."""
+
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from tests.cluster.conftest import TestLab, bootstrapped
+from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, growing, states, submit
+from tests.faults.injury import wait_until
+
+# Files that share a lab, by its name, in the order in which they come.
+LABS = {
+    "members": ("test_membership.py", "test_upgrade.py"),
+    "whole": ("test_backup.py", "test_drift.py", "test_plan.py"),
+}
+_GROUPS = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one process run all of a file, and all files that share a lab (`--dist loadgroup`)."""
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(_GROUPS.get(file, file)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -9,3 +29,25 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("same", derandomize=True)
     settings.register_profile("new")
     settings.load_profile("new" if "long or not long" in config.option.markexpr else "same")
+
+
+@pytest.fixture(scope="session")
+def members() -> Iterator[Growing]:
+    """A lab of two workers, and a third that comes and goes."""
+    with growing("members", 2) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def jobs(members: Growing) -> str:
+    """Fifty jobs that run on the two, and fifty that wait for them; the array's number."""
+    number = submit(members, JOB, f"--array=1-{JOBS}%{AT_ONCE}")
+    wait_until(lambda: states(members, number).count("RUNNING") == AT_ONCE)
+    return number
+
+
+@pytest.fixture(scope="session")
+def whole() -> Iterator[TestLab]:
+    """A lab that the tests which share it leave whole; a small job need not wait long behind a large one."""
+    with bootstrapped("whole", "slurm_head_conf_extra: {SchedulerParameters: bf_interval=1}") as lab:
+        yield lab

@@ -44,6 +44,11 @@ class TestLab:
         done = clusterctl("lab", "up", "--name", self.name, "--workers", str(self.workers), *options)
         assert done.returncode == 0, done.stderr
 
+    def say(self, *lines: str) -> None:
+        """Add lines to the inventory's variables of all hosts."""
+        added = "".join(f"    {line}\n" for line in lines)
+        self.inventory.write_text(self.inventory.read_text().replace("  vars:\n", f"  vars:\n{added}", 1))
+
     def down(self) -> None:
         done = clusterctl("lab", "down", "--name", self.name)
         assert done.returncode == 0, done.stderr
@@ -99,11 +104,12 @@ def podman(*argv: Sequence[str] | str) -> str:
 
 
 @contextmanager
-def bootstrapped(purpose: str) -> Iterator[TestLab]:
-    """A lab of its own for a purpose, bootstrapped; the tests that share it leave it whole."""
+def bootstrapped(purpose: str, *lines: str) -> Iterator[TestLab]:
+    """A lab of its own for a purpose, bootstrapped with these lines too; the tests that share it leave it whole."""
     lab = TestLab(lab_name(purpose))
     lab.down()
     lab.up()
+    lab.say(*lines)
     lab.run("bootstrap")
     yield lab
     lab.down()

@@ -5,7 +5,6 @@ import io
 import json
 import stat
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import ansible.module_utils
 import pytest
 
 from clusterctl import paths, secrets
-from tests.cluster.conftest import TestLab, bootstrapped, clusterctl, podman
+from tests.cluster.conftest import TestLab, clusterctl, podman
 from tests.faults.injury import container, fails, wait_until
 
 ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_utils"))
@@ -41,9 +40,8 @@ mariadb -e 'DROP DATABASE slurm_acct_db'
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[TestLab]:
-    with bootstrapped("backups") as lab:
-        yield lab
+def cluster(whole: TestLab) -> TestLab:
+    return whole
 
 
 def submit(cluster: TestLab, name: str, script: str, *options: str) -> str:

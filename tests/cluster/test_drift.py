@@ -7,13 +7,12 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import TestLab, bootstrapped, clusterctl, podman
+from tests.cluster.conftest import TestLab, clusterctl, podman
 
 # Twelve kinds of change: the node, what is done to it, and how it is told: role, kind, name, and how that begins.
 BY_HAND = {
@@ -60,9 +59,8 @@ SECRETS = {"/etc/prometheus/web.yml"}
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[TestLab]:
-    with bootstrapped("drift") as lab:
-        yield lab
+def lab(whole: TestLab) -> TestLab:
+    return whole
 
 
 def drift(document: dict[str, Any]) -> dict[tuple[str, str, str, str], str]:
@@ -174,7 +172,7 @@ def test_a_run_that_ended_in_preflight_is_told_from_one_that_ran(lab: TestLab) -
         podman("exec", f"clusterctl-{lab.name}-gpu01", "mv", "/usr/bin/python3.aside", "/usr/bin/python3")
     past = lab.run("logs")["runs"]
     ended = [(run["verb"], run["check"], run["limit"], run["exit_code"]) for run in past]
-    assert ended == [("bootstrap", True, "gpu01", 3), *[("bootstrap", False, None, 0)] * 2]
+    assert ended[:2] == [("bootstrap", True, "gpu01", 3), ("bootstrap", False, None, 0)]
     told = "bootstrap --check --limit gpu01, .* nodes were not ready, nothing was changed"
     assert re.search(told, clusterctl("status", str(lab.inventory)).stdout)
     assert "gpu01: python" in clusterctl("logs", str(lab.inventory), "last").stdout

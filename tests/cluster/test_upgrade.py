@@ -3,16 +3,17 @@
 import json
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster.conftest import TestLab, clusterctl, podman
-from tests.cluster.test_bootstrap import ALICE, differences
-from tests.cluster.test_membership import AT_ONCE, CROWDED, JOBS, PATIENT, accounted, actual, states
+from tests.cluster.members import AT_ONCE, Growing, accounted, go_on, states, submit
+from tests.cluster.test_bootstrap import differences
+from tests.cluster.test_plan import actual
 from tests.faults.injury import (
     begin,
     container,
@@ -26,17 +27,11 @@ from tests.faults.injury import (
     wait_until,
 )
 from tests.faults.repository import repository
-from tests.labs import lab_name
 
 WORKERS = ("gpu01", "gpu02")
-# Each ends when its node may be emptied; those that come later find that it may.
-JOB = r"""#!/bin/sh
-echo begin >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
-until [ -e /tmp/enough ]; do sleep 1; done
-echo end >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
-"""
-# Debian's own packages of Slurm, with a higher version and nothing else.
+# Debian's own packages of Slurm, with a higher version and nothing else; made once.
 RAISE = r"""
+[ ! -e /tmp/raised/new ] || exit 0
 mkdir -p /tmp/raised/new; cd /tmp/raised
 ours=$(dpkg-query --show --showformat '${Package} ${source:Package}\n' | sed -n 's/ slurm-wlm$//p')
 apt-get -qq download slurmd $ours hostname
@@ -54,15 +49,10 @@ OTHER = "hostname"
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[TestLab]:
-    lab = TestLab(lab_name("upgrade"))
-    lab.down()
-    lab.up()
-    lines = "".join(f"    {line}\n" for line in (CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]"))
-    lab.inventory.write_text(lab.inventory.read_text().replace("  vars:\n", f"  vars:\n{lines}", 1))
-    lab.run("bootstrap")
-    yield lab
-    lab.down()
+def lab(members: Growing) -> Iterator[Growing]:
+    """The last file that needs it takes it down."""
+    yield members
+    members.down()
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +67,6 @@ def newer(lab: TestLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
             lab.ssh(node, "sudo", "tee", KEY, stdin=public)
             lab.ssh(node, "sudo", "tee", SOURCE, stdin=lines)
         yield
-
-
-@pytest.fixture(scope="module")
-def jobs(lab: TestLab) -> str:
-    """Fifty jobs that run and fifty that wait; the array's number."""
-    submit = ["sbatch", "--parsable", f"--array=1-{JOBS}%{AT_ONCE}", "--mem=1M", "--chdir=/", "--output=none"]
-    number = lab.ssh("head1", *ALICE, *submit, stdin=JOB).strip()
-    wait_until(lambda: states(lab, number).count("RUNNING") == AT_ONCE)
-    return number
 
 
 def versions(lab: TestLab, node: str) -> dict[str, str]:
@@ -114,50 +95,45 @@ def done(summary: dict[str, Any]) -> set[tuple[str, str, str, str]]:
     }
 
 
-def bootstrap_changes_nothing(lab: TestLab) -> None:
-    summary = lab.run("bootstrap")
-    assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
-
-
 @contextmanager
-def emptied(lab: TestLab) -> Iterator[None]:
+def watched(look: Callable[[], None]) -> Iterator[None]:
+    """Look every second meanwhile."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1):
+            look()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
+def emptied(lab: TestLab) -> AbstractContextManager[None]:
     """Meanwhile let the jobs of each worker end as soon as it is out of service."""
-    over = threading.Event()
 
-    def watch() -> None:
-        while not over.wait(1):
-            for node, state in in_service(lab).items():
-                if state.startswith("drain"):
-                    lab.root(node, "touch /tmp/enough")
+    def look() -> None:
+        for node, state in in_service(lab).items():
+            if state.startswith("drain"):
+                lab.root(node, "touch /tmp/enough")
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
+    return watched(look)
 
 
-@contextmanager
-def power(lab: TestLab) -> Iterator[None]:
+def power(lab: TestLab) -> AbstractContextManager[None]:
     """Start a node again whose system asked for that, as a server does by itself: its container ended with 129."""
-    over = threading.Event()
 
-    def watch() -> None:
-        while not over.wait(1):
-            for node in lab.nodes:
-                ended = podman("inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", container(lab, node))
-                if ended.split() == ["exited", "129"]:
-                    podman("start", container(lab, node))
+    def look() -> None:
+        for node in lab.nodes:
+            ended = podman("inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", container(lab, node))
+            if ended.split() == ["exited", "129"]:
+                podman("start", container(lab, node))
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
+    return watched(look)
 
 
 def started(lab: TestLab, node: str) -> str:
@@ -165,7 +141,15 @@ def started(lab: TestLab, node: str) -> str:
     return lab.root(node, "awk '{print $22}' /proc/1/stat")
 
 
-def test_nothing_is_to_be_upgraded_without_anything_newer(lab: TestLab) -> None:
+def test_jobs_outlive_slurmctlds_sudden_end_and_a_minute_without_the_database(lab: Growing, jobs: str) -> None:
+    """In that minute the newer packages are made."""
+    lab.root("head1", "systemctl kill --signal KILL slurmctld; systemctl stop mariadb")
+    lab.root("head1", f"sleep 60 & ({RAISE}); wait; systemctl start mariadb")
+    lab.run("bootstrap")
+    go_on(lab, jobs)
+
+
+def test_nothing_is_to_be_upgraded_without_anything_newer(lab: Growing) -> None:
     before = lab.manifests()
     assert clusterctl("plan", "upgrade", str(lab.inventory)).returncode == 0
     summary = lab.run("upgrade")
@@ -173,7 +157,7 @@ def test_nothing_is_to_be_upgraded_without_anything_newer(lab: TestLab) -> None:
     assert differences(before, lab.manifests()) == []
 
 
-def test_jobs_outlive_an_upgrade_that_does_what_its_plan_has_listed(lab: TestLab, newer: None, jobs: str) -> None:
+def test_jobs_outlive_an_upgrade_that_does_what_its_plan_has_listed(lab: Growing, newer: None, jobs: str) -> None:
     before = lab.manifests()
     said = clusterctl("plan", "upgrade", str(lab.inventory), "--output", "json")
     assert said.returncode == 10, said.stdout + said.stderr
@@ -202,12 +186,12 @@ def test_jobs_outlive_an_upgrade_that_does_what_its_plan_has_listed(lab: TestLab
     assert json.loads(lab.root("head1", "slurm-drain")) == {}
 
 
-def test_after_an_upgrade_a_bootstrap_changes_nothing(lab: TestLab) -> None:
-    bootstrap_changes_nothing(lab)
+def test_after_an_upgrade_a_bootstrap_changes_nothing(lab: Growing) -> None:
+    lab.unchanged()
 
 
 @pytest.fixture
-def pinned(lab: TestLab) -> Iterator[str]:
+def pinned(lab: Growing) -> Iterator[str]:
     """Slurm is pinned to the version that Debian has, which is older than what is installed; the version."""
     older = versions(lab, "head1")["slurmctld"].removesuffix(RAISED)
     with inventory_with(lab, f'slurm_head_version: "{older}"'):
@@ -217,7 +201,7 @@ def pinned(lab: TestLab) -> Iterator[str]:
 
 @pytest.mark.long
 def test_a_worker_that_dies_in_its_batch_stops_the_next_and_the_same_command_goes_on(
-    lab: TestLab, newer: None, pinned: str
+    lab: Growing, newer: None, pinned: str
 ) -> None:
     """Downwards, as the pin says; till then nothing moves. What an operator drained is moved and stays drained."""
     said = fails(lab, 0)
@@ -243,11 +227,11 @@ def test_a_worker_that_dies_in_its_batch_stops_the_next_and_the_same_command_goe
     assert "ops" in lab.ssh("head1", "sinfo", "--list-reasons")
     assert json.loads(lab.root("head1", "slurm-drain")) == {}
     lab.root("head1", "scontrol update NodeName=gpu02 State=UNDRAIN")
-    bootstrap_changes_nothing(lab)
+    lab.unchanged()
 
 
 @pytest.mark.long
-def test_the_rest_of_the_system_is_upgraded_and_rebooted_where_it_asks_for_it(lab: TestLab, newer: None) -> None:
+def test_the_rest_of_the_system_is_upgraded_and_rebooted_where_it_asks_for_it(lab: Growing, newer: None) -> None:
     """A package of the system with a raised version comes; Slurm, of which there is a newer one too, stays."""
     here = {node: versions(lab, node) for node in lab.nodes}
     before = {node: started(lab, node) for node in lab.nodes}
@@ -265,25 +249,24 @@ def test_the_rest_of_the_system_is_upgraded_and_rebooted_where_it_asks_for_it(la
     for node in lab.nodes:
         assert lab.root(node, f"dpkg-query --show --showformat '${{Version}}' {OTHER}").endswith(RAISED)
     assert clusterctl("plan", "upgrade", str(lab.inventory), "--os").returncode == 0
-    bootstrap_changes_nothing(lab)
+    lab.unchanged()
 
 
 @pytest.mark.long
-def test_a_head_that_cannot_be_upgraded_stops_it_before_a_worker(lab: TestLab, newer: None) -> None:
+def test_a_head_that_cannot_be_upgraded_stops_it_before_a_worker(lab: Growing, newer: None) -> None:
     before = {node: lab.manifest(node) for node in WORKERS}
     with stuck_file(lab, "head1"):
         fails(lab, 5, verb="upgrade")
     assert differences(before, {node: lab.manifest(node) for node in WORKERS}) == []
     assert set(in_service(lab).values()) == {"idle"}
     lab.run("upgrade")
-    bootstrap_changes_nothing(lab)
+    lab.unchanged()
 
 
 @pytest.mark.long
-def test_nodes_are_rebooted_around_their_jobs(lab: TestLab) -> None:
+def test_nodes_are_rebooted_around_their_jobs(lab: Growing) -> None:
     """The head too, while a job runs elsewhere."""
-    submit = [*ALICE, "sbatch", "--parsable", "--nodelist=gpu02", "--mem=1M", "--chdir=/", "--output=none"]
-    number = lab.ssh("head1", *submit, "--wrap='until [ -e /tmp/go ]; do sleep 1; done'").strip()
+    number = submit(lab, "#!/bin/sh\nuntil [ -e /tmp/go ]; do sleep 1; done\n", "--nodelist=gpu02")
     wait_until(lambda: "RUNNING" in states(lab, number))
     before = {node: started(lab, node) for node in lab.nodes}
     with power(lab):
@@ -294,11 +277,11 @@ def test_nodes_are_rebooted_around_their_jobs(lab: TestLab) -> None:
     lab.root("gpu02", "touch /tmp/go")
     wait_until(lambda: states(lab, number) == ["COMPLETED"])
     assert set(in_service(lab).values()) == {"idle"}
-    bootstrap_changes_nothing(lab)
+    lab.unchanged()
 
 
 @pytest.mark.long
-def test_a_node_that_comes_back_with_a_gpu_less_stays_out(lab: TestLab) -> None:
+def test_a_node_that_comes_back_with_a_gpu_less_stays_out(lab: Growing) -> None:
     (place,) = (path for path in lab.inventory.parent.rglob("gpu01/simulated-nvml.conf"))
     whole = place.read_text()
     try:

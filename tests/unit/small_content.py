@@ -1,6 +1,27 @@
-"""A small Ansible content tree for tests of the inventory: two schedulers, one role with an option of each type."""
+"""A small inventory, and a small Ansible content tree for it: two schedulers, one role with an option of each type."""
 
 from pathlib import Path
+
+INVENTORY = """\
+all:
+  vars:
+    cluster_name: aurora
+    ansible_user: admin
+  children:
+    slurm_head:
+      hosts:
+        head1: {ansible_host: 10.0.0.10}
+    slurm_workers:
+      hosts:
+        gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}
+      children:
+        a100:
+          hosts:
+            gpu[02:04]: {}
+    monitoring:
+      hosts:
+        head1: {}
+"""
 
 _FILES = {
     "playbooks/bootstrap.yml": """\

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import paramiko
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clusterctl.errors import Position
 from clusterctl.inventory import Host, Inventory
@@ -73,6 +75,15 @@ class Server(paramiko.ServerInterface):
             channels = []  # paramiko closes a channel that nobody holds
             while transport.is_active():
                 channels.append(transport.accept(1))
+
+
+def ed25519(path: Path, passphrase: bytes = b"") -> paramiko.PKey:
+    """Make a key pair at `path`, as ssh-keygen does."""
+    encryption = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
+    form = serialization.PrivateFormat.OpenSSH
+    path.write_bytes(Ed25519PrivateKey.generate().private_bytes(serialization.Encoding.PEM, form, encryption))
+    path.chmod(0o600)
+    return paramiko.Ed25519Key(filename=str(path), password=passphrase.decode() or None)
 
 
 @contextmanager

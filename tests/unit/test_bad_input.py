@@ -15,29 +15,10 @@ from pathlib import Path
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from . import arena
+from . import arena, small_content
 from .arena import End
 
-GOOD = """\
-all:
-  vars:
-    cluster_name: aurora
-    ansible_user: admin
-  children:
-    slurm_head:
-      hosts:
-        head1: {ansible_host: 10.0.0.10}
-    slurm_workers:
-      hosts:
-        gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}
-      children:
-        a100:
-          hosts:
-            gpu[02:04]: {}
-    monitoring:
-      hosts:
-        head1: {}
-"""
+GOOD = small_content.INVENTORY
 GPU01 = "        gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}\n"
 USER = "    ansible_user: admin\n"
 

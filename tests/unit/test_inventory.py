@@ -12,27 +12,7 @@ from clusterctl.schema import Schema
 
 from . import small_content
 
-GOOD = """\
-all:
-  vars:
-    cluster_name: aurora
-    ansible_user: admin
-  children:
-    slurm_head:
-      hosts:
-        head1: {ansible_host: 10.0.0.10}
-    slurm_workers:
-      vars: {demo_level: high}
-      hosts:
-        gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}
-      children:
-        a100:
-          hosts:
-            gpu[02:04]: {}
-    monitoring:
-      hosts:
-        head1: {}
-"""
+GOOD = small_content.INVENTORY.replace("    slurm_workers:\n", "    slurm_workers:\n      vars: {demo_level: high}\n")
 
 
 @pytest.fixture(scope="module")

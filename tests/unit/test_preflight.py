@@ -21,9 +21,8 @@ from clusterctl.preflight import Finding
 from clusterctl.remote import Access
 from clusterctl.untrusted import Malformed
 
-from .ssh_server import Server, host, inventory, known, listening, shell
+from .ssh_server import Server, ed25519, host, inventory, known, listening, shell
 from .test_hardware import gpu, reply
-from .test_remote import ed25519
 
 SOURCE = "http://deb.debian.org/debian/dists/trixie/InRelease"
 

@@ -3,27 +3,16 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import paramiko
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from clusterctl import remote, trust
 from clusterctl.remote import Access, ContactError, Failure, Session
 
-from .ssh_server import Server, host, known, listening
-
-
-def ed25519(path: Path, passphrase: bytes = b"") -> paramiko.PKey:
-    """Make a key pair at `path`, as ssh-keygen does."""
-    encryption = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
-    form = serialization.PrivateFormat.OpenSSH
-    path.write_bytes(Ed25519PrivateKey.generate().private_bytes(serialization.Encoding.PEM, form, encryption))
-    path.chmod(0o600)
-    return paramiko.Ed25519Key(filename=str(path), password=passphrase.decode() or None)
+from .ssh_server import Server, ed25519, host, known, listening
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +25,6 @@ def _nobodys_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the agent nor ~/.ssh of who runs the tests has a part in them."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Server]:
-    """A node that lets tmp_path/id in and whose host key is in tmp_path/known_hosts."""
-    server = Server([ed25519(tmp_path / "host")], ed25519(tmp_path / "id"))
-    with listening(server.serve) as server.port:
-        (tmp_path / "known_hosts").write_text(known(server.port, *server.host_keys))
-        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from clusterctl.inventory import Host
 from clusterctl.remote import Access, ContactError, Failure
 from clusterctl.route import Route
 
-from .ssh_server import Server, host, known, listening
-from .test_remote import ed25519
+from .ssh_server import Server, host
 
 
 @pytest.mark.parametrize(
@@ -68,14 +66,6 @@ threading.Thread(target=pump, daemon=True).start()
 while data := peer.recv(65536):
     os.write(1, data)
 """
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Server]:
-    server = Server([ed25519(tmp_path / "host")], ed25519(tmp_path / "id"))
-    with listening(server.serve) as server.port:
-        (tmp_path / "known_hosts").write_text(known(server.port, *server.host_keys))
-        yield server
 
 
 def through(proxy: str, server: Server, directory: Path, monkeypatch: pytest.MonkeyPatch) -> remote.Session:

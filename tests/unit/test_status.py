@@ -26,9 +26,8 @@ from clusterctl.report import Screen
 from clusterctl.screen import at_commas
 from clusterctl.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Slurm, SlurmNode, Status
 
-from .ssh_server import Server, host, inventory, known, listening, shell
+from .ssh_server import Server, ed25519, host, inventory, known, listening, shell
 from .test_hardware import node as recorded
-from .test_remote import ed25519
 
 # As Slurm 24.11.5 prints it, shortened.
 NODES = """\

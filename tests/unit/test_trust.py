@@ -1,7 +1,7 @@
 """Host keys at first contact and after a reinstallation: none is believed that nobody stood up for."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,14 @@ from clusterctl.inventory import Host
 from clusterctl.known_hosts import HostKey
 from clusterctl.remote import Access
 
-from .ssh_server import Server, host, inventory, known, listening
-from .test_remote import ed25519
+from .ssh_server import Server, ed25519, host, inventory, known, listening
 
 OLD = "10.0.0.1 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAICS+wsToPfB5V/MKyVe2IANlfOELBO3yJiYhteEeXNYk"
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Server]:
-    """A node that lets tmp_path/id in and that nobody has met yet."""
-    server = Server([ed25519(tmp_path / "host")], ed25519(tmp_path / "id"))
-    with listening(server.serve) as server.port:
-        yield server
+def node(stranger: Server) -> Server:
+    return stranger
 
 
 @pytest.fixture

@@ -1,0 +1,114 @@
+"""A cluster whose workers come and go, and a hundred jobs that live through all that is done to it."""
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tests.cluster.conftest import HERE, TestLab, podman
+from tests.cluster.test_bootstrap import ALICE
+from tests.faults.injury import container, fails, gateway, wait_until
+from tests.labs import lab_name
+
+# Each job says when it begins, then counts; it ends when its node may be emptied, and one that comes later at once.
+JOB = r"""#!/bin/sh
+echo begin >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
+until [ -e /tmp/enough ]; do echo x >> /var/tmp/count.$SLURM_ARRAY_TASK_ID; sleep 2; done
+echo end >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
+"""
+JOBS, AT_ONCE = 100, 50
+# Fifty of them at a time on two nodes of few processors; and a worker may say nothing for long.
+CROWDED = "slurm_head_partitions: [{name: main, default: true, options: {OverSubscribe: 'FORCE:40'}}]"
+PATIENT = "slurm_head_conf_extra: {SlurmdTimeout: 3000}"
+
+
+class Growing(TestLab):
+    """A lab that has one worker more than its inventory, the last."""
+
+    @property
+    def last(self) -> str:
+        return f"gpu{self.workers + 1:02}"
+
+    @property
+    def address(self) -> str:
+        """The address of the last."""
+        return podman("inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}",
+                      container(self, self.last)).strip()  # fmt: skip
+
+    @property
+    def line(self) -> str:
+        """The line of the inventory that the last one has in a lab."""
+        return f"        {self.last}: {{ansible_host: {self.address}}}\n"
+
+    def up(self, *options: str) -> None:
+        """Start what is not there; the inventory stays as it is, once there is one."""
+        text = self.inventory.read_text() if self.inventory.exists() else None
+        TestLab(self.name, self.workers + 1).up(*options)
+        self.inventory.write_text(text or self.inventory.read_text().replace(self.line, ""))
+
+    def inside(self, node: str, *argv: str, stdin: str = "") -> str:
+        """Run a command in a node whose host key nobody believes any more."""
+        command = ["podman", "exec", "--interactive", container(self, node), *argv]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout
+
+    def remains(self) -> Any:
+        """The manifest of the last once it has left."""
+        return json.loads(self.inside(self.last, "python3", "-", stdin=(HERE / "manifest.py").read_text()))
+
+    def verb(self, name: str, *options: str, expect: int = 0) -> str:
+        return fails(self, expect, *options, verb=name)
+
+    @property
+    def adding(self) -> tuple[str, ...]:
+        """What add-node is given; a host key went with its node the last time."""
+        return (self.last, "--address", self.address, "--yes", "--accept-new-host-keys")
+
+    def add(self) -> str:
+        return self.verb("add-node", *self.adding)
+
+    def unchanged(self) -> None:
+        """See that a run has nothing to do."""
+        summary = self.run("bootstrap")
+        assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(summary["hosts"], 0)
+
+
+@contextmanager
+def growing(purpose: str, workers: int) -> Iterator[Growing]:
+    """A lab of its own for a purpose, bootstrapped, for many jobs to a processor and packages of our own."""
+    lab = Growing(lab_name(purpose), workers)
+    lab.down()
+    lab.up()
+    lab.say("# Many jobs to a processor.", CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]")
+    lab.run("bootstrap")
+    yield lab
+    lab.down()
+
+
+def submit(lab: TestLab, script: str, *options: str) -> str:
+    """Submit a small job of an ordinary user's; return its number."""
+    argv = [*ALICE, "sbatch", "--parsable", "--mem=1M", "--chdir=/", "--output=none", *options]
+    return lab.ssh("head1", *argv, stdin=script).strip()
+
+
+def states(lab: TestLab, number: str) -> list[str]:
+    """What accounting says of a job, or of each of an array."""
+    argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={number}", "--format=State"]
+    return lab.ssh("head1", *argv).split()
+
+
+def go_on(lab: TestLab, number: str) -> None:
+    """See that half of the jobs run and half wait, as they have since they were submitted."""
+    told = states(lab, number)
+    assert (told.count("RUNNING"), told.count("PENDING"), len(told)) == (AT_ONCE, JOBS - AT_ONCE, JOBS)
+
+
+def accounted(lab: TestLab, number: str, nodes: Sequence[str]) -> None:
+    """Every job has begun once and ended once, on these nodes and in accounting."""
+    wait_until(lambda: states(lab, number).count("COMPLETED") == JOBS)
+    assert states(lab, number) == ["COMPLETED"] * JOBS
+    restarts = lab.ssh("head1", "sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={number}",
+                       "--format=Restarts").split()  # fmt: skip
+    assert restarts == ["0"] * JOBS
+    counts = "".join(lab.root(node, "cat /var/tmp/count.*") for node in nodes)
+    assert (counts.count("begin"), counts.count("end")) == (JOBS, JOBS)

@@ -1,0 +1,113 @@
+"""A run changes what its plan has listed, judged by manifests that share nothing with the product."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import HERE, TestLab, clusterctl
+from tests.cluster.test_bootstrap import differences
+
+# Changes: a line of the inventory and what takes its place, or what is done on a node.
+CHANGES: dict[str, Any] = {
+    "time zone": ("cluster_name: ", "cluster_timezone: Asia/Tokyo\n    cluster_name: "),
+    "a user": ("- {name: alice,", "- {name: bob, uid: 5002}\n      - {name: alice,"),
+    "metrics' interval": ("cluster_name: ", "slurm_exporter_interval: 20\n    cluster_name: "),
+    "by hand": {"gpu01": "echo >> /etc/chrony/chrony.conf; systemctl disable --quiet munge",
+                "gpu02": "apt-get -qq remove -y prometheus-node-exporter; chmod 0600 /etc/hosts"},
+}  # fmt: skip
+Item = tuple[str, str, str]
+"""Node, kind and name."""
+NONE: frozenset[Item] = frozenset()
+# Our own records; what enables a unit; what a package brings and takes with it.
+CARRIED = "/var/lib/clusterctl/(state|original|drain)|/etc/systemd/system/.*[.]wants|/etc/(init|rc.)[.]d/"
+# What the manifest looks at.
+(_trees,) = re.findall(r"^TREES = (\[.*\])$", (HERE / "manifest.py").read_text(), re.MULTILINE)
+SEEN = tuple(f"{tree}/" for tree in json.loads(_trees))
+ACCOUNTS = {f"/etc/{name}" for name in ("passwd", "group", "shadow", "gshadow", "subuid", "subgid")}
+
+
+def planned(lab: TestLab) -> set[Item]:
+    """All that a plan lists; what is a command or a task shows by its effects."""
+    done = clusterctl("plan", "bootstrap", str(lab.inventory), "--output", "json")
+    assert done.returncode == 10, done.stdout + done.stderr
+    kinds = {"file": "path", "directory": "path", "user": "account", "group": "account"}
+    found = {
+        (host, kinds.get(change["kind"], change["kind"]), change["name"])
+        for change in json.loads(done.stdout)["changes"]
+        if change["kind"] not in ("command", "task")
+        for host in change["hosts"]
+    }
+    return {(host, kind, name) for host, kind, name in found if kind != "path" or name.startswith(SEEN)}
+
+
+def accounts(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is said of each user and group; that a user is in a group is said of the user."""
+    for line in manifest["users"]:
+        name, *rest = line.split(":")
+        if len(rest) == 3:
+            yield name, rest[1]
+            yield from ((member, name) for member in rest[2].split(",") if member)
+        else:
+            yield name, line
+
+
+def actual(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Kind and name of all that differs between two manifests of a node."""
+    for kind in ("packages", "units"):
+        for line in {*before[kind]} ^ {*after[kind]}:
+            yield {"packages": "package", "units": "unit"}[kind], re.split("[ ]", line)[0]
+    for name, _ in {*accounts(before)} ^ {*accounts(after)}:
+        yield "account", name
+    for path in before["files"].keys() | after["files"].keys():
+        if before["files"].get(path) == after["files"].get(path) or path.removesuffix("-") in ACCOUNTS:
+            continue
+        if path.startswith("/home/"):
+            yield "account", path.split("/")[2]
+        elif not re.match(CARRIED, path):
+            yield "path", path
+    for unit in before["daemons"].keys() | after["daemons"].keys():
+        if before["daemons"].get(unit) != after["daemons"].get(unit):
+            yield "unit", unit
+
+
+def edit(lab: TestLab, old: str, new: str) -> None:
+    """Let the inventory say something else, once."""
+    text = lab.inventory.read_text()
+    assert old in text
+    lab.inventory.write_text(text.replace(old, new, 1))
+
+
+def done_as_planned(lab: TestLab, plan: set[Item], before: dict[str, Any], in_words: frozenset[Item] = NONE) -> None:
+    """See that a run changes what is planned and nothing else, but for what the plan says in words."""
+    lab.run("bootstrap")
+    after = lab.manifests()
+    seen = {(node, *item) for node in before for item in actual(before[node], after[node])} - in_words
+    assert seen <= plan
+    # A unit that reads its configuration again has the same process.
+    assert {item for item in plan - seen if item[1] != "unit"} == set()
+
+
+@pytest.fixture(scope="module")
+def lab(whole: TestLab) -> Iterator[TestLab]:
+    """The last file that needs it takes it down."""
+    yield whole
+    whole.down()
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_run_changes_what_the_plan_has_listed(lab: TestLab, what: str) -> None:
+    """A fifth change, of Slurm's own configuration, is in test_membership.py, and an upgrade in test_upgrade.py."""
+    change = CHANGES[what]
+    if isinstance(change, dict):
+        for node, script in change.items():
+            lab.root(node, script)
+    else:
+        edit(lab, *change)
+    before = lab.manifests()
+    plan = planned(lab)
+    if what == "by hand":  # it has most kinds of item
+        assert differences(before, lab.manifests()) == []
+    done_as_planned(lab, plan, before)
