@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl import converge, inventory, rolling, runner, upgrade
+from clusterctl import converge, hardware, inventory, rolling, runner, upgrade
 from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, WorkersFailed
 from clusterctl.events import Change, Ended, HostStats, PlaybookStarted, PlayStarted, Result, Stats, TaskStarted
 from clusterctl.outcome import Ledger
@@ -199,8 +199,8 @@ def test_whoever_stops_it_is_told_who_stays_out(
 def test_hardware_that_is_missing_is_a_failure_of_workers_alone(
     tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rolling.hardware, "load", lambda path: path)
-    monkeypatch.setattr(rolling.hardware, "compare", lambda record, found: ["GPUs: recorded 2, found 1"])
+    monkeypatch.setattr(hardware, "load", lambda path: path)
+    monkeypatch.setattr(hardware, "compare", lambda record, found: ["GPUs: recorded 2, found 1"])
     answer = SimpleNamespace(facts=SimpleNamespace(hardware=None), errors=[])
     monkeypatch.setattr(rolling, "each", lambda hosts, ask: {host.name: answer for host in hosts})
     run = Run(tmp_path)
