@@ -173,8 +173,8 @@ def fetch(site: Site, ledger: Ledger, screen: Screen, target: Path, *, prune: bo
         _prune(path, int(_setting(site.inventory, "backup_keep")))
     manifest = read(path)
     screen.say()
-    for name, value in (("Backup", str(path)), ("Holds", manifest.contents())):
-        screen.say((f"  {name:<14}", "dim"), value)
+    screen.say((f"  {'Backup':<14}", "dim"), str(path))
+    screen.hang((f"  {'Holds':<14}", "dim"), manifest.contents())
     return {"backup": str(path), "manifest": _plain(manifest)}
 
 
@@ -352,7 +352,7 @@ def _show(site: Site, manifest: Manifest, archive: Path, ended: list[str], scree
         rows.append(("Leaves", f"{bare(_some(other))} in the cluster's directory, which the backup has otherwise"))
     screen.say()
     for name, value in rows:
-        screen.say((f"  {name:<14}", "dim"), value)
+        screen.hang((f"  {name:<14}", "dim"), value)
     screen.say()
 
 

@@ -69,7 +69,7 @@ def reason(manager: Any, moves: Iterable[str]) -> str:
 
 
 def coming(manager: Any, kept: list[str], planned: bool, notes: list[str]) -> dict[str, tuple[str, str]]:
-    """Return what moves; a rehearsal cannot tell all of it where a killed package manager has left its work in pieces."""
+    """Return what moves; a rehearsal cannot tell all of it where a killed package manager has left pieces."""
     try:
         return manager.moves(kept, planned)
     except NodeError as error:

@@ -315,4 +315,5 @@ def try_monitoring(copy, workplace):
     shutil.rmtree(place)
     if here != there:
         raise NodeError(f"promtool says of the copy of Prometheus's configuration: {clean(there[1])}")
-    return clean(here[1]) if here[0] else ""
+    wrong = [line.strip() for line in here[1].partition("FAILED:")[2].splitlines() if line.strip()]
+    return clean("; ".join(dict.fromkeys(wrong)) or here[1]) if here[0] else ""
