@@ -120,7 +120,7 @@ def jobs(lab: TestLab) -> Iterator[dict[str, str]]:
     found["ends"] = submit(lab, "ends", script, "--nodelist=gpu02")
     for name in ("runs", "ends"):
         wait_for(lab, found[name], "RUNNING")
-    found["waits"] = submit(lab, "waits", "true", "--nodes=2", "--exclusive")
+    found["waits"] = submit(lab, "waits", "true", "--nodelist=gpu[01-02]", "--exclusive")
     yield found
     lab.ssh("gpu01", "touch", "/tmp/end")
     for name in ("runs", "waits"):
