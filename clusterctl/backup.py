@@ -19,19 +19,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from clusterctl import converge, hardware, home, schema, secrets
+from clusterctl import converge, files, hardware, home, schema, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, Problem
 from clusterctl.inventory import Inventory
 from clusterctl.outcome import Ledger, fold
 from clusterctl.screen import Screen, duration, plural
-from clusterctl.untrusted import Malformed, decode, mapping, number, sequence, text
+from clusterctl.untrusted import Malformed, bare, decode, mapping, number, sequence, text
 
 DIRECTORY = "backups"
 REQUEST = "restore.json"
 VERSION = 1
 _NAME = re.compile(r"[a-z0-9-]{1,80}-\d{8}T\d{6}Z\.tar")
-_MANIFEST, _DIGEST = "manifest.json", "sha256"
+_MANIFEST, _COPY, _DIGEST = "manifest.json", "directory.tar", "sha256"
 _CHUNK = 1 << 20
 _SILENCE = 60.0  # seconds without a byte after which a copy is given up
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -87,6 +87,26 @@ def read(path: Path) -> Manifest:
     if manifest.version != VERSION:
         raise _refused(path, f"is of version {manifest.version}, expected {VERSION}", "use a later clusterctl")
     return manifest
+
+
+def differing(path: Path, directory: Path) -> list[str]:
+    """Return which files of the cluster's directory are others in a backup than here, or are there alone."""
+    try:
+        with tarfile.open(path, mode="r:") as tar:
+            if _COPY not in tar.getnames():
+                return []
+            with tarfile.open(fileobj=tar.extractfile(_COPY), mode="r:") as copy:
+                kept = {member.name.partition("/")[2]: copy.extractfile(member) for member in copy if member.isfile()}
+                return [name for name, file in kept.items() if file and file.read() != _here(directory / name)]
+    except tarfile.TarError as error:
+        raise _refused(path, f"is damaged: {_COPY}: {error}", "take another") from None
+
+
+def _here(path: Path) -> bytes | None:
+    try:
+        return files.read(path)
+    except files.UnfitError:
+        return None
 
 
 def _sha256(file: Any, size: int) -> str:
@@ -153,8 +173,8 @@ def fetch(site: Site, ledger: Ledger, screen: Screen, target: Path, *, prune: bo
         _prune(path, int(_setting(site.inventory, "backup_keep")))
     manifest = read(path)
     screen.say()
-    for name, value in (("Backup", str(path)), ("Holds", manifest.contents())):
-        screen.say((f"  {name:<14}", "dim"), value)
+    screen.say((f"  {'Backup':<14}", "dim"), str(path))
+    screen.hang((f"  {'Holds':<14}", "dim"), manifest.contents())
     return {"backup": str(path), "manifest": _plain(manifest)}
 
 
@@ -328,12 +348,17 @@ def _show(site: Site, manifest: Manifest, archive: Path, ended: list[str], scree
         rows.append(("Ends", f"{_list(unknown)} on {nodes}: they began later, and the backup does not know them"))
     if ended:
         rows.append(("Cancels", f"{_list(ended)}: they ran then and have ended since, it is not known how"))
+    if other := differing(archive, site.inventory.directory):
+        rows.append(("Leaves", f"{bare(_some(other))} in the cluster's directory, which the backup has otherwise"))
     screen.say()
     for name, value in rows:
-        screen.say((f"  {name:<14}", "dim"), value)
+        screen.hang((f"  {name:<14}", "dim"), value)
     screen.say()
 
 
-def _list(jobs: list[str], most: int = 10) -> str:
-    more = f" and {len(jobs) - most} more" if len(jobs) > most else ""
-    return f"job{'s' * (len(jobs) > 1)} {', '.join(jobs[:most])}{more}"
+def _list(jobs: list[str]) -> str:
+    return f"job{'s' * (len(jobs) > 1)} {_some(jobs)}"
+
+
+def _some(names: list[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -56,6 +56,14 @@ class Network:
 
 
 @dataclass(frozen=True)
+class SlurmPackages:
+    """The versions of Slurm's daemons that are installed, and those of slurmd on offer, first what would be taken."""
+
+    installed: Annotated[Mapping[str, str], mapping(text(), text(), 4)]
+    offered: Annotated[tuple[str, ...], sequence(text(), probe.MAX_OFFERED)]
+
+
+@dataclass(frozen=True)
 class Node:
     """What changes by itself and is not recorded; sizes in MiB, services by name with systemd's ActiveState."""
 
@@ -73,6 +81,7 @@ class Node:
     cluster: Annotated[str | None, optional(text())]
     before: Annotated[tuple[str, ...], sequence(text(), 16)]
     slurm: Annotated[tuple[str, ...], sequence(text(), 4)]
+    slurm_packages: Annotated[SlurmPackages | None, optional(nested(SlurmPackages))]
     jobs: Annotated[tuple[str, ...], sequence(text(r"\d+", "a job's number"), probe.MAX_JOBS)]
     firewall: Annotated[str | None, optional(text())]
     services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]

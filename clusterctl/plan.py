@@ -71,7 +71,7 @@ class Plan:
             for (role, kind, name, what), hosts in sorted(self.changes.items(), key=lambda item: item[0][0])
         ]
         hosts_width = min(max((len(hosts) for *_, hosts in rows), default=0), max(16, screen.width // 4))
-        width = min(max((len(told) for _, told, _ in rows), default=0), screen.width - hosts_width - 8)
+        width = min(max((len(told) for _, told, _ in rows), default=0), screen.width - hosts_width - 9)
         for role, items in itertools.groupby(rows, key=lambda row: row[0]):
             screen.say((f"  {role or 'the playbook'}", "bold"))
             if not screen.is_terminal:
@@ -95,7 +95,6 @@ class Plan:
         _field(screen, "Services", restarts or ["none that runs is restarted or reloaded"])
         _field(screen, "Reboots", [fold(self.reboots) or "none"])
         _field(screen, "Jobs", jobs or ["no running job is affected"])
-        screen.say()
 
 
 def _field(screen: Screen, name: str, lines: Sequence[str]) -> None:
@@ -142,6 +141,7 @@ def preview(
         def conclude(ledger: Ledger, screen: Screen) -> int:
             plan = Plan.of(ledger, jobs)
             plan.show(screen)
+            screen.say()
             told.update(plan.as_dict())
             return CHANGES if plan.changes or plan.reboots else NOTHING
 

@@ -20,6 +20,7 @@ from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
 from clusterctl.known_hosts import keys
 from clusterctl.remote import Access, ContactError, Failure, each
+from clusterctl.report import upstream
 
 # What our roles' packages unpack to, their index and cache, with room for a first month of logs and metrics.
 MIN_ROOT_MB = 5_000
@@ -110,6 +111,7 @@ def preflight(
             *_hostnames(inventory, facts),
             *_host_keys(inventory, access.known_hosts),
             *_slurm_versions(inventory, known),
+            *_slurm_offers(inventory, facts),
             *(() if new_head is None else _lost_head(inventory, facts, records, new_head)),
         )
         if finding.node in answers
@@ -351,6 +353,33 @@ def _slurm_versions(inventory: Inventory, known: Mapping[str, Hardware]) -> Iter
             hint = f"give all the same distribution: {head} has {known[head].os.id} {known[head].os.version}"
             hint = "correct slurm_head_version" if any(pins) else hint
             yield Finding(worker, "slurm version", found, hint)
+
+
+def _slurm_offers(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Hold what a new worker gets where nothing is pinned against what the head has, for package sources move on."""
+    _, oldest = slurm_tables()
+    for head, worker in product(inventory.in_group("slurm_head"), inventory.in_group("slurm_workers")):
+        here, there = (facts[host.name].node.slurm_packages if host.name in facts else None for host in (head, worker))
+        has = here.installed.get("slurmctld") if here else None
+        if not has or not there or there.installed or not there.offered or worker.variables.get("slurm_head_version"):
+            continue
+        comes, ours = there.offered[0], _release(has)
+
+        def fits(version: str, ours: str = ours) -> bool:
+            return oldest.get(ours, ours) <= _release(version) <= ours
+
+        if not fits(comes):
+            other = next((version for version in there.offered if fits(version)), None)
+            hint = f'pin it: slurm_head_version: "{upstream(other)}"' if other else "clusterctl upgrade comes first"
+            found = f"its package sources bring {comes}, which cannot talk to the {has} of {head.name}"
+            yield Finding(worker.name, "slurm version", found, hint)
+        elif upstream(comes) != upstream(has):
+            found = f"its package sources bring {comes}, while {head.name} has {has}"
+            yield Finding(worker.name, "slurm version", found, "the two go together", warning=True)
+
+
+def _release(version: str) -> str:
+    return ".".join(upstream(version).split(".")[:2])
 
 
 def _lost_head(

@@ -34,6 +34,7 @@ MARK = "clusterctl-probe:"
 NETWORK_SECONDS = 5
 MAX_JOBS = 1024  # of a node; shown, not counted
 MAX_SOURCES = 16
+MAX_OFFERED = 16
 # Of what differs from its record, and of alerts: a node that was restored from elsewhere differs in everything.
 MAX_DRIFT = 500
 MAX_ALERTS = 200
@@ -629,6 +630,21 @@ def slurm(root: str = "") -> List[str]:
     return found
 
 
+def slurm_packages() -> Facts:
+    """Return the versions of Slurm's daemons that are installed, and those of slurmd that the package sources offer.
+
+    What an installation would bring comes first. Only apt tells that from the index that it has.
+    """
+    told = output("apt-cache", "policy", "slurmctld", "slurmd") if shutil.which("apt-cache") else ""
+    tables = dict(re.findall(r"(?m)^(slurm\w+):\n((?: .*\n)+)", told))
+    installed = {name: re.search(r"(?m)^  Installed: (\d\S*)", table) for name, table in tables.items()}
+    offered = re.findall(r"(?m)^(?:  Candidate:| \*\*\*|    ) (\d\S*)(?: -?\d+)?$", tables.get("slurmd", ""))
+    return {
+        "installed": {name: found.group(1) for name, found in installed.items() if found},
+        "offered": list(dict.fromkeys(offered))[:MAX_OFFERED],
+    }
+
+
 def jobs(proc: str = "/proc") -> List[str]:
     """Return the jobs that run here: those that slurmstepd looks after, whatever a controller knows of them."""
     titles = (re.match(r"slurmstepd: \[(\d+)", read(path)) for path in glob.glob(proc + "/[0-9]*/cmdline"))
@@ -674,6 +690,7 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "cluster": head_of(),
         "before": before(),
         "slurm": slurm(),
+        "slurm_packages": slurm_packages() if options.get("network") is not None else None,
         "jobs": jobs(),
         "firewall": firewall(),
         "services": services(options.get("services") or []),

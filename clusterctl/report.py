@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clusterctl.known_hosts import HostKey
     from clusterctl.preflight import Contact
 
-__all__ = ["Page", "Screen", "Shape", "addresses", "checked", "findings", "hint", "host_keys"]
+__all__ = ["Page", "Screen", "Shape", "addresses", "checked", "findings", "hint", "host_keys", "upstream"]
 
 _MESSAGE_LINES = 20  # of a failure's message; the log has the whole
 _UNION = "packages"  # the role that installs what the others ask for; it has nothing of its own
@@ -337,13 +337,13 @@ def _installed(ledger: Ledger) -> Iterator[tuple[str, list[str], list[str]]]:
             yield role, ledger.roles.get(role, []), [f"clusterctl {__version__}"]
             continue
         shown = ([name for name in packages if re.split("[_-]", role)[0] in name] or list(packages))[:3]
-        versions = [f"{name} {' / '.join(sorted(set(map(_upstream, packages[name].values()))))}" for name in shown]
+        versions = [f"{name} {' / '.join(sorted(set(map(upstream, packages[name].values()))))}" for name in shown]
         if len(packages) > len(shown):
             versions.append(f"{len(packages) - len(shown)} more")
         yield role, ledger.roles.get(role, []), versions
 
 
-def _upstream(version: str) -> str:
+def upstream(version: str) -> str:
     """Return a package's version as its authors count: `1:24.11.5-4+deb13u1` is 24.11.5."""
     return re.sub(r"^\d+:|-[^-]*$", "", version)
 

@@ -7,6 +7,7 @@ same command goes on.
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -88,22 +89,41 @@ class Rolling:
             self.screen.say()
             self.screen.say((f"{self.cause} {at + 1} of {len(batches)}", "bold"), f"  {fold(names)}")
             self.steps.append(names)
-            if error := self._step(names):
+            try:
+                error = self._step(names)
+            except (Interrupted, KeyboardInterrupt) as stop:
+                error = stop if isinstance(stop, Interrupted) else Interrupted("Interrupted between two playbooks.")
+            if isinstance(error, Interrupted):
+                return Interrupted(f"{error}{self._still_out(names)}")
+            if error:
                 return error
         return self._outcome([name for names in batches[len(self.steps) :] for name in names])
 
     def _outcome(self, left: Sequence[str]) -> ClusterctlError | None:
         told = []
         if self.failed:
-            out = [host.name for host in self.site.inventory.in_group(WORKERS) if host.name in self.failed]
+            out = self._workers(self.failed)
             told.append(f"{fold(self.failed)} failed" + (f", and {fold(out)} stays out of service" if out else ""))
         told += [f"not begun: {fold(left)}"] if left else []
         told += [f"{fold(self.site.skipped)} left out"] if self.site.skipped else []
         return WorkersFailed("; ".join(told) + ".") if told else None
 
+    def _still_out(self, names: Sequence[str]) -> str:
+        """Say who stays out of service for this; where the head cannot be asked, that is whom the batch has drained."""
+        out = self._workers(names)
+        with suppress(HeadFailed), Head.of(self.site) as head:
+            out = head.out_for(self.cause)
+        if not out:
+            return ""
+        stay, them = ("stays", "it") if len(out) == 1 else ("stay", "them")
+        back = f"to have {them} back as now, on the head: sudo slurm-drain {self.cause} --in {','.join(out)}"
+        return f" {fold(out)} {stay} drained, and the same command goes on there ({back})."
+
+    def _workers(self, names: Collection[str]) -> list[str]:
+        return [host.name for host in self.site.inventory.in_group(WORKERS) if host.name in names]
+
     def _step(self, names: Sequence[str]) -> ClusterctlError | None:
-        workers = {host.name for host in self.site.inventory.in_group(WORKERS)}
-        out = [name for name in names if name in workers]
+        out = self._workers(names)
         busy = self._drain(out) if out else []
         ready = [name for name in names if name not in busy]
         if error := self._play(self.playbook, ready, self.variables):
@@ -122,9 +142,9 @@ class Rolling:
         return self._play("verify", list(dict.fromkeys([self.site.inventory.head.name, *good])), proof)
 
     def _compare(self, names: Sequence[str]) -> None:
-        """Let nodes have failed whose hardware is not what is recorded of it: a GPU that did not come back, say.
+        """Let workers have failed whose hardware is not what is recorded of it: a GPU that did not come back, say.
 
-        Of one that has failed already this may be why.
+        Of one that has failed already this may be why. Of other hosts, which Slurm offers nobody, it is said.
         """
         forget_gateways()  # a jump host may have been rebooted
         hosts = [host for host in self.site.inventory.hosts if host.name in names]
@@ -132,7 +152,12 @@ class Rolling:
         for name, answer in answers.items():
             record = hardware.load(hardware.path_of(self.site.inventory.directory, name))
             told = [] if name in self.failed else [str(error) for error in answer.errors]
-            told = hardware.compare(record, answer.facts.hardware) if answer.facts else told
+            differs = hardware.compare(record, answer.facts.hardware) if answer.facts else []
+            if not self._workers([name]):
+                for line in differs:
+                    self.ledger.notes.setdefault(f"differs from its record: {line}", []).append(name)
+            elif differs:
+                told = differs
             if told:
                 task = "Compare the hardware with its record"
                 self.ledger.add(Result(name, self.playbook, task, "", "failed", "; ".join(told)))
@@ -147,9 +172,7 @@ class Rolling:
                 left = head.wait_until_empty(names, self.screen, seconds)
                 busy = [name for name in names if head.jobs([name])] if left else []
         except KeyboardInterrupt:
-            keep = f"on the head: sudo slurm-drain {self.cause} --in {','.join(names)}"
-            told = f"Interrupted while jobs went on; {fold(names)} stays drained (to keep it in service, {keep})."
-            raise Interrupted(told) from None
+            raise Interrupted("Interrupted while jobs went on.") from None
         if busy:
             told = f"{plural(len(left), 'job')} still on {fold(busy)}: {left[0]}" + ", ..." * (len(left) > 1)
             self.screen.say(("  ", ""), told)

@@ -81,6 +81,8 @@ def upgrade(options: Options, what: What, pace: Pace) -> int:
         site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
     ) -> ClusterctlError | None:
         there = tuple(host for host in site.hosts if host.name not in site.skipped)
+        screen.say()
+        screen.say(("rehearsal", "bold"), "  what would change, and where")
         rehearsal = replace(site, options=replace(site.options, check=True), hosts=there, skipped=())
         if error := play(replace(rehearsal, playbook=what.playbook, variables=variables)):
             lost = fold(ledger.ordered(ledger.lost()))

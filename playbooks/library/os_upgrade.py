@@ -126,6 +126,17 @@ def reason(manager: Any, moves: Iterable[str], planned: bool, notes: list[str]) 
     return f"{coming[0]} comes" if coming else ""
 
 
+def coming(manager: Any, kept: list[str], planned: bool, notes: list[str]) -> dict[str, tuple[str, str]]:
+    """Return what moves; a rehearsal cannot tell all of it where a killed package manager has left pieces."""
+    try:
+        return manager.moves(kept, planned)
+    except NodeError as error:
+        if not (planned and manager.broken):
+            raise
+        notes.append(f"more may move once {', '.join(manager.broken)} is repaired: {clean(str(error))}")
+        return {}
+
+
 def main() -> None:
     """Ansible's entry point."""
     choices = ["auto", "apt", "dnf"]
@@ -141,14 +152,22 @@ def main() -> None:
         kept = sorted({key.split(":", 1)[1] for key in items if key.startswith("package:")})
         manager = package_manager(module.params["package_manager"], notes)
         with contextlib.nullcontext() if module.check_mode else exclusive(RUN / "node_state.lock", notes):
-            moves = manager.moves(kept, module.check_mode) if module.params["packages"] else {}
+            left: list[str] = []
+            moves: dict[str, tuple[str, str]] = {}
+            if module.params["packages"]:
+                manager.installed(kept)
+                left = list(manager.broken)
+                if (left or manager.interrupted) and not module.check_mode:
+                    manager.repair()
+                moves = coming(manager, kept, module.check_mode, notes)
             if moves and not module.check_mode:
                 manager.move(kept)
             reboot = reason(manager, moves, module.check_mode, notes)
     except NodeError as error:
         module.fail_json(msg=clean(str(error)), notes=notes)
     changes = [{"kind": "package", "name": name, "what": told(new, old)} for name, (new, old) in moves.items()]
-    module.exit_json(changed=bool(moves), changes=changes, notes=notes, reboot=reboot)
+    changes += [{"kind": "package", "name": name, "what": "repaired"} for name in left if name not in moves]
+    module.exit_json(changed=bool(changes), changes=changes, notes=notes, reboot=reboot)
 
 
 def told(new: str, old: str) -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: one archive of Slurm's state and its accounting, kept if a test restore of it succeeds."""
+"""Ansible module: one archive of what a head has, kept if a test restore of it succeeds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.cluster_backup import (
     CHUNK,
+    DIRECTORY,
     DRAINED,
     DUMP,
     LEDGER,
+    MONITORING,
     NAME,
+    PROMETHEUS,
     STATE,
     VERSION,
+    copy_directory,
+    copy_monitoring,
     counts,
     jobs,
     label,
@@ -32,6 +37,8 @@ from ansible.module_utils.cluster_backup import (
     seal,
     size_of,
     sql,
+    try_directory,
+    try_monitoring,
     try_state,
     unseal,
 )
@@ -40,14 +47,16 @@ from ansible.module_utils.node_tools import ENVIRONMENT, NodeError, clean, run, 
 DOCUMENTATION = r"""
 module: slurm_backup
 author: the clusterctl authors
-short_description: Back up Slurm's state and accounting, and prove the backup by a restore
+short_description: Back up what a head has, and prove the backup by a restore
 description:
   - Copies what slurmctld keeps of jobs, nodes and reservations, and the causes of drained nodes; then dumps the
-    accounting database, all while jobs run. Runs on the head, as root.
+    accounting database, all while jobs run. With them go the cluster's directory, of which the head has a copy, and
+    what Prometheus is configured by. Runs on the head, as root.
   - Restores both for a test. A slurmctld of its own, in a network of its own, starts on the copied state; the dump is
-    loaded into a database of its own. Where a job or a record is missing that is an error, and no earlier archive is
-    touched.
-  - The archive is for root alone, for jobs' scripts and environments are in it. Secrets of the cluster are not.
+    loaded into a database of its own; the vault with the cluster's secrets is held against its password, and promtool
+    reads Prometheus's configuration. Where anything is missing that is an error, and no earlier archive is touched.
+  - The archive is for root alone, for jobs' scripts and environments are in it. Secrets of the cluster are in it as
+    they are in its directory, sealed; the password that opens them is not.
 options:
   directory:
     description: Where archives are kept.
@@ -65,6 +74,10 @@ options:
     description: Name of the accounting database on this host; empty where it is on another, and then not backed up.
     type: str
     required: true
+  prometheus:
+    description: Whether this host is the cluster's monitoring.
+    type: bool
+    required: true
   check:
     description: Text of the program that starts a slurmctld on a state and prints its jobs.
     type: str
@@ -81,6 +94,7 @@ EXAMPLES = r"""
     keep: 7
     state: /var/lib/slurm/slurmctld
     database: slurm_acct_db
+    prometheus: true
     check: "{{ lookup('ansible.builtin.file', 'slurm-state-check') }}"
 """
 
@@ -90,7 +104,7 @@ changes:
   type: list
   returned: always
 notes:
-  description: What the archive does not hold.
+  description: What the archive does not hold, and what is wrong in it as it is here.
   type: list
   elements: str
   returned: always
@@ -204,8 +218,8 @@ def needed(source: Path, database: str) -> list[tuple[str, int]]:
     return here + ([(folder, of_database + spare)] if database else [])
 
 
-def make(given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Make an archive that a test has restored, and return it with what it says of itself."""
+def make(given: dict[str, Any]) -> tuple[Path, dict[str, Any], list[str]]:
+    """Make an archive that a test has restored, and return it with what it says of itself, and what to say of it."""
     directory, source, database = Path(given["directory"]), Path(given["state"]), given["database"]
     if database and not NAME.fullmatch(database):
         raise NodeError(f"{database!r} is no name of a database")
@@ -226,7 +240,17 @@ def make(given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
         if database:
             delivered()
             rows = accounting(database, workplace)
-        parts = [workplace / STATE] + [workplace / DUMP] * bool(database)
+        notes = [] if database else ["accounting is on another host, and is not in the backup"]
+        copy_directory(workplace / DIRECTORY)
+        try_directory(workplace / DIRECTORY)
+        parts = [workplace / STATE, workplace / DIRECTORY] + [workplace / DUMP] * bool(database)
+        if given["prometheus"] and (PROMETHEUS / "prometheus.yml").exists():
+            copy_monitoring(workplace / MONITORING)
+            wrong = try_monitoring(workplace / MONITORING, workplace)
+            parts.append(workplace / MONITORING)
+            notes += [f"Prometheus's configuration is in the backup as it is, and promtool says: {wrong}"] * bool(wrong)
+        else:
+            notes.append("Prometheus is not set up on this host, and its configuration is not in the backup")
         if DRAINED.exists():
             shutil.copyfile(DRAINED, workplace / LEDGER)
             parts.append(workplace / LEDGER)
@@ -248,7 +272,7 @@ def make(given: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
         path = directory / f"{manifest['cluster']}-{made:%Y%m%dT%H%M%SZ}.tar"
         (workplace / "archive").rename(path)
         sync(directory)
-        return path, manifest
+        return path, manifest, notes
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
 
@@ -274,17 +298,17 @@ def main() -> None:
             "keep": {"type": "int", "required": True},
             "state": {"type": "path", "required": True},
             "database": {"type": "str", "required": True},
+            "prometheus": {"type": "bool", "required": True},
             "check": {"type": "str", "required": True},
         },
     )
     try:
-        path, manifest = make(module.params)
+        path, manifest, notes = make(module.params)
         gone = prune(path, max(1, module.params["keep"]))
     except (NodeError, OSError) as error:
         module.fail_json(msg=f"No backup was made, and those from before are as they were. {error}")
     changes = [{"kind": "backup", "name": str(path), "what": json.dumps(manifest["records"])}]
     changes += [{"kind": "old backup", "name": str(old), "what": "removed"} for old in gone]
-    notes = [] if module.params["database"] else ["accounting is on another host, and is not in the backup"]
     module.exit_json(changed=True, changes=changes, notes=notes)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from ansible.module_utils.cluster_backup import (
     DRAINED,
     DUMP,
     LEDGER,
+    MONITORING,
     NAME,
+    PROMETHEUS,
+    RULES,
     STATE,
     counts,
     label,
@@ -28,7 +32,7 @@ from ansible.module_utils.cluster_backup import (
     unpack,
     unseal,
 )
-from ansible.module_utils.node_tools import NodeError, run, sync
+from ansible.module_utils.node_tools import NodeError, run, sync, write
 
 DOCUMENTATION = r"""
 module: slurm_restore
@@ -39,6 +43,8 @@ description:
     that has never run them they so start with the state for the first time, and know the jobs that run.
   - The dump is loaded beside the database and takes its place in one statement; the state takes its place by a rename.
     What was there before is kept beside both, under the time of the restore; the three newest of these stay.
+  - Rules of Prometheus that are not here are put back, for the site may have its own; the rest of its configuration is
+    made anew by its role, and so is the cluster's directory on the controller. Nothing that is there is replaced.
   - Refuses an archive that is damaged, another cluster's, or a later Slurm's.
 options:
   archive:
@@ -57,6 +63,10 @@ options:
     description: Name of the accounting database on this host; empty where it is on another, and then left alone.
     type: str
     required: true
+  prometheus:
+    description: Whether this host is the cluster's monitoring.
+    type: bool
+    default: false
   ended:
     description:
       - Numbers of jobs that ran when the backup was made and do not run any more. Slurm would take them for lost with
@@ -84,12 +94,18 @@ changes:
   description: What took whose place; mappings with kind, name and what.
   type: list
   returned: always
+notes:
+  description: What of the archive was not put back, for something else is there.
+  type: list
+  elements: str
+  returned: always
 """
 
 SCRATCH = "clusterctl_restore"
 KEPT = 3  # of the states, and of the databases, that a restore has put aside
-# For one start: it removes itself, and does nothing where systemd still has it in mind later.
-DROP_IN = Path("/run/systemd/system/slurmctld.service.d/restore.conf")
+# For one start, that of a head which was cut off in the midst too: it removes itself, and does nothing where systemd
+# still has it in mind later.
+DROP_IN = Path("/etc/systemd/system/slurmctld.service.d/restore.conf")
 CANCEL = """[Service]
 ExecStartPost=+/bin/sh -c 'test -e {file} || exit 0; \
   until scontrol ping | grep -q "is UP"; do test -d /proc/$MAINPID || exit 1; sleep 0.1; done; \
@@ -177,8 +193,26 @@ def cancel_at_start(jobs: set[int]) -> None:
     run("systemctl", "daemon-reload")
 
 
-def restore(given: dict[str, Any]) -> list[dict[str, str]]:
-    """Put a backup back; return what took whose place. Slurm runs on until all is ready to be exchanged."""
+def rules_back(archive: Path, copy: Path) -> tuple[list[str], list[str]]:
+    """Put those of Prometheus's rules back that are not here; return their paths, and of those that differ."""
+    back, other = [], []
+    if take(archive, MONITORING, copy):
+        with tarfile.open(copy, mode="r:") as tar:
+            for member in (member for member in tar if RULES.fullmatch(member.name)):
+                path, text = PROMETHEUS / member.name, tar.extractfile(member).read()  # type: ignore[union-attr]
+                if path.exists():
+                    other += [str(path)] if path.read_bytes() != text else []
+                    continue
+                path.parent.mkdir(mode=0o755, exist_ok=True)
+                write(path, text, mode=0o644)
+                back.append(str(path))
+    if back:
+        run("systemctl", "try-reload-or-restart", "prometheus")
+    return back, other
+
+
+def restore(given: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
+    """Put a backup back; return what took whose place, and notes. Slurm runs on until all is ready to be exchanged."""
     archive, state, database = Path(given["archive"]), Path(given["state"]), given["database"]
     if database and not NAME.fullmatch(database):
         raise NodeError(f"{database!r} is no name of a database")
@@ -211,7 +245,9 @@ def restore(given: dict[str, Any]) -> list[dict[str, str]]:
             (workplace / LEDGER).replace(DRAINED)
             changes.append({"kind": "ledger", "name": str(DRAINED), "what": was(manifest, "")})
         prune(state, database)
-        return changes
+        back, other = rules_back(archive, workplace / MONITORING) if given["prometheus"] else ([], [])
+        changes += [{"kind": "rules", "name": path, "what": was(manifest, "")} for path in back]
+        return changes, [f"{path} is another in the backup, and stays as it is" for path in other]
     finally:
         for left in (workplace, new):
             shutil.rmtree(left, ignore_errors=True)
@@ -231,14 +267,15 @@ def main() -> None:
             "cluster": {"type": "str", "required": True},
             "state": {"type": "path", "required": True},
             "database": {"type": "str", "required": True},
+            "prometheus": {"type": "bool", "default": False},
             "ended": {"type": "list", "elements": "int", "default": []},
         },
     )
     try:
-        changes = restore(module.params)
+        changes, notes = restore(module.params)
     except (NodeError, OSError) as error:
         module.fail_json(msg=str(error))
-    module.exit_json(changed=True, changes=changes)
+    module.exit_json(changed=True, changes=changes, notes=notes)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What making and restoring a backup share: the archive's shape, Slurm's state in it, and the accounting database.
+"""What making and restoring a backup share: the archive's shape, and Slurm's state, the accounting database, the
+cluster's directory and Prometheus's configuration in it.
 
 An archive is a tar file. Its first member says what is in it, its last one is the SHA-256 of every byte before it, so
 that nothing in between can be damaged or cut off without being noticed.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import hmac
 import io
 import json
 import os
@@ -22,7 +24,13 @@ from ansible.module_utils.node_tools import ENVIRONMENT, STORE, NodeError, clean
 
 VERSION = 1
 MANIFEST, STATE, DUMP, LEDGER, DIGEST = "manifest.json", "slurmctld.tar.gz", "database.sql.gz", "drain.json", "sha256"
+DIRECTORY, MONITORING = "directory.tar", "prometheus.tar"
 DRAINED = STORE / LEDGER
+RECOVERY = STORE / "recovery.tar"  # the password of the vault, then the cluster's directory
+PROMETHEUS = Path("/etc/prometheus")
+# Of the files there those that no secret is in: its own password is in a file, and that of its pages is hashed in one.
+CONFIGURED = ("prometheus.yml", "rules/*.yml", "targets/*.json")
+RULES = re.compile(r"rules/[^/]+\.yml")
 # What accounting cannot do without; other tables are added up from these, and change by the hour.
 COUNTED = ("_job_table", "_step_table", "_assoc_table", "user_table", "acct_table", "qos_table")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -238,10 +246,74 @@ def size_of(directory):
     return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
 
 
+# ---------------------------------------------------------------------- the cluster's directory, and its monitoring
+
+
 def label():
     """Return the label of this head's cluster: the first name in the copy that it keeps of the cluster's directory."""
     try:
-        with (STORE / "recovery.tar").open("rb") as file:
+        with RECOVERY.open("rb") as file:
             return file.read(100).rstrip(b"\0").decode("ascii", "replace").replace("vault/", "", 1)
     except FileNotFoundError:
         return ""
+
+
+def copy_directory(target):
+    """Copy the cluster's directory as the last bootstrap left it here, without its vault's password."""
+    with tarfile.open(RECOVERY, mode="r:") as kept, tarfile.open(target, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        _, *members = kept
+        for member in members:
+            tar.addfile(member, kept.extractfile(member))
+
+
+def try_directory(copy):
+    """Check that the secrets in a copy are sealed, that the password here opens them, and that it is not among them."""
+    with tarfile.open(RECOVERY, mode="r:") as kept:
+        password = kept.extractfile(kept.next()).read().strip()
+    if password in copy.read_bytes():
+        raise NodeError("the copy of the cluster's directory holds the password of its vault")
+    with tarfile.open(copy, mode="r:") as tar:
+        sealed = [tar.extractfile(member).read() for member in tar if member.name.split("/")[1:] == ["secrets.yml"]]
+    if len(sealed) != 1 or not opens(sealed[0], password):
+        raise NodeError("the vault's password does not open the secrets in the copy of the cluster's directory")
+
+
+def opens(sealed, password):
+    """Tell whether a password opens what Ansible Vault has sealed; its text stays sealed.
+
+    The first line names the cipher. The rest is hexadecimal, and so are the three lines in it: salt, HMAC, ciphertext.
+    """
+    header, _, body = sealed.partition(b"\n")
+    try:
+        salt, mac, text = (bytes.fromhex(part.decode()) for part in bytes.fromhex(body.decode()).split(b"\n"))
+    except ValueError:
+        return False
+    key = hashlib.pbkdf2_hmac("sha256", password, salt, 10_000, 80)[32:64]
+    return header.startswith(b"$ANSIBLE_VAULT;") and hmac.compare_digest(hmac.digest(key, text, "sha256"), mac)
+
+
+def copy_monitoring(target):
+    """Copy what Prometheus is configured by."""
+    with tarfile.open(target, mode="w", format=tarfile.PAX_FORMAT, dereference=True) as tar:
+        for path in (path for pattern in CONFIGURED for path in sorted(PROMETHEUS.glob(pattern))):
+            tar.add(path, str(path.relative_to(PROMETHEUS)), recursive=False)
+
+
+def try_monitoring(copy, workplace):
+    """Have promtool read a copy in the place of what is here; it must say the same of both. Return what is wrong there.
+
+    A rule of the site's own may be bad. That is no reason to go without a backup of the queue.
+    """
+    place, check = workplace / "prometheus", ("promtool", "check", "config", str(PROMETHEUS / "prometheus.yml"))
+    with tarfile.open(copy, mode="r:") as tar:
+        for member in tar:
+            (place / member.name).parent.mkdir(parents=True, exist_ok=True)
+            (place / member.name).write_bytes(tar.extractfile(member).read())
+    script = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
+    apart = ("unshare", "--mount", "sh", "-euc", script, "check", str(place), str(PROMETHEUS))
+    here, there = (run(*way, *check, check=False) for way in ((), apart))
+    shutil.rmtree(place)
+    if here != there:
+        raise NodeError(f"promtool says of the copy of Prometheus's configuration: {clean(there[1])}")
+    wrong = [line.strip() for line in here[1].partition("FAILED:")[2].splitlines() if line.strip()]
+    return clean("; ".join(dict.fromkeys(wrong)) or here[1]) if here[0] else ""

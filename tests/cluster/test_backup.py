@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import stat
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,24 @@ def test_a_backup_has_the_queue_and_the_accounting(cluster: TestLab, jobs: dict[
     assert [manifest["records"]["job"], manifest["records"]["assoc"]] == [int(word) for word in told.split()]
     with tarfile.open(fileobj=io.BytesIO(parts["slurmctld.tar.gz"])) as tar:
         assert f"hash.{int(jobs['waits']) % 10}/job.{jobs['waits']}/script" in tar.getnames()
+    with tarfile.open(fileobj=io.BytesIO(parts["prometheus.tar"])) as tar:
+        assert tar.getnames() == ["prometheus.yml", "rules/clusterctl.yml", "targets/nodes.json"]
+
+
+def test_a_lost_controllers_directory_comes_out_of_a_backup(cluster: TestLab, archive: Path, tmp_path: Path) -> None:
+    """As docs/guide.md says; the password of its vault is somewhere else."""
+    out = subprocess.run(["tar", "--extract", "--to-stdout", "--file", str(archive), "directory.tar"],
+                         capture_output=True, check=True).stdout  # fmt: skip
+    subprocess.run(["tar", "--extract", "--directory", str(tmp_path)], input=out, check=True)
+    (directory,), ours = tmp_path.iterdir(), cluster.inventory.parent
+    found = {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    records = {f"hardware/{node}.json" for node in cluster.nodes}
+    assert {str(path) for path in found} >= {"inventory.yaml", "known_hosts", "secrets.yml", *records}
+    assert found == {path: (ours / path).read_bytes() for path in found}
+    done = clusterctl("bootstrap", str(directory / "inventory.yaml"), "--output", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    changed = {name: host["changed"] for name, host in json.loads(done.stdout)["hosts"].items()}
+    assert changed == dict.fromkeys(cluster.nodes, 0)
 
 
 def test_a_backup_is_its_owners_alone_and_holds_no_secret(cluster: TestLab, archive: Path) -> None:
@@ -212,11 +231,15 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
     later = submit(cluster, "later", "sleep 1000", "--nodelist=gpu02")
     wait_for(cluster, later, "RUNNING")
     cluster.root("head1", ASIDE)
+    keys = cluster.inventory.parent / "known_hosts"
+    keys.write_text(keys.read_text() + "# somebody's word\n")
 
     done = clusterctl("restore", str(cluster.inventory), str(archive), "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"job {later} on gpu02: " in done.stdout  # it was said what it would end, and what it would cancel
     assert f"job {jobs['ends']}: they ran then" in done.stdout
+    assert "known_hosts in the cluster's directory, which the backup has otherwise" in done.stdout
+    assert keys.read_text().endswith("# somebody's word\n")
     assert queue(cluster) == {jobs["runs"]: "RUNNING", jobs["waits"]: "PENDING"}
     after = records(cluster, *jobs.values())
     assert after.pop(jobs["ends"])["State"].startswith("CANCELLED")  # and it does not run a second time
@@ -239,6 +262,8 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
 def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, jobs: dict[str, str]) -> None:
     meanwhile = submit(cluster, "meanwhile", "until test -e /tmp/meanwhile; do sleep 0.2; done", "--nodelist=gpu02")
     wait_for(cluster, meanwhile, "RUNNING")
+    rule = "/etc/prometheus/rules/site.yml"
+    cluster.root("head1", f"echo 'groups: []  # of the site' > {rule}")
     archive = Path(cluster.run("backup")["backup"])
     kept = records(cluster, *jobs.values())
     count, process = counter(cluster)
@@ -272,6 +297,7 @@ def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, 
     assert after[jobs["waits"]]["NodeList"] == "gpu[01-02]"
     assert {row["Restarts"] for row in after.values()} == {"0"}
 
+    assert cluster.root("head1", f"cat {rule}; stat -c '%a %U' {rule}") == "groups: []  # of the site\n644 root\n"
     cluster.run("status")
     assert {host["changed"] for host in cluster.run("bootstrap")["hosts"].values()} == {0}
 

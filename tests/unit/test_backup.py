@@ -6,6 +6,7 @@ from typing import Any
 
 import ansible.module_utils
 import pytest
+from ansible.parsing.vault import VaultLib, VaultSecret
 
 from clusterctl import backup, paths
 from clusterctl.errors import InputError
@@ -26,6 +27,7 @@ MANIFEST: dict[str, Any] = {
 
 
 def archive(path: Path, **other: Any) -> Path:
+    path.mkdir(exist_ok=True)
     (path / "slurmctld.tar.gz").write_bytes(bytes(range(256)) * 9)
     cluster_backup.seal(path / "archive.tar", MANIFEST | other, [path / "slurmctld.tar.gz"])
     return path / "archive.tar"
@@ -41,6 +43,70 @@ def test_what_the_head_writes_the_controller_reads(tmp_path: Path) -> None:
     assert cluster_backup.take(path, "slurmctld.tar.gz", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == (tmp_path / "slurmctld.tar.gz").read_bytes()
     assert not cluster_backup.take(path, "drain.json", tmp_path / "none")
+
+
+PASSWORD, LABEL = "correct horse battery staple", "aurora-0a1b2c3d"
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a head puts into a backup of the cluster's directory."""
+    vault = VaultLib([(LABEL, VaultSecret(PASSWORD.encode()))])
+    sealed = vault.encrypt(b"munge_key: secret\n", vault_id=LABEL)
+    members = {
+        f"vault/{LABEL}": f"{PASSWORD}\n".encode(),
+        "aurora/inventory.yaml": b"all: {}\n",
+        "aurora/group_vars/all.yml": b"a: 1\n",
+        "aurora/secrets.yml": sealed,
+    }
+    with tarfile.open(tmp_path / "recovery.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members.items():
+            cluster_backup.add(tar, name, data)
+    monkeypatch.setattr(cluster_backup, "RECOVERY", tmp_path / "recovery.tar")
+    assert cluster_backup.label() == LABEL
+    cluster_backup.copy_directory(tmp_path / "directory.tar")
+    return tmp_path / "directory.tar"
+
+
+def test_the_clusters_directory_is_copied_without_its_password(copy: Path) -> None:
+    with tarfile.open(copy) as tar:
+        assert tar.getnames() == ["aurora/inventory.yaml", "aurora/group_vars/all.yml", "aurora/secrets.yml"]
+    cluster_backup.try_directory(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        ("aurora/secrets.yml", b"munge_key: secret\n", "does not open"),
+        ("aurora/secrets.yml", b"$ANSIBLE_VAULT;1.2;AES256;x\n6161\n", "does not open"),
+        ("aurora/other.yml", b"", "does not open"),
+        ("aurora/notes", PASSWORD.encode(), "holds the password"),
+    ],
+)
+def test_a_copy_whose_secrets_are_not_sealed_is_none(copy: Path, name: str, data: bytes, told: str) -> None:
+    with tarfile.open(copy, "w", format=tarfile.USTAR_FORMAT) as tar:
+        cluster_backup.add(tar, name, data)
+    with pytest.raises(node_tools.NodeError, match=told):
+        cluster_backup.try_directory(copy)
+
+
+def test_a_file_that_was_altered_after_it_was_sealed_is_noticed(copy: Path) -> None:
+    whole = copy.read_bytes()
+    place = whole.index(b"$ANSIBLE_VAULT") + 60
+    copy.write_bytes(whole[:place] + (b"1" if whole[place : place + 1] != b"1" else b"2") + whole[place + 1 :])
+    with pytest.raises(node_tools.NodeError, match="does not open"):
+        cluster_backup.try_directory(copy)
+
+
+def test_what_differs_between_a_backups_directory_and_ours_is_named(tmp_path: Path, copy: Path) -> None:
+    path, here = tmp_path / "archive.tar", tmp_path / "here"
+    cluster_backup.seal(path, MANIFEST, [copy])
+    here.mkdir()
+    (here / "inventory.yaml").write_text("all: {}\n")
+    (here / "secrets.yml").write_text("another's")
+    assert backup.differing(path, here) == ["group_vars/all.yml", "secrets.yml"]
+    assert sorted(one.name for one in here.iterdir()) == ["inventory.yaml", "secrets.yml"]
+    assert backup.differing(archive(tmp_path / "old"), here) == []
 
 
 def refused(path: Path) -> None:

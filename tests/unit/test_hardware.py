@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import threading
@@ -577,6 +578,46 @@ def test_what_slurm_has_left_on_a_node_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "etc/slurm").mkdir(parents=True)
     (tmp_path / "etc/slurm/slurm.conf").write_text("ClusterName=aurora\nStateSaveLocation=/srv/state\n")
     assert probe.slurm(str(tmp_path)) == ["worker"]
+
+
+POLICY = """\
+slurmctld:
+  Installed: {0}
+  Candidate: 24.11.5-4+lab1
+  Version table:
+     24.11.5-4+lab1 500
+        500 http://10.0.0.1:36573 ./ Packages
+ *** 24.11.5-4 500
+        500 http://deb.debian.org/debian trixie/main amd64 Packages
+        100 /var/lib/dpkg/status
+slurmd:
+  Installed: (none)
+  Candidate: 24.11.5-4+lab1
+  Version table:
+     1:25.05.1-1 -1
+         -1 http://10.0.0.2:36573 ./ Packages
+     24.11.5-4+lab1 500
+        500 http://10.0.0.1:36573 ./ Packages
+     24.11.5-4 500
+        500 http://deb.debian.org/debian trixie/main amd64 Packages
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "installed", "offered"),
+    [
+        ("", {}, []),  # no index
+        ("slurmd:\n  Installed: (none)\n  Candidate: (none)\n  Version table:\n", {}, []),
+        (POLICY.format("(none)"), {}, ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"]),
+        (POLICY.format("24.11.5-4"), {"slurmctld": "24.11.5-4"}, ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"]),
+    ],
+)
+def test_what_apt_would_bring_of_slurm_comes_first(
+    monkeypatch: pytest.MonkeyPatch, said: str, installed: dict[str, str], offered: list[str]
+) -> None:
+    monkeypatch.setattr(probe, "output", lambda *_: said)
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/apt-cache")
+    assert probe.slurm_packages() == {"installed": installed, "offered": offered}
 
 
 def test_jobs_are_known_by_their_slurmstepd(tmp_path: Path) -> None:

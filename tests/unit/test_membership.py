@@ -91,16 +91,27 @@ def test_a_plan_lists_each_item_once_with_its_hosts() -> None:
     assert plan.restarts == {"munge.service enabled, restarted (x changed)": ["gpu01"]}
 
 
+def shown(plan: Plan) -> list[str]:
+    """A plan's lines on a terminal of 80 columns."""
+    text = io.StringIO()
+    screen = Screen(text)
+    screen._force_terminal, screen.width, screen.height, screen.no_color = True, 80, 50, True
+    plan.show(screen)
+    return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
+
+
+def test_a_plan_keeps_a_name_whole_beside_what_fills_its_line() -> None:
+    versions = "version 24.11.5-4+deb13u1+lab1, was 24.11.5-4+deb13u1"
+    plan = Plan({("slurm_worker", "package", "slurmd", versions): ["gpu01", "gpu02", "gpu03"]})
+    assert sum(line.endswith(" gpu[01-03]") for line in shown(plan)) == 1
+
+
 def test_a_plan_breaks_no_line_within_a_word_or_a_name() -> None:
     hosts = [f"gpu{number:02}" for number in (1, 2, 3, 5, 7, 9, 11, 13)]
     what = "enabled, restarted (/etc/prometheus/prometheus.yml, package prometheus changed)"
     plan = Plan({("prometheus", "unit", "prometheus.service", what): hosts}, {f"prometheus.service {what}": hosts})
     plan.jobs.append(Job("57", "alice", "train", "RUNNING", "gpu03"))
-    text = io.StringIO()
-    screen = Screen(text)
-    screen._force_terminal, screen.width, screen.height, screen.no_color = True, 80, 50, True
-    plan.show(screen)
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
+    lines = shown(plan)
     assert all(len(line) <= 80 for line in lines)
     words = " ".join(lines).split()
     for word in ("(/etc/prometheus/prometheus.yml,", "gpu[01-03,05,07,09,", "prometheus.service:", "gpu03)"):

@@ -51,6 +51,7 @@ def answer() -> dict[str, Any]:
             "cluster": None,
             "before": [],
             "slurm": [],
+            "slurm_packages": None,
             "jobs": [],
             "firewall": None,
             "services": {},
@@ -298,6 +299,50 @@ def test_slurm_versions_that_cannot_talk_are_refused(
     known_nodes = {"head1": facts(runs(*head)).hardware, "gpu02": facts(runs(*worker)).hardware}
     found = list(preflight._slurm_versions(three(tmp_path), known_nodes))
     assert [f.node for f in found] == ([] if fits else ["gpu02"])
+
+
+@pytest.mark.parametrize(
+    ("offered", "found", "hint"),
+    [
+        ([], "", ""),
+        (["24.11.5-4"], "", ""),
+        (["24.11.5-4+deb13u1"], "", ""),
+        (["24.11.6-1", "24.11.5-4"], "bring 24.11.6-1, while head1 has 24.11.5-4", "the two go together"),
+        (["23.02.1-1"], "bring 23.02.1-1, while head1 has 24.11.5-4", "the two go together"),
+        (
+            ["25.05.1-1"],
+            "bring 25.05.1-1, which cannot talk to the 24.11.5-4 of head1",
+            "clusterctl upgrade comes first",
+        ),
+        (
+            ["25.05.1-1", "24.11.5-4"],
+            "bring 25.05.1-1, which cannot talk to the 24.11.5-4 of head1",
+            'pin it: slurm_head_version: "24.11.5"',
+        ),
+        (
+            ["22.05.8-4"],
+            "bring 22.05.8-4, which cannot talk to the 24.11.5-4 of head1",
+            "clusterctl upgrade comes first",
+        ),
+    ],
+)
+def test_a_new_worker_gets_a_slurm_that_the_head_can_talk_to(
+    tmp_path: Path, offered: list[str], found: str, hint: str
+) -> None:
+    def has(versions: dict[str, str]) -> Callable[[dict[str, Any]], object]:
+        return _set("node", "slurm_packages", to={"installed": versions, "offered": offered})
+
+    def told(worker: dict[str, str], cluster: Inventory) -> list[Finding]:
+        head = facts(has({"slurmctld": "24.11.5-4"}), "head1")
+        return list(preflight._slurm_offers(cluster, {"head1": head, "gpu02": facts(has(worker), "gpu02")}))
+
+    findings = told({}, three(tmp_path))
+    assert [one.node for one in findings] == ["gpu02"] * bool(found)
+    assert all(one.found == f"its package sources {found}" for one in findings)
+    assert all((one.hint, one.warning) == (hint, "while" in found) for one in findings)
+    assert told({"slurmd": "24.11.5-4"}, three(tmp_path)) == []
+    pinned = [replace(one, variables={"slurm_head_version": "24.11.*"}) for one in three(tmp_path).hosts]
+    assert told({}, replace(three(tmp_path), hosts=tuple(pinned))) == []
 
 
 def test_every_supported_system_has_a_slurm() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl import converge, inventory, rolling, runner, upgrade
+from clusterctl import converge, hardware, inventory, rolling, runner, upgrade
 from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, WorkersFailed
 from clusterctl.events import Change, Ended, HostStats, PlaybookStarted, PlayStarted, Result, Stats, TaskStarted
 from clusterctl.outcome import Ledger
@@ -35,6 +35,7 @@ class Slurm:
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
         self.busy: set[str] = set()
+        self.out: set[str] = set()
 
     def of(self, site: converge.Site) -> "Slurm":
         return self
@@ -47,6 +48,10 @@ class Slurm:
 
     def drain(self, cause: str, nodes: list[str], reason: str) -> None:
         self.told.append((reason, ",".join(nodes)))
+        self.out.update(nodes)
+
+    def out_for(self, cause: str) -> list[str]:
+        return [name for name in WORKERS if name in self.out]
 
     def jobs(self, nodes: list[str]) -> list[str]:
         return [f"a job on {name}" for name in nodes if name in self.busy]
@@ -169,10 +174,41 @@ def test_a_jump_host_has_a_turn_of_its_own(tmp_path: Path, slurm: Slurm) -> None
 
 
 def test_a_stop_ends_it_after_the_play_under_way(tmp_path: Path, slurm: Slurm) -> None:
-    run = Run(tmp_path, error=Interrupted("stopped"))
-    error, _ = run.over(WORKERS, Pace())
+    run = Run(tmp_path, error=Interrupted("stopped."))
+    error, _ = run.over(WORKERS, Pace("2"))
     assert isinstance(error, Interrupted)
-    assert run.played == [("upgrade", "gpu01")]
+    assert str(error).startswith("stopped. gpu01, gpu02 stay drained, and the same command goes on there")
+    assert run.played == [("upgrade", "gpu01,gpu02")]
+
+
+@pytest.mark.parametrize("at", ["wait_until_empty", "drain"])
+def test_whoever_stops_it_is_told_who_stays_out(
+    tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """What an earlier batch has left out too; nobody, where nobody was taken out yet."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm, at, interrupted)
+    error, _ = Run(tmp_path).over(["gpu01"], Pace())
+    assert isinstance(error, Interrupted)
+    assert ("sudo slurm-drain upgrade --in gpu01)" in str(error)) == (at != "drain")
+
+
+def test_hardware_that_is_missing_is_a_failure_of_workers_alone(
+    tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "load", lambda path: path)
+    monkeypatch.setattr(hardware, "compare", lambda record, found: ["GPUs: recorded 2, found 1"])
+    answer = SimpleNamespace(facts=SimpleNamespace(hardware=None), errors=[])
+    monkeypatch.setattr(rolling, "each", lambda hosts, ask: {host.name: answer for host in hosts})
+    run = Run(tmp_path)
+    screen: Any = SimpleNamespace(say=lambda *_: None)
+    work = Rolling(run.site, run.ledger, screen, run.play, "reboot", "reboot", Pace(), reboots=True)
+    error = work.over(["head1", "mon1", "gpu01", "gpu02"])
+    assert str(error) == "gpu01 failed, and gpu01 stays out of service; not begun: gpu02."
+    assert run.ledger.notes == {"differs from its record: GPUs: recorded 2, found 1": ["head1", "mon1"]}
 
 
 def test_a_playbook_that_never_begins_is_not_judged_by_the_one_before(
