@@ -61,6 +61,11 @@ class TestLab:
         document: dict[str, Any] = json.loads(done.stdout)
         return document
 
+    def unchanged(self) -> None:
+        """See that a run has nothing to do."""
+        summary = self.run("bootstrap")
+        assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(summary["hosts"], 0)
+
     def healthy(self, *options: str) -> dict[str, Any]:
         """Return the status of a cluster that is whole; an alert about what was repaired ends some time afterwards."""
         for _ in range(60):

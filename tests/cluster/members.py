@@ -67,11 +67,6 @@ class Growing(TestLab):
     def add(self) -> str:
         return self.verb("add-node", *self.adding)
 
-    def unchanged(self) -> None:
-        """See that a run has nothing to do."""
-        summary = self.run("bootstrap")
-        assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(summary["hosts"], 0)
-
 
 @contextmanager
 def growing(purpose: str, workers: int) -> Iterator[Growing]:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.members import PATIENT
 from tests.cluster.test_backup import COUNTER, counter, queue, records, submit, wait_for
-from tests.cluster.test_membership import PATIENT
-from tests.cluster.test_upgrade import KEY, SOURCE, bootstrap_changes_nothing, power, started
+from tests.cluster.test_upgrade import KEY, SOURCE, power, started
 from tests.faults.injury import begin, container, ended, gateway, in_service, latest_run, wait_until
 from tests.faults.repository import repository
 from tests.labs import lab_name
@@ -41,9 +41,7 @@ def lab() -> Iterator[TestLab]:
     lab = TestLab(lab_name("halfway"))
     lab.down()
     lab.up()
-    said = (PATIENT, f"cluster_no_proxy: [{gateway(lab)}]", "reboot_timeout_seconds: 120")
-    lines = "".join(f"    {line}\n" for line in said)
-    lab.inventory.write_text(lab.inventory.read_text().replace("  vars:\n", f"  vars:\n{lines}", 1))
+    lab.say(PATIENT, f"cluster_no_proxy: [{gateway(lab)}]", "reboot_timeout_seconds: 120")
     lab.run("bootstrap")
     yield lab
     lab.down()
@@ -66,7 +64,7 @@ def whole(lab: TestLab) -> None:
     """All workers are in service, nothing keeps one out, and there is nothing to do."""
     wait_until(lambda: {state.rstrip("*") for state in in_service(lab).values()} == {"idle"})
     assert json.loads(lab.root("head1", "slurm-drain")) == {}
-    bootstrap_changes_nothing(lab)
+    lab.unchanged()
 
 
 @pytest.mark.parametrize("node", ["gpu01", "head1"])
@@ -154,7 +152,7 @@ def test_a_head_that_dies_while_it_is_restored_is_by_the_same_command(
     lab.run("restore", archive, "--yes")
     restored(lab, jobs, pid)
     assert left_over(lab) == ""
-    bootstrap_changes_nothing(lab)
+    lab.unchanged()
 
 
 def test_a_worker_that_dies_during_a_restore_is_taken_in_by_the_bootstrap_that_is_named(
@@ -173,7 +171,7 @@ def test_a_worker_that_dies_during_a_restore_is_taken_in_by_the_bootstrap_that_i
     lab.up()
     lab.run("bootstrap")
     restored(lab, jobs, pid)
-    bootstrap_changes_nothing(lab)
+    lab.unchanged()
 
 
 @pytest.fixture(scope="module")
