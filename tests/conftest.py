@@ -1,9 +1,11 @@
 """What holds for all tests: which of them share a lab and so a process, and what examples the fuzz tests try."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.cluster.conftest import TestLab, bootstrapped
 from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, growing, states, submit
@@ -14,14 +16,20 @@ LABS = {
     "members": ("test_membership.py", "test_upgrade.py"),
     "whole": ("test_backup.py", "test_drift.py", "test_plan.py"),
 }
-_GROUPS = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}
+_LAB_OF = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one process run all of a file, and all files that share a lab (`--dist loadgroup`)."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(_GROUPS.get(file, file)))
+class ByLab(LoadFileScheduling):  # type: ignore[misc] # xdist says nothing of types
+    """Lets one process run all of a file, and all files that share a lab."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return _LAB_OF.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByLab:
+    return ByLab(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
