@@ -1,6 +1,7 @@
-"""What holds for all tests: which of them share a lab and so a process, and what examples the fuzz tests try."""
+"""What holds for all tests: how they share processes and labs, and what examples the fuzz tests try."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -9,19 +10,13 @@ from tests.cluster.conftest import TestLab, bootstrapped
 from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, growing, states, submit
 from tests.faults.injury import wait_until
 
-# Files that share a lab, by its name, in the order in which they come.
-LABS = {
-    "members": ("test_membership.py", "test_upgrade.py"),
-    "whole": ("test_backup.py", "test_drift.py", "test_plan.py"),
-}
-_GROUPS = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Let tests that share a lab share a process."""
+    from tests.processes import ByLab  # the unit tests run without xdist, too
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one process run all of a file, and all files that share a lab (`--dist loadgroup`)."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(_GROUPS.get(file, file)))
+    return ByLab(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
