@@ -71,12 +71,18 @@ NUMBER(nvmlDeviceGetBrand, "brand")
 NUMBER(nvmlDeviceGetArchitecture, "architecture")
 NUMBER(nvmlDeviceGetNumGpuCores, "cores")
 NUMBER(nvmlDeviceGetMemoryBusWidth, "memory_bus_bits")
-CONSTANT(nvmlDeviceGetIndex, (unsigned)device->index)
 CONSTANT(nvmlDeviceGetMinorNumber, (unsigned)device->minor)
 CONSTANT(nvmlDeviceGetModuleId, (unsigned)device->minor)
 CONSTANT(nvmlDeviceGetBoardId, device->domain << 16 | device->bus << 8)
 CONSTANT(nvmlDeviceGetMultiGpuBoard, 0)
 CONSTANT(nvmlDeviceGetBusType, 2)
+
+EXPORT nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *out)
+{
+    CHECK_EITHER(device, out);
+    *out = (unsigned)device->index;
+    return NVML_SUCCESS;
+}
 
 EXPORT nvmlDeviceGetUUID(nvmlDevice_t device, char *out, unsigned length)
 {
@@ -211,9 +217,9 @@ EXPORT nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 
 EXPORT nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *out)
 {
-    CHECK(device, out);
-    out->bar1Total = mebibytes(device, "memory_bar1");
-    out->bar1Used = MIB;
+    CHECK_EITHER(device, out);
+    out->bar1Total = device->parent ? mig_memory(device) : mebibytes(device, "memory_bar1");
+    out->bar1Used = device->parent ? 0 : MIB;
     out->bar1Free = out->bar1Total - out->bar1Used;
     return NVML_SUCCESS;
 }

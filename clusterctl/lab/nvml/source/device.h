@@ -13,7 +13,7 @@ enum { MAX_DEVICES = 32, MIB = 1024 * 1024 };
 struct device {
     struct device *parent; /* of a MIG device: the GPU; NULL for a GPU */
     unsigned gpu_instance, compute_instance; /* of a MIG device */
-    int index;           /* among the visible devices */
+    int index;           /* among the visible devices, of a MIG device among those of its GPU */
     int minor;           /* of /dev/nvidiaN; the N in the configuration's `key.N` */
     char uuid[48];       /* stable for a node and minor */
     char serial[16];

@@ -23,10 +23,10 @@ unsigned long long device_ecc_errors(const struct device *device, unsigned error
 
 EXPORT nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned type, unsigned counter, unsigned long long *out)
 {
-    CHECK(device, out);
+    CHECK_EITHER(device, out);
     if (!device_ecc(device))
         return NVML_ERROR_NOT_SUPPORTED;
-    *out = device_ecc_errors(device, type, counter);
+    *out = device->parent ? 0 : device_ecc_errors(device, type, counter); /* no error lies in a part */
     return NVML_SUCCESS;
 }
 

@@ -5,7 +5,14 @@
  */
 #include "device.h"
 
-enum { COMMON_ANCESTOR = 22, ENFORCED_POWER_LIMIT = 107, PROCESSES = 212, TEMPERATURE_MARGIN = 239, ENTRIES = 512 };
+enum {
+    COMMON_ANCESTOR = 22,
+    ENFORCED_POWER_LIMIT = 107,
+    PROCESSES = 212,
+    HOST_GENERATION = 229,
+    TEMPERATURE_MARGIN = 239,
+    ENTRIES = 512
+};
 
 typedef void (*entry_t)(void);
 
@@ -38,10 +45,19 @@ static nvmlReturn_t temperature_margin(nvmlDevice_t device, int *celsius)
     return NVML_SUCCESS;
 }
 
+/* `-q`: the PCI Express generation of the slot. */
+static nvmlReturn_t host_generation(nvmlDevice_t device, unsigned *generation)
+{
+    CHECK(device, generation);
+    return device_unsigned(device, "pcie_generation_slot", generation) == NVML_SUCCESS
+               ? NVML_SUCCESS
+               : device_unsigned(device, "pcie_generation", generation);
+}
+
 /* Every list of processes: none. */
 static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count)
 {
-    CHECK(device, count);
+    CHECK_EITHER(device, count);
     *count = 0;
     return NVML_SUCCESS;
 }
@@ -60,6 +76,7 @@ EXPORT nvmlInternalGetExportTable(const void **out, const void *id UNUSED)
     table.entries[COMMON_ANCESTOR] = (entry_t)common_ancestor;
     table.entries[ENFORCED_POWER_LIMIT] = (entry_t)nvmlDeviceGetEnforcedPowerLimit;
     table.entries[PROCESSES] = (entry_t)no_processes;
+    table.entries[HOST_GENERATION] = (entry_t)host_generation;
     table.entries[TEMPERATURE_MARGIN] = (entry_t)temperature_margin;
     *out = &table;
     return NVML_SUCCESS;

@@ -206,7 +206,9 @@ static struct device *mig_handle(struct device *device, const struct compute_par
 {
     char seed[96];
     struct device *handle = &mig_devices[device->index][compute->part][compute->id];
+    int index = handle->index;
     *handle = *device;
+    handle->index = index;
     handle->parent = device;
     handle->gpu_instance = compute->part;
     handle->compute_instance = compute->id;
@@ -718,12 +720,16 @@ EXPORT nvmlComputeInstanceDestroy(nvmlComputeInstance_t instance)
 static nvmlDevice_t mig_at(struct device *device, unsigned index)
 {
     struct layout layout;
+    unsigned found = 0;
     read_layout(device, &layout);
     for (unsigned part = 0; part < GPU_INSTANCES; part++)
         for (unsigned id = 0; id < COMPUTE_INSTANCES; id++) {
             const struct compute_part *compute = compute_by_id(&layout, part, id);
-            if (compute && granted(device, part, NO_KIND) && granted(device, part, (int)id) && index-- == 0)
-                return mig_handle(device, compute);
+            if (!compute || !granted(device, part, NO_KIND) || !granted(device, part, (int)id) || found++ != index)
+                continue;
+            nvmlDevice_t handle = mig_handle(device, compute);
+            handle->index = (int)index;
+            return handle;
         }
     return NULL;
 }
