@@ -63,12 +63,14 @@ unsigned long long device_violation(const struct device *device, unsigned policy
 bool device_remaps_rows(const struct device *device);       /* Ampere and later; older models retire pages */
 bool device_switched(const struct device *device);          /* its NVLinks end at NVSwitches */
 
+nvmlReturn_t device_reset(nvmlDevice_t device);
 nvmlReturn_t link_errors(nvmlDevice_t device, unsigned link, unsigned long long *out);
 
 /* MIG devices, by handle; see mig.c. */
 bool mig_enabled(const struct device *device);
 bool mig_exists(nvmlDevice_t handle);   /* the handle is that of a MIG device which is there and may be opened */
 nvmlDevice_t mig_find(const char *uuid);
+void mig_remove_all(const struct device *device); /* what grants access to instances, before they are forgotten */
 nvmlReturn_t mig_name(nvmlDevice_t device, char *out, unsigned length);
 unsigned long long mig_memory(nvmlDevice_t device); /* bytes */
 

@@ -13,6 +13,7 @@ static const struct {
     {NVML_FIELD_ECC_CURRENT, NUMBER, "ecc_mode"},
     {NVML_FIELD_RETIRED_DBE, COUNT, "retired_pages"},
     {NVML_FIELD_RETIRED_PENDING, COUNT, "retired_pending"},
+    {NVML_FIELD_RESET_REQUIRED, COUNT, "reset_required"},
     {NVML_FIELD_REMAPPED_CORRECTED, ROWS, "remapped_corrected"},
     {NVML_FIELD_REMAPPED_UNCORRECTED, ROWS, "remapped_uncorrected"},
     {NVML_FIELD_REMAPPED_PENDING, ROWS, "remapped_pending"},

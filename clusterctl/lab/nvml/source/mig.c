@@ -187,6 +187,16 @@ static void grant(const struct device *device, unsigned part, int compute, bool 
     umask(mask);
 }
 
+void mig_remove_all(const struct device *device)
+{
+    struct layout layout;
+    read_layout(device, &layout);
+    for (unsigned i = 0; i < layout.compute_count; i++)
+        grant(device, layout.computes[i].part, (int)layout.computes[i].id, false);
+    for (unsigned i = 0; i < layout.count; i++)
+        grant(device, layout.parts[i].id, NO_KIND, false);
+}
+
 static bool granted(const struct device *device, unsigned part, int compute)
 {
     char file[64];

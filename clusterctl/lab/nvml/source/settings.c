@@ -133,3 +133,31 @@ EXPORT nvmlDeviceClearEccErrorCounts(nvmlDevice_t device, unsigned counter)
     TRY(set(device, KEPT_STATE, "ecc_aggregate_corrected", -1));
     return set(device, KEPT_STATE, "ecc_aggregate_uncorrected", -1);
 }
+
+/*
+ * A reset takes over what is pending, and forgets what was set, the counters and the failures that it mends. It is
+ * refused where somebody computes.
+ */
+nvmlReturn_t device_reset(nvmlDevice_t device)
+{
+    static const char *const forgotten[] = {
+        "power_limit", "clock_locked_lowest", "clock_locked_highest", "clock_memory_locked_lowest",
+        "clock_memory_locked_highest", "clock_application", "clock_application_memory", "compute_mode",
+        "mig_gpu_instances", "mig_compute_instances", "ecc_volatile_corrected", "ecc_volatile_uncorrected",
+        "remapped_pending", "retired_pending", "reset_required", "nvlink_down", "nvlink_errors",
+    };
+    unsigned ecc, pending;
+    int lock;
+    CHECK(device, forgotten);
+    if (device_busy(device))
+        return NVML_ERROR_IN_USE;
+    if (nvmlDeviceGetEccMode(device, &ecc, &pending) == NVML_SUCCESS && ecc != pending)
+        TRY(set(device, STATE, "ecc_mode", pending));
+    if (!state_lock(&lock))
+        return NVML_ERROR_NO_PERMISSION;
+    mig_remove_all(device);
+    for (unsigned i = 0; i < sizeof forgotten / sizeof *forgotten; i++)
+        state_write(STATE, device->minor, forgotten[i], NULL);
+    state_unlock(lock);
+    return NVML_SUCCESS;
+}
