@@ -1,4 +1,4 @@
-"""Faults of simulated GPUs: what each changes in the state that the node's NVML library reads, and its kernel's words."""
+"""Faults of simulated GPUs: what each changes in the state that NVML reads on the node, and what its kernel says."""
 
 import json
 import time
@@ -15,7 +15,7 @@ _XID, _DOUBLE_BIT = 8, 2  # types of events, as NVML numbers them
 # What the driver's log says of an XID (NVIDIA's catalogue); of any other only the number is told.
 _XIDS = {
     13: "Graphics Exception: ESR 0x504730=0x109009c",
-    31: "MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2c_b5b3c000. Fault is of type FAULT_PDE ACCESS_TYPE_READ",
+    31: "MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2c_b5b3c000.",
     43: "GPU stopped processing",
     45: "Preemptive Removal",
     48: "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at partition 6.",
@@ -79,12 +79,12 @@ def change(fault: str, xid: int | None, profile: Mapping[str, str], now: int) ->
         "gpu-xid": Change({"fault": "lost"}, xids=(LOST,)),
         "gpu-lost": Change({"fault": "lost"}, xids=(LOST,)),
         "ecc": Change(
-            {"ecc_volatile_uncorrected": 1, ("remapped_pending" if remaps else "retired_pending"): 1} | reset,
+            {**reset, "ecc_volatile_uncorrected": 1, ("remapped_pending" if remaps else "retired_pending"): 1},
             {"ecc_aggregate_uncorrected": 1, ("remapped_uncorrected" if remaps else "retired_pages"): 1},
             (48, 63),
         ),
         "row-remap": Change(reset, {"remapped_failure": 1}, (64,)) if remaps else None,
-        "nvlink-down": Change({"nvlink_down": "0", "nvlink_errors": 17} | reset, xids=(74,)) if links else None,
+        "nvlink-down": Change({**reset, "nvlink_down": "0", "nvlink_errors": 17}, xids=(74,)) if links else None,
         "hot": Change({"temperature": number("temperature_slowdown") + 1, "violation_thermal_since": now}),
         "power-brake": Change({"power_brake": 1, "violation_power_since": now}),
         "pcie-width": Change({"pcie_width_current": number("pcie_width") // 2}),

@@ -11,30 +11,29 @@ import stat
 import struct
 import sys
 import time
+from pathlib import Path
 
-RUN, KEPT = "/run/simulated-nvml", "/var/lib/simulated-nvml"
-KMSG, READ = "/dev/kmsg", "/run/systemd/journal/kernel-seqnum"
+RUN, KEPT = Path("/run/simulated-nvml"), Path("/var/lib/simulated-nvml")
+KMSG, READ = "/dev/kmsg", Path("/run/systemd/journal/kernel-seqnum")
 ERROR = 3  # the kernel's level of these lines
 
 
-def rewrite(path, dropped, added):
-    with open(path) as file:
-        lines = [line for line in file.read().splitlines() if not line.startswith(tuple(dropped))]
-    with open(path + ".new", "w") as file:
-        file.writelines(line + "\n" for line in lines + added)
-    os.rename(path + ".new", path)
+def rewrite(path: Path, dropped: list[str], added: list[str]) -> None:
+    lines = [line for line in path.read_text().splitlines() if not line.startswith(tuple(dropped))]
+    new = path.with_suffix(".new")
+    new.write_text("".join(line + "\n" for line in lines + added))
+    new.rename(path)
 
 
-def expected():
+def expected() -> int:
     """Return the serial number of the kernel's line that the journal will read next."""
     try:
-        with open(READ, "rb") as file:
-            return struct.unpack("Q", file.read(8))[0]
+        return int(struct.unpack("Q", READ.read_bytes()[:8])[0])
     except FileNotFoundError:
         return 0
 
 
-def kernel(line):
+def kernel(line: str) -> None:
     """Write a line where the node's journal reads its kernel's: a pipe of the node's own, in the lab. Wait for it."""
     pipe = os.open(KMSG, os.O_WRONLY | os.O_NONBLOCK)
     if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
@@ -49,11 +48,11 @@ def kernel(line):
 
 asked = json.loads(sys.argv[1])
 os.umask(0o022)
-with open(RUN + "/lock", "a") as lock:
+with (RUN / "lock").open("a") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
-    rewrite(RUN + "/state", asked["drop"], asked["state"])
-    rewrite(KEPT + "/state", asked["drop"], asked["kept"])
-    with open(RUN + "/events", "a") as events:
+    rewrite(RUN / "state", asked["drop"], asked["state"])
+    rewrite(KEPT / "state", asked["drop"], asked["kept"])
+    with (RUN / "events").open("a") as events:
         events.writelines(line + "\n" for line in asked["events"])
 for text in asked["kernel"]:
     kernel(text)
