@@ -309,6 +309,27 @@ def test_nvidia_smi_sets_what_every_process_sees_and_root_alone_may_set(all_well
     assert query(all_well, 1, *fields) == before
 
 
+# What Slurm's NVML plugin finds, unpacked beside the node's own Slurm and not installed.
+SLURMS_PLUGIN = """
+place=$(mktemp -d)
+cd $place
+apt-get -qq download slurm-wlm-nvml-plugin >&2
+dpkg -x *.deb .
+plugins=$(dirname $(find /usr -name gres_gpu.so -print -quit))
+cat >slurm.conf <<END
+ClusterName=x
+SlurmctldHost=gpu01
+GresTypes=gpu
+NodeName=gpu01 Gres=gpu:6
+PartitionName=p Nodes=ALL
+PluginDir=$plugins:$place$plugins
+END
+echo AutoDetect=nvml >gres.conf
+slurmd -G -f $place/slurm.conf 2>&1
+rm -r $place
+"""
+
+
 def test_mig_devices_are_made_by_nvidia_smi_and_seen_by_slurms_plugin(all_well: TestLab) -> None:
     made = all_well.root("gpu01", "nvidia-smi -i 3 -mig 1 >&2; nvidia-smi mig -i 3 -cgi 3g.40gb,2g.20gb,2g.20gb -C")
     assert len(re.findall("^Successfully created compute instance", made, re.MULTILINE)) == 3
@@ -319,19 +340,7 @@ def test_mig_devices_are_made_by_nvidia_smi_and_seen_by_slurms_plugin(all_well: 
     hidden = f"chmod 0 {files}; su admin -c 'nvidia-smi -L'; chmod 0444 {files}"
     assert "MIG" not in all_well.root("gpu01", hidden)  # who may not open a device's file does not see it
 
-    all_well.root(
-        "gpu01",
-        "cd $(mktemp -d) && apt-get -qq download slurm-wlm-nvml-plugin && dpkg -x *.deb . && chmod 0755 .\n"
-        "plugins=$(dirname $(find / -xdev -name gres_gpu.so -print -quit))\n"
-        "ln -s $PWD$plugins /tmp/nvml-plugin && mkdir /tmp/nvml-slurm && cd /tmp/nvml-slurm\n"
-        "echo AutoDetect=nvml > gres.conf\n"
-        'printf "ClusterName=x\\nSlurmctldHost=gpu01\\nGresTypes=gpu\\nNodeName=gpu01 Gres=gpu:6\\nPartitionName=p Nodes=ALL\\n" '
-        "> slurm.conf\n"
-        "echo PluginDir=$plugins:/tmp/nvml-plugin >> slurm.conf",
-    )
-    said = all_well.root(
-        "gpu01", "slurmd -G -f /tmp/nvml-slurm/slurm.conf 2>&1; rm -r /tmp/nvml-slurm /tmp/nvml-plugin"
-    )
+    said = all_well.root("gpu01", SLURMS_PLUGIN)
     found = re.findall(r"Gres Name=gpu .* File=(\S+) Cores=(\S+) ", said)
     assert [files.count(",") for files, _ in found] == [0, 0, 0, 2, 2, 2], said
     assert all(re.fullmatch("/dev/nvidia3(,/dev/nvidia-caps/nvidia-cap[0-9]+){2}", files) for files, _ in found[3:])
