@@ -26,7 +26,7 @@ ABSENT = "not installed"
 # Units by group; either name of one with a bar will do, for distributions differ.
 _SERVICES: Mapping[str, Sequence[str]] = {
     "all": ("chrony|chronyd", "prometheus-node-exporter"),
-    "slurm_head": ("munge", "slurmctld", "slurmdbd", "dnsmasq", "slurm-metrics.timer"),
+    "slurm_head": ("munge", "slurmctld", "slurmdbd", "dnsmasq", "slurm-health.socket", "slurm-metrics.timer"),
     "slurm_workers": ("munge", "slurmd"),
     "monitoring": ("prometheus",),
 }
