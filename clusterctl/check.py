@@ -13,11 +13,11 @@ from typing import Annotated
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl import converge, secrets
+from clusterctl import converge
 from clusterctl.errors import InputError, Problem
 from clusterctl.inventory import Host
 from clusterctl.outcome import fold
-from clusterctl.redaction import throughout
+from clusterctl.redaction import Redactor, throughout
 from clusterctl.remote import Access, ContactError, Session, connect, each
 from clusterctl.schema import did_you_mean
 from clusterctl.screen import Screen, at_commas, plural
@@ -96,7 +96,7 @@ def check_command(options: converge.Options, diagnose: bool) -> int:
     screen = Screen(sys.stderr if options.json else sys.stdout)
     with screen.working(f"{'Diagnosing' if diagnose else 'Checking'} {plural(len(chosen), 'node')}"):
         found = each(chosen, lambda host: of_host(host, site.access, diagnose))
-    redact = secrets.redactor(site.inventory.directory, site.access.sudo_password).redact
+    redact = Redactor([site.access.sudo_password or ""]).redact
     healths: list[Health] = throughout(list(found.values()), redact)
     code = HEALTHY if all(health.fit for health in healths) else UNFIT
     if options.json:
