@@ -7,7 +7,7 @@ when asked for, makes the diagnosis that an XID of the hardware waits for.
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 from rich.table import Table
@@ -65,6 +65,17 @@ class Health:
     name: str
     problem: str = ""
     answer: Answer | None = None
+
+    @property
+    def topology(self) -> tuple[str, ...]:
+        """Return how the GPUs are connected: a line for each, with what connects it to the others."""
+        lines = []
+        for part, links in self.answer.topology.items() if self.answer else ():
+            same: dict[str, list[str]] = {}
+            for other, link in links.items():
+                same.setdefault(link, []).append(other)
+            lines.append(f"{part}: " + ", ".join(f"{link} to {fold(others)}" for link, others in same.items()))
+        return tuple(lines)
 
     @property
     def fit(self) -> bool:
@@ -175,21 +186,3 @@ def _notes(health: Health) -> Iterator[str]:
         yield health.problem
     yield from health.of(drains=True)
     yield from (f"{line} (advice)" for line in health.of(drains=False))
-
-
-@dataclass(frozen=True)
-class Topology:
-    """How the GPUs of a node are connected; nodes that are alike have the same `lines`."""
-
-    lines: tuple[str, ...] = field(default=())
-
-    @classmethod
-    def of(cls, answer: Answer) -> "Topology":
-        """Return the matrix as lines: one for each GPU, with what connects it to the others."""
-        lines = []
-        for part, links in answer.topology.items():
-            same: dict[str, list[str]] = {}
-            for other, link in links.items():
-                same.setdefault(link, []).append(other)
-            lines.append(f"{part}: " + ", ".join(f"{link} to {fold(others)}" for link, others in same.items()))
-        return cls(tuple(lines))

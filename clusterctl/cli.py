@@ -352,6 +352,7 @@ class _Watching(TyperCommand):
 
 @app.command(cls=_Watching)
 def status(
+    context: typer.Context,
     inventory: _Inventory,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
@@ -362,6 +363,12 @@ def status(
         ),
     ] = None,
     output: _Output = Format.text,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "-v", "--verbose", count=True, show_default=False, help="Show how each node's GPUs are connected."
+        ),
+    ] = 0,
 ) -> None:
     """Show how the cluster is, what it does, and where a node differs from what was set up."""
     from clusterctl.status_page import status_command

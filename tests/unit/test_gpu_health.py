@@ -384,4 +384,4 @@ def test_what_is_no_answer_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_the_topology_is_told_in_a_line_for_each_gpu() -> None:
     answer = decode(check.Answer, ANSWER | {"topology": {"GPU0": {"GPU1": "NV12", "GPU2": "NV12", "NIC0": "PXB"}}})
-    assert check.Topology.of(answer).lines == ("GPU0: NV12 to GPU1, GPU2, PXB to NIC0",)
+    assert check.Health("gpu01", "", answer).topology == ("GPU0: NV12 to GPU1, GPU2, PXB to NIC0",)
