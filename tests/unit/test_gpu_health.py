@@ -34,8 +34,8 @@ GIVEN = {
     "head": "10.0.0.10",
     "port": 6822,
     "gpus": [
-        {"index": 0, "pci": "00000000:07:00.0", "links": {"1": "NV12"}, "width": 16, "memory_mb": 81920},
-        {"index": 1, "pci": "00000000:0F:00.0", "links": {"0": "NV12"}, "width": 16, "memory_mb": 81920},
+        {"index": 0, "uuid": "", "pci": "00000000:07:00.0", "links": {"1": "NV12"}, "width": 16, "memory_mb": 81920},
+        {"index": 1, "uuid": "", "pci": "00000000:0F:00.0", "links": {"0": "NV12"}, "width": 16, "memory_mb": 81920},
     ],
     "infiniband": [],
     "memory_mb": 200000,

@@ -531,10 +531,11 @@ def started() -> float:
 
 def diagnose(given: Data, state: Data) -> tuple[list[Finding], Look]:
     """Reset what needs it, look, and forget the XIDs of the hardware if all is well."""
+    names = {bus(gpu["pci"]): gpu["uuid"] or gpu["pci"] for gpu in given["gpus"]}
     for place, numbers in state["xids"].items():
         if max(numbers.values()) > started():
             try:
-                ask("nvidia-smi", "--gpu-reset", "-i", place + ".0", seconds=DIAGNOSIS_SECONDS)
+                ask("nvidia-smi", "--gpu-reset", "-i", names.get(place, f"{place}.0"), seconds=DIAGNOSIS_SECONDS)
             except Silent as error:
                 text = f"GPU at {place} could not be reset, so the node has to be rebooted: {error}"
                 return [Finding("diagnosis", text)], Look(given, state)
