@@ -8,6 +8,7 @@ import hmac
 import importlib.machinery
 import importlib.util
 import json
+import os
 import re
 import socket
 import subprocess
@@ -310,12 +311,15 @@ def test_the_head_believes_nobody_of_another(line: bytes) -> None:
 
 
 def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both programs, with a ledger's program that writes down what it is asked."""
+    """Both programs, with a controller that answers and a ledger's program that writes down what it is asked."""
     (tmp_path / "health.key").write_text("key\n")
     (tmp_path / "gpu-health.key").write_text(hashlib.sha256(b"keygpu01").hexdigest() + "\n")
     ledger = tmp_path / "ledger"
     ledger.write_text(f'#!/bin/sh\nprintf "%s|" "$@" >> {tmp_path}/asked; echo >> {tmp_path}/asked\n')
     ledger.chmod(0o755)
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Slurmctld(primary) at head1 is UP'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     source = (paths.content() / "roles/slurm_head/files/slurm-health").read_text()
     source = source.replace("/etc/slurm", str(tmp_path)).replace("/usr/local/sbin/slurm-drain", str(ledger))
     (tmp_path / "ear").write_text(source)
