@@ -1,14 +1,13 @@
-"""GPUs that fall ill: each check fires, the node goes out of service with the reason and comes back by itself, or not.
+"""GPUs that fall ill: each check fires, the node goes out of service with the reason, and comes back when it may.
 
-Slurm runs the checks every few seconds here. The faults are the simulated driver's and lines of the kernel's log; what
-judges them is the product, with NVIDIA's nvidia-smi.
+Slurm runs the checks every few seconds here. The faults are those of `clusterctl lab fault`; what judges them is the
+product, through NVIDIA's nvidia-smi and the kernel's log.
 """
 
 import json
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,16 +16,19 @@ from tests.cluster.conftest import TestLab, clusterctl, podman
 from tests.labs import lab_name
 
 INTERVAL = 5
-DRIVER = "/etc/simulated-nvml.conf"
-# What is set for the driver, and how the reason begins.
-FAULTS = {
-    "ecc": (["fault.1=ecc"], "GPU 1: 1 uncorrected ECC errors (and 1 more)"),
-    "lost": (["fault.2=lost"], "nvidia-smi: Unable to determine the device handle for GPU2: GPU is lost"),
-    "hot": (["temperature.3=95"], "GPU 3: 95 C, it slows down at 89 C"),
-    "slow link under load": (["pcie_generation_current.0=1", "utilization_gpu.0=90"], "GPU 0: PCIe generation 1 under"),
-    "gone": (["gpus=3"], "GPU 3 is missing"),
+# What goes wrong on which GPU, and what the checks say of it. These end by themselves.
+PASSING = {
+    "hot": ("3", {"temperature": "GPU 3: 90 C, it slows down at 89 C"}),
+    "power-brake": ("1", {"power": "GPU 1: power brake: the node's supply asks it to slow down"}),
+    "pcie-width": ("0", {"pcie": "GPU 0: 8 PCIe lanes, 16 recorded"}),
 }
-XID = "NVRM: Xid (PCI:{}): {}, pid=4711, name=python3, a fault"
+# These end with a reset of the GPU, and need a diagnosis.
+LASTING = {
+    "ecc": ("1", {"ecc": "GPU 1: 1 uncorrected ECC errors", "xid": "GPU 1: XID 48, double-bit ECC error"}),
+    "gpu-lost": ("2", {"driver": "nvidia-smi: Unable to determine the device handle for GPU2", "xid": "GPU 2: XID 79"}),
+    "nvlink-down": ("0", {"nvlink": "GPU 0 to GPU 1: NV11, NV12 recorded", "xid": "GPU 0: XID 74, NVLink error"}),
+    "row-remap": ("3", {"ecc": "GPU 3: no spare memory is left", "xid": "GPU 3: XID 64"}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -65,31 +67,33 @@ def slurm(lab: TestLab, node: str) -> tuple[str, str]:
     return state, reason
 
 
-def log(lab: TestLab, node: str, *lines: str, as_user: str = "root") -> None:
-    script = "".join(f"runuser -u {as_user} -- logger -t kernel {line!r}\n" for line in lines)
-    lab.root(node, script + "journalctl --sync\n")
+def fault(lab: TestLab, node: str, *what: str) -> None:
+    done = clusterctl("lab", "fault", "--name", lab.name, node, *what)
+    assert done.returncode == 0, done.stderr
 
 
-@contextmanager
-def fault(lab: TestLab, *where: tuple[str, list[str]]) -> Iterator[None]:
-    """Let drivers behave as their file says with these lines added, then as before."""
-    for node, lines in where:
-        added = "".join(f"echo {line} >> {DRIVER}\n" for line in lines)
-        lab.root(node, f"cp {DRIVER} /root/kept\n{added}")
-    try:
-        yield
-    finally:
-        for node, _ in where:
-            lab.root(node, f"cp /root/kept {DRIVER}")
-
-
-def health(document: dict[str, Any]) -> dict[str, list[str]]:
-    """What keeps each node that was checked out of service."""
+def health(document: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """What keeps each node that was checked out of service: check and text."""
     return {
-        node["name"]: [one["text"] for one in node["answer"]["findings"] if one["drains"]]
+        node["name"]: [(one["check"], one["text"]) for one in node["answer"]["findings"] if one["drains"]]
         for node in document["nodes"]
         if node["answer"]
     }
+
+
+def drains(lab: TestLab, gpu: str, name: str, says: dict[str, str]) -> None:
+    """Bring a fault on a GPU of the first worker, which alone goes out of service, with the reason."""
+    fault(lab, "gpu01", name, "--gpu", gpu)
+    first = next(iter(says.values()))
+    until(lab, {"gpu01": first})
+    state, reason = slurm(lab, "gpu01")
+    assert state == "drained"
+    assert reason.startswith(f"clusterctl: health: {first}")
+    assert slurm(lab, "gpu02")[0] == "idle"
+    found = health(lab.run("check", expect=4))
+    assert found["gpu02"] == []
+    for check, text in says.items():
+        assert any(one == check and told.startswith(text) for one, told in found["gpu01"]), found
 
 
 def test_a_healthy_cluster_is_fit_and_slurm_checks_it(lab: TestLab) -> None:
@@ -106,36 +110,46 @@ def test_a_healthy_cluster_is_fit_and_slurm_checks_it(lab: TestLab) -> None:
     assert "GPU0: NV12 to GPU[1-3]" in clusterctl("status", str(lab.inventory), "-v").stdout
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_drains_the_node_and_its_end_brings_it_back(lab: TestLab, name: str) -> None:
-    lines, reason = FAULTS[name]
-    with fault(lab, ("gpu01", lines)):
-        until(lab, {"gpu01": reason})
-        state, told = slurm(lab, "gpu01")
-        assert state == "drained"
-        assert told.startswith(f"clusterctl: health: {reason}")
-        assert slurm(lab, "gpu02")[0] == "idle"
-        found = health(lab.run("check", expect=4))
-        assert found["gpu02"] == []
-        assert any(text.startswith(reason.partition(" (and")[0]) for text in found["gpu01"])
+@pytest.mark.parametrize("name", PASSING)
+def test_a_fault_drains_the_node_and_its_end_brings_it_back(lab: TestLab, name: str) -> None:
+    drains(lab, PASSING[name][0], name, PASSING[name][1])
+    fault(lab, "gpu01", "clear")
     until(lab, {})
     assert slurm(lab, "gpu01")[0] == "idle"
 
 
-def test_no_application_and_no_user_drains_a_node(lab: TestLab) -> None:
-    """Errors of programs, and a line that a user writes in the kernel's name."""
-    log(lab, "gpu01", *(XID.format("0000:07:00", number) for number in (13, 31, 43, 45)))
-    log(lab, "gpu01", XID.format("0000:07:00", 79), as_user="nobody")
+@pytest.mark.parametrize("name", LASTING)
+def test_a_fault_of_the_hardware_waits_for_a_diagnosis(lab: TestLab, name: str) -> None:
+    drains(lab, LASTING[name][0], name, LASTING[name][1])
+    fault(lab, "gpu01", "clear")
     lab.root("gpu01", "gpu-health")
-    assert health(lab.run("check", "gpu01")) == {"gpu01": []}
+    assert [check for check, _ in health(lab.run("check", "gpu01", expect=4))["gpu01"]][0] == "xid"
+    assert ledger(lab)["gpu01"]["health"].startswith(LASTING[name][1]["xid"])
+    assert lab.run("check", "gpu01", "--diagnose")["exit_code"] == 0
+    until(lab, {})
+    assert slurm(lab, "gpu01")[0] == "idle"
+
+
+def test_no_application_no_load_and_no_user_drains_a_node(lab: TestLab) -> None:
+    """Errors of programs, a GPU at work, and a line that a user writes in the kernel's name."""
+    for number in (13, 31, 43, 45):
+        fault(lab, "gpu01", "gpu-xid", str(number))
+    fault(lab, "gpu01", "busy")
+    line = "NVRM: Xid (PCI:0000:07:00): 79, pid=1, name=x, GPU has fallen off the bus."
+    lab.root("gpu01", f"runuser -u nobody -- logger -t kernel '{line}'; journalctl --sync; gpu-health")
+    assert health(lab.run("check")) == {"gpu01": [], "gpu02": []}
     assert ledger(lab) == {}
+    log = lab.root("gpu01", "journalctl --output=cat --grep='NVRM: Xid'")
+    assert all(f"): {number}," in log for number in (13, 31, 43, 45, 79)), "they were all there to be read"
+    fault(lab, "gpu01", "clear")
 
 
 def test_an_operators_drain_is_kept(lab: TestLab) -> None:
     lab.root("head1", "scontrol update NodeName=gpu01 State=DRAIN Reason='new fan'")
-    with fault(lab, ("gpu01", ["temperature.3=95"])):
-        until(lab, {"gpu01": "GPU 3: 95 C"})
-        assert slurm(lab, "gpu01") == ("drained", "new fan")
+    fault(lab, "gpu01", "hot")
+    until(lab, {"gpu01": "GPU 0: "})
+    assert slurm(lab, "gpu01") == ("drained", "new fan")
+    fault(lab, "gpu01", "clear")
     until(lab, {})
     assert slurm(lab, "gpu01") == ("drained", "new fan")
     lab.root("head1", "scontrol update NodeName=gpu01 State=RESUME")
@@ -165,19 +179,18 @@ END
     until(lab, {})
 
 
-def test_an_xid_of_the_hardware_stays_until_a_restart_and_a_diagnosis(lab: TestLab) -> None:
-    log(lab, "gpu02", XID.format("0000:07:00", 79))
-    reason = "GPU 0: XID 79, GPU has fallen off the bus"
+def test_neither_time_nor_a_restart_ends_an_error_of_the_hardware(lab: TestLab) -> None:
+    """The log forgets, and a GPU that works again says nothing; what lets the node back is a diagnosis."""
+    fault(lab, "gpu02", "gpu-xid", "119")
+    reason = "GPU 0: XID 119"
     until(lab, {"gpu02": reason})
+    fault(lab, "gpu02", "clear")
     lab.root("gpu02", "journalctl -q --rotate; journalctl -q --vacuum-time=1s; gpu-health")
-    assert ledger(lab) == {"gpu02": {"health": reason}}, "though the log has it no more"
-    refused = lab.run("check", "gpu02", "--diagnose", expect=4)
-    assert "has to be rebooted" in health(refused)["gpu02"][0]
-
+    until(lab, {"gpu02": reason})
     podman("restart", "--time", "5", f"clusterctl-{lab.name}-gpu02")
     lab.up()
     lab.root("gpu02", "gpu-health")
-    assert ledger(lab) == {"gpu02": {"health": reason}}, "a restart alone says nothing"
+    until(lab, {"gpu02": reason})
     assert lab.run("check", "gpu02", "--diagnose")["exit_code"] == 0
     until(lab, {})
     lab.healthy()

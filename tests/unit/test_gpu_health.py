@@ -134,7 +134,7 @@ FAULTS = {
     "lanes": ("link_widths/current_link_width", "8x", "pcie", "GPU 1: 8 PCIe lanes, 16 recorded"),
     "fabric": ("fabric/state", "In Progress", "fabric", "GPU 1: fabric in progress, no status"),
     "lost": ("temperature/gpu_temp", "GPU is lost", "count", "GPU 1: the driver has lost it"),
-    "reset": ("gpu_reset_status/reset_required", "Yes", "count", "GPU 1: the driver asks for a reset"),
+    "reset": ("gpu_reset_status/reset_required", "Yes", "reset", "GPU 1: the driver asks for: Reset"),
 }  # fmt: skip
 
 

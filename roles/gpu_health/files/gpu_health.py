@@ -229,7 +229,7 @@ class Look:
             yield Finding("driver", str(error))
 
     def count(self) -> Iterator[Finding]:
-        """Every GPU of the record is there, and can be used as it is."""
+        """Every GPU of the record is there."""
         if not self.answered:
             return
         places = {gpu.bus for gpu in self.gpus}
@@ -241,14 +241,8 @@ class Look:
         if len(self.gpus) > len(self.given["gpus"]):
             yield Finding("count", f"{len(self.gpus)} GPUs, {len(self.given['gpus'])} recorded", drains=False)
         for gpu in self.gpus:
-            asked = gpu.text("gpu_recovery_action")
-            for text in each(
-                self.name(gpu.bus),
-                (gpu.lost(), "the driver has lost it"),
-                (gpu.text("gpu_reset_status/reset_required") == "Yes", "the driver asks for a reset"),
-                (asked, f"the driver asks for: {asked}"),
-            ):
-                yield Finding("count", text)
+            if gpu.lost():
+                yield Finding("count", f"{self.name(gpu.bus)}: the driver has lost it")
 
     def ecc(self) -> Iterator[Finding]:
         """No memory error since the last reset that could not be corrected, and no memory that waits to be replaced."""
@@ -288,13 +282,12 @@ class Look:
     def new_xids(self) -> Iterator[tuple[str, int, float]]:
         """Yield place, number and time of each XID of the hardware since the last look, and remember where that ended.
 
-        Only the kernel or root can have written these lines: the sender's fields are journald's own.
+        The kernel alone writes such lines: their way is journald's own word, whatever name a user gives his.
         """
         seconds = self.seconds("xid")
         end = re.search(r'"__CURSOR"\s*:\s*"([^"]+)"', ask("journalctl", "--lines=1", "--output=json", seconds=seconds))
         begin = f"--after-cursor={self.state['cursor']}" if self.state["cursor"] else "--boot"
-        argv = ["journalctl", "--quiet", "--output=json", "--output-fields=MESSAGE",
-                "_TRANSPORT=kernel", "+", "_UID=0", "SYSLOG_IDENTIFIER=kernel"]  # fmt: skip
+        argv = ["journalctl", "--quiet", "--output=json", "--output-fields=MESSAGE", "_TRANSPORT=kernel"]
         try:
             log = ask(*argv, begin, seconds=seconds)
         except Silent as error:
@@ -393,6 +386,13 @@ class Look:
                 found = states[0].partition(":")[2].strip().lower() if states else "missing"
                 yield Finding("infiniband", f"{interface} is {found}")
 
+    def reset(self) -> Iterator[Finding]:
+        """The driver asks for no reset or reboot."""
+        for gpu in self.gpus:
+            action = gpu.text("gpu_recovery_action")
+            if action or gpu.text("gpu_reset_status/reset_required") == "Yes":
+                yield Finding("reset", f"{self.name(gpu.bus)}: the driver asks for: {action or 'Reset'}")
+
     def advice(self) -> Iterator[Finding]:
         """What makes jobs slower than the GPUs, and is nobody's fault today."""
         gpus, memory, cores = self.given["gpus"], self.given["memory_mb"], self.given["cores"]
@@ -413,7 +413,7 @@ class Look:
     def checks(self) -> dict[str, Callable[[], Iterator[Finding]]]:
         """Return the checks by name, the driver's first: most others judge its answer."""
         made = (self.driver, self.count, self.ecc, self.xid, self.pcie, self.nvlink, self.temperature, self.power,
-                self.fabric, self.infiniband, self.advice)  # fmt: skip
+                self.fabric, self.infiniband, self.reset, self.advice)  # fmt: skip
         return {check.__name__: check for check in made if check.__name__ not in self.given["skip"]}
 
     def run(self, *without: str) -> list[Finding]:
