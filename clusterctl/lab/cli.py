@@ -1,4 +1,4 @@
-"""`clusterctl lab`: up, down, status, ssh."""
+"""`clusterctl lab`: up, down, status, ssh, fault."""
 
 import dataclasses
 import json
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clusterctl.cli import Format
+from clusterctl.lab import fault as faults
 from clusterctl.lab import image
 from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models
 from clusterctl.lab.podman import LabError
@@ -98,3 +99,18 @@ def ssh(
     """Log in to a node as its administrator (who may use sudo)."""
     argv = Lab(name).ssh_command(node, command or [])
     os.execvp(argv[0], argv)  # noqa: S606 - the terminal, its size and signals are ssh's from here on
+
+
+@app.command(
+    help="Bring a fault on a node's simulated GPUs.\n\n"
+    + "\n\n".join(f"**{name}**: {text}." for name, text in faults.FAULTS.items())
+)
+def fault(
+    node: Annotated[str, typer.Argument(help="Name of the node.")],
+    fault: Annotated[str, typer.Argument(help="What happens to the GPU.", metavar="FAULT")],
+    number: Annotated[int | None, typer.Argument(min=1, max=999, help="Of gpu-xid: the XID.")] = None,
+    gpu: Annotated[int | None, typer.Option(min=0, help="Which GPU. [default: 0; of clear: all]")] = None,
+    name: Name = "lab",
+) -> None:
+    """Bring a fault on a node's simulated GPUs."""
+    Lab(name).fault(node, fault, number, gpu)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from clusterctl import secrets
 from clusterctl.errors import InputError
-from clusterctl.lab import cache, image
+from clusterctl.lab import cache, fault, image
 from clusterctl.lab.podman import (
     LIMITS,
     LabError,
@@ -30,6 +30,7 @@ from clusterctl.lab.podman import (
     run_as_root,
     runtime_options,
 )
+from clusterctl.schema import did_you_mean
 
 USER = "admin"
 HEAD = "head1"
@@ -194,18 +195,38 @@ class Lab:
 
     def ssh_command(self, node: str, command: list[str]) -> list[str]:
         """Return the ssh command that reaches a node as the lab's administrator, strictly by the lab's own keys."""
+        return self._ssh(self._node(node), command)
+
+    def fault(self, node: str, name: str, xid: int | None, gpu: int | None) -> None:
+        """Bring a fault on a GPU of a node, on the first where none is named; `clear` clears all where none is."""
         settings = self.settings()
-        nodes = {n.name: n for n in self.nodes(settings)} if settings else {}
-        if node not in nodes:
-            known = (
-                f"; its nodes: {', '.join(nodes)}"
-                if nodes
-                else f"; `clusterctl lab up --name {self.name}` makes the lab"
-            )
-            raise LabError(f"lab {self.name} has no node {node}{known}")
-        return self._ssh(nodes[node], command)
+        found = self._node(node)
+        if name not in fault.FAULTS:
+            hint = did_you_mean(name, fault.FAULTS) or f"choose from {', '.join(fault.FAULTS)}"
+            raise LabError(f"{name}: no such fault; {hint}")
+        if (name == "gpu-xid") != (xid is not None):
+            raise LabError(f"{name}: {'which XID? for instance 79' if xid is None else 'takes no number'}")
+        if settings is None or gpu not in (None, *range(found.gpus)):
+            has = f"its GPUs: {', '.join(map(str, range(found.gpus)))}" if found.gpus else "it has none"
+            raise LabError(f"{node} has no GPU {gpu}; {has}")
+        if not found.gpus:
+            raise LabError(f"{node} has no GPUs")
+        if (state := container_state(self.container(node)) or "missing") != "running":
+            raise LabError(f"{node} is not running ({state}); `clusterctl lab up --name {self.name}` starts it")
+        gpus = range(found.gpus) if name == "clear" and gpu is None else [gpu or 0]
+        fault.inject(self.container(node), name, xid, settings.gpu_model, gpus)
 
     # Parts
+
+    def _node(self, name: str) -> Node:
+        settings = self.settings()
+        nodes = {node.name: node for node in self.nodes(settings)} if settings else {}
+        if name not in nodes:
+            known = f"its nodes: {', '.join(nodes)}"
+            if not nodes:
+                known = f"`clusterctl lab up --name {self.name}` makes the lab"
+            raise LabError(f"lab {self.name} has no node {name}; {did_you_mean(name, nodes) or known}")
+        return nodes[name]
 
     def _containers(self) -> list[str]:
         listing = podman_json("ps", "--all", "--filter", f"label=clusterctl.lab={self.name}")

@@ -17,7 +17,7 @@ SYMBOLS = (NVML / "symbols.txt").read_text().split()
 SOURCE = "\n".join(path.read_text() for path in sorted((NVML / "source").glob("*.[ch]")))
 PROFILES = sorted((NVML / "profiles").glob("*.conf"))
 #: Words in quotes in the source that are no keys: values, visibility, a mode of fopen().
-NOT_KEYS = {"default", "ecc", "lost", "none", "re", "switch"}
+NOT_KEYS = {"default", "lost", "none", "re", "switch", "we"}
 
 
 def read(profile: Path) -> dict[str, str]:

@@ -56,15 +56,14 @@ static long number_of(const struct device *device, const char *key, long fallbac
     return config_number_or(device->minor, key, fallback);
 }
 
-static bool has_fault(const struct device *device, const char *name)
-{
-    char fault[CONFIG_VALUE];
-    return config_text(device->minor, "fault", fault) && strcmp(fault, name) == 0;
-}
-
 /* Identity. */
 
-TEXT(nvmlDeviceGetName, "name")
+EXPORT nvmlDeviceGetName(nvmlDevice_t device, char *out, unsigned length)
+{
+    CHECK_EITHER(device, out);
+    return device->parent ? mig_name(device, out, length) : device_text(device, "name", out, length);
+}
+
 TEXT(nvmlDeviceGetVbiosVersion, "vbios_version")
 TEXT(nvmlDeviceGetBoardPartNumber, "board_part_number")
 TEXT(nvmlDeviceGetInforomImageVersion, "inforom_image")
@@ -72,16 +71,22 @@ NUMBER(nvmlDeviceGetBrand, "brand")
 NUMBER(nvmlDeviceGetArchitecture, "architecture")
 NUMBER(nvmlDeviceGetNumGpuCores, "cores")
 NUMBER(nvmlDeviceGetMemoryBusWidth, "memory_bus_bits")
-CONSTANT(nvmlDeviceGetIndex, (unsigned)device->index)
 CONSTANT(nvmlDeviceGetMinorNumber, (unsigned)device->minor)
 CONSTANT(nvmlDeviceGetModuleId, (unsigned)device->minor)
 CONSTANT(nvmlDeviceGetBoardId, device->domain << 16 | device->bus << 8)
 CONSTANT(nvmlDeviceGetMultiGpuBoard, 0)
 CONSTANT(nvmlDeviceGetBusType, 2)
 
+EXPORT nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *out)
+{
+    CHECK_EITHER(device, out);
+    *out = (unsigned)device->index;
+    return NVML_SUCCESS;
+}
+
 EXPORT nvmlDeviceGetUUID(nvmlDevice_t device, char *out, unsigned length)
 {
-    CHECK(device, out);
+    CHECK_EITHER(device, out);
     return device_copy_text(device->uuid, out, length);
 }
 
@@ -161,42 +166,26 @@ EXPORT nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned *enabled, unsi
 /* Modes. */
 
 CONSTANT(nvmlDeviceGetComputeMode, (unsigned)number_of(device, "compute_mode", 0))
-CONSTANT(nvmlDeviceGetPersistenceMode, (unsigned)number_of(device, "persistence_mode", 1))
+CONSTANT(nvmlDeviceGetPersistenceMode, (unsigned)number_of(device, "persistence_mode", 0))
 CONSTANT(nvmlDeviceGetDisplayActive, 0)
 CONSTANT(nvmlDeviceGetDisplayMode, 0)
 CONSTANT(nvmlDeviceGetAccountingMode, 0)
 CONSTANT(nvmlDeviceGetAccountingBufferSize, 4000)
 CONSTANT(nvmlDeviceGetVirtualizationMode, 0)
-CONSTANT(nvmlDeviceIsMigDeviceHandle, 0)
-
-EXPORT nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
+EXPORT nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
 {
-    CHECK(device, current);
-    if (number_of(device, "mig_devices", 0) == 0)
-        return NVML_ERROR_NOT_SUPPORTED;
-    *current = 0;
+    TRY(device_unsigned(device, "ecc_mode", current));
     if (pending)
-        *pending = 0;
+        *pending = (unsigned)number_of(device, "ecc_mode_pending", *current);
     return NVML_SUCCESS;
 }
 
-CONSTANT(nvmlDeviceGetMaxMigDeviceCount, (unsigned)number_of(device, "mig_devices", 0))
-
-EXPORT nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index UNUSED, nvmlDevice_t *out)
+EXPORT nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, unsigned *out)
 {
-    CHECK(device, out);
-    return number_of(device, "mig_devices", 0) ? NVML_ERROR_NOT_FOUND : NVML_ERROR_NOT_SUPPORTED;
+    TRY(device_unsigned(device, "ecc_mode", out));
+    *out = 1;
+    return NVML_SUCCESS;
 }
-
-EXPORT nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *current, unsigned *pending)
-{
-    nvmlReturn_t result = device_unsigned(device, "ecc_mode", current);
-    if (result == NVML_SUCCESS && pending)
-        *pending = *current;
-    return result;
-}
-
-NUMBER(nvmlDeviceGetDefaultEccMode, "ecc_mode")
 
 /* Memory. */
 
@@ -205,31 +194,32 @@ static unsigned long long mebibytes(const struct device *device, const char *key
     return (unsigned long long)number_of(device, key, 0) * MIB;
 }
 
-EXPORT nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
+EXPORT nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out)
 {
-    CHECK(device, out);
-    out->total = mebibytes(device, "memory_total");
-    /* The first version of the call counts what the driver reserves as used. */
-    out->used = mebibytes(device, "memory_used") + mebibytes(device, "memory_reserved");
-    out->free = out->total - out->used;
+    CHECK_EITHER(device, out);
+    bool whole = !device->parent;
+    out->total = whole ? mebibytes(device, "memory_total") : mig_memory(device);
+    out->reserved = whole ? mebibytes(device, "memory_reserved") : 0;
+    out->used = whole ? mebibytes(device, "memory_used") : 0;
+    out->free = out->total - out->reserved - out->used;
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out)
+/* The first version of the call counts what the driver reserves as used. */
+EXPORT nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 {
-    CHECK(device, out);
-    out->total = mebibytes(device, "memory_total");
-    out->reserved = mebibytes(device, "memory_reserved");
-    out->used = mebibytes(device, "memory_used");
-    out->free = out->total - out->reserved - out->used;
+    nvmlMemory_v2_t memory;
+    CHECK_EITHER(device, out);
+    TRY(nvmlDeviceGetMemoryInfo_v2(device, &memory));
+    *out = (nvmlMemory_t){memory.total, memory.free, memory.used + memory.reserved};
     return NVML_SUCCESS;
 }
 
 EXPORT nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *out)
 {
-    CHECK(device, out);
-    out->bar1Total = mebibytes(device, "memory_bar1");
-    out->bar1Used = MIB;
+    CHECK_EITHER(device, out);
+    out->bar1Total = device->parent ? mig_memory(device) : mebibytes(device, "memory_bar1");
+    out->bar1Used = device->parent ? 0 : MIB;
     out->bar1Free = out->bar1Total - out->bar1Used;
     return NVML_SUCCESS;
 }
@@ -245,6 +235,11 @@ CONSTANT(nvmlDeviceGetMPSComputeRunningProcesses, 0)
 CONSTANT(nvmlDeviceGetMPSComputeRunningProcesses_v2, 0)
 CONSTANT(nvmlDeviceGetMPSComputeRunningProcesses_v3, 0)
 CONSTANT(nvmlDeviceGetAccountingPids, 0)
+
+bool device_busy(const struct device *device)
+{
+    return number_of(device, "utilization_gpu", 0) > 0;
+}
 
 EXPORT nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *out)
 {
@@ -285,13 +280,26 @@ EXPORT nvmlDeviceGetFBCStats(nvmlDevice_t device, unsigned stats[3])
 CONSTANT(nvmlDeviceGetEncoderSessions, 0)
 CONSTANT(nvmlDeviceGetFBCSessions, 0)
 
-/* PCI Express: a simulated link is idle and has never had to replay. */
+/* PCI Express: an idle link may run below what slot and device can do, a busy one does not. */
 
-NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_generation")
+static long pcie_generation(const struct device *device)
+{
+    long generation = number_of(device, "pcie_generation", 0), slot = number_of(device, "pcie_generation_slot", 16);
+    return generation < slot ? generation : slot;
+}
+
+static unsigned pcie_generation_now(const struct device *device)
+{
+    long now = number_of(device, "pcie_generation_current", 0), highest = pcie_generation(device);
+    return (unsigned)(device_busy(device) || now > highest ? highest : now);
+}
+
 NUMBER(nvmlDeviceGetGpuMaxPcieLinkGeneration, "pcie_generation")
-NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_generation_current")
+CONSTANT(nvmlDeviceGetMaxPcieLinkGeneration, (unsigned)pcie_generation(device))
+CONSTANT(nvmlDeviceGetCurrPcieLinkGeneration, pcie_generation_now(device))
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width")
-NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width")
+CONSTANT(nvmlDeviceGetCurrPcieLinkWidth,
+         (unsigned)number_of(device, "pcie_width_current", number_of(device, "pcie_width", 0)))
 CONSTANT(nvmlDeviceGetPcieReplayCounter, 0)
 
 EXPORT nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter UNUSED, unsigned *out)
@@ -304,26 +312,65 @@ EXPORT nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter UNUSED,
 /* Clocks in MHz. */
 
 static const char *const idle_clock[] = {"clock_idle", "clock_idle", "clock_memory_idle", "clock_video_idle"};
-static const char *const default_clock[] = {"clock_default", "clock_default", "clock_memory", "clock_video"};
+static const char *const default_clock[] = {"clock_default", "clock_default", "clock_memory", NULL};
+static const char *const chosen_clock[] = {"clock_application", "clock_application", "clock_application_memory", NULL};
 static const char *const maximum_clock[] = {"clock_maximum", "clock_maximum", "clock_memory", "clock_video"};
+static const char *const lowest_lock[] = {"clock_locked_lowest", "clock_locked_lowest", "clock_memory_locked_lowest"};
+static const char *const highest_lock[] = {"clock_locked_highest", "clock_locked_highest",
+                                           "clock_memory_locked_highest"};
 
-#define CLOCK(function, keys)                                                                                          \
-    EXPORT function(nvmlDevice_t device, unsigned type, unsigned *out)                                                 \
-    {                                                                                                                  \
-        return type < NVML_CLOCK_COUNT ? device_unsigned(device, keys[type], out) : NVML_ERROR_INVALID_ARGUMENT;       \
+static bool slowed(const struct device *device)
+{
+    return number_of(device, "power_brake", 0) ||
+           device_temperature(device) >= number_of(device, "temperature_slowdown", 1000);
+}
+
+/* Idle or as fast as chosen, within what the clocks are locked to; at half the speed where the hardware slows down. */
+static unsigned clock_now(const struct device *device, unsigned type)
+{
+    long idle = number_of(device, idle_clock[type], 0), now = idle;
+    if (device_busy(device))
+        now = number_of(device, maximum_clock[type], 0);
+    if (type != NVML_CLOCK_VIDEO) {
+        long chosen = number_of(device, chosen_clock[type], now), low = number_of(device, lowest_lock[type], now);
+        long high = number_of(device, highest_lock[type], now);
+        now = now > chosen ? chosen : now;
+        now = now < low ? low : now > high ? high : now;
     }
-CLOCK(nvmlDeviceGetClockInfo, idle_clock)
-CLOCK(nvmlDeviceGetMaxClockInfo, maximum_clock)
-CLOCK(nvmlDeviceGetMaxCustomerBoostClock, maximum_clock)
+    if (type < NVML_CLOCK_MEM && slowed(device) && now / 2 > idle)
+        now /= 2;
+    return (unsigned)now;
+}
 
-EXPORT nvmlDeviceGetApplicationsClock(nvmlDevice_t device, unsigned type, unsigned *out)
+EXPORT nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned type, unsigned *out)
+{
+    CHECK(device, out);
+    if (type >= NVML_CLOCK_COUNT)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *out = clock_now(device, type);
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned type, unsigned *out)
+{
+    return type < NVML_CLOCK_COUNT ? device_unsigned(device, maximum_clock[type], out) : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+ALIAS(nvmlDeviceGetMaxCustomerBoostClock, nvmlDeviceGetMaxClockInfo);
+
+EXPORT nvmlDeviceGetDefaultApplicationsClock(nvmlDevice_t device, unsigned type, unsigned *out)
 {
     if (type == NVML_CLOCK_VIDEO)
         return NVML_ERROR_NOT_SUPPORTED;
     return type < NVML_CLOCK_COUNT ? device_unsigned(device, default_clock[type], out) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
-ALIAS(nvmlDeviceGetDefaultApplicationsClock, nvmlDeviceGetApplicationsClock);
+EXPORT nvmlDeviceGetApplicationsClock(nvmlDevice_t device, unsigned type, unsigned *out)
+{
+    TRY(nvmlDeviceGetDefaultApplicationsClock(device, type, out));
+    *out = (unsigned)number_of(device, chosen_clock[type], *out);
+    return NVML_SUCCESS;
+}
 
 EXPORT nvmlDeviceGetClock(nvmlDevice_t device, unsigned type, unsigned which, unsigned *out)
 {
@@ -332,6 +379,8 @@ EXPORT nvmlDeviceGetClock(nvmlDevice_t device, unsigned type, unsigned which, un
         return nvmlDeviceGetClockInfo(device, type, out);
     case NVML_CLOCK_ID_BOOST_MAX:
         return nvmlDeviceGetMaxClockInfo(device, type, out);
+    case NVML_CLOCK_ID_APP_DEFAULT:
+        return nvmlDeviceGetDefaultApplicationsClock(device, type, out);
     default:
         return nvmlDeviceGetApplicationsClock(device, type, out);
     }
@@ -364,17 +413,25 @@ EXPORT nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsigned memory
     return NVML_SUCCESS;
 }
 
-NUMBER(nvmlDeviceGetPerformanceState, "performance_state")
-NUMBER(nvmlDeviceGetPowerState, "performance_state")
+CONSTANT(nvmlDeviceGetPerformanceState, device_busy(device) ? 0 : (unsigned)number_of(device, "performance_state", 0))
 
-/* Why the clocks are low: idle, or too hot. */
+ALIAS(nvmlDeviceGetPowerState, nvmlDeviceGetPerformanceState);
+
+/* Why the clocks are low: idle, set so, too hot, or braked by the power supply. */
 EXPORT nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *out)
 {
-    enum { GPU_IDLE = 0x1, HW_SLOWDOWN = 0x8, HW_THERMAL_SLOWDOWN = 0x40 };
+    enum { GPU_IDLE = 0x1, CLOCKS_SETTING = 0x2, HW_SLOWDOWN = 0x8, SW_THERMAL = 0x20, HW_THERMAL = 0x40,
+           POWER_BRAKE = 0x80 };
     CHECK(device, out);
-    *out = number_of(device, "utilization_gpu", 0) == 0 ? GPU_IDLE : 0;
-    if (device_temperature(device) >= number_of(device, "temperature_slowdown", 1000))
-        *out |= HW_SLOWDOWN | HW_THERMAL_SLOWDOWN;
+    long celsius = device_temperature(device);
+    bool set = config_has_own(device->minor, "clock_application") || config_has_own(device->minor, highest_lock[0]);
+    *out = !device_busy(device) ? GPU_IDLE : set ? CLOCKS_SETTING : 0;
+    if (celsius >= number_of(device, "temperature_maximum", 1000))
+        *out |= SW_THERMAL;
+    if (celsius >= number_of(device, "temperature_slowdown", 1000))
+        *out |= HW_SLOWDOWN | HW_THERMAL;
+    if (number_of(device, "power_brake", 0))
+        *out |= HW_SLOWDOWN | POWER_BRAKE;
     return NVML_SUCCESS;
 }
 
@@ -389,19 +446,15 @@ EXPORT nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_t device, unsigned lo
 
 ALIAS(nvmlDeviceGetSupportedClocksThrottleReasons, nvmlDeviceGetSupportedClocksEventReasons);
 
-EXPORT nvmlDeviceGetViolationStatus(nvmlDevice_t device, unsigned policy UNUSED, nvmlViolationTime_t *out)
-{
-    CHECK(device, out);
-    memset(out, 0, sizeof *out);
-    return NVML_SUCCESS;
-}
-
 /* Power: watts in the profile, milliwatts here. */
 
 unsigned device_power_milliwatts(const struct device *device)
 {
-    unsigned milliwatts = (unsigned)number_of(device, "power_usage", 0) * 1000;
-    return config_has_own(device->minor, "power_usage") ? milliwatts : milliwatts + device_spread(device, 3000);
+    long idle = number_of(device, "power_usage", 0) * 1000, limit = number_of(device, "power_limit", 0) * 1000;
+    if (config_has_own(device->minor, "power_usage"))
+        return (unsigned)idle;
+    idle += device_spread(device, 3000);
+    return (unsigned)(idle + (limit - idle) * number_of(device, "utilization_gpu", 0) / 100);
 }
 
 CONSTANT(nvmlDeviceGetPowerUsage, device_power_milliwatts(device))
@@ -450,93 +503,4 @@ EXPORT nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsigned threshold
     static const char *const keys[] = {"temperature_shutdown", "temperature_slowdown", "temperature_memory_maximum",
                                        "temperature_maximum"};
     return threshold < 4 ? device_unsigned(device, keys[threshold], out) : NVML_ERROR_NOT_SUPPORTED;
-}
-
-/* Errors. */
-
-unsigned long long device_ecc_errors(const struct device *device, unsigned error_type)
-{
-    return error_type == NVML_MEMORY_ERROR_UNCORRECTED && has_fault(device, "ecc") ? 1 : 0;
-}
-
-bool device_remaps_rows(const struct device *device)
-{
-    return number_of(device, "architecture", 0) >= NVML_ARCH_AMPERE;
-}
-
-EXPORT nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned type, unsigned counter UNUSED, unsigned long long *out)
-{
-    CHECK(device, out);
-    *out = device_ecc_errors(device, type);
-    return NVML_SUCCESS;
-}
-
-/* The location that counts is the DRAM; the older models also count in their caches and registers. */
-EXPORT nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned type, unsigned counter UNUSED, unsigned location,
-                                       unsigned long long *out)
-{
-    CHECK(device, out);
-    if (location >= NVML_MEMORY_LOCATION_COUNT)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *out = location == NVML_MEMORY_LOCATION_DRAM ? device_ecc_errors(device, type) : 0;
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_t *out)
-{
-    CHECK(device, out);
-    if (!device_remaps_rows(device))
-        return NVML_ERROR_NOT_SUPPORTED;
-    memset(out->counts, 0, sizeof out->counts);
-    out->thresholdExceeded = 0;
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
-                                 unsigned *failure)
-{
-    CHECK(device, corrected);
-    if (!device_remaps_rows(device))
-        return NVML_ERROR_NOT_SUPPORTED;
-    *corrected = *failure = 0;
-    *uncorrected = *pending = (unsigned)device_ecc_errors(device, NVML_MEMORY_ERROR_UNCORRECTED);
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *out)
-{
-    enum { BANKS = 640 };
-    CHECK(device, out);
-    if (!device_remaps_rows(device))
-        return NVML_ERROR_NOT_SUPPORTED;
-    memset(out, 0, sizeof *out);
-    out->max = BANKS;
-    return NVML_SUCCESS;
-}
-
-/* Page retirement, of the models before Ampere. */
-
-EXPORT nvmlDeviceGetRetiredPages(nvmlDevice_t device, unsigned cause UNUSED, unsigned *count,
-                                 unsigned long long *addresses UNUSED)
-{
-    CHECK(device, count);
-    if (device_remaps_rows(device))
-        return NVML_ERROR_NOT_SUPPORTED;
-    *count = 0;
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, unsigned cause, unsigned *count,
-                                    unsigned long long *addresses, unsigned long long *timestamps UNUSED)
-{
-    return nvmlDeviceGetRetiredPages(device, cause, count, addresses);
-}
-
-EXPORT nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, unsigned *out)
-{
-    CHECK(device, out);
-    if (device_remaps_rows(device))
-        return NVML_ERROR_NOT_SUPPORTED;
-    *out = has_fault(device, "ecc");
-    return NVML_SUCCESS;
 }

@@ -1,21 +1,26 @@
 #include "config.h"
 
 #include <ctype.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-enum { ENTRIES = 512, KEY = 64 };
+enum { ENTRIES = 1024, KEY = 64, FILES = 3 };
+
+/* In order of reading: the last line with a key counts. */
+static const char *const paths[FILES] = {CONFIG_PATH, KEPT_STATE, STATE};
 
 static struct entry {
     char key[KEY];
     char value[CONFIG_VALUE];
 } entries[ENTRIES];
 static int entry_count;
-static bool present;
-static struct stat seen;
+static struct stat seen[FILES]; /* all zero where there was no file */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static char *trim(char *text)
@@ -31,7 +36,6 @@ static char *trim(char *text)
 static void read_entries(FILE *file)
 {
     char line[KEY + CONFIG_VALUE];
-    entry_count = 0;
     while (entry_count < ENTRIES && fgets(line, sizeof line, file)) {
         char *key = trim(line);
         char *equals = strchr(key, '=');
@@ -44,29 +48,36 @@ static void read_entries(FILE *file)
     }
 }
 
+static bool same(const struct stat *a, const struct stat *b)
+{
+    return a->st_ino == b->st_ino && a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
+           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
 /* Called with the lock held. */
 static void refresh(void)
 {
-    struct stat now;
-    if (stat(CONFIG_PATH, &now) != 0) {
-        present = false;
-        entry_count = 0;
-        return;
+    struct stat now[FILES] = {0};
+    bool changed = false;
+    for (int i = 0; i < FILES; i++) {
+        if (stat(paths[i], &now[i]) != 0)
+            memset(&now[i], 0, sizeof now[i]);
+        changed = changed || !same(&now[i], &seen[i]);
     }
-    if (present && now.st_ino == seen.st_ino && now.st_size == seen.st_size &&
-        now.st_mtim.tv_sec == seen.st_mtim.tv_sec && now.st_mtim.tv_nsec == seen.st_mtim.tv_nsec)
+    if (!changed)
         return;
-    FILE *file = fopen(CONFIG_PATH, "re");
-    present = file != NULL;
     entry_count = 0;
-    if (!file)
-        return;
-    read_entries(file);
-    fclose(file);
-    seen = now;
+    for (int i = 0; i < FILES; i++) {
+        FILE *file = fopen(paths[i], "re");
+        if (!file)
+            continue;
+        read_entries(file);
+        fclose(file);
+    }
+    memcpy(seen, now, sizeof seen);
 }
 
-/* Called with the lock held. The last line with a key counts, so a node's own lines can follow the profile's. */
+/* Called with the lock held. */
 static const char *find(const char *key)
 {
     for (int i = entry_count - 1; i >= 0; i--)
@@ -123,4 +134,34 @@ bool config_has_own(int minor, const char *key)
     bool found = find_own(minor, key) != NULL;
     pthread_mutex_unlock(&lock);
     return found;
+}
+
+bool state_lock(int *lock_file)
+{
+    /* The directory is the lab's to make: where it is missing, as in a container, nothing can be set. */
+    *lock_file = geteuid() == 0 ? open(STATE_DIRECTORY "/lock", O_RDWR | O_CREAT | O_CLOEXEC, 0644) : -1;
+    return *lock_file >= 0 && flock(*lock_file, LOCK_EX) == 0;
+}
+
+void state_unlock(int lock_file)
+{
+    close(lock_file);
+}
+
+bool state_write(const char *path, int minor, const char *key, const char *value)
+{
+    char line[KEY + CONFIG_VALUE], own[KEY + 16], new_path[64];
+    size_t length = (size_t)snprintf(own, sizeof own, "%s.%d=", key, minor);
+    snprintf(new_path, sizeof new_path, "%s.new", path);
+    FILE *new = fopen(new_path, "we"), *old = fopen(path, "re");
+    if (!new)
+        return false;
+    while (old && fgets(line, sizeof line, old))
+        if (strncmp(line, own, length) != 0)
+            fputs(line, new);
+    if (old)
+        fclose(old);
+    if (value)
+        fprintf(new, "%s%s\n", own, value);
+    return fclose(new) == 0 && rename(new_path, path) == 0;
 }

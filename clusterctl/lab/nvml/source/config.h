@@ -1,4 +1,8 @@
-/* The node's configuration: /etc/simulated-nvml.conf, the only input of this library. */
+/*
+ * What is known of the node: its configuration, and what was set or went wrong since, which lies in two state files of
+ * the same form. All are read again when they change, so every process sees what another has set, and a fault can be
+ * injected into a running program.
+ */
 #ifndef SIMULATED_CONFIG_H
 #define SIMULATED_CONFIG_H
 
@@ -6,12 +10,14 @@
 #include <stddef.h>
 
 #define CONFIG_PATH "/etc/simulated-nvml.conf"
+#define KEPT_STATE "/var/lib/simulated-nvml/state"  /* a device's own memory: it outlives a reboot */
+#define STATE_DIRECTORY "/run/simulated-nvml"
+#define STATE STATE_DIRECTORY "/state"              /* what a driver forgets when it is unloaded */
 enum { CONFIG_VALUE = 160, NO_DEVICE = -1 };
 
 /*
  * Copies the value of `key` for the device with this minor number into `value`: the line `key.minor=` if there is
  * one, else `key=`. False if there is neither, or if the value is `none`, which says that the model lacks the feature.
- * The file is read again when it has changed, so a fault can be injected into a running program.
  */
 bool config_text(int minor, const char *key, char value[CONFIG_VALUE]);
 
@@ -23,5 +29,12 @@ long config_number_or(int minor, const char *key, long fallback);
 
 /* True if the key has a line of its own for this device. */
 bool config_has_own(int minor, const char *key);
+
+/* Takes the lock of the state, for a change that depends on what is read. False for who may not change anything. */
+bool state_lock(int *lock);
+void state_unlock(int lock);
+
+/* With the lock held: writes `key.minor=value` into a state file in place of what it had; NULL removes the line. */
+bool state_write(const char *path, int minor, const char *key, const char *value);
 
 #endif

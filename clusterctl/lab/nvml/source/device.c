@@ -15,7 +15,7 @@ static int users; /* nvmlInit calls not yet followed by nvmlShutdown */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* FNV-1a followed by splitmix64's finaliser: well mixed, and the same on every machine. */
-static uint64_t hash(const char *text, uint64_t salt)
+uint64_t device_hash(const char *text, uint64_t salt)
 {
     uint64_t value = 0xcbf29ce484222325u ^ salt;
     for (; *text; text++)
@@ -36,29 +36,33 @@ unsigned device_bus(int minor, unsigned *domain)
     return at && *at ? (unsigned)strtoul(at, NULL, 16) & 0xff : (unsigned)minor % 8 + 1;
 }
 
+/* The version and variant digits are those of a random UUID (RFC 9562), as on real devices. */
+void device_uuid(const char *prefix, const char *seed, char uuid[48])
+{
+    uint64_t high = device_hash(seed, 1), low = device_hash(seed, 2);
+    snprintf(uuid, 48, "%s-%08x-%04x-4%03x-%04x-%012llx", prefix, (unsigned)(high >> 32),
+             (unsigned)(high >> 16 & 0xffff), (unsigned)(high & 0xfff), (unsigned)(0x8000 | (low >> 48 & 0x3fff)),
+             (unsigned long long)(low & 0xffffffffffff));
+}
+
 static void describe(struct device *device, int minor)
 {
     char seed[CONFIG_VALUE] = "", salted[CONFIG_VALUE + 16];
     if (!config_text(NO_DEVICE, "node_seed", seed))
         gethostname(seed, sizeof seed - 1);
     snprintf(salted, sizeof salted, "%s/%d", seed, minor);
-    uint64_t high = hash(salted, 1), low = hash(salted, 2);
-
     device->minor = minor;
-    /* The version and variant digits are those of a random UUID (RFC 9562), as on real devices. */
-    snprintf(device->uuid, sizeof device->uuid, "GPU-%08x-%04x-4%03x-%04x-%012llx", (unsigned)(high >> 32),
-             (unsigned)(high >> 16 & 0xffff), (unsigned)(high & 0xfff), (unsigned)(0x8000 | (low >> 48 & 0x3fff)),
-             (unsigned long long)(low & 0xffffffffffff));
+    device_uuid("GPU", salted, device->uuid);
     snprintf(device->serial, sizeof device->serial, "1%012llu",
-             (unsigned long long)(hash(salted, 3) % 1000000000000));
+             (unsigned long long)(device_hash(salted, 3) % 1000000000000));
     device->bus = device_bus(minor, &device->domain);
     snprintf(device->bus_id, sizeof device->bus_id, "%08X:%02X:00.0", device->domain, device->bus);
 }
 
-/* What open() of a device file says. ENXIO and ENODEV: permitted, but no driver stands behind the file. */
-static int open_error(const char *path)
+/* ENXIO and ENODEV: permitted, but no driver stands behind the file. Capability files can only be read. */
+int device_open_error(const char *path)
 {
-    int file = open(path, O_RDWR | O_CLOEXEC);
+    int file = open(path, (strstr(path, "nvidia-cap") ? O_RDONLY : O_RDWR) | O_CLOEXEC);
     if (file >= 0) {
         close(file);
         return 0;
@@ -73,7 +77,7 @@ static void find_visible(void)
     for (int minor = 0; minor < total && visible < MAX_DEVICES; minor++) {
         char path[32];
         snprintf(path, sizeof path, "/dev/nvidia%d", minor);
-        if (open_error(path) != 0)
+        if (device_open_error(path) != 0)
             continue;
         describe(&devices[visible], minor);
         devices[visible].index = visible;
@@ -86,7 +90,7 @@ EXPORT nvmlInitWithFlags(unsigned flags)
     nvmlReturn_t result = NVML_SUCCESS;
     pthread_mutex_lock(&lock);
     if (users == 0) {
-        int error = open_error("/dev/nvidiactl");
+        int error = device_open_error("/dev/nvidiactl");
         if (config_number_or(NO_DEVICE, "gpus", 0) <= 0 || error == ENOENT)
             result = NVML_ERROR_DRIVER_NOT_LOADED;
         else if (error != 0)
@@ -127,13 +131,19 @@ static bool lost(const struct device *device)
     return config_text(device->minor, "fault", fault) && strcmp(fault, "lost") == 0;
 }
 
-nvmlReturn_t device_check(nvmlDevice_t device, const void *out)
+nvmlReturn_t handle_check(nvmlDevice_t device, const void *out)
 {
     if (users == 0)
         return NVML_ERROR_UNINITIALIZED;
-    if (!out || device < devices || device >= devices + visible)
+    if (!out || ((device < devices || device >= devices + visible) && !mig_exists(device)))
         return NVML_ERROR_INVALID_ARGUMENT;
     return lost(device) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+}
+
+nvmlReturn_t device_check(nvmlDevice_t device, const void *out)
+{
+    TRY(handle_check(device, out));
+    return device->parent ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
 int device_count(void)
@@ -148,7 +158,7 @@ struct device *device_at(int index)
 
 unsigned device_spread(const struct device *device, unsigned range)
 {
-    return (unsigned)(hash(device->uuid, 4) % range);
+    return (unsigned)(device_hash(device->uuid, 4) % range);
 }
 
 EXPORT nvmlDeviceGetCount_v2(unsigned *count)
@@ -165,7 +175,7 @@ ALIAS(nvmlDeviceGetCount, nvmlDeviceGetCount_v2);
 
 static nvmlReturn_t give(struct device *found, nvmlDevice_t *out)
 {
-    CHECK(found, out);
+    CHECK_EITHER(found, out);
     *out = found;
     return NVML_SUCCESS;
 }
@@ -184,6 +194,9 @@ EXPORT nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *out)
     for (int i = 0; uuid && i < device_count(); i++)
         if (strcmp(devices[i].uuid, uuid) == 0)
             return give(&devices[i], out);
+    nvmlDevice_t mig = uuid ? mig_find(uuid) : NULL;
+    if (mig)
+        return give(mig, out);
     return users == 0 ? NVML_ERROR_UNINITIALIZED : NVML_ERROR_NOT_FOUND;
 }
 

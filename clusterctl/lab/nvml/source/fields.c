@@ -3,14 +3,21 @@
 
 #include "device.h"
 
-/* The fields whose value is a number of the profile. */
+/* The fields whose value is a number of the configuration. */
 static const struct {
     unsigned id;
-    enum { NUMBER, WATTS, MARGIN } kind; /* MARGIN: degrees below the highest operating temperature, from Ada on */
+    /* COUNT: none unless given, ROWS: from Ampere on; MARGIN: degrees below the highest operating one, from Ada on */
+    enum { NUMBER, COUNT, ROWS, WATTS, MARGIN } kind;
     const char *key;
 } configured[] = {
     {NVML_FIELD_ECC_CURRENT, NUMBER, "ecc_mode"},
-    {NVML_FIELD_ECC_PENDING, NUMBER, "ecc_mode"},
+    {NVML_FIELD_RETIRED_DBE, COUNT, "retired_pages"},
+    {NVML_FIELD_RETIRED_PENDING, COUNT, "retired_pending"},
+    {NVML_FIELD_RESET_REQUIRED, COUNT, "reset_required"},
+    {NVML_FIELD_REMAPPED_CORRECTED, ROWS, "remapped_corrected"},
+    {NVML_FIELD_REMAPPED_UNCORRECTED, ROWS, "remapped_uncorrected"},
+    {NVML_FIELD_REMAPPED_PENDING, ROWS, "remapped_pending"},
+    {NVML_FIELD_REMAPPED_FAILURE, ROWS, "remapped_failure"},
     {NVML_FIELD_MEMORY_TEMPERATURE, NUMBER, "temperature_memory"},
     {NVML_FIELD_NVLINK_COUNT, NUMBER, "nvlink_links"},
     {NVML_FIELD_NVLINK_VERSION, NUMBER, "nvlink_version"},
@@ -54,6 +61,10 @@ static nvmlReturn_t give_power(nvmlFieldValue_t *field, unsigned milliwatts)
 static nvmlReturn_t give_configured(nvmlDevice_t device, int kind, const char *key, nvmlFieldValue_t *field)
 {
     long value, margin;
+    if (kind == COUNT || kind == ROWS)
+        return kind == COUNT || device_remaps_rows(device)
+                   ? give_unsigned(field, (unsigned)config_number_or(device->minor, key, 0))
+                   : NVML_ERROR_NOT_SUPPORTED;
     if (!config_number(device->minor, key, &value))
         return NVML_ERROR_NOT_SUPPORTED;
     if (kind == WATTS)
@@ -61,6 +72,40 @@ static nvmlReturn_t give_configured(nvmlDevice_t device, int kind, const char *k
     if (kind == MARGIN)
         return device_margin(device, value, &margin) ? give_signed(field, margin) : NVML_ERROR_NOT_SUPPORTED;
     return give_unsigned(field, (unsigned)value);
+}
+
+static nvmlReturn_t give_link_errors(nvmlDevice_t device, unsigned link, nvmlFieldValue_t *field)
+{
+    unsigned long long errors;
+    TRY(link_errors(device, link, &errors));
+    return give_count(field, errors);
+}
+
+/* Errors of four kinds, a block of fields each: the first six links and all together, or the next six. */
+static nvmlReturn_t give_numbered_errors(nvmlDevice_t device, unsigned id, nvmlFieldValue_t *field)
+{
+    enum { BLOCK = 7, NEXT = 6 };
+    unsigned long long sum = 0, errors;
+    if (id >= NVML_FIELD_NVLINK_MORE_ERRORS_FIRST)
+        return give_link_errors(device, NEXT + (id - NVML_FIELD_NVLINK_MORE_ERRORS_FIRST) % NEXT, field);
+    unsigned place = (id - NVML_FIELD_NVLINK_ERRORS_FIRST) % BLOCK;
+    if (place < BLOCK - 1)
+        return give_link_errors(device, place, field);
+    TRY(link_errors(device, 0, &sum));
+    for (unsigned link = 1; link_errors(device, link, &errors) == NVML_SUCCESS; link++)
+        sum += errors;
+    return give_count(field, sum);
+}
+
+static nvmlReturn_t give_ecc_errors(nvmlDevice_t device, unsigned id, nvmlFieldValue_t *field)
+{
+    bool corrected = id == NVML_FIELD_ECC_SBE_VOLATILE || id == NVML_FIELD_ECC_SBE_AGGREGATE ||
+                     id == NVML_FIELD_ECC_SBE_VOLATILE_DRAM || id == NVML_FIELD_ECC_SBE_AGGREGATE_DRAM;
+    bool now = id == NVML_FIELD_ECC_SBE_VOLATILE || id == NVML_FIELD_ECC_DBE_VOLATILE ||
+               id == NVML_FIELD_ECC_SBE_VOLATILE_DRAM || id == NVML_FIELD_ECC_DBE_VOLATILE_DRAM;
+    if (!device_ecc(device))
+        return NVML_ERROR_NOT_SUPPORTED;
+    return give_count(field, device_ecc_errors(device, !corrected, !now));
 }
 
 static nvmlReturn_t give_link(nvmlDevice_t device, unsigned link, nvmlFieldValue_t *field)
@@ -75,7 +120,7 @@ static nvmlReturn_t give_link(nvmlDevice_t device, unsigned link, nvmlFieldValue
     case NVML_FIELD_NVLINK_REPLAYS:
     case NVML_FIELD_NVLINK_RECOVERIES:
     case NVML_FIELD_NVLINK_CRC_ERRORS:
-        return give_count(field, 0);
+        return give_link_errors(device, link, field);
     default:
         return active ? give_configured(device, NUMBER, "nvlink_mbps", field) : give_unsigned(field, 0);
     }
@@ -85,7 +130,7 @@ static nvmlReturn_t give(nvmlDevice_t device, nvmlFieldValue_t *field)
 {
     long celsius;
     unsigned id = field->fieldId;
-    unsigned uncorrected = (unsigned)device_ecc_errors(device, NVML_MEMORY_ERROR_UNCORRECTED);
+    unsigned ecc, pending;
 
     for (unsigned i = 0; i < sizeof configured / sizeof *configured; i++)
         if (configured[i].id == id)
@@ -98,22 +143,30 @@ static nvmlReturn_t give(nvmlDevice_t device, nvmlFieldValue_t *field)
         return give_link(device, 0, field);
     if (id >= NVML_FIELD_NVLINK_REPLAYS && id <= NVML_FIELD_NVLINK_STATE)
         return give_link(device, field->scopeId, field);
-    if (id >= NVML_FIELD_REMAPPED_CORRECTED && id <= NVML_FIELD_REMAPPED_FAILURE && !device_remaps_rows(device))
-        return NVML_ERROR_NOT_SUPPORTED;
+    if ((id >= NVML_FIELD_NVLINK_ERRORS_FIRST && id <= NVML_FIELD_NVLINK_ERRORS_LAST) ||
+        (id >= NVML_FIELD_NVLINK_MORE_ERRORS_FIRST && id <= NVML_FIELD_NVLINK_MORE_ERRORS_LAST))
+        return give_numbered_errors(device, id, field);
+    if (id >= NVML_FIELD_VIOLATION_POWER && id <= NVML_FIELD_VIOLATION_LAST)
+        return give_count(field, device_violation(device, id - NVML_FIELD_VIOLATION_POWER));
 
     switch (id) {
+    case NVML_FIELD_ECC_PENDING:
+        TRY(nvmlDeviceGetEccMode(device, &ecc, &pending));
+        return give_unsigned(field, pending);
     case NVML_FIELD_ECC_SBE_VOLATILE:
-    case NVML_FIELD_ECC_SBE_AGGREGATE:
-        return give_count(field, 0);
     case NVML_FIELD_ECC_DBE_VOLATILE:
+    case NVML_FIELD_ECC_SBE_AGGREGATE:
     case NVML_FIELD_ECC_DBE_AGGREGATE:
-        return give_count(field, uncorrected);
-    case NVML_FIELD_REMAPPED_CORRECTED:
-    case NVML_FIELD_REMAPPED_FAILURE:
+    case NVML_FIELD_ECC_SBE_VOLATILE_DRAM:
+    case NVML_FIELD_ECC_DBE_VOLATILE_DRAM:
+    case NVML_FIELD_ECC_SBE_AGGREGATE_DRAM:
+    case NVML_FIELD_ECC_DBE_AGGREGATE_DRAM:
+        return give_ecc_errors(device, id, field);
+    case NVML_FIELD_RETIRED_SBE:
+    case NVML_FIELD_PCIE_REPLAYS:
         return give_unsigned(field, 0);
-    case NVML_FIELD_REMAPPED_UNCORRECTED:
-    case NVML_FIELD_REMAPPED_PENDING:
-        return give_unsigned(field, uncorrected);
+    case NVML_FIELD_MIG_WITHOUT_RESET:
+        return give_unsigned(field, config_number_or(device->minor, "architecture", 0) >= NVML_ARCH_HOPPER);
     case NVML_FIELD_NVSWITCH_LINKS:
         return device_switched(device) ? give_configured(device, NUMBER, "nvlink_links", field)
                                        : give_unsigned(field, 0);

@@ -5,7 +5,20 @@
  */
 #include "device.h"
 
-enum { COMMON_ANCESTOR = 22, ENFORCED_POWER_LIMIT = 107, PROCESSES = 212, TEMPERATURE_MARGIN = 239, ENTRIES = 512 };
+enum {
+    IS_PRIMARY = 19,
+    COMMON_ANCESTOR = 22,
+    ENFORCED_POWER_LIMIT = 107,
+    RESET = 167,
+    FABRIC_NEEDS = 168,
+    GROUP_MAKE = 181,
+    GROUP_CHECK = 182,
+    GROUP_FREE = 183,
+    PROCESSES = 212,
+    HOST_GENERATION = 229,
+    TEMPERATURE_MARGIN = 239,
+    ENTRIES = 512
+};
 
 typedef void (*entry_t)(void);
 
@@ -38,11 +51,52 @@ static nvmlReturn_t temperature_margin(nvmlDevice_t device, int *celsius)
     return NVML_SUCCESS;
 }
 
+/* `-q`: the PCI Express generation of the slot. */
+static nvmlReturn_t host_generation(nvmlDevice_t device, unsigned *generation)
+{
+    CHECK(device, generation);
+    return device_unsigned(device, "pcie_generation_slot", generation) == NVML_SUCCESS
+               ? NVML_SUCCESS
+               : device_unsigned(device, "pcie_generation", generation);
+}
+
 /* Every list of processes: none. */
 static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count)
 {
-    CHECK(device, count);
+    CHECK_EITHER(device, count);
     *count = 0;
+    return NVML_SUCCESS;
+}
+
+/* `-r`: no device shows the console, or must be reset together with others; the group of those to reset is only made. */
+static nvmlReturn_t is_primary(nvmlDevice_t device, unsigned *primary)
+{
+    CHECK(device, primary);
+    *primary = 0;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t fabric_needs(unsigned *needs)
+{
+    *needs = 0;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t group_make(const void **group, nvmlDevice_t *devices, unsigned count UNUSED)
+{
+    *group = devices;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t group_done(const void *group UNUSED)
+{
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t reset(unsigned count, nvmlDevice_t *devices)
+{
+    for (unsigned i = 0; i < count; i++)
+        TRY(device_reset(devices[i]));
     return NVML_SUCCESS;
 }
 
@@ -52,15 +106,29 @@ EXPORT nvmlInternalGetExportTable(const void **out, const void *id UNUSED)
         size_t size;
         entry_t entries[ENTRIES];
     } table;
+    static const struct {
+        int entry;
+        entry_t function;
+    } answered[] = {
+        {IS_PRIMARY, (entry_t)is_primary},
+        {COMMON_ANCESTOR, (entry_t)common_ancestor},
+        {ENFORCED_POWER_LIMIT, (entry_t)nvmlDeviceGetEnforcedPowerLimit},
+        {RESET, (entry_t)reset},
+        {FABRIC_NEEDS, (entry_t)fabric_needs},
+        {GROUP_MAKE, (entry_t)group_make},
+        {GROUP_CHECK, (entry_t)group_done},
+        {GROUP_FREE, (entry_t)group_done},
+        {PROCESSES, (entry_t)no_processes},
+        {HOST_GENERATION, (entry_t)host_generation},
+        {TEMPERATURE_MARGIN, (entry_t)temperature_margin},
+    };
     if (!out)
         return NVML_ERROR_INVALID_ARGUMENT;
     table.size = sizeof table;
     for (int i = 0; i < ENTRIES; i++)
         table.entries[i] = (entry_t)not_supported;
-    table.entries[COMMON_ANCESTOR] = (entry_t)common_ancestor;
-    table.entries[ENFORCED_POWER_LIMIT] = (entry_t)nvmlDeviceGetEnforcedPowerLimit;
-    table.entries[PROCESSES] = (entry_t)no_processes;
-    table.entries[TEMPERATURE_MARGIN] = (entry_t)temperature_margin;
+    for (size_t i = 0; i < sizeof answered / sizeof *answered; i++)
+        table.entries[answered[i].entry] = answered[i].function;
     *out = &table;
     return NVML_SUCCESS;
 }

@@ -23,7 +23,9 @@ typedef enum {
     NVML_ERROR_DRIVER_NOT_LOADED = 9,
     NVML_ERROR_TIMEOUT = 10,
     NVML_ERROR_GPU_IS_LOST = 15,
+    NVML_ERROR_IN_USE = 19,
     NVML_ERROR_MEMORY = 20,
+    NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
     NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 } nvmlReturn_t;
 
@@ -31,6 +33,7 @@ enum { NVML_INIT_FLAG_NO_GPUS = 1 };
 enum { NVML_CLOCK_GRAPHICS, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_VIDEO, NVML_CLOCK_COUNT };
 enum { NVML_CLOCK_ID_CURRENT, NVML_CLOCK_ID_APP_TARGET, NVML_CLOCK_ID_APP_DEFAULT, NVML_CLOCK_ID_BOOST_MAX };
 enum { NVML_MEMORY_ERROR_CORRECTED, NVML_MEMORY_ERROR_UNCORRECTED };
+enum { NVML_VOLATILE_ECC, NVML_AGGREGATE_ECC };
 enum { NVML_MEMORY_LOCATION_DRAM = 2, NVML_MEMORY_LOCATION_COUNT = 8 };
 enum { NVML_ARCH_VOLTA = 5, NVML_ARCH_TURING, NVML_ARCH_AMPERE, NVML_ARCH_ADA, NVML_ARCH_HOPPER };
 enum {
@@ -54,11 +57,25 @@ enum {
     NVML_FIELD_ECC_DBE_VOLATILE = 4,
     NVML_FIELD_ECC_SBE_AGGREGATE = 5,
     NVML_FIELD_ECC_DBE_AGGREGATE = 6,
+    NVML_FIELD_ECC_SBE_VOLATILE_DRAM = 11,
+    NVML_FIELD_ECC_DBE_VOLATILE_DRAM = 12,
+    NVML_FIELD_ECC_SBE_AGGREGATE_DRAM = 22,
+    NVML_FIELD_ECC_DBE_AGGREGATE_DRAM = 23,
+    NVML_FIELD_RETIRED_SBE = 29,
+    NVML_FIELD_RETIRED_DBE = 30,
+    NVML_FIELD_RETIRED_PENDING = 31,
+    NVML_FIELD_NVLINK_ERRORS_FIRST = 32,
+    NVML_FIELD_NVLINK_ERRORS_LAST = 59,
+    NVML_FIELD_VIOLATION_POWER = 74,
+    NVML_FIELD_VIOLATION_LAST = 81,
     NVML_FIELD_MEMORY_TEMPERATURE = 82,
     NVML_FIELD_NVLINK_SPEED_L0 = 84,
     NVML_FIELD_NVLINK_SPEED_L5 = 89,
     NVML_FIELD_NVLINK_SPEED_COMMON = 90,
     NVML_FIELD_NVLINK_COUNT = 91,
+    NVML_FIELD_PCIE_REPLAYS = 94,
+    NVML_FIELD_NVLINK_MORE_ERRORS_FIRST = 96,
+    NVML_FIELD_NVLINK_MORE_ERRORS_LAST = 119,
     NVML_FIELD_NVLINK_SPEED_L6 = 132,
     NVML_FIELD_NVLINK_SPEED_L11 = 137,
     NVML_FIELD_REMAPPED_CORRECTED = 142,
@@ -72,6 +89,7 @@ enum {
     NVML_FIELD_NVLINK_SPEED = 164,
     NVML_FIELD_NVLINK_STATE = 165,
     NVML_FIELD_NVLINK_VERSION = 166,
+    NVML_FIELD_MIG_WITHOUT_RESET = 184,
     NVML_FIELD_POWER_AVERAGE = 185,
     NVML_FIELD_POWER_INSTANT = 186,
     NVML_FIELD_POWER_MINIMUM = 187,
@@ -83,9 +101,12 @@ enum {
     NVML_FIELD_TLIMIT_SLOWDOWN = 194,
     NVML_FIELD_TLIMIT_MEMORY_MAXIMUM = 195,
     NVML_FIELD_TLIMIT_GPU_MAXIMUM = 196,
+    NVML_FIELD_RESET_REQUIRED = 226,
 };
 
 typedef struct device *nvmlDevice_t;
+typedef struct gpu_instance *nvmlGpuInstance_t;
+typedef struct device *nvmlComputeInstance_t; /* here the same as the MIG device that it is seen as */
 typedef struct event_set *nvmlEventSet_t;
 
 typedef struct {
@@ -131,6 +152,72 @@ typedef struct {
 } nvmlViolationTime_t;
 
 typedef struct {
+    nvmlDevice_t device;
+    unsigned long long eventType, eventData; /* eventData: of an XID event its number */
+    unsigned gpuInstanceId, computeInstanceId;
+} nvmlEventData_t;
+
+typedef struct {
+    unsigned version, powerScope, powerValueMw;
+} nvmlPowerValue_v2_t;
+
+typedef struct {
+    unsigned start, size;
+} nvmlPlacement_t; /* of a GPU instance in memory slices, of a compute instance in slices of its GPU instance */
+
+typedef struct {
+    unsigned id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount, copyEngineCount, decoderCount,
+        encoderCount, jpegCount, ofaCount;
+    unsigned long long memorySizeMB;
+} nvmlGpuInstanceProfileInfo_t;
+
+typedef struct {
+    unsigned version, id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount, copyEngineCount,
+        decoderCount, encoderCount, jpegCount, ofaCount;
+    unsigned long long memorySizeMB;
+    char name[96];
+} nvmlGpuInstanceProfileInfo_v2_t;
+
+typedef struct {
+    unsigned version, id, sliceCount, instanceCount, multiprocessorCount, copyEngineCount, decoderCount, encoderCount,
+        jpegCount, ofaCount;
+    unsigned long long memorySizeMB;
+    char name[96];
+    unsigned capabilities;
+} nvmlGpuInstanceProfileInfo_v3_t;
+
+typedef struct {
+    nvmlDevice_t device;
+    unsigned id, profileId;
+    nvmlPlacement_t placement;
+} nvmlGpuInstanceInfo_t;
+
+typedef struct {
+    unsigned id, sliceCount, instanceCount, multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount,
+        sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+} nvmlComputeInstanceProfileInfo_t;
+
+typedef struct {
+    unsigned version;
+    nvmlComputeInstanceProfileInfo_t info;
+    char name[96];
+    unsigned capabilities; /* from the third version on */
+} nvmlComputeInstanceProfileInfo_v3_t;
+
+typedef struct {
+    nvmlDevice_t device;
+    nvmlGpuInstance_t gpuInstance;
+    unsigned id, profileId;
+    nvmlPlacement_t placement;
+} nvmlComputeInstanceInfo_t;
+
+typedef struct {
+    unsigned multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount,
+        sharedOfaCount, gpuInstanceSliceCount, computeInstanceSliceCount;
+    unsigned long long memorySizeMB;
+} nvmlDeviceAttributes_t;
+
+typedef struct {
     unsigned fieldId, scopeId;
     long long timestamp, latencyUsec;
     int valueType;
@@ -144,12 +231,16 @@ typedef struct {
 } nvmlFieldValue_t;
 
 typedef struct {
-    unsigned version;
     unsigned char clusterUuid[16];
     nvmlReturn_t status;
     unsigned cliqueId;
     unsigned char state;
-    unsigned healthMask;
+} nvmlGpuFabricInfo_t;
+
+typedef struct {
+    unsigned version;
+    nvmlGpuFabricInfo_t info;
+    unsigned healthMask; /* from the second version on */
 } nvmlGpuFabricInfoV_t;
 
 #endif

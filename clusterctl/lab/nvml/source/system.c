@@ -1,7 +1,6 @@
-/* Versions, error strings, events and the other calls that concern no single device. */
+/* Versions, error strings and the other calls that concern no single device. */
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "device.h"
 
@@ -91,47 +90,4 @@ const char *nvmlErrorString(nvmlReturn_t error)
         "No GPUs were found", "Invalid state",
     };
     return (unsigned)error < sizeof texts / sizeof *texts ? texts[error] : "Unknown Error";
-}
-
-/* Events: a set can be made and waited on, and nothing ever happens; faults show in the counters. */
-struct event_set {
-    int unused;
-};
-
-EXPORT nvmlEventSetCreate(nvmlEventSet_t *set)
-{
-    if (!set)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    *set = calloc(1, sizeof **set);
-    return *set ? NVML_SUCCESS : NVML_ERROR_MEMORY;
-}
-
-EXPORT nvmlEventSetFree(nvmlEventSet_t set)
-{
-    free(set);
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlEventSetWait_v2(nvmlEventSet_t set, void *data, unsigned milliseconds)
-{
-    struct timespec pause = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
-    if (!set || !data)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    nanosleep(&pause, NULL);
-    return NVML_ERROR_TIMEOUT;
-}
-
-ALIAS(nvmlEventSetWait, nvmlEventSetWait_v2);
-
-EXPORT nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
-{
-    enum { ECC_SINGLE = 1, ECC_DOUBLE = 2, XID_CRITICAL = 8 };
-    CHECK(device, types);
-    *types = ECC_SINGLE | ECC_DOUBLE | XID_CRITICAL;
-    return NVML_SUCCESS;
-}
-
-EXPORT nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types UNUSED, nvmlEventSet_t set)
-{
-    return device_check(device, set);
 }

@@ -132,9 +132,25 @@ bool device_switched(const struct device *device)
     return config_text(device->minor, "nvlink_peers", peers) && strcmp(peers, "switch") == 0;
 }
 
+/* `nvlink_down` lists the links of a device that have failed. */
+static bool link_failed(const struct device *device, unsigned link)
+{
+    char failed[CONFIG_VALUE], *at = failed;
+    if (!config_text(device->minor, "nvlink_down", failed))
+        return false;
+    while (*at) {
+        if (strtoul(at, &at, 10) == link)
+            return true;
+        at += *at == ',';
+    }
+    return false;
+}
+
 static int link_peer(const struct device *device, unsigned link)
 {
     char peers[CONFIG_VALUE];
+    if (link_failed(device, link))
+        return NO_PEER;
     if (device_switched(device))
         return SWITCHED;
     if (!config_text(device->minor, "nvlink_peers", peers))
@@ -181,13 +197,19 @@ EXPORT nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned link, unsigne
     return result;
 }
 
-EXPORT nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned link, unsigned counter UNUSED,
-                                       unsigned long long *out)
+/* The errors of any kind that a link has counted: those of `nvlink_errors`, if it is one that has failed. */
+nvmlReturn_t link_errors(nvmlDevice_t device, unsigned link, unsigned long long *out)
 {
     nvmlReturn_t result = link_check(device, link, out);
     if (result == NVML_SUCCESS)
-        *out = 0;
+        *out = link_failed(device, link) ? (unsigned long long)config_number_or(device->minor, "nvlink_errors", 0) : 0;
     return result;
+}
+
+EXPORT nvmlDeviceGetNvLinkErrorCounter(nvmlDevice_t device, unsigned link, unsigned counter UNUSED,
+                                       unsigned long long *out)
+{
+    return link_errors(device, link, out);
 }
 
 EXPORT nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned link, unsigned *type)
@@ -253,18 +275,22 @@ EXPORT nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, unsigned capabilit
 static unsigned char fabric_state(const struct device *device)
 {
     bool fabric = device_switched(device) && config_number_or(device->minor, "architecture", 0) >= NVML_ARCH_HOPPER;
-    return fabric ? NVML_FABRIC_STATE_COMPLETED : NVML_FABRIC_STATE_NOT_SUPPORTED;
+    return fabric ? (unsigned char)config_number_or(device->minor, "fabric_state", NVML_FABRIC_STATE_COMPLETED)
+                  : NVML_FABRIC_STATE_NOT_SUPPORTED;
+}
+
+EXPORT nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *out)
+{
+    CHECK(device, out);
+    *out = (nvmlGpuFabricInfo_t){.status = NVML_SUCCESS, .state = fabric_state(device)};
+    return NVML_SUCCESS;
 }
 
 EXPORT nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *out)
 {
     CHECK(device, out);
-    unsigned version = out->version >> 24;
-    memset(out->clusterUuid, 0, sizeof out->clusterUuid);
-    out->status = NVML_SUCCESS;
-    out->cliqueId = 0;
-    out->state = fabric_state(device);
-    if (version >= 2)
+    TRY(nvmlDeviceGetGpuFabricInfo(device, &out->info));
+    if (out->version >> 24 >= 2)
         out->healthMask = 0;
     return NVML_SUCCESS;
 }

@@ -1,0 +1,128 @@
+"""Faults of simulated GPUs: what each changes in the state that NVML reads on the node, and what its kernel says."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterctl.lab.podman import LabError, run_as_root
+
+HERE = Path(__file__).resolve().parent
+LOST = 79
+_XID, _DOUBLE_BIT = 8, 2  # types of events, as NVML numbers them
+
+# What the driver's log says of an XID (NVIDIA's catalogue); of any other only the number is told.
+_XIDS = {
+    13: "Graphics Exception: ESR 0x504730=0x109009c",
+    31: "MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2c_b5b3c000.",
+    43: "GPU stopped processing",
+    45: "Preemptive Removal",
+    48: "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at partition 6.",
+    63: "Row Remapper: New row marked for remapping, reset gpu to activate.",
+    64: "Row Remapper: Failed to remap a row.",
+    74: "NVLink: fatal error detected on link 0",
+    LOST: "GPU has fallen off the bus.",
+    94: "Contained: memory error",
+    95: "Uncontained: memory error. RST: Yes",
+    119: "Timeout after 6s of waiting for RPC response from GPU GSP!",
+}
+# After these the GPU works again only when it was reset.
+_NEEDS_RESET = {48, 62, 63, 64, 74, 95, 109, 110, 119, 120, 136, 140, 143}
+
+
+@dataclass(frozen=True)
+class Change:
+    """Lines of the node's state by key: what a reset or boot ends, what the GPU remembers, and the XIDs that tell."""
+
+    state: Mapping[str, int | str] = field(default_factory=dict)
+    kept: Mapping[str, int | str] = field(default_factory=dict)
+    xids: tuple[int, ...] = ()
+
+
+# Of each fault what it is, for the command's help; `change` says what it does.
+FAULTS = {
+    "gpu-xid": "the driver reports the XID of this number",
+    "gpu-lost": f"the GPU has fallen off the bus (XID {LOST})",
+    "ecc": "an uncorrected memory error; the row, or page, goes out of use with the next reset (XID 48, 63)",
+    "row-remap": "a row with errors could not be remapped (XID 64)",
+    "nvlink-down": "a link has failed (XID 74)",
+    "hot": "hotter than the model's threshold for slowing down",
+    "power-brake": "the power supply asks for lower clocks",
+    "pcie-width": "half of the PCI Express lanes are gone",
+    "fabric-down": "the fabric manager has not brought the NVSwitch fabric up",
+    "busy": "no fault: it computes at full load",
+    "clear": "all well again",
+}
+# What a fault may have set, and `clear` takes away.
+KEYS = (
+    "fault", "reset_required", "ecc_volatile_uncorrected", "ecc_aggregate_uncorrected", "remapped_pending",
+    "remapped_uncorrected", "remapped_failure", "retired_pages", "retired_pending", "nvlink_down", "nvlink_errors",
+    "temperature", "violation_thermal_since", "power_brake", "violation_power_since", "pcie_width_current",
+    "fabric_state", "utilization_gpu", "utilization_memory",
+)  # fmt: skip
+_AMPERE, _HOPPER = 7, 9  # architectures, as NVML numbers them
+
+
+def change(fault: str, xid: int | None, profile: Mapping[str, str], now: int) -> Change:
+    """Return what a fault (any but `clear`) changes on a GPU of this model; LabError where it lacks what could fail."""
+
+    def number(key: str) -> int:
+        return int(profile[key], 0)
+
+    reset = {"reset_required": 1}
+    remaps, links = number("architecture") >= _AMPERE, number("nvlink_links")
+    fabric = number("architecture") >= _HOPPER and profile["nvlink_peers"] == "switch"
+    if fault == "gpu-xid" and xid is not None and xid != LOST:
+        return Change(reset if xid in _NEEDS_RESET else {}, xids=(xid,))
+    changes = {
+        "gpu-xid": Change({"fault": "lost"}, xids=(LOST,)),
+        "gpu-lost": Change({"fault": "lost"}, xids=(LOST,)),
+        "ecc": Change(
+            {**reset, "ecc_volatile_uncorrected": 1, ("remapped_pending" if remaps else "retired_pending"): 1},
+            {"ecc_aggregate_uncorrected": 1, ("remapped_uncorrected" if remaps else "retired_pages"): 1},
+            (48, 63),
+        ),
+        "row-remap": Change(reset, {"remapped_failure": 1}, (64,)) if remaps else None,
+        "nvlink-down": Change({**reset, "nvlink_down": "0", "nvlink_errors": 17}, xids=(74,)) if links else None,
+        "hot": Change({"temperature": number("temperature_slowdown") + 1, "violation_thermal_since": now}),
+        "power-brake": Change({"power_brake": 1, "violation_power_since": now}),
+        "pcie-width": Change({"pcie_width_current": number("pcie_width") // 2}),
+        "fabric-down": Change({"fabric_state": 2}) if fabric else None,
+        "busy": Change({"utilization_gpu": 100, "utilization_memory": 60}),
+    }
+    found = changes[fault]
+    if found is None:
+        raise LabError(f"{fault}: {profile['name']} has no part that could fail so")
+    return found
+
+
+def read_profile(model: str) -> dict[str, str]:
+    """Return a model's profile, `key` -> value."""
+    lines = (HERE / "nvml" / "profiles" / f"{model}.conf").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def kernel_line(xid: int, gpu: int, profile: Mapping[str, str]) -> str:
+    """Return the line that NVIDIA's driver writes to the kernel's log for an XID."""
+    buses = profile["pci_buses"].split(",")
+    place = f"{gpu // len(buses):04x}:{buses[gpu % len(buses)].lower()}:00"
+    said = f", {_XIDS[xid]}" if xid in _XIDS else ""
+    return f"NVRM: Xid (PCI:{place}): {xid}, pid='<unknown>', name=<unknown>{said}"
+
+
+def inject(container: str, fault: str, xid: int | None, model: str, gpus: Sequence[int]) -> None:
+    """Bring a fault on GPUs of a running node, or clear all that faults have set there."""
+    profile = read_profile(model)
+    asked: dict[str, list[str]] = {"drop": [], "state": [], "kept": [], "events": [], "kernel": []}
+    for gpu in gpus:
+        made = Change() if fault == "clear" else change(fault, xid, profile, int(time.time()))
+        taken = KEYS if fault == "clear" else (*made.state, *made.kept)
+        asked["drop"] += [f"{key}.{gpu}=" for key in taken]
+        asked["state"] += [f"{key}.{gpu}={value}" for key, value in made.state.items()]
+        asked["kept"] += [f"{key}.{gpu}={value}" for key, value in made.kept.items()]
+        asked["events"] += [f"{gpu} {_XID} {number}" for number in made.xids]
+        asked["events"] += [f"{gpu} {_DOUBLE_BIT} 0"] if fault == "ecc" else []
+        asked["kernel"] += [kernel_line(number, gpu, profile) for number in made.xids]
+    script = (HERE / "nvml" / "inject.py").read_text()
+    run_as_root(["podman", "exec", "--interactive", container, "python3", "-", json.dumps(asked)], stdin=script)
