@@ -123,7 +123,7 @@ def test_a_fault_of_the_hardware_waits_for_a_diagnosis(lab: TestLab, name: str) 
     drains(lab, LASTING[name][0], name, LASTING[name][1])
     fault(lab, "gpu01", "clear")
     lab.root("gpu01", "gpu-health")
-    assert [check for check, _ in health(lab.run("check", "gpu01", expect=4))["gpu01"]][0] == "xid"
+    assert next(check for check, _ in health(lab.run("check", "gpu01", expect=4))["gpu01"]) == "xid"
     assert ledger(lab)["gpu01"]["health"].startswith(LASTING[name][1]["xid"])
     assert lab.run("check", "gpu01", "--diagnose")["exit_code"] == 0
     until(lab, {})
