@@ -185,4 +185,4 @@ def _notes(health: Health) -> Iterator[str]:
     if health.problem:
         yield health.problem
     yield from health.of(drains=True)
-    yield from (f"{line} (advice)" for line in health.of(drains=False))
+    yield from health.of(drains=False)
