@@ -270,6 +270,129 @@ def test_nvidia_ml_py_works_on_the_simulated_library(cluster: TestLab) -> None:
     )
 
 
+@pytest.fixture
+def all_well(cluster: TestLab) -> Iterator[TestLab]:
+    """The cluster; afterwards its simulated GPUs are without faults, and as a reset leaves them."""
+    yield cluster
+    for node in ("gpu01", "gpu02"):
+        assert clusterctl("lab", "fault", "--name", cluster.name, node, "clear").returncode == 0
+        cluster.root(
+            node, "nvidia-smi mig -dci >&2 || true; nvidia-smi mig -dgi >&2 || true; nvidia-smi -mig 0; nvidia-smi -r"
+        )
+
+
+def inject(cluster: TestLab, node: str, *fault: str) -> None:
+    done = clusterctl("lab", "fault", "--name", cluster.name, node, *fault)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def query(cluster: TestLab, gpu: int, *fields: str) -> list[str]:
+    """What nvidia-smi says of a GPU of gpu01, asked by an ordinary user."""
+    argv = ["nvidia-smi", "-i", str(gpu), f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    return cluster.ssh("gpu01", *argv).strip().split(", ")
+
+
+def test_nvidia_smi_sets_what_every_process_sees_and_root_alone_may_set(all_well: TestLab) -> None:
+    fields = ("power.limit", "clocks.gr", "compute_mode", "ecc.mode.current", "ecc.mode.pending", "persistence_mode")
+    before = query(all_well, 1, *fields)
+    assert before == ["400.00", "210", "Default", "Enabled", "Enabled", "Disabled"]
+    assert "Insufficient Permissions" in all_well.ssh("gpu01", "nvidia-smi", "-i", "1", "-pl", "300", check=False)
+    assert query(all_well, 1, *fields) == before
+    for option in ("-pl 300", "-lgc 300,900", "-c 3", "-e 0", "-pm 1"):
+        all_well.root("gpu01", f"nvidia-smi -i 1 {option}")
+    assert query(all_well, 1, *fields) == ["300.00", "300", "Exclusive_Process", "Enabled", "Disabled", "Enabled"]
+    assert "should be between 100.00 W and 400.00 W" in all_well.root("gpu01", "nvidia-smi -i 1 -pl 50", check=False)
+    assert query(all_well, 0, *fields) == before
+    all_well.root("gpu01", "nvidia-smi -i 1 -r")  # what was pending counts, what was set is gone
+    assert query(all_well, 1, *fields) == ["400.00", "210", "Default", "Disabled", "Disabled", "Enabled"]
+    all_well.root("gpu01", "nvidia-smi -i 1 -e 1; nvidia-smi -i 1 -pm 0; nvidia-smi -i 1 -r")
+    assert query(all_well, 1, *fields) == before
+
+
+# What Slurm's NVML plugin finds, unpacked beside the node's own Slurm and not installed.
+SLURMS_PLUGIN = """
+place=$(mktemp -d)
+cd $place
+apt-get -qq download slurm-wlm-nvml-plugin >&2
+dpkg -x *.deb .
+plugins=$(dirname $(find /usr -name gres_gpu.so -print -quit))
+cat >slurm.conf <<END
+ClusterName=x
+SlurmctldHost=gpu01
+GresTypes=gpu
+NodeName=gpu01 Gres=gpu:6
+PartitionName=p Nodes=ALL
+PluginDir=$plugins:$place$plugins
+END
+echo AutoDetect=nvml >gres.conf
+slurmd -G -f $place/slurm.conf 2>&1
+rm -r $place
+"""
+
+
+def test_mig_devices_are_made_by_nvidia_smi_and_seen_by_slurms_plugin(all_well: TestLab) -> None:
+    made = all_well.root("gpu01", "nvidia-smi -i 3 -mig 1 >&2; nvidia-smi mig -i 3 -cgi 3g.40gb,2g.20gb,2g.20gb -C")
+    assert len(re.findall("^Successfully created compute instance", made, re.MULTILINE)) == 3
+    assert "Insufficient Resources" in all_well.root("gpu01", "nvidia-smi mig -i 3 -cgi 3g.40gb", check=False)
+    listed = re.findall(r"MIG (\S+) +Device +\d: \(UUID: MIG-", all_well.ssh("gpu01", "nvidia-smi", "-L"))
+    assert listed == ["3g.40gb", "2g.20gb", "2g.20gb"]
+    files = "/dev/nvidia-caps/nvidia-cap[0-9][0-9]*"
+    hidden = f"chmod 0 {files}; su admin -c 'nvidia-smi -L'; chmod 0444 {files}"
+    assert "MIG" not in all_well.root("gpu01", hidden)  # who may not open a device's file does not see it
+
+    said = all_well.root("gpu01", SLURMS_PLUGIN)
+    found = re.findall(r"Gres Name=gpu .* File=(\S+) Cores=(\S+) ", said)
+    assert [files.count(",") for files, _ in found] == [0, 0, 0, 2, 2, 2], said
+    assert all(re.fullmatch("/dev/nvidia3(,/dev/nvidia-caps/nvidia-cap[0-9]+){2}", files) for files, _ in found[3:])
+    all_well.root("gpu01", "nvidia-smi mig -i 3 -dci; nvidia-smi mig -i 3 -dgi; nvidia-smi -i 3 -mig 0")
+    assert "MIG" not in all_well.ssh("gpu01", "nvidia-smi", "-L")
+
+
+EVENT = """
+import pynvml
+pynvml.nvmlInit()
+events = pynvml.nvmlEventSetCreate()
+for index in range(4):
+    device = pynvml.nvmlDeviceGetHandleByIndex(index)
+    pynvml.nvmlDeviceRegisterEvents(device, pynvml.nvmlEventTypeXidCriticalError, events)
+print("waiting", flush=True)
+event = pynvml.nvmlEventSetWait_v2(events, 120000)
+print(pynvml.nvmlDeviceGetIndex(event.device), event.eventData)
+"""
+
+
+def test_faults_show_where_real_ones_do(all_well: TestLab) -> None:
+    all_well.ssh("gpu01", "tee", "/tmp/pynvml.py", stdin=Path(pynvml.__file__).read_text())
+    argv = all_well.ssh_argv("gpu01", f"cd /tmp && python3 -c {shlex.quote(EVENT)}")
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "waiting\n"
+        inject(all_well, "gpu01", "gpu-xid", "31", "--gpu", "1")
+        assert waiting.stdout.readline() == "1 31\n"
+    all_well.ssh("gpu01", "rm", "/tmp/pynvml.py")
+
+    inject(all_well, "gpu01", "ecc", "--gpu", "1")
+    counters = ("ecc.errors.uncorrected.volatile.total", "ecc.errors.uncorrected.aggregate.total")
+    assert query(all_well, 1, *counters) == ["1", "1"]
+    assert "Pending                           : Yes" in all_well.ssh("gpu01", "nvidia-smi -q -i 1 -d ROW_REMAPPER")
+    inject(all_well, "gpu01", "nvlink-down", "--gpu", "0")
+    assert "Link 0: <inactive>" in all_well.ssh("gpu01", "nvidia-smi nvlink -s -i 0")
+    inject(all_well, "gpu01", "hot")
+    inject(all_well, "gpu01", "busy")
+    reasons = ("clocks_event_reasons.hw_thermal_slowdown", "clocks_event_reasons.hw_power_brake_slowdown")
+    assert query(all_well, 0, "temperature.gpu", "clocks.gr", *reasons) == ["90", "705", "Active", "Not Active"]
+    inject(all_well, "gpu01", "power-brake", "--gpu", "3")
+    inject(all_well, "gpu01", "pcie-width", "--gpu", "3")
+    assert query(all_well, 3, reasons[1], "pcie.link.width.current", "pcie.link.width.max") == ["Active", "8", "16"]
+    inject(all_well, "gpu01", "gpu-xid", "79", "--gpu", "2")
+    assert "GPU is lost" in all_well.ssh("gpu01", "nvidia-smi -L 2>&1", check=False)
+    numbers = re.findall(r"kernel: NVRM: Xid \(PCI:0000:(..):00\): (\d+),", all_well.root("gpu01", "journalctl -k"))
+    assert numbers == [("0f", "31"), ("0f", "48"), ("0f", "63"), ("07", "74"), ("47", "79")]
+    inject(all_well, "gpu01", "clear")
+    assert len(all_well.ssh("gpu01", "nvidia-smi", "-L").splitlines()) == 4
+    assert query(all_well, 1, *counters) == ["0", "0"]
+
+
 def test_wheel_works_from_another_directory(cluster: TestLab, tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(REPOSITORY)],

@@ -1,4 +1,4 @@
-"""`clusterctl lab fault`: what each fault changes, the kernel's words, and what is refused before anything is touched."""
+"""`clusterctl lab fault`: what each fault changes, the kernel's words, and what is refused untouched."""
 
 from pathlib import Path
 
