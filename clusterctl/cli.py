@@ -28,7 +28,7 @@ _ELSEWHERE = {
     "lab": ("clusterctl.lab.cli", "app", "A cluster in containers on this machine, with simulated GPUs."),
 }
 _ORDER = (
-    *("init", "validate", "plan", "bootstrap", "verify", "status", "logs"),
+    *("init", "validate", "plan", "bootstrap", "verify", "status", "check", "logs"),
     *("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "password", "lab"),
 )
 _WATCH_SECONDS = 5
@@ -352,6 +352,7 @@ class _Watching(TyperCommand):
 
 @app.command(cls=_Watching)
 def status(
+    context: typer.Context,
     inventory: _Inventory,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
@@ -362,12 +363,43 @@ def status(
         ),
     ] = None,
     output: _Output = Format.text,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "-v", "--verbose", count=True, show_default=False, help="Show how each node's GPUs are connected."
+        ),
+    ] = 0,
 ) -> None:
     """Show how the cluster is, what it does, and where a node differs from what was set up."""
     from clusterctl.status_page import status_command
 
     options = _options("status", locals())
     _end("status", output, lambda: status_command(options, watch))
+
+
+@app.command()
+def check(
+    inventory: _Inventory,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names of workers; all, if none.", metavar="[NODE]...", show_default=False),
+    ] = None,
+    diagnose: Annotated[
+        bool,
+        typer.Option(
+            "--diagnose", help="Reset GPUs with an XID of the hardware, and let the nodes back if all is well."
+        ),
+    ] = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+) -> None:
+    """Check the GPUs' health: driver, ECC, XIDs, links, heat, power (exit 4: something is wrong)."""
+    from clusterctl.check import check_command
+
+    nodes = nodes or []
+    options = _options("check", locals())
+    _end("check", output, lambda: check_command(options, diagnose))
 
 
 @app.command()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from clusterctl import contact, hardware, runs
+from clusterctl import check, contact, hardware, runs
 from clusterctl.contact import Alerts, Drift, Item
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
@@ -26,7 +26,7 @@ ABSENT = "not installed"
 # Units by group; either name of one with a bar will do, for distributions differ.
 _SERVICES: Mapping[str, Sequence[str]] = {
     "all": ("chrony|chronyd", "prometheus-node-exporter"),
-    "slurm_head": ("munge", "slurmctld", "slurmdbd", "dnsmasq", "slurm-metrics.timer"),
+    "slurm_head": ("munge", "slurmctld", "slurmdbd", "dnsmasq", "slurm-health.socket", "slurm-metrics.timer"),
     "slurm_workers": ("munge", "slurmd"),
     "monitoring": ("prometheus",),
 }
@@ -106,6 +106,8 @@ class NodeStatus:
     differences: tuple[str, ...] = ()
     release: str = ""
     drift: Drift | None = None
+    topology: tuple[str, ...] = ()
+    """How its GPUs are connected, a line for each; only where that was asked for."""
 
     @property
     def drifted(self) -> list[Item]:
@@ -232,13 +234,15 @@ class _Answer:
     alerts: Alerts | None = None
 
 
-def collect(inventory: Inventory, access: Access, key: str | None = None, unjudged: str = "") -> Status:
-    """Ask every node at once. Raises InputError for a hardware record that cannot be used.
+def collect(
+    inventory: Inventory, access: Access, key: str | None = None, unjudged: str = "", topology: bool = False
+) -> Status:
+    """Ask every node at once, for the topology of its GPUs where that is wanted. Raises InputError for a bad record.
 
     `key` is the one of the secrets' recorded hashes; without it their content is not judged, and `unjudged` says why.
     """
     records = hardware.load_all(inventory.directory)
-    answers = each(inventory.hosts, lambda host: _ask(host, access, records.get(host.name), key)).values()
+    answers = each(inventory.hosts, lambda host: _ask(host, access, records.get(host.name), key, topology)).values()
     slurm = next((answer.slurm for answer in answers if answer.slurm), None)
     if slurm is None and inventory.in_group("slurm_head"):
         slurm = Slurm(problem="the head does not answer")
@@ -282,7 +286,7 @@ def _options(host: Host, wanted: Sequence[str], key: str | None) -> dict[str, An
     return options
 
 
-def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None) -> _Answer:
+def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None, topology: bool) -> _Answer:
     head = any(group.endswith("_head") for group in host.groups)
     worker = "slurm_workers" in host.groups
     wanted = services_of(host)
@@ -292,6 +296,7 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None)
             if answer.facts is None or answer.errors:
                 return _Answer(NodeStatus(host.name, head, str(answer.errors[0]), worker))
             slurm = ask_slurm(session) if "slurm_head" in host.groups else None
+            connected = check.ask(session).topology if topology and worker else ()
     except ContactError as error:
         return _Answer(NodeStatus(host.name, head, error.found, worker))
     facts, states = answer.facts, answer.facts.node.services
@@ -303,7 +308,7 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None)
     }
     differences = hardware.compare(recorded, facts.hardware) if recorded else ["no hardware record yet"]
     release = f"{facts.hardware.os.id} {facts.hardware.os.version}"
-    node = NodeStatus(host.name, head, "", worker, services, tuple(differences), release, facts.drift)
+    node = NodeStatus(host.name, head, "", worker, services, tuple(differences), release, facts.drift, connected)
     return _Answer(node, slurm, facts.alerts)
 
 

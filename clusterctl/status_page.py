@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -39,7 +39,7 @@ def status_command(options: converge.Options, every: float | None = None) -> int
     key, unjudged, redact = _secrets(site)
 
     def ask() -> Status:
-        status = collect(inventory, site.access, key, unjudged)
+        status = collect(inventory, site.access, key, unjudged, topology=options.verbosity > 0)
         return throughout(replace(status, leaving=_leaving(site)), redact)  # type: ignore[no-any-return]
 
     screen = Screen(sys.stderr if options.json else sys.stdout)
@@ -94,6 +94,9 @@ def show(screen: Screen, status: Status, now: datetime) -> None:
         _columns(screen, notes[:MAX_NOTES])
         if len(notes) > MAX_NOTES:
             screen.say(f"and {plural(len(notes) - MAX_NOTES, 'more line')}; --output json has all")
+    if connected := [(node.name, line) for node in status.nodes for line in node.topology]:
+        screen.say("")
+        _columns(screen, _folded(connected))
     if status.alerts and status.alerts.firing:
         screen.say("")
         _alerts(screen, status, now)
@@ -134,8 +137,13 @@ def _cells(screen: Screen, node: NodeStatus, slurm: SlurmNode | None) -> Iterato
 
 def fold_notes(status: Status) -> list[tuple[str, str]]:
     """Return what is worth a line, each once with all nodes that it is true of."""
+    return _folded(_notes(status))
+
+
+def _folded(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return each text once, with all nodes of which it is told."""
     notes: dict[str, list[str]] = {}
-    for name, text in _notes(status):
+    for name, text in told:
         notes.setdefault(text, []).append(name)
     return [(fold(names), text) for text, names in notes.items()]
 

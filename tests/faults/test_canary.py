@@ -38,6 +38,7 @@ HOME_OF_SECRETS = {
         "/etc/munge/munge.key": ["munge", "munge", "0400"],
         "/etc/prometheus/own-password": ["prometheus", "root", "0400"],
         "/etc/prometheus/web.yml": ["root", "prometheus", "0640"],
+        "/etc/slurm/health.key": ["root", "root", "0400"],
         "/etc/slurm/slurmdbd.conf": ["slurm", "slurm", "0600"],
         "/var/lib/clusterctl/recovery.tar": ["root", "root", "0600"],
     },
@@ -184,6 +185,7 @@ def test_each_canary_stands_where_it_belongs(site: Site) -> None:
     assert b64decode(values["munge_key"]) == raw(site, "head1", "/etc/munge/munge.key")
     assert values["prometheus_password"].encode() == raw(site, "head1", "/etc/prometheus/own-password").strip()
     assert values["prometheus_password_hash"].encode() in raw(site, "head1", "/etc/prometheus/web.yml")
+    assert values["slurm_head_health_key"].encode() == raw(site, "head1", "/etc/slurm/health.key")
     storage = f"\nStoragePass={values['slurm_head_database_password']}\n".encode()
     assert storage in raw(site, "head1", "/etc/slurm/slurmdbd.conf")
     with tarfile.open(fileobj=io.BytesIO(raw(site, "head1", "/var/lib/clusterctl/recovery.tar"))) as copy:

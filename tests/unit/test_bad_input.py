@@ -790,6 +790,7 @@ _verbs: tuple[tuple[str, ...], ...] = (
     ("bootstrap", ".", "--skip-unreachable", "--accept-new-host-keys"),
     ("verify", "."),
     ("status", "."),
+    ("check", "."),
     ("trust", ".", "gpu01"),
     ("password", "munge_key", "."),
     ("plan", "bootstrap", "."),

@@ -101,6 +101,28 @@ def test_unfit_nodes_are_exit_3_each_named_and_nothing_is_recorded(cluster: Path
     assert "head1: connection: 127.0.0.1 port 1 refuses" in shown.stdout
 
 
+def test_a_check_names_who_does_not_answer(cluster: Path, home: Path) -> None:
+    done = clusterctl("check", str(cluster), "--output", "json", HOME=str(home))
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["exit_code"], [node["name"] for node in answer["nodes"]]) == (4, 4, ["gpu01"])
+    assert "127.0.0.2 port 1 refuses" in answer["nodes"][0]["problem"]
+    done = clusterctl("check", str(cluster), HOME=str(home))
+    assert (done.returncode, "gpu01: 127.0.0.2 port 1 refuses" in done.stdout) == (4, True), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["gpu1"], 'NODE: no worker "gpu1" (did you mean gpu01?)'),
+        (["head1"], 'NODE: no worker "head1"'),
+        (["--diagnose"], "--diagnose: names no node"),
+    ],
+)
+def test_a_check_of_nobody_is_bad_input(cluster: Path, home: Path, argv: list[str], said: str) -> None:
+    done = clusterctl("check", str(cluster), *argv, HOME=str(home))
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize("argv", [["--watch", "INVENTORY"], ["INVENTORY", "--watch", "3"], ["INVENTORY", "-w"]])
 def test_watching_needs_a_terminal(cluster: Path, home: Path, argv: list[str]) -> None:
     argv = ["inventory.yaml" if word == "INVENTORY" else word for word in argv]

@@ -1,0 +1,591 @@
+#!/usr/bin/python3
+"""Judges whether this node's GPUs are fit for jobs, and has the head keep the node out of service while they are not.
+
+It asks nvidia-smi, the kernel's lines in the journal and /sys, and compares them with what the role has written down of
+this node. What it finds either drains or is advice. An XID of the hardware drains until the GPU was reset, or the node
+restarted, and a diagnosis has passed: the log alone does not say that a GPU is well again.
+
+usage: gpu-health              as Slurm's HealthCheckProgram: look, and tell the head
+       gpu-health --json       only look, and print what was found
+       gpu-health --diagnose   reset GPUs with an XID of the hardware, and forget these XIDs if all is well then
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+CONFIGURATION = Path("/etc/clusterctl/gpu-health.json")
+KEY = Path("/etc/clusterctl/gpu-health.key")
+STATE = Path("/var/lib/clusterctl/gpu-health.json")
+LOCK = Path("/run/clusterctl/gpu-health.lock")
+VERSION = 1
+# Slurm gives its HealthCheckProgram 60 s for all.
+SECONDS = {"driver": 30}
+OTHERWISE = 10
+REPORT_SECONDS = 10
+# What comes and goes has to be there twice, so many seconds apart.
+AGAIN_SECONDS = 2
+# After a look that took longer there is no time for a second one; what may be over is advice then.
+SLOW_SECONDS = 15
+DIAGNOSIS_SECONDS = 300
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+
+# What NVIDIA's catalog calls the XIDs that drain by default,
+# https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
+MEANINGS = {
+    46: "GPU stopped processing",
+    48: "double-bit ECC error",
+    54: "auxiliary power is not connected",
+    62: "internal micro-controller halt",
+    63: "memory row or page to be replaced at the next reset",
+    64: "memory row or page could not be replaced",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    92: "high rate of single-bit ECC errors",
+    95: "uncontained ECC error",
+    110: "security fault",
+    119: "the GPU's own processor does not answer",
+    120: "error of the GPU's own processor",
+    136: "link training failed",
+    140: "unrecovered ECC error",
+    143: "GPU could not be initialised",
+}
+
+Data = dict  # as JSON has it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check has found; advice does not drain. What is `passing` may be over at the second look."""
+
+    check: str
+    text: str
+    drains: bool = True
+    passing: bool = False
+
+
+class Silent(Exception):
+    """A program that was asked has failed, is missing or did not answer in time; `pid` is of one that may live on."""
+
+    def __init__(self, text: str, pid: int = 0) -> None:
+        super().__init__(text)
+        self.pid = pid
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+def ask(*argv: str, seconds: float = OTHERWISE) -> str:
+    """Return what a program prints; raises Silent with its own words. One that cannot be killed is left behind."""
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True,
+            errors="replace",
+        )  # fmt: skip
+    except OSError as error:
+        raise Silent(f"{argv[0]}: {error.strerror}") from None
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise Silent(f"{argv[0]} does not answer within {seconds:g} s", process.pid) from None
+    if process.returncode:
+        said = next(
+            (line for line in (err + "\n" + out).splitlines() if line.strip()), f"ended with {process.returncode}"
+        )
+        raise Silent(f"{argv[0]}: {said.strip()}")
+    return out
+
+
+def read(path: Path) -> str:
+    """Return the text of a small file, empty where there is none."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def bus(text: str) -> str:
+    """Return a GPU's place on the PCI bus in the kernel log's form, 0000:3b:00, of any of NVIDIA's."""
+    found = re.match(r"(?:PCI:)?0*([0-9a-f]{4}):([0-9a-f]{2}):([0-9a-f]{2})", text, re.IGNORECASE)
+    return ":".join(found.groups()).lower() if found else text
+
+
+class Gpu:
+    """One GPU as `nvidia-smi -q -x` describes it."""
+
+    def __init__(self, element: ET.Element) -> None:
+        self.element, self.bus = element, bus(element.get("id", ""))
+
+    def text(self, path: str) -> str:
+        """Return a value, empty where the GPU has none."""
+        found = (self.element.findtext(path) or "").strip()
+        return "" if found in ("N/A", "[N/A]", "None") else found
+
+    def number(self, *paths: str) -> float | None:
+        """Return the number that the first of these values begins with which is one."""
+        for path in paths:
+            if found := re.match(r"-?\d+(\.\d+)?", self.text(path)):
+                return float(found.group())
+        return None
+
+    def active(self, reason: str) -> bool:
+        """Tell whether the clocks are held back for a reason; drivers before 535 name the place otherwise."""
+        places = (
+            f"clocks_event_reasons/clocks_event_reason_{reason}",
+            f"clocks_throttle_reasons/clocks_throttle_reason_{reason}",
+        )
+        return any(self.text(place) == "Active" for place in places)
+
+    def lost(self) -> bool:
+        """Tell whether the driver has no access to it any more."""
+        return bool(re.search(r"GPU is lost|Unknown Error|ERR!", self.text("temperature/gpu_temp") + self.text("uuid")))
+
+
+def parse(answer: str) -> list[Gpu]:
+    """Return the GPUs of what `nvidia-smi -q -x` prints; raises Silent where that is no such document."""
+    try:
+        return [Gpu(element) for element in ET.fromstring(answer).iter("gpu")]  # noqa: S314 - of the driver's own program
+    except ET.ParseError as error:
+        raise Silent(f"nvidia-smi: not its XML: {error}") from None
+
+
+def topology(answer: str) -> dict[str, dict[str, str]]:
+    """Return the matrix of `nvidia-smi topo -m`: what connects one GPU or NIC with the others, such as NV12 or PHB."""
+    rows = [line.split("\t") for line in re.sub(r"\x1b\[[0-9;]*m", "", answer).splitlines()]
+    titles = next(([cell.strip() for cell in row] for row in rows if "GPU0" in (cell.strip() for cell in row[1:])), [])
+    found = {}
+    for row in rows:
+        name = row[0].strip()
+        if name in titles[1:]:
+            cells = dict(zip(titles[1:], (cell.strip() for cell in row[1:])))
+            found[name] = {
+                other: link for other, link in cells.items() if re.fullmatch(r"(GPU|NIC)\d+", other) and link != "X"
+            }
+    return found
+
+
+# --- the checks -------------------------------------------------------------------------------------------------------
+
+
+def each(name: str, *found: tuple[object, str]) -> Iterator[str]:
+    """Yield what is so of a GPU, its name first."""
+    return (f"{name}: {text}" for holds, text in found if holds)
+
+
+class Look:
+    """One look at the node. Each check yields findings; those that need the driver's answer have it in `gpus`.
+
+    `shown` asks for the topology where no NVLinks are recorded, too.
+    """
+
+    def __init__(self, given: Data, state: Data, shown: bool = False) -> None:
+        self.given, self.state, self.shown = given, state, shown
+        self.gpus: list[Gpu] = []
+        self.answered = False
+        self.topology: dict[str, dict[str, str]] = {}
+        self.index = {bus(gpu["pci"]): gpu["index"] for gpu in given["gpus"] if gpu["pci"]}
+
+    def seconds(self, check: str) -> float:
+        """Return how long a check may take."""
+        return float(self.given["timeouts"].get(check, SECONDS.get(check, OTHERWISE)))
+
+    def name(self, place: str) -> str:
+        """Return how a GPU is called, by its place on the bus."""
+        return f"GPU {self.index[place]}" if place in self.index else f"GPU at {place}"
+
+    def recorded(self) -> Iterator[tuple[Gpu, Data]]:
+        """Yield each GPU that answers with its record."""
+        records = {bus(gpu["pci"]): gpu for gpu in self.given["gpus"]}
+        return ((gpu, records[gpu.bus]) for gpu in self.gpus if gpu.bus in records)
+
+    def driver(self) -> Iterator[Finding]:
+        """Ask the driver for all that it knows; it has to answer where GPUs are recorded."""
+        if not self.given["gpus"]:
+            return
+        if read(Path(f"/proc/{self.state['stuck']}/comm")) == "nvidia-smi":
+            yield Finding("driver", "nvidia-smi hangs since an earlier look")
+            return
+        try:
+            self.gpus = parse(ask("nvidia-smi", "-q", "-x", seconds=self.seconds("driver")))
+            self.answered = True
+        except Silent as error:
+            self.state["stuck"] = error.pid
+            yield Finding("driver", str(error))
+
+    def count(self) -> Iterator[Finding]:
+        """Every GPU of the record is there."""
+        if not self.answered:
+            return
+        places = {gpu.bus for gpu in self.gpus}
+        missing = [place for place in self.index if place not in places]
+        for place in missing:
+            yield Finding("count", f"{self.name(place)} is missing")
+        if not missing and len(self.gpus) < len(self.given["gpus"]):
+            yield Finding("count", f"{len(self.gpus)} GPUs of {len(self.given['gpus'])} that are recorded")
+        if len(self.gpus) > len(self.given["gpus"]):
+            yield Finding("count", f"{len(self.gpus)} GPUs, {len(self.given['gpus'])} recorded", drains=False)
+        for gpu in self.gpus:
+            if gpu.lost():
+                yield Finding("count", f"{self.name(gpu.bus)}: the driver has lost it")
+
+    def ecc(self) -> Iterator[Finding]:
+        """No memory error since the last reset that could not be corrected, and no memory that waits to be replaced."""
+        for gpu in self.gpus:
+            kinds = (
+                "sram_uncorrectable",
+                "sram_uncorrectable_parity",
+                "sram_uncorrectable_secded",
+                "dram_uncorrectable",
+            )
+            places = [f"ecc_errors/volatile/{kind}" for kind in (*kinds, "double_bit/total")]
+            errors = sum(gpu.number(place) or 0 for place in places)
+            pending = (
+                "remapped_rows/remapped_row_pending",
+                "retired_pages/pending_retirement",
+                "retired_pages/pending_blacklist",
+            )
+            for text in each(
+                self.name(gpu.bus),
+                (errors > self.given["uncorrected_errors"], f"{errors:.0f} uncorrected ECC errors"),
+                (any(gpu.text(place) == "Yes" for place in pending), "memory waits to be replaced by a reset"),
+                (gpu.text("remapped_rows/remapped_row_failure") == "Yes", "no spare memory is left"),
+                (gpu.text("ecc_errors/aggregate/sram_threshold_exceeded") == "Yes", "too many SRAM errors in its life"),
+            ):
+                yield Finding("ecc", text)
+
+    def xid(self) -> Iterator[Finding]:
+        """The driver has logged no error of the hardware since the last diagnosis that passed."""
+        for place, number, when in self.new_xids():
+            self.state["xids"].setdefault(place, {})[str(number)] = when
+        for place, numbers in self.state["xids"].items():
+            for number in sorted(map(int, numbers)):
+                yield Finding(
+                    "xid", f"{self.name(place)}: XID {number}, {MEANINGS.get(number, 'an error of the hardware')}"
+                )
+
+    def new_xids(self) -> Iterator[tuple[str, int, float]]:
+        """Yield place, number and time of each XID of the hardware since the last look, and remember where that ended.
+
+        The kernel alone writes such lines: their way is journald's own word, whatever name a user gives his.
+        """
+        seconds = self.seconds("xid")
+        end = re.search(r'"__CURSOR"\s*:\s*"([^"]+)"', ask("journalctl", "--lines=1", "--output=json", seconds=seconds))
+        begin = f"--after-cursor={self.state['cursor']}" if self.state["cursor"] else "--boot"
+        argv = ["journalctl", "--quiet", "--output=json", "--output-fields=MESSAGE", "_TRANSPORT=kernel"]
+        try:
+            log = ask(*argv, begin, seconds=seconds)
+        except Silent as error:
+            if not self.state["cursor"] or "cursor" not in str(error):
+                raise
+            log = ask(*argv, "--boot", seconds=seconds)
+        for line in log.splitlines():
+            if "NVRM: Xid" in line:
+                entry = json.loads(line)
+                found = re.match(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]+)\): (\d+)", str(entry["MESSAGE"]), re.IGNORECASE)
+                if found and int(found.group(2)) in self.given["xids"]:
+                    yield bus(found.group(1)), int(found.group(2)), int(entry["__REALTIME_TIMESTAMP"]) / 1e6
+        self.state["cursor"] = end.group(1) if end else self.state["cursor"]
+
+    def pcie(self) -> Iterator[Finding]:
+        """All recorded lanes are in use, at the generation that card and slot can do under load: idle, it falls."""
+        for gpu, record in self.recorded():
+            link = "pci/pci_gpu_link_info"
+            width = gpu.number(f"{link}/link_widths/current_link_width")
+            if width and record["width"] and width < record["width"]:
+                yield Finding("pcie", f"{self.name(gpu.bus)}: {width:.0f} PCIe lanes, {record['width']} recorded")
+            busy = (gpu.number("utilization/gpu_util") or 0) >= self.given["busy_percent"]
+            now, most = gpu.number(f"{link}/pcie_gen/current_link_gen"), gpu.number(f"{link}/pcie_gen/max_link_gen")
+            if busy and now and most and now < most:
+                text = f"{self.name(gpu.bus)}: PCIe generation {now:.0f} under load, {most:.0f} is possible"
+                yield Finding("pcie", text, passing=True)
+
+    def nvlink(self) -> Iterator[Finding]:
+        """Every pair of GPUs has the NVLinks of the record."""
+        if not self.gpus or not (self.shown or any(gpu["links"] for gpu in self.given["gpus"])):
+            return
+        self.topology = topology(ask("nvidia-smi", "topo", "-m", seconds=self.seconds("nvlink")))
+        position = {gpu.bus: f"GPU{number}" for number, gpu in enumerate(self.gpus)}
+        known = {str(gpu["index"]): bus(gpu["pci"]) for gpu in self.given["gpus"]}
+        for gpu, record in self.recorded():
+            for other, link in record["links"].items():
+                there = known.get(other, "")
+                if there not in position or record["index"] > int(other):
+                    continue
+                now = self.topology.get(position[gpu.bus], {}).get(position[there], "none")
+                if count(now) < count(link):
+                    yield Finding("nvlink", f"{self.name(gpu.bus)} to {self.name(there)}: {now}, {link} recorded")
+
+    def temperature(self) -> Iterator[Finding]:
+        """No GPU is at its own threshold, or slows down for heat."""
+        for gpu in self.gpus:
+            margin = self.given["temperature_margin"]
+            for what, now, limit in (
+                ("", "gpu_temp", "gpu_temp_slow_threshold"),
+                ("memory ", "memory_temp", "gpu_temp_max_mem_threshold"),
+            ):
+                at, most = gpu.number(f"temperature/{now}"), gpu.number(f"temperature/{limit}")
+                if at is not None and most and at >= most - margin:
+                    text = f"{self.name(gpu.bus)}: {what}{at:.0f} C, it slows down at {most:.0f} C"
+                    yield Finding("temperature", text, passing=True)
+            # Newer drivers give the distance to the threshold instead, and at which distance it slows down.
+            left, least = (
+                gpu.number("temperature/gpu_temp_tlimit"),
+                gpu.number("temperature/gpu_temp_slow_tlimit_threshold"),
+            )
+            if left is not None and least is not None and left <= least + margin:
+                text = f"{self.name(gpu.bus)}: {left:.0f} C from its limit, it slows down at {least:.0f} C"
+                yield Finding("temperature", text, passing=True)
+            if gpu.active("hw_thermal_slowdown"):
+                yield Finding("temperature", f"{self.name(gpu.bus)}: slows down for heat", passing=True)
+
+    def power(self) -> Iterator[Finding]:
+        """No power supply brakes a GPU."""
+        for gpu in self.gpus:
+            if gpu.active("hw_power_brake_slowdown"):
+                yield Finding(
+                    "power", f"{self.name(gpu.bus)}: power brake: the node's supply asks it to slow down", passing=True
+                )
+
+    def fabric(self) -> Iterator[Finding]:
+        """Fabric Manager runs where it is to, and has set up every GPU that is on its switches."""
+        unit = "nvidia-fabricmanager.service"
+        shown = ask("systemctl", "show", "--property=ActiveState,UnitFileState", unit, seconds=self.seconds("fabric"))
+        states = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+        if states.get("UnitFileState") == "enabled" and states.get("ActiveState") != "active":
+            yield Finding("fabric", f"Fabric Manager is {states.get('ActiveState')}", passing=True)
+        for gpu in self.gpus:
+            state, status = gpu.text("fabric/state"), gpu.text("fabric/status")
+            if state and (state != "Completed" or status not in ("", "Success")):
+                yield Finding(
+                    "fabric", f"{self.name(gpu.bus)}: fabric {state.lower()}, {status or 'no status'}", passing=True
+                )
+
+    def infiniband(self, sys: Path = Path("/sys")) -> Iterator[Finding]:
+        """Every InfiniBand interface that had a link when the node was recorded has one."""
+        for interface in self.given["infiniband"]:
+            device = sys / "class/net" / interface
+            port = int(read(device / "dev_port") or 0) + 1
+            states = [read(path) for path in device.glob(f"device/infiniband/*/ports/{port}/state")]
+            if not any("ACTIVE" in state for state in states):
+                found = states[0].partition(":")[2].strip().lower() if states else "missing"
+                yield Finding("infiniband", f"{interface} is {found}")
+
+    def reset(self) -> Iterator[Finding]:
+        """The driver asks for no reset or reboot."""
+        for gpu in self.gpus:
+            action = gpu.text("gpu_recovery_action")
+            if action or gpu.text("gpu_reset_status/reset_required") == "Yes":
+                yield Finding("reset", f"{self.name(gpu.bus)}: the driver asks for: {action or 'Reset'}")
+
+    def advice(self) -> Iterator[Finding]:
+        """What makes jobs slower than the GPUs, and is nobody's fault today."""
+        gpus, memory, cores = self.given["gpus"], self.given["memory_mb"], self.given["cores"]
+        wanted = max(sum(gpu["memory_mb"] for gpu in gpus), self.given["least_memory_mb"])
+        if gpus and memory < wanted:
+            yield Finding("advice", f"{memory} MB of memory, {wanted} MB are sensible with these GPUs", drains=False)
+        if gpus and cores < self.given["cores_per_gpu"] * len(gpus):
+            text = f"{cores} cores for {len(gpus)} GPUs, {self.given['cores_per_gpu']} for each are sensible"
+            yield Finding("advice", text, drains=False)
+        for gpu in self.gpus:
+            places = [[f"{place}/{kind}_power_limit" for place in ("gpu_power_readings", "power_readings")]
+                      for kind in ("current", "enforced", "default")]  # fmt: skip
+            limit, usual = gpu.number(*places[0], *places[1]), gpu.number(*places[2])
+            if limit and usual and limit < usual:
+                text = f"{self.name(gpu.bus)}: limited to {limit:.0f} W of {usual:.0f} W"
+                yield Finding("advice", text, drains=False)
+
+    def checks(self) -> dict[str, Callable[[], Iterator[Finding]]]:
+        """Return the checks by name, the driver's first: most others judge its answer."""
+        made = (self.driver, self.count, self.ecc, self.xid, self.pcie, self.nvlink, self.temperature, self.power,
+                self.fabric, self.infiniband, self.reset, self.advice)  # fmt: skip
+        return {check.__name__: check for check in made if check.__name__ not in self.given["skip"]}
+
+    def run(self, *without: str) -> list[Finding]:
+        """Return what all checks find, each in its own time."""
+        names = [name for name in self.checks() if name not in without]
+        first = [name for name in names if name == "driver"]
+        return [*self.within_time(first), *self.within_time([name for name in names if name not in first])]
+
+    def within_time(self, names: list[str]) -> list[Finding]:
+        """Return what these checks find, all at once. That the driver is late drains; that another is, is told."""
+        found: dict[str, list[Finding]] = {}
+        threads = [threading.Thread(target=self.one, args=(name, found), daemon=True) for name in names]
+        for thread in threads:
+            thread.start()
+        began = time.monotonic()
+        for name, thread in zip(names, threads):
+            thread.join(max(0.0, began + self.seconds(name) + 1 - time.monotonic()))
+            found.setdefault(name, [Finding(name, f"not judged within {self.seconds(name):g} s", name == "driver")])
+        return [finding for name in names for finding in found[name]]
+
+    def one(self, name: str, found: dict[str, list[Finding]]) -> None:
+        """Put down what one check finds, unless it is too late."""
+        try:
+            done = list(self.checks()[name]())
+        except (Silent, ValueError, KeyError, TypeError, OSError) as error:
+            done = [Finding(name, f"not judged: {error}", drains=False)]
+        found.setdefault(name, done)
+
+
+def count(link: str) -> int:
+    """Return how many NVLinks a cell such as NV12 names."""
+    return int(link[2:]) if re.fullmatch(r"NV\d+", link) else 0
+
+
+def look(given: Data, state: Data, *without: str, shown: bool = False) -> tuple[list[Finding], Look]:
+    """Look, and once more where what was found may be over in a moment."""
+    began = time.monotonic()
+    first = Look(given, state, shown)
+    found = first.run(*without)
+    if not any(finding.passing for finding in found):
+        return found, first
+    if time.monotonic() - began > SLOW_SECONDS:
+        return [replace(finding, drains=finding.drains and not finding.passing) for finding in found], first
+    time.sleep(AGAIN_SECONDS)
+    second = Look(given, state, shown)
+    again = second.run(*without)
+    lasting = {finding.check for finding in found if finding.passing}
+    return [finding for finding in again if not finding.passing or finding.check in lasting], second
+
+
+# --- what is kept, and what is said -----------------------------------------------------------------------------------
+
+
+def load() -> Data:
+    """Return what was kept of the last look: nothing of the first one, or where it cannot be read."""
+    fresh = {"version": VERSION, "cursor": "", "xids": {}, "told": None, "stuck": 0}
+    try:
+        state = json.loads(STATE.read_text())
+    except (OSError, ValueError):
+        return fresh
+    return state if isinstance(state, dict) and state.get("version") == VERSION else fresh
+
+
+def save(state: Data) -> None:
+    """Replace it, whole or not at all."""
+    STATE.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = STATE.with_suffix(".new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(STATE)
+
+
+def reason(found: list[Finding]) -> str:
+    """Return why the node is to be out of service, in one short line of ASCII; empty where it is well."""
+    bad = list(dict.fromkeys(finding.text for finding in found if finding.drains))
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    text = "".join(c if " " <= c <= "~" else "?" for c in " ".join(bad[0].split())) if bad else ""
+    return text[: 100 - len(more)] + more
+
+
+def tell(given: Data, text: str) -> None:
+    """Tell the head; raises OSError or ValueError where it does not keep it. Many nodes may do so at once."""
+    deadline = time.monotonic() + REPORT_SECONDS
+    while True:
+        try:
+            with (
+                socket.create_connection((given["head"], given["port"]), timeout=REPORT_SECONDS) as line,
+                line.makefile("rw") as file,
+            ):
+                challenge = file.readline(128).strip()
+                if not challenge:
+                    raise ConnectionResetError("the head has no time")
+                seal = hmac.new(
+                    KEY.read_text().strip().encode(), f"{challenge} {given['node']} {text}".encode(), hashlib.sha256
+                )
+                print(given["node"], seal.hexdigest(), text, file=file, flush=True)
+                answer = file.readline(128).strip()
+            if answer == "kept":
+                return
+            raise ValueError("the head did not keep it; its journal says why (slurm-health@)")
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5 + int(hashlib.sha256(given["node"].encode()).hexdigest(), 16) % 100 / 100)
+
+
+def started() -> float:
+    """Return when this system has started, in seconds since 1970: the first process, for a node may be a container."""
+    ticks = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
+    booted = re.search(r"^btime (\d+)", Path("/proc/stat").read_text(), re.MULTILINE)
+    return int(booted.group(1) if booted else 0) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def diagnose(given: Data, state: Data) -> tuple[list[Finding], Look]:
+    """Reset what needs it, look, and forget the XIDs of the hardware if all is well."""
+    names = {bus(gpu["pci"]): gpu["uuid"] or gpu["pci"] for gpu in given["gpus"]}
+    for place, numbers in state["xids"].items():
+        if max(numbers.values()) > started():
+            try:
+                ask("nvidia-smi", "--gpu-reset", "-i", names.get(place, f"{place}.0"), seconds=DIAGNOSIS_SECONDS)
+            except Silent as error:
+                text = f"GPU at {place} could not be reset, so the node has to be rebooted: {error}"
+                return [Finding("diagnosis", text)], Look(given, state)
+    found, seen = look(given, state, "xid", shown=True)
+    if not any(finding.drains for finding in found) and shutil.which("dcgmi", path=ENVIRONMENT["PATH"]):
+        try:
+            ask("dcgmi", "diag", "-r", "1", seconds=DIAGNOSIS_SECONDS)
+        except Silent as error:
+            found.append(Finding("diagnosis", str(error)))
+    if not any(finding.drains for finding in found):
+        state["xids"] = {}
+    return found, seen
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the command line asks for, alone; return the exit status: 1 where the head could not be told."""
+    if os.geteuid() != 0:
+        sys.exit("gpu-health: only root may ask the GPUs all of this")
+    os.umask(0o077)
+    given = json.loads(CONFIGURATION.read_text())
+    LOCK.parent.mkdir(mode=0o700, exist_ok=True)
+    with open(LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = load()
+        if arguments == ["--diagnose"]:
+            Look(given, state).run()  # what has been logged since the last look
+            found, seen = diagnose(given, state)
+        else:
+            found, seen = look(given, state, shown=bool(arguments))
+        status = 0
+        if arguments != ["--json"]:
+            told = reason(found)
+            try:
+                # What is wrong is said every time: somebody may have put the node back meanwhile.
+                if told or state["told"] != told:
+                    tell(given, told)
+                state["told"] = told
+            except (OSError, ValueError) as error:
+                print(f"gpu-health: {given['head']} could not be told: {error}", file=sys.stderr)
+                status = 1
+        save(state)
+    if arguments:
+        answer = {"version": VERSION, "checks": list(seen.checks()), "recorded": len(given["gpus"])}
+        answer["gpus"] = [gpu.text("product_name") for gpu in seen.gpus]
+        answer["findings"] = [{"check": one.check, "text": one.text, "drains": one.drains} for one in found]
+        print(json.dumps({**answer, "topology": seen.topology}))
+    return status
+
+
+if __name__ == "__main__":
+    ended = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(ended)  # a check that hangs in the kernel would hold a thread, and this program, for ever

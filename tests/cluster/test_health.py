@@ -1,0 +1,207 @@
+"""GPUs that fall ill: each check fires, the node goes out of service with the reason, and comes back when it may.
+
+Slurm runs the checks every few seconds here. The faults are those of `clusterctl lab fault`; what judges them is the
+product, through NVIDIA's nvidia-smi and the kernel's log.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.labs import lab_name
+
+INTERVAL = 5
+# What goes wrong on which GPU, and what the checks say of it. These end by themselves.
+PASSING = {
+    "hot": ("3", {"temperature": "GPU 3: 90 C, it slows down at 89 C"}),
+    "power-brake": ("1", {"power": "GPU 1: power brake: the node's supply asks it to slow down"}),
+    "pcie-width": ("0", {"pcie": "GPU 0: 8 PCIe lanes, 16 recorded"}),
+}
+# These end with a reset of the GPU, and need a diagnosis.
+LASTING = {
+    "ecc": ("1", {"ecc": "GPU 1: 1 uncorrected ECC errors", "xid": "GPU 1: XID 48, double-bit ECC error"}),
+    "gpu-lost": ("2", {"driver": "nvidia-smi: Unable to determine the device handle for GPU2", "xid": "GPU 2: XID 79"}),
+    "nvlink-down": ("0", {"nvlink": "GPU 0 to GPU 1: NV11, NV12 recorded", "xid": "GPU 0: XID 74, NVLink error"}),
+    "row-remap": ("3", {"ecc": "GPU 3: no spare memory is left", "xid": "GPU 3: XID 64"}),
+}
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    lab = TestLab(lab_name("health"))
+    lab.down()
+    lab.up()
+    variables = lab.inventory.parent / "group_vars/all.yml"
+    variables.parent.mkdir(exist_ok=True)
+    variables.write_text(f"slurm_head_health_interval: {INTERVAL}\n")
+    lab.run("bootstrap")
+    yield lab
+    lab.down()
+
+
+def ledger(lab: TestLab) -> dict[str, dict[str, str]]:
+    causes: dict[str, dict[str, str]] = json.loads(lab.root("head1", "slurm-drain"))
+    return causes
+
+
+def until(lab: TestLab, nodes: dict[str, str]) -> None:
+    """Wait until the ledger has just these nodes out for their health, each for a reason that begins like this."""
+    for _ in range(180):
+        found = {node: causes["health"] for node, causes in ledger(lab).items() if "health" in causes}
+        if found.keys() == nodes.keys() and all(found[node].startswith(nodes[node]) for node in nodes):
+            return
+        time.sleep(1)
+    raise AssertionError(f"expected {nodes}, the ledger has {found}")
+
+
+def slurm(lab: TestLab, node: str) -> tuple[str, str]:
+    """A node's state and reason in Slurm's own words."""
+    state, _, reason = (
+        lab.root("head1", f"sinfo --noheader --Node --nodes={node} --format='%T %E'").strip().partition(" ")
+    )
+    return state, reason
+
+
+def fault(lab: TestLab, node: str, *what: str) -> None:
+    done = clusterctl("lab", "fault", "--name", lab.name, node, *what)
+    assert done.returncode == 0, done.stderr
+
+
+def health(document: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """What keeps each node that was checked out of service: check and text."""
+    return {
+        node["name"]: [(one["check"], one["text"]) for one in node["answer"]["findings"] if one["drains"]]
+        for node in document["nodes"]
+        if node["answer"]
+    }
+
+
+def drains(lab: TestLab, gpu: str, name: str, says: dict[str, str]) -> None:
+    """Bring a fault on a GPU of the first worker, which alone goes out of service, with the reason."""
+    fault(lab, "gpu01", name, "--gpu", gpu)
+    first = next(iter(says.values()))
+    until(lab, {"gpu01": first})
+    state, reason = slurm(lab, "gpu01")
+    assert state == "drained"
+    assert reason.startswith(f"clusterctl: health: {first}")
+    assert slurm(lab, "gpu02")[0] == "idle"
+    found = health(lab.run("check", expect=4))
+    assert found["gpu02"] == []
+    for check, text in says.items():
+        assert any(one == check and told.startswith(text) for one, told in found["gpu01"]), found
+
+
+def test_a_healthy_cluster_is_fit_and_slurm_checks_it(lab: TestLab) -> None:
+    document = lab.run("check")
+    assert health(document) == {"gpu01": [], "gpu02": []}
+    assert {(node["fit"], len(node["answer"]["gpus"])) for node in document["nodes"]} == {(True, 4)}
+    page = clusterctl("check", str(lab.inventory))
+    assert page.returncode == 0
+    assert "gpu01, gpu02" in page.stdout
+    assert "fit for jobs" in page.stdout
+    told = lab.root("head1", "scontrol show config")
+    assert re.search(rf"HealthCheckInterval\s+= {INTERVAL} sec", told)
+    assert re.search(r"HealthCheckProgram\s+= /usr/local/sbin/gpu-health", told)
+    assert "GPU0: NV12 to GPU[1-3]" in clusterctl("status", str(lab.inventory), "-v").stdout
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_a_fault_drains_the_node_and_its_end_brings_it_back(lab: TestLab, name: str) -> None:
+    drains(lab, PASSING[name][0], name, PASSING[name][1])
+    fault(lab, "gpu01", "clear")
+    until(lab, {})
+    assert slurm(lab, "gpu01")[0] == "idle"
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_a_fault_of_the_hardware_waits_for_a_diagnosis(lab: TestLab, name: str) -> None:
+    drains(lab, LASTING[name][0], name, LASTING[name][1])
+    fault(lab, "gpu01", "clear")
+    lab.root("gpu01", "gpu-health")
+    assert next(check for check, _ in health(lab.run("check", "gpu01", expect=4))["gpu01"]) == "xid"
+    assert ledger(lab)["gpu01"]["health"].startswith(LASTING[name][1]["xid"])
+    assert lab.run("check", "gpu01", "--diagnose")["exit_code"] == 0
+    until(lab, {})
+    assert slurm(lab, "gpu01")[0] == "idle"
+
+
+def test_no_application_no_load_and_no_user_drains_a_node(lab: TestLab) -> None:
+    """Errors of programs, a GPU at work, and a line that a user writes in the kernel's name."""
+    for number in (13, 31, 43, 45):
+        fault(lab, "gpu01", "gpu-xid", str(number))
+    fault(lab, "gpu01", "busy")
+    line = "NVRM: Xid (PCI:0000:07:00): 79, pid=1, name=x, GPU has fallen off the bus."
+    lab.root("gpu01", f"runuser -u nobody -- logger -t kernel '{line}'; journalctl --sync; gpu-health")
+    assert health(lab.run("check")) == {"gpu01": [], "gpu02": []}
+    assert ledger(lab) == {}
+    log = lab.root("gpu01", "journalctl --output=cat --grep='NVRM: Xid'")
+    assert all(f"): {number}," in log for number in (13, 31, 43, 45, 79)), "they were all there to be read"
+    fault(lab, "gpu01", "clear")
+
+
+def test_an_operators_drain_is_kept(lab: TestLab) -> None:
+    lab.root("head1", "scontrol update NodeName=gpu01 State=DRAIN Reason='new fan'")
+    fault(lab, "gpu01", "hot")
+    until(lab, {"gpu01": "GPU 0: "})
+    assert slurm(lab, "gpu01") == ("drained", "new fan")
+    fault(lab, "gpu01", "clear")
+    until(lab, {})
+    assert slurm(lab, "gpu01") == ("drained", "new fan")
+    lab.root("head1", "scontrol update NodeName=gpu01 State=RESUME")
+
+
+def test_a_worker_cannot_speak_for_another(lab: TestLab) -> None:
+    """With all that root finds on one worker."""
+    speak = """python3 - <<'END'
+import importlib.machinery, importlib.util, json, sys
+loader = importlib.machinery.SourceFileLoader("health", "/usr/local/sbin/gpu-health")
+module = importlib.util.module_from_spec(importlib.util.spec_from_loader("health", loader))
+sys.modules["health"] = module
+loader.exec_module(module)
+given = json.loads(module.CONFIGURATION.read_text())
+module.tell(given, "of itself")
+for node in ("gpu02", "head1", "ALL", "gpu01,gpu02"):
+    try:
+        module.tell(given | {"node": node}, "of another")
+    except ValueError:
+        continue
+    sys.exit(node)
+END
+"""
+    lab.root("gpu01", speak)
+    assert ledger(lab) == {"gpu01": {"health": "of itself"}}
+    lab.root("gpu01", "rm /var/lib/clusterctl/gpu-health.json; gpu-health")
+    until(lab, {})
+
+
+def test_neither_time_nor_a_restart_ends_an_error_of_the_hardware(lab: TestLab) -> None:
+    """The log forgets, and a GPU that works again says nothing; what lets the node back is a diagnosis."""
+    fault(lab, "gpu02", "gpu-xid", "119")
+    reason = "GPU 0: XID 119"
+    until(lab, {"gpu02": reason})
+    fault(lab, "gpu02", "clear")
+    lab.root("gpu02", "journalctl -q --rotate; journalctl -q --vacuum-time=1s; gpu-health")
+    until(lab, {"gpu02": reason})
+    podman("restart", "--time", "5", f"clusterctl-{lab.name}-gpu02")
+    lab.up()
+    lab.root("gpu02", "gpu-health")
+    until(lab, {"gpu02": reason})
+    assert lab.run("check", "gpu02", "--diagnose")["exit_code"] == 0
+    until(lab, {})
+    lab.healthy()
+
+
+def test_a_node_that_is_down_is_named(lab: TestLab) -> None:
+    podman("stop", "--time", "0", f"clusterctl-{lab.name}-gpu02")
+    try:
+        nodes = {node["name"]: node for node in lab.run("check", expect=4)["nodes"]}
+    finally:
+        lab.up()
+    assert nodes["gpu01"]["fit"]
+    assert nodes["gpu02"]["problem"]
+    assert nodes["gpu02"]["answer"] is None

@@ -1,0 +1,391 @@
+"""The judge of a node's GPUs, on what NVIDIA's nvidia-smi 550.163 printed in the lab, and what the head takes from it.
+
+The faults are written into that document where nvidia-smi writes them.
+"""
+
+import hashlib
+import hmac
+import importlib.machinery
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from clusterctl import check, paths
+from clusterctl.untrusted import Malformed, decode
+
+HERE = Path(__file__).parent / "gpu_health"
+DOCUMENT = (HERE / "a100-550.163.xml").read_text()
+MATRIX = (
+    "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X \tNV12\tPXB\t0-3\t0\t\tN/A\n"
+)
+MATRIX += "GPU1\tNV12\t X \tSYS\t0-3\t0\t\tN/A\nNIC0\tPXB\tSYS\t X \t\t\t\t\n\nLegend:\n\n  X    = Self\n"
+GIVEN = {
+    "node": "gpu01",
+    "head": "10.0.0.10",
+    "port": 6822,
+    "gpus": [
+        {"index": 0, "uuid": "", "pci": "00000000:07:00.0", "links": {"1": "NV12"}, "width": 16, "memory_mb": 81920},
+        {"index": 1, "uuid": "", "pci": "00000000:0F:00.0", "links": {"0": "NV12"}, "width": 16, "memory_mb": 81920},
+    ],
+    "infiniband": [],
+    "memory_mb": 200000,
+    "cores": 4,
+    "skip": [],
+    "timeouts": {},
+    "xids": [48, 63, 64, 74, 79, 95, 119],
+    "uncorrected_errors": 0,
+    "temperature_margin": 0,
+    "busy_percent": 50,
+    "least_memory_mb": 24576,
+    "cores_per_gpu": 2,
+}
+XID = "NVRM: Xid (PCI:0000:0f:00): {}, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+
+def program(path: str) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader(Path(path).name.replace("-", "_"), str(paths.content() / path))
+    specification = importlib.util.spec_from_loader(loader.name, loader)
+    assert specification is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[loader.name] = module  # dataclasses look their module up
+    loader.exec_module(module)
+    return module
+
+
+HEALTH = program("roles/gpu_health/files/gpu_health.py")
+EAR = program("roles/slurm_head/files/slurm-health")
+
+Find = Callable[..., list[tuple[str, str, bool]]]
+
+
+@pytest.fixture
+def find(monkeypatch: pytest.MonkeyPatch) -> Find:
+    """What one look finds, as (check, text, whether it drains), where the programs that it asks print this."""
+
+    def ask(
+        document: str = DOCUMENT,
+        matrix: str = MATRIX,
+        log: str = "",
+        units: str = "ActiveState=inactive\nUnitFileState=\n",
+        given: dict[str, Any] | None = None,
+        state: dict[str, Any] | None = None,
+    ) -> list[tuple[str, str, bool]]:
+        answers: dict[tuple[str, ...], str] = {
+            ("nvidia-smi", "-q"): document,
+            ("nvidia-smi", "topo"): matrix,
+            ("journalctl", "--lines=1"): json.dumps({"__CURSOR": "s=2"}),
+            ("journalctl", "--quiet"): log,
+            ("systemctl", "show"): units,
+        }
+
+        def answer(*argv: str, seconds: float = 0) -> str:
+            said = answers[argv[:2]]
+            if said.startswith("!"):
+                raise HEALTH.Silent(said[1:])
+            return said
+
+        monkeypatch.setattr(HEALTH, "ask", answer)
+        kept = {"cursor": "", "xids": {}, "stuck": 0} if state is None else state
+        return [(one.check, one.text, one.drains) for one in HEALTH.Look(GIVEN | (given or {}), kept).run()]
+
+    return ask
+
+
+def line(message: str, when: int = 1_800_000_000) -> str:
+    return json.dumps({"MESSAGE": message, "__REALTIME_TIMESTAMP": str(when * 1_000_000), "__CURSOR": "s=1"}) + "\n"
+
+
+def changed(path: str, value: str, gpu: int = 1) -> str:
+    """The document with another value of one GPU in a place such as `temperature/gpu_temp`."""
+    blocks = re.split(r"(?=\t<gpu id)", DOCUMENT)
+    outer, _, name = path.rpartition("/")
+    pattern = rf"(<{outer.rpartition('/')[2]}>.*?<{name}>)[^<]*(</{name}>)"
+    blocks[gpu + 1], count = re.subn(pattern, rf"\g<1>{value}\g<2>", blocks[gpu + 1], count=1, flags=re.DOTALL)
+    assert count == 1, path
+    return "".join(blocks)
+
+
+def test_a_node_that_is_well_has_nothing_found(find: Find) -> None:
+    assert find() == []
+
+
+FAULTS = {
+    "ecc": ("ecc_errors/volatile/dram_uncorrectable", "2", "ecc", "GPU 1: 2 uncorrected ECC errors"),
+    "row remap": ("remapped_rows/remapped_row_pending", "Yes", "ecc", "GPU 1: memory waits to be replaced by a reset"),
+    "no spare": ("remapped_rows/remapped_row_failure", "Yes", "ecc", "GPU 1: no spare memory is left"),
+    "page": ("retired_pages/pending_retirement", "Yes", "ecc", "GPU 1: memory waits to be replaced by a reset"),
+    "hot": ("temperature/gpu_temp", "89 C", "temperature", "GPU 1: 89 C, it slows down at 89 C"),
+    "hot memory": ("temperature/memory_temp", "96 C", "temperature", "GPU 1: memory 96 C, it slows down at 95 C"),
+    "slow": ("clocks_event_reasons/clocks_event_reason_hw_thermal_slowdown", "Active", "temperature",
+             "GPU 1: slows down for heat"),
+    "brake": ("clocks_event_reasons/clocks_event_reason_hw_power_brake_slowdown", "Active", "power",
+              "GPU 1: power brake: the node's supply asks it to slow down"),
+    "lanes": ("link_widths/current_link_width", "8x", "pcie", "GPU 1: 8 PCIe lanes, 16 recorded"),
+    "fabric": ("fabric/state", "In Progress", "fabric", "GPU 1: fabric in progress, no status"),
+    "lost": ("temperature/gpu_temp", "GPU is lost", "count", "GPU 1: the driver has lost it"),
+    "reset": ("gpu_reset_status/reset_required", "Yes", "reset", "GPU 1: the driver asks for: Reset"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value", "name", "text"), FAULTS.values(), ids=FAULTS.keys())
+def test_each_fault_drains_and_is_told(find: Find, path: str, value: str, name: str, text: str) -> None:
+    assert find(changed(path, value)) == [(name, text, True)]
+
+
+def test_newer_drivers_tell_the_distance_to_the_limit(find: Find) -> None:
+    limits = (
+        "<gpu_temp_tlimit>{} C</gpu_temp_tlimit><gpu_temp_slow_tlimit_threshold>-2 C</gpu_temp_slow_tlimit_threshold>"
+    )
+    document = re.sub(r"<gpu_temp_(max|slow|max_gpu)_threshold>.*?\n", "", DOCUMENT)
+    document = document.replace("<gpu_temp_tlimit>N/A</gpu_temp_tlimit>", "{}", 1)
+    assert find(document.replace("{}", limits.format(46))) == []
+    assert find(document.replace("{}", limits.format(-2))) == [
+        ("temperature", "GPU 0: -2 C from its limit, it slows down at -2 C", True)
+    ]
+
+
+def test_the_generation_counts_under_load_alone(find: Find) -> None:
+    idle = changed("pcie_gen/current_link_gen", "1")
+    assert find(idle) == []
+    busy = idle.replace("<gpu_util>0 %</gpu_util>", "<gpu_util>97 %</gpu_util>")
+    assert find(busy) == [("pcie", "GPU 1: PCIe generation 1 under load, 4 is possible", True)]
+
+
+def test_a_missing_gpu_is_named_by_its_record(find: Find) -> None:
+    one = re.sub(r"\t<gpu id=\"00000000:0F.*?</gpu>\n", "", DOCUMENT, flags=re.DOTALL)
+    assert ("count", "GPU 1 is missing", True) in find(one)
+    assert find(re.sub(r"\t<gpu id.*</gpu>\n", "", DOCUMENT, flags=re.DOTALL))[:2] == [
+        ("count", "GPU 0 is missing", True),
+        ("count", "GPU 1 is missing", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "said", ["!nvidia-smi does not answer within 30 s", "<?xml version='1.0'?><nvidia_smi_log><gpu"]
+)
+def test_a_silent_driver_is_the_only_thing_said(find: Find, said: str) -> None:
+    (found,) = find(said)
+    assert (found[0], found[2]) == ("driver", True)
+
+
+def test_a_node_without_gpus_asks_for_none(find: Find) -> None:
+    assert find("!there is no driver", "!nor this", given={"gpus": []}) == []
+
+
+@pytest.mark.parametrize("number", [48, 63, 64, 74, 79, 95, 119])
+def test_an_xid_of_the_hardware_stays(find: Find, number: int) -> None:
+    state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
+    expected = [("xid", f"GPU 1: XID {number}, {HEALTH.MEANINGS[number]}", True)]
+    assert find(log=line(XID.format(number)), state=state) == expected
+    assert state["cursor"] == "s=2"
+    assert find(state=state) == expected, "though it is in the log no more"
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 94])
+def test_an_xid_of_an_application_never_drains(find: Find, number: int) -> None:
+    assert find(log=line(XID.format(number))) == []
+
+
+@pytest.mark.parametrize(
+    "message", [f"x {XID.format(79)}", "NVRM: Xid 79", "NVRM: Xid (PCI:0000:0f:00): seventy-nine", "NVRM: loading"]
+)
+def test_what_is_no_xid_is_none(find: Find, message: str) -> None:
+    assert find(log=line(message)) == []
+
+
+def test_fewer_nvlinks_than_recorded(find: Find) -> None:
+    assert find(matrix=MATRIX.replace("NV12", "NV11")) == [("nvlink", "GPU 0 to GPU 1: NV11, NV12 recorded", True)]
+    assert find(matrix=MATRIX.replace("NV12", "PHB")) == [("nvlink", "GPU 0 to GPU 1: PHB, NV12 recorded", True)]
+    assert find(matrix="!nvidia-smi: Failed to run topology matrix") == [
+        ("nvlink", "not judged: nvidia-smi: Failed to run topology matrix", False)
+    ]
+
+
+def test_the_matrix_is_read() -> None:
+    assert HEALTH.topology(MATRIX) == {
+        "GPU0": {"GPU1": "NV12", "NIC0": "PXB"},
+        "GPU1": {"GPU0": "NV12", "NIC0": "SYS"},
+        "NIC0": {"GPU0": "PXB", "GPU1": "SYS"},
+    }
+
+
+def test_fabric_manager_counts_where_it_is_enabled(find: Find) -> None:
+    assert find(units="ActiveState=failed\nUnitFileState=disabled\n") == []
+    assert find(units="ActiveState=failed\nUnitFileState=enabled\n") == [("fabric", "Fabric Manager is failed", True)]
+
+
+def test_infiniband_that_was_up_has_to_be(tmp_path: Path) -> None:
+    port = tmp_path / "class/net/ib0/device/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    look = HEALTH.Look(GIVEN | {"infiniband": ["ib0", "ib1"]}, {})
+    (port / "state").write_text("4: ACTIVE\n")
+    assert [one.text for one in look.infiniband(tmp_path)] == ["ib1 is missing"]
+    (port / "state").write_text("1: DOWN\n")
+    assert [one.text for one in look.infiniband(tmp_path)] == ["ib0 is down", "ib1 is missing"]
+
+
+def test_advice_never_drains(find: Find) -> None:
+    limited = DOCUMENT.replace("<current_power_limit>400.00 W", "<current_power_limit>320.00 W", 1)
+    assert find(limited, given={"memory_mb": 24000, "cores": 3}) == [
+        ("advice", "24000 MB of memory, 163840 MB are sensible with these GPUs", False),
+        ("advice", "3 cores for 2 GPUs, 2 for each are sensible", False),
+        ("advice", "GPU 0: limited to 320 W of 400 W", False),
+    ]
+
+
+def test_a_check_can_be_left_out(find: Find) -> None:
+    assert find(changed(*FAULTS["ecc"][:2]), given={"skip": ["ecc"]}) == []
+    assert find("!silent", given={"skip": ["driver"]}) == []
+
+
+def test_what_hangs_is_late_in_its_own_time(find: Find, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = HEALTH.Look(GIVEN | {"timeouts": {"fabric": 0.1}}, {"cursor": "", "xids": {}, "stuck": 0})
+    with pytest.raises(HEALTH.Silent, match=r"sleep does not answer within 0\.1 s"):
+        HEALTH.ask("sleep", "60", seconds=look.seconds("fabric"))
+    assert look.seconds("driver") == 30
+    assert look.seconds("xid") == 10
+
+
+def test_what_may_be_over_has_to_be_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [[HEALTH.Finding("power", "brake", passing=True), HEALTH.Finding("ecc", "errors")],
+             [HEALTH.Finding("ecc", "errors"), HEALTH.Finding("temperature", "hot", passing=True)]]  # fmt: skip
+    monkeypatch.setattr(HEALTH, "AGAIN_SECONDS", 0)
+    monkeypatch.setattr(HEALTH.Look, "run", lambda self, *without: looks.pop(0))
+    found, _ = HEALTH.look(GIVEN, {})
+    assert [one.text for one in found] == ["errors"]
+
+
+def test_the_reason_is_one_short_line_of_ascii() -> None:
+    one = HEALTH.Finding("xid", "GPU 1:\x1b[31m bad\nöld")
+    assert HEALTH.reason([one]) == "GPU 1:?[31m bad ?ld"
+    assert HEALTH.reason([one, HEALTH.Finding("ecc", "x" * 200), HEALTH.Finding("pcie", "y", drains=False)]).endswith(
+        "(and 1 more)"
+    )
+    assert len(HEALTH.reason([HEALTH.Finding("ecc", "x" * 200)])) == 100
+    assert HEALTH.reason([HEALTH.Finding("advice", "little", drains=False)]) == ""
+
+
+# --- what the head takes from it --------------------------------------------------------------------------------------
+
+
+def said(node: str, reason: str, of: str = "", challenge: str = "c1") -> bytes:
+    """What a worker says, sealed with its own key or with that of another."""
+    own = hashlib.sha256(f"key{of or node}".encode()).hexdigest()
+    seal = hmac.new(own.encode(), f"{challenge} {node} {reason}".encode(), "sha256").hexdigest()
+    return f"{node} {seal} {reason}\n".encode()
+
+
+def test_the_head_believes_a_node_of_itself() -> None:
+    assert EAR.understood(said("gpu01", "GPU 1: XID 79"), "key", "c1") == ("gpu01", "GPU 1: XID 79")
+    assert EAR.understood(said("gpu01", ""), "key", "c1") == ("gpu01", "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        said("gpu02", "of another", of="gpu01"),
+        said("gpu01", "yesterday's", challenge="c0"),
+        said("gpu01", "one thing").replace(b"one", b"two"),
+        said("gpu01", "cut")[:-1],
+        said("gpu01", "control \x1b"),
+        said("gpu01,gpu02", "two"),
+        said("--forget", "an option"),
+        b"",
+        b"\xff\n",
+    ],
+)
+def test_the_head_believes_nobody_of_another(line: bytes) -> None:
+    with pytest.raises(SystemExit):
+        EAR.understood(line, "key", "c1")
+
+
+def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both programs, with a controller that answers and a ledger's program that writes down what it is asked."""
+    (tmp_path / "health.key").write_text("key\n")
+    (tmp_path / "gpu-health.key").write_text(hashlib.sha256(b"keygpu01").hexdigest() + "\n")
+    ledger = tmp_path / "ledger"
+    ledger.write_text(f'#!/bin/sh\nprintf "%s|" "$@" >> {tmp_path}/asked; echo >> {tmp_path}/asked\n')
+    ledger.chmod(0o755)
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Slurmctld(primary) at head1 is UP'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    source = (paths.content() / "roles/slurm_head/files/slurm-health").read_text()
+    source = source.replace("/etc/slurm", str(tmp_path)).replace("/usr/local/sbin/slurm-drain", str(ledger))
+    (tmp_path / "ear").write_text(source)
+    monkeypatch.setattr(HEALTH, "KEY", tmp_path / "gpu-health.key")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hear() -> None:
+            for _ in range(2):
+                line, _ = server.accept()
+                with line:
+                    subprocess.run(
+                        ["python3", str(tmp_path / "ear")],
+                        stdin=line.fileno(),
+                        stdout=line.fileno(),
+                        check=True,
+                        timeout=60,
+                    )
+
+        thread = threading.Thread(target=hear, daemon=True)
+        thread.start()
+        given = GIVEN | {"head": "127.0.0.1", "port": server.getsockname()[1]}
+        HEALTH.tell(given, "GPU 1: XID 79")
+        HEALTH.tell(given, "")
+        thread.join(60)
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        "health|--out|gpu01|--reason|GPU 1: XID 79|",
+        "health|--in|gpu01|",
+    ]
+
+
+# --- what the controller takes from it --------------------------------------------------------------------------------
+
+ANSWER: dict[str, Any] = {
+    "version": 1,
+    "checks": ["driver", "ecc"],
+    "recorded": 2,
+    "gpus": ["NVIDIA A100-SXM4-80GB"] * 2,
+    "findings": [{"check": "ecc", "text": "GPU 1: 2 uncorrected ECC errors", "drains": True}],
+    "topology": {"GPU0": {"GPU1": "NV12"}, "GPU1": {"GPU0": "NV12"}},
+}
+
+
+def test_an_answer_is_read_and_judged() -> None:
+    health = check.Health("gpu01", "", decode(check.Answer, ANSWER))
+    assert not health.fit
+    assert health.of(drains=True) == ["ecc: GPU 1: 2 uncorrected ECC errors"]
+    advice = ANSWER | {"findings": [{"check": "advice", "text": "little memory", "drains": False}]}
+    assert check.Health("gpu01", "", decode(check.Answer, advice)).fit
+    assert not check.Health("gpu01", "no contact").fit
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"findings": [{"check": "e c c", "text": "x", "drains": True}]},
+        {"findings": [{"check": "ecc", "text": "x", "drains": "no"}]},
+        {"topology": {"GPU0": {"GPU1": "; rm"}}},
+        {"topology": {"../x": {}}},
+        {"recorded": -1},
+    ],
+)
+def test_what_is_no_answer_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Malformed):
+        decode(check.Answer, ANSWER | wrong)
+
+
+def test_the_topology_is_told_in_a_line_for_each_gpu() -> None:
+    answer = decode(check.Answer, ANSWER | {"topology": {"GPU0": {"GPU1": "NV12", "GPU2": "NV12", "NIC0": "PXB"}}})
+    assert check.Health("gpu01", "", answer).topology == ("GPU0: NV12 to GPU1, GPU2, PXB to NIC0",)
