@@ -13,7 +13,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_packages import package_manager
 from ansible.module_utils.node_record import load_record, recorded_scopes
-from ansible.module_utils.node_tools import RUN, NodeError, clean, exclusive
+from ansible.module_utils.node_tools import RUN, NodeError, clean, exclusive, numbers
 
 DOCUMENTATION = r"""
 module: os_upgrade
@@ -48,11 +48,6 @@ reboot:
 """
 
 BOOT = Path("/boot")
-
-
-def numbers(kernel: str) -> list[int]:
-    """Return the version of a kernel's name, to compare: of 6.12.48+deb13-amd64 and 5.14.0-570.62.1.el9_6.x86_64."""
-    return [int(number) for number in re.findall(r"\d+", re.match(r"[\d.]*(-[\d.]+)?", kernel)[0])]
 
 
 def reason(manager: Any, moves: Iterable[str]) -> str:
