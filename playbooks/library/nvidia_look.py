@@ -122,7 +122,8 @@ def main() -> None:
     driver = kernel_side.answers() or kernel_side.loaded()[0]
     try:
         why = left(named, gpus, driver, record_path("nvidia_driver").exists(), container)
-        kept = [] if why else kernel_packages(kernel)
+        # One that an image gets is there only for its headers.
+        kept = kernel_packages(kernel) if not why and kernel == os.uname().release else []
     except NodeError as error:
         module.fail_json(msg=clean(str(error)))
     module.exit_json(

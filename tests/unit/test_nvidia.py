@@ -114,7 +114,7 @@ LOG = """\
 make -C /usr/src/linux-headers-6.12.117+deb13-amd64
   gcc -Werror=implicit-int -c -o /var/lib/dkms/nvidia-current-open/550.163.01/build/nvidia/nv-pci.o
 /var/lib/dkms/nvidia-current-open/550.163.01/build/nvidia/nv-pci.c: In function 'nv_resize_pcie_bars':
-/var/lib/dkms/nvidia-open/550/build/nvidia/nv-pci.c:248:9: error: too few arguments to function 'pci_resize_resource'
+/var/lib/dkms/nvidia-open/550/build/nvidia/nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'
 /usr/src/linux-headers-6.12.117+deb13-common/include/linux/pci.h:1440:5: note: declared here
 make[4]: *** [scripts/Makefile.build:229: nvidia/nv-pci.o] Error 1
 make: *** [Makefile:86: modules] Error 2
@@ -122,7 +122,7 @@ make: *** [Makefile:86: modules] Error 2
 
 
 def test_the_compilers_own_line_is_found() -> None:
-    told = "nvidia/nv-pci.c:248:9: error: too few arguments to function 'pci_resize_resource'"
+    told = "nvidia/nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'"
     assert nvidia_kernel.complaint(LOG) == told
 
 
