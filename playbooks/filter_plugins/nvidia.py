@@ -70,34 +70,40 @@ def held(name: str, version: str = "") -> dict[str, Any]:
     return {"name": name, "hold": True} | ({"version": version} if version else {})
 
 
+def without(packages: Sequence[Any], brought: Iterable[str]) -> list[Any]:
+    """Return the packages of node_state, and those that were brought earlier and are no longer among them as absent."""
+    named = {package["name"] if isinstance(package, dict) else package for package in packages}
+    gone = [{"name": name, "state": "absent", "hold": False} for name in brought if name not in named]
+    return [*packages, *gone]
+
+
 def _list(names: Iterable[str]) -> str:
     return ", ".join(names) or "any GPU"
 
 
 def toolkits(
     asked: Sequence[str],
-    version: str,
-    generations: Sequence[str],
+    look: Mapping[str, Any],
+    oldest: Mapping[str, str],
     table: Sequence[Mapping[str, str]],
     needs: Mapping[str, Any],
+    bridged: Sequence[str] = (),
 ) -> list[str]:
-    """Return what speaks against CUDA toolkits (``12.8``) beside a driver, where that is known, and on these GPUs.
+    """Return what speaks against CUDA toolkits (``12.8``) beside a node's driver, where it has one, and on its GPUs.
 
-    ``table`` names each toolkit's oldest driver; within a major release the first one's will do (minor version
-    compatibility), with what that leaves out.
+    ``oldest`` is the oldest driver of each major release: that will do for all of it (minor version compatibility).
+    ``bridged`` are the toolkits that bring compatibility libraries for an older one.
     """
-    known = {row["toolkit"]: row for row in table}
-    problems = []
+    version, problems = look["driver"], []
     for toolkit in asked:
-        row = known.get(toolkit)
-        if row is None:
-            problems.append(f"CUDA {toolkit} is not known here, but {', '.join(known)}")
-            continue
-        if version and numbers(version) < numbers(row["driver"]):
-            fit = [one["toolkit"] for one in table if numbers(one["driver"]) <= numbers(version)]
-            best = f"; up to CUDA {fit[-1]} it will do" if fit else ""
-            problems.append(f"CUDA {toolkit} needs driver {row['driver']} or newer, here is {version}{best}")
-        for name in generations:
+        least = oldest.get(toolkit.partition(".")[0])
+        if least is None:
+            problems.append(f"CUDA {toolkit} is not known here, but releases {', '.join(oldest)}")
+        elif version and toolkit not in bridged and numbers(version) < numbers(least):
+            fit = [major for major, driver in oldest.items() if numbers(driver) <= numbers(version)]
+            told = f"; CUDA {max(fit, key=int)} goes with it" if fit else ""
+            problems.append(f"CUDA {toolkit} needs driver {least} or newer, and {version} is here{told}")
+        for name in dict.fromkeys(generation(device, table) for device in look["devices"]):
             last = needs.get(name, needs["newest"]).get("last_cuda")
             if last and numbers(toolkit) > numbers(last):
                 problems.append(f"CUDA {toolkit} no longer supports {name} GPUs; {last} is the last that does")
@@ -111,7 +117,8 @@ class FilterModule:
         """Return the filters by name."""
         return {
             "nvidia_driver": driver,
-            "nvidia_held": held,
             "nvidia_generation": generation,
+            "nvidia_held": held,
             "nvidia_toolkits": toolkits,
+            "nvidia_without": without,
         }

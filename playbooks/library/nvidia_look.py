@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ansible.module_utils import nvidia_kernel as kernel_side
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_record import record_path
+from ansible.module_utils.node_record import load_record, record_path
 from ansible.module_utils.node_tools import NodeError, clean, run
 
 DOCUMENTATION = r"""
@@ -23,6 +23,15 @@ options:
     description: Kernel that the driver is for; the running one where it is empty.
     type: str
     default: ""
+  wanted:
+    description: Packages that the driver is to consist of.
+    type: list
+    elements: str
+    default: []
+  change:
+    description: Whether a driver that is loaded may become another.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -64,6 +73,14 @@ left:
   description: Why the driver is left as it is; empty where it is the role's.
   type: str
   returned: always
+brought:
+  description: Packages that the role has installed here.
+  type: list
+  returned: always
+waits:
+  description: Those of I(wanted) that would make another driver of the loaded one, which is not allowed now.
+  type: list
+  returned: always
 runfile:
   description: Whether a driver from NVIDIA's own installer is here.
   type: bool
@@ -74,6 +91,7 @@ notes:
   returned: always
 """
 
+ROLE = "nvidia_driver"
 SECURE_BOOT = (
     "secure boot is on: the kernel takes the modules that dkms builds once its key is enrolled "
     "(mokutil --import /var/lib/dkms/mok.pub, then confirm at the console on the next boot)"
@@ -100,6 +118,17 @@ def headers(kept: list[str]) -> list[str]:
     return [name.replace("linux-image-", "linux-headers-") for name in metas]
 
 
+def brought() -> list[str]:
+    """Return the packages that the role has installed here; no kernel is among them, whatever came of it since."""
+    items = load_record(ROLE)["items"]
+    states = {key.split(":", 1)[1]: item for key, item in items.items() if key.startswith("package:")}
+    return sorted(
+        name
+        for name, item in states.items()
+        if item["now"]["version"] and not item["before"]["version"] and not re.match(r"(linux|kernel)-", name)
+    )
+
+
 def left(named: bool, gpus: list[str], driver: str, ours: bool, container: bool) -> str:
     """Return why the driver is none of the role's business."""
     if ours or named:
@@ -113,7 +142,12 @@ def left(named: bool, gpus: list[str], driver: str, ours: bool, container: bool)
 
 def main() -> None:
     """Ansible's entry point."""
-    module = AnsibleModule({"kernel": {"type": "str", "default": ""}}, supports_check_mode=True)
+    spec = {
+        "kernel": {"type": "str", "default": ""},
+        "wanted": {"type": "list", "elements": "str", "default": []},
+        "change": {"type": "bool", "default": False},
+    }
+    module = AnsibleModule(spec, supports_check_mode=True)
     named = bool(module.params["kernel"])
     signed = kernel_side.secure_boot()
     kernel = module.params["kernel"] or os.uname().release
@@ -121,11 +155,17 @@ def main() -> None:
     gpus, fabric = kernel_side.pci()
     driver = kernel_side.answers() or kernel_side.loaded()[0]
     try:
-        why = left(named, gpus, driver, record_path("nvidia_driver").exists(), container)
+        why = left(named, gpus, driver, record_path(ROLE).exists(), container)
         # One that an image gets is there only for its headers.
+        ours = [] if why else brought()
         kept = kernel_packages(kernel) if not why and kernel == os.uname().release else []
     except NodeError as error:
         module.fail_json(msg=clean(str(error)))
+    loaded = kernel_side.loaded()[0] if ours and not module.params["change"] else ""
+    waits = [name for name in module.params["wanted"] if loaded and name not in ours]
+    notes = [why] if driver and why else [SECURE_BOOT] if signed and not why else []
+    if waits:
+        notes = [f"driver {loaded} stays, and becomes {', '.join(waits)} by clusterctl upgrade"]
     module.exit_json(
         changed=False,
         devices=gpus,
@@ -136,7 +176,9 @@ def main() -> None:
         driver=driver,
         left=why,
         runfile=Path("/usr/bin/nvidia-uninstall").exists(),
-        notes=[why] if driver and why else [] if why or not signed else [SECURE_BOOT],
+        brought=ours,
+        waits=waits,
+        notes=notes,
     )
 
 

@@ -6,6 +6,7 @@ packages of our own stand in for NVIDIA's, in its repository's layout; Debian's 
 
 import json
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,13 +26,13 @@ KEY = "8793F200.pub"
 OLD, NEW, NEXT = "580.95.05", "580.105.08", "590.48.01"
 OTHER_PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
 PLAY = """\
-- name: Set up the package sources, then the driver
+- name: Set up the package sources, then a role
   hosts: gpu01
   gather_facts: true
   pre_tasks:
     - name: Set up the package sources
       ansible.builtin.include_role: {name: base, tasks_from: sources}
-  roles: [nvidia_driver]
+  roles: [%s]
 """
 DKMS = """\
 PACKAGE_NAME="nvidia-open"
@@ -70,7 +71,7 @@ def pack(folder: Path, name: str, version: str, files: Mapping[str, str], **cont
     for path, content in {**files, "DEBIAN/control": "".join(f"{k}: {v}\n" for k, v in fields.items())}.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(content)
-        (root / path).chmod(0o755 if path.startswith("DEBIAN/p") else 0o644)
+        (root / path).chmod(0o755 if path.startswith("DEBIAN/p") or "/bin/" in path else 0o644)
     argv = ["dpkg-deb", "--root-owner-group", "--build", str(root), str(folder / f"{name}_{version}.deb")]
     subprocess.run(argv, check=True, capture_output=True)
 
@@ -95,6 +96,14 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "DEBIAN/postinst": POSTINST % version,
         }
         pack(folder, "nvidia-kernel-open-dkms", f"{version}-1", files, depends="dkms")
+    for toolkit in ("12.8", "13.0"):
+        name, place = toolkit.replace(".", "-"), f"usr/local/cuda-{toolkit}"
+        pack(folder, f"cuda-toolkit-{name}", f"{toolkit}.1-1", {f"{place}/bin/nvcc": f"#!/bin/sh\necho {toolkit}\n"})
+        pack(folder, f"cuda-compat-{name}", f"{NEW}-1", {f"{place}/compat/libcuda.so.1": ""})
+    for cuda in ("cuda12.9", "cuda13.0"):
+        version = f"2.28.3-1+{cuda}"
+        pack(folder, "libnccl2", version, {})
+        pack(folder, "libnccl-dev", version, {}, depends=f"libnccl2 (= {version})")
     return folder
 
 
@@ -113,9 +122,11 @@ def vendor(lab: TestLab, packages: Path, fault: str = "none") -> Iterator[dict[s
         }
 
 
-def play(lab: TestLab, folder: Path, variables: Mapping[str, Any], *options: str) -> tuple[int, str]:
-    """Play the role to the node; returns Ansible's exit status and what it printed."""
-    (folder / "play.yml").write_text(PLAY)
+def play(
+    lab: TestLab, folder: Path, variables: Mapping[str, Any], *options: str, role: str = "nvidia_driver"
+) -> tuple[int, str]:
+    """Play a role to the node; returns Ansible's exit status and what it printed."""
+    (folder / "play.yml").write_text(PLAY % role)
     if not (folder / "group_vars").exists():
         (folder / "group_vars").symlink_to(REPOSITORY / "playbooks/group_vars")
     argv = ["env", f"ANSIBLE_CONFIG={REPOSITORY / 'ansible.cfg'}", "ansible-playbook", "-i", str(lab.inventory)]
@@ -200,6 +211,32 @@ def test_a_driver_that_does_not_build_is_told_by_the_compilers_line(
         assert NEW in built(lab, KERNEL)
 
 
+def test_users_choose_among_toolkits_side_by_side(lab: TestLab, packages: Path, tmp_path: Path) -> None:
+    given = {"nvidia_cuda_toolkits": ["12.8", "13.0"], "nvidia_cuda_compat": ["13.0"]}
+    with vendor(lab, packages) as variables:
+        status, output = play(lab, tmp_path, variables | given, role="nvidia_cuda")
+        assert status == 0, output
+        assert module(lab, "cuda", "nvcc").split() == ["12.8"]
+        assert module(lab, "cuda/13.0", "nvcc; echo $CUDA_HOME $LD_LIBRARY_PATH").split() == [
+            "13.0",
+            "/usr/local/cuda-13.0",
+            "/usr/local/cuda-13.0/compat:/usr/local/cuda-13.0/lib64",
+        ]
+        assert installed(lab)["libnccl-dev"] == "2.28.3-1+cuda13.0"
+        status, output = play(lab, tmp_path, variables | given, role="nvidia_cuda")
+        assert status == 0, output
+        assert "changed=0" in output
+        refused = {"nvidia_cuda_toolkits": ["99.9"]}
+        status, output = play(lab, tmp_path, variables | refused, role="nvidia_cuda")
+        assert status != 0
+        assert "CUDA 99.9 is not known here" in output
+
+
+def module(lab: TestLab, name: str, command: str) -> str:
+    """What an ordinary user's login shell prints with a module loaded."""
+    return lab.ssh(NODE, "bash", "--login", "-c", shlex.quote(f"module load {name} && {command}"))
+
+
 @pytest.mark.long
 def test_debians_drivers_one_that_builds_and_one_that_does_not(lab: TestLab) -> None:
     """Through the whole program: out of service with the compiler's line, and back with another choice."""
@@ -225,4 +262,5 @@ def test_debians_drivers_one_that_builds_and_one_that_does_not(lab: TestLab) -> 
     version = installed(lab)["nvidia-tesla-535-kernel-dkms"].partition("-")[0]
     assert built(lab, kernel) == [version]
     assert json.loads(lab.root("head1", "slurm-drain")) == {}
-    lab.run("bootstrap")
+    again = lab.run("bootstrap")
+    assert {host["changed"] for host in again["hosts"].values()} == {0}

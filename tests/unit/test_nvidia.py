@@ -110,6 +110,43 @@ def test_every_system_has_its_repository_and_a_whole_fingerprint() -> None:
         assert len(row["fingerprint"]) in (0, 40)
 
 
+def test_what_made_another_driver_goes_with_it() -> None:
+    kept = [NVIDIA.held("nvidia-driver-cuda", "580.*"), "dkms"]
+    assert NVIDIA.without(kept, ["dkms", "nvidia-driver-cuda", "nvidia-kernel-dkms"]) == [
+        *kept,
+        {"name": "nvidia-kernel-dkms", "state": "absent", "hold": False},
+    ]
+
+
+OLDEST = yaml.safe_load((paths.content() / "roles/nvidia_cuda/vars/main.yml").read_text())["__nvidia_cuda_oldest"]
+
+
+@pytest.mark.parametrize(
+    ("toolkits", "version", "devices", "bridged", "problems"),
+    [
+        (["12.8", "11.8"], "550.163.01", [H100], [], []),
+        (["13.0"], "580.95.05", [H100], [], []),
+        (["13.0"], "", [H100], [], []),
+        (
+            ["12.9", "13.0"],
+            "550.163.01",
+            [H100],
+            [],
+            ["CUDA 13.0 needs driver 580.65.06 or newer, and 550.163.01 is here; CUDA 12 goes with it"],
+        ),
+        (["13.0"], "550.163.01", [H100], ["13.0"], []),
+        (["13.0"], "580.95.05", [V100], [], ["CUDA 13.0 no longer supports volta GPUs; 12.9 is the last that does"]),
+        (["12.9"], "580.95.05", [V100], [], []),
+        (["9.2"], "580.95.05", [V100], [], ["CUDA 9.2 is not known here, but releases 11, 12, 13"]),
+    ],
+)
+def test_toolkits_are_judged_before_they_are_installed(
+    toolkits: list[str], version: str, devices: list[str], bridged: list[str], problems: list[str]
+) -> None:
+    look = {"driver": version, "devices": devices}
+    assert NVIDIA.toolkits(toolkits, look, OLDEST, DEVICES, NEEDS, bridged) == problems
+
+
 LOG = """\
 make -C /usr/src/linux-headers-6.12.117+deb13-amd64
   gcc -Werror=implicit-int -c -o /var/lib/dkms/nvidia-current-open/550.163.01/build/nvidia/nv-pci.o
