@@ -30,8 +30,8 @@ def driver(
 ) -> dict[str, Any]:
     """Return which driver a node's GPUs get: modules, branch, the version's pattern, and what speaks against it.
 
-    ``wanted`` has what the inventory asks for (``modules``, ``branch``, ``version``), empty where it leaves the choice,
-    the ``default`` branch, and the last branch with proprietary modules; ``needs`` what each generation asks for. GPUs
+    ``wanted`` has what the inventory asks for (``modules``, ``branch``, ``version``), ``auto`` or empty where it leaves the
+    choice, the ``default`` branch, and the last branch with proprietary modules; ``needs`` what each generation asks for. GPUs
     that no table knows are newer than it, and get what the newest that it knows gets.
     """
     known = dict.fromkeys(generation(device, table) for device in look["devices"])
@@ -42,7 +42,7 @@ def driver(
     if not fit:
         told = "; ".join(f"{need['name']}: {' or '.join(need['modules']) or 'none'}" for need in asked)
         problems.append(f"no kernel modules are for all GPUs here ({told})")
-    modules = wanted["modules"] or (fit or KINDS)[0]
+    modules = wanted["modules"] if wanted["modules"] in KINDS else (fit or KINDS)[0]
     if fit and modules not in fit:
         problems.append(f"{modules} modules do not support {_list(known)}: nvidia_driver_modules: {fit[0]}")
     branch = wanted["branch"] or wanted["version"].partition(".")[0] or wanted["default"]

@@ -52,7 +52,7 @@ def test_the_ranges_of_ids_do_not_overlap() -> None:
 
 
 def driver(*devices: str, **wanted: str) -> dict[str, Any]:
-    asked = {"modules": "", "branch": "", "version": "", "default": "580", "last_proprietary": "615", **wanted}
+    asked = {"modules": "auto", "branch": "", "version": "", "default": "580", "last_proprietary": "615", **wanted}
     found: dict[str, Any] = NVIDIA.driver({"devices": list(devices)}, asked, DEVICES, NEEDS)
     return found
 
