@@ -146,8 +146,8 @@ def installed(lab: TestLab) -> dict[str, str]:
 
 def built(lab: TestLab, kernel: str) -> list[str]:
     """The versions of the driver's modules that lie there for a kernel."""
-    script = f"for file in $(find /lib/modules/{kernel} -path '*/updates/*' -name 'nvidia*.ko*'); do modinfo -F version $file; done"
-    return sorted(set(lab.root(NODE, script).split()))
+    files = f"$(find /lib/modules/{kernel} -path '*/updates/*' -name 'nvidia*.ko*')"
+    return sorted(set(lab.root(NODE, f"for file in {files}; do modinfo -F version $file; done").split()))
 
 
 def test_a_dry_run_says_what_would_come_and_changes_nothing(lab: TestLab, packages: Path, tmp_path: Path) -> None:
