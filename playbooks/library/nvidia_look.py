@@ -101,8 +101,9 @@ SECURE_BOOT = (
 def kernel_packages(kernel: str) -> list[str]:
     """Return the installed packages that are this kernel, or depend on it so that they bring the next one."""
     if not Path("/usr/bin/dpkg-query").exists():
-        names = run("rpm", "-q", "--qf", "%{NAME}\\n", "kernel", "kernel-core", "kernel-modules", check=False)[1]
-        return sorted({name for name in names.split() if name.startswith("kernel")})
+        names = ("kernel", "kernel-core", "kernel-modules")
+        told = run("rpm", "-q", "--qf", "%{NAME}\\n", *names, check=False)[1].splitlines()
+        return [name for name in names if name in told]
     rows = run("dpkg-query", "-W", "-f", "${db:Status-Abbrev}\\t${Package}\\t${Depends}\\n", "linux-*", check=False)[1]
     installed = [row.split("\t") for row in rows.splitlines() if row.startswith(("ii", "hi")) and row.count("\t") == 2]
     depends = {name: set(re.findall(r"[a-z0-9][a-z0-9.+-]+", needs)) for _, name, needs in installed}
