@@ -31,8 +31,8 @@ def driver(
     """Return which driver a node's GPUs get: modules, branch, the version's pattern, and what speaks against it.
 
     ``wanted`` has what the inventory asks for (``modules``, ``branch``, ``version``), ``auto`` or empty where it leaves
-    the choice, the ``default`` branch, and the last branch with proprietary modules; ``needs`` what each generation asks
-    for. GPUs that no table knows are newer than it, and get what the newest that it knows gets.
+    the choice, the ``default`` branch, and the last branch with proprietary modules; ``needs`` what each generation
+    asks for. GPUs that no table knows are newer than it, and get what the newest that it knows gets.
     """
     known = dict.fromkeys(generation(device, table) for device in look["devices"])
     asked = [{**needs.get(name, needs["newest"]), "name": name} for name in known]
