@@ -1,15 +1,19 @@
 """What must hold for an inventory as a whole: schedulers complete, addresses unique, files that it names usable."""
 
 import ipaddress
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from clusterctl import files, schema
+import yaml
+
+from clusterctl import files, paths, schema
 from clusterctl.document import Node, shown
 from clusterctl.reading import HostDraft, Reading
 
 JUMP = "cluster_jump_host"
+TOOLKITS, COMPAT = "nvidia_cuda_toolkits", "nvidia_cuda_compat"
 
 
 def check(reading: Reading) -> None:
@@ -20,6 +24,7 @@ def check(reading: Reading) -> None:
         _membership(reading)
         _addresses(reading)
         _jumps(reading)
+        _toolkits(reading)
         _required(reading)
 
 
@@ -91,6 +96,22 @@ def _jumps(reading: Reading) -> None:
             reading.refuse(at, key, f'no host "{shown(name)}"', schema.did_you_mean(name, reading.hosts))
         elif name != host.name and (further := reading.hosts[name].get(JUMP, name)) != name:
             reading.refuse(at, key, f"{name} is itself behind {further}, expected a host that is reached directly")
+
+
+def _toolkits(reading: Reading) -> None:
+    """A release of CUDA asks for a driver; where the inventory names both, nobody has to be asked about them."""
+    table = yaml.safe_load((paths.content() / "roles/nvidia_cuda/vars/main.yml").read_text())["__nvidia_cuda_oldest"]
+    for host in reading.hosts.values():
+        driver = host.get("nvidia_driver_version", "") or host.get("nvidia_driver_branch", "")
+        if TOOLKITS not in host.merged or not re.match("[0-9]{3}", str(driver)):
+            continue
+        bridged = [item.value for item, _ in _texts(host.merged[COMPAT], COMPAT)] if COMPAT in host.merged else []
+        for item, key in _texts(host.merged[TOOLKITS], TOOLKITS):
+            least = table.get(str(item.value).partition(".")[0])
+            if least and int(str(driver)[:3]) < int(least[:3]) and item.value not in bridged:
+                hint = f"name a later branch, or the toolkit in {COMPAT} as well"
+                message = f"CUDA {item.value} needs driver {least} or newer, got {driver} for {host.name}"
+                reading.refuse(item.position, key, message, hint)
 
 
 def _required(reading: Reading) -> None:

@@ -29,6 +29,7 @@ _CRITICAL = "_head"
 _REPLACE_NOTHING = ("verify", "backup")
 # A first bootstrap of 500 nodes writes some 20 MB of events, log and summary.
 MIN_STATE_MB = 50
+_DRIVER = "nvidia_driver"  # the role
 # How long the others wait for a node in a whole run, in seconds; what is left to do there is done when they are done.
 PATIENCE = 60.0
 
@@ -325,7 +326,11 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             patience = None if options.check or not work.plays else patience
             error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head, patience, more=not work.plays)
             trouble.extend([bad] if bad else [])
-            if (behind := ledger.behind()) and (error is None or isinstance(error, WorkersFailed)):
+            going_on = error is None or isinstance(error, WorkersFailed)
+            if going_on and (found := _found_gpus(site, ledger)):
+                screen.say((f"  {fold(ledger.ordered(found))}", "bold"), ", whose GPUs have a driver now:")
+                return played(site.only({*found, *ledger.behind()}), patience=None) or error
+            if (behind := ledger.behind()) and going_on:
                 screen.say((f"  {fold(ledger.ordered(behind))}", "bold"), ", which the others did not wait for:")
                 return played(site.only(behind, work.rest), patience=None)
             return error
@@ -468,6 +473,26 @@ def _ask(screen: Screen, recorded: Mapping[str, Sequence[str]] | None = None) ->
         return False
 
     return ask
+
+
+def _found_gpus(site: Site, ledger: Ledger) -> list[str]:
+    """Record the GPUs of nodes that had none before this run gave them a driver; returns the nodes.
+
+    Slurm and the metrics know GPUs by the record alone, and have to hear of it.
+    """
+
+    def given(name: str) -> bool:
+        changes = ledger.hosts[name].changes if name in ledger.hosts else ()
+        return any(role == _DRIVER and change.kind == "kernel module" for role, change in changes)
+
+    hosts = [host for host in site.hosts if given(host.name)]
+    if not hosts or site.options.check:
+        return []
+    from clusterctl import contact, preflight, remote
+
+    answers = remote.each(hosts, lambda host: contact.ask(host, site.access, {}))
+    facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
+    return [path.stem for path in preflight.record(site.inventory, preflight.Contact(facts))]
 
 
 def play(

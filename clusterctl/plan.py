@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from clusterctl.membership import Change
 
 NOTHING, CHANGES = 0, 10
-_REBOOT = "reboot"  # the role
+_REBOOT = "reboot"  # the role, or what another one says that it needs
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Plan:
         plan = cls(jobs=list(jobs))
         for name in ledger.ordered(ledger.hosts):
             for role, change in ledger.hosts[name].changes:
-                if role == _REBOOT:
+                if _REBOOT in (role, change.kind):
                     plan.reboots.append(name)
                     continue
                 plan.changes.setdefault((role, change.kind, change.name, change.what), []).append(name)

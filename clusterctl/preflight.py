@@ -126,7 +126,11 @@ def preflight(
     if problems:
         alone = skip_unreachable is False and all(finding.warning for finding in others)
         raise PreflightError(problems, WITHOUT_THEM if alone else "")
-    compared = {name: tuple(hardware.compare(records[name], facts[name].hardware)) for name in facts if name in records}
+    compared = {
+        name: tuple(hardware.compare(records[name], facts[name].hardware))
+        for name in facts
+        if name in records and not _driven(records[name], facts[name].hardware)
+    }
     return Contact(
         facts,
         tuple(finding for finding in others if finding.warning),
@@ -136,12 +140,23 @@ def preflight(
 
 
 def record(inventory: Inventory, found: Contact, refresh: Collection[str] = ()) -> list[Path]:
-    """Write the hardware record of each host that has none, or is named in `refresh`; return the files written."""
+    """Write the hardware record of each host that has none, or is named in `refresh`; return the files written.
+
+    So is that of a host whose GPUs had no driver when it was recorded.
+    """
+
+    def due(name: str, facts: Facts) -> bool:
+        path = hardware.path_of(inventory.directory, name)
+        return name in refresh or not path.exists() or _driven(hardware.load(path), facts.hardware)
+
     return [
-        hardware.save(inventory.directory, facts.hardware)
-        for name, facts in found.facts.items()
-        if name in refresh or not hardware.path_of(inventory.directory, name).exists()
+        hardware.save(inventory.directory, facts.hardware) for name, facts in found.facts.items() if due(name, facts)
     ]
+
+
+def _driven(record: Hardware, found: Hardware) -> bool:
+    """Tell whether a node shows GPUs whose record is of a time when no driver did."""
+    return bool(found.gpus) and not record.gpus and record.driver_version is None
 
 
 def network_options(host: Host) -> dict[str, Any]:
@@ -272,7 +287,8 @@ def _gpus(name: str, facts: Facts) -> Iterator[Finding]:
     unused = facts.node.pci_gpus - usable
     if unused > 0:
         found = f"{unused} NVIDIA GPUs on the bus that no driver offers"
-        yield Finding(name, "gpu", found, f"they stay outside the cluster; {hint}", warning=True)
+        then = f"they stay outside the cluster; {hint}" if usable else "bootstrap and add-node give a worker's a driver"
+        yield Finding(name, "gpu", found, then, warning=True)
     if usable and facts.node.nvml_error:
         found = f"the driver does not answer, so models are unknown: {facts.node.nvml_error}"
         yield Finding(name, "gpu", found, hint, warning=True)

@@ -294,6 +294,11 @@ _RULES = (
         lambda v: v == "" or (v != "latest" and _matches("[A-Za-z0-9*][A-Za-z0-9.+~:*?^-]*")(v)),
         "a version such as 24.11.5-4, 24.11.5 or 24.11.*, never latest",
     ),
+    _Rule("_cuda_(toolkits|compat)", _matches("[1-9][0-9][.][0-9]"), "a release such as 12.8"),
+    _Rule("_driver_branch", _matches("([1-9][0-9]{2})?"), "a release branch such as 580"),
+    _Rule("_driver_kernel", _matches("([0-9][A-Za-z0-9.+_~-]*)?"), "a kernel's release, as uname -r names it"),
+    _Rule("_fingerprint", _matches("([0-9A-Fa-f]{40})?"), "40 hexadecimal digits"),
+    _Rule("_imex_nodes", is_ip, "an IP address"),
     _Rule("_time|_interval|_age|_size", _matches("[0-9]+[A-Za-z]*"), "a number with its unit"),
 )
 

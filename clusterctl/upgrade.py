@@ -91,7 +91,8 @@ def upgrade(options: Options, what: What, pace: Pace) -> int:
         found = Plan.of(ledger, _affected(site, ledger))
         with Head.of(site) as head:
             due = {*_moved(found), *head.out_for(what.cause)}
-        rolling = Rolling(site, ledger, screen, play, what.cause, what.playbook, pace, variables, reboots=what.system)
+        reboots = what.system or bool(found.reboots)
+        rolling = Rolling(site, ledger, screen, play, what.cause, what.playbook, pace, variables, reboots=reboots)
         if not due:
             return rolling.over(())
         found.show(screen)

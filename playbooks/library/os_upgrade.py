@@ -14,7 +14,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_packages import package_manager
 from ansible.module_utils.node_record import load_record, recorded_scopes
-from ansible.module_utils.node_tools import RUN, STORE, NodeError, clean, exclusive, run, store
+from ansible.module_utils.node_tools import RUN, STORE, NodeError, clean, exclusive, numbers, run, store
 
 DOCUMENTATION = r"""
 module: os_upgrade
@@ -62,11 +62,6 @@ KERNEL = re.compile(r"linux-image-\d|kernel(-\w+)*-core$")
 BOOT = Path("/boot")
 LINKS = (Path("/vmlinuz"), BOOT / "vmlinuz")
 DUE = STORE / "kernel-due"
-
-
-def numbers(kernel: str) -> list[int]:
-    """Return the version of a kernel's name, to compare: of 6.12.48+deb13-amd64 and 5.14.0-570.62.1.el9_6.x86_64."""
-    return [int(number) for number in re.findall(r"\d+", re.match(r"[\d.]*(-[\d.]+)?", kernel)[0])]
 
 
 def boot_entry() -> str:

@@ -68,6 +68,11 @@ def run(*argv, check=True, timeout=None, pass_fds=()):
     return status, output
 
 
+def numbers(kernel):
+    """The version of a kernel's name, to compare: of 6.12.48+deb13-amd64 and 5.14.0-570.62.1.el9_6.x86_64."""
+    return [int(number) for number in re.findall(r"\d+", re.match(r"[\d.]*(-[\d.]+)?", kernel)[0])]
+
+
 @contextlib.contextmanager
 def about(label, name):
     """Make an error name the item, and the filesystem where that is the cause."""

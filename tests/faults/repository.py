@@ -19,8 +19,13 @@ SLOW_BYTES = 10_000  # a second
 
 
 @contextmanager
-def repository(address: str, fault: str = "none", packages: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Serve the packages of a folder, or one of our own, on this address; yields its URL and the key to trust."""
+def repository(
+    address: str, fault: str = "none", packages: Path | None = None, key_name: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Serve the packages of a folder, or one of our own, on this address; yields its URL and the key to trust.
+
+    The same files are found below every path of it, as in a vendor's layout, and the key under a name, if one is given.
+    """
     with tempfile.TemporaryDirectory(prefix="repository-") as name:
         directory = Path(name)
         if packages:
@@ -28,6 +33,8 @@ def repository(address: str, fault: str = "none", packages: Path | None = None) 
         else:
             _make(directory)
         key = _publish(directory, fault)
+        if key_name:
+            (directory / "served" / key_name).write_text(key)
         with http.server.ThreadingHTTPServer((address, 0), _handler(directory, fault)) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             yield f"http://{address}:{server.server_port}", key

@@ -32,8 +32,13 @@ def test_role(scenario: str) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-# What they bring back is a whole cluster's, or its node's.
-OF_A_CLUSTER = {"restore": "test_backup.py", "reboot": "test_upgrade.py", "os_upgrade": "test_upgrade.py"}
+# What they bring back is a whole cluster's, or its node's; or they need a vendor's repository.
+OF_A_CLUSTER = {
+    "nvidia_cuda": "test_driver.py",
+    "os_upgrade": "test_upgrade.py",
+    "reboot": "test_upgrade.py",
+    "restore": "test_backup.py",
+}
 
 
 def test_every_role_has_a_scenario() -> None:

@@ -423,6 +423,13 @@ all:
 """,
 )
 inventory(
+    {"Meaning: driver and CUDA that do not fit": "CUDA 13.0 needs driver 580.65.06 or newer, got 570 for gpu01"},
+    good(
+        "gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}",
+        'gpu01: {nvidia_driver_branch: "570", nvidia_cuda_toolkits: ["12.8", §"13.0"]}',
+    ),
+)
+inventory(
     {"Structure: no name": "all.vars.cluster_name: missing, expected a value"},
     "§" + good("    cluster_name: aurora\n", ""),
 )

@@ -106,6 +106,14 @@ def test_a_plan_keeps_a_name_whole_beside_what_fills_its_line() -> None:
     assert sum(line.endswith(" gpu[01-03]") for line in shown(plan)) == 1
 
 
+def test_a_plan_announces_what_a_role_needs_a_reboot_for() -> None:
+    ledger = Ledger()
+    ledger.add(Result("gpu01", "nvidia_driver", "Load", "", "changed", changes=(Change("reboot", "gpu01", "in use"),)))
+    ledger.add(Result("gpu02", "reboot", "Reboot", "", "changed"))
+    plan = Plan.of(ledger)
+    assert (plan.reboots, plan.changes) == (["gpu01", "gpu02"], {})
+
+
 def test_a_plan_breaks_no_line_within_a_word_or_a_name() -> None:
     hosts = [f"gpu{number:02}" for number in (1, 2, 3, 5, 7, 9, 11, 13)]
     what = "enabled, restarted (/etc/prometheus/prometheus.yml, package prometheus changed)"

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl import converge, secrets
+from clusterctl import contact, converge, hardware, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, HeadFailed, WorkersFailed
-from clusterctl.events import PlaybookStarted, Result
+from clusterctl.events import Change, PlaybookStarted, Result
 from clusterctl.redaction import Redactor
+
+from .test_hardware import NOW, reply
 
 INVENTORY = """\
 all:
@@ -66,3 +68,30 @@ def test_nobody_is_told_to_restore_what_is_restored(
     assert converge.run(asked, work=Work(rest="bootstrap")) == error.exit_code
     (summary,) = (tmp_path / ".clusterctl/runs").glob("*/summary.json")
     assert json.loads(summary.read_text())["next"] == f"clusterctl {verb.format(tmp_path)}"
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_node_whose_gpus_got_a_driver_is_recorded_and_played_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm knows GPUs by the record, which was made when no driver told of any."""
+    (tmp_path / "hardware").mkdir()
+    for name in ("gpu01", "gpu02"):
+        hardware.save(tmp_path, hardware.from_reply(name, reply() | {"gpus": [], "driver_version": None}, NOW))
+    played: list[str] = []
+
+    def play(site: Site, kept: Any, ledger: Any, *_: Any, **__: Any) -> tuple[None, None]:
+        played.append(",".join(host.name for host in site.hosts))
+        ledger.add(PlaybookStarted(()))
+        built = Change("kernel module", "nvidia", "580.95.05 loaded")
+        ledger.add(Result("gpu02", "nvidia_driver", "t", "", "changed", changes=(built,)))
+        return None, None
+
+    monkeypatch.setattr(converge, "play", play)
+    answer = SimpleNamespace(facts=SimpleNamespace(hardware=hardware.from_reply("gpu02", reply(), NOW)))
+    monkeypatch.setattr(contact, "ask", lambda *_: answer)
+    assert converge.run(Options("bootstrap", tmp_path)) == 0
+    assert played == ["head1,gpu01,gpu02", "head1,gpu02"]
+    assert len(hardware.load(hardware.path_of(tmp_path, "gpu02")).gpus) == 2
+    assert converge.run(Options("bootstrap", tmp_path)) == 0
+    assert played[2:] == ["head1,gpu01,gpu02"]

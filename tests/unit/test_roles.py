@@ -45,6 +45,20 @@ SYSTEMS = {
 }
 # What earlier tasks of a role would have registered, and what a template gets from its caller.
 REGISTERED: Mapping[str, Any] = {
+    "__nvidia_cuda_look": {"devices": ["2330"], "driver": "580.95.05"},
+    "__nvidia_cuda_toolkit": "12.8",
+    "__nvidia_driver_key": {"key": "-----BEGIN PGP PUBLIC KEY BLOCK-----"},
+    "__nvidia_driver_look": {
+        "brought": ["nvidia-kernel-dkms"],
+        "devices": ["2330"],
+        "fabric": "nvswitch",
+        "headers": ["linux-headers-amd64"],
+        "kept": ["linux-image-6.12.1-amd64", "linux-image-amd64"],
+        "kernel": "6.12.1-amd64",
+        "left": "",
+        "runfile": False,
+    },
+    "__nvidia_driver_state": {"changes": [], "versions": {}},
     "repositories": {"baseos": "BaseOS"},
 }
 VAULT = VaultSecret(b"a vault password")
@@ -53,6 +67,9 @@ VARIABLES: Mapping[str, Any] = {
     "cluster_http_proxy": "http://proxy.example:3128",
     "cluster_networks": ["10.0.0.0/24"],
     "cluster_package_mirrors": {name: f"http://mirror.example/{name}" for name in MIRRORED},
+    "nvidia_cuda_compat": ["13.0"],
+    "nvidia_cuda_toolkits": ["12.8", "13.0"],
+    "nvidia_driver_imex_nodes": ["10.0.0.11"],
     "users_accounts": [
         {"name": "ada", "uid": 10001, "admin": True, "ssh_keys": ["ssh-ed25519 AAAA ada"]},
         {"name": "bob", "uid": 10002},

@@ -1,0 +1,124 @@
+"""What GPUs of a generation need of their driver, and what toolkits need of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+UNKNOWN = "unknown"
+KINDS = ("open", "proprietary")
+
+
+def generation(device: str, table: Sequence[Mapping[str, str]]) -> str:
+    """Return the generation of a GPU by its PCI device id (hexadecimal), ``unknown`` for one the table has not.
+
+    Its rows are ranges of ids, ``first`` to ``last``.
+    """
+    number = int(device, 16)
+    rows = (row for row in table if int(row["first"], 16) <= number <= int(row["last"], 16))
+    return next((row["generation"] for row in rows), UNKNOWN)
+
+
+def numbers(version: str) -> list[int]:
+    """Return the numbers of a version, to compare."""
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def driver(
+    look: Mapping[str, Any], wanted: Mapping[str, str], table: Sequence[Mapping[str, str]], needs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return which driver a node's GPUs get: modules, branch, the version's pattern, and what speaks against it.
+
+    ``wanted`` has what the inventory asks for (``modules``, ``branch``, ``version``), ``auto`` or empty where it leaves
+    the choice, the ``default`` branch, and the last branch with proprietary modules; ``needs`` what each generation
+    asks for. GPUs that no table knows are newer than it, and get what the newest that it knows gets.
+    """
+    known = dict.fromkeys(generation(device, table) for device in look["devices"])
+    asked = [{**needs.get(name, needs["newest"]), "name": name} for name in known]
+    problems = []
+    # Without GPUs (an image for servers that have some) all is possible.
+    fit = [kind for kind in KINDS if all(kind in need["modules"] for need in asked)]
+    if not fit:
+        told = "; ".join(f"{need['name']}: {' or '.join(need['modules']) or 'none'}" for need in asked)
+        problems.append(f"no kernel modules are for all GPUs here ({told})")
+    modules = wanted["modules"] if wanted["modules"] in KINDS else (fit or KINDS)[0]
+    if fit and modules not in fit:
+        problems.append(f"{modules} modules do not support {_list(known)}: nvidia_driver_modules: {fit[0]}")
+    branch = wanted["branch"] or wanted["version"].partition(".")[0] or wanted["default"]
+    if wanted["version"] and wanted["version"].partition(".")[0] != branch:
+        problems.append(f"nvidia_driver_version {wanted['version']} is not of nvidia_driver_branch {branch}")
+    last = [(need["last_branch"], need["name"]) for need in asked if need.get("last_branch")]
+    last += [(wanted["last_proprietary"], "proprietary modules")] if modules == "proprietary" else []
+    problems += [f"branch {end} is the last for {what}, not {branch}" for end, what in last if int(branch) > int(end)]
+    first = [(need["first_branch"], need["name"]) for need in asked if need.get("first_branch")]
+    problems += [
+        f"{what} needs branch {begin} or newer, not {branch}" for begin, what in first if int(branch) < int(begin)
+    ]
+    return {
+        "generations": list(known),
+        "fit": fit,
+        "modules": modules,
+        "branch": branch,
+        "version": wanted["version"] or f"{branch}.*",
+        "problems": problems,
+    }
+
+
+def held(name: str, version: str = "") -> dict[str, Any]:
+    """Return a package of node_state that nobody but its role moves."""
+    return {"name": name, "hold": True} | ({"version": version} if version else {})
+
+
+def without(packages: Sequence[Any], brought: Iterable[str]) -> list[Any]:
+    """Return the packages of node_state, and those that were brought earlier and are no longer among them as absent."""
+    named = {package["name"] if isinstance(package, dict) else package for package in packages}
+    gone = [{"name": name, "state": "absent", "hold": False} for name in brought if name not in named]
+    return [*packages, *gone]
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names) or "any GPU"
+
+
+def toolkits(
+    asked: Sequence[str],
+    look: Mapping[str, Any],
+    oldest: Mapping[str, str],
+    table: Sequence[Mapping[str, str]],
+    needs: Mapping[str, Any],
+    bridged: Sequence[str] = (),
+) -> list[str]:
+    """Return what speaks against CUDA toolkits (``12.8``) beside a node's driver, where it has one, and on its GPUs.
+
+    ``oldest`` is the oldest driver of each major release: that will do for all of it (minor version compatibility).
+    ``bridged`` are the toolkits that bring compatibility libraries for an older one.
+    """
+    version, problems = look["driver"], []
+    for toolkit in asked:
+        least = oldest.get(toolkit.partition(".")[0])
+        if least is None:
+            problems.append(f"CUDA {toolkit} is not known here, but releases {', '.join(oldest)}")
+        elif version and toolkit not in bridged and numbers(version) < numbers(least):
+            fit = [major for major, driver in oldest.items() if numbers(driver) <= numbers(version)]
+            told = f"; CUDA {max(fit, key=int)} goes with it" if fit else ""
+            problems.append(f"CUDA {toolkit} needs driver {least} or newer, and {version} is here{told}")
+        for name in dict.fromkeys(generation(device, table) for device in look["devices"]):
+            last = needs.get(name, needs["newest"]).get("last_cuda")
+            if last and numbers(toolkit) > numbers(last):
+                problems.append(f"CUDA {toolkit} no longer supports {name} GPUs; {last} is the last that does")
+    return problems
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by name."""
+        return {
+            "nvidia_driver": driver,
+            "nvidia_generation": generation,
+            "nvidia_held": held,
+            "nvidia_toolkits": toolkits,
+            "nvidia_without": without,
+        }

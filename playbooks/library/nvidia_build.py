@@ -1,0 +1,224 @@
+#!/usr/bin/python
+"""Ansible module: the NVIDIA driver's kernel modules, built for a kernel and loaded where that one runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils import nvidia_kernel as kernel_side
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.node_tools import NodeError, clean, numbers, run
+
+DOCUMENTATION = r"""
+module: nvidia_build
+author: the clusterctl authors
+short_description: Build and load the NVIDIA driver's kernel modules
+description:
+  - Has dkms build the modules of installed packages for a kernel, and for newer ones whose headers are installed.
+  - A build that fails ends with the compiler's own line. The package manager knows nothing of it, and stays whole.
+  - Loads the modules where the kernel runs here. A driver that is loaded stays, unless I(change) allows to exchange it,
+    which is tried without a reboot first.
+options:
+  packages:
+    description: Installed packages, one of which brings the modules' source.
+    type: list
+    elements: str
+    required: true
+  kernel:
+    description: Kernel that they are for.
+    type: str
+    required: true
+  newer:
+    description: Whether newer kernels count as well.
+    type: bool
+    default: true
+  change:
+    description: Whether a driver that is loaded may be exchanged for this one. Jobs that run here forbid it anyway.
+    type: bool
+    default: false
+  moving:
+    description: Whether a dry run has found that the packages would move.
+    type: bool
+    default: false
+  units:
+    description: Services that hold the driver, and are stopped while it is exchanged.
+    type: list
+    elements: str
+    default: []
+attributes:
+  check_mode:
+    support: full
+    description: Says whether it would build, and whether a reboot would be needed.
+"""
+
+EXAMPLES = r"""
+- name: Build and load the modules
+  nvidia_build:
+    packages: [nvidia-kernel-open-dkms]
+    kernel: 6.12.48+deb13-amd64
+"""
+
+RETURN = r"""
+changes:
+  description: What was built and loaded, or would be; mappings with kind, name and what.
+  type: list
+  returned: always
+notes:
+  description: What is worth knowing and no change.
+  type: list
+  returned: always
+loaded:
+  description: Version of the driver that is loaded now; empty where none is.
+  type: str
+  returned: always
+reboot:
+  description: Why a reboot is needed; empty where it is not.
+  type: str
+  returned: always
+"""
+
+BUILD_LIMIT_S = 3600
+
+
+def kernels(kernel: str, newer: bool, root: str = "/") -> list[str]:
+    """Return the kernel, and with `newer` those with headers that would run after the next reboot."""
+    found = [path.parent.name for path in Path(root, "lib/modules").glob("*/build") if path.is_dir()]
+    later = [name for name in found if numbers(name) > numbers(kernel)]
+    return [kernel, *sorted(later, key=numbers)] if newer else [kernel]
+
+
+class Driver:
+    """The modules as dkms names them, and what becomes of them here."""
+
+    def __init__(self, given: dict[str, Any], check: bool) -> None:
+        self.given, self.check = given, check
+        self.changes: list[dict[str, str]] = []
+        self.notes: list[str] = []
+        self.reboot = ""
+
+    def changed(self, what: str) -> None:
+        self.changes.append({"kind": "kernel module", "name": "nvidia", "what": what})
+
+    def build(self, kernel: str) -> None:
+        """Build and install the modules for one kernel; NodeError with what the compiler said."""
+        name, version = kernel_side.source(self.given["packages"])
+        state = kernel_side.state(name, version, kernel)
+        if state == "installed":
+            return
+        self.changed(f"{version} built for {kernel}")
+        if self.check:
+            return
+        if not Path("/lib/modules", kernel, "build").is_dir():
+            raise NodeError(f"the headers of kernel {kernel} are not installed")
+        module = ("-m", name, "-v", version)
+        if not state:
+            run("dkms", "add", *module)
+        if state != "built" and run("dkms", "build", *module, "-k", kernel, check=False, timeout=BUILD_LIMIT_S)[0]:
+            log = Path("/var/lib/dkms", name, version, "build/make.log")
+            self.changes.pop()
+            raise NodeError(
+                f"NVIDIA's driver {version} does not build for kernel {kernel}:\n"
+                f"{kernel_side.complaint(kernel_side.text(log)) or 'dkms says nothing of it'}\nWhole log there: {log}"
+            )
+        run("dkms", "install", "--force", *module, "-k", kernel)
+
+    def load(self) -> str:
+        """Load them, in place of another version only where that is allowed; returns the version that is loaded."""
+        wanted = kernel_side.source(self.given["packages"])[1]
+        loaded = kernel_side.loaded()[0]
+        if loaded == wanted:
+            return loaded
+        if loaded and not self.given["change"]:
+            self.notes.append(f"driver {wanted} is installed and {loaded} is loaded: clusterctl upgrade exchanges it")
+            return loaded
+        if running := kernel_side.jobs():
+            raise NodeError(f"the driver is not touched under jobs: {', '.join(running[:10])} run here")
+        self.changed(f"{wanted} loaded" + (f", was {loaded}" if loaded else ""))
+        if self.check:
+            return loaded
+        if loaded and not self.unload():
+            return loaded
+        if Path("/sys/module/nouveau").exists() and run("modprobe", "-r", "nouveau", check=False)[0]:
+            self.wait_for_reboot("nouveau holds the GPUs")
+            return ""
+        self.insert("nvidia")
+        self.insert("nvidia-uvm")
+        return kernel_side.loaded()[0]
+
+    def unload(self) -> bool:
+        """Take the loaded driver out; whether that went without a reboot."""
+        for unit in self.given["units"]:
+            run("systemctl", "stop", unit, check=False)
+        for module in kernel_side.MODULES:
+            if Path("/sys/module", module).exists() and run("rmmod", module, check=False)[0]:
+                by = ", ".join(kernel_side.holders()[:5])
+                self.wait_for_reboot(f"{module} is in use" + f" by {by}" * bool(by))
+                return False
+        return True
+
+    def wait_for_reboot(self, why: str) -> None:
+        self.changes.pop()
+        self.reboot = why
+        self.changes.append({"kind": "reboot", "name": os.uname().nodename, "what": why})
+
+    def insert(self, module: str) -> None:
+        """Load one module; NodeError with the kernel's own line."""
+        status, output = run("modprobe", module, check=False)
+        if status:
+            told = [line for line in run("dmesg", check=False)[1].splitlines() if re.search("NVRM|nvidia|modul", line)]
+            signed = "\nSecure boot is on, and takes only modules whose key is enrolled." * kernel_side.secure_boot()
+            self.changes.pop()
+            raise NodeError(f"modprobe {module}: {output.strip()}\n" + "\n".join(told[-3:]) + signed)
+
+    def foresee(self) -> None:
+        """Say of a dry run whether the exchange would need a reboot."""
+        loaded = kernel_side.loaded()[0]
+        ours = {unit.partition(".")[0][:15] for unit in self.given["units"]}
+        others = [holder for holder in kernel_side.holders() if holder.partition(" ")[0] not in ours]
+        drawing = kernel_side.text("/sys/module/nvidia_drm/refcnt") not in ("", "0")
+        if loaded and (others or drawing):
+            by = ", ".join(others[:5]) or "the console"
+            self.changed(f"exchanged, now {loaded}")
+            self.wait_for_reboot(f"the driver is in use by {by}")
+        elif Path("/sys/module/nouveau").exists():
+            self.notes.append("nouveau is loaded: where it does not let go of the GPUs, the node is rebooted")
+
+
+def main() -> None:
+    """Ansible's entry point."""
+    spec = {
+        "packages": {"type": "list", "elements": "str", "required": True},
+        "kernel": {"type": "str", "required": True},
+        "newer": {"type": "bool", "default": True},
+        "change": {"type": "bool", "default": False},
+        "moving": {"type": "bool", "default": False},
+        "units": {"type": "list", "elements": "str", "default": []},
+    }
+    module = AnsibleModule(spec, supports_check_mode=True)
+    given = module.params
+    driver = Driver(given, module.check_mode)
+    here = given["kernel"] == os.uname().release and not kernel_side.in_container()
+    loaded = ""
+    try:
+        if module.check_mode and given["moving"]:
+            driver.foresee()
+        else:
+            for kernel in kernels(given["kernel"], given["newer"]):
+                driver.build(kernel)
+            if here:
+                loaded = driver.load()
+            else:
+                driver.notes.append(f"the driver is built for kernel {given['kernel']}, which does not run here")
+    except NodeError as error:
+        module.fail_json(
+            msg=clean(str(error)), changes=driver.changes, notes=driver.notes, changed=bool(driver.changes)
+        )
+    told = {"changes": driver.changes, "notes": driver.notes, "reboot": driver.reboot, "loaded": loaded}
+    module.exit_json(changed=bool(driver.changes), **told)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+#!/usr/bin/python
+"""Ansible module: the GPUs of a node, and what becomes of their driver."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ansible.module_utils import nvidia_kernel as kernel_side
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.node_record import load_record, record_path
+from ansible.module_utils.node_tools import NodeError, clean, run
+
+DOCUMENTATION = r"""
+module: nvidia_look
+author: the clusterctl authors
+short_description: Look at a node's GPUs, its driver and its kernel
+description:
+  - Tells what the role nvidia_driver decides by. Changes nothing.
+options:
+  kernel:
+    description: Kernel that the driver is for; the running one where it is empty.
+    type: str
+    default: ""
+  wanted:
+    description: Packages that the driver is to consist of.
+    type: list
+    elements: str
+    default: []
+  change:
+    description: Whether a driver that is loaded may become another.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    support: full
+    description: It only looks.
+"""
+
+EXAMPLES = r"""
+- name: Look at the GPUs
+  nvidia_look:
+  register: look
+"""
+
+RETURN = r"""
+devices:
+  description: PCI device ids of the GPUs, four hexadecimal digits each.
+  type: list
+  returned: always
+fabric:
+  description: What joins the GPUs, C(nvswitch), C(nvlink5) or empty.
+  type: str
+  returned: always
+kernel:
+  description: The kernel that the driver is for.
+  type: str
+  returned: always
+kept:
+  description: Installed packages that are this kernel, or bring the next one.
+  type: list
+  returned: always
+headers:
+  description: Those packages that have to come so that the next kernel's headers come with it.
+  type: list
+  returned: always
+driver:
+  description: Version of the driver that is loaded, or answers in a container; empty where there is none.
+  type: str
+  returned: always
+left:
+  description: Why the driver is left as it is; empty where it is the role's.
+  type: str
+  returned: always
+brought:
+  description: Packages that the role has installed here.
+  type: list
+  returned: always
+waits:
+  description: Those of I(wanted) that would make another driver of the loaded one, which is not allowed now.
+  type: list
+  returned: always
+runfile:
+  description: Whether a driver from NVIDIA's own installer is here.
+  type: bool
+  returned: always
+notes:
+  description: What is worth knowing.
+  type: list
+  returned: always
+"""
+
+ROLE = "nvidia_driver"
+SECURE_BOOT = (
+    "secure boot is on: the kernel takes the modules that dkms builds once its key is enrolled "
+    "(mokutil --import /var/lib/dkms/mok.pub, then confirm at the console on the next boot)"
+)
+
+
+def kernel_packages(kernel: str) -> list[str]:
+    """Return the installed packages that are this kernel, or depend on it so that they bring the next one."""
+    if not Path("/usr/bin/dpkg-query").exists():
+        names = ("kernel", "kernel-core", "kernel-modules")
+        told = run("rpm", "-q", "--qf", "%{NAME}\\n", *names, check=False)[1].splitlines()
+        return [name for name in names if name in told]
+    rows = run("dpkg-query", "-W", "-f", "${db:Status-Abbrev}\\t${Package}\\t${Depends}\\n", "linux-*", check=False)[1]
+    installed = [row.split("\t") for row in rows.splitlines() if row.startswith(("ii", "hi")) and row.count("\t") == 2]
+    depends = {name: set(re.findall(r"[a-z0-9][a-z0-9.+-]+", needs)) for _, name, needs in installed}
+    kept = {name for name in depends if name.endswith("-" + kernel)}
+    while more := {name for name, needs in depends.items() if needs & kept} - kept:
+        kept |= more
+    return sorted(kept)
+
+
+def headers(kept: list[str]) -> list[str]:
+    """Return what brings the headers of the next kernel: linux-headers-amd64 for linux-image-amd64."""
+    metas = [name for name in kept if re.match(r"linux-image-[a-z]", name)]
+    return [name.replace("linux-image-", "linux-headers-") for name in metas]
+
+
+def brought() -> list[str]:
+    """Return the packages that the role has installed here; no kernel is among them, whatever came of it since."""
+    items = load_record(ROLE)["items"]
+    states = {key.split(":", 1)[1]: item for key, item in items.items() if key.startswith("package:")}
+    return sorted(
+        name
+        for name, item in states.items()
+        if item["now"]["version"] and not item["before"]["version"] and not re.match(r"(linux|kernel)-", name)
+    )
+
+
+def left(named: bool, gpus: list[str], driver: str, ours: bool, container: bool) -> str:
+    """Return why the driver is none of the role's business."""
+    if ours or named:
+        return ""
+    if driver:
+        return f"driver {driver} is here already and is left as it is"
+    if container:
+        return "a container has its host's driver, and here is none that answers" if gpus else "no GPU"
+    return "" if gpus else "no GPU"
+
+
+def main() -> None:
+    """Ansible's entry point."""
+    spec = {
+        "kernel": {"type": "str", "default": ""},
+        "wanted": {"type": "list", "elements": "str", "default": []},
+        "change": {"type": "bool", "default": False},
+    }
+    module = AnsibleModule(spec, supports_check_mode=True)
+    named = bool(module.params["kernel"])
+    signed = kernel_side.secure_boot()
+    kernel = module.params["kernel"] or os.uname().release
+    container = kernel_side.in_container()
+    gpus, fabric = kernel_side.pci()
+    driver = kernel_side.answers() or kernel_side.loaded()[0]
+    try:
+        why = left(named, gpus, driver, record_path(ROLE).exists(), container)
+        # One that an image gets is there only for its headers.
+        ours = [] if why else brought()
+        kept = kernel_packages(kernel) if not why and kernel == os.uname().release else []
+    except NodeError as error:
+        module.fail_json(msg=clean(str(error)))
+    loaded = kernel_side.loaded()[0] if ours and not module.params["change"] else ""
+    waits = [name for name in module.params["wanted"] if loaded and name not in ours]
+    notes = [why] if driver and why else [SECURE_BOOT] if signed and not why else []
+    if waits:
+        notes = [f"driver {loaded} stays, and becomes {', '.join(waits)} by clusterctl upgrade"]
+    module.exit_json(
+        changed=False,
+        devices=gpus,
+        fabric=fabric,
+        kernel=kernel,
+        kept=kept,
+        headers=headers(kept),
+        driver=driver,
+        left=why,
+        runfile=Path("/usr/bin/nvidia-uninstall").exists(),
+        brought=ours,
+        waits=waits,
+        notes=notes,
+    )
+
+
+if __name__ == "__main__":
+    main()

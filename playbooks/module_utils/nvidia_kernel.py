@@ -1,0 +1,139 @@
+"""What a node says of its NVIDIA GPUs and their kernel modules, and why a module could not be built.
+
+Every function takes the root of the file system, so that a directory can stand for a node's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from pathlib import Path
+
+from ansible.module_utils.node_tools import NodeError, run
+
+VENDOR = "0x10de"
+# PCI classes: display and 3D controllers; the NVSwitch chips of HGX boards up to Hopper are bridges of no known kind.
+GPU_CLASSES = ("0x0300", "0x0302")
+NVSWITCH_CLASS = "0x0680"
+# The InfiniBand functions that lead to the NVLink switches of HGX boards since Blackwell say so in their product data.
+SWITCH_MARK = b"SW_MNG"
+MODULES = ("nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
+_VERSION = r"\d+\.\d+(?:\.\d+)?"
+
+
+def text(path):
+    """The text of a small file without the white space around it, empty where it cannot be read."""
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def in_container(root="/"):
+    """Whether the kernel is another system's: nothing is to be loaded into it from here."""
+    return any(Path(root, path).exists() for path in ("run/.containerenv", ".dockerenv", "run/systemd/container"))
+
+
+def pci(root="/"):
+    """(device ids of the GPUs, in the order of their addresses; "nvswitch", "nvlink5" or "" for their fabric)."""
+    gpus, fabric = [], ""
+    for device in sorted(Path(root, "sys/bus/pci/devices").glob("*")):
+        vendor, kind = text(device / "vendor"), text(device / "class")[:6]
+        if vendor == VENDOR and kind in GPU_CLASSES:
+            gpus.append(text(device / "device")[2:])
+        elif vendor == VENDOR and kind == NVSWITCH_CLASS:
+            fabric = "nvswitch"
+        elif vendor == "0x15b3" and SWITCH_MARK in product_data(device):
+            fabric = fabric or "nvlink5"
+    return gpus, fabric
+
+
+def product_data(device):
+    try:
+        return (device / "vpd").read_bytes()[:4096]
+    except OSError:
+        return b""
+
+
+def loaded(root="/"):
+    """(version of the loaded driver, whether its modules are the open ones); ("", False) where none is."""
+    told = text(Path(root, "proc/driver/nvidia/version"))
+    found = re.search(rf"Kernel Module.*?\s({_VERSION})\s", told + " ")
+    return (found.group(1), "Open Kernel Module" in told) if found else ("", False)
+
+
+def answers():
+    """The version of the driver that answers its own library here; empty where none does."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        buffer, size = ctypes.create_string_buffer(80), 80
+        if library.nvmlInit_v2() != 0 or library.nvmlSystemGetDriverVersion(buffer, size) != 0:
+            return ""
+        library.nvmlShutdown()
+    except (OSError, AttributeError):
+        return ""
+    return buffer.value.decode("ascii", "replace")
+
+
+def secure_boot(root="/"):
+    """Whether the firmware enforces signatures, also on the kernel's modules."""
+    for path in sorted(Path(root, "sys/firmware/efi/efivars").glob("SecureBoot-*")):
+        try:
+            return path.read_bytes()[-1:] == b"\1"
+        except OSError:
+            return False
+    return False
+
+
+def holders(proc="/proc"):
+    """The processes that have a GPU's device file open, as a person knows them."""
+    found = {}
+    for link in Path(proc).glob("[0-9]*/fd/*"):
+        try:
+            if re.match(r"/dev/nvidia", os.readlink(link)):  # noqa: PTH115 (Python 3.8)
+                pid = link.parts[-3]
+                found[int(pid)] = text(Path(proc, pid, "comm"))
+        except OSError:
+            continue
+    return [f"{name} ({pid})" for pid, name in sorted(found.items())]
+
+
+def jobs(proc="/proc"):
+    """The numbers of the jobs of Slurm that run here."""
+    titles = (re.match(r"slurmstepd: \[(\d+)", text(path)) for path in Path(proc).glob("[0-9]*/cmdline"))
+    return sorted({title.group(1) for title in titles if title}, key=int)
+
+
+def source(packages):
+    """(name, version) by which dkms knows the driver's module that one of these packages brings; NodeError for none."""
+    listing = ("dpkg", "-L") if Path("/usr/bin/dpkg").exists() else ("rpm", "-ql")
+    for line in run(*listing, *packages, check=False)[1].splitlines():
+        if re.fullmatch(r"/usr/src/nvidia[^/]*/dkms.conf", line):
+            told = dict(re.findall(r'(?m)^\s*(PACKAGE_NAME|PACKAGE_VERSION)="?([^"\s]+)', text(line)))
+            if len(told) == 2:
+                return told["PACKAGE_NAME"], told["PACKAGE_VERSION"]
+    raise NodeError(f"none of {', '.join(packages)} brings a kernel module that dkms can build")
+
+
+def state(name, version, kernel):
+    """What dkms says of a module for a kernel: "", "added", "built" or "installed"."""
+    told = run("dkms", "status", "-m", name, "-v", version, "-k", kernel, check=False)[1]
+    for word in ("installed", "built"):
+        if re.search(rf"{re.escape(kernel)}.*: {word}", told):
+            return word
+    return "added" if "added" in run("dkms", "status", "-m", name, "-v", version, check=False)[1] else ""
+
+
+def complaint(log):
+    """The line of a build's log that says why it failed: the compiler's first error, else make's, else the last.
+
+    A path is shortened to what lies below the sources, and the file of ours that a kernel's header was included from is
+    left to the log.
+    """
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for pattern in (r"(?:fatal )?error: ", r"undefined!|undefined reference|No rule to make", r"\*\*\* "):
+        for line in lines:
+            if re.search(pattern, line):
+                return re.sub(r"^.*?/build/", "", line)[:300]
+    return lines[-1][:300] if lines else ""

@@ -1,0 +1,268 @@
+"""NVIDIA's driver on a node without simulation, which has none.
+
+It is a container, so no module is ever loaded: the kernel to build for is named, as for an image of a server. Vendor
+packages of our own stand in for NVIDIA's, in its repository's layout; Debian's own are real, and `long`.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import TestLab
+from tests.faults.injury import gateway
+from tests.faults.repository import repository
+from tests.labs import REPOSITORY, lab_name
+
+NODE = "gpu01"
+KERNEL = "6.99.9-lab"
+KEY = "8793F200.pub"
+OLD, NEW, NEXT = "580.95.05", "580.105.08", "590.48.01"
+OTHER_PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
+PLAY = """\
+- name: Set up the package sources, then a role
+  hosts: gpu01
+  gather_facts: true
+  pre_tasks:
+    - name: Set up the package sources
+      ansible.builtin.include_role: {name: base, tasks_from: sources}
+  roles: [%s]
+"""
+DKMS = """\
+PACKAGE_NAME="nvidia-open"
+PACKAGE_VERSION="%s"
+BUILT_MODULE_NAME[0]="nvidia"
+DEST_MODULE_LOCATION[0]="/updates/dkms"
+MAKE[0]="gcc -c -o nvidia.ko nvidia.c"
+CLEAN="true"
+AUTOINSTALL="yes"
+"""
+MODULE = 'char version[] __attribute__((section(".modinfo"))) = "version=%s";\n'
+BROKEN = "int resize(int, int);\nint broken = resize(1);\n"
+# As the packages of Debian and of NVIDIA do it.
+POSTINST = "#!/bin/sh -e\n/usr/lib/dkms/common.postinst nvidia-open %s /usr/share/nvidia-open '' $2\n"
+PRERM = "#!/bin/sh -e\ndkms remove -m nvidia-open -v %s --all\n"
+HELD = ("linux-headers-" + KERNEL, "nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    """A worker as a server is without a driver: the simulated one is taken off it."""
+    lab = TestLab(lab_name("driver"), workers=1)
+    lab.down()
+    lab.up("--gpus", "0")
+    text = lab.inventory.read_text()
+    lab.inventory.write_text(text.replace("  vars:\n", f"  vars:\n    cluster_no_proxy: [{gateway(lab)}]\n", 1))
+    lab.root(NODE, "dpkg --purge nvidia-smi libnvidia-ml1-simulated")
+    yield lab
+    lab.down()
+
+
+def pack(folder: Path, name: str, version: str, files: Mapping[str, str], **control: str) -> None:
+    """Make a package of these files."""
+    root = folder.parent / f"{name}-{version}"
+    fields = {"Package": name, "Version": version, "Architecture": "all", "Maintainer": "nobody <n@example.org>"}
+    fields |= {"Description": "stands in for NVIDIA's", **{key.title(): value for key, value in control.items()}}
+    for path, content in {**files, "DEBIAN/control": "".join(f"{k}: {v}\n" for k, v in fields.items())}.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(content)
+        (root / path).chmod(0o755 if path.startswith("DEBIAN/p") or "/bin/" in path else 0o644)
+    argv = ["dpkg-deb", "--root-owner-group", "--build", str(root), str(folder / f"{name}_{version}.deb")]
+    subprocess.run(argv, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A driver of three versions, the oldest of which does not compile, and a kernel's headers."""
+    folder = tmp_path_factory.mktemp("vendor") / "packages"
+    folder.mkdir()
+    build = f"lib/modules/{KERNEL}/build"
+    headers = {f"{build}/{path}": "" for path in ("Makefile", ".config", "include/config/auto.conf")}
+    pack(folder, f"linux-headers-{KERNEL}", "1", headers)
+    pack(folder, "nvidia-persistenced", f"{NEW}-1", {})
+    for version in (OLD, NEW, NEXT):
+        pack(folder, "libcuda1", f"{version}-1", {})
+        pack(folder, "nvidia-driver-cuda", f"{version}-1", {}, depends="libcuda1")
+        source = f"usr/src/nvidia-open-{version}"
+        code = BROKEN if version == OLD else MODULE % version
+        files = {
+            f"{source}/dkms.conf": DKMS % version,
+            f"{source}/nvidia.c": code,
+            "DEBIAN/postinst": POSTINST % version,
+            "DEBIAN/prerm": PRERM % version,
+        }
+        pack(folder, "nvidia-kernel-open-dkms", f"{version}-1", files, depends="dkms")
+    for toolkit in ("12.8", "13.0"):
+        name, place = toolkit.replace(".", "-"), f"usr/local/cuda-{toolkit}"
+        pack(folder, f"cuda-toolkit-{name}", f"{toolkit}.1-1", {f"{place}/bin/nvcc": f"#!/bin/sh\necho {toolkit}\n"})
+        pack(folder, f"cuda-compat-{name}", f"{NEW}-1", {f"{place}/compat/libcuda.so.1": ""})
+    for cuda in ("cuda12.9", "cuda13.0"):
+        version = f"2.28.3-1+{cuda}"
+        pack(folder, "libnccl2", version, {})
+        pack(folder, "libnccl-dev", version, {}, depends=f"libnccl2 (= {version})")
+    return folder
+
+
+@contextmanager
+def vendor(lab: TestLab, packages: Path, fault: str = "none") -> Iterator[dict[str, Any]]:
+    """NVIDIA's repository as far as the role can tell; yields what the inventory says to use it."""
+    with repository(gateway(lab), fault, packages, KEY) as (url, key):
+        argv = ["gpg", "--show-keys", "--with-colons"]
+        shown = subprocess.run(argv, input=key, capture_output=True, text=True, check=True).stdout
+        found = re.search(r"(?m)^fpr:+([0-9A-F]{40}):", shown)
+        assert found is not None
+        yield {
+            "cluster_package_mirrors": {"nvidia": f"{url}/compute/cuda/repos"},
+            "nvidia_driver_key_fingerprint": found.group(1),
+            "nvidia_driver_kernel": KERNEL,
+        }
+
+
+def play(
+    lab: TestLab, folder: Path, variables: Mapping[str, Any], *options: str, role: str = "nvidia_driver"
+) -> tuple[int, str]:
+    """Play a role to the node; returns Ansible's exit status and what it printed."""
+    (folder / "play.yml").write_text(PLAY % role)
+    if not (folder / "group_vars").exists():
+        (folder / "group_vars").symlink_to(REPOSITORY / "playbooks/group_vars")
+    argv = ["env", f"ANSIBLE_CONFIG={REPOSITORY / 'ansible.cfg'}", "ansible-playbook", "-i", str(lab.inventory)]
+    argv += [str(folder / "play.yml"), "--extra-vars", json.dumps(variables), *options]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return done.returncode, done.stdout + done.stderr
+
+
+def installed(lab: TestLab) -> dict[str, str]:
+    """The node's packages."""
+    rows = lab.ssh(NODE, "dpkg-query", "--show", "--showformat", r"'${db:Status-Abbrev}\t${Package}\t${Version}\n'")
+    found = (row.split("\t") for row in rows.splitlines())
+    return {name: version for status, name, version in found if status.strip()[1:] == "i"}
+
+
+def built(lab: TestLab, kernel: str) -> list[str]:
+    """The versions of the driver's modules that lie there for a kernel."""
+    files = f"$(find /lib/modules/{kernel} -path '*/updates/*' -name 'nvidia*.ko*')"
+    return sorted(set(lab.root(NODE, f"for file in {files}; do modinfo -F version $file; done").split()))
+
+
+def test_a_dry_run_says_what_would_come_and_changes_nothing(lab: TestLab, packages: Path, tmp_path: Path) -> None:
+    before = installed(lab)
+    with vendor(lab, packages) as variables:
+        status, output = play(lab, tmp_path, variables, "--check", "--diff")
+    assert status == 0, output
+    assert "nvidia.sources" in output
+    assert "/debian13/x86_64/" in output
+    assert installed(lab) == before
+
+
+@pytest.mark.parametrize("fault", ["key", "signature", "unsigned", "fingerprint"])
+def test_packages_that_the_pinned_key_has_not_signed_are_refused(
+    lab: TestLab, packages: Path, tmp_path: Path, fault: str
+) -> None:
+    before = installed(lab)
+    with vendor(lab, packages, fault) as variables:
+        given = variables | ({"nvidia_driver_key_fingerprint": OTHER_PRINT} if fault == "fingerprint" else {})
+        status, output = play(lab, tmp_path, given)
+    assert status != 0
+    told = f"expected {OTHER_PRINT}" if fault == "fingerprint" else "a source cannot be trusted|is not signed"
+    assert re.search(told, output), output
+    assert installed(lab) == before
+
+
+def test_the_newest_of_the_branch_is_built_for_the_kernel_and_held(
+    lab: TestLab, packages: Path, tmp_path: Path
+) -> None:
+    with vendor(lab, packages) as variables:
+        status, output = play(lab, tmp_path, variables)
+        assert status == 0, output
+        here = installed(lab)
+        assert {here[name] for name in ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "libcuda1")} == {f"{NEW}-1"}
+        assert built(lab, KERNEL) == [NEW]
+        assert set(HELD) <= set(lab.ssh(NODE, "apt-mark", "showhold").split())
+        # Neither the branch's pin nor anything else than the hold keeps it.
+        free = "apt-get --simulate -o Dir::Etc::PreferencesParts=/nowhere dist-upgrade"
+        assert not re.search("(?m)^Inst .*nvidia-", lab.root(NODE, free))
+        assert re.search(f"(?m)^Inst .*nvidia-.*{NEXT}", lab.root(NODE, f"{free} --ignore-hold"))
+        status, output = play(lab, tmp_path, variables)
+        assert status == 0, output
+        assert "changed=0" in output
+
+
+def test_a_driver_that_does_not_build_is_told_by_the_compilers_line(
+    lab: TestLab, packages: Path, tmp_path: Path
+) -> None:
+    with vendor(lab, packages) as variables:
+        given = variables | {"nvidia_driver_version": OLD}
+        status, output = play(lab, tmp_path, given, "-v")
+        assert status == 0, output
+        assert f"is pinned to {OLD}" in output  # nothing but an upgrade moves it
+        assert built(lab, KERNEL) == [NEW]
+        status, output = play(lab, tmp_path, given | {"upgrade_roles": ["nvidia_driver"]})
+        assert status != 0
+        assert f"driver {OLD} does not build for kernel {KERNEL}" in output
+        assert re.search(r"nvidia\.c:2:\d+: error: too few arguments to function .*resize", output), output
+        assert "nvidia_driver_source: distribution" in output
+        assert lab.root(NODE, "apt-get check >/dev/null; dpkg --audit") == ""
+        status, output = play(lab, tmp_path, variables | {"upgrade_roles": ["nvidia_driver"]})
+        assert status == 0, output
+        assert built(lab, KERNEL) == [NEW]
+
+
+def test_users_choose_among_toolkits_side_by_side(lab: TestLab, packages: Path, tmp_path: Path) -> None:
+    given = {"nvidia_cuda_toolkits": ["12.8", "13.0"], "nvidia_cuda_compat": ["13.0"]}
+    with vendor(lab, packages) as variables:
+        status, output = play(lab, tmp_path, variables | given, role="nvidia_cuda")
+        assert status == 0, output
+        assert module(lab, "cuda", "nvcc").split() == ["12.8"]
+        assert module(lab, "cuda/13.0", "nvcc; echo $CUDA_HOME $LD_LIBRARY_PATH").split() == [
+            "13.0",
+            "/usr/local/cuda-13.0",
+            "/usr/local/cuda-13.0/compat:/usr/local/cuda-13.0/lib64",
+        ]
+        assert installed(lab)["libnccl-dev"] == "2.28.3-1+cuda13.0"
+        status, output = play(lab, tmp_path, variables | given, role="nvidia_cuda")
+        assert status == 0, output
+        assert "changed=0" in output
+        refused = {"nvidia_cuda_toolkits": ["99.9"]}
+        status, output = play(lab, tmp_path, variables | refused, role="nvidia_cuda")
+        assert status != 0
+        assert "CUDA 99.9 is not known here" in output
+
+
+def module(lab: TestLab, name: str, command: str) -> str:
+    """What an ordinary user's login shell prints with a module loaded."""
+    return lab.ssh(NODE, "bash", "--login", "-c", shlex.quote(f"module load {name} && {command}"))
+
+
+@pytest.mark.long
+def test_debians_drivers_one_that_builds_and_one_that_does_not(lab: TestLab) -> None:
+    """Through the whole program: out of service with the compiler's line, and back with another choice."""
+    headers = lab.root(NODE, "apt-get -qq update; apt-cache depends linux-headers-amd64")
+    found = re.search(r"linux-headers-(\d\S+)", headers)
+    assert found is not None
+    kernel = found.group(1)
+    variables = {"nvidia_driver_source": "distribution", "nvidia_driver_kernel": kernel}
+    choice = lab.inventory.parent / "host_vars" / f"{NODE}.json"
+    choice.parent.mkdir(exist_ok=True)
+
+    choice.write_text(json.dumps(variables))
+    document = lab.run("bootstrap", expect=4)
+    told = json.dumps(document)
+    assert re.search(r"nvidia/[\w-]+\.[ch]:\d+:\d+: error: ", told), told
+    assert "nvidia_driver_source: nvidia" in told
+    assert NODE in json.loads(lab.root("head1", "slurm-drain"))
+    assert lab.root(NODE, "apt-get check >/dev/null; dpkg --audit") == ""
+    assert built(lab, kernel) == []
+
+    choice.write_text(json.dumps(variables | {"nvidia_driver_branch": "535", "nvidia_driver_modules": "proprietary"}))
+    lab.run("bootstrap")
+    version = installed(lab)["nvidia-tesla-535-kernel-dkms"].partition("-")[0]
+    assert built(lab, kernel) == [version]
+    assert json.loads(lab.root("head1", "slurm-drain")) == {}
+    again = lab.run("bootstrap")
+    assert {host["changed"] for host in again["hosts"].values()} == {0}

@@ -1,0 +1,303 @@
+"""Which driver and toolkits GPUs get, and what is made of what a node says about them."""
+
+import base64
+import itertools
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
+from clusterctl import paths
+from tests.unit.test_role_plugins import plugin
+
+NVIDIA = plugin("filter_plugins/nvidia")
+BUILD = plugin("library/nvidia_build")
+LOOK = plugin("library/nvidia_look")
+KEY = plugin("library/signing_key")
+nvidia_kernel = BUILD.kernel_side
+
+_VARS = yaml.safe_load((paths.content() / "roles/nvidia_driver/vars/main.yml").read_text())
+DEVICES, NEEDS = _VARS["__nvidia_driver_devices"], _VARS["__nvidia_driver_needs"]
+PROPRIETARY = {"modules": "proprietary"}
+V100, T4, A100, H100, L40S, B200, B300 = "1db1", "1eb8", "20b2", "2330", "26b9", "2901", "3182"
+
+
+@pytest.mark.parametrize(
+    ("devices", "name"),
+    [
+        (["102d"], "kepler"),  # K80
+        (["13f2", "17fd"], "maxwell"),  # M60, M40
+        (["15f8", "1b38"], "pascal"),  # P100, P40
+        ([V100, "1df6"], "volta"),  # and V100S
+        ([T4, "1e30", "2187"], "turing"),  # and RTX 6000, GTX 1650 SUPER
+        ([A100, "20b7", "2236", "25b6"], "ampere"),  # and A30, A10, A2
+        ([H100, "2331", "2335", "2342"], "hopper"),  # and PCIe, H200, GH200
+        ([L40S, "27b8", "2684"], "ada"),  # and L4, RTX 4090
+        ([B200, "2941", "2bb5", B300, "31c2"], "blackwell"),  # and GB200, RTX PRO 6000, GB300
+        (["3340", "0045"], "unknown"),
+    ],
+)
+def test_a_generation_is_known_by_its_pci_ids(devices: list[str], name: str) -> None:
+    assert {NVIDIA.generation(device, DEVICES) for device in devices} == {name}
+
+
+def test_the_ranges_of_ids_do_not_overlap() -> None:
+    ends = [(int(row["first"], 16), int(row["last"], 16)) for row in DEVICES]
+    assert all(first <= last for first, last in ends)
+    assert all(last < following for (_, last), (following, _) in itertools.pairwise(ends))
+    assert {row["generation"] for row in DEVICES} <= NEEDS.keys()
+
+
+def driver(*devices: str, **wanted: str) -> dict[str, Any]:
+    asked = {"modules": "auto", "branch": "", "version": "", "default": "580", "last_proprietary": "615", **wanted}
+    found: dict[str, Any] = NVIDIA.driver({"devices": list(devices)}, asked, DEVICES, NEEDS)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("devices", "modules"),
+    [
+        ([V100], "proprietary"),
+        ([T4], "open"),
+        ([A100, H100], "open"),
+        ([B200], "open"),
+        ([V100, T4], "proprietary"),
+        (["3340"], "open"),
+        ([], "open"),
+    ],
+)
+def test_the_kind_of_modules_follows_the_gpus(devices: list[str], modules: str) -> None:
+    found = driver(*devices)
+    assert (found["modules"], found["branch"], found["version"], found["problems"]) == (modules, "580", "580.*", [])
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted", "problem"),
+    [
+        ([V100], {"modules": "open"}, "open modules do not support volta: nvidia_driver_modules: proprietary"),
+        ([B200], PROPRIETARY, "proprietary modules do not support blackwell: nvidia_driver_modules: open"),
+        ([V100], {"branch": "590"}, "branch 580 is the last for volta, not 590"),
+        ([B200], {"branch": "550"}, "blackwell needs branch 570 or newer, not 550"),
+        ([A100], PROPRIETARY | {"branch": "620"}, "branch 615 is the last for proprietary modules, not 620"),
+        (
+            [A100],
+            {"branch": "580", "version": "590.48.01"},
+            "nvidia_driver_version 590.48.01 is not of nvidia_driver_branch 580",
+        ),
+        ([V100, B200], {}, "no kernel modules are for all GPUs here (volta: proprietary; blackwell: open)"),
+    ],
+)  # fmt: skip
+def test_a_driver_that_cannot_be_is_told_before_it_is_installed(
+    devices: list[str], wanted: dict[str, str], problem: str
+) -> None:
+    assert problem in driver(*devices, **wanted)["problems"]
+
+
+def test_a_version_says_its_branch() -> None:
+    found = driver(H100, version="570.195.03")
+    assert (found["branch"], found["version"], found["problems"]) == ("570", "570.195.03", [])
+
+
+def test_every_system_has_its_repository_and_a_whole_fingerprint() -> None:
+    rows = _VARS["__nvidia_driver_repositories"]
+    assert {"debian-12", "debian-13", "ubuntu-22", "ubuntu-24", "redhat-9", "redhat-10"} == rows.keys()
+    for name, row in rows.items():
+        key = row["key"].partition(".")[0].upper()
+        assert row["fingerprint"].endswith(key) or (name == "redhat-10" and not row["fingerprint"])
+        assert len(row["fingerprint"]) in (0, 40)
+
+
+def test_what_made_another_driver_goes_with_it() -> None:
+    kept = [NVIDIA.held("nvidia-driver-cuda", "580.*"), "dkms"]
+    assert NVIDIA.without(kept, ["dkms", "nvidia-driver-cuda", "nvidia-kernel-dkms"]) == [
+        *kept,
+        {"name": "nvidia-kernel-dkms", "state": "absent", "hold": False},
+    ]
+
+
+OLDEST = yaml.safe_load((paths.content() / "roles/nvidia_cuda/vars/main.yml").read_text())["__nvidia_cuda_oldest"]
+
+
+@pytest.mark.parametrize(
+    ("toolkits", "version", "devices", "bridged", "problems"),
+    [
+        (["12.8", "11.8"], "550.163.01", [H100], [], []),
+        (["13.0"], "580.95.05", [H100], [], []),
+        (["13.0"], "", [H100], [], []),
+        (
+            ["12.9", "13.0"],
+            "550.163.01",
+            [H100],
+            [],
+            ["CUDA 13.0 needs driver 580.65.06 or newer, and 550.163.01 is here; CUDA 12 goes with it"],
+        ),
+        (["13.0"], "550.163.01", [H100], ["13.0"], []),
+        (["13.0"], "580.95.05", [V100], [], ["CUDA 13.0 no longer supports volta GPUs; 12.9 is the last that does"]),
+        (["12.9"], "580.95.05", [V100], [], []),
+        (["9.2"], "580.95.05", [V100], [], ["CUDA 9.2 is not known here, but releases 11, 12, 13"]),
+    ],
+)
+def test_toolkits_are_judged_before_they_are_installed(
+    toolkits: list[str], version: str, devices: list[str], bridged: list[str], problems: list[str]
+) -> None:
+    look = {"driver": version, "devices": devices}
+    assert NVIDIA.toolkits(toolkits, look, OLDEST, DEVICES, NEEDS, bridged) == problems
+
+
+LOG = """\
+make -C /usr/src/linux-headers-6.12.117+deb13-amd64
+  gcc -Werror=implicit-int -c -o /var/lib/dkms/nvidia-current-open/550.163.01/build/nvidia/nv-pci.o
+/var/lib/dkms/nvidia-current-open/550.163.01/build/nvidia/nv-pci.c: In function 'nv_resize_pcie_bars':
+/var/lib/dkms/nvidia-open/550/build/nvidia/nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'
+/usr/src/linux-headers-6.12.117+deb13-common/include/linux/pci.h:1440:5: note: declared here
+make[4]: *** [scripts/Makefile.build:229: nvidia/nv-pci.o] Error 1
+make: *** [Makefile:86: modules] Error 2
+"""
+
+
+def test_the_compilers_own_line_is_found() -> None:
+    told = "nvidia/nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'"
+    assert nvidia_kernel.complaint(LOG) == told
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("nv.ko: license does not fit\nmake: *** [x] Error 2", "make: *** [x]"),
+        ('ERROR: modpost: "follow_pfn" [nvidia-uvm.ko] undefined!\nmake: *** x', 'ERROR: modpost: "follow_pfn"'),
+        ("make: *** /lib/modules/6.1/build: No such file or directory.  Stop.", "make: *** /lib/modules"),
+        ("it was killed\n\n", "it was killed"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_build_that_fails_otherwise_says_its_first_word_of_it(log: str, told: str) -> None:
+    assert nvidia_kernel.complaint(log).startswith(told)
+
+
+def write(root: Path, files: dict[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
+    return root
+
+
+def device(address: str, vendor: str, kind: str, number: str, **more: bytes) -> dict[str, str | bytes]:
+    base = f"sys/bus/pci/devices/{address}"
+    found = {f"{base}/vendor": vendor, f"{base}/class": kind, f"{base}/device": number}
+    return {**found, **{f"{base}/{name}": data for name, data in more.items()}}
+
+
+def test_gpus_and_their_fabric_are_found_on_the_bus(tmp_path: Path) -> None:
+    gpus = device("0000:3b:00.0", "0x10de", "0x030200", "0x2330") | device(
+        "0000:1a:00.0", "0x10de", "0x030000", "0x1eb8"
+    )
+    other = device("0000:1a:00.1", "0x10de", "0x040300", "0x10f8") | device(
+        "0000:02:00.0", "0x8086", "0x030000", "0x56c0"
+    )
+    assert nvidia_kernel.pci(write(tmp_path / "a", gpus | other)) == (["1eb8", "2330"], "")
+    switch = device("0000:05:00.0", "0x10de", "0x068000", "0x22a3")
+    assert nvidia_kernel.pci(write(tmp_path / "b", gpus | switch)) == (["1eb8", "2330"], "nvswitch")
+    bridge = device("0000:07:00.0", "0x15b3", "0x020700", "0x1021", vpd=b"\x82\0SW_MNG\0")
+    assert nvidia_kernel.pci(write(tmp_path / "c", gpus | bridge)) == (["1eb8", "2330"], "nvlink5")
+    assert nvidia_kernel.pci(tmp_path / "none") == ([], "")
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.274.02  Tue Sep 16", ("535.274.02", False)),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build", ("580.95.05", True)),
+        ("", ("", False)),
+    ],
+)  # fmt: skip
+def test_the_loaded_driver_says_its_version_and_kind(tmp_path: Path, told: str, found: tuple[str, bool]) -> None:
+    assert nvidia_kernel.loaded(write(tmp_path, {"proc/driver/nvidia/version": told})) == found
+
+
+def test_secure_boot_is_read_from_the_firmware(tmp_path: Path) -> None:
+    name = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+    assert nvidia_kernel.secure_boot(write(tmp_path / "on", {name: b"\6\0\0\0\1"}))
+    assert not nvidia_kernel.secure_boot(write(tmp_path / "off", {name: b"\6\0\0\0\0"}))
+    assert not nvidia_kernel.secure_boot(tmp_path / "bios")
+
+
+@pytest.mark.parametrize(
+    ("named", "gpus", "found", "ours", "container", "begins"),
+    [
+        (False, [H100], "", False, False, ""),
+        (False, [], "", False, False, "no GPU"),
+        (False, [H100], "580.95.05", False, False, "driver 580.95.05 is here already"),
+        (False, [H100], "580.95.05", True, False, ""),
+        (False, [H100], "", False, True, "a container has its host's driver"),
+        (False, [], "550.163.01", False, True, "driver 550.163.01 is here already"),
+        (True, [], "", False, True, ""),
+    ],
+)
+def test_what_works_already_is_left_alone(
+    named: bool, gpus: list[str], found: str, ours: bool, container: bool, begins: str
+) -> None:
+    why = LOOK.left(named, gpus, found, ours, container)
+    assert why.startswith(begins)
+    assert bool(why) == bool(begins)
+
+
+def test_the_next_kernels_headers_come_with_it() -> None:
+    kept = ["linux-headers-6.12.1-amd64", "linux-image-6.12.1-amd64", "linux-image-amd64"]
+    assert LOOK.headers(kept) == ["linux-headers-amd64"]
+    assert LOOK.headers(kept[:2]) == []
+
+
+def test_modules_are_built_for_the_kernel_and_for_what_boots_next(tmp_path: Path) -> None:
+    for name in ("6.12.48+deb13-amd64", "6.12.9+deb13-amd64", "6.12.117+deb13-amd64"):
+        (tmp_path / "lib/modules" / name / "build").mkdir(parents=True)
+    running = "6.12.48+deb13-amd64"
+    assert BUILD.kernels(running, True, str(tmp_path)) == [running, "6.12.117+deb13-amd64"]
+    assert BUILD.kernels(running, False, str(tmp_path)) == [running]
+
+
+def test_who_holds_a_gpu_and_which_jobs_run_are_told(tmp_path: Path) -> None:
+    (tmp_path / "12/fd").mkdir(parents=True)
+    (tmp_path / "12/fd/3").symlink_to("/dev/nvidia0")
+    (tmp_path / "12/comm").write_text("python3\n")
+    (tmp_path / "12/cmdline").write_text("slurmstepd: [41.0]\0")
+    (tmp_path / "13/fd").mkdir(parents=True)
+    (tmp_path / "13/fd/3").symlink_to("/dev/null")
+    assert nvidia_kernel.holders(str(tmp_path)) == ["python3 (12)"]
+    assert nvidia_kernel.jobs(str(tmp_path)) == ["41"]
+
+
+# The body of a version 4 key packet: version, time, algorithm 22, and three bytes in place of the key.
+BODY = b"\4" + struct.pack(">I", 1) + b"\x16key"
+
+
+def armored(packet: bytes) -> str:
+    text = base64.b64encode(packet).decode()
+    return f"-----BEGIN PGP PUBLIC KEY BLOCK-----\nComment: x\n\n{text}\n=abcd\n-----END PGP PUBLIC KEY BLOCK-----\n"
+
+
+@pytest.mark.parametrize(
+    ("release", "told"),
+    [("9", "FF8AD1344597106ECE813B918A3872BF3228467C"), ("10", "7D8D15CBFC4E62688591FB2633D98517E37ED158")],
+)
+def test_a_key_has_the_fingerprint_that_its_owner_publishes(release: str, told: str) -> None:
+    """EPEL's keys, which are here, and whose fingerprints Fedora's page of keys shows."""
+    assert KEY.fingerprint((paths.content() / f"roles/base/files/RPM-GPG-KEY-EPEL-{release}").read_text()) == told
+
+
+def test_both_forms_of_a_key_have_one_fingerprint() -> None:
+    new, old = armored(b"\xc6" + bytes([len(BODY)]) + BODY), armored(b"\x98" + bytes([len(BODY)]) + BODY)
+    assert len(KEY.fingerprint(new)) == 40
+    assert KEY.fingerprint(new) == KEY.fingerprint(old) == KEY.fingerprint(old.replace("\n", "\r\n"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "<html>", armored(b""), armored(b"\xc6\xff"), armored(b"\xcd\3abc"), armored(b"\xc6\x20" + BODY)],
+    ids=["nothing", "a page", "empty", "cut", "no key", "too short"],
+)
+def test_what_is_no_key_has_no_fingerprint(text: str) -> None:
+    assert KEY.fingerprint(text) == ""
