@@ -309,7 +309,7 @@ class Lab:
             "--security-opt", "label=disable", "--security-opt", "apparmor=unconfined",
             "--device-cgroup-rule", "a *:* rwm", *LIMITS,
             "--volume", f"{self._private / node.name}:/opt/lab-node:ro",
-            *(f"--volume={path}" for path in _VOLUMES), image_name, "/sbin/init",
+            *(f"--volume={path}" for path in _VOLUMES), image_name, "/usr/local/lib/lab-node/init",
         )  # fmt: skip
 
     def _write_inventory(self, settings: Settings, nodes: list[Node], proxy: str) -> None:

@@ -171,14 +171,20 @@ def repository(given: object) -> Data:
 def package(given: object) -> Data:
     """One of `packages`: a name, or a mapping."""
     given = {"name": given} if isinstance(given, str) else given
-    item = take("package", given, ["name"], ("version", "hold", "state"))
+    item = take("package", given, ["name"], ("version", "hold", "state", "url", "sha256"))
     name, version = named("package", item["name"]), item.get("version", "")
     if version != "" and (version == "latest" or not isinstance(version, str)):
         raise ArgumentError(f"package {name}: version is {version!r}, expected a version in quotes, never latest")
     state = one_of(f"package {name}: state", item.get("state", "present"), ("present", "absent"))
     hold = None if "hold" not in item else flag(f"package {name}: hold", item["hold"])
     version = named("version", version) if version else ""
-    return {"name": name, "version": version, "hold": hold, "absent": state == "absent"}
+    url, sha256 = str(item.get("url", "")), str(item.get("sha256", ""))
+    if url and not (re.fullmatch(r"https?://[^\s'\"]+", url) and re.fullmatch("[0-9a-f]{64}", sha256)):
+        raise ArgumentError(f"package {name}: expected a url that begins with http, and its file's sha256")
+    if url and not re.fullmatch(r"[^*?]+", version):
+        raise ArgumentError(f"package {name}: version is {version!r}, expected the full version that its url has")
+    own = {"url": url, "sha256": sha256} if url else {}
+    return {"name": name, "version": version, "hold": hold, "absent": state == "absent", **own}
 
 
 def unit(given: object) -> Data:
