@@ -17,6 +17,7 @@ def check(reading: Reading) -> None:
     _files(reading)
     if reading.understood:
         _schedulers(reading)
+        _submission(reading)
         _membership(reading)
         _addresses(reading)
         _jumps(reading)
@@ -47,6 +48,14 @@ def _schedulers(reading: Reading) -> None:
         mine = [name for name in used if host.groups & {f"{name}_head", f"{name}_workers"}]
         if len(mine) > 1:
             reading.refuse(host.position, host.name, f"in two schedulers, got {', '.join(mine)}, expected one")
+
+
+def _submission(reading: Reading) -> None:
+    """Slurm's plugin for containers has to be where users submit their jobs, too."""
+    heads = [host for host in reading.hosts.values() if "slurm_head" in host.groups]
+    if "enroot" in reading.groups and (missing := [host.name for host in heads if "enroot" not in host.groups]):
+        told = f"without {missing[0]}, where jobs are submitted: srun there would not know --container-image"
+        reading.refuse(reading.top, "all.children.enroot", told, "children: {slurm_head: {}, slurm_workers: {}}")
 
 
 def _membership(reading: Reading) -> None:

@@ -218,10 +218,9 @@ class Reading:
         for name, parent, path in self.named:
             group = self.groups.get(name)
             if group is None or not group.lineage or self.is_task(group):
-                schedulers = [known for known, draft in self.groups.items() if draft.lineage and not self.is_task(draft)]
-                expected = "expected the scheduler's groups and those below them, each with nothing in it"
-                hint = did_you_mean(name, schedulers)
-                self.misunderstood(name.position, path, f'"{shown(name)}" as members of {parent.name}, {expected}', hint)
+                possible = [other for other, draft in self.groups.items() if draft.lineage and not self.is_task(draft)]
+                what = f'"{shown(name)}" as members of {parent.name}, expected {", ".join(possible) or "a scheduler"}'
+                self.misunderstood(name.position, path, what, did_you_mean(name, possible))
                 continue
             group.included.append(parent.name)
             for host in self.hosts.values():

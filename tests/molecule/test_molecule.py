@@ -33,7 +33,13 @@ def test_role(scenario: str) -> None:
 
 
 # What they bring back is a whole cluster's, or its node's.
-OF_A_CLUSTER = {"restore": "test_backup.py", "reboot": "test_upgrade.py", "os_upgrade": "test_upgrade.py"}
+OF_A_CLUSTER = {
+    "restore": "test_backup.py",
+    "reboot": "test_upgrade.py",
+    "os_upgrade": "test_upgrade.py",
+    "enroot": "test_runtimes.py",
+    "pyxis": "test_runtimes.py",
+}
 
 
 def test_every_role_has_a_scenario() -> None:

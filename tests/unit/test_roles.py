@@ -4,10 +4,13 @@ What cannot run here for real (Ubuntu, the RHEL family) is at least written comp
 Debian's have, and with them every template and every `node_state` call comes out whole.
 """
 
+import base64
+import hashlib
 import importlib.util
 import itertools
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,8 @@ SYSTEMS = {
 }
 # What earlier tasks of a role would have registered, and what a template gets from its caller.
 REGISTERED: Mapping[str, Any] = {
+    "mirror": "https://harbor.example/ghcr",
+    "registry": "ghcr.io",
     "repositories": {"baseos": "BaseOS"},
 }
 VAULT = VaultSecret(b"a vault password")
@@ -53,6 +58,13 @@ VARIABLES: Mapping[str, Any] = {
     "cluster_http_proxy": "http://proxy.example:3128",
     "cluster_networks": ["10.0.0.0/24"],
     "cluster_package_mirrors": {name: f"http://mirror.example/{name}" for name in MIRRORED},
+    "containers_registry_mirrors": {
+        "docker.io": "http://mirror.example:5000",
+        "ghcr.io": "https://harbor.example/ghcr",
+    },
+    "enroot_caps_sha256": "c" * 64,
+    "enroot_sha256": "e" * 64,
+    "pyxis_source_sha256": "f" * 64,
     "users_accounts": [
         {"name": "ada", "uid": 10001, "admin": True, "ssh_keys": ["ssh-ed25519 AAAA ada"]},
         {"name": "bob", "uid": 10002},
@@ -121,7 +133,7 @@ def test_role_knows_no_lab_and_no_other_hosts_facts(role: Path) -> None:
         if path.suffix == ".py":
             continue
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"simulated|podman|nvml|/lab/|clusterctl/lab", text, re.IGNORECASE), path
+        assert not re.search(r"simulated|nvml|/lab/|clusterctl/lab", text, re.IGNORECASE), path
         assert not re.search(r"hostvars\[[^]]*\](\.|\[['\"])ansible_", text), f"{path} reads another host's facts"
         assert not re.search(r"\bansible_(distribution|os_family|hostname|nodename|default_ipv4)\b", text), (
             f"{path}: ansible_facts['x']"
@@ -285,6 +297,8 @@ def test_every_template_and_call_comes_out_whole(system: str, host: str, tmp_pat
             text = render(engine, path)
             assert text.endswith("\n"), path
             assert not re.search(r"\{[{%]|[%}]\}|__\w+__|\\n", text.replace("{{ $", "")), f"{path}: {text}"
+            if path.name in ("registries.conf.j2", "config.toml.j2", "hosts.toml.j2"):
+                assert tomllib.loads(text)
             if ".yml." in path.name:
                 assert isinstance(yaml.safe_load(text), dict)
             if ".json." in path.name:
@@ -321,6 +335,23 @@ def trusted(value: Any) -> Any:
     if isinstance(value, list):
         return [trusted(item) for item in value]
     return trust_as_template(value) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize(
+    ("file", "fingerprint"),
+    [
+        ("containers/files/docker-deb.asc", "9DC858229FC7DD38854AE2D88D81803C0EBFCD88"),
+        ("containers/files/docker-rpm.asc", "060A61C51B558A7F742B77AAC52FEB6B621E9F35"),
+        ("apptainer/files/apptainer-ppa.asc", "F6B0F5193D4F3301EF491FF0AFE36534FC6218AE"),
+    ],
+)
+def test_keys_of_vendors_are_the_ones_that_they_publish(file: str, fingerprint: str) -> None:
+    """Docker's documentation and Launchpad's page of the archive name them."""
+    text = (CONTENT / "roles" / file).read_text(encoding="ascii")
+    body = base64.b64decode("".join(text.split("\n\n", 1)[1].split("\n=")[0].split()))
+    assert body[0] == 0x99, "an old-format public key packet with a length of two octets"
+    length = int.from_bytes(body[1:3])
+    assert hashlib.sha1(body[: 3 + length]).hexdigest().upper() == fingerprint  # noqa: S324 - RFC 4880, 12.2
 
 
 def test_every_template_is_used() -> None:
