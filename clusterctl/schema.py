@@ -255,7 +255,7 @@ _RULES = (
     ),
     _Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
     _Rule(
-        "_certificates",
+        "_certificates|_repository_key",
         lambda v: v[:1] not in ("", "/", "~") and ".." not in v.split("/"),
         "a file below the cluster's directory",
     ),
