@@ -53,17 +53,7 @@ def fetch(cluster: TestLab, path: str) -> bytes:
         return bytes(answer.read())
 
 
-def test_the_package_source_is_laid_out_as_the_vendors_and_signed(cluster: TestLab, tmp_path: Path) -> None:
-    signed = tmp_path / "InRelease"
-    signed.write_bytes(fetch(cluster, "InRelease"))
-    ring = tmp_path / "ring.gpg"
-    ring.write_bytes(
-        subprocess.run(
-            ["gpg", "--dearmor"], input=(cluster.inventory.parent / "kit/packages.asc").read_bytes(),
-            capture_output=True, check=True,
-        ).stdout
-    )  # fmt: skip
-    subprocess.run(["gpgv", "--keyring", str(ring), str(signed)], check=True, capture_output=True)
+def test_the_package_source_is_laid_out_as_the_vendors(cluster: TestLab) -> None:
     listed = re.findall(r"^Package: (\S+)$", fetch(cluster, "Packages").decode(), re.MULTILINE)
     assert sorted(listed) == [TOOLKIT, f"{TOOLKIT}-base", f"{TOOLKIT}-operator-extensions"]
     assert fetch(cluster, "../../../gpgkey") == (cluster.inventory.parent / "kit/packages.asc").read_bytes()

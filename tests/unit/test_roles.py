@@ -4,6 +4,8 @@ What cannot run here for real (Ubuntu, the RHEL family) is at least written comp
 Debian's have, and with them every template and every `node_state` call comes out whole.
 """
 
+import base64
+import hashlib
 import importlib.util
 import itertools
 import json
@@ -263,6 +265,16 @@ def render(engine: Templar, path: Path) -> str:
     """A template as node_state's action plugin renders it."""
     text = trust_as_template(path.read_text(encoding="utf-8"))
     return str(engine.template(text, escape_backslashes=False, overrides={"trim_blocks": True}))
+
+
+def test_the_vendors_key_has_the_fingerprint_that_is_documented() -> None:
+    role = CONTENT / "roles/nvidia_container_toolkit"
+    armored = (role / "files/libnvidia-container.asc").read_text().split("\n\n")[1]
+    packets = base64.b64decode("".join(line for line in armored.splitlines() if line[:1] not in "=-"))
+    assert packets[0] == 0x99, "a public key, the length in two bytes"
+    length = int.from_bytes(packets[1:3], "big")
+    found = hashlib.sha1(packets[: 3 + length]).hexdigest().upper()  # noqa: S324 - RFC 9580 has it so for such keys
+    assert f"C({' '.join(re.findall('....', found))})" in (role / "meta/argument_specs.yml").read_text()
 
 
 TEMPLATES = [path for role in ROLES for path in sorted(role.glob("templates/*.j2"))]
