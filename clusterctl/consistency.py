@@ -119,10 +119,10 @@ def _address(value: object) -> str:
 
 def _files(reading: Reading) -> None:
     judged = {problem.position for problem in reading.problems}
-    for variable, look in _LOOK.items():
-        given = [host.merged[variable] for host in reading.hosts.values() if variable in host.merged]
-        for node in {id(node): node for node in given}.values():  # one is often shared by many hosts
-            for item, key in _texts(node, variable):
+    named = ((name, node) for host in reading.hosts.values() for name, node in host.merged.items())
+    for name, node in {id(node): (name, node) for name, node in named}.values():  # one is often shared by many hosts
+        for look in (look for ending, look in _LOOK.items() if name.endswith(ending)):
+            for item, key in _texts(node, name):
                 if item.position not in judged and (message := look(reading, item)):
                     reading.refuse(item.position, key, f'the file "{shown(str(item.value))}" {message}')
 
@@ -158,7 +158,18 @@ def _certificate(reading: Reading, node: Node) -> str:
     return "" if b"-----BEGIN CERTIFICATE-----" in content else "holds no certificate in PEM form"
 
 
+def _public_key(reading: Reading, node: Node) -> str:
+    directory = reading.path.parent
+    try:
+        content = files.read(directory / str(node.value), inside=directory)
+    except files.UnfitError as error:
+        return str(error)
+    return "" if content.startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----") else "holds no public key in armored form"
+
+
+# By the end of a variable's name.
 _LOOK: Mapping[str, Callable[[Reading, Node], str]] = {
     "ansible_ssh_private_key_file": _key_file,
     "cluster_ca_certificates": _certificate,
+    "_repository_key": _public_key,
 }

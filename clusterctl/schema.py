@@ -254,14 +254,9 @@ _RULES = (
         ),
     ),
     _Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
-    _Rule(
-        "_repository_key",
-        _matches(r"\s*-----BEGIN PGP PUBLIC KEY BLOCK-----[\w\s+/=:.()-]+-----END PGP PUBLIC KEY BLOCK-----\s*"),
-        "a public key in ASCII armor",
-    ),
     _Rule("_sha256", _matches("[0-9a-f]{64}"), "64 hexadecimal digits in lower case"),
     _Rule(
-        "_certificates",
+        "_certificates|_repository_key",
         lambda v: v[:1] not in ("", "/", "~") and ".." not in v.split("/"),
         "a file below the cluster's directory",
     ),

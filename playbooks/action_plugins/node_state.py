@@ -145,10 +145,11 @@ def directory(given: object) -> Data:
 
 def repository(given: object) -> Data:
     """One of `repositories`: its files for either package manager, the key before what refers to it."""
-    optional = ("suites", "components", "architectures")
+    optional = ("suites", "components", "architectures", "signed")
     item = take("repository", given, ["name", "url", "key"], optional)
     name, url, key = named("repository", item["name"]), str(item["url"]), str(item["key"]).strip() + "\n"
-    lists = {field: words(f"repository {name}: {field}", item.get(field, [])) for field in optional}
+    lists = {field: words(f"repository {name}: {field}", item.get(field, [])) for field in optional[:3]}
+    signed = one_of(f"repository {name}: signed", item.get("signed", "packages"), ("packages", "metadata"))
     if any(re.search(r"\s", word) for word in [url, *(word for value in lists.values() for word in value)]):
         raise ArgumentError(f"repository {name}: white space in url, suites, components or architectures")
     if not key.startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----"):
@@ -157,7 +158,8 @@ def repository(given: object) -> Data:
     fields = {"Types": ["deb"], "URIs": [url], "Suites": lists["suites"] or ["./"], "Components": lists["components"]}
     fields.update({"Architectures": lists["architectures"], "Signed-By": [apt_key]})
     deb822 = "".join(f"{field}: {' '.join(value)}\n" for field, value in fields.items() if value)
-    repo = f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey=file://{rpm_key}\nskip_if_unavailable=0\n"
+    check = "gpgcheck=1" if signed == "packages" else "gpgcheck=0\nrepo_gpgcheck=1"
+    repo = f"[{name}]\nname={name}\nbaseurl={url}\n{check}\ngpgkey=file://{rpm_key}\nskip_if_unavailable=0\n"
     contents = {
         "Apt": {apt_key: key, f"/etc/apt/sources.list.d/{name}.sources": deb822},
         "Dnf": {rpm_key: key, f"/etc/yum.repos.d/{name}.repo": repo},

@@ -554,7 +554,7 @@ def _written_by_lab(place: Path) -> Path:
     lab.key.write_text("a key")
     lab.key.chmod(0o600)
     chosen = Settings("edited", subnet="10.213.0.0/24")
-    lab._write_inventory(chosen, lab.nodes(chosen), "http://10.213.0.2:3142")
+    lab._write_inventory(chosen, lab.nodes(chosen), "http://10.213.0.2:3142", {})
     return lab.inventory
 
 

@@ -200,6 +200,12 @@ def test_a_package_source_is_signed_by_its_own_key_alone() -> None:
     assert "gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/nvidia.asc\n" in text(found["Dnf"][1])
 
 
+def test_a_source_whose_metadata_is_signed_says_so_to_dnf() -> None:
+    source = {"name": "n", "url": "https://x", "key": KEY, "signed": "metadata"}
+    found = normalise(repositories=[source])["repositories"][0]
+    assert "gpgcheck=0\nrepo_gpgcheck=1\ngpgkey=" in text(found["Dnf"][1])
+
+
 def test_a_flat_source_has_no_components() -> None:
     found = normalise(repositories=[{"name": "n", "url": "https://x", "key": KEY}])["repositories"][0]
     assert "Suites: ./\nSigned-By:" in text(found["Apt"][1])
