@@ -21,6 +21,7 @@ def check(reading: Reading) -> None:
     _files(reading)
     if reading.understood:
         _schedulers(reading)
+        _submission(reading)
         _membership(reading)
         _addresses(reading)
         _jumps(reading)
@@ -52,6 +53,14 @@ def _schedulers(reading: Reading) -> None:
         mine = [name for name in used if host.groups & {f"{name}_head", f"{name}_workers"}]
         if len(mine) > 1:
             reading.refuse(host.position, host.name, f"in two schedulers, got {', '.join(mine)}, expected one")
+
+
+def _submission(reading: Reading) -> None:
+    """Slurm's plugin for containers has to be where users submit their jobs, too."""
+    heads = [host for host in reading.hosts.values() if "slurm_head" in host.groups]
+    if "enroot" in reading.groups and (missing := [host.name for host in heads if "enroot" not in host.groups]):
+        told = f"without {missing[0]}, where jobs are submitted: srun there would not know --container-image"
+        reading.refuse(reading.top, "all.children.enroot", told, "children: {slurm_head: {}, slurm_workers: {}}")
 
 
 def _membership(reading: Reading) -> None:
@@ -131,10 +140,10 @@ def _address(value: object) -> str:
 
 def _files(reading: Reading) -> None:
     judged = {problem.position for problem in reading.problems}
-    for variable, look in _LOOK.items():
-        given = [host.merged[variable] for host in reading.hosts.values() if variable in host.merged]
-        for node in {id(node): node for node in given}.values():  # one is often shared by many hosts
-            for item, key in _texts(node, variable):
+    named = ((name, node) for host in reading.hosts.values() for name, node in host.merged.items())
+    for name, node in {id(node): (name, node) for name, node in named}.values():  # one is often shared by many hosts
+        for look in (look for ending, look in _LOOK.items() if name.endswith(ending)):
+            for item, key in _texts(node, name):
                 if item.position not in judged and (message := look(reading, item)):
                     reading.refuse(item.position, key, f'the file "{shown(str(item.value))}" {message}')
 
@@ -170,7 +179,18 @@ def _certificate(reading: Reading, node: Node) -> str:
     return "" if b"-----BEGIN CERTIFICATE-----" in content else "holds no certificate in PEM form"
 
 
+def _public_key(reading: Reading, node: Node) -> str:
+    directory = reading.path.parent
+    try:
+        content = files.read(directory / str(node.value), inside=directory)
+    except files.UnfitError as error:
+        return str(error)
+    return "" if content.startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----") else "holds no public key in armored form"
+
+
+# By the end of a variable's name.
 _LOOK: Mapping[str, Callable[[Reading, Node], str]] = {
     "ansible_ssh_private_key_file": _key_file,
     "cluster_ca_certificates": _certificate,
+    "_repository_key": _public_key,
 }

@@ -244,6 +244,9 @@ class _Draft:
 
     def group(self, path: tuple[str, ...], value: dict[str, Any] | None) -> None:
         """Note a group's hosts with their variables, what else it says, and the same of the groups below it."""
+        if len(path) > 3 and not path[2].endswith("_workers"):  # named as members, and written elsewhere
+            self.other[path] = value
+            return
         self.paths[path[-1]] = (*path, "hosts")
         other = (value or {}).copy()
         hosts = (other.pop("hosts", None) or {}).items()

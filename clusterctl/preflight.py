@@ -183,7 +183,7 @@ def judge(host: Host, answer: Answer, label: str = "", adopt: bool | None = Fals
         for check in (_architecture, _disk, _memory, _locks, _gpus):
             yield from check(name, answer.facts)
         if adopt is not None:
-            yield from _before(name, answer.facts, label, adopt)
+            yield from _before(host, answer.facts, label, adopt)
         yield from _network(host, answer.facts)
         yield from _firewall(host, answer.facts)
 
@@ -246,8 +246,9 @@ def _locks(name: str, facts: Facts) -> Iterator[Finding]:
         yield Finding(name, "package lock", facts.node.lock_holder, "it is waited for up to 300 s", warning=True)
 
 
-def _before(name: str, facts: Facts, label: str, adopt: bool) -> Iterator[Finding]:
+def _before(host: Host, facts: Facts, label: str, adopt: bool) -> Iterator[Finding]:
     """Yield what somebody else has set up: what a run would replace stops it, unless that is wanted; the rest stays."""
+    name = host.name
     slurm = [what for what in facts.node.before if what.startswith("slurm")]
     if slurm and not {"slurm_head", "slurm_worker"} & set(facts.node.roles):
         found = f"{' and '.join(slurm)} of somebody else's"
@@ -261,8 +262,13 @@ def _before(name: str, facts: Facts, label: str, adopt: bool) -> Iterator[Findin
             else "docs/guide.md says how to get its directory back; to take it over: --adopt"
         )
         yield Finding(name, "cluster", found, hint, warning=adopt)
+    taken = "containers" if "docker" in host.groups else ""
+    if taken in facts.node.before and "docker" not in facts.node.roles:
+        found = "containers run under a Docker of somebody else's, which starts anew with another configuration"
+        hint = "they start anew with it" if adopt else "stop them, or have it taken over: --adopt"
+        yield Finding(name, "docker", found, hint, warning=adopt)
     for what, found in _LEFT_ALONE.items():
-        if what in facts.node.before:
+        if what in facts.node.before and what != taken:
             yield Finding(name, "found", found, "it is left alone", warning=True)
 
 

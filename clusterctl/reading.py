@@ -33,6 +33,8 @@ class GroupDraft:
     name: str
     lineage: tuple[str, ...] = ()
     """The groups that a member is in: this one and those above it, without `all`."""
+    included: list[str] = field(default_factory=list)
+    """The groups elsewhere that name this one as their members."""
     inline: dict[str, Node] = field(default_factory=dict)
     files: dict[str, Node] = field(default_factory=dict)
 
@@ -75,6 +77,8 @@ class Reading:
         self.groups: dict[str, GroupDraft] = {"all": GroupDraft("all")}
         self.hosts: dict[str, HostDraft] = {}
         self.top = Position(path, 1, 1)
+        self.named: list[tuple[Key, GroupDraft, str]] = []
+        """Groups that another group has as its members: their names, that group, and the key to tell them by."""
         self.memberships = 0
         self.problems: list[Problem] = []
         self.understood = True
@@ -125,6 +129,7 @@ class Reading:
                 below = key in self.known.groups
                 hint = f"move it to all.children.{key}" if below else did_you_mean(key, ("all",))
                 self.misunderstood(key.position, shown(key), f'unknown key "{shown(key)}", expected all', hint)
+        self.include()
         self.vars_directory("group_vars", "group", self.groups)
         self.vars_directory("host_vars", "host", self.hosts)
         for host in self.hosts.values():
@@ -196,12 +201,36 @@ class Reading:
     def children(self, parent: GroupDraft, node: Node, key: str) -> None:
         for name, value in self.entries(node, key):
             path = f"{key}.{shown(name)}"
-            refusal = self.refusal(name, parent)
-            if refusal:
+            if not value.value and self.is_task(parent):
+                self.named.append((name, parent, path))
+            elif refusal := self.refusal(name, parent):
                 self.misunderstood(name.position, path, *refusal)
             else:
                 self.groups[name] = GroupDraft(name, (*parent.lineage, str(name)))
                 self.group(self.groups[name], value, path)
+
+    def is_task(self, group: GroupDraft) -> bool:
+        """Tell whether a group gives its hosts a role of ours besides the scheduler's."""
+        return len(group.lineage) == 1 and not group.name.endswith(("_head", "_workers"))
+
+    def include(self) -> None:
+        """Give the hosts of groups that are named as members of another that group, too."""
+        for name, parent, path in self.named:
+            group = self.groups.get(name)
+            if group is None or not group.lineage or self.is_task(group):
+                possible = [other for other, draft in self.groups.items() if draft.lineage and not self.is_task(draft)]
+                what = f'"{shown(name)}" as members of {parent.name}, expected {", ".join(possible) or "a scheduler"}'
+                self.misunderstood(name.position, path, what, did_you_mean(name, possible))
+                continue
+            group.included.append(parent.name)
+            for host in self.hosts.values():
+                if group.name in host.groups:
+                    host.groups.add(parent.name)
+
+    def depth(self, name: str) -> int:
+        """Return how deep Ansible counts a group, by which the deeper one's variables win."""
+        group = self.groups[name]
+        return 1 + max(map(self.depth, (*group.lineage[-2:-1], *group.included)), default=0)
 
     def refusal(self, name: str, parent: GroupDraft) -> tuple[str, str] | None:
         """Roles' groups stand below `all`, a person's own below the workers; say why `name` is neither."""
@@ -264,7 +293,7 @@ class Reading:
 
     def merge(self, host: HostDraft) -> dict[str, Node]:
         mine = [self.groups[name] for name in host.groups]
-        groups = [self.groups["all"], *sorted(mine, key=lambda group: (len(group.lineage), group.name))]
+        groups = [self.groups["all"], *sorted(mine, key=lambda group: (self.depth(group.name), group.name))]
         merged: dict[str, Node] = {}
         for values in (*(group.inline for group in groups), *(group.files for group in groups)):
             merged |= values

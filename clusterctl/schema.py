@@ -254,8 +254,9 @@ _RULES = (
         ),
     ),
     _Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
+    _Rule("_sha256", _matches("[0-9a-f]{64}"), "64 hexadecimal digits in lower case"),
     _Rule(
-        "_certificates",
+        "_certificates|_repository_key",
         lambda v: v[:1] not in ("", "/", "~") and ".." not in v.split("/"),
         "a file below the cluster's directory",
     ),
@@ -271,10 +272,10 @@ _RULES = (
         number=True,
     ),
     _Rule(r"(^|[_.])gid", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
-    _Rule("_keep", lambda v: 1 <= v <= 1000, "1 to 1000", number=True),
+    _Rule("_keep|_max_files", lambda v: 1 <= v <= 1000, "1 to 1000", number=True),
     _Rule("_interval|_mb", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
     _Rule(
-        r"users_(accounts|groups)\.name|users_verify_user|_common_group|\.groups",
+        r"users_(accounts|groups)\.name|users_verify_user|_common_group|\.groups|docker_users",
         _is_account,
         "up to 32 of a-z 0-9 . _ -, and not a name of the system's own",
     ),

@@ -29,6 +29,8 @@ _SERVICES: Mapping[str, Sequence[str]] = {
     "slurm_head": ("munge", "slurmctld", "slurmdbd", "dnsmasq", "slurm-health.socket", "slurm-metrics.timer"),
     "slurm_workers": ("munge", "slurmd"),
     "monitoring": ("prometheus",),
+    "containerd": ("containerd",),
+    "docker": ("docker",),
 }
 # Without these on the head nothing is scheduled.
 _SCHEDULER = frozenset({"munge", "slurmctld", "slurmdbd", "mariadb"})

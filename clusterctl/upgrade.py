@@ -22,7 +22,7 @@ from clusterctl.untrusted import printable
 
 REBOOT = "reboot"
 _DAEMON = re.compile("(slurm-)?slurm(ctld|d)")
-_NONE_OF_THEIR_OWN = ("packages", "verify")
+_NONE_OF_THEIR_OWN = ("containers", "packages", "verify")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from clusterctl.lab import image
 from clusterctl.lab.podman import (
     LIMITS,
     container_state,
@@ -19,13 +20,13 @@ from clusterctl.lab.podman import (
 NAME = "clusterctl-cache"
 PORT = 3142
 DISTRIBUTION = "debian-13"  # of the cache itself
-_NETWORK = "podman"  # podman's default network
+NETWORK = "podman"  # podman's default network
 
 
-def directory() -> Path:
-    """Where the cached packages lie; they outlive labs and may be deleted at any time."""
+def directory(name: str = "packages") -> Path:
+    """Where the cached packages lie, or other things that outlive labs and may be deleted at any time."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "clusterctl" / "packages"
+    return Path(base) / "clusterctl" / name
 
 
 def _image(debian: Callable[[], str]) -> str:
@@ -43,25 +44,26 @@ def _image(debian: Callable[[], str]) -> str:
         podman("commit", "--quiet", scratch, name)
     finally:
         remove_containers(scratch)
-    for image in podman_json("images", "--filter", f"reference=localhost/{NAME}:*"):
-        for tag in image.get("Names") or []:
-            if tag != name:
-                run_as_root(["podman", "rmi", tag], check=False)
+    image.prune(f"localhost/{NAME}:*", keep=name)
     return name
 
 
 def ensure(debian: Callable[[], str]) -> str:
     """Start the cache unless it runs; return its URL. `debian` gives the image of a Debian node to make its own from.
 
-    It stands on podman's default network under a fixed address, which every lab's network reaches through the host:
-    names resolve there as they do on the host, whichever labs come and go.
+    Names resolve there as they do on the host, whichever labs come and go.
     """
-    network = ipaddress.ip_network(podman_json("network", "inspect", _NETWORK)[0]["subnets"][0]["subnet"])
-    address = str(network[-3])
+    address = shared_address(-3)
     if container_state(NAME) != "running":
         remove_containers(NAME)
         _start(debian, address)
     return f"http://{address}:{PORT}"
+
+
+def shared_address(index: int) -> str:
+    """Return the fixed address of what serves all labs: on podman's default network, which each of theirs reaches."""
+    network = ipaddress.ip_network(podman_json("network", "inspect", NETWORK)[0]["subnets"][0]["subnet"])
+    return str(network[index])
 
 
 def _start(debian: Callable[[], str], address: str) -> None:
@@ -82,7 +84,7 @@ def _start(debian: Callable[[], str], address: str) -> None:
     )
     podman(
         *runtime_options(), "run", "--detach", "--name", NAME, "--label", "clusterctl.lab.cache=1",
-        "--network", f"{_NETWORK}:ip={address}", *LIMITS,
+        "--network", f"{NETWORK}:ip={address}", *LIMITS,
         "--volume", f"{path}:/var/cache/apt-cacher-ng", _image(debian), "sh", "-c", script, "sh", *settings,
     )  # fmt: skip
 

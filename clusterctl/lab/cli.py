@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from clusterctl.cli import Format
 from clusterctl.lab import fault as faults
-from clusterctl.lab import image
+from clusterctl.lab import image, kit, kit_recipe
 from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models
 from clusterctl.lab.podman import LabError
 
@@ -31,6 +32,9 @@ def up(
     system: Annotated[str | None, typer.Option("--os", help="Distribution. [default: debian-13]")] = None,
     worker_os: Annotated[str | None, typer.Option(help="Distribution of the workers, if another.")] = None,
     mirror: Annotated[str | None, typer.Option(help="Debian mirror to build the image from.")] = None,
+    with_kit: Annotated[
+        bool | None, typer.Option("--kit", help="Point its inventory at the kit (see `lab kit`), building that first.")
+    ] = None,
 ) -> None:
     """Create a lab, or repair and extend the one of that name."""
     if gpu_model is not None and gpu_model not in gpu_models():
@@ -40,13 +44,13 @@ def up(
     lab = Lab(name)
     given: dict[str, Any] = {
         "workers": workers, "gpus": gpus, "gpu_model": gpu_model, "os": system, "worker_os": worker_os,
-        "mirror": mirror,
+        "mirror": mirror, "kit": with_kit,
     }  # fmt: skip
     wanted = dataclasses.replace(lab.settings() or Settings(name), **{k: v for k, v in given.items() if v is not None})
     console = Console(stderr=True)
     start = time.monotonic()
-    with console.status(f"lab {name}: image, containers, SSH (the first image takes about a minute)"):
-        nodes, built = lab.up(wanted)
+    with console.status(f"lab {name}: image, containers, SSH (the first image takes about a minute)") as shown:
+        nodes, built = lab.up(wanted, Steps(console, shown))
     seconds = time.monotonic() - start
     console.print(
         f"Lab {name} is up: {len(nodes)} nodes answer over SSH after {seconds:.0f} s"
@@ -54,6 +58,38 @@ def up(
         highlight=False,
     )
     console.print(f"Next: clusterctl bootstrap {lab.inventory}", highlight=False, soft_wrap=True)
+
+
+@app.command("kit")
+def build_kit(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="What to build; all without.")] = None,
+    mirror: Annotated[str, typer.Option(help="Debian mirror to build from.")] = image.DEBIAN_MIRROR,
+) -> None:
+    """Build software that distributions lack from its published modules, and serve it to the labs of this machine."""
+    recipes = kit_recipe.load(tuple(names or ()))
+    console = Console(stderr=True)
+    with console.status("kit") as shown:
+        served = kit.ensure(recipes, Steps(console, shown), mirror)
+    table = Table("name", "version", "what", "where", box=None, pad_edge=False, header_style="bold")
+    for recipe in recipes:
+        if recipe.image:
+            where = f"{served.address}/{recipe.image.name}:{recipe.version}"
+        else:
+            where = f"{served.url}/{recipe.repository}".replace("{architecture}", kit.architecture())
+        table.add_row(recipe.name, recipe.version, recipe.description, where)
+    Console(soft_wrap=True).print(table)
+    console.print("Next: clusterctl lab up --kit, whose inventory points there", highlight=False)
+
+
+class Steps:
+    """Shows the step that is under way, and leaves a line of each with the seconds since the beginning."""
+
+    def __init__(self, console: Console, shown: Status) -> None:
+        self.console, self.shown, self.begun = console, shown, time.monotonic()
+
+    def __call__(self, step: str) -> None:
+        self.console.print(f"{time.monotonic() - self.begun:4.0f} s  kit: {step}", highlight=False)
+        self.shown.update(f"kit: {step}")
 
 
 @app.command()

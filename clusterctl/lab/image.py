@@ -1,10 +1,11 @@
 """Images of lab nodes: a distribution's minimal server, made once from a recipe and kept by its content."""
 
+import contextlib
 import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,36 +78,36 @@ def ensure(distribution: Distribution, mirror: str) -> tuple[str, bool]:
         _build_debian(distribution, mirror, name)
     else:
         _build_from_registry(distribution, name)
-    _prune(distribution, keep=name)
+    prune(f"{REPOSITORY}:{distribution.name}-*", keep=name)
     return name, True
 
 
 def _build_debian(distribution: Distribution, mirror: str, name: str) -> None:
-    signed = "[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]"
+    security = re.sub(r"/debian/?$", "/debian-security", mirror)
+    sources = [(mirror, f"{distribution.suite}-updates"), (security, f"{distribution.suite}-security")]
+    with scratch() as folder:
+        debian_root(
+            folder / "root.tar", distribution.suite, mirror,
+            f"--include={','.join(_DEBIAN_PACKAGES)}",
+            f"--customize-hook=copy-in '{HERE}/node' /tmp",
+            '--customize-hook=chroot "$1" /tmp/node/customize /tmp/node',
+            '--customize-hook=rm -r "$1/tmp/node" "$1/etc/dpkg/dpkg.cfg.d/99mmdebstrap"',
+            f"""--customize-hook='{HERE}/nvml/install.sh' "$1\"""",
+            further=sources,
+        )  # fmt: skip
+        podman("import", "--quiet", str(folder / "root.tar"), name)
+
+
+def debian_root(archive: Path, suite: str, mirror: str, *options: str, further: Sequence[tuple[str, str]] = ()) -> None:
+    """Make a minimal Debian of a suite as a tar archive; `further` sources are URLs and suites beside the mirror's."""
     components = _COMPONENTS.replace(",", " ")
     sources = [
-        f"deb {signed} {url} {suite} {components}"
-        for url, suite in (
-            (mirror, distribution.suite),
-            (mirror, f"{distribution.suite}-updates"),
-            (re.sub(r"/debian/?$", "/debian-security", mirror), f"{distribution.suite}-security"),
-        )
+        f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {url} {name} {components}"
+        for url, name in ((mirror, suite), *further)
     ]
-    with tempfile.TemporaryDirectory(prefix="clusterctl-image-", dir=_scratch()) as scratch:
-        archive = Path(scratch) / "root.tar"
-        run_as_root(
-            [
-                "mmdebstrap", "--variant=minbase", f"--include={','.join(_DEBIAN_PACKAGES)}",
-                *(f"--dpkgopt={option}" for option in _DPKG_OPTIONS), "--dpkgopt=force-unsafe-io",
-                f"--customize-hook=copy-in '{HERE}/node' /tmp",
-                '--customize-hook=chroot "$1" /tmp/node/customize /tmp/node',
-                '--customize-hook=rm -r "$1/tmp/node" "$1/etc/dpkg/dpkg.cfg.d/99mmdebstrap"',
-                f"""--customize-hook='{HERE}/nvml/install.sh' "$1\"""",
-                distribution.suite, str(archive), *sources,
-            ]
-        )  # fmt: skip
-        run_as_root(["chmod", "0644", str(archive)])
-        podman("import", "--quiet", str(archive), name)
+    dpkg = (f"--dpkgopt={option}" for option in (*_DPKG_OPTIONS, "force-unsafe-io"))
+    run_as_root(["mmdebstrap", "--variant=minbase", *dpkg, *options, suite, str(archive), *sources])
+    run_as_root(["chmod", "0644", str(archive)])
 
 
 def _build_from_registry(distribution: Distribution, name: str) -> None:
@@ -118,8 +119,8 @@ def _build_from_registry(distribution: Distribution, name: str) -> None:
         "COPY nvml /tmp/nvml",
         "RUN /tmp/nvml/install.sh / && rm -r /tmp/nvml",
     ]
-    with tempfile.TemporaryDirectory(prefix="clusterctl-image-", dir=_scratch()) as scratch:
-        recipe = Path(scratch) / "Containerfile"
+    with scratch() as folder:
+        recipe = folder / "Containerfile"
         recipe.write_text("\n".join(lines) + "\n")
         podman(
             *runtime_options(), "build", "--quiet", *LIMITS, "--tag", name,
@@ -127,17 +128,21 @@ def _build_from_registry(distribution: Distribution, name: str) -> None:
         )  # fmt: skip
 
 
-def _scratch() -> str:
-    """A directory on disk: /tmp may be a small memory file system."""
-    path = Path("/var/tmp")  # noqa: S108 - mkdtemp makes an unguessable name in it
-    return str(path if os.access(path, os.W_OK) else Path(tempfile.gettempdir()))
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory on disk for as long as it is needed: /tmp may be a small memory file system."""
+    place = Path("/var/tmp")  # noqa: S108 - mkdtemp makes an unguessable name in it
+    place = place if os.access(place, os.W_OK) else Path(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(prefix="clusterctl-image-", dir=place) as folder:
+        yield Path(folder)
 
 
-def _prune(distribution: Distribution, keep: str) -> None:
-    for image in podman_json("images", "--filter", f"reference={REPOSITORY}:{distribution.name}-*"):
+def prune(reference: str, keep: str) -> None:
+    """Remove the images of that reference (with `*`) but one; what a container still uses stays."""
+    for image in podman_json("images", "--filter", f"reference={reference}"):
         for tag in image.get("Names") or []:
             if tag != keep:
-                run_as_root(["podman", "rmi", tag], check=False)  # one that a lab still uses stays
+                run_as_root(["podman", "rmi", tag], check=False)
 
 
 def choose(name: str) -> Distribution:
@@ -146,3 +151,21 @@ def choose(name: str) -> Distribution:
         return DISTRIBUTIONS[name]
     except KeyError:
         raise LabError(f"--os {name}: not known; choose from {', '.join(DISTRIBUTIONS)}") from None
+
+
+def extra_certificates() -> list[str]:
+    """Return the CA certificates (PEM) that this host trusts beyond its distribution's own set."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+
+    def blocks(path: Path) -> list[str]:
+        text = path.read_text(errors="replace")
+        return [f"{begin}{part.split(end)[0]}{end}\n" for part in text.split(begin)[1:]]
+
+    own: set[str] = set()
+    for folder in (Path("/usr/share/ca-certificates"),):
+        for path in folder.rglob("*.crt"):
+            own.update("".join(block.split()) for block in blocks(path))
+    bundle = Path(os.environ.get("SSL_CERT_FILE") or "/etc/ssl/certs/ca-certificates.crt")
+    if not own or not bundle.is_file():
+        return []
+    return [block for block in blocks(bundle) if "".join(block.split()) not in own]

@@ -10,14 +10,14 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from clusterctl import secrets
 from clusterctl.errors import InputError
-from clusterctl.lab import cache, fault, image
+from clusterctl.lab import cache, fault, image, kit, kit_recipe
 from clusterctl.lab.podman import (
     LIMITS,
     LabError,
@@ -56,6 +56,7 @@ class Settings:
     gpus: int = 4
     gpu_model: str = "a100-sxm4-80gb"
     mirror: str = image.DEBIAN_MIRROR
+    kit: bool = False  # whether its inventory points at the kit
     subnet: str = ""
 
 
@@ -135,9 +136,10 @@ class Lab:
 
     # Verbs
 
-    def up(self, wanted: Settings) -> tuple[list[Node], bool]:
-        """Create or repair the lab; return its nodes and whether an image was built."""
+    def up(self, wanted: Settings, say: Callable[[str], None] = lambda step: None) -> tuple[list[Node], bool]:
+        """Create or repair the lab; return its nodes and whether an image was built. `say` is told the kit's steps."""
         require_programs()
+        served = kit.ensure(kit_recipe.load(), say, wanted.mirror) if wanted.kit else None
         with self._locked():
             stored = self.settings()
             if stored and (different := [key for key in _FIXED if getattr(stored, key) != getattr(wanted, key)]):
@@ -162,7 +164,7 @@ class Lab:
             proxy = cache.ensure(lambda: image.ensure(image.choose(cache.DISTRIBUTION), settings.mirror)[0])
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(lambda node: self._ensure_container(node, images[node.distribution.name]), nodes))
-            self._write_inventory(settings, nodes, proxy)
+            self._write_inventory(settings, nodes, proxy, self._write_kit(served) if served else {})
         self._wait_reachable(nodes)
         return nodes, any(was_built for _, was_built in built)
 
@@ -175,6 +177,7 @@ class Lab:
                 remove_containers(*containers)
             if not podman_json("ps", "--all", "--filter", "label=clusterctl.lab"):
                 cache.remove()
+                kit.remove()
             podman("network", "rm", "--force", self.network, check=False)
             with contextlib.suppress(InputError):  # what cannot be read has no password that could be found
                 secrets.forget(self.directory)
@@ -264,7 +267,7 @@ class Lab:
         if not self.key.exists():
             _ssh_keygen(self.key, f"clusterctl lab {self.name}")
         profile = (image.HERE / "nvml" / "profiles" / f"{settings.gpu_model}.conf").read_text() if settings.gpus else ""
-        extra = extra_certificates()
+        extra = image.extra_certificates()
         lines = []
         for node in nodes:
             folder = self._private / node.name
@@ -330,10 +333,24 @@ class Lab:
             "--security-opt", "label=disable", "--security-opt", "apparmor=unconfined",
             "--device-cgroup-rule", "a *:* rwm", *LIMITS,
             "--volume", f"{self._private / node.name}:/opt/lab-node:ro",
-            *(f"--volume={path}" for path in _VOLUMES), image_name, "/sbin/init",
+            *(f"--volume={path}" for path in _VOLUMES), image_name, "/usr/local/lib/lab-node/init",
         )  # fmt: skip
 
-    def _write_inventory(self, settings: Settings, nodes: list[Node], proxy: str) -> None:
+    def _write_kit(self, served: kit.Kit) -> dict[str, object]:
+        """Write the kit's public key and authority beside the inventory; return the variables that refer to it."""
+        folder = self.directory / "kit"
+        folder.mkdir(exist_ok=True)
+        (folder / "ca.crt").write_text(served.authority)
+        (folder / "packages.asc").write_text(served.key)
+        return {
+            "cluster_ca_certificates": ["kit/ca.crt"],
+            "cluster_no_proxy": [served.address],
+            **served.variables("kit/packages.asc"),
+        }
+
+    def _write_inventory(
+        self, settings: Settings, nodes: list[Node], proxy: str, variables: Mapping[str, object]
+    ) -> None:
         """Write inventory.yaml, unless a person has changed it since it was written."""
         marker = self._private / "inventory.sha256"
         if self.inventory.exists():
@@ -341,6 +358,7 @@ class Lab:
             if not marker.exists() or marker.read_text() != digest:
                 return
         workers = "".join(f"        {n.name}: {{ansible_host: {n.address}}}\n" for n in nodes[1:])
+        further = "".join(f"    {name}: {json.dumps(value)}\n" for name, value in variables.items())
         text = f"""\
 # Lab "{self.name}": containers on this machine, with simulated GPUs. Written by `clusterctl lab up`.
 all:
@@ -352,7 +370,7 @@ all:
     ansible_ssh_private_key_file: {self.key}
     users_accounts:
       - {{name: alice, uid: 5001}}
-  children:
+{further}  children:
     slurm_head:
       hosts:
         {HEAD}: {{ansible_host: {nodes[0].address}}}
@@ -395,21 +413,3 @@ all:
 def _ssh_keygen(path: Path, comment: str) -> None:
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL)
-
-
-def extra_certificates() -> list[str]:
-    """Return the CA certificates (PEM) that this host trusts beyond its distribution's own set."""
-    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-
-    def blocks(path: Path) -> list[str]:
-        text = path.read_text(errors="replace")
-        return [f"{begin}{part.split(end)[0]}{end}\n" for part in text.split(begin)[1:]]
-
-    own: set[str] = set()
-    for folder in (Path("/usr/share/ca-certificates"),):
-        for path in folder.rglob("*.crt"):
-            own.update("".join(block.split()) for block in blocks(path))
-    bundle = Path(os.environ.get("SSL_CERT_FILE") or "/etc/ssl/certs/ca-certificates.crt")
-    if not own or not bundle.is_file():
-        return []
-    return [block for block in blocks(bundle) if "".join(block.split()) not in own]

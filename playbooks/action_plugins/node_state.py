@@ -145,10 +145,11 @@ def directory(given: object) -> Data:
 
 def repository(given: object) -> Data:
     """One of `repositories`: its files for either package manager, the key before what refers to it."""
-    optional = ("suites", "components", "architectures")
+    optional = ("suites", "components", "architectures", "signed")
     item = take("repository", given, ["name", "url", "key"], optional)
     name, url, key = named("repository", item["name"]), str(item["url"]), str(item["key"]).strip() + "\n"
-    lists = {field: words(f"repository {name}: {field}", item.get(field, [])) for field in optional}
+    lists = {field: words(f"repository {name}: {field}", item.get(field, [])) for field in optional[:3]}
+    signed = one_of(f"repository {name}: signed", item.get("signed", "packages"), ("packages", "metadata"))
     if any(re.search(r"\s", word) for word in [url, *(word for value in lists.values() for word in value)]):
         raise ArgumentError(f"repository {name}: white space in url, suites, components or architectures")
     if not key.startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----"):
@@ -157,7 +158,8 @@ def repository(given: object) -> Data:
     fields = {"Types": ["deb"], "URIs": [url], "Suites": lists["suites"] or ["./"], "Components": lists["components"]}
     fields.update({"Architectures": lists["architectures"], "Signed-By": [apt_key]})
     deb822 = "".join(f"{field}: {' '.join(value)}\n" for field, value in fields.items() if value)
-    repo = f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey=file://{rpm_key}\nskip_if_unavailable=0\n"
+    check = "gpgcheck=1" if signed == "packages" else "gpgcheck=0\nrepo_gpgcheck=1"
+    repo = f"[{name}]\nname={name}\nbaseurl={url}\n{check}\ngpgkey=file://{rpm_key}\nskip_if_unavailable=0\n"
     contents = {
         "Apt": {apt_key: key, f"/etc/apt/sources.list.d/{name}.sources": deb822},
         "Dnf": {rpm_key: key, f"/etc/yum.repos.d/{name}.repo": repo},
@@ -171,14 +173,20 @@ def repository(given: object) -> Data:
 def package(given: object) -> Data:
     """One of `packages`: a name, or a mapping."""
     given = {"name": given} if isinstance(given, str) else given
-    item = take("package", given, ["name"], ("version", "hold", "state"))
+    item = take("package", given, ["name"], ("version", "hold", "state", "url", "sha256"))
     name, version = named("package", item["name"]), item.get("version", "")
     if version != "" and (version == "latest" or not isinstance(version, str)):
         raise ArgumentError(f"package {name}: version is {version!r}, expected a version in quotes, never latest")
     state = one_of(f"package {name}: state", item.get("state", "present"), ("present", "absent"))
     hold = None if "hold" not in item else flag(f"package {name}: hold", item["hold"])
     version = named("version", version) if version else ""
-    return {"name": name, "version": version, "hold": hold, "absent": state == "absent"}
+    url, sha256 = str(item.get("url", "")), str(item.get("sha256", ""))
+    if url and not (re.fullmatch(r"https?://[^\s'\"]+", url) and re.fullmatch("[0-9a-f]{64}", sha256)):
+        raise ArgumentError(f"package {name}: expected a url that begins with http, and its file's sha256")
+    if url and not re.fullmatch(r"[^*?]+", version):
+        raise ArgumentError(f"package {name}: version is {version!r}, expected the full version that its url has")
+    own = {"url": url, "sha256": sha256} if url else {}
+    return {"name": name, "version": version, "hold": hold, "absent": state == "absent", **own}
 
 
 def unit(given: object) -> Data:

@@ -263,7 +263,8 @@ class Packages(Kind):
     def aim(self, items, planned):
         """Let what is installed move as well; without this it stays at its version, whatever its pin says."""
         self.targets, rest = targets(self.manager, items, self.read(items), planned)
-        self.targets.update(self.resolve(rest))
+        self.targets.update({item.name: item.version for item in rest if item.url})
+        self.targets.update(self.resolve([item for item in rest if not item.url]))
 
     def fit(self, item, state):
         stays = state["version"] and not item.absent
@@ -311,14 +312,18 @@ class Packages(Kind):
                 self.manager.hold(names, held)
 
     def resolve(self, due, lenient=False):
-        """{name: version, or "" for any} to install. What no index offers is looked for once more in a fresh one."""
-        due = [replace(i, version=self.targets.get(i.name, i.version)) for i in due if not i.absent]
+        """{name: version, path of its own file, or "" for any version} to install.
+
+        What no index offers is looked for once more in a fresh one.
+        """
+        own = {item.name: self.manager.fetch(item) for item in due if item.url and not item.absent}
+        due = [replace(i, version=self.targets.get(i.name, i.version)) for i in due if not (i.absent or i.url)]
         for fresh in (False, True):
             if not (fresh and self.manager.refreshed):
                 offered = self.manager.available([item.name for item in due], fresh) if due else {}
                 chosen = {i.name: [v for v in offered.get(i.name, ()) if matches(v, i.version)] for i in due}
             if all(chosen.values()) or (fresh and lenient):
-                return {item.name: chosen[item.name][0] if item.version else "" for item in due if chosen[item.name]}
+                return {**own, **{i.name: chosen[i.name][0] if i.version else "" for i in due if chosen[i.name]}}
         told = []
         for item in (item for item in due if not chosen[item.name]):
             others = ", ".join(offered.get(item.name, ())[:8])

@@ -1,13 +1,14 @@
 """The package managers as node_state drives them: apt-get and dpkg, dnf and rpm, as a person would at the shell.
 
-Each answers the same calls: `installed`, `available`, `candidates`, `transact`, `hold`, `repair`, `orphans`. The state
-of a package is `{"version": full version or None, "held": bool}`.
+Each answers the same calls: `installed`, `available`, `candidates`, `fetch`, `transact`, `hold`, `repair` and
+`orphans`. The state of a package is `{"version": full version or None, "held": bool}`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
+import hashlib
 import re
 import time
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ INDEX_AGE_S = 3600
 # Who asks what an upgrade would bring wants to hear of what was published a moment ago.
 PLAN_AGE_S = 60
 POLICY = Path("/usr/sbin/policy-rc.d")
+FETCHED = Path("/var/cache/clusterctl")
 TRANSACTION_LOCK = RUN / "transaction.lock"
 # `start` is denied, and so is `restart` of what does not run: an upgrade may restart a daemon, no package starts one.
 # Two services may ask at once, hence the shared lock here against our exclusive one.
@@ -69,6 +71,8 @@ class Package:
     version: str = ""  # a pattern
     hold: bool | None = None  # None: left as it is
     absent: bool = False
+    url: str = ""  # of its file, where no package source has it; the version is no pattern then
+    sha256: str = ""
 
     def met(self, state):
         return state["version"] is None if self.absent else matches(state["version"], self.version)
@@ -85,6 +89,29 @@ def targets(manager, items, states, planned):
     offered = manager.candidates([i.name for i in mine], PLAN_AGE_S if planned else INDEX_AGE_S) if mine else {}
     found = {item.name: offered[item.name] for item in mine if matches(offered.get(item.name), item.version)}
     return found, [item for item in mine if item.name not in found and not item.met(here[item.name])]
+
+
+def fetched(package, suffix, fetch):
+    """The path of the package's own file, which `fetch(url, path)` brings where it is not here already."""
+    path = FETCHED / f"{package.name}-{package.sha256}{suffix}"
+    if not (path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == package.sha256):
+        FETCHED.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        fetch(package.url, str(path))
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if found != package.sha256:
+            path.unlink()
+            raise NodeError(f"package {package.name}: {package.url} has the sha256 {found}, expected {package.sha256}")
+    return str(path)
+
+
+def forget_fetched(words):
+    """Delete the files of packages that are installed now."""
+    for path in words:
+        if path.startswith(f"{FETCHED}/"):
+            Path(path).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty, or never made
+        FETCHED.rmdir()
 
 
 @contextlib.contextmanager
@@ -195,18 +222,25 @@ class Apt:
         self.warnings, self.refreshed = complaint(output) if told else "", True
         store(self.stamp, b"")
 
+    def fetch(self, package):
+        """The path of a package's own file; apt's helper goes through apt's proxies."""
+        helper = ("/usr/lib/apt/apt-helper", "-o", "Acquire::Retries=3", "download-file")
+        return fetched(package, ".deb", lambda url, path: run(*helper, url, path))
+
     def transact(self, install, remove, download_only=False):
-        """Install {name: version or ""} and remove names in one transaction that starts no service."""
+        """Install {name: version, file or ""} and remove names in one transaction that starts no service."""
         downgrade = ["--allow-downgrades"] if any(install.values()) else []
-        along = self.along({name: version for name, version in install.items() if version})
+        along = self.along({name: v for name, v in install.items() if v and not v.startswith("/")})
         named = {**install, **along}
-        words = ["install", *downgrade, *(f"{name}={v}" if v else name for name, v in named.items())]
+        words = [v if v.startswith("/") else f"{name}={v}" if v else name for name, v in named.items()]
+        words = ["install", *downgrade, *words]
         if download_only:
             self.apt_get(*words, "--download-only")
             return
         manual = set(run("apt-mark", "showmanual")[1].split()) if along else set()
         with no_service_starts(self.notes) as lock:
             self.apt_get(*words, *(name + "-" for name in remove), pass_fds=(lock,))
+        forget_fetched(words)
         if set(along) - manual:  # or they would stay when nothing needs them any more
             run("apt-mark", "auto", *sorted(set(along) - manual))
 
@@ -324,11 +358,20 @@ class Dnf:
         rows = self.dnf("repoquery", *words, "--qf", "%{name}\t%{evr}\n", *names).splitlines()
         return dict(row.split("\t") for row in rows if row.count("\t") == 1)
 
+    def fetch(self, package):
+        """The path of a package's own file; its way is through dnf's proxy."""
+        proxy = re.search(r"(?m)^proxy *= *(\S+)", self.configuration.read_text())
+        words = ("--fail", "--silent", "--show-error", "--location", "--retry", "3", "--proto", "=http,https")
+        words += ("--proxy", proxy[1]) if proxy else ()
+        return fetched(package, ".rpm", lambda url, path: run("curl", *words, "--output", path, url))
+
     def transact(self, install, remove, download_only=False):
-        """Install {name: version or ""}, then remove names: dnf has no single transaction for both."""
-        words = [f"{name}-{version}" if version else name for name, version in install.items()]
+        """Install {name: version, file or ""}, then remove names: dnf has no single transaction for both."""
+        words = [v if v.startswith("/") else f"{name}-{v}" if v else name for name, v in install.items()]
         if words:
             self.dnf("install", *(["--downloadonly"] if download_only else []), *words)
+        if not download_only:
+            forget_fetched(words)
         if remove:
             self.dnf("remove", *remove)
 

@@ -53,6 +53,12 @@ class TestLab:
         done = clusterctl("lab", "down", "--name", self.name)
         assert done.returncode == 0, done.stderr
 
+    def switch_on(self, *groups: str) -> None:
+        """Put all workers into these groups, as a person would."""
+        members = f"      hosts:\n        gpu[01:{self.workers:02}]: {{}}\n"
+        text = "".join(f"    {group}:\n{members}" for group in groups)
+        self.inventory.write_text(self.inventory.read_text() + text)
+
     def run(self, *argv: str, expect: int = 0) -> dict[str, Any]:
         """Run a verb on the lab's inventory with JSON output."""
         verb, *options = argv

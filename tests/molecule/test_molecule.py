@@ -34,8 +34,10 @@ def test_role(scenario: str) -> None:
 
 # What they bring back is a whole cluster's, or its node's; or they need a vendor's repository.
 OF_A_CLUSTER = {
+    "enroot": "test_runtimes.py",
     "nvidia_cuda": "test_driver.py",
     "os_upgrade": "test_upgrade.py",
+    "pyxis": "test_runtimes.py",
     "reboot": "test_upgrade.py",
     "restore": "test_backup.py",
 }

@@ -34,6 +34,19 @@ def workers(hosts: str) -> str:
     return HEAD + "    slurm_workers:\n" + textwrap.indent(textwrap.dedent(hosts), " " * 6)
 
 
+def test_a_group_that_has_the_workers_as_members_stays_as_it_is() -> None:
+    """It stands before or behind them; hosts go where the workers are written."""
+    members = "    apptainer: {children: {slurm_workers: {}, a100: {}}}\n"
+    for old in (
+        workers("hosts:\n  gpu01: {}\nchildren:\n  a100: {hosts: {gpu02: {}}}\n") + members,
+        HEAD + members + workers("hosts:\n  gpu01: {}\nchildren:\n  a100: {hosts: {gpu02: {}}}\n").removeprefix(HEAD),
+    ):
+        new = edit.add(edit.add(old, "slurm_workers", {"gpu03": None}), "a100", {"gpu04": None})
+        assert len(changes(old, new)) == 3
+        assert members in new
+        assert edit.remove(new, ["gpu03", "gpu04"]) == old
+
+
 def changes(old: str, new: str) -> list[str]:
     """Return the lines that go and come, as a diff shows them."""
     lines = edit.diff(old, new, "inventory.yaml").splitlines()
@@ -554,7 +567,7 @@ def _written_by_lab(place: Path) -> Path:
     lab.key.write_text("a key")
     lab.key.chmod(0o600)
     chosen = Settings("edited", subnet="10.213.0.0/24")
-    lab._write_inventory(chosen, lab.nodes(chosen), "http://10.213.0.2:3142")
+    lab._write_inventory(chosen, lab.nodes(chosen), "http://10.213.0.2:3142", {})
     return lab.inventory
 
 

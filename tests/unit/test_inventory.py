@@ -85,6 +85,24 @@ def test_hosts_may_be_described_once_under_all_and_only_named_in_their_groups(tm
     assert [host.address for host in cluster.hosts] == ["10.0.0.1", "10.0.0.2"]
 
 
+def test_a_group_may_have_the_hosts_of_the_schedulers_groups(tmp_path: Path, known: Schema) -> None:
+    """Those that come later, too; its variables give way to theirs, as with Ansible."""
+    members = "monitoring: {children: {a100: {}}, vars: {demo_level: low, demo_port: 7}}"
+    text = GOOD.replace("monitoring:\n      hosts:\n        head1: {}\n", f"{members}\n")
+    cluster = inventory.load(write(tmp_path, text), known)
+    assert cluster.groups["monitoring"] == ("gpu02", "gpu03", "gpu04")
+    gpu02 = cluster.host("gpu02")
+    assert (gpu02.variables["demo_port"], gpu02.variables["demo_level"]) == (7, "high")
+    assert set(gpu02.groups) == {"slurm_workers", "a100", "monitoring"}
+
+
+@pytest.mark.parametrize("member", ["a10", "monitoring", "all"])
+def test_a_group_has_no_other_groups_hosts(tmp_path: Path, known: Schema, member: str) -> None:
+    text = GOOD.replace("hosts:\n        head1: {}\n", f"children: {{{member}: {{}}}}\n")
+    (problem,) = problems(write(tmp_path, text), known)
+    assert f'"{member}" as members of monitoring, expected slurm_head, slurm_workers, a100' in problem
+
+
 def test_hosts_behind_one_address_differ_by_port(tmp_path: Path, known: Schema) -> None:
     hosts = "gpu01: {ansible_host: nat, ansible_port: 1, cluster_address: 10.0.0.1}"
     text = GOOD.replace("gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}", hosts)

@@ -6,6 +6,7 @@ What it does to packages and units is proven in containers (tests/molecule/node_
 import ast
 import base64
 import fcntl
+import hashlib
 import importlib.util
 import json
 import os
@@ -199,6 +200,12 @@ def test_a_package_source_is_signed_by_its_own_key_alone() -> None:
     assert "gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/nvidia.asc\n" in text(found["Dnf"][1])
 
 
+def test_a_source_whose_metadata_is_signed_says_so_to_dnf() -> None:
+    source = {"name": "n", "url": "https://x", "key": KEY, "signed": "metadata"}
+    found = normalise(repositories=[source])["repositories"][0]
+    assert "gpgcheck=0\nrepo_gpgcheck=1\ngpgkey=" in text(found["Dnf"][1])
+
+
 def test_a_flat_source_has_no_components() -> None:
     found = normalise(repositories=[{"name": "n", "url": "https://x", "key": KEY}])["repositories"][0]
     assert "Suites: ./\nSigned-By:" in text(found["Apt"][1])
@@ -224,6 +231,34 @@ def test_the_module_takes_what_the_action_plugin_gives() -> None:
         assert [kind(**item).name for item in found[key]]
     assert set(found["repositories"][0]) == {"Apt", "Dnf"}
     assert {node_packages.Apt.__name__, node_packages.Dnf.__name__} == {"Apt", "Dnf"}
+
+
+def test_a_package_by_url_is_known_by_its_version_and_hash() -> None:
+    own = {"name": "a", "version": "1.0-1", "url": "https://x/a.deb", "sha256": "0" * 64}
+    (found,) = normalise(packages=[own])["packages"]
+    assert node_items.Package(**found).url == "https://x/a.deb"
+    for wrong in ({"version": ""}, {"version": "1.*"}, {"sha256": ""}, {"url": "ftp://x/a"}, {"url": "https://x/a b"}):
+        with pytest.raises(action.ArgumentError, match=r"package a: .*expected"):
+            normalise(packages=[{**own, **wrong}])
+
+
+def test_a_fetched_package_is_kept_only_with_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_packages, "FETCHED", tmp_path / "cache")
+    fetched: list[str] = []
+
+    def fetch(url: str, path: str) -> None:
+        fetched.append(url)
+        Path(path).write_bytes(b"content")
+
+    right = node_items.Package("a", "1", url="https://x/a", sha256=hashlib.sha256(b"content").hexdigest())
+    path = node_packages.fetched(right, ".deb", fetch)
+    assert node_packages.fetched(right, ".deb", fetch) == path
+    assert (fetched, Path(path).read_bytes()) == (["https://x/a"], b"content")
+    with pytest.raises(node_packages.NodeError, match="has the sha256"):
+        node_packages.fetched(node_items.Package("a", "1", url="https://x/b", sha256="0" * 64), ".deb", fetch)
+    assert [str(left) for left in (tmp_path / "cache").iterdir()] == [path]
+    node_packages.forget_fetched(["install", path])
+    assert not (tmp_path / "cache").exists()
 
 
 # Versions

@@ -139,6 +139,18 @@ def test_what_is_our_own_is_nobody_elses() -> None:
     assert taken.warning
 
 
+def test_containers_under_a_docker_of_others_are_not_started_anew_unasked() -> None:
+    found = Answer(facts(_set("node", "before", to=["containers"])), (), ("debian", "13"))
+    given = replace(host(22), groups=frozenset({"docker"}))
+    (refused,) = preflight.judge(given, found)
+    assert (refused.check, refused.warning) == ("docker", False)
+    assert "--adopt" in refused.hint
+    (taken,) = preflight.judge(given, found, adopt=True)
+    assert taken.warning
+    ours = facts(lambda data: data["node"].update(before=["containers"], roles=["docker"]))
+    assert list(preflight.judge(given, Answer(ours, (), ("debian", "13")))) == []
+
+
 def test_a_firewall_of_others_is_fine_where_ours_is_not_wanted() -> None:
     mine = replace(host(22), variables={"base_firewall": False})
     assert judged(facts(_set("node", "firewall", to="ufw")), mine) == []

@@ -4,10 +4,13 @@ What cannot run here for real (Ubuntu, the RHEL family) is at least written comp
 Debian's have, and with them every template and every `node_state` call comes out whole.
 """
 
+import base64
+import hashlib
 import importlib.util
 import itertools
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +62,8 @@ REGISTERED: Mapping[str, Any] = {
         "runfile": False,
     },
     "__nvidia_driver_state": {"changes": [], "versions": {}},
+    "mirror": "https://harbor.example/ghcr",
+    "registry": "ghcr.io",
     "repositories": {"baseos": "BaseOS"},
 }
 VAULT = VaultSecret(b"a vault password")
@@ -70,6 +75,13 @@ VARIABLES: Mapping[str, Any] = {
     "nvidia_cuda_compat": ["13.0"],
     "nvidia_cuda_toolkits": ["12.8", "13.0"],
     "nvidia_driver_imex_nodes": ["10.0.0.11"],
+    "containers_registry_mirrors": {
+        "docker.io": "http://mirror.example:5000",
+        "ghcr.io": "https://harbor.example/ghcr",
+    },
+    "enroot_caps_sha256": "c" * 64,
+    "enroot_sha256": "e" * 64,
+    "pyxis_source_sha256": "f" * 64,
     "users_accounts": [
         {"name": "ada", "uid": 10001, "admin": True, "ssh_keys": ["ssh-ed25519 AAAA ada"]},
         {"name": "bob", "uid": 10002},
@@ -138,7 +150,7 @@ def test_role_knows_no_lab_and_no_other_hosts_facts(role: Path) -> None:
         if path.suffix == ".py":
             continue
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"simulated|podman|nvml|/lab/|clusterctl/lab", text, re.IGNORECASE), path
+        assert not re.search(r"simulated|nvml|/lab/|clusterctl/lab", text, re.IGNORECASE), path
         assert not re.search(r"hostvars\[[^]]*\](\.|\[['\"])ansible_", text), f"{path} reads another host's facts"
         assert not re.search(r"\bansible_(distribution|os_family|hostname|nodename|default_ipv4)\b", text), (
             f"{path}: ansible_facts['x']"
@@ -302,6 +314,8 @@ def test_every_template_and_call_comes_out_whole(system: str, host: str, tmp_pat
             text = render(engine, path)
             assert text.endswith("\n"), path
             assert not re.search(r"\{[{%]|[%}]\}|__\w+__|\\n", text.replace("{{ $", "")), f"{path}: {text}"
+            if path.name in ("registries.conf.j2", "config.toml.j2", "hosts.toml.j2"):
+                assert tomllib.loads(text)
             if ".yml." in path.name:
                 assert isinstance(yaml.safe_load(text), dict)
             if ".json." in path.name:
@@ -338,6 +352,26 @@ def trusted(value: Any) -> Any:
     if isinstance(value, list):
         return [trusted(item) for item in value]
     return trust_as_template(value) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize(
+    ("file", "fingerprint"),
+    [
+        ("apptainer/files/apptainer-ppa.asc", "F6B0F5193D4F3301EF491FF0AFE36534FC6218AE"),
+        ("containers/files/docker-deb.asc", "9DC858229FC7DD38854AE2D88D81803C0EBFCD88"),
+        ("containers/files/docker-rpm.asc", "060A61C51B558A7F742B77AAC52FEB6B621E9F35"),
+        ("nvidia_container_toolkit/files/libnvidia-container.asc", "C95B321B61E88C1809C4F759DDCAE044F796ECB0"),
+    ],
+)
+def test_a_vendors_key_has_the_fingerprint_that_is_documented(file: str, fingerprint: str) -> None:
+    armored = (CONTENT / "roles" / file).read_text(encoding="ascii").split("\n\n")[1]
+    packets = base64.b64decode("".join(line for line in armored.splitlines() if line[:1] not in "=-"))
+    assert packets[0] == 0x99, "a public key, the length in two bytes"
+    length = int.from_bytes(packets[1:3], "big")
+    found = hashlib.sha1(packets[: 3 + length]).hexdigest().upper()  # noqa: S324 - RFC 9580 has it so for such keys
+    assert found == fingerprint
+    specification = (CONTENT / "roles" / file).parents[1] / "meta/argument_specs.yml"
+    assert f"C({' '.join(re.findall('....', found))})" in specification.read_text(encoding="utf-8")
 
 
 def test_every_template_is_used() -> None:

@@ -1,0 +1,335 @@
+"""The kit: software that distributions lack, built from its published modules and served to the labs of this machine.
+
+A build container builds, packs and signs; the results are kept by the content of their recipes. A server for all labs
+has the packages under https://ADDRESS/SET/…, laid out as at their vendors, and the images in a registry at ADDRESS.
+SET names the builds that are in it, so what a lab was told of never changes under it.
+"""
+
+import fcntl
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import ssl
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.lab import cache, image
+from clusterctl.lab.kit_recipe import Go, Package, Recipe
+from clusterctl.lab.podman import (
+    LIMITS,
+    LabError,
+    container_state,
+    podman,
+    remove_containers,
+    require_programs,
+    run_as_root,
+    runtime_options,
+)
+
+SERVER = "clusterctl-kit"
+_REPOSITORY = "localhost/clusterctl-kit"
+_MODULES, _REGISTRY = "clusterctl-kit-go", "clusterctl-kit-registry"  # volumes
+# Debian's testing: the modules ask for a Go that no stable release has.
+_SUITE = "forky"
+_PACKAGES = (
+    "apt-utils", "ca-certificates", "docker-registry", "gcc", "gnupg", "golang-go", "libc6-dev", "nginx", "openssl",
+)  # fmt: skip
+# Between two releases testing may be published without a date that is still valid; it is signed all the same.
+_APT = 'Acquire::Check-Valid-Until "false"'
+_FILES = image.HERE / "kit_server"
+_EPOCH = "1767225600"  # of every file in a package, so that the same recipe makes the same package
+_KEPT = 8  # builds of a recipe, and published sets
+READY_WITHIN = 30.0  # seconds
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What a lab has to know of the kit: where it is, and the files that make it trusted."""
+
+    url: str
+    address: str
+    authority: str  # certificate, PEM
+    key: str  # public key of the packages, armored
+    recipes: tuple[Recipe, ...]
+
+    def variables(self, key_file: str) -> dict[str, object]:
+        """Return the variables that point roles at the kit; `key_file` is the key's file as the inventory names it."""
+        known = {"{url}": self.url, "{key}": key_file, "{architecture}": architecture()}
+        return {name: fill(value, known) for recipe in self.recipes for name, value in recipe.variables.items()}
+
+
+def fill(text: str, known: dict[str, str]) -> str:
+    """Put in what the placeholders of a recipe stand for."""
+    for name, value in known.items():
+        text = text.replace(name, value)
+    return text
+
+
+@functools.cache
+def architecture() -> str:
+    """Debian's name of this machine's architecture."""
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
+
+
+def ensure(recipes: Sequence[Recipe], say: Say, mirror: str = image.DEBIAN_MIRROR) -> Kit:
+    """Build what is not built yet, serve it, and return what a lab has to know. `say` is told each step."""
+    require_programs()
+    with _locked():
+        builder = _builder(mirror, say)
+        made = {recipe.name: _ensure_built(recipe, builder, mirror, say) for recipe in recipes}
+        address = cache.shared_address(-4)
+        private = _private(builder, address)
+        key = (private / "gnupg" / "made").read_text()
+        name = hashlib.sha256("".join((key, *sorted(path.name for path in made.values()))).encode()).hexdigest()[:12]
+        _publish(name, recipes, made, builder, private)
+        _serve(builder, address, private)
+        for recipe in recipes:
+            _push(recipe, made[recipe.name], address, private, say)
+    return Kit(f"https://{address}/{name}", address, (private / "tls" / "ca.crt").read_text(), key, tuple(recipes))
+
+
+def remove() -> None:
+    """Remove the kit's server; what was built stays on disk."""
+    remove_containers(SERVER)
+
+
+def _directory(*parts: str) -> Path:
+    path = cache.directory("kit").joinpath(*parts)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    with (_directory() / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _forget(used: Path, pattern: str) -> None:
+    """Remove what was used longest ago of what lies beside `used`, and what a killed run left half-made there."""
+    os.utime(used)
+    by_age = sorted(used.parent.glob(pattern), key=lambda path: path.stat().st_mtime)
+    for old in (*by_age[:-_KEPT], *used.parent.glob(".*")):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _owner() -> str:
+    return f"{os.getuid()}:{os.getgid()}"
+
+
+# --- building -------------------------------------------------------------------------------------------------------
+
+
+def _builder(mirror: str, say: Say) -> str:
+    """Return the image of the build container, which also serves; made once."""
+    digest = hashlib.sha256(repr((_SUITE, _PACKAGES, mirror)).encode()).hexdigest()[:12]
+    name = f"{_REPOSITORY}:{digest}"
+    if run_as_root(["podman", "image", "exists", name], check=False).returncode != 0:
+        say(f"the build container: Debian {_SUITE} with Go")
+        with image.scratch() as folder:
+            options = (f"--include={','.join(_PACKAGES)}", f"--aptopt={_APT}")
+            image.debian_root(folder / "root.tar", _SUITE, mirror, *options)
+            podman("import", "--quiet", str(folder / "root.tar"), name)
+        image.prune(f"{_REPOSITORY}:*", keep=name)
+    return name
+
+
+def _ensure_built(recipe: Recipe, builder: str, mirror: str, say: Say) -> Path:
+    """Return the directory with what a recipe makes. It is there as a whole or not at all."""
+    finished = _directory("built") / f"{recipe.name}-{recipe.digest(builder)}"
+    if finished.is_dir():
+        _forget(finished, f"{recipe.name}-????????????")
+        return finished
+    stage = Path(tempfile.mkdtemp(prefix=".", dir=finished.parent))
+    try:
+        if recipe.image:
+            say(f"{recipe.name} {recipe.version}: Debian {recipe.image.suite}")
+            image.debian_root(stage / "root.tar", recipe.image.suite, mirror)
+        if recipe.go:
+            with _build_container(builder, recipe, stage) as run:
+                _build(recipe, recipe.go, run, say)
+        stage.chmod(0o755)
+        stage.rename(finished)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    return finished
+
+
+Run = Callable[[str], str]
+
+
+@contextmanager
+def _build_container(builder: str, recipe: Recipe, stage: Path) -> Iterator[Run]:
+    """A container for one build; yields what runs a shell script in it."""
+    name = f"{SERVER}-build-{hashlib.sha256(bytes(_directory())).hexdigest()[:6]}"
+    remove_containers(name)  # of a build that was killed
+    proxies = os.environ.get("GOPROXY", "https://proxy.golang.org")
+    settings = {
+        "GOPROXY": proxies, "GOSUMDB": "off", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly -trimpath",
+        "GOMODCACHE": "/go/modules", "GOCACHE": "/go/cache", "CGO_ENABLED": "1", "SOURCE_DATE_EPOCH": _EPOCH,
+        "CGO_CFLAGS": "-O2 -g -Wno-deprecated-declarations",
+    }  # fmt: skip
+    try:
+        podman(
+            *runtime_options(), "run", "--detach", "--init", "--name", name, "--network", cache.NETWORK, *LIMITS,
+            *(f"--env={key}={value}" for key, value in settings.items()),
+            "--volume", f"{recipe.directory}:/recipe:ro", "--volume", f"{stage}:/made", "--volume", f"{_MODULES}:/go",
+            builder, "sleep", "infinity",
+        )  # fmt: skip
+
+        def run(script: str) -> str:
+            return podman("exec", "--interactive", name, "sh", "-eu", stdin=script)
+
+        # What a company's proxy signs is trusted here as it is on this machine.
+        trust = ("sh", "-c", "cat >> /etc/ssl/certs/ca-certificates.crt")
+        podman("exec", "--interactive", name, *trust, stdin="".join(image.extra_certificates()))
+        yield run
+        run(f"chown -R {_owner()} /made")
+    finally:
+        remove_containers(name)
+
+
+def _build(recipe: Recipe, go: Go, run: Run, say: Say) -> None:
+    """Fetch, build and pack. The modules' hashes are in the recipe's go.sum, which Go holds them against."""
+    what = f"{recipe.name} {recipe.version}"
+    programs = " ".join(shlex.quote(f"{go.module}/{program}") for program in go.programs)
+    try:
+        say(f"{what}: fetch its modules")
+        run("mkdir /work && cp /recipe/go.mod /recipe/go.sum /work && cd /work && go mod download && go mod verify")
+        say(f"{what}: build {len(go.programs)} programs")
+        run(f"cd /work && go build -ldflags {shlex.quote(go.ldflags)} -o bin/ {programs}")
+        run(f'cd /work && ln -s "$(go list -m -f {{{{.Dir}}}} {shlex.quote(go.module)})" source')
+    except LabError as error:
+        if "checksum mismatch" in str(error) or "missing go.sum entry" in str(error):
+            pinned = recipe.directory / "go.sum"
+            raise LabError(
+                f"{recipe.name}: a module is not the one that {pinned} pins; nothing is built:\n  {error}"
+            ) from None
+        raise
+    say(f"{what}: pack {len(recipe.packages)} packages")
+    for name, package in recipe.packages.items():
+        run(_pack(recipe, name, package))
+
+
+def _pack(recipe: Recipe, name: str, package: Package) -> str:
+    """Return the script that makes a Debian package in /made."""
+    known = {"{version}": recipe.version, "{architecture}": architecture()}
+    control = fill(f"Package: {name}\nVersion: {{version}}\nArchitecture: {{architecture}}\n{package.control}", known)
+    tree = f"/work/{name}"
+    lines = ["cd /work"]
+    for path, origin in package.files.items():
+        mode = "0755" if origin.startswith("bin/") else "0644"
+        lines.append(f"install -D -m {mode} {shlex.quote(origin)} {shlex.quote(tree + path)}")
+    lines.append(f"mkdir -p {tree}/DEBIAN && cat > {tree}/DEBIAN/control <<'END'\n{control.rstrip()}\nEND")
+    if kept := [path for path in package.files if path.startswith("/etc/")]:
+        lines.append(f"printf '%s\\n' {shlex.join(kept)} > {tree}/DEBIAN/conffiles")
+    for script in ("postinst", "postrm"):
+        if origin := getattr(package, script):
+            lines.append(f"install -m 0755 {shlex.quote(origin)} {tree}/DEBIAN/{script}")
+    lines.append(f"dpkg-deb --root-owner-group --build {tree} /made")
+    return "\n".join(lines) + "\n"
+
+
+# --- serving --------------------------------------------------------------------------------------------------------
+
+
+def _private(builder: str, address: str) -> Path:
+    """Return the directory of the kit's own keys, which never leave this machine; made once."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    path = Path(base) / "clusterctl" / "kit"
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _run(builder, path, "/files/make-keys", address, _owner())
+    return path
+
+
+def _run(builder: str, private: Path, *argv: str) -> None:
+    podman(
+        *runtime_options(), "run", "--rm", "--network", "none", *LIMITS, "--volume", f"{_FILES}:/files:ro",
+        "--volume", f"{private}:/private", "--volume", f"{_directory('served')}:/served", builder, *argv,
+    )  # fmt: skip
+
+
+def _publish(name: str, recipes: Sequence[Recipe], made: dict[str, Path], builder: str, private: Path) -> None:
+    """Lay the packages out as their vendors do, and sign them; once for each set of builds and each key."""
+    served = _directory("served")
+    finished = served / name
+    if not finished.is_dir():
+        stage = Path(tempfile.mkdtemp(prefix=".", dir=served))
+        try:
+            for recipe in (recipe for recipe in recipes if recipe.packages):
+                folder = stage / fill(recipe.repository, {"{architecture}": architecture()})
+                folder.mkdir(parents=True, exist_ok=True)
+                for package in made[recipe.name].glob("*.deb"):
+                    shutil.copy(package, folder)
+                (folder / "KEY").write_text(recipe.repository_key)
+            stage.chmod(0o755)
+            _run(builder, private, "/files/publish", f"/served/{stage.name}", _owner())
+            stage.rename(finished)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    _forget(finished, "*")
+
+
+def _serve(builder: str, address: str, private: Path) -> None:
+    """Start the server unless it runs with these files."""
+    digest = hashlib.sha256(builder.encode() + (private / "tls" / "server.crt").read_bytes())
+    for path in sorted(_FILES.iterdir()):
+        digest.update(path.read_bytes())
+    label = f"clusterctl.kit={digest.hexdigest()[:12]}"
+    same = run_as_root(["podman", "ps", "--quiet", "--filter", f"name=^{SERVER}$", "--filter", f"label={label}"]).stdout
+    if not same or container_state(SERVER) != "running":
+        remove_containers(SERVER)
+        script = "docker-registry serve /files/registry.yml & exec nginx -c /files/nginx.conf"
+        podman(
+            *runtime_options(), "run", "--detach", "--init", "--name", SERVER, "--label", label,
+            "--network", f"{cache.NETWORK}:ip={address}", *LIMITS, "--volume", f"{_FILES}:/files:ro",
+            "--volume", f"{private}:/private:ro", "--volume", f"{_directory('served')}:/served:ro",
+            "--volume", f"{_REGISTRY}:/registry", builder, "sh", "-c", script,
+        )  # fmt: skip
+    deadline = time.monotonic() + READY_WITHIN
+    while not _answers(address, private, ""):
+        if time.monotonic() > deadline:
+            last = run_as_root(["podman", "logs", "--tail", "5", SERVER]).stderr.strip()
+            raise LabError(f"the kit's server does not answer at {address}:\n  {last}")
+        time.sleep(0.2)
+
+
+def _answers(address: str, private: Path, path: str) -> bool:
+    """Whether the registry has this."""
+    context = ssl.create_default_context(cafile=str(private / "tls" / "ca.crt"))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    accept = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
+    request = urllib.request.Request(f"https://{address}/v2/{path}", headers=accept, method="HEAD")
+    with suppress(OSError, urllib.error.URLError):
+        opener.open(request, timeout=5).close()
+        return True
+    return False
+
+
+def _push(recipe: Recipe, made: Path, address: str, private: Path, say: Say) -> None:
+    """Put a recipe's image into the registry, under its version and under that of this build."""
+    if not recipe.image:
+        return
+    build = f"{recipe.version}-{made.name.rsplit('-', 1)[-1]}"
+    if _answers(address, private, f"{recipe.image.name}/manifests/{build}"):
+        return
+    say(f"{recipe.name} {recipe.version}: into the registry")
+    local = f"{_REPOSITORY}-image:{build}"
+    try:
+        podman("import", "--quiet", str(made / "root.tar"), local)
+        for tag in (recipe.version, build):
+            target = f"docker://{address}/{recipe.image.name}:{tag}"
+            podman("push", "--quiet", "--cert-dir", str(private / "tls"), "--format", "oci", local, target)
+    finally:
+        run_as_root(["podman", "rmi", local], check=False)

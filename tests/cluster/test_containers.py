@@ -1,0 +1,187 @@
+"""Containers on the GPUs of a job, with what the kit builds; the toolkit is NVIDIA's own, the GPUs are simulated."""
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clusterctl.lab import cache, kit, kit_recipe
+from clusterctl.lab.podman import LabError
+from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.labs import lab_name
+
+ALICE = ("sudo", "--login", "--user", "alice")
+TOOLKIT = "nvidia-container-toolkit"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestLab]:
+    """A head and one worker of four GPUs, with podman and NVIDIA's toolkit from the kit."""
+    lab = TestLab(lab_name("containers"), workers=1)
+    lab.down()
+    lab.up("--kit")
+    lab.switch_on("podman", "nvidia_container_toolkit")
+    lab.run("bootstrap")
+    yield lab
+    lab.down()
+
+
+@pytest.fixture(scope="module")
+def image(cluster: TestLab) -> str:
+    """The registry's name of a small Debian."""
+    address = yaml.safe_load(cluster.inventory.read_text())["all"]["vars"]["cluster_no_proxy"][0]
+    return f"{address}/lab/debian:13"
+
+
+def fetch(cluster: TestLab, path: str) -> bytes:
+    """Read a file of the package source as apt does: by the authority that the inventory names."""
+    known = yaml.safe_load(cluster.inventory.read_text())["all"]["vars"]
+    context = ssl.create_default_context(cafile=str(cluster.inventory.parent / "kit/ca.crt"))
+    url = f"{known['nvidia_container_toolkit_repository_url']}/{path}"
+    with urllib.request.urlopen(url, context=context) as answer:  # noqa: S310 - https
+        return bytes(answer.read())
+
+
+def test_the_package_source_is_laid_out_as_the_vendors(cluster: TestLab) -> None:
+    listed = re.findall(r"^Package: (\S+)$", fetch(cluster, "Packages").decode(), re.MULTILINE)
+    assert sorted(listed) == [TOOLKIT, f"{TOOLKIT}-base", f"{TOOLKIT}-operator-extensions"]
+    assert fetch(cluster, "../../../gpgkey") == (cluster.inventory.parent / "kit/packages.asc").read_bytes()
+
+
+def test_a_second_run_changes_nothing(cluster: TestLab) -> None:
+    before = cluster.manifests()
+    summary = cluster.run("bootstrap")
+    assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(cluster.nodes, 0)
+    assert cluster.manifests() == before
+
+
+def job(cluster: TestLab, gpus: int, script: str, check: bool = True) -> str:
+    """What a shell script in a job of alice's prints."""
+    return cluster.ssh("head1", *ALICE, "srun", f"--gres=gpu:{gpus}", "sh", "-eu", "-s", stdin=script, check=check)
+
+
+SEEN = "ls /dev | grep -x 'nvidia[0-9]*'; nvidia-smi -L"
+
+
+def test_podman_in_a_job_sees_exactly_the_jobs_gpus(cluster: TestLab, image: str) -> None:
+    told = job(
+        cluster, 2,
+        f"""
+        podman pull --quiet {image} > /dev/null
+        nvidia-smi -L; echo ==
+        podman run --rm --quiet $(job-gpus) {image} sh -c "{SEEN}"
+        """,
+    )  # fmt: skip
+    outside, inside = (part.strip().splitlines() for part in told.split("==\n"))
+    assert len(outside) == 2
+    assert [line for line in inside if line.startswith("GPU")] == outside
+    assert len([line for line in inside if line.startswith("nvidia")]) == 2
+
+
+def test_two_jobs_containers_share_no_gpu(cluster: TestLab, image: str) -> None:
+    script = f"podman pull --quiet {image} > /dev/null; podman run --rm $(job-gpus) {image} sh -c '{SEEN}'; sleep 15"
+    argv = cluster.ssh_argv("head1", *ALICE, "srun", "--gres=gpu:1", "sh", "-eu", "-s")
+    both = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        assert process.stdin
+        process.stdin.write(script)
+        process.stdin.close()
+        process.stdin = None
+    told = [process.communicate()[0].splitlines() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    devices, uuids = ({line for lines in told for line in lines if line.startswith(what)} for what in ("nvidia", "GPU"))
+    assert len(devices) == 2
+    assert len(uuids) == 2
+
+
+def test_a_container_that_is_given_all_gpus_can_use_those_of_its_job_alone(cluster: TestLab, image: str) -> None:
+    told = job(
+        cluster, 1,
+        f"""
+        nvidia-smi -L; echo ==
+        podman run --rm --device nvidia.com/gpu=all {image} sh -c "nvidia-smi -L; echo ==
+          for device in /dev/nvidia[0-3]; do (: < \\$device) 2>&1 || true; done"
+        """,
+    )  # fmt: skip
+    outside, inside, opened = (part.strip().splitlines() for part in told.split("==\n"))
+    assert len(outside) == 1
+    assert inside == outside
+    assert len([line for line in opened if "Operation not permitted" in line]) == 3
+
+
+def test_without_gpus_a_job_is_told_how_to_get_some(cluster: TestLab) -> None:
+    told = cluster.ssh("head1", *ALICE, "srun", "sh", "-c", "'job-gpus 2>&1 || echo exit $?'")
+    assert "srun --gres=gpu:1" in told
+    assert told.endswith("exit 1\n")
+
+
+def test_the_description_of_the_gpus_is_back_after_a_reboot(cluster: TestLab) -> None:
+    """What /run holds is gone then; that the container is switched on again is simulated."""
+    cluster.root("gpu01", "rm /run/cdi/nvidia.yaml")
+    name = f"clusterctl-{cluster.name}-gpu01"
+    podman("restart", "--time", "5", name)
+    cluster.up()
+    deadline = time.monotonic() + 120
+    while "nvidia.com/gpu=3" not in cluster.root("gpu01", "nvidia-ctk cdi list 2>&1 || true"):
+        assert time.monotonic() < deadline, "the description was not renewed"
+        time.sleep(1)
+    cluster.healthy()
+
+
+# The kit itself
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, in which everything is to be built; returns where it keeps what is built."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return cache.directory("kit") / "built"
+
+
+def test_a_module_with_another_hash_is_refused(elsewhere: Path, tmp_path: Path) -> None:
+    (recipe,) = kit_recipe.load((TOOLKIT,))
+    directory = tmp_path / "recipes" / TOOLKIT
+    shutil.copytree(recipe.directory, directory)
+    pins = (directory / "go.sum").read_text()
+    forged = re.sub(r"(container-toolkit v1.20.1 h1:)....", r"\1AAAA", pins)
+    assert forged != pins
+    (directory / "go.sum").write_text(forged)
+    with pytest.raises(
+        LabError, match=r"is not the one that .*/go.sum pins; nothing is built:(.|\n)*checksum mismatch"
+    ):
+        kit.ensure([dataclasses.replace(recipe, directory=directory)], lambda step: None)
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_build_leaves_nothing_half(elsewhere: Path, stop: signal.Signals) -> None:
+    build = [sys.executable, "-m", "clusterctl", "lab", "kit", TOOLKIT]
+    with subprocess.Popen(build, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stderr
+        for line in process.stderr:
+            if "programs" in line:
+                break
+        process.send_signal(stop)
+    assert process.returncode != 0
+    assert [path for path in elsewhere.iterdir() if not path.name.startswith(".")] == []
+    if stop is signal.SIGINT:
+        assert list(elsewhere.iterdir()) == []
+        assert "clusterctl-kit-build" not in podman("ps", "--all", "--format", "{{.Names}}")
+
+
+def test_what_is_built_is_not_built_again() -> None:
+    done = clusterctl("lab", "kit")
+    assert done.returncode == 0, done.stderr
+    assert "lab/debian:13" in done.stdout
+    assert "kit:" not in done.stderr  # no step was needed
