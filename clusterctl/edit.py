@@ -249,9 +249,8 @@ class _Draft:
         hosts = (other.pop("hosts", None) or {}).items()
         if members := [(name, value or None) for pattern, value in hosts for name in hostrange.expand(pattern)]:
             self.members[*path, "hosts"] = members
-        if len(path) == 1 or path[2].endswith("_workers"):  # below others stand names of groups alone
-            for child, inner in (other.pop("children", None) or {}).items():
-                self.group((*path, "children", child), inner)
+        for child, inner in (other.pop("children", None) or {}).items():
+            self.group((*path, "children", child), inner)
         if other:
             self.other[path] = other
 

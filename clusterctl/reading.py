@@ -33,8 +33,6 @@ class GroupDraft:
     name: str
     lineage: tuple[str, ...] = ()
     """The groups that a member is in: this one and those above it, without `all`."""
-    taken: list[Key] = field(default_factory=list)
-    """Groups whose hosts are members as well, by name: `children: {slurm_workers: {}}`."""
     inline: dict[str, Node] = field(default_factory=dict)
     files: dict[str, Node] = field(default_factory=dict)
 
@@ -129,7 +127,6 @@ class Reading:
                 self.misunderstood(key.position, shown(key), f'unknown key "{shown(key)}", expected all', hint)
         self.vars_directory("group_vars", "group", self.groups)
         self.vars_directory("host_vars", "host", self.hosts)
-        self.take()
         for host in self.hosts.values():
             host.merged = self.merge(host)
         self.top = root.position
@@ -199,28 +196,12 @@ class Reading:
     def children(self, parent: GroupDraft, node: Node, key: str) -> None:
         for name, value in self.entries(node, key):
             path = f"{key}.{shown(name)}"
-            if parent.lineage and not parent.lineage[0].endswith("_workers") and not value.value:
-                parent.taken.append(name)
-            elif refusal := self.refusal(name, parent):
+            refusal = self.refusal(name, parent)
+            if refusal:
                 self.misunderstood(name.position, path, *refusal)
             else:
                 self.groups[name] = GroupDraft(name, (*parent.lineage, str(name)))
                 self.group(self.groups[name], value, path)
-
-    def take(self) -> None:
-        """Make the hosts of the groups that another one takes whole members of it."""
-        for group in self.groups.values():
-            for name in group.taken:
-                path = f"all.children.{group.name}.children.{shown(name)}"
-                if name not in self.groups or name == "all":
-                    message = f'unknown group "{shown(name)}", expected one with hosts of its own'
-                    self.misunderstood(name.position, path, message, did_you_mean(name, self.groups))
-                elif self.groups[name].taken:
-                    message = f'"{name}" itself takes hosts of other groups, expected one that does not'
-                    self.misunderstood(name.position, path, message, "name those groups")
-                for host in self.hosts.values():
-                    if name in host.groups:
-                        host.groups.add(group.name)
 
     def refusal(self, name: str, parent: GroupDraft) -> tuple[str, str] | None:
         """Roles' groups stand below `all`, a person's own below the workers; say why `name` is neither."""
@@ -233,7 +214,7 @@ class Reading:
         if name in known:
             return f'"{name}" inside another group, expected it in all.children', "list its hosts there"
         if not parent.lineage[0].endswith("_workers"):
-            return "a sub-group of its own, which only workers can have", "list the hosts, or name the group alone"
+            return "a sub-group, which only workers can have", "list the hosts"
         if name == "ungrouped":
             return "a group of Ansible's own, expected another name", ""
         if not re.fullmatch("[a-z][a-z0-9_]{0,62}", name):
@@ -281,13 +262,9 @@ class Reading:
     def twice(self, node: Node, key: str, first: Node) -> None:
         self.refuse(node.position, key, f"given a second time, first at {first.position}", "keep one of them")
 
-    def depth(self, group: GroupDraft) -> int:
-        """Return how far below `all` a group stands by its longest way: the deeper one's variables count."""
-        return len(group.lineage) + any({*group.lineage[:1]} & {*other.taken} for other in self.groups.values())
-
     def merge(self, host: HostDraft) -> dict[str, Node]:
         mine = [self.groups[name] for name in host.groups]
-        groups = [self.groups["all"], *sorted(mine, key=lambda group: (self.depth(group), group.name))]
+        groups = [self.groups["all"], *sorted(mine, key=lambda group: (len(group.lineage), group.name))]
         merged: dict[str, Node] = {}
         for values in (*(group.inline for group in groups), *(group.files for group in groups)):
             merged |= values

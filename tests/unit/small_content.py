@@ -9,7 +9,6 @@ _FILES = {
 - {name: Workers, hosts: "slurm_workers:!slurm_head", roles: [{role: demo}]}
 - {name: More workers, hosts: kubernetes_workers, roles: [demo]}
 - {name: Metrics, hosts: monitoring, roles: []}
-- {name: Logs, hosts: logging, roles: []}
 """,
     "playbooks/group_vars/all.yml": """\
 cluster_address: "{{ ansible_host | default(inventory_hostname) }}"

@@ -105,17 +105,6 @@ def test_hosts_may_be_described_once_under_all_and_only_named_in_their_groups(tm
     assert [host.address for host in cluster.hosts] == ["10.0.0.1", "10.0.0.2"]
 
 
-def test_a_group_has_the_hosts_of_groups_that_it_names(tmp_path: Path, known: Schema) -> None:
-    """Wherever those stand, and a sub-group brings its own alone; as in Ansible, what the named one says counts."""
-    text = GOOD.replace(
-        "    slurm_head:\n", "    logging: {vars: {demo_level: low}, children: {slurm_workers: {}, slurm_head: }}\n    slurm_head:\n"
-    ).replace("      hosts:\n        head1: {}\n", "      children: {a100: }\n")
-    cluster = inventory.load(write(tmp_path, text), known)
-    assert cluster.groups["logging"] == ("head1", "gpu01", "gpu02", "gpu03", "gpu04")
-    assert cluster.groups["monitoring"] == ("gpu02", "gpu03", "gpu04")
-    assert [host.variables.get("demo_level") for host in cluster.hosts] == ["low", *["high"] * 4]
-
-
 def test_hosts_behind_one_address_differ_by_port(tmp_path: Path, known: Schema) -> None:
     hosts = "gpu01: {ansible_host: nat, ansible_port: 1, cluster_address: 10.0.0.1}"
     text = GOOD.replace("gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}", hosts)

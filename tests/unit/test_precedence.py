@@ -35,14 +35,10 @@ all:
         a100: {vars: {demo_ratio: 0.2, demo_any: a100, demo_port: 2}, hosts: {gpu02: {demo_any: gpu02}, gpu03: }}
         zone: {vars: {demo_any: zone}, hosts: {gpu03: }}
     monitoring: {vars: {demo_any: monitoring}, hosts: {head1: , gpu01: }}
-    logging:
-      vars: {demo_ratio: 0.3, demo_any: logging, demo_port: 3, demo_level: low}
-      children: {slurm_workers: {}, slurm_head: }
 """,
     "group_vars/all.yml": "cluster_networks: [10.0.0.0/8]\ndemo_file: /all-file\n",
     "group_vars/slurm_workers/one.yml": "demo_users: [{name: ada}]\n",
     "group_vars/a100.yaml": "demo_users: []\ndemo_extra: {from: a100-file}\n",
-    "group_vars/logging.yml": "demo_file: /logging-file\n",
     "host_vars/gpu03.yml": "demo_extra: {from: host-file}\n",
 }
 
