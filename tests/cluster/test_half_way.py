@@ -220,17 +220,17 @@ def test_a_node_that_dies_while_its_system_is_upgraded_is_by_the_same_command(
         shown = f"dpkg-query --show --showformat '${{db:Status-Abbrev}} ${{Version}}' {PROBE}"
         return {lab.root(name, shown) for name in lab.nodes}
 
-    earlier = str(int(version) - 1)
+    before = versions()
     with offered(lab, probes[int(version) - 1]):
-        lab.root(node, f"rm {MAY_GO}")
+        lab.root(node, f"rm {MAY_GO}; rm -f /var/tmp/at-*")
         run = begin(lab, "upgrade", "--os")
-        cut_off_when(lab, node, lambda files: (files / f"var/tmp/at-configure-{earlier}").exists(), run)
+        cut_off_when(lab, node, lambda files: [*files.glob("var/tmp/at-configure-*")], run)
         said = ended(run, 5 if node == "head1" else 4)
         lab.up()
         lab.root(node, f"touch {MAY_GO}")
         if node == "gpu01":
             assert "gpu01 failed, and gpu01 stays out of service; not begun: gpu02" in said
-        assert f"ii  {earlier}" in versions()
+        assert before <= versions()
         with power(lab):
             lab.run("upgrade", "--os")
         assert versions() == {f"ii  {version}"}
