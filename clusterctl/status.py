@@ -48,7 +48,12 @@ _OURS = "clusterctl: "  # how that program's own reasons begin
 _SLURM_USER = "slurm"  # gives the reason where slurmctld drains a node by itself
 _PROMETHEUS_PASSWORD = "/etc/prometheus/own-password"  # noqa: S105 - where it stands
 # What a role records its items under, where that is not the role's own name.
-ROLE_OF = {"sources": "base", "slurm_head_database": "slurm_head"}
+ROLE_OF = {
+    "nvidia_daemons": "nvidia_driver",
+    "nvidia_repository": "nvidia_driver",
+    "slurm_head_database": "slurm_head",
+    "sources": "base",
+}
 _UNION = "packages"  # the role that installs what the others ask for
 
 

@@ -204,7 +204,8 @@ def main() -> None:
     loaded = ""
     try:
         if module.check_mode and given["moving"]:
-            driver.foresee()
+            if here:
+                driver.foresee()
         else:
             for kernel in kernels(given["kernel"], given["newer"]):
                 driver.build(kernel)

@@ -119,15 +119,18 @@ def headers(kept: list[str]) -> list[str]:
     return [name.replace("linux-image-", "linux-headers-") for name in metas]
 
 
-def brought() -> list[str]:
-    """Return the packages that the role has installed here; no kernel is among them, whatever came of it since."""
+def recorded() -> dict[str, bool]:
+    """Return the packages of the role that are installed here, and of each whether the role has brought it.
+
+    Of a kernel it never has, whatever came of it since.
+    """
     items = load_record(ROLE)["items"]
     states = {key.split(":", 1)[1]: item for key, item in items.items() if key.startswith("package:")}
-    return sorted(
-        name
-        for name, item in states.items()
-        if item["now"]["version"] and not item["before"]["version"] and not re.match(r"(linux|kernel)-", name)
-    )
+    return {
+        name: not item["before"]["version"] and not re.match(r"(linux|kernel)-", name)
+        for name, item in sorted(states.items())
+        if item["now"]["version"]
+    }
 
 
 def left(named: bool, gpus: list[str], driver: str, ours: bool, container: bool) -> str:
@@ -158,12 +161,12 @@ def main() -> None:
     try:
         why = left(named, gpus, driver, record_path(ROLE).exists(), container)
         # One that an image gets is there only for its headers.
-        ours = [] if why else brought()
+        here = {} if why else recorded()
         kept = kernel_packages(kernel) if not why and kernel == os.uname().release else []
     except NodeError as error:
         module.fail_json(msg=clean(str(error)))
-    loaded = kernel_side.loaded()[0] if ours and not module.params["change"] else ""
-    waits = [name for name in module.params["wanted"] if loaded and name not in ours]
+    loaded = kernel_side.loaded()[0] if here and not container and not module.params["change"] else ""
+    waits = [name for name in module.params["wanted"] if loaded and name not in here]
     notes = [why] if driver and why else [SECURE_BOOT] if signed and not why else []
     if waits:
         notes = [f"driver {loaded} stays, and becomes {', '.join(waits)} by clusterctl upgrade"]
@@ -177,7 +180,7 @@ def main() -> None:
         driver=driver,
         left=why,
         runfile=Path("/usr/bin/nvidia-uninstall").exists(),
-        brought=ours,
+        brought=[name for name, brought in here.items() if brought],
         waits=waits,
         notes=notes,
     )
