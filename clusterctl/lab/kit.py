@@ -182,7 +182,7 @@ def _build_container(builder: str, recipe: Recipe, stage: Path) -> Iterator[Run]
     }  # fmt: skip
     try:
         podman(
-            *runtime_options(), "run", "--detach", "--init", "--name", name, "--network", cache.NETWORK, *LIMITS,
+            *runtime_options(), "run", "--detach", "--name", name, "--network", cache.NETWORK, *LIMITS,
             *(f"--env={key}={value}" for key, value in settings.items()),
             "--volume", f"{recipe.directory}:/recipe:ro", "--volume", f"{stage}:/made", "--volume", f"{_MODULES}:/go",
             builder, "sleep", "infinity",
@@ -292,7 +292,7 @@ def _serve(builder: str, address: str, private: Path) -> None:
         remove_containers(SERVER)
         script = "docker-registry serve /files/registry.yml & exec nginx -c /files/nginx.conf"
         podman(
-            *runtime_options(), "run", "--detach", "--init", "--name", SERVER, "--label", label,
+            *runtime_options(), "run", "--detach", "--name", SERVER, "--label", label,
             "--network", f"{cache.NETWORK}:ip={address}", *LIMITS, "--volume", f"{_FILES}:/files:ro",
             "--volume", f"{private}:/private:ro", "--volume", f"{_directory('served')}:/served:ro",
             "--volume", f"{_REGISTRY}:/registry", builder, "sh", "-c", script,
