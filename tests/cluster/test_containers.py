@@ -66,9 +66,9 @@ def test_a_second_run_changes_nothing(cluster: TestLab) -> None:
     assert cluster.manifests() == before
 
 
-def job(cluster: TestLab, gpus: int, script: str, check: bool = True) -> str:
+def job(cluster: TestLab, gpus: int, script: str) -> str:
     """What a shell script in a job of alice's prints."""
-    return cluster.ssh("head1", *ALICE, "srun", f"--gres=gpu:{gpus}", "sh", "-eu", "-s", stdin=script, check=check)
+    return cluster.ssh("head1", *ALICE, "srun", f"--gres=gpu:{gpus}", "sh", "-eu", "-s", stdin=script)
 
 
 SEEN = "ls /dev | grep -x 'nvidia[0-9]*'; nvidia-smi -L"
@@ -121,7 +121,7 @@ def test_a_container_that_is_given_all_gpus_can_use_those_of_its_job_alone(clust
 
 
 def test_without_gpus_a_job_is_told_how_to_get_some(cluster: TestLab) -> None:
-    told = cluster.ssh("head1", *ALICE, "srun", "sh", "-c", "'job-gpus 2>&1 || echo exit $?'")
+    told = job(cluster, 0, "job-gpus 2>&1 || echo exit $?")
     assert "srun --gres=gpu:1" in told
     assert told.endswith("exit 1\n")
 
@@ -172,6 +172,7 @@ def test_an_interrupted_build_leaves_nothing_half(elsewhere: Path) -> None:
             assert process.stderr
             assert any("programs" in line for line in process.stderr)
             process.send_signal(stop)
+            process.communicate()
         assert process.returncode != 0
         assert [path for path in elsewhere.iterdir() if not path.name.startswith(".")] == []
     assert list(elsewhere.iterdir()) == []
