@@ -67,6 +67,12 @@ class Kit:
         known = {"{url}": self.url, "{key}": key_file, "{architecture}": architecture()}
         return {name: fill(value, known) for recipe in self.recipes for name, value in recipe.variables.items()}
 
+    def place(self, recipe: Recipe) -> str:
+        """Return where a recipe's packages, or its image, are to be had."""
+        if recipe.image:
+            return f"{self.address}/{recipe.image.name}:{recipe.version}"
+        return f"{self.url}/{fill(recipe.repository, {'{architecture}': architecture()})}"
+
 
 def fill(text: str, known: dict[str, str]) -> str:
     """Put in what the placeholders of a recipe stand for."""
