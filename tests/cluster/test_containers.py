@@ -90,7 +90,7 @@ def test_podman_in_a_job_sees_exactly_the_jobs_gpus(cluster: TestLab, image: str
 
 
 def test_two_jobs_containers_share_no_gpu(cluster: TestLab, image: str) -> None:
-    script = f"podman pull --quiet {image} > /dev/null; podman run --rm $(job-gpus) {image} sh -c '{SEEN}'; sleep 15"
+    script = f'podman pull --quiet {image} > /dev/null; podman run --rm $(job-gpus) {image} sh -c "{SEEN}"; sleep 15'
     argv = cluster.ssh_argv("head1", *ALICE, "srun", "--gres=gpu:1", "sh", "-eu", "-s")
     both = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for process in both:
