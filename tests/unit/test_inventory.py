@@ -114,6 +114,7 @@ def test_a_group_may_have_the_hosts_of_the_schedulers_groups(tmp_path: Path, kno
     gpu02 = cluster.host("gpu02")
     assert (gpu02.variables["demo_port"], gpu02.variables["demo_level"]) == (7, "high")
     assert set(gpu02.groups) == {"slurm_workers", "a100", "monitoring"}
+    assert {type(group) for group in gpu02.groups} == {str}  # as they are written for a node that leaves
 
 
 @pytest.mark.parametrize("member", ["a10", "monitoring", "all"])
