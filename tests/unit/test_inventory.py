@@ -117,6 +117,25 @@ def test_a_group_may_have_the_hosts_of_the_schedulers_groups(tmp_path: Path, kno
     assert {type(group) for group in gpu02.groups} == {str}  # as they are written for a node that leaves
 
 
+@pytest.mark.parametrize(
+    ("members", "missing"), [("slurm_workers", "head1"), ("slurm_head", "gpu01, gpu02"), ("a100, slurm_head", "gpu01")]
+)
+def test_slurms_containers_are_on_all_its_hosts(tmp_path: Path, members: str, missing: str) -> None:
+    text = f"""\
+    all:
+      vars: {{cluster_name: aurora}}
+      children:
+        enroot: {{children: {{{": {}, ".join(members.split(", "))}: {{}}}}}}
+        slurm_head: {{hosts: {{head1: {{ansible_host: 10.0.0.1}}}}}}
+        slurm_workers:
+          hosts: {{gpu01: {{ansible_host: 10.0.0.2}}}}
+          children: {{a100: {{hosts: {{gpu02: {{ansible_host: 10.0.0.3}}}}}}}}
+    """
+    path = write(tmp_path, textwrap.dedent(text))
+    (problem,) = problems(path, schema.load())
+    assert f"without {missing}, where srun" in problem
+
+
 @pytest.mark.parametrize("member", ["a10", "monitoring", "all"])
 def test_a_group_has_no_other_groups_hosts(tmp_path: Path, known: Schema, member: str) -> None:
     text = GOOD.replace("hosts:\n        head1: {}\n", f"children: {{{member}: {{}}}}\n")
