@@ -69,14 +69,8 @@ def build_kit(
     console = Console(stderr=True)
     with console.status("kit") as shown:
         served = kit.ensure(recipes, Steps(console, shown), mirror)
-    table = Table("name", "version", "what", "where", box=None, pad_edge=False, header_style="bold")
     for recipe in recipes:
-        if recipe.image:
-            where = f"{served.address}/{recipe.image.name}:{recipe.version}"
-        else:
-            where = f"{served.url}/{recipe.repository}".replace("{architecture}", kit.architecture())
-        table.add_row(recipe.name, recipe.version, recipe.description, where)
-    Console(soft_wrap=True).print(table)
+        typer.echo(f"{recipe.description} {recipe.version}: {served.place(recipe)}")
     console.print("Next: clusterctl lab up --kit, whose inventory points there", highlight=False)
 
 

@@ -67,6 +67,12 @@ class Kit:
         known = {"{url}": self.url, "{key}": key_file, "{architecture}": architecture()}
         return {name: fill(value, known) for recipe in self.recipes for name, value in recipe.variables.items()}
 
+    def place(self, recipe: Recipe) -> str:
+        """Return where a recipe's packages, or its image, are to be had."""
+        if recipe.image:
+            return f"{self.address}/{recipe.image.name}:{recipe.version}"
+        return f"{self.url}/{fill(recipe.repository, {'{architecture}': architecture()})}"
+
 
 def fill(text: str, known: dict[str, str]) -> str:
     """Put in what the placeholders of a recipe stand for."""
@@ -85,6 +91,8 @@ def ensure(recipes: Sequence[Recipe], say: Say, mirror: str = image.DEBIAN_MIRRO
     """Build what is not built yet, serve it, and return what a lab has to know. `say` is told each step."""
     require_programs()
     with _locked():
+        for half in (path for name in ("built", "served") for path in _directory(name).glob(".*")):
+            shutil.rmtree(half, ignore_errors=True)  # of a run that was killed
         builder = _builder(mirror, say)
         made = {recipe.name: _ensure_built(recipe, builder, mirror, say) for recipe in recipes}
         address = cache.shared_address(-4)
@@ -95,7 +103,9 @@ def ensure(recipes: Sequence[Recipe], say: Say, mirror: str = image.DEBIAN_MIRRO
         _serve(builder, address, private)
         for recipe in recipes:
             _push(recipe, made[recipe.name], address, private, say)
-    return Kit(f"https://{address}/{name}", address, (private / "tls" / "ca.crt").read_text(), key, tuple(recipes))
+    return Kit(
+        f"https://{address}/{name}", address, (private / "tls" / "trust" / "ca.crt").read_text(), key, tuple(recipes)
+    )
 
 
 def remove() -> None:
@@ -117,10 +127,10 @@ def _locked() -> Iterator[None]:
 
 
 def _forget(used: Path, pattern: str) -> None:
-    """Remove what was used longest ago of what lies beside `used`, and what a killed run left half-made there."""
+    """Remove what was used longest ago of what lies beside `used`."""
     os.utime(used)
     by_age = sorted(used.parent.glob(pattern), key=lambda path: path.stat().st_mtime)
-    for old in (*by_age[:-_KEPT], *used.parent.glob(".*")):
+    for old in by_age[:-_KEPT]:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -182,7 +192,7 @@ def _build_container(builder: str, recipe: Recipe, stage: Path) -> Iterator[Run]
     }  # fmt: skip
     try:
         podman(
-            *runtime_options(), "run", "--detach", "--init", "--name", name, "--network", cache.NETWORK, *LIMITS,
+            *runtime_options(), "run", "--detach", "--name", name, "--network", cache.NETWORK, *LIMITS,
             *(f"--env={key}={value}" for key, value in settings.items()),
             "--volume", f"{recipe.directory}:/recipe:ro", "--volume", f"{stage}:/made", "--volume", f"{_MODULES}:/go",
             builder, "sleep", "infinity",
@@ -206,12 +216,14 @@ def _build(recipe: Recipe, go: Go, run: Run, say: Say) -> None:
     programs = " ".join(shlex.quote(f"{go.module}/{program}") for program in go.programs)
     try:
         say(f"{what}: fetch its modules")
-        run("mkdir /work && cp /recipe/go.mod /recipe/go.sum /work && cd /work && go mod download && go mod verify")
+        run("mkdir /work && cp /recipe/go.mod /recipe/go.sum /work")
+        # Of what Go says to a wrong hash the beginning tells most.
+        run("cd /work && go mod download 2> said || { grep . said | head -n 5 >&2; exit 1; }")
         say(f"{what}: build {len(go.programs)} programs")
         run(f"cd /work && go build -ldflags {shlex.quote(go.ldflags)} -o bin/ {programs}")
         run(f'cd /work && ln -s "$(go list -m -f {{{{.Dir}}}} {shlex.quote(go.module)})" source')
     except LabError as error:
-        if "checksum mismatch" in str(error) or "missing go.sum entry" in str(error):
+        if "checksum mismatch" in str(error):
             pinned = recipe.directory / "go.sum"
             raise LabError(
                 f"{recipe.name}: a module is not the one that {pinned} pins; nothing is built:\n  {error}"
@@ -278,7 +290,7 @@ def _publish(name: str, recipes: Sequence[Recipe], made: dict[str, Path], builde
             stage.rename(finished)
         finally:
             shutil.rmtree(stage, ignore_errors=True)
-    _forget(finished, "*")
+    _forget(finished, "[!.]*")
 
 
 def _serve(builder: str, address: str, private: Path) -> None:
@@ -292,7 +304,7 @@ def _serve(builder: str, address: str, private: Path) -> None:
         remove_containers(SERVER)
         script = "docker-registry serve /files/registry.yml & exec nginx -c /files/nginx.conf"
         podman(
-            *runtime_options(), "run", "--detach", "--init", "--name", SERVER, "--label", label,
+            *runtime_options(), "run", "--detach", "--name", SERVER, "--label", label,
             "--network", f"{cache.NETWORK}:ip={address}", *LIMITS, "--volume", f"{_FILES}:/files:ro",
             "--volume", f"{private}:/private:ro", "--volume", f"{_directory('served')}:/served:ro",
             "--volume", f"{_REGISTRY}:/registry", builder, "sh", "-c", script,
@@ -307,7 +319,7 @@ def _serve(builder: str, address: str, private: Path) -> None:
 
 def _answers(address: str, private: Path, path: str) -> bool:
     """Whether the registry has this."""
-    context = ssl.create_default_context(cafile=str(private / "tls" / "ca.crt"))
+    context = ssl.create_default_context(cafile=str(private / "tls" / "trust" / "ca.crt"))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     accept = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
     request = urllib.request.Request(f"https://{address}/v2/{path}", headers=accept, method="HEAD")
@@ -330,6 +342,6 @@ def _push(recipe: Recipe, made: Path, address: str, private: Path, say: Say) -> 
         podman("import", "--quiet", str(made / "root.tar"), local)
         for tag in (recipe.version, build):
             target = f"docker://{address}/{recipe.image.name}:{tag}"
-            podman("push", "--quiet", "--cert-dir", str(private / "tls"), "--format", "oci", local, target)
+            podman("push", "--quiet", "--cert-dir", str(private / "tls" / "trust"), "--format", "oci", local, target)
     finally:
         run_as_root(["podman", "rmi", local], check=False)

@@ -58,9 +58,11 @@ def test_what_is_packed_is_built_and_has_no_placeholder_left(recipe: kit_recipe.
 
 
 def test_a_lab_is_told_where_and_by_which_key() -> None:
-    (recipe,) = kit_recipe.load(("nvidia-container-toolkit",))
-    served = kit.Kit("https://10.88.255.252/0123", "10.88.255.252", "", "", (recipe,))
+    recipe, small = kit_recipe.load(("nvidia-container-toolkit", "debian"))
+    served = kit.Kit("https://10.88.255.252/0123", "10.88.255.252", "", "", (recipe, small))
     folder = f"libnvidia-container/stable/deb/{kit.architecture()}"
+    assert served.place(recipe) == f"https://10.88.255.252/0123/{folder}"
+    assert served.place(small) == "10.88.255.252/lab/debian:13"
     assert served.variables("kit/packages.asc") == {
         "nvidia_container_toolkit_repository_url": f"https://10.88.255.252/0123/{folder}",
         "nvidia_container_toolkit_repository_key": "kit/packages.asc",

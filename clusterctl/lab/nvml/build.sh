@@ -28,6 +28,9 @@ for name in libnvidia-ml libcuda; do
     ln -sf "$name.so.$version" "$libraries/$name.so.1"
 done
 
+mkdir -p "$destination/usr/lib/firmware/nvidia/$version"
+ln -sf /etc/simulated-nvml.conf "$destination/usr/lib/firmware/nvidia/$version/gsp_simulated.bin"
+
 install -m 0755 "$here/simulated-gpus" "$destination/usr/libexec/simulated-gpus"
 install -m 0644 "$here/simulated-gpus.service" "$units/simulated-gpus.service"
 ln -sf ../simulated-gpus.service "$units/sysinit.target.wants/simulated-gpus.service"

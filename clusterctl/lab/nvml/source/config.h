@@ -5,7 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define CONFIG_PATH "/etc/simulated-nvml.conf"
+/* A link to it, where NVIDIA's container tools look for what a driver loads into a GPU, and mount it into containers. */
+#define CONFIG_PATH "/lib/firmware/nvidia/" DRIVER_VERSION "/gsp_simulated.bin"
 enum { CONFIG_VALUE = 160, NO_DEVICE = -1 };
 
 /*
