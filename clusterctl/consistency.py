@@ -56,10 +56,12 @@ def _schedulers(reading: Reading) -> None:
 
 
 def _submission(reading: Reading) -> None:
-    """Slurm's plugin for containers has to be where users submit their jobs, too."""
-    heads = [host for host in reading.hosts.values() if "slurm_head" in host.groups]
-    if "enroot" in reading.groups and (missing := [host.name for host in heads if "enroot" not in host.groups]):
-        told = f"without {missing[0]}, where jobs are submitted: srun there would not know --container-image"
+    """Slurm's plugin for containers has to be where jobs are submitted and run: who lacks it ignores the image."""
+    if "enroot" not in reading.groups:
+        return
+    members = [host for host in reading.hosts.values() if host.groups & {"slurm_head", "slurm_workers"}]
+    if missing := [host.name for host in members if "enroot" not in host.groups]:
+        told = f"without {', '.join(missing)}, where srun --container-image would be unknown, or do nothing"
         reading.refuse(reading.top, "all.children.enroot", told, "children: {slurm_head: {}, slurm_workers: {}}")
 
 

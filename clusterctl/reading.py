@@ -222,10 +222,10 @@ class Reading:
                 what = f'"{shown(name)}" as members of {parent.name}, expected {", ".join(possible) or "a scheduler"}'
                 self.misunderstood(name.position, path, what, did_you_mean(name, possible))
                 continue
-            group.included.append(parent.name)
+            group.included += parent.lineage
             for host in self.hosts.values():
                 if group.name in host.groups:
-                    host.groups.add(parent.name)
+                    host.groups.update(parent.lineage)
 
     def depth(self, name: str) -> int:
         """Return how deep Ansible counts a group, by which the deeper one's variables win."""

@@ -94,6 +94,26 @@ def test_a_group_may_have_the_hosts_of_the_schedulers_groups(tmp_path: Path, kno
     gpu02 = cluster.host("gpu02")
     assert (gpu02.variables["demo_port"], gpu02.variables["demo_level"]) == (7, "high")
     assert set(gpu02.groups) == {"slurm_workers", "a100", "monitoring"}
+    assert {type(group) for group in gpu02.groups} == {str}  # as they are written for a node that leaves
+
+
+@pytest.mark.parametrize(
+    ("members", "missing"), [("slurm_workers", "head1"), ("slurm_head", "gpu01, gpu02"), ("a100, slurm_head", "gpu01")]
+)
+def test_slurms_containers_are_on_all_its_hosts(tmp_path: Path, members: str, missing: str) -> None:
+    text = f"""\
+    all:
+      vars: {{cluster_name: aurora}}
+      children:
+        enroot: {{children: {{{": {}, ".join(members.split(", "))}: {{}}}}}}
+        slurm_head: {{hosts: {{head1: {{ansible_host: 10.0.0.1}}}}}}
+        slurm_workers:
+          hosts: {{gpu01: {{ansible_host: 10.0.0.2}}}}
+          children: {{a100: {{hosts: {{gpu02: {{ansible_host: 10.0.0.3}}}}}}}}
+    """
+    path = write(tmp_path, textwrap.dedent(text))
+    (problem,) = problems(path, schema.load())
+    assert f"without {missing}, where srun" in problem
 
 
 @pytest.mark.parametrize("member", ["a10", "monitoring", "all"])
