@@ -468,7 +468,7 @@ def look(given: Data, state: Data, *without: str, shown: bool = False) -> tuple[
 
 
 def load() -> Data:
-    """Return what was kept of the last look: nothing of the first one, or where it cannot be read."""
+    """Return what was kept of the last look. Of nothing that can be read it begins anew, with all that was logged."""
     fresh = {"version": VERSION, "cursor": "", "xids": {}, "told": None, "stuck": 0}
     try:
         state = json.loads(STATE.read_text())
@@ -499,27 +499,30 @@ def reason(found: list[Finding]) -> str:
 def tell(given: Data, text: str) -> None:
     """Tell the head; raises OSError or ValueError where it does not keep it. Many nodes may do so at once."""
     deadline = time.monotonic() + REPORT_SECONDS
+    turn = 0.5 + int(hashlib.sha256(given["node"].encode()).hexdigest(), 16) % 100 / 100
     while True:
         try:
-            with (
-                socket.create_connection((given["head"], given["port"]), timeout=REPORT_SECONDS) as line,
-                line.makefile("rw") as file,
-            ):
-                challenge = file.readline(128).strip()
-                if not challenge:
-                    raise ConnectionResetError("the head has no time")
-                seal = hmac.new(
-                    KEY.read_text().strip().encode(), f"{challenge} {given['node']} {text}".encode(), hashlib.sha256
-                )
-                print(given["node"], seal.hexdigest(), text, file=file, flush=True)
-                answer = file.readline(128).strip()
-            if answer == "kept":
-                return
-            raise ValueError("the head did not keep it; its journal says why (slurm-health@)")
+            answer = say(given, text)
+            break
         except OSError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.5 + int(hashlib.sha256(given["node"].encode()).hexdigest(), 16) % 100 / 100)
+            time.sleep(turn)
+    if answer != "kept":
+        raise ValueError("the head did not keep it; its journal says why (slurm-health)")
+
+
+def say(given: Data, text: str) -> str:
+    """Say it once, sealed with this node's key, and return what the head answers."""
+    with socket.create_connection((given["head"], given["port"]), timeout=REPORT_SECONDS / 2) as line:
+        with line.makefile("rw") as file:
+            challenge = file.readline(128).strip()
+            if not challenge:
+                raise ConnectionResetError("the head has no time")
+            said = f"{challenge} {given['node']} {text}".encode()
+            seal = hmac.new(KEY.read_text().strip().encode(), said, hashlib.sha256).hexdigest()
+            print(given["node"], seal, text, file=file, flush=True)
+            return file.readline(128).strip()
 
 
 def started() -> float:
