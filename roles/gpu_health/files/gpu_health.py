@@ -514,15 +514,15 @@ def tell(given: Data, text: str) -> None:
 
 def say(given: Data, text: str) -> str:
     """Say it once, sealed with this node's key, and return what the head answers."""
-    with socket.create_connection((given["head"], given["port"]), timeout=REPORT_SECONDS / 2) as line:
-        with line.makefile("rw") as file:
-            challenge = file.readline(128).strip()
-            if not challenge:
-                raise ConnectionResetError("the head has no time")
-            said = f"{challenge} {given['node']} {text}".encode()
-            seal = hmac.new(KEY.read_text().strip().encode(), said, hashlib.sha256).hexdigest()
-            print(given["node"], seal, text, file=file, flush=True)
-            return file.readline(128).strip()
+    head = (given["head"], given["port"])
+    with socket.create_connection(head, timeout=REPORT_SECONDS / 2) as line, line.makefile("rw") as file:
+        challenge = file.readline(128).strip()
+        if not challenge:
+            raise ConnectionResetError("the head has no time")
+        said = f"{challenge} {given['node']} {text}".encode()
+        seal = hmac.new(KEY.read_text().strip().encode(), said, hashlib.sha256).hexdigest()
+        print(given["node"], seal, text, file=file, flush=True)
+        return file.readline(128).strip()
 
 
 def started() -> float:
