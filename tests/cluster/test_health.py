@@ -26,7 +26,7 @@ PASSING = {
 LASTING = {
     "ecc": ("1", {"ecc": "GPU 1: 1 uncorrected ECC errors", "xid": "GPU 1: XID 48, double-bit ECC error"}),
     "gpu-lost": ("2", {"driver": "nvidia-smi: Unable to determine the device handle for GPU2", "xid": "GPU 2: XID 79"}),
-    "nvlink-down": ("0", {"nvlink": "GPU 0 to GPU 1: NV11, NV12 recorded", "xid": "GPU 0: XID 74, NVLink error"}),
+    "nvlink-down": ("0", {"xid": "GPU 0: XID 74, NVLink error", "nvlink": "GPU 0: 11 NVLinks, 12 recorded"}),
     "row-remap": ("3", {"ecc": "GPU 3: no spare memory is left", "xid": "GPU 3: XID 64"}),
 }
 

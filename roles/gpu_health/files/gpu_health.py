@@ -180,6 +180,12 @@ def topology(answer: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def active(answer: str) -> dict[str, int]:
+    """Return how many NVLinks of each GPU are up, by its name in the matrix, of what `nvidia-smi nvlink -s` prints."""
+    blocks = re.findall(r"^GPU (\d+):.*\n((?:[ \t]+.*\n?)*)", answer, re.MULTILINE)
+    return {f"GPU{number}": len(re.findall(r"Link \d+: [\d.]+ GB/s", links)) for number, links in blocks}
+
+
 # --- the checks -------------------------------------------------------------------------------------------------------
 
 
@@ -316,13 +322,20 @@ class Look:
                 yield Finding("pcie", text, passing=True)
 
     def nvlink(self) -> Iterator[Finding]:
-        """Every pair of GPUs has the NVLinks of the record."""
+        """Every GPU, and every pair of them, has the NVLinks of the record."""
         if not self.gpus or not (self.shown or any(gpu["links"] for gpu in self.given["gpus"])):
             return
         self.topology = topology(ask("nvidia-smi", "topo", "-m", seconds=self.seconds("nvlink")))
+        if not any(gpu["links"] for gpu in self.given["gpus"]):
+            return
+        links = active(ask("nvidia-smi", "nvlink", "-s", seconds=self.seconds("nvlink")))
         position = {gpu.bus: f"GPU{number}" for number, gpu in enumerate(self.gpus)}
         known = {str(gpu["index"]): bus(gpu["pci"]) for gpu in self.given["gpus"]}
         for gpu, record in self.recorded():
+            # Those to a switch serve all pairs, so a GPU has at least as many as its best pair.
+            most = max((count(link) for link in record["links"].values()), default=0)
+            if (here := links.get(position[gpu.bus], 0)) < most:
+                yield Finding("nvlink", f"{self.name(gpu.bus)}: {here} NVLinks, {most} recorded")
             for other, link in record["links"].items():
                 there = known.get(other, "")
                 if there not in position or record["index"] > int(other):
