@@ -128,7 +128,7 @@ def test_every_fault_is_found_among_others(lab: TestLab) -> None:
             assert any(one == check and told.startswith(text) for one, told in found[node]), (check, text, found[node])
     for node in ("gpu01", "gpu02"):
         fault(lab, node, "clear")
-    until(lab, {"gpu02": "GPU 0: XID 74"})
+    until(lab, {"gpu02": "GPU 1: XID 48"})
     assert slurm(lab, "gpu01")[0] == "idle"
     assert lab.run("check", "gpu02", "--diagnose")["exit_code"] == 0
     until(lab, {})
