@@ -30,6 +30,10 @@ MATRIX = (
     "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X \tNV12\tPXB\t0-3\t0\t\tN/A\n"
 )
 MATRIX += "GPU1\tNV12\t X \tSYS\t0-3\t0\t\tN/A\nNIC0\tPXB\tSYS\t X \t\t\t\t\n\nLegend:\n\n  X    = Self\n"
+LINKS = "".join(
+    f"GPU {gpu}: NVIDIA A100-SXM4-80GB (UUID: GPU-{gpu})\n" + "".join(f"\t Link {n}: 25 GB/s\n" for n in range(12))
+    for gpu in range(2)
+)
 GIVEN = {
     "node": "gpu01",
     "head": "10.0.0.10",
@@ -76,6 +80,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
     def ask(
         document: str = DOCUMENT,
         matrix: str = MATRIX,
+        links: str = LINKS,
         log: str = "",
         units: str = "ActiveState=inactive\nUnitFileState=\n",
         given: dict[str, Any] | None = None,
@@ -84,6 +89,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
         answers: dict[tuple[str, ...], str] = {
             ("nvidia-smi", "-q"): document,
             ("nvidia-smi", "topo"): matrix,
+            ("nvidia-smi", "nvlink"): links,
             ("journalctl", "--lines=1"): json.dumps({"__CURSOR": "s=2"}),
             ("journalctl", "--quiet"): log,
             ("systemctl", "show"): units,
@@ -207,6 +213,8 @@ def test_what_is_no_xid_is_none(find: Find, message: str) -> None:
 def test_fewer_nvlinks_than_recorded(find: Find) -> None:
     assert find(matrix=MATRIX.replace("NV12", "NV11")) == [("nvlink", "GPU 0 to GPU 1: NV11, NV12 recorded", True)]
     assert find(matrix=MATRIX.replace("NV12", "PHB")) == [("nvlink", "GPU 0 to GPU 1: PHB, NV12 recorded", True)]
+    one_down = LINKS.replace("Link 3: 25 GB/s", "Link 3: <inactive>", 1)
+    assert find(links=one_down) == [("nvlink", "GPU 0: 11 NVLinks, 12 recorded", True)]
     assert find(matrix="!nvidia-smi: Failed to run topology matrix") == [
         ("nvlink", "not judged: nvidia-smi: Failed to run topology matrix", False)
     ]

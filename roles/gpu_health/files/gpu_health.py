@@ -180,6 +180,12 @@ def topology(answer: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def active(answer: str) -> dict[str, int]:
+    """Return how many NVLinks of each GPU are up, by its name in the matrix, of what `nvidia-smi nvlink -s` prints."""
+    blocks = re.findall(r"^GPU (\d+):.*\n((?:[ \t]+.*\n?)*)", answer, re.MULTILINE)
+    return {f"GPU{number}": len(re.findall(r"Link \d+: [\d.]+ GB/s", links)) for number, links in blocks}
+
+
 # --- the checks -------------------------------------------------------------------------------------------------------
 
 
@@ -316,13 +322,20 @@ class Look:
                 yield Finding("pcie", text, passing=True)
 
     def nvlink(self) -> Iterator[Finding]:
-        """Every pair of GPUs has the NVLinks of the record."""
+        """Every GPU, and every pair of them, has the NVLinks of the record."""
         if not self.gpus or not (self.shown or any(gpu["links"] for gpu in self.given["gpus"])):
             return
         self.topology = topology(ask("nvidia-smi", "topo", "-m", seconds=self.seconds("nvlink")))
+        if not any(gpu["links"] for gpu in self.given["gpus"]):
+            return
+        links = active(ask("nvidia-smi", "nvlink", "-s", seconds=self.seconds("nvlink")))
         position = {gpu.bus: f"GPU{number}" for number, gpu in enumerate(self.gpus)}
         known = {str(gpu["index"]): bus(gpu["pci"]) for gpu in self.given["gpus"]}
         for gpu, record in self.recorded():
+            # Those to a switch serve all pairs, so a GPU has at least as many as its best pair.
+            most = max((count(link) for link in record["links"].values()), default=0)
+            if (here := links.get(position[gpu.bus], 0)) < most:
+                yield Finding("nvlink", f"{self.name(gpu.bus)}: {here} NVLinks, {most} recorded")
             for other, link in record["links"].items():
                 there = known.get(other, "")
                 if there not in position or record["index"] > int(other):
@@ -468,7 +481,7 @@ def look(given: Data, state: Data, *without: str, shown: bool = False) -> tuple[
 
 
 def load() -> Data:
-    """Return what was kept of the last look: nothing of the first one, or where it cannot be read."""
+    """Return what was kept of the last look. Of nothing that can be read it begins anew, with all that was logged."""
     fresh = {"version": VERSION, "cursor": "", "xids": {}, "told": None, "stuck": 0}
     try:
         state = json.loads(STATE.read_text())
@@ -499,27 +512,30 @@ def reason(found: list[Finding]) -> str:
 def tell(given: Data, text: str) -> None:
     """Tell the head; raises OSError or ValueError where it does not keep it. Many nodes may do so at once."""
     deadline = time.monotonic() + REPORT_SECONDS
+    turn = 0.5 + int(hashlib.sha256(given["node"].encode()).hexdigest(), 16) % 100 / 100
     while True:
         try:
-            with (
-                socket.create_connection((given["head"], given["port"]), timeout=REPORT_SECONDS) as line,
-                line.makefile("rw") as file,
-            ):
-                challenge = file.readline(128).strip()
-                if not challenge:
-                    raise ConnectionResetError("the head has no time")
-                seal = hmac.new(
-                    KEY.read_text().strip().encode(), f"{challenge} {given['node']} {text}".encode(), hashlib.sha256
-                )
-                print(given["node"], seal.hexdigest(), text, file=file, flush=True)
-                answer = file.readline(128).strip()
-            if answer == "kept":
-                return
-            raise ValueError("the head did not keep it; its journal says why (slurm-health@)")
+            answer = say(given, text)
+            break
         except OSError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.5 + int(hashlib.sha256(given["node"].encode()).hexdigest(), 16) % 100 / 100)
+            time.sleep(turn)
+    if answer != "kept":
+        raise ValueError("the head did not keep it; its journal says why (slurm-health)")
+
+
+def say(given: Data, text: str) -> str:
+    """Say it once, sealed with this node's key, and return what the head answers."""
+    head = (given["head"], given["port"])
+    with socket.create_connection(head, timeout=REPORT_SECONDS / 2) as line, line.makefile("rw") as file:
+        challenge = file.readline(128).strip()
+        if not challenge:
+            raise ConnectionResetError("the head has no time")
+        said = f"{challenge} {given['node']} {text}".encode()
+        seal = hmac.new(KEY.read_text().strip().encode(), said, hashlib.sha256).hexdigest()
+        print(given["node"], seal, text, file=file, flush=True)
+        return file.readline(128).strip()
 
 
 def started() -> float:
