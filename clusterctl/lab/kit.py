@@ -166,9 +166,14 @@ def _ensure_built(recipe: Recipe, builder: str, mirror: str, say: Say) -> Path:
         if recipe.image:
             say(f"{recipe.name} {recipe.version}: Debian {recipe.image.suite}")
             image.debian_root(stage / "root.tar", recipe.image.suite, mirror)
-        if recipe.go:
+        if recipe.packages:
             with _build_container(builder, recipe, stage) as run:
-                _build(recipe, recipe.go, run, say)
+                run("mkdir /work && ln -s /recipe /work/recipe")
+                if recipe.go:
+                    _build(recipe, recipe.go, run, say)
+                say(f"{recipe.name} {recipe.version}: pack {len(recipe.packages)} packages")
+                for name, package in recipe.packages.items():
+                    run(_pack(recipe, name, package))
         stage.chmod(0o755)
         stage.rename(finished)
     finally:
@@ -211,12 +216,12 @@ def _build_container(builder: str, recipe: Recipe, stage: Path) -> Iterator[Run]
 
 
 def _build(recipe: Recipe, go: Go, run: Run, say: Say) -> None:
-    """Fetch, build and pack. The modules' hashes are in the recipe's go.sum, which Go holds them against."""
+    """Fetch and build. The modules' hashes are in the recipe's go.sum, which Go holds them against."""
     what = f"{recipe.name} {recipe.version}"
     programs = " ".join(shlex.quote(f"{go.module}/{program}") for program in go.programs)
     try:
         say(f"{what}: fetch its modules")
-        run("mkdir /work && cp /recipe/go.mod /recipe/go.sum /work")
+        run("cp /recipe/go.mod /recipe/go.sum /work")
         # Of what Go says to a wrong hash the beginning tells most.
         run("cd /work && go mod download 2> said || { grep . said | head -n 5 >&2; exit 1; }")
         say(f"{what}: build {len(go.programs)} programs")
@@ -229,9 +234,6 @@ def _build(recipe: Recipe, go: Go, run: Run, say: Say) -> None:
                 f"{recipe.name}: a module is not the one that {pinned} pins; nothing is built:\n  {error}"
             ) from None
         raise
-    say(f"{what}: pack {len(recipe.packages)} packages")
-    for name, package in recipe.packages.items():
-        run(_pack(recipe, name, package))
 
 
 def _pack(recipe: Recipe, name: str, package: Package) -> str:
@@ -241,7 +243,7 @@ def _pack(recipe: Recipe, name: str, package: Package) -> str:
     tree = f"/work/{name}"
     lines = ["cd /work"]
     for path, origin in package.files.items():
-        mode = "0755" if origin.startswith("bin/") else "0644"
+        mode = "0755" if path.startswith("/usr/bin/") else "0644"
         lines.append(f"install -D -m {mode} {shlex.quote(origin)} {shlex.quote(tree + path)}")
     lines.append(f"mkdir -p {tree}/DEBIAN && cat > {tree}/DEBIAN/control <<'END'\n{control.rstrip()}\nEND")
     if kept := [path for path in package.files if path.startswith("/etc/")]:

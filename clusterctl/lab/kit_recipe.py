@@ -29,7 +29,11 @@ class Go:
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package; `files` maps where a file belongs to what it is, bin/PROGRAM or source/FILE of the module."""
+    """A Debian package; `files` maps where a file belongs to what it is.
+
+    That is bin/PROGRAM or source/FILE of the module, or recipe/FILE beside the recipe.
+    """
+
 
     control: str
     files: Mapping[str, str]
