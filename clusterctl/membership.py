@@ -78,10 +78,9 @@ def changed(path: Path, new: str, gone: Sequence[Path] = ()) -> Change:
     old = path.read_text()
     with tempfile.TemporaryDirectory(prefix="clusterctl-edit-") as place:
         copy = Path(place).resolve()
+        # With the files that variables name; pipes, which none may be, would make it wait.
+        shutil.copytree(directory, copy, ignore=_unread, ignore_dangling_symlinks=True, dirs_exist_ok=True)
         (copy / path.name).write_text(new)
-        for name in ("group_vars", "host_vars"):
-            if (directory / name).is_dir():
-                shutil.copytree(directory / name, copy / name)
         for file in gone:
             (copy / file.relative_to(directory)).unlink()
         try:
@@ -89,6 +88,12 @@ def changed(path: Path, new: str, gone: Sequence[Path] = ()) -> Change:
         except InputError as error:
             raise InputError([_elsewhere(problem, copy, directory) for problem in error.problems]) from None
     return Change(path, old, new, replace(found, path=path, directory=directory), tuple(gone))
+
+
+def _unread(directory: str, names: list[str]) -> list[str]:
+    """Name what no inventory refers to: the runs, git's own, and what is neither file nor directory."""
+    paths = {name: Path(directory, name) for name in names}
+    return [n for n, path in paths.items() if n in (home.STATE, ".git") or not (path.is_file() or path.is_dir())]
 
 
 def _elsewhere(problem: object, copy: Path, directory: Path) -> object:

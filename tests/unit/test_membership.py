@@ -1,12 +1,13 @@
 """What is kept of nodes that leave, and what a plan makes of a run's events."""
 
 import io
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-from clusterctl import home, inventory, leaving
+from clusterctl import home, inventory, leaving, membership
 from clusterctl.errors import InputError
 from clusterctl.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.outcome import Ledger
@@ -54,6 +55,20 @@ def test_a_node_that_leaves_can_still_be_reached(cluster: inventory.Inventory) -
     leaving.forget(state, ["gpu01"])
     assert leaving.load(state, "gpu01") is None
     assert leaving.unfinished(after) == []
+
+
+def test_an_edit_is_judged_with_the_files_that_variables_name(tmp_path: Path) -> None:
+    text = INVENTORY.replace("admin}", "admin, cluster_ca_certificates: [ca/site.pem]}")
+    (tmp_path / "inventory.yaml").write_text(text)
+    (tmp_path / "ca").mkdir()
+    (tmp_path / "ca/site.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "nowhere").symlink_to("/nonexistent")
+    change = membership.changed(tmp_path / "inventory.yaml", text.replace("gpu02", "gpu03"))
+    assert [host.name for host in change.inventory.hosts] == ["head1", "gpu01", "gpu03"]
+    (tmp_path / "ca/site.pem").unlink()
+    with pytest.raises(InputError, match=rf"{tmp_path}/inventory.yaml.*ca/site.pem"):
+        membership.changed(tmp_path / "inventory.yaml", text)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"name": 1, "groups": null, "variables": {}, "keys": []}'])
