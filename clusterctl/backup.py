@@ -97,14 +97,14 @@ def differing(path: Path, directory: Path) -> list[str]:
                 return []
             with tarfile.open(fileobj=tar.extractfile(_COPY), mode="r:") as copy:
                 kept = {member.name.partition("/")[2]: copy.extractfile(member) for member in copy if member.isfile()}
-                return [name for name, file in kept.items() if file and file.read() != _here(directory / name)]
+                return [name for name, file in kept.items() if file and file.read() != _here(directory, name)]
     except tarfile.TarError as error:
         raise _refused(path, f"is damaged: {_COPY}: {error}", "take another") from None
 
 
-def _here(path: Path) -> bytes | None:
+def _here(directory: Path, name: str) -> bytes | None:
     try:
-        return files.read(path)
+        return files.read(directory / name, inside=directory)
     except files.UnfitError:
         return None
 

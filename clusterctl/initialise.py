@@ -86,6 +86,8 @@ def judge(name: str, head: str | None, workers: Sequence[str] | None, user: str 
 def _require_vacant(directory: Path) -> None:
     if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
         raise InputError([Problem(None, str(directory), "exists already, expected a new name or an empty directory")])
+    if not directory.absolute().parent.is_dir():
+        raise InputError([Problem(None, str(directory), "cannot be made: there is no directory to make it in")])
 
 
 def _write_inventory(path: Path, name: str, head: str, workers: Sequence[str], user: str | None) -> None:

@@ -392,7 +392,11 @@ def _slurm_offers(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[
 
         if not fits(comes):
             other = next((version for version in there.offered if fits(version)), None)
-            hint = f'pin it: slurm_head_version: "{upstream(other)}"' if other else "clusterctl upgrade comes first"
+            range_ = f"{oldest.get(ours, ours)} to {ours}"
+            hint = "clusterctl upgrade comes first" if _release(comes) > ours else f"it needs a source of {range_}"
+            if other:
+                alone = "" if _release(other) == ours else ", for it alone"
+                hint = f'pin it{alone}: slurm_head_version: "{upstream(other)}"'
             found = f"its package sources bring {comes}, which cannot talk to the {has} of {head.name}"
             yield Finding(worker.name, "slurm version", found, hint)
         elif upstream(comes) != upstream(has):

@@ -638,7 +638,8 @@ def slurm_packages() -> Facts:
     told = output("apt-cache", "policy", "slurmctld", "slurmd") if shutil.which("apt-cache") else ""
     tables = dict(re.findall(r"(?m)^(slurm\w+):\n((?: .*\n)+)", told))
     installed = {name: re.search(r"(?m)^  Installed: (\d\S*)", table) for name, table in tables.items()}
-    offered = re.findall(r"(?m)^(?:  Candidate:| \*\*\*|    ) (\d\S*)(?: -?\d+)?$", tables.get("slurmd", ""))
+    table = tables.get("slurmd", "") if re.search(r"(?m)^  Candidate: \d", tables.get("slurmd", "")) else ""
+    offered = re.findall(r"(?m)^(?:  Candidate:| \*\*\*|    ) (\d\S*)(?: -?\d+)?$", table)
     return {
         "installed": {name: found.group(1) for name, found in installed.items() if found},
         "offered": list(dict.fromkeys(offered))[:MAX_OFFERED],

@@ -151,13 +151,13 @@ class Rolling:
         answers = each(hosts, lambda host: contact.ask(host, self.site.access, {}))
         for name, answer in answers.items():
             record = hardware.load(hardware.path_of(self.site.inventory.directory, name))
-            told = [] if name in self.failed else [str(error) for error in answer.errors]
-            differs = hardware.compare(record, answer.facts.hardware) if answer.facts else []
+            told = hardware.compare(record, answer.facts.hardware) if answer.facts else []
             if not self._workers([name]):
-                for line in differs:
+                for line in told:
                     self.ledger.notes.setdefault(f"differs from its record: {line}", []).append(name)
-            elif differs:
-                told = differs
+                told = []
+            if not answer.facts and name not in self.failed:
+                told = [str(error) for error in answer.errors]
             if told:
                 task = "Compare the hardware with its record"
                 self.ledger.add(Result(name, self.playbook, task, "", "failed", "; ".join(told)))

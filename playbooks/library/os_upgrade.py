@@ -126,9 +126,10 @@ def coming(manager: Any, kept: list[str], planned: bool, notes: list[str]) -> di
     try:
         return manager.moves(kept, planned)
     except NodeError as error:
-        if not (planned and manager.broken):
+        if not (planned and (manager.broken or manager.interrupted)):
             raise
-        notes.append(f"more may move once {', '.join(manager.broken)} is repaired: {clean(str(error))}")
+        broken = ", ".join(manager.broken) or "an interrupted dpkg"
+        notes.append(f"more may move once {broken} is repaired: {clean(str(error))}")
         return {}
 
 
@@ -157,7 +158,8 @@ def main() -> None:
                 moves = coming(manager, kept, module.check_mode, notes)
             if moves and not module.check_mode:
                 manager.move(kept)
-            reboot = reason(manager, moves, module.check_mode, notes)
+            comes = [name for name, (new, _) in moves.items() if new]
+            reboot = reason(manager, comes, module.check_mode, notes)
     except NodeError as error:
         module.fail_json(msg=clean(str(error)), notes=notes)
     changes = [{"kind": "package", "name": name, "what": told(new, old)} for name, (new, old) in moves.items()]

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tarfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -305,7 +306,7 @@ def main() -> None:
     try:
         path, manifest, notes = make(module.params)
         gone = prune(path, max(1, module.params["keep"]))
-    except (NodeError, OSError) as error:
+    except (NodeError, OSError, tarfile.TarError) as error:
         module.fail_json(msg=f"No backup was made, and those from before are as they were. {error}")
     changes = [{"kind": "backup", "name": str(path), "what": json.dumps(manifest["records"])}]
     changes += [{"kind": "old backup", "name": str(old), "what": "removed"} for old in gone]

@@ -32,7 +32,7 @@ from ansible.module_utils.cluster_backup import (
     unpack,
     unseal,
 )
-from ansible.module_utils.node_tools import NodeError, run, sync, write
+from ansible.module_utils.node_tools import NodeError, clean, run, sync, write
 
 DOCUMENTATION = r"""
 module: slurm_restore
@@ -66,7 +66,7 @@ options:
   prometheus:
     description: Whether this host is the cluster's monitoring.
     type: bool
-    default: false
+    required: true
   ended:
     description:
       - Numbers of jobs that ran when the backup was made and do not run any more. Slurm would take them for lost with
@@ -103,10 +103,12 @@ notes:
 
 SCRATCH = "clusterctl_restore"
 KEPT = 3  # of the states, and of the databases, that a restore has put aside
-# For one start, that of a head which was cut off in the midst too: it removes itself, and does nothing where systemd
-# still has it in mind later.
+# For one start, that of a head which was cut off in the midst too, though not while there is no state: it removes
+# itself, and does nothing where systemd still has it in mind later.
 DROP_IN = Path("/etc/systemd/system/slurmctld.service.d/restore.conf")
-CANCEL = """[Service]
+CANCEL = """[Unit]
+ConditionPathExists={state}
+[Service]
 ExecStartPost=+/bin/sh -c 'test -e {file} || exit 0; \
   until scontrol ping | grep -q "is UP"; do test -d /proc/$MAINPID || exit 1; sleep 0.1; done; \
   for job in {jobs}; do \
@@ -184,31 +186,33 @@ def prune(state: Path, database: str) -> None:
         sql(f"DROP DATABASE `{name}`")
 
 
-def cancel_at_start(jobs: set[int]) -> None:
+def cancel_at_start(jobs: set[int], state: Path) -> None:
     """Have jobs cancelled as soon as slurmctld answers: it takes some seconds more until it misses them."""
-    DROP_IN.unlink(missing_ok=True)
-    if jobs:
-        DROP_IN.parent.mkdir(parents=True, exist_ok=True)
-        DROP_IN.write_text(CANCEL.format(jobs=" ".join(map(str, sorted(jobs))), file=DROP_IN))
+    DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+    text = CANCEL.format(jobs=" ".join(map(str, sorted(jobs))), file=DROP_IN, state=state)
+    write(DROP_IN, text.encode(), mode=0o644)
     run("systemctl", "daemon-reload")
 
 
 def rules_back(archive: Path, copy: Path) -> tuple[list[str], list[str]]:
-    """Put those of Prometheus's rules back that are not here; return their paths, and of those that differ."""
-    back, other = [], []
+    """Put those of the site's rules of Prometheus back that are not here; return their paths, and notes on others."""
+    back, notes = [], []
     if take(archive, MONITORING, copy):
         with tarfile.open(copy, mode="r:") as tar:
             for member in (member for member in tar if RULES.fullmatch(member.name)):
                 path, text = PROMETHEUS / member.name, tar.extractfile(member).read()  # type: ignore[union-attr]
                 if path.exists():
-                    other += [str(path)] if path.read_bytes() != text else []
+                    notes += [f"{path} is another in the backup, and stays as it is"] * (path.read_bytes() != text)
                     continue
                 path.parent.mkdir(mode=0o755, exist_ok=True)
-                write(path, text, mode=0o644)
+                try:
+                    write(path, text, mode=0o644, accept=lambda new: run("promtool", "check", "rules", new))
+                except NodeError as error:
+                    notes.append(f"{path} is left out: {clean(str(error))}")
+                    continue
                 back.append(str(path))
-    if back:
-        run("systemctl", "try-reload-or-restart", "prometheus")
-    return back, other
+        run("systemctl", "try-reload-or-restart", "prometheus")  # one that was killed may have put some back
+    return back, notes
 
 
 def restore(given: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
@@ -232,22 +236,22 @@ def restore(given: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
         if database:
             take(archive, DUMP, workplace / DUMP)
             loaded(workplace / DUMP, manifest)
+        back, notes = rules_back(archive, workplace / MONITORING) if given["prometheus"] else ([], [])
+        changes += [{"kind": "rules", "name": path, "what": was(manifest, "")} for path in back]
         run("systemctl", "stop", "slurmctld", "slurmdbd")
         over = set(given["ended"])
         if database:
             former = exchange_database(database, now)
             over |= ended(former, given["cluster"], manifest["running"]) if former else set()
             changes.append({"kind": "database", "name": database, "what": was(manifest, former)})
-        cancel_at_start(over)
+        cancel_at_start(over, state)
         aside = exchange_state(state, new, now)
         changes.append({"kind": "state", "name": str(state), "what": was(manifest, aside)})
         if take(archive, LEDGER, workplace / LEDGER):
             (workplace / LEDGER).replace(DRAINED)
             changes.append({"kind": "ledger", "name": str(DRAINED), "what": was(manifest, "")})
         prune(state, database)
-        back, other = rules_back(archive, workplace / MONITORING) if given["prometheus"] else ([], [])
-        changes += [{"kind": "rules", "name": path, "what": was(manifest, "")} for path in back]
-        return changes, [f"{path} is another in the backup, and stays as it is" for path in other]
+        return changes, notes
     finally:
         for left in (workplace, new):
             shutil.rmtree(left, ignore_errors=True)
@@ -267,7 +271,7 @@ def main() -> None:
             "cluster": {"type": "str", "required": True},
             "state": {"type": "path", "required": True},
             "database": {"type": "str", "required": True},
-            "prometheus": {"type": "bool", "default": False},
+            "prometheus": {"type": "bool", "required": True},
             "ended": {"type": "list", "elements": "int", "default": []},
         },
     )

@@ -30,7 +30,7 @@ RECOVERY = STORE / "recovery.tar"  # the password of the vault, then the cluster
 PROMETHEUS = Path("/etc/prometheus")
 # Of the files there those that no secret is in: its own password is in a file, and that of its pages is hashed in one.
 CONFIGURED = ("prometheus.yml", "rules/*.yml", "targets/*.json")
-RULES = re.compile(r"rules/[^/]+\.yml")
+RULES = re.compile(r"rules/(?!clusterctl\.yml$)[^/]+\.yml")  # the site's own
 # What accounting cannot do without; other tables are added up from these, and change by the hour.
 COUNTED = ("_job_table", "_step_table", "_assoc_table", "user_table", "acct_table", "qos_table")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -301,17 +301,19 @@ def transaction(output, here):
 
     `here` are the versions that are installed. A long name has a line of its own.
     """
-    new, old = {}, dict(re.findall(r"(?m)^ +replacing +(\S+)\.\S+ (\S+)$", output))
+    new, old, gone = {}, dict(re.findall(r"(?m)^ +replacing +(\S+)\.\S+ (\S+)$", output)), {}
     for title, body in re.findall(r"(?ms)^(\S[^\n]*):$(.*?)(?=^\S|\Z)", output):
         rows = dict(re.findall(r"(?m)^ (\S+)\s+\S+\s+(\S+)\s+\S+\s+[\d.]+ *[kMG]? *$", body))
         if title.startswith("Removing"):
-            old.update(rows)
+            gone.update(rows)
         elif title.startswith("Installing"):
             new.update(rows)
         elif title in ("Upgrading", "Downgrading"):
             new.update(rows)
-            old.update({name: here[name] for name in rows})
-    return {name: (new.get(name, ""), old.get(name, "")) for name in {**new, **old}}
+            old.update({name: here.get(name, "") for name in rows})
+    moves = {name: (new.get(name, ""), old.get(name, "")) for name in {**new, **old}}
+    # Of a kernel several versions stay beside each other.
+    return moves | {f"{name}-{was}" if name in new else name: ("", was) for name, was in gone.items()}
 
 
 class Dnf:

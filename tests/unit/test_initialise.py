@@ -84,7 +84,7 @@ def test_nothing_is_overwritten(place: Path, content: Path, kind: str) -> None:
         ("aurora", "head1", ["a: {}\n  b"], None, "bad host name"),
         ("aurora", "head1", ["{{ x }}"], None, "a template"),
         ("aurora", "head1", ["no"], "$(id)", "ansible_user: bad value"),
-        ("no/such/aurora", "head1", ["gpu01"], None, "cannot be made: No such file or directory"),
+        ("no/such/aurora", "head1", ["gpu01"], None, "cannot be made: there is no directory"),
     ],
 )
 def test_bad_hosts_leave_nothing_behind(

@@ -465,7 +465,8 @@ def test_what_an_upgrade_brings_is_read_from_the_table_of_dnf() -> None:
     long = "a-package-whose-name-is-so-long-that-dnf-breaks-its-lines"
     here = {"plain": "1.0-1", long: "1.0-1", "app": "1.0-1", "kernel-core": "5.14.0-2", "old-name": "1.0-1"}
     assert node_packages.transaction(TRANSACTION.format(""), here) == {
-        "kernel-core": ("5.14.0-3", "5.14.0-1"),
+        "kernel-core": ("5.14.0-3", ""),
+        "kernel-core-5.14.0-1": ("", "5.14.0-1"),
         "new-name": ("2.0-1", ""),
         "old-name": ("", "1.0-1"),
         long: ("1:1.1-1", "1.0-1"),

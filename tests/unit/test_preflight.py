@@ -334,7 +334,7 @@ def test_slurm_versions_that_cannot_talk_are_refused(
         (
             ["22.05.8-4"],
             "bring 22.05.8-4, which cannot talk to the 24.11.5-4 of head1",
-            "clusterctl upgrade comes first",
+            "it needs a source of 23.02 to 24.11",
         ),
     ],
 )
