@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tests.cluster.conftest import HERE, TestLab, podman
+from tests.cluster.lab import HERE, TestLab, podman
 from tests.cluster.test_bootstrap import ALICE
 from tests.faults.injury import container, fails, gateway, wait_until
 from tests.labs import lab_name

@@ -13,7 +13,7 @@ import ansible.module_utils
 import pytest
 
 from clusterctl import paths, secrets
-from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, clusterctl, podman
 from tests.faults.injury import container, fails, wait_until
 
 ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_utils"))

@@ -20,7 +20,7 @@ import yaml
 from clusterctl.lab.image import HERE as LAB
 from clusterctl.lab.lab import gpu_models
 from clusterctl.lab.podman import run_as_root
-from tests.cluster.conftest import HERE, TestLab, clusterctl, podman
+from tests.cluster.lab import HERE, TestLab, clusterctl, podman
 from tests.labs import REPOSITORY
 
 PROFILES = LAB / "nvml" / "profiles"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, clusterctl, podman
 from tests.cluster.members import PATIENT
 from tests.cluster.test_backup import COUNTER, counter, queue, records, submit, wait_for
 from tests.cluster.test_upgrade import KEY, SOURCE, power, started

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.cluster.conftest import clusterctl, podman
+from tests.cluster.lab import clusterctl, podman
 from tests.cluster.members import Growing, go_on, growing, states, submit
 from tests.cluster.test_bootstrap import differences
 from tests.cluster.test_plan import done_as_planned, edit, planned

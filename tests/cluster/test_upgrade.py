@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, clusterctl, podman
 from tests.cluster.members import AT_ONCE, Growing, accounted, go_on, states, submit
 from tests.cluster.test_bootstrap import differences
 from tests.cluster.test_plan import actual

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.conftest import TestLab, bootstrapped, podman
+from tests.cluster.lab import TestLab, bootstrapped, podman
 from tests.cluster.test_bootstrap import ALICE, differences
 from tests.faults.injury import (
     GUARD,
