@@ -11,10 +11,10 @@ pytest.register_assert_rewrite("tests.cluster", "tests.faults")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Let tests that share a lab share a process."""
+    """Let tests that share a lab share a process; xdist itself decides where no whole files are asked for."""
     from tests.processes import ByLab  # the unit tests run without xdist, too
 
-    return ByLab(config, log)
+    return ByLab(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
