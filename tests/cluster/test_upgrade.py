@@ -32,15 +32,16 @@ WORKERS = ("gpu01", "gpu02")
 # Debian's own packages of Slurm, with a higher version and nothing else; made once.
 RAISE = r"""
 [ ! -e /tmp/raised/new ] || exit 0
-mkdir -p /tmp/raised/new; cd /tmp/raised
+rm -rf /tmp/raised; mkdir -p /tmp/raised/part; cd /tmp/raised
 ours=$(dpkg-query --show --showformat '${Package} ${source:Package}\n' | sed -n 's/ slurm-wlm$//p')
 apt-get -qq download slurmd $ours hostname
 for package in *.deb; do
   dpkg-deb --raw-extract $package root
   sed -i "s/$(dpkg-deb --field $package Version)/&+lab1/g" root/DEBIAN/control
-  dpkg-deb --root-owner-group -Zgzip -z1 --build root new/ >/dev/null
+  dpkg-deb --root-owner-group -Zgzip -z1 --build root part/ >/dev/null
   rm -r root
 done
+mv part new
 """
 SOURCE, KEY = "/etc/apt/sources.list.d/site.sources", "/etc/apt/keyrings/site.asc"
 RAISED = "+lab1"
@@ -143,8 +144,8 @@ def started(lab: TestLab, node: str) -> str:
 
 def test_jobs_outlive_slurmctlds_sudden_end_and_a_minute_without_the_database(lab: Growing, jobs: str) -> None:
     """In that minute the newer packages are made."""
-    lab.root("head1", "systemctl kill --signal KILL slurmctld; systemctl stop mariadb")
-    lab.root("head1", f"sleep 60 & ({RAISE}); wait; systemctl start mariadb")
+    lab.root("head1", "systemctl kill --signal KILL slurmctld")
+    lab.root("head1", f"trap 'systemctl start mariadb' EXIT; systemctl stop mariadb; sleep 60 & ({RAISE}); wait")
     lab.run("bootstrap")
     go_on(lab, jobs)
 
