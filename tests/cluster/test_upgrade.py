@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -98,20 +99,20 @@ def done(summary: dict[str, Any]) -> set[tuple[str, str, str, str]]:
 
 @contextmanager
 def watched(look: Callable[[], None]) -> Iterator[None]:
-    """Look every second meanwhile."""
+    """Look every second meanwhile; where that fails, so does the test."""
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(1):
             look()
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
+    with ThreadPoolExecutor() as pool:
+        watcher = pool.submit(watch)
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.result()
 
 
 def emptied(lab: TestLab) -> AbstractContextManager[None]:
