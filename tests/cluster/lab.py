@@ -43,7 +43,7 @@ class TestLab:
         done = clusterctl("lab", "up", "--name", self.name, "--workers", str(self.workers), *options)
         assert done.returncode == 0, done.stderr
 
-    def say(self, *lines: str) -> None:
+    def declare(self, *lines: str) -> None:
         """Add lines to the inventory's variables of all hosts."""
         added = "".join(f"    {line}\n" for line in lines)
         self.inventory.write_text(self.inventory.read_text().replace("  vars:\n", f"  vars:\n{added}", 1))
@@ -113,7 +113,7 @@ def bootstrapped(purpose: str, *lines: str) -> Iterator[TestLab]:
     lab = TestLab(lab_name(purpose))
     lab.down()
     lab.up()
-    lab.say(*lines)
+    lab.declare(*lines)
     lab.run("bootstrap")
     yield lab
     lab.down()

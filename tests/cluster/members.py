@@ -74,7 +74,7 @@ def growing(purpose: str, workers: int) -> Iterator[Growing]:
     lab = Growing(lab_name(purpose), workers)
     lab.down()
     lab.up()
-    lab.say("# Many jobs to a processor.", CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]")
+    lab.declare("# Many jobs to a processor.", CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]")
     lab.run("bootstrap")
     yield lab
     lab.down()

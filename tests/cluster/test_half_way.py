@@ -41,7 +41,7 @@ def lab() -> Iterator[TestLab]:
     lab = TestLab(lab_name("halfway"))
     lab.down()
     lab.up()
-    lab.say(PATIENT, f"cluster_no_proxy: [{gateway(lab)}]", "reboot_timeout_seconds: 120")
+    lab.declare(PATIENT, f"cluster_no_proxy: [{gateway(lab)}]", "reboot_timeout_seconds: 120")
     lab.run("bootstrap")
     yield lab
     lab.down()

@@ -82,7 +82,7 @@ def stuck_file(lab: TestLab, node: str, path: str = "/etc/chrony/chrony.conf") -
 def inventory_with(lab: TestLab, line: str) -> Iterator[None]:
     """Add a line to the variables of all hosts."""
     text = lab.inventory.read_text()
-    lab.say(line)
+    lab.declare(line)
     try:
         yield
     finally:
