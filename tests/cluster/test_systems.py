@@ -35,8 +35,7 @@ def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all 3 hosts are contacted" in done.stdout
     assert slurmd(debian_12) != before
-    again = debian_12.run("bootstrap")
-    assert {name: host["changed"] for name, host in again["hosts"].items()} == dict.fromkeys(debian_12.nodes, 0)
+    debian_12.unchanged()
     assert debian_12.healthy()["gpus"]["a100"]["idle"] == 8
     assert finished(debian_12, job) == "COMPLETED"
 
