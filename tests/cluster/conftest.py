@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.lab import TestLab, bootstrapped
-from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, growing, states, submit
+from tests.cluster.lab import TestLab, bootstrapped, submit
+from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, growing, states
 from tests.faults.injury import wait_until
 from tests.labs import lab_name
 from tests.processes import LAB_OF

@@ -117,3 +117,9 @@ def bootstrapped(purpose: str, *lines: str) -> Iterator[TestLab]:
     lab.run("bootstrap")
     yield lab
     lab.down()
+
+
+def submit(lab: TestLab, script: str, *options: str) -> str:
+    """Submit a small job of an ordinary user's, as shell; return its number."""
+    argv = [*ALICE, "sbatch", "--parsable", "--mem=1M", "--chdir=/", "--output=none", *options]
+    return lab.ssh("head1", *argv, stdin=f"#!/bin/sh\n{script}\n").strip()

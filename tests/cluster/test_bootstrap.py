@@ -20,7 +20,7 @@ import yaml
 from clusterctl.lab.image import HERE as LAB
 from clusterctl.lab.lab import gpu_models
 from clusterctl.lab.podman import run_as_root
-from tests.cluster.lab import HERE, TestLab, clusterctl, podman
+from tests.cluster.lab import ALICE, HERE, TestLab, clusterctl, podman
 from tests.labs import REPOSITORY
 
 PROFILES = LAB / "nvml" / "profiles"
@@ -209,9 +209,6 @@ def test_status_and_validate_tell_what_is_not_as_it_was(cluster: TestLab) -> Non
     finally:
         record.write_text(kept)
         cluster.root("gpu02", "systemctl start slurmd")
-
-
-ALICE = ("sudo", "--login", "--user", "alice")
 
 
 def test_job_of_an_ordinary_user_sees_two_gpus_on_each_node(cluster: TestLab) -> None:

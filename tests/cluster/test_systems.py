@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.lab.lab import INOTIFY_PER_NODE
-from tests.cluster.lab import TestLab, clusterctl
-from tests.cluster.test_bootstrap import ALICE
+from tests.cluster.lab import ALICE, TestLab, clusterctl
 from tests.faults.test_more_faults import finished
 from tests.labs import lab_name
 

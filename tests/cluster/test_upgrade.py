@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.lab import TestLab, clusterctl, podman
-from tests.cluster.members import AT_ONCE, Growing, accounted, go_on, states, submit
+from tests.cluster.lab import TestLab, clusterctl, podman, submit
+from tests.cluster.members import AT_ONCE, Growing, accounted, go_on, states
 from tests.cluster.test_bootstrap import differences
 from tests.cluster.test_plan import actual
 from tests.faults.injury import (
@@ -267,7 +267,7 @@ def test_a_head_that_cannot_be_upgraded_stops_it_before_a_worker(lab: Growing, n
 @pytest.mark.long
 def test_nodes_are_rebooted_around_their_jobs(lab: Growing) -> None:
     """The head too, while a job runs elsewhere."""
-    number = submit(lab, "#!/bin/sh\nuntil [ -e /tmp/go ]; do sleep 1; done\n", "--nodelist=gpu02")
+    number = submit(lab, "until [ -e /tmp/go ]; do sleep 1; done", "--nodelist=gpu02")
     wait_until(lambda: "RUNNING" in states(lab, number))
     before = {node: started(lab, node) for node in lab.nodes}
     with power(lab):

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.lab import TestLab, bootstrapped, podman
-from tests.cluster.test_bootstrap import ALICE, differences
+from tests.cluster.lab import ALICE, TestLab, bootstrapped, podman
+from tests.cluster.test_bootstrap import differences
 from tests.faults.injury import (
     GUARD,
     begin,
