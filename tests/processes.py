@@ -2,12 +2,12 @@
 
 from xdist.scheduler import LoadFileScheduling
 
-# Files that share a lab, by its name, in the order in which they come.
+# Files that share a lab, by its name, in the order in which they come: tests/cluster/conftest.py sees to that.
 LABS = {
     "members": ("test_membership.py", "test_upgrade.py"),
     "whole": ("test_backup.py", "test_drift.py", "test_plan.py"),
 }
-_LAB_OF = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}
+LAB_OF = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}
 
 
 class ByLab(LoadFileScheduling):  # type: ignore[misc] # xdist says nothing of types
@@ -15,4 +15,4 @@ class ByLab(LoadFileScheduling):  # type: ignore[misc] # xdist says nothing of t
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
-        return _LAB_OF.get(file, file)
+        return LAB_OF.get(file, file)

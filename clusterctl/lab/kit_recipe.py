@@ -34,7 +34,6 @@ class Package:
     That is bin/PROGRAM or source/FILE of the module, or recipe/FILE beside the recipe.
     """
 
-
     control: str
     files: Mapping[str, str]
     postinst: str = ""

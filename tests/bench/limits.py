@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Document, load, run, say
-from tests.cluster.conftest import TestLab, podman
+from tests.cluster.lab import TestLab, podman
 from tests.faults.injury import begin, container, cut_off, ended, latest_run, wait_until
 
 ROUNDS = 3

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tests.cluster.conftest import HERE, TestLab, podman
-from tests.cluster.test_bootstrap import ALICE
+from tests.cluster.lab import HERE, TestLab, podman
 from tests.faults.injury import container, fails, gateway, wait_until
 from tests.labs import lab_name
 
 # Each job says when it begins, then counts; it ends when its node may be emptied, and one that comes later at once.
-JOB = r"""#!/bin/sh
+JOB = r"""
 echo begin >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
 until [ -e /tmp/enough ]; do echo x >> /var/tmp/count.$SLURM_ARRAY_TASK_ID; sleep 2; done
 echo end >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
@@ -74,16 +73,10 @@ def growing(purpose: str, workers: int) -> Iterator[Growing]:
     lab = Growing(lab_name(purpose), workers)
     lab.down()
     lab.up()
-    lab.say("# Many jobs to a processor.", CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]")
+    lab.declare("# Many jobs to a processor.", CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]")
     lab.run("bootstrap")
     yield lab
     lab.down()
-
-
-def submit(lab: TestLab, script: str, *options: str) -> str:
-    """Submit a small job of an ordinary user's; return its number."""
-    argv = [*ALICE, "sbatch", "--parsable", "--mem=1M", "--chdir=/", "--output=none", *options]
-    return lab.ssh("head1", *argv, stdin=script).strip()
 
 
 def states(lab: TestLab, number: str) -> list[str]:

@@ -13,13 +13,12 @@ import ansible.module_utils
 import pytest
 
 from clusterctl import paths, secrets
-from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, clusterctl, podman, submit
 from tests.faults.injury import container, fails, wait_until
 
 ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_utils"))
 from ansible.module_utils import cluster_backup  # noqa: E402
 
-ALICE = ("sudo", "--login", "--user", "alice")
 # Counts until it is told to end, so that no test depends on how long anything takes.
 COUNTER = "n=0; until test -e /tmp/end; do n=$((n+1)); echo $n > /tmp/counter; sleep 0.2; done"
 
@@ -43,12 +42,6 @@ mariadb -e 'DROP DATABASE slurm_acct_db'
 @pytest.fixture(scope="module")
 def cluster(whole: TestLab) -> TestLab:
     return whole
-
-
-def submit(cluster: TestLab, name: str, script: str, *options: str) -> str:
-    """Submit a job as an ordinary user; return its number."""
-    argv = (*ALICE, "sbatch", "--parsable", f"--job-name={name}", "--output=/dev/null", "--mem=50", *options)
-    return cluster.ssh("head1", *argv, stdin=f"#!/bin/sh\n{script}\n").strip()
 
 
 def queue(cluster: TestLab) -> dict[str, str]:
@@ -80,13 +73,13 @@ def counter(cluster: TestLab) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def jobs(cluster: TestLab) -> dict[str, str]:
     """One job that has failed, two that run, and one that waits for both nodes."""
-    found = {"failed": submit(cluster, "failed", "exit 3", "--nodelist=gpu02")}
+    found = {"failed": submit(cluster, "exit 3", "--job-name=failed", "--nodelist=gpu02")}
     wait_for(cluster, found["failed"], "FAILED")
-    found["runs"] = submit(cluster, "runs", COUNTER, "--nodelist=gpu01")
-    found["ends"] = submit(cluster, "ends", "until test -e /tmp/end; do sleep 0.2; done", "--nodelist=gpu02")
+    found["runs"] = submit(cluster, COUNTER, "--job-name=runs", "--nodelist=gpu01")
+    found["ends"] = submit(cluster, "until test -e /tmp/end; do sleep 0.2; done", "--job-name=ends", "--nodelist=gpu02")
     for name in ("runs", "ends"):
         wait_for(cluster, found[name], "RUNNING")
-    found["waits"] = submit(cluster, "waits", "true", "--nodes=2", "--exclusive")
+    found["waits"] = submit(cluster, "true", "--job-name=waits", "--nodes=2", "--exclusive")
     return found
 
 
@@ -228,7 +221,7 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
     count, process = counter(cluster)
     cluster.ssh("gpu02", "touch", "/tmp/end")
     wait_for(cluster, jobs["ends"], "COMPLETED")
-    later = submit(cluster, "later", "sleep 1000", "--nodelist=gpu02")
+    later = submit(cluster, "sleep 1000", "--nodelist=gpu02")
     wait_for(cluster, later, "RUNNING")
     cluster.root("head1", ASIDE)
     keys = cluster.inventory.parent / "known_hosts"
@@ -260,7 +253,7 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
 
 
 def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, jobs: dict[str, str]) -> None:
-    meanwhile = submit(cluster, "meanwhile", "until test -e /tmp/meanwhile; do sleep 0.2; done", "--nodelist=gpu02")
+    meanwhile = submit(cluster, "until test -e /tmp/meanwhile; do sleep 0.2; done", "--nodelist=gpu02")
     wait_for(cluster, meanwhile, "RUNNING")
     rule = "/etc/prometheus/rules/site.yml"
     cluster.root("head1", f"echo 'groups: []  # of the site' > {rule}")
@@ -299,16 +292,16 @@ def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, 
 
     assert cluster.root("head1", f"cat {rule}; stat -c '%a %U' {rule}") == "groups: []  # of the site\n644 root\n"
     cluster.run("status")
-    assert {host["changed"] for host in cluster.run("bootstrap")["hosts"].values()} == {0}
+    cluster.unchanged()
 
 
 @pytest.mark.long
 def test_a_head_without_its_state_begins_anew_where_that_is_asked_for(cluster: TestLab) -> None:
-    job = submit(cluster, "orphan", "sleep 3000", "--nodelist=gpu01")
+    job = submit(cluster, "sleep 3000", "--nodelist=gpu01")
     wait_for(cluster, job, "RUNNING")
     cluster.root("head1", FORGET)
     assert "1 of its jobs run, which a new one would end" in fails(cluster, 3)
     assert "lost head" in fails(cluster, 0, "--new-head")
     assert queue(cluster) == {}
     wait_until(lambda: cluster.root("gpu01", "pgrep -u alice || true") == "")
-    assert int(submit(cluster, "first", "true")) < int(job)
+    assert int(submit(cluster, "true")) < int(job)

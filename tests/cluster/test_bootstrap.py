@@ -20,7 +20,7 @@ import yaml
 from clusterctl.lab.image import HERE as LAB
 from clusterctl.lab.lab import gpu_models
 from clusterctl.lab.podman import run_as_root
-from tests.cluster.conftest import HERE, TestLab, clusterctl, podman
+from tests.cluster.lab import ALICE, HERE, TestLab, clusterctl, podman
 from tests.labs import REPOSITORY
 
 PROFILES = LAB / "nvml" / "profiles"
@@ -95,15 +95,13 @@ def test_bootstrap(cluster: TestLab) -> None:
 
 def test_second_run_changes_nothing(cluster: TestLab) -> None:
     before = cluster.manifests()
-    summary = cluster.run("bootstrap")
-    assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(cluster.nodes, 0)
+    cluster.unchanged()
     assert differences(before, cluster.manifests()) == []
 
 
 def test_check_mode_of_a_finished_cluster_announces_nothing(cluster: TestLab) -> None:
     before = cluster.manifests()
-    summary = cluster.run("bootstrap", "--check")
-    assert {host["changed"] for host in summary["hosts"].values()} == {0}
+    cluster.unchanged("bootstrap", "--check")
     assert differences(before, cluster.manifests()) == []
 
 
@@ -178,8 +176,7 @@ def test_injected_changes_are_announced_then_repaired(cluster: TestLab) -> None:
         return {node: {k: v for k, v in manifest.items() if k != "daemons"} for node, manifest in manifests.items()}
 
     assert differences(lasting(before), lasting(cluster.manifests())) == []
-    again = cluster.run("bootstrap")
-    assert {host["changed"] for host in again["hosts"].values()} == {0}
+    cluster.unchanged()
 
 
 def found(document: dict[str, Any]) -> dict[str, tuple[dict[str, str], list[str]]]:
@@ -212,9 +209,6 @@ def test_status_and_validate_tell_what_is_not_as_it_was(cluster: TestLab) -> Non
     finally:
         record.write_text(kept)
         cluster.root("gpu02", "systemctl start slurmd")
-
-
-ALICE = ("sudo", "--login", "--user", "alice")
 
 
 def test_job_of_an_ordinary_user_sees_two_gpus_on_each_node(cluster: TestLab) -> None:
@@ -472,8 +466,7 @@ def test_a_run_goes_on_without_a_dead_worker_and_takes_it_back(cluster: TestLab)
     cluster.up()
     limited = cluster.run("bootstrap", "--limit", "gpu02")
     assert set(limited["hosts"]) == {"gpu02"}
-    again = cluster.run("bootstrap")
-    assert {host["changed"] for host in again["hosts"].values()} == {0}
+    cluster.unchanged()
 
 
 def test_a_node_whose_record_is_lost_stays_in_slurm(cluster: TestLab) -> None:

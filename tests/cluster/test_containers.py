@@ -18,7 +18,7 @@ import yaml
 
 from clusterctl.lab import cache, kit, kit_recipe
 from clusterctl.lab.podman import LabError
-from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, clusterctl, podman
 from tests.labs import lab_name
 
 ALICE = ("sudo", "--login", "--user", "alice")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, clusterctl, podman
 
 # Twelve kinds of change: the node, what is done to it, and how it is told: role, kind, name, and how that begins.
 BY_HAND = {

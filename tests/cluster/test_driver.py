@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import TestLab
+from tests.cluster.lab import TestLab
 from tests.faults.injury import gateway
 from tests.faults.repository import repository
 from tests.labs import REPOSITORY, lab_name

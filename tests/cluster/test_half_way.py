@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, clusterctl, podman, submit
 from tests.cluster.members import PATIENT
-from tests.cluster.test_backup import COUNTER, counter, queue, records, submit, wait_for
+from tests.cluster.test_backup import COUNTER, counter, queue, records, wait_for
 from tests.cluster.test_upgrade import KEY, SOURCE, power, started
 from tests.faults.injury import begin, container, ended, gateway, in_service, latest_run, wait_until
 from tests.faults.repository import repository
@@ -41,7 +41,7 @@ def lab() -> Iterator[TestLab]:
     lab = TestLab(lab_name("halfway"))
     lab.down()
     lab.up()
-    lab.say(PATIENT, f"cluster_no_proxy: [{gateway(lab)}]", "reboot_timeout_seconds: 120")
+    lab.declare(PATIENT, f"cluster_no_proxy: [{gateway(lab)}]", "reboot_timeout_seconds: 120")
     lab.run("bootstrap")
     yield lab
     lab.down()
@@ -113,12 +113,12 @@ def jobs(lab: TestLab) -> Iterator[dict[str, str]]:
     """One job that goes on, one that ends after the backup, and one that waits for both nodes."""
     for node in lab.nodes[1:]:
         lab.root(node, "rm -f /tmp/end /tmp/counter /var/tmp/begun")
-    found = {"runs": submit(lab, "runs", COUNTER, "--nodelist=gpu01")}
+    found = {"runs": submit(lab, COUNTER, "--nodelist=gpu01")}
     script = "echo begun >> /var/tmp/begun; until test -e /tmp/end; do sleep 0.2; done"
-    found["ends"] = submit(lab, "ends", script, "--nodelist=gpu02")
+    found["ends"] = submit(lab, script, "--nodelist=gpu02")
     for name in ("runs", "ends"):
         wait_for(lab, found[name], "RUNNING")
-    found["waits"] = submit(lab, "waits", "true", "--nodelist=gpu[01-02]", "--exclusive")
+    found["waits"] = submit(lab, "true", "--nodelist=gpu[01-02]", "--exclusive")
     yield found
     lab.ssh("gpu01", "touch", "/tmp/end")
     for name in ("runs", "waits"):

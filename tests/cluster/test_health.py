@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, clusterctl, podman
 from tests.labs import lab_name
 
 INTERVAL = 5

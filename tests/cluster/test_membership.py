@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.cluster.conftest import clusterctl, podman
-from tests.cluster.members import Growing, go_on, growing, states, submit
+from tests.cluster.lab import clusterctl, podman, submit
+from tests.cluster.members import Growing, go_on, growing, states
 from tests.cluster.test_bootstrap import differences
 from tests.cluster.test_plan import done_as_planned, edit, planned
 from tests.faults.injury import begin, container, ended, in_service, latest_run, wait_until
@@ -101,7 +101,7 @@ def test_a_reinstalled_node_is_taken_in_under_its_name(lab: Growing, jobs: str) 
 
 def occupied(lab: Growing, script: str) -> str:
     """Submit a job that only the last can run, and return its number once it runs."""
-    number = submit(lab, f"#!/bin/sh\n{script}\n", f"--nodelist={lab.last}")
+    number = submit(lab, script, f"--nodelist={lab.last}")
     wait_until(lambda: "RUNNING" in states(lab, number))
     return number
 
@@ -240,7 +240,7 @@ def test_a_node_that_dies_while_it_is_cleaned_is_cleaned_by_the_same_command(lab
 def test_a_twelfth_worker_is_added_as_a_third_is() -> None:
     """What it costs is `scripts/bench grow`."""
     with growing("twelve", 11) as lab:
-        number = submit(lab, "#!/bin/sh\nsrun sleep 30000\n", "--nodes=11", "--ntasks-per-node=1")
+        number = submit(lab, "srun sleep 30000", "--nodes=11", "--ntasks-per-node=1")
         wait_until(lambda: all(lab.root(node, "pgrep slurmstepd || true") for node in lab.nodes[1:]))
         grows(lab)
         assert states(lab, number) == ["RUNNING"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import HERE, TestLab, clusterctl
+from tests.cluster.lab import HERE, TestLab, clusterctl
 from tests.cluster.test_bootstrap import differences
 
 # Changes: a line of the inventory and what takes its place, or what is done on a node.

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import TestLab, clusterctl, podman
-from tests.cluster.test_bootstrap import ALICE
+from tests.cluster.lab import ALICE, TestLab, clusterctl, podman
 from tests.faults.injury import container, gateway
 from tests.faults.repository import repository
 from tests.labs import lab_name

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.lab.lab import INOTIFY_PER_NODE
-from tests.cluster.conftest import TestLab, clusterctl
-from tests.cluster.test_bootstrap import ALICE
+from tests.cluster.lab import ALICE, TestLab, clusterctl
 from tests.faults.test_more_faults import finished
 from tests.labs import lab_name
 
@@ -35,8 +34,7 @@ def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all 3 hosts are contacted" in done.stdout
     assert slurmd(debian_12) != before
-    again = debian_12.run("bootstrap")
-    assert {name: host["changed"] for name, host in again["hosts"].items()} == dict.fromkeys(debian_12.nodes, 0)
+    debian_12.unchanged()
     assert debian_12.healthy()["gpus"]["a100"]["idle"] == 8
     assert finished(debian_12, job) == "COMPLETED"
 

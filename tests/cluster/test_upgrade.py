@@ -4,14 +4,15 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import TestLab, clusterctl, podman
-from tests.cluster.members import AT_ONCE, Growing, accounted, go_on, states, submit
+from tests.cluster.lab import TestLab, clusterctl, podman, submit
+from tests.cluster.members import AT_ONCE, Growing, accounted, go_on, states
 from tests.cluster.test_bootstrap import differences
 from tests.cluster.test_plan import actual
 from tests.faults.injury import (
@@ -32,15 +33,16 @@ WORKERS = ("gpu01", "gpu02")
 # Debian's own packages of Slurm, with a higher version and nothing else; made once.
 RAISE = r"""
 [ ! -e /tmp/raised/new ] || exit 0
-mkdir -p /tmp/raised/new; cd /tmp/raised
+rm -rf /tmp/raised; mkdir -p /tmp/raised/part; cd /tmp/raised
 ours=$(dpkg-query --show --showformat '${Package} ${source:Package}\n' | sed -n 's/ slurm-wlm$//p')
 apt-get -qq download slurmd $ours hostname
 for package in *.deb; do
   dpkg-deb --raw-extract $package root
   sed -i "s/$(dpkg-deb --field $package Version)/&+lab1/g" root/DEBIAN/control
-  dpkg-deb --root-owner-group -Zgzip -z1 --build root new/ >/dev/null
+  dpkg-deb --root-owner-group -Zgzip -z1 --build root part/ >/dev/null
   rm -r root
 done
+mv part new
 """
 SOURCE, KEY = "/etc/apt/sources.list.d/site.sources", "/etc/apt/keyrings/site.asc"
 RAISED = "+lab1"
@@ -97,20 +99,20 @@ def done(summary: dict[str, Any]) -> set[tuple[str, str, str, str]]:
 
 @contextmanager
 def watched(look: Callable[[], None]) -> Iterator[None]:
-    """Look every second meanwhile."""
+    """Look every second meanwhile; where that fails, so does the test."""
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(1):
             look()
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
+    with ThreadPoolExecutor() as pool:
+        watcher = pool.submit(watch)
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.result()
 
 
 def emptied(lab: TestLab) -> AbstractContextManager[None]:
@@ -143,8 +145,8 @@ def started(lab: TestLab, node: str) -> str:
 
 def test_jobs_outlive_slurmctlds_sudden_end_and_a_minute_without_the_database(lab: Growing, jobs: str) -> None:
     """In that minute the newer packages are made."""
-    lab.root("head1", "systemctl kill --signal KILL slurmctld; systemctl stop mariadb")
-    lab.root("head1", f"sleep 60 & ({RAISE}); wait; systemctl start mariadb")
+    lab.root("head1", "systemctl kill --signal KILL slurmctld")
+    lab.root("head1", f"trap 'systemctl start mariadb' EXIT; systemctl stop mariadb; sleep 60 & ({RAISE}); wait")
     lab.run("bootstrap")
     go_on(lab, jobs)
 
@@ -152,8 +154,7 @@ def test_jobs_outlive_slurmctlds_sudden_end_and_a_minute_without_the_database(la
 def test_nothing_is_to_be_upgraded_without_anything_newer(lab: Growing) -> None:
     before = lab.manifests()
     assert clusterctl("plan", "upgrade", str(lab.inventory)).returncode == 0
-    summary = lab.run("upgrade")
-    assert {name: host["changed"] for name, host in summary["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
+    lab.unchanged("upgrade")
     assert differences(before, lab.manifests()) == []
 
 
@@ -266,7 +267,7 @@ def test_a_head_that_cannot_be_upgraded_stops_it_before_a_worker(lab: Growing, n
 @pytest.mark.long
 def test_nodes_are_rebooted_around_their_jobs(lab: Growing) -> None:
     """The head too, while a job runs elsewhere."""
-    number = submit(lab, "#!/bin/sh\nuntil [ -e /tmp/go ]; do sleep 1; done\n", "--nodelist=gpu02")
+    number = submit(lab, "until [ -e /tmp/go ]; do sleep 1; done", "--nodelist=gpu02")
     wait_until(lambda: "RUNNING" in states(lab, number))
     before = {node: started(lab, node) for node in lab.nodes}
     with power(lab):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import paths, secrets
-from tests.cluster.conftest import TestLab
+from tests.cluster.lab import TestLab
 from tests.faults.canary import Canaries
 from tests.faults.injury import GUARD, container, wait_until
 

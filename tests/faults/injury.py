@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.conftest import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, clusterctl, podman
 
 GUARD = 300.0
 """Seconds after which a test that waits is given up: a hang, not a measurement."""
@@ -82,7 +82,7 @@ def stuck_file(lab: TestLab, node: str, path: str = "/etc/chrony/chrony.conf") -
 def inventory_with(lab: TestLab, line: str) -> Iterator[None]:
     """Add a line to the variables of all hosts."""
     text = lab.inventory.read_text()
-    lab.say(line)
+    lab.declare(line)
     try:
         yield
     finally:
@@ -133,8 +133,7 @@ def fails(lab: TestLab, code: int, *options: str, verb: str = "bootstrap", inven
 def converges(lab: TestLab) -> dict[str, Any]:
     """The same command again mends what the fault left, and one more has nothing to do; returns the first summary."""
     first = lab.run("bootstrap")
-    second = lab.run("bootstrap")
-    assert {name: host["changed"] for name, host in second["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
+    lab.unchanged()
     return first
 
 

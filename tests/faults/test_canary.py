@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from clusterctl import secrets
-from tests.cluster.conftest import TestLab, podman
+from tests.cluster.lab import TestLab, podman
 from tests.cluster.test_upgrade import power
 from tests.faults.canary import FORMS
 from tests.faults.canary_site import Run, Site, kill_tree

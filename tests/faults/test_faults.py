@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import TestLab, bootstrapped, clusterctl, podman
+from tests.cluster.lab import TestLab, bootstrapped, clusterctl, podman
 from tests.cluster.test_bootstrap import differences
 from tests.faults.injury import (
     begin,

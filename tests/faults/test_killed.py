@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import TestLab, podman
+from tests.cluster.lab import TestLab, podman
 from tests.cluster.test_bootstrap import differences
 from tests.faults.canary_site import kill_tree
 from tests.faults.injury import GUARD, container, converges

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.conftest import TestLab, bootstrapped, podman
-from tests.cluster.test_bootstrap import ALICE, differences
+from tests.cluster.lab import ALICE, TestLab, bootstrapped, podman
+from tests.cluster.test_bootstrap import differences
 from tests.faults.injury import (
     GUARD,
     begin,
@@ -577,22 +577,18 @@ def test_a_package_source_with_a_fault_is_named_and_nothing_installed(lab: TestL
 def test_a_site_of_packages_is_used_only_where_all_of_it_is_right(lab: TestLab, fault: str) -> None:
     """A source that somebody has set up on a node, with a package that the inventory asks for there."""
     own = yaml.safe_load((REPOSITORY / "roles/base/defaults/main.yml").read_text())["base_packages"]
-    text = lab.inventory.read_text()
+    no_proxy = f"cluster_no_proxy: [{gateway(lab)}]"
     source, key = "sources.list.d/site.sources", "/etc/apt/keyrings/site.asc"
-    with repository(gateway(lab), fault) as (url, public):
+    with inventory_with(lab, no_proxy), repository(gateway(lab), fault) as (url, public):
         lines = f"Types: deb\nURIs: {url}\nSuites: ./\nSigned-By: {key}\n"
         lab.ssh("gpu02", "sudo", "tee", f"/etc/apt/{source}", stdin=lines)
         lab.ssh("gpu02", "sudo", "tee", key, stdin=public)
         packages = f"base_packages: [{', '.join([*own, PACKAGE])}]"
-        wanted = text.replace("gpu02: {", f"gpu02: {{{packages}, ").replace(
-            "  vars:\n", f"  vars:\n    cluster_no_proxy: [{gateway(lab)}]\n", 1
-        )
-        lab.inventory.write_text(wanted)
+        lab.inventory.write_text(lab.inventory.read_text().replace("gpu02: {", f"gpu02: {{{packages}, "))
         try:
             said = fails(lab, 0 if fault in ("none", "slow") else 4)
             status = lab.root("gpu02", f"dpkg-query -W -f '${{db:Status-Abbrev}}' {PACKAGE} 2>/dev/null || true")
         finally:
-            lab.inventory.write_text(text)
             lab.root("gpu02", f"cd /etc/apt; rm {source} {key}; rm -f /var/lib/apt/lists/*_._*")
             lab.root("gpu02", f"dpkg --purge {PACKAGE} >/dev/null 2>&1")  # one that is wanted no more may stay
     if fault in ("none", "slow"):
