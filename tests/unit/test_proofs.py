@@ -53,7 +53,7 @@ def test_where_one_node_speaks_for_another_each_is_proven_alone() -> None:
             raise JOB.FailedError("two different answers came in the name of gpu01")
         return "proven", {}
 
-    known = {name: ("idle", "main") for name in ("gpu01", "gpu02")}
+    known = dict.fromkeys(("gpu01", "gpu02"), ("idle", "main"))
     _, _, wrong = JOB.by_partition(["gpu01", "gpu02"], known, job)
     assert sorted(asked) == [["gpu01"], ["gpu01", "gpu02"], ["gpu02"]]
     assert list(wrong) == ["gpu02"]
@@ -66,7 +66,7 @@ def test_what_a_job_prints_without_end_is_not_kept(monkeypatch: pytest.MonkeyPat
             JOB.output(["sh", "-c", f"while :; do echo something; done >&{where}"])
         assert len(str(failure.value)) < 1000
     assert JOB.output(["cat"], "text") == "text"
-    with pytest.raises(JOB.FailedError, match="sh -c .* ended with 3: no"):
+    with pytest.raises(JOB.FailedError, match=r"sh -c .* ended with 3: no"):
         JOB.output(["sh", "-c", "echo no >&2; exit 3"])
     with pytest.raises(JOB.FailedError, match="sleep has not ended after 0 s"):
         JOB.output(["sleep", "600"], timeout=0)
