@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from clusterctl import edit, home, inventory, leaving, membership, plan
+from clusterctl.converge import Options, Site
 from clusterctl.errors import InputError
 from clusterctl.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.outcome import Ledger
 from clusterctl.plan import Plan
+from clusterctl.remote import Access
 from clusterctl.screen import Screen
 from clusterctl.slurm import Job
 
@@ -189,6 +191,21 @@ def test_a_plan_writes_into_its_copy_alone(cluster: inventory.Inventory, tmp_pat
     with plan._copy(cluster, removal(cluster)) as directory:
         assert "gpu01" not in (directory / "inventory.yaml").read_text()
     assert real.read_text() == INVENTORY
+
+
+def test_a_plan_cleans_from_a_folder_that_nobody_has_put_anything_into(
+    cluster: inventory.Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, trap = tmp_path / "plan/aurora", tmp_path / "trap"
+    copy.mkdir(parents=True)
+    trap.mkdir()
+    (copy / "leaving").symlink_to(trap)
+    site = Site(Options("plan", cluster.path), cluster, cluster.hosts, Access(cluster.directory / "known_hosts"))
+    monkeypatch.setattr(plan, "preview", lambda options, before, change, leave, clean: clean(site, copy))
+    node = leaving.Node.of(cluster.host("gpu01"), cluster)
+    made: Any = membership._plan_removal(site.options, cluster, removal(cluster), [node], False, lambda one, _: one)
+    assert made.inventory.path.exists()
+    assert list(trap.iterdir()) == []
 
 
 def changed(host: str, task: str, *changes: Change) -> Result:
