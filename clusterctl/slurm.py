@@ -10,7 +10,7 @@ from clusterctl.converge import Site
 from clusterctl.errors import HeadFailed
 from clusterctl.remote import ContactError, Session, connect
 from clusterctl.screen import Screen, duration, plural
-from clusterctl.status import parse_ledger
+from clusterctl.status import parse_ledger, parse_nodes
 from clusterctl.untrusted import printable
 
 DRAIN = "/usr/local/sbin/slurm-drain"
@@ -92,6 +92,12 @@ class Head:
         state = re.search(r"\bState=(\S+)", out)
         words = state.group(1).replace("*", "+NOT_RESPONDING").split("+") if status == 0 and state else ["DOWN"]
         return not {"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & {*words}
+
+    def drained(self) -> list[str]:
+        """Return the nodes that are drained, whatever for; none where slurmctld does not answer."""
+        status, out, _ = self._try("scontrol", "--oneliner", "--all", "show", "nodes")
+        nodes = parse_nodes(out) if status == 0 else {}
+        return sorted(name for name, node in nodes.items() if any(state.startswith("DRAIN") for state in node.state))
 
     def set_down(self, nodes: Sequence[str], reason: str) -> None:
         """Tell Slurm that nodes are gone: what ran there ends as NODE_FAIL, or is put back into the queue."""
