@@ -238,7 +238,7 @@ def add_causes(kept: dict[str, dict[str, str]], notes: list[str]) -> None:
 
 
 def prepare_start(jobs: set[int], state: Path) -> None:
-    """Have nodes drained and jobs cancelled as soon as slurmctld answers: it takes some seconds until it misses jobs."""
+    """Have nodes drained and jobs cancelled as soon as slurmctld answers: some seconds later it misses the jobs."""
     DROP_IN.parent.mkdir(parents=True, exist_ok=True)
     text = START.format(jobs=" ".join(map(str, sorted(jobs))), file=DROP_IN, drains=DRAINS, state=state)
     write(DROP_IN, text.encode(), mode=0o644)

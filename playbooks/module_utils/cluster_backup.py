@@ -113,7 +113,7 @@ def take(path, name, target):
 
 @contextlib.contextmanager
 def as_slurm():
-    """Meet the disk as Slurm's user, whose the state is: a link that it plants leads root to nothing that is not its own.
+    """Meet the disk as Slurm's user, whose the state is: a link that it plants leads root nowhere else.
 
     (The real and saved ids stay root's, so that it can neither trace this process nor end it.)
     """
@@ -177,7 +177,7 @@ def unpack(packed, target):
                     raise NodeError(f"{member.name} has no place in a state of Slurm's")
                 for folder in reversed(path.parents):
                     with contextlib.suppress(FileExistsError):
-                        os.mkdir(folder, 0o700, dir_fd=place)  # noqa: PTH102 - pathlib has none
+                        os.mkdir(folder, 0o700, dir_fd=place)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
                 with os.fdopen(os.open(path, flags, 0o600, dir_fd=place), "wb") as file:
                     shutil.copyfileobj(tar.extractfile(member), file, CHUNK)
