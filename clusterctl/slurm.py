@@ -93,6 +93,12 @@ class Head:
         words = parse_states(out).get(node, ()) if status == 0 else ()
         return bool(words) and not {"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & {*words}
 
+    def drained(self) -> list[str]:
+        """Return the nodes that are drained, whatever for; none where slurmctld does not answer."""
+        status, out, _ = self._try(*STATES)
+        states = parse_states(out) if status == 0 else {}
+        return sorted(name for name, words in states.items() if any(word.startswith("DRAIN") for word in words))
+
     def set_down(self, nodes: Sequence[str], reason: str) -> None:
         """Tell Slurm that nodes are gone: what ran there ends as NODE_FAIL, or is put back into the queue."""
         for node in nodes:
