@@ -347,12 +347,12 @@ def _first_line(said: str) -> str:
 def parse_states(answer: str) -> dict[str, tuple[str, ...]]:
     """Return what sinfo says to STATES: the states of each node that is in a partition, in capitals."""
     rows = (line.split() for line in answer.splitlines())
+    return {printable(row[0], 64): _words(row[1]) for row in rows if len(row) == 2}
+
+
+def _words(state: str) -> tuple[str, ...]:
     # An asterisk is how older releases write NOT_RESPONDING.
-    return {
-        printable(row[0], 64): tuple(printable(row[1], 200).upper().replace("*", "+NOT_RESPONDING").split("+"))
-        for row in rows
-        if len(row) == 2
-    }
+    return tuple(printable(state, 200).upper().replace("*", "+NOT_RESPONDING").split("+"))
 
 
 def parse_nodes(answer: str, states: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, SlurmNode]:
@@ -373,7 +373,7 @@ def parse_nodes(answer: str, states: Mapping[str, tuple[str, ...]] | None = None
         said = said or re.search(r"\sReason=(.*?)()(?:\s[A-Z][A-Za-z]*=.*)?$", line.rstrip())
         name = printable(fields["NodeName"], 64)
         found[name] = SlurmNode(
-            (states or {}).get(name) or parse_states(f"{name} {fields['State']}")[name],
+            (states or {}).get(name) or _words(fields["State"]),
             printable(said.group(1), 200) if said else "",
             count_gpus(fields.get("Gres", "")),
             count_gpus(fields.get("GresUsed", "")),
