@@ -1,10 +1,10 @@
 """`clusterctl backup` and `restore`: what goes before and after their playbooks, and what an archive says of itself.
 
-An archive is a tar file whose last member is the SHA-256 of every byte before it
+An archive is a tar file whose last member is the HMAC-SHA256 of every byte before it, under a secret of the cluster
 (playbooks/module_utils/cluster_backup.py writes them).
 """
 
-import hashlib
+import hmac
 import json
 import os
 import re
@@ -31,7 +31,8 @@ DIRECTORY = "backups"
 REQUEST = "restore.json"
 VERSION = 1
 _NAME = re.compile(r"[a-z0-9-]{1,80}-\d{8}T\d{6}Z\.tar")
-_MANIFEST, _COPY, _DIGEST = "manifest.json", "directory.tar", "sha256"
+_MANIFEST, _COPY, _SEAL = "manifest.json", "directory.tar", "seal"
+_KEY = "backup_key"
 _CHUNK = 1 << 20
 _SILENCE = 60.0  # seconds without a byte after which a copy is given up
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -67,21 +68,26 @@ class Manifest:
         return f"{queue}; {plural(jobs, 'job')} and {plural(associations, 'association')} in accounting"
 
 
-def read(path: Path) -> Manifest:
-    """Return what a whole archive says of itself; InputError for one that is damaged, or none at all."""
+def read(path: Path, directory: Path) -> Manifest:
+    """Return what an archive says of itself; InputError for one that is damaged, or that this cluster did not seal."""
+    key = secrets.values(directory).get(_KEY)
+    if key is None:
+        raise _refused(directory / secrets.FILE, f"has no {_KEY} yet", "bootstrap makes it; older backups have no seal")
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             members = tar.getmembers()
             first, last = members[0], members[-1]
+            if last.name == "sha256":
+                raise Malformed("an earlier clusterctl made it, without a seal; make another")
+            if (first.name, last.name) != (_MANIFEST, _SEAL) or not all(member.isfile() for member in members):
+                raise Malformed("its first or last part is missing, or a part is no file")
             parts = tar.extractfile(first), tar.extractfile(last)
-            if (first.name, last.name) != (_MANIFEST, _DIGEST) or parts[0] is None or parts[1] is None:
-                raise Malformed("its first or last part is missing")
-            said, told = parts[0].read(1 << 26), parts[1].read(100)
-            if _sha256(file, last.offset) != told.decode("ascii", "replace").strip():
-                raise Malformed("its SHA-256 is not the one that it was closed with")
+            said, told = (part.read(1 << 26) if part else b"" for part in parts)
+            if not hmac.compare_digest(_mac(file, last.offset, key).encode(), told.strip()):
+                raise Malformed("its seal does not hold")
             manifest = decode(Manifest, json.loads(said))
     except (tarfile.TarError, IndexError, ValueError, RecursionError) as error:
-        raise _refused(path, f"is damaged, or no backup: {error}", "take another") from None
+        raise _refused(path, f"is damaged, or no backup of this cluster: {error}", "take another") from None
     except OSError as error:
         raise _refused(path, f"cannot be read: {error.strerror}") from None
     if manifest.version != VERSION:
@@ -97,8 +103,10 @@ def differing(path: Path, directory: Path) -> list[str]:
                 return []
             with tarfile.open(fileobj=tar.extractfile(_COPY), mode="r:") as copy:
                 kept = {member.name.partition("/")[2]: copy.extractfile(member) for member in copy if member.isfile()}
+                if strange := [name for name in kept if Path(name).is_absolute() or ".." in Path(name).parts]:
+                    raise Malformed(f"{strange[0]!r} is outside the cluster's directory")
                 return [name for name, file in kept.items() if file and file.read() != _here(directory, name)]
-    except tarfile.TarError as error:
+    except (tarfile.TarError, KeyError, ValueError) as error:
         raise _refused(path, f"is damaged: {_COPY}: {error}", "take another") from None
 
 
@@ -109,8 +117,8 @@ def _here(directory: Path, name: str) -> bytes | None:
         return None
 
 
-def _sha256(file: Any, size: int) -> str:
-    found = hashlib.sha256()
+def _mac(file: Any, size: int, key: str) -> str:
+    found = hmac.new(key.encode(), digestmod="sha256")
     file.seek(0)
     while size and (data := file.read(min(_CHUNK, size))):
         found.update(data)
@@ -171,7 +179,7 @@ def fetch(site: Site, ledger: Ledger, screen: Screen, target: Path, *, prune: bo
         path = _fetch(site, _made(site, ledger), target)
     if prune:
         _prune(path, int(_setting(site.inventory, "backup_keep")))
-    manifest = read(path)
+    manifest = read(path, site.inventory.directory)
     screen.say()
     screen.say((f"  {'Backup':<14}", "dim"), str(path))
     screen.hang((f"  {'Holds':<14}", "dim"), manifest.contents())
@@ -206,7 +214,7 @@ def _fetch(site: Site, source: str, target: Path) -> Path:
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
-        read(new)
+        read(new, site.inventory.directory)
         new.replace(path)
     except InputError as error:
         problem = "; ".join(one.message for one in error.problems if isinstance(one, Problem))
@@ -265,14 +273,13 @@ def _prune(path: Path, keep: int) -> None:
 def restore_command(options: Options, archive: Path, yes: bool) -> int:
     """Put a backup back, once somebody agrees; returns the exit code."""
     inventory = home.load(options.inventory)
-    manifest = read(archive)
     path = str(archive.absolute())
     if any(sign in path for sign in ("{{", "{%", "{#")):
         raise _refused(archive, "has a name that Ansible takes for a template", "give it another")
     if not (inventory.directory / secrets.FILE).exists():
         hint = "docs/guide.md says how to get the cluster's directory back"
         raise _refused(inventory.directory / secrets.FILE, "is missing: the workers have what is in it", hint)
-    label = secrets.label(inventory.directory)
+    manifest, label = read(archive, inventory.directory), secrets.label(inventory.directory)
     if manifest.cluster != label:
         raise _refused(archive, f"is a backup of another cluster, {manifest.cluster}, expected {label}")
     asked = inventory.directory / home.STATE / REQUEST
@@ -348,12 +355,22 @@ def _show(site: Site, manifest: Manifest, archive: Path, ended: list[str], scree
         rows.append(("Ends", f"{_list(unknown)} on {nodes}: they began later, and the backup does not know them"))
     if ended:
         rows.append(("Cancels", f"{_list(ended)}: they ran then and have ended since, it is not known how"))
+    if not fresh and (drained := _drained(site)):
+        rows.append(("Keeps", f"{fold(drained)} drained, as now"))
     if other := differing(archive, site.inventory.directory):
         rows.append(("Leaves", f"{bare(_some(other))} in the cluster's directory, which the backup has otherwise"))
     screen.say()
     for name, value in rows:
         screen.hang((f"  {name:<14}", "dim"), value)
     screen.say()
+
+
+def _drained(site: Site) -> list[str]:
+    """Return who is drained now; nobody where no slurmctld answers."""
+    from clusterctl.slurm import Head
+
+    with Head.of(site) as head:
+        return head.drained()
 
 
 def _list(jobs: list[str]) -> str:

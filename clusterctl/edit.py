@@ -76,11 +76,11 @@ def remove(text: str, names: Collection[str]) -> str:
     return text
 
 
-def diff(old: str, new: str, name: str) -> str:
-    """Return what changes in the file `name` as a unified diff to show, nothing where nothing does."""
+def diff(old: str, new: str, name: str, after: str = "") -> str:
+    """Return what changes in the file `name`, then called `after`, as a unified diff to show, nothing where none."""
     lines = []
-    before, after = (list(io.StringIO(text, newline="\n")) for text in (old, new))
-    for line in difflib.unified_diff(before, after, name, name):
+    before, now = (list(io.StringIO(text, newline="\n")) for text in (old, new))
+    for line in difflib.unified_diff(before, now, name, after or name):
         body = line.rstrip("\r\n")
         lines.append("\t".join(printable(part) for part in body.split("\t")))
         if body == line:

@@ -4,8 +4,10 @@ A pipe that nobody writes to would hang us, a device might act, and a link may l
 cluster's business.
 """
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 MAX_BYTES = 1 << 20
@@ -49,6 +51,16 @@ def listing(directory: Path) -> list[Path]:
         return []
     except OSError as error:
         raise UnfitError(f"cannot be read: {error.strerror}") from None
+
+
+def discard(paths: Iterable[Path]) -> None:
+    """Delete files, and the directories that this leaves empty: in host_vars/ one of nobody would be refused."""
+    paths = list(paths)
+    for path in paths:
+        path.unlink(missing_ok=True)
+    for folder in {path.parent for path in paths}:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _judge(status: os.stat_result, limit: int) -> None:

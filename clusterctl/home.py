@@ -59,9 +59,20 @@ def not_its_own(directory: Path) -> Iterator[Problem]:
         yield Problem(None, str(ignored), "is a link, expected a file of the cluster's own")
     own = (
         directory / STATE,
-        *(directory / STATE / name for name in ("runs", "backups")),
+        *(directory / STATE / name for name in ("runs", "backups", "leaving")),
         directory / hardware.DIRECTORY,
     )
     for path in own:
         if os.path.islink(path) or (os.path.exists(path) and not os.path.isdir(path)):  # noqa: PTH110, PTH112, PTH114
             yield Problem(None, str(path), "is a link or a file, expected a directory of the cluster's own")
+    kept = directory / STATE / "leaving"
+    if os.path.islink(kept) or not os.path.isdir(kept):  # noqa: PTH112, PTH114
+        return
+    try:
+        for entry in files.listing(kept):
+            # Ansible plays an inventory of that directory, and would take in what lies beside it as its variables.
+            named = entry.suffix == ".json" or entry.name in ("inventory.yaml", KNOWN_HOSTS)
+            if not (named or entry.name.startswith(".")) or entry.is_symlink() or not entry.is_file():
+                yield Problem(None, str(entry), "is no file of the cluster's own", "delete it")
+    except files.UnfitError as error:
+        yield Problem(None, str(kept), str(error))

@@ -5,21 +5,26 @@ under our ansible.cfg: all, groups (parents first), group_vars/all, group_vars o
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import yaml
+
 from clusterctl import consistency, schema
-from clusterctl.document import Node, shown
+from clusterctl.document import Node, parse, shown
 from clusterctl.errors import InputError, Position, Problem
 from clusterctl.reading import HostDraft, Reading, TooMuchError
 from clusterctl.schema import Schema, did_you_mean
 
-__all__ = ["JUMP", "Host", "Inventory", "Position", "Problem", "load"]
+__all__ = ["JUMP", "Host", "Inventory", "Position", "Problem", "judge", "load"]
 
 JUMP = consistency.JUMP
+_NAME = "cluster_name"
+_REACHED = ("ansible_host", "ansible_port", "cluster_address", JUMP)
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,39 @@ def load(path: Path, known: Schema | None = None) -> Inventory:
     return _finished(reading)
 
 
+def judge(inventory: Inventory, name: str, groups: Collection[str], variables: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with a host that the inventory does not name, judged as if it did, by the same schema.
+
+    `groups` and `variables` are as a Host has them: groups all in one list, variables merged.
+    """
+    reading = Reading(inventory.path, schema.load())
+    own = {key: value for key, value in variables.items() if key != _NAME}
+    children: dict[str, Any] = {group: {"hosts": {name: {}}} for group in groups if group in reading.known.groups}
+    below: dict[str, Any] = {group: {"hosts": {name: {}}} for group in groups if group not in children}
+    if below:
+        workers = next((group for group in children if group.endswith("_workers")), "ungrouped")
+        children.setdefault(workers, {})["children"] = below
+    document = {"vars": {_NAME: variables.get(_NAME)}, "hosts": {name: own}, "children": children}
+    with suppress(TooMuchError):
+        if root := parse(yaml.safe_dump(document), inventory.path, reading.report):
+            reading.group(reading.groups["all"], root, "all")
+        for host in reading.hosts.values():
+            host.merged = reading.merge(host)
+        shared = {*_REACHED, *reading.known.required()}
+        others = {  # they are judged already
+            host.name: HostDraft(
+                host.name,
+                host.position,
+                set(host.groups),
+                merged={key: Node(host.position, value) for key, value in host.variables.items() if key in shared},
+            )
+            for host in inventory.hosts
+        }
+        reading.hosts = others | reading.hosts
+        consistency.check(reading)
+    return reading.problems
+
+
 def _finished(reading: Reading) -> Inventory:
     everything = reading.groups["all"]
     variables = _plain(everything.inline | everything.files)
@@ -107,7 +145,7 @@ def _finished(reading: Reading) -> Inventory:
     return Inventory(
         path=reading.path,
         directory=reading.path.parent.resolve(),
-        cluster_name=str(variables["cluster_name"]),
+        cluster_name=str(variables[_NAME]),
         hosts=hosts,
         groups=MappingProxyType({name: tuple(names) for name, names in members.items()}),
         variables=variables,

@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from clusterctl import files, home, known_hosts, route, secrets
+from clusterctl import files, home, hostrange, known_hosts, route, secrets
 from clusterctl.converge import Site
 from clusterctl.errors import InputError, Position, Problem
-from clusterctl.inventory import JUMP, Host, Inventory
+from clusterctl.inventory import JUMP, Host, Inventory, judge
 from clusterctl.untrusted import printable
 
 FOLDER = "leaving"
@@ -60,24 +60,40 @@ def _path(state: Path, name: str) -> Path:
     return state / FOLDER / f"{name}.json"
 
 
-def load(state: Path, name: str) -> Node | None:
-    """Return what was kept of a node whose removal has begun; None where there is nothing. InputError if damaged."""
-    path = _path(state, name)
-    if "/" in name or not path.exists():
+def load(inventory: Inventory, name: str) -> Node | None:
+    """Return what was kept of a node whose removal has begun; None where there is nothing.
+
+    Raises InputError where it is damaged, or says what no inventory may say: Ansible is to play it as one.
+    """
+    path = _path(inventory.directory / home.STATE, name)
+    if not hostrange.is_host_name(name) or name in {host.name for host in inventory.hosts} or not path.exists():
         return None
     try:
-        data = json.loads(files.read(path, inside=state))
-        node = Node(data["name"], tuple(data["groups"]), dict(data["variables"]), tuple(data["keys"]))
-    except (files.UnfitError, ValueError, KeyError, TypeError) as error:
+        data = json.loads(files.read(path, inside=inventory.directory))
+        groups, keys = (tuple(_line(item) for item in data[part]) for part in ("groups", "keys"))
+        node = Node(name, groups, dict(data["variables"]), keys)
+        if data["name"] != name:
+            raise ValueError("it is of another node")
+        wrong = [f"{problem.key}: {problem.message}" for problem in judge(inventory, name, groups, node.variables)]
+    except (files.UnfitError, ValueError, KeyError, TypeError, RecursionError) as error:
+        wrong = [printable(str(error), 200)]
+    if wrong:
         hint = f"delete it; {name} is then not cleaned"
-        raise InputError([Problem(None, str(path), f"cannot be used: {error}", hint)]) from None
+        raise InputError([Problem(None, str(path), f"cannot be used: {text}", hint) for text in wrong])
     return node
+
+
+def _line(text: object) -> str:
+    if not isinstance(text, str) or not text.isprintable():
+        raise ValueError("a group or a key is no line of text")
+    return text
 
 
 def unfinished(inventory: Inventory) -> list[str]:
     """Return the nodes whose removal has begun and not ended; one that was added again since is none of them."""
     found = (inventory.directory / home.STATE / FOLDER).glob("*.json")
-    return sorted({printable(path.stem, 64) for path in found} - {host.name for host in inventory.hosts})
+    names = {path.stem for path in found if hostrange.is_host_name(path.stem)}
+    return sorted(names - {host.name for host in inventory.hosts})
 
 
 def save(state: Path, node: Node) -> None:

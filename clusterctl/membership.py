@@ -6,7 +6,6 @@ elsewhere go on.
 """
 
 import contextlib
-import difflib
 import shlex
 import shutil
 import sys
@@ -17,11 +16,12 @@ from pathlib import Path
 
 import yaml
 
-from clusterctl import converge, edit, hardware, home, inventory, leaving, paths, plan, secrets
+from clusterctl import converge, edit, files, hardware, home, inventory, leaving, paths, plan, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Position, PreflightError, Problem, WorkersFailed
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import Ledger, fold
+from clusterctl.reading import listing
 from clusterctl.remote import Access, ContactError, connect, each
 from clusterctl.schema import did_you_mean
 from clusterctl.screen import Screen, plural
@@ -53,10 +53,7 @@ class Change:
 
     def diff(self) -> str:
         """Return what changes, as `diff -u` writes it."""
-        removed = (
-            "".join(difflib.unified_diff(path.read_text().splitlines(True), [], str(path), "/dev/null"))
-            for path in self.gone
-        )
+        removed = (edit.diff(path.read_text(), "", str(path), "/dev/null") for path in self.gone)
         return edit.diff(self.old, self.new, self.path.name) + "".join(removed)
 
     def save(self) -> None:
@@ -65,8 +62,7 @@ class Change:
             mode = self.path.stat().st_mode & 0o777
             secrets.write_private(self.path, self.new.encode(), replace=True)
             self.path.chmod(mode)
-            for path in self.gone:
-                path.unlink(missing_ok=True)
+            files.discard(self.gone)
         except OSError as error:
             at = str(error.filename or self.path)
             raise InputError([Problem(None, at, f"cannot be written: {error.strerror}")]) from None
@@ -81,8 +77,7 @@ def changed(path: Path, new: str, gone: Sequence[Path] = ()) -> Change:
         # With the files that variables name; pipes, which none may be, would make it wait.
         shutil.copytree(directory, copy, ignore=_unread, ignore_dangling_symlinks=True, dirs_exist_ok=True)
         (copy / path.name).write_text(new)
-        for file in gone:
-            (copy / file.relative_to(directory)).unlink()
+        files.discard(copy / file.relative_to(directory) for file in gone)
         try:
             found = inventory.load(copy / path.name)
         except InputError as error:
@@ -282,7 +277,7 @@ def remove_node(
     state = before.directory / home.STATE
     names = list(dict.fromkeys(options.nodes))
     workers = [host.name for host in before.in_group(WORKERS)]
-    begun = {name: found for name in names if name not in workers and (found := leaving.load(state, name))}
+    begun = {name: found for name in names if name not in workers and (found := leaving.load(before, name))}
     present = [name for name in names if name not in begun]
     _removable(before, present, workers)
     screen = _screen(options)
@@ -400,7 +395,7 @@ def _plan_removal(
         return without(site, replace(change.inventory, path=site.inventory.path, directory=directory)), jobs
 
     def clean(site: Site, directory: Path) -> Site:
-        return leaving.site(site, gone, directory / leaving.FOLDER)
+        return leaving.site(site, gone, directory.with_name(f"{directory.name}-{leaving.FOLDER}"))
 
     return plan.preview(options, before, change, leave, None if dead else clean)
 
@@ -422,11 +417,16 @@ def _removable(before: Inventory, names: Sequence[str], workers: Sequence[str]) 
 
 
 def _own_files(before: Inventory, names: Sequence[str]) -> list[Path]:
-    """Return the files of host_vars/ that are these nodes' own."""
-    places = [before.directory / "host_vars" / name for name in names]
-    files = [place.with_name(place.name + suffix) for place in places for suffix in (".yml", ".yaml")]
-    inside = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
-    return [path for path in (*files, *inside) if path.is_file()]
+    """Return the files of host_vars/ that are these nodes' own; InputError where they lie behind a link."""
+    above = before.directory / "host_vars"
+    places = [above / name for name in names]
+    single = [place.with_name(place.name + suffix) for place in places for suffix in (".yml", ".yaml")]
+    inside = [path for place in places if place.is_dir() for path in listing(place)]
+    found = [path for path in (*single, *inside) if path.is_file()]
+    if led := [path for path in (above, *places) if path.is_symlink() and any(path in file.parents for file in found)]:
+        hint = "what it leads to may be another's: put the files themselves there"
+        raise InputError([Problem(None, str(path), "is a link, expected a directory", hint) for path in led])
+    return found
 
 
 def _must_be_dead(head: Head, hosts: Sequence[Host], access: Access) -> None:

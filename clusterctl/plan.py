@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from clusterctl import converge, home, secrets
+from clusterctl import converge, files, home, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Inventory
@@ -161,9 +161,9 @@ def _copy(inventory: Inventory, change: "Change | None") -> Iterator[Path]:
         (made / home.STATE).symlink_to(directory / home.STATE)
         path = made / inventory.path.name
         if change:
+            path.unlink()  # where it is a link, what it leads to is nobody's copy
             path.write_text(change.new)
-            for gone in change.gone:
-                (made / gone.relative_to(directory)).unlink()
+            files.discard(made / gone.relative_to(directory) for gone in change.gone)
         fresh = not (made / secrets.FILE).exists()
         try:
             yield made

@@ -22,6 +22,12 @@ _SUFFIXES = (".yml", ".yaml")
 _BAD_SUFFIX = "bad file name, expected one that ends in .yml or .yaml"
 
 
+def listing(directory: Path) -> list[Path]:
+    """Return what a directory holds, less what Ansible skips too: hidden files and editors' copies. UnfitError else."""
+    entries = files.listing(directory)
+    return [entry for entry in entries if not entry.name.startswith(".") and not entry.name.endswith("~")]
+
+
 class TooMuchError(Exception):
     """There is so much, or so much wrong, that reading on helps nobody; `Reading.problems` says what."""
 
@@ -157,13 +163,12 @@ class Reading:
                 self.vars_file(file, owners[owner])
 
     def listing(self, directory: Path) -> list[Path]:
-        """Return what a directory holds, less what Ansible skips too: hidden files and editors' copies."""
+        """Return what a directory holds, as the function of that name does; a problem where it cannot be read."""
         try:
-            entries = files.listing(directory)
+            return listing(directory)
         except files.UnfitError as error:
             self.report(Problem(None, str(directory), str(error)))
             return []
-        return [entry for entry in entries if not entry.name.startswith(".") and not entry.name.endswith("~")]
 
     def vars_file(self, file: Path, owner: "GroupDraft | HostDraft") -> None:
         if file.suffix not in _SUFFIXES:

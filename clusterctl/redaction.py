@@ -55,14 +55,16 @@ class Redactor:
 def throughout(data: Any, redact: Callable[[str], str]) -> Any:
     """Return data of JSON, or a dataclass of such, with each text redacted. (In JSON itself that could cut an escape.)
 
-    Short keys stay: a password may be one of the words by which data are known.
+    Short keys stay, less what a terminal could take for a command: a password may be one of the words by which data
+    are known.
     """
     match data:
         case str():
             return redact(data)
         case dict():
             return {
-                redact(key) if len(key) >= _PIECE else key: throughout(value, redact) for key, value in data.items()
+                redact(key) if len(key) >= _PIECE else bare(key): throughout(value, redact)
+                for key, value in data.items()
             }
         case list() | tuple():
             return type(data)(throughout(value, redact) for value in data)

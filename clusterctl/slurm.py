@@ -1,6 +1,7 @@
 """Slurm as an administrator uses it on the head: jobs on nodes, and who is out of service."""
 
 import re
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from clusterctl.converge import Site
 from clusterctl.errors import HeadFailed
 from clusterctl.remote import ContactError, Session, connect
 from clusterctl.screen import Screen, duration, plural
-from clusterctl.status import parse_ledger
+from clusterctl.status import STATES, parse_ledger, parse_states
 from clusterctl.untrusted import printable
 
 DRAIN = "/usr/local/sbin/slurm-drain"
@@ -88,10 +89,15 @@ class Head:
 
     def hears(self, node: str) -> bool:
         """Tell whether slurmctld has lately heard from a node; of one that it does not know it has not."""
-        status, out, _ = self._try("scontrol", "--oneliner", "show", "node", node)
-        state = re.search(r"\bState=(\S+)", out)
-        words = state.group(1).replace("*", "+NOT_RESPONDING").split("+") if status == 0 and state else ["DOWN"]
-        return not {"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & {*words}
+        status, out, _ = self._try(*STATES, f"--nodes={node}")
+        words = parse_states(out).get(node, ()) if status == 0 else ()
+        return bool(words) and not {"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & {*words}
+
+    def drained(self) -> list[str]:
+        """Return the nodes that are drained, whatever for; none where slurmctld does not answer."""
+        status, out, _ = self._try(*STATES)
+        states = parse_states(out) if status == 0 else {}
+        return sorted(name for name, words in states.items() if any(word.startswith("DRAIN") for word in words))
 
     def set_down(self, nodes: Sequence[str], reason: str) -> None:
         """Tell Slurm that nodes are gone: what ran there ends as NODE_FAIL, or is put back into the queue."""
@@ -101,19 +107,18 @@ class Head:
 
     def jobs(self, nodes: Sequence[str]) -> list[Job]:
         """Return the jobs that hold one of these nodes; nodes that Slurm does not know have none."""
+        # A name is its user's own text, line breaks included: what does not begin with our mark is the rest of one.
+        mark = secrets.token_hex(16)
         status, out, err = self._try(
-            "squeue", "--all", "--noheader", f"--nodelist={','.join(nodes)}", "--format=%i|%u|%j|%T|%N"
+            "squeue", "--all", "--noheader", f"--nodelist={','.join(nodes)}", f"--format={mark} %i|%u|%T|%N|%j"
         )
         if status:
             if "Invalid node name" in err or "invalid node" in err.lower():
                 return []
             raise HeadFailed(f"{self._name}: squeue: {printable(err.strip(), 200)}")
-        rows = (line.split("|", 2) for line in out.splitlines())
-        found = []
-        for number, user, rest in (row for row in rows if len(row) == 3):
-            name, state, where = rest.rsplit("|", 2)  # a job's name may hold a bar
-            found.append(Job(*(printable(text, 64) for text in (number, user, name, state, where))))
-        return found
+        rows = (line.removeprefix(f"{mark} ").split("|", 4) for line in out.split("\n") if line.startswith(f"{mark} "))
+        told = ([printable(text, 64) for text in row] for row in rows if len(row) == 5)
+        return [Job(number, user, name, state, where) for number, user, state, where, name in told]
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """Cancel jobs."""

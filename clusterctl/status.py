@@ -46,6 +46,8 @@ _NO_SUCH_COMMAND = 127  # of a shell; sudo says it in words and ends with 1
 _LEDGER = "/usr/local/sbin/slurm-drain"
 _OURS = "clusterctl: "  # how that program's own reasons begin
 _SLURM_USER = "slurm"  # gives the reason where slurmctld drains a node by itself
+# In scontrol's lines a node's own words, as the name of its system, stand before its state and may look like one.
+STATES = ("sinfo", "--noheader", "--all", "--Node", "--Format=NodeList:65,StateComplete:200")
 _PROMETHEUS_PASSWORD = "/etc/prometheus/own-password"  # noqa: S105 - where it stands
 # What a role records its items under, where that is not the role's own name.
 ROLE_OF = {
@@ -327,6 +329,9 @@ def ask_slurm(session: Session) -> Slurm:
             absent = found == _NO_SUCH_COMMAND or "command not found" in error
             told = "not on the head yet" if absent else _first_line(error)
             return Slurm(problem=told or f"scontrol ended with {found}")
+        found, states, error = _slurm(session, *STATES)
+        if found != 0:
+            return Slurm(problem=_first_line(error) or f"sinfo ended with {found}")
         found, jobs, error = _slurm(session, "squeue", "--noheader", "--all", "--format=%T")
         if found != 0:
             return Slurm(problem=_first_line(error) or f"squeue ended with {found}")
@@ -335,7 +340,10 @@ def ask_slurm(session: Session) -> Slurm:
         return Slurm(problem=problem.found)
     counts = dict(Counter(printable(line, 32) for line in jobs.split()))
     causes = parse_ledger(ledger) if found == 0 else {}
-    known = {name: replace(node, causes=causes.get(name, {})) for name, node in parse_nodes(nodes).items()}
+    known = {
+        name: replace(node, causes=causes.get(name, {}))
+        for name, node in parse_nodes(nodes, parse_states(states)).items()
+    }
     damaged = "" if found == 0 else _first_line(error) or f"{_LEDGER} ended with {found}"
     return Slurm(known, counts, ledger_problem=damaged)
 
@@ -348,8 +356,21 @@ def _first_line(said: str) -> str:
     return next((printable(line, 200) for line in said.splitlines() if line.strip()), "")
 
 
-def parse_nodes(answer: str) -> dict[str, SlurmNode]:
+def parse_states(answer: str) -> dict[str, tuple[str, ...]]:
+    """Return what sinfo says to STATES: the states of each node that is in a partition, in capitals."""
+    rows = (line.split() for line in answer.splitlines())
+    return {printable(row[0], 64): _words(row[1]) for row in rows if len(row) == 2}
+
+
+def _words(state: str) -> tuple[str, ...]:
+    # An asterisk is how older releases write NOT_RESPONDING.
+    return tuple(printable(state, 200).upper().replace("*", "+NOT_RESPONDING").split("+"))
+
+
+def parse_nodes(answer: str, states: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, SlurmNode]:
     """Return Slurm's nodes from its one-line listing; what is no node's line is passed over.
+
+    `states` are those that sinfo knows; it knows of no node that is in no partition.
 
     (Releases before 23.02 list nodes in no other form that a program can read.)
     """
@@ -362,10 +383,9 @@ def parse_nodes(answer: str) -> dict[str, SlurmNode]:
             continue
         said = re.search(r"\sReason=(.*?)\s\[([^\s@\]]+)@[^\s\]]+\](?:\s[A-Z]\w*=|$)", line.rstrip())
         said = said or re.search(r"\sReason=(.*?)()(?:\s[A-Z][A-Za-z]*=.*)?$", line.rstrip())
-        # An asterisk is how older releases write NOT_RESPONDING.
-        states = fields["State"].replace("*", "+NOT_RESPONDING").split("+")
-        found[printable(fields["NodeName"], 64)] = SlurmNode(
-            tuple(printable(state, 32).upper() for state in states),
+        name = printable(fields["NodeName"], 64)
+        found[name] = SlurmNode(
+            (states or {}).get(name) or _words(fields["State"]),
             printable(said.group(1), 200) if said else "",
             count_gpus(fields.get("Gres", "")),
             count_gpus(fields.get("GresUsed", "")),

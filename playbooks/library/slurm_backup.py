@@ -79,6 +79,10 @@ options:
     description: Whether this host is the cluster's monitoring.
     type: bool
     required: true
+  key:
+    description: The cluster's secret that seals the archive, and that only its head and its controllers have.
+    type: str
+    required: true
   check:
     description: Text of the program that starts a slurmctld on a state and prints its jobs.
     type: str
@@ -96,6 +100,7 @@ EXAMPLES = r"""
     state: /var/lib/slurm/slurmctld
     database: slurm_acct_db
     prometheus: true
+    key: "{{ lookup('cluster_secret', 'backup_key') }}"
     check: "{{ lookup('ansible.builtin.file', 'slurm-state-check') }}"
 """
 
@@ -268,8 +273,8 @@ def make(given: dict[str, Any]) -> tuple[Path, dict[str, Any], list[str]]:
                 for what in ("job", "assoc")
             },
         }
-        seal(workplace / "archive", manifest, parts)
-        unseal(workplace / "archive")  # as it lies on the disk
+        seal(workplace / "archive", manifest, parts, given["key"])
+        unseal(workplace / "archive", given["key"])  # as it lies on the disk
         path = directory / f"{manifest['cluster']}-{made:%Y%m%dT%H%M%SZ}.tar"
         (workplace / "archive").rename(path)
         sync(directory)
@@ -300,6 +305,7 @@ def main() -> None:
             "state": {"type": "path", "required": True},
             "database": {"type": "str", "required": True},
             "prometheus": {"type": "bool", "required": True},
+            "key": {"type": "str", "required": True, "no_log": True},
             "check": {"type": "str", "required": True},
         },
     )

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import os
 import re
 import subprocess
+import tempfile
 import time
-from typing import Any
+from typing import IO, Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -81,6 +84,7 @@ DECIDED_S = 10
 JOB_S = 90
 IMMEDIATE_S = 20
 ACCOUNTED_S = 30
+MOST = 16 << 20  # sinfo says some MB of 5000 nodes
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL": "C"}
 
 DRAIN = "/usr/local/sbin/slurm-drain"
@@ -103,19 +107,36 @@ class BusyError(Exception):
 
 
 def output(argv: list[str], text: str = "", timeout: int = JOB_S) -> str:
-    """Return what a command prints. Raises FailedError with its own words."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT, cwd="/")
-    try:
-        out, err = process.communicate(text, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        _, err = process.communicate()
-        raise FailedError(f"{argv[0]} has not ended after {timeout} s: {err.strip()[-600:]}") from None
+    """Return what a command prints. Raises FailedError with its own words, and where it prints more than MOST bytes."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(text.encode())
+        given.seek(0)
+        process = subprocess.Popen(argv, stdin=given, stdout=out, stderr=err, env=ENVIRONMENT, cwd="/")
+        wrong, deadline = "", time.monotonic() + timeout
+        while not wrong and process.poll() is None:
+            if any(os.fstat(file.fileno()).st_size > MOST for file in (out, err)):
+                wrong = f"prints more than {MOST} bytes"
+            elif time.monotonic() > deadline:
+                wrong = f"has not ended after {timeout} s"
+            else:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+        if wrong:
+            process.terminate()
+            process.wait()
+        said, complaint = (_beginning(file) for file in (out, err))
+    if wrong:
+        raise FailedError(f"{argv[0]} {wrong}: {complaint.strip()[-600:]}")
     if process.returncode:
-        said = (err.strip() or out.strip())[-600:]
-        raise FailedError(f"{' '.join(argv[:6])} ended with {process.returncode}: {said}")
-    return out
+        raise FailedError(
+            f"{' '.join(argv[:6])} ended with {process.returncode}: {(complaint.strip() or said.strip())[-600:]}"
+        )
+    return said
+
+
+def _beginning(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(MOST).decode(errors="replace")
 
 
 def states() -> dict[str, tuple[str, str]]:
@@ -156,16 +177,22 @@ def choose(nodes: Nodes, known: dict[str, tuple[str, str]]) -> tuple[list[str], 
 
 
 def answers_in(told: str, chosen: list[str]) -> Nodes:
-    """Return by node what it answered: of all that comes out of a job, the lines that the script can have printed."""
+    """Return by node what it answered: of all that comes out of a job, the lines that the script can have printed.
+
+    Raises FailedError for two different answers of one node: either may be another node's doing.
+    """
     found = {}
     for line in told.splitlines():
         try:
             answer = json.loads(line)
             whole = answer["node"] in chosen and re.fullmatch(r"\d{1,10}", answer["job"]) is not None
-            if whole and isinstance(answer["user"], int) and isinstance(answer["devices"], dict):
-                found[answer["node"]] = {"listed": None, **answer}
+            if not whole or not isinstance(answer["user"], int) or not isinstance(answer["devices"], dict):
+                continue
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
+        answer = {"listed": None, **answer}
+        if found.setdefault(answer["node"], answer) != answer:
+            raise FailedError(f"two different answers came in the name of {answer['node']}")
     return found
 
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+import shlex
 import shutil
 import tarfile
 import time
@@ -32,7 +34,7 @@ from ansible.module_utils.cluster_backup import (
     unpack,
     unseal,
 )
-from ansible.module_utils.node_tools import NodeError, clean, run, sync, write
+from ansible.module_utils.node_tools import RUN, STORE, NodeError, clean, exclusive, run, store, sync, write
 
 DOCUMENTATION = r"""
 module: slurm_restore
@@ -45,7 +47,9 @@ description:
     What was there before is kept beside both, under the time of the restore; the three newest of these stay.
   - Rules of Prometheus that are not here are put back, for the site may have its own; the rest of its configuration is
     made anew by its role, and so is the cluster's directory on the controller. Nothing that is there is replaced.
-  - Refuses an archive that is damaged, another cluster's, or a later Slurm's.
+  - Workers that are drained now are drained again as slurmctld starts, whatever the archive has of them, and the causes
+    of both times are kept.
+  - Refuses an archive that is damaged, not sealed by this cluster, another cluster's, or a later Slurm's.
 options:
   archive:
     description: The backup, on this host.
@@ -67,6 +71,10 @@ options:
     description: Whether this host is the cluster's monitoring.
     type: bool
     required: true
+  key:
+    description: The cluster's secret that its archives are sealed with.
+    type: str
+    required: true
   ended:
     description:
       - Numbers of jobs that ran when the backup was made and do not run any more. Slurm would take them for lost with
@@ -87,6 +95,8 @@ EXAMPLES = r"""
     cluster: aurora
     state: /var/lib/slurm/slurmctld
     database: slurm_acct_db
+    prometheus: true
+    key: "{{ lookup('cluster_secret', 'backup_key') }}"
 """
 
 RETURN = r"""
@@ -106,15 +116,18 @@ KEPT = 3  # of the states, and of the databases, that a restore has put aside
 # For one start, that of a head which was cut off in the midst too, though not while there is no state: it removes
 # itself, and does nothing where systemd still has it in mind later.
 DROP_IN = Path("/etc/systemd/system/slurmctld.service.d/restore.conf")
-CANCEL = """[Unit]
+DRAINS = STORE / "restore-drains"  # what it does first, for the shell
+NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+START = """[Unit]
 ConditionPathExists={state}
 [Service]
 ExecStartPost=+/bin/sh -c 'test -e {file} || exit 0; \
   until scontrol ping | grep -q "is UP"; do test -d /proc/$MAINPID || exit 1; sleep 0.1; done; \
+  test ! -e {drains} || sh {drains}; \
   for job in {jobs}; do \
     scontrol update JobId=$job AdminComment="ended between the backup and its restore"; scancel --quiet $job; \
   done; \
-  rm -f {file}'
+  rm -f {file} {drains}'
 """
 
 
@@ -186,10 +199,48 @@ def prune(state: Path, database: str) -> None:
         sql(f"DROP DATABASE `{name}`")
 
 
-def cancel_at_start(jobs: set[int], state: Path) -> None:
-    """Have jobs cancelled as soon as slurmctld answers: it takes some seconds more until it misses them."""
+def note_drained() -> None:
+    """Write down who is drained now, and why: the state that takes this one's place may have them in service.
+
+    Where no slurmctld answers what a restore that was killed has written down stays.
+    """
+    status, told = run("sinfo", "--noheader", "--all", "--Node", "--format=%N|%T|%E", check=False)
+    rows = (line.split("|", 2) for line in told.splitlines())
+    found = {row[0]: row[2] for row in rows if len(row) == 3 and NODE.fullmatch(row[0]) and row[1].startswith("drain")}
+    if status == 0:
+        why = {node: shlex.quote("Reason=" + " ".join(clean(reason).split())) for node, reason in found.items()}
+        lines = [f"scontrol update NodeName={node} State=DRAIN {reason}\n" for node, reason in why.items()]
+        store(DRAINS, "".join(lines).encode())
+
+
+def causes(path: Path) -> dict[str, dict[str, str]]:
+    """Read a drain ledger: node to cause to reason; nothing where there is none. NodeError for what is no ledger."""
+    try:
+        data = json.loads(path.read_bytes())
+        nodes = {node: dict(found) for node, found in data["nodes"].items()}
+        words = [word for node, found in nodes.items() for word in (node, *found)]
+        reasons = [reason for found in nodes.values() for reason in found.values()]
+        if data["version"] != 1 or not all(map(NODE.fullmatch, words)) or {*map(type, reasons)} - {str}:
+            raise ValueError("it is of another version or shape")
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise NodeError(f"the drain ledger {path} is damaged: {error}") from None
+    return nodes
+
+
+def add_causes(kept: dict[str, dict[str, str]], notes: list[str]) -> None:
+    """Add a backup's causes to the drain ledger; of two reasons for one cause today's stays."""
+    with exclusive(RUN / "drain.lock", notes):
+        now = causes(DRAINED)
+        nodes = {node: {**kept.get(node, {}), **now.get(node, {})} for node in {*kept, *now}}
+        store(DRAINED, json.dumps({"version": 1, "nodes": nodes}, indent=1, sort_keys=True).encode())
+
+
+def prepare_start(jobs: set[int], state: Path) -> None:
+    """Have nodes drained and jobs cancelled as soon as slurmctld answers: some seconds later it misses the jobs."""
     DROP_IN.parent.mkdir(parents=True, exist_ok=True)
-    text = CANCEL.format(jobs=" ".join(map(str, sorted(jobs))), file=DROP_IN, state=state)
+    text = START.format(jobs=" ".join(map(str, sorted(jobs))), file=DROP_IN, drains=DRAINS, state=state)
     write(DROP_IN, text.encode(), mode=0o644)
     run("systemctl", "daemon-reload")
 
@@ -199,7 +250,7 @@ def rules_back(archive: Path, copy: Path) -> tuple[list[str], list[str]]:
     back, notes = [], []
     if take(archive, MONITORING, copy):
         with tarfile.open(copy, mode="r:") as tar:
-            for member in (member for member in tar if RULES.fullmatch(member.name)):
+            for member in (member for member in tar if member.isfile() and RULES.fullmatch(member.name)):
                 path, text = PROMETHEUS / member.name, tar.extractfile(member).read()  # type: ignore[union-attr]
                 if path.exists():
                     notes += [f"{path} is another in the backup, and stays as it is"] * (path.read_bytes() != text)
@@ -220,7 +271,7 @@ def restore(given: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
     archive, state, database = Path(given["archive"]), Path(given["state"]), given["database"]
     if database and not NAME.fullmatch(database):
         raise NodeError(f"{database!r} is no name of a database")
-    manifest = unseal(archive)
+    manifest = unseal(archive, given["key"])
     refuse(manifest, given["cluster"], database)
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     workplace, new = archive.parent / ".restore", state.with_name(f"{state.name}.new")
@@ -238,18 +289,21 @@ def restore(given: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
             loaded(workplace / DUMP, manifest)
         back, notes = rules_back(archive, workplace / MONITORING) if given["prometheus"] else ([], [])
         changes += [{"kind": "rules", "name": path, "what": was(manifest, "")} for path in back]
+        kept = causes(workplace / LEDGER) if take(archive, LEDGER, workplace / LEDGER) else {}
+        causes(DRAINED)  # one that is damaged is said now
+        note_drained()
         run("systemctl", "stop", "slurmctld", "slurmdbd")
         over = set(given["ended"])
         if database:
             former = exchange_database(database, now)
             over |= ended(former, given["cluster"], manifest["running"]) if former else set()
             changes.append({"kind": "database", "name": database, "what": was(manifest, former)})
-        cancel_at_start(over, state)
+        prepare_start(over, state)
         aside = exchange_state(state, new, now)
         changes.append({"kind": "state", "name": str(state), "what": was(manifest, aside)})
-        if take(archive, LEDGER, workplace / LEDGER):
-            (workplace / LEDGER).replace(DRAINED)
-            changes.append({"kind": "ledger", "name": str(DRAINED), "what": was(manifest, "")})
+        if kept:
+            add_causes(kept, notes)
+            changes.append({"kind": "ledger", "name": str(DRAINED), "what": f"with the causes of {manifest['made']}"})
         prune(state, database)
         return changes, notes
     finally:
@@ -272,12 +326,13 @@ def main() -> None:
             "state": {"type": "path", "required": True},
             "database": {"type": "str", "required": True},
             "prometheus": {"type": "bool", "required": True},
+            "key": {"type": "str", "required": True, "no_log": True},
             "ended": {"type": "list", "elements": "int", "default": []},
         },
     )
     try:
         changes, notes = restore(module.params)
-    except (NodeError, OSError) as error:
+    except (NodeError, OSError, tarfile.TarError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=True, changes=changes, notes=notes)
 

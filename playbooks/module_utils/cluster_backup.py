@@ -1,12 +1,14 @@
 """What making and restoring a backup share: the archive's shape, and Slurm's state, the accounting database, the
 cluster's directory and Prometheus's configuration in it.
 
-An archive is a tar file. Its first member says what is in it, its last one is the SHA-256 of every byte before it, so
-that nothing in between can be damaged or cut off without being noticed.
+An archive is a tar file. Its first member says what is in it. Its last one, the seal, is the HMAC-SHA256 of every byte
+before it under the cluster's `backup_key`: what was damaged or cut off is noticed, and so is what somebody else made.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gzip
 import hashlib
 import hmac
@@ -15,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tarfile
 from pathlib import Path
@@ -23,7 +26,7 @@ from pwd import getpwnam
 from ansible.module_utils.node_tools import ENVIRONMENT, STORE, NodeError, clean, run
 
 VERSION = 1
-MANIFEST, STATE, DUMP, LEDGER, DIGEST = "manifest.json", "slurmctld.tar.gz", "database.sql.gz", "drain.json", "sha256"
+MANIFEST, STATE, DUMP, LEDGER, SEAL = "manifest.json", "slurmctld.tar.gz", "database.sql.gz", "drain.json", "seal"
 DIRECTORY, MONITORING = "directory.tar", "prometheus.tar"
 DRAINED = STORE / LEDGER
 RECOVERY = STORE / "recovery.tar"  # the password of the vault, then the cluster's directory
@@ -34,15 +37,16 @@ RULES = re.compile(r"rules/(?!clusterctl\.yml$)[^/]+\.yml")  # the site's own
 # What accounting cannot do without; other tables are added up from these, and change by the hour.
 COUNTED = ("_job_table", "_step_table", "_assoc_table", "user_table", "acct_table", "qos_table")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+USER = "slurm"
 CHUNK = 1 << 20
 
 
 # ------------------------------------------------------------------------------------------------------- the archive
 
 
-def digest(file, size):
-    """Return the SHA-256 of the first `size` bytes of a file."""
-    found = hashlib.sha256()
+def mac(file, size, key):
+    """Return the HMAC-SHA256 of the first `size` bytes of a file."""
+    found = hmac.new(key.encode(), digestmod="sha256")
     file.seek(0)
     while size and (data := file.read(min(CHUNK, size))):
         found.update(data)
@@ -50,7 +54,7 @@ def digest(file, size):
     return found.hexdigest()
 
 
-def seal(path, manifest, parts):
+def seal(path, manifest, parts, key):
     """Write the archive, for root alone and down to the disk; `parts` are files, stored under their own names."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w+b") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -61,9 +65,9 @@ def seal(path, manifest, parts):
                 member.size, member.mode = os.fstat(source.fileno()).st_size, 0o600
                 tar.addfile(member, source)
         file.flush()
-        end, found = tar.offset, digest(file, tar.offset)
+        end, found = tar.offset, mac(file, tar.offset, key)
         file.seek(end)
-        add(tar, DIGEST, found.encode() + b"\n")
+        add(tar, SEAL, found.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -74,16 +78,16 @@ def add(tar, name, data):
     tar.addfile(member, io.BytesIO(data))
 
 
-def unseal(path):
-    """Return what a whole archive says of itself. NodeError for one that is not whole."""
+def unseal(path, key):
+    """Return what a whole archive says of itself. NodeError for one that is not whole, or not sealed with the key."""
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             members = tar.getmembers()
-            if members[0].name != MANIFEST or members[-1].name != DIGEST:
-                raise ValueError("its first or last part is missing")
+            if members[0].name != MANIFEST or members[-1].name != SEAL or not all(one.isfile() for one in members):
+                raise ValueError("its first or last part is missing, or a part is no file")
             told, manifest = tar.extractfile(members[-1]).read(100), tar.extractfile(members[0]).read(CHUNK)
-            if digest(file, members[-1].offset) != told.decode().strip():
-                raise ValueError("its SHA-256 is another")
+            if not hmac.compare_digest(mac(file, members[-1].offset, key).encode(), told.strip()):
+                raise ValueError("its seal does not hold")
             found = json.loads(manifest)
             if found["version"] != VERSION:
                 raise ValueError(f"it is of version {found['version']}, expected {VERSION}")
@@ -107,13 +111,31 @@ def take(path, name, target):
 # ----------------------------------------------------------------------------------------------------- Slurm's state
 
 
+@contextlib.contextmanager
+def as_slurm():
+    """Meet the disk as Slurm's user, whose the state is: a link that it plants leads root nowhere else.
+
+    (The real and saved ids stay root's, so that it can neither trace this process nor end it.)
+    """
+    user, groups, mine = getpwnam(USER), os.getgroups(), (os.getegid(), os.geteuid())
+    try:
+        os.setgroups([user.pw_gid])
+        os.setegid(user.pw_gid)
+        os.seteuid(user.pw_uid)
+        yield user
+    finally:
+        os.seteuid(mine[1])
+        os.setegid(mine[0])
+        os.setgroups(groups)
+
+
 def pack(source, target):
     """Copy the state of a slurmctld that runs.
 
     It writes each file under another name and then renames it, keeping the last one as `.old`, so whatever can be
     opened is whole. A job's script is there before the job is in job_state and goes after it: job_state is read first.
     """
-    with tarfile.open(target, mode="w:gz", compresslevel=1) as tar:
+    with tarfile.open(target, mode="w:gz", compresslevel=1) as tar, as_slurm():
         names = [entry.name for entry in os.scandir(source) if entry.is_file(follow_symlinks=False)]
         for name in sorted({name.removesuffix(".old") for name in names if not name.endswith(".new")}):
             put(tar, source / name, name) or put(tar, source / f"{name}.old", name)
@@ -122,35 +144,47 @@ def pack(source, target):
 
 
 def put(tar, path, name):
-    """Add a file by one descriptor; tell whether it was there."""
+    """Add a regular file by one descriptor; tell whether one was there. (Slurm has no links and pipes in its state.)"""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            return False
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        if there := stat.S_ISREG(os.fstat(descriptor).st_mode):
             tar.addfile(tar.gettarinfo(arcname=name, fileobj=file), file)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+        return there
 
 
 def unpack(packed, target):
-    """Lay a state out in a new directory, for Slurm's user alone."""
-    user = getpwnam("slurm")
-    folders = {target}
+    """Lay a state out in a new directory, for Slurm's user alone.
+
+    Slurm's user may be the owner of the folder around it, and put something else there at any moment: what was made is
+    held by its descriptor, and filled as that user.
+    """
     target.mkdir(mode=0o700)
-    with tarfile.open(packed, mode="r:gz") as tar:
-        for member in tar:
-            path = target / member.name
-            if not member.isfile() or ".." in path.parts or target not in path.parents:
-                raise NodeError(f"{member.name} has no place in a state of Slurm's")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            folders |= {folder for folder in path.parents if target in folder.parents}
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                shutil.copyfileobj(tar.extractfile(member), file, CHUNK)
-                os.fchown(file.fileno(), user.pw_uid, user.pw_gid)
-                os.utime(file.fileno(), (member.mtime, member.mtime))
-                os.fsync(file.fileno())
-    for folder in folders:
-        folder.chmod(0o700)
-        os.chown(folder, user.pw_uid, user.pw_gid)
+    place = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(place).st_uid != os.geteuid():
+            raise NodeError(f"{target} has become another directory")
+        user = getpwnam(USER)
+        os.fchown(place, user.pw_uid, user.pw_gid)
+        with tarfile.open(packed, mode="r:gz") as tar, as_slurm():
+            for member in tar:
+                path = Path(member.name)
+                if not member.isfile() or ".." in path.parts or path.is_absolute():
+                    raise NodeError(f"{member.name} has no place in a state of Slurm's")
+                for folder in reversed(path.parents):
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(folder, 0o700, dir_fd=place)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+                with os.fdopen(os.open(path, flags, 0o600, dir_fd=place), "wb") as file:
+                    shutil.copyfileobj(tar.extractfile(member), file, CHUNK)
+                    os.utime(file.fileno(), (member.mtime, member.mtime))
+                    os.fsync(file.fileno())
+    finally:
+        os.close(place)
 
 
 def try_state(packed, workplace, script):
@@ -194,8 +228,12 @@ def sql(statement):
 
 
 def tables(database):
+    """Return a database's tables. NodeError where a name is none of Slurm's, which could go on as a statement."""
     where = f"table_schema = '{database}' AND table_type = 'BASE TABLE'"
-    return [row[0] for row in sql(f"SELECT table_name FROM information_schema.tables WHERE {where}")]  # noqa: S608
+    names = [row[0] for row in sql(f"SELECT table_name FROM information_schema.tables WHERE {where}")]  # noqa: S608
+    if strange := [name for name in names if not NAME.fullmatch(name)]:
+        raise NodeError(f"the database {database} has a table that is none of Slurm's: {clean(strange[0], 100)}")
+    return names
 
 
 def counts(database):
@@ -210,7 +248,7 @@ def counts(database):
 def load(dump, database):
     """Load a dump into a database of that name, which is made anew."""
     sql(f"DROP DATABASE IF EXISTS `{database}`; CREATE DATABASE `{database}`")
-    argv = ["mariadb", "--batch", database]
+    argv = ["mariadb", "--loose-sandbox", "--batch", database]  # no shell's commands, where the client can refuse them
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,

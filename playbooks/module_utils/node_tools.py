@@ -147,14 +147,13 @@ def wait_until_free(what, holder, notes, limit=LOCK_WAIT_S):
 
 
 def process(pid):
-    """A process as a person knows it: pid and command."""
+    """A process as a person knows it: pid and command, the beginning of a long one."""
     try:
-        command = " ".join(
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
-        )
+        told = Path(f"/proc/{pid}/cmdline").read_bytes()[:4096].replace(b"\0", b" ").decode(errors="replace")
     except OSError:
-        command = "gone"
-    return f"pid {pid} ({clean(command, 200)})"
+        told = "gone"
+    command = clean(" ".join(told.split()))
+    return f"pid {pid} ({command if len(command) <= 200 else command[:200] + '[…]'})"
 
 
 def lock_holder(paths):

@@ -149,6 +149,12 @@ def test_a_backup_is_its_owners_alone_and_holds_no_secret(cluster: TestLab, arch
             assert secret.encode() not in part, f"{name} holds a secret"
 
 
+def test_a_dump_runs_no_program(cluster: TestLab) -> None:
+    said = cluster.root("head1", "echo '\\! touch /tmp/ran' | mariadb --loose-sandbox --batch 2>&1 || echo refused")
+    assert said.splitlines()[-1] == "refused"
+    assert cluster.root("head1", "ls /tmp/ran 2>/dev/null || true") == ""
+
+
 def test_a_backup_that_fails_its_test_is_an_error_and_replaces_none(cluster: TestLab, archive: Path) -> None:
     state, place = "/var/lib/slurm/slurmctld/job_state", "/var/lib/clusterctl/backups"
     cluster.root("head1", f"head -c 1000 {state} > /tmp/cut; chown slurm: /tmp/cut; mount --bind /tmp/cut {state}")
@@ -168,8 +174,8 @@ def test_a_backup_that_fails_its_test_is_an_error_and_replaces_none(cluster: Tes
     assert [path.name for path in archive.parent.iterdir()] == [archive.name]
 
 
-def resealed(archive: Path, target: Path, **other: Any) -> Path:
-    """Return a backup that says something else of itself, and is whole."""
+def resealed(archive: Path, target: Path, key: str, **other: Any) -> Path:
+    """Return a backup that says something else of itself, and is whole and sealed with a key."""
     parts = []
     with tarfile.open(archive) as tar:
         for member in tar.getmembers()[1:-1]:
@@ -177,7 +183,7 @@ def resealed(archive: Path, target: Path, **other: Any) -> Path:
             assert file is not None
             parts.append(target.parent / member.name)
             parts[-1].write_bytes(file.read())
-    cluster_backup.seal(target, json.loads(content(archive)["manifest.json"]) | other, parts)
+    cluster_backup.seal(target, json.loads(content(archive)["manifest.json"]) | other, parts, key)
     return target
 
 
@@ -200,9 +206,11 @@ def test_what_is_not_this_clusters_whole_backup_is_refused(
         assert "is damaged" in refused(damaged, 2, "--yes")
     damaged.write_bytes(whole[: end // 2])
     assert "is damaged" in refused(damaged, 2, "--yes")
-    other = resealed(archive, tmp_path / "other.tar", cluster=f"{cluster.name}-00000000")
+    assert "its seal does not hold" in refused(resealed(archive, tmp_path / "forged.tar", "another's"), 2, "--yes")
+    key = secrets.values(cluster.inventory.parent)["backup_key"]
+    other = resealed(archive, tmp_path / "other.tar", key, cluster=f"{cluster.name}-00000000")
     assert "is a backup of another cluster" in refused(other, 2, "--yes")
-    later = resealed(archive, tmp_path / "later.tar", slurm="99.11.1")
+    later = resealed(archive, tmp_path / "later.tar", key, slurm="99.11.1")
     assert "is of Slurm 99.11.1" in refused(later, 3, "--yes")
     assert "--yes: is missing" in refused(archive, 2)
     assert (
@@ -224,6 +232,7 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
     later = submit(cluster, "sleep 1000", "--nodelist=gpu02")
     wait_for(cluster, later, "RUNNING")
     cluster.root("head1", ASIDE)
+    cluster.root("head1", """scontrol update NodeName=gpu02 State=DRAIN Reason="the fan's loud" """)
     keys = cluster.inventory.parent / "known_hosts"
     keys.write_text(keys.read_text() + "# somebody's word\n")
 
@@ -233,6 +242,11 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
     assert f"job {jobs['ends']}: they ran then" in done.stdout
     assert "known_hosts in the cluster's directory, which the backup has otherwise" in done.stdout
     assert keys.read_text().endswith("# somebody's word\n")
+    assert "gpu02 drained, as now" in done.stdout
+    assert cluster.root("head1", "sinfo --noheader --nodes=gpu02 --format='%T %E'") == "drained the fan's loud\n"
+    left = "/var/lib/clusterctl/restore-drains /etc/systemd/system/slurmctld.service.d/restore.conf"
+    assert cluster.root("head1", f"ls {left} 2>/dev/null || true") == ""
+    cluster.root("head1", "scontrol update NodeName=gpu02 State=UNDRAIN")
     assert queue(cluster) == {jobs["runs"]: "RUNNING", jobs["waits"]: "PENDING"}
     after = records(cluster, *jobs.values())
     assert after.pop(jobs["ends"])["State"].startswith("CANCELLED")  # and it does not run a second time

@@ -21,6 +21,7 @@ from tests.faults.injury import (
     in_service,
     inventory_with,
     stuck_file,
+    wait_until,
 )
 
 BERLIN = "cluster_timezone: Europe/Berlin"
@@ -82,6 +83,7 @@ def test_a_worker_that_cannot_converge_gets_no_jobs_and_an_operators_drain_stays
         "head1",
         "slurm-drain check --out gpu01,gpu02; slurm-drain bootstrap --out gpu01; slurm-drain check --in gpu01,gpu02",
     )
+    wait_until(lambda: in_service(lab)["gpu02"] == "idle")  # it is silent for Slurm until it has answered once more
     assert in_service(lab) == {"gpu01": "drained", "gpu02": "idle"}  # another cause is left
     converges(lab)
     assert in_service(lab) == {"gpu01": "idle", "gpu02": "idle"}

@@ -1,19 +1,31 @@
 """A backup's archive: what the head writes is what the controller reads, and damage does not pass for either."""
 
+import contextlib
+import io
+import json
+import os
+import subprocess
 import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from pwd import getpwnam
 from typing import Any
 
 import ansible.module_utils
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from clusterctl import backup, paths
+from clusterctl import backup, paths, secrets
 from clusterctl.errors import InputError
+
+from .test_role_plugins import plugin
 
 ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_utils"))
 from ansible.module_utils import cluster_backup, node_tools  # noqa: E402
 
+RESTORE = plugin("library/slurm_restore")
+KEY = "k" * 44
 MANIFEST: dict[str, Any] = {
     "version": 1,
     "cluster": "aurora-0a1b2c3d",
@@ -26,17 +38,35 @@ MANIFEST: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The secrets of the cluster, whichever its directory."""
+    monkeypatch.setattr(secrets, "values", lambda directory: {"backup_key": KEY})
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory that belongs to an unprivileged user, who takes the place of Slurm's."""
+    if os.geteuid() != 0:
+        pytest.skip("only root acts as another user")
+    monkeypatch.setattr(cluster_backup, "USER", "nobody")
+    with tempfile.TemporaryDirectory() as name:  # below pytest's own root alone may go
+        user = getpwnam("nobody")
+        os.chown(name, user.pw_uid, user.pw_gid)
+        yield Path(name)
+
+
 def archive(path: Path, **other: Any) -> Path:
     path.mkdir(exist_ok=True)
     (path / "slurmctld.tar.gz").write_bytes(bytes(range(256)) * 9)
-    cluster_backup.seal(path / "archive.tar", MANIFEST | other, [path / "slurmctld.tar.gz"])
+    cluster_backup.seal(path / "archive.tar", MANIFEST | other, [path / "slurmctld.tar.gz"], KEY)
     return path / "archive.tar"
 
 
 def test_what_the_head_writes_the_controller_reads(tmp_path: Path) -> None:
     path = archive(tmp_path)
-    assert cluster_backup.unseal(path) == MANIFEST
-    manifest = backup.read(path)
+    assert cluster_backup.unseal(path, KEY) == MANIFEST
+    manifest = backup.read(path, tmp_path)
     assert backup._plain(manifest) == MANIFEST
     assert manifest.release == "24.11"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -100,7 +130,7 @@ def test_a_file_that_was_altered_after_it_was_sealed_is_noticed(copy: Path) -> N
 
 def test_what_differs_between_a_backups_directory_and_ours_is_named(tmp_path: Path, copy: Path) -> None:
     path, here = tmp_path / "archive.tar", tmp_path / "here"
-    cluster_backup.seal(path, MANIFEST, [copy])
+    cluster_backup.seal(path, MANIFEST, [copy], KEY)
     here.mkdir()
     (here / "inventory.yaml").write_text("all: {}\n")
     (here / "secrets.yml").write_text("another's")
@@ -111,9 +141,9 @@ def test_what_differs_between_a_backups_directory_and_ours_is_named(tmp_path: Pa
 
 def refused(path: Path) -> None:
     with pytest.raises(InputError, match="is damaged, or no backup"):
-        backup.read(path)
+        backup.read(path, path.parent)
     with pytest.raises(node_tools.NodeError, match="is damaged or no backup"):
-        cluster_backup.unseal(path)
+        cluster_backup.unseal(path, KEY)
 
 
 def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
@@ -152,12 +182,222 @@ def test_an_archive_that_is_cut_off_or_none_at_all_is_refused(tmp_path: Path) ->
 )
 def test_what_an_archive_says_is_data(tmp_path: Path, other: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"is damaged, or no backup|is of version 2, expected 1"):
-        backup.read(archive(tmp_path, **other))
+        backup.read(archive(tmp_path, **other), tmp_path)
 
 
-def test_the_state_of_a_controller_that_writes_is_copied_whole(tmp_path: Path) -> None:
+def test_an_archive_that_another_has_sealed_or_nobody_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "database.sql.gz").write_bytes(b"forged")
+    cluster_backup.seal(tmp_path / "forged", MANIFEST, [tmp_path / "database.sql.gz"], "another's")
+    refused(tmp_path / "forged")
+    with tarfile.open(tmp_path / "old", "w") as tar:
+        cluster_backup.add(tar, "manifest.json", json.dumps(MANIFEST).encode())
+        cluster_backup.add(tar, "sha256", b"0" * 64)
+    refused(tmp_path / "old")
+    with pytest.raises(InputError, match="an earlier clusterctl made it, without a seal"):
+        backup.read(tmp_path / "old", tmp_path)
+    monkeypatch.setattr(secrets, "values", lambda directory: {})
+    with pytest.raises(InputError, match="has no backup_key yet"):
+        backup.read(archive(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "slurmctld.tar.gz", "seal"])
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE])
+def test_an_archive_of_links_and_directories_is_none(tmp_path: Path, name: str, kind: bytes) -> None:
+    with tarfile.open(tmp_path / "forged", "w") as tar:
+        for part in ("manifest.json", "slurmctld.tar.gz", "seal"):
+            member = tarfile.TarInfo(part)
+            member.type, member.linkname = kind if part == name else tarfile.REGTYPE, "elsewhere"
+            tar.addfile(member)
+    refused(tmp_path / "forged")
+
+
+@pytest.mark.parametrize("inner", ["aurora//etc/passwd", "aurora/../../x", None])
+def test_a_copy_of_the_directory_that_is_none_is_refused(tmp_path: Path, inner: str | None) -> None:
+    with tarfile.open(tmp_path / "archive", "w") as tar:
+        if inner is None:
+            member = tarfile.TarInfo("directory.tar")
+            member.type, member.linkname = tarfile.SYMTYPE, "elsewhere"
+            tar.addfile(member)
+        else:
+            copy = io.BytesIO()
+            with tarfile.open(fileobj=copy, mode="w") as other:
+                cluster_backup.add(other, inner, b"x")
+            cluster_backup.add(tar, "directory.tar", copy.getvalue())
+    with pytest.raises(InputError, match=r"is damaged: directory\.tar"):
+        backup.differing(tmp_path / "archive", tmp_path)
+
+
+def test_a_table_whose_name_would_go_on_as_a_statement_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [["aurora-1_job_table"], ["user_table"]]
+    monkeypatch.setattr(cluster_backup, "sql", lambda statement: found)
+    assert cluster_backup.tables("slurm_acct_db") == ["aurora-1_job_table", "user_table"]
+    found.append(["x`; DROP DATABASE mysql; -- _job_table"])
+    with pytest.raises(node_tools.NodeError, match="has a table that is none of Slurm's"):
+        cluster_backup.tables("slurm_acct_db")
+
+
+def secret_of_root(tmp_path: Path) -> Path:
+    """A directory of root's with a file in it that root alone reads, below a directory where everybody may go."""
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o700)
+    (folder / "recovery.tar").write_text("the vault's password")
+    (folder / "recovery.tar").chmod(0o600)
+    return folder
+
+
+def test_a_backup_reads_the_state_as_slurms_user(slurm: Path) -> None:
+    """Who owns the state could put a link to a directory of root's in it, or let it be one; or a pipe."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        private = secret_of_root(Path(name))
+        state = slurm / "slurmctld"
+        (state / "hash.0/job.8").mkdir(parents=True)
+        (state / "job_state").write_text("now")
+        (state / "hash.0/job.7").symlink_to(private)
+        (state / "hash.0/job.8/link").symlink_to(private / "recovery.tar")
+        os.mkfifo(state / "hash.0/job.8/pipe")
+        (state / "hash.0/job.8/script").write_text("#!/bin/sh")
+        for path in (state, *state.rglob("*")):
+            os.chown(path, *getpwnam("nobody")[2:4], follow_symlinks=False)
+        cluster_backup.pack(state, slurm / "packed")
+        with tarfile.open(slurm / "packed") as tar:
+            assert tar.getnames() == ["job_state", "hash.0/job.8/script"]
+        (slurm / "other").symlink_to(private)
+        with pytest.raises(PermissionError):
+            cluster_backup.pack(slurm / "other", slurm / "packed")
+    assert (os.geteuid(), os.getegid()) == (0, 0)
+
+
+def packed(path: Path, *names: str) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name in names:
+            cluster_backup.add(tar, name, b"text")
+    return path
+
+
+def test_a_state_is_laid_out_for_slurms_user(slurm: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"  # in a place of root's too
+    cluster_backup.unpack(packed(tmp_path / "packed", "job_state", "hash.0/job.7/script"), state)
+    found = {str(path.relative_to(tmp_path)): path.stat() for path in (state, *state.rglob("*"))}
+    owner = getpwnam("nobody")[2:4]
+    assert {(status.st_uid, status.st_gid) for status in found.values()} == {owner}
+    assert {name: status.st_mode & 0o777 for name, status in found.items()} == {
+        "state": 0o700,
+        "state/job_state": 0o600,
+        "state/hash.0": 0o700,
+        "state/hash.0/job.7": 0o700,
+        "state/hash.0/job.7/script": 0o600,
+    }
+    for name in ("../x", "/x", "hash.0/../../x"):
+        with pytest.raises(node_tools.NodeError, match="has no place in a state"):
+            cluster_backup.unpack(packed(tmp_path / "packed", name), tmp_path / f"other{len(name)}")
+
+
+class Racing:
+    """Does something as soon as an archive that is unpacked has been opened, or its second file is asked for."""
+
+    def __init__(self, opened: Callable[..., Any], at: int, act: Callable[[], None]) -> None:
+        self.opened, self.at, self.act = opened, at, act
+
+    @contextlib.contextmanager
+    def __call__(self, *args: Any, **options: Any) -> Iterator[Any]:
+        with self.opened(*args, **options) as tar:
+            yield self.members(tar)
+
+    def members(self, tar: tarfile.TarFile) -> Any:
+        racing = self
+
+        class Members:
+            def __iter__(self) -> Iterator[tarfile.TarInfo]:
+                for number, member in enumerate(tar):
+                    if number == racing.at:
+                        racing.act()
+                    yield member
+
+            def extractfile(self, member: tarfile.TarInfo) -> Any:
+                return tar.extractfile(member)
+
+        return Members()
+
+
+@pytest.mark.parametrize("what", ["slurmctld.new", "slurmctld.new/hash.0"])
+def test_a_link_that_slurms_user_plants_while_a_state_is_laid_out_leads_root_nowhere(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        target = Path(name)  # of root's: nobody else may write there
+        before = target.stat()
+
+        def plant() -> None:
+            (slurm / what).rename(slurm / "away")
+            (slurm / what).symlink_to(target)
+
+        archive = packed(slurm / "packed", "hash.0/job.7/script", "hash.0/evil", "job_state")
+        monkeypatch.setattr(cluster_backup.tarfile, "open", Racing(tarfile.open, 1, plant))
+        refusal = contextlib.nullcontext() if what == "slurmctld.new" else pytest.raises(PermissionError)
+        with refusal:
+            cluster_backup.unpack(archive, slurm / "slurmctld.new")
+        assert list(target.iterdir()) == []
+        assert (target.stat().st_uid, target.stat().st_mode) == (before.st_uid, before.st_mode)
+    assert (os.geteuid(), os.getegid()) == (0, 0)
+
+
+SINFO = """\
+gpu01|idle|none
+gpu02|drained*|fan's | $(touch "$PROOF") broken
+gpu03|draining|clusterctl: health: ECC
+--all|drained|x
+half a line
+"""
+
+
+def test_who_is_drained_at_a_restore_is_drained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RESTORE, "DRAINS", tmp_path / "drains")
+    monkeypatch.setattr(RESTORE, "run", lambda *argv, check: (0, SINFO))
+    RESTORE.note_drained()
+    monkeypatch.setattr(RESTORE, "run", lambda *argv, check: (1, "Unable to contact slurm controller"))
+    RESTORE.note_drained()  # by the same command once more, after it was killed
+    (tmp_path / "scontrol").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PROOF": str(tmp_path / "proof")}
+    said = subprocess.run(["sh", tmp_path / "drains"], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines() == [
+        *("update", "NodeName=gpu02", "State=DRAIN", """Reason=fan's | $(touch "$PROOF") broken"""),
+        *("update", "NodeName=gpu03", "State=DRAIN", "Reason=clusterctl: health: ECC"),
+    ]
+    assert not (tmp_path / "proof").exists()
+
+
+def test_the_causes_of_a_backup_are_added_to_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RESTORE, "DRAINED", tmp_path / "drain.json")
+    monkeypatch.setattr(RESTORE, "exclusive", lambda path, notes: contextlib.nullcontext())
+    now = {"gpu01": {"health": "ECC"}, "gpu02": {"upgrade": "today"}}
+    (tmp_path / "drain.json").write_text(json.dumps({"version": 1, "nodes": now}))
+    RESTORE.add_causes({"gpu02": {"upgrade": "then", "verify": "bandwidth"}, "gpu03": {"bootstrap": "new"}}, [])
+    assert RESTORE.causes(tmp_path / "drain.json") == {
+        "gpu01": {"health": "ECC"},
+        "gpu02": {"upgrade": "today", "verify": "bandwidth"},
+        "gpu03": {"bootstrap": "new"},
+    }
+    assert RESTORE.causes(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"version": 2, "nodes": {}}', '{"version": 1}', '{"version": 1, "nodes": {"-x": {}}}',
+     '{"version": 1, "nodes": {"gpu01": {"health": 7}}}', '{"version": 1, "nodes": {"gpu01": "health"}}'],
+)  # fmt: skip
+def test_a_drain_ledger_of_another_shape_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "drain.json").write_text(text)
+    with pytest.raises(node_tools.NodeError, match="is damaged"):
+        RESTORE.causes(tmp_path / "drain.json")
+
+
+def test_the_state_of_a_controller_that_writes_is_copied_whole(slurm: Path) -> None:
     """In the moment between two renames a file is there under its other name alone."""
-    source = tmp_path / "slurmctld"
+    source = slurm / "slurmctld"
     (source / "hash.7/job.7").mkdir(parents=True)
     for name, text in {
         "job_state": "now",
@@ -168,8 +408,8 @@ def test_the_state_of_a_controller_that_writes_is_copied_whole(tmp_path: Path) -
     }.items():
         (source / name).write_text(text)
     (source / "link").symlink_to("/etc/passwd")
-    cluster_backup.pack(source, tmp_path / "packed")
-    with tarfile.open(tmp_path / "packed") as tar:
+    cluster_backup.pack(source, slurm / "packed")
+    with tarfile.open(slurm / "packed") as tar:
         names = tar.getnames()
         told = {name: tar.extractfile(name).read().decode() for name in names}  # type: ignore[union-attr]
     assert told == {"job_state": "now", "node_state": "only", "hash.7/job.7/script": "#!/bin/sh"}

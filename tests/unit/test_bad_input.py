@@ -309,6 +309,26 @@ beside(
         "Beside: secrets in a device": ("secrets.yml", link("/dev/zero"), "is a link out of the cluster's directory"),
         "Beside: host keys out of the directory": ("known_hosts", link("/etc/passwd"), "is a link out of"),
         "Beside: runs elsewhere": (".clusterctl/runs", link("/tmp"), "is a link or a file"),
+        "Beside: nodes that leave elsewhere": (".clusterctl/leaving", link("/tmp"), "is a link or a file"),
+    }
+)
+beside(
+    {
+        "Beside: variables of nodes that leave": (
+            ".clusterctl/leaving/host_vars",
+            Path.mkdir,
+            "is no file of the",
+        ),
+        "Beside: secrets of nodes that leave": (
+            ".clusterctl/leaving/secrets.yml",
+            "",
+            "is no file of the",
+        ),
+        "Beside: a node that leaves elsewhere": (
+            ".clusterctl/leaving/gpu09.json",
+            link("/etc/passwd"),
+            "is no file of the",
+        ),
     }
 )
 beside(

@@ -1,17 +1,21 @@
 """What is kept of nodes that leave, and what a plan makes of a run's events."""
 
 import io
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clusterctl import home, inventory, leaving, membership
+from clusterctl import edit, home, inventory, leaving, membership, plan
+from clusterctl.converge import Options, Site
 from clusterctl.errors import InputError
 from clusterctl.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.outcome import Ledger
 from clusterctl.plan import Plan
+from clusterctl.remote import Access
 from clusterctl.screen import Screen
 from clusterctl.slurm import Job
 
@@ -33,13 +37,20 @@ def cluster(tmp_path: Path) -> inventory.Inventory:
     return inventory.load(tmp_path / "inventory.yaml")
 
 
+def without_gpu01(cluster: inventory.Inventory) -> inventory.Inventory:
+    """The inventory with another node in the place of gpu01."""
+    cluster.path.write_text(INVENTORY.replace("gpu01: {", "gpu09: {").replace("0.11", "0.19"))
+    return inventory.load(cluster.path)
+
+
 def test_a_node_that_leaves_can_still_be_reached(cluster: inventory.Inventory) -> None:
     state = cluster.directory / home.STATE
     state.mkdir()
     leaving.save(state, leaving.Node.of(cluster.host("gpu01"), cluster))
     assert (state / "leaving/gpu01.json").stat().st_mode & 0o777 == 0o600
-    node = leaving.load(state, "gpu01")
-    assert node
+    assert leaving.load(cluster, "gpu01") is None, "gpu01 is in that inventory"
+    node = leaving.load(without_gpu01(cluster), "gpu01")
+    assert node == leaving.Node.of(cluster.host("gpu01"), cluster)
     host = node.host([cluster.host("head1")])
     assert (host.address, host.port, host.user, host.become) == ("10.0.0.11", 2222, "admin", True)
     assert host.jump == cluster.host("head1")
@@ -47,14 +58,23 @@ def test_a_node_that_leaves_can_still_be_reached(cluster: inventory.Inventory) -
     assert leaving.unfinished(cluster) == [], "gpu01 is in that inventory"
     leaving.forget_keys(cluster.directory / "known_hosts", [node], cluster)
     assert len(home.known_hosts(cluster.directory / "known_hosts")) == 3, "gpu01 is in that inventory"
-    (cluster.directory / "inventory.yaml").write_text(INVENTORY.replace("gpu01: {", "gpu09: {").replace("0.11", "0.19"))
-    after = inventory.load(cluster.directory / "inventory.yaml")
+    after = without_gpu01(cluster)
     leaving.forget_keys(cluster.directory / "known_hosts", [node], after)
     assert home.known_hosts(cluster.directory / "known_hosts") == [f"10.0.0.* {KEY}", f"10.0.0.10 {KEY}"]
     assert leaving.unfinished(after) == ["gpu01"]
     leaving.forget(state, ["gpu01"])
-    assert leaving.load(state, "gpu01") is None
+    assert leaving.load(after, "gpu01") is None
     assert leaving.unfinished(after) == []
+
+
+def kept(cluster: inventory.Inventory, file: str = "gpu01", **other: Any) -> inventory.Inventory:
+    """Leave gpu01's file, changed, as somebody may have committed it; return the inventory without gpu01."""
+    node = leaving.Node.of(cluster.host("gpu01"), cluster)
+    document = {"name": "gpu01", "groups": node.groups, "variables": node.variables, "keys": node.keys, **other}
+    folder = cluster.directory / home.STATE / leaving.FOLDER
+    folder.mkdir(parents=True)
+    (folder / f"{file}.json").write_text(json.dumps(document))
+    return without_gpu01(cluster)
 
 
 def test_an_edit_is_judged_with_the_files_that_variables_name(tmp_path: Path) -> None:
@@ -71,17 +91,136 @@ def test_an_edit_is_judged_with_the_files_that_variables_name(tmp_path: Path) ->
         membership.changed(tmp_path / "inventory.yaml", text)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"name": 1, "groups": null, "variables": {}, "keys": []}'])
-def test_what_is_damaged_is_refused_with_its_path(tmp_path: Path, content: str) -> None:
-    (tmp_path / "leaving").mkdir()
-    (tmp_path / "leaving/gpu01.json").write_text(content)
+@pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 100_000, '{"name": 1, "groups": null, "variables": {}}'])
+def test_what_is_damaged_is_refused_with_its_path(cluster: inventory.Inventory, content: str) -> None:
+    after = kept(cluster)
+    (cluster.directory / home.STATE / "leaving/gpu01.json").write_text(content)
     with pytest.raises(InputError, match=r"leaving/gpu01\.json: cannot be used"):
-        leaving.load(tmp_path, "gpu01")
+        leaving.load(after, "gpu01")
 
 
-def test_a_name_leads_nowhere_else(tmp_path: Path) -> None:
-    (tmp_path / "gpu01.json").write_text("{}")
-    assert leaving.load(tmp_path, "../gpu01") is None
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"ansible_connection": "local"}, "ansible_connection: not allowed here"),
+        ({"ansible_python_interpreter": "/tmp/x"}, "not allowed here"),
+        ({"ansible_ssh_common_args": "-oProxyCommand=x"}, "not allowed here"),
+        ({"ansible_host": "{{ lookup('pipe', 'id') }}"}, "a template"),
+        ({"base_packages": ["{% x %}"]}, "a template"),
+        ({"ansible_host": "-oProxyCommand=x"}, "expected an IP address"),
+        ({"ansible_host": "10.0.0.10", "ansible_port": 22}, "duplicate address, got 10.0.0.10, which head1 has"),
+        ({"ansible_port": "22"}, "wrong type"),
+        ({"ansible_ssh_private_key_file": "/dev/zero"}, "is not a regular file"),
+        ({"cluster_ca_certificates": ["inventory.yaml"]}, "holds no certificate"),
+        ({"cluster_jump_host": "elsewhere"}, 'no host "elsewhere"'),
+        ({"cluster_name": None}, "wrong type"),
+    ],
+)
+def test_a_node_that_leaves_says_nothing_that_an_inventory_may_not(
+    cluster: inventory.Inventory, variables: dict[str, Any], told: str
+) -> None:
+    given = {"cluster_name": "aurora", "ansible_host": "10.0.0.11", **variables}
+    after = kept(cluster, variables=given)
+    with pytest.raises(InputError, match=rf"leaving/gpu01\.json: cannot be used: .*{re.escape(told)}"):
+        leaving.load(after, "gpu01")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "../../../target"},
+        {"name": "gpu07"},
+        {"groups": ["slurm_workers", "localhost\n"]},
+        {"groups": ["slurm_workers", "all"]},
+        {"groups": ["slurm_head"]},
+        {"groups": ["a100"]},
+        {"groups": "slurm_workers"},
+        {"groups": []},
+        {"keys": [f"10.0.0.11 {KEY}\n* {KEY}"]},
+        {"keys": [1]},
+        {"variables": []},
+    ],
+)
+def test_a_node_that_leaves_is_the_one_that_its_file_is_named_for(
+    cluster: inventory.Inventory, other: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError, match=r"leaving/gpu01\.json: cannot be used"):
+        leaving.load(kept(cluster, **other), "gpu01")
+
+
+def test_a_node_that_leaves_keeps_the_groups_below_the_workers(cluster: inventory.Inventory) -> None:
+    node = leaving.load(kept(cluster, groups=["a100", "slurm_workers"]), "gpu01")
+    assert node
+    assert node.groups == ("a100", "slurm_workers")
+
+
+@pytest.mark.parametrize("name", ["--yes", "../gpu01", "gpu01;id", "all", "GPU01"])
+def test_a_name_leads_nowhere_else(cluster: inventory.Inventory, name: str) -> None:
+    after = kept(cluster)
+    (cluster.directory / home.STATE / "leaving/gpu01.json").rename(cluster.directory / home.STATE / "gpu01.json")
+    (cluster.directory / home.STATE / "leaving" / f"{name}.json").write_text("{}")
+    assert leaving.load(after, name) is None
+    assert leaving.unfinished(after) == []
+
+
+def removal(cluster: inventory.Inventory) -> membership.Change:
+    """What remove-node gpu01 writes."""
+    path = cluster.path
+    return membership.changed(path, edit.remove(path.read_text(), ["gpu01"]), membership._own_files(cluster, ["gpu01"]))
+
+
+def test_a_node_takes_its_own_files_with_it_and_no_others(cluster: inventory.Inventory) -> None:
+    own = cluster.directory / "host_vars/gpu01"
+    own.mkdir(parents=True)
+    (own / "net.yml").write_text("cluster_address: 10.1.0.11\n")
+    change = removal(cluster)
+    assert change.gone == (own / "net.yml",)
+    assert change.diff().endswith(f"--- {own / 'net.yml'}\n+++ /dev/null\n@@ -1 +0,0 @@\n-cluster_address: 10.1.0.11\n")
+    (own / ".mine").write_text("\x1b]0;x\x07")
+    with pytest.raises(InputError, match='host_vars/gpu01: no host "gpu01"'):  # it would stand there for nobody
+        removal(cluster)
+    (own / ".mine").unlink()
+    change.save()
+    assert not own.exists()
+    assert "gpu01" not in cluster.path.read_text()
+
+
+@pytest.mark.parametrize("linked", ["host_vars", "host_vars/gpu01"])
+def test_no_file_behind_a_link_is_deleted(cluster: inventory.Inventory, tmp_path: Path, linked: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "gpu01").mkdir(parents=True)
+    for place in (elsewhere, elsewhere / "gpu01"):
+        (place / ".hidden").touch()
+        (place / "gpu01.yml").touch()
+    link = cluster.directory / linked
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(elsewhere)
+    with pytest.raises(InputError, match=f"{linked}: is a link, expected a directory"):
+        membership._own_files(cluster, ["gpu01"])
+
+
+def test_a_plan_writes_into_its_copy_alone(cluster: inventory.Inventory, tmp_path: Path) -> None:
+    real = tmp_path / "elsewhere.yaml"
+    cluster.path.rename(real)
+    cluster.path.symlink_to(real)
+    with plan._copy(cluster, removal(cluster)) as directory:
+        assert "gpu01" not in (directory / "inventory.yaml").read_text()
+    assert real.read_text() == INVENTORY
+
+
+def test_a_plan_cleans_from_a_folder_that_nobody_has_put_anything_into(
+    cluster: inventory.Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, trap = tmp_path / "plan/aurora", tmp_path / "trap"
+    copy.mkdir(parents=True)
+    trap.mkdir()
+    (copy / "leaving").symlink_to(trap)
+    site = Site(Options("plan", cluster.path), cluster, cluster.hosts, Access(cluster.directory / "known_hosts"))
+    monkeypatch.setattr(plan, "preview", lambda options, before, change, leave, clean: clean(site, copy))
+    node = leaving.Node.of(cluster.host("gpu01"), cluster)
+    made: Any = membership._plan_removal(site.options, cluster, removal(cluster), [node], False, lambda one, _: one)
+    assert made.inventory.path.exists()
+    assert list(trap.iterdir()) == []
 
 
 def changed(host: str, task: str, *changes: Change) -> Result:

@@ -1036,6 +1036,14 @@ def test_a_lock_that_comes_free_is_noted_with_its_holder() -> None:
     assert re.fullmatch(r"waited \d s for the package lock, held by pid 2 \(dpkg\)", notes[0])
 
 
+def test_a_process_with_a_long_command_is_told_by_its_beginning() -> None:
+    with subprocess.Popen(["sleep", "99", *["0"] * 200]) as long:
+        told = node_tools.process(long.pid)
+        long.kill()
+    assert re.fullmatch(rf"pid {long.pid} \(sleep 99( 0)+ ?\[…\]\)", told)
+    assert node_tools.process(long.pid) == f"pid {long.pid} (gone)"
+
+
 def test_a_run_that_outlived_its_controller_is_waited_for_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: Callable[[str], "subprocess.Popen[str]"]
 ) -> None:

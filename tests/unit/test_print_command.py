@@ -108,7 +108,7 @@ def test_what_is_restored_is_to_be_written_where_the_playbook_reads_it(cluster: 
         "running": ["7", "12"], "pending": 3, "database": "slurm_acct_db", "records": {"job": 12},
     }  # fmt: skip
     archive = tmp_path / "archive.tar"
-    cluster_backup.seal(archive, manifest, [])
+    cluster_backup.seal(archive, manifest, [], secrets.values(cluster)["backup_key"])
     [words], left = printed(cluster, "restore", str(archive))
     assert tail(words) == ["inventory.yaml", "restore.yml"]
     file = cluster / home.STATE / backup.REQUEST

@@ -1,9 +1,18 @@
-"""What a node says to the modules that prove a cluster: no more than data, and of no other node."""
+"""What nodes and jobs say to those who prove and empty a cluster: no more than data, and of nobody else."""
 
 import json
+import re
 import socket
+import sys
 import threading
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
 
+import pytest
+
+from clusterctl import paths
+from clusterctl.slurm import Head
 from tests.unit.test_role_plugins import plugin
 
 JOB = plugin("library/slurm_job_proof")
@@ -26,6 +35,110 @@ def test_only_whole_answers_of_chosen_nodes_count() -> None:
         "a prologue's greeting",
     ]
     assert JOB.answers_in("\n".join([*foreign, json.dumps(GOOD)]), ["gpu01", "gpu02"]) == {"gpu01": GOOD}
+
+
+def test_two_answers_in_one_name_prove_nothing() -> None:
+    twice = "\n".join([json.dumps(GOOD), json.dumps(GOOD)])
+    assert JOB.answers_in(twice, ["gpu01", "gpu02"]) == {"gpu01": GOOD}
+    with pytest.raises(JOB.FailedError, match="two different answers came in the name of gpu01"):
+        JOB.answers_in(twice + "\n" + json.dumps(GOOD | {"devices": {}}), ["gpu01", "gpu02"])
+
+
+def test_where_one_node_speaks_for_another_each_is_proven_alone() -> None:
+    asked = []
+
+    def job(names: list[str], partition: str) -> tuple[str, dict[str, str]]:
+        asked.append(names)
+        if len(names) > 1 or names == ["gpu02"]:
+            raise JOB.FailedError("two different answers came in the name of gpu01")
+        return "proven", {}
+
+    known = dict.fromkeys(("gpu01", "gpu02"), ("idle", "main"))
+    _, _, wrong = JOB.by_partition(["gpu01", "gpu02"], known, job)
+    assert sorted(asked) == [["gpu01"], ["gpu01", "gpu02"], ["gpu02"]]
+    assert list(wrong) == ["gpu02"]
+
+
+def test_what_a_job_prints_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JOB, "MOST", 1000)
+    for where in ("1", "2"):
+        with pytest.raises(JOB.FailedError, match="prints more than 1000 bytes") as failure:
+            JOB.output(["sh", "-c", f"while :; do echo something; done >&{where}"])
+        assert len(str(failure.value)) < 1000
+    assert JOB.output(["cat"], "text") == "text"
+    with pytest.raises(JOB.FailedError, match=r"sh -c .* ended with 3: no"):
+        JOB.output(["sh", "-c", "echo no >&2; exit 3"])
+    with pytest.raises(JOB.FailedError, match="sleep has not ended after 0 s"):
+        JOB.output(["sleep", "600"], timeout=0)
+
+
+@pytest.fixture
+def drain(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """slurm-drain, which is a program without a suffix."""
+    loader = SourceFileLoader("slurm_drain", str(paths.content() / "roles/slurm_head/files/slurm-drain"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    module = ModuleType(loader.name)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "causes", "told"),
+    [
+        ("idle", "none", {"health": "x"}, "gpu01 out: health"),
+        ("idle+drain", "clusterctl: health: x", {}, "gpu01 in"),
+        ("idle+drain", "fan State=IDLE Reason=clusterctl: x", {}, ""),
+        ("", "", {"health": "x"}, ""),
+    ],
+)
+def test_a_node_is_drained_by_what_slurm_has_of_it(
+    drain: ModuleType, monkeypatch: pytest.MonkeyPatch, state: str, reason: str, causes: dict[str, str], told: str
+) -> None:
+    """Its own words in scontrol's line say that it is down, drained by us and idle."""
+    updates = []
+
+    def run(*argv: str) -> str:
+        if argv[0] == "sinfo":
+            return f"{reason if '--format=%E' in argv else state.ljust(200)}\n" * 2  # it is in two partitions
+        if "show" in argv:
+            return "NodeName=gpu01 OS=x State=DOWN+DRAIN Reason=clusterctl: x [root@x] State=IDLE Partitions=main\n"
+        updates.append(argv)
+        return ""
+
+    monkeypatch.setattr(drain, "run", run)
+    assert drain.settle("gpu01", causes) == told
+    assert [word for argv in updates for word in argv if word.startswith("State=")] == (
+        ["State=DRAIN"] if told.endswith("health") else ["State=UNDRAIN"] if told else []
+    )
+
+
+class Session:
+    """The head's answers to squeue and sinfo; a row of jobs begins with whatever squeue was asked to put there."""
+
+    def run(self, argv: tuple[str, ...], **_: Any) -> tuple[int, str, str]:
+        if argv[0] == "sinfo":
+            return 0, "gpu01  idle\ngpu02  down+not_responding\n", ""
+        fields = next(word for word in argv if word.startswith("--format=")).partition("=")[2]
+        jobs = [
+            ("7", "eve", "x\n999|root|y|RUNNING|gpu01\n8|eve", "RUNNING", "gpu01"),
+            ("8", "bob", "a|b", "RUNNING", "gpu01"),
+        ]
+        rows = (dict(zip(("%i", "%u", "%j", "%T", "%N"), job, strict=True)) for job in jobs)
+        return 0, "".join(re.sub("%[iujTN]", lambda at: row[at[0]], fields) + "\n" for row in rows), ""  # noqa: B023
+
+
+def test_a_job_is_no_other_by_its_name() -> None:
+    head = Head(Session(), "head1")  # type: ignore[arg-type]
+    found = head.jobs(["gpu01"])
+    assert [(job.number, job.user, job.name, job.state) for job in found] == [
+        ("7", "eve", "x", "RUNNING"),
+        ("8", "bob", "a|b", "RUNNING"),
+    ]
+
+
+def test_a_node_that_slurm_hears_from_is_one_that_it_has() -> None:
+    head = Head(Session(), "head1")  # type: ignore[arg-type]
+    assert [head.hears(name) for name in ("gpu01", "gpu02", "gpu03")] == [True, False, False]
 
 
 def test_a_target_whose_answer_has_no_end_is_not_heard_to_its_end() -> None:

@@ -755,6 +755,28 @@ def test_nobody_goes_on_without_a_critical_host(site: Site) -> None:
     assert {name: host.changed for name, host in ledger.hosts.items()} == {"head1": 3, "gpu01": 3, "gpu02": 3}
 
 
+def test_a_task_that_never_ends_fails_on_its_host_alone(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours may take an hour, here it is seconds."""
+    ours, hour, content = paths.content(), "\ntask_timeout = 3600\n", tmp_path / "content"
+    settings = (ours / "ansible.cfg").read_text()
+    assert hour in settings
+    content.mkdir()
+    (content / "ansible.cfg").write_text(settings.replace(hour, "\ntask_timeout = 6\n"))
+    for name in ("playbooks", "roles"):
+        (content / name).symlink_to(ours / name)
+    monkeypatch.setattr(paths, "content", lambda: content)
+    ledger, kept = site.run(playbook_behind(), critical=("head1",))  # nobody says go
+    assert ledger.ended
+    assert {name: host.status for name, host in ledger.hosts.items()} == {
+        "head1": "ok",
+        "gpu01": "ok",
+        "gpu02": "failed",
+    }
+    assert "Timed out after 6 second" in kept.log.read_text()
+
+
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_signal_reaches_what_is_under_way_on_a_host_that_was_left_behind(site: Site, signals: int) -> None:
     """The first one lets it end, the second ends it."""

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl import lock, runs
 from clusterctl.errors import InputError
-from clusterctl.logs import choose
+from clusterctl.logs import choose, replay
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 FAILED = "20261121T010000Z-bootstrap"
@@ -146,6 +146,18 @@ def test_a_run_is_shown_as_it_ended(cluster: Path) -> None:
     assert "nothing was changed on any node" in unfit
     assert json.loads(logs(cluster, "last", "--output", "json").stdout)["run"] == GOOD
     assert logs(cluster, "last", "--full").stdout == "TASK [munge]\nfatal: [31mno\n"
+
+
+def test_no_name_in_the_events_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:
+    (tmp_path / "inventory.yaml").write_text("")
+    versions = {"\x1b[5mZ": "1"}
+    good = FAILURE | {"status": "changed", "versions": versions, "message": ""}
+    stats = {"event": "stats", "hosts": {"\x1b[2Jg": {"ok": 1}}}
+    keep(tmp_path, GOOD, good, good | {"host": "gpu02"}, stats, {"event": "end"}, exit_code=0, seconds=3.0)
+    ledger = replay(tmp_path / ".clusterctl/runs" / GOOD / "events.jsonl", 3.0)
+    assert ledger.installed == {"munge": {"[5mZ": {"gpu01": "1", "gpu02": "1"}}}
+    assert "\x1b" not in "".join(ledger.hosts)
+    assert "\x1b" not in logs(tmp_path, GOOD).stdout
 
 
 @pytest.mark.parametrize(

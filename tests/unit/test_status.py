@@ -50,6 +50,17 @@ def test_nodes_are_read() -> None:
     assert (nodes["gpu03"].reason, nodes["gpu03"].by) == ("Not responding", "slurm")
 
 
+def test_a_node_does_not_choose_its_state_by_what_it_says_of_itself() -> None:
+    said = NODES.replace("OS=Linux 6.12", "OS=Linux State=DOWN").replace("State=IDLE+DRAIN", "State=IDLE", 1)
+    assert status.parse_nodes(said)["gpu01"].state == ("DOWN",), "scontrol alone does not tell them apart"
+    states = status.parse_states(
+        "gpu01   mixed  \ngpu02  idle+drain\ngpu02  idle+drain\ngpu03 down*\na warning on the way\n"
+    )
+    assert states == {"gpu01": ("MIXED",), "gpu02": ("IDLE", "DRAIN"), "gpu03": ("DOWN", "NOT_RESPONDING")}
+    nodes = status.parse_nodes(said, states)
+    assert {name: node.state for name, node in nodes.items()} == states
+
+
 @pytest.mark.parametrize("answer", ["", "{", "NodeName=", "State=IDLE", "NodeName=x " * 100_000])
 def test_what_slurm_cannot_say_is_no_node(answer: str) -> None:
     assert status.parse_nodes(answer) == {}
@@ -357,6 +368,9 @@ def test_a_cluster_is_asked_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def program(channel: paramiko.Channel, command: str) -> int:
         if command.startswith("scontrol"):
             channel.sendall(NODES.encode())
+            return 0
+        if command.startswith("sinfo"):
+            channel.sendall(b"gpu01  mixed\ngpu02  idle+drain\ngpu03  down+not_responding\n")
             return 0
         if command.startswith("squeue"):
             channel.sendall(b"RUNNING\nPENDING\nRUNNING\n")
