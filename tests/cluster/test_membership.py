@@ -74,6 +74,7 @@ def grows(lab: Growing) -> None:
     assert changed == []
     assert all(steps.values())
     assert {node: lab.root(node, "pgrep slurmstepd | sort") for node in others} == steps
+    assert json.loads(lab.root("head1", "slurm-drain")) == {}
     assert in_service(lab)[lab.last] in ("idle", "mixed", "allocated")
     lab.unchanged()
 
@@ -160,6 +161,8 @@ def test_a_dead_worker_holds_up_no_other(lab: Growing, jobs: str) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
         pasted(lab, "add-node", "gpu03")
         assert in_service(lab)["gpu03"] == "idle"
+        # Slurm's controller has started itself anew and heard nothing of the dead one, whose jobs it knows of.
+        assert json.loads(lab.root("head1", "slurm-drain")) == {}
 
 
 def test_a_dead_worker_is_removed_from_the_head_alone(lab: Growing, jobs: str) -> None:

@@ -10,11 +10,12 @@ import pytest
 from tests.cluster.lab import HERE, TestLab, clusterctl
 from tests.cluster.test_bootstrap import differences
 
-# Changes: a line of the inventory and what takes its place, or what is done on a node.
+# Changes: lines of the inventory and what takes their place, or what is done on nodes.
 CHANGES: dict[str, Any] = {
-    "time zone": ("cluster_name: ", "cluster_timezone: Asia/Tokyo\n    cluster_name: "),
-    "a user": ("- {name: alice,", "- {name: bob, uid: 5002}\n      - {name: alice,"),
-    "metrics' interval": ("cluster_name: ", "slurm_exporter_interval: 20\n    cluster_name: "),
+    "time zone, a user, metrics' interval": {
+        "cluster_name: ": "cluster_timezone: Asia/Tokyo\n    slurm_exporter_interval: 20\n    cluster_name: ",
+        "- {name: alice,": "- {name: bob, uid: 5002}\n      - {name: alice,",
+    },
     "by hand": {"gpu01": "echo >> /etc/chrony/chrony.conf; systemctl disable --quiet munge",
                 "gpu02": "apt-get -qq remove -y prometheus-node-exporter; chmod 0600 /etc/hosts"},
 }  # fmt: skip
@@ -100,12 +101,11 @@ def lab(whole: TestLab) -> Iterator[TestLab]:
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_run_changes_what_the_plan_has_listed(lab: TestLab, what: str) -> None:
     """A fifth change, of Slurm's own configuration, is in test_membership.py, and an upgrade in test_upgrade.py."""
-    change = CHANGES[what]
-    if isinstance(change, dict):
-        for node, script in change.items():
-            lab.root(node, script)
-    else:
-        edit(lab, *change)
+    for where, change in CHANGES[what].items():
+        if where in lab.nodes:
+            lab.root(where, change)
+        else:
+            edit(lab, where, change)
     before = lab.manifests()
     plan = planned(lab)
     if what == "by hand":  # it has most kinds of item

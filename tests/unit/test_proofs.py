@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -110,6 +111,33 @@ def test_a_node_is_drained_by_what_slurm_has_of_it(
     assert [word for argv in updates for word in argv if word.startswith("State=")] == (
         ["State=DRAIN"] if told.endswith("health") else ["State=UNDRAIN"] if told else []
     )
+
+
+def test_a_node_is_new_until_it_was_put_into_service(
+    drain: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And once more after it had left; Slurm is asked for nothing of that."""
+    for name in ("LEDGER", "LOCK"):
+        monkeypatch.setattr(drain, name, tmp_path / "run" / name)
+    monkeypatch.setattr(drain, "settle", lambda node, causes: f"{node}: {'; '.join(causes.values())}")
+
+    def does(*argv: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["slurm-drain", *argv])
+        drain.main()
+        return capsys.readouterr().out.splitlines()
+
+    bootstrap = ("bootstrap", "--new", "--reason", "not proven yet", "--out")
+    assert does(*bootstrap, "gpu01,gpu02") == ["gpu01: not proven yet", "gpu02: not proven yet"]
+    does("bootstrap", "--in", "gpu01", "--out", "gpu02", "--reason", "saw no GPU")
+    does("health", "--out", "gpu01")
+    assert does(*bootstrap, "gpu01,gpu02,gpu03") == ["gpu02: saw no GPU", "gpu03: not proven yet"]
+    does("health", "--in", "gpu01")
+    does("bootstrap", "--in", "gpu02,gpu03")
+    assert does(*bootstrap, "gpu01,gpu02,gpu03") == []
+    assert does() == ["{}"]
+    does("--forget", "gpu02")
+    does(*bootstrap, "gpu01")  # gpu03 was taken out of the inventory
+    assert does(*bootstrap, "gpu01,gpu02,gpu03") == ["gpu02: not proven yet", "gpu03: not proven yet"]
 
 
 class Session:
