@@ -13,6 +13,7 @@ from clusterctl.document import Node, shown
 from clusterctl.reading import HostDraft, Reading
 
 JUMP = "cluster_jump_host"
+DIVISIONS = "gpu_config_mig_gpus"
 TOOLKITS, COMPAT = "nvidia_cuda_toolkits", "nvidia_cuda_compat"
 
 
@@ -26,6 +27,7 @@ def check(reading: Reading) -> None:
         _addresses(reading)
         _jumps(reading)
         _toolkits(reading)
+        _divisions(reading)
         _required(reading)
 
 
@@ -123,6 +125,15 @@ def _toolkits(reading: Reading) -> None:
                 hint = f"name a later branch, or the toolkit in {COMPAT} as well"
                 message = f"CUDA {item.value} needs driver {least} or newer, got {driver} for {host.name}"
                 reading.refuse(item.position, key, message, hint)
+
+
+def _divisions(reading: Reading) -> None:
+    """GPUs are named by their index."""
+    for node in {id(host.merged[DIVISIONS]): host.merged[DIVISIONS] for host in reading.hosts.values() if DIVISIONS in host.merged}.values():
+        for name in node.value if isinstance(node.value, dict) else ():
+            if not re.fullmatch("[0-9]|[1-5][0-9]|6[0-3]", name):
+                message = f'bad key, got "{shown(name)}", expected a GPU\'s index such as 0'
+                reading.refuse(name.position, f"{DIVISIONS}.{shown(name)}", message)
 
 
 def _required(reading: Reading) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,10 +33,14 @@ from clusterctl.untrusted import (
 
 SCHEMA = 1
 DIRECTORY = "hardware"
+# How role gpu_config calls a change of how a GPU is divided.
+LAYOUT = "MIG layout"
 # A kernel update or a crash kernel's reservation moves MemTotal by some tens of MB; a lost module is far more.
 MEMORY_TOLERANCE = 0.02
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._+~-]*"
 _MAX_CPUS = 65536
+# Of MIG: compute slices, memory, and what it has besides, such as 1g.10gb+me; parts of one such as 1c.3g.40gb.
+PROFILE = r"([1-9]c\.)?[1-9]g\.[1-9]\d{0,2}gb([+-][a-z]+(\.[a-z]+)?)*"
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class Gpu:
     ]
     pcie_generation: Annotated[int | None, optional(number(1, 16))]
     pcie_width: Annotated[int | None, optional(number(1, 64))]
+    mig: Annotated[tuple[str, ...] | None, optional(sequence(text(PROFILE, "a MIG profile"), 64))]
+    """The profiles of its instances where MIG divides it; the only part of a record that follows the node."""
 
 
 @dataclass(frozen=True)
@@ -233,10 +239,17 @@ def save(directory: Path, record: Hardware) -> Path:
     return path
 
 
+def redivided(record: Hardware, reality: Hardware) -> Hardware | None:
+    """Return the record with the GPUs divided as they are now; None where it says so already."""
+    now = {gpu.uuid: gpu.mig for gpu in reality.gpus if gpu.uuid}
+    gpus = tuple(replace(gpu, mig=now.get(gpu.uuid, gpu.mig)) for gpu in record.gpus)
+    return replace(record, gpus=gpus) if gpus != record.gpus else None
+
+
 def compare(record: Hardware, reality: Hardware) -> list[str]:
     """Say how a node differs from its record, one line each.
 
-    What changes by itself is left out: addresses, kernel, driver, disks.
+    What changes by itself is left out: addresses, kernel, driver, disks, the layout of divided GPUs.
     """
     differences = []
 

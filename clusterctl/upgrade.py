@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl import backup, converge, home, plan, schema
+from clusterctl import backup, converge, hardware, home, plan, schema
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, PreflightError, Problem, WorkersFailed
 from clusterctl.outcome import Ledger, fold
@@ -92,7 +92,10 @@ def upgrade(options: Options, what: What, pace: Pace) -> int:
         with Head.of(site) as head:
             due = {*_moved(found), *head.out_for(what.cause)}
         reboots = what.system or bool(found.reboots)
-        rolling = Rolling(site, ledger, screen, play, what.cause, what.playbook, pace, variables, reboots=reboots)
+        divided = {host for (_, _, name, _), hosts in found.changes.items() if name == hardware.LAYOUT for host in hosts}
+        rolling = Rolling(
+            site, ledger, screen, play, what.cause, what.playbook, pace, variables, divided=divided, reboots=reboots
+        )
         if not due:
             return rolling.over(())
         found.show(screen)

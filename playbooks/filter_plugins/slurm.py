@@ -12,6 +12,8 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 Record = Mapping[str, Any]
+# Of MIG: compute slices, memory, and what it has besides, such as 1g.10gb+me.
+PROFILE = r"[1-9]g\.[1-9]\d{0,2}gb([+-][a-z]+(\.[a-z]+)?)*"
 
 
 def release(record: Record, table: Mapping[str, str], pin: str = "") -> str:
@@ -49,10 +51,35 @@ def node(record: Record) -> dict[str, Any]:
             "ThreadsPerCore": cpu["threads_per_core"],
         }
     options["RealMemory"] = real_memory(record)
-    if record["gpus"]:
-        count = Counter(gpu["type"] for gpu in record["gpus"])
+    if count := Counter(units(record)):
         options["Gres"] = ",".join(f"gpu:{kind}:{number}" for kind, number in sorted(count.items()))
     return options
+
+
+def units(record: Record) -> list[str]:
+    """Return the type of each GPU that a job can ask for: of one that MIG divides, its instances' profiles instead."""
+    return [kind for gpu in record["gpus"] for kind in ([gpu["type"]] if gpu["mig"] is None else gpu["mig"])]
+
+
+def divided(records: Mapping[str, Record], hosts: Mapping[str, Any]) -> dict[str, Record]:
+    """Return the records with the GPUs divided as they will be when the run has come to their nodes.
+
+    ``hosts`` has what role gpu_config has learned of each host of the run; of others the record knows.
+    """
+    found = {}
+    for name, record in records.items():
+        layouts = (hosts[name].get("__gpu_config_look") or {}).get("layouts") or {}
+        gpus = [{**gpu, "mig": _profiles(layouts.get(str(gpu["index"])), gpu["mig"])} for gpu in record["gpus"]]
+        found[name] = {**record, "gpus": gpus}
+    return found
+
+
+def _profiles(layout: Any, recorded: list[str] | None) -> list[str] | None:
+    """Read a layout, which is a node's own word: one that is none counts as not given."""
+    if layout == "none":
+        return None
+    names = str(layout).split(",")
+    return names if all(re.fullmatch(PROFILE, name) for name in names) else recorded
 
 
 def memory_per_cpu(records: Iterable[Record]) -> int:
@@ -62,7 +89,7 @@ def memory_per_cpu(records: Iterable[Record]) -> int:
 
 def gpu_types(records: Iterable[Record]) -> list[str]:
     """Return the types of all GPUs, sorted."""
-    return sorted({gpu["type"] for record in records for gpu in record["gpus"]})
+    return sorted({kind for record in records for kind in units(record)})
 
 
 def constraints(records: Iterable[Record], slurm_release: str) -> list[str]:
@@ -122,19 +149,33 @@ def _cores(cpus: str | None, record: Record) -> str:
 
 
 def gres(records: Mapping[str, Record]) -> list[str]:
-    """Return the lines of ``gres.conf`` for nodes by name: like nodes share their lines, like GPUs of a node one."""
+    """Return the lines of ``gres.conf`` for nodes by name: like nodes share their lines, like GPUs of a node one.
+
+    A MIG instance has a line of its own, with its GPU's device file and its own two by the names that role gpu_config
+    gives them.
+    """
     nodes: dict[tuple[str, ...], list[str]] = {}
     for name, record in records.items():
         bundles: dict[tuple[str, str], list[str]] = {}
+        parts: list[tuple[str, list[str], str]] = []
         for gpu in record["gpus"]:
             match = re.fullmatch(r"/dev/nvidia(\d+)", gpu["device"])
             if not match:
                 raise AnsibleFilterError(f"{name}: {gpu['device']!r} is no device file of a GPU")
-            bundles.setdefault((gpu["type"], _cores(gpu["cpus"], record)), []).append(match[1])
+            if gpu["mig"] is None:
+                bundles.setdefault((gpu["type"], _cores(gpu["cpus"], record)), []).append(match[1])
+            else:
+                parts.append((match[1], gpu["mig"], _cores(gpu["cpus"], record)))
         lines = []
         for (kind, cores), devices in bundles.items():
             file = devices[0] if len(devices) == 1 else f"[{_ranges(devices)}]"
             lines.append(f"Name=gpu Type={kind} File=/dev/nvidia{file}" + (f" Cores={cores}" if cores else ""))
+        for device, profiles, cores in parts:
+            for kind, number in Counter(profiles).items():
+                for nth in range(number):
+                    own = ",".join(f"/dev/nvidia-mig/gpu{device}/{part}-{kind}-{nth}" for part in ("gi", "ci"))
+                    line = f"Name=gpu Type={kind} MultipleFiles=/dev/nvidia{device},{own}"
+                    lines.append(line + (f" Cores={cores}" if cores else ""))
         nodes.setdefault(tuple(lines), []).append(name)
     return [f"NodeName={hostlist(names)} {line}" for lines, names in nodes.items() for line in lines]
 
@@ -180,8 +221,10 @@ class FilterModule:
         return {
             "mysql_native_password": mysql_native_password,
             "slurm_constraints": constraints,
+            "slurm_divided": divided,
             "slurm_gpu_types": gpu_types,
             "slurm_gres": gres,
+            "slurm_gpus": units,
             "slurm_hostlist": hostlist,
             "slurm_memory_per_cpu": memory_per_cpu,
             "slurm_node": node,
