@@ -334,7 +334,7 @@ _RULES = (
         _matches("([1-9][0-9]{1,4},[1-9][0-9]{1,4})?"),
         "MHz of memory and graphics such as 1593,1275",
     ),
-    _Rule("gpu_config_mig(_gpus)?", _is_division, "profiles such as 3g.40gb,2g.20gb,2g.20gb that fit on one GPU, or none"),
+    _Rule("gpu_config_mig(_gpus)?", _is_division, "profiles that fit on a GPU, 3g.40gb,2g.20gb,2g.20gb, or none"),
     _Rule("_fingerprint", _matches("([0-9A-Fa-f]{40})?"), "40 hexadecimal digits"),
     _Rule("_imex_nodes", is_ip, "an IP address"),
     _Rule("_time|_interval|_age|_size", _matches("[0-9]+[A-Za-z]*"), "a number with its unit"),

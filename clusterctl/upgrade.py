@@ -92,10 +92,8 @@ def upgrade(options: Options, what: What, pace: Pace) -> int:
         with Head.of(site) as head:
             due = {*_moved(found), *head.out_for(what.cause)}
         reboots = what.system or bool(found.reboots)
-        divided = {host for (_, _, name, _), hosts in found.changes.items() if name == hardware.LAYOUT for host in hosts}
-        rolling = Rolling(
-            site, ledger, screen, play, what.cause, what.playbook, pace, variables, divided=divided, reboots=reboots
-        )
+        rolling = Rolling(site, ledger, screen, play, what.cause, what.playbook, pace, variables, reboots=reboots)
+        rolling.divided = {host for item, hosts in found.changes.items() if hardware.LAYOUT in item for host in hosts}
         if not due:
             return rolling.over(())
         found.show(screen)

@@ -365,7 +365,7 @@ inventory(
         "Structure: unknown key of a group": "(did you mean children?)",
         "Structure: group as a key": "(move it below children)",
         "Structure: unknown group": "(did you mean slurm_workers?)",
-        "Structure: group of no role": "(known groups: slurm_head, ",
+        "Structure: group of no role": "(known groups: gpu_config, slurm_head, ",
         "Structure: group's name is no text": "got no, which YAML reads as false as a key",
         "Structure: host is a text": 'got "10.0.0.10", expected a mapping',
         "Structure: sub-group of the head": "a sub-group, which only workers can have (list the hosts)",

@@ -12,8 +12,8 @@ SLURM = plugin("filter_plugins/slurm")
 A100 = "a100"
 
 
-def gpu(index: int, kind: str = A100, cpus: str | None = None) -> dict[str, Any]:
-    return {"type": kind, "device": f"/dev/nvidia{index}", "cpus": cpus}
+def gpu(index: int, kind: str = A100, cpus: str | None = None, mig: list[str] | None = None) -> dict[str, Any]:
+    return {"index": index, "type": kind, "device": f"/dev/nvidia{index}", "cpus": cpus, "mig": mig}
 
 
 def record(**other: Any) -> dict[str, Any]:

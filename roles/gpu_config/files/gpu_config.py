@@ -109,8 +109,9 @@ class Gpu:
 
     def power(self, kind: str) -> int | None:
         """Return a power limit in watts: current, default, min or max; drivers before 535 name the place otherwise."""
-        kinds = ("requested_power_limit", "current_power_limit", "power_limit") if kind == "current" else (f"{kind}_power_limit",)
-        return self.number(*(f"{place}/{name}" for place in ("gpu_power_readings", "power_readings") for name in kinds))
+        kinds = ["requested", "current"] if kind == "current" else [kind]
+        names = [f"{kind}_power_limit" for kind in kinds] + ["power_limit"] * (kind == "current")
+        return self.number(*(f"{place}/{name}" for place in ("gpu_power_readings", "power_readings") for name in names))
 
     def clocks(self) -> dict[int, list[int]]:
         """Return the memory clocks that it supports, with the graphics clocks of each, in MHz."""
@@ -273,7 +274,7 @@ class Settings:
 
     def require_room(self, gpu: Gpu, wanted: str) -> None:
         """Raise Unfit where the GPU has no such profile, or no room for all of them."""
-        where = room(ask("nvidia-smi", "mig", "-i", gpu.uuid, "-lgip"), ask("nvidia-smi", "mig", "-i", gpu.uuid, "-lgipp"))
+        where = room(*(ask("nvidia-smi", "mig", "-i", gpu.uuid, what) for what in ("-lgip", "-lgipp")))
         profiles = wanted.split(",")
         choices = f"expected some of {', '.join(where)}"
         if unknown := [name for name in dict.fromkeys(profiles) if name not in where]:
@@ -311,9 +312,9 @@ class Settings:
     def switch(self, gpu: Gpu, *, on: bool) -> None:
         """Switch MIG mode, by a reset of the GPU where the driver asks for one."""
         ask("nvidia-smi", "-i", gpu.uuid, "-mig", str(int(on)))
-        if next(one for one in look() if one.uuid == gpu.uuid).text("mig_mode/current_mig") == ("Disabled", "Enabled")[on]:
-            return
-        self.reset(gpu, f"MIG mode becomes {'enabled' if on else 'disabled'}")
+        now = next(one for one in look() if one.uuid == gpu.uuid)
+        if (now.mig is not None) != on:
+            self.reset(gpu, f"MIG mode becomes {'enabled' if on else 'disabled'}")
 
     def reset(self, gpu: Gpu, why: str) -> None:
         """Reset a GPU, which forgets what else was set."""
@@ -375,16 +376,16 @@ class Settings:
             for place in ("applications_clocks", "default_applications_clocks")
         )
         if None in now:
-            raise Unfit("gpu_config_application_clocks: it has none; lock its clocks instead, gpu_config_graphics_clock")
+            raise Unfit("gpu_config_application_clocks: it has none, lock its clocks: gpu_config_graphics_clock")
         to = usual if wanted == DEFAULT else tuple(map(int, wanted.split(",")))
         known = gpu.clocks()
         if wanted != DEFAULT and known and to[0] not in known:
             told = ", ".join(map(str, sorted(known)))
             raise Unfit(f"gpu_config_application_clocks: got {to[0]} MHz for its memory, expected one of {told}")
         if wanted != DEFAULT and known and to[1] not in known[to[0]]:
-            near = sorted(known[to[0]], key=lambda clock: abs(clock - to[1]))[:4]
-            told = f"expected one of {min(known[to[0]])} to {max(known[to[0]])} such as {', '.join(map(str, sorted(near)))}"
-            raise Unfit(f"gpu_config_application_clocks: got {to[1]} MHz for graphics, {told}")
+            near = sorted(sorted(known[to[0]], key=lambda clock: abs(clock - to[1]))[:4])
+            told = f"{min(known[to[0]])} to {max(known[to[0]])} MHz such as {', '.join(map(str, near))}"
+            raise Unfit(f"gpu_config_application_clocks: got {to[1]} MHz for graphics, expected one of {told}")
         if now != to:
             act = self.command(gpu, *(("-rac",) if wanted == DEFAULT else ("-ac", "{},{}".format(*to))))
             shown = ["{},{} MHz".format(*pair) for pair in (to, now)]
@@ -425,7 +426,7 @@ def asked(given: Data) -> bool:
 def back(given: Data, before: Data) -> Data:
     """Return what is asked for now, with the card's own value for what was asked for before and no longer is."""
     dropped = {setting: DEFAULT for setting in ALL if before.get(setting) and not given.get(setting)}
-    parts = {gpu: NONE for gpu in before.get("mig_gpus", {})} if not given.get("mig") else {}
+    parts = dict.fromkeys(before.get("mig_gpus", {}), NONE) if not given.get("mig") else {}
     if "mig" in dropped:
         dropped["mig"] = NONE
     return {**given, **dropped, "mig_gpus": {**parts, **given.get("mig_gpus", {})}}
