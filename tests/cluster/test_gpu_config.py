@@ -22,7 +22,7 @@ SEES = """
 echo "visible=$CUDA_VISIBLE_DEVICES"
 nvidia-smi -L
 for file in /dev/nvidia[0-9] /dev/nvidia-mig/gpu*/ci-*; do
-    (exec 3<>"$file") 2>&1 | grep -q 'not permitted' || echo "opens=$file"
+    (exec 3<"$file") 2>&1 | grep -q 'not permitted' || echo "opens=$file"
 done
 """
 
@@ -126,7 +126,7 @@ def test_power_changes_under_a_job_and_a_layout_waits_until_it_has_ended(lab: Te
 
 def test_an_operators_drain_is_kept(lab: TestLab) -> None:
     lab.root("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason='new fan'")
-    of(lab, "gpu02", f'gpu_config_mig_gpus: {{1: "{THREE}"}}')
+    of(lab, "gpu02", f'gpu_config_mig_gpus: {{"1": "{THREE}"}}')
     lab.run("upgrade", "--only", "gpu_config")
     assert gres(lab)["gpu02"] == "gpu:2g.20gb:2,gpu:3g.40gb:1,gpu:h100:1"
     assert instances(lab, "gpu02") == THREE.split(",")
