@@ -11,9 +11,9 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
+from clusterctl.hardware import PROFILE
+
 Record = Mapping[str, Any]
-# Of MIG: compute slices, memory, and what it has besides, such as 1g.10gb+me.
-PROFILE = r"[1-9]g\.[1-9]\d{0,2}gb([+-][a-z]+(\.[a-z]+)?)*"
 
 
 def release(record: Record, table: Mapping[str, str], pin: str = "") -> str:
