@@ -221,14 +221,18 @@ def load_all(directory: Path) -> dict[str, Hardware]:
     return records
 
 
+def written(record: Hardware) -> str:
+    """Return the text of a record's file."""
+    return json.dumps(asdict(record), indent=2) + "\n"
+
+
 def save(directory: Path, record: Hardware) -> Path:
     """Write the record into the cluster's directory, whole or not at all; 0644, for it is fit for git."""
     path = path_of(directory, record.name)
     path.parent.mkdir(mode=0o755, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
-            json.dump(asdict(record), file, indent=2)
-            file.write("\n")
+            file.write(written(record))
             file.flush()
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
@@ -237,6 +241,22 @@ def save(directory: Path, record: Hardware) -> Path:
             Path(file.name).unlink(missing_ok=True)
             raise
     return path
+
+
+def learned(record: Hardware, layouts: Mapping[str, Any]) -> Hardware:
+    """Return the record with the GPUs divided as their node says that they will be, by index: `none`, or profiles.
+
+    What is no layout counts as not said.
+    """
+
+    def divided(gpu: Gpu) -> Gpu:
+        said = str(layouts.get(str(gpu.index), ""))
+        names = said.split(",")
+        if said == "none":
+            return replace(gpu, mig=None)
+        return replace(gpu, mig=tuple(sorted(names))) if all(re.fullmatch(PROFILE, name) for name in names) else gpu
+
+    return replace(record, gpus=tuple(map(divided, record.gpus)))
 
 
 def redivided(record: Hardware, reality: Hardware) -> Hardware | None:

@@ -225,7 +225,7 @@ class Nvml:
             instance = ctypes.c_void_p()
             if self.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, ctypes.byref(instance)):
                 found.append((self.text("nvmlDeviceGetName", instance) or "").rpartition(" ")[2])
-        return found
+        return sorted(found)
 
     def near(self, handle: ctypes.c_void_p) -> Optional[str]:
         """Return the CPUs near a GPU, None where NVML does not know."""

@@ -11,8 +11,6 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from clusterctl.hardware import PROFILE
-
 Record = Mapping[str, Any]
 
 
@@ -59,27 +57,6 @@ def node(record: Record) -> dict[str, Any]:
 def units(record: Record) -> list[str]:
     """Return the type of each GPU that a job can ask for: of one that MIG divides, its instances' profiles instead."""
     return [kind for gpu in record["gpus"] for kind in ([gpu["type"]] if gpu["mig"] is None else gpu["mig"])]
-
-
-def divided(records: Mapping[str, Record], hosts: Mapping[str, Any]) -> dict[str, Record]:
-    """Return the records with the GPUs divided as they will be when the run has come to their nodes.
-
-    ``hosts`` has what role gpu_config has learned of each host of the run; of others the record knows.
-    """
-    found = {}
-    for name, record in records.items():
-        layouts = (hosts[name].get("__gpu_config_look") or {}).get("layouts") or {}
-        gpus = [{**gpu, "mig": _profiles(layouts.get(str(gpu["index"])), gpu["mig"])} for gpu in record["gpus"]]
-        found[name] = {**record, "gpus": gpus}
-    return found
-
-
-def _profiles(layout: Any, recorded: list[str] | None) -> list[str] | None:
-    """Read a layout, which is a node's own word: one that is none counts as not given."""
-    if layout == "none":
-        return None
-    names = str(layout).split(",")
-    return names if all(re.fullmatch(PROFILE, name) for name in names) else recorded
 
 
 def memory_per_cpu(records: Iterable[Record]) -> int:
@@ -221,7 +198,6 @@ class FilterModule:
         return {
             "mysql_native_password": mysql_native_password,
             "slurm_constraints": constraints,
-            "slurm_divided": divided,
             "slurm_gpu_types": gpu_types,
             "slurm_gres": gres,
             "slurm_gpus": units,

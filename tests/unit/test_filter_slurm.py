@@ -161,19 +161,3 @@ def test_a_divided_gpu_is_its_instances() -> None:
         f"NodeName=gpu01 Name=gpu Type=2g.20gb MultipleFiles=/dev/nvidia0,{own.format('2g.20gb-0')}",
         f"NodeName=gpu01 Name=gpu Type=2g.20gb MultipleFiles=/dev/nvidia0,{own.format('2g.20gb-1')}",
     ]
-
-
-@pytest.mark.parametrize(
-    ("said", "means"),
-    [
-        ({}, THREE),
-        ({"__gpu_config_look": {"layouts": {}}}, THREE),
-        ({"__gpu_config_look": {"layouts": {"0": "none"}}}, None),
-        ({"__gpu_config_look": {"layouts": {"0": "7g.80gb", "1": "none"}}}, ["7g.80gb"]),
-        ({"__gpu_config_look": {"layouts": {"0": "7g.80gb\nPartitionName=x"}}}, THREE),
-        ({"__gpu_config_look": {"layouts": {"0": "{{ x }}"}}}, THREE),
-    ],
-)
-def test_what_a_node_says_of_its_layout_counts_where_it_is_one(said: dict[str, Any], means: list[str] | None) -> None:
-    found = SLURM.divided({"gpu01": record(gpus=[gpu(0, mig=THREE)])}, {"gpu01": said})
-    assert found["gpu01"]["gpus"][0]["mig"] == means

@@ -322,7 +322,7 @@ class Look:
                 yield Finding("pcie", text, passing=True)
 
     def nvlink(self) -> Iterator[Finding]:
-        """Every GPU, and every pair of them, has the NVLinks of the record, but those that MIG divides: they use none."""
+        """Every GPU, and every pair of them, has the NVLinks of the record, but those that MIG divides use none."""
         if not self.gpus or not (self.shown or any(gpu["links"] for gpu in self.given["gpus"])):
             return
         self.topology = topology(ask("nvidia-smi", "topo", "-m", seconds=self.seconds("nvlink")))
