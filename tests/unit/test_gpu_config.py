@@ -28,6 +28,9 @@ PROFILES = """
 |   0  MIG 2g.20gb       14     3/3        19.62      No     28     1     0   |
 |                                                             2     0     0   |
 +-----------------------------------------------------------------------------+
+|   0  MIG 4g.40gb        5     1/1        39.50      No     56     2     0   |
+|                                                             4     0     0   |
++-----------------------------------------------------------------------------+
 |   0  MIG 3g.40gb        9     2/2        39.50      No     42     2     0   |
 |                                                             3     0     0   |
 +-----------------------------------------------------------------------------+
@@ -36,6 +39,7 @@ PLACEMENTS = """GPU  0 Profile ID 19 Placements: {0,1,2,3,4,5,6}:1
 GPU  0 Profile ID 20 Placements: {0,1,2,3,4,5,6}:1
 GPU  0 Profile ID 14 Placements: {0,2,4}:2
 GPU  0 Profile ID  9 Placements: {0,4}:4
+GPU  0 Profile ID  5 Placement : {0}:4
 """
 
 
@@ -101,7 +105,9 @@ def test_what_the_card_does_not_allow_is_refused_with_its_choices(given: dict[st
 
 def test_layouts_fit_where_the_cards_placements_allow() -> None:
     where = CONFIG.room(PROFILES, PLACEMENTS)
-    assert list(where) == ["1g.10gb", "1g.10gb+me", "2g.20gb", "3g.40gb"]
+    assert list(where) == ["1g.10gb", "1g.10gb+me", "2g.20gb", "4g.40gb", "3g.40gb"]
+    assert where["4g.40gb"] == [range(4)]
+    assert CONFIG.fits(["4g.40gb", "3g.40gb"], where)
     assert where["3g.40gb"] == [range(4), range(4, 8)]
     assert CONFIG.fits(["3g.40gb", "2g.20gb", "2g.20gb"], where)
     assert CONFIG.fits(["1g.10gb"] * 7, where)

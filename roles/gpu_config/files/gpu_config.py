@@ -169,7 +169,7 @@ def room(profiles: str, placements: str) -> dict[str, list[range]]:
     """Return where on the memory an instance of each profile can lie, of what `mig -lgip` and `mig -lgipp` print."""
     places = {
         int(number): [range(int(start), int(start) + int(size)) for start in re.findall(r"\d+", starts)]
-        for number, starts, size in re.findall(r"Profile ID\s+(\d+)\s+Placements?:\s*\{([\d,\s]*)\}:(\d+)", placements)
+        for number, starts, size in re.findall(r"Profile ID\s+(\d+)\s+Placements?\s*:\s*\{([\d,\s]*)\}:(\d+)", placements)
     }
     named = re.findall(r"^\|\s+\d+\s+MIG (\S+)\s+(\d+)\s+\d+/\d+", profiles, re.MULTILINE)
     return {name: places.get(int(number), []) for name, number in named}
