@@ -167,9 +167,10 @@ def instances(listing: str) -> dict[int, dict[int, str]]:
 
 def room(profiles: str, placements: str) -> dict[str, list[range]]:
     """Return where on the memory an instance of each profile can lie, of what `mig -lgip` and `mig -lgipp` print."""
+    rows = re.findall(r"Profile ID\s+(\d+)\s+Placements?\s*:\s*\{([\d,\s]*)\}:(\d+)", placements)
     places = {
         int(number): [range(int(start), int(start) + int(size)) for start in re.findall(r"\d+", starts)]
-        for number, starts, size in re.findall(r"Profile ID\s+(\d+)\s+Placements?\s*:\s*\{([\d,\s]*)\}:(\d+)", placements)
+        for number, starts, size in rows
     }
     named = re.findall(r"^\|\s+\d+\s+MIG (\S+)\s+(\d+)\s+\d+/\d+", profiles, re.MULTILINE)
     return {name: places.get(int(number), []) for name, number in named}
