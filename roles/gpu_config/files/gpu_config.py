@@ -215,7 +215,7 @@ class Step:
     name: str
     to: str
     was: str
-    act: Callable[[], None]
+    act: Callable[[], object]
     idle: bool = False
 
 
@@ -392,9 +392,9 @@ class Settings:
             shown = ["{},{} MHz".format(*pair) for pair in (to, now)]
             yield Step(gpu, "application_clocks", "application clocks", *shown, act)
 
-    def command(self, gpu: Gpu, *options: str) -> Callable[[], None]:
+    def command(self, gpu: Gpu, *options: str) -> Callable[[], object]:
         """Return what has nvidia-smi set something."""
-        return lambda: ask("nvidia-smi", "-i", gpu.uuid, *options) and None
+        return lambda: ask("nvidia-smi", "-i", gpu.uuid, *options)
 
 
 def watts(text: str, usual: int) -> int:
@@ -474,9 +474,8 @@ def link(gpus: list[Gpu]) -> None:
         for one in sorted(gpu.mig or [], key=lambda one: (one.gpu_instance, one.compute_instance)):
             folder = CAPABILITIES / f"gpu{gpu.minor}/mig/gi{one.gpu_instance}"
             for kind, access in (("gi", folder / "access"), ("ci", folder / f"ci{one.compute_instance}/access")):
-                found = re.search(r"DeviceFileMinor:\s*(\d+)", access.read_text())
                 name = LINKS / f"gpu{gpu.minor}" / f"{kind}-{one.profile}-{count[one.profile]}"
-                wanted[name] = f"/dev/nvidia-caps/nvidia-cap{found.group(1)}" if found else ""
+                wanted[name] = f"/dev/nvidia-caps/nvidia-cap{capability(access)}"
             count[one.profile] += 1
     for path in LINKS.glob("gpu*/*"):
         if path not in wanted or os.readlink(path) != wanted[path]:
@@ -488,6 +487,17 @@ def link(gpus: list[Gpu]) -> None:
     for folder in LINKS.glob("gpu*"):
         if not any(folder.iterdir()):
             folder.rmdir()
+
+
+def capability(access: Path) -> int:
+    """Return the number of the device file that grants access to an instance."""
+    try:
+        found = re.search(r"DeviceFileMinor:\s*(\d+)", access.read_text())
+    except OSError as error:
+        raise Unfit(f"{access}: {error.strerror}") from None
+    if not found:
+        raise Unfit(f"{access} names no device file")
+    return int(found.group(1))
 
 
 @contextmanager
@@ -548,12 +558,12 @@ def apply(settings: Settings, due: set[str], units: list[str], *, boot: bool) ->
     exclusive = due & {"ecc", "mig"}
     with paused(units if exclusive else []):
         for part in ORDER:
-            # A reset has forgotten what was as asked before it.
-            now = [setting for setting in part if setting in due or (exclusive and setting not in ("ecc", "mig"))]
+            # A reset has forgotten what was as asked before it, and where one is allowed nothing has to wait.
+            now = part if exclusive else [setting for setting in part if setting in due]
             for step in settings.steps(look(), *now) if now else ():
                 step.act()
     link(look())
-    if "mig" in due and not boot:
+    if exclusive and not boot:
         if running("slurmd.service"):
             ask("systemctl", "restart", "slurmd.service")  # it knows the devices that there were at its start
         if ask("systemctl", "show", "--property=LoadState", "--value", CDI).strip() == "loaded":
