@@ -13,6 +13,8 @@ from clusterctl.document import Node, shown
 from clusterctl.reading import HostDraft, Reading
 
 JUMP = "cluster_jump_host"
+SETTINGS = "gpu_config"
+DIVISIONS = "gpu_config_mig_gpus"
 TOOLKITS, COMPAT = "nvidia_cuda_toolkits", "nvidia_cuda_compat"
 
 
@@ -26,6 +28,8 @@ def check(reading: Reading) -> None:
         _addresses(reading)
         _jumps(reading)
         _toolkits(reading)
+        _divisions(reading)
+        _unread(reading)
         _required(reading)
 
 
@@ -123,6 +127,27 @@ def _toolkits(reading: Reading) -> None:
                 hint = f"name a later branch, or the toolkit in {COMPAT} as well"
                 message = f"CUDA {item.value} needs driver {least} or newer, got {driver} for {host.name}"
                 reading.refuse(item.position, key, message, hint)
+
+
+def _divisions(reading: Reading) -> None:
+    """GPUs are named by their index."""
+    nodes = [host.merged[DIVISIONS] for host in reading.hosts.values() if DIVISIONS in host.merged]
+    for node in {id(node): node for node in nodes}.values():  # one is often shared by many hosts
+        for name in node.value if isinstance(node.value, dict) else ():
+            if not re.fullmatch("[0-9]|[1-5][0-9]|6[0-3]", name):
+                message = f'bad key, got "{shown(name)}", expected a GPU\'s index such as 0'
+                reading.refuse(name.position, f"{DIVISIONS}.{shown(name)}", message)
+
+
+def _unread(reading: Reading) -> None:
+    """Settings of GPUs count for the members of their group."""
+    for host in reading.hosts.values():
+        named = [name for name in host.merged if name.startswith(f"{SETTINGS}_")]
+        if named and SETTINGS not in host.groups and "slurm_workers" in host.groups:
+            hint = f"all.children.{SETTINGS}: {{children: {{slurm_workers: {{}}}}}}"
+            reading.refuse(
+                host.merged[named[0]].position, named[0], f"{host.name} is not in the group {SETTINGS}", hint
+            )
 
 
 def _required(reading: Reading) -> None:

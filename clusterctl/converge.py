@@ -478,12 +478,16 @@ def _ask(screen: Screen, recorded: Mapping[str, Sequence[str]] | None = None) ->
 def _found_gpus(site: Site, ledger: Ledger) -> list[str]:
     """Record the GPUs of nodes that had none before this run gave them a driver; returns the nodes.
 
-    Slurm and the metrics know GPUs by the record alone, and have to hear of it.
+    Slurm and the metrics know GPUs by the record alone, and have to hear of it. How GPUs were divided in this run they
+    know already; it is recorded for the runs that leave the node out.
     """
 
     def given(name: str) -> bool:
         changes = ledger.hosts[name].changes if name in ledger.hosts else ()
-        return any(role == _DRIVER and change.kind == "kernel module" for role, change in changes)
+        return any(
+            (role == _DRIVER and change.kind == "kernel module") or change.name == hardware.LAYOUT
+            for role, change in changes
+        )
 
     hosts = [host for host in site.hosts if given(host.name)]
     if not hosts or site.options.check:

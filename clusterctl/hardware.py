@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,10 +33,14 @@ from clusterctl.untrusted import (
 
 SCHEMA = 1
 DIRECTORY = "hardware"
+# How role gpu_config calls a change of how a GPU is divided.
+LAYOUT = "MIG layout"
 # A kernel update or a crash kernel's reservation moves MemTotal by some tens of MB; a lost module is far more.
 MEMORY_TOLERANCE = 0.02
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._+~-]*"
 _MAX_CPUS = 65536
+# Of MIG: compute slices, memory, and what it has besides, such as 1g.10gb+me; parts of one such as 1c.3g.40gb.
+PROFILE = r"([1-9]c\.)?[1-9]g\.[1-9]\d{0,2}gb([+-][a-z]+(\.[a-z]+)?)*"
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,8 @@ class Gpu:
     ]
     pcie_generation: Annotated[int | None, optional(number(1, 16))]
     pcie_width: Annotated[int | None, optional(number(1, 64))]
+    mig: Annotated[tuple[str, ...] | None, optional(sequence(text(PROFILE, "a MIG profile"), 64))]
+    """The profiles of its instances where MIG divides it; the only part of a record that follows the node."""
 
 
 @dataclass(frozen=True)
@@ -215,14 +221,18 @@ def load_all(directory: Path) -> dict[str, Hardware]:
     return records
 
 
+def written(record: Hardware) -> str:
+    """Return the text of a record's file."""
+    return json.dumps(asdict(record), indent=2) + "\n"
+
+
 def save(directory: Path, record: Hardware) -> Path:
     """Write the record into the cluster's directory, whole or not at all; 0644, for it is fit for git."""
     path = path_of(directory, record.name)
     path.parent.mkdir(mode=0o755, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
-            json.dump(asdict(record), file, indent=2)
-            file.write("\n")
+            file.write(written(record))
             file.flush()
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
@@ -233,10 +243,33 @@ def save(directory: Path, record: Hardware) -> Path:
     return path
 
 
+def learned(record: Hardware, layouts: Mapping[str, Any]) -> Hardware:
+    """Return the record with the GPUs divided as their node says that they will be, by index: `none`, or profiles.
+
+    What is no layout counts as not said.
+    """
+
+    def divided(gpu: Gpu) -> Gpu:
+        said = str(layouts.get(str(gpu.index), ""))
+        names = said.split(",")
+        if said == "none":
+            return replace(gpu, mig=None)
+        return replace(gpu, mig=tuple(sorted(names))) if all(re.fullmatch(PROFILE, name) for name in names) else gpu
+
+    return replace(record, gpus=tuple(map(divided, record.gpus)))
+
+
+def redivided(record: Hardware, reality: Hardware) -> Hardware | None:
+    """Return the record with the GPUs divided as they are now; None where it says so already."""
+    now = {gpu.uuid: gpu.mig for gpu in reality.gpus if gpu.uuid}
+    gpus = tuple(replace(gpu, mig=now.get(gpu.uuid, gpu.mig)) for gpu in record.gpus)
+    return replace(record, gpus=gpus) if gpus != record.gpus else None
+
+
 def compare(record: Hardware, reality: Hardware) -> list[str]:
     """Say how a node differs from its record, one line each.
 
-    What changes by itself is left out: addresses, kernel, driver, disks.
+    What changes by itself is left out: addresses, kernel, driver, disks, the layout of divided GPUs.
     """
     differences = []
 

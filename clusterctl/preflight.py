@@ -142,16 +142,21 @@ def preflight(
 def record(inventory: Inventory, found: Contact, refresh: Collection[str] = ()) -> list[Path]:
     """Write the hardware record of each host that has none, or is named in `refresh`; return the files written.
 
-    So is that of a host whose GPUs had no driver when it was recorded.
+    So is that of a host whose GPUs had no driver when it was recorded. How GPUs are divided is renewed in every record.
     """
 
     def due(name: str, facts: Facts) -> bool:
         path = hardware.path_of(inventory.directory, name)
         return name in refresh or not path.exists() or _driven(hardware.load(path), facts.hardware)
 
-    return [
+    written = [
         hardware.save(inventory.directory, facts.hardware) for name, facts in found.facts.items() if due(name, facts)
     ]
+    for name, facts in found.facts.items():
+        path = hardware.path_of(inventory.directory, name)
+        if path not in written and (now := hardware.redivided(hardware.load(path), facts.hardware)):
+            hardware.save(inventory.directory, now)
+    return written
 
 
 def _driven(record: Hardware, found: Hardware) -> bool:

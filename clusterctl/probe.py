@@ -209,10 +209,23 @@ class Nvml:
                 "links": peers,
                 "pcie_generation": self.value("nvmlDeviceGetMaxPcieLinkGeneration", handle) or None,
                 "pcie_width": self.value("nvmlDeviceGetMaxPcieLinkWidth", handle) or None,
+                "mig": self.instances(handle),
             }
             found.append(gpu)
         self.name_links(found, switched)
         return found
+
+    def instances(self, handle: ctypes.c_void_p) -> Optional[List[str]]:
+        """Return the profiles of a GPU's MIG instances, None where it is not divided."""
+        mode, pending = ctypes.c_uint(), ctypes.c_uint()
+        if not self.call("nvmlDeviceGetMigMode", handle, ctypes.byref(mode), ctypes.byref(pending)) or not mode.value:
+            return None
+        found = []
+        for index in range(self.value("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+            instance = ctypes.c_void_p()
+            if self.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, ctypes.byref(instance)):
+                found.append((self.text("nvmlDeviceGetName", instance) or "").rpartition(" ")[2])
+        return sorted(found)
 
     def near(self, handle: ctypes.c_void_p) -> Optional[str]:
         """Return the CPUs near a GPU, None where NVML does not know."""
@@ -287,6 +300,7 @@ def bare_gpu(index: int) -> Facts:
         "links": {},
         "pcie_generation": None,
         "pcie_width": None,
+        "mig": None,
     }
 
 

@@ -67,6 +67,8 @@ class Rolling:
     playbook: str
     pace: Pace
     variables: Mapping[str, Any] = field(default_factory=dict)
+    divided: Collection[str] = ()
+    """Nodes whose GPUs will be divided otherwise: the head has to know of it when their turn comes."""
     reboots: bool = False
     """Whether the playbook may reboot nodes, after which they have to be what their hardware records say."""
     failed: list[str] = field(default_factory=list)
@@ -126,7 +128,8 @@ class Rolling:
         out = self._workers(names)
         busy = self._drain(out) if out else []
         ready = [name for name in names if name not in busy]
-        if error := self._play(self.playbook, ready, self.variables):
+        informed = [self.site.inventory.head.name] if {*ready} & {*self.divided} else []
+        if error := self._play(self.playbook, list(dict.fromkeys([*informed, *ready])), self.variables):
             return error
         if self.reboots:
             self._compare(ready)

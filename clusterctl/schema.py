@@ -21,6 +21,7 @@ import yaml
 from clusterctl import paths
 from clusterctl.document import Key, Node, Report, shown
 from clusterctl.errors import ClusterctlError, Position, Problem
+from clusterctl.hardware import PROFILE
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -219,6 +220,26 @@ def _is_account(text: str) -> bool:
     return re.fullmatch("[a-z_][a-z0-9_.-]{0,31}", text) is not None and text not in _SYSTEM_NAMES
 
 
+def _rises(text: str) -> bool:
+    clocks = [int(part) for part in text.split(",") if part]
+    return clocks == sorted(clocks)
+
+
+# Of the eight slices of memory and seven of computing that GPUs have, what an instance takes by its compute slices.
+_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
+
+
+def _is_division(text: str) -> bool:
+    """Tell whether some GPU can be divided like this; the card itself knows what its own profiles need."""
+    if text in ("", "none"):
+        return True
+    names = text.replace(" ", "").split(",")
+    if not all(re.fullmatch(PROFILE, name) and "c." not in name for name in names):
+        return False
+    sizes = [int(name[0]) for name in names]
+    return {*sizes} <= {*_MEMORY_SLICES} and sum(sizes) <= 7 and sum(_MEMORY_SLICES[size] for size in sizes) <= 8
+
+
 @dataclass(frozen=True)
 class _Rule:
     names: str  # a pattern for the end of a variable's name
@@ -298,6 +319,22 @@ _RULES = (
     _Rule("_cuda_(toolkits|compat)", _matches("[1-9][0-9][.][0-9]"), "a release such as 12.8"),
     _Rule("_driver_branch", _matches("([1-9][0-9]{2})?"), "a release branch such as 580"),
     _Rule("_driver_kernel", _matches("([0-9][A-Za-z0-9.+_~-]*)?"), "a kernel's release, as uname -r names it"),
+    _Rule(
+        "gpu_config_power_limit",
+        _matches("([1-9][0-9]{1,3}( ?W)?|[1-9][0-9]{1,2}%)?"),
+        "watts such as 300, or per cent of the card's default such as 85%",
+    ),
+    _Rule(
+        "gpu_config_(graphics|memory)_clock",
+        lambda v: _matches("([1-9][0-9]{1,4}(,[1-9][0-9]{1,4})?)?")(v) and _rises(v),
+        "MHz such as 1410, or a lowest and a highest such as 210,1410",
+    ),
+    _Rule(
+        "gpu_config_application_clocks",
+        _matches("([1-9][0-9]{1,4},[1-9][0-9]{1,4})?"),
+        "MHz of memory and graphics such as 1593,1275",
+    ),
+    _Rule("gpu_config_mig(_gpus)?", _is_division, "profiles that fit on a GPU, 3g.40gb,2g.20gb,2g.20gb, or none"),
     _Rule("_fingerprint", _matches("([0-9A-Fa-f]{40})?"), "40 hexadecimal digits"),
     _Rule("_imex_nodes", is_ip, "an IP address"),
     _Rule("_time|_interval|_age|_size", _matches("[0-9]+[A-Za-z]*"), "a number with its unit"),

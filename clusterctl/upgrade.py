@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl import backup, converge, home, plan, schema
+from clusterctl import backup, converge, hardware, home, plan, schema
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, PreflightError, Problem, WorkersFailed
 from clusterctl.outcome import Ledger, fold
@@ -93,6 +93,7 @@ def upgrade(options: Options, what: What, pace: Pace) -> int:
             due = {*_moved(found), *head.out_for(what.cause)}
         reboots = what.system or bool(found.reboots)
         rolling = Rolling(site, ledger, screen, play, what.cause, what.playbook, pace, variables, reboots=reboots)
+        rolling.divided = {host for item, hosts in found.changes.items() if hardware.LAYOUT in item for host in hosts}
         if not due:
             return rolling.over(())
         found.show(screen)

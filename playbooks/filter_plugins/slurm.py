@@ -49,10 +49,14 @@ def node(record: Record) -> dict[str, Any]:
             "ThreadsPerCore": cpu["threads_per_core"],
         }
     options["RealMemory"] = real_memory(record)
-    if record["gpus"]:
-        count = Counter(gpu["type"] for gpu in record["gpus"])
+    if count := Counter(units(record)):
         options["Gres"] = ",".join(f"gpu:{kind}:{number}" for kind, number in sorted(count.items()))
     return options
+
+
+def units(record: Record) -> list[str]:
+    """Return the type of each GPU that a job can ask for: of one that MIG divides, its instances' profiles instead."""
+    return [kind for gpu in record["gpus"] for kind in ([gpu["type"]] if gpu["mig"] is None else gpu["mig"])]
 
 
 def memory_per_cpu(records: Iterable[Record]) -> int:
@@ -62,7 +66,7 @@ def memory_per_cpu(records: Iterable[Record]) -> int:
 
 def gpu_types(records: Iterable[Record]) -> list[str]:
     """Return the types of all GPUs, sorted."""
-    return sorted({gpu["type"] for record in records for gpu in record["gpus"]})
+    return sorted({kind for record in records for kind in units(record)})
 
 
 def constraints(records: Iterable[Record], slurm_release: str) -> list[str]:
@@ -122,19 +126,33 @@ def _cores(cpus: str | None, record: Record) -> str:
 
 
 def gres(records: Mapping[str, Record]) -> list[str]:
-    """Return the lines of ``gres.conf`` for nodes by name: like nodes share their lines, like GPUs of a node one."""
+    """Return the lines of ``gres.conf`` for nodes by name: like nodes share their lines, like GPUs of a node one.
+
+    A MIG instance has a line of its own, with its GPU's device file and its own two by the names that role gpu_config
+    gives them.
+    """
     nodes: dict[tuple[str, ...], list[str]] = {}
     for name, record in records.items():
         bundles: dict[tuple[str, str], list[str]] = {}
+        parts: list[tuple[str, list[str], str]] = []
         for gpu in record["gpus"]:
             match = re.fullmatch(r"/dev/nvidia(\d+)", gpu["device"])
             if not match:
                 raise AnsibleFilterError(f"{name}: {gpu['device']!r} is no device file of a GPU")
-            bundles.setdefault((gpu["type"], _cores(gpu["cpus"], record)), []).append(match[1])
+            if gpu["mig"] is None:
+                bundles.setdefault((gpu["type"], _cores(gpu["cpus"], record)), []).append(match[1])
+            else:
+                parts.append((match[1], gpu["mig"], _cores(gpu["cpus"], record)))
         lines = []
         for (kind, cores), devices in bundles.items():
             file = devices[0] if len(devices) == 1 else f"[{_ranges(devices)}]"
             lines.append(f"Name=gpu Type={kind} File=/dev/nvidia{file}" + (f" Cores={cores}" if cores else ""))
+        for device, profiles, cores in parts:
+            for kind, number in Counter(profiles).items():
+                for nth in range(number):
+                    own = ",".join(f"/dev/nvidia-mig/gpu{device}/{part}-{kind}-{nth}" for part in ("gi", "ci"))
+                    line = f"Name=gpu Type={kind} MultipleFiles=/dev/nvidia{device},{own}"
+                    lines.append(line + (f" Cores={cores}" if cores else ""))
         nodes.setdefault(tuple(lines), []).append(name)
     return [f"NodeName={hostlist(names)} {line}" for lines, names in nodes.items() for line in lines]
 
@@ -182,6 +200,7 @@ class FilterModule:
             "slurm_constraints": constraints,
             "slurm_gpu_types": gpu_types,
             "slurm_gres": gres,
+            "slurm_gpus": units,
             "slurm_hostlist": hostlist,
             "slurm_memory_per_cpu": memory_per_cpu,
             "slurm_node": node,

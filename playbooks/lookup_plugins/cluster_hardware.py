@@ -1,5 +1,6 @@
 """The hardware records of the inventory's hosts, as data that is never templated."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ description:
     hosts are named, the record of each instead, and reads no other.
   - A record is typed and whitelisted at every reading. Its strings came from a node, so Ansible never templates them.
   - A host without a record is not in the dictionary, and its own is empty; a record without a host is left out.
+  - On the head GPUs are divided as they will be when the run has come to their nodes (role gpu_config).
 options:
   _terms:
     description: Names of hosts in the inventory; none means the dictionary of all.
@@ -52,11 +54,17 @@ class LookupModule(LookupBase):
         try:
             if terms:
                 paths = [hardware.path_of(directory, str(term)) for term in terms]
-                return [_plain(asdict(hardware.load(path))) if path.exists() else {} for path in paths]
+                found = [hardware.load(path) if path.exists() else None for path in paths]
+                return [_plain(asdict(learned(record, known))) if record else {} for record in found]
             records = hardware.load_all(directory)
         except InputError as error:
             raise AnsibleLookupError(str(error)) from error
-        return [{name: _plain(asdict(record)) for name, record in records.items() if name in hosts}]
+        return [{name: _plain(asdict(learned(record, known))) for name, record in records.items() if name in hosts}]
+
+
+def learned(record: hardware.Hardware, known: Mapping[str, Any]) -> hardware.Hardware:
+    """Return a record with what role gpu_config has told the head of its node's GPUs in this run."""
+    return hardware.learned(record, (known.get("__gpu_config_layouts") or {}).get(record.name) or {})
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,8 @@ from ansible.errors import AnsibleError
 from ansible.parsing.vault import AnsibleVaultError, VaultLib, parse_vaulttext_envelope
 from ansible.plugins.lookup import LookupBase
 
+from clusterctl import hardware
+
 DOCUMENTATION = r"""
 name: cluster_recovery
 author: the clusterctl authors
@@ -68,10 +70,15 @@ class LookupModule(LookupBase):
             judged = {directory / "group_vars", directory / "host_vars"} & set(path.parents)
             if not judged and not path.resolve().is_relative_to(directory.resolve()):
                 raise AnsibleError(f"{path}: is a link out of the cluster's directory, expected a file in it")
+        # Of these the run's end will have been recorded.
+        layouts = known.get("__gpu_config_layouts") or {}
         label, password = self._password(secrets)
         members = [(f"vault/{label}", password + b"\n")]
         for path in sorted(found):
-            members.append((f"{directory.name}/{path.relative_to(directory)}", path.read_bytes()))
+            content = path.read_bytes()
+            if layouts.get(path.stem) and path.parent == directory / hardware.DIRECTORY:
+                content = hardware.written(hardware.learned(hardware.load(path), layouts[path.stem])).encode()
+            members.append((f"{directory.name}/{path.relative_to(directory)}", content))
         return [base64.b64encode(archive(members)).decode()]
 
     def _password(self, secrets: Path) -> tuple[str, bytes]:

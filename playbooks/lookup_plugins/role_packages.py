@@ -88,7 +88,9 @@ class LookupModule(LookupBase):
         for playbook in playbooks:
             for play in self._loader.load_from_file(str(playbook)):
                 if matches(play["hosts"], groups):
-                    names.update(dict.fromkeys(r if isinstance(r, str) else r["role"] for r in play.get("roles", [])))
+                    mine = dict.fromkeys(r if isinstance(r, str) else r["role"] for r in play.get("roles", []))
+                    # Of a role that comes twice the first turn only prepares.
+                    names = {name: None for name in names if name not in mine} | mine
         return [self._directory(name) for name in names]
 
     def resolve(self, value: Any, role: Path, variables: dict[str, Any], *files: str) -> Any:

@@ -365,7 +365,7 @@ inventory(
         "Structure: unknown key of a group": "(did you mean children?)",
         "Structure: group as a key": "(move it below children)",
         "Structure: unknown group": "(did you mean slurm_workers?)",
-        "Structure: group of no role": "(known groups: slurm_head, ",
+        "Structure: group of no role": "(known groups: gpu_config, slurm_head, ",
         "Structure: group's name is no text": "got no, which YAML reads as false as a key",
         "Structure: host is a text": 'got "10.0.0.10", expected a mapping',
         "Structure: sub-group of the head": "a sub-group, which only workers can have (list the hosts)",
@@ -450,11 +450,39 @@ inventory(
     ),
 )
 inventory(
+    {
+        "Meaning: MIG layout that fits on no GPU": 'got "3g.40gb,3g.40gb,1g.10gb", expected profiles that fit on a GPU',
+        "Meaning: MIG layout of one GPU that is none": 'got "3g", expected profiles that fit on a GPU',
+        "Meaning: GPU by another name than its index": 'bad key, got "a100", expected a GPU\'s index such as 0',
+        "Meaning: power limit without a number": 'got "much", expected watts such as 300, or per cent',
+        "Meaning: clocks the wrong way round": 'got "1410,210", expected MHz such as 1410, or a lowest and a highest',
+    },
+    good(
+        "    monitoring:\n",
+        "    gpu_config:\n      hosts:\n        gpu01:\n"
+        '          gpu_config_mig: §"3g.40gb,3g.40gb,1g.10gb"\n'
+        '          gpu_config_mig_gpus: {"0": §"3g", §a100: none}\n'
+        "          gpu_config_power_limit: §much\n"
+        '          gpu_config_graphics_clock: §"1410,210"\n    monitoring:\n',
+    ),
+)
+inventory(
+    {"Meaning: settings of GPUs out of their group": "gpu01 is not in the group gpu_config"},
+    good(
+        "gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}",
+        "gpu01: {gpu_config_power_limit: §85%}",
+    ),
+)
+inventory(
     {"Structure: no name": "all.vars.cluster_name: missing, expected a value"},
     "§" + good("    cluster_name: aurora\n", ""),
 )
 for _line, _text, _said in (
-    ("no head and no workers", "§all: {vars: {cluster_name: a}}", "no head and no workers (known groups: slurm_head"),
+    (
+        "no head and no workers",
+        "§all: {vars: {cluster_name: a}}",
+        "no head and no workers (known groups: gpu_config, slurm_head",
+    ),
     ("no head", "§all: {children: {slurm_workers: {hosts: {gpu01: }}}}", "no head, expected one host"),
     ("no workers", "§all: {children: {slurm_head: {hosts: {head1: }}}}", "no workers, expected at least one host"),
     ("all is a list", "all: §[a]\n", "got a list, expected a mapping"),

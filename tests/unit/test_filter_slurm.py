@@ -12,8 +12,8 @@ SLURM = plugin("filter_plugins/slurm")
 A100 = "a100"
 
 
-def gpu(index: int, kind: str = A100, cpus: str | None = None) -> dict[str, Any]:
-    return {"type": kind, "device": f"/dev/nvidia{index}", "cpus": cpus}
+def gpu(index: int, kind: str = A100, cpus: str | None = None, mig: list[str] | None = None) -> dict[str, Any]:
+    return {"index": index, "type": kind, "device": f"/dev/nvidia{index}", "cpus": cpus, "mig": mig}
 
 
 def record(**other: Any) -> dict[str, Any]:
@@ -145,3 +145,19 @@ def test_the_password_hash_is_mariadbs() -> None:
 
 def test_every_filter_is_offered_under_a_name_that_tells_its_family() -> None:
     assert all(re.match("slurm_|mysql_", name) for name in SLURM.FilterModule().filters())
+
+
+THREE = ["3g.40gb", "2g.20gb", "2g.20gb"]
+
+
+def test_a_divided_gpu_is_its_instances() -> None:
+    mixed = record(gpus=[gpu(0, mig=THREE, cpus="0-15,64-79"), gpu(1), gpu(2, mig=[])])
+    assert SLURM.node(mixed)["Gres"] == "gpu:2g.20gb:2,gpu:3g.40gb:1,gpu:a100:1"
+    assert SLURM.gpu_types([mixed, record()]) == ["2g.20gb", "3g.40gb", "a100"]
+    own = "/dev/nvidia-mig/gpu0/gi-{0},/dev/nvidia-mig/gpu0/ci-{0} Cores=0-15"
+    assert SLURM.gres({"gpu01": mixed}) == [
+        "NodeName=gpu01 Name=gpu Type=a100 File=/dev/nvidia1",
+        f"NodeName=gpu01 Name=gpu Type=3g.40gb MultipleFiles=/dev/nvidia0,{own.format('3g.40gb-0')}",
+        f"NodeName=gpu01 Name=gpu Type=2g.20gb MultipleFiles=/dev/nvidia0,{own.format('2g.20gb-0')}",
+        f"NodeName=gpu01 Name=gpu Type=2g.20gb MultipleFiles=/dev/nvidia0,{own.format('2g.20gb-1')}",
+    ]

@@ -215,6 +215,8 @@ def test_fewer_nvlinks_than_recorded(find: Find) -> None:
     assert find(matrix=MATRIX.replace("NV12", "PHB")) == [("nvlink", "GPU 0 to GPU 1: PHB, NV12 recorded", True)]
     one_down = LINKS.replace("Link 3: 25 GB/s", "Link 3: <inactive>", 1)
     assert find(links=one_down) == [("nvlink", "GPU 0: 11 NVLinks, 12 recorded", True)]
+    divided = changed("mig_mode/current_mig", "Enabled", gpu=0)
+    assert find(document=divided, matrix=MATRIX.replace("NV12", "SYS"), links=one_down) == []
     assert find(matrix="!nvidia-smi: Failed to run topology matrix") == [
         ("nvlink", "not judged: nvidia-smi: Failed to run topology matrix", False)
     ]

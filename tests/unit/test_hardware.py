@@ -643,3 +643,25 @@ def test_a_firewall_of_others_is_noticed(tmp_path: Path) -> None:
     assert probe.firewall(str(tmp_path)) == "ufw"
     (tmp_path / "etc/ufw/ufw.conf").write_text("# on with ufw enable\nENABLED=no\n")
     assert probe.firewall(str(tmp_path)) != "ufw"
+
+
+THREE = ("2g.20gb", "2g.20gb", "3g.40gb")
+
+
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        ({}, THREE),
+        ({"1": "none"}, THREE),
+        ({"0": "none"}, None),
+        ({"0": "4g.40gb,1g.10gb+me"}, ("1g.10gb+me", "4g.40gb")),
+        ({"0": "7g.80gb\nPartitionName=x"}, THREE),
+        ({"0": TEMPLATE}, THREE),
+        ({"0": None}, THREE),
+        ({"0": {}}, THREE),
+    ],
+)
+def test_what_a_node_says_of_its_layout_counts_where_it_is_one(said: Any, means: tuple[str, ...] | None) -> None:
+    given = reply()
+    given["gpus"][0]["mig"] = list(THREE)
+    assert hardware.learned(hardware.from_reply("gpu01", given, NOW), said).gpus[0].mig == means

@@ -13,7 +13,7 @@ import paramiko
 import pytest
 import yaml
 
-from clusterctl import contact, paths, preflight, remote
+from clusterctl import contact, hardware, paths, preflight, remote
 from clusterctl.contact import Answer, Facts
 from clusterctl.errors import InputError, PreflightError
 from clusterctl.inventory import Host, Inventory
@@ -452,6 +452,15 @@ def test_hardware_is_recorded_once_and_then_compared(tmp_path: Path) -> None:
         assert second.differences["gpu01"][0] == "GPUs: recorded 2, found 1"
         assert [path.name for path in preflight.record(cluster, second, refresh=["gpu01"])] == ["gpu01.json"]
         assert preflight.preflight(cluster, Access(tmp_path / "known_hosts")).differences == {}
+
+        def divided(data: dict[str, Any]) -> None:
+            named("gpu01")(data)
+            data["hardware"]["gpus"] = [gpu(0) | {"mig": ["3g.40gb"], "cpus": "0-1"}]
+
+        worker.program = says(divided)
+        assert preflight.record(cluster, preflight.preflight(cluster, Access(tmp_path / "known_hosts"))) == []
+        record = hardware.load(tmp_path / "hardware/gpu01.json")
+        assert [(one.mig, one.cpus) for one in record.gpus] == [(("3g.40gb",), gpu(0)["cpus"])]
 
 
 def told(tmp_path: Path, cluster: Inventory, skip_unreachable: bool | None = False) -> str:

@@ -126,6 +126,13 @@ def test_the_head_comes_first_and_each_batch_is_drained_and_proven(tmp_path: Pat
     assert slurm.told == [("upgrade under way", "gpu01,gpu03"), ("upgrade under way", "gpu05")]
 
 
+def test_the_head_learns_of_divided_gpus_when_their_turn_comes(tmp_path: Path, slurm: Slurm) -> None:
+    run, screen = Run(tmp_path), Screen(io.StringIO())
+    work = Rolling(run.site, run.ledger, screen, run.play, "upgrade", "upgrade", Pace("1"), divided=["gpu03"])
+    assert work.over(["gpu01", "gpu03"]) is None
+    assert [names for playbook, names in run.played if playbook == "upgrade"] == ["gpu01", "head1,gpu03"]
+
+
 def test_a_failure_stops_it_before_the_next_batch(tmp_path: Path, slurm: Slurm) -> None:
     run = Run(tmp_path, "gpu02")
     error, _ = run.over(WORKERS, Pace("2"))

@@ -322,7 +322,7 @@ class Look:
                 yield Finding("pcie", text, passing=True)
 
     def nvlink(self) -> Iterator[Finding]:
-        """Every GPU, and every pair of them, has the NVLinks of the record."""
+        """Every GPU, and every pair of them, has the NVLinks of the record, but those that MIG divides use none."""
         if not self.gpus or not (self.shown or any(gpu["links"] for gpu in self.given["gpus"])):
             return
         self.topology = topology(ask("nvidia-smi", "topo", "-m", seconds=self.seconds("nvlink")))
@@ -331,14 +331,17 @@ class Look:
         links = active(ask("nvidia-smi", "nvlink", "-s", seconds=self.seconds("nvlink")))
         position = {gpu.bus: f"GPU{number}" for number, gpu in enumerate(self.gpus)}
         known = {str(gpu["index"]): bus(gpu["pci"]) for gpu in self.given["gpus"]}
+        divided = {gpu.bus for gpu in self.gpus if gpu.text("mig_mode/current_mig") == "Enabled"}
         for gpu, record in self.recorded():
+            if gpu.bus in divided:
+                continue
             # Those to a switch serve all pairs, so a GPU has at least as many as its best pair.
             most = max((count(link) for link in record["links"].values()), default=0)
             if (here := links.get(position[gpu.bus], 0)) < most:
                 yield Finding("nvlink", f"{self.name(gpu.bus)}: {here} NVLinks, {most} recorded")
             for other, link in record["links"].items():
                 there = known.get(other, "")
-                if there not in position or record["index"] > int(other):
+                if there not in position or there in divided or record["index"] > int(other):
                     continue
                 now = self.topology.get(position[gpu.bus], {}).get(position[there], "none")
                 if count(now) < count(link):

@@ -1,0 +1,180 @@
+"""GPUs as the inventory asks: power, clocks, and MIG instances that Slurm names and hands out one by one.
+
+The chain goes from a fresh cluster over changes under running jobs to a restart of a node. Simulated H100s of
+NVIDIA's own nvidia-smi, which forgets MIG at every boot, as the real ones do.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.lab import ALICE, TestLab, clusterctl, podman, submit
+from tests.faults.injury import ended, wait_until
+from tests.labs import lab_name
+
+THREE = "3g.40gb,2g.20gb,2g.20gb"
+# What a job of an ordinary user sees: its variable, nvidia-smi's list, and the instances whose files it may open.
+SEES = """
+echo "visible=$CUDA_VISIBLE_DEVICES"
+nvidia-smi -L
+for file in /dev/nvidia[0-9] /dev/nvidia-mig/gpu*/ci-*; do
+    (exec 3<"$file") 2>&1 | grep -q 'not permitted' || echo "opens=$file"
+done
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    lab = TestLab(lab_name("gpu-config"))
+    lab.down()
+    lab.up("--gpu-model", "h100-sxm5-80gb", "--gpus", "2")
+    lab.switch_on("gpu_config")
+    lab.declare("gpu_config_power_limit: 85%", 'gpu_config_graphics_clock: "345,1500"')
+    of(lab, "gpu01", f'gpu_config_mig: "{THREE}"')
+    lab.run("bootstrap")
+    yield lab
+    lab.down()
+
+
+def of(lab: TestLab, node: str, *lines: str) -> Path:
+    """Give a host variables of its own."""
+    path = lab.inventory.parent / f"host_vars/{node}.yml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def gres(lab: TestLab) -> dict[str, str]:
+    """What Slurm says that each node has."""
+    told = lab.root("head1", "sinfo --noheader --Node --format='%N %G'")
+    return {name: re.sub(r"\(.*?\)", "", what) for name, what in (line.split() for line in told.splitlines())}
+
+
+def state(lab: TestLab, node: str) -> tuple[str, str]:
+    told = lab.root("head1", f"sinfo --noheader --Node --nodes={node} --format='%T|%E'").strip()
+    return (told.partition("|")[0], told.partition("|")[2])
+
+
+def instances(lab: TestLab, node: str) -> list[str]:
+    """The driver's own list."""
+    return re.findall(r"  MIG (\S+) +Device", lab.ssh(node, "nvidia-smi", "-L"))
+
+
+def power(lab: TestLab, node: str) -> list[str]:
+    return lab.ssh(node, "nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader").splitlines()
+
+
+def seen(lab: TestLab, *options: str) -> str:
+    return lab.ssh("head1", *ALICE, "srun", "--mem=1M", "--chdir=/", "--quiet", *options, "sh", "-s", stdin=SEES)
+
+
+def test_slurm_names_the_instances_and_a_second_run_changes_nothing(lab: TestLab) -> None:
+    assert gres(lab) == {"gpu01": "gpu:2g.20gb:4,gpu:3g.40gb:2", "gpu02": "gpu:h100:2"}
+    assert instances(lab, "gpu01") == THREE.split(",") * 2
+    assert instances(lab, "gpu02") == []
+    assert power(lab, "gpu01") == power(lab, "gpu02") == ["595.00 W"] * 2
+    assert {state(lab, node)[0] for node in ("gpu01", "gpu02")} == {"idle"}
+    record = json.loads((lab.inventory.parent / "hardware/gpu01.json").read_text())
+    assert [gpu["mig"] for gpu in record["gpus"]] == [sorted(THREE.split(","))] * 2
+    lab.unchanged()
+
+
+def test_a_job_gets_one_instance_and_no_other(lab: TestLab) -> None:
+    told = seen(lab, "--gres=gpu:2g.20gb:1")
+    assert re.findall(r"  MIG (\S+)", told) == ["2g.20gb"]
+    opened = re.findall("opens=(.*)", told)
+    assert len(opened) == 2, told
+    assert re.fullmatch("/dev/nvidia[01]", opened[0])
+    assert re.fullmatch("/dev/nvidia-mig/gpu[01]/ci-2g.20gb-[01]", opened[1])
+    assert re.findall(r"  MIG (\S+)", seen(lab, "--gres=gpu:3g.40gb:2")) == ["3g.40gb"] * 2
+    assert "MIG" not in seen(lab, "--gres=gpu:h100:1")
+
+
+def test_power_changes_under_a_job_and_a_layout_waits_until_it_has_ended(lab: TestLab) -> None:
+    number = submit(lab, "sleep 100000", "--nodelist=gpu01", "--gres=gpu:2g.20gb:1")
+    wait_until(lambda: lab.root("head1", f"squeue --noheader --jobs={number} --format=%T").strip() == "RUNNING")
+    of(lab, "gpu01", 'gpu_config_mig: "7g.80gb"', 'gpu_config_power_limit: "500"')
+    assert "500 W, was 595 W" in json.dumps(lab.run("bootstrap", "--check"))
+    assert power(lab, "gpu01") == ["595.00 W"] * 2
+    document = lab.run("bootstrap")
+    waits = f"MIG layout 7g.80gb, was {THREE}, once the node is drained for it: clusterctl upgrade --only gpu_config"
+    assert waits in json.dumps(document)
+    assert power(lab, "gpu01") == ["500.00 W"] * 2
+    assert instances(lab, "gpu01") == THREE.split(",") * 2
+    assert gres(lab)["gpu01"] == "gpu:2g.20gb:4,gpu:3g.40gb:2"
+    lab.unchanged()
+
+    argv = ["clusterctl", "upgrade", str(lab.inventory), "--only", "gpu_config"]
+    upgrade = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_until(lambda: "upgrade" in json.loads(lab.root("head1", "slurm-drain")).get("gpu01", {}))
+    assert state(lab, "gpu01")[0] == "draining"
+    assert instances(lab, "gpu01") == THREE.split(",") * 2
+    assert lab.root("head1", f"squeue --noheader --jobs={number} --format=%T").strip() == "RUNNING"
+    lab.root("head1", f"scancel {number}")
+    said = ended(upgrade, 0)
+    assert "waiting for 1 job" in said
+    assert instances(lab, "gpu01") == ["7g.80gb"] * 2
+    assert gres(lab) == {"gpu01": "gpu:7g.80gb:2", "gpu02": "gpu:h100:2"}
+    wait_until(lambda: state(lab, "gpu01")[0] == "idle")
+    assert re.findall(r"  MIG (\S+)", seen(lab, "--gres=gpu:7g.80gb:1")) == ["7g.80gb"]
+    lab.unchanged()
+
+
+def test_an_operators_drain_is_kept(lab: TestLab) -> None:
+    lab.root("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason='new fan'")
+    of(lab, "gpu02", f'gpu_config_mig_gpus: {{"1": "{THREE}"}}')
+    lab.run("upgrade", "--only", "gpu_config")
+    assert gres(lab)["gpu02"] == "gpu:2g.20gb:2,gpu:3g.40gb:1,gpu:h100:1"
+    assert instances(lab, "gpu02") == THREE.split(",")
+    assert state(lab, "gpu02") == ("drained", "new fan")
+    lab.root("head1", "scontrol update NodeName=gpu02 State=RESUME")
+    wait_until(lambda: state(lab, "gpu02")[0] == "idle")
+
+
+def test_a_restart_brings_all_of_it_back_before_slurm(lab: TestLab) -> None:
+    podman("restart", "--time", "5", f"clusterctl-{lab.name}-gpu01")
+    wait_until(lambda: lab.ssh("gpu01", "systemctl", "is-active", "slurmd", check=False).strip() == "active")
+    assert instances(lab, "gpu01") == ["7g.80gb"] * 2
+    assert power(lab, "gpu01") == ["500.00 W"] * 2
+    lab.root("gpu01", "journalctl --boot --unit gpu-config | grep -q 'MIG layout 7g.80gb, was none'")
+    wait_until(lambda: state(lab, "gpu01")[0] == "idle")
+    assert re.findall(r"  MIG (\S+)", seen(lab, "--gres=gpu:7g.80gb:1")) == ["7g.80gb"]
+
+
+def test_what_a_card_cannot_do_is_refused_with_what_it_can(lab: TestLab) -> None:
+    path = of(lab, "gpu01", 'gpu_config_mig: "7g.80gb"', 'gpu_config_power_limit: "100"')
+    said = clusterctl("bootstrap", str(lab.inventory))
+    assert said.returncode == 4
+    assert "gpu_config_power_limit: got 100 W, expected 200 to 700 W (default 700 W)" in " ".join(said.stdout.split())
+    of(lab, "gpu01", 'gpu_config_mig: "1g.12gb"', 'gpu_config_power_limit: "500"')
+    said = clusterctl("bootstrap", str(lab.inventory))
+    assert said.returncode == 4
+    assert "it has no 1g.12gb, expected some of 1g.10gb" in " ".join(said.stdout.split())
+    assert instances(lab, "gpu01") == ["7g.80gb"] * 2
+    assert gres(lab)["gpu01"] == "gpu:7g.80gb:2"
+    of(lab, "gpu01", 'gpu_config_mig: "3g.40gb,3g.40gb,1g.10gb"')
+    said = clusterctl("bootstrap", str(lab.inventory))
+    assert said.returncode == 2
+    assert f"{path.name}:1:17: gpu_config_mig: bad value" in said.stderr
+    of(lab, "gpu01", 'gpu_config_mig: "7g.80gb"', 'gpu_config_power_limit: "500"')
+    lab.run("bootstrap")
+    wait_until(lambda: state(lab, "gpu01")[0] == "idle")
+
+
+def test_slurm_asks_the_driver_itself_where_that_is_its_source(lab: TestLab) -> None:
+    """The types and counts stay; a job knows its instance by the name that CUDA has for it."""
+    before = gres(lab)
+    lab.declare("slurm_head_gres_source: driver")
+    lab.run("bootstrap")
+    assert gres(lab) == before
+    told = seen(lab, "--nodelist=gpu02", "--gres=gpu:2g.20gb:1")
+    assert re.search("visible=MIG-[0-9a-f-]{36}$", told, re.MULTILINE), told
+    assert re.findall(r"  MIG (\S+)", told) == ["2g.20gb"]
+    assert len(re.findall("opens=", told)) == 2, told
+    lab.unchanged()

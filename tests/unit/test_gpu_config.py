@@ -1,0 +1,137 @@
+"""What role gpu_config makes of what is asked for, on what NVIDIA's nvidia-smi 550.163 printed in the lab."""
+
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from tests.unit.test_gpu_health import DOCUMENT, program
+
+CONFIG = program("roles/gpu_config/files/gpu_config.py")
+CLOCKS = (
+    "<supported_clocks><supported_mem_clock><value>1593 MHz</value>{}</supported_mem_clock></supported_clocks>".format(
+        "".join(f"<supported_graphics_clock>{clock} MHz</supported_graphics_clock>" for clock in range(1410, 209, -15))
+    )
+)
+PROFILES = """
++-----------------------------------------------------------------------------+
+| GPU instance profiles:                                                      |
+| GPU   Name             ID    Instances   Memory     P2P    SM    DEC   ENC  |
+|                              Free/Total   GiB              CE    JPEG  OFA  |
+|=============================================================================|
+|   0  MIG 1g.10gb       19     7/7        9.75       No     14     0     0   |
+|                                                             1     0     0   |
++-----------------------------------------------------------------------------+
+|   0  MIG 1g.10gb+me    20     1/1        9.75       No     14     1     0   |
+|                                                             1     1     1   |
++-----------------------------------------------------------------------------+
+|   0  MIG 2g.20gb       14     3/3        19.62      No     28     1     0   |
+|                                                             2     0     0   |
++-----------------------------------------------------------------------------+
+|   0  MIG 4g.40gb        5     1/1        39.50      No     56     2     0   |
+|                                                             4     0     0   |
++-----------------------------------------------------------------------------+
+|   0  MIG 3g.40gb        9     2/2        39.50      No     42     2     0   |
+|                                                             3     0     0   |
++-----------------------------------------------------------------------------+
+"""
+PLACEMENTS = """GPU  0 Profile ID 19 Placements: {0,1,2,3,4,5,6}:1
+GPU  0 Profile ID 20 Placements: {0,1,2,3,4,5,6}:1
+GPU  0 Profile ID 14 Placements: {0,2,4}:2
+GPU  0 Profile ID  9 Placements: {0,4}:4
+GPU  0 Profile ID  5 Placement : {0}:4
+"""
+
+
+def gpus(**replaced: str) -> list[Any]:
+    """The document's GPUs, with the text of some elements replaced."""
+    document = ET.fromstring(DOCUMENT)  # noqa: S314 - it lies beside this file
+    for element in document.iter("gpu"):
+        element.append(ET.fromstring(CLOCKS))  # noqa: S314 - as above
+    for name, text in replaced.items():
+        for element in document.iter(name):
+            element.text = text
+    return [CONFIG.Gpu(index, element, {}) for index, element in enumerate(document.iter("gpu"))]
+
+
+def steps(
+    given: dict[str, Any], locks: dict[str, Any] | None = None, **replaced: str
+) -> list[tuple[int, str, str, str]]:
+    settings = CONFIG.Settings(given, {} if locks is None else locks)
+    found = settings.steps(gpus(**replaced)[:2], *(name for name in CONFIG.ALL if name != "mig"))
+    return [(step.gpu.index, step.name, step.to, step.was) for step in found]
+
+
+def test_only_what_differs_is_a_step() -> None:
+    assert steps({}) == []
+    assert steps({"power_limit": "400", "compute_mode": "default", "ecc": "enabled"}) == []
+    assert steps({"power_limit": "80%"}) == [(gpu, "power limit", "320 W", "400 W") for gpu in (0, 1)]
+    assert steps({"power_limit": "80%"}, requested_power_limit="320.00 W") == []
+    assert steps({"power_limit": "default"}, requested_power_limit="320.00 W")[0] == (
+        0,
+        "power limit",
+        "400 W",
+        "320 W",
+    )
+    assert steps({"ecc": "disabled"})[0] == (0, "ECC", "disabled", "enabled")
+    assert steps({"compute_mode": "prohibited"})[1] == (1, "compute mode", "Prohibited", "Default")
+
+
+def test_a_locked_clock_is_known_by_what_was_locked() -> None:
+    first, second = (gpu.uuid for gpu in gpus()[:2])
+    locks = {first: {"graphics_clock": "1200,1200"}, second: {"graphics_clock": "210,1200"}}
+    assert steps({"graphics_clock": "1200"}, locks) == [(1, "graphics clock", "1200,1200 MHz", "210,1200")]
+    assert steps({"graphics_clock": "default"}, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"power_limit": "90"},
+            r"GPU 0 \(NVIDIA A100-SXM4-80GB\): gpu_config_power_limit: got 90 W, expected 100 to 400 W",
+        ),
+        ({"power_limit": "110%"}, r"got 440 W, expected 100 to 400 W \(default 400 W\)"),
+        ({"application_clocks": "1000,1275"}, "got 1000 MHz for its memory, expected one of 1593"),
+        ({"application_clocks": "1593,1276"}, "got 1276 MHz for graphics, .*1260, 1275, 1290"),
+        ({"graphics_clock": "210,2000"}, "got 210,2000 MHz, expected 210 to 1410 MHz"),
+        ({"memory_clock": "1500"}, "expected one of 1593 MHz"),
+    ],
+)
+def test_what_the_card_does_not_allow_is_refused_with_its_choices(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(CONFIG.Unfit, match=says):
+        steps(given)
+
+
+def test_layouts_fit_where_the_cards_placements_allow() -> None:
+    where = CONFIG.room(PROFILES, PLACEMENTS)
+    assert list(where) == ["1g.10gb", "1g.10gb+me", "2g.20gb", "4g.40gb", "3g.40gb"]
+    assert where["4g.40gb"] == [range(4)]
+    assert CONFIG.fits(["4g.40gb", "3g.40gb"], where)
+    assert where["3g.40gb"] == [range(4), range(4, 8)]
+    assert CONFIG.fits(["3g.40gb", "2g.20gb", "2g.20gb"], where)
+    assert CONFIG.fits(["1g.10gb"] * 7, where)
+    assert not CONFIG.fits(["3g.40gb", "3g.40gb", "1g.10gb"], where)
+    assert not CONFIG.fits(["1g.10gb"] * 8, where)
+    assert CONFIG.ordered(["1g.10gb", "1g.20gb", "3g.40gb", "1g.10gb+me"]) == "3g.40gb,1g.20gb,1g.10gb,1g.10gb+me"
+
+
+def test_instances_are_known_by_their_profiles() -> None:
+    listing = (
+        "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n  MIG 3g.40gb     Device  0: (UUID: MIG-1)\n"
+        "  MIG 1g.10gb+me  Device  1: (UUID: MIG-2)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)\n"
+    )
+    assert CONFIG.instances(listing) == {0: {0: "3g.40gb", 1: "1g.10gb+me"}}
+
+
+def test_what_is_no_longer_asked_for_goes_back_to_the_cards_own() -> None:
+    before = {"power_limit": "300", "mig": "7g.80gb", "mig_gpus": {"1": "none", "2": "3g.40gb"}, "ecc": ""}
+    assert CONFIG.back({}, before) == {"power_limit": "default", "mig": "none", "mig_gpus": {"1": "none", "2": "none"}}
+    assert CONFIG.back({"mig": "7g.80gb"}, before)["mig_gpus"] == {}
+    assert not CONFIG.asked(CONFIG.back({}, {}))
+
+
+def test_alike_changes_of_several_gpus_are_told_as_one() -> None:
+    settings = CONFIG.Settings({"power_limit": "300"}, {})
+    told = CONFIG.told(list(settings.steps(gpus()[:2], "power_limit")))
+    assert told == [{"kind": "GPU 0, 1", "name": "power limit", "what": "300 W, was 400 W"}]
