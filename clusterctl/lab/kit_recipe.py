@@ -53,8 +53,8 @@ class Recipe:
     """One thing that the kit can build.
 
     `repository` is where its packages lie below the kit's URL, as below their vendor's, and `repository_key` where the
-    vendor has its public key. `variables` go into a lab's inventory; `{url}` and `{key}` stand for the kit's URL and
-    the key's file.
+    vendor has its public key. `variables` go into a lab's inventory; `{url}` and `{fingerprint}` stand for the kit's
+    URL and that of its key.
     """
 
     name: str
