@@ -4,6 +4,7 @@ The exporter is a simulation, in NVIDIA's packages and places; what it serves it
 """
 
 import json
+import socket
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -14,10 +15,11 @@ import yaml
 
 from tests.cluster.gpus import Site
 from tests.cluster.lab import TestLab, clusterctl
+from tests.faults.injury import outsider
 from tests.labs import REPOSITORY
 
 COLLECTORS = REPOSITORY / "roles/dcgm_exporter/templates/collectors.csv.j2"
-# A model of four GPUs with everything but these: no memory of A100 measures its temperature in the simulation.
+PORT = 9400
 XIDS = yaml.safe_load((REPOSITORY / "roles/gpu_health/defaults/main.yml").read_text())["gpu_health_xids"]
 
 
@@ -29,7 +31,7 @@ def lab(gpus: Site) -> TestLab:
 def ask(lab: TestLab, path: str) -> Any:
     """What Prometheus answers to its own host, by its own password."""
     script = f"""password=$(cat /etc/prometheus/own-password)
-    address=$(sed -n 's/.*--web.listen-address=\\([^ ]*\\).*/\\1/p' /etc/systemd/system/prometheus.service.d/clusterctl.conf)
+    address=$(grep -o 'listen-address=[^ ]*' /etc/systemd/system/prometheus.service.d/clusterctl.conf | cut -d= -f2)
     printf 'user = "admin:%s"' "$password" | curl --silent --show-error --fail --config - "http://$address/api/v1/{path}"
     """
     return json.loads(lab.root("head1", script))["data"]
@@ -86,10 +88,13 @@ def test_it_says_that_it_is_simulated(lab: TestLab) -> None:
 
 
 def test_it_answers_the_cluster_alone(lab: TestLab) -> None:
-    listening = lab.root("gpu01", "ss --no-header --listening --tcp --numeric 'sport = :9400'").split()
-    assert listening[3] == f"{lab.root('gpu01', 'hostname --ip-address').split()[0]}:9400"
-    rules = lab.root("gpu01", "nft list ruleset")
-    assert "9400" in rules
+    """At the cluster's address of the node, and nobody from outside."""
+    listening = lab.root("gpu01", f"ss --no-header --listening --tcp --numeric 'sport = :{PORT}'").split()[3]
+    address, _, _ = listening.rpartition(":")
+    assert f"gpu01: {{ansible_host: {address}}}" in lab.inventory.read_text()
+    assert "DCGM_FI_DEV_GPU_TEMP" in lab.root("gpu02", f"curl --silent --fail http://{listening}/metrics")
+    with outsider(lab) as source, pytest.raises(TimeoutError):
+        socket.create_connection((address, PORT), 3, (source, 0)).close()
 
 
 def test_a_fault_of_the_hardware_raises_its_alert_until_the_diagnosis(lab: TestLab) -> None:
