@@ -245,7 +245,7 @@ def _build(recipe: Recipe, go: Go, run: Run, say: Say) -> None:
 
 def _pack(recipe: Recipe, name: str, package: Package) -> str:
     """Return the script that makes a Debian package in /made."""
-    known = {"{version}": recipe.version, "{architecture}": architecture()}
+    known = {"{version}": package.version or recipe.version, "{architecture}": architecture()}
     control = fill(f"Package: {name}\nVersion: {{version}}\nArchitecture: {{architecture}}\n{package.control}", known)
     tree = f"/work/{name}"
     lines = ["cd /work"]

@@ -29,13 +29,14 @@ class Go:
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package; `files` maps where a file belongs to what it is.
+    """A Debian package, of the recipe's version unless it has its own; `files` maps where a file belongs to what it is.
 
     That is bin/PROGRAM or source/FILE of the module, or recipe/FILE beside the recipe.
     """
 
     control: str
     files: Mapping[str, str]
+    version: str = ""
     postinst: str = ""
     postrm: str = ""
 
