@@ -113,7 +113,7 @@ def test_a_fault_of_the_hardware_raises_its_alert_until_the_diagnosis(lab: TestL
     assert ("GpuXid", "gpu01", "0") not in firing(lab)
     for node in ("gpu01", "gpu02"):
         assert clusterctl("lab", "fault", "--name", lab.name, node, "clear").returncode == 0
-    assert lab.run("check", "gpu01,gpu02", "--diagnose")["exit_code"] == 0
+    assert lab.run("check", "gpu01", "gpu02", "--diagnose")["exit_code"] == 0
     until(lab, lambda found: not found)
     lab.healthy()
 
