@@ -206,18 +206,8 @@ def _certificate(reading: Reading, node: Node) -> str:
     return "" if b"-----BEGIN CERTIFICATE-----" in content else "holds no certificate in PEM form"
 
 
-def _public_key(reading: Reading, node: Node) -> str:
-    directory = reading.path.parent
-    try:
-        content = files.read(directory / str(node.value), inside=directory)
-    except files.UnfitError as error:
-        return str(error)
-    return "" if content.startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----") else "holds no public key in armored form"
-
-
 # By the end of a variable's name.
 _LOOK: Mapping[str, Callable[[Reading, Node], str]] = {
     "ansible_ssh_private_key_file": _key_file,
     "cluster_ca_certificates": _certificate,
-    "_repository_key": _public_key,
 }

@@ -53,7 +53,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (r"dpkg was interrupted|dpkg --configure", "the same command repairs it; if not: dpkg --configure -a on the node"),
     (
-        r"no_pubkey|not signed|expkeysig|gpg.*(fail|error)|signature",
+        r"no_pubkey|not signed|expkeysig|gpg.*(fail|error)|signature|nothing is installed from there",
         "the repository's signature does not hold: check its key and the node's clock; never install unsigned",
     ),
     (

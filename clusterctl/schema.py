@@ -277,7 +277,7 @@ _RULES = (
     _Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
     _Rule("_sha256", _matches("[0-9a-f]{64}"), "64 hexadecimal digits in lower case"),
     _Rule(
-        "_certificates|_repository_key",
+        "_certificates",
         lambda v: v[:1] not in ("", "/", "~") and ".." not in v.split("/"),
         "a file below the cluster's directory",
     ),

@@ -53,6 +53,7 @@ _PROMETHEUS_PASSWORD = "/etc/prometheus/own-password"  # noqa: S105 - where it s
 ROLE_OF = {
     "nvidia_daemons": "nvidia_driver",
     "nvidia_repository": "nvidia_driver",
+    "pyxis_slurm": "pyxis",
     "slurm_head_database": "slurm_head",
     "sources": "base",
 }

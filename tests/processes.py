@@ -6,6 +6,7 @@ from xdist.scheduler import LoadFileScheduling
 LABS = {
     "members": ("test_membership.py", "test_upgrade.py"),
     "whole": ("test_backup.py", "test_drift.py", "test_plan.py"),
+    "gpus": ("test_gpu_metrics.py", "test_health.py", "test_containers.py", "test_runtimes.py"),
 }
 LAB_OF = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}
 

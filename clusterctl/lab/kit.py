@@ -8,6 +8,7 @@ SET names the builds that are in it, so what a lab was told of never changes und
 import fcntl
 import functools
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -54,18 +55,19 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Kit:
-    """What a lab has to know of the kit: where it is, and the files that make it trusted."""
+    """What a lab has to know of the kit: where it is, and what makes it trusted."""
 
     url: str
     address: str
     authority: str  # certificate, PEM
-    key: str  # public key of the packages, armored
+    fingerprint: str  # of the key that signs its packages
     recipes: tuple[Recipe, ...]
 
-    def variables(self, key_file: str) -> dict[str, object]:
-        """Return the variables that point roles at the kit; `key_file` is the key's file as the inventory names it."""
-        known = {"{url}": self.url, "{key}": key_file, "{architecture}": architecture()}
-        return {name: fill(value, known) for recipe in self.recipes for name, value in recipe.variables.items()}
+    def variables(self) -> dict[str, object]:
+        """Return the variables that point roles at the kit."""
+        known = {"{url}": self.url, "{fingerprint}": self.fingerprint}
+        text = json.dumps({name: value for recipe in self.recipes for name, value in recipe.variables.items()})
+        return dict(json.loads(fill(text, known)))
 
     def place(self, recipe: Recipe) -> str:
         """Return where a recipe's packages, or its image, are to be had."""
@@ -97,14 +99,19 @@ def ensure(recipes: Sequence[Recipe], say: Say, mirror: str = image.DEBIAN_MIRRO
         made = {recipe.name: _ensure_built(recipe, builder, mirror, say) for recipe in recipes}
         address = cache.shared_address(-4)
         private = _private(builder, address)
-        key = (private / "gnupg" / "made").read_text()
-        name = hashlib.sha256("".join((key, *sorted(path.name for path in made.values()))).encode()).hexdigest()[:12]
+        fingerprint = (private / "gnupg" / "fingerprint").read_text().strip()
+        builds = sorted(path.name for path in made.values())
+        name = hashlib.sha256("".join((fingerprint, *builds)).encode()).hexdigest()[:12]
         _publish(name, recipes, made, builder, private)
         _serve(builder, address, private)
         for recipe in recipes:
             _push(recipe, made[recipe.name], address, private, say)
     return Kit(
-        f"https://{address}/{name}", address, (private / "tls" / "trust" / "ca.crt").read_text(), key, tuple(recipes)
+        f"https://{address}/{name}",
+        address,
+        (private / "tls" / "trust" / "ca.crt").read_text(),
+        fingerprint,
+        tuple(recipes),
     )
 
 
@@ -238,7 +245,7 @@ def _build(recipe: Recipe, go: Go, run: Run, say: Say) -> None:
 
 def _pack(recipe: Recipe, name: str, package: Package) -> str:
     """Return the script that makes a Debian package in /made."""
-    known = {"{version}": recipe.version, "{architecture}": architecture()}
+    known = {"{version}": package.version or recipe.version, "{architecture}": architecture()}
     control = fill(f"Package: {name}\nVersion: {{version}}\nArchitecture: {{architecture}}\n{package.control}", known)
     tree = f"/work/{name}"
     lines = ["cd /work"]

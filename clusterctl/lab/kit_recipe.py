@@ -29,13 +29,14 @@ class Go:
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package; `files` maps where a file belongs to what it is.
+    """A Debian package, of the recipe's version unless it has its own; `files` maps where a file belongs to what it is.
 
     That is bin/PROGRAM or source/FILE of the module, or recipe/FILE beside the recipe.
     """
 
     control: str
     files: Mapping[str, str]
+    version: str = ""
     postinst: str = ""
     postrm: str = ""
 
@@ -53,8 +54,8 @@ class Recipe:
     """One thing that the kit can build.
 
     `repository` is where its packages lie below the kit's URL, as below their vendor's, and `repository_key` where the
-    vendor has its public key. `variables` go into a lab's inventory; `{url}` and `{key}` stand for the kit's URL and
-    the key's file.
+    vendor has its public key. `variables` go into a lab's inventory; `{url}` and `{fingerprint}` stand for the kit's
+    URL and that of its key.
     """
 
     name: str

@@ -337,15 +337,14 @@ class Lab:
         )  # fmt: skip
 
     def _write_kit(self, served: kit.Kit) -> dict[str, object]:
-        """Write the kit's public key and authority beside the inventory; return the variables that refer to it."""
+        """Write the kit's authority beside the inventory; return the variables that refer to it, and to the kit."""
         folder = self.directory / "kit"
         folder.mkdir(exist_ok=True)
         (folder / "ca.crt").write_text(served.authority)
-        (folder / "packages.asc").write_text(served.key)
         return {
             "cluster_ca_certificates": ["kit/ca.crt"],
             "cluster_no_proxy": [served.address],
-            **served.variables("kit/packages.asc"),
+            **served.variables(),
         }
 
     def _write_inventory(

@@ -146,27 +146,28 @@ def directory(given: object) -> Data:
 def repository(given: object) -> Data:
     """One of `repositories`: its files for either package manager, the key before what refers to it."""
     optional = ("suites", "components", "architectures", "signed")
-    item = take("repository", given, ["name", "url", "key"], optional)
-    name, url, key = named("repository", item["name"]), str(item["url"]), str(item["key"]).strip() + "\n"
+    item = take("repository", given, ["name", "url", "key", "fingerprint"], optional)
+    name, url, key = named("repository", item["name"]), str(item["url"]), str(item["key"])
+    fingerprint = "".join(str(item["fingerprint"]).split()).upper()
     lists = {field: words(f"repository {name}: {field}", item.get(field, [])) for field in optional[:3]}
     signed = one_of(f"repository {name}: signed", item.get("signed", "packages"), ("packages", "metadata"))
     if any(re.search(r"\s", word) for word in [url, *(word for value in lists.values() for word in value)]):
         raise ArgumentError(f"repository {name}: white space in url, suites, components or architectures")
-    if not key.startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----"):
-        raise ArgumentError(f"repository {name}: key is not an armored public key")
+    if not re.fullmatch(r"https?://[^\s'\"]+", key):
+        raise ArgumentError(f"repository {name}: key is {key!r}, expected the URL of a public key")
+    if not re.fullmatch("[0-9A-F]{40}", fingerprint):
+        raise ArgumentError(f"repository {name}: fingerprint is {fingerprint!r}, expected 40 hexadecimal digits")
     apt_key, rpm_key = f"/etc/apt/keyrings/{name}.asc", f"/etc/pki/rpm-gpg/{name}.asc"
     fields = {"Types": ["deb"], "URIs": [url], "Suites": lists["suites"] or ["./"], "Components": lists["components"]}
     fields.update({"Architectures": lists["architectures"], "Signed-By": [apt_key]})
     deb822 = "".join(f"{field}: {' '.join(value)}\n" for field, value in fields.items() if value)
     check = "gpgcheck=1" if signed == "packages" else "gpgcheck=0\nrepo_gpgcheck=1"
     repo = f"[{name}]\nname={name}\nbaseurl={url}\n{check}\ngpgkey=file://{rpm_key}\nskip_if_unavailable=0\n"
-    contents = {
-        "Apt": {apt_key: key, f"/etc/apt/sources.list.d/{name}.sources": deb822},
-        "Dnf": {rpm_key: key, f"/etc/yum.repos.d/{name}.repo": repo},
-    }
+    pinned = {"url": key, "fingerprint": fingerprint}
+    sources = f"/etc/apt/sources.list.d/{name}.sources"
     return {
-        manager: [{"name": path, "data": encoded(text)} for path, text in texts.items()]
-        for manager, texts in contents.items()
+        "Apt": [{"name": apt_key, **pinned}, {"name": sources, "data": encoded(deb822)}],
+        "Dnf": [{"name": rpm_key, **pinned}, {"name": f"/etc/yum.repos.d/{name}.repo", "data": encoded(repo)}],
     }
 
 

@@ -28,13 +28,14 @@ from ansible.module_utils.node_items import (
     reload_units,
     run_commands,
 )
+from ansible.module_utils.node_keys import with_key
 from ansible.module_utils.node_packages import Package, package_manager
 from ansible.module_utils.node_record import Call, original, record_path
 from ansible.module_utils.node_tools import RUN, NodeError, clean, exclusive, run
 
 
 def present(call, given, manager):
-    """The fixed order: package sources, packages, directories, files, kernel settings, units."""
+    """The fixed order: files before packages, package sources, packages, directories, files, kernel settings, units."""
     packages = [Package(**package) for package in given["packages"]]
     if given["download_only"]:
         if packages:
@@ -42,10 +43,10 @@ def present(call, given, manager):
         return
     files = [Entry(**item) for item in given["files"]]
     first, rest = ([item for item in files if item.before_packages is flag] for flag in (True, False))
-    sources = [source[type(manager()).__name__] for source in given["repositories"]]
-    converge(call, Paths("repository"), [Entry(**item) for items in sources for item in items])
     converge(call, Paths("file"), first)
     run_commands(call, first)
+    sources = [item for source in given["repositories"] for item in source[type(manager()).__name__]]
+    converge(call, Paths("repository"), [Entry(**with_key(item, manager(), call.check)) for item in sources])
     if packages:
         kind = Packages(manager())
         if given["upgrade"]:

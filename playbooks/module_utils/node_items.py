@@ -312,10 +312,7 @@ class Packages(Kind):
                 self.manager.hold(names, held)
 
     def resolve(self, due, lenient=False):
-        """{name: version, path of its own file, or "" for any version} to install.
-
-        What no index offers is looked for once more in a fresh one.
-        """
+        """{name: version, file, or "" for any version} to install. What no index offers is sought in a fresh one."""
         own = {item.name: self.manager.fetch(item) for item in due if item.url and not item.absent}
         due = [replace(i, version=self.targets.get(i.name, i.version)) for i in due if not (i.absent or i.url)]
         for fresh in (False, True):

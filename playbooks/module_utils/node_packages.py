@@ -1,7 +1,7 @@
 """The package managers as node_state drives them: apt-get and dpkg, dnf and rpm, as a person would at the shell.
 
-Each answers the same calls: `installed`, `available`, `candidates`, `fetch`, `transact`, `hold`, `repair` and
-`orphans`. The state of a package is `{"version": full version or None, "held": bool}`.
+Each answers the same calls: `installed`, `available`, `candidates`, `download`, `fetch`, `transact`, `hold`, `repair`
+and `orphans`. The state of a package is `{"version": full version or None, "held": bool}`.
 """
 
 from __future__ import annotations
@@ -222,10 +222,13 @@ class Apt:
         self.warnings, self.refreshed = complaint(output) if told else "", True
         store(self.stamp, b"")
 
+    def download(self, url, path):
+        """Fetch a file; apt's helper goes through apt's proxies."""
+        run("/usr/lib/apt/apt-helper", "-o", "Acquire::Retries=3", "download-file", url, path)
+
     def fetch(self, package):
-        """The path of a package's own file; apt's helper goes through apt's proxies."""
-        helper = ("/usr/lib/apt/apt-helper", "-o", "Acquire::Retries=3", "download-file")
-        return fetched(package, ".deb", lambda url, path: run(*helper, url, path))
+        """The path of a package's own file."""
+        return fetched(package, ".deb", self.download)
 
     def transact(self, install, remove, download_only=False):
         """Install {name: version, file or ""} and remove names in one transaction that starts no service."""
@@ -360,12 +363,16 @@ class Dnf:
         rows = self.dnf("repoquery", *words, "--qf", "%{name}\t%{evr}\n", *names).splitlines()
         return dict(row.split("\t") for row in rows if row.count("\t") == 1)
 
-    def fetch(self, package):
-        """The path of a package's own file; its way is through dnf's proxy."""
+    def download(self, url, path):
+        """Fetch a file, through dnf's proxy."""
         proxy = re.search(r"(?m)^proxy *= *(\S+)", self.configuration.read_text())
         words = ("--fail", "--silent", "--show-error", "--location", "--retry", "3", "--proto", "=http,https")
         words += ("--proxy", proxy[1]) if proxy else ()
-        return fetched(package, ".rpm", lambda url, path: run("curl", *words, "--output", path, url))
+        run("curl", *words, "--output", path, url)
+
+    def fetch(self, package):
+        """The path of a package's own file."""
+        return fetched(package, ".rpm", self.download)
 
     def transact(self, install, remove, download_only=False):
         """Install {name: version, file or ""}, then remove names: dnf has no single transaction for both."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.gpus import Site, everything
 from tests.cluster.lab import TestLab, bootstrapped, submit
 from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, growing, states
 from tests.faults.injury import wait_until
@@ -54,3 +55,10 @@ def whole() -> Iterator[TestLab]:
     """A lab that the tests which share it leave whole; a small job need not wait long behind a large one."""
     with bootstrapped("whole", "slurm_head_conf_extra: {SchedulerParameters: bf_interval=1}") as lab:
         yield lab
+
+
+@pytest.fixture(scope="session")
+def gpus() -> Iterator[Site]:
+    """A lab with all that GPUs can have; the last file that shares it takes it apart."""
+    with everything() as site:
+        yield site

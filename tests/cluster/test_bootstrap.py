@@ -1,6 +1,5 @@
 """The main job on one lab, in order: empty nodes, a working cluster, an unchanged second run, repair, jobs."""
 
-import hashlib
 import json
 import os
 import re
@@ -19,8 +18,8 @@ import yaml
 
 from clusterctl.lab.image import HERE as LAB
 from clusterctl.lab.lab import gpu_models
-from clusterctl.lab.podman import run_as_root
 from tests.cluster.lab import ALICE, HERE, TestLab, clusterctl, podman
+from tests.faults.injury import outsider
 from tests.labs import REPOSITORY
 
 PROFILES = LAB / "nvml" / "profiles"
@@ -520,21 +519,8 @@ def question(cluster: TestLab, source: str) -> tuple[dict[str, str], str]:
 
 @pytest.fixture
 def outside(lab: TestLab) -> Iterator[str]:
-    """An address of this machine's that the nodes reach through their router, and that is none of the cluster's."""
-    digest = hashlib.sha256(lab.name.encode()).digest()
-    address = f"198.18.{digest[0]}.{digest[1]}"  # RFC 2544: for tests, never routed
-    # Without the connection tracking of this machine: a scan would fill its table.
-    quiet = [
-        ["iptables", "--table", "raw", "", chain, way, address, "--jump", "CT", "--notrack"]
-        for chain, way in (("OUTPUT", "--source"), ("PREROUTING", "--destination"))
-    ]
-    run_as_root(["ip", "address", "replace", f"{address}/32", "dev", "lo"])
-    for rule in quiet:
-        run_as_root([word or "--append" for word in rule])
-    yield address
-    for rule in quiet:
-        run_as_root([word or "--delete" for word in rule])
-    run_as_root(["ip", "address", "delete", f"{address}/32", "dev", "lo"])
+    with outsider(lab) as address:
+        yield address
 
 
 def test_from_outside_the_declared_ports_alone_are_open(cluster: TestLab, outside: str) -> None:

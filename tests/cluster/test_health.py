@@ -7,15 +7,13 @@ product, through NVIDIA's nvidia-smi and the kernel's log.
 import json
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.cluster.gpus import INTERVAL, Site
 from tests.cluster.lab import TestLab, clusterctl, podman
-from tests.labs import lab_name
 
-INTERVAL = 5
 # What goes wrong on which GPU, and what the checks say of it. These end by themselves.
 PASSING = {
     "hot": ("3", {"temperature": "GPU 3: 90 C, it slows down at 89 C"}),
@@ -32,16 +30,8 @@ LASTING = {
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[TestLab]:
-    lab = TestLab(lab_name("health"))
-    lab.down()
-    lab.up()
-    variables = lab.inventory.parent / "group_vars/all.yml"
-    variables.parent.mkdir(exist_ok=True)
-    variables.write_text(f"slurm_head_health_interval: {INTERVAL}\n")
-    lab.run("bootstrap")
-    yield lab
-    lab.down()
+def lab(gpus: Site) -> TestLab:
+    return gpus.lab
 
 
 def ledger(lab: TestLab) -> dict[str, dict[str, str]]:

@@ -1,5 +1,6 @@
 """Injuries to a lab's nodes, inflicted for real from outside or on the node, and healed at the end of a `with`."""
 
+import hashlib
 import json
 import subprocess
 import time
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from clusterctl.lab.podman import run_as_root
 from tests.cluster.lab import TestLab, clusterctl, podman
 
 GUARD = 300.0
@@ -24,6 +26,27 @@ def gateway(lab: TestLab) -> str:
         "network", "inspect", "--format", "{{range .Subnets}}{{.Gateway}}{{end}}", f"clusterctl-{lab.name}"
     ).split()
     return network
+
+
+@contextmanager
+def outsider(lab: TestLab) -> Iterator[str]:
+    """An address of this machine's that the nodes reach through their router, and that is none of the cluster's."""
+    digest = hashlib.sha256(lab.name.encode()).digest()
+    address = f"198.18.{digest[0]}.{digest[1]}"  # RFC 2544: for tests, never routed
+    # Without the connection tracking of this machine: a scan would fill its table.
+    quiet = [
+        ["iptables", "--table", "raw", "", chain, way, address, "--jump", "CT", "--notrack"]
+        for chain, way in (("OUTPUT", "--source"), ("PREROUTING", "--destination"))
+    ]
+    run_as_root(["ip", "address", "replace", f"{address}/32", "dev", "lo"])
+    for rule in quiet:
+        run_as_root([word or "--append" for word in rule])
+    try:
+        yield address
+    finally:
+        for rule in quiet:
+            run_as_root([word or "--delete" for word in rule])
+        run_as_root(["ip", "address", "delete", f"{address}/32", "dev", "lo"])
 
 
 @contextmanager

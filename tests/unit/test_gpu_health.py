@@ -3,6 +3,7 @@
 The faults are written into that document where nvidia-smi writes them.
 """
 
+import contextlib
 import hashlib
 import hmac
 import importlib.machinery
@@ -399,3 +400,34 @@ def test_what_is_no_answer_is_refused(wrong: dict[str, Any]) -> None:
 def test_the_topology_is_told_in_a_line_for_each_gpu() -> None:
     answer = decode(check.Answer, ANSWER | {"topology": {"GPU0": {"GPU1": "NV12", "GPU2": "NV12", "NIC0": "PXB"}}})
     assert check.Health("gpu01", "", answer).topology == ("GPU0: NV12 to GPU1, GPU2, PXB to NIC0",)
+
+
+@pytest.mark.parametrize(
+    ("verb", "back", "asked"),
+    [
+        ("stop", "start", [("stop", "b.service"), ("inside",), ("start", "b.service")]),
+        ("start", "stop", [("start", "a.service"), ("inside",), ("stop", "a.service")]),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_services_are_as_they_were_after_a_reset_or_diagnosis(
+    monkeypatch: pytest.MonkeyPatch, verb: str, back: str, asked: list[tuple[str, ...]], fails: bool
+) -> None:
+    """Of two of them the second runs."""
+    seen: list[tuple[str, ...]] = []
+
+    def ask(program: str, *argv: str, seconds: float) -> str:
+        if argv[0] == "list-units":
+            return "b.service loaded active running something\n"
+        seen.append(argv)
+        return ""
+
+    monkeypatch.setattr(HEALTH, "ask", ask)
+    with (
+        pytest.raises(HEALTH.Silent) if fails else contextlib.nullcontext(),
+        HEALTH.switched(verb, back, "a.service", "b.service"),
+    ):
+        seen.append(("inside",))
+        if fails:
+            raise HEALTH.Silent("in use")
+    assert seen == asked

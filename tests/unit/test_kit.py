@@ -14,7 +14,7 @@ ALL = kit_recipe.load()
 
 
 def test_an_unknown_recipe_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(LabError, match=r"has no kubernets; choose from debian, nvidia-container-toolkit"):
+    with pytest.raises(LabError, match=r"has no kubernets; choose from dcgm-exporter-simulated, debian, nvidia-"):
         kit_recipe.load(("debian", "kubernets"))
 
 
@@ -52,19 +52,21 @@ def test_every_module_is_pinned_by_its_hash(recipe: kit_recipe.Recipe) -> None:
 def test_what_is_packed_is_built_and_has_no_placeholder_left(recipe: kit_recipe.Recipe) -> None:
     built = {f"bin/{program.rsplit('/', 1)[-1]}" for program in recipe.go.programs} if recipe.go else set()
     packed = {origin for package in recipe.packages.values() for origin in package.files.values()}
-    assert {origin for origin in packed if not origin.startswith("source/")} == built
+    assert {origin for origin in packed if not origin.startswith(("recipe/", "source/"))} == built
+    own = [origin.removeprefix("recipe/") for origin in packed if origin.startswith("recipe/")]
+    assert all((recipe.directory / name).is_file() for name in own)
     for name, package in recipe.packages.items():
         assert "{" not in kit._pack(recipe, name, package)
 
 
 def test_a_lab_is_told_where_and_by_which_key() -> None:
     recipe, small = kit_recipe.load(("nvidia-container-toolkit", "debian"))
-    served = kit.Kit("https://10.88.255.252/0123", "10.88.255.252", "", "", (recipe, small))
+    served = kit.Kit("https://10.88.255.252/0123", "10.88.255.252", "", "ABCD" * 10, (recipe, small))
     folder = f"libnvidia-container/stable/deb/{kit.architecture()}"
     assert served.place(recipe) == f"https://10.88.255.252/0123/{folder}"
     assert served.place(small) == "10.88.255.252/lab/debian:13"
-    assert served.variables("kit/packages.asc") == {
-        "nvidia_container_toolkit_repository_url": f"https://10.88.255.252/0123/{folder}",
-        "nvidia_container_toolkit_repository_key": "kit/packages.asc",
+    assert served.variables() == {
+        "nvidia_container_toolkit_repository_url": "https://10.88.255.252/0123/libnvidia-container",
+        "nvidia_container_toolkit_key_fingerprint": "ABCD" * 10,
         "nvidia_container_toolkit_version": "1.20.1",
     }

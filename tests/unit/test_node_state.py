@@ -43,7 +43,8 @@ def load(path: Path, name: str) -> Any:
 
 action = load(PLAYBOOKS / "action_plugins/node_state.py", "node_state_action")
 module = load(PLAYBOOKS / "library/node_state.py", "node_state_module")
-KEY = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nabc\n-----END PGP PUBLIC KEY BLOCK-----"
+KEY = {"key": "https://x/key.asc", "fingerprint": "0123 4567 89AB CDEF 0123  4567 89ab cdef 0123 4567"}
+PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
 
 
 def unread(how: str, name: str) -> str:
@@ -128,9 +129,11 @@ def call(scope: str = "demo", **options: Any) -> Any:
         ({"sysctl": {"../../etc/x": 1}}, "'../../etc/x' cannot be the name of a sysctl"),
         ({"sysctl": [1]}, "sysctl: expected a mapping"),
         ({"repositories": [{"name": "a", "url": "https://x"}]}, "repository a: key is missing"),
-        ({"repositories": [{"name": "a", "url": "https://x", "key": "x"}]}, "key is not an armored public key"),
-        ({"repositories": [{"name": "a/b", "url": "https://x", "key": KEY}]}, "cannot be the name of a repository"),
-        ({"repositories": [{"name": "a", "url": "https://x\nTrusted: yes", "key": KEY}]}, "white space in url"),
+        ({"repositories": [{"name": "a", "url": "https://x", "key": "https://x"}]}, "a: fingerprint is missing"),
+        ({"repositories": [{"name": "a", "url": "https://x", **KEY, "key": "/x"}]}, "expected the URL of a public key"),
+        ({"repositories": [{"name": "a", "url": "https://x", **KEY, "fingerprint": "CD"}]}, "is 'CD', expected 40 hex"),
+        ({"repositories": [{"name": "a/b", "url": "https://x", **KEY}]}, "cannot be the name of a repository"),
+        ({"repositories": [{"name": "a", "url": "https://x\nTrusted: yes", **KEY}]}, "white space in url"),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(arguments: dict[str, Any], told: str) -> None:
@@ -183,7 +186,7 @@ def test_a_package_source_is_signed_by_its_own_key_alone() -> None:
     source = {
         "name": "nvidia",
         "url": "https://x/deb",
-        "key": KEY,
+        **KEY,
         "suites": ["stable"],
         "components": ["main", "extra"],
     }
@@ -192,7 +195,7 @@ def test_a_package_source_is_signed_by_its_own_key_alone() -> None:
         "/etc/apt/keyrings/nvidia.asc",
         "/etc/apt/sources.list.d/nvidia.sources",
     ]
-    assert text(found["Apt"][0]) == KEY + "\n"
+    assert found["Apt"][0] == {"name": "/etc/apt/keyrings/nvidia.asc", "url": KEY["key"], "fingerprint": PRINT}
     assert text(found["Apt"][1]) == (
         "Types: deb\nURIs: https://x/deb\nSuites: stable\nComponents: main extra\nArchitectures: amd64\n"
         "Signed-By: /etc/apt/keyrings/nvidia.asc\n"
@@ -201,13 +204,13 @@ def test_a_package_source_is_signed_by_its_own_key_alone() -> None:
 
 
 def test_a_source_whose_metadata_is_signed_says_so_to_dnf() -> None:
-    source = {"name": "n", "url": "https://x", "key": KEY, "signed": "metadata"}
+    source = {"name": "n", "url": "https://x", **KEY, "signed": "metadata"}
     found = normalise(repositories=[source])["repositories"][0]
     assert "gpgcheck=0\nrepo_gpgcheck=1\ngpgkey=" in text(found["Dnf"][1])
 
 
 def test_a_flat_source_has_no_components() -> None:
-    found = normalise(repositories=[{"name": "n", "url": "https://x", "key": KEY}])["repositories"][0]
+    found = normalise(repositories=[{"name": "n", "url": "https://x", **KEY}])["repositories"][0]
     assert "Suites: ./\nSigned-By:" in text(found["Apt"][1])
 
 
@@ -219,7 +222,7 @@ def test_the_module_takes_what_the_action_plugin_gives() -> None:
         files=[{"dest": "/x", "content": ""}, {"dest": "/l", "link": "y"}, {"dest": "/z", "state": "absent"}],
         units=[{"name": "u"}],
         sysctl={"vm.swappiness": 1},
-        repositories=[{"name": "n", "url": "https://x", "key": KEY}],
+        repositories=[{"name": "n", "url": "https://x", **KEY}],
     )
     kinds = {
         "packages": node_items.Package,
@@ -724,12 +727,12 @@ def test_the_order_is_fixed_whatever_the_order_of_the_arguments(store: Path, mon
         files=[{"dest": "/late", "content": ""}, {"dest": "/early", "content": "", "before_packages": True}],
         directories=[{"path": "/d"}],
         packages=["p"],
-        repositories=[{"name": "r", "url": "https://x", "key": KEY}],
+        repositories=[{"name": "r", "url": "https://x", **KEY}],
     )
-    module.present(call(), arguments, lambda: node_packages.Apt([]))
+    module.present(call(check=True), arguments, lambda: node_packages.Apt([]))
     assert seen == [
-        ("repository", ["/etc/apt/keyrings/r.asc", "/etc/apt/sources.list.d/r.sources"]),
         ("file", ["/early"]),
+        ("repository", ["/etc/apt/keyrings/r.asc", "/etc/apt/sources.list.d/r.sources"]),
         ("package", ["p"]),
         ("directory", ["/d"]),
         ("file", ["/late", "/etc/sysctl.d/60-clusterctl-demo.conf"]),

@@ -1,8 +1,6 @@
 """Which driver and toolkits GPUs get, and what is made of what a node says about them."""
 
-import base64
 import itertools
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from tests.unit.test_role_plugins import plugin
 NVIDIA = plugin("filter_plugins/nvidia")
 BUILD = plugin("library/nvidia_build")
 LOOK = plugin("library/nvidia_look")
-KEY = plugin("library/signing_key")
 nvidia_kernel = BUILD.kernel_side
 
 _VARS = yaml.safe_load((paths.content() / "roles/nvidia_driver/vars/main.yml").read_text())
@@ -268,36 +265,3 @@ def test_who_holds_a_gpu_and_which_jobs_run_are_told(tmp_path: Path) -> None:
     (tmp_path / "13/fd/3").symlink_to("/dev/null")
     assert nvidia_kernel.holders(str(tmp_path)) == ["python3 (12)"]
     assert nvidia_kernel.jobs(str(tmp_path)) == ["41"]
-
-
-# The body of a version 4 key packet: version, time, algorithm 22, and three bytes in place of the key.
-BODY = b"\4" + struct.pack(">I", 1) + b"\x16key"
-
-
-def armored(packet: bytes) -> str:
-    text = base64.b64encode(packet).decode()
-    return f"-----BEGIN PGP PUBLIC KEY BLOCK-----\nComment: x\n\n{text}\n=abcd\n-----END PGP PUBLIC KEY BLOCK-----\n"
-
-
-@pytest.mark.parametrize(
-    ("release", "told"),
-    [("9", "FF8AD1344597106ECE813B918A3872BF3228467C"), ("10", "7D8D15CBFC4E62688591FB2633D98517E37ED158")],
-)
-def test_a_key_has_the_fingerprint_that_its_owner_publishes(release: str, told: str) -> None:
-    """EPEL's keys, which are here, and whose fingerprints Fedora's page of keys shows."""
-    assert KEY.fingerprint((paths.content() / f"roles/base/files/RPM-GPG-KEY-EPEL-{release}").read_text()) == told
-
-
-def test_both_forms_of_a_key_have_one_fingerprint() -> None:
-    new, old = armored(b"\xc6" + bytes([len(BODY)]) + BODY), armored(b"\x98" + bytes([len(BODY)]) + BODY)
-    assert len(KEY.fingerprint(new)) == 40
-    assert KEY.fingerprint(new) == KEY.fingerprint(old) == KEY.fingerprint(old.replace("\n", "\r\n"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "<html>", armored(b""), armored(b"\xc6\xff"), armored(b"\xcd\3abc"), armored(b"\xc6\x20" + BODY)],
-    ids=["nothing", "a page", "empty", "cut", "no key", "too short"],
-)
-def test_what_is_no_key_has_no_fingerprint(text: str) -> None:
-    assert KEY.fingerprint(text) == ""

@@ -4,8 +4,6 @@ What cannot run here for real (Ubuntu, the RHEL family) is at least written comp
 Debian's have, and with them every template and every `node_state` call comes out whole.
 """
 
-import base64
-import hashlib
 import importlib.util
 import itertools
 import json
@@ -355,26 +353,6 @@ def trusted(value: Any) -> Any:
     if isinstance(value, list):
         return [trusted(item) for item in value]
     return trust_as_template(value) if isinstance(value, str) else value
-
-
-@pytest.mark.parametrize(
-    ("file", "fingerprint"),
-    [
-        ("apptainer/files/apptainer-ppa.asc", "F6B0F5193D4F3301EF491FF0AFE36534FC6218AE"),
-        ("containers/files/docker-deb.asc", "9DC858229FC7DD38854AE2D88D81803C0EBFCD88"),
-        ("containers/files/docker-rpm.asc", "060A61C51B558A7F742B77AAC52FEB6B621E9F35"),
-        ("nvidia_container_toolkit/files/libnvidia-container.asc", "C95B321B61E88C1809C4F759DDCAE044F796ECB0"),
-    ],
-)
-def test_a_vendors_key_has_the_fingerprint_that_is_documented(file: str, fingerprint: str) -> None:
-    armored = (CONTENT / "roles" / file).read_text(encoding="ascii").split("\n\n")[1]
-    packets = base64.b64decode("".join(line for line in armored.splitlines() if line[:1] not in "=-"))
-    assert packets[0] == 0x99, "a public key, the length in two bytes"
-    length = int.from_bytes(packets[1:3], "big")
-    found = hashlib.sha1(packets[: 3 + length]).hexdigest().upper()  # noqa: S324 - RFC 9580 has it so for such keys
-    assert found == fingerprint
-    specification = (CONTENT / "roles" / file).parents[1] / "meta/argument_specs.yml"
-    assert f"C({' '.join(re.findall('....', found))})" in specification.read_text(encoding="utf-8")
 
 
 def test_every_template_is_used() -> None:

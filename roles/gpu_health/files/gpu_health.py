@@ -26,6 +26,7 @@ import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,6 +44,9 @@ AGAIN_SECONDS = 2
 # After a look that took longer there is no time for a second one; what may be over is advice then.
 SLOW_SECONDS = 15
 DIAGNOSIS_SECONDS = 300
+# They keep GPUs open, which then cannot be reset. The exporter's last XID is over with its GPU's reset, too.
+DCGM = "nvidia-dcgm.service"
+HOLDERS = ("nvidia-dcgm-exporter.service", DCGM, "nvidia-persistenced.service")
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 # What NVIDIA's catalog calls the XIDs that drain by default,
@@ -548,20 +552,43 @@ def started() -> float:
     return int(booted.group(1) if booted else 0) + ticks / os.sysconf("SC_CLK_TCK")
 
 
+@contextmanager
+def switched(verb: str, back: str, *units: str) -> Iterator[None]:
+    """Stop those of these services that run, or start those that do not, and put them back as they were."""
+    shown = ask("systemctl", "list-units", "--plain", "--no-legend", "--state=active", *units, seconds=OTHERWISE)
+    running = {line.split()[0] for line in shown.splitlines()}
+    changed = [unit for unit in units if (unit in running) == (verb == "stop")]
+    if changed:
+        ask("systemctl", verb, *changed, seconds=DIAGNOSIS_SECONDS)
+    try:
+        yield
+    finally:
+        if changed:
+            ask("systemctl", back, *reversed(changed), seconds=DIAGNOSIS_SECONDS)
+
+
+def reset(given: Data, places: list[str]) -> None:
+    """Reset the GPUs at these places."""
+    names = {bus(gpu["pci"]): gpu["uuid"] or gpu["pci"] for gpu in given["gpus"]}
+    with switched("stop", "start", *HOLDERS):
+        for place in places:
+            ask("nvidia-smi", "--gpu-reset", "-i", names.get(place, f"{place}.0"), seconds=DIAGNOSIS_SECONDS)
+
+
 def diagnose(given: Data, state: Data) -> tuple[list[Finding], Look]:
     """Reset what needs it, look, and forget the XIDs of the hardware if all is well."""
-    names = {bus(gpu["pci"]): gpu["uuid"] or gpu["pci"] for gpu in given["gpus"]}
-    for place, numbers in state["xids"].items():
-        if max(numbers.values()) > started():
-            try:
-                ask("nvidia-smi", "--gpu-reset", "-i", names.get(place, f"{place}.0"), seconds=DIAGNOSIS_SECONDS)
-            except Silent as error:
-                text = f"GPU at {place} could not be reset, so the node has to be rebooted: {error}"
-                return [Finding("diagnosis", text)], Look(given, state)
+    places = [place for place, numbers in state["xids"].items() if max(numbers.values()) > started()]
+    try:
+        if places:
+            reset(given, places)
+    except Silent as error:
+        text = f"GPU at {' or '.join(places)} could not be reset, so the node has to be rebooted: {error}"
+        return [Finding("diagnosis", text)], Look(given, state)
     found, seen = look(given, state, "xid", shown=True)
     if not any(finding.drains for finding in found) and shutil.which("dcgmi", path=ENVIRONMENT["PATH"]):
         try:
-            ask("dcgmi", "diag", "-r", "1", seconds=DIAGNOSIS_SECONDS)
+            with switched("start", "stop", DCGM):
+                ask("dcgmi", "diag", "-r", "1", seconds=DIAGNOSIS_SECONDS)
         except Silent as error:
             found.append(Finding("diagnosis", str(error)))
     if not any(finding.drains for finding in found):

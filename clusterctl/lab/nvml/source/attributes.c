@@ -1,6 +1,7 @@
 /* What one device is and does: identity, memory, clocks, power, temperature, errors. Units are NVML's. */
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "device.h"
 
@@ -462,6 +463,17 @@ CONSTANT(nvmlDeviceGetPowerManagementMode, 1)
 CONSTANT(nvmlDeviceGetPowerManagementLimit, (unsigned)number_of(device, "power_limit", 0) * 1000)
 CONSTANT(nvmlDeviceGetEnforcedPowerLimit, (unsigned)number_of(device, "power_limit", 0) * 1000)
 CONSTANT(nvmlDeviceGetPowerManagementDefaultLimit, (unsigned)number_of(device, "power_default", 0) * 1000)
+
+/* Millijoules since the machine was started: what it has used idle, or a load that ends would take some back. */
+
+EXPORT nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *out)
+{
+    struct timespec up;
+    CHECK(device, out);
+    clock_gettime(CLOCK_BOOTTIME, &up);
+    *out = (unsigned long long)number_of(device, "power_usage", 0) * 1000 * (unsigned long long)up.tv_sec;
+    return NVML_SUCCESS;
+}
 
 EXPORT nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned *lowest, unsigned *highest)
 {

@@ -1,0 +1,85 @@
+"""Public keys of package sources: fetched from where their owners publish them, trusted by their fingerprint alone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import tempfile
+from pathlib import Path
+
+from ansible.module_utils.node_tools import NodeError
+
+_ARMOR = re.compile(
+    r"\s*-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?:[A-Za-z]+:[ -~]*\r?\n)*\r?\n"
+    r"((?:[A-Za-z0-9+/]+={0,2}\r?\n)+)(?:=[A-Za-z0-9+/]{4}\r?\n)?-----END PGP PUBLIC KEY BLOCK-----\s*"
+)
+_PRIMARY = 6  # the tag of a key's own packet
+_PARTS = (2, 13, 14, 17)  # of those that belong to it: signatures, names, subkeys, pictures
+
+
+def packets(data):
+    """Yield tag and body of each packet (RFC 9580). ValueError where one is cut off, or does not say how long it is."""
+    at = 0
+    while at < len(data):
+        head, begin = data[at], data[at + 1 : at + 6].ljust(5, b"\0")
+        if head & 0x40:
+            tag, first = head & 0x3F, begin[0]
+            octets, size = 1, first
+            if first >= 192:
+                octets, size = 2, ((first - 192) << 8) + begin[1] + 192
+            if first >= 224:
+                octets, size = 5, int.from_bytes(begin[1:], "big") if first == 255 else len(data)
+        else:
+            tag, octets = head >> 2 & 0x0F, 1 << (head & 3)
+            size = int.from_bytes(begin[:octets], "big") if octets <= 4 else len(data)
+        at += 1 + octets
+        body = data[at : at + size]
+        if not head & 0x80 or len(body) != size:
+            raise ValueError("no packet")
+        yield tag, body
+        at += size
+
+
+def fingerprint(armored):
+    """Return the fingerprint of the one key of version 4 that a text is; empty where it is anything else or more.
+
+    A package manager would trust a second key in it as well.
+    """
+    found = _ARMOR.fullmatch(armored)
+    try:
+        parts = list(packets(base64.b64decode("".join(found[1].split()), validate=True))) if found else []
+    except ValueError:
+        return ""
+    tag, body = parts[0] if parts else (0, b"")
+    if tag != _PRIMARY or body[:1] != b"\4" or any(tag not in _PARTS for tag, _ in parts[1:]):
+        return ""
+    told = b"\x99" + len(body).to_bytes(2, "big") + body
+    return hashlib.sha1(told).hexdigest().upper()  # noqa: S324 - what the fingerprint of such a key is
+
+
+def with_key(item, manager, check):
+    """Return a file of a package source with its content, which of a key is fetched and held against its fingerprint.
+
+    A key that lies there already is not fetched again. In check mode none is, and what would be is empty.
+    """
+    if "fingerprint" not in item:
+        return item
+    path, wanted = Path(item["name"]), item["fingerprint"]
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    if fingerprint(text) != wanted:
+        text = "" if check else fetched(item["url"], wanted, manager)
+    return {"name": item["name"], "data": base64.b64encode(text.encode()).decode()}
+
+
+def fetched(url, wanted, manager):
+    """Return the key at a URL; NodeError for one that has another fingerprint."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "key")
+        manager.download(url, str(file))
+        text = file.read_text(errors="replace")
+    found = fingerprint(text)
+    if found != wanted:
+        told = f"the fingerprint of that key is {found}" if found else "that is not one key"
+        raise NodeError(f"{url}: {told}, expected {wanted}; nothing is installed from there")
+    return text.strip() + "\n"

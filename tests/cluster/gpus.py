@@ -1,0 +1,129 @@
+"""One lab with all that GPUs can have: their metrics, every container runtime, NVIDIA's toolkit from the kit."""
+
+import hashlib
+import json
+import lzma
+import re
+import subprocess
+import tarfile
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.lab import TestLab
+from tests.faults.injury import gateway
+from tests.faults.repository import repository
+from tests.labs import lab_name
+
+INTERVAL = 5
+"""Seconds after which Slurm has the GPUs' health checked again."""
+SID = "http://deb.debian.org/debian"
+# It stands for NVIDIA's plugin, which cannot be had here: it is built, loaded and asked as that one is.
+PLUGIN = r"""
+#include <string.h>
+#include <slurm/spank.h>
+SPANK_PLUGIN(pyxis, 1)
+static char image[256];
+static int take(int value, const char *given, int remote) { strncpy(image, given, sizeof image - 1); return 0; }
+static struct spank_option options[] = {
+  {"container-image", "IMAGE", "the step runs in it", 1, 0, take}, SPANK_OPTIONS_TABLE_END};
+int slurm_spank_init(spank_t spank, int count, char **arguments) { return spank_option_register(spank, options); }
+int slurm_spank_user_init(spank_t spank, int count, char **arguments) {
+  return *image ? spank_setenv(spank, "CONTAINER_IMAGE", image, 1) : 0; }
+"""
+MAKEFILE = "spank_pyxis.so: pyxis.c\n\tgcc -shared -fPIC -o $@ $<\n"
+VERSION = "3.5.0-1"
+GROUPS = {
+    "apptainer": "children: {slurm_workers: {}}",
+    "enroot": "children: {slurm_head: {}, slurm_workers: {}}",
+    "podman": "children: {slurm_workers: {}}",
+    "nvidia_container_toolkit": "children: {slurm_workers: {}}",
+    "gpu_metrics": "children: {slurm_workers: {}}",
+    "containerd": "hosts: {gpu01: {}}",
+    "docker": "hosts: {gpu01: {}}",
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """The lab, where its server has files, and the hash of each."""
+
+    lab: TestLab
+    url: str
+    sha256: Mapping[str, str]
+
+
+def package(folder: Path, name: str, content: Mapping[str, str]) -> None:
+    """Build a package by the vendor's file name, with the files that a role counts on."""
+    root = folder / "root"
+    for path, text in {
+        "DEBIAN/control": f"Package: {name}\nVersion: {VERSION}\nArchitecture: amd64\n"
+        "Maintainer: nobody <nobody@example>\nDescription: stands for the vendor's\n",
+        **content,
+    }.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    target = folder / f"{name}_{VERSION}_amd64.deb"
+    argv = ["dpkg-deb", "--root-owner-group", "--build", str(root), str(target)]
+    subprocess.run(argv, check=True, capture_output=True)
+    subprocess.run(["rm", "-r", str(root)], check=True)
+
+
+def apptainer() -> tuple[str, str, str]:
+    """Version, URL and hash of the Apptainer that Debian's next release has."""
+    with urllib.request.urlopen(f"{SID}/dists/sid/main/binary-amd64/Packages.xz") as answer:  # noqa: S310
+        index = lzma.decompress(answer.read()).decode()
+    (entry,) = re.findall(r"(?ms)^Package: apptainer$.*?^$", index)
+    version, name, sha256 = (re.search(rf"(?m)^{key}: (.*)$", entry) for key in ("Version", "Filename", "SHA256"))
+    assert version
+    assert name
+    assert sha256
+    return version[1], f"{SID}/{name[1]}", sha256[1]
+
+
+def vendor(folder: Path) -> dict[str, str]:
+    """Make what stands for enroot's packages and pyxis's source; the hash of each file."""
+    package(folder, "enroot", {f"usr/share/enroot/hooks.d/50-slurm-{n}.sh": "" for n in ("pmi", "pytorch")})
+    package(folder, "enroot+caps", {})
+    (folder / "pyxis.c").write_text(PLUGIN)
+    (folder / "Makefile").write_text(MAKEFILE)
+    with tarfile.open(folder / "v0.20.0.tar.gz", "w:gz") as archive:
+        for name in ("pyxis.c", "Makefile"):
+            archive.add(folder / name, f"pyxis-0.20.0/{name}")
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+@contextmanager
+def everything() -> Iterator[Site]:
+    """A cluster whose workers have all of GROUPS, gpu01 Docker and containerd as well."""
+    lab = TestLab(lab_name("gpus"))
+    lab.down()
+    lab.up("--kit")
+    with tempfile.TemporaryDirectory(prefix="vendor-") as name:
+        sha256 = vendor(Path(name))
+        with repository(gateway(lab), packages=Path(name)) as (url, _):
+            version, package_url, package_sha256 = apptainer()
+            text = lab.inventory.read_text()
+            reached = json.loads(re.findall(r"(?m)^    cluster_no_proxy: (.*)$", text)[0])
+            variables = {
+                "apptainer_version": version,
+                "apptainer_package_url": package_url,
+                "apptainer_package_sha256": package_sha256,
+                "cluster_no_proxy": [*reached, gateway(lab)],
+                "containers_registry_mirrors": {"docker.io": url, "ghcr.io": "https://harbor.example/ghcr"},
+                "enroot_release_url": f"{url}/v3.5.0",
+                "enroot_sha256": sha256[f"enroot_{VERSION}_amd64.deb"],
+                "enroot_caps_sha256": sha256[f"enroot+caps_{VERSION}_amd64.deb"],
+                "pyxis_source_url": f"{url}/v0.20.0.tar.gz",
+                "pyxis_source_sha256": sha256["v0.20.0.tar.gz"],
+                "slurm_head_health_interval": INTERVAL,
+            }
+            text = re.sub(r"(?m)^    cluster_no_proxy: .*\n", "", text)
+            lab.inventory.write_text(text + "".join(f"    {group}: {{{of}}}\n" for group, of in GROUPS.items()))
+            lab.declare(*(f"{name}: {json.dumps(value)}" for name, value in variables.items()))
+            lab.run("bootstrap")
+            yield Site(lab, url, sha256)
+    lab.down()

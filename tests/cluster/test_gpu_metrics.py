@@ -1,0 +1,132 @@
+"""The GPUs' metrics by DCGM's names, as the real Prometheus has them, and the alerts that faults raise there.
+
+The exporter is a simulation, in NVIDIA's packages and places; what it serves it reads through NVML.
+"""
+
+import json
+import socket
+import time
+import urllib.parse
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.gpus import Site
+from tests.cluster.lab import TestLab, clusterctl
+from tests.faults.injury import outsider
+from tests.labs import REPOSITORY
+
+COLLECTORS = REPOSITORY / "roles/dcgm_exporter/templates/collectors.csv.j2"
+PORT = 9400
+XIDS = yaml.safe_load((REPOSITORY / "roles/gpu_health/defaults/main.yml").read_text())["gpu_health_xids"]
+
+
+@pytest.fixture(scope="module")
+def lab(gpus: Site) -> TestLab:
+    return gpus.lab
+
+
+def ask(lab: TestLab, path: str) -> Any:
+    """What Prometheus answers to its own host, by its own password."""
+    script = f"""password=$(cat /etc/prometheus/own-password)
+    address=$(grep -o 'listen-address=[^ ]*' /etc/systemd/system/prometheus.service.d/clusterctl.conf | cut -d= -f2)
+    printf 'user = "admin:%s"' "$password" | curl --silent --show-error --fail --config - "http://$address/api/v1/{path}"
+    """
+    return json.loads(lab.root("head1", script))["data"]
+
+
+def query(lab: TestLab, expression: str) -> list[dict[str, Any]]:
+    """The series of an expression, now."""
+    found: list[dict[str, Any]] = ask(lab, f"query?query={urllib.parse.quote(expression)}")["result"]
+    return found
+
+
+def firing(lab: TestLab) -> dict[tuple[str, str, str], str]:
+    """The alerts about GPUs that fire: name, node, GPU; and what each says."""
+    return {
+        (alert["labels"]["alertname"], alert["labels"]["instance"], alert["labels"].get("gpu", "")): str(
+            alert["annotations"]["summary"]
+        )
+        for alert in ask(lab, "alerts")["alerts"]
+        if alert["state"] == "firing" and alert["labels"]["alertname"].startswith("Gpu")
+    }
+
+
+def until(lab: TestLab, fits: Callable[[dict[tuple[str, str, str], str]], bool]) -> None:
+    """Wait until the alerts about GPUs are as they should be."""
+    for _ in range(120):
+        found = firing(lab)
+        if fits(found):
+            return
+        time.sleep(2)
+    raise AssertionError(found)
+
+
+def test_every_gpu_has_its_metrics_by_dcgms_names(lab: TestLab) -> None:
+    names = [line.partition(",")[0] for line in COLLECTORS.read_text().splitlines() if line.startswith("DCGM_FI_")]
+    until(lab, lambda found: len(query(lab, "DCGM_FI_DEV_GPU_TEMP")) == 8)
+    found = query(lab, '{__name__=~"DCGM_FI_.*"}')
+    assert {one["metric"]["__name__"] for one in found} == set(names)
+    for name in names:
+        of = {(one["metric"]["instance"], one["metric"]["gpu"]) for one in found if one["metric"]["__name__"] == name}
+        assert of == {(node, str(gpu)) for node in ("gpu01", "gpu02") for gpu in range(4)}, name
+    uuids = {one["metric"]["UUID"] for one in found if one["metric"]["instance"] == "gpu01"}
+    assert uuids == set(lab.root("gpu01", "nvidia-smi --query-gpu=uuid --format=csv,noheader").split())
+    assert {one["value"][1] for one in query(lab, "cluster_node_gpus")} == {"4"}
+    told = {(one["metric"]["instance"], int(one["metric"]["xid"])) for one in query(lab, "cluster_node_hardware_xid")}
+    assert told == {(node, xid) for node in ("gpu01", "gpu02") for xid in XIDS}
+    assert firing(lab) == {}
+
+
+def test_it_says_that_it_is_simulated(lab: TestLab) -> None:
+    assert "Simulated DCGM exporter" in lab.root("gpu01", "systemctl status nvidia-dcgm-exporter")
+    packages = lab.root("gpu01", "dpkg-query --show --showformat '${Version}\\n' 'datacenter-gpu-manager-*'").split()
+    assert len(packages) == 2
+    assert all("simulated" in version for version in packages)
+
+
+def test_it_answers_the_cluster_alone(lab: TestLab) -> None:
+    """At the cluster's address of the node, and nobody from outside."""
+    listening = lab.root("gpu01", f"ss --no-header --listening --tcp --numeric 'sport = :{PORT}'").split()[3]
+    address, _, _ = listening.rpartition(":")
+    assert f"gpu01: {{ansible_host: {address}}}" in lab.inventory.read_text()
+    assert "DCGM_FI_DEV_GPU_TEMP" in lab.root("gpu02", f"curl --silent --fail http://{listening}/metrics")
+    with outsider(lab) as source, pytest.raises(TimeoutError):
+        socket.create_connection((address, PORT), 3, (source, 0)).close()
+
+
+def test_a_fault_of_the_hardware_raises_its_alert_until_the_diagnosis(lab: TestLab) -> None:
+    """And that of a program raises none. Health and alert have one list of XIDs."""
+    for gpu, xid in ((0, 31), (1, 119)):
+        done = clusterctl("lab", "fault", "--name", lab.name, "gpu01", "gpu-xid", str(xid), "--gpu", str(gpu))
+        assert done.returncode == 0, done.stderr
+    done = clusterctl("lab", "fault", "--name", lab.name, "gpu02", "gpu-xid", "79", "--gpu", "1")
+    assert done.returncode == 0, done.stderr
+    wanted = {
+        ("GpuXid", "gpu01", "1"): "GPU 1 of gpu01 had XID 119",
+        ("GpuXid", "gpu02", "1"): "GPU 1 of gpu02 had XID 79",
+        ("GpuLost", "gpu02", ""): "gpu02 shows fewer GPUs than the 4 on record",
+    }
+    until(lab, lambda found: found.items() >= wanted.items())
+    assert ("GpuXid", "gpu01", "0") not in firing(lab)
+    for node in ("gpu01", "gpu02"):
+        assert clusterctl("lab", "fault", "--name", lab.name, node, "clear").returncode == 0
+    assert lab.run("check", "gpu01", "gpu02", "--diagnose")["exit_code"] == 0
+    until(lab, lambda found: not found)
+    lab.healthy()
+
+
+def test_memory_links_heat_and_power_raise_theirs(lab: TestLab) -> None:
+    for gpu, name in enumerate(("ecc", "row-remap", "nvlink-down")):
+        assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", name, "--gpu", str(gpu)).returncode == 0
+    wanted = {
+        ("GpuDoubleBitError", "gpu01", "0"),
+        ("GpuRowRemapFailed", "gpu01", "1"),
+        ("GpuNvlinkErrors", "gpu01", "2"),
+    }
+    until(lab, lambda found: found.keys() >= wanted)
+    assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", "clear").returncode == 0
+    assert lab.run("check", "gpu01", "--diagnose")["exit_code"] == 0
+    until(lab, lambda found: not {name for name, _, _ in found} - {"GpuNvlinkErrors"})
