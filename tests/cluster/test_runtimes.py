@@ -108,8 +108,8 @@ def test_a_node_that_leaves_keeps_no_container(image: TestLab) -> None:
     argv = ["nsenter", "--target", pid, "--net", "iptables-save"]
     rules = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert not re.findall("DOCKER|docker0", rules)
-    left = podman("exec", node, "sh", "-c", "ps -eo comm; ip -brief link; ls /usr/local/lib/slurm 2>&1 || true")
-    assert not re.findall(r"(?m)^sleep$|^dockerd|^containerd|docker0|spank_pyxis", left)
+    left = podman("exec", node, "sh", "-c", "ps -eo args; ip -brief link; ls /usr/local/lib/slurm 2>&1 || true")
+    assert not re.findall(r"(?m)^sleep 3600$|dockerd|containerd|docker0|spank_pyxis", left)
     packages = podman("exec", node, "dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Abbrev}\\n")
     assert not re.findall(r"(?m)^(apptainer|containerd|docker\.io|enroot|enroot\+caps|runc) ii", packages)
 
