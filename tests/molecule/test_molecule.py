@@ -10,9 +10,13 @@ from tests.labs import REPOSITORY, lab_name, state_directory
 
 HERE = Path(__file__).resolve().parent
 SCENARIOS = sorted(path.parent.name for path in HERE.glob("*/molecule.yml"))
+# CI plays these in a whole cluster, twice, uses them and takes them back: test_containers, test_gpu_metrics, test_runtimes.
+LONG = {"apptainer", "containerd", "containers", "dcgm_exporter", "docker", "nvidia_container_toolkit", "podman"}
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in SCENARIOS]
+)
 def test_role(scenario: str) -> None:
     lab = lab_name(scenario.replace("_", "-"))
     directory = state_directory() / lab
