@@ -18,7 +18,7 @@ LONG = {"apptainer", "containerd", "containers", "dcgm_exporter", "docker", "nvi
     "scenario", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in SCENARIOS]
 )
 def test_role(scenario: str) -> None:
-    lab = lab_name(scenario.replace("_", "-")[:23])  # a lab's name has 31 characters at most
+    lab = lab_name(scenario.replace("_", "-")[:22])  # a name has 30 characters at most
     directory = state_directory() / lab
     environment = {
         **os.environ,
