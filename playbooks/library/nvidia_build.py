@@ -39,10 +39,11 @@ options:
     description: Whether a driver that is loaded may be exchanged for this one. Jobs that run here forbid it anyway.
     type: bool
     default: false
-  moving:
-    description: Whether a dry run has found that the packages would move.
-    type: bool
-    default: false
+  foreseen:
+    description: Changes that a dry run has found, as node_state tells them; they decide which modules would be others.
+    type: list
+    elements: dict
+    default: []
   units:
     description: Services that hold the driver, and are stopped while it is exchanged.
     type: list
@@ -74,6 +75,10 @@ loaded:
   description: Version of the driver that is loaded now; empty where none is.
   type: str
   returned: always
+ready:
+  description: Whether a driver is loaded now, or would be.
+  type: bool
+  returned: success
 reboot:
   description: Why a reboot is needed; empty where it is not.
   type: str
@@ -88,6 +93,11 @@ def kernels(kernel: str, newer: bool, root: str = "/") -> list[str]:
     found = [path.parent.name for path in Path(root, "lib/modules").glob("*/build") if path.is_dir()]
     later = [name for name in found if numbers(name) > numbers(kernel)]
     return [kernel, *sorted(later, key=numbers)] if newer else [kernel]
+
+
+def coming(changes: list[dict[str, str]]) -> set[str]:
+    """Return the packages that would be installed, or be of another version, by these changes."""
+    return {it["name"] for it in changes if it["kind"] == "package" and re.search("installed|version ", it["what"])}
 
 
 class Driver:
@@ -176,8 +186,10 @@ class Driver:
     def foresee(self) -> None:
         """Say of a dry run whether the exchange would need a reboot."""
         loaded = kernel_side.loaded()[0]
-        ours = {unit.partition(".")[0][:15] for unit in self.given["units"]}
-        others = [holder for holder in kernel_side.holders() if holder.partition(" ")[0] not in ours]
+        if loaded and not self.given["change"]:
+            self.notes.append(f"driver {loaded} is loaded and stays: clusterctl upgrade exchanges it")
+            return
+        others = kernel_side.holders(self.given["units"])
         drawing = kernel_side.text("/sys/module/nvidia_drm/refcnt") not in ("", "0")
         if loaded and (others or drawing):
             by = ", ".join(others[:5]) or "the console"
@@ -194,7 +206,7 @@ def main() -> None:
         "kernel": {"type": "str", "required": True},
         "newer": {"type": "bool", "default": True},
         "change": {"type": "bool", "default": False},
-        "moving": {"type": "bool", "default": False},
+        "foreseen": {"type": "list", "elements": "dict", "default": []},
         "units": {"type": "list", "elements": "str", "default": []},
     }
     module = AnsibleModule(spec, supports_check_mode=True)
@@ -203,7 +215,7 @@ def main() -> None:
     here = given["kernel"] == os.uname().release and not kernel_side.in_container()
     loaded = ""
     try:
-        if module.check_mode and given["moving"]:
+        if module.check_mode and coming(given["foreseen"]).intersection(given["packages"]):
             if here:
                 driver.foresee()
         else:
@@ -218,6 +230,7 @@ def main() -> None:
             msg=clean(str(error)), changes=driver.changes, notes=driver.notes, changed=bool(driver.changes)
         )
     told = {"changes": driver.changes, "notes": driver.notes, "reboot": driver.reboot, "loaded": loaded}
+    told["ready"] = here and (module.check_mode or bool(loaded))
     module.exit_json(changed=bool(driver.changes), **told)
 
 

@@ -86,14 +86,15 @@ def secure_boot(root="/"):
     return False
 
 
-def holders(proc="/proc"):
-    """The processes that have a GPU's device file open, as a person knows them."""
+def holders(units=(), proc="/proc"):
+    """The processes that have a GPU's device file open, as a person knows them; those of these services are left out."""
     found = {}
     for link in Path(proc).glob("[0-9]*/fd/*"):
         try:
             if re.match(r"/dev/nvidia", os.readlink(link)):  # noqa: PTH115 (Python 3.8)
                 pid = link.parts[-3]
-                found[int(pid)] = text(Path(proc, pid, "comm"))
+                if not set(units).intersection(re.split("[/\n]", text(Path(proc, pid, "cgroup")))):
+                    found[int(pid)] = text(Path(proc, pid, "comm"))
         except OSError:
             continue
     return [f"{name} ({pid})" for pid, name in sorted(found.items())]

@@ -263,5 +263,56 @@ def test_who_holds_a_gpu_and_which_jobs_run_are_told(tmp_path: Path) -> None:
     (tmp_path / "12/cmdline").write_text("slurmstepd: [41.0]\0")
     (tmp_path / "13/fd").mkdir(parents=True)
     (tmp_path / "13/fd/3").symlink_to("/dev/null")
-    assert nvidia_kernel.holders(str(tmp_path)) == ["python3 (12)"]
+    assert nvidia_kernel.holders(proc=str(tmp_path)) == ["python3 (12)"]
     assert nvidia_kernel.jobs(str(tmp_path)) == ["41"]
+
+
+@pytest.mark.parametrize("path", ["0::%s", "12:devices:/user.slice\n1:name=systemd:%s"], ids=["v2", "v1"])
+def test_a_service_that_is_stopped_anyway_holds_nothing(tmp_path: Path, path: str) -> None:
+    """It is known by its unit: Fabric Manager's program has another name, and a user's could have that of a service."""
+    for pid, name, group in (
+        (12, "nv-fabricmanage", "/system.slice/nvidia-fabricmanager.service"),
+        (13, "nvidia-fabricma", "/user.slice/user-1000.slice/session-2.scope"),
+    ):
+        write(tmp_path, {f"{pid}/comm": name, f"{pid}/cgroup": path % group})
+        (tmp_path / f"{pid}/fd").mkdir()
+        (tmp_path / f"{pid}/fd/3").symlink_to("/dev/nvidiactl")
+    assert nvidia_kernel.holders(["nvidia-fabricmanager.service"], str(tmp_path)) == ["nvidia-fabricma (13)"]
+
+
+def test_only_packages_of_another_version_bring_another_driver() -> None:
+    changes = [
+        {"kind": "package", "name": "nvidia-kernel-open-dkms", "what": what}
+        for what in ("held", "no longer held", "repaired", "removed")
+    ]
+    assert BUILD.coming([*changes, {"kind": "file", "name": "/etc/x", "what": "installed"}]) == set()
+    assert BUILD.coming([{**changes[0], "what": "installed, held"}]) == {"nvidia-kernel-open-dkms"}
+    assert BUILD.coming([{**changes[0], "what": "version 2, was 1"}]) == {"nvidia-kernel-open-dkms"}
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a driver of version 1 that is loaded, held by a service and a shell, says to the module; and what it runs."""
+    told: dict[str, Any] = {"loaded": "1", "holders": ["bash (7)"]}
+    monkeypatch.setattr(nvidia_kernel, "loaded", lambda: (told["loaded"], True))
+    monkeypatch.setattr(nvidia_kernel, "holders", lambda units=(): told["holders"])
+    return told
+
+
+def made(check: bool = False, **given: Any) -> Any:
+    asked = {"packages": ["nvidia-kernel-open-dkms"], "change": False, "units": ["nvidia-persistenced.service"]}
+    return BUILD.Driver(asked | given, check)
+
+
+def test_a_dry_run_foresees_a_reboot_only_where_the_driver_may_be_exchanged(node: dict[str, Any]) -> None:
+    kept = made(check=True)
+    kept.foresee()
+    assert (kept.changes, kept.reboot) == ([], "")
+    assert kept.notes == ["driver 1 is loaded and stays: clusterctl upgrade exchanges it"]
+    held = made(check=True, change=True)
+    held.foresee()
+    assert held.reboot == "the driver is in use by bash (7)"
+    node["holders"] = []
+    free = made(check=True, change=True)
+    free.foresee()
+    assert (free.changes, free.reboot) == ([], "")
