@@ -45,7 +45,7 @@ options:
     elements: dict
     default: []
   units:
-    description: Services that hold the driver, and are stopped while it is exchanged.
+    description: Services that hold the driver and are stopped for its exchange, in this order.
     type: list
     elements: str
     default: []
@@ -79,6 +79,10 @@ ready:
   description: Whether a driver is loaded now, or would be.
   type: bool
   returned: success
+stopped:
+  description: Those of I(units) that ran before an exchange, and are to be started again.
+  type: list
+  returned: success
 reboot:
   description: Why a reboot is needed; empty where it is not.
   type: str
@@ -86,6 +90,7 @@ reboot:
 """
 
 BUILD_LIMIT_S = 3600
+UP = ("active", "activating", "reloading")
 
 
 def kernels(kernel: str, newer: bool, root: str = "/") -> list[str]:
@@ -107,6 +112,7 @@ class Driver:
         self.given, self.check = given, check
         self.changes: list[dict[str, str]] = []
         self.notes: list[str] = []
+        self.stopped: list[str] = []
         self.reboot = ""
 
     def changed(self, what: str) -> None:
@@ -159,14 +165,26 @@ class Driver:
         return kernel_side.loaded()[0]
 
     def unload(self) -> bool:
-        """Take the loaded driver out; whether that went without a reboot."""
-        for unit in self.given["units"]:
+        """Take the loaded driver out; whether that went without a reboot.
+
+        What uses it is looked for before the first module is taken out: its old ones are no longer there to load again.
+        """
+        units = self.given["units"]
+        running = [unit for unit in units if run("systemctl", "is-active", unit, check=False)[1].strip() in UP]
+        for unit in units:
             run("systemctl", "stop", unit, check=False)
-        for module in kernel_side.MODULES:
+        used = kernel_side.in_use()
+        for module in [] if used else kernel_side.MODULES:
             if Path("/sys/module", module).exists() and run("rmmod", module, check=False)[0]:
-                by = ", ".join(kernel_side.holders()[:5])
-                self.wait_for_reboot(f"{module} is in use" + f" by {by}" * bool(by))
-                return False
+                used = [module]
+                break
+        if used:
+            by = ", ".join(kernel_side.holders()[:5])
+            self.wait_for_reboot(f"{used[0]} is in use" + f" by {by}" * bool(by))
+            for unit in reversed(running):
+                run("systemctl", "start", unit, check=False)
+            return False
+        self.stopped = running
         return True
 
     def wait_for_reboot(self, why: str) -> None:
@@ -230,6 +248,7 @@ def main() -> None:
             msg=clean(str(error)), changes=driver.changes, notes=driver.notes, changed=bool(driver.changes)
         )
     told = {"changes": driver.changes, "notes": driver.notes, "reboot": driver.reboot, "loaded": loaded}
+    told["stopped"] = driver.stopped
     told["ready"] = here and (module.check_mode or bool(loaded))
     module.exit_json(changed=bool(driver.changes), **told)
 

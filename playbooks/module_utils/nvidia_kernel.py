@@ -76,6 +76,17 @@ def answers():
     return buffer.value.decode("ascii", "replace")
 
 
+def in_use(root="/"):
+    """Those of the driver's modules that something else than one another uses: a process, or another's module."""
+    found = []
+    for module in MODULES:
+        place = Path(root, "sys/module", module)
+        ours = [path for path in place.glob("holders/*") if path.name in MODULES]
+        if int(text(place / "refcnt") or 0) > len(ours):
+            found.append(module)
+    return found
+
+
 def secure_boot(root="/"):
     """Whether the firmware enforces signatures, also on the kernel's modules."""
     for path in sorted(Path(root, "sys/firmware/efi/efivars").glob("SecureBoot-*")):
@@ -87,7 +98,7 @@ def secure_boot(root="/"):
 
 
 def holders(units=(), proc="/proc"):
-    """The processes that have a GPU's device file open, as a person knows them; those of these services are left out."""
+    """The processes that have a GPU's device file open, as a person knows them, but for those of these services."""
     found = {}
     for link in Path(proc).glob("[0-9]*/fd/*"):
         try:

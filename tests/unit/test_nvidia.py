@@ -292,10 +292,17 @@ def test_only_packages_of_another_version_bring_another_driver() -> None:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a driver of version 1 that is loaded, held by a service and a shell, says to the module; and what it runs."""
-    told: dict[str, Any] = {"loaded": "1", "holders": ["bash (7)"]}
+    """What a node tells the module: driver 1 is loaded and a shell holds it; `ran` has what was run there."""
+    told: dict[str, Any] = {"loaded": "1", "holders": ["bash (7)"], "used": ["nvidia"], "ran": [], "down": []}
+
+    def run(*argv: str, **_options: Any) -> tuple[int, str]:
+        told["ran"].append(argv)
+        return 0, "inactive\n" if argv[-1] in told["down"] else "active\n"
+
+    monkeypatch.setattr(BUILD, "run", run)
     monkeypatch.setattr(nvidia_kernel, "loaded", lambda: (told["loaded"], True))
     monkeypatch.setattr(nvidia_kernel, "holders", lambda units=(): told["holders"])
+    monkeypatch.setattr(nvidia_kernel, "in_use", lambda: told["used"])
     return told
 
 
@@ -316,3 +323,39 @@ def test_a_dry_run_foresees_a_reboot_only_where_the_driver_may_be_exchanged(node
     free = made(check=True, change=True)
     free.foresee()
     assert (free.changes, free.reboot) == ([], "")
+
+
+def test_a_module_is_in_use_by_what_is_none_of_the_drivers(tmp_path: Path) -> None:
+    def root(name: str, nvidia: str, *holders: str) -> str:
+        base = "sys/module/nvidia"
+        files: dict[str, str | bytes] = {f"{base}/refcnt": nvidia, "sys/module/nvidia_uvm/refcnt": "0"}
+        return str(write(tmp_path / name, files | {f"{base}/holders/{holder}": "" for holder in holders}))
+
+    assert nvidia_kernel.in_use(root("free", "2", "nvidia_uvm", "nvidia_modeset")) == []
+    assert nvidia_kernel.in_use(root("process", "3", "nvidia_uvm", "nvidia_modeset")) == ["nvidia"]
+    assert nvidia_kernel.in_use(root("foreign", "2", "nvidia_uvm", "nvidia_fs")) == ["nvidia"]
+    assert nvidia_kernel.in_use(str(tmp_path / "none")) == []
+
+
+def test_a_driver_that_stays_has_its_services_back(node: dict[str, Any]) -> None:
+    units = ["nvidia-dcgm.service", "nvidia-persistenced.service", "nvidia-imex.service"]
+    node["down"] = units[2:]
+    driver = made(change=True, units=units)
+    driver.changed("2 loaded, was 1")
+    assert not driver.unload()
+    assert driver.reboot == "nvidia is in use by bash (7)"
+    assert node["ran"] == [
+        *(("systemctl", "is-active", unit) for unit in units),
+        *(("systemctl", "stop", unit) for unit in units),
+        ("systemctl", "start", "nvidia-persistenced.service"),
+        ("systemctl", "start", "nvidia-dcgm.service"),
+    ]
+    assert driver.stopped == []
+
+
+def test_a_driver_that_went_names_the_services_that_ran(node: dict[str, Any]) -> None:
+    node["used"] = []
+    driver = made(change=True)
+    assert driver.unload()
+    assert driver.stopped == ["nvidia-persistenced.service"]
+    assert ("systemctl", "start", "nvidia-persistenced.service") not in node["ran"]
