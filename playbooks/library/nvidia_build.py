@@ -44,6 +44,11 @@ options:
     type: list
     elements: dict
     default: []
+  modules:
+    description: Modules that are loaded with the driver.
+    type: list
+    elements: str
+    default: []
   units:
     description: Services that hold the driver and are stopped for its exchange, in this order.
     type: list
@@ -115,8 +120,8 @@ class Driver:
         self.stopped: list[str] = []
         self.reboot = ""
 
-    def changed(self, what: str) -> None:
-        self.changes.append({"kind": "kernel module", "name": "nvidia", "what": what})
+    def changed(self, what: str, name: str = "nvidia") -> None:
+        self.changes.append({"kind": "kernel module", "name": name, "what": what})
 
     def build(self, kernel: str) -> None:
         """Build and install the modules for one kernel; NodeError with what the compiler said."""
@@ -146,6 +151,7 @@ class Driver:
         wanted = kernel_side.source(self.given["packages"])[1]
         loaded = kernel_side.loaded()[0]
         if loaded == wanted:
+            self.complete()
             return loaded
         if loaded and not self.given["change"]:
             self.notes.append(f"driver {wanted} is installed and {loaded} is loaded: clusterctl upgrade exchanges it")
@@ -161,8 +167,16 @@ class Driver:
             self.wait_for_reboot("nouveau holds the GPUs")
             return ""
         self.insert("nvidia")
-        self.insert("nvidia-uvm")
+        self.complete()
         return kernel_side.loaded()[0]
+
+    def complete(self) -> None:
+        """Load what belongs to the driver and is not loaded."""
+        for module in self.given["modules"]:
+            if not Path("/sys/module", module.replace("-", "_")).exists():
+                self.changed("loaded", module)
+                if not self.check:
+                    self.insert(module)
 
     def unload(self) -> bool:
         """Take the loaded driver out; whether that went without a reboot.
@@ -225,6 +239,7 @@ def main() -> None:
         "newer": {"type": "bool", "default": True},
         "change": {"type": "bool", "default": False},
         "foreseen": {"type": "list", "elements": "dict", "default": []},
+        "modules": {"type": "list", "elements": "str", "default": []},
         "units": {"type": "list", "elements": "str", "default": []},
     }
     module = AnsibleModule(spec, supports_check_mode=True)

@@ -300,6 +300,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return 0, "inactive\n" if argv[-1] in told["down"] else "active\n"
 
     monkeypatch.setattr(BUILD, "run", run)
+    monkeypatch.setattr(nvidia_kernel, "source", lambda packages: ("nvidia-open", "1"))
     monkeypatch.setattr(nvidia_kernel, "loaded", lambda: (told["loaded"], True))
     monkeypatch.setattr(nvidia_kernel, "holders", lambda units=(): told["holders"])
     monkeypatch.setattr(nvidia_kernel, "in_use", lambda: told["used"])
@@ -307,7 +308,12 @@ def node(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def made(check: bool = False, **given: Any) -> Any:
-    asked = {"packages": ["nvidia-kernel-open-dkms"], "change": False, "units": ["nvidia-persistenced.service"]}
+    asked: dict[str, Any] = {
+        "packages": ["nvidia-kernel-open-dkms"],
+        "change": False,
+        "units": ["nvidia-persistenced.service"],
+    }
+    asked |= {"modules": ["nvidia-uvm", "nvidia-peermem"]}
     return BUILD.Driver(asked | given, check)
 
 
@@ -359,3 +365,11 @@ def test_a_driver_that_went_names_the_services_that_ran(node: dict[str, Any]) ->
     assert driver.unload()
     assert driver.stopped == ["nvidia-persistenced.service"]
     assert ("systemctl", "start", "nvidia-persistenced.service") not in node["ran"]
+
+
+def test_what_is_to_be_loaded_with_a_driver_that_runs_is_loaded_beside_it(node: dict[str, Any]) -> None:
+    rehearsal, driver = made(check=True), made()
+    assert rehearsal.load() == driver.load() == "1"
+    told = [{"kind": "kernel module", "name": name, "what": "loaded"} for name in ("nvidia-uvm", "nvidia-peermem")]
+    assert rehearsal.changes == driver.changes == told
+    assert node["ran"] == [("modprobe", "nvidia-uvm"), ("modprobe", "nvidia-peermem")]
