@@ -27,6 +27,11 @@ options:
     type: list
     elements: str
     required: true
+  more:
+    description: Installed packages that may bring further modules' source.
+    type: list
+    elements: str
+    default: []
   kernel:
     description: Kernel that they are for.
     type: str
@@ -123,13 +128,12 @@ class Driver:
     def changed(self, what: str, name: str = "nvidia") -> None:
         self.changes.append({"kind": "kernel module", "name": name, "what": what})
 
-    def build(self, kernel: str) -> None:
-        """Build and install the modules for one kernel; NodeError with what the compiler said."""
-        name, version = kernel_side.source(self.given["packages"])
+    def build(self, kernel: str, name: str, version: str) -> None:
+        """Build and install a module for one kernel; NodeError with what the compiler said."""
         state = kernel_side.state(name, version, kernel)
         if state == "installed":
             return
-        self.changed(f"{version} built for {kernel}")
+        self.changed(f"{version} built for {kernel}", name)
         if self.check:
             return
         if not Path("/lib/modules", kernel, "build").is_dir():
@@ -139,9 +143,10 @@ class Driver:
             run("dkms", "add", *module)
         if state != "built" and run("dkms", "build", *module, "-k", kernel, check=False, timeout=BUILD_LIMIT_S)[0]:
             log = Path("/var/lib/dkms", name, version, "build/make.log")
+            called = "NVIDIA's driver" if name.startswith("nvidia") else name
             self.changes.pop()
             raise NodeError(
-                f"NVIDIA's driver {version} does not build for kernel {kernel}:\n"
+                f"{called} {version} does not build for kernel {kernel}:\n"
                 f"{kernel_side.complaint(kernel_side.text(log)) or 'dkms says nothing of it'}\nWhole log there: {log}"
             )
         run("dkms", "install", "--force", *module, "-k", kernel)
@@ -235,6 +240,7 @@ def main() -> None:
     """Ansible's entry point."""
     spec = {
         "packages": {"type": "list", "elements": "str", "required": True},
+        "more": {"type": "list", "elements": "str", "default": []},
         "kernel": {"type": "str", "required": True},
         "newer": {"type": "bool", "default": True},
         "change": {"type": "bool", "default": False},
@@ -253,7 +259,9 @@ def main() -> None:
                 driver.foresee()
         else:
             for kernel in kernels(given["kernel"], given["newer"]):
-                driver.build(kernel)
+                driver.build(kernel, *kernel_side.source(given["packages"]))
+                for found in kernel_side.sources(given["more"]):  # they are built against the driver's source
+                    driver.build(kernel, *found)
             if here:
                 loaded = driver.load()
             else:

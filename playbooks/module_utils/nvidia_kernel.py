@@ -18,7 +18,8 @@ GPU_CLASSES = ("0x0300", "0x0302")
 NVSWITCH_CLASS = "0x0680"
 # The InfiniBand functions that lead to the NVLink switches of HGX boards since Blackwell say so in their product data.
 SWITCH_MARK = b"SW_MNG"
-MODULES = ("nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
+# In the order in which they can be taken out.
+MODULES = ("gdrdrv", "nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
 _VERSION = r"\d+\.\d+(?:\.\d+)?"
 
 
@@ -117,14 +118,21 @@ def jobs(proc="/proc"):
     return sorted({title.group(1) for title in titles if title}, key=int)
 
 
-def source(packages):
-    """(name, version) by which dkms knows the driver's module that one of these packages brings; NodeError for none."""
-    listing = ("dpkg", "-L") if Path("/usr/bin/dpkg").exists() else ("rpm", "-ql")
+def sources(packages):
+    """The (name, version) by which dkms knows each of the modules that these packages bring, in their order."""
+    listing, found = ("dpkg", "-L") if Path("/usr/bin/dpkg").exists() else ("rpm", "-ql"), []
     for line in run(*listing, *packages, check=False)[1].splitlines():
-        if re.fullmatch(r"/usr/src/nvidia[^/]*/dkms.conf", line):
+        if re.fullmatch(r"/usr/src/[^/]+/dkms.conf", line):
             told = dict(re.findall(r'(?m)^\s*(PACKAGE_NAME|PACKAGE_VERSION)="?([^"\s]+)', text(line)))
             if len(told) == 2:
-                return told["PACKAGE_NAME"], told["PACKAGE_VERSION"]
+                found.append((told["PACKAGE_NAME"], told["PACKAGE_VERSION"]))
+    return found
+
+
+def source(packages):
+    """(name, version) by which dkms knows the driver's module that one of these packages brings; NodeError for none."""
+    for found in sources(packages):
+        return found
     raise NodeError(f"none of {', '.join(packages)} brings a kernel module that dkms can build")
 
 

@@ -290,6 +290,22 @@ def test_only_packages_of_another_version_bring_another_driver() -> None:
     assert BUILD.coming([{**changes[0], "what": "version 2, was 1"}]) == {"nvidia-kernel-open-dkms"}
 
 
+def test_each_module_that_packages_bring_is_known_to_dkms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = []
+    for name, version in (("nvidia-open", "580.95.05"), ("gdrdrv", "2.5.1")):
+        file = tmp_path / f"{name}.conf"
+        file.write_text(f'PACKAGE_NAME="{name}"\nPACKAGE_VERSION="{version}"\n')
+        listed += [f"/usr/src/{name}-{version}", f"/usr/src/{name}-{version}/dkms.conf"]
+    monkeypatch.setattr(nvidia_kernel, "run", lambda *_argv, **_options: (0, "\n".join(listed)))
+    read = nvidia_kernel.text
+    monkeypatch.setattr(
+        nvidia_kernel, "text", lambda path: read(tmp_path / f"{path.split('/')[3].rpartition('-')[0]}.conf")
+    )
+    both = [("nvidia-open", "580.95.05"), ("gdrdrv", "2.5.1")]
+    assert nvidia_kernel.sources(["nvidia-kernel-open-dkms", "gdrdrv-dkms"]) == both
+    assert nvidia_kernel.source(["nvidia-kernel-open-dkms", "gdrdrv-dkms"]) == both[0]
+
+
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a node tells the module: driver 1 is loaded and a shell holds it; `ran` has what was run there."""
@@ -338,6 +354,7 @@ def test_a_module_is_in_use_by_what_is_none_of_the_drivers(tmp_path: Path) -> No
         return str(write(tmp_path / name, files | {f"{base}/holders/{holder}": "" for holder in holders}))
 
     assert nvidia_kernel.in_use(root("free", "2", "nvidia_uvm", "nvidia_modeset")) == []
+    assert nvidia_kernel.in_use(root("copies", "3", "nvidia_uvm", "nvidia_modeset", "gdrdrv")) == []
     assert nvidia_kernel.in_use(root("process", "3", "nvidia_uvm", "nvidia_modeset")) == ["nvidia"]
     assert nvidia_kernel.in_use(root("foreign", "2", "nvidia_uvm", "nvidia_fs")) == ["nvidia"]
     assert nvidia_kernel.in_use(str(tmp_path / "none")) == []
