@@ -100,6 +100,7 @@ reboot:
 """
 
 BUILD_LIMIT_S = 3600
+CDI = "nvidia-cdi-refresh.service"
 UP = ("active", "activating", "reloading")
 
 
@@ -173,6 +174,7 @@ class Driver:
             return ""
         self.insert("nvidia")
         self.complete()
+        self.describe()
         return kernel_side.loaded()[0]
 
     def complete(self) -> None:
@@ -182,6 +184,15 @@ class Driver:
                 self.changed("loaded", module)
                 if not self.check:
                     self.insert(module)
+
+    def describe(self) -> None:
+        """Have the GPUs described anew for containers, with the paths of this driver's libraries.
+
+        The description was due when the packages came: no driver of their version answered then.
+        """
+        known = run("systemctl", "show", "--property=LoadState", "--value", CDI, check=False)[1].strip() == "loaded"
+        if known and run("systemctl", "start", CDI, check=False)[0]:
+            self.notes.append(f"{CDI} failed: containers have no GPUs until it succeeds")
 
     def unload(self) -> bool:
         """Take the loaded driver out; whether that went without a reboot.

@@ -310,15 +310,21 @@ def test_each_module_that_packages_bring_is_known_to_dkms(tmp_path: Path, monkey
 def node(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a node tells the module: driver 1 is loaded and a shell holds it; `ran` has what was run there."""
     told: dict[str, Any] = {"loaded": "1", "holders": ["bash (7)"], "used": ["nvidia"], "ran": [], "down": []}
+    told["wanted"] = "1"
 
     def run(*argv: str, **_options: Any) -> tuple[int, str]:
         told["ran"].append(argv)
+        if argv[:2] == ("modprobe", "nvidia"):
+            told["loaded"] = "2"
+        if argv[1] == "show":
+            return 0, "loaded\n"
         return 0, "inactive\n" if argv[-1] in told["down"] else "active\n"
 
     monkeypatch.setattr(BUILD, "run", run)
-    monkeypatch.setattr(nvidia_kernel, "source", lambda packages: ("nvidia-open", "1"))
+    monkeypatch.setattr(nvidia_kernel, "source", lambda packages: ("nvidia-open", told["wanted"]))
     monkeypatch.setattr(nvidia_kernel, "loaded", lambda: (told["loaded"], True))
     monkeypatch.setattr(nvidia_kernel, "holders", lambda units=(): told["holders"])
+    monkeypatch.setattr(nvidia_kernel, "jobs", list)
     monkeypatch.setattr(nvidia_kernel, "in_use", lambda: told["used"])
     return told
 
@@ -390,3 +396,14 @@ def test_what_is_to_be_loaded_with_a_driver_that_runs_is_loaded_beside_it(node: 
     told = [{"kind": "kernel module", "name": name, "what": "loaded"} for name in ("nvidia-uvm", "nvidia-peermem")]
     assert rehearsal.changes == driver.changes == told
     assert node["ran"] == [("modprobe", "nvidia-uvm"), ("modprobe", "nvidia-peermem")]
+
+
+def test_containers_have_the_gpus_described_by_the_driver_that_came(node: dict[str, Any]) -> None:
+    node.update(used=[], wanted="2")
+    driver = made(change=True)
+    assert driver.load() == "2"
+    assert node["ran"][-2:] == [
+        ("systemctl", "show", "--property=LoadState", "--value", "nvidia-cdi-refresh.service"),
+        ("systemctl", "start", "nvidia-cdi-refresh.service"),
+    ]
+    assert [change["what"] for change in driver.changes] == ["2 loaded, was 1", "loaded", "loaded"]
