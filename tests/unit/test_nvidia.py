@@ -93,6 +93,13 @@ def test_a_driver_that_cannot_be_is_told_before_it_is_installed(
     assert problem in driver(*devices, **wanted)["problems"]
 
 
+def test_gpus_older_than_the_default_get_their_last_branch() -> None:
+    found = driver("102d")
+    assert (found["modules"], found["branch"], found["problems"]) == ("proprietary", "470", [])
+    assert driver(V100, default="550")["branch"] == "550"
+    assert "branch 470 is the last for kepler, not 580" in driver("102d", branch="580")["problems"]
+
+
 def test_a_version_says_its_branch() -> None:
     found = driver(H100, version="570.195.03")
     assert (found["branch"], found["version"], found["problems"]) == ("570", "570.195.03", [])
