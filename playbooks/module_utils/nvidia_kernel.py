@@ -113,9 +113,21 @@ def holders(units=(), proc="/proc"):
 
 
 def jobs(proc="/proc"):
-    """The numbers of the jobs of Slurm that run here."""
-    titles = (re.match(r"slurmstepd: \[(\d+)", text(path)) for path in Path(proc).glob("[0-9]*/cmdline"))
-    return sorted({title.group(1) for title in titles if title}, key=int)
+    """The numbers of the jobs of Slurm that run here, by its steps; what is not root's only looks like one."""
+    found = set()
+    for path in Path(proc).glob("[0-9]*/cmdline"):
+        title = re.match(r"slurmstepd: \[(\d+)", text(path))
+        if title and owner(path) == 0:
+            found.add(title.group(1))
+    return sorted(found, key=int)
+
+
+def owner(path):
+    """The number of the user that a file is of; None where it is gone."""
+    try:
+        return Path(path).stat().st_uid
+    except OSError:
+        return None
 
 
 def sources(packages):
