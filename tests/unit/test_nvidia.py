@@ -366,6 +366,7 @@ def test_a_module_is_in_use_by_what_is_none_of_the_drivers(tmp_path: Path) -> No
     def root(name: str, nvidia: str, *holders: str) -> str:
         base = "sys/module/nvidia"
         files: dict[str, str | bytes] = {f"{base}/refcnt": nvidia, "sys/module/nvidia_uvm/refcnt": "0"}
+        files["sys/module/nvidia_modeset/refcnt"] = "2"
         return str(write(tmp_path / name, files | {f"{base}/holders/{holder}": "" for holder in holders}))
 
     assert nvidia_kernel.in_use(root("free", "2", "nvidia_uvm", "nvidia_modeset")) == []
