@@ -226,7 +226,7 @@ def test_gdrcopy_is_built_with_it_and_comes_from_a_source_whose_key_was_renewed(
     """The node has the key as it was before the subkey that signs now."""
     with vendor(lab, packages, "renewed") as variables:
         mirror, place = variables["cluster_package_mirrors"]["nvidia"], "/etc/apt/keyrings/nvidia.asc"
-        lab.root(NODE, f"curl --silent --show-error --fail --output {place} {mirror}/old.asc")
+        lab.root(NODE, f"""python3 -c 'import urllib.request as r; r.urlretrieve("{mirror}/old.asc", "{place}")'""")
         old = lab.root(NODE, f"cat {place}")
         status, output = play(lab, tmp_path, variables | {"nvidia_driver_gdrcopy": True})
         assert status == 0, output
