@@ -216,7 +216,12 @@ class Apt:
         # apt would take what a download left that broke off for the beginning of this one.
         for path in Path("/var/lib/apt/lists/partial").glob("*"):
             path.unlink(missing_ok=True)
-        output, told = self.update()
+        try:
+            output, told = self.update()
+        except NodeError as error:  # what apt says of a source that has no index yet
+            output = told = str(error)
+            if not DISTRUST.search(told):
+                raise
         if DISTRUST.search(told) and renewed(told, self):
             output, told = self.update()
         # apt calls a bad signature a warning and goes on with the index it had; for us it is an error.
