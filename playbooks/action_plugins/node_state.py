@@ -160,7 +160,8 @@ def repository(given: object) -> Data:
     apt_key, rpm_key = f"/etc/apt/keyrings/{name}.asc", f"/etc/pki/rpm-gpg/{name}.asc"
     fields = {"Types": ["deb"], "URIs": [url], "Suites": lists["suites"] or ["./"], "Components": lists["components"]}
     fields.update({"Architectures": lists["architectures"], "Signed-By": [apt_key]})
-    deb822 = "".join(f"{field}: {' '.join(value)}\n" for field, value in fields.items() if value)
+    deb822 = f"# Key: {key} {fingerprint}\n"
+    deb822 += "".join(f"{field}: {' '.join(value)}\n" for field, value in fields.items() if value)
     check = "gpgcheck=1" if signed == "packages" else "gpgcheck=0\nrepo_gpgcheck=1"
     repo = f"[{name}]\nname={name}\nbaseurl={url}\n{check}\ngpgkey=file://{rpm_key}\nskip_if_unavailable=0\n"
     pinned = {"url": key, "fingerprint": fingerprint}

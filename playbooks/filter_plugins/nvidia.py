@@ -31,8 +31,9 @@ def driver(
     """Return which driver a node's GPUs get: modules, branch, the version's pattern, and what speaks against it.
 
     ``wanted`` has what the inventory asks for (``modules``, ``branch``, ``version``), ``auto`` or empty where it leaves
-    the choice, the ``default`` branch, and the last branch with proprietary modules; ``needs`` what each generation
-    asks for. GPUs that no table knows are newer than it, and get what the newest that it knows gets.
+    the choice, the ``default`` branch, for which older GPUs get their own last one, and the last branch with
+    proprietary modules; ``needs`` what each generation asks for. GPUs that no table knows are newer than it, and get
+    what the newest that it knows gets.
     """
     known = dict.fromkeys(generation(device, table) for device in look["devices"])
     asked = [{**needs.get(name, needs["newest"]), "name": name} for name in known]
@@ -45,10 +46,11 @@ def driver(
     modules = wanted["modules"] if wanted["modules"] in KINDS else (fit or KINDS)[0]
     if fit and modules not in fit:
         problems.append(f"{modules} modules do not support {_list(known)}: nvidia_driver_modules: {fit[0]}")
-    branch = wanted["branch"] or wanted["version"].partition(".")[0] or wanted["default"]
+    last = [(need["last_branch"], need["name"]) for need in asked if need.get("last_branch")]
+    newest = min([wanted["default"], *(end for end, _ in last)], key=int)
+    branch = wanted["branch"] or wanted["version"].partition(".")[0] or newest
     if wanted["version"] and wanted["version"].partition(".")[0] != branch:
         problems.append(f"nvidia_driver_version {wanted['version']} is not of nvidia_driver_branch {branch}")
-    last = [(need["last_branch"], need["name"]) for need in asked if need.get("last_branch")]
     last += [(wanted["last_proprietary"], "proprietary modules")] if modules == "proprietary" else []
     problems += [f"branch {end} is the last for {what}, not {branch}" for end, what in last if int(branch) > int(end)]
     first = [(need["first_branch"], need["name"]) for need in asked if need.get("first_branch")]

@@ -38,8 +38,7 @@ def present(call, given, manager):
     """The fixed order: files before packages, package sources, packages, directories, files, kernel settings, units."""
     packages = [Package(**package) for package in given["packages"]]
     if given["download_only"]:
-        if packages:
-            Packages(manager()).download(call, packages)
+        Packages(manager()).download(call, packages)
         return
     files = [Entry(**item) for item in given["files"]]
     first, rest = ([item for item in files if item.before_packages is flag] for flag in (True, False))
@@ -52,6 +51,8 @@ def present(call, given, manager):
         if given["upgrade"]:
             kind.aim(packages, call.check)
         converge(call, kind, packages)
+        if manager().refreshed and not call.check:  # and maybe a key with it: the record is to know that one
+            converge(call, Paths("repository"), [Entry(**with_key(item, manager(), False)) for item in sources])
         states = {package.name: call.record["items"]["package:" + package.name]["now"] for package in packages}
         call.versions = {name: state["version"] for name, state in states.items() if state["version"]}
     converge(call, Paths("directory"), [Entry(type="directory", **item) for item in given["directories"]])

@@ -27,6 +27,11 @@ options:
     type: list
     elements: str
     required: true
+  more:
+    description: Installed packages that may bring further modules' source.
+    type: list
+    elements: str
+    default: []
   kernel:
     description: Kernel that they are for.
     type: str
@@ -39,12 +44,18 @@ options:
     description: Whether a driver that is loaded may be exchanged for this one. Jobs that run here forbid it anyway.
     type: bool
     default: false
-  moving:
-    description: Whether a dry run has found that the packages would move.
-    type: bool
-    default: false
+  foreseen:
+    description: Changes that a dry run has found, as node_state tells them; they decide which modules would be others.
+    type: list
+    elements: dict
+    default: []
+  modules:
+    description: Modules that are loaded with the driver.
+    type: list
+    elements: str
+    default: []
   units:
-    description: Services that hold the driver, and are stopped while it is exchanged.
+    description: Services that hold the driver and are stopped for its exchange, in this order.
     type: list
     elements: str
     default: []
@@ -74,6 +85,14 @@ loaded:
   description: Version of the driver that is loaded now; empty where none is.
   type: str
   returned: always
+ready:
+  description: Whether a driver is loaded now, or would be.
+  type: bool
+  returned: success
+stopped:
+  description: Those of I(units) that ran before an exchange, and are to be started again.
+  type: list
+  returned: success
 reboot:
   description: Why a reboot is needed; empty where it is not.
   type: str
@@ -81,6 +100,8 @@ reboot:
 """
 
 BUILD_LIMIT_S = 3600
+CDI = "nvidia-cdi-refresh.service"
+UP = ("active", "activating", "reloading")
 
 
 def kernels(kernel: str, newer: bool, root: str = "/") -> list[str]:
@@ -90,6 +111,11 @@ def kernels(kernel: str, newer: bool, root: str = "/") -> list[str]:
     return [kernel, *sorted(later, key=numbers)] if newer else [kernel]
 
 
+def coming(changes: list[dict[str, str]]) -> set[str]:
+    """Return the packages that would be installed, or be of another version, by these changes."""
+    return {it["name"] for it in changes if it["kind"] == "package" and re.search("installed|version ", it["what"])}
+
+
 class Driver:
     """The modules as dkms names them, and what becomes of them here."""
 
@@ -97,18 +123,18 @@ class Driver:
         self.given, self.check = given, check
         self.changes: list[dict[str, str]] = []
         self.notes: list[str] = []
+        self.stopped: list[str] = []
         self.reboot = ""
 
-    def changed(self, what: str) -> None:
-        self.changes.append({"kind": "kernel module", "name": "nvidia", "what": what})
+    def changed(self, what: str, name: str = "nvidia") -> None:
+        self.changes.append({"kind": "kernel module", "name": name, "what": what})
 
-    def build(self, kernel: str) -> None:
-        """Build and install the modules for one kernel; NodeError with what the compiler said."""
-        name, version = kernel_side.source(self.given["packages"])
+    def build(self, kernel: str, name: str, version: str) -> None:
+        """Build and install a module for one kernel; NodeError with what the compiler said."""
         state = kernel_side.state(name, version, kernel)
         if state == "installed":
             return
-        self.changed(f"{version} built for {kernel}")
+        self.changed(f"{version} built for {kernel}", name)
         if self.check:
             return
         if not Path("/lib/modules", kernel, "build").is_dir():
@@ -118,9 +144,10 @@ class Driver:
             run("dkms", "add", *module)
         if state != "built" and run("dkms", "build", *module, "-k", kernel, check=False, timeout=BUILD_LIMIT_S)[0]:
             log = Path("/var/lib/dkms", name, version, "build/make.log")
+            called = "NVIDIA's driver" if name.startswith("nvidia") else name
             self.changes.pop()
             raise NodeError(
-                f"NVIDIA's driver {version} does not build for kernel {kernel}:\n"
+                f"{called} {version} does not build for kernel {kernel}:\n"
                 f"{kernel_side.complaint(kernel_side.text(log)) or 'dkms says nothing of it'}\nWhole log there: {log}"
             )
         run("dkms", "install", "--force", *module, "-k", kernel)
@@ -130,6 +157,7 @@ class Driver:
         wanted = kernel_side.source(self.given["packages"])[1]
         loaded = kernel_side.loaded()[0]
         if loaded == wanted:
+            self.complete()
             return loaded
         if loaded and not self.given["change"]:
             self.notes.append(f"driver {wanted} is installed and {loaded} is loaded: clusterctl upgrade exchanges it")
@@ -145,18 +173,48 @@ class Driver:
             self.wait_for_reboot("nouveau holds the GPUs")
             return ""
         self.insert("nvidia")
-        self.insert("nvidia-uvm")
+        self.complete()
+        self.describe()
         return kernel_side.loaded()[0]
 
+    def complete(self) -> None:
+        """Load what belongs to the driver and is not loaded."""
+        for module in self.given["modules"]:
+            if not Path("/sys/module", module.replace("-", "_")).exists():
+                self.changed("loaded", module)
+                if not self.check:
+                    self.insert(module)
+
+    def describe(self) -> None:
+        """Have the GPUs described anew for containers, with the paths of this driver's libraries.
+
+        The description was due when the packages came: no driver of their version answered then.
+        """
+        known = run("systemctl", "show", "--property=LoadState", "--value", CDI, check=False)[1].strip() == "loaded"
+        if known and run("systemctl", "start", CDI, check=False)[0]:
+            self.notes.append(f"{CDI} failed: containers have no GPUs until it succeeds")
+
     def unload(self) -> bool:
-        """Take the loaded driver out; whether that went without a reboot."""
-        for unit in self.given["units"]:
+        """Take the loaded driver out; whether that went without a reboot.
+
+        What uses it is looked for before the first module is taken out: its old ones are no longer there to load again.
+        """
+        units = self.given["units"]
+        running = [unit for unit in units if run("systemctl", "is-active", unit, check=False)[1].strip() in UP]
+        for unit in units:
             run("systemctl", "stop", unit, check=False)
-        for module in kernel_side.MODULES:
+        used = kernel_side.in_use()
+        for module in [] if used else kernel_side.MODULES:
             if Path("/sys/module", module).exists() and run("rmmod", module, check=False)[0]:
-                by = ", ".join(kernel_side.holders()[:5])
-                self.wait_for_reboot(f"{module} is in use" + f" by {by}" * bool(by))
-                return False
+                used = [module]
+                break
+        if used:
+            by = ", ".join(kernel_side.holders()[:5])
+            self.wait_for_reboot(f"{used[0]} is in use" + f" by {by}" * bool(by))
+            for unit in reversed(running):
+                run("systemctl", "start", unit, check=False)
+            return False
+        self.stopped = running
         return True
 
     def wait_for_reboot(self, why: str) -> None:
@@ -176,8 +234,10 @@ class Driver:
     def foresee(self) -> None:
         """Say of a dry run whether the exchange would need a reboot."""
         loaded = kernel_side.loaded()[0]
-        ours = {unit.partition(".")[0][:15] for unit in self.given["units"]}
-        others = [holder for holder in kernel_side.holders() if holder.partition(" ")[0] not in ours]
+        if loaded and not self.given["change"]:
+            self.notes.append(f"driver {loaded} is loaded and stays: clusterctl upgrade exchanges it")
+            return
+        others = kernel_side.holders(self.given["units"])
         drawing = kernel_side.text("/sys/module/nvidia_drm/refcnt") not in ("", "0")
         if loaded and (others or drawing):
             by = ", ".join(others[:5]) or "the console"
@@ -191,10 +251,12 @@ def main() -> None:
     """Ansible's entry point."""
     spec = {
         "packages": {"type": "list", "elements": "str", "required": True},
+        "more": {"type": "list", "elements": "str", "default": []},
         "kernel": {"type": "str", "required": True},
         "newer": {"type": "bool", "default": True},
         "change": {"type": "bool", "default": False},
-        "moving": {"type": "bool", "default": False},
+        "foreseen": {"type": "list", "elements": "dict", "default": []},
+        "modules": {"type": "list", "elements": "str", "default": []},
         "units": {"type": "list", "elements": "str", "default": []},
     }
     module = AnsibleModule(spec, supports_check_mode=True)
@@ -203,12 +265,14 @@ def main() -> None:
     here = given["kernel"] == os.uname().release and not kernel_side.in_container()
     loaded = ""
     try:
-        if module.check_mode and given["moving"]:
+        if module.check_mode and coming(given["foreseen"]).intersection(given["packages"]):
             if here:
                 driver.foresee()
         else:
             for kernel in kernels(given["kernel"], given["newer"]):
-                driver.build(kernel)
+                driver.build(kernel, *kernel_side.source(given["packages"]))
+                for found in kernel_side.sources(given["more"]):  # they are built against the driver's source
+                    driver.build(kernel, *found)
             if here:
                 loaded = driver.load()
             else:
@@ -218,6 +282,8 @@ def main() -> None:
             msg=clean(str(error)), changes=driver.changes, notes=driver.notes, changed=bool(driver.changes)
         )
     told = {"changes": driver.changes, "notes": driver.notes, "reboot": driver.reboot, "loaded": loaded}
+    told["stopped"] = driver.stopped
+    told["ready"] = here and (module.check_mode or bool(loaded))
     module.exit_json(changed=bool(driver.changes), **told)
 
 

@@ -332,8 +332,7 @@ class Packages(Kind):
         """Fetch what a later call will install; the node stays as it is."""
         states = self.read(items)
         due = [item for item in items if not self.fit(item, states[item.name])]
-        chosen = self.resolve(due, lenient=True) if due and not call.check else {}
-        if chosen:
+        if due and not call.check and (chosen := self.resolve(due, lenient=True)):
             self.manager.transact(chosen, [], download_only=True)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import re
 import tempfile
 from pathlib import Path
 
-from ansible.module_utils.node_tools import NodeError
+from ansible.module_utils.node_tools import NodeError, write
 
 _ARMOR = re.compile(
     r"\s*-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?:[A-Za-z]+:[ -~]*\r?\n)*\r?\n"
@@ -61,7 +62,8 @@ def fingerprint(armored):
 def with_key(item, manager, check):
     """Return a file of a package source with its content, which of a key is fetched and held against its fingerprint.
 
-    A key that lies there already is not fetched again. In check mode none is, and what would be is empty.
+    A key that lies there already is not fetched again (but see `renewed`). In check mode none is, and what would be is
+    empty.
     """
     if "fingerprint" not in item:
         return item
@@ -70,6 +72,25 @@ def with_key(item, manager, check):
     if fingerprint(text) != wanted:
         text = "" if check else fetched(item["url"], wanted, manager)
     return {"name": item["name"], "data": base64.b64encode(text.encode()).decode()}
+
+
+def renewed(told, manager, folder="/etc/apt/sources.list.d"):
+    """Fetch the keys of those of our package sources again that apt tells of; whether one is no longer what it was.
+
+    Its owner may have given it more time or another subkey, and its fingerprint stays. One that cannot be had is left.
+    """
+    changed = False
+    for source in sorted(Path(folder).glob("*.sources")):
+        text = source.read_text(errors="replace")
+        key = re.search(r"(?m)^# Key: (\S+) ([0-9A-F]{40})$", text)
+        uri, path = (re.search(rf"(?m)^{field}: (\S+)$", text) for field in ("URIs", "Signed-By"))
+        if key and uri and path and uri[1].rstrip("/") in told:
+            with contextlib.suppress(NodeError):
+                new = fetched(key[1], key[2], manager)
+                if new != Path(path[1]).read_text(errors="replace"):
+                    write(path[1], new.encode(), mode=0o644)
+                    changed = True
+    return changed
 
 
 def fetched(url, wanted, manager):

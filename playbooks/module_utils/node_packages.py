@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ansible.module_utils.node_keys import renewed
 from ansible.module_utils.node_tools import (
     LOCK_WAIT_S,
     RUN,
@@ -31,6 +32,7 @@ from ansible.module_utils.node_tools import (
 INDEX_AGE_S = 3600
 # Who asks what an upgrade would bring wants to hear of what was published a moment ago.
 PLAN_AGE_S = 60
+DISTRUST = re.compile(r"signature|GPG error|OpenPGP|NO_PUBKEY|not signed")
 POLICY = Path("/usr/sbin/policy-rc.d")
 FETCHED = Path("/var/cache/clusterctl")
 TRANSACTION_LOCK = RUN / "transaction.lock"
@@ -214,13 +216,24 @@ class Apt:
         # apt would take what a download left that broke off for the beginning of this one.
         for path in Path("/var/lib/apt/lists/partial").glob("*"):
             path.unlink(missing_ok=True)
-        output = self.apt_get("update")
-        told = "\n".join(line for line in output.splitlines() if line.startswith(("W:", "E:", "Err:")))
+        try:
+            output, told = self.update()
+        except NodeError as error:  # what apt says of a source that has no index yet
+            output = told = str(error)
+            if not DISTRUST.search(told):
+                raise
+        if DISTRUST.search(told) and renewed(told, self):
+            output, told = self.update()
         # apt calls a bad signature a warning and goes on with the index it had; for us it is an error.
-        if re.search(r"signature|GPG error|OpenPGP|NO_PUBKEY|not signed", told):
+        if DISTRUST.search(told):
             raise NodeError(f"packages: a source cannot be trusted\n{complaint(output)}")
         self.warnings, self.refreshed = complaint(output) if told else "", True
         store(self.stamp, b"")
+
+    def update(self):
+        """Run apt-get update; its output, and what of it tells of trouble."""
+        output = self.apt_get("update")
+        return output, "\n".join(line for line in output.splitlines() if line.startswith(("W:", "E:", "Err:")))
 
     def download(self, url, path):
         """Fetch a file; apt's helper goes through apt's proxies."""

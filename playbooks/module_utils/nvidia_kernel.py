@@ -18,7 +18,8 @@ GPU_CLASSES = ("0x0300", "0x0302")
 NVSWITCH_CLASS = "0x0680"
 # The InfiniBand functions that lead to the NVLink switches of HGX boards since Blackwell say so in their product data.
 SWITCH_MARK = b"SW_MNG"
-MODULES = ("nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
+# In the order in which they can be taken out.
+MODULES = ("gdrdrv", "nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
 _VERSION = r"\d+\.\d+(?:\.\d+)?"
 
 
@@ -76,6 +77,20 @@ def answers():
     return buffer.value.decode("ascii", "replace")
 
 
+def in_use(root="/"):
+    """Those of the driver's modules that something else than one another uses: a process, or another's module.
+
+    nvidia_modeset is not asked: who uses it has the driver itself open, and what nvidia_drm holds of it goes with that.
+    """
+    found = []
+    for module in (module for module in MODULES if module != "nvidia_modeset"):
+        place = Path(root, "sys/module", module)
+        ours = [path for path in place.glob("holders/*") if path.name in MODULES]
+        if int(text(place / "refcnt") or 0) > len(ours):
+            found.append(module)
+    return found
+
+
 def secure_boot(root="/"):
     """Whether the firmware enforces signatures, also on the kernel's modules."""
     for path in sorted(Path(root, "sys/firmware/efi/efivars").glob("SecureBoot-*")):
@@ -86,33 +101,53 @@ def secure_boot(root="/"):
     return False
 
 
-def holders(proc="/proc"):
-    """The processes that have a GPU's device file open, as a person knows them."""
+def holders(units=(), proc="/proc"):
+    """The processes that have a GPU's device file open, as a person knows them, but for those of these services."""
     found = {}
     for link in Path(proc).glob("[0-9]*/fd/*"):
         try:
             if re.match(r"/dev/nvidia", os.readlink(link)):  # noqa: PTH115 (Python 3.8)
                 pid = link.parts[-3]
-                found[int(pid)] = text(Path(proc, pid, "comm"))
+                if not set(units).intersection(re.split("[/\n]", text(Path(proc, pid, "cgroup")))):
+                    found[int(pid)] = text(Path(proc, pid, "comm"))
         except OSError:
             continue
     return [f"{name} ({pid})" for pid, name in sorted(found.items())]
 
 
 def jobs(proc="/proc"):
-    """The numbers of the jobs of Slurm that run here."""
-    titles = (re.match(r"slurmstepd: \[(\d+)", text(path)) for path in Path(proc).glob("[0-9]*/cmdline"))
-    return sorted({title.group(1) for title in titles if title}, key=int)
+    """The numbers of the jobs of Slurm that run here, by its steps; what is not root's only looks like one."""
+    found = set()
+    for path in Path(proc).glob("[0-9]*/cmdline"):
+        title = re.match(r"slurmstepd: \[(\d+)", text(path))
+        if title and owner(path) == 0:
+            found.add(title.group(1))
+    return sorted(found, key=int)
+
+
+def owner(path):
+    """The number of the user that a file is of; None where it is gone."""
+    try:
+        return Path(path).stat().st_uid
+    except OSError:
+        return None
+
+
+def sources(packages):
+    """The (name, version) by which dkms knows each of the modules that these packages bring, in their order."""
+    listing, found = ("dpkg", "-L") if Path("/usr/bin/dpkg").exists() else ("rpm", "-ql"), []
+    for line in run(*listing, *packages, check=False)[1].splitlines():
+        if re.fullmatch(r"/usr/src/[^/]+/dkms.conf", line):
+            told = dict(re.findall(r'(?m)^\s*(PACKAGE_NAME|PACKAGE_VERSION)="?([^"\s]+)', text(line)))
+            if len(told) == 2:
+                found.append((told["PACKAGE_NAME"], told["PACKAGE_VERSION"]))
+    return found
 
 
 def source(packages):
     """(name, version) by which dkms knows the driver's module that one of these packages brings; NodeError for none."""
-    listing = ("dpkg", "-L") if Path("/usr/bin/dpkg").exists() else ("rpm", "-ql")
-    for line in run(*listing, *packages, check=False)[1].splitlines():
-        if re.fullmatch(r"/usr/src/nvidia[^/]*/dkms.conf", line):
-            told = dict(re.findall(r'(?m)^\s*(PACKAGE_NAME|PACKAGE_VERSION)="?([^"\s]+)', text(line)))
-            if len(told) == 2:
-                return told["PACKAGE_NAME"], told["PACKAGE_VERSION"]
+    for found in sources(packages):
+        return found
     raise NodeError(f"none of {', '.join(packages)} brings a kernel module that dkms can build")
 
 

@@ -24,6 +24,7 @@ NODE = "gpu01"
 KERNEL = "6.99.9-lab"
 KEY = "8793F200.pub"
 OLD, NEW, NEXT = "580.95.05", "580.105.08", "590.48.01"
+GDRCOPY = "2.5.1"
 OTHER_PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
 PLAY = """\
 - name: Set up the package sources, then a role
@@ -98,6 +99,16 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "DEBIAN/prerm": PRERM % version,
         }
         pack(folder, "nvidia-kernel-open-dkms", f"{version}-1", files, depends="dkms")
+    source = f"usr/src/gdrdrv-{GDRCOPY}"
+    files = {
+        f"{source}/dkms.conf": DKMS % GDRCOPY,
+        f"{source}/gdrdrv.c": MODULE % GDRCOPY,
+        "DEBIAN/postinst": POSTINST % GDRCOPY,
+        "DEBIAN/prerm": PRERM % GDRCOPY,
+    }
+    files = {path: re.sub("nvidia(-open)?", "gdrdrv", text) for path, text in files.items()}
+    pack(folder, "gdrdrv-dkms", f"{GDRCOPY}-1", files, depends="dkms")
+    pack(folder, "libgdrapi", f"{GDRCOPY}-1", {})
     for toolkit in ("12.8", "13.0"):
         name, place = toolkit.replace(".", "-"), f"usr/local/cuda-{toolkit}"
         pack(folder, f"cuda-toolkit-{name}", f"{toolkit}.1-1", {f"{place}/bin/nvcc": f"#!/bin/sh\necho {toolkit}\n"})
@@ -144,9 +155,9 @@ def installed(lab: TestLab) -> dict[str, str]:
     return {name: version for status, name, version in found if status.strip()[1:] == "i"}
 
 
-def built(lab: TestLab, kernel: str) -> list[str]:
-    """The versions of the driver's modules that lie there for a kernel."""
-    files = f"$(find /lib/modules/{kernel} -path '*/updates/*' -name 'nvidia*.ko*')"
+def built(lab: TestLab, kernel: str, module: str = "nvidia") -> list[str]:
+    """The versions of the driver's modules, or of another, that lie there for a kernel."""
+    files = f"$(find /lib/modules/{kernel} -path '*/updates/*' -name '{module}*.ko*')"
     return sorted(set(lab.root(NODE, f"for file in {files}; do modinfo -F version $file; done").split()))
 
 
@@ -207,6 +218,24 @@ def test_a_driver_that_does_not_build_is_told_by_the_compilers_line(
         status, output = play(lab, tmp_path, variables | {"nvidia_driver_version": NEW})
         assert status == 0, output
         assert built(lab, KERNEL) == [NEW]
+
+
+def test_gdrcopy_is_built_with_it_and_comes_from_a_source_whose_key_was_renewed(
+    lab: TestLab, packages: Path, tmp_path: Path
+) -> None:
+    """The node has the key as it was before the subkey that signs now."""
+    with vendor(lab, packages, "renewed") as variables:
+        mirror, place = variables["cluster_package_mirrors"]["nvidia"], "/etc/apt/keyrings/nvidia.asc"
+        lab.root(NODE, f"""python3 -c 'import urllib.request as r; r.urlretrieve("{mirror}/old.asc", "{place}")'""")
+        old = lab.root(NODE, f"cat {place}")
+        status, output = play(lab, tmp_path, variables | {"nvidia_driver_gdrcopy": True})
+        assert status == 0, output
+        assert lab.root(NODE, f"cat {place}") != old
+        assert built(lab, KERNEL, "gdrdrv") == [GDRCOPY]
+        assert "gdrdrv" in lab.root(NODE, "cat /etc/modules-load.d/clusterctl-nvidia.conf")
+        status, output = play(lab, tmp_path, variables | {"nvidia_driver_gdrcopy": True})
+        assert status == 0, output
+        assert "changed=0" in output
 
 
 def test_users_choose_among_toolkits_side_by_side(lab: TestLab, packages: Path, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_fault_of_the_hardware_raises_its_alert_until_the_diagnosis(lab: TestL
     lab.healthy()
 
 
-def test_memory_links_heat_and_power_raise_theirs(lab: TestLab) -> None:
+def test_faults_of_memory_and_links_raise_theirs(lab: TestLab) -> None:
     for gpu, name in enumerate(("ecc", "row-remap", "nvlink-down")):
         assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", name, "--gpu", str(gpu)).returncode == 0
     wanted = {

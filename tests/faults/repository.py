@@ -94,7 +94,7 @@ def _publish(directory: Path, fault: str) -> str:
         release += f"Valid-Until: {formatdate(now - 2 * day, usegmt=True)}\n"
     release += f"SHA256:\n {hashlib.sha256(packages).hexdigest()} {len(packages)} Packages\n"
     (served / "Release").write_text(release)
-    trusted = _sign(directory / "trusted", served)
+    trusted = _sign(directory / "trusted", served, renewed=fault == "renewed")
     if fault == "signature":
         signed = served / "InRelease"
         signed.write_text(signed.read_text().replace("Origin: a site", "Origin: another"))
@@ -105,12 +105,20 @@ def _publish(directory: Path, fault: str) -> str:
     return trusted
 
 
-def _sign(home: Path, served: Path) -> str:
-    """Sign the Release file with a new key; return its public part."""
+def _sign(home: Path, served: Path, renewed: bool = False) -> str:
+    """Sign the Release file with a new key; return its public part.
+
+    One that is `renewed` signs with a later subkey; as it was before it is served as old.asc.
+    """
     home.mkdir(mode=0o700)
     gpg = ("gpg", "--homedir", str(home), "--batch", "--yes", "--quiet", "--pinentry-mode", "loopback")
     try:
         _run(*gpg, "--passphrase", "", "--quick-generate-key", "A site <site@example.org>", "ed25519", "sign", "never")
+        if renewed:
+            (served / "old.asc").write_text(_run(*gpg, "--armor", "--export"))
+            shown = _run(*gpg, "--list-keys", "--with-colons").splitlines()
+            found = next(line.split(":")[9] for line in shown if line.startswith("fpr:"))
+            _run(*gpg, "--passphrase", "", "--quick-add-key", found, "ed25519", "sign", "never")
         _run(*gpg, "--output", str(served / "InRelease"), "--clearsign", str(served / "Release"))
         return _run(*gpg, "--armor", "--export")
     finally:

@@ -96,6 +96,27 @@ def test_another_key_is_refused(tmp_path: Path, text: str, told: str) -> None:
         keyed(tmp_path / "key.asc", EPEL_PRINT, Manager(text))
 
 
+def test_a_key_that_its_owner_has_renewed_is_fetched_again_where_its_source_is_told_of(tmp_path: Path) -> None:
+    old, new = armored(KEY), armored(KEY + SUBKEY)
+    wanted = KEYS.fingerprint(old)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.asc").write_text(old)
+        lines = [
+            f"# Key: https://{name}/key {wanted}",
+            f"URIs: https://{name}/deb/",
+            f"Signed-By: {tmp_path}/{name}.asc",
+        ]
+        (tmp_path / f"{name}.sources").write_text("\n".join(["Types: deb", *lines, ""]))
+    told = "W: GPG error: https://a/deb ./ InRelease: EXPKEYSIG 0123"
+    assert not KEYS.renewed(told, Manager(old), str(tmp_path))
+    assert not KEYS.renewed(told, Manager(armored(OTHER)), str(tmp_path))
+    manager = Manager(new)
+    assert KEYS.renewed(told, manager, str(tmp_path))
+    assert [(tmp_path / f"{name}.asc").read_text() for name in ("a", "b")] == [new, old]
+    assert not KEYS.renewed(told, manager, str(tmp_path))
+    assert manager.asked == 2
+
+
 def test_a_dry_run_fetches_nothing(tmp_path: Path) -> None:
     manager = Manager(EPEL)
     assert keyed(tmp_path / "key.asc", EPEL_PRINT, manager, check=True) == ""

@@ -197,6 +197,7 @@ def test_a_package_source_is_signed_by_its_own_key_alone() -> None:
     ]
     assert found["Apt"][0] == {"name": "/etc/apt/keyrings/nvidia.asc", "url": KEY["key"], "fingerprint": PRINT}
     assert text(found["Apt"][1]) == (
+        f"# Key: {KEY['key']} {PRINT}\n"
         "Types: deb\nURIs: https://x/deb\nSuites: stable\nComponents: main extra\nArchitectures: amd64\n"
         "Signed-By: /etc/apt/keyrings/nvidia.asc\n"
     )
@@ -739,6 +740,23 @@ def test_the_order_is_fixed_whatever_the_order_of_the_arguments(store: Path, mon
         ("sysctl", ["vm.swappiness"]),
         ("unit", ["u.service"]),
     ]
+
+
+def test_a_source_that_cannot_be_trusted_is_tried_again_with_its_renewed_key(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apt, expired = node_packages.Apt([]), "W: GPG error: https://x ./ InRelease: EXPKEYSIG 0123\n"
+    answers: list[str] = []
+    monkeypatch.setattr(apt, "apt_get", lambda *_words: answers.pop(0))
+    for renewed, told in ((True, [expired, ""]), (False, [expired]), (True, [expired, expired])):
+        monkeypatch.setattr(node_packages, "renewed", lambda _told, _manager, renewed=renewed: renewed)
+        answers[:] = told
+        if told[-1]:
+            with pytest.raises(node_tools.NodeError, match="a source cannot be trusted"):
+                apt.refresh()
+        else:
+            apt.refresh()
+        assert answers == []
 
 
 # Paths

@@ -93,6 +93,13 @@ def test_a_driver_that_cannot_be_is_told_before_it_is_installed(
     assert problem in driver(*devices, **wanted)["problems"]
 
 
+def test_gpus_older_than_the_default_get_their_last_branch() -> None:
+    found = driver("102d")
+    assert (found["modules"], found["branch"], found["problems"]) == ("proprietary", "470", [])
+    assert driver(V100, default="550")["branch"] == "550"
+    assert "branch 470 is the last for kepler, not 580" in driver("102d", branch="580")["problems"]
+
+
 def test_a_version_says_its_branch() -> None:
     found = driver(H100, version="570.195.03")
     assert (found["branch"], found["version"], found["problems"]) == ("570", "570.195.03", [])
@@ -256,12 +263,157 @@ def test_modules_are_built_for_the_kernel_and_for_what_boots_next(tmp_path: Path
     assert BUILD.kernels(running, False, str(tmp_path)) == [running]
 
 
-def test_who_holds_a_gpu_and_which_jobs_run_are_told(tmp_path: Path) -> None:
+def test_who_holds_a_gpu_and_which_jobs_run_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "12/fd").mkdir(parents=True)
     (tmp_path / "12/fd/3").symlink_to("/dev/nvidia0")
     (tmp_path / "12/comm").write_text("python3\n")
     (tmp_path / "12/cmdline").write_text("slurmstepd: [41.0]\0")
     (tmp_path / "13/fd").mkdir(parents=True)
     (tmp_path / "13/fd/3").symlink_to("/dev/null")
-    assert nvidia_kernel.holders(str(tmp_path)) == ["python3 (12)"]
+    assert nvidia_kernel.holders(proc=str(tmp_path)) == ["python3 (12)"]
+    (tmp_path / "13/cmdline").write_text("slurmstepd: [42.0]\0")
+    monkeypatch.setattr(nvidia_kernel, "owner", lambda path: {"12": 0, "13": 1000}[path.parent.name])
     assert nvidia_kernel.jobs(str(tmp_path)) == ["41"]
+
+
+@pytest.mark.parametrize("path", ["0::%s", "12:devices:/user.slice\n1:name=systemd:%s"], ids=["v2", "v1"])
+def test_a_service_that_is_stopped_anyway_holds_nothing(tmp_path: Path, path: str) -> None:
+    """It is known by its unit: Fabric Manager's program has another name, and a user's could have that of a service."""
+    for pid, name, group in (
+        (12, "nv-fabricmanage", "/system.slice/nvidia-fabricmanager.service"),
+        (13, "nvidia-fabricma", "/user.slice/user-1000.slice/session-2.scope"),
+    ):
+        write(tmp_path, {f"{pid}/comm": name, f"{pid}/cgroup": path % group})
+        (tmp_path / f"{pid}/fd").mkdir()
+        (tmp_path / f"{pid}/fd/3").symlink_to("/dev/nvidiactl")
+    assert nvidia_kernel.holders(["nvidia-fabricmanager.service"], str(tmp_path)) == ["nvidia-fabricma (13)"]
+
+
+def test_only_packages_of_another_version_bring_another_driver() -> None:
+    changes = [
+        {"kind": "package", "name": "nvidia-kernel-open-dkms", "what": what}
+        for what in ("held", "no longer held", "repaired", "removed")
+    ]
+    assert BUILD.coming([*changes, {"kind": "file", "name": "/etc/x", "what": "installed"}]) == set()
+    assert BUILD.coming([{**changes[0], "what": "installed, held"}]) == {"nvidia-kernel-open-dkms"}
+    assert BUILD.coming([{**changes[0], "what": "version 2, was 1"}]) == {"nvidia-kernel-open-dkms"}
+
+
+def test_each_module_that_packages_bring_is_known_to_dkms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = []
+    for name, version in (("nvidia-open", "580.95.05"), ("gdrdrv", "2.5.1")):
+        file = tmp_path / f"{name}.conf"
+        file.write_text(f'PACKAGE_NAME="{name}"\nPACKAGE_VERSION="{version}"\n')
+        listed += [f"/usr/src/{name}-{version}", f"/usr/src/{name}-{version}/dkms.conf"]
+    monkeypatch.setattr(nvidia_kernel, "run", lambda *_argv, **_options: (0, "\n".join(listed)))
+    read = nvidia_kernel.text
+    monkeypatch.setattr(
+        nvidia_kernel, "text", lambda path: read(tmp_path / f"{path.split('/')[3].rpartition('-')[0]}.conf")
+    )
+    both = [("nvidia-open", "580.95.05"), ("gdrdrv", "2.5.1")]
+    assert nvidia_kernel.sources(["nvidia-kernel-open-dkms", "gdrdrv-dkms"]) == both
+    assert nvidia_kernel.source(["nvidia-kernel-open-dkms", "gdrdrv-dkms"]) == both[0]
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a node tells the module: driver 1 is loaded and a shell holds it; `ran` has what was run there."""
+    told: dict[str, Any] = {"loaded": "1", "holders": ["bash (7)"], "used": ["nvidia"], "ran": [], "down": []}
+    told["wanted"] = "1"
+
+    def run(*argv: str, **_options: Any) -> tuple[int, str]:
+        told["ran"].append(argv)
+        if argv[:2] == ("modprobe", "nvidia"):
+            told["loaded"] = "2"
+        if argv[1] == "show":
+            return 0, "loaded\n"
+        return 0, "inactive\n" if argv[-1] in told["down"] else "active\n"
+
+    monkeypatch.setattr(BUILD, "run", run)
+    monkeypatch.setattr(nvidia_kernel, "source", lambda packages: ("nvidia-open", told["wanted"]))
+    monkeypatch.setattr(nvidia_kernel, "loaded", lambda: (told["loaded"], True))
+    monkeypatch.setattr(nvidia_kernel, "holders", lambda units=(): told["holders"])
+    monkeypatch.setattr(nvidia_kernel, "jobs", list)
+    monkeypatch.setattr(nvidia_kernel, "in_use", lambda: told["used"])
+    return told
+
+
+def made(check: bool = False, **given: Any) -> Any:
+    asked: dict[str, Any] = {
+        "packages": ["nvidia-kernel-open-dkms"],
+        "change": False,
+        "units": ["nvidia-persistenced.service"],
+    }
+    asked |= {"modules": ["nvidia-uvm", "nvidia-peermem"]}
+    return BUILD.Driver(asked | given, check)
+
+
+def test_a_dry_run_foresees_a_reboot_only_where_the_driver_may_be_exchanged(node: dict[str, Any]) -> None:
+    kept = made(check=True)
+    kept.foresee()
+    assert (kept.changes, kept.reboot) == ([], "")
+    assert kept.notes == ["driver 1 is loaded and stays: clusterctl upgrade exchanges it"]
+    held = made(check=True, change=True)
+    held.foresee()
+    assert held.reboot == "the driver is in use by bash (7)"
+    node["holders"] = []
+    free = made(check=True, change=True)
+    free.foresee()
+    assert (free.changes, free.reboot) == ([], "")
+
+
+def test_a_module_is_in_use_by_what_is_none_of_the_drivers(tmp_path: Path) -> None:
+    def root(name: str, nvidia: str, *holders: str) -> str:
+        base = "sys/module/nvidia"
+        files: dict[str, str | bytes] = {f"{base}/refcnt": nvidia, "sys/module/nvidia_uvm/refcnt": "0"}
+        files["sys/module/nvidia_modeset/refcnt"] = "2"
+        return str(write(tmp_path / name, files | {f"{base}/holders/{holder}": "" for holder in holders}))
+
+    assert nvidia_kernel.in_use(root("free", "2", "nvidia_uvm", "nvidia_modeset")) == []
+    assert nvidia_kernel.in_use(root("copies", "3", "nvidia_uvm", "nvidia_modeset", "gdrdrv")) == []
+    assert nvidia_kernel.in_use(root("process", "3", "nvidia_uvm", "nvidia_modeset")) == ["nvidia"]
+    assert nvidia_kernel.in_use(root("foreign", "2", "nvidia_uvm", "nvidia_fs")) == ["nvidia"]
+    assert nvidia_kernel.in_use(str(tmp_path / "none")) == []
+
+
+def test_a_driver_that_stays_has_its_services_back(node: dict[str, Any]) -> None:
+    units = ["nvidia-dcgm.service", "nvidia-persistenced.service", "nvidia-imex.service"]
+    node["down"] = units[2:]
+    driver = made(change=True, units=units)
+    driver.changed("2 loaded, was 1")
+    assert not driver.unload()
+    assert driver.reboot == "nvidia is in use by bash (7)"
+    assert node["ran"] == [
+        *(("systemctl", "is-active", unit) for unit in units),
+        *(("systemctl", "stop", unit) for unit in units),
+        ("systemctl", "start", "nvidia-persistenced.service"),
+        ("systemctl", "start", "nvidia-dcgm.service"),
+    ]
+    assert driver.stopped == []
+
+
+def test_a_driver_that_went_names_the_services_that_ran(node: dict[str, Any]) -> None:
+    node["used"] = []
+    driver = made(change=True)
+    assert driver.unload()
+    assert driver.stopped == ["nvidia-persistenced.service"]
+    assert ("systemctl", "start", "nvidia-persistenced.service") not in node["ran"]
+
+
+def test_what_is_to_be_loaded_with_a_driver_that_runs_is_loaded_beside_it(node: dict[str, Any]) -> None:
+    rehearsal, driver = made(check=True), made()
+    assert rehearsal.load() == driver.load() == "1"
+    told = [{"kind": "kernel module", "name": name, "what": "loaded"} for name in ("nvidia-uvm", "nvidia-peermem")]
+    assert rehearsal.changes == driver.changes == told
+    assert node["ran"] == [("modprobe", "nvidia-uvm"), ("modprobe", "nvidia-peermem")]
+
+
+def test_containers_have_the_gpus_described_by_the_driver_that_came(node: dict[str, Any]) -> None:
+    node.update(used=[], wanted="2")
+    driver = made(change=True)
+    assert driver.load() == "2"
+    assert node["ran"][-2:] == [
+        ("systemctl", "show", "--property=LoadState", "--value", "nvidia-cdi-refresh.service"),
+        ("systemctl", "start", "nvidia-cdi-refresh.service"),
+    ]
+    assert [change["what"] for change in driver.changes] == ["2 loaded, was 1", "loaded", "loaded"]
