@@ -34,7 +34,7 @@ LINKS = Path("/dev/nvidia-mig")
 CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
 DRIVER = Path("/sys/module/nvidia")
 SECONDS = 60
-RESET_SECONDS = 300
+LONG_SECONDS = 300  # of resets, and of services that start or stop
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 DEFAULT, NONE = "default", "none"
 COMPUTE_MODES = {DEFAULT: "Default", "exclusive_process": "Exclusive_Process", "prohibited": "Prohibited"}
@@ -320,7 +320,7 @@ class Settings:
     def reset(self, gpu: Gpu, why: str) -> None:
         """Reset a GPU, which forgets what else was set."""
         try:
-            ask("nvidia-smi", "--gpu-reset", "-i", gpu.uuid, seconds=RESET_SECONDS)
+            ask("nvidia-smi", "--gpu-reset", "-i", gpu.uuid, seconds=LONG_SECONDS)
         except Refused as error:
             raise Unfit(f"GPU {gpu.index}: {why} with a reset, which fails ({error}): clusterctl reboot") from None
         self.locks.pop(gpu.uuid, None)
@@ -505,12 +505,12 @@ def paused(units: list[str]) -> Iterator[None]:
     """Stop what holds the GPUs without computing on them, and start it again."""
     held = [unit for unit in units if running(unit)]
     for unit in held:
-        ask("systemctl", "stop", unit)
+        ask("systemctl", "stop", unit, seconds=LONG_SECONDS)
     try:
         yield
     finally:
         for unit in held:
-            ask("systemctl", "start", unit)
+            ask("systemctl", "start", unit, seconds=LONG_SECONDS)
 
 
 def settle(given: Data, before: Data, *, drained: bool = False, check: bool = False, boot: bool = False) -> Data:
@@ -565,9 +565,10 @@ def apply(settings: Settings, due: set[str], units: list[str], *, boot: bool) ->
     link(look())
     if exclusive and not boot:
         if running("slurmd.service"):
-            ask("systemctl", "restart", "slurmd.service")  # it knows the devices that there were at its start
+            # It knows the devices that there were at its start.
+            ask("systemctl", "restart", "slurmd.service", seconds=LONG_SECONDS)
         if ask("systemctl", "show", "--property=LoadState", "--value", CDI).strip() == "loaded":
-            ask("systemctl", "start", CDI)
+            ask("systemctl", "start", CDI, seconds=LONG_SECONDS)
 
 
 def main(arguments: list[str]) -> None:
