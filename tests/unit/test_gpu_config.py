@@ -1,11 +1,15 @@
 """What role gpu_config makes of what is asked for, on what NVIDIA's nvidia-smi 550.163 printed in the lab."""
 
+import json
+import re
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.test_gpu_health import DOCUMENT, program
+from tests.unit.test_gpu_health import DOCUMENT, HEALTH, program
 
 CONFIG = program("roles/gpu_config/files/gpu_config.py")
 CLOCKS = (
@@ -52,6 +56,43 @@ def gpus(**replaced: str) -> list[Any]:
         for element in document.iter(name):
             element.text = text
     return [CONFIG.Gpu(index, element, {}) for index, element in enumerate(document.iter("gpu"))]
+
+
+class Node:
+    """A node whose GPUs are to be divided, with the services that run: what programs are called, and one that fails."""
+
+    locks: Mapping[str, Any] = {}
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, unfinished: Path, *up: str) -> None:
+        self.up, self.calls, self.fails = {f"{name}.service" for name in up}, list[str](), ""
+        monkeypatch.setattr(CONFIG, "UNFINISHED", unfinished)
+        monkeypatch.setattr(CONFIG, "ask", self.ask)
+        monkeypatch.setattr(CONFIG, "look", list)
+        monkeypatch.setattr(CONFIG, "link", lambda _: self.calls.append("link"))
+
+    def ask(self, *argv: str, seconds: float = 0) -> str:
+        if argv[1] == "show":
+            what = {"ActiveState": "active" if argv[-1] in self.up else "inactive", "LoadState": "loaded"}
+            return what.get(argv[2].partition("=")[2], "")
+        self.calls.append(" ".join(argv[1:]).removesuffix(".service"))
+        if self.fails and self.calls[-1].startswith(self.fails):
+            raise CONFIG.Refused(f"{self.calls[-1]} fails")
+        if argv[0] == "systemctl":
+            (self.up.discard if argv[1] == "stop" else self.up.add)(argv[-1])
+        return ""
+
+    def steps(self, _: list[Any], *settings: str) -> list[Any]:
+        step = CONFIG.Step(None, "mig", "", "", "", lambda: self.ask("nvidia-smi", "divide"))
+        return [step] if "mig" in settings else []
+
+    def apply(self, *due: str, boot: bool = False) -> tuple[list[str], str]:
+        """What was called, and what is said of a failure."""
+        self.calls.clear()
+        try:
+            CONFIG.apply(self, set(due), boot=boot)
+        except CONFIG.Unfit as error:
+            return list(self.calls), CONFIG.words(error)
+        return list(self.calls), ""
 
 
 def steps(
@@ -135,3 +176,64 @@ def test_alike_changes_of_several_gpus_are_told_as_one() -> None:
     settings = CONFIG.Settings({"power_limit": "300"}, {})
     told = CONFIG.told(list(settings.steps(gpus()[:2], "power_limit")))
     assert told == [{"kind": "GPU 0, 1", "name": "power limit", "what": "300 W, was 400 W"}]
+
+
+STOPS = ["stop slurmd", "stop nvidia-dcgm", "stop nvidia-persistenced"]
+STARTS = ["start nvidia-persistenced", "start nvidia-dcgm", "start slurmd"]
+CDI = "start nvidia-cdi-refresh"
+
+
+def test_gpus_change_while_nobody_holds_them_and_slurm_comes_back_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(monkeypatch, tmp_path / "unfinished", "slurmd", "nvidia-dcgm", "nvidia-persistenced")
+    assert node.apply("mig") == ([*STOPS, "divide", "link", CDI, *STARTS], "")
+    assert node.apply("power_limit") == (["link"], "")
+    node.up.discard("slurmd.service")  # it comes after this program at boot, as these do
+    begins = ["start nvidia-persistenced", "start --no-block nvidia-dcgm"]
+    assert node.apply("mig", boot=True) == ([*STOPS[1:], "divide", "link", f"start --no-block {CDI[6:]}", *begins], "")
+
+
+@pytest.mark.parametrize("fails", ["divide", "stop nvidia-persistenced", "start nvidia-dcgm", "start nvidia-cdi"])
+def test_what_fails_is_told_and_the_next_run_brings_the_rest(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(monkeypatch, tmp_path / "unfinished", "slurmd", "nvidia-dcgm", "nvidia-persistenced")
+    node.fails = fails
+    calls, said = node.apply("mig")
+    assert calls[-3:] == STARTS
+    assert re.fullmatch(rf"{fails}\S* fails", said)
+    assert ("link" in calls) == ("divide" in calls)
+    node.fails = ""
+    calls, _ = node.apply()
+    assert calls[-5:] == ["link", CDI, *STARTS]
+    assert node.apply() == (["link"], "")
+
+
+def test_a_run_that_was_killed_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unfinished = tmp_path / "unfinished"
+    unfinished.write_text(json.dumps(["slurmd.service", "nvidia-dcgm.service"]))
+    node = Node(monkeypatch, unfinished)
+    calls, _ = node.apply()
+    assert calls[-4:] == ["link", CDI, "start nvidia-dcgm", "start slurmd"]
+    assert not unfinished.exists()
+
+
+def test_all_that_failed_is_told_in_the_order_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, tmp_path / "unfinished", "slurmd")
+    node.fails = ""
+    monkeypatch.setattr(CONFIG, "link", lambda _: node.ask("nvidia-smi", "list"))
+    failing = {"divide", "list", "start slurmd"}
+    real = node.ask
+
+    def ask(*argv: str, seconds: float = 0) -> str:
+        node.fails = next((one for one in failing if " ".join(argv[1:]).startswith(one)), "")
+        return real(*argv, seconds=seconds)
+
+    monkeypatch.setattr(CONFIG, "ask", ask)
+    monkeypatch.setattr(node, "ask", ask)
+    assert node.apply("mig")[1] == "divide fails; list fails; start slurmd fails"
+
+
+def test_the_health_checks_stop_the_same_services() -> None:
+    assert CONFIG.HOLDERS == HEALTH.HOLDERS
