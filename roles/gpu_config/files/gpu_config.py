@@ -538,8 +538,9 @@ def paused(units: tuple[str, ...], *, boot: bool) -> Iterator[None]:
         save(UNFINISHED, held)
     with ExitStack() as stack:
         for unit in held:
-            later = ["--no-block"] * (boot and unit != PERSISTENCE)  # it comes after this program's own service
-            stack.callback(ask, "systemctl", "start", *later, unit, seconds=LONG_SECONDS)
+            # At boot it comes after this program's own service, which slurmd requires: and else would start.
+            how = "--no-block" if boot and unit != PERSISTENCE else "--job-mode=ignore-requirements"
+            stack.callback(ask, "systemctl", "start", how, unit, seconds=LONG_SECONDS)
             ask("systemctl", "stop", unit, seconds=LONG_SECONDS)
         yield
 
