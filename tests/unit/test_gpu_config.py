@@ -229,3 +229,14 @@ def test_all_that_failed_is_told_in_the_order_of_time(tmp_path: Path, monkeypatc
 
 def test_the_health_checks_stop_the_same_services() -> None:
     assert CONFIG.HOLDERS == HEALTH.HOLDERS
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "job"),
+    [("slurmstepd: [7.extern]", 0, True), ("slurmstepd: [7.extern]", 5001, False), ("slurmd", 0, False)],
+)
+def test_a_job_is_known_by_what_root_runs(name: str, owner: int, job: bool, tmp_path: Path) -> None:
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12/cmdline").write_text(f"{name}\0")
+    (tmp_path / "12/status").write_text(f"Name:\tslurmstepd\nUid:\t{owner}\t5001\t0\t5001\n")
+    assert CONFIG.jobs(tmp_path) is job

@@ -191,10 +191,11 @@ def fits(wanted: list[str], where: dict[str, list[range]], taken: frozenset[int]
 
 
 def jobs(proc: Path = Path("/proc")) -> bool:
-    """Tell whether a job of Slurm's runs here."""
-    for path in proc.glob("[0-9]*/cmdline"):
+    """Tell whether a job of Slurm's runs here; its daemon is root's, and users may call theirs the same."""
+    for path in proc.glob("[0-9]*"):
         try:
-            if path.read_bytes().startswith(b"slurmstepd: ["):
+            named = (path / "cmdline").read_bytes().startswith(b"slurmstepd: [")
+            if named and re.search(r"^Uid:\s+0\s", (path / "status").read_text(), re.MULTILINE):
                 return True
         except OSError:
             continue
