@@ -1,6 +1,7 @@
 """What role gpu_config makes of what is asked for, on what NVIDIA's nvidia-smi 550.163 printed in the lab."""
 
 import json
+import os
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
@@ -240,3 +241,22 @@ def test_a_job_is_known_by_what_root_runs(name: str, owner: int, job: bool, tmp_
     (tmp_path / "12/cmdline").write_text(f"{name}\0")
     (tmp_path / "12/status").write_text(f"Name:\tslurmstepd\nUid:\t{owner}\t5001\t0\t5001\n")
     assert CONFIG.jobs(tmp_path) is job
+
+
+def test_a_dead_driver_holds_up_what_is_asked_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def dead() -> None:
+        raise CONFIG.Refused("nvidia-smi: no devices were found")
+
+    for name in ("CONFIGURATION", "UNFINISHED"):
+        monkeypatch.setattr(CONFIG, name, tmp_path / name)
+    monkeypatch.setattr(CONFIG, "look", dead)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    CONFIG.CONFIGURATION.write_text('{"power_limit": "300"}')
+    with pytest.raises(SystemExit, match="no devices were found"):
+        CONFIG.main(["--given", '{"power_limit": "400"}'])
+    CONFIG.main(["--given", '{"power_limit": ""}'])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["kept"] == {"power_limit": "300"}
+    assert "no devices were found" in answer["notes"][0]

@@ -635,10 +635,15 @@ def main(arguments: list[str]) -> None:
         kept = {}
     except (OSError, ValueError) as error:
         sys.exit(f"{CONFIGURATION}: {error}")
+    given = kept if boot else options.given
     try:
-        answer = settle(kept if boot else options.given, kept, drained=options.drained, check=options.check, boot=boot)
+        answer = settle(given, kept, drained=options.drained, check=options.check, boot=boot)
     except Unfit as error:
-        sys.exit(words(error))
+        if asked(given):
+            sys.exit(words(error))
+        # A node that leaves does so with a driver that is dead, too.
+        note = f"the GPUs may keep what was set: {words(error)}"
+        answer = {"changes": [], "notes": [note], "kept": kept, "layouts": {}}
     if not boot:
         print(json.dumps(answer))
         return
