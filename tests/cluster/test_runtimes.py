@@ -92,6 +92,12 @@ def test_apptainer_in_a_job_has_the_jobs_gpus_and_no_others(gpus: Site) -> None:
     assert len(re.findall(r"(?m)^GPU \d: ", out)) == 2, out
 
 
+def test_enroots_directories_are_each_users_own(gpus: Site) -> None:
+    for folder in ("/run/enroot", "/var/lib/enroot"):
+        told = gpus.lab.root("gpu02", f"stat --format='%a %U %n' {folder} {folder}/user-5001")
+        assert told.splitlines() == [f"755 root {folder}", f"700 alice {folder}/user-5001"]
+
+
 def test_srun_knows_the_plugin_on_every_node(gpus: Site) -> None:
     out = gpus.lab.ssh(
         "head1", *ALICE, "srun", "--chdir=/", "--nodes=2", "--container-image=ubuntu", "printenv", "CONTAINER_IMAGE"
@@ -108,8 +114,8 @@ def test_a_node_that_leaves_keeps_no_container(image: TestLab) -> None:
     argv = ["nsenter", "--target", pid, "--net", "iptables-save"]
     rules = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert not re.findall("DOCKER|docker0", rules)
-    left = podman("exec", node, "sh", "-c", "ps -eo comm; ip -brief link; ls /usr/local/lib/slurm 2>&1 || true")
-    assert not re.findall(r"(?m)^sleep$|^dockerd|^containerd|docker0|spank_pyxis", left)
+    left = podman("exec", node, "sh", "-c", "ps -eo args; ip -brief link; ls /usr/local/lib/slurm 2>&1 || true")
+    assert not re.findall(r"sleep 3600|dockerd|containerd|docker0|spank_pyxis", left)
     packages = podman("exec", node, "dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Abbrev}\\n")
     assert not re.findall(r"(?m)^(apptainer|containerd|docker\.io|enroot|enroot\+caps|runc) ii", packages)
 
