@@ -249,7 +249,7 @@ def test_a_dead_driver_holds_up_what_is_asked_for_alone(
     def dead() -> None:
         raise CONFIG.Refused("nvidia-smi: no devices were found")
 
-    for name in ("CONFIGURATION", "UNFINISHED"):
+    for name in ("CONFIGURATION", "RECORD", "UNFINISHED"):
         monkeypatch.setattr(CONFIG, name, tmp_path / name)
     monkeypatch.setattr(CONFIG, "look", dead)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -260,3 +260,29 @@ def test_a_dead_driver_holds_up_what_is_asked_for_alone(
     answer = json.loads(capsys.readouterr().out)
     assert answer["kept"] == {"power_limit": "300"}
     assert "no devices were found" in answer["notes"][0]
+
+
+def test_what_a_killed_run_has_set_is_taken_back_by_one_that_no_longer_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CONFIGURATION", "RECORD", "UNFINISHED", "LOCKS"):
+        monkeypatch.setattr(CONFIG, name, tmp_path / name)
+    monkeypatch.setattr(CONFIG, "look", lambda: gpus(requested_power_limit="300.00 W"))
+    monkeypatch.setattr(CONFIG, "ask", lambda *_, **__: "")
+    monkeypatch.setattr(CONFIG, "jobs", lambda: False)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as until:
+        until.setattr(CONFIG, "apply", killed)
+        with pytest.raises(KeyboardInterrupt):
+            CONFIG.main(["--given", '{"power_limit": "300", "mig_gpus": {"1": "none"}}'])
+    set_back = list[str]()
+    monkeypatch.setattr(CONFIG, "apply", lambda settings, due, **_: set_back.append(settings.given["power_limit"]))
+    CONFIG.main(["--given", '{"power_limit": "", "mig_gpus": {}}'])
+    assert set_back == ["default"]
+    assert not CONFIG.RECORD.exists()
+    CONFIG.main(["--given", '{"power_limit": ""}'])
+    assert set_back == ["default"]

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONFIGURATION = Path("/etc/clusterctl/gpu-config.json")
+# What was or may have been set, and was not taken back since: there before it is set, whatever becomes of the run.
+RECORD = Path("/var/lib/clusterctl/gpu-config.json")
 # Locked clocks cannot be read. A boot, or a driver that is loaded anew, forgets them.
 LOCKS = Path("/run/clusterctl/gpu-config.json")
 # There as long as GPUs change of which others have to know: the services that are stopped meanwhile.
@@ -445,6 +447,13 @@ def back(given: Data, before: Data) -> Data:
     return {**given, **dropped, "mig_gpus": {**parts, **given.get("mig_gpus", {})}}
 
 
+def joined(before: Data, now: Data) -> Data:
+    """Return what is asked for now, and what was asked for before."""
+    parts = {**before.get("mig_gpus", {}), **now.get("mig_gpus", {})}
+    found = {**before, **{setting: value for setting, value in now.items() if value}, "mig_gpus": parts}
+    return {setting: value for setting, value in found.items() if value}
+
+
 def told(steps: list[Step]) -> list[Data]:
     """Return changes for a person, alike ones of several GPUs as one."""
     bundles: dict[tuple[str, str], list[str]] = {}
@@ -465,6 +474,24 @@ def load_locks() -> dict[str, dict[str, str]]:
 def save_locks(locks: dict[str, dict[str, str]]) -> None:
     """Keep them."""
     save(LOCKS, {"driver": loaded(), "locks": locks})
+
+
+def load(path: Path) -> Data:
+    """Return the settings that a file keeps; ends the program where they cannot be read."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path}: {error}")
+
+
+def record(settings: Data) -> None:
+    """Keep what was set."""
+    if settings != load(RECORD):
+        save(RECORD, settings)
+    if not settings:
+        RECORD.unlink(missing_ok=True)
 
 
 def save(path: Path, data: object) -> None:
@@ -582,10 +609,12 @@ def settle(given: Data, before: Data, *, drained: bool = False, check: bool = Fa
         for one in told(waiting)
     ]
     if not check:
+        record(joined(before, answer["kept"]))
         try:
             apply(settings, {step.setting for step in done}, boot=boot)
         finally:
             save_locks(locks)
+        record(joined({}, answer["kept"]))
     return answer
 
 
@@ -629,15 +658,10 @@ def main(arguments: list[str]) -> None:
     if os.geteuid() != 0:
         sys.exit("gpu-config: only root may set GPUs")
     boot = options.given is None
-    try:
-        kept = json.loads(CONFIGURATION.read_text())
-    except FileNotFoundError:
-        kept = {}
-    except (OSError, ValueError) as error:
-        sys.exit(f"{CONFIGURATION}: {error}")
+    kept = load(CONFIGURATION)
     given = kept if boot else options.given
     try:
-        answer = settle(given, kept, drained=options.drained, check=options.check, boot=boot)
+        answer = settle(given, joined(kept, load(RECORD)), drained=options.drained, check=options.check, boot=boot)
     except Unfit as error:
         if asked(given):
             sys.exit(words(error))
