@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl import paths
 from tests.unit.test_gpu_health import DOCUMENT, HEALTH, program
 
 CONFIG = program("roles/gpu_config/files/gpu_config.py")
@@ -286,3 +289,18 @@ def test_what_a_killed_run_has_set_is_taken_back_by_one_that_no_longer_asks(
     assert not CONFIG.RECORD.exists()
     CONFIG.main(["--given", '{"power_limit": ""}'])
     assert set_back == ["default"]
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_rehearsal_on_a_node_without_a_driver_says_that_its_gpus_wait_for_it(check: bool, tmp_path: Path) -> None:
+    folder = paths.content() / "playbooks"
+    environment = {"ANSIBLE_LIBRARY": str(folder / "library"), "ANSIBLE_MODULE_UTILS": str(folder / "module_utils")}
+    asked = json.dumps({"program": "raise SystemExit('no driver')", "given": {"power_limit": "300"}})
+    ansible = [str(Path(sys.executable).parent / "ansible"), "node", "--inventory", "node,", "--connection", "local"]
+    argv = [*ansible, "--module-name", "gpu_config", "--args", asked, *["--check"] * check]
+    environment |= {**os.environ, "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
+    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout.partition("=> ")[2])
+    assert said.get("notes") == (["the settings of its GPUs wait for the driver"] if check else None), done.stderr
+    assert said.get("kept") == ({"power_limit": "300"} if check else None)
+    assert said.get("msg") == (None if check else "no driver")
