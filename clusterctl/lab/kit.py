@@ -315,7 +315,7 @@ def _serve(builder: str, address: str, private: Path) -> None:
         podman(
             *runtime_options(), "run", "--detach", "--name", SERVER, "--label", label,
             "--network", f"{cache.NETWORK}:ip={address}", *LIMITS, "--volume", f"{_FILES}:/files:ro",
-            "--volume", f"{private}:/private:ro", "--volume", f"{_directory('served')}:/served:ro",
+            "--volume", f"{private / 'tls'}:/private/tls:ro", "--volume", f"{_directory('served')}:/served:ro",
             "--volume", f"{_REGISTRY}:/registry", builder, "sh", "-c", script,
         )  # fmt: skip
     deadline = time.monotonic() + READY_WITHIN

@@ -78,8 +78,10 @@ def main() -> None:
         "look": {"type": "bool", "default": False},
     }
     module = AnsibleModule(spec, supports_check_mode=True)
-    looks = module.params["look"]
-    argv = [sys.executable, "-", "--given", json.dumps(module.params["given"])]
+    looks, given = module.params["look"], module.params["given"]
+    if module.check_mode and not looks and any(given.values()) and not module.get_bin_path("nvidia-smi"):
+        module.exit_json(**{**NOTHING, "kept": given, "notes": ["the settings of its GPUs wait for the driver"]})
+    argv = [sys.executable, "-", "--given", json.dumps(given)]
     argv += ["--check"] * (module.check_mode or looks) + ["--drained"] * module.params["drained"]
     status, out, err = module.run_command(argv, data=module.params["program"])
     if status and not looks:

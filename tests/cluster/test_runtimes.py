@@ -92,6 +92,12 @@ def test_apptainer_in_a_job_has_the_jobs_gpus_and_no_others(gpus: Site) -> None:
     assert len(re.findall(r"(?m)^GPU \d: ", out)) == 2, out
 
 
+def test_enroots_directories_are_each_users_own(gpus: Site) -> None:
+    for folder in ("/run/enroot", "/var/lib/enroot"):
+        told = gpus.lab.root("gpu02", f"stat --format='%a %U %n' {folder} {folder}/user-5001")
+        assert told.splitlines() == [f"755 root {folder}", f"700 alice {folder}/user-5001"]
+
+
 def test_srun_knows_the_plugin_on_every_node(gpus: Site) -> None:
     out = gpus.lab.ssh(
         "head1", *ALICE, "srun", "--chdir=/", "--nodes=2", "--container-image=ubuntu", "printenv", "CONTAINER_IMAGE"

@@ -1,11 +1,19 @@
 """What role gpu_config makes of what is asked for, on what NVIDIA's nvidia-smi 550.163 printed in the lab."""
 
+import json
+import os
+import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.unit.test_gpu_health import DOCUMENT, program
+from clusterctl import paths
+from tests.unit.test_gpu_health import DOCUMENT, HEALTH, program
 
 CONFIG = program("roles/gpu_config/files/gpu_config.py")
 CLOCKS = (
@@ -52,6 +60,45 @@ def gpus(**replaced: str) -> list[Any]:
         for element in document.iter(name):
             element.text = text
     return [CONFIG.Gpu(index, element, {}) for index, element in enumerate(document.iter("gpu"))]
+
+
+class Node:
+    """A node whose GPUs are to be divided, with the services that run: what programs are called, and which fail."""
+
+    locks: Mapping[str, Any] = {}
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, unfinished: Path, *up: str) -> None:
+        self.up, self.calls = {f"{name}.service" for name in up}, list[str]()
+        self.fails: tuple[str, ...] = ()
+        monkeypatch.setattr(CONFIG, "UNFINISHED", unfinished)
+        monkeypatch.setattr(CONFIG, "ask", self.ask)
+        monkeypatch.setattr(CONFIG, "look", list)
+        monkeypatch.setattr(CONFIG, "link", lambda _: self.ask("nvidia-smi", "link"))
+
+    def ask(self, *argv: str, seconds: float = 0) -> str:
+        if argv[1] == "show":
+            what = {"ActiveState": "active" if argv[-1] in self.up else "inactive", "LoadState": "loaded"}
+            return what.get(argv[2].partition("=")[2], "")
+        words = [word for word in argv[1:] if word != "--job-mode=ignore-requirements"]
+        self.calls.append(" ".join(words).removesuffix(".service"))
+        if self.calls[-1].startswith(self.fails):
+            raise CONFIG.Refused(f"{self.calls[-1]} fails")
+        if argv[0] == "systemctl":
+            (self.up.discard if argv[1] == "stop" else self.up.add)(argv[-1])
+        return ""
+
+    def steps(self, _: list[Any], *settings: str) -> list[Any]:
+        step = CONFIG.Step(None, "mig", "", "", "", lambda: self.ask("nvidia-smi", "divide"))
+        return [step] if "mig" in settings else []
+
+    def apply(self, *due: str, boot: bool = False) -> tuple[list[str], str]:
+        """What was called, and what is said of a failure."""
+        self.calls.clear()
+        try:
+            CONFIG.apply(self, set(due), boot=boot)
+        except CONFIG.Unfit as error:
+            return list(self.calls), CONFIG.words(error)
+        return list(self.calls), ""
 
 
 def steps(
@@ -135,3 +182,125 @@ def test_alike_changes_of_several_gpus_are_told_as_one() -> None:
     settings = CONFIG.Settings({"power_limit": "300"}, {})
     told = CONFIG.told(list(settings.steps(gpus()[:2], "power_limit")))
     assert told == [{"kind": "GPU 0, 1", "name": "power limit", "what": "300 W, was 400 W"}]
+
+
+STOPS = ["stop slurmd", "stop nvidia-dcgm", "stop nvidia-persistenced"]
+STARTS = ["start nvidia-persistenced", "start nvidia-dcgm", "start slurmd"]
+CDI = "start nvidia-cdi-refresh"
+
+
+def test_gpus_change_while_nobody_holds_them_and_slurm_comes_back_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(monkeypatch, tmp_path / "unfinished", "slurmd", "nvidia-dcgm", "nvidia-persistenced")
+    assert node.apply("mig") == ([*STOPS, "divide", "link", CDI, *STARTS], "")
+    assert node.apply("power_limit") == (["link"], "")
+    node.up.discard("slurmd.service")  # it comes after this program at boot, as these do
+    begins = ["start nvidia-persistenced", "start --no-block nvidia-dcgm"]
+    assert node.apply("mig", boot=True) == ([*STOPS[1:], "divide", "link", f"start --no-block {CDI[6:]}", *begins], "")
+
+
+@pytest.mark.parametrize("fails", ["divide", "stop nvidia-persistenced", "start nvidia-dcgm", "start nvidia-cdi"])
+def test_what_fails_is_told_and_the_next_run_brings_the_rest(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(monkeypatch, tmp_path / "unfinished", "slurmd", "nvidia-dcgm", "nvidia-persistenced")
+    node.fails = (fails,)
+    calls, said = node.apply("mig")
+    assert calls[-3:] == STARTS
+    assert re.fullmatch(rf"{fails}\S* fails", said)
+    assert ("link" in calls) == ("divide" in calls)
+    node.fails = ()
+    calls, _ = node.apply()
+    assert calls[-5:] == ["link", CDI, *STARTS]
+    assert node.apply() == (["link"], "")
+
+
+def test_a_run_that_was_killed_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unfinished = tmp_path / "unfinished"
+    unfinished.write_text(json.dumps(["slurmd.service", "nvidia-dcgm.service"]))
+    node = Node(monkeypatch, unfinished)
+    calls, _ = node.apply()
+    assert calls[-4:] == ["link", CDI, "start nvidia-dcgm", "start slurmd"]
+    assert not unfinished.exists()
+
+
+def test_all_that_failed_is_told_in_the_order_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, tmp_path / "unfinished", "slurmd")
+    node.fails = ("divide", "link", "start slurmd")
+    assert node.apply("mig")[1] == "divide fails; link fails; start slurmd fails"
+
+
+def test_the_health_checks_stop_the_same_services() -> None:
+    assert CONFIG.HOLDERS == HEALTH.HOLDERS
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "job"),
+    [("slurmstepd: [7.extern]", 0, True), ("slurmstepd: [7.extern]", 5001, False), ("slurmd", 0, False)],
+)
+def test_a_job_is_known_by_what_root_runs(name: str, owner: int, job: bool, tmp_path: Path) -> None:
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12/cmdline").write_text(f"{name}\0")
+    (tmp_path / "12/status").write_text(f"Name:\tslurmstepd\nUid:\t{owner}\t5001\t0\t5001\n")
+    assert CONFIG.jobs(tmp_path) is job
+
+
+def test_a_dead_driver_holds_up_what_is_asked_for_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def dead() -> None:
+        raise CONFIG.Refused("nvidia-smi: no devices were found")
+
+    for name in ("CONFIGURATION", "RECORD", "UNFINISHED"):
+        monkeypatch.setattr(CONFIG, name, tmp_path / name)
+    monkeypatch.setattr(CONFIG, "look", dead)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    CONFIG.CONFIGURATION.write_text('{"power_limit": "300"}')
+    with pytest.raises(SystemExit, match="no devices were found"):
+        CONFIG.main(["--given", '{"power_limit": "400"}'])
+    CONFIG.main(["--given", '{"power_limit": ""}'])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["kept"] == {"power_limit": "300"}
+    assert "no devices were found" in answer["notes"][0]
+
+
+def test_what_a_killed_run_has_set_is_taken_back_by_one_that_no_longer_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CONFIGURATION", "RECORD", "UNFINISHED", "LOCKS"):
+        monkeypatch.setattr(CONFIG, name, tmp_path / name)
+    monkeypatch.setattr(CONFIG, "look", lambda: gpus(requested_power_limit="300.00 W"))
+    monkeypatch.setattr(CONFIG, "ask", lambda *_, **__: "")
+    monkeypatch.setattr(CONFIG, "jobs", lambda: False)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as until:
+        until.setattr(CONFIG, "apply", killed)
+        with pytest.raises(KeyboardInterrupt):
+            CONFIG.main(["--given", '{"power_limit": "300", "mig_gpus": {"1": "none"}}'])
+    set_back = list[str]()
+    monkeypatch.setattr(CONFIG, "apply", lambda settings, due, **_: set_back.append(settings.given["power_limit"]))
+    CONFIG.main(["--given", '{"power_limit": "", "mig_gpus": {}}'])
+    assert set_back == ["default"]
+    assert not CONFIG.RECORD.exists()
+    CONFIG.main(["--given", '{"power_limit": ""}'])
+    assert set_back == ["default"]
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_rehearsal_on_a_node_without_a_driver_says_that_its_gpus_wait_for_it(check: bool, tmp_path: Path) -> None:
+    folder = paths.content() / "playbooks"
+    environment = {"ANSIBLE_LIBRARY": str(folder / "library"), "ANSIBLE_MODULE_UTILS": str(folder / "module_utils")}
+    asked = json.dumps({"program": "raise SystemExit('no driver')", "given": {"power_limit": "300"}})
+    ansible = [str(Path(sys.executable).parent / "ansible"), "node", "--inventory", "node,", "--connection", "local"]
+    argv = [*ansible, "--module-name", "gpu_config", "--args", asked, *["--check"] * check]
+    environment |= {**os.environ, "ANSIBLE_PYTHON_INTERPRETER": sys.executable}
+    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout.partition("=> ")[2])
+    assert said.get("notes") == (["the settings of its GPUs wait for the driver"] if check else None), done.stderr
+    assert said.get("kept") == ({"power_limit": "300"} if check else None)
+    assert said.get("msg") == (None if check else "no driver")

@@ -23,22 +23,30 @@ import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 CONFIGURATION = Path("/etc/clusterctl/gpu-config.json")
+# What was or may have been set, and was not taken back since: there before it is set, whatever becomes of the run.
+RECORD = Path("/var/lib/clusterctl/gpu-config.json")
 # Locked clocks cannot be read. A boot, or a driver that is loaded anew, forgets them.
 LOCKS = Path("/run/clusterctl/gpu-config.json")
+# There as long as GPUs change of which others have to know: the services that are stopped meanwhile.
+UNFINISHED = Path("/run/clusterctl/gpu-config-unfinished.json")
 LINKS = Path("/dev/nvidia-mig")
 CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
 DRIVER = Path("/sys/module/nvidia")
 SECONDS = 60
-RESET_SECONDS = 300
+LONG_SECONDS = 300  # of resets, and of services that start or stop
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 DEFAULT, NONE = "default", "none"
 COMPUTE_MODES = {DEFAULT: "Default", "exclusive_process": "Exclusive_Process", "prohibited": "Prohibited"}
 CDI = "nvidia-cdi-refresh.service"
+SLURMD = "slurmd.service"  # it knows the devices that there were at its start
+PERSISTENCE = "nvidia-persistenced.service"
+# They hold the GPUs without computing on them, and are stopped for what needs all hands off.
+HOLDERS = ("nvidia-dcgm-exporter.service", "nvidia-dcgm.service", PERSISTENCE)
 
 Data = dict  # as JSON has it
 
@@ -185,22 +193,28 @@ def fits(wanted: list[str], where: dict[str, list[range]], taken: frozenset[int]
 
 
 def jobs(proc: Path = Path("/proc")) -> bool:
-    """Tell whether a job of Slurm's runs here."""
-    for path in proc.glob("[0-9]*/cmdline"):
+    """Tell whether a job of Slurm's runs here; its daemon is root's, and users may call theirs the same."""
+    for path in proc.glob("[0-9]*"):
         try:
-            if path.read_bytes().startswith(b"slurmstepd: ["):
+            named = (path / "cmdline").read_bytes().startswith(b"slurmstepd: [")
+            if named and re.search(r"^Uid:\s+0\s", (path / "status").read_text(), re.MULTILINE):
                 return True
         except OSError:
             continue
     return False
 
 
-def running(unit: str) -> bool:
-    """Tell whether a service runs."""
+def shown(unit: str, what: str) -> str:
+    """Return what systemd says of a service, empty where there is no systemd."""
     try:
-        return ask("systemctl", "show", "--property=ActiveState", "--value", unit).strip() in ("active", "reloading")
+        return ask("systemctl", "show", f"--property={what}", "--value", unit).strip()
     except Refused:
-        return False
+        return ""
+
+
+def running(unit: str) -> bool:
+    """Tell whether a service runs, or is about to; one that waits for this program's own service is not."""
+    return shown(unit, "ActiveState") in ("active", "reloading", "activating")
 
 
 # --- what is wanted ---------------------------------------------------------------------------------------------------
@@ -320,7 +334,7 @@ class Settings:
     def reset(self, gpu: Gpu, why: str) -> None:
         """Reset a GPU, which forgets what else was set."""
         try:
-            ask("nvidia-smi", "--gpu-reset", "-i", gpu.uuid, seconds=RESET_SECONDS)
+            ask("nvidia-smi", "--gpu-reset", "-i", gpu.uuid, seconds=LONG_SECONDS)
         except Refused as error:
             raise Unfit(f"GPU {gpu.index}: {why} with a reset, which fails ({error}): clusterctl reboot") from None
         self.locks.pop(gpu.uuid, None)
@@ -411,7 +425,7 @@ def numbers(text: str) -> list[int]:
     return found * 2 if len(found) == 1 else found
 
 
-# A reset forgets all that comes after.
+# A reset forgets all that comes after, and what comes last is kept while somebody holds the GPU open.
 ORDER = (("ecc",), ("mig",), ("compute_mode", "power_limit", "application_clocks", "memory_clock", "graphics_clock"))
 ALL = tuple(setting for settings in ORDER for setting in settings)
 
@@ -433,6 +447,13 @@ def back(given: Data, before: Data) -> Data:
     return {**given, **dropped, "mig_gpus": {**parts, **given.get("mig_gpus", {})}}
 
 
+def joined(before: Data, now: Data) -> Data:
+    """Return what is asked for now, and what was asked for before."""
+    parts = {**before.get("mig_gpus", {}), **now.get("mig_gpus", {})}
+    found = {**before, **{setting: value for setting, value in now.items() if value}, "mig_gpus": parts}
+    return {setting: value for setting, value in found.items() if value}
+
+
 def told(steps: list[Step]) -> list[Data]:
     """Return changes for a person, alike ones of several GPUs as one."""
     bundles: dict[tuple[str, str], list[str]] = {}
@@ -452,18 +473,42 @@ def load_locks() -> dict[str, dict[str, str]]:
 
 def save_locks(locks: dict[str, dict[str, str]]) -> None:
     """Keep them."""
-    LOCKS.parent.mkdir(mode=0o700, exist_ok=True)
-    new = LOCKS.with_suffix(".new")
-    new.write_text(json.dumps({"driver": loaded(), "locks": locks}))
-    new.replace(LOCKS)
+    save(LOCKS, {"driver": loaded(), "locks": locks})
 
 
-def loaded() -> int:
-    """Return what is another number each time that the driver is loaded; 0 in a container, which has its host's."""
+def load(path: Path) -> Data:
+    """Return the settings that a file keeps; ends the program where they cannot be read."""
     try:
-        return DRIVER.stat().st_ino
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path}: {error}")
+
+
+def record(settings: Data) -> None:
+    """Keep what was set."""
+    if settings != load(RECORD):
+        save(RECORD, settings)
+    if not settings:
+        RECORD.unlink(missing_ok=True)
+
+
+def save(path: Path, data: object) -> None:
+    """Replace a file, whole or not at all."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(data))
+    new.replace(path)
+
+
+def loaded() -> str:
+    """Return what is another text each time that the driver is loaded, or has had nobody who keeps the GPUs open."""
+    try:
+        module = DRIVER.stat().st_ino
     except OSError:
-        return 0
+        module = 0  # a container has its host's
+    return f"{module} {shown(PERSISTENCE, 'InvocationID')}"
 
 
 def link(gpus: list[Gpu]) -> None:
@@ -500,17 +545,32 @@ def capability(access: Path) -> int:
     return int(found.group(1))
 
 
-@contextmanager
-def paused(units: list[str]) -> Iterator[None]:
-    """Stop what holds the GPUs without computing on them, and start it again."""
-    held = [unit for unit in units if running(unit)]
-    for unit in held:
-        ask("systemctl", "stop", unit)
+def stopped() -> list[str]:
+    """Return the services that an earlier run has stopped and not started again."""
     try:
-        yield
-    finally:
+        return list(json.loads(UNFINISHED.read_text()))
+    except (OSError, ValueError):
+        return []
+
+
+@contextmanager
+def paused(units: tuple[str, ...], *, boot: bool) -> Iterator[None]:
+    """Stop services that run; start them again in the other order, and those that an earlier run has left stopped.
+
+    While a slurmd reads its configuration anew, it waits 20 s for devices that this names and are not there yet. Had it
+    found them meanwhile, its new process would know nothing of having been stopped. So it is stopped first of all.
+    """
+    left = stopped()
+    held = [unit for unit in (SLURMD, *HOLDERS) if unit in left or (unit in units and running(unit))]
+    if units:
+        save(UNFINISHED, held)
+    with ExitStack() as stack:
         for unit in held:
-            ask("systemctl", "start", unit)
+            # At boot it comes after this program's own service, which slurmd requires: and else would start.
+            how = "--no-block" if boot and unit != PERSISTENCE else "--job-mode=ignore-requirements"
+            stack.callback(ask, "systemctl", "start", how, unit, seconds=LONG_SECONDS)
+            ask("systemctl", "stop", unit, seconds=LONG_SECONDS)
+        yield
 
 
 def settle(given: Data, before: Data, *, drained: bool = False, check: bool = False, boot: bool = False) -> Data:
@@ -521,15 +581,15 @@ def settle(given: Data, before: Data, *, drained: bool = False, check: bool = Fa
     """
     answer: Data = {"changes": [], "notes": [], "kept": given, "layouts": {}}
     wanted = back(given, before)
-    if not asked(wanted):
+    if not asked(wanted) and not UNFINISHED.exists():
         return answer
-    gpus, locks = look(), load_locks()
+    gpus, locks = look(), {} if UNFINISHED.exists() else load_locks()
     settings = Settings(wanted, locks)
     if unknown := sorted({*given.get("mig_gpus", {})} - {str(gpu.index) for gpu in gpus}):
         raise Unfit(f"gpu_config_mig_gpus: there is no GPU {', '.join(unknown)}, expected 0 to {len(gpus) - 1}")
     steps = list(settings.steps(gpus, *ALL))  # before anything is changed: every value is possible
     # A rehearsal for a node that will be drained: its jobs will have ended by then.
-    free = (drained and check) or (not jobs() and (drained or not running("slurmd.service")))
+    free = (drained and check) or (not jobs() and (drained or not running(SLURMD)))
     waiting = [] if free else [step for step in steps if step.idle]
     done = [step for step in steps if step not in waiting]
     late = {step.setting for step in waiting}
@@ -540,34 +600,52 @@ def settle(given: Data, before: Data, *, drained: bool = False, check: bool = Fa
         answer["kept"].update(mig="", mig_gpus=divided)
     answer["layouts"] = {**layouts, **{str(step.gpu.index): step.to for step in done if step.setting == "mig"}}
     answer["changes"] = told(done)
+    if UNFINISHED.exists():
+        what = "started, which an earlier run has not come to"
+        answer["changes"].append({"kind": "services", "name": "of the GPUs", "what": what})
     answer["notes"] = [
         f"{one['kind']}: {one['name']} {one['what']}, once the node is drained for it: "
         "clusterctl upgrade --only gpu_config"
         for one in told(waiting)
     ]
     if not check:
+        record(joined(before, answer["kept"]))
         try:
-            apply(settings, {step.setting for step in done}, given.get("units", []), boot=boot)
+            apply(settings, {step.setting for step in done}, boot=boot)
         finally:
             save_locks(locks)
+        record(joined({}, answer["kept"]))
     return answer
 
 
-def apply(settings: Settings, due: set[str], units: list[str], *, boot: bool) -> None:
+def apply(settings: Settings, due: set[str], *, boot: bool) -> None:
     """Make these settings so, in their order, each by what there is when its turn comes."""
-    exclusive = due & {"ecc", "mig"}
-    with paused(units if exclusive else []):
-        for part in ORDER:
-            # A reset has forgotten what was as asked before it, and where one is allowed nothing has to wait.
-            now = part if exclusive else [setting for setting in part if setting in due]
-            for step in settings.steps(look(), *now) if now else ():
-                step.act()
-    link(look())
-    if exclusive and not boot:
-        if running("slurmd.service"):
-            ask("systemctl", "restart", "slurmd.service")  # it knows the devices that there were at its start
-        if ask("systemctl", "show", "--property=LoadState", "--value", CDI).strip() == "loaded":
-            ask("systemctl", "start", CDI)
+    exclusive, driver = due & {"ecc", "mig"}, loaded()
+    with paused((SLURMD, *HOLDERS) if exclusive else (SLURMD,) if UNFINISHED.exists() else (), boot=boot):
+        try:
+            for part in ORDER[:-1] if exclusive else ():
+                for step in settings.steps(look(), *part):
+                    step.act()
+        finally:
+            link(look())
+        if UNFINISHED.exists() and shown(CDI, "LoadState") == "loaded":
+            ask("systemctl", "start", *["--no-block"] * boot, CDI, seconds=LONG_SECONDS)
+    if loaded() != driver:
+        settings.locks.clear()
+    # A reset has forgotten what was as asked before it, and where one is allowed nothing has to wait.
+    for step in settings.steps(look(), *(setting for setting in ORDER[-1] if exclusive or setting in due)):
+        step.act()
+    UNFINISHED.unlink(missing_ok=True)
+
+
+def words(error: BaseException | None) -> str:
+    """Return what has failed, in the order of time: what had to follow may have failed, too."""
+    said: list[str] = []
+    while error:
+        if isinstance(error, Unfit) and not any(str(error) in one for one in said):
+            said.insert(0, str(error))
+        error = error.__context__
+    return "; ".join(said)
 
 
 def main(arguments: list[str]) -> None:
@@ -580,16 +658,16 @@ def main(arguments: list[str]) -> None:
     if os.geteuid() != 0:
         sys.exit("gpu-config: only root may set GPUs")
     boot = options.given is None
+    kept = load(CONFIGURATION)
+    given = kept if boot else options.given
     try:
-        kept = json.loads(CONFIGURATION.read_text())
-    except FileNotFoundError:
-        kept = {}
-    except (OSError, ValueError) as error:
-        sys.exit(f"{CONFIGURATION}: {error}")
-    try:
-        answer = settle(kept if boot else options.given, kept, drained=options.drained, check=options.check, boot=boot)
+        answer = settle(given, joined(kept, load(RECORD)), drained=options.drained, check=options.check, boot=boot)
     except Unfit as error:
-        sys.exit(str(error))
+        if asked(given):
+            sys.exit(words(error))
+        # A node that leaves does so with a driver that is dead, too.
+        note = f"the GPUs may keep what was set: {words(error)}"
+        answer = {"changes": [], "notes": [note], "kept": kept, "layouts": {}}
     if not boot:
         print(json.dumps(answer))
         return
