@@ -222,7 +222,7 @@ def test_a_worker_that_dies_in_its_batch_stops_the_next_and_the_same_command_goe
     lab.up()
     assert lab.inventory.read_text() == text
     summary = lab.run("upgrade")
-    assert summary["steps"] == [["gpu01"], ["gpu02"]]
+    assert summary["steps"] == [["gpu01"], ["gpu02"]], summary["planned"]
     assert {*versions(lab, "gpu01").values(), *versions(lab, "gpu02").values()} == {pinned}
     assert in_service(lab) == {"gpu01": "idle", "gpu02": "drained"}
     assert "ops" in lab.ssh("head1", "sinfo", "--list-reasons")
