@@ -126,6 +126,7 @@ def test_power_changes_under_a_job_and_a_layout_waits_until_it_has_ended(lab: Te
     lab.unchanged()
 
 
+@pytest.mark.long
 def test_an_operators_drain_is_kept(lab: TestLab) -> None:
     lab.root("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason='new fan'")
     of(lab, "gpu02", f'gpu_config_mig_gpus: {{"1": "{THREE}"}}')
@@ -147,6 +148,7 @@ def test_a_restart_brings_all_of_it_back_before_slurm(lab: TestLab) -> None:
     assert re.findall(r"  MIG (\S+)", seen(lab, "--gres=gpu:7g.80gb:1")) == ["7g.80gb"]
 
 
+@pytest.mark.long
 def test_what_a_card_cannot_do_is_refused_with_what_it_can(lab: TestLab) -> None:
     path = of(lab, "gpu01", 'gpu_config_mig: "7g.80gb"', 'gpu_config_power_limit: "100"')
     said = clusterctl("bootstrap", str(lab.inventory))
@@ -167,6 +169,7 @@ def test_what_a_card_cannot_do_is_refused_with_what_it_can(lab: TestLab) -> None
     wait_until(lambda: state(lab, "gpu01")[0] == "idle")
 
 
+@pytest.mark.long
 def test_slurm_asks_the_driver_itself_where_that_is_its_source(lab: TestLab) -> None:
     """The types and counts stay; a job knows its instance by the name that CUDA has for it."""
     before = gres(lab)
