@@ -361,6 +361,25 @@ def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.Monk
     ]
 
 
+def test_what_the_head_may_have_kept_is_said_until_it_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though its answer came too late, or Slurm ended the program meanwhile."""
+    heard: list[str] = []
+
+    def late(given: dict[str, Any], text: str) -> None:
+        heard.append(text)
+        raise TimeoutError
+
+    monkeypatch.setattr(HEALTH, "STATE", tmp_path / "state.json")
+    monkeypatch.setattr(HEALTH, "tell", late)
+    with pytest.raises(TimeoutError):
+        HEALTH.report(GIVEN, HEALTH.load() | {"told": ""}, "GPU 1 is missing")
+    monkeypatch.setattr(HEALTH, "tell", lambda given, text: heard.append(text))
+    state = HEALTH.load()
+    for _ in range(2):
+        HEALTH.report(GIVEN, state, "")
+    assert heard == ["GPU 1 is missing", ""]
+
+
 # --- what the controller takes from it --------------------------------------------------------------------------------
 
 ANSWER: dict[str, Any] = {

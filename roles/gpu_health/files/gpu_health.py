@@ -545,6 +545,15 @@ def say(given: Data, text: str) -> str:
         return file.readline(128).strip()
 
 
+def report(given: Data, state: Data, text: str) -> None:
+    """Tell the head what it may not know, as `tell` does. What is wrong is said every time: the node may be back."""
+    if text or state["told"] != text:
+        state["told"] = None
+        save(state)  # first: an answer that comes too late leaves open what the head keeps
+        tell(given, text)
+        state["told"] = text
+
+
 def started() -> float:
     """Return when this system has started, in seconds since 1970: the first process, for a node may be a container."""
     ticks = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
@@ -613,12 +622,8 @@ def main(arguments: list[str]) -> int:
             found, seen = look(given, state, shown=bool(arguments))
         status = 0
         if arguments != ["--json"]:
-            told = reason(found)
             try:
-                # What is wrong is said every time: somebody may have put the node back meanwhile.
-                if told or state["told"] != told:
-                    tell(given, told)
-                state["told"] = told
+                report(given, state, reason(found))
             except (OSError, ValueError) as error:
                 print(f"gpu-health: {given['head']} could not be told: {error}", file=sys.stderr)
                 status = 1
