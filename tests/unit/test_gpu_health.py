@@ -199,6 +199,11 @@ def test_an_xid_of_the_hardware_stays(find: Find, number: int) -> None:
     assert find(state=state) == expected, "though it is in the log no more"
 
 
+def test_an_xid_of_an_instance_is_one_of_its_gpu(find: Find) -> None:
+    of_an_instance = XID.format(95).replace("0f:00)", "0f:00 GPU-I:05 GPU-CI:00)")
+    assert find(log=line(of_an_instance)) == [("xid", "GPU 1: XID 95, uncontained ECC error", True)]
+
+
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 94])
 def test_an_xid_of_an_application_never_drains(find: Find, number: int) -> None:
     assert find(log=line(XID.format(number))) == []

@@ -307,7 +307,8 @@ class Look:
         for line in log.splitlines():
             if "NVRM: Xid" in line:
                 entry = json.loads(line)
-                found = re.match(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]+)\): (\d+)", str(entry["MESSAGE"]), re.IGNORECASE)
+                # Behind the place may stand which MIG instance it was.
+                found = re.match(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]+)[^)]*\): (\d+)", str(entry["MESSAGE"]), re.I)
                 if found and int(found.group(2)) in self.given["xids"]:
                     yield bus(found.group(1)), int(found.group(2)), int(entry["__REALTIME_TIMESTAMP"]) / 1e6
         self.state["cursor"] = end.group(1) if end else self.state["cursor"]
