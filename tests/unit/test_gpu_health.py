@@ -35,6 +35,10 @@ LINKS = "".join(
     f"GPU {gpu}: NVIDIA A100-SXM4-80GB (UUID: GPU-{gpu})\n" + "".join(f"\t Link {n}: 25 GB/s\n" for n in range(12))
     for gpu in range(2)
 )
+LISTING = (
+    "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-0)\n  MIG 3g.40gb     Device  0: (UUID: MIG-0)\n"
+    "  MIG 2g.20gb     Device  1: (UUID: MIG-1)\nGPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n"
+)
 GIVEN = {
     "node": "gpu01",
     "head": "10.0.0.10",
@@ -82,6 +86,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
         document: str = DOCUMENT,
         matrix: str = MATRIX,
         links: str = LINKS,
+        listing: str = LISTING,
         log: str = "",
         units: str = "ActiveState=inactive\nUnitFileState=\n",
         given: dict[str, Any] | None = None,
@@ -91,6 +96,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
             ("nvidia-smi", "-q"): document,
             ("nvidia-smi", "topo"): matrix,
             ("nvidia-smi", "nvlink"): links,
+            ("nvidia-smi", "-L"): listing,
             ("journalctl", "--lines=1"): json.dumps({"__CURSOR": "s=2"}),
             ("journalctl", "--quiet"): log,
             ("systemctl", "show"): units,
@@ -234,6 +240,37 @@ def test_the_matrix_is_read() -> None:
         "GPU1": {"GPU0": "NV12", "NIC0": "SYS"},
         "NIC0": {"GPU0": "PXB", "GPU1": "SYS"},
     }
+
+
+@pytest.mark.parametrize(
+    ("kept", "text"),
+    [
+        ({"mig": "", "mig_gpus": {}, "power_limit": "300"}, ""),
+        ({"mig": "", "mig_gpus": {"0": "2g.20gb, 3g.40gb"}}, ""),
+        ({"mig": "none", "mig_gpus": {"0": "3g.40gb,2g.20gb"}}, ""),
+        ({"mig": "3g.40gb,2g.20gb"}, "GPU 1: MIG layout none, asked for is 3g.40gb,2g.20gb"),
+        ({"mig_gpus": {"0": "7g.80gb"}}, "GPU 0: MIG layout 3g.40gb,2g.20gb, asked for is 7g.80gb"),
+    ],
+)
+def test_a_layout_is_as_it_is_kept(
+    find: Find, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: dict[str, Any], text: str
+) -> None:
+    monkeypatch.setattr(HEALTH, "SETTINGS", tmp_path / "kept.json")
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
+    assert find(listing=LISTING) == ([("mig", text, True)] if text else [])
+    monkeypatch.setattr(HEALTH, "configuring", lambda: True)
+    assert find(listing=LISTING) == []
+
+
+def test_gpu_config_is_known_at_its_work(tmp_path: Path) -> None:
+    """Only root's counts; where tests run as another user nobody's does."""
+    for number, words in enumerate(("python3 - --give {}", "tail -f /usr/local/sbin/gpu-config", "")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "cmdline").write_bytes(words.replace(" ", "\0").encode())
+    assert not HEALTH.configuring(tmp_path)
+    for words in ("/usr/bin/python3 - --given {}", "/usr/bin/python3 /usr/local/sbin/gpu-config"):
+        (tmp_path / "2/cmdline").write_bytes(words.replace(" ", "\0").encode())
+        assert HEALTH.configuring(tmp_path) == (os.geteuid() == 0)
 
 
 def test_fabric_manager_counts_where_it_is_enabled(find: Find) -> None:
@@ -455,3 +492,77 @@ def test_services_are_as_they_were_after_a_reset_or_diagnosis(
         if fails:
             raise HEALTH.Silent("in use")
     assert seen == asked
+
+
+@pytest.fixture
+def ill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
+    """A node whose second GPU had an XID, with clocks that are locked; what is asked and said there, in its order."""
+    seen: list[tuple[str, ...]] = []
+
+    def ask(*argv: str, seconds: float) -> str:
+        if argv[0] == "systemctl":
+            return ""
+        seen.append(argv)
+        return json.dumps({"notes": []})
+
+    for name in ("SETTINGS", "LOCKED", "STATE", "CONFIGURES"):
+        monkeypatch.setattr(HEALTH, name, tmp_path / f"{name}.json")
+    (tmp_path / "CONFIGURES.json").touch()
+    (tmp_path / "SETTINGS.json").write_text('{"mig": "7g.80gb"}')
+    locks = {gpu: {"graphics_clock": "1200,1200"} for gpu in ("GPU-a", "GPU-b")}
+    (tmp_path / "LOCKED.json").write_text(json.dumps({"driver": 1, "locks": locks}))
+    monkeypatch.setattr(HEALTH, "ask", ask)
+    monkeypatch.setattr(HEALTH, "tell", lambda given, text: seen.append(("told", text)))
+    monkeypatch.setattr(HEALTH.Look, "run", lambda self, *without: [])
+    monkeypatch.setattr(HEALTH, "started", lambda: 0.0)
+    monkeypatch.setitem(HEALTH.ENVIRONMENT, "PATH", "")
+    return seen
+
+
+RECORD = GIVEN | {"gpus": [{"uuid": "GPU-a", "pci": "00000000:07:00.0", "index": 0},
+                           {"uuid": "GPU-b", "pci": "00000000:0F:00.0", "index": 1}]}  # fmt: skip
+
+
+def diagnosed() -> tuple[list[str], dict[str, Any]]:
+    """What a diagnosis of it finds, and the state that is kept then."""
+    state = HEALTH.load() | {"xids": {"0000:0f:00": {"79": 1.0}}}
+    found, _ = HEALTH.diagnose(RECORD, state)
+    assert all(one.drains for one in found)
+    return [one.text for one in found], state
+
+
+def test_after_a_reset_all_is_set_again_while_the_node_is_out(ill: list[tuple[str, ...]], tmp_path: Path) -> None:
+    found, state = diagnosed()
+    assert (found, state["xids"]) == ([], {})
+    assert ill == [
+        ("told", "a diagnosis is under way"),
+        ("nvidia-smi", "--gpu-reset", "-i", "GPU-b"),
+        (str(HEALTH.CONFIGURES), "--given", '{"mig": "7g.80gb"}', "--drained"),
+    ]
+    assert list(json.loads((tmp_path / "LOCKED.json").read_text())["locks"]) == ["GPU-a"]
+
+
+@pytest.mark.parametrize("answer", ['{"notes": ["GPU 1: it waits"]}', "no JSON", ""])
+def test_what_could_not_be_set_again_keeps_the_node_out(
+    ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    def ask(*argv: str, seconds: float) -> str:
+        if argv[0] == str(HEALTH.CONFIGURES) and not answer:
+            raise HEALTH.Silent("gpu-config: no room")
+        return answer if argv[0] == str(HEALTH.CONFIGURES) else ""
+
+    monkeypatch.setattr(HEALTH, "ask", ask)
+    found, state = diagnosed()
+    assert len(found) == 1
+    assert found[0].startswith("reset, and not yet as asked again: ")
+    assert state["xids"]
+
+
+def test_nothing_is_reset_that_jobs_may_come_to(ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def deaf(given: dict[str, Any], text: str) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(HEALTH, "tell", deaf)
+    with pytest.raises(TimeoutError):
+        diagnosed()
+    assert ill == []

@@ -34,6 +34,11 @@ CONFIGURATION = Path("/etc/clusterctl/gpu-health.json")
 KEY = Path("/etc/clusterctl/gpu-health.key")
 STATE = Path("/var/lib/clusterctl/gpu-health.json")
 LOCK = Path("/run/clusterctl/gpu-health.lock")
+DIAGNOSES = Path("/run/clusterctl/gpu-health.diagnosis")
+# Of role gpu_config, where the node has it: what is set at every boot, and which clocks are locked now.
+CONFIGURES = Path("/usr/local/sbin/gpu-config")
+SETTINGS = Path("/etc/clusterctl/gpu-config.json")
+LOCKED = Path("/run/clusterctl/gpu-config.json")
 VERSION = 1
 # Slurm gives its HealthCheckProgram 60 s for all.
 SECONDS = {"driver": 30}
@@ -186,8 +191,25 @@ def topology(answer: str) -> dict[str, dict[str, str]]:
 
 def active(answer: str) -> dict[str, int]:
     """Return how many NVLinks of each GPU are up, by its name in the matrix, of what `nvidia-smi nvlink -s` prints."""
-    blocks = re.findall(r"^GPU (\d+):.*\n((?:[ \t]+.*\n?)*)", answer, re.MULTILINE)
-    return {f"GPU{number}": len(re.findall(r"Link \d+: [\d.]+ GB/s", links)) for number, links in blocks}
+    return {f"GPU{number}": len(re.findall(r"Link \d+: [\d.]+ GB/s", links)) for number, links in below(answer).items()}
+
+
+def below(answer: str) -> dict[int, str]:
+    """Return the lines below each GPU's own, by its number, as nvidia-smi lists them."""
+    found = re.findall(r"^GPU (\d+):.*\n((?:[ \t]+.*\n?)*)", answer, re.MULTILINE)
+    return {int(number): lines for number, lines in found}
+
+
+def configuring(proc: Path = Path("/proc")) -> bool:
+    """Tell whether gpu-config is at work, which the role has Python read from its standard input."""
+    for path in proc.glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")[1:3]
+            if path.stat().st_uid == 0 and (words == [b"-", b"--given"] or words[:1] == [bytes(CONFIGURES)]):
+                return True
+        except OSError:
+            continue
+    return False
 
 
 # --- the checks -------------------------------------------------------------------------------------------------------
@@ -352,6 +374,20 @@ class Look:
                 if count(now) < count(link):
                     yield Finding("nvlink", f"{self.name(gpu.bus)} to {self.name(there)}: {now}, {link} recorded")
 
+    def mig(self) -> Iterator[Finding]:
+        """Every GPU is divided as gpu-config keeps it, unless it is just being divided."""
+        kept = json.loads(read(SETTINGS) or "{}")
+        whole, parts = kept.get("mig", ""), kept.get("mig_gpus", {})
+        if not (whole or parts) or len(self.gpus) != len(self.given["gpus"]) or configuring():
+            return
+        listing = below(ask("nvidia-smi", "-L", seconds=self.seconds("mig")))
+        for number, gpu in enumerate(self.gpus):
+            asked = str(parts.get(str(number), whole)).replace(" ", "")
+            found = re.findall(r"^\s+MIG (\S+)\s+Device", listing.get(number, ""), re.MULTILINE)
+            now = ",".join(found) or ("nothing" if gpu.text("mig_mode/current_mig") == "Enabled" else "none")
+            if asked and sorted(asked.split(",")) != sorted(now.split(",")):
+                yield Finding("mig", f"{self.name(gpu.bus)}: MIG layout {now}, asked for is {asked}", passing=True)
+
     def temperature(self) -> Iterator[Finding]:
         """No GPU is at its own threshold, or slows down for heat."""
         for gpu in self.gpus:
@@ -433,8 +469,8 @@ class Look:
 
     def checks(self) -> dict[str, Callable[[], Iterator[Finding]]]:
         """Return the checks by name, the driver's first: most others judge its answer."""
-        made = (self.driver, self.count, self.ecc, self.xid, self.pcie, self.nvlink, self.temperature, self.power,
-                self.fabric, self.infiniband, self.reset, self.advice)  # fmt: skip
+        made = (self.driver, self.count, self.ecc, self.xid, self.pcie, self.nvlink, self.mig, self.temperature,
+                self.power, self.fabric, self.infiniband, self.reset, self.advice)  # fmt: skip
         return {check.__name__: check for check in made if check.__name__ not in self.given["skip"]}
 
     def run(self, *without: str) -> list[Finding]:
@@ -498,15 +534,15 @@ def load() -> Data:
     return state if isinstance(state, dict) and state.get("version") == VERSION else fresh
 
 
-def save(state: Data) -> None:
-    """Replace it, whole or not at all."""
-    STATE.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = STATE.with_suffix(".new")
+def save(path: Path, data: Data) -> None:
+    """Replace what is kept there, whole or not at all."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(state, file)
+        json.dump(data, file)
         file.flush()
         os.fsync(file.fileno())
-    new.replace(STATE)
+    new.replace(path)
 
 
 def reason(found: list[Finding]) -> str:
@@ -550,7 +586,7 @@ def report(given: Data, state: Data, text: str) -> None:
     """Tell the head what it may not know, as `tell` does. What is wrong is said every time: the node may be back."""
     if text or state["told"] != text:
         state["told"] = None
-        save(state)  # first: an answer that comes too late leaves open what the head keeps
+        save(STATE, state)  # first: an answer that comes too late leaves open what the head keeps
         tell(given, text)
         state["told"] = text
 
@@ -585,16 +621,39 @@ def reset(given: Data, places: list[str]) -> None:
             ask("nvidia-smi", "--gpu-reset", "-i", names.get(place, f"{place}.0"), seconds=DIAGNOSIS_SECONDS)
 
 
-def diagnose(given: Data, state: Data) -> tuple[list[Finding], Look]:
-    """Reset what needs it, look, and forget the XIDs of the hardware if all is well."""
-    places = [place for place, numbers in state["xids"].items() if max(numbers.values()) > started()]
+def configure(given: Data, places: list[str]) -> list[Finding]:
+    """Have gpu-config set again what the reset has made the GPUs at these places forget; return why it could not."""
+    if not CONFIGURES.exists():
+        return []
     try:
-        if places:
+        if LOCKED.exists():
+            kept = json.loads(LOCKED.read_text())
+            for gpu in given["gpus"]:
+                if bus(gpu["pci"]) in places:
+                    kept["locks"].pop(gpu["uuid"], None)
+            save(LOCKED, kept)
+        argv = (str(CONFIGURES), "--given", SETTINGS.read_text(), "--drained")
+        wrong = json.loads(ask(*argv, seconds=DIAGNOSIS_SECONDS))["notes"]
+    except (Silent, OSError, ValueError, KeyError, TypeError) as error:
+        wrong = [error]
+    return [Finding("diagnosis", f"reset, and not yet as asked again: {what}") for what in wrong]
+
+
+def diagnose(given: Data, state: Data) -> tuple[list[Finding], Look]:
+    """Reset what needs it, look, and forget the XIDs of the hardware if all is well. Raises as `tell`."""
+    Look(given, state).run()  # what has been logged since the last look
+    places = [place for place, numbers in state["xids"].items() if max(numbers.values()) > started()]
+    wrong = []
+    if places:
+        report(given, state, "a diagnosis is under way")  # no job starts on them meanwhile
+        try:
             reset(given, places)
-    except Silent as error:
-        text = f"GPU at {' or '.join(places)} could not be reset, so the node has to be rebooted: {error}"
-        return [Finding("diagnosis", text)], Look(given, state)
+        except Silent as error:
+            text = f"GPU at {' or '.join(places)} could not be reset, so the node has to be rebooted: {error}"
+            return [Finding("diagnosis", text)], Look(given, state)
+        wrong = configure(given, places)
     found, seen = look(given, state, "xid", shown=True)
+    found = wrong + found
     if not any(finding.drains for finding in found) and shutil.which("dcgmi", path=ENVIRONMENT["PATH"]):
         try:
             with switched("start", "stop", DCGM):
@@ -613,23 +672,28 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     given = json.loads(CONFIGURATION.read_text())
     LOCK.parent.mkdir(mode=0o700, exist_ok=True)
-    with open(LOCK, "w") as lock:
+    with open(DIAGNOSES, "w") as diagnoses, open(LOCK, "w") as lock:
+        try:
+            # A diagnosis may have slurmd start anew, which looks first: neither may wait for the other.
+            here = fcntl.LOCK_EX if arguments == ["--diagnose"] else fcntl.LOCK_SH
+            fcntl.flock(diagnoses, here | (0 if arguments else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return 0
         fcntl.flock(lock, fcntl.LOCK_EX)
         state = load()
-        if arguments == ["--diagnose"]:
-            Look(given, state).run()  # what has been logged since the last look
-            found, seen = diagnose(given, state)
-        else:
-            found, seen = look(given, state, shown=bool(arguments))
         status = 0
-        if arguments != ["--json"]:
-            try:
+        try:
+            if arguments == ["--diagnose"]:
+                found, seen = diagnose(given, state)
+            else:
+                found, seen = look(given, state, shown=bool(arguments))
+            if arguments != ["--json"]:
                 report(given, state, reason(found))
-            except (OSError, ValueError) as error:
-                print(f"gpu-health: {given['head']} could not be told: {error}", file=sys.stderr)
-                status = 1
-        save(state)
-    if arguments:
+        except (OSError, ValueError) as error:
+            print(f"gpu-health: {given['head']} could not be told: {error}", file=sys.stderr)
+            status = 1
+        save(STATE, state)
+    if arguments and not status:
         answer = {"version": VERSION, "checks": list(seen.checks()), "recorded": len(given["gpus"])}
         answer["gpus"] = [gpu.text("product_name") for gpu in seen.gpus]
         answer["findings"] = [{"check": one.check, "text": one.text, "drains": one.drains} for one in found]
