@@ -257,6 +257,7 @@ def test_a_layout_is_as_it_is_kept(
 ) -> None:
     monkeypatch.setattr(HEALTH, "SETTINGS", tmp_path / "kept.json")
     (tmp_path / "kept.json").write_text(json.dumps(kept))
+    monkeypatch.setattr(HEALTH, "configuring", lambda: False)
     assert find(listing=LISTING) == ([("mig", text, True)] if text else [])
     monkeypatch.setattr(HEALTH, "configuring", lambda: True)
     assert find(listing=LISTING) == []
@@ -377,16 +378,18 @@ def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.Monk
     source = source.replace("/etc/slurm", str(tmp_path)).replace("/usr/local/sbin/slurm-drain", str(ledger))
     (tmp_path / "ear").write_text(source)
     monkeypatch.setattr(HEALTH, "KEY", tmp_path / "gpu-health.key")
+    monkeypatch.setattr(HEALTH, "PORTS", range(30000, 31000))  # whoever runs the tests may have them
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def hear() -> None:
-            for _ in range(2):
+            for port in ("700", "1023"):
                 line, _ = server.accept()
                 with line:
                     subprocess.run(
                         ["python3", str(tmp_path / "ear")],
                         stdin=line.fileno(),
                         stdout=line.fileno(),
+                        env={**os.environ, "REMOTE_PORT": port},
                         check=True,
                         timeout=60,
                     )
@@ -401,6 +404,14 @@ def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.Monk
         "health|--out|gpu01|--reason|GPU 1: XID 79|",
         "health|--in|gpu01|",
     ]
+
+
+def test_the_head_hears_root_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert HEALTH.PORTS.stop == EAR.ROOTS.stop
+    monkeypatch.setenv("REMOTE_PORT", "1024")
+    with pytest.raises(SystemExit, match="not from a port of root's"):
+        EAR.main()
+    assert capsys.readouterr().out == ""
 
 
 def test_what_the_head_may_have_kept_is_said_until_it_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
