@@ -477,32 +477,39 @@ def test_the_topology_is_told_in_a_line_for_each_gpu() -> None:
 @pytest.mark.parametrize(
     ("verb", "back", "asked"),
     [
-        ("stop", "start", [("stop", "b.service"), ("inside",), ("start", "b.service")]),
-        ("start", "stop", [("start", "a.service"), ("inside",), ("stop", "a.service")]),
+        ("stop", "start", [("stop", "b.service"), ("stop", "c.service"), "inside", ("start", "c.service"),
+                           ("start", "b.service")]),
+        ("start", "stop", [("start", "a.service"), "inside", ("stop", "a.service")]),
     ],
-)
-@pytest.mark.parametrize("fails", [False, True])
+)  # fmt: skip
+@pytest.mark.parametrize("fails", ["nothing", "stop", "inside", "start"])
 def test_services_are_as_they_were_after_a_reset_or_diagnosis(
-    monkeypatch: pytest.MonkeyPatch, verb: str, back: str, asked: list[tuple[str, ...]], fails: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, back: str, asked: list[Any], fails: str
 ) -> None:
-    """Of two of them the second runs."""
-    seen: list[tuple[str, ...]] = []
+    """Of three of them the last two run. Whatever fails, the rest is put back, and what was stopped is known."""
+    seen: list[Any] = []
+    stopped = tmp_path / "stopped"
 
     def ask(program: str, *argv: str, seconds: float) -> str:
         if argv[0] == "list-units":
-            return "b.service loaded active running something\n"
+            return "b.service loaded active running something\nc.service loaded active running something\n"
         seen.append(argv)
+        if argv in ((fails, "c.service"), (fails, "a.service")):
+            raise HEALTH.Silent("it does not")
         return ""
 
+    monkeypatch.setattr(HEALTH, "STOPPED", stopped)
     monkeypatch.setattr(HEALTH, "ask", ask)
     with (
-        pytest.raises(HEALTH.Silent) if fails else contextlib.nullcontext(),
-        HEALTH.switched(verb, back, "a.service", "b.service"),
+        contextlib.nullcontext() if fails == "nothing" else pytest.raises(HEALTH.Silent),
+        HEALTH.switched(verb, back, "a.service", "b.service", "c.service"),
     ):
-        seen.append(("inside",))
-        if fails:
+        seen.append("inside")
+        assert verb == "start" or stopped.read_text() == "b.service c.service"
+        if fails == "inside":
             raise HEALTH.Silent("in use")
-    assert seen == asked
+    assert seen == [one for one in asked if one != "inside" or fails != verb]
+    assert not stopped.exists()
 
 
 @pytest.fixture
@@ -516,7 +523,7 @@ def ill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]
         seen.append(argv)
         return json.dumps({"notes": []})
 
-    for name in ("SETTINGS", "LOCKED", "STATE", "CONFIGURES"):
+    for name in ("SETTINGS", "LOCKED", "STATE", "STOPPED", "CONFIGURES"):
         monkeypatch.setattr(HEALTH, name, tmp_path / f"{name}.json")
     (tmp_path / "CONFIGURES.json").touch()
     (tmp_path / "SETTINGS.json").write_text('{"mig": "7g.80gb"}')

@@ -34,6 +34,7 @@ from pathlib import Path
 CONFIGURATION = Path("/etc/clusterctl/gpu-health.json")
 KEY = Path("/etc/clusterctl/gpu-health.key")
 STATE = Path("/var/lib/clusterctl/gpu-health.json")
+STOPPED = Path("/run/clusterctl/gpu-health.stopped")
 LOCK = Path("/run/clusterctl/gpu-health.lock")
 DIAGNOSES = Path("/run/clusterctl/gpu-health.diagnosis")
 # Of role gpu_config, where the node has it: what is set at every boot, and which clocks are locked now.
@@ -603,17 +604,35 @@ def started() -> float:
 
 @contextmanager
 def switched(verb: str, back: str, *units: str) -> Iterator[None]:
-    """Stop those of these services that run, or start those that do not, and put them back as they were."""
+    """Stop those of these services that run, or start those that do not, and put them back as they were.
+
+    Raises Silent where that fails, after the last of them.
+    """
     shown = ask("systemctl", "list-units", "--plain", "--no-legend", "--state=active", *units, seconds=OTHERWISE)
     running = {line.split()[0] for line in shown.splitlines()}
     changed = [unit for unit in units if (unit in running) == (verb == "stop")]
-    if changed:
-        ask("systemctl", verb, *changed, seconds=DIAGNOSIS_SECONDS)
+    if verb == "stop":
+        STOPPED.write_text(" ".join(changed))
     try:
+        for unit in changed:
+            ask("systemctl", verb, unit, seconds=DIAGNOSIS_SECONDS)
         yield
     finally:
-        if changed:
-            ask("systemctl", back, *reversed(changed), seconds=DIAGNOSIS_SECONDS)
+        failed = put_back(back, changed)
+    if failed:
+        raise failed[0]
+
+
+def put_back(verb: str, units: list[str]) -> list[Silent]:
+    """Start or stop these services, the last one first; return what of that has failed."""
+    failed = []
+    for unit in reversed(units):
+        try:
+            ask("systemctl", verb, unit, seconds=DIAGNOSIS_SECONDS)
+        except Silent as error:
+            failed.append(error)
+    STOPPED.unlink(missing_ok=True)
+    return failed
 
 
 def reset(given: Data, places: list[str]) -> None:
@@ -683,6 +702,8 @@ def main(arguments: list[str]) -> int:
         except BlockingIOError:
             return 0
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for failed in put_back("start", read(STOPPED).split()):  # by a diagnosis that was killed
+            print(f"gpu-health: {failed}", file=sys.stderr)
         state = load()
         status = 0
         try:
