@@ -192,6 +192,20 @@ def test_a_silent_driver_is_the_only_thing_said(find: Find, said: str) -> None:
     assert (found[0], found[2]) == ("driver", True)
 
 
+@pytest.mark.parametrize(
+    ("name", "user", "hangs"), [("nvidia-smi", 0, True), ("nvidia-smi", 1000, False), ("x", 0, False)]
+)
+def test_a_program_of_ours_that_hangs_is_not_asked_again(
+    find: Find, monkeypatch: pytest.MonkeyPatch, name: str, user: int, hangs: bool
+) -> None:
+    """By the number of its process, which later may be that of another."""
+    known = {Path("/proc/4711/status"): f"Name:\t{name}\nUmask:\t0022\nUid:\t{user}\t{user}\t{user}\t{user}"}
+    monkeypatch.setattr(HEALTH, "read", lambda path: known.get(path, ""))
+    state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 4711}
+    assert find(state=state) == ([("driver", "nvidia-smi hangs since an earlier look", True)] if hangs else [])
+    assert state["stuck"] == (4711 if hangs else 0)
+
+
 def test_a_node_without_gpus_asks_for_none(find: Find) -> None:
     assert find("!there is no driver", "!nor this", given={"gpus": []}) == []
 
@@ -201,8 +215,9 @@ def test_an_xid_of_the_hardware_stays(find: Find, number: int) -> None:
     state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
     expected = [("xid", f"GPU 1: XID {number}, {HEALTH.MEANINGS[number]}", True)]
     assert find(log=line(XID.format(number)), state=state) == expected
-    assert state["cursor"] == "s=2"
+    assert state["cursor"] == "s=1", "of the last line that was read"
     assert find(state=state) == expected, "though it is in the log no more"
+    assert state["cursor"] == "s=2"
 
 
 def test_an_xid_of_an_instance_is_one_of_its_gpu(find: Find) -> None:

@@ -254,12 +254,13 @@ class Look:
         """Ask the driver for all that it knows; it has to answer where GPUs are recorded."""
         if not self.given["gpus"]:
             return
-        if read(Path(f"/proc/{self.state['stuck']}/comm")) == "nvidia-smi":
+        stuck = read(Path(f"/proc/{self.state['stuck']}/status"))
+        if re.search(r"^Name:\s+nvidia-smi$", stuck, re.MULTILINE) and re.search(r"^Uid:\s+0\s", stuck, re.MULTILINE):
             yield Finding("driver", "nvidia-smi hangs since an earlier look")
             return
         try:
             self.gpus = parse(ask("nvidia-smi", "-q", "-x", seconds=self.seconds("driver")))
-            self.answered = True
+            self.answered, self.state["stuck"] = True, 0
         except Silent as error:
             self.state["stuck"] = error.pid
             yield Finding("driver", str(error))
@@ -321,7 +322,7 @@ class Look:
         The kernel alone writes such lines: their way is journald's own word, whatever name a user gives his.
         """
         seconds = self.seconds("xid")
-        end = re.search(r'"__CURSOR"\s*:\s*"([^"]+)"', ask("journalctl", "--lines=1", "--output=json", seconds=seconds))
+        end = ask("journalctl", "--lines=1", "--output=json", seconds=seconds)
         begin = f"--after-cursor={self.state['cursor']}" if self.state["cursor"] else "--boot"
         argv = ["journalctl", "--quiet", "--output=json", "--output-fields=MESSAGE", "_TRANSPORT=kernel"]
         try:
@@ -330,14 +331,17 @@ class Look:
             if not self.state["cursor"] or "cursor" not in str(error):
                 raise
             log = ask(*argv, "--boot", seconds=seconds)
-        for line in log.splitlines():
+        lines = log.splitlines()
+        for line in lines:
             if "NVRM: Xid" in line:
                 entry = json.loads(line)
                 # Behind the place may stand which MIG instance it was.
                 found = re.match(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]+)[^)]*\): (\d+)", str(entry["MESSAGE"]), re.I)
                 if found and int(found.group(2)) in self.given["xids"]:
                     yield bus(found.group(1)), int(found.group(2)), int(entry["__REALTIME_TIMESTAMP"]) / 1e6
-        self.state["cursor"] = end.group(1) if end else self.state["cursor"]
+        # What has come meanwhile was read too: read again, it would undo a diagnosis.
+        cursor = re.search(r'"__CURSOR"\s*:\s*"([^"]+)"', lines[-1] if lines else end)
+        self.state["cursor"] = cursor.group(1) if cursor else self.state["cursor"]
 
     def pcie(self) -> Iterator[Finding]:
         """All recorded lanes are in use, at the generation that card and slot can do under load: idle, it falls."""
