@@ -289,6 +289,12 @@ def test_gpu_config_is_known_at_its_work(tmp_path: Path) -> None:
         assert HEALTH.configuring(tmp_path) == (os.geteuid() == 0)
 
 
+def test_of_an_older_drivers_matrix_the_gpus_are_read() -> None:
+    found = HEALTH.topology(MATRIX.replace("NIC0", "mlx5_0"))
+    assert found == {"GPU0": {"GPU1": "NV12"}, "GPU1": {"GPU0": "NV12"}}
+    decode(check.Answer, ANSWER | {"topology": found})
+
+
 def test_fabric_manager_counts_where_it_is_enabled(find: Find) -> None:
     assert find(units="ActiveState=failed\nUnitFileState=disabled\n") == []
     assert find(units="ActiveState=failed\nUnitFileState=enabled\n") == [("fabric", "Fabric Manager is failed", True)]

@@ -178,6 +178,10 @@ def parse(answer: str) -> list[Gpu]:
         raise Silent(f"nvidia-smi: not its XML: {error}") from None
 
 
+# Older drivers call a NIC by its device, such as mlx5_0.
+PART = r"(GPU|NIC)\d+"
+
+
 def topology(answer: str) -> dict[str, dict[str, str]]:
     """Return the matrix of `nvidia-smi topo -m`: what connects one GPU or NIC with the others, such as NV12 or PHB."""
     rows = [line.split("\t") for line in re.sub(r"\x1b\[[0-9;]*m", "", answer).splitlines()]
@@ -185,11 +189,9 @@ def topology(answer: str) -> dict[str, dict[str, str]]:
     found = {}
     for row in rows:
         name = row[0].strip()
-        if name in titles[1:]:
+        if name in titles[1:] and re.fullmatch(PART, name):
             cells = dict(zip(titles[1:], (cell.strip() for cell in row[1:])))
-            found[name] = {
-                other: link for other, link in cells.items() if re.fullmatch(r"(GPU|NIC)\d+", other) and link != "X"
-            }
+            found[name] = {other: link for other, link in cells.items() if re.fullmatch(PART, other) and link != "X"}
     return found
 
 
