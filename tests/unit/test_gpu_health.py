@@ -454,6 +454,19 @@ def test_what_the_head_may_have_kept_is_said_until_it_answers(monkeypatch: pytes
     assert heard == ["GPU 1 is missing", ""]
 
 
+def test_the_xids_that_wait_for_a_diagnosis_are_published(tmp_path: Path) -> None:
+    given, file = GIVEN | {"textfiles": str(tmp_path / "metrics")}, tmp_path / "metrics/gpu-health.prom"
+    state = {"xids": {"0000:0f:00": {"79": 1.0, "48": 1.0}}}
+    HEALTH.publish(given, state)
+    file.parent.mkdir()
+    HEALTH.publish(given, state)
+    lines = [f'cluster_node_gpu_xid{{gpu="1",xid="{xid}"}} 1' for xid in (79, 48)]
+    assert file.read_text().splitlines() == lines
+    assert file.stat().st_mode & 0o777 == 0o644
+    HEALTH.publish(given, {"xids": {}})
+    assert list(file.parent.iterdir()) == []
+
+
 # --- what the controller takes from it --------------------------------------------------------------------------------
 
 ANSWER: dict[str, Any] = {

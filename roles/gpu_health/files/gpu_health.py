@@ -555,6 +555,23 @@ def save(path: Path, data: Data) -> None:
     new.replace(path)
 
 
+def publish(given: Data, state: Data) -> None:
+    """Have node_exporter, on a node that has it, tell which XIDs wait for a diagnosis."""
+    file, gpus = Path(given["textfiles"]) / "gpu-health.prom", {bus(gpu["pci"]): gpu["index"] for gpu in given["gpus"]}
+    lines = [
+        f'cluster_node_gpu_xid{{gpu="{gpus.get(place, place)}",xid="{number}"}} 1\n'
+        for place, numbers in state["xids"].items()
+        for number in numbers
+    ]
+    if not lines:
+        file.unlink(missing_ok=True)
+    elif file.parent.is_dir():
+        new = file.with_suffix(".new")
+        new.write_text("".join(lines))
+        new.chmod(0o644)
+        new.replace(file)
+
+
 def reason(found: list[Finding]) -> str:
     """Return why the node is to be out of service, in one short line of ASCII; empty where it is well."""
     bad = list(dict.fromkeys(finding.text for finding in found if finding.drains))
@@ -723,6 +740,7 @@ def main(arguments: list[str]) -> int:
             print(f"gpu-health: {given['head']} could not be told: {error}", file=sys.stderr)
             status = 1
         save(STATE, state)
+        publish(given, state)
     if arguments and not status:
         answer = {"version": VERSION, "checks": list(seen.checks()), "recorded": len(given["gpus"])}
         answer["gpus"] = [gpu.text("product_name") for gpu in seen.gpus]
