@@ -26,9 +26,9 @@ from clusterctl.untrusted import Malformed, decode, flag, mapping, nested, numbe
 HEALTHY, UNFIT = 0, 4
 WORKERS = "slurm_workers"
 PROGRAM = "/usr/local/sbin/gpu-health"
-# What the program waits for at most, and some more: the driver, a second look, the resets and a diagnosis.
+# What the program waits for at most, and some more: the driver, a second look, resets, settings and a diagnosis.
 SECONDS = 90.0
-DIAGNOSIS_SECONDS = 900.0
+DIAGNOSIS_SECONDS = 1200.0
 MAX_FINDINGS = 1024
 
 

@@ -284,6 +284,9 @@ _RULES = (
     _Rule(
         "_interfaces", _matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}[*]?"), "an interface's name, or its beginning and *"
     ),
+    # The driver is asked first, the rest all at once; Slurm ends a program that takes 60 s for all.
+    _Rule(r"gpu_health_timeouts\.driver", lambda v: 1 <= v <= 40, "1 to 40", number=True),
+    _Rule(r"gpu_health_timeouts\.\w+", lambda v: 1 <= v <= 15, "1 to 15", number=True),
     _Rule("_seconds", lambda v: 1 <= v <= 86_400, "1 to 86400", number=True),
     _Rule("(^|_)port", lambda v: 1 <= v <= 65535, "1 to 65535", number=True),
     _Rule(

@@ -196,6 +196,17 @@ END
     until(lab, {})
 
 
+def test_the_head_sends_users_away(lab: TestLab) -> None:
+    """Who could keep their node from being heard by connections that say nothing."""
+    speak = """python3 -c '
+import json, socket
+given = json.load(open("/etc/clusterctl/gpu-health.json"))
+print(socket.create_connection((given["head"], given["port"]), 10, ("", {port})).recv(100))'
+"""
+    assert lab.root("gpu01", f"runuser -u nobody -- {speak.replace('{port}', '0')}").strip() == "b''"
+    assert re.search(r"b'[0-9a-f]{32}\\n'", lab.root("gpu01", speak.replace("{port}", "599")))
+
+
 def test_neither_time_nor_a_restart_ends_an_error_of_the_hardware(lab: TestLab) -> None:
     """The log forgets, and a GPU that works again says nothing; what lets the node back is a diagnosis."""
     fault(lab, "gpu02", "gpu-xid", "119")

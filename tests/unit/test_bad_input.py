@@ -467,6 +467,17 @@ inventory(
     ),
 )
 inventory(
+    {
+        "Meaning: time of a check that is no number": 'gpu_health_timeouts.driver: wrong type, got "abc", expected',
+        "Meaning: time of a check that Slurm does not give": "timeouts.ecc: bad value, got 90, expected 1 to 15",
+        "Meaning: time of a check that is none": 'unknown key "nvlnk" (did you mean nvlink?)',
+    },
+    good(
+        "gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}",
+        "gpu01: {gpu_health_timeouts: {driver: §abc, ecc: §90, §nvlnk: 5}}",
+    ),
+)
+inventory(
     {"Meaning: settings of GPUs out of their group": "gpu01 is not in the group gpu_config"},
     good(
         "gpu01: {ansible_host: 10.0.0.11, ansible_port: 2222}",

@@ -35,6 +35,10 @@ LINKS = "".join(
     f"GPU {gpu}: NVIDIA A100-SXM4-80GB (UUID: GPU-{gpu})\n" + "".join(f"\t Link {n}: 25 GB/s\n" for n in range(12))
     for gpu in range(2)
 )
+LISTING = (
+    "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-0)\n  MIG 3g.40gb     Device  0: (UUID: MIG-0)\n"
+    "  MIG 2g.20gb     Device  1: (UUID: MIG-1)\nGPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n"
+)
 GIVEN = {
     "node": "gpu01",
     "head": "10.0.0.10",
@@ -82,6 +86,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
         document: str = DOCUMENT,
         matrix: str = MATRIX,
         links: str = LINKS,
+        listing: str = LISTING,
         log: str = "",
         units: str = "ActiveState=inactive\nUnitFileState=\n",
         given: dict[str, Any] | None = None,
@@ -91,6 +96,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
             ("nvidia-smi", "-q"): document,
             ("nvidia-smi", "topo"): matrix,
             ("nvidia-smi", "nvlink"): links,
+            ("nvidia-smi", "-L"): listing,
             ("journalctl", "--lines=1"): json.dumps({"__CURSOR": "s=2"}),
             ("journalctl", "--quiet"): log,
             ("systemctl", "show"): units,
@@ -186,6 +192,20 @@ def test_a_silent_driver_is_the_only_thing_said(find: Find, said: str) -> None:
     assert (found[0], found[2]) == ("driver", True)
 
 
+@pytest.mark.parametrize(
+    ("name", "user", "hangs"), [("nvidia-smi", 0, True), ("nvidia-smi", 1000, False), ("x", 0, False)]
+)
+def test_a_program_of_ours_that_hangs_is_not_asked_again(
+    find: Find, monkeypatch: pytest.MonkeyPatch, name: str, user: int, hangs: bool
+) -> None:
+    """By the number of its process, which later may be that of another."""
+    known = {Path("/proc/4711/status"): f"Name:\t{name}\nUmask:\t0022\nUid:\t{user}\t{user}\t{user}\t{user}"}
+    monkeypatch.setattr(HEALTH, "read", lambda path: known.get(path, ""))
+    state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 4711}
+    assert find(state=state) == ([("driver", "nvidia-smi hangs since an earlier look", True)] if hangs else [])
+    assert state["stuck"] == (4711 if hangs else 0)
+
+
 def test_a_node_without_gpus_asks_for_none(find: Find) -> None:
     assert find("!there is no driver", "!nor this", given={"gpus": []}) == []
 
@@ -195,8 +215,14 @@ def test_an_xid_of_the_hardware_stays(find: Find, number: int) -> None:
     state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
     expected = [("xid", f"GPU 1: XID {number}, {HEALTH.MEANINGS[number]}", True)]
     assert find(log=line(XID.format(number)), state=state) == expected
-    assert state["cursor"] == "s=2"
+    assert state["cursor"] == "s=1", "of the last line that was read"
     assert find(state=state) == expected, "though it is in the log no more"
+    assert state["cursor"] == "s=2"
+
+
+def test_an_xid_of_an_instance_is_one_of_its_gpu(find: Find) -> None:
+    of_an_instance = XID.format(95).replace("0f:00)", "0f:00 GPU-I:05 GPU-CI:00)")
+    assert find(log=line(of_an_instance)) == [("xid", "GPU 1: XID 95, uncontained ECC error", True)]
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 94])
@@ -229,6 +255,44 @@ def test_the_matrix_is_read() -> None:
         "GPU1": {"GPU0": "NV12", "NIC0": "SYS"},
         "NIC0": {"GPU0": "PXB", "GPU1": "SYS"},
     }
+
+
+@pytest.mark.parametrize(
+    ("kept", "text"),
+    [
+        ({"mig": "", "mig_gpus": {}, "power_limit": "300"}, ""),
+        ({"mig": "", "mig_gpus": {"0": "2g.20gb, 3g.40gb"}}, ""),
+        ({"mig": "none", "mig_gpus": {"0": "3g.40gb,2g.20gb"}}, ""),
+        ({"mig": "3g.40gb,2g.20gb"}, "GPU 1: MIG layout none, asked for is 3g.40gb,2g.20gb"),
+        ({"mig_gpus": {"0": "7g.80gb"}}, "GPU 0: MIG layout 3g.40gb,2g.20gb, asked for is 7g.80gb"),
+    ],
+)
+def test_a_layout_is_as_it_is_kept(
+    find: Find, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: dict[str, Any], text: str
+) -> None:
+    monkeypatch.setattr(HEALTH, "SETTINGS", tmp_path / "kept.json")
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
+    monkeypatch.setattr(HEALTH, "configuring", lambda: False)
+    assert find(listing=LISTING) == ([("mig", text, True)] if text else [])
+    monkeypatch.setattr(HEALTH, "configuring", lambda: True)
+    assert find(listing=LISTING) == []
+
+
+def test_gpu_config_is_known_at_its_work(tmp_path: Path) -> None:
+    """Only root's counts; where tests run as another user nobody's does."""
+    for number, words in enumerate(("python3 - --give {}", "tail -f /usr/local/sbin/gpu-config", "")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "cmdline").write_bytes(words.replace(" ", "\0").encode())
+    assert not HEALTH.configuring(tmp_path)
+    for words in ("/usr/bin/python3 - --given {}", "/usr/bin/python3 /usr/local/sbin/gpu-config"):
+        (tmp_path / "2/cmdline").write_bytes(words.replace(" ", "\0").encode())
+        assert HEALTH.configuring(tmp_path) == (os.geteuid() == 0)
+
+
+def test_of_an_older_drivers_matrix_the_gpus_are_read() -> None:
+    found = HEALTH.topology(MATRIX.replace("NIC0", "mlx5_0"))
+    assert found == {"GPU0": {"GPU1": "NV12"}, "GPU1": {"GPU0": "NV12"}}
+    decode(check.Answer, ANSWER | {"topology": found})
 
 
 def test_fabric_manager_counts_where_it_is_enabled(find: Find) -> None:
@@ -335,16 +399,18 @@ def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.Monk
     source = source.replace("/etc/slurm", str(tmp_path)).replace("/usr/local/sbin/slurm-drain", str(ledger))
     (tmp_path / "ear").write_text(source)
     monkeypatch.setattr(HEALTH, "KEY", tmp_path / "gpu-health.key")
+    monkeypatch.setattr(HEALTH, "PORTS", range(30000, 31000))  # whoever runs the tests may have them
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def hear() -> None:
-            for _ in range(2):
+            for port in ("700", "1023"):
                 line, _ = server.accept()
                 with line:
                     subprocess.run(
                         ["python3", str(tmp_path / "ear")],
                         stdin=line.fileno(),
                         stdout=line.fileno(),
+                        env={**os.environ, "REMOTE_PORT": port},
                         check=True,
                         timeout=60,
                     )
@@ -359,6 +425,46 @@ def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.Monk
         "health|--out|gpu01|--reason|GPU 1: XID 79|",
         "health|--in|gpu01|",
     ]
+
+
+def test_the_head_hears_root_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert HEALTH.PORTS.stop == EAR.ROOTS.stop
+    monkeypatch.setenv("REMOTE_PORT", "1024")
+    with pytest.raises(SystemExit, match="not from a port of root's"):
+        EAR.main()
+    assert capsys.readouterr().out == ""
+
+
+def test_what_the_head_may_have_kept_is_said_until_it_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though its answer came too late, or Slurm ended the program meanwhile."""
+    heard: list[str] = []
+
+    def late(given: dict[str, Any], text: str) -> None:
+        heard.append(text)
+        raise TimeoutError
+
+    monkeypatch.setattr(HEALTH, "STATE", tmp_path / "state.json")
+    monkeypatch.setattr(HEALTH, "tell", late)
+    with pytest.raises(TimeoutError):
+        HEALTH.report(GIVEN, HEALTH.load() | {"told": ""}, "GPU 1 is missing")
+    monkeypatch.setattr(HEALTH, "tell", lambda given, text: heard.append(text))
+    state = HEALTH.load()
+    for _ in range(2):
+        HEALTH.report(GIVEN, state, "")
+    assert heard == ["GPU 1 is missing", ""]
+
+
+def test_the_xids_that_wait_for_a_diagnosis_are_published(tmp_path: Path) -> None:
+    given, file = GIVEN | {"textfiles": str(tmp_path / "metrics")}, tmp_path / "metrics/gpu-health.prom"
+    state = {"xids": {"0000:0f:00": {"79": 1.0, "48": 1.0}}}
+    HEALTH.publish(given, state)
+    file.parent.mkdir()
+    HEALTH.publish(given, state)
+    lines = [f'cluster_node_gpu_xid{{gpu="1",xid="{xid}"}} 1' for xid in (79, 48)]
+    assert file.read_text().splitlines() == lines
+    assert file.stat().st_mode & 0o777 == 0o644
+    HEALTH.publish(given, {"xids": {}})
+    assert list(file.parent.iterdir()) == []
 
 
 # --- what the controller takes from it --------------------------------------------------------------------------------
@@ -405,29 +511,110 @@ def test_the_topology_is_told_in_a_line_for_each_gpu() -> None:
 @pytest.mark.parametrize(
     ("verb", "back", "asked"),
     [
-        ("stop", "start", [("stop", "b.service"), ("inside",), ("start", "b.service")]),
-        ("start", "stop", [("start", "a.service"), ("inside",), ("stop", "a.service")]),
+        ("stop", "start", [("stop", "b.service"), ("stop", "c.service"), "inside", ("start", "c.service"),
+                           ("start", "b.service")]),
+        ("start", "stop", [("start", "a.service"), "inside", ("stop", "a.service")]),
     ],
-)
-@pytest.mark.parametrize("fails", [False, True])
+)  # fmt: skip
+@pytest.mark.parametrize("fails", ["nothing", "stop", "inside", "start"])
 def test_services_are_as_they_were_after_a_reset_or_diagnosis(
-    monkeypatch: pytest.MonkeyPatch, verb: str, back: str, asked: list[tuple[str, ...]], fails: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, back: str, asked: list[Any], fails: str
 ) -> None:
-    """Of two of them the second runs."""
-    seen: list[tuple[str, ...]] = []
+    """Of three of them the last two run. Whatever fails, the rest is put back, and what was stopped is known."""
+    seen: list[Any] = []
+    stopped = tmp_path / "stopped"
 
     def ask(program: str, *argv: str, seconds: float) -> str:
         if argv[0] == "list-units":
-            return "b.service loaded active running something\n"
+            return "b.service loaded active running something\nc.service loaded active running something\n"
         seen.append(argv)
+        if argv in ((fails, "c.service"), (fails, "a.service")):
+            raise HEALTH.Silent("it does not")
         return ""
 
+    monkeypatch.setattr(HEALTH, "STOPPED", stopped)
     monkeypatch.setattr(HEALTH, "ask", ask)
     with (
-        pytest.raises(HEALTH.Silent) if fails else contextlib.nullcontext(),
-        HEALTH.switched(verb, back, "a.service", "b.service"),
+        contextlib.nullcontext() if fails == "nothing" else pytest.raises(HEALTH.Silent),
+        HEALTH.switched(verb, back, "a.service", "b.service", "c.service"),
     ):
-        seen.append(("inside",))
-        if fails:
+        seen.append("inside")
+        assert verb == "start" or stopped.read_text() == "b.service c.service"
+        if fails == "inside":
             raise HEALTH.Silent("in use")
-    assert seen == asked
+    assert seen == [one for one in asked if one != "inside" or fails != verb]
+    assert not stopped.exists()
+
+
+@pytest.fixture
+def ill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
+    """A node whose second GPU had an XID, with clocks that are locked; what is asked and said there, in its order."""
+    seen: list[tuple[str, ...]] = []
+
+    def ask(*argv: str, seconds: float) -> str:
+        if argv[0] == "systemctl":
+            return ""
+        seen.append(argv)
+        return json.dumps({"notes": []})
+
+    for name in ("SETTINGS", "LOCKED", "STATE", "STOPPED", "CONFIGURES"):
+        monkeypatch.setattr(HEALTH, name, tmp_path / f"{name}.json")
+    (tmp_path / "CONFIGURES.json").touch()
+    (tmp_path / "SETTINGS.json").write_text('{"mig": "7g.80gb"}')
+    locks = {gpu: {"graphics_clock": "1200,1200"} for gpu in ("GPU-a", "GPU-b")}
+    (tmp_path / "LOCKED.json").write_text(json.dumps({"driver": 1, "locks": locks}))
+    monkeypatch.setattr(HEALTH, "ask", ask)
+    monkeypatch.setattr(HEALTH, "tell", lambda given, text: seen.append(("told", text)))
+    monkeypatch.setattr(HEALTH.Look, "run", lambda self, *without: [])
+    monkeypatch.setattr(HEALTH, "started", lambda: 0.0)
+    monkeypatch.setitem(HEALTH.ENVIRONMENT, "PATH", "")
+    return seen
+
+
+RECORD = GIVEN | {"gpus": [{"uuid": "GPU-a", "pci": "00000000:07:00.0", "index": 0},
+                           {"uuid": "GPU-b", "pci": "00000000:0F:00.0", "index": 1}]}  # fmt: skip
+
+
+def diagnosed() -> tuple[list[str], dict[str, Any]]:
+    """What a diagnosis of it finds, and the state that is kept then."""
+    state = HEALTH.load() | {"xids": {"0000:0f:00": {"79": 1.0}}}
+    found, _ = HEALTH.diagnose(RECORD, state)
+    assert all(one.drains for one in found)
+    return [one.text for one in found], state
+
+
+def test_after_a_reset_all_is_set_again_while_the_node_is_out(ill: list[tuple[str, ...]], tmp_path: Path) -> None:
+    found, state = diagnosed()
+    assert (found, state["xids"]) == ([], {})
+    assert ill == [
+        ("told", "a diagnosis is under way"),
+        ("nvidia-smi", "--gpu-reset", "-i", "GPU-b"),
+        (str(HEALTH.CONFIGURES), "--given", '{"mig": "7g.80gb"}', "--drained"),
+    ]
+    assert list(json.loads((tmp_path / "LOCKED.json").read_text())["locks"]) == ["GPU-a"]
+
+
+@pytest.mark.parametrize("answer", ['{"notes": ["GPU 1: it waits"]}', "no JSON", ""])
+def test_what_could_not_be_set_again_keeps_the_node_out(
+    ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    def ask(*argv: str, seconds: float) -> str:
+        if argv[0] == str(HEALTH.CONFIGURES) and not answer:
+            raise HEALTH.Silent("gpu-config: no room")
+        return answer if argv[0] == str(HEALTH.CONFIGURES) else ""
+
+    monkeypatch.setattr(HEALTH, "ask", ask)
+    found, state = diagnosed()
+    assert len(found) == 1
+    assert found[0].startswith("reset, and not yet as asked again: ")
+    assert state["xids"]
+
+
+def test_nothing_is_reset_that_jobs_may_come_to(ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def deaf(given: dict[str, Any], text: str) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(HEALTH, "tell", deaf)
+    with pytest.raises(TimeoutError):
+        diagnosed()
+    assert ill == []

@@ -140,6 +140,30 @@ def test_a_node_is_new_until_it_was_put_into_service(
     assert does(*bootstrap, "gpu01,gpu02,gpu03") == ["gpu02: not proven yet", "gpu03: not proven yet"]
 
 
+def test_what_slurm_was_not_told_is_made_up_for(
+    drain: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The controller fails when the last cause is gone already; a cause that is left waits for its own end."""
+    settled: list[str] = []
+
+    def settle(node: str, causes: dict[str, str]) -> str:
+        settled.append(node)
+        if len(settled) == 1:
+            sys.exit("scontrol: Unable to contact slurm controller")
+        return ""
+
+    for name in ("LEDGER", "LOCK"):
+        monkeypatch.setattr(drain, name, tmp_path / "run" / name)
+    (tmp_path / "run").mkdir()
+    drain.save({"gpu01": {"health": "x"}, "gpu02": {"bootstrap": "x"}})
+    monkeypatch.setattr(drain, "settle", settle)
+    monkeypatch.setattr(sys, "argv", ["slurm-drain", "health", "--in", "gpu01,gpu02,gpu03"])
+    with pytest.raises(SystemExit):
+        drain.main()
+    drain.main()
+    assert settled == ["gpu01", "gpu01"]
+
+
 class Session:
     """The head's answers to squeue and sinfo; a row of jobs begins with whatever squeue was asked to put there."""
 

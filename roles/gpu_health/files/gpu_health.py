@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -33,12 +34,20 @@ from pathlib import Path
 CONFIGURATION = Path("/etc/clusterctl/gpu-health.json")
 KEY = Path("/etc/clusterctl/gpu-health.key")
 STATE = Path("/var/lib/clusterctl/gpu-health.json")
+STOPPED = Path("/run/clusterctl/gpu-health.stopped")
 LOCK = Path("/run/clusterctl/gpu-health.lock")
+DIAGNOSES = Path("/run/clusterctl/gpu-health.diagnosis")
+# Of role gpu_config, where the node has it: what is set at every boot, and which clocks are locked now.
+CONFIGURES = Path("/usr/local/sbin/gpu-config")
+SETTINGS = Path("/etc/clusterctl/gpu-config.json")
+LOCKED = Path("/run/clusterctl/gpu-config.json")
 VERSION = 1
 # Slurm gives its HealthCheckProgram 60 s for all.
 SECONDS = {"driver": 30}
 OTHERWISE = 10
 REPORT_SECONDS = 10
+# Root's own, by which the head tells it from users.
+PORTS = range(600, 1024)
 # What comes and goes has to be there twice, so many seconds apart.
 AGAIN_SECONDS = 2
 # After a look that took longer there is no time for a second one; what may be over is advice then.
@@ -169,6 +178,10 @@ def parse(answer: str) -> list[Gpu]:
         raise Silent(f"nvidia-smi: not its XML: {error}") from None
 
 
+# Older drivers call a NIC by its device, such as mlx5_0.
+PART = r"(GPU|NIC)\d+"
+
+
 def topology(answer: str) -> dict[str, dict[str, str]]:
     """Return the matrix of `nvidia-smi topo -m`: what connects one GPU or NIC with the others, such as NV12 or PHB."""
     rows = [line.split("\t") for line in re.sub(r"\x1b\[[0-9;]*m", "", answer).splitlines()]
@@ -176,18 +189,33 @@ def topology(answer: str) -> dict[str, dict[str, str]]:
     found = {}
     for row in rows:
         name = row[0].strip()
-        if name in titles[1:]:
+        if name in titles[1:] and re.fullmatch(PART, name):
             cells = dict(zip(titles[1:], (cell.strip() for cell in row[1:])))
-            found[name] = {
-                other: link for other, link in cells.items() if re.fullmatch(r"(GPU|NIC)\d+", other) and link != "X"
-            }
+            found[name] = {other: link for other, link in cells.items() if re.fullmatch(PART, other) and link != "X"}
     return found
 
 
 def active(answer: str) -> dict[str, int]:
     """Return how many NVLinks of each GPU are up, by its name in the matrix, of what `nvidia-smi nvlink -s` prints."""
-    blocks = re.findall(r"^GPU (\d+):.*\n((?:[ \t]+.*\n?)*)", answer, re.MULTILINE)
-    return {f"GPU{number}": len(re.findall(r"Link \d+: [\d.]+ GB/s", links)) for number, links in blocks}
+    return {f"GPU{number}": len(re.findall(r"Link \d+: [\d.]+ GB/s", links)) for number, links in below(answer).items()}
+
+
+def below(answer: str) -> dict[int, str]:
+    """Return the lines below each GPU's own, by its number, as nvidia-smi lists them."""
+    found = re.findall(r"^GPU (\d+):.*\n((?:[ \t]+.*\n?)*)", answer, re.MULTILINE)
+    return {int(number): lines for number, lines in found}
+
+
+def configuring(proc: Path = Path("/proc")) -> bool:
+    """Tell whether gpu-config is at work, which the role has Python read from its standard input."""
+    for path in proc.glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")[1:3]
+            if path.stat().st_uid == 0 and (words == [b"-", b"--given"] or words[:1] == [bytes(CONFIGURES)]):
+                return True
+        except OSError:
+            continue
+    return False
 
 
 # --- the checks -------------------------------------------------------------------------------------------------------
@@ -228,12 +256,13 @@ class Look:
         """Ask the driver for all that it knows; it has to answer where GPUs are recorded."""
         if not self.given["gpus"]:
             return
-        if read(Path(f"/proc/{self.state['stuck']}/comm")) == "nvidia-smi":
+        stuck = read(Path(f"/proc/{self.state['stuck']}/status"))
+        if re.search(r"^Name:\s+nvidia-smi$", stuck, re.MULTILINE) and re.search(r"^Uid:\s+0\s", stuck, re.MULTILINE):
             yield Finding("driver", "nvidia-smi hangs since an earlier look")
             return
         try:
             self.gpus = parse(ask("nvidia-smi", "-q", "-x", seconds=self.seconds("driver")))
-            self.answered = True
+            self.answered, self.state["stuck"] = True, 0
         except Silent as error:
             self.state["stuck"] = error.pid
             yield Finding("driver", str(error))
@@ -295,7 +324,7 @@ class Look:
         The kernel alone writes such lines: their way is journald's own word, whatever name a user gives his.
         """
         seconds = self.seconds("xid")
-        end = re.search(r'"__CURSOR"\s*:\s*"([^"]+)"', ask("journalctl", "--lines=1", "--output=json", seconds=seconds))
+        end = ask("journalctl", "--lines=1", "--output=json", seconds=seconds)
         begin = f"--after-cursor={self.state['cursor']}" if self.state["cursor"] else "--boot"
         argv = ["journalctl", "--quiet", "--output=json", "--output-fields=MESSAGE", "_TRANSPORT=kernel"]
         try:
@@ -304,13 +333,17 @@ class Look:
             if not self.state["cursor"] or "cursor" not in str(error):
                 raise
             log = ask(*argv, "--boot", seconds=seconds)
-        for line in log.splitlines():
+        lines = log.splitlines()
+        for line in lines:
             if "NVRM: Xid" in line:
                 entry = json.loads(line)
-                found = re.match(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]+)\): (\d+)", str(entry["MESSAGE"]), re.IGNORECASE)
+                # Behind the place may stand which MIG instance it was.
+                found = re.match(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]+)[^)]*\): (\d+)", str(entry["MESSAGE"]), re.I)
                 if found and int(found.group(2)) in self.given["xids"]:
                     yield bus(found.group(1)), int(found.group(2)), int(entry["__REALTIME_TIMESTAMP"]) / 1e6
-        self.state["cursor"] = end.group(1) if end else self.state["cursor"]
+        # What has come meanwhile was read too: read again, it would undo a diagnosis.
+        cursor = re.search(r'"__CURSOR"\s*:\s*"([^"]+)"', lines[-1] if lines else end)
+        self.state["cursor"] = cursor.group(1) if cursor else self.state["cursor"]
 
     def pcie(self) -> Iterator[Finding]:
         """All recorded lanes are in use, at the generation that card and slot can do under load: idle, it falls."""
@@ -350,6 +383,20 @@ class Look:
                 now = self.topology.get(position[gpu.bus], {}).get(position[there], "none")
                 if count(now) < count(link):
                     yield Finding("nvlink", f"{self.name(gpu.bus)} to {self.name(there)}: {now}, {link} recorded")
+
+    def mig(self) -> Iterator[Finding]:
+        """Every GPU is divided as gpu-config keeps it, unless it is just being divided."""
+        kept = json.loads(read(SETTINGS) or "{}")
+        whole, parts = kept.get("mig", ""), kept.get("mig_gpus", {})
+        if not (whole or parts) or len(self.gpus) != len(self.given["gpus"]) or configuring():
+            return
+        listing = below(ask("nvidia-smi", "-L", seconds=self.seconds("mig")))
+        for number, gpu in enumerate(self.gpus):
+            asked = str(parts.get(str(number), whole)).replace(" ", "")
+            found = re.findall(r"^\s+MIG (\S+)\s+Device", listing.get(number, ""), re.MULTILINE)
+            now = ",".join(found) or ("nothing" if gpu.text("mig_mode/current_mig") == "Enabled" else "none")
+            if asked and sorted(asked.split(",")) != sorted(now.split(",")):
+                yield Finding("mig", f"{self.name(gpu.bus)}: MIG layout {now}, asked for is {asked}", passing=True)
 
     def temperature(self) -> Iterator[Finding]:
         """No GPU is at its own threshold, or slows down for heat."""
@@ -432,8 +479,8 @@ class Look:
 
     def checks(self) -> dict[str, Callable[[], Iterator[Finding]]]:
         """Return the checks by name, the driver's first: most others judge its answer."""
-        made = (self.driver, self.count, self.ecc, self.xid, self.pcie, self.nvlink, self.temperature, self.power,
-                self.fabric, self.infiniband, self.reset, self.advice)  # fmt: skip
+        made = (self.driver, self.count, self.ecc, self.xid, self.pcie, self.nvlink, self.mig, self.temperature,
+                self.power, self.fabric, self.infiniband, self.reset, self.advice)  # fmt: skip
         return {check.__name__: check for check in made if check.__name__ not in self.given["skip"]}
 
     def run(self, *without: str) -> list[Finding]:
@@ -497,15 +544,32 @@ def load() -> Data:
     return state if isinstance(state, dict) and state.get("version") == VERSION else fresh
 
 
-def save(state: Data) -> None:
-    """Replace it, whole or not at all."""
-    STATE.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = STATE.with_suffix(".new")
+def save(path: Path, data: Data) -> None:
+    """Replace what is kept there, whole or not at all."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(state, file)
+        json.dump(data, file)
         file.flush()
         os.fsync(file.fileno())
-    new.replace(STATE)
+    new.replace(path)
+
+
+def publish(given: Data, state: Data) -> None:
+    """Have node_exporter, on a node that has it, tell which XIDs wait for a diagnosis."""
+    file, gpus = Path(given["textfiles"]) / "gpu-health.prom", {bus(gpu["pci"]): gpu["index"] for gpu in given["gpus"]}
+    lines = [
+        f'cluster_node_gpu_xid{{gpu="{gpus.get(place, place)}",xid="{number}"}} 1\n'
+        for place, numbers in state["xids"].items()
+        for number in numbers
+    ]
+    if not lines:
+        file.unlink(missing_ok=True)
+    elif file.parent.is_dir():
+        new = file.with_suffix(".new")
+        new.write_text("".join(lines))
+        new.chmod(0o644)
+        new.replace(file)
 
 
 def reason(found: list[Finding]) -> str:
@@ -534,8 +598,8 @@ def tell(given: Data, text: str) -> None:
 
 def say(given: Data, text: str) -> str:
     """Say it once, sealed with this node's key, and return what the head answers."""
-    head = (given["head"], given["port"])
-    with socket.create_connection(head, timeout=REPORT_SECONDS / 2) as line, line.makefile("rw") as file:
+    head, own = (given["head"], given["port"]), ("", random.choice(PORTS))  # noqa: S311 - any that is free
+    with socket.create_connection(head, REPORT_SECONDS / 2, own) as line, line.makefile("rw") as file:
         challenge = file.readline(128).strip()
         if not challenge:
             raise ConnectionResetError("the head has no time")
@@ -543,6 +607,15 @@ def say(given: Data, text: str) -> str:
         seal = hmac.new(KEY.read_text().strip().encode(), said, hashlib.sha256).hexdigest()
         print(given["node"], seal, text, file=file, flush=True)
         return file.readline(128).strip()
+
+
+def report(given: Data, state: Data, text: str) -> None:
+    """Tell the head what it may not know, as `tell` does. What is wrong is said every time: the node may be back."""
+    if text or state["told"] != text:
+        state["told"] = None
+        save(STATE, state)  # first: an answer that comes too late leaves open what the head keeps
+        tell(given, text)
+        state["told"] = text
 
 
 def started() -> float:
@@ -554,17 +627,35 @@ def started() -> float:
 
 @contextmanager
 def switched(verb: str, back: str, *units: str) -> Iterator[None]:
-    """Stop those of these services that run, or start those that do not, and put them back as they were."""
+    """Stop those of these services that run, or start those that do not, and put them back as they were.
+
+    Raises Silent where that fails, after the last of them.
+    """
     shown = ask("systemctl", "list-units", "--plain", "--no-legend", "--state=active", *units, seconds=OTHERWISE)
     running = {line.split()[0] for line in shown.splitlines()}
     changed = [unit for unit in units if (unit in running) == (verb == "stop")]
-    if changed:
-        ask("systemctl", verb, *changed, seconds=DIAGNOSIS_SECONDS)
+    if verb == "stop":
+        STOPPED.write_text(" ".join(changed))
     try:
+        for unit in changed:
+            ask("systemctl", verb, unit, seconds=DIAGNOSIS_SECONDS)
         yield
     finally:
-        if changed:
-            ask("systemctl", back, *reversed(changed), seconds=DIAGNOSIS_SECONDS)
+        failed = put_back(back, changed)
+    if failed:
+        raise failed[0]
+
+
+def put_back(verb: str, units: list[str]) -> list[Silent]:
+    """Start or stop these services, the last one first; return what of that has failed."""
+    failed = []
+    for unit in reversed(units):
+        try:
+            ask("systemctl", verb, unit, seconds=DIAGNOSIS_SECONDS)
+        except Silent as error:
+            failed.append(error)
+    STOPPED.unlink(missing_ok=True)
+    return failed
 
 
 def reset(given: Data, places: list[str]) -> None:
@@ -575,16 +666,39 @@ def reset(given: Data, places: list[str]) -> None:
             ask("nvidia-smi", "--gpu-reset", "-i", names.get(place, f"{place}.0"), seconds=DIAGNOSIS_SECONDS)
 
 
-def diagnose(given: Data, state: Data) -> tuple[list[Finding], Look]:
-    """Reset what needs it, look, and forget the XIDs of the hardware if all is well."""
-    places = [place for place, numbers in state["xids"].items() if max(numbers.values()) > started()]
+def configure(given: Data, places: list[str]) -> list[Finding]:
+    """Have gpu-config set again what the reset has made the GPUs at these places forget; return why it could not."""
+    if not CONFIGURES.exists():
+        return []
     try:
-        if places:
+        if LOCKED.exists():
+            kept = json.loads(LOCKED.read_text())
+            for gpu in given["gpus"]:
+                if bus(gpu["pci"]) in places:
+                    kept["locks"].pop(gpu["uuid"], None)
+            save(LOCKED, kept)
+        argv = (str(CONFIGURES), "--given", SETTINGS.read_text(), "--drained")
+        wrong = json.loads(ask(*argv, seconds=DIAGNOSIS_SECONDS))["notes"]
+    except (Silent, OSError, ValueError, KeyError, TypeError) as error:
+        wrong = [error]
+    return [Finding("diagnosis", f"reset, and not yet as asked again: {what}") for what in wrong]
+
+
+def diagnose(given: Data, state: Data) -> tuple[list[Finding], Look]:
+    """Reset what needs it, look, and forget the XIDs of the hardware if all is well. Raises as `tell`."""
+    Look(given, state).run()  # what has been logged since the last look
+    places = [place for place, numbers in state["xids"].items() if max(numbers.values()) > started()]
+    wrong = []
+    if places:
+        report(given, state, "a diagnosis is under way")  # no job starts on them meanwhile
+        try:
             reset(given, places)
-    except Silent as error:
-        text = f"GPU at {' or '.join(places)} could not be reset, so the node has to be rebooted: {error}"
-        return [Finding("diagnosis", text)], Look(given, state)
+        except Silent as error:
+            text = f"GPU at {' or '.join(places)} could not be reset, so the node has to be rebooted: {error}"
+            return [Finding("diagnosis", text)], Look(given, state)
+        wrong = configure(given, places)
     found, seen = look(given, state, "xid", shown=True)
+    found = wrong + found
     if not any(finding.drains for finding in found) and shutil.which("dcgmi", path=ENVIRONMENT["PATH"]):
         try:
             with switched("start", "stop", DCGM):
@@ -603,27 +717,31 @@ def main(arguments: list[str]) -> int:
     os.umask(0o077)
     given = json.loads(CONFIGURATION.read_text())
     LOCK.parent.mkdir(mode=0o700, exist_ok=True)
-    with open(LOCK, "w") as lock:
+    with open(DIAGNOSES, "w") as diagnoses, open(LOCK, "w") as lock:
+        try:
+            # A diagnosis may have slurmd start anew, which looks first: neither may wait for the other.
+            here = fcntl.LOCK_EX if arguments == ["--diagnose"] else fcntl.LOCK_SH
+            fcntl.flock(diagnoses, here | (0 if arguments else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return 0
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for failed in put_back("start", read(STOPPED).split()):  # by a diagnosis that was killed
+            print(f"gpu-health: {failed}", file=sys.stderr)
         state = load()
-        if arguments == ["--diagnose"]:
-            Look(given, state).run()  # what has been logged since the last look
-            found, seen = diagnose(given, state)
-        else:
-            found, seen = look(given, state, shown=bool(arguments))
         status = 0
-        if arguments != ["--json"]:
-            told = reason(found)
-            try:
-                # What is wrong is said every time: somebody may have put the node back meanwhile.
-                if told or state["told"] != told:
-                    tell(given, told)
-                state["told"] = told
-            except (OSError, ValueError) as error:
-                print(f"gpu-health: {given['head']} could not be told: {error}", file=sys.stderr)
-                status = 1
-        save(state)
-    if arguments:
+        try:
+            if arguments == ["--diagnose"]:
+                found, seen = diagnose(given, state)
+            else:
+                found, seen = look(given, state, shown=bool(arguments))
+            if arguments != ["--json"]:
+                report(given, state, reason(found))
+        except (OSError, ValueError) as error:
+            print(f"gpu-health: {given['head']} could not be told: {error}", file=sys.stderr)
+            status = 1
+        save(STATE, state)
+        publish(given, state)
+    if arguments and not status:
         answer = {"version": VERSION, "checks": list(seen.checks()), "recorded": len(given["gpus"])}
         answer["gpus"] = [gpu.text("product_name") for gpu in seen.gpus]
         answer["findings"] = [{"check": one.check, "text": one.text, "drains": one.drains} for one in found]
