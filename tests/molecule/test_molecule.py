@@ -10,7 +10,7 @@ from tests.labs import REPOSITORY, lab_name, state_directory
 
 HERE = Path(__file__).resolve().parent
 SCENARIOS = sorted(path.parent.name for path in HERE.glob("*/molecule.yml"))
-# CI plays these in a whole cluster, twice, uses them and takes them back: test_containers, test_gpu_metrics, test_runtimes.
+# CI plays these in a whole cluster, twice, uses them and takes them back (test_containers, _gpu_metrics, _runtimes).
 LONG = {"apptainer", "containerd", "containers", "dcgm_exporter", "docker", "nvidia_container_toolkit", "podman"}
 
 
