@@ -256,7 +256,7 @@ def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
 def drift_modules() -> Mapping[str, str]:
     """Return the text of the modules by which `node_state` compares a node with its records, in order of import."""
     folder = paths.content() / "playbooks/module_utils"
-    names = ("node_tools", "node_packages", "node_record", "node_items", "node_drift")
+    names = ("node_tools", "node_keys", "node_packages", "node_record", "node_items", "node_drift")
     return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in names}
 
 
