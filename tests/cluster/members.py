@@ -41,10 +41,13 @@ class Growing(TestLab):
         return f"        {self.last}: {{ansible_host: {self.address}}}\n"
 
     def up(self, *options: str) -> None:
-        """Start what is not there; the inventory stays as it is, once there is one."""
-        text = self.inventory.read_text() if self.inventory.exists() else None
+        """Start what is not there; inventory and host keys stay as they are, once there are any."""
+        known = self.inventory.parent / "known_hosts"
+        kept = {path: path.read_text() for path in (self.inventory, known) if path.exists()}
         TestLab(self.name, self.workers + 1).up(*options)
-        self.inventory.write_text(text or self.inventory.read_text().replace(self.line, ""))
+        kept = kept or {self.inventory: self.inventory.read_text().replace(self.line, "")}
+        for path, text in kept.items():
+            path.write_text(text)
 
     def inside(self, node: str, *argv: str, stdin: str = "") -> str:
         """Run a command in a node whose host key nobody believes any more."""
