@@ -109,7 +109,8 @@ class TestLab:
 
 
 def podman(*argv: Sequence[str] | str) -> str:
-    done = subprocess.run(["podman", *map(str, argv)], capture_output=True, text=True, check=True)
+    done = subprocess.run(["podman", *map(str, argv)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 

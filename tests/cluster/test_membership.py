@@ -5,8 +5,6 @@ The jobs go on in test_upgrade.py, which has the same lab after this and account
 
 import json
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -14,7 +12,7 @@ from tests.cluster.lab import clusterctl, podman, submit
 from tests.cluster.members import Growing, go_on, growing, states
 from tests.cluster.test_bootstrap import differences
 from tests.cluster.test_plan import done_as_planned, edit, planned
-from tests.faults.injury import begin, container, ended, in_service, latest_run, wait_until
+from tests.faults.injury import begin, container, ended, in_service, latest_run, silent, wait_until
 
 NEW_HOST_KEY = (
     "cd /etc/ssh; rm ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key; systemctl restart ssh"
@@ -24,16 +22,6 @@ NEW_HOST_KEY = (
 @pytest.fixture(scope="module")
 def lab(members: Growing) -> Growing:
     return members
-
-
-@contextmanager
-def paused(lab: Growing, node: str) -> Iterator[None]:
-    """Let a node be as if it were dead."""
-    podman("pause", container(lab, node))
-    try:
-        yield
-    finally:
-        podman("unpause", container(lab, node))
 
 
 def connections(lab: Growing, node: str) -> int:
@@ -111,7 +99,7 @@ def test_a_node_with_jobs_is_not_removed_before_they_end(lab: Growing, jobs: str
     """Nor does it matter that another worker is dead."""
     number = occupied(lab, "until [ -e /tmp/go ]; do sleep 1; done")
     text = lab.inventory.read_text()
-    with paused(lab, "gpu02"):
+    with silent(lab, "gpu02"):
         said = lab.verb("remove-node", "gpu03", "--timeout", "0.05", "--yes", expect=4)
         assert f"job {number} of alice" in said
         assert "nothing was removed" in said
@@ -156,7 +144,7 @@ def test_a_dead_worker_holds_up_no_other(lab: Growing, jobs: str) -> None:
     """The node is added as one can by hand: written into the inventory, met, and the printed command."""
     text = lab.inventory.read_text()
     lab.inventory.write_text(text.replace("    monitoring:", f"{lab.line}    monitoring:", 1))
-    with paused(lab, "gpu02"):
+    with silent(lab, "gpu02"):
         done = clusterctl("validate", "--online", str(lab.inventory), "--limit", "gpu03", "--accept-new-host-keys")
         assert done.returncode == 0, done.stdout + done.stderr
         pasted(lab, "add-node", "gpu03")

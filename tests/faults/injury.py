@@ -20,6 +20,22 @@ def container(lab: TestLab, node: str) -> str:
     return f"clusterctl-{lab.name}-{node}"
 
 
+@contextmanager
+def silent(lab: TestLab, node: str) -> Iterator[None]:
+    """Let a node be as if it were dead. To freeze a busy one can take more than one try."""
+    name = container(lab, node)
+
+    def frozen() -> bool:
+        subprocess.run(["podman", "pause", name], capture_output=True, check=False)
+        return podman("inspect", "--format", "{{.State.Status}}", name).strip() == "paused"
+
+    wait_until(frozen)
+    try:
+        yield
+    finally:
+        podman("unpause", name)
+
+
 def gateway(lab: TestLab) -> str:
     """Return the address that the controller has on the lab's network."""
     (network,) = podman(

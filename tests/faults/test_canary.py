@@ -17,7 +17,7 @@ import tempfile
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -29,7 +29,7 @@ from tests.cluster.lab import TestLab, podman
 from tests.cluster.test_upgrade import power
 from tests.faults.canary import FORMS
 from tests.faults.canary_site import Run, Site, kill_tree
-from tests.faults.injury import container, wait_until
+from tests.faults.injury import container, silent, wait_until
 from tests.labs import lab_name
 
 # Where secrets belong: on each node, the file with its owner, group and mode. There is no other place.
@@ -292,16 +292,6 @@ def goes_well(site: Site, verb: str) -> Run:
     return run
 
 
-@contextmanager
-def silent(site: Site, node: str = "gpu01") -> Iterator[None]:
-    """Let a node say nothing."""
-    podman("pause", container(site.lab, node))
-    try:
-        yield
-    finally:
-        podman("unpause", container(site.lab, node))
-
-
 def at_work(process: "subprocess.Popen[bytes]") -> None:
     """Wait until a verb asks its nodes, with a thread for each."""
     wait_until(lambda: process.poll() is not None or len(os.listdir(f"/proc/{process.pid}/task")) > 1)
@@ -327,7 +317,7 @@ class TestEveryVerb:
         if verb == "logs":
             run, code = site.run("logs", "yesterday"), 2
         elif verb in ASKING:
-            with silent(site, "gpu02" if verb == "reboot" else "gpu01"):
+            with silent(site.lab, "gpu02" if verb == "reboot" else "gpu01"):
                 run, code = site.run(*command(site, verb)), 3
         else:
             node, spoil, code, mend = FAILURES[verb]
@@ -357,7 +347,7 @@ def test_every_verb_that_is_ended(site: Site, verb: str, how: str) -> None:
         else:
             process.send_signal(signal.Signals[how])
 
-    with nullcontext() if wait else silent(site):
+    with nullcontext() if wait else silent(site.lab, "gpu01"):
         run = site.run(*command(site, verb), meanwhile=end)
     # A backup is one task, which is let end: nothing is left to be done then.
     stopped = 0 if verb == "backup" else 7
