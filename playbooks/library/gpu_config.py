@@ -31,7 +31,9 @@ options:
     type: bool
     default: false
   look:
-    description: Only tells how the GPUs will be divided; what cannot be is left to the run that does it.
+    description:
+      - Only tells how the GPUs will be divided; what cannot be is left to the run that does it.
+      - On a node that is drained for that it stops Slurm's daemon, which that run starts again.
     type: bool
     default: false
 attributes:
@@ -82,7 +84,9 @@ def main() -> None:
     if module.check_mode and not looks and any(given.values()) and not module.get_bin_path("nvidia-smi"):
         module.exit_json(**{**NOTHING, "kept": given, "notes": ["the settings of its GPUs wait for the driver"]})
     argv = [sys.executable, "-", "--given", json.dumps(given)]
-    argv += ["--check"] * (module.check_mode or looks) + ["--drained"] * module.params["drained"]
+    drained = module.params["drained"]
+    argv += ["--check"] * (module.check_mode or looks) + ["--drained"] * drained
+    argv += ["--halt"] * (looks and drained and not module.check_mode)
     status, out, err = module.run_command(argv, data=module.params["program"])
     if status and not looks:
         module.fail_json(msg=clean(err.strip()[-2000:]))

@@ -71,6 +71,7 @@ class Node:
         self.up, self.calls = {f"{name}.service" for name in up}, list[str]()
         self.fails: tuple[str, ...] = ()
         monkeypatch.setattr(CONFIG, "UNFINISHED", unfinished)
+        monkeypatch.setattr(CONFIG, "HALTED", unfinished.with_suffix(".halted"))
         monkeypatch.setattr(CONFIG, "ask", self.ask)
         monkeypatch.setattr(CONFIG, "look", list)
         monkeypatch.setattr(CONFIG, "link", lambda _: self.ask("nvidia-smi", "link"))
@@ -225,6 +226,19 @@ def test_a_run_that_was_killed_is_finished_by_the_next(tmp_path: Path, monkeypat
     assert not unfinished.exists()
 
 
+@pytest.mark.parametrize("job", [False, True])
+def test_slurm_is_halted_before_the_head_names_instances_and_comes_back_with_them(
+    job: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(monkeypatch, tmp_path / "unfinished", "slurmd")
+    monkeypatch.setattr(CONFIG, "jobs", lambda: job)
+    CONFIG.halt()
+    assert node.calls == ([] if job else ["stop slurmd"])
+    calls, _ = node.apply("mig")
+    assert (calls[-4:], node.up) == (["divide", "link", CDI, "start slurmd"], {"slurmd.service", CONFIG.CDI})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_all_that_failed_is_told_in_the_order_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(monkeypatch, tmp_path / "unfinished", "slurmd")
     node.fails = ("divide", "link", "start slurmd")
@@ -252,7 +266,7 @@ def test_a_dead_driver_holds_up_what_is_asked_for_alone(
     def dead() -> None:
         raise CONFIG.Refused("nvidia-smi: no devices were found")
 
-    for name in ("CONFIGURATION", "RECORD", "UNFINISHED"):
+    for name in ("CONFIGURATION", "RECORD", "UNFINISHED", "HALTED"):
         monkeypatch.setattr(CONFIG, name, tmp_path / name)
     monkeypatch.setattr(CONFIG, "look", dead)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -268,7 +282,7 @@ def test_a_dead_driver_holds_up_what_is_asked_for_alone(
 def test_what_a_killed_run_has_set_is_taken_back_by_one_that_no_longer_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("CONFIGURATION", "RECORD", "UNFINISHED", "LOCKS"):
+    for name in ("CONFIGURATION", "RECORD", "UNFINISHED", "HALTED", "LOCKS"):
         monkeypatch.setattr(CONFIG, name, tmp_path / name)
     monkeypatch.setattr(CONFIG, "look", lambda: gpus(requested_power_limit="300.00 W"))
     monkeypatch.setattr(CONFIG, "ask", lambda *_, **__: "")

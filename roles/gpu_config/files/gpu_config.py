@@ -9,7 +9,8 @@ Each MIG instance gets names that do not change with the driver's numbering, for
 /dev/nvidia-mig/gpuN/gi-PROFILE-I and ci-PROFILE-I, I counting the instances of one profile on GPU N.
 
 usage: gpu-config                                   as at boot, by what the role has written down
-       gpu-config --given JSON [--check] [--drained]  for the role: prints what it did, or would do, as JSON
+       gpu-config --given JSON [--check [--halt]] [--drained]
+                                                    for the role: prints what it did, or would do, as JSON
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ RECORD = Path("/var/lib/clusterctl/gpu-config.json")
 LOCKS = Path("/run/clusterctl/gpu-config.json")
 # There as long as GPUs change of which others have to know: the services that are stopped meanwhile.
 UNFINISHED = Path("/run/clusterctl/gpu-config-unfinished.json")
+# There from when slurmd was stopped, for the head to name instances that are to come, until they are there.
+HALTED = Path("/run/clusterctl/gpu-config-halted.json")
 LINKS = Path("/dev/nvidia-mig")
 CAPABILITIES = Path("/proc/driver/nvidia/capabilities")
 DRIVER = Path("/sys/module/nvidia")
@@ -41,6 +44,7 @@ SECONDS = 60
 LONG_SECONDS = 300  # of resets, and of services that start or stop
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 DEFAULT, NONE = "default", "none"
+LAYOUT = "MIG layout"
 COMPUTE_MODES = {DEFAULT: "Default", "exclusive_process": "Exclusive_Process", "prohibited": "Prohibited"}
 CDI = "nvidia-cdi-refresh.service"
 SLURMD = "slurmd.service"  # it knows the devices that there were at its start
@@ -285,7 +289,7 @@ class Settings:
                 if gpu.mig is not None:
                     raise  # where MIG is off the driver may not say what there would be
         if gpu.layout() != wanted:
-            yield Step(gpu, "mig", "MIG layout", wanted, gpu.layout(), lambda: self.divide(gpu, wanted), idle=True)
+            yield Step(gpu, "mig", LAYOUT, wanted, gpu.layout(), lambda: self.divide(gpu, wanted), idle=True)
 
     def require_room(self, gpu: Gpu, wanted: str) -> None:
         """Raise Unfit where the GPU has no such profile, or no room for all of them."""
@@ -546,11 +550,14 @@ def capability(access: Path) -> int:
 
 
 def stopped() -> list[str]:
-    """Return the services that an earlier run has stopped and not started again."""
-    try:
-        return list(json.loads(UNFINISHED.read_text()))
-    except (OSError, ValueError):
-        return []
+    """Return the services that were stopped before and not started again."""
+    found: list[str] = []
+    for path in (UNFINISHED, HALTED):
+        try:
+            found += json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+    return found
 
 
 @contextmanager
@@ -573,6 +580,17 @@ def paused(units: tuple[str, ...], *, boot: bool) -> Iterator[None]:
         yield
 
 
+def halt() -> None:
+    """Stop slurmd where no job runs, until the GPUs are divided.
+
+    With the head's new configuration it would tell the head of fewer instances than that names. For this Slurm puts its
+    own reason in the place of the one by which the node is out of service, and nobody would know it for ours.
+    """
+    if running(SLURMD) and not jobs():
+        save(HALTED, [SLURMD])
+        ask("systemctl", "stop", SLURMD, seconds=LONG_SECONDS)
+
+
 def settle(given: Data, before: Data, *, drained: bool = False, check: bool = False, boot: bool = False) -> Data:
     """Bring the GPUs to what is asked for; return what was changed, or would be, and what has to wait.
 
@@ -581,7 +599,7 @@ def settle(given: Data, before: Data, *, drained: bool = False, check: bool = Fa
     """
     answer: Data = {"changes": [], "notes": [], "kept": given, "layouts": {}}
     wanted = back(given, before)
-    if not asked(wanted) and not UNFINISHED.exists():
+    if not asked(wanted) and not stopped() and not UNFINISHED.exists():
         return answer
     gpus, locks = look(), {} if UNFINISHED.exists() else load_locks()
     settings = Settings(wanted, locks)
@@ -600,7 +618,7 @@ def settle(given: Data, before: Data, *, drained: bool = False, check: bool = Fa
         answer["kept"].update(mig="", mig_gpus=divided)
     answer["layouts"] = {**layouts, **{str(step.gpu.index): step.to for step in done if step.setting == "mig"}}
     answer["changes"] = told(done)
-    if UNFINISHED.exists():
+    if UNFINISHED.exists() or (HALTED.exists() and not any(step.setting == "mig" for step in done)):
         what = "started, which an earlier run has not come to"
         answer["changes"].append({"kind": "services", "name": "of the GPUs", "what": what})
     answer["notes"] = [
@@ -621,7 +639,8 @@ def settle(given: Data, before: Data, *, drained: bool = False, check: bool = Fa
 def apply(settings: Settings, due: set[str], *, boot: bool) -> None:
     """Make these settings so, in their order, each by what there is when its turn comes."""
     exclusive, driver = due & {"ecc", "mig"}, loaded()
-    with paused((SLURMD, *HOLDERS) if exclusive else (SLURMD,) if UNFINISHED.exists() else (), boot=boot):
+    left = UNFINISHED.exists() or HALTED.exists()
+    with paused((SLURMD, *HOLDERS) if exclusive else (SLURMD,) if left else (), boot=boot):
         try:
             for part in ORDER[:-1] if exclusive else ():
                 for step in settings.steps(look(), *part):
@@ -635,7 +654,8 @@ def apply(settings: Settings, due: set[str], *, boot: bool) -> None:
     # A reset has forgotten what was as asked before it, and where one is allowed nothing has to wait.
     for step in settings.steps(look(), *(setting for setting in ORDER[-1] if exclusive or setting in due)):
         step.act()
-    UNFINISHED.unlink(missing_ok=True)
+    for path in (UNFINISHED, HALTED):
+        path.unlink(missing_ok=True)
 
 
 def words(error: BaseException | None) -> str:
@@ -654,6 +674,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--given", type=json.loads, metavar="JSON")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--drained", action="store_true")
+    parser.add_argument("--halt", action="store_true", help="with --check: have slurmd stopped where MIG would change")
     options = parser.parse_args(arguments)
     if os.geteuid() != 0:
         sys.exit("gpu-config: only root may set GPUs")
@@ -662,6 +683,8 @@ def main(arguments: list[str]) -> None:
     given = kept if boot else options.given
     try:
         answer = settle(given, joined(kept, load(RECORD)), drained=options.drained, check=options.check, boot=boot)
+        if options.halt and any(change["name"] == LAYOUT for change in answer["changes"]):
+            halt()
     except Unfit as error:
         if asked(given):
             sys.exit(words(error))
