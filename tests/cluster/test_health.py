@@ -147,6 +147,17 @@ def test_a_fault_of_the_hardware_waits_for_a_diagnosis(lab: TestLab, name: str) 
     assert slurm(lab, "gpu01")[0] == "idle"
 
 
+@pytest.mark.long
+def test_a_driver_that_hangs_drains_its_node(lab: TestLab) -> None:
+    """A program in the place of nvidia-smi never ends; of a driver that hangs even a kill would not end it."""
+    lab.root("gpu02", "install -m 755 /dev/stdin /usr/local/sbin/nvidia-smi <<'END'\n#!/bin/sh\nsleep 600\nEND\n")
+    until(lab, {"gpu02": "nvidia-smi does not answer within 30 s"})
+    assert slurm(lab, "gpu02")[0] == "drained"
+    lab.root("gpu02", "rm /usr/local/sbin/nvidia-smi")
+    until(lab, {})
+    assert slurm(lab, "gpu02")[0] == "idle"
+
+
 def test_no_application_no_load_and_no_user_drains_a_node(lab: TestLab) -> None:
     """Errors of programs, a GPU at work, and a line that a user writes in the kernel's name."""
     for number in (13, 31, 43, 45):
