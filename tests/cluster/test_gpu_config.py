@@ -94,6 +94,7 @@ def test_a_job_gets_one_instance_and_no_other(lab: TestLab) -> None:
     assert "MIG" not in seen(lab, "--gres=gpu:h100:1")
 
 
+@pytest.mark.long
 def test_power_changes_under_a_job_and_a_layout_waits_until_it_has_ended(lab: TestLab) -> None:
     number = submit(lab, "sleep 100000", "--nodelist=gpu01", "--gres=gpu:2g.20gb:1")
     wait_until(lambda: lab.root("head1", f"squeue --noheader --jobs={number} --format=%T").strip() == "RUNNING")
@@ -138,6 +139,7 @@ def test_an_operators_drain_is_kept(lab: TestLab) -> None:
     wait_until(lambda: state(lab, "gpu02")[0] == "idle")
 
 
+@pytest.mark.long
 def test_a_restart_brings_all_of_it_back_before_slurm(lab: TestLab) -> None:
     podman("restart", "--time", "5", f"clusterctl-{lab.name}-gpu01")
     wait_until(lambda: lab.ssh("gpu01", "systemctl", "is-active", "slurmd", check=False).strip() == "active")
