@@ -93,9 +93,9 @@ class Lab:
     """A lab by name. Every method raises LabError with one clear text."""
 
     def __init__(self, name: str) -> None:
-        if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", name):
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,29}", name):
             raise LabError(
-                f"--name {name!r}: lower-case letters, digits and hyphens, at most 31, beginning with a letter"
+                f"--name {name!r}: lower-case letters, digits and hyphens, at most 30, beginning with a letter"
             )
         self.name = name
         self.directory = _state_directory() / name
