@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Document, load, run, say
-from tests.cluster.lab import TestLab, podman
-from tests.faults.injury import begin, container, cut_off, ended, latest_run, wait_until
+from tests.cluster.lab import TestLab
+from tests.faults.injury import begin, cut_off, ended, latest_run, silent, wait_until
 
 ROUNDS = 3
 LIMITS = {"silent": 15.0, "hung": 60.0, "refused": 2.0}
@@ -59,17 +59,14 @@ def _silent(lab: BenchLab, nodes: TestLab) -> float:
 def _hung(nodes: TestLab) -> float:
     """Return the seconds from when a worker stops in the midst of a run to when the run gives it up."""
     process = begin(nodes)
-    podman("pause", container(nodes, "gpu02"))
-    began = time.monotonic()
-    try:
+    with silent(nodes, "gpu02"):
+        began = time.monotonic()
         events = latest_run(nodes) / "events.jsonl"
         wait_until(lambda: '"unreachable"' in events.read_text() or process.poll() is not None)
         seconds = time.monotonic() - began
         if process.poll() is not None:
             raise BenchError("the run ended without giving the worker up")
         ended(process, 4)
-    finally:
-        podman("unpause", container(nodes, "gpu02"))
     return seconds
 
 

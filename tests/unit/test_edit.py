@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from clusterctl import edit, home, hostrange, initialise, inventory, paths
 from clusterctl.errors import InputError
 from clusterctl.lab.lab import Lab, Settings
+from clusterctl.lab.podman import LabError
 
 EXAMPLES = 200
 
@@ -562,7 +563,10 @@ def _written_by_init(place: Path) -> Path:
 
 
 def _written_by_lab(place: Path) -> Path:
-    lab = Lab("edited")
+    longest = "edited".ljust(30, "x")
+    with pytest.raises(LabError, match="at most 30"):
+        Lab(f"{longest}x")
+    lab = Lab(longest)
     lab._private.mkdir(parents=True)
     lab.key.write_text("a key")
     lab.key.chmod(0o600)

@@ -140,7 +140,8 @@ def test_a_key_that_the_jump_host_refuses_is_tried_once_there_for_all(tmp_path: 
 def test_a_users_configuration_cannot_switch_off_the_check_of_host_keys(tmp_path: Path) -> None:
     """What Ansible's ssh makes of our options beside a configuration that wants none of it, by `ssh -G`."""
     config = tmp_path / "config"
-    # What many users have in their ~/.ssh/config. ssh is only asked (-G) what it would make of it; it connects nowhere.
+    # Careless lines that many users have in their ~/.ssh/config, and that ours must overrule. They are fed in here and
+    # nobody's setting: ssh is only asked (-G) what it would make of them, and connects nowhere.
     lax = ["StrictHostKeyChecking no", "UserKnownHostsFile /dev/null", "VerifyHostKeyDNS yes", "ForwardAgent yes"]
     lax += ["UpdateHostKeys yes", "KnownHostsCommand /bin/true", "NoHostAuthenticationForLocalhost yes"]
     config.write_text("".join(f"{line}\n" for line in lax))
