@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.labs import lab_name, state_directory
 
 HERE = Path(__file__).resolve().parent
@@ -38,6 +40,12 @@ class TestLab:
     @property
     def nodes(self) -> list[str]:
         return ["head1", *(f"gpu{n:02}" for n in range(1, self.workers + 1))]
+
+    @property
+    def image(self) -> str:
+        """What the kit's registry calls a small Debian."""
+        address = yaml.safe_load(self.inventory.read_text())["all"]["vars"]["cluster_no_proxy"][0]
+        return f"{address}/lab/debian:13"
 
     def up(self, *options: str) -> None:
         done = clusterctl("lab", "up", "--name", self.name, "--workers", str(self.workers), *options)

@@ -28,13 +28,6 @@ def cluster(gpus: Site) -> TestLab:
     return gpus.lab
 
 
-@pytest.fixture(scope="module")
-def image(cluster: TestLab) -> str:
-    """The registry's name of a small Debian."""
-    address = yaml.safe_load(cluster.inventory.read_text())["all"]["vars"]["cluster_no_proxy"][0]
-    return f"{address}/lab/debian:13"
-
-
 def fetch(cluster: TestLab, path: str) -> bytes:
     """Read a file of the package source as apt does: by the authority that the inventory names."""
     known = yaml.safe_load(cluster.inventory.read_text())["all"]["vars"]
@@ -66,13 +59,13 @@ def job(cluster: TestLab, gpus: int, script: str) -> str:
 SEEN = "ls /dev | grep -x 'nvidia[0-9]*'; nvidia-smi -L"
 
 
-def test_podman_in_a_job_sees_exactly_the_jobs_gpus(cluster: TestLab, image: str) -> None:
+def test_podman_in_a_job_sees_exactly_the_jobs_gpus(cluster: TestLab) -> None:
     told = job(
         cluster, 2,
         f"""
-        podman pull --quiet {image} > /dev/null
+        podman pull --quiet {cluster.image} > /dev/null
         nvidia-smi -L; echo ==
-        podman run --rm --quiet $(job-gpus) {image} sh -c "{SEEN}"
+        podman run --rm --quiet $(job-gpus) {cluster.image} sh -c "{SEEN}"
         """,
     )  # fmt: skip
     outside, inside = (part.strip().splitlines() for part in told.split("==\n"))
@@ -81,8 +74,8 @@ def test_podman_in_a_job_sees_exactly_the_jobs_gpus(cluster: TestLab, image: str
     assert len([line for line in inside if line.startswith("nvidia")]) == 2
 
 
-def test_two_jobs_containers_share_no_gpu(cluster: TestLab, image: str) -> None:
-    script = f'podman pull --quiet {image} > /dev/null; podman run --rm $(job-gpus) {image} sh -c "{SEEN}"; sleep 15'
+def test_two_jobs_containers_share_no_gpu(cluster: TestLab) -> None:
+    script = f'podman pull --quiet {cluster.image} > /dev/null; podman run --rm $(job-gpus) {cluster.image} sh -c "{SEEN}"; sleep 15'
     argv = cluster.ssh_argv("head1", *ALICE, "srun", "--gres=gpu:1", "sh", "-eu", "-s")
     both = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for process in both:
@@ -97,12 +90,12 @@ def test_two_jobs_containers_share_no_gpu(cluster: TestLab, image: str) -> None:
     assert len(uuids) == 2
 
 
-def test_a_container_that_is_given_all_gpus_can_use_those_of_its_job_alone(cluster: TestLab, image: str) -> None:
+def test_a_container_that_is_given_all_gpus_can_use_those_of_its_job_alone(cluster: TestLab) -> None:
     told = job(
         cluster, 1,
         f"""
         nvidia-smi -L; echo ==
-        podman run --rm --device nvidia.com/gpu=all {image} sh -c "nvidia-smi -L; echo ==
+        podman run --rm --device nvidia.com/gpu=all {cluster.image} sh -c "nvidia-smi -L; echo ==
           for device in /dev/nvidia[0-3]; do (: < \\$device) 2>&1 || true; done"
         """,
     )  # fmt: skip

@@ -124,15 +124,20 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vendor(lab: TestLab, packages: Path, fault: str = "none") -> Iterator[dict[str, Any]]:
     """NVIDIA's repository as far as the role can tell; yields what the inventory says to use it."""
     with repository(gateway(lab), fault, packages, KEY) as (url, key):
-        argv = ["gpg", "--show-keys", "--with-colons"]
-        shown = subprocess.run(argv, input=key, capture_output=True, text=True, check=True).stdout
-        found = re.search(r"(?m)^fpr:+([0-9A-F]{40}):", shown)
-        assert found is not None
         yield {
             "cluster_package_mirrors": {"nvidia": f"{url}/compute/cuda/repos"},
-            "nvidia_driver_key_fingerprint": found.group(1),
+            "nvidia_driver_key_fingerprint": fingerprint(key),
             "nvidia_driver_kernel": KERNEL,
         }
+
+
+def fingerprint(key: str) -> str:
+    """A public key's."""
+    argv = ["gpg", "--show-keys", "--with-colons"]
+    shown = subprocess.run(argv, input=key, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(?m)^fpr:+([0-9A-F]{40}):", shown)
+    assert found is not None
+    return found.group(1)
 
 
 def play(
@@ -257,6 +262,39 @@ def test_users_choose_among_toolkits_side_by_side(lab: TestLab, packages: Path, 
         status, output = play(lab, tmp_path, variables | refused, role="nvidia_cuda")
         assert status != 0
         assert "CUDA 99.9 is not known here" in output
+
+
+@pytest.mark.parametrize("fault", ["signature", "fingerprint", "none"])
+def test_dockers_own_packages_come_from_a_source_that_its_key_has_signed(
+    lab: TestLab, tmp_path: Path, fault: str
+) -> None:
+    """Empty ones stand for them, in its repository's layout."""
+    names = ("docker-ce", "docker-ce-cli", "containerd.io", "docker-buildx-plugin", "docker-compose-plugin")
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    for name in names:
+        pack(folder, name, "29.1.0", {})
+    before = installed(lab)
+    with repository(gateway(lab), fault, folder, "gpg") as (url, key):
+        given = {
+            "containers_source": "docker",
+            "containers_repository_url": f"{url}/linux",
+            "containers_key_fingerprint": OTHER_PRINT if fault == "fingerprint" else fingerprint(key),
+        }
+        status, output = play(lab, tmp_path, given, role="containers")
+        if fault == "none":
+            assert status == 0, output
+            offered = lab.root(NODE, "apt-cache policy docker-ce")
+            assert re.search(rf"29\.1\.0 \d+\n +\d+ {url}/linux/debian trixie/stable", offered), offered
+            status, output = play(lab, tmp_path, given, "--check", "--diff", role="containers, docker")
+            assert status == 0, output
+            assert all(re.search(rf"\b{re.escape(name)}\b.* 29\.1\.0", output) for name in names), output
+        else:
+            assert status != 0
+            told = f"expected {OTHER_PRINT}" if fault == "fingerprint" else "a source cannot be trusted"
+            assert told in output
+            assert "docker-ce" not in lab.root(NODE, "apt-cache pkgnames")
+    assert installed(lab) == before
 
 
 def module(lab: TestLab, name: str, command: str) -> str:

@@ -31,9 +31,9 @@ done
 def lab() -> Iterator[TestLab]:
     lab = TestLab(lab_name("gpu-config"))
     lab.down()
-    lab.up("--gpu-model", "h100-sxm5-80gb", "--gpus", "2")
-    lab.switch_on("gpu_config")
-    lab.declare("gpu_config_power_limit: 85%", 'gpu_config_graphics_clock: "345,1500"')
+    lab.up("--gpu-model", "h100-sxm5-80gb", "--gpus", "2", "--kit")
+    lab.switch_on("gpu_config", "podman", "nvidia_container_toolkit")
+    lab.declare("gpu_config_power_limit: 85%", 'gpu_config_graphics_clock: "345,1500"', "slurm_head_health_interval: 5")
     of(lab, "gpu01", f'gpu_config_mig: "{THREE}"')
     lab.run("bootstrap")
     yield lab
@@ -94,6 +94,29 @@ def test_a_job_gets_one_instance_and_no_other(lab: TestLab) -> None:
     assert "MIG" not in seen(lab, "--gres=gpu:h100:1")
 
 
+def test_a_jobs_container_has_its_instances_and_no_others(lab: TestLab) -> None:
+    assert contained(lab, "--gres=gpu:2g.20gb:1") == ["2g.20gb"]
+    assert contained(lab, "--gres=gpu:3g.40gb:2") == ["3g.40gb"] * 2
+
+
+def contained(lab: TestLab, *options: str) -> list[str]:
+    """The instances that a container of a job's is shown, which are those of the job."""
+    script = f"nvidia-smi -L; echo ==; podman run --rm --quiet $(job-gpus) {lab.image} nvidia-smi -L"
+    told = lab.ssh("head1", *ALICE, "srun", "--chdir=/", "--quiet", *options, "sh", "-eu", "-s", stdin=script)
+    outside, inside = (part.splitlines() for part in told.split("==\n"))
+    assert inside == outside
+    return [found.group(1) for line in inside if (found := re.search(r"  MIG (\S+)", line))]
+
+
+def test_a_fabric_that_is_not_up_drains_its_node(lab: TestLab) -> None:
+    """Of a fault that these have and test_health.py's GPUs do not."""
+    assert clusterctl("lab", "fault", "--name", lab.name, "gpu02", "fabric-down").returncode == 0
+    wait_until(lambda: state(lab, "gpu02") == ("drained", "clusterctl: health: GPU 0: fabric in progress, no status"))
+    assert state(lab, "gpu01")[0] == "idle"
+    assert clusterctl("lab", "fault", "--name", lab.name, "gpu02", "clear").returncode == 0
+    wait_until(lambda: state(lab, "gpu02")[0] == "idle")
+
+
 @pytest.mark.long
 def test_power_changes_under_a_job_and_a_layout_waits_until_it_has_ended(lab: TestLab) -> None:
     number = submit(lab, "sleep 100000", "--nodelist=gpu01", "--gres=gpu:2g.20gb:1")
@@ -124,6 +147,7 @@ def test_power_changes_under_a_job_and_a_layout_waits_until_it_has_ended(lab: Te
     assert gres(lab) == {"gpu01": "gpu:7g.80gb:2", "gpu02": "gpu:h100:2"}
     wait_until(lambda: state(lab, "gpu01")[0] == "idle")
     assert re.findall(r"  MIG (\S+)", seen(lab, "--gres=gpu:7g.80gb:1")) == ["7g.80gb"]
+    assert contained(lab, "--gres=gpu:7g.80gb:1") == ["7g.80gb"]
     lab.unchanged()
 
 
@@ -148,6 +172,7 @@ def test_a_restart_brings_all_of_it_back_before_slurm(lab: TestLab) -> None:
     lab.root("gpu01", "journalctl --boot --unit gpu-config | grep -q 'MIG layout 7g.80gb, was none'")
     wait_until(lambda: state(lab, "gpu01")[0] == "idle")
     assert re.findall(r"  MIG (\S+)", seen(lab, "--gres=gpu:7g.80gb:1")) == ["7g.80gb"]
+    assert contained(lab, "--gres=gpu:7g.80gb:1") == ["7g.80gb"]
 
 
 @pytest.mark.long
