@@ -117,6 +117,7 @@ def everything() -> Iterator[Site]:
                 "enroot_release_url": f"{url}/v3.5.0",
                 "enroot_sha256": sha256[f"enroot_{VERSION}_amd64.deb"],
                 "enroot_caps_sha256": sha256[f"enroot+caps_{VERSION}_amd64.deb"],
+                "prometheus_scrape_interval": "5s",
                 "pyxis_source_url": f"{url}/v0.20.0.tar.gz",
                 "pyxis_source_sha256": sha256["v0.20.0.tar.gz"],
                 "slurm_head_health_interval": INTERVAL,

@@ -46,9 +46,7 @@ def test_the_package_source_is_laid_out_as_the_vendors(cluster: TestLab) -> None
 
 
 def test_a_second_run_changes_nothing(cluster: TestLab) -> None:
-    before = cluster.manifests()
     cluster.unchanged()
-    assert cluster.manifests() == before
 
 
 def job(cluster: TestLab, gpus: int, script: str) -> str:
@@ -75,7 +73,8 @@ def test_podman_in_a_job_sees_exactly_the_jobs_gpus(cluster: TestLab) -> None:
 
 
 def test_two_jobs_containers_share_no_gpu(cluster: TestLab) -> None:
-    script = f'podman pull --quiet {cluster.image} > /dev/null; podman run --rm $(job-gpus) {cluster.image} sh -c "{SEEN}"; sleep 15'
+    image = cluster.image
+    script = f'podman pull --quiet {image} > /dev/null; podman run --rm $(job-gpus) {image} sh -c "{SEEN}"; sleep 15'
     argv = cluster.ssh_argv("head1", *ALICE, "srun", "--gres=gpu:1", "sh", "-eu", "-s")
     both = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for process in both:

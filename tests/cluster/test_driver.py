@@ -176,7 +176,15 @@ def test_a_dry_run_says_what_would_come_and_changes_nothing(lab: TestLab, packag
     assert installed(lab) == before
 
 
-@pytest.mark.parametrize("fault", ["key", "signature", "unsigned", "fingerprint"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "signature",
+        "fingerprint",
+        pytest.param("key", marks=pytest.mark.long),
+        pytest.param("unsigned", marks=pytest.mark.long),
+    ],
+)
 def test_packages_that_the_pinned_key_has_not_signed_are_refused(
     lab: TestLab, packages: Path, tmp_path: Path, fault: str
 ) -> None:
@@ -225,6 +233,7 @@ def test_a_driver_that_does_not_build_is_told_by_the_compilers_line(
         assert built(lab, KERNEL) == [NEW]
 
 
+@pytest.mark.long
 def test_gdrcopy_is_built_with_it_and_comes_from_a_source_whose_key_was_renewed(
     lab: TestLab, packages: Path, tmp_path: Path
 ) -> None:

@@ -10,8 +10,12 @@ from tests.labs import REPOSITORY, lab_name, state_directory
 
 HERE = Path(__file__).resolve().parent
 SCENARIOS = sorted(path.parent.name for path in HERE.glob("*/molecule.yml"))
-# CI plays these in a whole cluster, twice, uses them and takes them back (test_containers, _gpu_metrics, _runtimes).
-LONG = {"apptainer", "containerd", "containers", "dcgm_exporter", "docker", "nvidia_container_toolkit", "podman"}
+# CI plays these in whole clusters and uses them (tests/cluster/test_containers.py, _gpu_config, _gpu_metrics, _health,
+# _runtimes); nvidia_driver finds a driver there and leaves it, as here, and has test_driver.py besides.
+LONG = {
+    "apptainer", "containerd", "containers", "dcgm_exporter", "docker", "gpu_config", "gpu_health",
+    "nvidia_container_toolkit", "nvidia_driver", "podman",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
