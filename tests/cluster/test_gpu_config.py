@@ -208,3 +208,18 @@ def test_slurm_asks_the_driver_itself_where_that_is_its_source(lab: TestLab) -> 
     assert re.findall(r"  MIG (\S+)", told) == ["2g.20gb"]
     assert len(re.findall("opens=", told)) == 2, told
     lab.unchanged()
+
+
+@pytest.mark.long
+def test_a_node_comes_back_with_its_gpu_though_slurm_itself_had_found_it_missing(lab: TestLab) -> None:
+    """Slurm's reason takes the place of ours whenever the node registers with one less."""
+    (place,) = (path for path in lab.inventory.parent.rglob("gpu02/simulated-nvml.conf"))
+    whole = place.read_text()
+    place.write_text(re.sub(r"(?m)^gpus=\d+", "gpus=1", whole))
+    podman("restart", "--time", "5", f"clusterctl-{lab.name}-gpu02")
+    wait_until(lambda: lab.root("head1", "journalctl --unit slurmctld --grep 'gres/gpu count reported lower' || true"))
+    wait_until(lambda: state(lab, "gpu02")[1].startswith("clusterctl: health: "))
+    assert state(lab, "gpu01")[0] == "idle"
+    place.write_text(whole)
+    podman("restart", "--time", "5", f"clusterctl-{lab.name}-gpu02")
+    wait_until(lambda: state(lab, "gpu02")[0] == "idle")

@@ -86,9 +86,10 @@ def drain(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize(
     ("state", "reason", "causes", "told"),
     [
-        ("idle", "none", {"health": "x"}, "gpu01 out: health"),
-        ("idle+drain", "clusterctl: health: x", {}, "gpu01 in"),
-        ("idle+drain", "fan State=IDLE Reason=clusterctl: x", {}, ""),
+        ("idle", "Unknown none", {"health": "x"}, "gpu01 out: health"),
+        ("idle+drain", "root clusterctl: health: x", {}, "gpu01 in"),
+        ("idle+drain", "root fan State=IDLE Reason=clusterctl: x", {}, ""),
+        ("idle+drain", "slurm Kill task failed", {}, ""),
         ("", "", {"health": "x"}, ""),
     ],
 )
@@ -100,17 +101,46 @@ def test_a_node_is_drained_by_what_slurm_has_of_it(
 
     def run(*argv: str) -> str:
         if argv[0] == "sinfo":
-            return f"{reason if '--format=%E' in argv else state.ljust(200)}\n" * 2  # it is in two partitions
+            return f"{reason if '--format=%u %E' in argv else state.ljust(200)}\n" * 2  # it is in two partitions
         if "show" in argv:
             return "NodeName=gpu01 OS=x State=DOWN+DRAIN Reason=clusterctl: x [root@x] State=IDLE Partitions=main\n"
         updates.append(argv)
         return ""
 
     monkeypatch.setattr(drain, "run", run)
-    assert drain.settle("gpu01", causes) == told
+    assert drain.settle("gpu01", causes, set()) == told
     assert [word for argv in updates for word in argv if word.startswith("State=")] == (
         ["State=DRAIN"] if told.endswith("health") else ["State=UNDRAIN"] if told else []
     )
+
+
+def test_a_reason_that_slurm_writes_over_ours_makes_the_node_nobody_elses(
+    drain: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that a person has written since does, and so does the node's being back in between."""
+    has = {"state": "idle", "by": "Unknown", "reason": "none"}
+    ours: set[str] = set()
+
+    def run(*argv: str) -> str:
+        if argv[0] == "sinfo":
+            return f"{has['by']} {has['reason']}" if "--format=%u %E" in argv else has["state"]
+        has["state"] = "idle+drain" if "State=DRAIN" in argv else "idle"
+        has["by"], has["reason"] = "root", argv[-1].removeprefix("Reason=")
+        return ""
+
+    monkeypatch.setattr(drain, "run", run)
+    assert drain.settle("gpu01", {"health": "x"}, ours) == "gpu01 out: health"
+    has.update(state="inval+drain", by="slurm", reason="gres/gpu count reported lower than configured (1 < 2)")
+    drain.settle("gpu01", {"health": "y"}, ours)
+    assert has["reason"] == "clusterctl: health: y"
+    has.update(by="slurm", reason="gres/gpu count reported lower than configured (1 < 2)")
+    assert drain.settle("gpu01", {}, ours) == "gpu01 in"
+    drain.settle("gpu01", {"health": "x"}, ours)
+    has.update(by="ops", reason="new fan")
+    drain.settle("gpu01", {"health": "y"}, ours)
+    has.update(by="slurm", reason="Low RealMemory")
+    assert drain.settle("gpu01", {}, ours) == ""
+    assert (has["state"], ours) == ("idle+drain", set())
 
 
 def test_a_node_is_new_until_it_was_put_into_service(
@@ -119,7 +149,7 @@ def test_a_node_is_new_until_it_was_put_into_service(
     """And once more after it had left; Slurm is asked for nothing of that."""
     for name in ("LEDGER", "LOCK"):
         monkeypatch.setattr(drain, name, tmp_path / "run" / name)
-    monkeypatch.setattr(drain, "settle", lambda node, causes: f"{node}: {'; '.join(causes.values())}")
+    monkeypatch.setattr(drain, "settle", lambda node, causes, ours: f"{node}: {'; '.join(causes.values())}")
 
     def does(*argv: str) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["slurm-drain", *argv])
@@ -146,7 +176,7 @@ def test_what_slurm_was_not_told_is_made_up_for(
     """The controller fails when the last cause is gone already; a cause that is left waits for its own end."""
     settled: list[str] = []
 
-    def settle(node: str, causes: dict[str, str]) -> str:
+    def settle(node: str, causes: dict[str, str], ours: set[str]) -> str:
         settled.append(node)
         if len(settled) == 1:
             sys.exit("scontrol: Unable to contact slurm controller")
@@ -155,7 +185,7 @@ def test_what_slurm_was_not_told_is_made_up_for(
     for name in ("LEDGER", "LOCK"):
         monkeypatch.setattr(drain, name, tmp_path / "run" / name)
     (tmp_path / "run").mkdir()
-    drain.save({"gpu01": {"health": "x"}, "gpu02": {"bootstrap": "x"}})
+    drain.save({"gpu01": {"health": "x"}, "gpu02": {"bootstrap": "x"}}, set())
     monkeypatch.setattr(drain, "settle", settle)
     monkeypatch.setattr(sys, "argv", ["slurm-drain", "health", "--in", "gpu01,gpu02,gpu03"])
     with pytest.raises(SystemExit):
