@@ -1,6 +1,6 @@
 """Measurements, as ratios of things taken in one run. Run by scripts/bench; nothing here judges a figure.
 
-usage: python -m tests.bench [input] [nodes] [floor] [demo] [rerun] [limits] [grow] [status]      without a name: all
+usage: python -m tests.bench [input] [nodes] [floor] [demo] [rerun] [limits] [grow] [status] [ill]   without a name: all
 """
 
 import argparse
@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import against_floor, bad_input, demo, grow, limits, nodes, rerun, status_drift
+from tests.bench import against_floor, bad_input, demo, grow, ill, limits, nodes, rerun, status_drift
 from tests.bench.measure import BenchError, Document, say
 from tests.labs import REPOSITORY
 
-PARTS = ("input", "nodes", "floor", "demo", "rerun", "limits", "grow", "status")
+PARTS = ("input", "nodes", "floor", "demo", "rerun", "limits", "grow", "status", "ill")
 
 
 def main() -> int:
@@ -37,6 +37,7 @@ def main() -> int:
         "demo": demo.main,
         "rerun": lambda: rerun.main(given.workers),
         "grow": grow.main,
+        "ill": ill.main,
         "limits": limits.main,
         "status": lambda: status_drift.main(given.workers),
     }
