@@ -28,8 +28,11 @@ for name in libnvidia-ml libcuda; do
     ln -sf "$name.so.$version" "$libraries/$name.so.1"
 done
 
-mkdir -p "$destination/usr/lib/firmware/nvidia/$version"
-ln -sf /etc/simulated-nvml.conf "$destination/usr/lib/firmware/nvidia/$version/gsp_simulated.bin"
+firmware="$destination/usr/lib/firmware/nvidia/$version"
+mkdir -p "$firmware"
+ln -sf /etc/simulated-nvml.conf "$firmware/gsp_simulated.bin"
+ln -sf /var/lib/simulated-nvml/state "$firmware/gsp_simulated_kept.bin"
+ln -sf /run/simulated-nvml/state "$firmware/gsp_simulated_state.bin"
 
 install -m 0755 "$here/simulated-gpus" "$destination/usr/libexec/simulated-gpus"
 install -m 0644 "$here/simulated-gpus.service" "$units/simulated-gpus.service"

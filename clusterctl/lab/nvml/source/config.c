@@ -13,7 +13,7 @@
 enum { ENTRIES = 1024, KEY = 64, FILES = 3 };
 
 /* In order of reading: the last line with a key counts. */
-static const char *const paths[FILES] = {CONFIG_PATH, KEPT_STATE, STATE};
+static const char *const paths[FILES] = {LINKED(""), LINKED("_kept"), LINKED("_state")};
 
 static struct entry {
     char key[KEY];

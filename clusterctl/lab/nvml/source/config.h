@@ -9,8 +9,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A link to it, where NVIDIA's container tools look for what a driver loads into a GPU, and mount it into containers. */
-#define CONFIG_PATH "/lib/firmware/nvidia/" DRIVER_VERSION "/gsp_simulated.bin"
+/* Links to all three, where NVIDIA's container tools look for what a driver loads into a GPU; they mount it everywhere. */
+#define LINKED(name) "/lib/firmware/nvidia/" DRIVER_VERSION "/gsp_simulated" name ".bin"
 #define KEPT_STATE "/var/lib/simulated-nvml/state"  /* a device's own memory: it outlives a reboot */
 #define STATE_DIRECTORY "/run/simulated-nvml"
 #define STATE STATE_DIRECTORY "/state"              /* what a driver forgets when it is unloaded */
