@@ -24,8 +24,8 @@ def repository(
 ) -> Iterator[tuple[str, str]]:
     """Serve the packages of a folder, or one of our own, on this address; yields its URL and the key to trust.
 
-    The same files are found below every path of it, as in a vendor's layout, be it flat or with a component `stable`, and
-    the key under a name, if one is given.
+    The same files are found below every path of it, as in a vendor's layout, flat or with a component `stable`, and the
+    key under a name, if one is given.
     """
     with tempfile.TemporaryDirectory(prefix="repository-") as name:
         directory = Path(name)
