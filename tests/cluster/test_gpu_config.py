@@ -49,9 +49,10 @@ def of(lab: TestLab, node: str, *lines: str) -> Path:
 
 
 def gres(lab: TestLab) -> dict[str, str]:
-    """What Slurm says that each node has."""
+    """What Slurm says that each node has, in the order of the types."""
     told = lab.root("head1", "sinfo --noheader --Node --format='%N %G'")
-    return {name: re.sub(r"\(.*?\)", "", what) for name, what in (line.split() for line in told.splitlines())}
+    found = (line.split() for line in told.splitlines())
+    return {name: ",".join(sorted(re.sub(r"\(.*?\)", "", what).split(","))) for name, what in found}
 
 
 def state(lab: TestLab, node: str) -> tuple[str, str]:
