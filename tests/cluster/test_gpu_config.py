@@ -123,7 +123,7 @@ def test_a_layout_that_was_lost_is_missed_until_an_upgrade_brings_it_back(lab: T
     missed = ("drained", f"clusterctl: health: GPU 0: MIG layout nothing, asked for is {THREE} (and 1 more)")
     wait_until(lambda: state(lab, "gpu01") == missed)
     document = lab.run("bootstrap")
-    assert f"MIG layout {THREE}, was , once the node is drained for it" in json.dumps(document)
+    assert f"MIG layout {THREE}, was nothing, once the node is drained for it" in json.dumps(document)
     assert state(lab, "gpu01") == missed
     lab.run("upgrade", "--only", "gpu_config")
     assert instances(lab, "gpu01") == THREE.split(",") * 2

@@ -327,7 +327,7 @@ def test_a_layout_that_was_lost_on_a_node_in_service_is_kept(
     monkeypatch.setattr(CONFIG, "look", lambda: gpus(current_mig="Enabled"))
     monkeypatch.setattr(CONFIG, "jobs", lambda: False)
     answer = CONFIG.settle(given, before, check=True)
-    assert "once the node is drained for it" in " ".join(answer["notes"])
+    assert "was nothing, once the node is drained for it" in " ".join(answer["notes"])
     assert (answer["kept"]["mig"], answer["kept"]["mig_gpus"]) == ("", kept)
     assert not CONFIG.settle(given, before, check=True, drained=True)["notes"]
 

@@ -292,7 +292,8 @@ class Settings:
                 if gpu.mig is not None:
                     raise  # where MIG is off the driver may not say what there would be
         if gpu.layout() != wanted:
-            yield Step(gpu, "mig", LAYOUT, wanted, gpu.layout(), lambda: self.divide(gpu, wanted), idle=True)
+            was = gpu.layout() or "nothing"
+            yield Step(gpu, "mig", LAYOUT, wanted, was, lambda: self.divide(gpu, wanted), idle=True)
 
     def require_room(self, gpu: Gpu, wanted: str) -> None:
         """Raise Unfit where the GPU has no such profile, or no room for all of them."""
