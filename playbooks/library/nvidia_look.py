@@ -81,6 +81,10 @@ waits:
   description: Those of I(wanted) that would make another driver of the loaded one, which is not allowed now.
   type: list
   returned: always
+imex:
+  description: Whether the role has ever had IMEX run here.
+  type: bool
+  returned: always
 runfile:
   description: Whether a driver from NVIDIA's own installer is here.
   type: bool
@@ -92,6 +96,7 @@ notes:
 """
 
 ROLE = "nvidia_driver"
+DAEMONS = "nvidia_daemons"  # the scope of what needs the driver
 SECURE_BOOT = (
     "secure boot is on: the kernel takes the modules that dkms builds once its key is enrolled "
     "(mokutil --import /var/lib/dkms/mok.pub, then confirm at the console on the next boot)"
@@ -163,6 +168,7 @@ def main() -> None:
         # One that an image gets is there only for its headers.
         here = {} if why else recorded()
         kept = kernel_packages(kernel) if not why and kernel == os.uname().release else []
+        imex = "unit:nvidia-imex" in load_record(DAEMONS)["items"]
     except NodeError as error:
         module.fail_json(msg=clean(str(error)))
     loaded = kernel_side.loaded()[0] if here and not container and not module.params["change"] else ""
@@ -179,6 +185,7 @@ def main() -> None:
         headers=headers(kept),
         driver=driver,
         left=why,
+        imex=imex,
         runfile=Path("/usr/bin/nvidia-uninstall").exists(),
         brought=[name for name, brought in here.items() if brought],
         waits=waits,

@@ -482,9 +482,9 @@ class Units(Kind):
 
     def difference(self, call, item, state):
         unit = self.found[item.name]
-        if unit["LoadState"] not in ("loaded", "masked") and not call.check and not item.masked:
-            raise NodeError(f"systemd says {unit['LoadState']}; {self.last_words(item.name, unit)}")
         told = [{"stop": "stopped"}.get(verb, verb.rstrip("e") + "ed") for verb in self.verbs(call, item)]
+        if told and unit["LoadState"] not in ("loaded", "masked") and not call.check and not item.masked:
+            raise NodeError(f"systemd says {unit['LoadState']}; {self.last_words(item.name, unit)}")
         because = sorted(set(call.pending) & {*item.restart_on, *item.reload_on})
         because = because if {"restarted", "reloaded"} & set(told) else []
         return ", ".join(told) + (f" ({', '.join(because)} changed)" if because else "")

@@ -119,6 +119,21 @@ def test_a_fabric_that_is_not_up_drains_its_node(lab: TestLab) -> None:
 
 
 @pytest.mark.long
+def test_a_layout_that_was_lost_is_missed_until_an_upgrade_brings_it_back(lab: TestLab) -> None:
+    lab.root("gpu01", "nvidia-smi mig -dci && nvidia-smi mig -dgi")
+    missed = ("drained", f"clusterctl: health: GPU 0: MIG layout nothing, asked for is {THREE} (and 1 more)")
+    wait_until(lambda: state(lab, "gpu01") == missed)
+    document = lab.run("bootstrap")
+    assert f"MIG layout {THREE}, was nothing, once the node is drained for it" in json.dumps(document)
+    assert state(lab, "gpu01") == missed
+    lab.run("upgrade", "--only", "gpu_config")
+    assert instances(lab, "gpu01") == THREE.split(",") * 2
+    assert gres(lab)["gpu01"] == "gpu:2g.20gb:4,gpu:3g.40gb:2"
+    wait_until(lambda: state(lab, "gpu01")[0] == "idle")
+    lab.unchanged()
+
+
+@pytest.mark.long
 def test_power_changes_under_a_job_and_a_layout_waits_until_it_has_ended(lab: TestLab) -> None:
     number = submit(lab, "sleep 100000", "--nodelist=gpu01", "--gres=gpu:2g.20gb:1")
     wait_until(lambda: lab.root("head1", f"squeue --noheader --jobs={number} --format=%T").strip() == "RUNNING")

@@ -43,6 +43,7 @@ PROFILES = """
 |                                                             3     0     0   |
 +-----------------------------------------------------------------------------+
 """
+THREE = "3g.40gb,2g.20gb,2g.20gb"
 PLACEMENTS = """GPU  0 Profile ID 19 Placements: {0,1,2,3,4,5,6}:1
 GPU  0 Profile ID 20 Placements: {0,1,2,3,4,5,6}:1
 GPU  0 Profile ID 14 Placements: {0,2,4}:2
@@ -303,6 +304,44 @@ def test_what_a_killed_run_has_set_is_taken_back_by_one_that_no_longer_asks(
     assert not CONFIG.RECORD.exists()
     CONFIG.main(["--given", '{"power_limit": ""}'])
     assert set_back == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("given", "before", "kept"),
+    [
+        ({"mig": THREE}, {"mig": THREE}, {"0": THREE, "1": THREE}),
+        ({"mig": "4g.40gb"}, {"mig": THREE}, {"0": THREE, "1": THREE}),
+        ({"mig": THREE}, {"mig": "", "mig_gpus": {"0": THREE, "1": ""}}, {"0": THREE, "1": ""}),
+        ({}, {"mig_gpus": {"1": THREE}}, {"1": THREE}),
+        ({"mig": THREE}, {}, {"0": "", "1": ""}),
+    ],
+)
+def test_a_layout_that_was_lost_on_a_node_in_service_is_kept(
+    given: dict[str, Any], before: dict[str, Any], kept: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by hands, or with the driver; it comes back at the next boot, and the health check misses it until then."""
+    for name in ("UNFINISHED", "HALTED"):
+        monkeypatch.setattr(CONFIG, name, tmp_path / name)
+    answers = {"-lgip": PROFILES, "-lgipp": PLACEMENTS, "show": "active"}
+    monkeypatch.setattr(CONFIG, "ask", lambda *argv, **_: next((answers[word] for word in argv if word in answers), ""))
+    monkeypatch.setattr(CONFIG, "look", lambda: gpus(current_mig="Enabled"))
+    monkeypatch.setattr(CONFIG, "jobs", lambda: False)
+    answer = CONFIG.settle(given, before, check=True)
+    assert "was nothing, once the node is drained for it" in " ".join(answer["notes"])
+    assert (answer["kept"]["mig"], answer["kept"]["mig_gpus"]) == ("", kept)
+    assert not CONFIG.settle(given, before, check=True, drained=True)["notes"]
+
+
+def test_a_program_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that hangs in the kernel's part of the driver."""
+    left = list["subprocess.Popen[str]"]()
+    with monkeypatch.context() as until:
+        until.setattr(subprocess.Popen, "kill", lambda process: left.append(process))
+        with pytest.raises(CONFIG.Refused, match=r"sleep 60 has not ended after 0.1 s"):
+            CONFIG.ask("sleep", "60", seconds=0.1)
+    with left[0] as process:
+        assert process.poll() is None
+        process.kill()
 
 
 @pytest.mark.parametrize("check", [True, False])

@@ -549,6 +549,15 @@ def test_what_systemctl_is_told(wanted: dict[str, Any], properties: dict[str, st
     assert node_items.verbs(node_items.Unit("u", **wanted), unit(**properties)) == told
 
 
+def test_a_unit_that_is_not_there_is_as_good_as_stopped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = node_items.Units()
+    kind.found = {"u": unit(Id="u.service", LoadState="not-found", UnitFileState="", ActiveState="inactive")}
+    assert kind.difference(call(), node_items.Unit("u", enabled=False, started=False), {}) == ""
+    monkeypatch.setattr(node_items, "run", lambda *_, **__: (0, ""))
+    with pytest.raises(node_tools.NodeError, match="systemd says not-found"):
+        kind.difference(call(), node_items.Unit("u"), {})
+
+
 def test_a_changed_file_restarts_or_reloads_what_runs() -> None:
     item = node_items.Unit("u")
     assert node_items.verbs(item, unit(), restart=True, reload=True) == ["restart"]

@@ -55,6 +55,7 @@ REGISTERED: Mapping[str, Any] = {
         "devices": ["2330"],
         "fabric": "nvswitch",
         "headers": ["linux-headers-amd64"],
+        "imex": True,
         "kept": ["linux-image-6.12.1-amd64", "linux-image-amd64"],
         "kernel": "6.12.1-amd64",
         "left": "",
@@ -344,6 +345,30 @@ def check_call(engine: Templar, role: Path, task: dict[str, Any], host: str) -> 
     listed = listed.split(",") if isinstance(listed, str) else listed  # as Ansible reads text where a list is due
     packages = [package if isinstance(package, str) else package["name"] for package in listed]
     assert len(packages) == len(set(packages))
+
+
+def test_settings_that_are_empty_again_leave_units_that_can_be_looked_for(tmp_path: Path) -> None:
+    """What was recorded of a unit is looked for ever after, so it is stated on."""
+    loader = DataLoader()
+    loader.set_vault_secrets([("default", VAULT)])
+    manager = InventoryManager(loader=loader, sources=[str(cluster(tmp_path, "debian-13"))])
+
+    def call(role: str, file: str, **known: Any) -> Any:
+        engine = templar(CONTENT / "roles" / role, "debian-13", "gpu01", manager, loader)
+        engine.available_variables = {**engine.available_variables, **known}
+        calls = [task.get("node_state", {}) for task in tasks(CONTENT / f"roles/{role}/tasks/{file}")]
+        return engine.template(trusted(next(given for given in calls if "units" in given)))
+
+    kept = {"kept": {"power_limit": "", "mig": "", "mig_gpus": {}}}
+    asked, emptied = call("gpu_config", "settle.yml"), call("gpu_config", "settle.yml", __gpu_config_done=kept)
+    assert asked["units"] == emptied["units"] == [{"name": "gpu-config"}]
+    gone = [file["dest"] for file in emptied["files"] if file.get("state") == "absent"]
+    assert gone == ["/etc/systemd/system/slurmd.service.d/gpu-config.conf"]
+    look = REGISTERED["__nvidia_driver_look"]
+    for imex, stated in ((True, [{"name": "nvidia-imex", "state": "stopped"}]), (False, [])):
+        known = {"nvidia_driver_imex_nodes": [], "__nvidia_driver_look": {**look, "imex": imex}}
+        units = call("nvidia_driver", "install.yml", **known)["units"]
+        assert [unit for unit in units if unit["name"] == "nvidia-imex"] == stated
 
 
 def trusted(value: Any) -> Any:

@@ -64,20 +64,23 @@ class Refused(Unfit):
 
 
 def ask(*argv: str, seconds: float = SECONDS) -> str:
-    """Return what a program prints; raises Refused with its own words."""
+    """Return what a program prints; raises Refused with its own words. One that cannot be killed is left behind."""
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, env=ENVIRONMENT, text=True, errors="replace",
-            timeout=seconds, check=False,
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True,
+            errors="replace",
         )  # fmt: skip
     except OSError as error:
         raise Refused(f"{argv[0]}: {error.strerror}") from None
+    try:
+        out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
+        process.kill()
         raise Refused(f"{' '.join(argv)} has not ended after {seconds:g} s") from None
-    if done.returncode:
-        said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise Refused(f"{' '.join(argv)}: {'; '.join(said)[:300] or f'ended with {done.returncode}'}")
-    return done.stdout
+    if process.returncode:
+        said = [line.strip() for line in (out + err).splitlines() if line.strip()]
+        raise Refused(f"{' '.join(argv)}: {'; '.join(said)[:300] or f'ended with {process.returncode}'}")
+    return out
 
 
 # --- what there is ----------------------------------------------------------------------------------------------------
@@ -289,7 +292,8 @@ class Settings:
                 if gpu.mig is not None:
                     raise  # where MIG is off the driver may not say what there would be
         if gpu.layout() != wanted:
-            yield Step(gpu, "mig", LAYOUT, wanted, gpu.layout(), lambda: self.divide(gpu, wanted), idle=True)
+            was = gpu.layout() or "nothing"
+            yield Step(gpu, "mig", LAYOUT, wanted, was, lambda: self.divide(gpu, wanted), idle=True)
 
     def require_room(self, gpu: Gpu, wanted: str) -> None:
         """Raise Unfit where the GPU has no such profile, or no room for all of them."""
@@ -614,7 +618,11 @@ def settle(given: Data, before: Data, *, drained: bool = False, check: bool = Fa
     layouts = {str(gpu.index): gpu.layout() for gpu in gpus}
     answer["kept"] = {**given, **{setting: before.get(setting, "") for setting in late}}
     if "mig" in late:
-        divided = {gpu: layout for gpu, layout in layouts.items() if settings.wanted(gpus[int(gpu)], "mig")}
+        # A layout that was lost meanwhile is still the one to come back, and the one that the health check misses.
+        old = Settings(before, {})
+        divided = {
+            str(gpu.index): old.wanted(gpu, "mig") or gpu.layout() for gpu in gpus if settings.wanted(gpu, "mig")
+        }
         answer["kept"].update(mig="", mig_gpus=divided)
     answer["layouts"] = {**layouts, **{str(step.gpu.index): step.to for step in done if step.setting == "mig"}}
     answer["changes"] = told(done)
