@@ -375,7 +375,11 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(BUILD, "run", run)
     monkeypatch.setattr(nvidia_kernel, "source", lambda packages: ("nvidia-open", told["wanted"]))
     monkeypatch.setattr(nvidia_kernel, "loaded", lambda: (told["loaded"], True))
-    monkeypatch.setattr(nvidia_kernel, "holders", lambda units=(), jobs=True: told["holders"])
+
+    def holders(units: tuple[str, ...] = (), jobs: bool = True) -> list[str]:
+        return [*told["holders"], *(f"job {number}" for number in told["jobs"] if jobs)]
+
+    monkeypatch.setattr(nvidia_kernel, "holders", holders)
     monkeypatch.setattr(nvidia_kernel, "jobs", lambda: told["jobs"])
     monkeypatch.setattr(nvidia_kernel, "in_use", lambda: told["used"])
     monkeypatch.setattr("ansible.module_utils.node_tools.RUN", tmp_path)
@@ -403,7 +407,7 @@ def test_a_dry_run_foresees_a_reboot_only_where_the_driver_may_be_exchanged(node
     held = made(check=True, change=True)
     held.foresee()
     assert held.reboot == "the driver is in use by bash (7)"
-    node["holders"] = []
+    node.update(holders=[], jobs=["12"])
     free = made(check=True, change=True)
     free.foresee()
     assert (free.changes, free.reboot) == ([], "")
