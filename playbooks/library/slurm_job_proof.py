@@ -243,6 +243,8 @@ def accounted(job: str) -> None:
 def prove(user: str, script: str, nodes: Nodes, admit: str = "") -> dict[str, Any]:
     """Return what was proven, and what is wrong with which node. Raises FailedError where Slurm itself fails."""
     known, down = register(nodes)
+    if admit:
+        down.update(unfit([name for name in nodes if name not in down], admit))
     usable = {name: node for name, node in nodes.items() if name not in down}
     kept_out = waiting(usable, admit) if admit else []
     if kept_out:
@@ -274,14 +276,28 @@ def examine(
     return "" if wrong else told, wrong
 
 
+def unfit(names: list[str], cause: str) -> dict[str, str]:
+    """Return which nodes wait for this proof and cannot have it, for their GPUs are not well; and why.
+
+    They would enter service unproven as soon as they are.
+    """
+    causes = json.loads(output([DRAIN]))
+    return {
+        name: f"it cannot be proven by a job, for its GPUs are not well: {causes[name]['health']}"
+        for name in names
+        if {cause, "health"} <= causes.get(name, {}).keys()
+    }
+
+
 def waiting(nodes: Nodes, cause: str) -> list[str]:
     """Return the nodes that wait for this proof alone: out of service for no cause of another's, nor by a person."""
     causes = json.loads(output([DRAIN]))
     mine = [name for name in sorted(nodes) if {*causes.get(name, ())} == {cause}]
     if not mine:
         return []
-    if reserved():  # by a run that was killed with them undrained
-        output([DRAIN, cause, "--out", ",".join(mine), "--reason", "not proven yet"])
+    # Said again: a run that was killed may have left them undrained, and Slurm may have a reason of its own by now.
+    output([DRAIN, cause, "--out", ",".join(mine), "--reason", "not proven yet"])
+    if reserved():  # by a run that was killed
         forget_reservation()
     told = output(["sinfo", "--noheader", "--Node", f"--nodes={','.join(mine)}", "--format=%N|%E"])
     reasons = dict(line.split("|", 1) for line in told.splitlines())

@@ -213,6 +213,9 @@ def test_slurm_asks_the_driver_itself_where_that_is_its_source(lab: TestLab) -> 
 @pytest.mark.long
 def test_a_node_comes_back_with_its_gpu_though_slurm_itself_had_found_it_missing(lab: TestLab) -> None:
     """Slurm's reason takes the place of ours whenever the node registers with one less."""
+    of(lab, "gpu02").unlink()
+    lab.run("upgrade", "--only", "gpu_config")
+    assert gres(lab)["gpu02"] == "gpu:h100:2"
     (place,) = (path for path in lab.inventory.parent.rglob("gpu02/simulated-nvml.conf"))
     whole = place.read_text()
     place.write_text(re.sub(r"(?m)^gpus=\d+", "gpus=1", whole))

@@ -24,7 +24,8 @@ def repository(
 ) -> Iterator[tuple[str, str]]:
     """Serve the packages of a folder, or one of our own, on this address; yields its URL and the key to trust.
 
-    The same files are found below every path of it, as in a vendor's layout, and the key under a name, if one is given.
+    The same files are found below every path of it, as in a vendor's layout, flat or with a component `stable`, and the
+    key under a name, if one is given.
     """
     with tempfile.TemporaryDirectory(prefix="repository-") as name:
         directory = Path(name)
@@ -92,7 +93,11 @@ def _publish(directory: Path, fault: str) -> str:
     release = f"Origin: a site\nCodename: here\nDate: {formatdate(now - 9 * day, usegmt=True)}\n"
     if fault == "expired":
         release += f"Valid-Until: {formatdate(now - 2 * day, usegmt=True)}\n"
-    release += f"SHA256:\n {hashlib.sha256(packages).hexdigest()} {len(packages)} Packages\n"
+    index, architecture = (
+        f"{hashlib.sha256(packages).hexdigest()} {len(packages)}",
+        _run("dpkg", "--print-architecture"),
+    )
+    release += f"SHA256:\n {index} Packages\n {index} stable/binary-{architecture.strip()}/Packages\n"
     (served / "Release").write_text(release)
     trusted = _sign(directory / "trusted", served, renewed=fault == "renewed")
     if fault == "signature":

@@ -534,16 +534,19 @@ def test_services_are_as_they_were_after_a_reset_or_diagnosis(
 
     monkeypatch.setattr(HEALTH, "STOPPED", stopped)
     monkeypatch.setattr(HEALTH, "ask", ask)
+    left, after = fails == back, []
     with (
-        contextlib.nullcontext() if fails == "nothing" else pytest.raises(HEALTH.Silent),
-        HEALTH.switched(verb, back, "a.service", "b.service", "c.service"),
+        pytest.raises(HEALTH.Silent) if fails in (verb, "inside") else contextlib.nullcontext(),
+        HEALTH.switched(verb, back, "a.service", "b.service", "c.service") as found,
     ):
+        after.append(found)
         seen.append("inside")
         assert verb == "start" or stopped.read_text() == "b.service c.service"
         if fails == "inside":
             raise HEALTH.Silent("in use")
     assert seen == [one for one in asked if one != "inside" or fails != verb]
-    assert not stopped.exists()
+    assert [one.text for found in after for one in found] == (["it does not"] if left else [])
+    assert verb == "start" or stopped.read_text() == ("c.service" if left else "")
 
 
 @pytest.fixture
@@ -592,6 +595,26 @@ def test_after_a_reset_all_is_set_again_while_the_node_is_out(ill: list[tuple[st
         (str(HEALTH.CONFIGURES), "--given", '{"mig": "7g.80gb"}', "--drained"),
     ]
     assert list(json.loads((tmp_path / "LOCKED.json").read_text())["locks"]) == ["GPU-a"]
+
+
+def test_a_service_that_does_not_come_back_is_told_and_the_rest_goes_on(
+    ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = HEALTH.ask
+
+    def ask(*argv: str, seconds: float) -> str:
+        if argv[:2] == ("systemctl", "start"):
+            raise HEALTH.Silent(f"{argv[2]} does not start")
+        return (
+            "nvidia-dcgm.service loaded" if argv[:2] == ("systemctl", "list-units") else before(*argv, seconds=seconds)
+        )
+
+    monkeypatch.setattr(HEALTH, "ask", ask)
+    found, state = diagnosed()
+    assert found == ["nvidia-dcgm.service does not start"]
+    assert state["xids"]
+    assert [argv[0] for argv in ill[1:]] == ["nvidia-smi", str(HEALTH.CONFIGURES)]
+    assert HEALTH.STOPPED.read_text() == "nvidia-dcgm.service"
 
 
 @pytest.mark.parametrize("answer", ['{"notes": ["GPU 1: it waits"]}', "no JSON", ""])

@@ -627,44 +627,46 @@ def started() -> float:
 
 
 @contextmanager
-def switched(verb: str, back: str, *units: str) -> Iterator[None]:
+def switched(verb: str, back: str, *units: str) -> Iterator[list[Finding]]:
     """Stop those of these services that run, or start those that do not, and put them back as they were.
 
-    Raises Silent where that fails, after the last of them.
+    Yields what there will be to say of that. Those that do not start again are tried once more at the next look.
     """
     shown = ask("systemctl", "list-units", "--plain", "--no-legend", "--state=active", *units, seconds=OTHERWISE)
     running = {line.split()[0] for line in shown.splitlines()}
     changed = [unit for unit in units if (unit in running) == (verb == "stop")]
     if verb == "stop":
         STOPPED.write_text(" ".join(changed))
+    found: list[Finding] = []
     try:
         for unit in changed:
             ask("systemctl", verb, unit, seconds=DIAGNOSIS_SECONDS)
-        yield
+        yield found
     finally:
         failed = put_back(back, changed)
-    if failed:
-        raise failed[0]
+        if verb == "stop":
+            STOPPED.write_text(" ".join(failed))
+        found += [Finding("diagnosis", str(error)) for error in failed.values()]
 
 
-def put_back(verb: str, units: list[str]) -> list[Silent]:
-    """Start or stop these services, the last one first; return what of that has failed."""
-    failed = []
+def put_back(verb: str, units: list[str]) -> dict[str, Silent]:
+    """Start or stop these services, the last one first; return those with which that has failed, and how."""
+    failed = {}
     for unit in reversed(units):
         try:
             ask("systemctl", verb, unit, seconds=DIAGNOSIS_SECONDS)
         except Silent as error:
-            failed.append(error)
-    STOPPED.unlink(missing_ok=True)
+            failed[unit] = error
     return failed
 
 
-def reset(given: Data, places: list[str]) -> None:
-    """Reset the GPUs at these places."""
+def reset(given: Data, places: list[str]) -> list[Finding]:
+    """Reset the GPUs at these places; return what is not as before. Raises Silent where one could not be reset."""
     names = {bus(gpu["pci"]): gpu["uuid"] or gpu["pci"] for gpu in given["gpus"]}
-    with switched("stop", "start", *HOLDERS):
+    with switched("stop", "start", *HOLDERS) as found:
         for place in places:
             ask("nvidia-smi", "--gpu-reset", "-i", names.get(place, f"{place}.0"), seconds=DIAGNOSIS_SECONDS)
+    return found
 
 
 def configure(given: Data, places: list[str]) -> list[Finding]:
@@ -693,17 +695,18 @@ def diagnose(given: Data, state: Data) -> tuple[list[Finding], Look]:
     if places:
         report(given, state, "a diagnosis is under way")  # no job starts on them meanwhile
         try:
-            reset(given, places)
+            wrong = reset(given, places)
         except Silent as error:
             text = f"GPU at {' or '.join(places)} could not be reset, so the node has to be rebooted: {error}"
             return [Finding("diagnosis", text)], Look(given, state)
-        wrong = configure(given, places)
+        wrong += configure(given, places)
     found, seen = look(given, state, "xid", shown=True)
     found = wrong + found
     if not any(finding.drains for finding in found) and shutil.which("dcgmi", path=ENVIRONMENT["PATH"]):
         try:
-            with switched("start", "stop", DCGM):
+            with switched("start", "stop", DCGM) as left:
                 ask("dcgmi", "diag", "-r", "1", seconds=DIAGNOSIS_SECONDS)
+            found += left
         except Silent as error:
             found.append(Finding("diagnosis", str(error)))
     if not any(finding.drains for finding in found):
@@ -726,8 +729,9 @@ def main(arguments: list[str]) -> int:
         except BlockingIOError:
             return 0
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for failed in put_back("start", read(STOPPED).split()):  # by a diagnosis that was killed
+        for failed in put_back("start", read(STOPPED).split()).values():  # by a diagnosis, which may have been killed
             print(f"gpu-health: {failed}", file=sys.stderr)
+        STOPPED.unlink(missing_ok=True)
         state = load()
         status = 0
         try:

@@ -1,13 +1,15 @@
-"""Proves that the services of a node run now and after a reboot, and that munge works.
+"""Proves that the services of a node run now and after a reboot, and that munge works; has the GPUs' health told.
 
 Fed to python3 on the node by stdin.
 
 Usage: python3 - UNIT...
 """
 
+import os
 import subprocess
 import sys
 
+HEALTH = "/usr/local/sbin/gpu-health"
 PROPERTIES = "Id,LoadState,ActiveState,SubState,UnitFileState"
 
 
@@ -48,6 +50,16 @@ def firewall_problems():
         yield told
 
 
+def health_problems():
+    """Yield an explanation where the head cannot be told how the GPUs are.
+
+    Slurm's last look may have been while they were exchanged or reset, and its next one would be minutes away.
+    """
+    status, told = output(HEALTH)
+    if status:
+        yield told
+
+
 def main(units):
     """Return the exit status: 0 when all is well, else 1 after printing each problem."""
     problems = list(unit_problems(units))
@@ -55,6 +67,8 @@ def main(units):
         problems += munge_problems()
     if "clusterctl-firewall.service" in units and not problems:
         problems += firewall_problems()
+    if "slurmd.service" in units and not problems and os.path.exists(HEALTH):
+        problems += health_problems()
     print("\n".join(problems) or "%d services enabled and active" % len(units))
     return 1 if problems else 0
 
