@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from ansible.module_utils import nvidia_kernel as kernel_side
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_tools import NodeError, clean, numbers, run
+from ansible.module_utils.node_tools import RUN, NodeError, clean, exclusive, numbers, run
 
 DOCUMENTATION = r"""
 module: nvidia_build
@@ -90,7 +91,9 @@ ready:
   type: bool
   returned: success
 stopped:
-  description: Those of I(units) that ran before an exchange, and are to be started again.
+  description:
+    - Those of I(units) that ran before an exchange, of an earlier run too, and are to be started again.
+    - They are kept in /run/clusterctl/nvidia-driver.stopped, which is to be removed once they run.
   type: list
   returned: success
 reboot:
@@ -102,6 +105,10 @@ reboot:
 BUILD_LIMIT_S = 3600
 CDI = "nvidia-cdi-refresh.service"
 UP = ("active", "activating", "reloading")
+# There from when services are stopped for an exchange until they are started again.
+STOPPED = RUN / "nvidia-driver.stopped"
+# Of role gpu_health, whose looks ask the driver: a look of Slurm's is left out while another holds this, others wait.
+DIAGNOSES = RUN / "gpu-health.diagnosis"
 
 
 def kernels(kernel: str, newer: bool, root: str = "/") -> list[str]:
@@ -123,7 +130,6 @@ class Driver:
         self.given, self.check = given, check
         self.changes: list[dict[str, str]] = []
         self.notes: list[str] = []
-        self.stopped: list[str] = []
         self.reboot = ""
 
     def changed(self, what: str, name: str = "nvidia") -> None:
@@ -162,11 +168,16 @@ class Driver:
         if loaded and not self.given["change"]:
             self.notes.append(f"driver {wanted} is installed and {loaded} is loaded: clusterctl upgrade exchanges it")
             return loaded
-        if running := kernel_side.jobs():
+        # A rehearsal for a node that will be drained: its jobs will have ended by then.
+        running = [] if self.check and self.given["change"] else kernel_side.jobs()
+        if running:
             raise NodeError(f"the driver is not touched under jobs: {', '.join(running[:10])} run here")
-        self.changed(f"{wanted} loaded" + (f", was {loaded}" if loaded else ""))
-        if self.check:
-            return loaded
+        with contextlib.nullcontext() if self.check else exclusive(DIAGNOSES, self.notes):
+            self.changed(f"{wanted} loaded" + (f", was {loaded}" if loaded else ""))
+            return loaded if self.check else self.exchange(loaded)
+
+    def exchange(self, loaded: str) -> str:
+        """Take out the driver that is loaded, if any, and load the built one; returns what is loaded then."""
         if loaded and not self.unload():
             return loaded
         if Path("/sys/module/nouveau").exists() and run("modprobe", "-r", "nouveau", check=False)[0]:
@@ -200,7 +211,9 @@ class Driver:
         What uses it is looked for before the first module is taken out: its old ones are no longer there to load again.
         """
         units = self.given["units"]
-        running = [unit for unit in units if run("systemctl", "is-active", unit, check=False)[1].strip() in UP]
+        up = [unit for unit in units if run("systemctl", "is-active", unit, check=False)[1].strip() in UP]
+        running = [unit for unit in units if unit in {*up, *kernel_side.text(STOPPED).split()}]
+        STOPPED.write_text(" ".join(running))
         for unit in units:
             run("systemctl", "stop", unit, check=False)
         used = kernel_side.in_use()
@@ -213,8 +226,8 @@ class Driver:
             self.wait_for_reboot(f"{used[0]} is in use" + f" by {by}" * bool(by))
             for unit in reversed(running):
                 run("systemctl", "start", unit, check=False)
+            STOPPED.unlink()
             return False
-        self.stopped = running
         return True
 
     def wait_for_reboot(self, why: str) -> None:
@@ -237,7 +250,7 @@ class Driver:
         if loaded and not self.given["change"]:
             self.notes.append(f"driver {loaded} is loaded and stays: clusterctl upgrade exchanges it")
             return
-        others = kernel_side.holders(self.given["units"])
+        others = kernel_side.holders(self.given["units"], jobs=False)  # they will have ended by then
         drawing = kernel_side.text("/sys/module/nvidia_drm/refcnt") not in ("", "0")
         if loaded and (others or drawing):
             by = ", ".join(others[:5]) or "the console"
@@ -282,7 +295,7 @@ def main() -> None:
             msg=clean(str(error)), changes=driver.changes, notes=driver.notes, changed=bool(driver.changes)
         )
     told = {"changes": driver.changes, "notes": driver.notes, "reboot": driver.reboot, "loaded": loaded}
-    told["stopped"] = driver.stopped
+    told["stopped"] = kernel_side.text(STOPPED).split() if loaded else []
     told["ready"] = here and (module.check_mode or bool(loaded))
     module.exit_json(changed=bool(driver.changes), **told)
 

@@ -175,7 +175,8 @@ def exclusive(path, notes):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return process(os.pread(descriptor, 20, 0).decode().strip())
+            told = os.pread(descriptor, 20, 0).decode().strip()
+            return process(told) if told else "another process"
         return None
 
     RUN.mkdir(mode=0o700, exist_ok=True)

@@ -5,9 +5,10 @@ Every function takes the root of the file system, so that a directory can stand 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from ansible.module_utils.node_tools import NodeError, run
@@ -21,6 +22,13 @@ SWITCH_MARK = b"SW_MNG"
 # In the order in which they can be taken out.
 MODULES = ("gdrdrv", "nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
 _VERSION = r"\d+\.\d+(?:\.\d+)?"
+ANSWER_LIMIT_S = 60
+ASK = """
+import ctypes
+library, told = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(80)
+if library.nvmlInit_v2() == 0 and library.nvmlSystemGetDriverVersion(told, 80) == 0:
+    print(told.value.decode("ascii", "replace"))
+"""
 
 
 def text(path):
@@ -65,16 +73,17 @@ def loaded(root="/"):
 
 
 def answers():
-    """The version of the driver that answers its own library here; empty where none does."""
+    """The version of the driver that answers its own library here; empty where none does.
+
+    A process of its own asks, and is left behind where it hangs in the kernel: it could not be killed.
+    """
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen((sys.executable, "-I", "-c", ASK), text=True, **streams)
     try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-        buffer, size = ctypes.create_string_buffer(80), 80
-        if library.nvmlInit_v2() != 0 or library.nvmlSystemGetDriverVersion(buffer, size) != 0:
-            return ""
-        library.nvmlShutdown()
-    except (OSError, AttributeError):
+        return process.communicate(timeout=ANSWER_LIMIT_S)[0].strip()
+    except subprocess.TimeoutExpired:
+        process.kill()
         return ""
-    return buffer.value.decode("ascii", "replace")
 
 
 def in_use(root="/"):
@@ -101,14 +110,19 @@ def secure_boot(root="/"):
     return False
 
 
-def holders(units=(), proc="/proc"):
-    """The processes that have a GPU's device file open, as a person knows them, but for those of these services."""
+def holders(units=(), jobs=True, proc="/proc"):
+    """The processes that have a GPU's device file open, as a person knows them, but for those of these services.
+
+    Without `jobs` those of Slurm's jobs are left out, too.
+    """
     found = {}
     for link in Path(proc).glob("[0-9]*/fd/*"):
         try:
             if re.match(r"/dev/nvidia", os.readlink(link)):  # noqa: PTH115 (Python 3.8)
                 pid = link.parts[-3]
-                if not set(units).intersection(re.split("[/\n]", text(Path(proc, pid, "cgroup")))):
+                group = text(Path(proc, pid, "cgroup"))
+                ends = not jobs and re.search(r"/job_\d+", group)
+                if not ends and not set(units).intersection(re.split("[/\n]", group)):
                     found[int(pid)] = text(Path(proc, pid, "comm"))
         except OSError:
             continue

@@ -1,6 +1,9 @@
 """Which driver and toolkits GPUs get, and what is made of what a node says about them."""
 
+import contextlib
+import fcntl
 import itertools
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import yaml
 
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
 from clusterctl import paths
+from tests.unit.test_gpu_health import HEALTH
 from tests.unit.test_role_plugins import plugin
 
 NVIDIA = plugin("filter_plugins/nvidia")
@@ -286,7 +290,33 @@ def test_a_service_that_is_stopped_anyway_holds_nothing(tmp_path: Path, path: st
         write(tmp_path, {f"{pid}/comm": name, f"{pid}/cgroup": path % group})
         (tmp_path / f"{pid}/fd").mkdir()
         (tmp_path / f"{pid}/fd/3").symlink_to("/dev/nvidiactl")
-    assert nvidia_kernel.holders(["nvidia-fabricmanager.service"], str(tmp_path)) == ["nvidia-fabricma (13)"]
+    assert nvidia_kernel.holders(["nvidia-fabricmanager.service"], proc=str(tmp_path)) == ["nvidia-fabricma (13)"]
+
+
+@pytest.mark.parametrize(
+    "group", ["0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0", "3:freezer:/slurm/uid_1/job_12"]
+)
+def test_a_jobs_process_holds_a_gpu_until_the_job_ends(tmp_path: Path, group: str) -> None:
+    for pid, path in (("12", group), ("13", "0::/user.slice/user-1000.slice/session-2.scope")):
+        write(tmp_path, {f"{pid}/comm": "python3", f"{pid}/cgroup": path})
+        (tmp_path / pid / "fd").mkdir()
+        (tmp_path / pid / "fd/3").symlink_to("/dev/nvidia0")
+    assert nvidia_kernel.holders(proc=str(tmp_path)) == ["python3 (12)", "python3 (13)"]
+    assert nvidia_kernel.holders(jobs=False, proc=str(tmp_path)) == ["python3 (13)"]
+
+
+def test_a_driver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hangs in the kernel lives on when it was killed, as this process does."""
+    left: list[subprocess.Popen[str]] = []
+    end = subprocess.Popen.kill
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: left.append(process))
+    monkeypatch.setattr(nvidia_kernel, "ANSWER_LIMIT_S", 1)
+    monkeypatch.setattr(nvidia_kernel, "ASK", "import time; time.sleep(60)")
+    assert nvidia_kernel.answers() == ""
+    (process,) = left
+    assert process.poll() is None
+    end(process)
+    process.communicate()
 
 
 def test_only_packages_of_another_version_bring_another_driver() -> None:
@@ -315,26 +345,47 @@ def test_each_module_that_packages_bring_is_known_to_dkms(tmp_path: Path, monkey
     assert nvidia_kernel.source(["nvidia-kernel-open-dkms", "gdrdrv-dkms"]) == both[0]
 
 
+def test_what_is_shared_has_one_name() -> None:
+    assert BUILD.DIAGNOSES == HEALTH.DIAGNOSES
+    assert f"path: {BUILD.STOPPED}\n" in (paths.content() / "roles/nvidia_driver/tasks/install.yml").read_text()
+
+
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a node tells the module: driver 1 is loaded and a shell holds it; `ran` has what was run there."""
+def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What a node tells the module: driver 1 is loaded and a shell holds it; `ran` has what was run there.
+
+    `fails` is a module that the kernel refuses, `looks` has what was run while gpu-health could look.
+    """
     told: dict[str, Any] = {"loaded": "1", "holders": ["bash (7)"], "used": ["nvidia"], "ran": [], "down": []}
-    told["wanted"] = "1"
+    told |= {"wanted": "1", "fails": "", "jobs": [], "looks": []}
 
     def run(*argv: str, **_options: Any) -> tuple[int, str]:
         told["ran"].append(argv)
+        with contextlib.suppress(BlockingIOError), BUILD.DIAGNOSES.open("w") as look:
+            fcntl.flock(look, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            told["looks"].append(argv)
+        if argv == ("modprobe", told["fails"]):
+            return 1, "No such device"
         if argv[:2] == ("modprobe", "nvidia"):
             told["loaded"] = "2"
-        if argv[1] == "show":
+        if argv[1:2] == ("show",):
             return 0, "loaded\n"
         return 0, "inactive\n" if argv[-1] in told["down"] else "active\n"
 
     monkeypatch.setattr(BUILD, "run", run)
     monkeypatch.setattr(nvidia_kernel, "source", lambda packages: ("nvidia-open", told["wanted"]))
     monkeypatch.setattr(nvidia_kernel, "loaded", lambda: (told["loaded"], True))
-    monkeypatch.setattr(nvidia_kernel, "holders", lambda units=(): told["holders"])
-    monkeypatch.setattr(nvidia_kernel, "jobs", list)
+
+    def holders(units: tuple[str, ...] = (), jobs: bool = True) -> list[str]:
+        return [*told["holders"], *(f"job {number}" for number in told["jobs"] if jobs)]
+
+    monkeypatch.setattr(nvidia_kernel, "holders", holders)
+    monkeypatch.setattr(nvidia_kernel, "jobs", lambda: told["jobs"])
     monkeypatch.setattr(nvidia_kernel, "in_use", lambda: told["used"])
+    monkeypatch.setattr("ansible.module_utils.node_tools.RUN", tmp_path)
+    monkeypatch.setattr("ansible.module_utils.node_tools.wait_until_free.__defaults__", (0,))
+    monkeypatch.setattr(BUILD, "STOPPED", tmp_path / "stopped")
+    monkeypatch.setattr(BUILD, "DIAGNOSES", tmp_path / "diagnosis")
     return told
 
 
@@ -356,7 +407,7 @@ def test_a_dry_run_foresees_a_reboot_only_where_the_driver_may_be_exchanged(node
     held = made(check=True, change=True)
     held.foresee()
     assert held.reboot == "the driver is in use by bash (7)"
-    node["holders"] = []
+    node.update(holders=[], jobs=["12"])
     free = made(check=True, change=True)
     free.foresee()
     assert (free.changes, free.reboot) == ([], "")
@@ -389,15 +440,45 @@ def test_a_driver_that_stays_has_its_services_back(node: dict[str, Any]) -> None
         ("systemctl", "start", "nvidia-persistenced.service"),
         ("systemctl", "start", "nvidia-dcgm.service"),
     ]
-    assert driver.stopped == []
+    assert not BUILD.STOPPED.exists()
 
 
-def test_a_driver_that_went_names_the_services_that_ran(node: dict[str, Any]) -> None:
-    node["used"] = []
+def test_services_that_ran_before_an_exchange_are_remembered_until_they_run_again(node: dict[str, Any]) -> None:
+    units = ["nvidia-dcgm.service", "nvidia-persistenced.service"]
+    node.update(used=[], wanted="2", fails="nvidia")
+    with pytest.raises(BUILD.NodeError, match="modprobe nvidia: No such device"):
+        made(change=True, units=units).load()
+    assert nvidia_kernel.text(BUILD.STOPPED).split() == units
+    assert ("systemctl", "start", "nvidia-dcgm.service") not in node["ran"]
+    node.update(loaded="", fails="", down=units)
+    assert made(units=units).load() == "2"
+    assert nvidia_kernel.text(BUILD.STOPPED).split() == units
+    node.update(wanted="3", down=units[:1])  # exchanged again, before its role has come to starting all of them
+    assert made(change=True, units=units).load() == "2"
+    assert nvidia_kernel.text(BUILD.STOPPED).split() == units
+
+
+def test_the_health_check_does_not_look_while_the_driver_is_exchanged(node: dict[str, Any]) -> None:
+    """It would have the driver in use, or have the kernel load it again."""
+    node.update(used=[], wanted="2")
     driver = made(change=True)
-    assert driver.unload()
-    assert driver.stopped == ["nvidia-persistenced.service"]
-    assert ("systemctl", "start", "nvidia-persistenced.service") not in node["ran"]
+    with BUILD.DIAGNOSES.open("w") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        with pytest.raises(BUILD.NodeError, match="diagnosis is held by another process, after 0 s still"):
+            driver.load()
+    assert (driver.changes, node["ran"]) == ([], [])
+    assert driver.load() == "2"
+    assert ("modprobe", "nvidia") in node["ran"]
+    assert node["looks"] == []
+
+
+def test_a_rehearsal_counts_on_the_end_of_jobs_where_the_node_will_be_drained(node: dict[str, Any]) -> None:
+    node.update(wanted="2", jobs=["12"])
+    rehearsal = made(check=True, change=True)
+    assert rehearsal.load() == "1"
+    assert [change["what"] for change in rehearsal.changes] == ["2 loaded, was 1"]
+    with pytest.raises(BUILD.NodeError, match="the driver is not touched under jobs: 12 run here"):
+        made(change=True).load()
 
 
 def test_what_is_to_be_loaded_with_a_driver_that_runs_is_loaded_beside_it(node: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ KEY = Path("/etc/clusterctl/gpu-health.key")
 STATE = Path("/var/lib/clusterctl/gpu-health.json")
 STOPPED = Path("/run/clusterctl/gpu-health.stopped")
 LOCK = Path("/run/clusterctl/gpu-health.lock")
+# Shared by looks. A diagnosis has it alone, and so has role nvidia_driver while it exchanges the driver.
 DIAGNOSES = Path("/run/clusterctl/gpu-health.diagnosis")
 # Of role gpu_config, where the node has it: what is set at every boot, and which clocks are locked now.
 CONFIGURES = Path("/usr/local/sbin/gpu-config")
