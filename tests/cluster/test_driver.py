@@ -285,6 +285,7 @@ def test_dockers_own_packages_come_from_a_source_that_its_key_has_signed(
     folder.mkdir()
     for name in names:
         pack(folder, name, "29.1.0", files if name == "docker-ce" else {})
+    lab.root(NODE, "rm -f /etc/apt/sources.list.d/nvidia.sources")  # its server, at this address, is gone
     before = installed(lab)
     with repository(gateway(lab), fault, folder, "gpg") as (url, key):
         given = {
