@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster.gpus import INTERVAL, Site
 from tests.cluster.lab import TestLab, clusterctl, podman
+from tests.faults.injury import wait_until
 
 # What goes wrong on which GPU, and what the checks say of it. These end by themselves.
 PASSING = {
@@ -55,6 +56,11 @@ def slurm(lab: TestLab, node: str) -> tuple[str, str]:
         lab.root("head1", f"sinfo --noheader --Node --nodes={node} --format='%T %E'").strip().partition(" ")
     )
     return state, reason
+
+
+def in_service(lab: TestLab, node: str) -> None:
+    """Wait until a node takes jobs; Slurm has it for silent until it has answered once more."""
+    wait_until(lambda: slurm(lab, node)[0] == "idle")
 
 
 def fault(lab: TestLab, node: str, *what: str) -> None:
@@ -119,10 +125,10 @@ def test_every_fault_is_found_among_others(lab: TestLab) -> None:
     for node in ("gpu01", "gpu02"):
         fault(lab, node, "clear")
     until(lab, {"gpu02": "GPU 1: XID 48"})
-    assert slurm(lab, "gpu01")[0] == "idle"
+    in_service(lab, "gpu01")
     assert lab.run("check", "gpu02", "--diagnose")["exit_code"] == 0
     until(lab, {})
-    assert slurm(lab, "gpu02")[0] == "idle"
+    in_service(lab, "gpu02")
 
 
 @pytest.mark.long
@@ -131,7 +137,7 @@ def test_a_fault_drains_the_node_and_its_end_brings_it_back(lab: TestLab, name: 
     drains(lab, PASSING[name][0], name, PASSING[name][1])
     fault(lab, "gpu01", "clear")
     until(lab, {})
-    assert slurm(lab, "gpu01")[0] == "idle"
+    in_service(lab, "gpu01")
 
 
 @pytest.mark.long
@@ -144,7 +150,7 @@ def test_a_fault_of_the_hardware_waits_for_a_diagnosis(lab: TestLab, name: str) 
     assert ledger(lab)["gpu01"]["health"].startswith(LASTING[name][1]["xid"])
     assert lab.run("check", "gpu01", "--diagnose")["exit_code"] == 0
     until(lab, {})
-    assert slurm(lab, "gpu01")[0] == "idle"
+    in_service(lab, "gpu01")
 
 
 @pytest.mark.long
@@ -155,7 +161,7 @@ def test_a_driver_that_hangs_drains_its_node(lab: TestLab) -> None:
     assert slurm(lab, "gpu02")[0] == "drained"
     lab.root("gpu02", "rm /usr/local/sbin/nvidia-smi")
     until(lab, {})
-    assert slurm(lab, "gpu02")[0] == "idle"
+    in_service(lab, "gpu02")
 
 
 def test_no_application_no_load_and_no_user_drains_a_node(lab: TestLab) -> None:
