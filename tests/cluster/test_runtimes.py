@@ -105,6 +105,7 @@ def test_srun_knows_the_plugin_on_every_node(gpus: Site) -> None:
     assert out.split() == ["ubuntu", "ubuntu"]
 
 
+@pytest.mark.long
 def test_a_node_that_leaves_keeps_no_container(image: TestLab) -> None:
     done = clusterctl("remove-node", str(image.inventory), "gpu01", "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
