@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab() -> Iterator[TestLab]:
     """A fresh lab of one head and two workers; the tests of test_bootstrap.py take it from empty to working."""
     lab = TestLab(lab_name("main"))
@@ -28,7 +28,7 @@ def lab() -> Iterator[TestLab]:
     lab.down()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(lab: TestLab) -> TestLab:
     """The same lab, bootstrapped."""
     lab.run("bootstrap")

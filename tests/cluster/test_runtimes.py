@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
@@ -26,10 +27,11 @@ MAY, MAY_NOT = "No such device or address", "Operation not permitted"
 
 
 @pytest.fixture(scope="module")
-def image(gpus: Site) -> TestLab:
-    """The lab with an image for Docker and containerd on gpu01."""
+def image(gpus: Site) -> Iterator[TestLab]:
+    """The lab with an image for Docker and containerd on gpu01. The last file that needs it takes it down."""
     gpus.lab.root("gpu01", IMAGE)
-    return gpus.lab
+    yield gpus.lab
+    gpus.lab.down()
 
 
 def opened(lab: TestLab, within: str) -> list[str]:
