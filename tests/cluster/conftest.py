@@ -55,9 +55,6 @@ def whole() -> Iterator[TestLab]:
     """A lab that the tests which share it leave whole; a small job need not wait long behind a large one."""
     with bootstrapped("whole", "slurm_head_conf_extra: {SchedulerParameters: bf_interval=1}") as lab:
         yield lab
-        # No GPU was ill there, so none was told to be, whatever was done to the nodes. 1: there is no such entry.
-        told = "journalctl --quiet --output=cat --unit='slurm-health@*' --grep=' is unfit: ' || [ $? = 1 ]"
-        assert not lab.root("head1", told)
 
 
 @pytest.fixture(scope="session")
