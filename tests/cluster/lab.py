@@ -103,6 +103,11 @@ class TestLab:
         """Run a shell script on a node as root."""
         return self.ssh(node, "sudo", "sh", "-eu", "-s", stdin=script, check=check)
 
+    def alarms(self) -> str:
+        """What the head has in its journal of nodes whose GPUs were not well."""
+        search = "journalctl --quiet --output=cat --unit='slurm-health@*' --grep=' is unfit: '"
+        return self.root("head1", f"{search} || [ $? = 1 ]")  # 1: there is none
+
     def manifest(self, node: str) -> dict[str, Any]:
         """Return what a node consists of, seen by a script that shares nothing with the product."""
         text = self.ssh(node, "sudo", "python3", "-", stdin=(HERE / "manifest.py").read_text())

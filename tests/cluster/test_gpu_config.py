@@ -236,7 +236,8 @@ def test_a_node_comes_back_with_its_gpu_though_slurm_itself_had_found_it_missing
     whole = place.read_text()
     place.write_text(re.sub(r"(?m)^gpus=\d+", "gpus=1", whole))
     podman("restart", "--time", "5", f"clusterctl-{lab.name}-gpu02")
-    wait_until(lambda: lab.root("head1", "journalctl --unit slurmctld --grep 'gres/gpu count reported lower' || true"))
+    found = "journalctl --quiet --unit=slurmctld --grep='gres/gpu count reported lower' || [ $? = 1 ]"  # 1: none yet
+    wait_until(lambda: lab.root("head1", found))
     wait_until(lambda: state(lab, "gpu02")[1].startswith("clusterctl: health: "))
     assert state(lab, "gpu01")[0] == "idle"
     place.write_text(whole)

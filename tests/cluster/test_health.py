@@ -118,6 +118,7 @@ def test_every_fault_is_found_among_others(lab: TestLab) -> None:
         state, reason = slurm(lab, node)
         assert state == "drained"
         assert re.match(r"clusterctl: health: GPU .* \(and \d+ more\)$", reason)
+    assert {line.split()[0] for line in lab.alarms().splitlines()} == {"gpu01", "gpu02"}
     found = health(lab.run("check", expect=4))
     for node, faults in (("gpu01", PASSING), ("gpu02", lasting)):
         for check, text in ((check, text) for _, says in faults.values() for check, text in says.items()):

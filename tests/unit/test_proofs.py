@@ -60,6 +60,22 @@ def test_where_one_node_speaks_for_another_each_is_proven_alone() -> None:
     assert list(wrong) == ["gpu02"]
 
 
+def test_a_node_whose_gpus_are_not_well_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be in service, unproven, as soon as they are. One that has been proven before waits for nothing."""
+    causes = {
+        "gpu01": {"upgrade": "x", "health": "GPU 1: XID 79"},
+        "gpu02": {"health": "hot"},
+        "gpu03": {"upgrade": "x"},
+    }
+    monkeypatch.setattr(JOB, "output", lambda argv, *_: json.dumps(causes))
+    monkeypatch.setattr(JOB, "register", lambda nodes: (dict.fromkeys(nodes, ("idle", "main")), {}))
+    monkeypatch.setattr(JOB, "waiting", lambda nodes, cause: [name for name in nodes if name == "gpu03"])
+    monkeypatch.setattr(JOB, "admitted", lambda user, cause, names, proof: ("proven", [], {}))
+    told = JOB.prove("alice", "", {name: {} for name in causes}, "upgrade")
+    assert told["down"] == {"gpu01": "it cannot be proven by a job, for its GPUs are not well: GPU 1: XID 79"}
+    assert told["admitted"] == ["gpu03"]
+
+
 def test_what_a_job_prints_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JOB, "MOST", 1000)
     for where in ("1", "2"):
@@ -117,7 +133,7 @@ def test_a_node_is_drained_by_what_slurm_has_of_it(
 def test_a_reason_that_slurm_writes_over_ours_makes_the_node_nobody_elses(
     drain: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that a person has written since does, and so does the node's being back in between."""
+    """One that a person has written since does, and so does one for which Slurm itself drains a node in service."""
     has = {"state": "idle", "by": "Unknown", "reason": "none"}
     ours: set[str] = set()
 
@@ -135,6 +151,14 @@ def test_a_reason_that_slurm_writes_over_ours_makes_the_node_nobody_elses(
     assert has["reason"] == "clusterctl: health: y"
     has.update(by="slurm", reason="gres/gpu count reported lower than configured (1 < 2)")
     assert drain.settle("gpu01", {}, ours) == "gpu01 in"
+    for by, reason in (("ops", "new fan"), ("slurm", "Kill task failed")):
+        has.update(state="idle")
+        drain.settle("gpu01", {"health": "x"}, ours)
+        assert ours == {"gpu01"}
+        has.update(by=by, reason=reason)
+        assert drain.settle("gpu01", {}, ours) == ""
+        assert (has["state"], ours) == ("idle+drain", set())
+    has.update(state="idle")
     drain.settle("gpu01", {"health": "x"}, ours)
     has.update(by="ops", reason="new fan")
     drain.settle("gpu01", {"health": "y"}, ours)

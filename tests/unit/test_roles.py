@@ -371,6 +371,22 @@ def test_settings_that_are_empty_again_leave_units_that_can_be_looked_for(tmp_pa
         assert [unit for unit in units if unit["name"] == "nvidia-imex"] == stated
 
 
+def test_what_is_set_for_the_head_alone_reaches_the_workers(tmp_path: Path) -> None:
+    """The port at which it hears them, and who is to list their GPUs."""
+    loader = DataLoader()
+    loader.set_vault_secrets([("default", VAULT)])
+    manager = InventoryManager(loader=loader, sources=[str(cluster(tmp_path, "debian-13"))])
+    manager.hosts["head1"].set_variable("slurm_head_health_port", 7000)
+    manager.hosts["head1"].set_variable("slurm_head_gres_source", "driver")
+    for role, name, expected in (
+        ("gpu_health", "__gpu_health_given", 7000),
+        ("slurm_worker", "__slurm_worker_asks", True),
+    ):
+        engine = templar(CONTENT / "roles" / role, "debian-13", "gpu01", manager, loader)
+        found = engine.template(trusted("{{ " + name + " }}"))
+        assert (found["port"] if isinstance(found, dict) else found) == expected
+
+
 def trusted(value: Any) -> Any:
     """Arguments as Ansible's own loader would hand them over: its strings may be templates."""
     if isinstance(value, dict):

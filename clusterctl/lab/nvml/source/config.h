@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Links to all three, where NVIDIA's container tools look for what a driver loads into a GPU; they mount it everywhere. */
+/* Links to all three, beside what a driver loads into a GPU, which NVIDIA's container tools mount into containers. */
 #define LINKED(name) "/lib/firmware/nvidia/" DRIVER_VERSION "/gsp_simulated" name ".bin"
 #define KEPT_STATE "/var/lib/simulated-nvml/state"  /* a device's own memory: it outlives a reboot */
 #define STATE_DIRECTORY "/run/simulated-nvml"
