@@ -1,19 +1,48 @@
-"""Which process of xdist runs which tests."""
+"""Which process of xdist runs which tests, and in which order."""
+
+from collections.abc import Mapping
 
 from xdist.scheduler import LoadFileScheduling
 
-# Files that share a lab, by its name, in the order in which they come: tests/cluster/conftest.py sees to that.
+from tests.ledger import Entry
+from tests.selection import Test, minutes_of
+
+# Files that share a lab, by its name, in the order in which they come.
 LABS = {
     "members": ("test_membership.py", "test_upgrade.py"),
     "whole": ("test_backup.py", "test_drift.py", "test_plan.py"),
     "gpus": ("test_gpu_metrics.py", "test_health.py", "test_containers.py", "test_runtimes.py"),
 }
 LAB_OF = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}
+_PLACES = {file: place for place, file in enumerate(LAB_OF)}
 
 
-class ByLab(LoadFileScheduling):  # type: ignore[misc] # xdist says nothing of types
-    """Lets one process run all of a file, and all files that share a lab."""
+def scope_of(nodeid: str) -> str:
+    """Return what one process runs in order: the files that share a lab, a file, or one molecule scenario."""
+    if nodeid.startswith("tests/molecule/"):
+        return nodeid
+    file = nodeid.partition("::")[0]
+    return LAB_OF.get(file, file)
+
+
+def order(tests: list[Test], ledger: Mapping[str, Entry]) -> dict[str, tuple[float, str, int]]:
+    """Return a sort key for each node id: the longest scopes first, each whole; the files of one lab in their order."""
+    units: dict[str, set[str]] = {}
+    for test in tests:
+        units.setdefault(test.scope, set()).add(test.unit)
+    weights = {scope: -sum(minutes_of(unit, ledger) for unit in found) for scope, found in units.items()}
+    for scope in weights:
+        if scope.startswith("tests/unit/"):  # small ones fill the gaps at the end
+            weights[scope] = 0.0
+    return {test.nodeid: (weights[test.scope], test.scope, _place(test.nodeid)) for test in tests}
+
+
+def _place(nodeid: str) -> int:
+    return _PLACES.get(nodeid.partition("::")[0], 0)
+
+
+class ByLab(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
+    """Gives one process all of a scope."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = str(super()._split_scope(nodeid))
-        return LAB_OF.get(file, file)
+        return scope_of(nodeid)

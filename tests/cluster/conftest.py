@@ -1,4 +1,4 @@
-"""The labs that tests share, and in which order their files come."""
+"""The labs that tests share."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,6 @@ from tests.cluster.lab import TestLab, bootstrapped, submit
 from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, growing, states
 from tests.faults.injury import wait_until
 from tests.labs import lab_name
-from tests.processes import LAB_OF
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the files that share a lab come in their order, whatever order they were asked for in."""
-    places = {file: place for place, file in enumerate(LAB_OF)}
-    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 @pytest.fixture(scope="module")

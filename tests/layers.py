@@ -1,0 +1,105 @@
+"""Which tests make a layer, and which paths touch it: the only map from a change to the tests that it needs.
+
+A test file belongs to one layer. A landing runs the layers in ALWAYS, each layer that a changed path touches, and one
+shard of everything else (tests/selection.py). A path that no line of TOUCHES matches touches every layer.
+"""
+
+import re
+from collections.abc import Iterable
+
+LAYERS: dict[str, tuple[str, ...]] = {
+    # Pure logic, and the command line without nodes.
+    "unit": ("tests/unit/",),
+    # One cluster's whole life, and what must survive what.
+    "core": (
+        "tests/cluster/test_bootstrap.py",
+        "tests/cluster/test_membership.py",
+        "tests/cluster/test_costs.py",
+        "tests/faults/test_faults.py",
+    ),
+    # Each role in containers: check, converge, converge again, verify, remove.
+    "roles": ("tests/molecule/",),
+    # What is done to a cluster that works.
+    "day2": (
+        "tests/cluster/test_backup.py",
+        "tests/cluster/test_drift.py",
+        "tests/cluster/test_half_way.py",
+        "tests/cluster/test_plan.py",
+        "tests/cluster/test_power_cut.py",
+        "tests/cluster/test_upgrade.py",
+    ),
+    # GPUs: driver, settings, health, metrics, containers in jobs.
+    "gpu": (
+        "tests/cluster/test_containers.py",
+        "tests/cluster/test_driver.py",
+        "tests/cluster/test_gpu_config.py",
+        "tests/cluster/test_gpu_metrics.py",
+        "tests/cluster/test_health.py",
+        "tests/cluster/test_runtimes.py",
+    ),
+    # Other systems, Pythons and versions; the demo; clusters of another shape.
+    "systems": (
+        "tests/cluster/test_demo.py",
+        "tests/cluster/test_newer_python.py",
+        "tests/cluster/test_shapes.py",
+        "tests/cluster/test_systems.py",
+        "tests/test_newer_python.py",
+    ),
+    # Secrets that never show, runs that are killed at any moment, the rarer faults.
+    "contract": (
+        "tests/faults/test_canary.py",
+        "tests/faults/test_killed.py",
+        "tests/faults/test_more_faults.py",
+    ),
+    # That every measurement can be started.
+    "bench": ("tests/bench/",),
+}
+ALWAYS = ("unit", "core")
+ALL = tuple(LAYERS)
+
+# The first line that matches counts. () is no layer beyond those in ALWAYS.
+TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"(docs/|inventory/|README|CONTRIBUTING|CHANGELOG|LICENSE|tests/ledger\.json$|tests/costs\.)", ()),
+    (r"(tests/unit/|scripts/lint$)", ()),
+    (r"(tests/bench/|scripts/bench$)", ("bench",)),
+    (r"tests/molecule/", ("roles",)),
+    (r"scripts/(demo|role|warm)$", ("systems",)),
+    (r"tests/cluster/(gpus|nvml_check)\.py$", ("gpu",)),
+    (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
+    (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),
+    (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),
+    (r"tests/(proof|report|ledger|layers|selection|run|processes)\.py$", ()),
+    (r"roles/(apptainer|containerd|containers|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
+    (r"roles/(dcgm_exporter|gpu_\w+|nvidia_\w+)/", ("gpu", "roles")),
+    (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "roles")),
+    (r"playbooks/(backup|plan|reboot|remove|restore|upgrade)[^/]*\.yml$", ("day2", "contract")),
+    (r"clusterctl/(backup|leaving|membership|plan|rolling|upgrade)\.py$", ("day2", "contract")),
+    (r"clusterctl/lab/(kit|kit_recipe|fault)\.py$", ("gpu",)),
+    (r"clusterctl/lab/(kit_server|nvml|recipes)/", ("gpu",)),
+)
+
+
+def layer_of(file: str) -> str:
+    """Return the layer that a test file belongs to; a file of no layer is an error of this map."""
+    for layer, files in LAYERS.items():
+        if any(file == name or (name.endswith("/") and file.startswith(name)) for name in files):
+            return layer
+    raise LookupError(f"{file}: no layer in tests/layers.py has this test file")
+
+
+def touched(paths: Iterable[str]) -> set[str]:
+    """Return the layers that changes of these paths touch, beyond those that always run."""
+    found: set[str] = set()
+    for path in paths:
+        try:
+            found.add(layer_of(path))
+            continue
+        except LookupError:
+            pass
+        found.update(next((layers for pattern, layers in TOUCHES if re.match(pattern, path)), ALL))
+    return found
+
+
+def tier_of(file: str, long: bool) -> str:
+    """Return `ci` for what each landing runs, `rotation` for what it runs in its turn."""
+    return "ci" if layer_of(file) in ALWAYS and not long else "rotation"

@@ -1,0 +1,217 @@
+"""Run tests as scripts/test is asked to, within a limit of time, and report what ran, what failed and what did not run.
+
+Without an argument: what a landing runs (tests/selection.py), with lint beside it. `--all`: everything. LAYER...: the
+layers of tests/layers.py, or `lint`. A path below tests/, or an option that is none of these, goes to pytest as it is.
+"""
+
+import argparse
+import contextlib
+import datetime
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tests import git, ledger, report
+from tests.labs import REPOSITORY
+from tests.layers import LAYERS
+
+DIRECTORY = REPOSITORY / ".cache" / "tests"
+LIMIT_MINUTES = 80.0
+"""After that a run is ended; CI's own limit is 90 minutes, and it would print nothing."""
+GRACE = 60.0  # seconds that pytest has to end by itself
+LINT = "lint"
+
+
+def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return what is asked for, and what goes to pytest."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/test",
+        description="Run tests. Without an argument: lint, the core, what changed, and one shard of everything else.",
+        epilog=f"Layers: {', '.join([*LAYERS, LINT])}. Other arguments, such as a path below tests/, go to pytest.",
+    )
+    parser.add_argument("layers", nargs="*", metavar="LAYER", help="only these layers")
+    parser.add_argument("--all", action="store_true", help="everything, long tests included")
+    parser.add_argument("--long", action="store_true", help="the long tests of the named layers or paths as well")
+    parser.add_argument("--list", action="store_true", help="print what would run, and why; run nothing")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=LIMIT_MINUTES,
+        metavar="N",
+        help=f"end the run after N minutes ({LIMIT_MINUTES:.0f})",
+    )
+    parser.add_argument("-n", "--processes", type=int, default=2, metavar="N", help="test processes (2)")
+    asked, rest = parser.parse_known_args(argv)
+    names = [name for name in asked.layers if name in (*LAYERS, LINT)]
+    rest = [*(name for name in asked.layers if name not in names), *rest]
+    if unknown := [word for word in rest if not word.startswith("-") and "/" not in word and rest[0] == word]:
+        parser.error(f"{unknown[0]}: no such layer; choose from {', '.join([*LAYERS, LINT])}, or give a path")
+    if names and rest:
+        parser.error(f"layers ({' '.join(names)}) and pytest's arguments ({' '.join(rest)}) do not go together")
+    if asked.all and (names or rest):
+        parser.error("--all takes no layers, paths or pytest arguments")
+    asked.layers = names
+    return asked, rest
+
+
+def selection_of(asked: argparse.Namespace, rest: Sequence[str]) -> str:
+    """Return pytest's --select; empty where pytest's own arguments choose."""
+    if rest:
+        return ""
+    if asked.all:
+        return "all"
+    return ",".join(name for name in asked.layers if name != LINT) if asked.layers else "landing"
+
+
+def pytest_command(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
+    """Return pytest's command line."""
+    argv = [sys.executable, "-m", "pytest", f"--record={DIRECTORY}"]
+    if selected := selection_of(asked, rest):
+        argv.append(f"--select={selected}")
+    if asked.long:
+        argv.append("--long")
+    if asked.list:
+        return [*argv, "--collect-only", "--quiet", *rest]
+    return [*argv, f"--numprocesses={asked.processes}", "--dist=loadfile", "--no-loadscope-reorder", *rest]
+
+
+class Step:
+    """A program in a process group of its own, which can be ended with all that it started."""
+
+    def __init__(self, argv: Sequence[str], log: Path | None = None) -> None:
+        self._file = log.open("w") if log else None
+        self.process = subprocess.Popen(
+            argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=self._file, stderr=self._file, start_new_session=True
+        )
+
+    def end(self) -> None:
+        """Ask it to end as Ctrl-C does, then end what is left of it."""
+        for number in (signal.SIGINT, signal.SIGKILL):
+            if self.process.poll() is not None:
+                break
+            os.killpg(self.process.pid, number)
+            try:
+                self.process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                continue
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # children that outlived it
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Refuse a second run in this checkout: both would use the same labs."""
+    DIRECTORY.parent.mkdir(parents=True, exist_ok=True)
+    with DIRECTORY.with_suffix(".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            sys.exit(f"scripts/test already runs in this checkout (process {file.read().strip()})")
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def section(title: str, lines: Iterable[str]) -> None:
+    """Print a section, where there is anything in it."""
+    found = list(lines)
+    if found:
+        say(f"\n== {title}")
+        say("\n".join(found))
+
+
+def run(asked: argparse.Namespace, rest: list[str]) -> int:
+    """Run lint and the tests; return the exit code."""
+    began, commit = time.monotonic(), git.clean_commit()
+    shutil.rmtree(DIRECTORY, ignore_errors=True)
+    DIRECTORY.mkdir(parents=True)
+    if asked.list:
+        done = subprocess.run(pytest_command(asked, rest), cwd=REPOSITORY, stdout=subprocess.DEVNULL, check=False)
+        section("would run", (f"{unit} ({why})" for unit, why in sorted(report.read(DIRECTORY).reasons.items())))
+        section("would not run", report.not_run(report.read(DIRECTORY)))
+        return done.returncode
+    named = bool(asked.layers)
+    lint = Step(["scripts/lint"], DIRECTORY / "lint.log") if (not named and not rest) or LINT in asked.layers else None
+    tests = Step(pytest_command(asked, rest)) if not named or asked.layers != [LINT] else None
+    ended_because = ""
+    try:
+        for step in filter(None, (tests, lint)):
+            step.process.wait(max(1.0, asked.minutes * 60 - (time.monotonic() - began)))
+    except subprocess.TimeoutExpired:
+        ended_because = f"ended by its limit of {asked.minutes:g} minutes"
+    except KeyboardInterrupt:
+        ended_because = "interrupted"
+    at = time.time()
+    for step in filter(None, (tests, lint)):
+        step.end()
+    return _report(lint, tests, ended_because, at, time.monotonic() - began, commit)
+
+
+def _report(
+    lint: Step | None, tests: Step | None, ended_because: str, at: float, seconds: float, commit: str | None
+) -> int:
+    """Print what the run was, the cause of a failure last; return the exit code."""
+    results = report.read(DIRECTORY)
+    section("the twenty longest tests", report.longest(results))
+    section("minutes by unit", report.by_unit(results))
+    section("not run", report.not_run(results))
+    if not ended_because and tests and tests.process.returncode in (0, 1):
+        section("the ledger", record(results, commit))
+    passed, failed = len(results.passed), len(results.failed)
+    skipped = sum(1 for outcome in results.outcomes.values() if outcome.skipped)
+    if tests:
+        say(f"\n{passed} passed, {failed} failed, {skipped} skipped")
+    code = 0
+    if lint and lint.process.returncode:
+        code = 1
+        section(f"lint failed (exit {lint.process.returncode})", [report.tail((DIRECTORY / "lint.log").read_text())])
+    elif lint:
+        say("lint is clean")
+    if tests and (tests.process.returncode or not passed):
+        code = 1
+        section(
+            f"tests failed (pytest: exit {tests.process.returncode})",
+            list(report.failures(results)) or ["no test ran; the cause is in pytest's output above"],
+        )
+    if ended_because:
+        code = 1
+        section(f"{ended_because} after {report.minutes(seconds)}", report.unfinished(results, at))
+    if code == 0:
+        say(f"all passed in {report.minutes(seconds)}; docs/proof.md lists what each test proves")
+    return code
+
+
+def record(results: report.Results, commit: str | None) -> Iterable[str]:
+    """Enter into the ledger the units of which all tests passed at a commit; yield what was done."""
+    if commit is None:
+        return ["is unchanged: the files are not those of a commit"]
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    new = {}
+    for unit in results.units:
+        outcomes = [outcome for outcome in results.unit(unit) if outcome and outcome.ended and not outcome.failed]
+        if len(outcomes) == len(results.units[unit]):
+            took = sum(outcome.seconds for outcome in outcomes) / 60
+            new[unit] = ledger.Entry(commit, today, round(took, 1), all(outcome.skipped for outcome in outcomes))
+    if not new:
+        return []
+    ledger.save({**ledger.load(), **new})
+    return [f"tests/ledger.json has new entries, of {commit}; commit it:", *ledger.rows(new)]
+
+
+if __name__ == "__main__":
+    asked, rest = arguments(sys.argv[1:])
+    with alone():
+        code = run(asked, rest)
+    sys.exit(code)

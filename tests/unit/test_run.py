@@ -1,0 +1,157 @@
+"""A run of tests ends by its limits with the name of what hung, and its last lines are the failing test's own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import report, run
+from tests.labs import REPOSITORY
+
+TESTS = """
+import subprocess, sys, time
+def test_passes():
+    pass
+def helper(text):
+    __tracebackhide__ = True
+    assert False, text
+def test_fails():
+    print("what it printed")
+    helper("\\n".join(f"line {number} of the tool" for number in range(300)))
+def test_fails_too():
+    assert 1 == 2
+def test_hangs():
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(1000)"])
+"""
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    """A small suite with the project's own plugin and settings."""
+    (tmp_path / "test_example.py").write_text(TESTS)
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    return tmp_path
+
+
+def ran(example: Path, *names: str, minutes: float = 5.0) -> subprocess.CompletedProcess[str]:
+    """Run it as scripts/test does, in a process and a directory of its own."""
+    program = (
+        "import sys, pathlib; from tests import run; run.DIRECTORY = pathlib.Path(sys.argv[1]);"
+        "asked, rest = run.arguments(sys.argv[2:]); sys.exit(run.run(asked, rest))"
+    )
+    argv = [sys.executable, "-c", program, str(example / "record"), "-n", "1", f"--minutes={minutes}"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")} | {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(
+        [*argv, *(f"{example}/test_example.py::test_{name}" for name in names), f"--rootdir={example}",
+         "-c", str(REPOSITORY / "pyproject.toml"), "--timeout=8"],
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+def test_run__a_test_hangs__ends_by_its_limit_with_its_name(example: Path) -> None:
+    done = ran(example, "passes", "hangs")
+    assert done.returncode == 1
+    assert "FAILED test_example.py::test_hangs" in done.stdout
+    assert "Timeout" in done.stdout.split("--- test_example.py::test_hangs")[1]
+    assert "1 passed, 1 failed, 0 skipped" in done.stdout
+
+
+def test_run__its_own_limit__names_what_ran_and_what_was_left(example: Path) -> None:
+    done = ran(example, "passes", "hangs", minutes=0.15)
+    assert done.returncode == 1
+    assert "ended by its limit of 0.15 minutes" in done.stdout
+    assert "running for " in done.stdout
+    assert done.stdout.rstrip().splitlines()[-1].endswith("test_example.py::test_hangs")
+    sleepers = subprocess.run(["pgrep", "-f", "time.sleep[(]1000"], capture_output=True, text=True, check=False)
+    assert sleepers.stdout == "", "the hanging test's own process outlived the run"
+
+
+def test_run__tests_fail__the_last_lines_are_the_first_failure(example: Path) -> None:
+    done = ran(example, "passes", "fails", "fails_too")
+    assert done.returncode == 1
+    last = done.stdout.split("--- test_example.py::test_fails\n")[1]
+    assert "line 299 of the tool" in last
+    assert "line 100 of the tool" not in last
+    assert "what it printed" in last
+    assert "def helper" not in last
+    assert len(last.splitlines()) <= report.LINES + report.LINES // 2 + 4
+    assert done.stdout.index("--- test_example.py::test_fails_too") < done.stdout.index(
+        "--- test_example.py::test_fails\n"
+    )
+
+
+def test_run__all_pass__says_so_and_exits_0(example: Path) -> None:
+    done = ran(example, "passes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed, 0 failed, 0 skipped" in done.stdout
+    assert "the twenty longest tests" in done.stdout
+
+
+def test_run__no_test_at_all__fails(example: Path) -> None:
+    done = ran(example, "no_such_test")
+    assert done.returncode == 1
+    assert "0 passed" in done.stdout
+    assert "no test ran" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["gpus"], "gpus: no such layer"),
+        (["gpu", "tests/unit"], "do not go together"),
+        (["--all", "gpu"], "takes no layers"),
+    ],
+)
+def test_arguments__bad__are_refused(argv: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.arguments(argv)
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], "landing"),
+        (["--all"], "all"),
+        (["gpu", "day2"], "gpu,day2"),
+        (["lint", "unit"], "unit"),
+        (["tests/unit/test_cli.py", "-k", "x"], ""),
+    ],
+)
+def test_arguments__good__select(argv: list[str], expected: str) -> None:
+    assert run.selection_of(*run.arguments(argv)) == expected
+
+
+def test_report__results_that_were_cut_off__are_read_as_far_as_they_go(tmp_path: Path) -> None:
+    rows = [
+        {"time": 1.0, "test": "a::b", "event": "start"},
+        {"time": 2.0, "test": "a::b", "event": "call", "outcome": "passed", "seconds": 1.0, "text": ""},
+        {"time": 2.0, "test": "a::b", "event": "end"},
+        {"time": 3.0, "test": "a::c", "event": "start"},
+    ]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"time": 4, "te')
+    (tmp_path / "selection.json").write_text(
+        json.dumps({"reasons": {"a": "named"}, "left": ["z"], "units": {"a": ["a::b", "a::c", "a::d"]}})
+    )
+    results = report.read(tmp_path)
+    assert [outcome.nodeid for outcome in results.passed] == ["a::b"]
+    assert list(report.unfinished(results, now=63.0)) == ["running for 1.0 min: a::c", "not begun: a (1 of 3 tests)"]
+    assert list(report.by_unit(results)) == ["    1.0 s  a (2 of 3 tests; named)"]
+
+
+def test_tail__a_long_text__keeps_its_last_lines_and_says_so() -> None:
+    text = report.tail("\n".join(map(str, range(150))))
+    assert text.splitlines()[:2] == ["[the first 50 lines are left out]", "50"]
+    assert report.tail("a\nb\n") == "a\nb"
+
+
+def test_step__children_that_outlive_it__are_ended(tmp_path: Path) -> None:
+    step = run.Step([sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '1003'])"])
+    step.process.wait(30)
+    step.end()
+    time.sleep(0.2)
+    assert subprocess.run(["pgrep", "-f", "sleep 1003"], capture_output=True, check=False).returncode == 1

@@ -1,0 +1,164 @@
+"""Which tests a landing runs: the core, what changed, one shard of the rest, the oldest first."""
+
+import itertools
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from tests import ledger, processes, selection
+from tests.ledger import Entry
+from tests.selection import Test
+
+BOOTSTRAP, BACKUP, DRIFT = (f"tests/cluster/test_{name}.py" for name in ("bootstrap", "backup", "drift"))
+HEALTH, METRICS = "tests/cluster/test_health.py", "tests/cluster/test_gpu_metrics.py"
+FAULTS = "tests/faults/test_more_faults.py"
+MUNGE = "tests/molecule/test_molecule.py::test_role[munge]"
+
+
+def a_test(nodeid: str, long: bool = False) -> Test:
+    return Test(nodeid, long, processes.scope_of(nodeid))
+
+
+TESTS = [
+    a_test("tests/unit/test_cli.py::test_a"),
+    a_test("tests/unit/test_fuzz.py::test_b"),
+    a_test(f"{BOOTSTRAP}::test_a"),
+    a_test(f"{BOOTSTRAP}::test_b", long=True),
+    a_test(f"{BACKUP}::test_a"),
+    a_test(f"{DRIFT}::test_a"),
+    a_test(f"{METRICS}::test_a"),
+    a_test(f"{HEALTH}::test_a"),
+    a_test(f"{HEALTH}::test_b", long=True),
+    a_test(MUNGE),
+    *(a_test(f"{FAULTS}::test_{name}", long=True) for name in "abc"),
+]
+UNITS = {test.unit for test in TESTS}
+
+
+def proven() -> dict[str, Entry]:
+    """A ledger in which all was proven at commit c1 on one date."""
+    return {unit: Entry("c1", "2026-01-02", 5.0) for unit in UNITS}
+
+
+def nothing(commit: str) -> Collection[str]:
+    return []
+
+
+def chosen(known: dict[str, Entry], *paths: str, minutes: float = 0.0) -> set[str]:
+    found = selection.landing(TESTS, known, lambda commit: paths, minutes)
+    assert found.reasons.keys() | set(found.left) == UNITS
+    assert not found.reasons.keys() & set(found.left)
+    return set(found.reasons)
+
+
+CORE = {"tests/unit", BOOTSTRAP}
+ORDINARY = {test.unit for test in TESTS if not test.long}
+
+
+def test_landing__nothing_changed__runs_the_core_alone() -> None:
+    assert chosen(proven()) == CORE
+
+
+def test_landing__a_path_of_a_layer__runs_that_layer_without_long_tests() -> None:
+    assert chosen(proven(), "roles/gpu_health/tasks/main.yml") == CORE | {HEALTH, METRICS, MUNGE}
+
+
+def test_landing__an_unknown_path__runs_all_but_long_tests() -> None:
+    assert chosen(proven(), "no-such-path") == ORDINARY
+
+
+def test_landing__an_unknown_commit__runs_all_but_long_tests() -> None:
+    assert set(selection.landing(TESTS, proven(), lambda commit: None, 0.0).reasons) == ORDINARY
+
+
+def test_landing__a_unit_without_an_entry__runs() -> None:
+    known = proven()
+    del known[BACKUP]
+    found = selection.landing(TESTS, known, nothing, 0.0)
+    assert found.reasons == {"tests/unit": "every landing", BOOTSTRAP: "every landing", BACKUP: "has never passed"}
+
+
+def test_landing__a_unit_proven_at_a_later_commit__is_compared_with_that() -> None:
+    known = {**proven(), HEALTH: Entry("c2", "2026-01-03", 5.0)}
+    changes = {"c1": ["roles/gpu_health/tasks/main.yml"], "c2": []}
+    assert HEALTH not in selection.landing(TESTS, known, changes.__getitem__, 0.0).reasons
+    assert METRICS in selection.landing(TESTS, known, changes.__getitem__, 0.0).reasons
+
+
+def test_shard__the_oldest_unit__runs_first() -> None:
+    known = {**proven(), MUNGE: Entry("c1", "2026-01-01", 5.0)}
+    assert chosen(known, minutes=1.0) == CORE | {MUNGE}
+
+
+def test_shard__a_unit_that_never_ran__comes_before_the_oldest() -> None:
+    known = {**proven(), MUNGE: Entry("c1", "2026-01-01", 5.0)}
+    del known[f"{FAULTS}::test_b"]
+    assert chosen(known, minutes=1.0) == CORE | {f"{FAULTS}::test_b"}
+
+
+def test_shard__minutes_left__are_filled_from_the_same_scope() -> None:
+    known = {**proven(), f"{FAULTS}::test_c": Entry("c1", "2026-01-01", 5.0)}
+    assert chosen(known, minutes=6.0) == CORE | {f"{FAULTS}::test_c", f"{FAULTS}::test_a"}
+
+
+def test_shard__a_long_test__brings_the_ordinary_ones_of_its_lab() -> None:
+    known = {**proven(), f"{HEALTH}::test_b": Entry("c1", "2026-01-01", 5.0)}
+    assert chosen(known, minutes=1.0) == CORE | {f"{HEALTH}::test_b", HEALTH, METRICS}
+
+
+def test_shard__the_files_of_one_lab__come_together() -> None:
+    known = {**proven(), DRIFT: Entry("c1", "2026-01-01", 5.0)}
+    assert chosen(known, minutes=1.0) == CORE | {BACKUP, DRIFT}
+
+
+def test_shards__one_after_another__run_all_before_any_again() -> None:
+    known, seen = proven(), list[str]()
+    for day in itertools.count(3):
+        ran = chosen(known, minutes=1.0) - CORE
+        seen += ran
+        known |= {unit: Entry("c1", f"2026-02-{day:02}", 5.0) for unit in ran}
+        if set(seen) == UNITS - CORE:
+            break
+        assert day < 20, f"never ran: {UNITS - CORE - set(seen)}"
+    twice = {unit for unit in seen if seen.count(unit) > 1}
+    assert twice <= {HEALTH, METRICS}  # ordinary tests, which prepare for a long one of their lab
+
+
+def test_layers__named__run_without_long_tests_unless_asked() -> None:
+    assert set(selection.layers(TESTS, ["gpu"], long=False).reasons) == {HEALTH, METRICS}
+    assert set(selection.layers(TESTS, ["gpu"], long=True).reasons) == {HEALTH, METRICS, f"{HEALTH}::test_b"}
+
+
+def test_everything__runs_all() -> None:
+    assert set(selection.everything(TESTS).reasons) == UNITS
+
+
+def test_order__the_longest_scope_first__units_last__files_of_a_lab_in_turn() -> None:
+    known = {**proven(), BOOTSTRAP: Entry("c1", "2026-01-02", 30.0), "tests/unit": Entry("c1", "2026-01-02", 90.0)}
+    key = processes.order(TESTS, known)
+    scopes = list(dict.fromkeys(test.scope for test in sorted(TESTS, key=lambda test: key[test.nodeid])))
+    assert scopes[:2] == [BOOTSTRAP, "gpus"]
+    assert scopes[-2:] == ["tests/unit/test_cli.py", "tests/unit/test_fuzz.py"]
+    gpus = [test.nodeid.partition("::")[0] for test in TESTS if test.scope == "gpus"]
+    assert sorted(gpus, key=lambda file: key[f"{file}::test_a"]) == [METRICS, HEALTH, HEALTH]
+
+
+def test_scope_of__molecule_scenario__is_itself() -> None:
+    assert processes.scope_of(MUNGE) == MUNGE
+    assert processes.scope_of(f"{BACKUP}::test_a[x]") == processes.scope_of(f"{DRIFT}::test_a") == "whole"
+
+
+def test_ledger__saved_and_loaded__is_the_same_one_line_each(tmp_path: Path) -> None:
+    known = proven()
+    ledger.save(known, tmp_path / "ledger.json")
+    assert ledger.load(tmp_path / "ledger.json") == known
+    assert len((tmp_path / "ledger.json").read_text().splitlines()) == len(known) + 2
+    assert ledger.load(tmp_path / "none.json") == {}
+
+
+@pytest.mark.parametrize(("skipped", "expected"), [(False, "2026-01-02"), (True, None)])
+def test_last_proven__a_unit_that_was_skipped__is_not_proven(skipped: bool, expected: str | None) -> None:
+    known = {BACKUP: Entry("c1", "2026-01-02", 5.0, skipped)}
+    assert ledger.last_proven(f"{BACKUP}::test_a", False, known) == expected
+    assert ledger.last_proven(f"{DRIFT}::test_a", False, known) is None
