@@ -10,11 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from clusterctl.lab.podman import run_as_root
-from tests.cluster.lab import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, clusterctl, described, podman, tail
+from tests.manifests import comparable, differences, without
 
 GUARD = 300.0
 """Seconds after which a test that waits is given up: a hang, not a measurement."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two checks of a condition
+# What a time zone of the inventory's changes: its own files, and the head's copy of the inventory.
+OF_ZONE = ("/etc/localtime", "/etc/timezone", "/var/lib/clusterctl/recovery.tar")
+CHEAP = 0.02  # seconds that a condition takes which starts no process and can be checked often
 
 
 def container(lab: TestLab, node: str) -> str:
@@ -148,18 +155,32 @@ def latest_run(lab: TestLab) -> Path:
     return max((lab.inventory.parent / ".clusterctl/runs").iterdir())
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + GUARD
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def wait_until(condition: Callable[[], object], explain: Callable[[], str] = lambda: "") -> None:
+    """Wait for a condition, for GUARD seconds at most; `explain` says then what the condition last saw.
+
+    A condition that costs something, as an SSH connection does, is checked less and less often, at last each second.
+    """
+    deadline, pause = time.monotonic() + GUARD, SHORTEST_PAUSE
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        now = time.monotonic()
+        assert now < deadline, f"still not so after {GUARD:.0f} s. {explain()}"
+        time.sleep(pause)
+        if now - began > CHEAP:
+            pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def ended(process: "subprocess.Popen[str]", code: int) -> str:
     """Wait for a run and return what it said; it must end with this code, and without a traceback."""
-    said, _ = process.communicate(timeout=GUARD)
-    assert process.returncode == code, said
-    assert "Traceback" not in said
+    try:
+        said, _ = process.communicate(timeout=GUARD)
+    except subprocess.TimeoutExpired as expired:
+        process.kill()
+        raise AssertionError(f"no end after {GUARD:.0f} s: {process.args}\n{tail(expired.stdout)}") from None
+    assert process.returncode == code, f"exit {process.returncode}: {process.args}\n{tail(said)}"
+    assert "Traceback" not in said, tail(said)
     return said
 
 
@@ -167,16 +188,36 @@ def fails(lab: TestLab, code: int, *options: str, verb: str = "bootstrap", inven
     """Run a verb that must end with this code; return what it said."""
     done = clusterctl(verb, str(inventory or lab.inventory), *options)
     said = done.stdout + done.stderr
-    assert done.returncode == code, f"exit {done.returncode}\n{said}"
-    assert "Traceback" not in said
+    assert done.returncode == code, described(done)
+    assert "Traceback" not in said, described(done)
     return said
 
 
-def converges(lab: TestLab) -> dict[str, Any]:
-    """The same command again mends what the fault left, and one more has nothing to do; returns the first summary."""
+def converges(lab: TestLab, *apart: str) -> dict[str, Any]:
+    """The same command again repairs what the fault left; returns its summary.
+
+    Where the lab remembers its nodes as they were before the fault, they are so again, but for the files `apart` and
+    those of the time zone that the inventory asks for, which the nodes then have. Elsewhere one more run has nothing
+    to do.
+    """
     first = lab.run("bootstrap")
-    lab.unchanged()
+    if not lab.undisturbed:
+        lab.unchanged()
+        return first
+    assert disturbed(lab, *apart) == []
     return first
+
+
+def disturbed(lab: TestLab, *apart: str) -> list[str]:
+    """Return how the nodes differ from what the lab remembers of them, and from the inventory's time zone."""
+    now = {node: comparable(manifest) for node, manifest in lab.manifests().items()}
+    zone = yaml.safe_load(lab.inventory.read_text())["all"]["vars"].get("cluster_timezone")
+    paths = (*apart, *OF_ZONE) if zone else apart
+    found = differences(without(lab.undisturbed, *paths), without(now, *paths))
+    if zone:
+        links = {node: manifest["files"]["/etc/localtime"][3] for node, manifest in now.items()}
+        found += [f"{node}/etc/localtime: {to}" for node, to in links.items() if not to.endswith(f"/{zone}")]
+    return found
 
 
 def in_service(lab: TestLab) -> dict[str, str]:
