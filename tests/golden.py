@@ -34,7 +34,7 @@ from tests.faults.injury import container, wait_until
 from tests.labs import REPOSITORY, lab_name, process_name, state_directory
 
 KEEP = "CLUSTERCTL_KEEP_GOLDEN"
-"""Environment variable: tests keep their golden lab and its snapshot, and use what was kept while the code is the same."""
+"""Environment variable: tests keep their golden lab and its snapshot, and use them while the code is the same."""
 STOP_LIMIT = 60  # seconds that a node's services have to end
 # What a snapshot is made from. The inventory of a lab is a template in clusterctl/.
 SOURCES = ("ansible.cfg", "clusterctl", "playbooks", "roles")
@@ -56,7 +56,8 @@ def sources_key() -> str:
 
 def copy_tree(source: Path | str, target: Path | str) -> None:
     """Copy a directory's content with owners, hard links, devices (an overlay's whiteouts) and extended attributes."""
-    argv = as_root(["cp", "--archive", "--preserve=xattr", f"{source}/.", f"{target}/"])
+    copy = ["cp", "--archive", "--preserve=xattr", f"{source}/.", f"{target}/"]
+    argv = as_root(["setpriv", "--pdeathsig", "KILL", *copy])  # a killed test leaves no copy under way
     done = call(argv, CALL_LIMIT)
     assert done.returncode == 0, described(done)
 

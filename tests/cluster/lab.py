@@ -182,7 +182,6 @@ class TestLab:
         with ThreadPoolExecutor() as pool:
             return dict(zip(names, pool.map(self.manifest, names), strict=True))
 
-
     def remember(self) -> None:
         """Keep the nodes' manifests, for comparison after a fault."""
         self.undisturbed.update({node: comparable(manifest) for node, manifest in self.manifests().items()})

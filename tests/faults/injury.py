@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from clusterctl.lab.podman import run_as_root
-from tests.cluster.lab import TestLab, clusterctl, described, podman, tail
+from tests.cluster.lab import TestLab, call, clusterctl, described, podman, tail
 from tests.manifests import comparable, differences, without
 
 GUARD = 300.0
@@ -82,7 +82,8 @@ def cut_off(lab: TestLab, *nodes: str, how: str = "DROP") -> Iterator[None]:
     def rule(node: str, action: str) -> None:
         (pid,) = podman("inspect", "--format", "{{.State.Pid}}", container(lab, node)).split()
         match = ["--source", gateway(lab), "--protocol", "tcp", "--dport", "22", "--jump", how]
-        subprocess.run(["nsenter", "--target", pid, "--net", "iptables", action, "INPUT", *match], check=True)
+        argv = ["nsenter", "--target", pid, "--net", "iptables", action, "INPUT", *match]
+        subprocess.run(argv, check=True, timeout=GUARD)
 
     for node in nodes:
         rule(node, "--insert")
@@ -100,8 +101,9 @@ def throttled(lab: TestLab, node: str, rate: str) -> Iterator[None]:
     inside = ["nsenter", "--target", pid, "--net"]
 
     def link(*argv: str, **wanted: Any) -> Any:
-        told = subprocess.run([*argv, "ip", "-json", "link"], capture_output=True, text=True, check=True).stdout
-        (found,) = (link for link in json.loads(told) if all(link.get(k) == v for k, v in wanted.items()))
+        told = call([*argv, "ip", "-json", "link"], GUARD)
+        assert told.returncode == 0, described(told)
+        (found,) = (link for link in json.loads(told.stdout) if all(link.get(k) == v for k, v in wanted.items()))
         return found
 
     outside = link(ifindex=link(*inside, ifname="eth0")["link_index"])["ifname"]
@@ -110,11 +112,11 @@ def throttled(lab: TestLab, node: str, rate: str) -> Iterator[None]:
     limit = ["root", "tbf", "rate", rate, "burst", "32kb", "latency", "1s"]
     try:
         for end, device in zip(ends, devices, strict=True):
-            subprocess.run([*end, "add", "dev", device, *limit], check=True)
+            subprocess.run([*end, "add", "dev", device, *limit], check=True, timeout=GUARD)
         yield
     finally:
         for end, device in zip(ends, devices, strict=True):
-            subprocess.run([*end, "delete", "dev", device, "root"], check=False)
+            subprocess.run([*end, "delete", "dev", device, "root"], check=False, timeout=GUARD)
 
 
 @contextmanager
@@ -146,7 +148,7 @@ def begin(lab: TestLab, verb: str = "bootstrap", *options: str, **settings: Any)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     process = subprocess.Popen(argv, text=True, **pipes, **settings)
     wait_until(lambda: set(runs.glob("*")) - before or process.poll() is not None)
-    assert process.poll() is None, process.communicate()
+    assert process.poll() is None, tail(process.communicate(timeout=GUARD)[0])
     return process
 
 
@@ -178,8 +180,8 @@ def ended(process: "subprocess.Popen[str]", code: int) -> str:
         said, _ = process.communicate(timeout=GUARD)
     except subprocess.TimeoutExpired as expired:
         process.kill()
-        raise AssertionError(f"no end after {GUARD:.0f} s: {process.args}\n{tail(expired.stdout)}") from None
-    assert process.returncode == code, f"exit {process.returncode}: {process.args}\n{tail(said)}"
+        raise AssertionError(f"no end after {GUARD:.0f} s: {process.args!r}\n{tail(expired.stdout)}") from None
+    assert process.returncode == code, f"exit {process.returncode}: {process.args!r}\n{tail(said)}"
     assert "Traceback" not in said, tail(said)
     return said
 
