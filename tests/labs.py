@@ -12,6 +12,11 @@ def lab_name(purpose: str) -> str:
     return f"t{hashlib.sha256(str(REPOSITORY).encode()).hexdigest()[:6]}-{purpose}"
 
 
+def process_name() -> str:
+    """Return the name of this process of xdist, or `main` where the tests have one process."""
+    return os.environ.get("PYTEST_XDIST_WORKER", "main")
+
+
 def state_directory() -> Path:
     """Return the directory that holds the labs' directories."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "clusterctl" / "labs"

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.gpus import Site, everything
-from tests.cluster.lab import TestLab, bootstrapped, submit
-from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, growing, states
+from tests.cluster.lab import TestLab, submit
+from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, crowd, states
 from tests.faults.injury import wait_until
+from tests.golden import Golden
+from tests.golden import golden as golden  # a fixture
 from tests.labs import lab_name
 
 
@@ -16,9 +18,11 @@ def lab() -> Iterator[TestLab]:
     """A fresh lab of one head and two workers; the tests of test_bootstrap.py take it from empty to working."""
     lab = TestLab(lab_name("main"))
     lab.down()
-    lab.up()
-    yield lab
-    lab.down()
+    try:
+        lab.up()
+        yield lab
+    finally:
+        lab.down()
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +33,10 @@ def cluster(lab: TestLab) -> TestLab:
 
 
 @pytest.fixture(scope="session")
-def members() -> Iterator[Growing]:
-    """A lab of two workers, and a third that comes and goes."""
-    with growing("members", 2) as lab:
+def members(golden: Golden) -> Iterator[Growing]:
+    """The golden lab of two workers, and a third that comes and goes."""
+    with golden.taken_as(Growing) as lab:
+        crowd(lab)
         yield lab
 
 
@@ -44,9 +49,9 @@ def jobs(members: Growing) -> str:
 
 
 @pytest.fixture(scope="session")
-def whole() -> Iterator[TestLab]:
+def whole(golden: Golden) -> Iterator[TestLab]:
     """A lab that the tests which share it leave whole; a small job need not wait long behind a large one."""
-    with bootstrapped("whole", "slurm_head_conf_extra: {SchedulerParameters: bf_interval=1}") as lab:
+    with golden.taken("slurm_head_conf_extra: {SchedulerParameters: bf_interval=1}") as lab:
         yield lab
 
 

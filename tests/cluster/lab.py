@@ -1,27 +1,77 @@
 """A lab under test, driven through the command line as a user would."""
 
 import json
+import shlex
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from clusterctl.lab.lab import Lab
 from tests.labs import lab_name, state_directory
+from tests.manifests import comparable
 
 HERE = Path(__file__).resolve().parent
 ALICE = ("sudo", "--login", "--user", "alice")
+CALL_LIMIT = 600.0  # seconds for one command of clusterctl or podman: seven times a bootstrap on a quiet machine
+SSH_LIMIT = 300.0  # seconds for one command on a node
+END_LIMIT = 30.0  # seconds that a command has to end after SIGTERM; clusterctl stops Ansible in that time
+ALERTS_LIMIT = 180.0  # seconds in which alerts about a fault that was repaired must end
 
 
-def clusterctl(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def tail(text: str | bytes | None, lines: int = 100) -> str:
+    """Return the last lines of an output, and how many were left out."""
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    rows = (text or "").splitlines()
+    left_out = [f"[{len(rows) - lines} earlier lines]"] if len(rows) > lines else []
+    return "\n".join([*left_out, *rows[-lines:]])
+
+
+def described(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what an assertion shows of a command that ended: its exit code, itself, and its last lines."""
+    return f"exit {done.returncode}: {shlex.join(done.args)}\n{tail(done.stdout)}\n{tail(done.stderr)}"
+
+
+def call(argv: Sequence[str], limit: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command and capture its output; AssertionError with the output so far when it exceeds `limit` seconds."""
+    text = options.pop("input", None)
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL if text is None else subprocess.PIPE}
+    pipes |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(argv, **{**pipes, **options}) as process:
+        try:
+            out, err = process.communicate(text, timeout=limit)
+        except subprocess.TimeoutExpired as expired:
+            out, err = _stop(process, expired)
+            message = f"no end after {limit:.0f} s: {shlex.join(argv)}\n{tail(out)}\n{tail(err)}"
+            raise AssertionError(message) from None
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(list(argv), process.returncode, out or "", err or "")
+
+
+def _stop(process: "subprocess.Popen[str]", expired: subprocess.TimeoutExpired) -> tuple[Any, Any]:
+    """End a command, with SIGKILL where it ignores SIGTERM; return the output so far."""
+    process.terminate()
+    try:
+        return process.communicate(timeout=END_LIMIT)
+    except subprocess.TimeoutExpired as last:
+        expired = last
+    process.kill()
+    process.wait()  # without its output: a child of it may hold the pipes open
+    return expired.stdout, expired.stderr
+
+
+def clusterctl(*argv: str, limit: float = CALL_LIMIT, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line program, without a terminal."""
-    options = {"capture_output": True, "text": True, "check": False, "stdin": subprocess.DEVNULL, **options}
-    return subprocess.run(["clusterctl", *argv], **options)
+    return call(["clusterctl", *argv], limit, **options)
 
 
 @dataclass(frozen=True)
@@ -32,6 +82,10 @@ class TestLab:
 
     name: str
     workers: int = 2
+    release: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    """What `down` does to a lab that several files use in turn (tests/golden.py)."""
+    undisturbed: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The nodes' manifests when `remember` was called, comparable."""
 
     @property
     def inventory(self) -> Path:
@@ -49,7 +103,7 @@ class TestLab:
 
     def up(self, *options: str) -> None:
         done = clusterctl("lab", "up", "--name", self.name, "--workers", str(self.workers), *options)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, described(done)
 
     def declare(self, *lines: str) -> None:
         """Add lines to the inventory's variables of all hosts."""
@@ -57,8 +111,12 @@ class TestLab:
         self.inventory.write_text(self.inventory.read_text().replace("  vars:\n", f"  vars:\n{added}", 1))
 
     def down(self) -> None:
+        """Remove the lab; one that is used in turn is left to the next user."""
+        if self.release:
+            self.release()
+            return
         done = clusterctl("lab", "down", "--name", self.name)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, described(done)
 
     def switch_on(self, *groups: str) -> None:
         """Put all workers into these groups, as a person would."""
@@ -70,7 +128,7 @@ class TestLab:
         """Run a verb on the lab's inventory with JSON output."""
         verb, *options = argv
         done = clusterctl(verb, str(self.inventory), "--output", "json", *options)
-        assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == expect, described(done)
         document: dict[str, Any] = json.loads(done.stdout)
         return document
 
@@ -80,23 +138,27 @@ class TestLab:
         assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys({*self.nodes, *hosts}, 0)
 
     def healthy(self, *options: str) -> dict[str, Any]:
-        """Return the status of a cluster that is whole; an alert about what was repaired ends some time afterwards."""
-        for _ in range(60):
+        """Return the status of a healthy cluster.
+
+        An alert about a fault that was repaired ends some time later, and is waited for; nothing else is.
+        """
+        deadline = time.monotonic() + ALERTS_LIMIT
+        while True:
             done = clusterctl("status", str(self.inventory), "--output", "json", *options)
-            document: dict[str, Any] = json.loads(done.stdout)
-            if done.returncode != 4 or not (document["alerts"]["error"] or document["alerts"]["firing"]):
+            if done.returncode != 4 or not only_alerts(json.loads(done.stdout)) or time.monotonic() > deadline:
                 break
             time.sleep(3)
-        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, described(done)
+        document: dict[str, Any] = json.loads(done.stdout)
         return document
 
     def ssh_argv(self, node: str, *command: str) -> list[str]:
-        return ["clusterctl", "lab", "ssh", "--name", self.name, node, "--", *command]
+        return Lab(self.name).ssh_command(node, list(command))
 
     def ssh(self, node: str, *command: str, stdin: str = "", check: bool = True) -> str:
         """Run a command line on a node as the lab's administrator."""
-        done = subprocess.run(self.ssh_argv(node, *command), capture_output=True, text=True, check=False, input=stdin)
-        assert done.returncode == 0 or not check, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        done = call(self.ssh_argv(node, *command), SSH_LIMIT, input=stdin)
+        assert done.returncode == 0 or not check, f"{node}: {described(done)}\n{tail(stdin)}"
         return done.stdout
 
     def root(self, node: str, script: str, check: bool = True) -> str:
@@ -120,10 +182,27 @@ class TestLab:
         with ThreadPoolExecutor() as pool:
             return dict(zip(names, pool.map(self.manifest, names), strict=True))
 
+    def remember(self) -> None:
+        """Keep the nodes' manifests, for comparison after a fault."""
+        self.undisturbed.update({node: comparable(manifest) for node, manifest in self.manifests().items()})
+
+
+def only_alerts(status: dict[str, Any]) -> bool:
+    """Return whether firing alerts are all that keeps a cluster from being healthy."""
+    nodes = [(node["problem"], node["differences"], node["drift"], node["drift_more"], node["drift_error"])
+             for node in status["nodes"]]  # fmt: skip
+    services = [state for node in status["nodes"] for state in node["services"].values()]
+    slurm = status["slurm"] or {"nodes": {}, "problem": "", "ledger_problem": ""}
+    states = {state for node in slurm["nodes"].values() for state in node["state"]}
+    alerts = status["alerts"] or {"error": None, "firing": []}
+    degraded = any(map(any, nodes)) or {*services} - {"active"} or slurm["problem"] or slurm["ledger_problem"]
+    out_of_service = states - {"IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED"} or status["leaving"]
+    return bool(alerts["firing"]) and not (degraded or out_of_service or alerts["error"])
+
 
 def podman(*argv: Sequence[str] | str) -> str:
-    done = subprocess.run(["podman", *map(str, argv)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = call(["podman", *map(str, argv)], CALL_LIMIT)
+    assert done.returncode == 0, described(done)
     return done.stdout
 
 
@@ -132,11 +211,13 @@ def bootstrapped(purpose: str, *lines: str) -> Iterator[TestLab]:
     """A lab of its own for a purpose, bootstrapped with these lines too; the tests that share it leave it whole."""
     lab = TestLab(lab_name(purpose))
     lab.down()
-    lab.up()
-    lab.declare(*lines)
-    lab.run("bootstrap")
-    yield lab
-    lab.down()
+    try:
+        lab.up()
+        lab.declare(*lines)
+        lab.run("bootstrap")
+        yield lab
+    finally:
+        lab.down()
 
 
 def submit(lab: TestLab, script: str, *options: str) -> str:

@@ -1,12 +1,11 @@
 """A cluster whose workers come and go, and a hundred jobs that live through all that is done to it."""
 
 import json
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tests.cluster.lab import HERE, TestLab, podman
+from tests.cluster.lab import HERE, SSH_LIMIT, TestLab, call, described, podman
 from tests.faults.injury import container, fails, gateway, wait_until
 from tests.labs import lab_name
 
@@ -41,9 +40,10 @@ class Growing(TestLab):
         return f"        {self.last}: {{ansible_host: {self.address}}}\n"
 
     def up(self, *options: str) -> None:
-        """Start what is not there; inventory and host keys stay as they are, once there are any."""
+        """Start what is not there; the inventory never has the last node, and a host key that is there stays."""
         known = self.inventory.parent / "known_hosts"
-        kept = {path: path.read_text() for path in (self.inventory, known) if path.exists()}
+        has_been_there = (self.inventory.parent / ".lab" / self.last).exists()
+        kept = {path: path.read_text() for path in (self.inventory, *[known] * has_been_there) if path.exists()}
         TestLab(self.name, self.workers + 1).up(*options)
         kept = kept or {self.inventory: self.inventory.read_text().replace(self.line, "")}
         for path, text in kept.items():
@@ -52,7 +52,9 @@ class Growing(TestLab):
     def inside(self, node: str, *argv: str, stdin: str = "") -> str:
         """Run a command in a node whose host key nobody believes any more."""
         command = ["podman", "exec", "--interactive", container(self, node), *argv]
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout
+        done = call(command, SSH_LIMIT, input=stdin)
+        assert done.returncode == 0, described(done)
+        return done.stdout
 
     def remains(self) -> Any:
         """The manifest of the last once it has left."""
@@ -70,16 +72,23 @@ class Growing(TestLab):
         return self.verb("add-node", *self.adding)
 
 
-@contextmanager
-def growing(purpose: str, workers: int) -> Iterator[Growing]:
-    """A lab of its own for a purpose, bootstrapped, for many jobs to a processor and packages of our own."""
-    lab = Growing(lab_name(purpose), workers)
-    lab.down()
+def crowd(lab: Growing) -> None:
+    """Start the lab with its last worker, and bootstrap it for many jobs to a processor and packages of our own."""
     lab.up()
     lab.declare("# Many jobs to a processor.", CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]")
     lab.run("bootstrap")
-    yield lab
+
+
+@contextmanager
+def growing(purpose: str, workers: int) -> Iterator[Growing]:
+    """A lab of its own for a purpose, bootstrapped."""
+    lab = Growing(lab_name(purpose), workers)
     lab.down()
+    try:
+        crowd(lab)
+        yield lab
+    finally:
+        lab.down()
 
 
 def states(lab: TestLab, number: str) -> list[str]:

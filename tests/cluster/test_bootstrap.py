@@ -21,16 +21,9 @@ from clusterctl.lab.lab import gpu_models
 from tests.cluster.lab import ALICE, HERE, TestLab, clusterctl, podman
 from tests.faults.injury import outsider
 from tests.labs import REPOSITORY
+from tests.manifests import differences as differences  # other files import it from here
 
 PROFILES = LAB / "nvml" / "profiles"
-
-
-def differences(before: Any, after: Any, path: str = "") -> list[str]:
-    """Name every leaf in which two manifests part."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        keys = sorted(before.keys() | after.keys())
-        return [line for key in keys for line in differences(before.get(key), after.get(key), f"{path}/{key}")]
-    return [] if before == after else [f"{path}: {before} -> {after}"]
 
 
 def host_state() -> dict[str, Any]:

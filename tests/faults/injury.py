@@ -10,11 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from clusterctl.lab.podman import run_as_root
-from tests.cluster.lab import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, call, clusterctl, described, podman, tail
+from tests.manifests import comparable, differences, without
 
 GUARD = 300.0
 """Seconds after which a test that waits is given up: a hang, not a measurement."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two checks of a condition
+# What a time zone of the inventory's changes: its own files, and the head's copy of the inventory.
+OF_ZONE = ("/etc/localtime", "/etc/timezone", "/var/lib/clusterctl/recovery.tar")
+CHEAP = 0.02  # seconds that a condition takes which starts no process and can be checked often
 
 
 def container(lab: TestLab, node: str) -> str:
@@ -75,7 +82,8 @@ def cut_off(lab: TestLab, *nodes: str, how: str = "DROP") -> Iterator[None]:
     def rule(node: str, action: str) -> None:
         (pid,) = podman("inspect", "--format", "{{.State.Pid}}", container(lab, node)).split()
         match = ["--source", gateway(lab), "--protocol", "tcp", "--dport", "22", "--jump", how]
-        subprocess.run(["nsenter", "--target", pid, "--net", "iptables", action, "INPUT", *match], check=True)
+        argv = ["nsenter", "--target", pid, "--net", "iptables", action, "INPUT", *match]
+        subprocess.run(argv, check=True, timeout=GUARD)
 
     for node in nodes:
         rule(node, "--insert")
@@ -93,8 +101,9 @@ def throttled(lab: TestLab, node: str, rate: str) -> Iterator[None]:
     inside = ["nsenter", "--target", pid, "--net"]
 
     def link(*argv: str, **wanted: Any) -> Any:
-        told = subprocess.run([*argv, "ip", "-json", "link"], capture_output=True, text=True, check=True).stdout
-        (found,) = (link for link in json.loads(told) if all(link.get(k) == v for k, v in wanted.items()))
+        told = call([*argv, "ip", "-json", "link"], GUARD)
+        assert told.returncode == 0, described(told)
+        (found,) = (link for link in json.loads(told.stdout) if all(link.get(k) == v for k, v in wanted.items()))
         return found
 
     outside = link(ifindex=link(*inside, ifname="eth0")["link_index"])["ifname"]
@@ -103,11 +112,11 @@ def throttled(lab: TestLab, node: str, rate: str) -> Iterator[None]:
     limit = ["root", "tbf", "rate", rate, "burst", "32kb", "latency", "1s"]
     try:
         for end, device in zip(ends, devices, strict=True):
-            subprocess.run([*end, "add", "dev", device, *limit], check=True)
+            subprocess.run([*end, "add", "dev", device, *limit], check=True, timeout=GUARD)
         yield
     finally:
         for end, device in zip(ends, devices, strict=True):
-            subprocess.run([*end, "delete", "dev", device, "root"], check=False)
+            subprocess.run([*end, "delete", "dev", device, "root"], check=False, timeout=GUARD)
 
 
 @contextmanager
@@ -139,7 +148,7 @@ def begin(lab: TestLab, verb: str = "bootstrap", *options: str, **settings: Any)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     process = subprocess.Popen(argv, text=True, **pipes, **settings)
     wait_until(lambda: set(runs.glob("*")) - before or process.poll() is not None)
-    assert process.poll() is None, process.communicate()
+    assert process.poll() is None, tail(process.communicate(timeout=GUARD)[0])
     return process
 
 
@@ -148,18 +157,32 @@ def latest_run(lab: TestLab) -> Path:
     return max((lab.inventory.parent / ".clusterctl/runs").iterdir())
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + GUARD
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def wait_until(condition: Callable[[], object], explain: Callable[[], str] = lambda: "") -> None:
+    """Wait for a condition, for GUARD seconds at most; `explain` says then what the condition last saw.
+
+    A condition that costs something, as an SSH connection does, is checked less and less often, at last each second.
+    """
+    deadline, pause = time.monotonic() + GUARD, SHORTEST_PAUSE
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        now = time.monotonic()
+        assert now < deadline, f"still not so after {GUARD:.0f} s. {explain()}"
+        time.sleep(pause)
+        if now - began > CHEAP:
+            pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def ended(process: "subprocess.Popen[str]", code: int) -> str:
     """Wait for a run and return what it said; it must end with this code, and without a traceback."""
-    said, _ = process.communicate(timeout=GUARD)
-    assert process.returncode == code, said
-    assert "Traceback" not in said
+    try:
+        said, _ = process.communicate(timeout=GUARD)
+    except subprocess.TimeoutExpired as expired:
+        process.kill()
+        raise AssertionError(f"no end after {GUARD:.0f} s: {process.args!r}\n{tail(expired.stdout)}") from None
+    assert process.returncode == code, f"exit {process.returncode}: {process.args!r}\n{tail(said)}"
+    assert "Traceback" not in said, tail(said)
     return said
 
 
@@ -167,16 +190,36 @@ def fails(lab: TestLab, code: int, *options: str, verb: str = "bootstrap", inven
     """Run a verb that must end with this code; return what it said."""
     done = clusterctl(verb, str(inventory or lab.inventory), *options)
     said = done.stdout + done.stderr
-    assert done.returncode == code, f"exit {done.returncode}\n{said}"
-    assert "Traceback" not in said
+    assert done.returncode == code, described(done)
+    assert "Traceback" not in said, described(done)
     return said
 
 
-def converges(lab: TestLab) -> dict[str, Any]:
-    """The same command again mends what the fault left, and one more has nothing to do; returns the first summary."""
+def converges(lab: TestLab, *apart: str) -> dict[str, Any]:
+    """The same command again repairs what the fault left; returns its summary.
+
+    Where the lab remembers its nodes as they were before the fault, they are so again, but for the files `apart` and
+    those of the time zone that the inventory asks for, which the nodes then have. Elsewhere one more run has nothing
+    to do.
+    """
     first = lab.run("bootstrap")
-    lab.unchanged()
+    if not lab.undisturbed:
+        lab.unchanged()
+        return first
+    assert disturbed(lab, *apart) == []
     return first
+
+
+def disturbed(lab: TestLab, *apart: str) -> list[str]:
+    """Return how the nodes differ from what the lab remembers of them, and from the inventory's time zone."""
+    now = {node: comparable(manifest) for node, manifest in lab.manifests().items()}
+    zone = yaml.safe_load(lab.inventory.read_text())["all"]["vars"].get("cluster_timezone")
+    paths = (*apart, *OF_ZONE) if zone else apart
+    found = differences(without(lab.undisturbed, *paths), without(now, *paths))
+    if zone:
+        links = {node: manifest["files"]["/etc/localtime"][3] for node, manifest in now.items()}
+        found += [f"{node}/etc/localtime: {to}" for node, to in links.items() if not to.endswith(f"/{zone}")]
+    return found
 
 
 def in_service(lab: TestLab) -> dict[str, str]:

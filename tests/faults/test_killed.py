@@ -11,21 +11,10 @@ from typing import Any
 import pytest
 
 from tests.cluster.lab import TestLab, podman
-from tests.cluster.test_bootstrap import differences
 from tests.faults.canary_site import kill_tree
-from tests.faults.injury import GUARD, container, converges
+from tests.faults.injury import GUARD, container
 from tests.labs import lab_name
-
-# What differs between two installations of the same packages on new nodes, without any kill.
-BY_CHANCE = frozenset(
-    {
-        "/etc/machine-id",
-        "/etc/shadow",  # has the day on which each account was made
-        # The package munge makes a random key before ours takes its place; it is kept, to be put back.
-        "/var/lib/clusterctl/state/munge.json",
-        "/var/lib/clusterctl/original/%2Fetc%2Fmunge%2Fmunge.key",
-    }
-)
+from tests.manifests import comparable, differences
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +22,11 @@ def lab() -> Iterator[TestLab]:
     """Fresh nodes: one head and one worker."""
     lab = TestLab(lab_name("killed"), workers=1)
     lab.down()
-    lab.up()
-    yield lab
-    lab.down()
-
-
-def comparable(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest with names for the numbers that the order of packages gives out, and without processes."""
-    entries = [line.split(":") for line in manifest["users"]]
-    users = {int(entry[2]): entry[0] for entry in entries if len(entry) == 7}
-    groups = {int(entry[2]): entry[0] for entry in entries if len(entry) == 4}
-    files = {
-        path: [mode, users.get(uid, uid), groups.get(gid, gid), what]
-        for path, (mode, uid, gid, what) in manifest["files"].items()
-        if path not in BY_CHANCE and path not in ("/etc/passwd", "/etc/group", "/etc/gshadow")
-    }
-    # In place of the files: who there is, with what beyond the number. Sub-ids follow the order, too.
-    accounts = sorted(":".join(field for place, field in enumerate(entry) if place not in (2, 3)) for entry in entries)
-    active = {unit: values["ActiveState"] for unit, values in manifest["daemons"].items()}
-    return {**manifest, "files": files, "users": accounts, "daemons": active}
+    try:
+        lab.up()
+        yield lab
+    finally:
+        lab.down()
 
 
 def renew(lab: TestLab) -> None:
@@ -95,7 +70,7 @@ def disturbed(lab: TestLab, kills: int, seconds: float, chance: random.Random) -
         told = "killed with all below it" if all_of_it else "killed with its process group"
         print(f"after {point} s: {told}" if took is None else f"ended by itself after {took:.2f} s")
         kills, seconds = (kills - 1, seconds) if took is None else (kills, took)
-    converges(lab)
+    lab.run("bootstrap")
     return {node: comparable(manifest) for node, manifest in lab.manifests().items()}
 
 
@@ -131,4 +106,5 @@ def test_the_comparison_sees_a_single_byte(lab: TestLab, undisturbed: tuple[dict
     lab.root("gpu01", "sed -i '1s/./#/' /etc/chrony/chrony.conf; echo >> /etc/chrony/chrony.conf")
     found = differences(before, comparable(lab.manifest("gpu01")))
     assert [line.split(":")[0] for line in found] == ["/files//etc/chrony/chrony.conf"]
-    converges(lab)
+    lab.run("bootstrap")
+    assert differences(before, comparable(lab.manifest("gpu01"))) == []

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.lab import ALICE, TestLab, bootstrapped, podman
+from tests.cluster.lab import ALICE, TestLab, podman
 from tests.cluster.test_bootstrap import differences
 from tests.faults.injury import (
     GUARD,
@@ -36,6 +36,7 @@ from tests.faults.injury import (
     wait_until,
 )
 from tests.faults.repository import PACKAGE, repository
+from tests.golden import Golden
 from tests.labs import REPOSITORY
 
 pytestmark = pytest.mark.long
@@ -44,8 +45,8 @@ BERLIN = "cluster_timezone: Europe/Berlin"
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[TestLab]:
-    with bootstrapped("more-faults") as lab:
+def lab(golden: Golden) -> Iterator[TestLab]:
+    with golden.taken() as lab:
         yield lab
 
 
