@@ -1,4 +1,4 @@
-"""What people change by hand on nodes: `status` names each with node and role, and a run puts it right."""
+"""Changes by hand on nodes: `status` and `--check` name each of them and nothing else, and a run repairs them."""
 
 import os
 import pty
@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from tests.cluster.lab import TestLab, clusterctl, podman
+from tests.cluster.test_bootstrap import lasting
+from tests.manifests import differences
 
-# Twelve kinds of change: the node, what is done to it, and how it is told: role, kind, name, and how that begins.
+# Each kind of change: the node, what is done to it, and what `status` reports: role, kind, name, and how that begins.
 BY_HAND = {
     "file edited": ("head1", "echo '# by hand' >> /etc/slurm/slurm.conf",
                     ("slurm_head", "file", "/etc/slurm/slurm.conf", "edited")),
@@ -39,7 +41,7 @@ BY_HAND = {
     "unit stopped": ("gpu02", "systemctl stop chrony", ("base", "unit", "chrony.service", "not running")),
     "unit disabled": ("gpu01", "systemctl -q disable munge",
                       ("munge", "unit", "munge.service", "disabled, was enabled")),
-    "unit masked": ("gpu02", "systemctl -q mask prometheus-node-exporter",
+    "unit masked": ("gpu02", "systemctl -q mask --now prometheus-node-exporter",
                     ("node_exporter", "unit", "prometheus-node-exporter.service", "masked, was enabled")),
     "kernel setting": ("gpu01", "sysctl -q -w net.core.somaxconn=100",
                        ("base", "sysctl", "net.core.somaxconn", "100, was ")),
@@ -56,6 +58,19 @@ END""",
     ),
 }  # fmt: skip
 SECRETS = {"/etc/prometheus/web.yml"}
+# What records do not have: `status` does not see it, a run does.
+SHELL = ("gpu01", "usermod --shell /bin/sh alice", ("user", "alice"))
+# A version that no pin rules out: a run leaves it, and records it.
+MOVED = ("gpu02", "package", "less")
+# What an interrupted run had left to do: the unit is restarted in the next one.
+PENDING = ("gpu02", "pending", "package:slurmd")
+# Units that a repair restarts or reloads, by the file or the interrupted run that asks for it.
+FOLLOW_UPS = {
+    ("head1", "unit", "slurmctld.service"),  # /etc/slurm/slurm.conf
+    ("gpu01", "unit", "slurmd.service"),  # /etc/default/slurmd
+    ("gpu02", "unit", "munge.service"),  # /etc/munge/munge.key
+    ("gpu02", "unit", "slurmd.service"),  # PENDING
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +96,30 @@ def test_an_untouched_cluster_shows_none(lab: TestLab) -> None:
     assert (document["last_run"]["verb"], document["last_run"]["exit_code"]) == ("bootstrap", 0)
 
 
-def test_each_change_is_named_and_a_run_puts_it_right(lab: TestLab) -> None:
+def named(summary: dict[str, Any]) -> set[tuple[str, str, str]]:
+    """Node, kind and name of every item that a run or its rehearsal reports as changed."""
+    return {
+        (node, change["kind"], change["name"]) for node, host in summary["hosts"].items() for change in host["changes"]
+    }
+
+
+def test_changes_by_hand__status_check_and_a_run__name_and_repair_them(lab: TestLab) -> None:
+    """--check comes before `status`: all is still there afterwards, so it has repaired nothing."""
+    before = lab.manifests()
     for node in lab.nodes:
-        lab.root(node, "\n".join(script for where, script, _ in BY_HAND.values() if where == node))
+        scripts = [script for where, script, _ in (*BY_HAND.values(), SHELL) if where == node]
+        lab.root(node, "\n".join(scripts))
+    injured = lab.manifests()
+    expected = {(node, *item[:3]): item[3] for node, _, item in BY_HAND.values()}
+    repairs = {(node, kind, name) for node, _, kind, name in expected} | {(SHELL[0], *SHELL[2])} | FOLLOW_UPS
+    repairs -= {MOVED, PENDING}
+
+    assert named(lab.run("bootstrap", "--check")) == repairs, "--check announces each of them, and nothing else"
+    assert differences(injured, lab.manifests()) == [], "--check changes nothing"
+
     document = lab.run("status", expect=4)
     told = drift(document)
-    expected = {(node, *item[:3]): item[3] for node, _, item in BY_HAND.values()}
-    assert told.keys() == expected.keys(), "each of them, and nothing else"
+    assert told.keys() == expected.keys(), "status reports each of them, and nothing else"
     assert {key: what for key, what in told.items() if not what.startswith(expected[key])} == {}
     assert document["versions_apart"]["less"].keys() > {"1:0-1"}
     assert document["secrets_unjudged"] is None
@@ -104,8 +136,15 @@ def test_each_change_is_named_and_a_run_puts_it_right(lab: TestLab) -> None:
     assert blind.stdout.count("was not judged") == 1
     assert {name for name in (key[3] for key in told) if name not in blind.stdout} == SECRETS
 
-    lab.run("bootstrap")
+    assert named(lab.run("bootstrap")) == repairs, "a run repairs each of them, and nothing else"
     assert drift(lab.healthy()) == {}
+    after = lab.manifests()
+    records = [f"/gpu02/files//var/lib/clusterctl/state/{role}.json" for role in ("base", "packages")]
+    left = [line.split(": ")[0] for line in differences(lasting(before), lasting(after))]
+    assert left == [*records, "/gpu02/packages"], "all is as it was before, but for the version that is left"
+    moved = {*before["gpu02"]["packages"]} ^ {*after["gpu02"]["packages"]}
+    assert {line.split()[0] for line in moved} == {MOVED[2]}
+    lab.unchanged()
 
 
 def test_who_drained_a_node_is_told(lab: TestLab) -> None:

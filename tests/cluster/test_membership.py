@@ -10,9 +10,9 @@ import pytest
 
 from tests.cluster.lab import clusterctl, podman, submit
 from tests.cluster.members import Growing, go_on, growing, states
-from tests.cluster.test_bootstrap import differences
 from tests.cluster.test_plan import done_as_planned, edit, planned
 from tests.faults.injury import begin, container, ended, in_service, latest_run, silent, wait_until
+from tests.manifests import differences
 
 NEW_HOST_KEY = (
     "cd /etc/ssh; rm ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key; systemctl restart ssh"

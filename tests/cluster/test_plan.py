@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.lab import HERE, TestLab, clusterctl
-from tests.cluster.test_bootstrap import differences
+from tests.manifests import differences
 
 # Changes: lines of the inventory and what takes their place, or what is done on nodes.
 CHANGES: dict[str, Any] = {
@@ -30,14 +30,19 @@ SEEN = tuple(f"{tree}/" for tree in json.loads(_trees))
 ACCOUNTS = {f"/etc/{name}" for name in ("passwd", "group", "shadow", "gshadow", "subuid", "subgid")}
 
 
-def planned(lab: TestLab) -> set[Item]:
-    """All that a plan lists; what is a command or a task shows by its effects."""
-    done = clusterctl("plan", "bootstrap", str(lab.inventory), "--output", "json")
+def planned(lab: TestLab, verb: str = "bootstrap") -> set[Item]:
+    """All that the plan of a verb lists."""
+    done = clusterctl("plan", verb, str(lab.inventory), "--output", "json")
     assert done.returncode == 10, done.stdout + done.stderr
+    return listed(json.loads(done.stdout))
+
+
+def listed(plan: dict[str, Any]) -> set[Item]:
+    """All that a plan lists and a manifest can show; what is a command or a task shows by its effects."""
     kinds = {"file": "path", "directory": "path", "user": "account", "group": "account"}
     found = {
         (host, kinds.get(change["kind"], change["kind"]), change["name"])
-        for change in json.loads(done.stdout)["changes"]
+        for change in plan["changes"]
         if change["kind"] not in ("command", "task")
         for host in change["hosts"]
     }
@@ -74,6 +79,11 @@ def actual(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str,
             yield "unit", unit
 
 
+def changed(before: dict[str, Any], after: dict[str, Any]) -> set[Item]:
+    """All that differs between two manifests of each of these nodes."""
+    return {(node, *item) for node in before for item in actual(before[node], after[node])}
+
+
 def edit(lab: TestLab, old: str, new: str) -> None:
     """Let the inventory say something else, once."""
     text = lab.inventory.read_text()
@@ -84,8 +94,7 @@ def edit(lab: TestLab, old: str, new: str) -> None:
 def done_as_planned(lab: TestLab, plan: set[Item], before: dict[str, Any], in_words: frozenset[Item] = NONE) -> None:
     """See that a run changes what is planned and nothing else, but for what the plan says in words."""
     lab.run("bootstrap")
-    after = lab.manifests()
-    seen = {(node, *item) for node in before for item in actual(before[node], after[node])} - in_words
+    seen = changed(before, lab.manifests()) - in_words
     assert seen <= plan
     # A unit that reads its configuration again has the same process.
     assert {item for item in plan - seen if item[1] != "unit"} == set()

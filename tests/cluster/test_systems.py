@@ -7,18 +7,27 @@ from pathlib import Path
 import pytest
 
 from clusterctl.lab.lab import INOTIFY_PER_NODE
-from tests.cluster.lab import ALICE, TestLab, clusterctl
+from tests.cluster.lab import TestLab, clusterctl, podman, submit
+from tests.faults.injury import wait_until
 from tests.faults.test_more_faults import finished
 from tests.labs import lab_name
+
+RUN_LIMIT = 900
+"""Seconds for a run on a whole cluster: a hang, not a measurement."""
+
+# Writes its process and the time of each of its counts, until it is told to end.
+COUNTER = 'until test -e /tmp/end; do echo "$$ $(date +%s)" >> /tmp/counts; sleep 0.5; done'
 
 
 @pytest.fixture(scope="module")
 def debian_12() -> Iterator[TestLab]:
     lab = TestLab(lab_name("debian12"))
     lab.down()
-    lab.up("--os", "debian-12")
-    yield lab
-    lab.down()
+    try:
+        lab.up("--os", "debian-12")
+        yield lab
+    finally:
+        lab.down()
 
 
 def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
@@ -27,29 +36,44 @@ def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
     (line,) = (line for line in text.splitlines(keepends=True) if "gpu02" in line)
     debian_12.inventory.write_text(text.replace(line, ""))
     debian_12.run("bootstrap")
-    job = debian_12.ssh("head1", *ALICE, "sbatch", "--parsable", "--chdir=/", "--output=none", "--wrap='sleep 60'")
-    before = slurmd(debian_12)
+    job = submit(debian_12, COUNTER)
+    wait_until(lambda: counts(debian_12))
     address = line.split("ansible_host: ")[1].split("}")[0]
-    done = clusterctl("add-node", str(debian_12.inventory), "gpu02", "--address", address, "--yes")
+    done = clusterctl("add-node", str(debian_12.inventory), "gpu02", "--address", address, "--yes", timeout=RUN_LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all 3 hosts are contacted" in done.stdout
-    assert slurmd(debian_12) != before
+    restarts = [started(debian_12, "head1", "slurmctld"), started(debian_12, "gpu01", "slurmd")]
+    wait_until(lambda: counts(debian_12)[-1][1] > max(restarts))
+    found = counts(debian_12)
+    assert found[0][1] < min(restarts), "the job had begun before any daemon was restarted"
+    assert len({process for process, _ in found}) == 1, "it is the same process that counts after the restarts"
     debian_12.unchanged()
     assert debian_12.healthy()["gpus"]["a100"]["idle"] == 8
+    debian_12.root("gpu01", "touch /tmp/end")
     assert finished(debian_12, job) == "COMPLETED"
 
 
-def slurmd(lab: TestLab) -> str:
-    return lab.ssh("gpu01", "systemctl", "show", "--property=MainPID", "slurmd")
+def counts(lab: TestLab) -> list[tuple[str, int]]:
+    """What the job on gpu01 has written: its process, and when, in seconds since 1970."""
+    lines = lab.root("gpu01", "! test -e /tmp/counts || head -n -1 /tmp/counts").splitlines()
+    return [(process, int(seconds)) for process, seconds in (line.split() for line in lines)]
+
+
+def started(lab: TestLab, node: str, unit: str) -> int:
+    """When a unit's main process was started, in seconds since 1970."""
+    shown = lab.root(node, f"systemctl show --timestamp=unix --property=ExecMainStartTimestamp {unit}")
+    return int(shown.strip().partition("=@")[2])
 
 
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[TestLab]:
     lab = TestLab(lab_name("mixed"), workers=1)
     lab.down()
-    lab.up("--worker-os", "debian-12")
-    yield lab
-    lab.down()
+    try:
+        lab.up("--worker-os", "debian-12")
+        yield lab
+    finally:
+        lab.down()
 
 
 def refused(lab: TestLab, *fragments: str) -> None:
@@ -102,7 +126,8 @@ def test_an_unknown_variable_is_refused(mixed: TestLab, tmp_path: Path) -> None:
 def test_podman_missing_is_said_with_the_command_that_helps() -> None:
     # podman is hidden from this one process by a mount of its own over the program.
     script = 'mount --bind /dev/null "$(command -v podman)" && exec clusterctl lab up --name none'
-    done = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, check=False)
+    argv = ["unshare", "--mount", "bash", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "apt-get install --no-install-recommends podman" in done.stderr
 
@@ -116,8 +141,6 @@ def test_more_nodes_than_the_machine_can_watch_are_refused() -> None:
         done = clusterctl("lab", "up", "--name", lab.name, "--workers", str(workers))
         assert done.returncode == 2, done.stdout + done.stderr
         assert "sysctl fs.inotify.max_user_instances=" in done.stderr
-        assert (
-            lab.name not in subprocess.run(["podman", "ps", "--all"], capture_output=True, text=True, check=True).stdout
-        )
+        assert lab.name not in podman("ps", "--all")
     finally:
         lab.down()

@@ -13,8 +13,7 @@ import pytest
 
 from tests.cluster.lab import TestLab, clusterctl, podman, submit
 from tests.cluster.members import AT_ONCE, Growing, accounted, go_on, states
-from tests.cluster.test_bootstrap import differences
-from tests.cluster.test_plan import actual
+from tests.cluster.test_plan import changed, listed
 from tests.faults.injury import (
     begin,
     container,
@@ -28,6 +27,7 @@ from tests.faults.injury import (
     wait_until,
 )
 from tests.faults.repository import repository
+from tests.manifests import differences
 
 WORKERS = ("gpu01", "gpu02")
 # Debian's own packages of Slurm, with a higher version and nothing else; made once.
@@ -143,11 +143,20 @@ def started(lab: TestLab, node: str) -> str:
     return lab.root(node, "awk '{print $22}' /proc/1/stat")
 
 
-def test_jobs_outlive_slurmctlds_sudden_end_and_a_minute_without_the_database(lab: Growing, jobs: str) -> None:
-    """In that minute the newer packages are made."""
+def test_jobs_outlive_slurmctlds_sudden_end_and_the_databases_absence(lab: Growing, jobs: str) -> None:
+    """Meanwhile a job begins and ends, of which accounting hears once there is a database, and packages are made."""
     lab.root("head1", "systemctl kill --signal KILL slurmctld")
-    lab.root("head1", f"trap 'systemctl start mariadb' EXIT; systemctl stop mariadb; sleep 60 & ({RAISE}); wait")
+    wait_until(lambda: lab.root("head1", "scontrol ping", check=False).count("is UP"))
+    lab.root("head1", "systemctl stop mariadb")
+    try:
+        lab.root("head1", "if sacct --allusers; then exit 1; fi")
+        number = submit(lab, "true")
+        wait_until(lambda: number not in lab.ssh("head1", "squeue", "--noheader", "--format=%i").split())
+        lab.root("head1", RAISE)
+    finally:
+        lab.root("head1", "systemctl start mariadb")
     go_on(lab, jobs)
+    wait_until(lambda: states(lab, number) == ["COMPLETED"])
 
 
 def test_jobs_outlive_an_upgrade_that_does_what_its_plan_has_listed(lab: Growing, newer: None, jobs: str) -> None:
@@ -168,12 +177,12 @@ def test_jobs_outlive_an_upgrade_that_does_what_its_plan_has_listed(lab: Growing
         (node, "directory", "/var/lib/slurm/slurmd", PUT_RIGHT) for node in WORKERS
     }
     assert changes(plan) <= done(summary)
-    after = lab.manifests()
     for node in lab.nodes:
         assert all(version.endswith(RAISED) for version in versions(lab, node).values())
-        listed = {name for host, _, name, _ in changes(plan) if host == node}
-        moved = {name for kind, name in actual(before[node], after[node]) if kind != "path"}
-        assert moved - {*versions(lab, node)} <= listed
+    seen, expected = changed(before, lab.manifests()), listed(plan)
+    made = {change["name"] for change in summary["hosts"]["head1"]["changes"] if change["kind"] == "backup"}
+    assert seen - expected == {("head1", "path", name) for name in made}, "its own backup is all that it adds"
+    assert {item for item in expected - seen if item[1] != "unit"} == set()
     accounted(lab, jobs, WORKERS)
     assert {state.rstrip("*") for state in in_service(lab).values()} == {"idle"}
     assert json.loads(lab.root("head1", "slurm-drain")) == {}
@@ -260,8 +269,39 @@ def test_a_head_that_cannot_be_upgraded_stops_it_before_a_worker(lab: Growing, n
         fails(lab, 5, verb="upgrade")
     assert differences(before, {node: lab.manifest(node) for node in WORKERS}) == []
     assert set(in_service(lab).values()) == {"idle"}
-    lab.run("upgrade")
+
+
+@pytest.mark.long
+def test_upgrade__batch_of_two__moves_both_workers_at_once(lab: Growing, newer: None) -> None:
+    """Also after a run that had failed on the head: the same command goes on."""
+    assert not any(versions(lab, node)["slurmd"].endswith(RAISED) for node in WORKERS), "there is something to move"
+    drained_at_once = False
+
+    def look() -> None:
+        nonlocal drained_at_once
+        drained_at_once |= all(state.startswith("drain") for state in in_service(lab).values())
+
+    with watched(look):
+        summary = lab.run("upgrade", "--batch", "2")
+    assert summary["steps"] == [["head1"], [*WORKERS]]
+    assert drained_at_once
+    assert moves(lab, "slurmd") == [{*WORKERS}], "one playbook moved both"
+    assert {version.endswith(RAISED) for node in WORKERS for version in versions(lab, node).values()} == {True}
+    assert set(in_service(lab).values()) == {"idle"}
     lab.unchanged()
+
+
+def moves(lab: TestLab, package: str) -> list[set[str]]:
+    """The hosts on which each playbook of the last run moved a package, rehearsals left out."""
+    playbooks: list[set[str]] = []
+    for line in (latest_run(lab) / "events.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "playbook":
+            rehearsal = event["check"]
+            playbooks.append(set())
+        elif event["event"] == "result" and not rehearsal:
+            playbooks[-1] |= {event["host"] for change in event["changes"] if change["name"] == package}
+    return [hosts for hosts in playbooks if hosts]
 
 
 @pytest.mark.long

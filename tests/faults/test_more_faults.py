@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 from tests.cluster.lab import ALICE, TestLab, podman
-from tests.cluster.test_bootstrap import differences
 from tests.faults.injury import (
     GUARD,
     begin,
@@ -38,6 +37,7 @@ from tests.faults.injury import (
 from tests.faults.repository import PACKAGE, repository
 from tests.golden import Golden
 from tests.labs import REPOSITORY
+from tests.manifests import differences
 
 pytestmark = pytest.mark.long
 

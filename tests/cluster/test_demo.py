@@ -1,0 +1,65 @@
+"""README's first command, from a fresh clone, under a lab name of its own."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.lab import TestLab, podman
+from tests.labs import REPOSITORY, lab_name
+
+DEMO_LIMIT = 1200
+"""Seconds for one run of the demo with its virtual environment: a hang, not a measurement."""
+
+
+@pytest.fixture
+def lab() -> Iterator[TestLab]:
+    """The lab that the demo makes; its directory is beside those of all labs, for they share one lock."""
+    lab = TestLab(lab_name("demo"))
+    lab.down()
+    try:
+        yield lab
+    finally:
+        lab.down()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone of what is committed here: without the virtual environment and what git ignores."""
+    argv = ["git", "clone", "--quiet", str(REPOSITORY), str(tmp_path / "clone")]
+    subprocess.run(argv, check=True, timeout=DEMO_LIMIT)
+    return tmp_path / "clone"
+
+
+def demo(clone: Path, lab: TestLab) -> str:
+    """Run the demo as after a `git clone`, with nothing of this checkout's environment; return what it printed."""
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith(("ANSIBLE_", "PYT", "VIRTUAL"))}
+    path = [place for place in os.environ["PATH"].split(os.pathsep) if ".venv" not in Path(place).parts]
+    done = subprocess.run(
+        [clone / "scripts" / "demo", lab.name],
+        cwd=clone.parent, env={**environment, "PATH": os.pathsep.join(path)},
+        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=DEMO_LIMIT,
+    )  # fmt: skip
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def gpus_of_job(printed: str) -> dict[str, int]:
+    """How many GPUs the demo's job shows on each node."""
+    nodes = dict(re.findall(r"^(\d): (gpu\d\d)$", printed, re.MULTILINE))
+    models = re.findall(r"^(\d): GPU \d+: NVIDIA A100", printed, re.MULTILINE)
+    return {node: models.count(task) for task, node in nodes.items()}
+
+
+@pytest.mark.long
+def test_demo__fresh_clone_and_once_more__runs_a_job_on_two_nodes(clone: Path, lab: TestLab) -> None:
+    for printed in (demo(clone, lab), demo(clone, lab)):
+        assert gpus_of_job(printed) == {"gpu01": 2, "gpu02": 2}, printed
+        (last,) = re.findall(r"^  (\S+/clusterctl lab down --name \S+)  ", printed, re.MULTILINE)
+    # The command that it names at its end removes all of it.
+    subprocess.run(last.split(), cwd=clone, check=True, capture_output=True, timeout=DEMO_LIMIT)
+    assert f"clusterctl-{lab.name}-" not in podman("ps", "--all", "--format", "{{.Names}}")
+    assert not lab.inventory.parent.exists()
