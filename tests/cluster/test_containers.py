@@ -144,7 +144,7 @@ def test_a_module_with_another_hash_is_refused(elsewhere: Path, tmp_path: Path) 
     with pytest.raises(
         LabError, match=r"is not the one that .*/go.sum pins; nothing is built:(.|\n)*checksum mismatch"
     ):
-        kit.ensure([dataclasses.replace(recipe, directory=directory)], lambda step: None)
+        kit.build([dataclasses.replace(recipe, directory=directory)], lambda step: None)
     assert list(elsewhere.iterdir()) == []
 
 
