@@ -99,7 +99,7 @@ class Build:
 
 
 def build(recipes: Sequence[Recipe], say: Say, mirror: str = image.DEBIAN_MIRROR) -> Build:
-    """Build what is not built yet; `say` is called with each step. It may take minutes, and needs no lock of the labs'."""
+    """Build what is not built yet; call `say` with each step. May take minutes: do not hold the labs' lock."""
     require_programs()
     with _locked():
         _remove_hidden(_directory("built"))
@@ -109,7 +109,7 @@ def build(recipes: Sequence[Recipe], say: Say, mirror: str = image.DEBIAN_MIRROR
 
 
 def serve(build: Build, say: Say) -> Kit:
-    """Serve a build; return what a lab has to know. The caller holds the labs' lock, or `down` may remove the server."""
+    """Serve a build; return what a lab has to know. The caller holds the labs' lock: `down` removes the server."""
     _remove_hidden(_directory("served"))
     address = cache.shared_address(-4)
     private = _private(build.builder, address)

@@ -173,7 +173,7 @@ class Lab:
             nodes = self.nodes(settings)
             self._write_private(settings, nodes)
             proxy = cache.ensure(lambda: image.ensure(image.choose(cache.DISTRIBUTION), settings.mirror)[0])
-            # Under the lock until the lab has containers: the `down` of another lab removes the server where there are none.
+            # Under the lock until the lab has containers: `down` of another lab removes a server without users.
             served = kit.serve(built_kit, say) if built_kit else None
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(lambda node: self._ensure_container(node, images[node.distribution.name]), nodes))

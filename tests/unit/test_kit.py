@@ -131,7 +131,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     for name in ("_require_ours", "_require_inotify", "_wait_reachable"):
         monkeypatch.setattr(lab.Lab, name, lambda *_: None)
     monkeypatch.setattr(lab.Lab, "_ensure_network", lambda _: "10.213.0.0/24")
-    monkeypatch.setattr(lab.Lab, "_ensure_container", lambda self, node, _: machine.running.add(self.container(node.name)))
+    monkeypatch.setattr(
+        lab.Lab, "_ensure_container", lambda self, node, _: machine.running.add(self.container(node.name))
+    )
     return machine
 
 
