@@ -14,7 +14,7 @@ from rich.table import Table
 from clusterctl.cli import Format
 from clusterctl.lab import fault as faults
 from clusterctl.lab import image, kit, kit_recipe
-from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models
+from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models, locked
 from clusterctl.lab.podman import LabError
 
 app = typer.Typer(help="A cluster in containers on this machine, with simulated GPUs.", no_args_is_help=True)
@@ -35,6 +35,9 @@ def up(
     with_kit: Annotated[
         bool | None, typer.Option("--kit", help="Point its inventory at the kit (see `lab kit`), building that first.")
     ] = None,
+    recipes: Annotated[
+        list[str] | None, typer.Option("--recipe", help="Build and use only this recipe of the kit; repeatable.")
+    ] = None,
 ) -> None:
     """Create a lab, or repair and extend the one of that name."""
     if gpu_model is not None and gpu_model not in gpu_models():
@@ -44,7 +47,7 @@ def up(
     lab = Lab(name)
     given: dict[str, Any] = {
         "workers": workers, "gpus": gpus, "gpu_model": gpu_model, "os": system, "worker_os": worker_os,
-        "mirror": mirror, "kit": with_kit,
+        "mirror": mirror, "kit": bool(recipes) or with_kit, "recipes": recipes or (() if with_kit else None),
     }  # fmt: skip
     wanted = dataclasses.replace(lab.settings() or Settings(name), **{k: v for k, v in given.items() if v is not None})
     console = Console(stderr=True)
@@ -69,7 +72,10 @@ def build_kit(
     recipes = kit_recipe.load(tuple(names or ()))
     console = Console(stderr=True)
     with console.status("kit") as shown:
-        served = kit.ensure(recipes, Steps(console, shown), mirror)
+        steps = Steps(console, shown)
+        built = kit.build(recipes, steps, mirror)
+        with locked():
+            served = kit.serve(built, steps)
     for recipe in recipes:
         typer.echo(f"{recipe.description} {recipe.version}: {served.place(recipe)}")
     console.print("Next: clusterctl lab up --kit, whose inventory points there", highlight=False)

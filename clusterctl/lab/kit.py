@@ -17,7 +17,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,30 +89,45 @@ def architecture() -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
 
 
-def ensure(recipes: Sequence[Recipe], say: Say, mirror: str = image.DEBIAN_MIRROR) -> Kit:
-    """Build what is not built yet, serve it, and return what a lab has to know. `say` is told each step."""
+@dataclass(frozen=True)
+class Build:
+    """What recipes have become on this machine's disk; nothing of it is served yet."""
+
+    recipes: tuple[Recipe, ...]
+    results: Mapping[str, Path]  # recipe -> directory
+    builder: str  # the image of the build container, which also serves
+
+
+def build(recipes: Sequence[Recipe], say: Say, mirror: str = image.DEBIAN_MIRROR) -> Build:
+    """Build what is not built yet; call `say` with each step. May take minutes: do not hold the labs' lock."""
     require_programs()
     with _locked():
-        for half in (path for name in ("built", "served") for path in _directory(name).glob(".*")):
-            shutil.rmtree(half, ignore_errors=True)  # of a run that was killed
+        _remove_hidden(_directory("built"))
         builder = _builder(mirror, say)
-        made = {recipe.name: _ensure_built(recipe, builder, mirror, say) for recipe in recipes}
-        address = cache.shared_address(-4)
-        private = _private(builder, address)
-        fingerprint = (private / "gnupg" / "fingerprint").read_text().strip()
-        builds = sorted(path.name for path in made.values())
-        name = hashlib.sha256("".join((fingerprint, *builds)).encode()).hexdigest()[:12]
-        _publish(name, recipes, made, builder, private)
-        _serve(builder, address, private)
-        for recipe in recipes:
-            _push(recipe, made[recipe.name], address, private, say)
-    return Kit(
-        f"https://{address}/{name}",
-        address,
-        (private / "tls" / "trust" / "ca.crt").read_text(),
-        fingerprint,
-        tuple(recipes),
-    )
+        results = {recipe.name: _ensure_built(recipe, builder, mirror, say) for recipe in recipes}
+    return Build(tuple(recipes), results, builder)
+
+
+def serve(build: Build, say: Say) -> Kit:
+    """Serve a build; return what a lab has to know. The caller holds the labs' lock: `down` removes the server."""
+    _remove_hidden(_directory("served"))
+    address = cache.shared_address(-4)
+    private = _private(build.builder, address)
+    fingerprint = (private / "gnupg" / "fingerprint").read_text().strip()
+    builds = sorted(path.name for path in build.results.values())
+    name = hashlib.sha256("".join((fingerprint, *builds)).encode()).hexdigest()[:12]
+    _publish(name, build, private)
+    _serve(build.builder, address, private)
+    for recipe in build.recipes:
+        _push(recipe, build.results[recipe.name], address, private, say)
+    authority = (private / "tls" / "trust" / "ca.crt").read_text()
+    return Kit(f"https://{address}/{name}", address, authority, fingerprint, build.recipes)
+
+
+def _remove_hidden(directory: Path) -> None:
+    """Remove what a killed run left half done."""
+    for half in directory.glob(".*"):
+        shutil.rmtree(half, ignore_errors=True)
 
 
 def remove() -> None:
@@ -281,21 +296,21 @@ def _run(builder: str, private: Path, *argv: str) -> None:
     )  # fmt: skip
 
 
-def _publish(name: str, recipes: Sequence[Recipe], made: dict[str, Path], builder: str, private: Path) -> None:
+def _publish(name: str, build: Build, private: Path) -> None:
     """Lay the packages out as their vendors do, and sign them; once for each set of builds and each key."""
     served = _directory("served")
     finished = served / name
     if not finished.is_dir():
         stage = Path(tempfile.mkdtemp(prefix=".", dir=served))
         try:
-            for recipe in (recipe for recipe in recipes if recipe.packages):
+            for recipe in (recipe for recipe in build.recipes if recipe.packages):
                 folder = stage / fill(recipe.repository, {"{architecture}": architecture()})
                 folder.mkdir(parents=True, exist_ok=True)
-                for package in made[recipe.name].glob("*.deb"):
+                for package in build.results[recipe.name].glob("*.deb"):
                     shutil.copy(package, folder)
                 (folder / "KEY").write_text(recipe.repository_key)
             stage.chmod(0o755)
-            _run(builder, private, "/files/publish", f"/served/{stage.name}", _owner())
+            _run(build.builder, private, "/files/publish", f"/served/{stage.name}", _owner())
             stage.rename(finished)
         finally:
             shutil.rmtree(stage, ignore_errors=True)

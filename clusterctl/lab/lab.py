@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -57,6 +57,7 @@ class Settings:
     gpu_model: str = "a100-sxm4-80gb"
     mirror: str = image.DEBIAN_MIRROR
     kit: bool = False  # whether its inventory points at the kit
+    recipes: Sequence[str] = ()  # of the kit; all when empty
     subnet: str = ""
 
 
@@ -89,6 +90,16 @@ def gpu_models() -> list[str]:
 def _state_directory() -> Path:
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base) / "clusterctl" / "labs"
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Hold the lock of all labs, which share images, the package cache and the kit's server."""
+    root = _state_directory()
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 class Lab:
@@ -139,8 +150,8 @@ class Lab:
     def up(self, wanted: Settings, say: Callable[[str], None] = lambda step: None) -> tuple[list[Node], bool]:
         """Create or repair the lab; return its nodes and whether an image was built. `say` is told the kit's steps."""
         require_programs()
-        served = kit.ensure(kit_recipe.load(), say, wanted.mirror) if wanted.kit else None
-        with self._locked():
+        built_kit = kit.build(kit_recipe.load(tuple(wanted.recipes)), say, wanted.mirror) if wanted.kit else None
+        with locked():
             stored = self.settings()
             if stored and (different := [key for key in _FIXED if getattr(stored, key) != getattr(wanted, key)]):
                 has = ", ".join(f"--{key.replace('_', '-')} {getattr(stored, key)}" for key in different)
@@ -162,6 +173,8 @@ class Lab:
             nodes = self.nodes(settings)
             self._write_private(settings, nodes)
             proxy = cache.ensure(lambda: image.ensure(image.choose(cache.DISTRIBUTION), settings.mirror)[0])
+            # Under the lock until the lab has containers: `down` of another lab removes a server without users.
+            served = kit.serve(built_kit, say) if built_kit else None
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(lambda node: self._ensure_container(node, images[node.distribution.name]), nodes))
             self._write_inventory(settings, nodes, proxy, self._write_kit(served) if served else {})
@@ -170,7 +183,7 @@ class Lab:
 
     def down(self) -> bool:
         """Remove the lab's containers, volumes, network and directory; return whether there was anything of it."""
-        with self._locked():
+        with locked():
             self._require_ours()
             there = bool(self._containers()) or self.directory.exists()
             if containers := self._containers():
@@ -234,14 +247,6 @@ class Lab:
     def _containers(self) -> list[str]:
         listing = podman_json("ps", "--all", "--filter", f"label=clusterctl.lab={self.name}")
         return [str(container["Names"][0]) for container in listing]
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        root = _state_directory()
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (root / ".lock").open("w") as lock:  # one for all labs: they share images and the package cache
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
     def _ensure_network(self) -> str:
         existing = podman_json("network", "ls", "--filter", f"name=^{self.network}$")

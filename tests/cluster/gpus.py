@@ -1,9 +1,12 @@
 """One lab with all that GPUs can have: their metrics, every container runtime, NVIDIA's toolkit from the kit."""
 
+import functools
 import hashlib
+import http.client
 import json
 import lzma
 import re
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -13,14 +16,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from tests.cluster.lab import TestLab
 from tests.faults.injury import gateway
-from tests.faults.repository import repository
+from tests.faults.repository import Registry, registry, repository
 from tests.labs import lab_name
 
 INTERVAL = 5
 """Seconds after which Slurm has the GPUs' health checked again."""
 SID = "http://deb.debian.org/debian"
+ATTEMPTS, SECONDS = 3, 60
+"""How often an index is asked for at most, and how long one answer may take."""
 # It stands for NVIDIA's plugin, which cannot be had here: it is built, loaded and asked as that one is.
 PLUGIN = r"""
 #include <string.h>
@@ -37,7 +44,6 @@ int slurm_spank_user_init(spank_t spank, int count, char **arguments) {
 MAKEFILE = "spank_pyxis.so: pyxis.c\n\tgcc -shared -fPIC -o $@ $<\n"
 VERSION = "3.5.0-1"
 GROUPS = {
-    "apptainer": "children: {slurm_workers: {}}",
     "enroot": "children: {slurm_head: {}, slurm_workers: {}}",
     "podman": "children: {slurm_workers: {}}",
     "nvidia_container_toolkit": "children: {slurm_workers: {}}",
@@ -49,11 +55,12 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Site:
-    """The lab, where its server has files, and the hash of each."""
+    """The lab, where its server has files, the hash of each, and the mirror of docker.io."""
 
     lab: TestLab
     url: str
     sha256: Mapping[str, str]
+    mirror: Registry
 
 
 def package(folder: Path, name: str, content: Mapping[str, str]) -> None:
@@ -68,20 +75,47 @@ def package(folder: Path, name: str, content: Mapping[str, str]) -> None:
         (root / path).write_text(text)
     target = folder / f"{name}_{VERSION}_amd64.deb"
     argv = ["dpkg-deb", "--root-owner-group", "--build", str(root), str(target)]
-    subprocess.run(argv, check=True, capture_output=True)
-    subprocess.run(["rm", "-r", str(root)], check=True)
+    subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    shutil.rmtree(root)
 
 
-def apptainer() -> tuple[str, str, str]:
-    """Version, URL and hash of the Apptainer that Debian's next release has."""
-    with urllib.request.urlopen(f"{SID}/dists/sid/main/binary-amd64/Packages.xz") as answer:  # noqa: S310
-        index = lzma.decompress(answer.read()).decode()
-    (entry,) = re.findall(r"(?ms)^Package: apptainer$.*?^$", index)
-    version, name, sha256 = (re.search(rf"(?m)^{key}: (.*)$", entry) for key in ("Version", "Filename", "SHA256"))
-    assert version
-    assert name
-    assert sha256
-    return version[1], f"{SID}/{name[1]}", sha256[1]
+def index_of_sid(lab: TestLab) -> str:
+    """The packages of Debian's next release, by way of the lab's package cache."""
+    proxy = yaml.safe_load(lab.inventory.read_text())["all"]["vars"]["cluster_package_proxy"]
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": proxy}))
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with opener.open(f"{SID}/dists/sid/main/binary-amd64/Packages.xz", timeout=SECONDS) as answer:
+                return lzma.decompress(answer.read()).decode()
+        except (OSError, lzma.LZMAError, http.client.HTTPException):
+            if attempt == ATTEMPTS:
+                raise
+    raise AssertionError
+
+
+def newest(index: str, package: str) -> dict[str, str]:
+    """The fields of a package's newest version in an index; while one replaces another an index has both."""
+    found = re.findall(rf"(?ms)^(Package: {re.escape(package)}\n.*?)^$", index)
+    assert found, f"{package} is not in the index"
+    entries = [dict(re.findall(r"(?m)^([A-Z][\w-]*): (.*)$", text)) for text in found]
+
+    def newer(one: dict[str, str], other: dict[str, str]) -> dict[str, str]:
+        argv = ["dpkg", "--compare-versions", one["Version"], "gt", other["Version"]]
+        return one if subprocess.run(argv, check=False, timeout=60).returncode == 0 else other
+
+    return functools.reduce(newer, entries)
+
+
+def add_apptainer(lab: TestLab) -> None:
+    """Install the Apptainer of Debian's next release on the workers; nothing else in the lab needs that release."""
+    entry = newest(index_of_sid(lab), "apptainer")
+    lab.inventory.write_text(lab.inventory.read_text() + "    apptainer: {children: {slurm_workers: {}}}\n")
+    lab.declare(
+        f"apptainer_version: {json.dumps(entry['Version'])}",
+        f"apptainer_package_url: {SID}/{entry['Filename']}",
+        f"apptainer_package_sha256: {entry['SHA256']}",
+    )
+    lab.run("bootstrap", "--limit", ",".join(lab.nodes[1:]))
 
 
 def vendor(folder: Path) -> dict[str, str]:
@@ -102,29 +136,33 @@ def everything() -> Iterator[Site]:
     lab = TestLab(lab_name("gpus"))
     lab.down()
     lab.up("--kit")
-    with tempfile.TemporaryDirectory(prefix="vendor-") as name:
-        sha256 = vendor(Path(name))
-        with repository(gateway(lab), packages=Path(name)) as (url, _):
-            version, package_url, package_sha256 = apptainer()
-            text = lab.inventory.read_text()
-            reached = json.loads(re.findall(r"(?m)^    cluster_no_proxy: (.*)$", text)[0])
-            variables = {
-                "apptainer_version": version,
-                "apptainer_package_url": package_url,
-                "apptainer_package_sha256": package_sha256,
-                "cluster_no_proxy": [*reached, gateway(lab)],
-                "containers_registry_mirrors": {"docker.io": url, "ghcr.io": "https://harbor.example/ghcr"},
-                "enroot_release_url": f"{url}/v3.5.0",
-                "enroot_sha256": sha256[f"enroot_{VERSION}_amd64.deb"],
-                "enroot_caps_sha256": sha256[f"enroot+caps_{VERSION}_amd64.deb"],
-                "prometheus_scrape_interval": "5s",
-                "pyxis_source_url": f"{url}/v0.20.0.tar.gz",
-                "pyxis_source_sha256": sha256["v0.20.0.tar.gz"],
-                "slurm_head_health_interval": INTERVAL,
-            }
-            text = re.sub(r"(?m)^    cluster_no_proxy: .*\n", "", text)
-            lab.inventory.write_text(text + "".join(f"    {group}: {{{of}}}\n" for group, of in GROUPS.items()))
-            lab.declare(*(f"{name}: {json.dumps(value)}" for name, value in variables.items()))
-            lab.run("bootstrap")
-            yield Site(lab, url, sha256)
-    lab.down()
+    try:
+        with tempfile.TemporaryDirectory(prefix="vendor-") as name:
+            sha256 = vendor(Path(name))
+            address = gateway(lab)
+            with repository(address, packages=Path(name)) as (url, _), registry(address) as mirror:
+                configure(lab, url, sha256, mirror)
+                lab.run("bootstrap")
+                yield Site(lab, url, sha256, mirror)
+    finally:
+        lab.down()
+
+
+def configure(lab: TestLab, url: str, sha256: Mapping[str, str], mirror: Registry) -> None:
+    """Write what the lab is to have into its inventory."""
+    text = lab.inventory.read_text()
+    reached = json.loads(re.findall(r"(?m)^    cluster_no_proxy: (.*)$", text)[0])
+    variables = {
+        "cluster_no_proxy": [*reached, gateway(lab)],
+        "containers_registry_mirrors": {"docker.io": mirror.url, "ghcr.io": "https://harbor.example/ghcr"},
+        "enroot_release_url": f"{url}/v3.5.0",
+        "enroot_sha256": sha256[f"enroot_{VERSION}_amd64.deb"],
+        "enroot_caps_sha256": sha256[f"enroot+caps_{VERSION}_amd64.deb"],
+        "prometheus_scrape_interval": "5s",
+        "pyxis_source_url": f"{url}/v0.20.0.tar.gz",
+        "pyxis_source_sha256": sha256["v0.20.0.tar.gz"],
+        "slurm_head_health_interval": INTERVAL,
+    }
+    text = re.sub(r"(?m)^    cluster_no_proxy: .*\n", "", text)
+    lab.inventory.write_text(text + "".join(f"    {group}: {{{of}}}\n" for group, of in GROUPS.items()))
+    lab.declare(*(f"{name}: {json.dumps(value)}" for name, value in variables.items()))

@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 AT_ONCE = 6000
-PATIENCE = 2.0  # seconds for an answer; what is dropped never gives one
+CONNECT_SECONDS = 2.0  # the kernel accepts; what is dropped is never answered, and costs this for each batch of ports
+ANSWER_SECONDS = 10.0  # a program answers, perhaps on a loaded machine
 CONNECTED = 0
 IP_BIND_ADDRESS_NO_PORT = 24  # or the ports here run out before those there
 
@@ -36,7 +37,7 @@ def open_ports(source: str, address: str, at_once: int) -> list[int]:
                 code = one.connect_ex((address, port))
                 if code == errno.EINPROGRESS:
                     selector.register(one, selectors.EVENT_WRITE, one)
-                    deadlines[one] = (port, time.monotonic() + PATIENCE)
+                    deadlines[one] = (port, time.monotonic() + CONNECT_SECONDS)
                 else:
                     found += [port] if code == CONNECTED else []
                     one.close()
@@ -60,8 +61,8 @@ def answers_udp(source: str, address: str, port: int, question: bytes) -> bool:
     """Whether a question by UDP is answered."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.bind((source, 0))
-        asking.settimeout(PATIENCE)
-        for _ in range(2):
+        asking.settimeout(ANSWER_SECONDS / 5)
+        for _ in range(5):
             asking.sendto(question, (address, port))
             try:
                 return bool(asking.recv(2048))
@@ -73,9 +74,8 @@ def answers_udp(source: str, address: str, port: int, question: bytes) -> bool:
 def http_status(source: str, address: str, port: int, path: str) -> str:
     """The first line that a server answers to GET; empty where it speaks no HTTP."""
     try:
-        with socket.create_connection((address, port), PATIENCE, (source, 0)) as asking:
+        with socket.create_connection((address, port), ANSWER_SECONDS, (source, 0)) as asking:
             asking.sendall(f"GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
-            asking.settimeout(PATIENCE)
             answer = asking.recv(2048)
     except OSError:
         return ""
@@ -93,13 +93,19 @@ NTP_QUESTION = b"\x23" + bytes(47)  # version 4, a client (RFC 5905, section 7.3
 
 def look(asked: dict[str, Any], address: str, at_once: int) -> dict[str, Any]:
     source = asked["source"]
-    tcp = open_ports(source, address, at_once)
     udp = {53: dns_question(asked["name"]), 123: NTP_QUESTION}
-    return {
-        "tcp": tcp,
-        "udp": [port for port, question in udp.items() if answers_udp(source, address, port, question)],
-        "pages": {port: [http_status(source, address, port, path) for path in asked["pages"]] for port in tcp},
-    }
+    # All at once: a port without an answer takes its whole time, and there are many.
+    with ThreadPoolExecutor(32) as pool:
+        answers = {port: pool.submit(answers_udp, source, address, port, question) for port, question in udp.items()}
+        tcp = open_ports(source, address, at_once)
+        pages = {
+            port: [pool.submit(http_status, source, address, port, path) for path in asked["pages"]] for port in tcp
+        }
+        return {
+            "tcp": tcp,
+            "udp": [port for port, answer in answers.items() if answer.result()],
+            "pages": {port: [page.result() for page in asked_for] for port, asked_for in pages.items()},
+        }
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:

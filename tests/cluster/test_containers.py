@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import uuid
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from clusterctl.lab import cache, kit, kit_recipe
 from clusterctl.lab.podman import LabError
 from tests.cluster.gpus import Site
 from tests.cluster.lab import ALICE, TestLab, clusterctl, podman
+from tests.faults.injury import GUARD
 
 TOOLKIT = "nvidia-container-toolkit"
 
@@ -33,7 +35,7 @@ def fetch(cluster: TestLab, path: str) -> bytes:
     known = yaml.safe_load(cluster.inventory.read_text())["all"]["vars"]
     context = ssl.create_default_context(cafile=str(cluster.inventory.parent / "kit/ca.crt"))
     url = f"{known['nvidia_container_toolkit_repository_url']}/{path}"
-    with urllib.request.urlopen(url, context=context) as answer:  # noqa: S310 - https
+    with urllib.request.urlopen(url, context=context, timeout=60) as answer:  # noqa: S310 - https
         return bytes(answer.read())
 
 
@@ -73,16 +75,27 @@ def test_podman_in_a_job_sees_exactly_the_jobs_gpus(cluster: TestLab) -> None:
 
 
 def test_two_jobs_containers_share_no_gpu(cluster: TestLab) -> None:
-    image = cluster.image
-    script = f'podman pull --quiet {image} > /dev/null; podman run --rm $(job-gpus) {image} sh -c "{SEEN}"; sleep 15'
-    argv = cluster.ssh_argv("head1", *ALICE, "srun", "--gres=gpu:1", "sh", "-eu", "-s")
+    """Both jobs are on one node, and each keeps its GPU until the other has shown its own."""
+    image, meeting = cluster.image, f"meeting-{uuid.uuid4().hex}"
+    script = f"""
+    mkdir -p ~/{meeting}
+    podman pull --quiet {image} > /dev/null; podman run --rm $(job-gpus) {image} sh -c "{SEEN}"
+    touch ~/{meeting}/$SLURM_JOB_ID
+    until [ "$(ls ~/{meeting} | wc -l)" = 2 ]; do sleep 0.2; done
+    """
+    options = ("--gres=gpu:1", "--nodelist=gpu01", "--mem=500M")
+    argv = cluster.ssh_argv("head1", *ALICE, "srun", *options, "sh", "-eu", "-s")
     both = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    for process in both:
-        assert process.stdin
-        process.stdin.write(script)
-        process.stdin.close()
-        process.stdin = None
-    told = [process.communicate()[0].splitlines() for process in both]
+    try:
+        for process in both:
+            assert process.stdin
+            process.stdin.write(script)
+            process.stdin.close()
+            process.stdin = None
+        told = [process.communicate(timeout=GUARD)[0].splitlines() for process in both]
+    finally:
+        for process in both:
+            process.kill()
     assert [process.returncode for process in both] == [0, 0]
     devices, uuids = ({line for lines in told for line in lines if line.startswith(what)} for what in ("nvidia", "GPU"))
     assert len(devices) == 2
@@ -144,19 +157,25 @@ def test_a_module_with_another_hash_is_refused(elsewhere: Path, tmp_path: Path) 
     with pytest.raises(
         LabError, match=r"is not the one that .*/go.sum pins; nothing is built:(.|\n)*checksum mismatch"
     ):
-        kit.ensure([dataclasses.replace(recipe, directory=directory)], lambda step: None)
+        kit.build([dataclasses.replace(recipe, directory=directory)], lambda step: None)
     assert list(elsewhere.iterdir()) == []
 
 
 def test_an_interrupted_build_leaves_nothing_half(elsewhere: Path) -> None:
-    """One that is killed leaves what it was at, which the next one takes away."""
+    """One that is killed leaves what it was at, which the next one removes.
+
+    A shell starts what runs in its background with SIGINT ignored, and children inherit that: env undoes it.
+    """
     for stop in (signal.SIGKILL, signal.SIGINT):
-        build = [sys.executable, "-m", "clusterctl", "lab", "kit", TOOLKIT]
+        build = ["env", "--default-signal=INT", sys.executable, "-m", "clusterctl", "lab", "kit", TOOLKIT]
         with subprocess.Popen(build, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
-            assert process.stderr
-            assert any("programs" in line for line in process.stderr)
-            process.send_signal(stop)
-            process.communicate()
+            try:
+                assert process.stderr
+                assert any("programs" in line for line in process.stderr)
+                process.send_signal(stop)
+                process.communicate(timeout=GUARD)
+            finally:
+                process.kill()
         assert process.returncode != 0
         assert [path for path in elsewhere.iterdir() if not path.name.startswith(".")] == []
     assert list(elsewhere.iterdir()) == []

@@ -31,13 +31,17 @@ done
 def lab() -> Iterator[TestLab]:
     lab = TestLab(lab_name("gpu-config"))
     lab.down()
-    lab.up("--gpu-model", "h100-sxm5-80gb", "--gpus", "2", "--kit")
-    lab.switch_on("gpu_config", "podman", "nvidia_container_toolkit")
-    lab.declare("gpu_config_power_limit: 85%", 'gpu_config_graphics_clock: "345,1500"', "slurm_head_health_interval: 5")
-    of(lab, "gpu01", f'gpu_config_mig: "{THREE}"')
-    lab.run("bootstrap")
-    yield lab
-    lab.down()
+    recipes = ("--recipe", "nvidia-container-toolkit", "--recipe", "debian")
+    try:
+        lab.up("--gpu-model", "h100-sxm5-80gb", "--gpus", "2", *recipes)
+        lab.switch_on("gpu_config", "podman", "nvidia_container_toolkit")
+        lab.declare("gpu_config_power_limit: 85%", 'gpu_config_graphics_clock: "345,1500"')
+        lab.declare("slurm_head_health_interval: 5")
+        of(lab, "gpu01", f'gpu_config_mig: "{THREE}"')
+        lab.run("bootstrap")
+        yield lab
+    finally:
+        lab.down()
 
 
 def of(lab: TestLab, node: str, *lines: str) -> Path:

@@ -19,7 +19,7 @@ from tests.faults.injury import outsider
 from tests.labs import REPOSITORY
 
 COLLECTORS = REPOSITORY / "roles/dcgm_exporter/templates/collectors.csv.j2"
-PORT = 9400
+PORT, SSH = 9400, 22
 XIDS = yaml.safe_load((REPOSITORY / "roles/gpu_health/defaults/main.yml").read_text())["gpu_health_xids"]
 
 
@@ -93,8 +93,10 @@ def test_it_answers_the_cluster_alone(lab: TestLab) -> None:
     address, _, _ = listening.rpartition(":")
     assert f"gpu01: {{ansible_host: {address}}}" in lab.inventory.read_text()
     assert "DCGM_FI_DEV_GPU_TEMP" in lab.root("gpu02", f"curl --silent --fail http://{listening}/metrics")
-    with outsider(lab) as source, pytest.raises(TimeoutError):
-        socket.create_connection((address, PORT), 3, (source, 0)).close()
+    with outsider(lab) as source:
+        socket.create_connection((address, SSH), 30, (source, 0)).close()  # there is a way from outside to the node
+        with pytest.raises(TimeoutError):
+            socket.create_connection((address, PORT), 3, (source, 0)).close()
 
 
 def test_a_fault_of_the_hardware_raises_its_alert_until_the_diagnosis(lab: TestLab) -> None:

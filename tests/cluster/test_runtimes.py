@@ -1,13 +1,12 @@
 """Container runtimes: Docker and containerd as an administrator uses them, Apptainer and pyxis in users' jobs."""
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.gpus import VERSION, Site
+from tests.cluster.gpus import VERSION, Site, add_apptainer
 from tests.cluster.lab import ALICE, TestLab, clusterctl, podman
 from tests.faults.injury import container
 
@@ -29,9 +28,17 @@ MAY, MAY_NOT = "No such device or address", "Operation not permitted"
 @pytest.fixture(scope="module")
 def image(gpus: Site) -> Iterator[TestLab]:
     """The lab with an image for Docker and containerd on gpu01. The last file that needs it takes it down."""
-    gpus.lab.root("gpu01", IMAGE)
-    yield gpus.lab
-    gpus.lab.down()
+    try:
+        gpus.lab.root("gpu01", IMAGE)
+        yield gpus.lab
+    finally:
+        gpus.lab.down()
+
+
+@pytest.fixture(scope="module")
+def apptainer(gpus: Site) -> TestLab:
+    add_apptainer(gpus.lab)
+    return gpus.lab
 
 
 def opened(lab: TestLab, within: str) -> list[str]:
@@ -71,21 +78,50 @@ def test_docker_is_for_root_alone_and_listens_nowhere(image: TestLab) -> None:
     assert document["hosts"]["gpu01"]["changed"] == 1
     denied = image.root("gpu01", "sudo -u alice docker ps 2>&1", check=False)
     assert "permission denied" in denied.lower()
-    listening = image.root("gpu01", "ss --no-header --listening --tcp --numeric --processes | grep -v 127.0.0.1", False)
-    assert not [name for name in ("docker", "containerd") if name in listening]
+    rows = image.root("gpu01", "ss --no-header --listening --tcp --numeric --processes").splitlines()
+    listening = [(row.split()[3], row) for row in rows]
+    assert [row for address, row in listening if address.endswith(":22") and "sshd" in row], "ss sees who listens"
+    outside = [row for address, row in listening if not address.startswith("127.0.0.1")]
+    assert not [row for row in outside if "docker" in row or "containerd" in row]
 
 
-def test_docker_asks_the_mirror_first(gpus: Site, image: TestLab) -> None:
-    told = image.root("gpu01", "docker info --format '{{json .RegistryConfig.Mirrors}}'")
-    assert json.loads(told) == [f"{gpus.url}/"]
+# How each runtime fetches the mirror's image, and by what it then knows it.
+PULLS = {
+    "docker": ("docker pull --quiet {0}", "docker image inspect --format '{{{{.Id}}}}' {0}"),
+    "podman": ("podman pull --quiet {0}", "podman image inspect --format 'sha256:{{{{.Id}}}}' {0}"),
+    "containerd": (
+        "ctr images pull --hosts-dir /etc/containerd/certs.d {0}",
+        "ctr images ls name=={0} | awk 'NR == 2 {{print $3}}'",
+    ),
+}
 
 
-def test_apptainer_in_a_job_has_the_jobs_gpus_and_no_others(gpus: Site) -> None:
+@pytest.mark.parametrize("runtime", PULLS)
+def test_mirror__runtime_pulls_an_image__asks_the_mirror_first(gpus: Site, image: TestLab, runtime: str) -> None:
+    """Docker Hub has another image of this name, so the digest shows who answered."""
+    mirror = gpus.mirror
+    before = len(mirror.requests)
+    pull, identify = (command.format(mirror.image) for command in PULLS[runtime])
+    image.root("gpu01", f"timeout 120 {pull}")
+    known = image.root("gpu01", identify).strip()
+    assert known == (mirror.manifest if runtime == "containerd" else mirror.config)
+    (address,) = re.findall(r"gpu01: \{ansible_host: ([^}]*)\}", image.inventory.read_text())
+    asked = [request for client, request in mirror.requests[before:] if client == address]
+    assert any(request.endswith("/v2/library/busybox/manifests/latest") for request in asked), asked
+
+
+def test_mirror__containerds_other_clients__read_the_same_files(image: TestLab) -> None:
+    """The daemon's own pulls, for Kubernetes, take the directory that ctr was given above from its configuration."""
+    dumped = image.root("gpu01", "containerd --config /etc/containerd/config.toml config dump")
+    assert re.search(r'(?m)^ *config_path = "/etc/containerd/certs\.d"$', dumped)
+
+
+def test_apptainer_in_a_job_has_the_jobs_gpus_and_no_others(apptainer: TestLab) -> None:
     """An ordinary user's image is a folder here, with the node's own programs in it."""
     root = "mkdir -p ~/image/{dev,etc,proc,sys,tmp,usr,var/tmp}; ln -sfnt ~/image usr/{bin,lib,lib64,sbin}"
     script = "for at in 0 1 2 3; do cat /dev/nvidia$at; done 2>&1; ls /.singularity.d/libs; nvidia-smi -L"
     inside = f"apptainer exec --nv --bind /usr,/etc/simulated-nvml.conf ~/image sh -c '{script}'"
-    out = gpus.lab.ssh(
+    out = apptainer.ssh(
         "head1", *ALICE, "srun", "--chdir=/home/alice", "--nodelist=gpu02", "--gres=gpu:2", "bash", "-s",
         stdin=f"{root}\n{inside}\n",
     )  # fmt: skip
@@ -108,14 +144,14 @@ def test_srun_knows_the_plugin_on_every_node(gpus: Site) -> None:
 
 
 @pytest.mark.long
-def test_a_node_that_leaves_keeps_no_container(image: TestLab) -> None:
+def test_a_node_that_leaves_keeps_no_container(image: TestLab, apptainer: TestLab) -> None:
     done = clusterctl("remove-node", str(image.inventory), "gpu01", "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     # The cluster no longer knows its host key, and iptables is gone there.
     node = container(image, "gpu01")
     (pid,) = podman("inspect", "--format", "{{.State.Pid}}", node).split()
     argv = ["nsenter", "--target", pid, "--net", "iptables-save"]
-    rules = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    rules = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
     assert not re.findall("DOCKER|docker0", rules)
     left = podman("exec", node, "sh", "-c", "ps -eo args; ip -brief link; ls /usr/local/lib/slurm 2>&1 || true")
     assert not re.findall(r"(?m)^sleep 3600$|dockerd|containerd|docker0|spank_pyxis", left)

@@ -1,15 +1,20 @@
-"""A small repository of packages as a site has its own, signed by a key that lives as long as it, sound or at fault."""
+"""A site's own servers: packages signed by a key that lives as long as the server, sound or at fault; and an image."""
 
+import gzip
 import hashlib
 import http.server
+import io
+import json
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import unquote
@@ -38,8 +43,10 @@ def repository(
             (directory / "served" / key_name).write_text(key)
         with http.server.ThreadingHTTPServer((address, 0), _handler(directory, fault)) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield f"http://{address}:{server.server_port}", key
-            server.shutdown()
+            try:
+                yield f"http://{address}:{server.server_port}", key
+            finally:
+                server.shutdown()
 
 
 def _handler(directory: Path, fault: str) -> type[http.server.BaseHTTPRequestHandler]:
@@ -131,6 +138,86 @@ def _sign(home: Path, served: Path, renewed: bool = False) -> str:
 
 
 def _run(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A server of one image, which is at the registry `docker.io` under the same name and is another one there."""
+
+    url: str
+    requests: list[tuple[str, str]]
+    """Each request so far: the client's address, and method and path."""
+    manifest: str
+    """The digest of the image's manifest."""
+    config: str
+    """The digest of its configuration, by which Docker and podman know an image."""
+
+    image = "docker.io/library/busybox:latest"
+
+
+@contextmanager
+def registry(address: str) -> Iterator[Registry]:
+    """Serve an image by the registry's protocol (OCI Distribution 1.1, pull only), and note who asks for what."""
+    pages, manifest, config = _image(Registry.image.removeprefix("docker.io/").partition(":")[0])
+    requests: list[tuple[str, str]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            requests.append((str(self.client_address[0]), f"{self.command} {path}"))
+            kind, data = pages.get(path, ("application/json", b'{"errors": [{"code": "NAME_UNKNOWN"}]}'))
+            self.send_response(200 if path in pages else 404)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Docker-Content-Digest", _digest(data))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer((address, 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield Registry(f"http://{address}:{server.server_port}", requests, manifest, config)
+        finally:
+            server.shutdown()
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _image(name: str) -> tuple[Mapping[str, tuple[str, bytes]], str, str]:
+    """Every page that the server has for an image of one file; the digests of its manifest and its configuration."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        text = b"of the mirror\n"
+        member = tarfile.TarInfo("origin")
+        member.size = len(text)
+        tar.addfile(member, io.BytesIO(text))
+    layer = gzip.compress(buffer.getvalue(), mtime=0)
+    prefix, kinds = "application/vnd.oci.image", ("config.v1+json", "layer.v1.tar+gzip", "manifest.v1+json")
+    about = {"architecture": "amd64", "os": "linux", "config": {}}
+    rootfs = {"type": "layers", "diff_ids": [_digest(buffer.getvalue())]}
+    config = json.dumps({**about, "rootfs": rootfs}).encode()
+    parts = [
+        {"mediaType": f"{prefix}.{kind}", "digest": _digest(data), "size": len(data)}
+        for kind, data in zip(kinds, (config, layer), strict=False)
+    ]
+    manifest = json.dumps(
+        {"schemaVersion": 2, "mediaType": f"{prefix}.{kinds[2]}", "config": parts[0], "layers": parts[1:]}
+    ).encode()
+    pages = {"/v2/": ("application/json", b"{}")}
+    for reference in ("latest", _digest(manifest)):
+        pages[f"/v2/{name}/manifests/{reference}"] = (f"{prefix}.{kinds[2]}", manifest)
+    for data in (config, layer):
+        pages[f"/v2/{name}/blobs/{_digest(data)}"] = ("application/octet-stream", data)
+    return pages, _digest(manifest), _digest(config)

@@ -1,13 +1,18 @@
 """Recipes of the kit as data; what is built and served of them, tests/cluster/test_containers.py shows."""
 
+import fcntl
 import re
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from clusterctl.errors import ClusterctlError
-from clusterctl.lab import kit, kit_recipe
+from clusterctl.lab import cache, cli, image, kit, kit_recipe, lab
 from clusterctl.lab.podman import LabError
 
 ALL = kit_recipe.load()
@@ -70,3 +75,90 @@ def test_a_lab_is_told_where_and_by_which_key() -> None:
         "nvidia_container_toolkit_key_fingerprint": "ABCD" * 10,
         "nvidia_container_toolkit_version": "1.20.1",
     }
+
+
+@dataclass
+class Machine:
+    """A machine on which labs come and go: what runs there, and a step that another process takes in between."""
+
+    running: set[str] = field(default_factory=set)
+    built: list[str] = field(default_factory=list)
+    meanwhile: Thread | None = None
+
+    def build(self, recipes: list[kit_recipe.Recipe], *_: Any) -> kit.Build:
+        self.built += [recipe.name for recipe in recipes]
+        return kit.Build(tuple(recipes), {}, "builder")
+
+    def serve(self, build: kit.Build, *_: Any) -> kit.Kit:
+        self.running.add("kit")
+        if self.meanwhile:
+            self.meanwhile.start()
+            if not labs_are_locked():
+                self.meanwhile.join()
+        return kit.Kit("https://10.88.255.252/0123", "10.88.255.252", "", "ABCD" * 10, build.recipes)
+
+    def podman_json(self, command: str, *options: str) -> list[dict[str, Any]]:
+        wanted = [option.partition("label=clusterctl.lab")[2].lstrip("=") for option in options if "label" in option]
+        names = [name for name in self.running if name.startswith(f"clusterctl-{wanted[0]}")] if wanted else []
+        return [{"Names": [name], "Labels": {}} for name in names] if command == "ps" else []
+
+
+def labs_are_locked() -> bool:
+    with (lab._state_directory() / ".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine without podman; the labs' lock, directories and decisions are real."""
+    machine = Machine()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    lab._state_directory().mkdir(parents=True)
+    monkeypatch.setattr(kit, "build", machine.build)
+    monkeypatch.setattr(kit, "serve", machine.serve)
+    monkeypatch.setattr(kit, "remove", lambda: machine.running.discard("kit"))
+    monkeypatch.setattr(cache, "ensure", lambda _: "http://10.88.255.253:3142")
+    monkeypatch.setattr(cache, "remove", lambda: None)
+    monkeypatch.setattr(image, "ensure", lambda *_: ("image", False))
+    for name in ("require_programs", "podman"):
+        monkeypatch.setattr(lab, name, lambda *_, **__: "")
+    monkeypatch.setattr(lab, "podman_json", machine.podman_json)
+    monkeypatch.setattr(lab, "remove_containers", lambda *names: machine.running.difference_update(names))
+    for name in ("_require_ours", "_require_inotify", "_wait_reachable"):
+        monkeypatch.setattr(lab.Lab, name, lambda *_: None)
+    monkeypatch.setattr(lab.Lab, "_ensure_network", lambda _: "10.213.0.0/24")
+    monkeypatch.setattr(
+        lab.Lab, "_ensure_container", lambda self, node, _: machine.running.add(self.container(node.name))
+    )
+    return machine
+
+
+def test_kit__another_lab_goes_while_one_is_made__server_stays(machine: Machine) -> None:
+    """The other `down` comes between the start of the server and the first container of the lab that needs it."""
+    machine.meanwhile = Thread(target=lab.Lab("old").down)
+    lab.Lab("new").up(lab.Settings("new", kit=True))
+    machine.meanwhile.join(timeout=60)
+    assert machine.running == {"kit", "clusterctl-new-head1", "clusterctl-new-gpu01", "clusterctl-new-gpu02"}
+    lab.Lab("old").down()
+    assert "kit" in machine.running
+    lab.Lab("new").down()
+    assert machine.running == set()
+
+
+def test_kit__lab_with_recipes__builds_only_those(machine: Machine) -> None:
+    def up(*options: str) -> list[str]:
+        machine.built.clear()
+        done = CliRunner().invoke(cli.app, ["up", "--name", "small", *options])
+        assert done.exit_code == 0, done.output
+        return sorted(machine.built)
+
+    assert up() == []
+    assert up("--recipe", "debian") == ["debian"]
+    assert up() == ["debian"], "the lab keeps what it was made with"
+    assert "nvidia_container_toolkit_version" not in lab.Lab("small").inventory.read_text()
+    assert up("--kit") == sorted(recipe.name for recipe in ALL)
+    assert "nvidia_container_toolkit_version" in lab.Lab("small").inventory.read_text()

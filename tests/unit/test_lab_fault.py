@@ -1,15 +1,23 @@
 """`clusterctl lab fault`: what each fault changes, the kernel's words, and what is refused untouched."""
 
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from clusterctl.lab import fault
+from clusterctl.lab import image as lab_files
 from clusterctl.lab.cli import app
 from clusterctl.lab.lab import Lab, Settings, gpu_models
 from clusterctl.lab.podman import LabError
-from tests.unit.test_nvml_symbols import SOURCE
+
+from .test_nvml_symbols import library  # noqa: F401 - a fixture
 
 A100, V100 = fault.read_profile("a100-sxm4-80gb"), fault.read_profile("v100-sxm2-32gb")
 NAMES = sorted(fault.FAULTS.keys() - {"clear"})
@@ -26,19 +34,155 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return lab
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("model", gpu_models())
-def test_a_fault_sets_only_what_clear_takes_away_and_the_library_reads(name: str, model: str) -> None:
+# Which models have no part that could fail so; every other fault applies to every model.
+REFUSED = {
+    "row-remap": {"t4", "v100-sxm2-32gb"},
+    "nvlink-down": {"a100-pcie-40gb", "h100-pcie-80gb", "l40s", "t4"},
+    "fabric-down": {"a100-pcie-40gb", "a100-sxm4-80gb", "h100-pcie-80gb", "l40s", "t4", "v100-sxm2-32gb"},
+}
+APPLICABLE = [(name, model) for name in NAMES for model in gpu_models() if model not in REFUSED.get(name, ())]
+
+# The library has fixed paths. This shows it a node's files below the directory NODE; the library itself is unmodified.
+PATHS = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+static const char *place(const char *path, char *buffer) {
+    if (strncmp(path, "/dev/nvidia", 11) != 0 && strncmp(path, "/lib/firmware/nvidia/", 21) != 0) return path;
+    snprintf(buffer, 4096, "%s%s", getenv("NODE"), path);
+    return buffer;
+}
+int open(const char *path, int flags, ...) { char b[4096]; return openat(AT_FDCWD, place(path, b), flags, 0600); }
+int stat(const char *path, struct stat *out) { char b[4096]; return fstatat(AT_FDCWD, place(path, b), out, 0); }
+FILE *fopen(const char *path, const char *mode) {
+    char b[4096];
+    int file = openat(AT_FDCWD, place(path, b), O_RDONLY | O_CLOEXEC);
+    return file < 0 ? NULL : fdopen(file, "r");
+}
+"""
+# Prints what NVIDIA's nvidia-ml-py reads of both GPUs, once for each line on standard input. Times become "since when".
+OBSERVER = r"""
+import json, sys
+from pynvml import *
+def asked(function, *arguments):
     try:
-        made = fault.change(name, None, fault.read_profile(model), 1)
-    except LabError as error:
-        assert "has no part that could fail so" in str(error)
-        assert name in ("row-remap", "nvlink-down", "fabric-down")
-        return
-    changed = made.state.keys() | made.kept.keys()
-    assert changed
-    assert changed <= set(fault.KEYS)
-    assert all(f'"{key}"' in SOURCE for key in changed)
+        found = function(*arguments)
+    except NVMLError as error:
+        return str(error)
+    return found if isinstance(found, (int, list)) else [str(found)]
+def read(gpu):
+    try:
+        device = nvmlDeviceGetHandleByIndex(gpu)
+    except NVMLError as error:
+        return {"no device": str(error)}
+    (reset,) = nvmlDeviceGetFieldValues(device, [NVML_FI_DEV_RESET_STATUS])
+    found = {"name": asked(nvmlDeviceGetName, device), "reset": reset.value.ullVal}
+    for counter, number in (("volatile", NVML_VOLATILE_ECC), ("aggregate", NVML_AGGREGATE_ECC)):
+        found[counter] = asked(nvmlDeviceGetTotalEccErrors, device, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, number)
+    found["rows"] = asked(lambda: list(nvmlDeviceGetRemappedRows(device)))
+    cause = NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR
+    found["pages"] = asked(lambda: len(nvmlDeviceGetRetiredPages(device, cause)))
+    found["pages pending"] = asked(nvmlDeviceGetRetiredPagesPendingStatus, device)
+    found["links"] = [asked(nvmlDeviceGetNvLinkState, device, link) for link in range(18)]
+    found["link errors"] = [asked(nvmlDeviceGetNvLinkErrorCounter, device, link, 0) for link in range(18)]
+    found["temperature"] = asked(nvmlDeviceGetTemperature, device, NVML_TEMPERATURE_GPU)
+    found["reasons"] = asked(nvmlDeviceGetCurrentClocksThrottleReasons, device)
+    for policy in (NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL):
+        found[f"slow {policy}"] = asked(lambda: int(nvmlDeviceGetViolationStatus(device, policy).violationTime > 0))
+    found["lanes"] = asked(nvmlDeviceGetCurrPcieLinkWidth, device)
+    def fabric():
+        info = c_nvmlGpuFabricInfo_t()
+        nvmlDeviceGetGpuFabricInfo(device, byref(info))
+        return info.state
+    found["fabric"] = asked(fabric)
+    rates = nvmlDeviceGetUtilizationRates(device)
+    found["load"] = [rates.gpu, rates.memory]
+    return found
+for line in sys.stdin:
+    nvmlInit()
+    print(json.dumps([read(0), read(1)]), flush=True)
+    nvmlShutdown()
+"""
+Readings = list[dict[str, Any]]
+
+
+@dataclass
+class Node:
+    """A node's files, and a process that has the simulated library in its address space."""
+
+    directory: Path
+    process: "subprocess.Popen[str]"
+
+    def read(self, model: str, state: Mapping[str, int | str]) -> Readings:
+        """What NVML says of two GPUs when the first one has this state."""
+        profile = (lab_files.HERE / "nvml" / "profiles" / f"{model}.conf").read_text()
+        texts = {
+            "": f"{profile}gpus=2\nnode_seed=unit/test\n",
+            "_kept": "",
+            "_state": "".join(f"{key}.0={value}\n" for key, value in state.items()),
+        }
+        for name, text in texts.items():
+            path = self.directory / f"lib/firmware/nvidia/550.163.01/gsp_simulated{name}.bin"
+            new = path.with_suffix(".new")
+            new.write_text(text)
+            new.rename(path)  # another inode: the library reads it again
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        found: Readings = json.loads(self.process.stdout.readline() or "null")
+        assert found, "the observer has ended"
+        return found
+
+
+@pytest.fixture(scope="module")
+def node(
+    library: Path,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Node]:
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    directory = tmp_path_factory.mktemp("node")
+    (directory / "lib/firmware/nvidia/550.163.01").mkdir(parents=True)
+    (directory / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (directory / "dev" / name).touch()
+    preload = directory / "paths.so"
+    argv = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(preload)]
+    subprocess.run(argv, input=PATHS, text=True, check=True, timeout=60)
+    environment = {"LD_PRELOAD": str(preload), "LD_LIBRARY_PATH": str(library.parent), "NODE": str(directory)}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", OBSERVER], env=environment, **pipes) as process:
+        try:
+            yield Node(directory, process)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("name", "model"), APPLICABLE)
+def test_fault__on_a_gpu__library_reads_every_line_of_it(node: Node, name: str, model: str) -> None:
+    """Each line that a fault sets changes what NVML says of that GPU, and of no other."""
+    made = fault.change(name, None, fault.read_profile(model), 1)
+    state = {**made.state, **made.kept}
+    assert state
+    assert state.keys() <= set(fault.KEYS), "`clear` would leave some of it"
+    sound, ill = node.read(model, {}), node.read(model, state)
+    assert ill[0] != sound[0]
+    assert ill[1] == sound[1]
+    for key in state:
+        without = node.read(model, {other: value for other, value in state.items() if other != key})
+        assert without[0] != ill[0], f"NVML says the same without {key}"
+    assert node.read(model, {}) == sound
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_fault__model_without_the_part__is_refused(name: str) -> None:
+    for model in REFUSED[name]:
+        profile = fault.read_profile(model)
+        with pytest.raises(LabError, match=f"{name}: {profile['name']} has no part that could fail so"):
+            fault.change(name, None, profile, 1)
 
 
 def test_what_depends_on_the_model() -> None:
