@@ -44,3 +44,11 @@ def without(manifests: dict[str, Any], *paths: str) -> dict[str, Any]:
         node: {**manifest, "files": {path: what for path, what in manifest["files"].items() if path not in paths}}
         for node, manifest in manifests.items()
     }
+
+
+def lasting(manifests: dict[str, Any]) -> dict[str, Any]:
+    """The manifests of nodes that were rebooted or repaired: of daemons only whether they run."""
+    return {
+        node: {**manifest, "daemons": {unit: values["ActiveState"] for unit, values in manifest["daemons"].items()}}
+        for node, manifest in manifests.items()
+    }

@@ -1,14 +1,16 @@
-"""Measurements, as ratios of things taken in one run. Run by scripts/bench; nothing here judges a figure.
+"""Measurements, as ratios of things taken in one run. Run by scripts/bench; no figure makes it fail.
 
-usage: python -m tests.bench [input] [nodes] [floor] [demo] [rerun] [limits] [grow] [status] [ill]   without a name: all
+usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [limits] [grow] [status] [ill]
+Without a name: all. With --tiny each part runs once on its smallest lab: to see that the part works, not to measure.
 """
 
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.bench import against_floor, bad_input, demo, grow, ill, limits, nodes, rerun, status_drift
@@ -18,42 +20,65 @@ from tests.labs import REPOSITORY
 PARTS = ("input", "nodes", "floor", "demo", "rerun", "limits", "grow", "status", "ill")
 
 
+# Each part once, on the fewest nodes that it needs. Images and caches, which other labs share, stay as they are.
+TINY: Mapping[str, Callable[[], Document]] = {
+    "input": lambda: bad_input.main(number=20, rounds=1),
+    "nodes": lambda: nodes.with_images((2,)),
+    "floor": lambda: against_floor.main(1, fill_cache=False),
+    "demo": lambda: {"warm": demo.warm_demo().document()},
+    "rerun": lambda: rerun.main(1),
+    "grow": lambda: grow.main((2, 3)),
+    "ill": lambda: ill.main(ill.FAULTS[:1], interval=5),
+    "limits": lambda: limits.main(1),
+    "status": lambda: status_drift.main(1, rounds=1),
+}
+
+
+def measures(rounds: int, workers: int) -> Mapping[str, Callable[[], Document]]:
+    return {
+        "input": bad_input.main,
+        "nodes": nodes.main,
+        "floor": lambda: against_floor.main(rounds),
+        "demo": demo.main,
+        "rerun": lambda: rerun.main(workers),
+        "grow": grow.main,
+        "ill": ill.main,
+        "limits": limits.main,
+        "status": lambda: status_drift.main(workers),
+    }
+
+
 def main() -> int:
-    """Measure what is asked for, and keep the figures; 1 where something that was to be measured failed."""
+    """Measure the parts and store the figures; return 1 if a command failed or hung."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none means all")
     parser.add_argument("--rounds", type=int, default=2, help="rounds against the hand-written script (default: 2)")
     parser.add_argument("--workers", type=int, default=8, help="workers of the re-run and of status (default: 8)")
-    parser.add_argument("--output", type=Path, default=REPOSITORY / ".cache" / "bench.json", help="where figures go")
+    parser.add_argument(
+        "--tiny", action="store_true", help="run each part once on its smallest lab, to see that it works"
+    )
+    parser.add_argument("--output", type=Path, help="where figures go (default: .cache/bench.json, or bench-tiny.json)")
     given = parser.parse_args()
     if unknown := sorted(set(given.parts) - set(PARTS)):
         parser.error(f"no such part: {', '.join(unknown)}; choose from {', '.join(PARTS)}")
     if min(given.rounds, given.workers) < 1:
         parser.error("--rounds and --workers are at least 1")
-    measures: dict[str, Callable[[], Document]] = {
-        "input": bad_input.main,
-        "nodes": nodes.main,
-        "floor": lambda: against_floor.main(given.rounds),
-        "demo": demo.main,
-        "rerun": lambda: rerun.main(given.workers),
-        "grow": grow.main,
-        "ill": ill.main,
-        "limits": limits.main,
-        "status": lambda: status_drift.main(given.workers),
-    }
-    figures: Document = json.loads(given.output.read_text()) if given.output.exists() else {}
+    output = given.output or REPOSITORY / ".cache" / ("bench-tiny.json" if given.tiny else "bench.json")
+    parts = TINY if given.tiny else measures(given.rounds, given.workers)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # parts take their labs down as they end
+    figures: Document = json.loads(output.read_text()) if output.exists() else {}
     try:
         with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as config:
             os.environ["XDG_CONFIG_HOME"] = config  # the vault passwords of labs that are gone would stay behind
             for part in given.parts or PARTS:
-                figures[part] = measures[part]()
-                given.output.parent.mkdir(parents=True, exist_ok=True)
-                given.output.write_text(json.dumps(figures, indent=2) + "\n")
+                figures[part] = parts[part]()
+                output.parent.mkdir(parents=True, exist_ok=True)
+                output.write_text(json.dumps(figures, indent=2) + "\n")
                 say()
     except BenchError as error:
         say(f"bench: {error}")
         return 1
-    say(f"Figures: {given.output}")
+    say(f"Figures: {output}")
     return 0
 
 

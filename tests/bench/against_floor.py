@@ -1,15 +1,22 @@
-"""The same fresh nodes brought to the same state by hand (floor.sh) and by `clusterctl bootstrap`, in turns."""
+"""The same fresh nodes brought to the same state by hand (floor.sh) and by `clusterctl bootstrap`, in turns.
 
+floor.sh is written by hand and has to follow the product: after each run `clusterctl verify` checks the cluster, and at
+the end the packages, enabled units, users and groups of both clusters are compared. Any difference fails the part.
+"""
+
+import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from clusterctl import hardware, inventory, secrets
 from clusterctl.paths import content
 from tests.bench import profile
-from tests.bench.measure import CLUSTERCTL, BenchLab, Cost, Document, load, say
+from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Cost, Document, load, say
+from tests.cluster.lab import TestLab
 
 FLOOR = Path(__file__).with_name("floor.sh")
 
@@ -21,8 +28,9 @@ def settings(lab: BenchLab) -> dict[str, str]:
     records = hardware.load_all(lab.directory)
     workers = cluster.in_group("slurm_workers")
     one = records[workers[0].name]
-    prometheus = yaml.safe_load((content() / "roles" / "prometheus" / "defaults" / "main.yml").read_text())
-    cpus, memory = one.cpu.cpus, one.memory_mb * 9 // 10
+    prometheus, head = _defaults("prometheus"), _defaults("slurm_head")
+    cpu, memory = one.cpu, one.memory_mb * 9 // 10
+    health = {worker.name: _health(records[worker.name], cluster.head.address) for worker in workers}
     return {
         "LOGIN": workers[0].user or "root",
         "CLUSTER": cluster.cluster_name,
@@ -31,16 +39,54 @@ def settings(lab: BenchLab) -> dict[str, str]:
         "NAMESERVERS": "\n".join(records[cluster.head.name].nameservers),
         "HEAD": f"{cluster.head.name} {cluster.head.address}",
         "WORKERS": "\n".join(f"{host.name} {host.address}" for host in workers),
-        "NODE_OPTIONS": f"CPUs={cpus} RealMemory={memory} Gres=gpu:{one.gpus[0].type}:{len(one.gpus)}",
+        "NODE_OPTIONS": f"CPUs={cpu.cpus} Sockets={cpu.sockets} CoresPerSocket={cpu.cores_per_socket}"
+        f" ThreadsPerCore={cpu.threads_per_core} RealMemory={memory} Gres=gpu:{one.gpus[0].type}:{len(one.gpus)}",
         "GPU_TYPE": one.gpus[0].type,
         "GPUS": str(len(one.gpus)),
-        "MEMORY_PER_CPU": str(memory // cpus),
+        "MEMORY_PER_CPU": str(memory // cpu.cpus),
         "BUFFER_POOL_MB": str(max(128, min(4096, records[cluster.head.name].memory_mb // 8))),
         "SCRAPE_INTERVAL": prometheus["prometheus_scrape_interval"],
+        "HEALTH_INTERVAL": str(head["slurm_head_health_interval"]),
+        "HEALTH_PORT": str(head["slurm_head_health_port"]),
+        "HEALTH_RECORDS": "\n".join(f"{name} {json.dumps(given)}" for name, given in health.items()),
+        "HEALTH_KEY": known["slurm_head_health_key"],
         "MUNGE_KEY": known["munge_key"],
         "DATABASE_PASSWORD": known["slurm_head_database_password"],
         "PROMETHEUS_PASSWORD": known["prometheus_password"],
         "PROMETHEUS_HASH": known["prometheus_password_hash"],
+    }
+
+
+def _defaults(role: str) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load((content() / "roles" / role / "defaults" / "main.yml").read_text())
+    return values
+
+
+def _health(record: hardware.Hardware, head: str) -> Document:
+    """Return what the health check of a worker's GPUs compares the node with: its /etc/clusterctl/gpu-health.json."""
+    values = _defaults("gpu_health")
+    own = {name.removeprefix("gpu_health_"): value for name, value in values.items() if name != "gpu_health_memory_mb"}
+    return {
+        **own,
+        "least_memory_mb": values["gpu_health_memory_mb"],
+        "node": record.name,
+        "head": head,
+        "port": _defaults("slurm_head")["slurm_head_health_port"],
+        "textfiles": "/var/lib/prometheus/node-exporter",
+        "gpus": [
+            {
+                "index": gpu.index,
+                "uuid": gpu.uuid,
+                "pci": gpu.pci,
+                "links": dict(gpu.links),
+                "width": gpu.pcie_width,
+                "memory_mb": gpu.memory_mb,
+            }
+            for gpu in record.gpus
+        ],
+        "infiniband": [],
+        "memory_mb": record.memory_mb,
+        "cores": record.cpu.sockets * record.cpu.cores_per_socket,
     }
 
 
@@ -59,16 +105,32 @@ def by_clusterctl(lab: BenchLab) -> tuple[Cost, str]:
     return lab.measure(*CLUSTERCTL, "bootstrap", lab.inventory)
 
 
-def main(rounds: int) -> Document:
-    """Measure both by turns, each judged by the same verify afterwards; print and return the figures."""
-    lab = BenchLab.of("bench")
+def differences(by_hand: Mapping[str, Any], by_clusterctl: Mapping[str, Any]) -> list[str]:
+    """Compare two clusters by the manifests of their nodes; return what only one of them has, a line each."""
+    found = []
+    for node in sorted(by_hand):
+        for kind in ("packages", "units", "users"):
+            hand, tool = (set(manifests[node][kind]) for manifests in (by_hand, by_clusterctl))
+            found += [f"{node}: {kind}: only by floor.sh: {line}" for line in sorted(hand - tool)]
+            found += [f"{node}: {kind}: only by clusterctl: {line}" for line in sorted(tool - hand)]
+    return found
+
+
+def main(rounds: int, *, fill_cache: bool = True) -> Document:
+    """Measure both by turns, with the same check at the end of each; print and return the figures.
+
+    A first run, untimed, puts every package into the lab's cache, unless `fill_cache` is False.
+    """
+    lab = BenchLab.of("floor")
     ways: dict[str, Callable[[BenchLab], tuple[Cost, str]]] = {"by hand": by_hand, "clusterctl": by_clusterctl}
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
+    manifests: dict[str, dict[str, Any]] = {}
     analysis: Document = {}
     say(f"Against a hand-written script: {lab.workers} workers and a head, fresh each time; {load()}")
     try:
-        lab.fresh()
-        by_hand(lab)  # untimed: from here on every package is in the lab's cache
+        if fill_cache:
+            lab.fresh()
+            by_hand(lab)
         for number in range(rounds):
             for name in sorted(ways, reverse=bool(number % 2)):
                 lab.fresh()
@@ -77,12 +139,16 @@ def main(rounds: int) -> Document:
                 least = lab.measure(*profile.ping_command(lab.inventory))[0] if name == "clusterctl" else None
                 say(f"  round {number + 1}: {name:10}  {cost}; {load()}")
                 lab.clusterctl("verify")
+                if number == 0:
+                    manifests[name] = TestLab(lab.name, lab.workers).manifests()
                 if least:
                     analysis = profile.report(profile.latest_run(lab.directory, "bootstrap"), cost, least)
                 else:
                     say(told.rstrip())
     finally:
         lab.down()
+    if found := differences(manifests["by hand"], manifests["clusterctl"]):
+        raise BenchError("floor.sh and bootstrap no longer make the same cluster:\n" + "\n".join(found))
     pairs = list(zip(costs["clusterctl"], costs["by hand"], strict=True))
     walls = [tool.wall / hand.wall for tool, hand in pairs]
     cpus = [tool.cpu / hand.cpu for tool, hand in pairs]

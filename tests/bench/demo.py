@@ -8,32 +8,40 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.bench.measure import BenchError, Cost, Document, load, run, say
-from tests.labs import REPOSITORY
+from tests.labs import REPOSITORY, lab_name
 
 IMAGES = ("localhost/clusterctl-lab", "localhost/clusterctl-cache")
+LIMIT = 1800.0
+"""Seconds after which a demo hangs: a cold one downloads all that it needs."""
 
 
 def main() -> Document:
     """Measure the demo warm (after an untimed run) and cold; return the figures. Everything made is removed."""
     refuse_other_labs()
-    say(f"The demo from a fresh clone of {REPOSITORY.name}; {load()}")
     with _clone() as folder:
         _demo(folder, {})  # untimed: makes the node image and fills the caches
-    with _clone() as folder:
-        warm = _demo(folder, {})
-    say(f"  warm  {warm}; {load()}")
+    warm = warm_demo()
     with _clone() as folder, images_aside():
         cold = _demo(folder, {"XDG_CACHE_HOME": str(folder / "cache"), "PIP_CACHE_DIR": str(folder / "cache" / "pip")})
     say(f"  cold  {cold}; {load()}")
     return {"warm": warm.document(), "cold": cold.document(), "ratio": round(cold.wall / warm.wall, 2)}
 
 
+def warm_demo() -> Cost:
+    """Measure one demo, with what earlier runs left on the machine."""
+    say(f"The demo from a fresh clone of {REPOSITORY.name}; {load()}")
+    with _clone() as folder:
+        warm = _demo(folder, {})
+    say(f"  warm  {warm}; {load()}")
+    return warm
+
+
 def refuse_other_labs() -> None:
-    """The demo's lab has a fixed name, and all labs share one package cache: nobody else's may be taken or emptied."""
+    """Raise BenchError if there is a lab: all labs share the images and the package cache that a cold demo lacks."""
     _, listing = run("podman", "ps", "--all", "--filter", "label=clusterctl.lab", "--format", "{{.Names}}")
     if listing.split():
         raise BenchError(
@@ -54,9 +62,8 @@ def _clone() -> Iterator[Path]:
 
 def _demo(folder: Path, env: Mapping[str, str]) -> Cost:
     """Run scripts/demo as after a `git clone`: nothing of this checkout's environment reaches it. Take its lab down."""
-    clone = folder / "clone"
+    clone, lab = folder / "clone", lab_name("demo")
     private = {
-        "XDG_STATE_HOME": str(folder / "state"),
         "XDG_CONFIG_HOME": str(folder / "config"),
         "PATH": os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if ".venv" not in Path(p).parts),
         "PYTHONPATH": "",
@@ -64,31 +71,31 @@ def _demo(folder: Path, env: Mapping[str, str]) -> Cost:
         **env,
     }
     try:
-        return run(clone / "scripts" / "demo", env=private, cwd=clone)[0]
+        return run(clone / "scripts" / "demo", lab, env=private, cwd=clone, limit=LIMIT)[0]
     finally:
         program = clone / ".venv" / "bin" / "clusterctl"
         if program.exists():
-            run(program, "lab", "down", env=private, cwd=clone)
+            run(program, "lab", "down", "--name", lab, env=private, cwd=clone)
 
 
 @contextlib.contextmanager
-def images_aside() -> Iterator[None]:
-    """Let the lab's images go by another name, and come back at the end in place of those built meanwhile."""
-    kept = {name: f"localhost/bench-aside:{number}" for number, name in enumerate(_images())}
+def images_aside(repositories: Sequence[str] = IMAGES) -> Iterator[None]:
+    """Rename the images of these repositories; at the end they replace those built meanwhile."""
+    kept = {name: name.replace(":", "-aside:") for name in _images(repositories)}
     for name, aside in kept.items():
         _rename(name, aside)
     try:
         yield
     finally:
-        for name in _images():
+        for name in _images(repositories):
             run("podman", "rmi", name)
         for name, aside in kept.items():
             _rename(aside, name)
 
 
-def _images() -> list[str]:
+def _images(repositories: Sequence[str]) -> list[str]:
     _, listing = run("podman", "images", "--format", "{{.Repository}}:{{.Tag}}")
-    return [name for name in listing.split() if name.rpartition(":")[0] in IMAGES]
+    return [name for name in listing.split() if name.rpartition(":")[0] in repositories]
 
 
 def _rename(old: str, new: str) -> None:

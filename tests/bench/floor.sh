@@ -7,7 +7,8 @@
 #   LOGIN CLUSTER NETWORK PROXY NAMESERVERS        login; names; network; the packages' proxy; upstream name servers by line
 #   HEAD WORKERS                                   "name address", one worker on each line
 #   NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU BUFFER_POOL_MB SCRAPE_INTERVAL    of Slurm, MariaDB, Prometheus
-#   MUNGE_KEY (base64) DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH (bcrypt)
+#   HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS     of the GPUs' health checks; "name JSON", one worker on each line
+#   HEALTH_KEY MUNGE_KEY (base64) DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH (bcrypt)
 # shellcheck disable=SC2153  # those names come from the environment
 set -euo pipefail
 roles=$(cd "$(dirname "$0")/../../roles" && pwd)
@@ -16,6 +17,9 @@ read -r HEAD_NAME HEAD_IP <<<"$HEAD"
 DOMAIN=$CLUSTER.cluster
 RULES=$(cat "$roles/prometheus/files/rules.yml")
 METRICS=$(cat "$roles/slurm_exporter/files/slurm_metrics.py")
+HEALTH_CHECK=$(cat "$roles/gpu_health/files/gpu_health.py")
+HEALTH_LISTENER=$(cat "$roles/slurm_head/files/slurm-health")
+DRAIN=$(cat "$roles/slurm_head/files/slurm-drain")
 
 # ------------------------------------------------------------------------------------------------- on every node
 
@@ -86,7 +90,8 @@ END
   groupadd --gid 5001 alice
   groupadd --gid 64999 clusterverify
   useradd --uid 5001 --gid alice --groups cluster --create-home --shell /bin/bash alice
-  useradd --key UID_MAX=65000 --uid 64999 --gid clusterverify --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin clusterverify
+  useradd --key UID_MAX=65000 --uid 64999 --gid clusterverify --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin \
+    --comment "Proves that the cluster runs jobs" clusterverify
 }
 
 munge_and_exporter() { # IP: both need their packages' users and programs
@@ -102,7 +107,7 @@ RestartSec=5
 ExecStart=
 ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 \\
   --collector.textfile.directory=/var/lib/prometheus/node-exporter --collector.systemd \\
-  --collector.systemd.unit-include=^(chronyd?|dnsmasq|mariadb|munge|prometheus|slurmctld|slurmd|slurmdbd|sshd?)[.]service|slurm-metrics[.]timer\$\$
+  --collector.systemd.unit-include=^((chronyd?|dnsmasq|mariadb|munge|prometheus|slurmctld|slurmd|slurmdbd|sshd?)[.]service|slurm-health[.]socket|slurm-metrics[.]timer)\$\$
 END
 }
 
@@ -164,10 +169,14 @@ After=munge.service
 [Service]
 RuntimeDirectory=slurm
 RuntimeDirectoryPreserve=yes
+PIDFile=
 Delegate=yes
 Restart=on-failure
 RestartSec=5
 END
+  put /usr/local/sbin/gpu-health 0755 <<<"$HEALTH_CHECK"
+  sed -n "s/^$1 //p" <<<"$HEALTH_RECORDS" | put /etc/clusterctl/gpu-health.json
+  printf %s "$HEALTH_KEY$1" | sha256sum | cut -c 1-64 | tr -d '\n' | put /etc/clusterctl/gpu-health.key 0400
   firewall
   systemctl daemon-reload
   systemctl restart clusterctl-firewall chrony munge prometheus-node-exporter systemd-journald
@@ -217,6 +226,7 @@ After=munge.service mariadb.service
 User=slurm
 Group=slurm
 RuntimeDirectory=slurmdbd
+PIDFile=
 Restart=on-failure
 RestartSec=5
 ExecStartPost=/bin/sh -c 'until sacctmgr --noheader show cluster >/dev/null 2>&1; do sleep 0.1; done'
@@ -228,6 +238,7 @@ After=munge.service slurmdbd.service
 User=slurm
 Group=slurm
 RuntimeDirectory=slurmctld
+PIDFile=
 Restart=on-failure
 RestartSec=5
 ExecReload=
@@ -281,6 +292,9 @@ KillOnBadExit=1
 ReturnToService=1
 SlurmctldTimeout=120
 SlurmdTimeout=300
+HealthCheckProgram=/usr/local/sbin/gpu-health
+HealthCheckInterval=$HEALTH_INTERVAL
+HealthCheckNodeState=ANY,CYCLE
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=$HEAD_IP
 AccountingStorageEnforce=associations,limits,qos
@@ -295,11 +309,47 @@ END
   echo "PartitionName=main Nodes=ALL Default=YES State=UP" >>/etc/slurm/slurm.conf
 }
 
+health_files() { # workers report here whether they are fit for jobs; this drains and resumes them
+  put /usr/local/sbin/slurm-drain 0755 <<<"$DRAIN"
+  put /usr/local/sbin/slurm-health 0755 <<<"$HEALTH_LISTENER"
+  printf %s "$HEALTH_KEY" | put /etc/slurm/health.key 0400
+  put /etc/systemd/system/slurm-health.socket <<END
+[Socket]
+ListenStream=$HEAD_IP:$HEALTH_PORT
+FreeBind=true
+Accept=true
+MaxConnections=64
+MaxConnectionsPerSource=4
+TriggerLimitIntervalSec=0
+[Install]
+WantedBy=sockets.target
+END
+  put /etc/systemd/system/slurm-health@.service <<'END'
+[Unit]
+CollectMode=inactive-or-failed
+[Service]
+ExecStart=-/usr/local/sbin/slurm-health
+StandardInput=socket
+StandardOutput=socket
+StandardError=journal
+RuntimeMaxSec=60
+LogLevelMax=notice
+SyslogLevel=notice
+ProtectSystem=strict
+ReadWritePaths=/var/lib/clusterctl /run
+ProtectHome=true
+PrivateTmp=true
+NoNewPrivileges=true
+END
+  install -d -m 0700 /var/lib/clusterctl
+}
+
 monitoring_files() {
   put /usr/local/libexec/slurm-metrics 0755 <<<"$METRICS"
   put /etc/systemd/system/slurm-metrics.service <<'END'
 [Unit]
 Description=Count Slurm's nodes, jobs and GPUs
+PartOf=slurm-metrics.timer
 [Service]
 Type=oneshot
 ExecStart=/usr/local/libexec/slurm-metrics /var/lib/prometheus/node-exporter/slurm.prom
@@ -357,10 +407,11 @@ head_node() {
   munge_and_exporter "$HEAD_IP"
   monitoring_files
   slurm_files
+  health_files
   firewall 9090
   systemctl daemon-reload
-  systemctl enable --quiet slurm-metrics.timer
-  systemctl restart clusterctl-firewall chrony dnsmasq munge prometheus prometheus-node-exporter systemd-journald
+  systemctl enable --quiet slurm-metrics.timer slurm-health.socket
+  systemctl restart clusterctl-firewall chrony dnsmasq munge prometheus prometheus-node-exporter slurm-health.socket systemd-journald
   wait "$mariadb"
   mark "services but Slurm"
   mariadb <<END
@@ -396,13 +447,15 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
 
 # ------------------------------------------------------------------------------------------------------ from here
 
-export -n MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH # no child's environment needs to hold them
+export -n HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH # no child's environment needs to hold them
 on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes through standard input
   {
     echo 'set -euo pipefail; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8'
     declare -p CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
-      BUFFER_POOL_MB SCRAPE_INTERVAL MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH RULES METRICS
-    declare -f mark packages put base munge_and_exporter firewall worker head_files slurm_files monitoring_files head_node proof
+      BUFFER_POOL_MB SCRAPE_INTERVAL HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD \
+      PROMETHEUS_PASSWORD PROMETHEUS_HASH RULES METRICS HEALTH_CHECK HEALTH_LISTENER DRAIN
+    declare -f mark packages put base munge_and_exporter firewall worker head_files slurm_files health_files monitoring_files \
+      head_node proof
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"
   } | ssh -F none -i "$directory/id_ed25519" -o IdentitiesOnly=yes -o "UserKnownHostsFile=$directory/known_hosts" \
     -o StrictHostKeyChecking=yes -o GlobalKnownHostsFile=none "$LOGIN@$1" sudo bash -s

@@ -14,7 +14,7 @@ _NODE = "gpu01"
 _TRIES = 6  # intervals after which nothing is to be expected any more
 
 
-def main() -> Document:
+def main(faults: tuple[tuple[str, ...], ...] = FAULTS, interval: int = INTERVAL) -> Document:
     """Bring one fault after the other on a node and mend it again; print and return how long each took to be told."""
     lab = BenchLab.of("ill", 2)
     say(f"A GPU falls ill; {load()}")
@@ -22,33 +22,33 @@ def main() -> Document:
     try:
         lab.fresh()
         text = lab.inventory.read_text()
-        lab.inventory.write_text(text.replace("  vars:\n", f"  vars:\n    slurm_head_health_interval: {INTERVAL}\n", 1))
+        lab.inventory.write_text(text.replace("  vars:\n", f"  vars:\n    slurm_head_health_interval: {interval}\n", 1))
         lab.clusterctl("bootstrap")
-        for fault in FAULTS:
+        for fault in faults:
             _fault(lab, *fault)
-            took, reason = _until(lab, out=True)
-            ratios[" ".join(fault)] = round(took / INTERVAL, 2)
-            say(f"  {' '.join(fault):12}  {took:4.1f} s, {took / INTERVAL:.2f} intervals: {reason}")
+            took, reason = _until(lab, _TRIES * interval, out=True)
+            ratios[" ".join(fault)] = round(took / interval, 2)
+            say(f"  {' '.join(fault):12}  {took:4.1f} s, {took / interval:.2f} intervals: {reason}")
             _fault(lab, "clear")
             lab.clusterctl("check", _NODE, "--diagnose")
-            _until(lab, out=False)
+            _until(lab, _TRIES * interval, out=False)
     finally:
         lab.down()
-    say(f"  Intervals of {INTERVAL} s, at most: {max(ratios.values()):.2f}")
-    return {"interval": INTERVAL, "intervals": ratios, "most": max(ratios.values())}
+    say(f"  Intervals of {interval} s, at most: {max(ratios.values()):.2f}")
+    return {"interval": interval, "intervals": ratios, "most": max(ratios.values())}
 
 
 def _fault(lab: BenchLab, *what: str) -> None:
     run(*CLUSTERCTL, "lab", "fault", "--name", lab.name, _NODE, *what)
 
 
-def _until(lab: BenchLab, *, out: bool) -> tuple[float, str]:
+def _until(lab: BenchLab, limit: float, *, out: bool) -> tuple[float, str]:
     """Wait until the drain ledger has the node out for its health, or in; return the seconds and why it is out."""
     begin = time.monotonic()
-    while (took := time.monotonic() - begin) < _TRIES * INTERVAL:
-        _, told = run("podman", "exec", f"clusterctl-{lab.name}-head1", "slurm-drain")
+    while (took := time.monotonic() - begin) < limit:
+        _, told = run("podman", "exec", f"clusterctl-{lab.name}-head1", "slurm-drain", limit=60)
         reason = json.loads(told).get(_NODE, {}).get("health", "")
         if bool(reason) == out:
             return took, reason
         time.sleep(0.2)
-    raise BenchError(f"{_NODE} is {'in' if out else 'out of'} service after {_TRIES} intervals")
+    raise BenchError(f"{_NODE} is {'in' if out else 'out of'} service after {limit:.0f} s")

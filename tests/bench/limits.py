@@ -15,17 +15,19 @@ ROUNDS = 3
 LIMITS = {"silent": 15.0, "hung": 60.0, "refused": 2.0}
 
 
-def main() -> Document:
+def main(rounds: int = ROUNDS) -> Document:
     """Measure each limit several times, of which the median counts; print and return the figures."""
     lab = BenchLab.of("limits")
-    say(f"Limits: the median of {ROUNDS} each, a head and {lab.workers} workers; {load()}")
+    say(f"Limits: the median of {rounds} each, a head and {lab.workers} workers; {load()}")
     try:
         lab.fresh()
         lab.clusterctl("bootstrap")
         nodes = TestLab(lab.name, lab.workers)
-        silent, answered = _silent(lab, nodes), _median(0, "validate", lab.inventory, "--online")
-        hung = statistics.median(_hung(nodes) for _ in range(ROUNDS))
-        refused, version = _refused(nodes), _median(0, "--version")
+        with cut_off(nodes, "gpu02"):
+            silent = _median(rounds, 3, "bootstrap", lab.inventory)
+        answered = _median(rounds, 0, "validate", lab.inventory, "--online")
+        hung = statistics.median(_hung(nodes) for _ in range(rounds))
+        refused, version = _refused(nodes, rounds), _median(rounds, 0, "--version")
     finally:
         lab.down()
     _told("a silent worker is named", silent, "silent", answered, "a preflight that all answer")
@@ -47,13 +49,8 @@ def _told(what: str, seconds: float, limit: str, least: float = 0.0, of: str = "
     say(f"  {what:26} {seconds:6.1f} s, {seconds / LIMITS[limit]:.2f} of the limit of {LIMITS[limit]:.0f} s{beside}")
 
 
-def _median(code: int, *argv: str | Path) -> float:
-    return statistics.median(run(*CLUSTERCTL, *argv, code=code)[0].wall for _ in range(ROUNDS))
-
-
-def _silent(lab: BenchLab, nodes: TestLab) -> float:
-    with cut_off(nodes, "gpu02"):
-        return _median(3, "bootstrap", lab.inventory)
+def _median(rounds: int, code: int, *argv: str | Path) -> float:
+    return statistics.median(run(*CLUSTERCTL, *argv, code=code)[0].wall for _ in range(rounds))
 
 
 def _hung(nodes: TestLab) -> float:
@@ -70,8 +67,8 @@ def _hung(nodes: TestLab) -> float:
     return seconds
 
 
-def _refused(nodes: TestLab) -> float:
+def _refused(nodes: TestLab, rounds: int) -> float:
     process = begin(nodes)
-    seconds = _median(6, "bootstrap", nodes.inventory)
+    seconds = _median(rounds, 6, "bootstrap", nodes.inventory)
     ended(process, 0)
     return seconds

@@ -1,6 +1,8 @@
 """What something costs. Wall clock alone tells little on a machine that is busy with other things as well."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +15,10 @@ from tests.labs import REPOSITORY, lab_name, state_directory
 
 CLUSTERCTL = (sys.executable, "-m", "clusterctl")
 WORKERS = 2
+LIMIT = 900.0
+"""Seconds after which a command that is measured is stopped: it hangs. The slowest, on 20 nodes, takes 300."""
+
+_GRACE = 90.0  # seconds from SIGTERM, on which clusterctl ends Ansible and a part takes its lab down, to SIGKILL
 
 
 class BenchError(Exception):
@@ -40,11 +46,19 @@ class Cost:
 
 
 def run(
-    *argv: str | Path, env: Mapping[str, str] | None = None, cwd: Path = REPOSITORY, code: int = 0
+    *argv: str | Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = REPOSITORY,
+    code: int = 0,
+    limit: float = LIMIT,
 ) -> tuple[Cost, str]:
-    """Run a command to its end; return what it cost and printed. Raises BenchError where it ends with another code."""
+    """Run a command to its end; return its cost and its output, both streams together.
+
+    Raises BenchError if it ends with another exit code, or does not end within `limit` seconds.
+    """
+    command = " ".join(str(word) for word in argv)
     before, began = os.times(), time.monotonic()
-    done = subprocess.run(
+    process = subprocess.Popen(
         [str(word) for word in argv],
         env={**os.environ, **(env or {})},
         cwd=cwd,
@@ -53,14 +67,34 @@ def run(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        check=False,
+        start_new_session=True,
     )
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"{command} did not end within {limit:.0f} s:\n{_tail(_stop(process))}") from None
+    except BaseException:  # Ctrl-C does not reach a session of its own
+        _stop(process)
+        raise
     wall, after = time.monotonic() - began, os.times()
-    if done.returncode != code:
-        tail = "\n".join(done.stdout.splitlines()[-40:])
-        raise BenchError(f"{' '.join(str(word) for word in argv)} ended with {done.returncode}:\n{tail}")
+    if process.returncode != code:
+        raise BenchError(f"{command} ended with {process.returncode}:\n{_tail(output)}")
     spent = after.children_user + after.children_system - before.children_user - before.children_system
-    return Cost(wall, spent), done.stdout
+    return Cost(wall, spent), output
+
+
+def _stop(process: "subprocess.Popen[str]") -> str:
+    """Stop a process and its children, with SIGKILL if SIGTERM does not help; return its output."""
+    for number, grace in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=grace)[0]
+    return ""
+
+
+def _tail(output: str) -> str:
+    return "\n".join(output.splitlines()[-100:])
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ SIZES = (3, 20)
 def main() -> Document:
     """Measure `lab up` with the image to be built and with the image there; return the figures."""
     refuse_other_labs()
-    say(f"Lab: until its nodes answer over SSH; {load()}")
-    figures: Document = {}
     with images_aside():
-        figures["with_images"] = _up(SIZES[0], "with the images to be built")
-        for size in SIZES:
-            figures[f"nodes_{size}"] = _up(size, "with the images there")
-    return figures
+        return {"with_images": _up(SIZES[0], "with the images to be built"), **with_images(SIZES)}
+
+
+def with_images(sizes: tuple[int, ...]) -> Document:
+    """Measure `lab up` for each number of nodes, with the images there; return the figures."""
+    say(f"Lab: until its nodes answer over SSH; {load()}")
+    return {f"nodes_{size}": _up(size, "with the images there") for size in sizes}
 
 
 def _up(size: int, how: str) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import json
 import sys
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,12 +36,17 @@ def latest_run(directory: Path, verb: str) -> Path:
     return runs[-1]
 
 
+def events(directory: Path) -> Iterator[Document]:
+    """Read the events of a run, in order."""
+    for line in (directory / "events.jsonl").read_text().splitlines():
+        yield json.loads(line)
+
+
 def tasks(directory: Path) -> list[Task]:
     """Return the tasks of a run in order, without those that every host skipped."""
     found: dict[tuple[str, ...], Task] = {}
     play = ""
-    for line in (directory / "events.jsonl").read_text().splitlines():
-        event = json.loads(line)
+    for event in events(directory):
         play = event.get("name", play) if event["event"] == "play" else play
         if event["event"] == "result" and event["status"] != "skipped":
             key = (play, event["role"], event["task"], event["path"])

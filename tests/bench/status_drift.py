@@ -6,10 +6,10 @@ from tests.bench import profile
 from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Cost, Document, load, say
 
 GOAL_SECONDS = 5  # above the ping, on eight workers
-_ROUNDS = 3
+ROUNDS = 3
 
 
-def main(workers: int) -> Document:
+def main(workers: int, rounds: int = ROUNDS) -> Document:
     """Bootstrap a lab untimed, then take turns between the two; print and return the figures of the best of each."""
     lab = BenchLab.of("status", workers)
     say(f"Status: {workers} workers and a head; {load()}")
@@ -17,7 +17,7 @@ def main(workers: int) -> Document:
         lab.fresh()
         lab.clusterctl("bootstrap")
         ours, pings = [], []
-        for _ in range(_ROUNDS):
+        for _ in range(rounds):
             cost, told = lab.measure(*CLUSTERCTL, "status", lab.inventory, "--output", "json")
             ours.append(cost)
             if drifted := [node["name"] for node in json.loads(told)["nodes"] if node["drift"]]:

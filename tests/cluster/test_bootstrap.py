@@ -21,7 +21,7 @@ from clusterctl.lab.lab import gpu_models
 from tests.cluster.lab import ALICE, HERE, TestLab, clusterctl, podman
 from tests.faults.injury import in_service, outsider
 from tests.labs import REPOSITORY
-from tests.manifests import differences
+from tests.manifests import differences, lasting
 from tests.pythons import Installed, install_wheel
 
 PROFILES = LAB / "nvml" / "profiles"
@@ -104,14 +104,6 @@ def test_check_mode_of_a_finished_cluster_announces_nothing(cluster: TestLab) ->
     before = cluster.manifests()
     cluster.unchanged("bootstrap", "--check")
     assert differences(before, cluster.manifests()) == []
-
-
-def lasting(manifests: dict[str, Any]) -> dict[str, Any]:
-    """The manifests of nodes that were rebooted or repaired: of daemons only whether they run."""
-    return {
-        node: {**manifest, "daemons": {unit: values["ActiveState"] for unit, values in manifest["daemons"].items()}}
-        for node, manifest in manifests.items()
-    }
 
 
 def found(document: dict[str, Any]) -> dict[str, tuple[dict[str, str], list[str]]]:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.lab import TestLab, clusterctl, podman
-from tests.cluster.test_bootstrap import lasting
-from tests.manifests import differences
+from tests.manifests import differences, lasting
 
 # Each kind of change: the node, what is done to it, and what `status` reports: role, kind, name, and how that begins.
 BY_HAND = {

@@ -1,0 +1,122 @@
+"""What a cluster's runs cost, in counts with a ceiling each (tests/costs.yml). No second is measured here."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.bench import counts, profile
+from tests.bench.ceilings import check
+from tests.bench.counts import Traffic
+from tests.cluster.lab import TestLab, bootstrapped
+
+HEAD = "head1"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A command's counts: of its run directory, of what it sent to each node, of the processes that it started."""
+
+    run: Path
+    traffic: Mapping[str, Traffic]
+    started: Counter[str]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    """A lab of a head and two workers, bootstrapped from nothing."""
+    with bootstrapped("costs") as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def unchanged(lab: TestLab) -> Counted:
+    """A bootstrap of a cluster that is as it should be."""
+    with counts.traffic(lab) as traffic:
+        started = counts.started("bootstrap", str(lab.inventory))
+    counted = Counted(profile.latest_run(lab.inventory.parent, "bootstrap"), traffic, started)
+    statuses = Counter(event["status"] for event in profile.events(counted.run) if event["event"] == "result")
+    assert statuses["ok"] and not statuses["changed"], statuses
+    return counted
+
+
+def of_workers(counts_by_host: Mapping[str, int]) -> int:
+    """Return the highest count of a worker."""
+    return max(count for host, count in counts_by_host.items() if host != HEAD)
+
+
+def path_of(run: Path) -> str:
+    """Return the tasks that the worker with the most of them went through, a line each."""
+    workers = {host: sum(found.values()) for host, found in counts.tasks(run).items() if host != HEAD}
+    longest = max(workers, key=lambda host: workers[host])
+    events = (e for e in profile.events(run) if e["event"] == "result" and e["host"] == longest)
+    return f"The path of {longest}:\n" + "\n".join(f"  {e['status']:9} {e['role']}: {e['task']}" for e in events)
+
+
+def test_bootstrap__from_nothing__keeps_a_workers_path_short(lab: TestLab) -> None:
+    run = min((lab.inventory.parent / ".clusterctl" / "runs").glob("*-bootstrap"))
+    assert {e["host"] for e in profile.events(run) if e.get("status") == "changed"} == set(lab.nodes)
+    tasks = counts.tasks(run)
+    check(
+        {
+            "bootstrap_tasks_worker": of_workers({host: found["run"] for host, found in tasks.items()}),
+            "bootstrap_skipped_worker": of_workers({host: found["skipped"] for host, found in tasks.items()}),
+            "bootstrap_tasks_head": tasks[HEAD]["run"],
+        },
+        path_of(run),
+    )
+
+
+def test_bootstrap__unchanged__runs_few_tasks(lab: TestLab, unchanged: Counted) -> None:
+    tasks = counts.tasks(unchanged.run)
+    assert set(tasks) == set(lab.nodes)
+    check(
+        {
+            "unchanged_tasks_worker": of_workers({host: found["run"] for host, found in tasks.items()}),
+            "unchanged_tasks_head": tasks[HEAD]["run"],
+            "unchanged_tasks_all": sum(found["run"] for found in tasks.values()),
+        },
+        path_of(unchanged.run),
+    )
+
+
+def test_bootstrap__unchanged__sends_few_bytes(unchanged: Counted) -> None:
+    sent = {node: traffic.bytes for node, traffic in unchanged.traffic.items()}
+    check(
+        {
+            "unchanged_kilobytes_worker": round(of_workers(sent) / 1000),
+            "unchanged_kilobytes_head": round(sent[HEAD] / 1000),
+        }
+    )
+
+
+def test_bootstrap__unchanged__opens_few_connections(unchanged: Counted) -> None:
+    opened = {node: traffic.connections for node, traffic in unchanged.traffic.items()}
+    check({"unchanged_connections_worker": of_workers(opened), "unchanged_connections_head": opened[HEAD]})
+
+
+def test_bootstrap__unchanged__starts_few_processes(unchanged: Counted) -> None:
+    check({"unchanged_processes": unchanged.started.total()}, str(unchanged.started))
+
+
+def test_status__healthy__asks_each_node_once(lab: TestLab) -> None:
+    with counts.traffic(lab) as traffic:
+        started = counts.started("status", str(lab.inventory))
+    opened = {node: found.connections for node, found in traffic.items()}
+    sent = {node: found.bytes for node, found in traffic.items()}
+    check(
+        {
+            "status_connections_worker": of_workers(opened),
+            "status_connections_head": opened[HEAD],
+            "status_kilobytes_worker": round(of_workers(sent) / 1000),
+            "status_processes": started.total(),
+        },
+        str(started),
+    )
+
+
+def test_lab_ssh__one_command__starts_few_processes(lab: TestLab) -> None:
+    started = counts.started("lab", "ssh", "--name", lab.name, HEAD, "--", "true")
+    check({"lab_ssh_processes": started.total()}, str(started))
