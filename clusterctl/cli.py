@@ -216,6 +216,7 @@ def bootstrap(
     new_head: Annotated[
         bool, typer.Option("--new-head", help="Begin with an empty queue where the head was lost; jobs that run end.")
     ] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Uninstall the roles of groups that hosts have left.")] = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
     print_command: _Print = False,
@@ -223,10 +224,10 @@ def bootstrap(
     verbose: _Verbose = 0,
 ) -> None:
     """Build the cluster, or bring it back to what the inventory says."""
-    from clusterctl import converge
+    from clusterctl import pruning
 
-    options = _options("bootstrap", locals())
-    _end("bootstrap", output, lambda: converge.run(options))
+    options = _options("bootstrap", locals(), flags=("--prune",) * prune)
+    _end("bootstrap", output, lambda: pruning.bootstrap(options, prune))
 
 
 _plans = typer.Typer(

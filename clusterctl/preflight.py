@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from clusterctl import contact, hardware, paths, route, secrets
+from clusterctl import contact, hardware, paths, pruning, route, secrets
 from clusterctl.contact import Answer, Facts, lead
 from clusterctl.errors import PreflightError
 from clusterctl.hardware import Hardware
@@ -189,6 +189,7 @@ def judge(host: Host, answer: Answer, label: str = "", adopt: bool | None = Fals
             yield from check(name, answer.facts)
         if adopt is not None:
             yield from _before(host, answer.facts, label, adopt)
+            yield from _unused(host, answer.facts)
         yield from _network(host, answer.facts)
         yield from _firewall(host, answer.facts)
 
@@ -275,6 +276,11 @@ def _before(host: Host, facts: Facts, label: str, adopt: bool) -> Iterator[Findi
     for what, found in _LEFT_ALONE.items():
         if what in facts.node.before and what != taken:
             yield Finding(name, "found", found, "it is left alone", warning=True)
+
+
+def _unused(host: Host, facts: Facts) -> Iterator[Finding]:
+    for found, hint in pruning.explain(pruning.unused(host, facts.node.roles)):
+        yield Finding(host.name, "groups", found, hint, warning=True)
 
 
 _LEFT_ALONE = {

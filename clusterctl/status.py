@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from clusterctl import check, contact, hardware, runs
+from clusterctl import check, contact, hardware, pruning, runs
 from clusterctl.contact import Alerts, Drift, Item
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
@@ -49,14 +49,6 @@ _SLURM_USER = "slurm"  # gives the reason where slurmctld drains a node by itsel
 # In scontrol's lines a node's own words, as the name of its system, stand before its state and may look like one.
 STATES = ("sinfo", "--noheader", "--all", "--Node", "--Format=NodeList:65,StateComplete:200")
 _PROMETHEUS_PASSWORD = "/etc/prometheus/own-password"  # noqa: S105 - where it stands
-# What a role records its items under, where that is not the role's own name.
-ROLE_OF = {
-    "nvidia_daemons": "nvidia_driver",
-    "nvidia_repository": "nvidia_driver",
-    "pyxis_slurm": "pyxis",
-    "slurm_head_database": "slurm_head",
-    "sources": "base",
-}
 _UNION = "packages"  # the role that installs what the others ask for
 
 
@@ -118,13 +110,15 @@ class NodeStatus:
     drift: Drift | None = None
     topology: tuple[str, ...] = ()
     """How its GPUs are connected, a line for each; only where that was asked for."""
+    unused: tuple[str, ...] = ()
+    """Roles that are set up there and that no group gives it any more."""
 
     @property
     def drifted(self) -> list[Item]:
         """Return how the node is not as it was left: each item once, `scope` being the role that owns it."""
         roles: dict[tuple[str, str, str], list[str]] = {}
         for item in self.drift.items if self.drift else ():
-            roles.setdefault((item.kind, item.name, item.what), []).append(ROLE_OF.get(item.scope, item.scope))
+            roles.setdefault((item.kind, item.name, item.what), []).append(pruning.ROLE_OF.get(item.scope, item.scope))
         told = []
         for (kind, name, what), owners in roles.items():
             mine = [role for role in dict.fromkeys(owners) if role != _UNION] or [_UNION]
@@ -318,7 +312,10 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
     }
     differences = hardware.compare(recorded, facts.hardware) if recorded else ["no hardware record yet"]
     release = f"{facts.hardware.os.id} {facts.hardware.os.version}"
-    node = NodeStatus(host.name, head, "", worker, services, tuple(differences), release, facts.drift, connected)
+    unused = tuple(pruning.unused(host, facts.node.roles))
+    node = NodeStatus(
+        host.name, head, "", worker, services, tuple(differences), release, facts.drift, connected, unused
+    )
     return _Answer(node, slurm, facts.alerts)
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl import converge, leaving, secrets
+from clusterctl import converge, leaving, pruning, secrets
 from clusterctl.contact import Alert
 from clusterctl.errors import InputError, Problem
 from clusterctl.outcome import fold
@@ -172,6 +172,8 @@ def _notes(status: Status) -> Iterator[tuple[str, str]]:
             yield node.name, f"{item.scope}: {kind}{item.name}: {item.what}"
         if node.drift and node.drift.more:
             yield node.name, f"{plural(node.drift.more, 'more item')} not as recorded"
+    for node in status.nodes:
+        yield from ((node.name, f"{text} ({hint})") for text, hint in pruning.explain(node.unused))
     if status.alerts and status.alerts.error:
         yield "alerts", f"not known: {status.alerts.error}"
     if status.unjudged:

@@ -243,7 +243,7 @@ def listed(arguments: Data, key: str) -> list[Any]:
 
 def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
     """The arguments as the module takes them. ArgumentError names the first item that cannot be meant."""
-    known = ("name", "state", "download_only", "upgrade", "package_manager")
+    known = ("name", "state", "download_only", "upgrade", "union", "package_manager")
     known += ("repositories", "packages", "directories", "files", "sysctl", "units")
     for key in arguments:
         if key not in known:
@@ -260,6 +260,7 @@ def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
     once("package", result["packages"])
     result["download_only"] = flag("download_only", arguments.get("download_only") or False)
     result["upgrade"] = flag("upgrade", arguments.get("upgrade") or False)
+    result["union"] = flag("union", arguments.get("union") or False)
     if result["download_only"]:
         return result
     result["repositories"] = [repository(item) for item in listed(arguments, "repositories")]

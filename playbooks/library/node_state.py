@@ -63,7 +63,7 @@ def present(call, given, manager):
     converge(call, Units(), [Unit(**unit) for unit in given["units"]])
     call.pending.clear()
     if not call.check:
-        call.save()
+        call.save({package.name for package in packages} if given["union"] else None)
 
 
 def absent(call, _given, manager):
@@ -89,7 +89,7 @@ def absent(call, _given, manager):
     if was:
         packages = Packages(manager())
         converge(call, packages, [Package(n, "", b["held"], b["version"] is None) for n, b in was])
-        orphans = manager().orphans(call.record["pulled"]) if call.record["pulled"] and not call.check else []
+        orphans = manager().orphans(call.pulled) if call.pulled and not call.check else []
         converge(call, packages, [Package(name, absent=True) for name in orphans])
     for name, item in reversed(of("directory")):
         if item["before"]["type"] == "absent" and Path(name).is_dir() and any(Path(name).iterdir()):
@@ -132,8 +132,7 @@ def main():
     spec["name"] = {"type": "str"}
     spec["state"] = {"type": "str", "choices": ["present", "absent", "probe"], "default": "present"}
     spec["package_manager"] = {"type": "str", "choices": ["auto", "apt", "dnf"], "default": "auto"}
-    spec["download_only"] = {"type": "bool", "default": False}
-    spec["upgrade"] = {"type": "bool", "default": False}
+    spec.update({name: {"type": "bool", "default": False} for name in ("download_only", "upgrade", "union")})
     spec["record_key"] = {"type": "str", "no_log": True}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     module.no_log_values.clear()  # those of `files` are words like root; what is secret never enters a result

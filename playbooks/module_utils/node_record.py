@@ -72,6 +72,12 @@ class Call:
         records = [load_record(scope) for scope in recorded_scopes() if scope != self.scope]
         return {key: item for record in records for key, item in record["items"].items()}
 
+    @functools.cached_property
+    def pulled(self):
+        """The packages that came along with those of any scope, all roles' included, and that no other scope names."""
+        names = {name for scope in recorded_scopes() for name in load_record(scope)["pulled"]}
+        return {name for name in names if "package:" + name not in self.others}
+
     def note(self, key, state, **extra):
         """Note what is there, and the first time also that it was there before any scope touched it."""
         items = self.record["items"]
@@ -80,8 +86,16 @@ class Call:
             items[key] = {"before": self.others.get(key, {"before": state})["before"]}
         items[key].update(now=state, **extra)
 
-    def save(self):
-        """Write the record, if it is not what was read or written last."""
+    def save(self, packages=None):
+        """Write the record, if it is not what was read or written last.
+
+        With `packages` it forgets all others that another scope has, so that undoing that scope removes them.
+        """
+        if packages is not None:
+            mine = [key for key in self.record["items"] if key.startswith("package:") and key in self.others]
+            for key in mine:
+                if key[8:] not in packages:
+                    del self.record["items"][key]
         text = json.dumps(self.record, sort_keys=True)
         if text != self.stored:
             store(record_path(self.scope), json.dumps(self.record, indent=1, sort_keys=True).encode() + b"\n")

@@ -669,6 +669,59 @@ def test_two_scopes_share_what_was_before_either(store: Path) -> None:
     assert second.record["items"]["page:a"] == {"before": {"value": ""}, "now": {"value": "1"}}
 
 
+class Apt:
+    """A package manager that knows these packages, and which of them nothing needs."""
+
+    broken: tuple[str, ...] = ()
+    interrupted = refreshed = False
+
+    def __init__(self, *names: str, orphans: tuple[str, ...] = ()) -> None:
+        self.names, self.unneeded = {*names}, orphans
+        self.gone: list[str] = []
+
+    def installed(self, _names: list[str]) -> dict[str, Any]:
+        return {name: {"version": "1", "held": False} for name in self.names}
+
+    def orphans(self, pulled: set[str]) -> list[str]:
+        return sorted({*self.unneeded} & {*pulled} & self.names)
+
+    def transact(self, _install: dict[str, str], remove: list[str]) -> None:
+        self.names -= {*remove}
+        self.gone += remove
+
+
+def recorded(scope: str, *names: str, pulled: tuple[str, ...] = (), union: bool = False) -> None:
+    """Let a scope have installed these packages, and some that came along."""
+    noting = call(scope)
+    for name in names:
+        noting.note(f"package:{name}", {"version": None, "held": False})
+        noting.note(f"package:{name}", {"version": "1", "held": False})
+    noting.record["pulled"] = sorted(pulled)
+    noting.save({*names} if union else None)
+
+
+def test_union__without_a_package__leaves_it_to_its_scope(store: Path) -> None:
+    recorded("packages", "chrony", "podman", "tools", union=True)
+    recorded("podman", "podman")
+    recorded("packages", "chrony", union=True)
+    # No other scope has `tools`, so nobody else would undo it.
+    assert sorted(call("packages").record["items"]) == ["package:chrony", "package:tools"]
+    manager = Apt("chrony", "podman", "tools")
+    module.absent(call("podman"), {}, lambda: manager)
+    assert manager.gone == ["podman"]
+
+
+def test_undo__of_one_scope__takes_what_came_along_in_another(store: Path) -> None:
+    """All roles' packages come in one transaction; what a further scope names stays."""
+    recorded("podman", "podman")
+    recorded("docker", "docker")
+    recorded("containerd", "containerd")
+    recorded("packages", "docker", pulled=("conmon", "containerd", "needed"), union=True)
+    manager = Apt("podman", "conmon", "containerd", "needed", "docker", orphans=("conmon", "containerd", "foreign"))
+    module.absent(call("podman"), {}, lambda: manager)
+    assert manager.gone == ["podman", "conmon"]
+
+
 def test_records_are_for_root_alone_whatever_the_umask(store: Path) -> None:
     old = os.umask(0)
     try:

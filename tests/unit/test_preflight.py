@@ -151,6 +151,15 @@ def test_containers_under_a_docker_of_others_are_not_started_anew_unasked() -> N
     assert list(preflight.judge(given, Answer(ours, (), ("debian", "13")))) == []
 
 
+def test_unused_roles__of_a_host__are_a_warning() -> None:
+    found = Answer(facts(lambda data: data["node"].update(roles=["base", "podman"])), (), ("debian", "13"))
+    given = replace(host(22), groups=frozenset({"slurm_workers"}))
+    (told,) = preflight.judge(given, found)
+    assert (told.check, told.found.rpartition(" ")[2], told.warning) == ("groups", "podman", True)
+    assert "--prune" in told.hint
+    assert list(preflight.judge(replace(given, groups=frozenset({"slurm_workers", "podman"})), found)) == []
+
+
 def test_a_firewall_of_others_is_fine_where_ours_is_not_wanted() -> None:
     mine = replace(host(22), variables={"base_firewall": False})
     assert judged(facts(_set("node", "firewall", to="ufw")), mine) == []

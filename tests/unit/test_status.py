@@ -19,7 +19,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl import hardware, paths, probe, status, status_page
+from clusterctl import hardware, paths, probe, pruning, status, status_page
 from clusterctl.contact import Alert, Alerts, Drift, Item
 from clusterctl.remote import Access
 from clusterctl.report import Screen
@@ -230,6 +230,14 @@ def test_drift_is_told_once_by_the_role_that_owns_it() -> None:
     assert "gpu01: base: file /etc/apt/apt.conf.d/90x: edited" in text
 
 
+def test_unused_roles__of_a_node__are_a_note_and_no_fault() -> None:
+    found = cluster(worker=replace(WORKER, unused=("containers", "podman")))
+    assert found.exit_code == HEALTHY
+    note = "gpu01: installed, but no group of the host has it: containers, podman (to uninstall: clusterctl bootstrap"
+    assert note in page(found)
+    assert found.as_dict()["nodes"][1]["unused"] == ("containers", "podman")
+
+
 def test_every_scope_is_known_as_some_roles() -> None:
     """What `node_state` records under a name of its own must still be told by the role's name."""
     own = {}
@@ -237,7 +245,7 @@ def test_every_scope_is_known_as_some_roles() -> None:
         for task in yaml.safe_load(path.read_bytes()) or []:
             if "name" in (arguments := task.get("node_state") or {}):
                 own[arguments["name"]] = path.parent.parent.name
-    assert {scope: role for scope, role in own.items() if scope != role} == status.ROLE_OF
+    assert {scope: role for scope, role in own.items() if scope != role} == pruning.ROLE_OF
 
 
 def test_a_hundred_nodes_are_a_page() -> None:

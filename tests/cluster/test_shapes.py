@@ -1,0 +1,377 @@
+"""Clusters of another shape than the other tests have; each has a lab of its own."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clusterctl import secrets
+from clusterctl.lab.podman import remove_containers
+from tests.cluster import test_bootstrap
+from tests.cluster.lab import HERE, TestLab, clusterctl, podman, submit
+from tests.cluster.members import states
+from tests.cluster.test_bootstrap import declared
+from tests.cluster.test_gpu_metrics import ask
+from tests.cluster.test_systems import refused
+from tests.faults.injury import fails, in_service, outsider, wait_until
+from tests.labs import REPOSITORY, lab_name
+
+pytestmark = pytest.mark.long
+
+
+@contextmanager
+def own(lab: TestLab, *options: str) -> Iterator[None]:
+    """Start a lab for one test, and remove it whatever becomes of the test."""
+    lab.down()
+    try:
+        lab.up(*options)
+        yield
+    finally:
+        lab.down()
+
+
+def works(lab: TestLab) -> None:
+    """See that an ordinary user's job runs on all workers at once, and is accounted for."""
+    job = submit(lab, "srun true", f"--nodes={lab.workers}")
+    wait_until(lambda: states(lab, job) in (["COMPLETED"], ["FAILED"], ["CANCELLED"]))
+    assert states(lab, job) == ["COMPLETED"]
+
+
+def roles(lab: TestLab, node: str) -> set[str]:
+    """Return the roles, and parts of roles, that have set something up on a node."""
+    return {name.removesuffix(".json") for name in lab.root(node, "ls /var/lib/clusterctl/state").split()}
+
+
+class Watched(TestLab):
+    """A lab whose last container is `mon1`, which has no other task than monitoring."""
+
+    @property
+    def nodes(self) -> list[str]:
+        return ["head1", "gpu01", "mon1"]
+
+    def ssh_argv(self, node: str, *command: str) -> list[str]:
+        return super().ssh_argv({"mon1": "gpu02"}.get(node, node), *command)
+
+    def address(self, node: str) -> str:
+        groups = yaml.safe_load(self.inventory.read_text())["all"]["children"].values()
+        return next(
+            str(group["hosts"][node]["ansible_host"])
+            for group in groups
+            if "ansible_host" in (group["hosts"].get(node) or {})
+        )
+
+    def move_monitoring(self) -> None:
+        """Turn the last worker into `mon1`, and give it the monitoring that the head has in every lab."""
+        lines = self.inventory.read_text().splitlines(keepends=True)
+        (last,) = (line for line in lines if "gpu02" in line)
+        text = "".join(line for line in lines if line is not last)
+        head = "    monitoring:\n      hosts:\n        head1: {}\n"
+        assert head in text
+        self.inventory.write_text(
+            text.replace(head, head.replace("        head1: {}\n", last.replace("gpu02", "mon1")))
+        )
+
+
+def test_monitoring__on_a_host_of_its_own__scrapes_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Monitoring on a host with no other task watches the whole cluster."""
+    lab = Watched(lab_name("mon"))
+    with own(lab, "--gpus", "1"):
+        lab.move_monitoring()
+        lab.run("bootstrap")
+        # Only the play for hosts with other tasks gives such a host these roles, the last two apart.
+        assert roles(lab, "mon1") == {"sources", "packages", "base", "users", "prometheus", "node_exporter"}
+        assert "prometheus" not in roles(lab, "head1")
+
+        def up() -> dict[tuple[str, str], bool]:
+            targets = ask(lab, "targets", "mon1")["activeTargets"]
+            return {(one["labels"]["job"], one["labels"]["instance"]): one["health"] == "up" for one in targets}
+
+        wait_until(lambda: all(up().values()))
+        seen = up()
+        assert {node for job, node in seen if job == "node"} == {*lab.nodes}
+        assert ("prometheus", "mon1") in seen
+        lab.healthy()
+        lab.unchanged()
+        monkeypatch.setitem(test_bootstrap.GROUPS, "mon1", {"monitoring"})
+        address = lab.address("mon1")
+        with outsider(lab) as outside:
+            asked = json.dumps({"source": outside, "addresses": [address], "name": "mon1", "pages": ["/"]})
+            argv = [sys.executable, str(HERE / "scan.py"), asked]
+            found = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)[address]
+        assert {key: found[key] for key in ("tcp", "udp")} == declared("mon1", "admin")
+        assert " 401 " in found["pages"]["9090"][0]
+        job = submit(lab, "true", "--nodes=1")
+        wait_until(lambda: states(lab, job) == ["COMPLETED"])
+
+
+# Another one's Slurm: Debian's packages, configured by hand, with a job in its queue.
+FOREIGN = """
+export DEBIAN_FRONTEND=noninteractive
+mkdir -p /etc/slurm
+cat > /etc/slurm/slurm.conf <<END
+ClusterName=theirs
+SlurmctldHost=head1({head})
+SlurmUser=slurm
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+StateSaveLocation=/var/lib/slurm/slurmctld
+SlurmdSpoolDir=/var/lib/slurm/slurmd
+NodeName=gpu01 NodeAddr={worker} CPUs=1
+PartitionName=theirs Nodes=gpu01 Default=YES
+END
+apt-get -o Acquire::http::Proxy={proxy} -qq update
+apt-get -o Acquire::http::Proxy={proxy} -qq install -y --no-install-recommends munge slurm-client {daemon}
+echo {key} | base64 --decode > /etc/munge/munge.key
+install -d -o slurm -g slurm /var/lib/slurm /var/lib/slurm/slurmctld /var/log/slurm
+systemctl restart munge
+systemctl restart {daemon}
+"""
+KEPT = "/var/lib/clusterctl/original/%2Fetc%2Fslurm%2Fslurm.conf"
+
+
+def test_adopt__a_slurm_of_another__is_refused_then_replaced() -> None:
+    """A foreign Slurm is refused, with --adopt replaced; its slurm.conf is kept."""
+    lab = TestLab(lab_name("adopt"), workers=1)
+    with own(lab, "--gpus", "1"):
+        site = yaml.safe_load(lab.inventory.read_text())["all"]
+        head, worker = (
+            site["children"][group]["hosts"][name]["ansible_host"]
+            for group, name in (("slurm_head", "head1"), ("slurm_workers", "gpu01"))
+        )
+        key = base64.b64encode(os.urandom(1024)).decode()
+        proxy = site["vars"]["cluster_package_proxy"]
+        for node, daemon in (("head1", "slurmctld"), ("gpu01", "slurmd")):
+            lab.root(node, FOREIGN.format(head=head, worker=worker, proxy=proxy, daemon=daemon, key=key))
+        wait_until(lambda: "idle" in lab.ssh("head1", "sinfo", "--noheader", "--format=%T"))
+        lab.root("head1", "srun true; sbatch --output=none --wrap='sleep 10000'")
+        theirs = lab.root("head1", "cat /etc/slurm/slurm.conf")
+
+        refused(lab, "slurmctld of somebody else's", "slurmd of somebody else's", "--adopt")
+        assert lab.root("head1", "squeue --noheader --format=%T").split() == ["RUNNING"]
+
+        lab.run("bootstrap", "--adopt")
+        assert lab.root("head1", f"cat {KEPT}") == theirs
+        assert f"ClusterName={lab.name}" in lab.root("head1", "scontrol show config").replace(" ", "")
+        works(lab)
+        lab.healthy()
+        lab.unchanged()
+
+
+def write(lab: TestLab, *groups: str, monitoring: str = "head1") -> None:
+    """Give a lab's inventory these groups below its own, and monitoring to this host."""
+    text = lab.inventory.read_text()
+    own = text[: text.index("    monitoring:\n")]
+    lab.inventory.write_text(f"{own}    monitoring: {{hosts: {{{monitoring}: {{}}}}}}\n" + "".join(groups))
+
+
+def unused(lab: TestLab) -> dict[str, set[str]]:
+    """Return the roles that status reports for each node that has such."""
+    return {node["name"]: {*node["unused"]} for node in lab.healthy()["nodes"] if node["unused"]}
+
+
+def installed(lab: TestLab, node: str, *packages: str) -> set[str]:
+    """Return which of these packages a node has."""
+    told = lab.root(
+        node, f"dpkg-query --show --showformat '${{Package}} ${{db:Status-Status}}\\n' {' '.join(packages)} || :"
+    )
+    return {words[0] for words in map(str.split, told.splitlines()) if words[1] == "installed"}
+
+
+@pytest.mark.timeout(1800)
+def test_groups__hosts_leave_them__roles_are_listed_then_pruned() -> None:
+    """A host that leaves a group keeps its role until --prune; both are reported."""
+    lab = TestLab(lab_name("leave"))
+    docker = "    docker: {hosts: {gpu01: {}}}\n"
+    with own(lab, "--gpus", "1"):
+        write(lab, docker, "    podman: {hosts: {gpu01: {}, gpu02: {}}}\n")
+        lab.run("bootstrap")
+        assert unused(lab) == {}
+
+        write(lab, docker, monitoring="gpu02")
+        said = fails(lab, 0)
+        expected = {"head1": {"prometheus"}, "gpu01": {"podman"}, "gpu02": {"containers", "podman"}}
+        for node, names in expected.items():
+            assert f"{node}: groups: installed, but no group of the host has it: {', '.join(sorted(names))} (" in said
+        assert "clusterctl bootstrap --prune" in said
+        assert unused(lab) == expected
+        told = clusterctl("status", str(lab.inventory)).stdout
+        assert (
+            "gpu02: installed, but no group of the host has it: containers, podman (to uninstall: clusterctl boot"
+            in told
+        )
+
+        job = submit(lab, "until [ -e /tmp/enough ]; do sleep 1; done", "--nodelist=gpu01")
+        wait_until(lambda: states(lab, job) == ["RUNNING"])
+        assert "Jobs run on gpu01; nothing was uninstalled there" in fails(lab, 4, "--prune")
+        assert unused(lab) == {"gpu01": {"podman"}}
+        lab.root("gpu01", "touch /tmp/enough")
+        wait_until(lambda: states(lab, job) == ["COMPLETED"])
+        lab.run("bootstrap", "--prune")
+
+        assert unused(lab) == {}
+        assert not roles(lab, "head1") & {"prometheus"}
+        assert roles(lab, "gpu01") & {"docker", "containers", "podman"} == {"docker", "containers"}
+        assert not roles(lab, "gpu02") & {"docker", "containers", "podman"}
+        assert installed(lab, "head1", "prometheus") == set()
+        # conmon came along with podman alone.
+        assert installed(lab, "gpu01", "podman", "conmon", "docker.io") == {"docker.io"}
+        assert installed(lab, "gpu02", "podman", "conmon") == set()
+        lab.root("gpu01", "docker info")
+        assert all(target["health"] == "up" for target in ask(lab, "targets", "gpu02")["activeTargets"])
+        works(lab)
+        lab.unchanged("bootstrap", "--prune")
+
+
+@pytest.mark.timeout(2400)
+def test_twenty_workers__from_nothing__run_one_job() -> None:
+    """A head and twenty workers are set up in one run, and work together."""
+    lab = TestLab(lab_name("twenty"), workers=20)
+    lab.down()
+    try:
+        done = clusterctl("lab", "up", "--name", lab.name, "--workers", str(lab.workers), "--gpus", "1")
+        if done.returncode == 2 and "inotify instances" in done.stderr:
+            pytest.skip(done.stderr.strip())
+        assert done.returncode == 0, done.stderr
+        lab.run("bootstrap")
+        found = lab.healthy()
+        assert [node["name"] for node in found["nodes"]] == lab.nodes
+        assert sorted(found["slurm"]["nodes"]) == lab.nodes[1:]
+        works(lab)
+        lab.unchanged()
+    finally:
+        lab.down()
+
+
+# 2026-11-22 00:21: before backups were sealed, GPUs were checked and hosts had optional groups. Its secrets
+# are fewer; its records and its drain ledger are what an upgrade has to understand.
+OLD = "74a8191ec2f8837dff95b7882ce92babdda1d36b"
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> str:
+    """Return the program of an older clusterctl, installed beside this one."""
+    found = subprocess.run(
+        ["git", "-C", REPOSITORY, "cat-file", "-e", f"{OLD}^{{commit}}"], capture_output=True, check=False
+    )
+    if found.returncode != 0:
+        pytest.skip(f"this clone has no commit {OLD}: git fetch --unshallow")
+    source, venv = tmp_path / "source", tmp_path / "venv"
+    source.mkdir()
+    archive = subprocess.run(["git", "-C", REPOSITORY, "archive", OLD], capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", source], input=archive, check=True)
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    pip = [venv / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", source]
+    subprocess.run(pip, check=True, timeout=300)
+    return str(venv / "bin/clusterctl")
+
+
+@pytest.mark.timeout(1800)
+def test_newer_clusterctl__on_an_older_ones_cluster__upgrades_it(older: str) -> None:
+    """A bootstrap by this clusterctl takes over the cluster of an older one, drain included."""
+    lab = TestLab(lab_name("older"))
+    with own(lab, "--gpus", "1"):
+        argv = [older, "bootstrap", str(lab.inventory)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=600)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        directory = lab.inventory.parent
+        given, keys = dict(secrets.values(directory)), (directory / "known_hosts").read_bytes()
+        munge = lab.root("head1", "sha256sum /etc/munge/munge.key")
+        lab.root("head1", "scontrol update nodename=gpu02 state=drain reason='broken fan'")
+        job = submit(lab, "until [ -e /tmp/enough ]; do sleep 1; done", "--nodelist=gpu01")
+        wait_until(lambda: states(lab, job) == ["RUNNING"])
+
+        lab.run("bootstrap")
+        assert given.items() <= secrets.values(directory).items()
+        assert (directory / "known_hosts").read_bytes() == keys
+        assert lab.root("head1", "sha256sum /etc/munge/munge.key") == munge
+        assert in_service(lab)["gpu02"] == "drained"
+        assert "broken fan" in lab.ssh("head1", "sinfo", "--list-reasons")
+        lab.root("gpu01", "touch /tmp/enough")
+        wait_until(lambda: states(lab, job) == ["COMPLETED"])
+        lab.unchanged()
+        assert in_service(lab)["gpu02"] == "drained"
+        lab.root("head1", "scontrol update nodename=gpu02 state=resume")
+        works(lab)
+        lab.healthy()
+
+
+# In a mount namespace of its own: users, sudo's rules and homes are files that only the processes in it see.
+AS_OPERATOR = """
+set -eu
+for file in passwd group sudoers; do mount --bind {place}/$file /etc/$file; done
+mount --bind {place}/home /home
+for path in {paths}; do
+  mkdir -p {place}/aside$path
+  mount --bind $path {place}/aside$path
+done
+for path in {private}; do mount -t tmpfs -o mode=0755 tmpfs $path; done
+for path in {paths}; do
+  mkdir -p $path
+  mount --bind {place}/aside$path $path
+done
+exec setpriv --reuid=64999 --regid=64999 --clear-groups \
+  env HOME=/home/operator USER=operator LOGNAME=operator PATH={bin}:/usr/bin:/bin bash -eu
+"""
+
+
+def private_above(paths: Iterable[Path]) -> set[Path]:
+    """Return the topmost directories above these paths that only their owner may enter."""
+    found = (next((above for above in reversed(path.parents) if not above.stat().st_mode & 1), None) for path in paths)
+    return {path for path in found if path}
+
+
+def as_operator(place: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script as an ordinary user who exists for it alone, and who may use sudo without a password."""
+    home = place / "home/operator"
+    home.mkdir(parents=True)
+    os.chown(home, 64999, 64999)
+    (place / "passwd").write_text(
+        Path("/etc/passwd").read_text() + "operator:*:64999:64999::/home/operator:/bin/bash\n"
+    )
+    (place / "group").write_text(Path("/etc/group").read_text() + "operator:*:64999:\n")
+    (place / "sudoers").write_text("Defaults env_reset\noperator ALL=(ALL) NOPASSWD: ALL\n")
+    (place / "sudoers").chmod(0o440)
+    paths = [REPOSITORY, Path(sys.base_prefix)]
+    # Root's own directories are closed to such a user, and a checkout or a Python may lie in one.
+    words = {"paths": paths, "private": sorted(private_above(paths))}
+    outer = AS_OPERATOR.format(
+        place=place, bin=Path(sys.executable).parent, **{key: " ".join(map(str, value)) for key, value in words.items()}
+    )
+    argv = ["unshare", "--mount", "bash", "-c", outer]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "CLUSTERCTL_"))}
+    return subprocess.run(argv, input=script, capture_output=True, text=True, check=False, env=environment, timeout=300)
+
+
+def test_lab__of_a_user_with_sudo__comes_up_and_leaves_nothing(tmp_path: Path) -> None:
+    """An ordinary user with sudo has labs as root has, and keeps others' labs."""
+    lab, roots = lab_name("operator"), TestLab(lab_name("roots"), workers=1)
+    with own(roots, "--gpus", "0"):
+        remove_containers(*(f"clusterctl-{lab}-{node}" for node in ("head1", "gpu01")))
+        done = as_operator(
+            tmp_path,
+            f"""trap 'clusterctl lab down --name {lab} >&2' EXIT
+            id -un
+            clusterctl lab up --name {lab} --workers 1 --gpus 1 >&2
+            clusterctl lab status --name {lab}
+            clusterctl lab ssh --name {lab} gpu01 -- sudo id -un
+            find ~ ! -user operator
+            ! clusterctl lab down --name {roots.name}
+            """,
+        )
+        told = f"{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, told
+        first, *table, last = done.stdout.splitlines()
+        assert (first, last) == ("operator", "root"), told
+        assert sum(" running " in line for line in table) == 2, told
+        assert f"lab {roots.name} is that of " in done.stderr
+        assert f"Lab {lab} is gone." in done.stderr
+        assert f"clusterctl-{lab}-" not in podman("ps", "--all", "--format", "{{.Names}}")
+        assert f"clusterctl-{lab}\n" not in podman("network", "ls", "--format", "{{.Name}}")
+        assert roots.ssh("gpu01", "id", "-un").strip() == "admin"

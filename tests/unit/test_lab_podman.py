@@ -1,0 +1,31 @@
+"""How the lab's programs are started on hosts of other kinds than the one that runs these tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clusterctl.lab import podman
+
+
+@pytest.mark.parametrize(("user", "prefix"), [(0, []), (1000, ["sudo"])])
+def test_as_root__by_any_user__uses_sudo_where_needed(
+    monkeypatch: pytest.MonkeyPatch, user: int, prefix: list[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert podman.as_root(["podman", "ps"]) == [*prefix, "podman", "ps"]
+
+
+@pytest.mark.parametrize(("unified", "options"), [(True, []), (False, ["--runtime", "runc"])])
+def test_runtime_options__by_cgroups__leave_crun_to_unified_ones(
+    monkeypatch: pytest.MonkeyPatch, unified: bool, options: list[str]
+) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: unified and str(path) == "/sys/fs/cgroup/cgroup.controllers")
+    assert podman.runtime_options() == options
+
+
+def test_require_programs__for_an_ordinary_user__names_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(podman, "search_path", lambda: "/nowhere")
+    with pytest.raises(podman.LabError, match=r"sudo apt-get install --no-install-recommends .*podman"):
+        podman.require_programs()

@@ -1,0 +1,136 @@
+"""Roles that a host still has after it left their group."""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from clusterctl import converge, paths, pruning, schema, secrets
+from clusterctl.errors import InputError, Interrupted, WorkersFailed
+from clusterctl.outcome import Ledger
+from clusterctl.screen import Screen
+
+from .test_cli import clusterctl
+
+INVENTORY = """\
+all:
+  vars: {cluster_name: aurora}
+  children:
+    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
+    slurm_workers: {hosts: {gpu01: {}, gpu02: {}}}
+    docker: {hosts: {gpu01: {}}}
+    monitoring: {hosts: {mon1: {}}}
+"""
+BASE = ("sources", "packages", "base", "users", "node_exporter")
+WORKER = (*BASE, "munge", "slurm_worker", "gpu_health", "nvidia_driver", "nvidia_daemons", "nvidia_cuda")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> converge.Site:
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    return converge.load(converge.Options("bootstrap", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded", "unused"),
+    [
+        ("gpu01", (*WORKER, "containers", "docker"), []),
+        ("gpu01", (*WORKER, "containers", "docker", "podman"), ["podman"]),
+        ("gpu02", (*WORKER, "pyxis_slurm", "podman", "containers"), ["containers", "podman", "pyxis"]),
+        ("mon1", (*BASE, "prometheus"), []),
+        ("mon1", (*WORKER, "prometheus"), ["munge", "nvidia_driver", "nvidia_cuda", "gpu_health", "slurm_worker"]),
+        ("mon1", (), []),
+        ("mon1", ("of_another_version",), []),
+    ],
+)
+def test_unused__by_records_and_groups__are_those_of_no_group(
+    site: converge.Site, name: str, recorded: tuple[str, ...], unused: list[str]
+) -> None:
+    assert sorted(pruning.unused(site.inventory.host(name), recorded)) == sorted(unused)
+
+
+def test_explain__roles_of_slurm__are_not_offered_to_prune() -> None:
+    optional, others = pruning.explain(["munge", "podman", "slurm_worker"])
+    assert optional == ("installed, but no group of the host has it: podman", f"to uninstall: {pruning.COMMAND}")
+    assert others[0].endswith(": munge, slurm_worker")
+    assert "--prune" not in others[1]
+    assert pruning.explain([]) == []
+
+
+def test_optional__roles__are_whole_groups_and_none_of_slurms() -> None:
+    """Each group but Slurm's, and that of the GPUs' settings, can be left; its roles come in the playbook's order."""
+    known = schema.load()
+    stay = {*known.common, *(role for group in ("slurm_head", "slurm_workers") for role in known.groups[group])}
+    table = yaml.safe_load((paths.content() / "roles/removal/vars/main.yml").read_text())["__removal_optional"]
+    stay |= {*known.groups["gpu_config"]}
+    plays = yaml.safe_load((paths.content() / "playbooks/bootstrap.yml").read_text())
+    names = [role if isinstance(role, str) else role["role"] for play in plays for role in play["roles"]]
+    assert table == list(dict.fromkeys(role for role in names if role not in stay))
+    for role in table:
+        assert (paths.content() / f"roles/{role}/tasks/remove.yml").exists()
+
+
+def test_bootstrap__prune_with_check__is_refused(site: converge.Site) -> None:
+    with pytest.raises(InputError, match="--check"):
+        pruning.bootstrap(replace(site.options, check=True), prune=True)
+
+
+def test_print_command__prune__adds_its_playbook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    secrets.ensure(tmp_path, "aurora")
+    done = clusterctl("bootstrap", str(tmp_path), "--prune", "--limit", "gpu02", "--print-command")
+    assert done.returncode == 0, done.stderr
+    commands = [shlex.split(line) for line in done.stdout.splitlines()]
+    played = [Path(word).name for words in commands for word in words if word.endswith(".yml")]
+    assert played == ["bootstrap.yml", "prune.yml"]
+    assert [words[-2:] for words in commands] == [["--limit", "gpu02"]] * 2
+
+
+@pytest.fixture
+def finish(site: converge.Site) -> Callable[..., tuple[Any, list[tuple[str, list[str]]]]]:
+    """Return what --prune ends with, and plays, where these hosts have these roles and jobs."""
+
+    def run(found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]], stopped: bool = False) -> Any:
+        facts: Any = {
+            name: SimpleNamespace(node=SimpleNamespace(roles=roles, jobs=jobs)) for name, (roles, jobs) in found.items()
+        }
+        played: list[tuple[str, list[str]]] = []
+
+        def play(one: converge.Site) -> None:
+            played.append((one.playbook, [host.name for host in one.hosts]))
+
+        ledger = Ledger()
+        ledger.stopped = stopped
+        screen = Screen(open("/dev/null", "w"))  # noqa: SIM115 - for one line
+        return pruning._finish(replace(site, facts=facts), ledger, screen, play), played
+
+    return run
+
+
+def test_finish__with_jobs_on_a_host__leaves_it_and_fails(finish: Any) -> None:
+    error, played = finish(
+        {
+            "gpu01": ((*WORKER, "podman"), ("17",)),
+            "gpu02": ((*WORKER, "podman"), ()),
+            "mon1": ((*WORKER, "prometheus"), ()),  # only what is Slurm's
+        }
+    )
+    assert played == [("prune", ["gpu02"])]
+    assert isinstance(error, WorkersFailed)
+    assert "gpu01" in str(error)
+
+
+def test_finish__without_unused_roles__plays_nothing(finish: Any) -> None:
+    assert finish({"gpu01": ((*WORKER, "docker", "containers"), ("17",))}) == (None, [])
+
+
+def test_finish__after_a_stop__plays_nothing(finish: Any) -> None:
+    error, played = finish({"gpu02": ((*WORKER, "podman"), ())}, stopped=True)
+    assert isinstance(error, Interrupted)
+    assert played == []
