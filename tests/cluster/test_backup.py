@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import stat
 import subprocess
 import tarfile
@@ -119,8 +120,8 @@ def test_a_backup_has_the_queue_and_the_accounting(cluster: TestLab, jobs: dict[
 def test_a_lost_controllers_directory_comes_out_of_a_backup(cluster: TestLab, archive: Path, tmp_path: Path) -> None:
     """As docs/guide.md says; the password of its vault is somewhere else."""
     out = subprocess.run(["tar", "--extract", "--to-stdout", "--file", str(archive), "directory.tar"],
-                         capture_output=True, check=True).stdout  # fmt: skip
-    subprocess.run(["tar", "--extract", "--directory", str(tmp_path)], input=out, check=True)
+                         capture_output=True, check=True, timeout=60).stdout  # fmt: skip
+    subprocess.run(["tar", "--extract", "--directory", str(tmp_path)], input=out, check=True, timeout=60)
     (directory,), ours = tmp_path.iterdir(), cluster.inventory.parent
     found = {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     records = {f"hardware/{node}.json" for node in cluster.nodes}
@@ -149,12 +150,6 @@ def test_a_backup_is_its_owners_alone_and_holds_no_secret(cluster: TestLab, arch
             assert secret.encode() not in part, f"{name} holds a secret"
 
 
-def test_a_dump_runs_no_program(cluster: TestLab) -> None:
-    said = cluster.root("head1", "echo '\\! touch /tmp/ran' | mariadb --loose-sandbox --batch 2>&1 || echo refused")
-    assert said.splitlines()[-1] == "refused"
-    assert cluster.root("head1", "ls /tmp/ran 2>/dev/null || true") == ""
-
-
 def test_a_backup_that_fails_its_test_is_an_error_and_replaces_none(cluster: TestLab, archive: Path) -> None:
     state, place = "/var/lib/slurm/slurmctld/job_state", "/var/lib/clusterctl/backups"
     cluster.root("head1", f"head -c 1000 {state} > /tmp/cut; chown slurm: /tmp/cut; mount --bind /tmp/cut {state}")
@@ -174,17 +169,36 @@ def test_a_backup_that_fails_its_test_is_an_error_and_replaces_none(cluster: Tes
     assert [path.name for path in archive.parent.iterdir()] == [archive.name]
 
 
-def resealed(archive: Path, target: Path, key: str, **other: Any) -> Path:
-    """Return a backup that says something else of itself, and is whole and sealed with a key."""
+def resealed(archive: Path, target: Path, key: str, dump: bytes = b"", **other: Any) -> Path:
+    """Return a backup with another dump, or that says something else of itself; it is whole and sealed with a key."""
     parts = []
     with tarfile.open(archive) as tar:
         for member in tar.getmembers()[1:-1]:
             file = tar.extractfile(member)
             assert file is not None
             parts.append(target.parent / member.name)
-            parts[-1].write_bytes(file.read())
+            parts[-1].write_bytes(dump if dump and member.name == cluster_backup.DUMP else file.read())
     cluster_backup.seal(target, json.loads(content(archive)["manifest.json"]) | other, parts, key)
     return target
+
+
+def test_restore__dump_with_a_shell_command__is_refused_unrun(
+    cluster: TestLab, jobs: dict[str, str], archive: Path, tmp_path: Path
+) -> None:
+    """The backup is sealed with the cluster's own key: whoever can write to the database can get a line into a dump."""
+    line = b"\\! touch /tmp/ran\n"
+    cluster.root("head1", f"echo '{line.decode().strip()}' | mariadb --batch; rm /tmp/ran")  # left alone, it runs
+    key = secrets.values(cluster.inventory.parent)["backup_key"]
+    dump = gzip.compress(line + content(archive)[cluster_backup.DUMP])
+    hostile = resealed(archive, tmp_path / "hostile.tar", key, dump)
+    before = queue(cluster)
+    done = clusterctl("restore", str(cluster.inventory), str(hostile), "--yes")
+    assert cluster.root("head1", "ls /tmp/ran 2>/dev/null || true") == "", "the command was run"
+    said = done.stdout + done.stderr
+    assert done.returncode == 5, said
+    assert re.search("the dump cannot be loaded: .*sandbox", said), said
+    assert queue(cluster) == before
+    cluster.run("status")
 
 
 def test_what_is_not_this_clusters_whole_backup_is_refused(

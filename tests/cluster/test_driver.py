@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.lab import TestLab
+from clusterctl.lab.image import HERE
+from tests.cluster.lab import ALICE, TestLab
 from tests.faults.injury import gateway
 from tests.faults.repository import repository
 from tests.labs import REPOSITORY, lab_name
@@ -25,6 +26,8 @@ KERNEL = "6.99.9-lab"
 KEY = "8793F200.pub"
 OLD, NEW, NEXT = "580.95.05", "580.105.08", "590.48.01"
 GDRCOPY = "2.5.1"
+PLAY_LIMIT = 900
+"""Seconds after which a play is given up; Debian's own drivers take minutes to compile."""
 OTHER_PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
 PLAY = """\
 - name: Set up the package sources, then a role
@@ -48,6 +51,15 @@ MODULE = 'char version[] __attribute__((section(".modinfo"))) = "version=%s";\n'
 BROKEN = "int resize(int, int);\nint broken = resize(1);\n"
 # As the packages of Debian and of NVIDIA do it.
 POSTINST = "#!/bin/sh -e\n/usr/lib/dkms/common.postinst nvidia-open %s /usr/share/nvidia-open '' $2\n"
+# What the lab's simulated driver consists of, where it waits, and how a package of NVIDIA's name brings it back.
+SIMULATED = "nvidia-smi libnvidia-ml1-simulated"
+SET_ASIDE = f"""
+dpkg -L {SIMULATED} | while read -r path; do if [ -L "$path" ] || [ ! -d "$path" ]; then echo "$path"; fi; done |
+    tar --create --absolute-names --file=/opt/driver.tar --files-from=-
+"""
+BRING_BACK = (
+    "#!/bin/sh -e\ntar --extract --absolute-names --file=/opt/driver.tar\nldconfig\n/usr/libexec/simulated-gpus\n"
+)
 PRERM = "#!/bin/sh -e\ndkms remove -m nvidia-open -v %s --all\n"
 HELD = ("linux-headers-" + KERNEL, "nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced")
 
@@ -57,12 +69,13 @@ def lab() -> Iterator[TestLab]:
     """A worker as a server is without a driver: the simulated one is taken off it."""
     lab = TestLab(lab_name("driver"), workers=1)
     lab.down()
-    lab.up("--gpus", "0")
-    text = lab.inventory.read_text()
-    lab.inventory.write_text(text.replace("  vars:\n", f"  vars:\n    cluster_no_proxy: [{gateway(lab)}]\n", 1))
-    lab.root(NODE, "dpkg --purge nvidia-smi libnvidia-ml1-simulated")
-    yield lab
-    lab.down()
+    try:
+        lab.up("--gpus", "0")
+        lab.declare(f"cluster_no_proxy: [{gateway(lab)}]")
+        lab.root(NODE, f"{SET_ASIDE}\ndpkg --purge {SIMULATED}")
+        yield lab
+    finally:
+        lab.down()
 
 
 def pack(folder: Path, name: str, version: str, files: Mapping[str, str], **control: str) -> None:
@@ -75,7 +88,7 @@ def pack(folder: Path, name: str, version: str, files: Mapping[str, str], **cont
         (root / path).write_text(content)
         (root / path).chmod(0o755 if path.startswith("DEBIAN/p") or "/bin/" in path else 0o644)
     argv = ["dpkg-deb", "--root-owner-group", "--build", str(root), str(folder / f"{name}_{version}.deb")]
-    subprocess.run(argv, check=True, capture_output=True)
+    subprocess.run(argv, check=True, capture_output=True, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +102,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pack(folder, "nvidia-persistenced", f"{NEW}-1", {})
     for version in (OLD, NEW, NEXT):
         pack(folder, "libcuda1", f"{version}-1", {})
-        pack(folder, "nvidia-driver-cuda", f"{version}-1", {}, depends="libcuda1")
+        files = {"DEBIAN/postinst": BRING_BACK} if version == NEXT else {}
+        pack(folder, "nvidia-driver-cuda", f"{version}-1", files, depends="libcuda1")
         source = f"usr/src/nvidia-open-{version}"
         code = BROKEN if version == OLD else MODULE % version
         files = {
@@ -134,7 +148,7 @@ def vendor(lab: TestLab, packages: Path, fault: str = "none") -> Iterator[dict[s
 def fingerprint(key: str) -> str:
     """A public key's."""
     argv = ["gpg", "--show-keys", "--with-colons"]
-    shown = subprocess.run(argv, input=key, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(argv, input=key, capture_output=True, text=True, check=True, timeout=60).stdout
     found = re.search(r"(?m)^fpr:+([0-9A-F]{40}):", shown)
     assert found is not None
     return found.group(1)
@@ -149,7 +163,9 @@ def play(
         (folder / "group_vars").symlink_to(REPOSITORY / "playbooks/group_vars")
     argv = ["env", f"ANSIBLE_CONFIG={REPOSITORY / 'ansible.cfg'}", "ansible-playbook", "-i", str(lab.inventory)]
     argv += [str(folder / "play.yml"), "--extra-vars", json.dumps(variables), *options]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=PLAY_LIMIT
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -358,3 +374,28 @@ def test_a_node_whose_driver_does_not_build_stays_out_of_service(lab: TestLab, p
         assert json.loads(lab.root("head1", "slurm-drain")) == {}
         again = lab.run("bootstrap")
         assert {host["changed"] for host in again["hosts"].values()} == {0}
+
+
+@pytest.mark.long
+def test_bootstrap__driver_brings_gpus_to_light__slurm_has_them_at_once(lab: TestLab, packages: Path) -> None:
+    """One run installs the driver, records the GPUs that it shows, and gives them to Slurm; the GPUs are simulated."""
+    choice = lab.inventory.parent / "host_vars" / f"{NODE}.yml"
+    choice.parent.mkdir(exist_ok=True)
+    record = lab.inventory.parent / "hardware" / f"{NODE}.json"
+    gres = ("sinfo", "--noheader", f"--nodes={NODE}", "--format=%G")
+    with vendor(lab, packages) as variables:
+        choice.write_text(json.dumps(variables | {"nvidia_driver_version": NEW}))
+        lab.run("bootstrap")
+        assert json.loads(record.read_text())["gpus"] == []
+        assert lab.ssh("head1", *gres).strip() == "(null)"
+        profile = (HERE / "nvml/profiles/a100-sxm4-80gb.conf").read_text()
+        text = f"{profile}gpus=2\nnode_seed=driver/{NODE}\n"
+        lab.ssh(NODE, "sudo", "tee", "/etc/simulated-nvml.conf", stdin=text)
+
+        choice.write_text(json.dumps(variables | {"nvidia_driver_version": NEXT}))
+        lab.run("bootstrap")
+        assert [gpu["model"] for gpu in json.loads(record.read_text())["gpus"]] == ["NVIDIA A100-SXM4-80GB"] * 2
+        assert lab.ssh("head1", *gres).strip().startswith("gpu:a100:2")
+        told = lab.ssh("head1", *ALICE, "srun", "--chdir=/", "--gres=gpu:2", "nvidia-smi", "-L")
+        assert len(re.findall(r"(?m)^GPU \d: ", told)) == 2
+        lab.unchanged()

@@ -16,8 +16,11 @@ from typing import Any
 from clusterctl import paths, secrets
 from tests.cluster.lab import TestLab
 from tests.faults.canary import Canaries
-from tests.faults.injury import GUARD, container, wait_until
+from tests.faults.injury import container
 
+RUN_LIMIT = 600.0
+"""Seconds for a run: a first one with -vvv, beside a process that reads /proc without pause. A hang, no measurement."""
+SEARCH_LIMIT = 300.0
 SEARCH = Path(__file__).with_name("search.py")
 # What a node consists of besides: its kernel's file systems, and what packages bring and nothing writes to.
 NOT_LOOKED_AT = ["/proc", "/sys", "/dev", *(f"/usr/{name}" for name in ("bin", "include", "lib", "sbin", "share"))]
@@ -71,7 +74,7 @@ class Site:
         secrets.write_private(site.vault, site.canaries.password.encode() + b"\n")
         secrets.write_private(site.secrets, site.canaries.document().encode())
         argv = ["ansible-vault", "encrypt", "--vault-id", f"{site.vault.name}@{site.vault}", str(site.secrets)]
-        subprocess.run(argv, env=site.environment, check=True, capture_output=True)
+        subprocess.run(argv, env=site.environment, check=True, capture_output=True, timeout=60)
         secrets.write_private(site.sudo_password, site.canaries.sudo_password.encode() + b"\n")
         for node in lab.nodes:
             lab.ssh(node, "sudo", "sh", "-euc", shlex.quote(OPERATOR), stdin=f"ops:{site.canaries.sudo_password}\n")
@@ -116,7 +119,7 @@ class Site:
             try:
                 if meanwhile:
                     meanwhile(process)
-                process.wait(GUARD)
+                process.wait(RUN_LIMIT)
             finally:
                 process.kill()
                 process.wait()
@@ -124,8 +127,8 @@ class Site:
         latest = self.latest()
         return Run(process.returncode, out_text, err_text, latest if latest != before else None, processes)
 
-    def when(self, word: str) -> Callable[[], None]:
-        """Wait until a new run tells of this word in its events."""
+    def when(self, word: str) -> Callable[["subprocess.Popen[bytes]"], None]:
+        """Return what waits until the next run has this word in its events. It fails when that run ends without it."""
         before = self.latest()
 
         def told() -> bool:
@@ -134,7 +137,14 @@ class Site:
                 return latest is not None and latest != before and word in (latest / "events.jsonl").read_text()
             return False
 
-        return lambda: wait_until(told)
+        def wait(process: "subprocess.Popen[bytes]") -> None:
+            deadline = time.monotonic() + RUN_LIMIT
+            while not told():
+                assert process.poll() is None or told(), f"the run ended with {process.returncode}, without {word}"
+                assert time.monotonic() < deadline, f"the run has not come to {word}"
+                time.sleep(0.05)
+
+        return wait
 
     # Looking
 
@@ -157,7 +167,9 @@ class Site:
         return self._search(argv, roots=["/"], since=since, journal=True)
 
     def _search(self, argv: list[str], **what: Any) -> dict[str, Any]:
-        done = subprocess.run(argv, input=self._asked(**what), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            argv, input=self._asked(**what), capture_output=True, text=True, check=False, timeout=SEARCH_LIMIT
+        )
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
@@ -177,12 +189,12 @@ class Site:
         try:
             yield found
         finally:
-            found.update(json.loads(process.communicate("")[0]))
+            found.update(json.loads(process.communicate("", timeout=SEARCH_LIMIT)[0]))
 
 
 def kill_tree(process: "subprocess.Popen[bytes]") -> None:
     """Kill a process and all below it at once, as a machine does that goes down."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True, timeout=60).stdout
     parents = [tuple(map(int, line.split())) for line in table.splitlines()]
     doomed = [process.pid]
     for pid in doomed:

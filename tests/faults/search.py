@@ -106,7 +106,7 @@ def search_journal(needles: dict[str, bytes]) -> dict[str, Any]:
     """The whole journal in clear, entry by entry: in its own files long fields are compressed."""
     argv = ["journalctl", "--quiet", "--no-pager", "--all", "--output=export"]
     try:
-        entries = subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout.split(b"\n\n")
+        entries = subprocess.run(argv, stdout=subprocess.PIPE, check=True, timeout=240).stdout.split(b"\n\n")
     except FileNotFoundError:  # a controller may have none
         entries = []
     found = [(entry[-200:].decode(errors="replace"), forms(entry, needles)) for entry in entries]

@@ -52,14 +52,16 @@ OURS = [Path.home().owner(), Path.home().group(), "0600"]
 def site() -> Iterator[Site]:
     lab = TestLab(lab_name("canary"), workers=2)
     lab.down()
-    lab.up()
-    # The second worker comes and goes with the verbs that do that.
-    lab.inventory.write_text(re.sub(r" *gpu02: .*\n", "", lab.inventory.read_text()))
-    with tempfile.TemporaryDirectory(prefix="canary-", dir="/tmp") as private:  # a short path
-        site = Site.make(lab, Path(private))
-        lab.ssh("gpu01", "sudo", "python3", "-", stdin=f"PAYLOAD = {payload(site)!r}\n{BOASTS}")
-        yield site
-    lab.down()
+    try:
+        lab.up()
+        # The second worker comes and goes with the verbs that do that.
+        lab.inventory.write_text(re.sub(r" *gpu02: .*\n", "", lab.inventory.read_text()))
+        with tempfile.TemporaryDirectory(prefix="canary-", dir="/tmp") as private:  # a short path
+            site = Site.make(lab, Path(private))
+            lab.ssh("gpu01", "sudo", "python3", "-", stdin=f"PAYLOAD = {payload(site)!r}\n{BOASTS}")
+            yield site
+    finally:
+        lab.down()
 
 
 def marker(site: Site) -> Path:
@@ -147,7 +149,7 @@ def test_a_first_run_that_is_killed(site: Site, sealed: bytes) -> None:
     wait = site.when('"task": "Converge munge"')
 
     def kill(process: "subprocess.Popen[bytes]") -> None:
-        wait()
+        wait(process)
         kill_tree(process)
 
     run = site.run("bootstrap", meanwhile=kill, umask=0)
@@ -161,7 +163,7 @@ def test_a_run_that_is_interrupted(site: Site, sealed: bytes) -> None:
     wait = site.when('''"task": "Converge Slurm's controller"''')
 
     def interrupt(process: "subprocess.Popen[bytes]") -> None:
-        wait()
+        wait(process)
         process.send_signal(signal.SIGINT)
 
     run = site.run("bootstrap", "--diff", meanwhile=interrupt, umask=0o077)
@@ -200,7 +202,7 @@ def test_each_canary_stands_where_it_belongs(site: Site) -> None:
 
 def raw(site: Site, node: str, path: str) -> bytes:
     argv = ["clusterctl", "lab", "ssh", "--name", site.lab.name, node, "--", "sudo", "cat", path]
-    return subprocess.run(argv, capture_output=True, check=True).stdout
+    return subprocess.run(argv, capture_output=True, check=True, timeout=300).stdout
 
 
 def secrets_of(site: Site) -> dict[str, str]:
@@ -341,7 +343,7 @@ def test_every_verb_that_is_ended(site: Site, verb: str, how: str) -> None:
     wait = site.when(MIDST[verb]) if verb in MIDST else None
 
     def end(process: "subprocess.Popen[bytes]") -> None:
-        wait() if wait else at_work(process)
+        wait(process) if wait else at_work(process)
         if how == "SIGKILL of all":
             kill_tree(process)
         else:
@@ -409,7 +411,7 @@ def test_text_from_a_node_is_never_a_template(site: Site) -> None:
     assert not marker(site).exists()
     # What it would have done to who trusts it:
     argv = ["ansible", "localhost", "-m", "debug", "-a", f'msg="{payload(site)}"']
-    subprocess.run(argv, cwd=site.private, env=site.environment, check=True, capture_output=True)
+    subprocess.run(argv, cwd=site.private, env=site.environment, check=True, capture_output=True, timeout=300)
     assert marker(site).exists()
 
 

@@ -362,7 +362,9 @@ def test_who_is_drained_at_a_restore_is_drained_again(tmp_path: Path, monkeypatc
     (tmp_path / "scontrol").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (tmp_path / "scontrol").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PROOF": str(tmp_path / "proof")}
-    said = subprocess.run(["sh", tmp_path / "drains"], env=environment, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["sh", tmp_path / "drains"], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
     assert said.stdout.splitlines() == [
         *("update", "NodeName=gpu02", "State=DRAIN", """Reason=fan's | $(touch "$PROOF") broken"""),
         *("update", "NodeName=gpu03", "State=DRAIN", "Reason=clusterctl: health: ECC"),

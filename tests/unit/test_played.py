@@ -1,4 +1,4 @@
-"""What a run plays, and in what order."""
+"""Which hosts a run plays, in what order, and what it says to run next. Nodes, Ansible and locks are replaced."""
 
 import contextlib
 import json
@@ -71,10 +71,13 @@ def test_nobody_is_told_to_restore_what_is_restored(
 
 
 @pytest.mark.usefixtures("_alone")
-def test_a_node_whose_gpus_got_a_driver_is_recorded_and_played_once_more(
+def test_run__a_node_got_a_driver__plays_it_once_more_with_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slurm knows GPUs by the record, which was made when no driver told of any."""
+    """Only which hosts are played and what is recorded; nodes, Ansible and Slurm are not in it.
+
+    That Slurm has the GPUs in the same run is shown by tests/cluster/test_driver.py.
+    """
     (tmp_path / "hardware").mkdir()
     for name in ("gpu01", "gpu02"):
         hardware.save(tmp_path, hardware.from_reply(name, reply() | {"gpus": [], "driver_version": None}, NOW))

@@ -445,7 +445,7 @@ def test_the_printed_command_does_the_same_when_pasted(site: Site) -> None:
     who.unlink()
     pasted = str(site.command(playbook, **settings))
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "HOME": str(site.path)}
-    subprocess.run(["sh", "-c", pasted], cwd="/", env=environment, check=True, capture_output=True)
+    subprocess.run(["sh", "-c", pasted], cwd="/", env=environment, check=True, capture_output=True, timeout=120)
     assert who.read_text() == ours == "head1\ngpu02\n"
 
 
