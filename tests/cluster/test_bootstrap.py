@@ -329,20 +329,22 @@ def test_wheel__recovered_directory_newest_python__changes_nothing(
     config = tmp_path / "home" / ".config" / "clusterctl"
     config.mkdir(parents=True)
     (tmp_path / "vault").rename(config / "vault")
-    ours = cluster.inventory.parent
-    theirs = tmp_path / ours.name
-    recovered = {path.relative_to(theirs): path.read_bytes() for path in theirs.rglob("*") if path.is_file()}
+    original = cluster.inventory.parent
+    directory = tmp_path / original.name
+    recovered = {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     needed = ["inventory.yaml", "known_hosts", "secrets.yml", *(f"hardware/{node}.json" for node in cluster.nodes)]
     assert recovered.keys() >= {Path(name) for name in needed}, "the head's copy of the directory is not complete"
-    assert recovered == {path: (ours / path).read_bytes() for path in recovered}, "the head's copy is not up to date"
+    assert recovered == {path: (original / path).read_bytes() for path in recovered}, (
+        "the head's copy is not up to date"
+    )
 
     done = subprocess.run(
-        [installed.program, "bootstrap", theirs / cluster.inventory.name, "--output", "json"],
+        [installed.program, "bootstrap", directory / cluster.inventory.name, "--output", "json"],
         cwd=config, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=RUN_LIMIT,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path / "home")},
     )  # fmt: skip
-    told = f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    assert done.returncode == 0, f"{installed} fails from another directory, on the recovered one\n{told}"
+    output = f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, f"{installed} fails from another directory, on the recovered one\n{output}"
     hosts = json.loads(done.stdout)["hosts"]
     changes = {name: host["changes"] for name, host in hosts.items() if host["changed"]}
     assert changes == {}, f"{installed} and the recovered directory are not what built the cluster"

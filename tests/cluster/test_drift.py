@@ -103,7 +103,7 @@ def named(summary: dict[str, Any]) -> set[tuple[str, str, str]]:
 
 
 def test_changes_by_hand__status_check_and_a_run__name_and_repair_them(lab: TestLab) -> None:
-    """--check comes before `status`: all is still there afterwards, so it has repaired nothing."""
+    """`status` comes after --check and still finds all of them, so --check has repaired nothing."""
     before = lab.manifests()
     for node in lab.nodes:
         scripts = [script for where, script, _ in (*BY_HAND.values(), SHELL) if where == node]
@@ -117,14 +117,14 @@ def test_changes_by_hand__status_check_and_a_run__name_and_repair_them(lab: Test
     assert differences(injured, lab.manifests()) == [], "--check changes nothing"
 
     document = lab.run("status", expect=4)
-    told = drift(document)
-    assert told.keys() == expected.keys(), "status reports each of them, and nothing else"
-    assert {key: what for key, what in told.items() if not what.startswith(expected[key])} == {}
+    found = drift(document)
+    assert found.keys() == expected.keys(), "status reports each of them, and nothing else"
+    assert {key: what for key, what in found.items() if not what.startswith(expected[key])} == {}
     assert document["versions_apart"]["less"].keys() > {"1:0-1"}
     assert document["secrets_unjudged"] is None
 
     page = clusterctl("status", str(lab.inventory)).stdout
-    for node, role, kind, name in told:
+    for node, role, kind, name in found:
         subject = name if kind == "pending" else f"{kind} {name}"
         assert re.search(rf"^{node}: {role}: {re.escape(subject)}: ", page, re.MULTILINE), page
     assert re.search(r"^versions: less .*1:0-1 on gpu02", page, re.MULTILINE), page
@@ -133,7 +133,7 @@ def test_changes_by_hand__status_check_and_a_run__name_and_repair_them(lab: Test
     blind = clusterctl("status", str(lab.inventory), env=keyless)
     assert blind.returncode == 4, blind.stderr
     assert blind.stdout.count("was not judged") == 1
-    assert {name for name in (key[3] for key in told) if name not in blind.stdout} == SECRETS
+    assert {name for name in (key[3] for key in found) if name not in blind.stdout} == SECRETS
 
     assert named(lab.run("bootstrap")) == repairs, "a run repairs each of them, and nothing else"
     assert drift(lab.healthy()) == {}
