@@ -30,6 +30,7 @@ _REPLACE_NOTHING = ("verify", "backup")
 # A first bootstrap of 500 nodes writes some 20 MB of events, log and summary.
 MIN_STATE_MB = 50
 _DRIVER = "nvidia_driver"  # the role
+_ADOPT = "slurm_head_adopt"  # the variable by which --adopt reaches the role
 # How long the others wait for a node in a whole run, in seconds; what is left to do there is done when they are done.
 PATIENCE = 60.0
 
@@ -117,7 +118,7 @@ class Site:
             diff=self.options.diff,
             forks=self.options.forks,
             verbosity=self.options.verbosity,
-            variables=self.variables,
+            variables={**self.variables, **({_ADOPT: True} if self.options.adopt else {})},
         )
 
     def login(self) -> str:

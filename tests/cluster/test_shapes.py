@@ -157,7 +157,8 @@ def test_adopt__a_slurm_of_another__is_refused_then_replaced() -> None:
         assert lab.root("head1", "squeue --noheader --format=%T").split() == ["RUNNING"]
 
         lab.run("bootstrap", "--adopt")
-        assert lab.root("head1", f"cat {KEPT}") == theirs
+        assert lab.root("head1", f"cat {KEPT}") == lab.root("gpu01", f"cat {KEPT}") == theirs
+        assert lab.root("head1", "cut -d'|' -f1 /var/lib/slurm/slurmctld.before-*/clustername").strip() == "theirs"
         assert f"ClusterName={lab.name}" in lab.root("head1", "scontrol show config").replace(" ", "")
         works(lab)
         lab.healthy()
@@ -303,7 +304,7 @@ def test_newer_clusterctl__on_an_older_ones_cluster__upgrades_it(older: str) -> 
 
 
 # In a mount namespace of its own: users, sudo's rules and homes are files that only the processes in it see.
-AS_OPERATOR = """
+AS_ORDINARY_USER = """
 set -eu
 for file in passwd group sudoers; do mount --bind {place}/$file /etc/$file; done
 mount --bind {place}/home /home
@@ -317,7 +318,7 @@ for path in {paths}; do
   mount --bind {place}/aside$path $path
 done
 exec setpriv --reuid=64999 --regid=64999 --clear-groups \
-  env HOME=/home/operator USER=operator LOGNAME=operator PATH={bin}:/usr/bin:/bin bash -eu
+  env HOME=/home/ordinary USER=ordinary LOGNAME=ordinary PATH={bin}:/usr/bin:/bin bash -euc "$1"
 """
 
 
@@ -327,48 +328,50 @@ def private_above(paths: Iterable[Path]) -> set[Path]:
     return {path for path in found if path}
 
 
-def as_operator(place: Path, script: str) -> subprocess.CompletedProcess[str]:
+def as_ordinary_user(place: Path, script: str) -> subprocess.CompletedProcess[str]:
     """Run a shell script as an ordinary user who exists for it alone, and who may use sudo without a password."""
-    home = place / "home/operator"
+    home = place / "home/ordinary"
     home.mkdir(parents=True)
     os.chown(home, 64999, 64999)
     (place / "passwd").write_text(
-        Path("/etc/passwd").read_text() + "operator:*:64999:64999::/home/operator:/bin/bash\n"
+        Path("/etc/passwd").read_text() + "ordinary:*:64999:64999::/home/ordinary:/bin/bash\n"
     )
-    (place / "group").write_text(Path("/etc/group").read_text() + "operator:*:64999:\n")
-    (place / "sudoers").write_text("Defaults env_reset\noperator ALL=(ALL) NOPASSWD: ALL\n")
+    (place / "group").write_text(Path("/etc/group").read_text() + "ordinary:*:64999:\n")
+    (place / "sudoers").write_text("Defaults env_reset\nordinary ALL=(ALL) NOPASSWD: ALL\n")
     (place / "sudoers").chmod(0o440)
     paths = [REPOSITORY, Path(sys.base_prefix)]
     # Root's own directories are closed to such a user, and a checkout or a Python may lie in one.
     words = {"paths": paths, "private": sorted(private_above(paths))}
-    outer = AS_OPERATOR.format(
+    outer = AS_ORDINARY_USER.format(
         place=place, bin=Path(sys.executable).parent, **{key: " ".join(map(str, value)) for key, value in words.items()}
     )
-    argv = ["unshare", "--mount", "bash", "-c", outer]
+    argv = ["unshare", "--mount", "bash", "-c", outer, "bash", script]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "CLUSTERCTL_"))}
-    return subprocess.run(argv, input=script, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment, timeout=300
+    )
 
 
 def test_lab__of_a_user_with_sudo__comes_up_and_leaves_nothing(tmp_path: Path) -> None:
     """An ordinary user with sudo has labs as root has, and keeps others' labs."""
-    lab, roots = lab_name("operator"), TestLab(lab_name("roots"), workers=1)
+    lab, roots = lab_name("ordinary"), TestLab(lab_name("roots"), workers=1)
     with own(roots, "--gpus", "0"):
         remove_containers(*(f"clusterctl-{lab}-{node}" for node in ("head1", "gpu01")))
-        done = as_operator(
+        done = as_ordinary_user(
             tmp_path,
             f"""trap 'clusterctl lab down --name {lab} >&2' EXIT
             id -un
             clusterctl lab up --name {lab} --workers 1 --gpus 1 >&2
             clusterctl lab status --name {lab}
             clusterctl lab ssh --name {lab} gpu01 -- sudo id -un
-            find ~ ! -user operator
+            find ~ ! -user ordinary
             ! clusterctl lab down --name {roots.name}
             """,
         )
         told = f"{done.stdout}\n{done.stderr}"
         assert done.returncode == 0, told
         first, *table, last = done.stdout.splitlines()
-        assert (first, last) == ("operator", "root"), told
+        assert (first, last) == ("ordinary", "root"), told
         assert sum(" running " in line for line in table) == 2, told
         assert f"lab {roots.name} is that of " in done.stderr
         assert f"Lab {lab} is gone." in done.stderr

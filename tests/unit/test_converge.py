@@ -46,3 +46,9 @@ def test_host_keys_that_cannot_be_written_are_no_bug(tmp_path: Path) -> None:
     key = HostKey("gpu01", "gpu01", "ssh-ed25519", "SHA256:x", "gpu01 ssh-ed25519 AAAA")
     with pytest.raises(InputError, match="known_hosts: cannot be written: No such file"):
         known_hosts.add(tmp_path / "gone/known_hosts", [key])
+
+
+@pytest.mark.parametrize(("adopt", "variables"), [(True, {"slurm_head_adopt": True}), (False, {})])
+def test_adopt__of_a_run__reaches_the_role_of_the_head(tmp_path: Path, adopt: bool, variables: dict[str, bool]) -> None:
+    one = site(tmp_path)
+    assert replace(one, options=replace(one.options, adopt=adopt)).command().variables == variables
