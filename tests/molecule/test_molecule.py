@@ -1,56 +1,288 @@
-"""Every role alone, in containers of its own: check, converge, converge again without a change, verify."""
+"""Roles in containers, by molecule: check mode on empty nodes, converge, converge again without a change, verify.
 
+CI plays three scenarios; `CI_ROLES` lists what each role gets there, and a test compares that with the playbooks.
+
+- `node_state`: the module alone, with apt and dnf.
+- `node`: base, munge and node_exporter, then removal. Role removal is converged once, in verify. It gets neither check
+  mode nor idempotence: on an empty node and in a second run it has nothing to undo.
+- `slurm`: a cluster of one worker by playbooks/bootstrap.yml, thus its roles in the product's order. Role packages is
+  verified before the others come. Role verify gets no check mode: no cluster is there yet. Roles backup and restore are
+  converged in verify. They get neither check mode nor idempotence: a backup and a restore are always a change.
+  nvidia_driver, nvidia_cuda and gpu_health come with the playbook. The lab has a driver, and the first two leave it as
+  it is; the scenarios that verify the three are `long`.
+
+All other scenarios are `long`: each role alone, and `gpu` and `runtimes` with several roles each.
+"""
+
+import ast
 import os
+import signal
 import subprocess
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from tests.labs import REPOSITORY, lab_name, state_directory
 
 HERE = Path(__file__).resolve().parent
+LOGS = REPOSITORY / ".cache" / "tests"
+ROLES = sorted(path.name for path in (REPOSITORY / "roles").iterdir())
 SCENARIOS = sorted(path.parent.name for path in HERE.glob("*/molecule.yml"))
-# CI plays these in whole clusters and uses them (tests/cluster/test_containers.py, _gpu_config, _gpu_metrics, _health,
-# _runtimes); nvidia_driver finds a driver there and leaves it, as here, and has test_driver.py besides.
-LONG = {
-    "apptainer", "containerd", "containers", "dcgm_exporter", "docker", "gpu_config", "gpu_health",
-    "nvidia_container_toolkit", "nvidia_driver", "podman",
-}  # fmt: skip
+CI = ("node_state", "node", "slurm")
+
+# Seconds. A scenario has less than the 15 minutes of a test. At the limit of a task Ansible itself names the task.
+SCENARIO_LIMIT = 14 * 60
+TASK_LIMIT = 5 * 60
+DOWN_LIMIT = 2 * 60
+END_LIMIT = 10  # for a process that is asked to end, before it is killed
+# What a failure shows of its log: so many lines, of so many characters each.
+SHOWN_LINES = 100
+SHOWN_CHARACTERS = 2000
+
+
+def run(argv: Sequence[str], log: Path, limit: float, environment: Mapping[str, str]) -> str:
+    """Run a program with its output in a log; return what is wrong with its end, or nothing."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            argv, cwd=REPOSITORY, env=environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return f"no end within {limit} s"
+        finally:
+            if process.poll() is None:
+                end_group(process)
+    return f"exit {status}" if status else ""
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the process group that this process leads: ask all of it, wait, then kill what is left.
+
+    Ansible's workers have groups of their own. Ansible ends them when it is asked, and not when it is killed.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for attempt in range(END_LIMIT * 10):
+            try:
+                os.killpg(process.pid, 0 if attempt else number)
+            except ProcessLookupError:
+                return
+            process.poll()
+            time.sleep(0.1)
+
+
+def tail(log: Path) -> str:
+    """Return the last lines of a log, without the end of very long ones."""
+    lines = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
+    return "\n".join(line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} ..." for line in lines)
 
 
 @pytest.mark.parametrize(
-    "scenario", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in SCENARIOS]
+    "scenario", [pytest.param(name, marks=[] if name in CI else [pytest.mark.long]) for name in SCENARIOS]
 )
-def test_role(scenario: str) -> None:
-    lab = lab_name(scenario.replace("_", "-")[:22])  # a name has 30 characters at most
-    directory = state_directory() / lab
+def test_role(scenario: str, tmp_path: Path) -> None:
+    lab = lab_name(f"m-{scenario.replace('_', '-')[:20]}")  # a name has 30 characters at most
     environment = {
         **os.environ,
         "CLUSTERCTL_TEST_LAB": lab,
-        "CLUSTERCTL_TEST_LAB_DIRECTORY": str(directory),
+        "CLUSTERCTL_TEST_LAB_DIRECTORY": str(state_directory() / lab),
+        "CLUSTERCTL_TEST_TASK_LIMIT": str(TASK_LIMIT),
         "MOLECULE_GLOB": str(HERE / "*" / "molecule.yml"),
+        "MOLECULE_EPHEMERAL_DIRECTORY": str(tmp_path),  # else molecule skips what an earlier run has done
         "ANSIBLE_CONFIG": "",
+        "NO_COLOR": "1",
+        "PYTHONUNBUFFERED": "1",
     }
-    done = subprocess.run(
-        ["molecule", "--base-config", str(HERE / "config.yml"), "test", "--scenario-name", scenario],
-        cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        subprocess.run(["clusterctl", "lab", "down", "--name", lab], check=False, capture_output=True)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log, down_log = LOGS / f"molecule-{scenario}.log", LOGS / f"molecule-{scenario}-down.log"
+    for stale in (log, down_log):
+        stale.unlink(missing_ok=True)
+    down = ["clusterctl", "lab", "down", "--name", lab]
+    # With --destroy never the log ends with the task that failed, not with the removal of the lab.
+    base = str(HERE / "config.yml")
+    play = [
+        "molecule",
+        "--base-config",
+        base,
+        "test",
+        "--destroy=never",
+        "--no-command-borders",
+        "--scenario-name",
+        scenario,
+    ]
+    failure = removal = run(down, down_log, DOWN_LIMIT, environment)
+    if not failure:
+        try:
+            failure = run(play, log, SCENARIO_LIMIT, environment)
+        finally:
+            removal = run(down, down_log, DOWN_LIMIT, environment)
+    notes = [f"scenario {scenario}: {failure}; the whole output: {log}"] if failure else []
+    if removal:
+        notes += [f"lab {lab} was not removed: {removal}", tail(down_log)]
+    if failure and log.exists():
+        notes.append(tail(log))
+    if notes:
+        pytest.fail("\n".join(notes), pytrace=False)
 
 
-# What they bring back is a whole cluster's, or its node's; or they need a vendor's repository.
-OF_A_CLUSTER = {
-    "enroot": "test_runtimes.py",
-    "nvidia_cuda": "test_driver.py",
-    "os_upgrade": "test_upgrade.py",
-    "pyxis": "test_runtimes.py",
-    "reboot": "test_upgrade.py",
-    "restore": "test_backup.py",
+@pytest.mark.parametrize("response", ["", "trap '' TERM;"], ids=["that ends when asked", "that does not"])
+def test_run__program_hangs__is_ended_with_its_children(
+    response: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.END_LIMIT", 1)
+    log = tmp_path / "log"
+    argv = ["sh", "-c", f"{response} sleep 600 & echo $!; wait"]
+    assert run(argv, log, 0.5, os.environ) == "no end within 0.5 s"
+    child = Path("/proc") / log.read_text().strip() / "cmdline"
+    assert not child.exists() or child.read_text() == ""  # a child that nobody has waited for yet has none
+
+
+def test_run__program_fails__tells_its_status_and_keeps_its_output(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert run(["sh", "-c", "seq 200; echo last >&2; exit 3"], log, 60, os.environ) == "exit 3"
+    assert tail(log).splitlines() == [*(str(number) for number in range(102, 201)), "last"]
+    assert run(["true"], log, 60, os.environ) == ""
+
+
+GROUPS = {"all", "slurm_head", "slurm_workers", "monitoring"}  # of a scenario's lab
+WHOLE = "check converge idempotence verify"
+CI_ROLES = {
+    "backup": "converge verify",
+    "base": WHOLE,
+    "gpu_health": "check converge idempotence",
+    "munge": WHOLE,
+    "node_exporter": WHOLE,
+    "nvidia_cuda": "check converge idempotence",
+    "nvidia_driver": "check converge idempotence",
+    "packages": WHOLE,
+    "prometheus": WHOLE,
+    "removal": "converge verify",
+    "restore": "converge",
+    "slurm_exporter": WHOLE,
+    "slurm_head": WHOLE,
+    "slurm_worker": WHOLE,
+    "users": WHOLE,
+    "verify": "converge idempotence verify",
 }
 
 
+class Elsewhere(NamedTuple):
+    """A test of a whole cluster or a node that plays a role, for want of a scenario."""
+
+    tier: str  # ci, long
+    test: str  # file in tests/cluster, function
+    word: str  # in that function: what of the role it plays or uses
+
+
+ELSEWHERE = {
+    "enroot": Elsewhere("ci", "test_runtimes.py::test_enroots_directories_are_each_users_own", "/var/lib/enroot"),
+    "nvidia_cuda": Elsewhere("ci", "test_driver.py::test_users_choose_among_toolkits_side_by_side", '"nvidia_cuda"'),
+    "os_upgrade": Elsewhere(
+        "long",
+        "test_upgrade.py::test_the_rest_of_the_system_is_upgraded_and_rebooted_where_it_asks_for_it",
+        '"upgrade", "--os"',
+    ),
+    "pyxis": Elsewhere("ci", "test_runtimes.py::test_srun_knows_the_plugin_on_every_node", "--container-image"),
+    "reboot": Elsewhere("long", "test_upgrade.py::test_nodes_are_rebooted_around_their_jobs", '"reboot"'),
+    "restore": Elsewhere("ci", "test_backup.py::test_restore_onto_the_same_head", '"restore"'),
+}
+
+
+def plays(playbook: Path) -> Iterator[dict[str, Any]]:
+    """Yield the plays of a playbook and of those that it imports."""
+    for play in yaml.safe_load(playbook.read_text()):
+        imported = play.get("ansible.builtin.import_playbook")
+        if imported:
+            yield from plays(playbook.parent / imported)
+        else:
+            yield play
+
+
+def roles(playbook: Path, groups: Collection[str] = ()) -> dict[str, bool]:
+    """Return the roles whose tasks a playbook runs, on these groups or on all; and whether it does so in check mode."""
+    found = {}
+    for play in plays(playbook):
+        if groups and play["hosts"] not in groups:
+            continue
+        for role in play.get("roles", []):
+            entry = role if isinstance(role, dict) else {"role": role}
+            found[entry["role"]] = "ansible_check_mode" not in str(entry.get("when", ""))
+        for task in tasks(play.get("tasks", [])):
+            included = task.get("ansible.builtin.include_role", {})
+            if included and "tasks_from" not in included:
+                names = task["loop"] if included["name"].startswith("{{") else [included["name"]]
+                found |= dict.fromkeys(names, True)
+    return found
+
+
+def tasks(block: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for task in block:
+        yield task
+        for part in ("block", "rescue", "always"):
+            yield from tasks(task.get(part, []))
+
+
+def sequence(scenario: str) -> list[str]:
+    """Return the steps of a scenario's test."""
+    for path in (HERE / scenario / "molecule.yml", HERE / "config.yml"):
+        steps: list[str] = yaml.safe_load(path.read_text())["scenario"].get("test_sequence", [])
+        if steps:
+            return steps
+    raise AssertionError(f"{scenario} has no steps")
+
+
+def imported(scenario: str, file: str) -> set[str]:
+    """Return the scenarios whose playbook of this name a scenario imports."""
+    playbooks = [path for path in (HERE / scenario).glob("*.yml") if path.stem in ("prepare", "verify")]
+    named = [
+        Path(play.get("ansible.builtin.import_playbook", ""))
+        for path in playbooks
+        for play in yaml.safe_load(path.read_text())
+    ]
+    return {path.parent.name for path in named if path.name == file}
+
+
 def test_every_role_has_a_scenario() -> None:
-    assert {path.name for path in (REPOSITORY / "roles").iterdir()} <= {*SCENARIOS, *OF_A_CLUSTER}
-    assert all((REPOSITORY / "tests/cluster" / name).is_file() for name in OF_A_CLUSTER.values())
+    """Its own, which plays it, or a test elsewhere that names it, and that CI runs or does not, as the table says."""
+    assert set(ROLES) - set(SCENARIOS) == ELSEWHERE.keys()
+    for role in set(ROLES) & set(SCENARIOS):
+        played = [roles(HERE / role / file) for file in ("converge.yml", "verify.yml")]
+        assert any(role in names for names in played), role
+    offered = {name for playbook in (REPOSITORY / "playbooks").glob("*.yml") for name in roles(playbook)}
+    for role, (tier, test, word) in ELSEWHERE.items():
+        file, name = test.split("::")
+        source = (REPOSITORY / "tests/cluster" / file).read_text()
+        (function,) = [
+            item for item in ast.parse(source).body if isinstance(item, ast.FunctionDef) and item.name == name
+        ]
+        long = [mark for mark in function.decorator_list if "pytest.mark.long" in ast.unparse(mark)]
+        assert role in offered
+        assert word in (ast.get_source_segment(source, function) or ""), (role, word)
+        assert tier == ("long" if long else "ci"), (role, tier)
+
+
+def test_roles_in_ci__get_what__the_table_says() -> None:
+    got: dict[str, set[str]] = {role: set() for role in ROLES}
+    for scenario in set(CI) - {"node_state"}:
+        steps = sequence(scenario)
+        for role, checked in roles(HERE / scenario / "converge.yml", GROUPS).items():
+            got[role] |= {"converge", *({"check"} if checked else ()), "idempotence"} & set(steps)
+        for role in roles(HERE / scenario / "verify.yml", GROUPS):
+            got[role] |= {"converge"}
+        for role in imported(scenario, "verify.yml"):
+            got[role] |= {"verify"} & set(steps)
+    assert {role: " ".join(sorted(steps)) for role, steps in got.items() if steps} == CI_ROLES
+
+
+def test_a_split_verification__is_played__as_a_whole() -> None:
+    split = {path.parent.name for path in HERE.glob("*/remove.yml")}
+    assert split
+    for name in split:
+        assert sequence(name).index("verify remove.yml") == sequence(name).index("verify") + 1
+    for name in SCENARIOS:
+        assert imported(name, "verify.yml") & split == imported(name, "remove.yml")
