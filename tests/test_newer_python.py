@@ -13,6 +13,7 @@ UNIT_TESTS_LIMIT = 1800
 """Seconds for all unit tests: a hang, not a measurement."""
 
 
+@pytest.mark.proves("systems", "The unit tests pass under the newest Python and Ansible of the machine.")
 @pytest.mark.long
 def test_unit_tests_pass_under_a_newer_python(tmp_path: Path) -> None:
     """CI runs a bootstrap under that Python: tests/cluster/test_bootstrap.py."""

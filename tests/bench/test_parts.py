@@ -46,6 +46,7 @@ def lab_of_part(part: str) -> Iterator[None]:
     TestLab(lab_name(part)).down()
 
 
+@pytest.mark.proves("costs", "Each part of `scripts/bench` runs on a tiny lab and prints figures.")
 @pytest.mark.long
 @pytest.mark.parametrize("part", PARTS)
 def test_bench__each_part_on_a_tiny_lab__prints_its_figures(part: str, lab_of_part: None, tmp_path: Path) -> None:

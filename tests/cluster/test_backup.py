@@ -102,6 +102,7 @@ def content(archive: Path) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.proves("backup", "A backup made while jobs run contains queue, accounting and Prometheus's configuration.")
 def test_a_backup_has_the_queue_and_the_accounting(cluster: TestLab, jobs: dict[str, str], archive: Path) -> None:
     parts = content(archive)
     manifest = json.loads(parts["manifest.json"])
@@ -117,6 +118,7 @@ def test_a_backup_has_the_queue_and_the_accounting(cluster: TestLab, jobs: dict[
         assert tar.getnames() == ["prometheus.yml", "rules/clusterctl.yml", "targets/nodes.json"]
 
 
+@pytest.mark.proves("backup", "A backup contains the cluster's directory unchanged; bootstrap with it changes nothing.")
 def test_a_lost_controllers_directory_comes_out_of_a_backup(cluster: TestLab, archive: Path, tmp_path: Path) -> None:
     """As docs/guide.md says; the password of its vault is somewhere else."""
     out = subprocess.run(["tar", "--extract", "--to-stdout", "--file", str(archive), "directory.tar"],
@@ -133,6 +135,8 @@ def test_a_lost_controllers_directory_comes_out_of_a_backup(cluster: TestLab, ar
     assert changed == dict.fromkeys(cluster.nodes, 0)
 
 
+@pytest.mark.proves("backup", "Only the owner can read a backup, on the head and on the controller.")
+@pytest.mark.proves("backup", "A backup contains no secret in plain text and no vault password.")
 def test_a_backup_is_its_owners_alone_and_holds_no_secret(cluster: TestLab, archive: Path) -> None:
     assert stat.S_IMODE(archive.stat().st_mode) == 0o600
     assert stat.S_IMODE(archive.parent.stat().st_mode) == 0o700
@@ -150,6 +154,7 @@ def test_a_backup_is_its_owners_alone_and_holds_no_secret(cluster: TestLab, arch
             assert secret.encode() not in part, f"{name} holds a secret"
 
 
+@pytest.mark.proves("backup", "A backup with a truncated state file or no room fails and replaces none.")
 def test_a_backup_that_fails_its_test_is_an_error_and_replaces_none(cluster: TestLab, archive: Path) -> None:
     state, place = "/var/lib/slurm/slurmctld/job_state", "/var/lib/clusterctl/backups"
     cluster.root("head1", f"head -c 1000 {state} > /tmp/cut; chown slurm: /tmp/cut; mount --bind /tmp/cut {state}")
@@ -182,6 +187,7 @@ def resealed(archive: Path, target: Path, key: str, dump: bytes = b"", **other: 
     return target
 
 
+@pytest.mark.proves("restore", "A dump with a shell command is refused; it does not run, the queue stays.")
 def test_restore__dump_with_a_shell_command__is_refused_unrun(
     cluster: TestLab, jobs: dict[str, str], archive: Path, tmp_path: Path
 ) -> None:
@@ -201,6 +207,9 @@ def test_restore__dump_with_a_shell_command__is_refused_unrun(
     cluster.run("status")
 
 
+@pytest.mark.proves(
+    "restore", "A damaged, forged, foreign or newer-Slurm backup is refused; the queue stays unchanged."
+)
 def test_what_is_not_this_clusters_whole_backup_is_refused(
     cluster: TestLab, jobs: dict[str, str], archive: Path, tmp_path: Path
 ) -> None:
@@ -238,6 +247,12 @@ def test_what_is_not_this_clusters_whole_backup_is_refused(
     )
 
 
+@pytest.mark.proves("restore", "A restore onto the same head restores the queue; a running job continues.")
+@pytest.mark.proves("restore", "A node that is drained now stays drained, with its reason.")
+@pytest.mark.proves("restore", "The restore reports the jobs that it ends and those that it cancels.")
+@pytest.mark.proves("restore", "A job that has ended since the backup does not run again.")
+@pytest.mark.proves("restore", "The replaced state is kept; of earlier copies the newest stay, three in all.")
+@pytest.mark.proves("restore", "Files of the directory that differ from the backup are reported and left.")
 def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], archive: Path) -> None:
     kept = records(cluster, *jobs.values())
     count, process = counter(cluster)
@@ -280,6 +295,11 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
     assert not (cluster.inventory.parent / ".clusterctl/restore.json").exists()
 
 
+@pytest.mark.proves("bootstrap", "`bootstrap` refuses a head that lost Slurm's state while jobs run.")
+@pytest.mark.proves("restore", "A lost head is restored while a job runs, and the job completes.")
+@pytest.mark.proves("restore", "Ended and waiting jobs keep number and one exact accounting record each.")
+@pytest.mark.proves("restore", "A restored head has the site's own alert rule again.")
+@pytest.mark.proves("restore", "A bootstrap after the restore of a lost head changes nothing.")
 def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, jobs: dict[str, str]) -> None:
     meanwhile = submit(cluster, "until test -e /tmp/meanwhile; do sleep 0.2; done", "--nodelist=gpu02")
     wait_for(cluster, meanwhile, "RUNNING")
@@ -323,6 +343,7 @@ def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, 
     cluster.unchanged()
 
 
+@pytest.mark.proves("bootstrap", "`--new-head` starts with an empty queue and ends the jobs on workers.")
 @pytest.mark.long
 def test_a_head_without_its_state_begins_anew_where_that_is_asked_for(cluster: TestLab) -> None:
     job = submit(cluster, "sleep 3000", "--nodelist=gpu01")

@@ -57,6 +57,7 @@ def host_state() -> dict[str, Any]:
 HOST_BEFORE = host_state()
 
 
+@pytest.mark.proves("lab", "A second `lab up` keeps all containers and adds none.")
 def test_lab_up_twice_is_one_lab(lab: TestLab) -> None:
     listing = ("ps", "--filter", f"label=clusterctl.lab={lab.name}", "--format", "{{.ID}}")
     before = podman(*listing)
@@ -65,6 +66,7 @@ def test_lab_up_twice_is_one_lab(lab: TestLab) -> None:
     assert len(before.split()) == 3
 
 
+@pytest.mark.proves("lab", "`lab up` restarts killed nodes and recreates removed ones.")
 def test_lab_up_recovers_nodes_that_were_killed_or_lost(lab: TestLab) -> None:
     """As after a reboot of the machine: podman still believes in containers whose processes are gone."""
     names = [f"clusterctl-{lab.name}-{node}" for node in lab.nodes]
@@ -76,6 +78,8 @@ def test_lab_up_recovers_nodes_that_were_killed_or_lost(lab: TestLab) -> None:
     assert {node: lab.ssh(node, "hostname").strip() for node in lab.nodes} == {node: node for node in lab.nodes}
 
 
+@pytest.mark.proves("bootstrap", "A stopped worker is reported, the other nodes stay unchanged, exit 3.")
+@pytest.mark.proves("lab", "`lab up` starts a stopped node again.")
 def test_stopped_node_is_named_and_nothing_changes(lab: TestLab) -> None:
     before = {node: lab.manifest(node) for node in ("head1", "gpu01")}
     podman("stop", "--time", "0", f"clusterctl-{lab.name}-gpu02")
@@ -87,6 +91,8 @@ def test_stopped_node_is_named_and_nothing_changes(lab: TestLab) -> None:
     lab.up()  # a stopped node is started again
 
 
+@pytest.mark.proves("bootstrap", "An empty lab becomes a working cluster.")
+@pytest.mark.proves("bootstrap", "Each node gets a hardware record with its GPUs.")
 def test_bootstrap(cluster: TestLab) -> None:
     records = sorted(path.stem for path in (cluster.inventory.parent / "hardware").glob("*.json"))
     assert records == sorted(cluster.nodes)
@@ -94,12 +100,14 @@ def test_bootstrap(cluster: TestLab) -> None:
     assert [gpu["type"] for gpu in gpus] == ["a100"] * 4
 
 
+@pytest.mark.proves("bootstrap", "A second run changes nothing, by Ansible's count and by an independent manifest.")
 def test_second_run_changes_nothing(cluster: TestLab) -> None:
     before = cluster.manifests()
     cluster.unchanged()
     assert differences(before, cluster.manifests()) == []
 
 
+@pytest.mark.proves("bootstrap", "`--check` of a finished cluster reports no change and makes none.")
 def test_check_mode_of_a_finished_cluster_announces_nothing(cluster: TestLab) -> None:
     before = cluster.manifests()
     cluster.unchanged("bootstrap", "--check")
@@ -114,12 +122,15 @@ def found(document: dict[str, Any]) -> dict[str, tuple[dict[str, str], list[str]
     }
 
 
+@pytest.mark.proves("status", "A healthy cluster shows all services active, no differences and its GPU counts.")
 def test_status_of_a_healthy_cluster(cluster: TestLab) -> None:
     document = cluster.healthy()
     assert found(document) == {node: ({}, []) for node in cluster.nodes}
     assert document["gpus"]["a100"] == {"total": 8, "allocated": 0, "idle": 8, "out_of_service": 0}
 
 
+@pytest.mark.proves("status", "`status` reports a stopped slurmd and memory that differs from the record.")
+@pytest.mark.proves("validate", "`validate --online` reports memory that differs from the hardware record.")
 def test_status_and_validate_tell_what_is_not_as_it_was(cluster: TestLab) -> None:
     record = cluster.inventory.parent / "hardware" / "gpu01.json"
     kept = record.read_text()
@@ -138,6 +149,7 @@ def test_status_and_validate_tell_what_is_not_as_it_was(cluster: TestLab) -> Non
         cluster.root("gpu02", "systemctl start slurmd")
 
 
+@pytest.mark.proves("jobs", "An ordinary user's job sees two GPUs on each of two nodes.")
 def test_job_of_an_ordinary_user_sees_two_gpus_on_each_node(cluster: TestLab) -> None:
     out = cluster.ssh("head1", *ALICE, "srun", "--nodes=2", "--gres=gpu:2", "--label", "nvidia-smi", "-L")
     for task in "01":
@@ -146,6 +158,7 @@ def test_job_of_an_ordinary_user_sees_two_gpus_on_each_node(cluster: TestLab) ->
         assert all("A100-SXM4-80GB" in line for line in names)
 
 
+@pytest.mark.proves("jobs", "A job with two of four GPUs cannot open the others: EPERM.")
 def test_a_foreign_gpu_cannot_be_opened(cluster: TestLab) -> None:
     script = (
         "import errno, glob, os\n"
@@ -162,6 +175,7 @@ def test_a_foreign_gpu_cannot_be_opened(cluster: TestLab) -> None:
     assert out.strip() == "['ENXIO', 'ENXIO', 'EPERM', 'EPERM']"
 
 
+@pytest.mark.proves("lab", "NVIDIA's `nvidia-smi` runs on the simulated library.")
 def test_nvidia_smi_speaks_on_the_simulated_library(cluster: TestLab) -> None:
     query = "index,name,memory.total,driver_version,temperature.gpu,pcie.link.width.max"
     rows = cluster.ssh("gpu01", "nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader").splitlines()
@@ -172,6 +186,7 @@ def test_nvidia_smi_speaks_on_the_simulated_library(cluster: TestLab) -> None:
     assert "NVIDIA-SMI 550.163.01" in cluster.ssh("gpu01", "nvidia-smi")
 
 
+@pytest.mark.proves("lab", "`nvidia-smi` lists GPUs of every model that the lab simulates.")
 @pytest.mark.parametrize("model", gpu_models())
 def test_nvidia_smi_lists_every_model_that_can_be_simulated(cluster: TestLab, model: str) -> None:
     profile = (PROFILES / f"{model}.conf").read_text()
@@ -182,6 +197,7 @@ def test_nvidia_smi_lists_every_model_that_can_be_simulated(cluster: TestLab, mo
     assert [line.split(" (UUID")[0] for line in listed] == [f"GPU {index}: {name}" for index in range(4)]
 
 
+@pytest.mark.proves("lab", "NVIDIA's `nvidia-ml-py` runs on the simulated library.")
 def test_nvidia_ml_py_works_on_the_simulated_library(cluster: TestLab) -> None:
     cluster.ssh("gpu01", "tee", "/tmp/pynvml.py", stdin=Path(pynvml.__file__).read_text())
     cluster.ssh("gpu01", "tee", "/tmp/nvml_check.py", stdin=(HERE / "nvml_check.py").read_text())
@@ -213,6 +229,11 @@ def query(cluster: TestLab, gpu: int, *fields: str) -> list[str]:
     return cluster.ssh("gpu01", *argv).strip().split(", ")
 
 
+@pytest.mark.proves(
+    "lab", "`nvidia-smi` sets power limit, clocks, ECC, compute and persistence mode for all processes."
+)
+@pytest.mark.proves("lab", "Only root can change a simulated GPU's settings.")
+@pytest.mark.proves("lab", "A reset of a simulated GPU reverts its power limit, clocks and compute mode.")
 def test_nvidia_smi_sets_what_every_process_sees_and_root_alone_may_set(all_well: TestLab) -> None:
     fields = ("power.limit", "clocks.gr", "compute_mode", "ecc.mode.current", "ecc.mode.pending", "persistence_mode")
     before = query(all_well, 1, *fields)
@@ -251,6 +272,9 @@ rm -r $place
 """
 
 
+@pytest.mark.proves("lab", "`nvidia-smi` creates and removes MIG instances of a simulated GPU.")
+@pytest.mark.proves("lab", "A user who cannot open MIG device files does not see the instances.")
+@pytest.mark.proves("lab", "Slurm's NVML plugin finds MIG instances, and whole GPUs with cores.")
 def test_mig_devices_are_made_by_nvidia_smi_and_seen_by_slurms_plugin(all_well: TestLab) -> None:
     made = all_well.root("gpu01", "nvidia-smi -i 3 -mig 1 >&2; nvidia-smi mig -i 3 -cgi 3g.40gb,2g.20gb,2g.20gb -C")
     assert len(re.findall("^Successfully created compute instance", made, re.MULTILINE)) == 3
@@ -282,6 +306,8 @@ print(pynvml.nvmlDeviceGetIndex(event.device), event.eventData)
 """
 
 
+@pytest.mark.proves("lab", "`lab fault` shows through `nvidia-smi`, as an NVML event and in the kernel log.")
+@pytest.mark.proves("lab", "`lab fault NODE clear` ends all simulated faults of a node.")
 def test_faults_show_where_real_ones_do(all_well: TestLab) -> None:
     all_well.ssh("gpu01", "tee", "/tmp/pynvml.py", stdin=Path(pynvml.__file__).read_text())
     argv = all_well.ssh_argv("gpu01", f"cd /tmp && python3 -c {shlex.quote(EVENT)}")
@@ -319,6 +345,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return install_wheel(tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.proves(
+    "systems", "An installed wheel under the newest Python runs from another directory, changing nothing."
+)
+@pytest.mark.proves("backup", "The head's copy replaces a lost controller; bootstrap with it changes nothing.")
 def test_wheel__recovered_directory_newest_python__changes_nothing(
     cluster: TestLab, installed: Installed, tmp_path: Path
 ) -> None:
@@ -351,6 +381,7 @@ def test_wheel__recovered_directory_newest_python__changes_nothing(
     assert set(hosts) == set(cluster.nodes), "the recovered inventory has not all nodes"
 
 
+@pytest.mark.proves("systems", "Under Python 3.12 or newer the wheel gets ansible-core 2.20 or newer.")
 def test_wheel__newest_python__gets_the_newest_ansible(installed: Installed) -> None:
     """So the bootstrap before this test ran under both."""
     if installed.python < (3, 12):
@@ -362,6 +393,7 @@ def test_wheel__newest_python__gets_the_newest_ansible(installed: Installed) -> 
 EDITED = "/etc/security/limits.d/60-clusterctl.conf"
 
 
+@pytest.mark.proves("print-command", "The printed bootstrap command repairs an edited file and changes nothing else.")
 def test_printed_command__one_file_edited__repairs_that_alone(cluster: TestLab) -> None:
     command = clusterctl("bootstrap", str(cluster.inventory), "--print-command").stdout.strip()
     before = cluster.manifests()
@@ -399,6 +431,8 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.proves("bootstrap", "`--skip-unreachable` skips a dead worker, keeps it in Slurm, exits with 4.")
+@pytest.mark.proves("bootstrap", "`--limit` runs on the named host only, and adds a skipped worker again.")
 def test_a_run_goes_on_without_a_dead_worker_and_takes_it_back(cluster: TestLab) -> None:
     before = lasting(cluster.manifests())
     podman("stop", "--time", "0", f"clusterctl-{cluster.name}-gpu02")
@@ -416,6 +450,7 @@ def test_a_run_goes_on_without_a_dead_worker_and_takes_it_back(cluster: TestLab)
     assert in_service(cluster)["gpu02"] == "idle"
 
 
+@pytest.mark.proves("bootstrap", "A node whose hardware record is lost stays in slurm.conf; exit 5.")
 def test_a_node_whose_record_is_lost_stays_in_slurm(cluster: TestLab) -> None:
     record = cluster.inventory.parent / "hardware" / "gpu02.json"
     kept = record.read_text()
@@ -429,6 +464,7 @@ def test_a_node_whose_record_is_lost_stays_in_slurm(cluster: TestLab) -> None:
         record.write_text(kept)
 
 
+@pytest.mark.proves("verify", "A worker that Slurm reports down fails; the other hosts pass; exit 4.")
 def test_a_worker_that_slurm_cannot_use_has_failed_and_not_the_head(cluster: TestLab) -> None:
     cluster.root("head1", "scontrol update nodename=gpu02 state=DOWN reason=test")
     try:
@@ -471,6 +507,8 @@ def outside(lab: TestLab) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.proves("firewall", "From outside, exactly the ports of docs/ports.md for administrators are open.")
+@pytest.mark.proves("firewall", "From outside, no page is readable without a password.")
 def test_from_outside_the_declared_ports_alone_are_open(cluster: TestLab, outside: str) -> None:
     names, asked = question(cluster, outside)
     argv = [sys.executable, str(HERE / "scan.py"), asked]
@@ -482,6 +520,7 @@ def test_from_outside_the_declared_ports_alone_are_open(cluster: TestLab, outsid
     assert " 401 " in seen[next(iter(names))]["pages"]["9090"][0]  # so the scan does see a page where there is one
 
 
+@pytest.mark.proves("firewall", "From a node, exactly the ports of docs/ports.md are open.")
 def test_from_inside_nothing_is_open_that_is_not_declared(cluster: TestLab) -> None:
     names, asked = question(cluster, "")
     told = cluster.ssh("gpu02", "python3", "-", shlex.quote(asked), stdin=(HERE / "scan.py").read_text())
@@ -494,6 +533,7 @@ def test_from_inside_nothing_is_open_that_is_not_declared(cluster: TestLab) -> N
             assert all(" 401 " in answer for answer in pages[port])
 
 
+@pytest.mark.proves("firewall", "Ports that docs/ports.md calls local listen on the loopback only.")
 def test_what_is_declared_as_local_listens_on_the_loopback_alone(cluster: TestLab) -> None:
     for node in GROUPS:
         sockets = [line.split() for line in cluster.ssh(node, "ss", "-tulnH").splitlines()]
@@ -504,6 +544,7 @@ def test_what_is_declared_as_local_listens_on_the_loopback_alone(cluster: TestLa
                 assert at <= {f"127.0.0.1:{port}", f"[::1]:{port}"}, node
 
 
+@pytest.mark.proves("firewall", "An active ufw is refused with the command that disables it.")
 def test_a_second_firewall_is_refused_with_the_command_that_helps(cluster: TestLab) -> None:
     cluster.root("gpu02", "apt-get -qq install -y --no-install-recommends ufw")
     cluster.root("gpu02", "ufw allow 22/tcp && ufw --force enable")
@@ -519,6 +560,7 @@ def test_a_second_firewall_is_refused_with_the_command_that_helps(cluster: TestL
         cluster.root("gpu02", "ufw disable && apt-get -qq purge -y ufw && apt-get -qq autoremove -y")
 
 
+@pytest.mark.proves("lab", "Labs leave the host's kernel settings, swap and clock unchanged.")
 def test_host__labs_of_this_test_run__leave_it_as_it_was(cluster: TestLab) -> None:
     """From the collection of the tests, before the first lab of this test run, up to here.
 
@@ -532,12 +574,14 @@ def test_host__labs_of_this_test_run__leave_it_as_it_was(cluster: TestLab) -> No
     assert differences(before, after) == []
 
 
+@pytest.mark.proves("lab", "In a node the calls for clock, modules, swap and sysctl are refused.")
 def test_node__reach_for_the_host__is_refused(cluster: TestLab) -> None:
     """Each would fail otherwise without the ban: with ENOENT, EFAULT or not at all."""
     told = json.loads(cluster.ssh("gpu01", "sudo", "python3", "-", stdin=REACH_FOR_THE_HOST))
     assert told == dict.fromkeys(("clock", "module", "swap", "swap off"), "EPERM") | {"sysctl": "EROFS"}
 
 
+@pytest.mark.proves("lab", "`lab down` leaves no container, volume, network or directory.")
 def test_lab_down_leaves_nothing(lab: TestLab) -> None:
     short = TestLab(f"{lab.name}-gone", workers=1)
     short.up()

@@ -39,6 +39,7 @@ def fetch(cluster: TestLab, path: str) -> bytes:
         return bytes(answer.read())
 
 
+@pytest.mark.proves("lab", "The kit serves the toolkit's packages and key in the vendor's layout.")
 def test_the_package_source_is_laid_out_as_the_vendors(cluster: TestLab) -> None:
     listed = re.findall(
         r"^Package: (\S+)$", fetch(cluster, f"stable/deb/{kit.architecture()}/Packages").decode(), re.MULTILINE
@@ -47,6 +48,7 @@ def test_the_package_source_is_laid_out_as_the_vendors(cluster: TestLab) -> None
     assert b"PUBLIC KEY" in fetch(cluster, "gpgkey")
 
 
+@pytest.mark.proves("containers", "On a cluster with all GPU and container features a second run changes nothing.")
 def test_a_second_run_changes_nothing(cluster: TestLab) -> None:
     cluster.unchanged()
 
@@ -59,6 +61,7 @@ def job(cluster: TestLab, gpus: int, script: str) -> str:
 SEEN = "ls /dev | grep -x 'nvidia[0-9]*'; nvidia-smi -L"
 
 
+@pytest.mark.proves("containers", "podman in a user's job sees the job's GPUs and no others.")
 def test_podman_in_a_job_sees_exactly_the_jobs_gpus(cluster: TestLab) -> None:
     told = job(
         cluster, 2,
@@ -74,6 +77,7 @@ def test_podman_in_a_job_sees_exactly_the_jobs_gpus(cluster: TestLab) -> None:
     assert len([line for line in inside if line.startswith("nvidia")]) == 2
 
 
+@pytest.mark.proves("containers", "Containers of two jobs share no GPU.")
 def test_two_jobs_containers_share_no_gpu(cluster: TestLab) -> None:
     """Both jobs are on one node, and each keeps its GPU until the other has shown its own."""
     image, meeting = cluster.image, f"meeting-{uuid.uuid4().hex}"
@@ -102,6 +106,7 @@ def test_two_jobs_containers_share_no_gpu(cluster: TestLab) -> None:
     assert len(uuids) == 2
 
 
+@pytest.mark.proves("containers", "A container with all GPUs of the node can open only its job's.")
 def test_a_container_that_is_given_all_gpus_can_use_those_of_its_job_alone(cluster: TestLab) -> None:
     told = job(
         cluster, 1,
@@ -117,12 +122,14 @@ def test_a_container_that_is_given_all_gpus_can_use_those_of_its_job_alone(clust
     assert len([line for line in opened if "Operation not permitted" in line]) == 3
 
 
+@pytest.mark.proves("containers", "`job-gpus` in a job without GPUs fails and names the option.")
 def test_without_gpus_a_job_is_told_how_to_get_some(cluster: TestLab) -> None:
     told = job(cluster, 0, "job-gpus 2>&1 || echo exit $?")
     assert "srun --gres=gpu:1" in told
     assert told.endswith("exit 1\n")
 
 
+@pytest.mark.proves("containers", "The CDI description of the GPUs is back after a container's restart.")
 def test_the_description_of_the_gpus_is_back_after_a_reboot(cluster: TestLab) -> None:
     """What /run holds is gone then; that the container is switched on again is simulated."""
     cluster.root("gpu01", "rm /run/cdi/nvidia.yaml")
@@ -146,6 +153,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache.directory("kit") / "built"
 
 
+@pytest.mark.proves("lab", "The kit refuses a module with another hash and builds nothing.")
 def test_a_module_with_another_hash_is_refused(elsewhere: Path, tmp_path: Path) -> None:
     (recipe,) = kit_recipe.load((TOOLKIT,))
     directory = tmp_path / "recipes" / TOOLKIT
@@ -161,6 +169,7 @@ def test_a_module_with_another_hash_is_refused(elsewhere: Path, tmp_path: Path) 
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.proves("lab", "An interrupted or killed kit build leaves no partial result.")
 def test_an_interrupted_build_leaves_nothing_half(elsewhere: Path) -> None:
     """One that is killed leaves what it was at, which the next one removes.
 
@@ -182,6 +191,7 @@ def test_an_interrupted_build_leaves_nothing_half(elsewhere: Path) -> None:
     assert "clusterctl-kit-build" not in podman("ps", "--all", "--format", "{{.Names}}")
 
 
+@pytest.mark.proves("lab", "The kit builds nothing twice.")
 def test_what_is_built_is_not_built_again() -> None:
     done = clusterctl("lab", "kit")
     assert done.returncode == 0, done.stderr

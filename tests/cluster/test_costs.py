@@ -55,6 +55,7 @@ def path_of(run: Path) -> str:
     return f"The path of {longest}:\n" + "\n".join(f"  {e['status']:9} {e['role']}: {e['task']}" for e in events)
 
 
+@pytest.mark.proves("costs", "A bootstrap from nothing keeps its tasks within their ceilings.")
 def test_bootstrap__from_nothing__keeps_a_workers_path_short(lab: TestLab) -> None:
     run = min((lab.inventory.parent / ".clusterctl" / "runs").glob("*-bootstrap"))
     assert {e["host"] for e in profile.events(run) if e.get("status") == "changed"} == set(lab.nodes)
@@ -69,6 +70,7 @@ def test_bootstrap__from_nothing__keeps_a_workers_path_short(lab: TestLab) -> No
     )
 
 
+@pytest.mark.proves("costs", "An unchanged run keeps its tasks within their ceilings.")
 def test_bootstrap__unchanged__runs_few_tasks(lab: TestLab, unchanged: Counted) -> None:
     tasks = counts.tasks(unchanged.run)
     assert set(tasks) == set(lab.nodes)
@@ -82,6 +84,7 @@ def test_bootstrap__unchanged__runs_few_tasks(lab: TestLab, unchanged: Counted) 
     )
 
 
+@pytest.mark.proves("costs", "An unchanged run keeps the bytes sent per node within their ceilings.")
 def test_bootstrap__unchanged__sends_few_bytes(unchanged: Counted) -> None:
     sent = {node: traffic.bytes for node, traffic in unchanged.traffic.items()}
     check(
@@ -92,15 +95,18 @@ def test_bootstrap__unchanged__sends_few_bytes(unchanged: Counted) -> None:
     )
 
 
+@pytest.mark.proves("costs", "An unchanged run keeps its connections per node within their ceilings.")
 def test_bootstrap__unchanged__opens_few_connections(unchanged: Counted) -> None:
     opened = {node: traffic.connections for node, traffic in unchanged.traffic.items()}
     check({"unchanged_connections_worker": of_workers(opened), "unchanged_connections_head": opened[HEAD]})
 
 
+@pytest.mark.proves("costs", "An unchanged run keeps the processes it starts within their ceiling.")
 def test_bootstrap__unchanged__starts_few_processes(unchanged: Counted) -> None:
     check({"unchanged_processes": unchanged.started.total()}, str(unchanged.started))
 
 
+@pytest.mark.proves("costs", "`status` keeps connections, bytes and processes within their ceilings.")
 def test_status__healthy__asks_each_node_once(lab: TestLab) -> None:
     with counts.traffic(lab) as traffic:
         started = counts.started("status", str(lab.inventory))
@@ -117,6 +123,7 @@ def test_status__healthy__asks_each_node_once(lab: TestLab) -> None:
     )
 
 
+@pytest.mark.proves("costs", "`lab ssh` keeps the processes it starts within their ceiling.")
 def test_lab_ssh__one_command__starts_few_processes(lab: TestLab) -> None:
     started = counts.started("lab", "ssh", "--name", lab.name, HEAD, "--", "true")
     check({"lab_ssh_processes": started.total()}, str(started))

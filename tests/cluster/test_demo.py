@@ -54,6 +54,7 @@ def gpus_of_job(printed: str) -> dict[str, int]:
     return {node: models.count(task) for task, node in nodes.items()}
 
 
+@pytest.mark.proves("lab", "`scripts/demo` in a fresh clone runs a job on two nodes, twice.")
 @pytest.mark.long
 def test_demo__fresh_clone_and_once_more__runs_a_job_on_two_nodes(clone: Path, lab: TestLab) -> None:
     for printed in (demo(clone, lab), demo(clone, lab)):

@@ -86,6 +86,7 @@ def drift(document: dict[str, Any]) -> dict[tuple[str, str, str, str], str]:
     }
 
 
+@pytest.mark.proves("status", "An untouched Debian 13 cluster shows no drift and no alerts.")
 def test_an_untouched_cluster_shows_none(lab: TestLab) -> None:
     document = lab.healthy()
     assert drift(document) == {}
@@ -102,6 +103,14 @@ def named(summary: dict[str, Any]) -> set[tuple[str, str, str]]:
     }
 
 
+@pytest.mark.proves(
+    "bootstrap", "`--check` reports twelve kinds of manual change and their restarts, nothing else; changes nothing."
+)
+@pytest.mark.proves("bootstrap", "A run repairs exactly what `--check` reported; the next one changes nothing.")
+@pytest.mark.proves("status", "`status` reports exactly thirteen kinds of manual change, with node and role.")
+@pytest.mark.proves("status", "`status` shows a package version that differs between nodes.")
+@pytest.mark.proves("status", "Without the vault password only the drift of secrets is missing.")
+@pytest.mark.proves("status", "After a run that repairs manual changes `status` shows no drift.")
 def test_changes_by_hand__status_check_and_a_run__name_and_repair_them(lab: TestLab) -> None:
     """`status` comes after --check and still finds all of them, so --check has repaired nothing."""
     before = lab.manifests()
@@ -146,6 +155,7 @@ def test_changes_by_hand__status_check_and_a_run__name_and_repair_them(lab: Test
     lab.unchanged()
 
 
+@pytest.mark.proves("status", "`status` shows who drained a node, operator or health check, and why.")
 def test_who_drained_a_node_is_told(lab: TestLab) -> None:
     lab.root(
         "head1", "scontrol update NodeName=gpu01 State=DRAIN Reason='new fan'; slurm-drain health --out gpu01,gpu02"
@@ -159,6 +169,7 @@ def test_who_drained_a_node_is_told(lab: TestLab) -> None:
         lab.root("head1", "slurm-drain health --in gpu01,gpu02; scontrol update NodeName=gpu01 State=RESUME")
 
 
+@pytest.mark.proves("status", "`status --watch` shows new drift until Ctrl-C, then exits with 0.")
 def test_it_is_drawn_again_until_ctrl_c(lab: TestLab) -> None:
     """On a terminal; the second page shows what changed after the first."""
     marker = "/etc/hosts"
@@ -186,6 +197,7 @@ def test_it_is_drawn_again_until_ctrl_c(lab: TestLab) -> None:
     lab.root("gpu01", "sed -i '$d' /etc/hosts")
 
 
+@pytest.mark.proves("status", "With a dead worker `status` still shows services and drift of the others.")
 def test_a_dead_worker_hides_nothing_of_the_rest(lab: TestLab) -> None:
     podman("stop", "--time", "0", f"clusterctl-{lab.name}-gpu02")
     lab.root("gpu01", "chmod 0600 /etc/hosts")
@@ -202,6 +214,7 @@ def test_a_dead_worker_hides_nothing_of_the_rest(lab: TestLab) -> None:
     assert set(document["slurm"]["nodes"]) == {"gpu01", "gpu02"}
 
 
+@pytest.mark.proves("logs", "`logs` and `status` show that a run ended in preflight.")
 def test_a_run_that_ended_in_preflight_is_told_from_one_that_ran(lab: TestLab) -> None:
     lab.root("gpu01", "mv /usr/bin/python3 /usr/bin/python3.aside")
     try:

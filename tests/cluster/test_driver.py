@@ -182,6 +182,7 @@ def built(lab: TestLab, kernel: str, module: str = "nvidia") -> list[str]:
     return sorted(set(lab.root(NODE, f"for file in {files}; do modinfo -F version $file; done").split()))
 
 
+@pytest.mark.proves("driver", "`--check` reports the driver's package source and installs nothing.")
 def test_a_dry_run_says_what_would_come_and_changes_nothing(lab: TestLab, packages: Path, tmp_path: Path) -> None:
     before = installed(lab)
     with vendor(lab, packages) as variables:
@@ -192,6 +193,7 @@ def test_a_dry_run_says_what_would_come_and_changes_nothing(lab: TestLab, packag
     assert installed(lab) == before
 
 
+@pytest.mark.proves("driver", "A wrong signature, key or fingerprint of the driver's source installs nothing.")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -214,6 +216,8 @@ def test_packages_that_the_pinned_key_has_not_signed_are_refused(
     assert installed(lab) == before
 
 
+@pytest.mark.proves("driver", "The branch's newest driver is built for the named kernel and held.")
+@pytest.mark.proves("driver", "A second run of the driver's role changes nothing.")
 def test_the_newest_of_the_branch_is_built_for_the_kernel_and_held(
     lab: TestLab, packages: Path, tmp_path: Path
 ) -> None:
@@ -233,6 +237,7 @@ def test_the_newest_of_the_branch_is_built_for_the_kernel_and_held(
         assert "changed=0" in output
 
 
+@pytest.mark.proves("driver", "A failed driver build reports the compiler's line and leaves dpkg consistent.")
 def test_a_driver_that_does_not_build_is_told_by_the_compilers_line(
     lab: TestLab, packages: Path, tmp_path: Path
 ) -> None:
@@ -249,6 +254,8 @@ def test_a_driver_that_does_not_build_is_told_by_the_compilers_line(
         assert built(lab, KERNEL) == [NEW]
 
 
+@pytest.mark.proves("driver", "GDRCopy's module is built with the driver.")
+@pytest.mark.proves("packages", "A renewed repository key is fetched again.")
 @pytest.mark.long
 def test_gdrcopy_is_built_with_it_and_comes_from_a_source_whose_key_was_renewed(
     lab: TestLab, packages: Path, tmp_path: Path
@@ -268,6 +275,8 @@ def test_gdrcopy_is_built_with_it_and_comes_from_a_source_whose_key_was_renewed(
         assert "changed=0" in output
 
 
+@pytest.mark.proves("driver", "Users choose among two installed CUDA toolkits with `module load`.")
+@pytest.mark.proves("driver", "An unknown CUDA release is refused.")
 def test_users_choose_among_toolkits_side_by_side(lab: TestLab, packages: Path, tmp_path: Path) -> None:
     given = {"nvidia_cuda_toolkits": ["12.8", "13.0"], "nvidia_cuda_compat": ["13.0"]}
     with vendor(lab, packages) as variables:
@@ -289,6 +298,14 @@ def test_users_choose_among_toolkits_side_by_side(lab: TestLab, packages: Path, 
         assert "CUDA 99.9 is not known here" in output
 
 
+@pytest.mark.proves(
+    "containers",
+    "A Docker source with wrong signature or fingerprint installs nothing.",
+    only=["signature", "fingerprint"],
+)
+@pytest.mark.proves(
+    "containers", "Packages in Docker's layout install from a signed source; rerun changes nothing.", only=["none"]
+)
 @pytest.mark.parametrize("fault", ["signature", "fingerprint", "none"])
 def test_dockers_own_packages_come_from_a_source_that_its_key_has_signed(
     lab: TestLab, tmp_path: Path, fault: str
@@ -331,6 +348,8 @@ def module(lab: TestLab, name: str, command: str) -> str:
     return lab.ssh(NODE, "bash", "--login", "-c", shlex.quote(f"module load {name} && {command}"))
 
 
+@pytest.mark.proves("driver", "Debian's real driver that does not build is refused with the compiler's line.")
+@pytest.mark.proves("driver", "Debian's real driver that builds is installed and held; rerun changes nothing.")
 @pytest.mark.long
 def test_debians_drivers_one_that_builds_and_one_that_does_not(lab: TestLab, tmp_path: Path) -> None:
     """Real packages, for the kernel that Debian carries: some minutes of compiling each."""
@@ -358,6 +377,8 @@ def test_debians_drivers_one_that_builds_and_one_that_does_not(lab: TestLab, tmp
     assert "changed=0" in output
 
 
+@pytest.mark.proves("driver", "A node whose driver does not build stays drained until another choice.")
+@pytest.mark.proves("driver", "A bootstrap after the new driver choice changes nothing.")
 @pytest.mark.long
 def test_a_node_whose_driver_does_not_build_stays_out_of_service(lab: TestLab, packages: Path) -> None:
     """Through the whole program, until another choice brings it back."""
@@ -376,6 +397,7 @@ def test_a_node_whose_driver_does_not_build_stays_out_of_service(lab: TestLab, p
         assert {host["changed"] for host in again["hosts"].values()} == {0}
 
 
+@pytest.mark.proves("driver", "GPUs that a new driver shows are recorded and in Slurm after one run.")
 @pytest.mark.long
 def test_bootstrap__driver_brings_gpus_to_light__slurm_has_them_at_once(lab: TestLab, packages: Path) -> None:
     """One run installs the driver, records the GPUs that it shows, and gives them to Slurm; the GPUs are simulated."""

@@ -77,6 +77,9 @@ def seen(lab: TestLab, *options: str) -> str:
     return lab.ssh("head1", *ALICE, "srun", "--mem=1M", "--chdir=/", "--quiet", *options, "sh", "-s", stdin=SEES)
 
 
+@pytest.mark.proves("gpu", "Power limits and MIG layouts are set as in the inventory.")
+@pytest.mark.proves("gpu", "Slurm lists MIG instances by type.")
+@pytest.mark.proves("gpu", "A second run with GPU settings changes nothing.")
 def test_slurm_names_the_instances_and_a_second_run_changes_nothing(lab: TestLab) -> None:
     assert gres(lab) == {"gpu01": "gpu:2g.20gb:4,gpu:3g.40gb:2", "gpu02": "gpu:h100:2"}
     assert instances(lab, "gpu01") == THREE.split(",") * 2
@@ -88,6 +91,7 @@ def test_slurm_names_the_instances_and_a_second_run_changes_nothing(lab: TestLab
     lab.unchanged()
 
 
+@pytest.mark.proves("gpu", "A job gets the MIG instance it requested and can open no other.")
 def test_a_job_gets_one_instance_and_no_other(lab: TestLab) -> None:
     told = seen(lab, "--gres=gpu:2g.20gb:1")
     assert re.findall(r"  MIG (\S+)", told) == ["2g.20gb"]
@@ -99,6 +103,7 @@ def test_a_job_gets_one_instance_and_no_other(lab: TestLab) -> None:
     assert "MIG" not in seen(lab, "--gres=gpu:h100:1")
 
 
+@pytest.mark.proves("containers", "A job's container has the job's MIG instances and no others.")
 def test_a_jobs_container_has_its_instances_and_no_others(lab: TestLab) -> None:
     assert contained(lab, "--gres=gpu:2g.20gb:1") == ["2g.20gb"]
     assert contained(lab, "--gres=gpu:3g.40gb:2") == ["3g.40gb"] * 2
@@ -113,6 +118,7 @@ def contained(lab: TestLab, *options: str) -> list[str]:
     return [found.group(1) for line in inside if (found := re.search(r"  MIG (\S+)", line))]
 
 
+@pytest.mark.proves("check", "A fabric that is not up drains its node only; repair resumes it.")
 def test_a_fabric_that_is_not_up_drains_its_node(lab: TestLab) -> None:
     """Of a fault that these have and test_health.py's GPUs do not."""
     assert clusterctl("lab", "fault", "--name", lab.name, "gpu02", "fabric-down").returncode == 0
@@ -122,6 +128,7 @@ def test_a_fabric_that_is_not_up_drains_its_node(lab: TestLab) -> None:
     wait_until(lambda: state(lab, "gpu02")[0] == "idle")
 
 
+@pytest.mark.proves("gpu", "A lost MIG layout drains the node until `upgrade --only gpu_config`.")
 @pytest.mark.long
 def test_a_layout_that_was_lost_is_missed_until_an_upgrade_brings_it_back(lab: TestLab) -> None:
     lab.root("gpu01", "nvidia-smi mig -dci && nvidia-smi mig -dgi")
@@ -137,6 +144,9 @@ def test_a_layout_that_was_lost_is_missed_until_an_upgrade_brings_it_back(lab: T
     lab.unchanged()
 
 
+@pytest.mark.proves("gpu", "A power limit changes while a job runs.")
+@pytest.mark.proves("gpu", "A new MIG layout waits for the job; then Slurm lists it.")
+@pytest.mark.proves("containers", "After a layout change a job's container has the new instances.")
 @pytest.mark.long
 def test_power_changes_under_a_job_and_a_layout_waits_until_it_has_ended(lab: TestLab) -> None:
     number = submit(lab, "sleep 100000", "--nodelist=gpu01", "--gres=gpu:2g.20gb:1")
@@ -171,6 +181,7 @@ def test_power_changes_under_a_job_and_a_layout_waits_until_it_has_ended(lab: Te
     lab.unchanged()
 
 
+@pytest.mark.proves("gpu", "A change of layout keeps an operator's drain.")
 @pytest.mark.long
 def test_an_operators_drain_is_kept(lab: TestLab) -> None:
     lab.root("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason='new fan'")
@@ -183,6 +194,8 @@ def test_an_operators_drain_is_kept(lab: TestLab) -> None:
     wait_until(lambda: state(lab, "gpu02")[0] == "idle")
 
 
+@pytest.mark.proves("gpu", "A node's restart restores layout and power limit; jobs get their instances.")
+@pytest.mark.proves("containers", "After a restart a job's container has the job's instances.")
 @pytest.mark.long
 def test_a_restart_brings_all_of_it_back_before_slurm(lab: TestLab) -> None:
     podman("restart", "--time", "5", f"clusterctl-{lab.name}-gpu01")
@@ -195,6 +208,7 @@ def test_a_restart_brings_all_of_it_back_before_slurm(lab: TestLab) -> None:
     assert contained(lab, "--gres=gpu:7g.80gb:1") == ["7g.80gb"]
 
 
+@pytest.mark.proves("gpu", "A setting the card does not support is refused with the choices.")
 @pytest.mark.long
 def test_what_a_card_cannot_do_is_refused_with_what_it_can(lab: TestLab) -> None:
     path = of(lab, "gpu01", 'gpu_config_mig: "7g.80gb"', 'gpu_config_power_limit: "100"')
@@ -216,6 +230,8 @@ def test_what_a_card_cannot_do_is_refused_with_what_it_can(lab: TestLab) -> None
     wait_until(lambda: state(lab, "gpu01")[0] == "idle")
 
 
+@pytest.mark.proves("gpu", "With `slurm_head_gres_source: driver` Slurm keeps all types and counts.")
+@pytest.mark.proves("gpu", "With the driver as source a job knows its instance by UUID.")
 @pytest.mark.long
 def test_slurm_asks_the_driver_itself_where_that_is_its_source(lab: TestLab) -> None:
     """The types and counts stay; a job knows its instance by the name that CUDA has for it."""
@@ -230,6 +246,7 @@ def test_slurm_asks_the_driver_itself_where_that_is_its_source(lab: TestLab) -> 
     lab.unchanged()
 
 
+@pytest.mark.proves("check", "A node resumes with its GPU after Slurm itself reported it missing.")
 @pytest.mark.long
 def test_a_node_comes_back_with_its_gpu_though_slurm_itself_had_found_it_missing(lab: TestLab) -> None:
     """Slurm's reason takes the place of ours whenever the node registers with one less."""

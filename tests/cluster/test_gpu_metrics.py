@@ -64,6 +64,8 @@ def until(lab: TestLab, fits: Callable[[dict[tuple[str, str, str], str]], bool])
     raise AssertionError(found)
 
 
+@pytest.mark.proves("monitoring", "Every GPU's metrics are in Prometheus under DCGM's names.")
+@pytest.mark.proves("monitoring", "Health check and alert use the same list of XIDs.")
 def test_every_gpu_has_its_metrics_by_dcgms_names(lab: TestLab) -> None:
     names = [line.partition(",")[0] for line in COLLECTORS.read_text().splitlines() if line.startswith("DCGM_FI_")]
     until(lab, lambda found: len(query(lab, "DCGM_FI_DEV_GPU_TEMP")) == 8)
@@ -80,6 +82,7 @@ def test_every_gpu_has_its_metrics_by_dcgms_names(lab: TestLab) -> None:
     assert firing(lab) == {}
 
 
+@pytest.mark.proves("lab", "The simulated DCGM exporter and its packages say that they are simulated.")
 def test_it_says_that_it_is_simulated(lab: TestLab) -> None:
     assert "Simulated DCGM exporter" in lab.root("gpu01", "systemctl status nvidia-dcgm-exporter")
     packages = lab.root("gpu01", "dpkg-query --show --showformat '${Version}\\n' 'datacenter-gpu-manager-*'").split()
@@ -87,6 +90,7 @@ def test_it_says_that_it_is_simulated(lab: TestLab) -> None:
     assert all("simulated" in version for version in packages)
 
 
+@pytest.mark.proves("monitoring", "The GPU exporter responds to the cluster's nodes, not to an address outside.")
 def test_it_answers_the_cluster_alone(lab: TestLab) -> None:
     """At the cluster's address of the node, and nobody from outside."""
     listening = lab.root("gpu01", f"ss --no-header --listening --tcp --numeric 'sport = :{PORT}'").split()[3]
@@ -99,6 +103,7 @@ def test_it_answers_the_cluster_alone(lab: TestLab) -> None:
             socket.create_connection((address, PORT), 3, (source, 0)).close()
 
 
+@pytest.mark.proves("monitoring", "A hardware XID raises its alert until the diagnosis; an application's XID none.")
 def test_a_fault_of_the_hardware_raises_its_alert_until_the_diagnosis(lab: TestLab) -> None:
     """And that of a program raises none. Health and alert have one list of XIDs."""
     for gpu, xid in ((0, 31), (1, 119)):
@@ -109,6 +114,7 @@ def test_a_fault_of_the_hardware_raises_its_alert_until_the_diagnosis(lab: TestL
     mended(lab, "gpu01")
 
 
+@pytest.mark.proves("monitoring", "A lost GPU raises its two alerts until the diagnosis.")
 @pytest.mark.long
 def test_a_gpu_that_is_lost_raises_two(lab: TestLab) -> None:
     done = clusterctl("lab", "fault", "--name", lab.name, "gpu02", "gpu-xid", "79", "--gpu", "1")
@@ -129,6 +135,8 @@ def mended(lab: TestLab, node: str) -> None:
     lab.healthy()
 
 
+@pytest.mark.proves("monitoring", "ECC, row remap and NVLink errors raise their alerts.")
+@pytest.mark.proves("monitoring", "A diagnosis ends the alerts for memory errors.")
 def test_faults_of_memory_and_links_raise_theirs(lab: TestLab) -> None:
     for gpu, name in enumerate(("ecc", "row-remap", "nvlink-down")):
         assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", name, "--gpu", str(gpu)).returncode == 0

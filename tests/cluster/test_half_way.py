@@ -67,6 +67,8 @@ def whole(lab: TestLab) -> None:
     lab.unchanged()
 
 
+@pytest.mark.proves("reboot", "A node that does not return is rebooted by the same command later.")
+@pytest.mark.proves("reboot", "A worker that does not return stops the reboot before the next.")
 @pytest.mark.parametrize("node", ["gpu01", "head1"])
 def test_a_node_that_does_not_come_back_is_rebooted_by_the_same_command(lab: TestLab, node: str) -> None:
     """Its system goes down, and nobody switches it on again."""
@@ -92,6 +94,8 @@ def left_over(lab: TestLab) -> str:
                              "mariadb -BN -e 'SHOW DATABASES LIKE \"clusterctl%\"'")  # fmt: skip
 
 
+@pytest.mark.proves("backup", "A backup interrupted by the head's death leaves the earlier one unchanged.")
+@pytest.mark.proves("backup", "The same command repeats an interrupted backup and leaves nothing behind.")
 @pytest.mark.parametrize("sign", [f"{BACKUPS}/.new/state", "/var/lib/mysql/clusterctl_backup_check"])
 def test_a_head_that_dies_while_it_is_backed_up_is_by_the_same_command(lab: TestLab, sign: str) -> None:
     """In the midst of the state, and of the database; the backup from before is there as it was."""
@@ -133,6 +137,8 @@ def restored(lab: TestLab, jobs: dict[str, str], pid: str) -> None:
     assert lab.root("gpu02", "cat /var/tmp/begun") == "begun\n"
 
 
+@pytest.mark.proves("restore", "The same command completes a restore that the head's death interrupted.")
+@pytest.mark.proves("restore", "An interrupted restore runs no ended job a second time.")
 @pytest.mark.parametrize("sign", ["var/lib/mysql/slurm_acct_db_before_*", "var/lib/slurm/slurmctld.before-*"])
 def test_a_head_that_dies_while_it_is_restored_is_by_the_same_command(
     lab: TestLab, jobs: dict[str, str], sign: str
@@ -155,6 +161,7 @@ def test_a_head_that_dies_while_it_is_restored_is_by_the_same_command(
     lab.unchanged()
 
 
+@pytest.mark.proves("restore", "The bootstrap that the restore prints adds a worker that died meanwhile.")
 def test_a_worker_that_dies_during_a_restore_is_taken_in_by_the_bootstrap_that_is_named(
     lab: TestLab, jobs: dict[str, str]
 ) -> None:
@@ -210,6 +217,7 @@ def offered(lab: TestLab, package: Path) -> Iterator[None]:
                 lab.root(node, f"rm {KEY} {SOURCE}")
 
 
+@pytest.mark.proves("upgrade", "The same `upgrade --os` continues after a node died with a half-installed package.")
 @pytest.mark.parametrize(("node", "version"), [("head1", "2"), ("gpu01", "3")])
 def test_a_node_that_dies_while_its_system_is_upgraded_is_by_the_same_command(
     lab: TestLab, probes: list[Path], node: str, version: str

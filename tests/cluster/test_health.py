@@ -92,6 +92,8 @@ def drains(lab: TestLab, gpu: str, name: str, says: dict[str, str]) -> None:
         assert any(one == check and told.startswith(text) for one, told in found["gpu01"]), found
 
 
+@pytest.mark.proves("check", "A healthy cluster is fit, and Slurm runs the health check periodically.")
+@pytest.mark.proves("status", "`status -v` shows how the GPUs are connected.")
 def test_a_healthy_cluster_is_fit_and_slurm_checks_it(lab: TestLab) -> None:
     document = lab.run("check")
     assert health(document) == {"gpu01": [], "gpu02": []}
@@ -106,6 +108,8 @@ def test_a_healthy_cluster_is_fit_and_slurm_checks_it(lab: TestLab) -> None:
     assert "GPU0: NV12 to GPU[1-3]" in clusterctl("status", str(lab.inventory), "-v").stdout
 
 
+@pytest.mark.proves("check", "Six simultaneous kinds of GPU fault are each reported with GPU and reason.")
+@pytest.mark.proves("check", "Passing faults end by themselves, hardware errors by a diagnosis; nodes resume.")
 def test_every_fault_is_found_among_others(lab: TestLab) -> None:
     """What ends by itself on one worker, errors of the hardware on the other; the tests below take each alone."""
     for name, (gpu, _) in PASSING.items():
@@ -132,6 +136,7 @@ def test_every_fault_is_found_among_others(lab: TestLab) -> None:
     in_service(lab, "gpu02")
 
 
+@pytest.mark.proves("check", "Heat, power brake or lost lanes drain only that node until they end.")
 @pytest.mark.long
 @pytest.mark.parametrize("name", PASSING)
 def test_a_fault_drains_the_node_and_its_end_brings_it_back(lab: TestLab, name: str) -> None:
@@ -141,6 +146,7 @@ def test_a_fault_drains_the_node_and_its_end_brings_it_back(lab: TestLab, name: 
     in_service(lab, "gpu01")
 
 
+@pytest.mark.proves("check", "ECC, lost GPU, NVLink or row remap drain the node until a diagnosis.")
 @pytest.mark.long
 @pytest.mark.parametrize("name", LASTING)
 def test_a_fault_of_the_hardware_waits_for_a_diagnosis(lab: TestLab, name: str) -> None:
@@ -154,6 +160,7 @@ def test_a_fault_of_the_hardware_waits_for_a_diagnosis(lab: TestLab, name: str) 
     in_service(lab, "gpu01")
 
 
+@pytest.mark.proves("check", "A driver that does not respond drains its node until it does.")
 @pytest.mark.long
 def test_a_driver_that_hangs_drains_its_node(lab: TestLab) -> None:
     """A program in the place of nvidia-smi never ends; of a driver that hangs even a kill would not end it."""
@@ -165,6 +172,7 @@ def test_a_driver_that_hangs_drains_its_node(lab: TestLab) -> None:
     in_service(lab, "gpu02")
 
 
+@pytest.mark.proves("check", "Application XIDs, load and a user's forged kernel line drain no node.")
 def test_no_application_no_load_and_no_user_drains_a_node(lab: TestLab) -> None:
     """Errors of programs, a GPU at work, and a line that a user writes in the kernel's name."""
     for number in (13, 31, 43, 45):
@@ -179,6 +187,7 @@ def test_no_application_no_load_and_no_user_drains_a_node(lab: TestLab) -> None:
     fault(lab, "gpu01", "clear")
 
 
+@pytest.mark.proves("check", "A health drain and its end keep an operator's drain.")
 def test_an_operators_drain_is_kept(lab: TestLab) -> None:
     lab.root("head1", "scontrol update NodeName=gpu01 State=DRAIN Reason='new fan'")
     fault(lab, "gpu01", "hot")
@@ -190,6 +199,7 @@ def test_an_operators_drain_is_kept(lab: TestLab) -> None:
     lab.root("head1", "scontrol update NodeName=gpu01 State=RESUME")
 
 
+@pytest.mark.proves("check", "Root of one worker cannot drain another node.")
 def test_a_worker_cannot_speak_for_another(lab: TestLab) -> None:
     """With all that root finds on one worker."""
     speak = """python3 - <<'END'
@@ -214,6 +224,7 @@ END
     until(lab, {})
 
 
+@pytest.mark.proves("check", "The head accepts health reports only from a port of root's.")
 def test_the_head_sends_users_away(lab: TestLab) -> None:
     """Who could keep their node from being heard by connections that say nothing."""
     speak = """python3 -c '
@@ -225,6 +236,7 @@ print(socket.create_connection((given["head"], given["port"]), 10, ("", {port}))
     assert re.search(r"b'[0-9a-f]{32}\\n'", lab.root("gpu01", speak.replace("{port}", "599")))
 
 
+@pytest.mark.proves("check", "Neither a purged log nor a restart ends a hardware XID.")
 def test_neither_time_nor_a_restart_ends_an_error_of_the_hardware(lab: TestLab) -> None:
     """The log forgets, and a GPU that works again says nothing; what lets the node back is a diagnosis."""
     fault(lab, "gpu02", "gpu-xid", "119")
@@ -242,6 +254,7 @@ def test_neither_time_nor_a_restart_ends_an_error_of_the_hardware(lab: TestLab) 
     lab.healthy()
 
 
+@pytest.mark.proves("check", "`check` reports a node that is down and judges the others; exit 4.")
 def test_a_node_that_is_down_is_named(lab: TestLab) -> None:
     podman("stop", "--time", "0", f"clusterctl-{lab.name}-gpu02")
     try:

@@ -29,10 +29,12 @@ def connections(lab: Growing, node: str) -> int:
     return int(lab.root(node, "journalctl --quiet --unit ssh --grep 'Accepted publickey' --output cat | wc -l"))
 
 
+@pytest.mark.proves("bootstrap", "While a hundred jobs run and wait, a second run changes nothing.")
 def test_a_second_bootstrap_changes_nothing(lab: Growing, jobs: str) -> None:
     lab.unchanged()
 
 
+@pytest.mark.proves("plan", "`plan add-node` lists packages and files and changes no node and no record.")
 def test_a_plan_of_a_new_node_changes_nothing(lab: Growing, jobs: str) -> None:
     everywhere = (*lab.nodes, lab.last)
     before, text = lab.manifests(*everywhere), lab.inventory.read_text()
@@ -67,6 +69,10 @@ def grows(lab: Growing) -> None:
     lab.unchanged()
 
 
+@pytest.mark.proves("add-node", "Adding a node causes no SSH login on other workers.")
+@pytest.mark.proves("add-node", "Adding a node changes nothing on other workers except that slurmd restarts itself.")
+@pytest.mark.proves("add-node", "Job processes on other workers continue while a node is added.")
+@pytest.mark.proves("add-node", "A bootstrap after add-node changes nothing.")
 def test_a_node_is_added_and_nobody_else_is_contacted(lab: Growing, jobs: str) -> None:
     grows(lab)
 
@@ -78,6 +84,8 @@ def reinstall(lab: Growing) -> None:
     lab.root(lab.last, NEW_HOST_KEY)
 
 
+@pytest.mark.proves("replace-node", "Reinstalled, changed hardware is added under its old name.")
+@pytest.mark.proves("trust", "Bootstrap refuses a reinstalled node's new host key.")
 def test_a_reinstalled_node_is_taken_in_under_its_name(lab: Growing, jobs: str) -> None:
     reinstall(lab)
     record = lab.inventory.parent / "hardware/gpu03.json"
@@ -95,6 +103,9 @@ def occupied(lab: Growing, script: str) -> str:
     return number
 
 
+@pytest.mark.proves("remove-node", "remove-node waits for jobs; at the time limit it removes nothing, exit 4.")
+@pytest.mark.proves("remove-node", "A node is removed after its job completes, though another worker is dead.")
+@pytest.mark.proves("plan", "`plan remove-node` lists the jobs that would be waited for.")
 def test_a_node_with_jobs_is_not_removed_before_they_end(lab: Growing, jobs: str) -> None:
     """Nor does it matter that another worker is dead."""
     number = occupied(lab, "until [ -e /tmp/go ]; do sleep 1; done")
@@ -117,6 +128,8 @@ def test_a_node_with_jobs_is_not_removed_before_they_end(lab: Growing, jobs: str
     assert not list(lab.inventory.parent.glob("hardware/gpu03*"))
 
 
+@pytest.mark.proves("remove-node", "A removed node keeps no munge key, no slurmd and no clusterctl state.")
+@pytest.mark.proves("remove-node", "The roles of a removed node are undone in reverse order.")
 def test_a_removed_node_keeps_nothing_of_the_cluster(lab: Growing) -> None:
     """What came first goes last."""
     events = map(json.loads, (latest_run(lab) / "events.jsonl").read_text().splitlines())
@@ -140,6 +153,8 @@ def pasted(lab: Growing, verb: str, *options: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.proves("add-node", "A dead worker does not block adding another.")
+@pytest.mark.proves("print-command", "The command that `add-node` prints adds the node.")
 def test_a_dead_worker_holds_up_no_other(lab: Growing, jobs: str) -> None:
     """The node is added as one can by hand: written into the inventory, met, and the printed command."""
     text = lab.inventory.read_text()
@@ -153,6 +168,7 @@ def test_a_dead_worker_holds_up_no_other(lab: Growing, jobs: str) -> None:
         assert json.loads(lab.root("head1", "slurm-drain")) == {}
 
 
+@pytest.mark.proves("remove-node", "`--dead` removes a stopped worker and refuses one that responds.")
 def test_a_dead_worker_is_removed_from_the_head_alone(lab: Growing, jobs: str) -> None:
     assert "it answers" in lab.verb("remove-node", "gpu03", "--dead", "--yes", expect=3)
     podman("stop", "--time", "0", container(lab, "gpu03"))
@@ -162,6 +178,8 @@ def test_a_dead_worker_is_removed_from_the_head_alone(lab: Growing, jobs: str) -
     assert sorted(in_service(lab)) == ["gpu01", "gpu02"]
 
 
+@pytest.mark.proves("jobs", "Running jobs survive a change of Slurm's configuration.")
+@pytest.mark.proves("plan", "A changed Slurm option is applied as planned and reaches every worker.")
 def test_jobs_outlive_a_change_of_slurms_configuration_as_planned(lab: Growing, jobs: str) -> None:
     """Beside a change for which slurmctld is started anew, so that workers learn of neither by a reload alone."""
     edit(lab, "SlurmdTimeout: 3000", "SlurmdTimeout: 3000, MaxJobCount: 9999")
@@ -188,6 +206,7 @@ def dies(lab: Growing, sign: str, verb: str, *options: str) -> str:
     return said
 
 
+@pytest.mark.proves("add-node", "A node that dies while added gets no jobs; the same command continues.")
 @pytest.mark.long
 @pytest.mark.parametrize("role", ["packages", "slurm_worker", "verify"])
 def test_a_node_that_dies_while_it_is_added_is_added_by_the_same_command(lab: Growing, jobs: str, role: str) -> None:
@@ -200,6 +219,7 @@ def test_a_node_that_dies_while_it_is_added_is_added_by_the_same_command(lab: Gr
     lab.verb("remove-node", "gpu03", "--yes")
 
 
+@pytest.mark.proves("replace-node", "A node that dies while replaced gets no jobs; the same command continues.")
 @pytest.mark.long
 def test_a_node_that_dies_while_it_is_replaced_is_replaced_by_the_same_command(lab: Growing, jobs: str) -> None:
     lab.add()
@@ -212,6 +232,9 @@ def test_a_node_that_dies_while_it_is_replaced_is_replaced_by_the_same_command(l
     lab.verb("remove-node", "gpu03", "--yes")
 
 
+@pytest.mark.proves("remove-node", "A node that dies while cleaned is cleaned by the same command.")
+@pytest.mark.proves("remove-node", "`remove-node --force` ends the node's jobs.")
+@pytest.mark.proves("status", "`status` shows an unfinished removal and the command that continues it.")
 @pytest.mark.long
 def test_a_node_that_dies_while_it_is_cleaned_is_cleaned_by_the_same_command(lab: Growing, jobs: str) -> None:
     """Its jobs are not waited for, but killed, as was asked."""
@@ -227,6 +250,7 @@ def test_a_node_that_dies_while_it_is_cleaned_is_cleaned_by_the_same_command(lab
     assert not [path for path in lab.remains()["files"] if path.startswith("/var/lib/clusterctl")]
 
 
+@pytest.mark.proves("add-node", "A twelfth worker is added without a login on the other eleven.")
 @pytest.mark.long
 def test_a_twelfth_worker_is_added_as_a_third_is() -> None:
     """What it costs is `scripts/bench grow`."""

@@ -27,6 +27,7 @@ def lab() -> Iterator[TestLab]:
         lab.down()
 
 
+@pytest.mark.proves("systems", "The newest Python and ansible-core build a cluster from nothing.")
 @pytest.mark.long
 def test_newest_python__bootstrap_from_nothing__builds_the_cluster(lab: TestLab, tmp_path: Path) -> None:
     """The checkout's own Python and Ansible then have nothing to change."""

@@ -109,6 +109,9 @@ def lab(whole: TestLab) -> Iterator[TestLab]:
     whole.down()
 
 
+@pytest.mark.proves("plan", "A run changes what its plan lists and nothing else, judged by independent manifests.")
+@pytest.mark.proves("plan", "A plan changes no node.")
+@pytest.mark.proves("check", "No health check drains a node during all tests of one lab.")
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_run_changes_what_the_plan_has_listed(lab: TestLab, what: str) -> None:
     """A fifth change, of Slurm's own configuration, is in test_membership.py, and an upgrade in test_upgrade.py."""

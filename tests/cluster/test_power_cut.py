@@ -32,6 +32,7 @@ def is_whole(lab: TestLab) -> None:
     assert lab.ssh("head1", *ask).strip() == "COMPLETED"
 
 
+@pytest.mark.proves("faults", "After a power cut of all nodes the cluster is healthy and runs jobs.")
 def test_power_cut__nodes_start_again__cluster_is_whole(lab: TestLab, golden: Golden) -> None:
     podman("kill", "--signal", "KILL", *(container(lab, node) for node in lab.nodes))
     lab.up()
@@ -39,6 +40,7 @@ def test_power_cut__nodes_start_again__cluster_is_whole(lab: TestLab, golden: Go
     is_whole(lab)
 
 
+@pytest.mark.proves("lab", "A cluster restored from the tests' snapshot is healthy and without drift.")
 def test_restored_cluster__after_power_cut__is_healthy_without_drift(lab: TestLab, golden: Golden) -> None:
     """One node is gone, the other two die with changes that a person has made there, and in the inventory."""
     podman("rm", "--force", "--volumes", "--time", "0", container(lab, "gpu02"))
@@ -52,6 +54,7 @@ def test_restored_cluster__after_power_cut__is_healthy_without_drift(lab: TestLa
     lab.unchanged()
 
 
+@pytest.mark.proves("lab", "`lab ssh` runs a command on a node and returns its exit code.")
 @pytest.mark.parametrize("code", [0, 3])
 def test_lab_ssh__command__runs_there_and_gives_its_exit_code(lab: TestLab, code: int) -> None:
     done = clusterctl("lab", "ssh", "--name", lab.name, "gpu01", "--", f"cat /etc/hostname; exit {code}")
@@ -95,8 +98,9 @@ def test_golden__snapshot_interrupted__next_use_starts_clean() -> None:
             assert saving.stdout
             assert "copied\n" in saving.stdout  # reads until then
             saving.kill()
-        states = podman("ps", "--all", "--filter", f"label=clusterctl.lab={golden.lab.name}", "--format", "{{.State}}")
-        assert states.split() == ["exited", "exited"]
+        ours = ["--filter", f"label=clusterctl.lab={golden.lab.name}", "--filter", "status=exited"]
+        stopped = podman("ps", "--all", *ours, "--format", "{{.Names}}").split()
+        assert sorted(stopped) == sorted(container(golden.lab, node) for node in golden.lab.nodes)
         assert [*golden.folder.iterdir()]
         assert not golden.exists()
 

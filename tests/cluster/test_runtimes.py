@@ -48,6 +48,10 @@ def opened(lab: TestLab, within: str) -> list[str]:
     return lab.root("gpu01", f"{within} sh -c '{script}' 2>&1", check=False).splitlines()
 
 
+@pytest.mark.proves("containers", "A Docker container has the GPUs requested and no others.")
+@pytest.mark.proves(
+    "containers", "`daemon-reload` and restarted daemons neither end a Docker container nor change its GPUs."
+)
 def test_docker_gives_a_container_the_gpus_asked_for_and_keeps_them(image: TestLab) -> None:
     image.root("gpu01", "docker run --detach --name work --device nvidia.com/gpu=0 tiny sleep 3600")
     for _ in range(2):
@@ -59,6 +63,10 @@ def test_docker_gives_a_container_the_gpus_asked_for_and_keeps_them(image: TestL
         image.root("gpu01", "systemctl daemon-reload; systemctl restart containerd docker")
 
 
+@pytest.mark.proves("containers", "A containerd container has the GPUs requested and no others.")
+@pytest.mark.proves(
+    "containers", "`daemon-reload` and a restarted containerd neither end a container nor change its GPUs."
+)
 def test_containerd_gives_a_container_the_gpus_asked_for_and_keeps_them(image: TestLab) -> None:
     """Its own client takes a device by path; CDI is for its other clients."""
     image.root("gpu01", "ctr run --detach --device /dev/nvidia1 docker.io/library/tiny:latest work sleep 3600")
@@ -71,6 +79,8 @@ def test_containerd_gives_a_container_the_gpus_asked_for_and_keeps_them(image: T
     assert "enable_cdi = true" in image.root("gpu01", "containerd --config /etc/containerd/config.toml config dump")
 
 
+@pytest.mark.proves("containers", "A user whom a person adds to group docker is removed by the run.")
+@pytest.mark.proves("containers", "Docker and containerd listen on no port beyond the loopback.")
 def test_docker_is_for_root_alone_and_listens_nowhere(image: TestLab) -> None:
     assert re.search(r"(?m)^docker:x:[0-9]+:$", image.ssh("gpu01", "getent", "group", "docker"))
     image.ssh("gpu01", "sudo", "gpasswd", "--add", "alice", "docker")
@@ -96,6 +106,7 @@ PULLS = {
 }
 
 
+@pytest.mark.proves("containers", "Docker, podman and containerd's `ctr` pull an image from the mirror first.")
 @pytest.mark.parametrize("runtime", PULLS)
 def test_mirror__runtime_pulls_an_image__asks_the_mirror_first(gpus: Site, image: TestLab, runtime: str) -> None:
     """Docker Hub has another image of this name, so the digest shows who answered."""
@@ -110,12 +121,15 @@ def test_mirror__runtime_pulls_an_image__asks_the_mirror_first(gpus: Site, image
     assert any(request.endswith("/v2/library/busybox/manifests/latest") for request in asked), asked
 
 
+@pytest.mark.proves("containers", "containerd's daemon is configured with the directory of the mirrors.")
 def test_mirror__containerds_other_clients__read_the_same_files(image: TestLab) -> None:
     """The daemon's own pulls, for Kubernetes, take the directory that ctr was given above from its configuration."""
     dumped = image.root("gpu01", "containerd --config /etc/containerd/config.toml config dump")
     assert re.search(r'(?m)^ *config_path = "/etc/containerd/certs\.d"$', dumped)
 
 
+@pytest.mark.proves("containers", "Apptainer in a user's job has the job's GPUs and no others.")
+@pytest.mark.proves("containers", "Apptainer finds the driver's libraries in a job.")
 def test_apptainer_in_a_job_has_the_jobs_gpus_and_no_others(apptainer: TestLab) -> None:
     """An ordinary user's image is a folder here, with the node's own programs in it."""
     root = "mkdir -p ~/image/{dev,etc,proc,sys,tmp,usr,var/tmp}; ln -sfnt ~/image usr/{bin,lib,lib64,sbin}"
@@ -130,12 +144,14 @@ def test_apptainer_in_a_job_has_the_jobs_gpus_and_no_others(apptainer: TestLab) 
     assert len(re.findall(r"(?m)^GPU \d: ", out)) == 2, out
 
 
+@pytest.mark.proves("containers", "Each user's enroot directories are private.")
 def test_enroots_directories_are_each_users_own(gpus: Site) -> None:
     for folder in ("/run/enroot", "/var/lib/enroot"):
         told = gpus.lab.root("gpu02", f"stat --format='%a %U %n' {folder} {folder}/user-5001")
         assert told.splitlines() == [f"755 root {folder}", f"700 alice {folder}/user-5001"]
 
 
+@pytest.mark.proves("containers", "A plugin built in pyxis's place makes `srun --container-image` known on every node.")
 def test_srun_knows_the_plugin_on_every_node(gpus: Site) -> None:
     out = gpus.lab.ssh(
         "head1", *ALICE, "srun", "--chdir=/", "--nodes=2", "--container-image=ubuntu", "printenv", "CONTAINER_IMAGE"
@@ -143,6 +159,7 @@ def test_srun_knows_the_plugin_on_every_node(gpus: Site) -> None:
     assert out.split() == ["ubuntu", "ubuntu"]
 
 
+@pytest.mark.proves("containers", "A removed node keeps no container, no bridge and no Docker firewall rule.")
 @pytest.mark.long
 def test_a_node_that_leaves_keeps_no_container(image: TestLab, apptainer: TestLab) -> None:
     done = clusterctl("remove-node", str(image.inventory), "gpu01", "--yes")
@@ -159,6 +176,7 @@ def test_a_node_that_leaves_keeps_no_container(image: TestLab, apptainer: TestLa
     assert not re.findall(r"(?m)^(apptainer|containerd|docker\.io|enroot|enroot\+caps|runc) ii", packages)
 
 
+@pytest.mark.proves("packages", "A package by URL with another SHA-256 is not installed.")
 def test_a_file_that_is_another_than_vouched_for_is_not_installed(gpus: Site) -> None:
     """One package is gone, and what the server has in its place is not what was vouched for. It ends this lab's use."""
     lab, found = gpus.lab, gpus.sha256[f"enroot+caps_{VERSION}_amd64.deb"]

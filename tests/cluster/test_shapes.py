@@ -79,6 +79,8 @@ class Watched(TestLab):
         )
 
 
+@pytest.mark.proves("monitoring", "Prometheus on a host of its own scrapes all nodes.")
+@pytest.mark.proves("firewall", "A host with monitoring only opens just its declared ports to the outside.")
 def test_monitoring__on_a_host_of_its_own__scrapes_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Monitoring on a host with no other task watches the whole cluster."""
     lab = Watched(lab_name("mon"))
@@ -136,6 +138,7 @@ systemctl restart {daemon}
 KEPT = "/var/lib/clusterctl/original/%2Fetc%2Fslurm%2Fslurm.conf"
 
 
+@pytest.mark.proves("bootstrap", "An unmanaged Slurm is refused; `--adopt` replaces it and keeps its slurm.conf.")
 def test_adopt__a_slurm_of_another__is_refused_then_replaced() -> None:
     """A foreign Slurm is refused, with --adopt replaced; its slurm.conf is kept."""
     lab = TestLab(lab_name("adopt"), workers=1)
@@ -185,6 +188,8 @@ def installed(lab: TestLab, node: str, *packages: str) -> set[str]:
     return {words[0] for words in map(str.split, told.splitlines()) if words[1] == "installed"}
 
 
+@pytest.mark.proves("status", "`status` and `bootstrap` report roles that no group of the host has.")
+@pytest.mark.proves("bootstrap", "`--prune` uninstalls the roles of left groups, except while jobs run.")
 @pytest.mark.timeout(1800)
 def test_groups__hosts_leave_them__roles_are_listed_then_pruned() -> None:
     """A host that leaves a group keeps its role until --prune; both are reported."""
@@ -230,6 +235,7 @@ def test_groups__hosts_leave_them__roles_are_listed_then_pruned() -> None:
         lab.unchanged("bootstrap", "--prune")
 
 
+@pytest.mark.proves("bootstrap", "A head and twenty workers are built in one run and share a job.")
 @pytest.mark.timeout(2400)
 def test_twenty_workers__from_nothing__run_one_job() -> None:
     """A head and twenty workers are set up in one run, and work together."""
@@ -268,11 +274,12 @@ def older(tmp_path: Path) -> str:
     archive = subprocess.run(["git", "-C", REPOSITORY, "archive", OLD], capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", source], input=archive, check=True)
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    pip = [venv / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", source]
+    pip = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(source)]
     subprocess.run(pip, check=True, timeout=300)
     return str(venv / "bin/clusterctl")
 
 
+@pytest.mark.proves("upgrade", "A newer clusterctl takes over an older one's cluster, its secrets, jobs and drains.")
 @pytest.mark.timeout(1800)
 def test_newer_clusterctl__on_an_older_ones_cluster__upgrades_it(older: str) -> None:
     """A bootstrap by this clusterctl takes over the cluster of an older one, drain included."""
@@ -352,6 +359,7 @@ def as_ordinary_user(place: Path, script: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.proves("lab", "An ordinary user with sudo starts and removes a lab, not another user's.")
 def test_lab__of_a_user_with_sudo__comes_up_and_leaves_nothing(tmp_path: Path) -> None:
     """An ordinary user with sudo has labs as root has, and keeps others' labs."""
     lab, roots = lab_name("ordinary"), TestLab(lab_name("roots"), workers=1)

@@ -30,6 +30,9 @@ def debian_12() -> Iterator[TestLab]:
         lab.down()
 
 
+@pytest.mark.proves("systems", "A Debian 12 cluster is healthy, and an unchanged run changes nothing.")
+@pytest.mark.proves("add-node", "With Slurm 22.05 add-node restarts slurmctld and the other worker's slurmd.")
+@pytest.mark.proves("jobs", "A job's process continues through a restart of Slurm 22.05's daemons.")
 def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
     """Its Slurm learns of a node only by a restart of its daemons everywhere, which a running job outlives."""
     text = debian_12.inventory.read_text()
@@ -88,10 +91,12 @@ def refused(lab: TestLab, *fragments: str) -> None:
     assert lab.manifests() == before
 
 
+@pytest.mark.proves("preflight", "A Debian 12 worker under a Debian 13 head is refused; nothing changes.")
 def test_slurm_versions_that_cannot_talk_are_refused(mixed: TestLab) -> None:
     refused(mixed, "gpu01", "22.05", "24.11")
 
 
+@pytest.mark.proves("preflight", "An unsupported system is refused, and no node changes.")
 def test_an_unsupported_system_is_refused(mixed: TestLab) -> None:
     mixed.root(
         "gpu01",
@@ -110,6 +115,7 @@ def edited(lab: TestLab, tmp_path: Path, old: str, new: str) -> subprocess.Compl
     return clusterctl("bootstrap", str(tmp_path / "inventory.yaml"))
 
 
+@pytest.mark.proves("inventory", "A misspelled group is refused with the nearest name; exit 2.")
 def test_a_misspelled_group_is_refused(mixed: TestLab, tmp_path: Path) -> None:
     done = edited(mixed, tmp_path, "slurm_workers:", "slurm_wokers:")
     assert done.returncode == 2
@@ -117,12 +123,14 @@ def test_a_misspelled_group_is_refused(mixed: TestLab, tmp_path: Path) -> None:
     assert "inventory.yaml:" in done.stderr
 
 
+@pytest.mark.proves("inventory", "An unknown variable is refused with the nearest name; exit 2.")
 def test_an_unknown_variable_is_refused(mixed: TestLab, tmp_path: Path) -> None:
     done = edited(mixed, tmp_path, "cluster_networks:", "cluster_netwroks:")
     assert done.returncode == 2
     assert "cluster_networks" in done.stderr
 
 
+@pytest.mark.proves("lab", "Without podman `lab up` prints the command that installs it; exit 2.")
 def test_podman_missing_is_said_with_the_command_that_helps() -> None:
     # podman is hidden from this one process by a mount of its own over the program.
     script = 'mount --bind /dev/null "$(command -v podman)" && exec clusterctl lab up --name none'
@@ -132,6 +140,7 @@ def test_podman_missing_is_said_with_the_command_that_helps() -> None:
     assert "apt-get install --no-install-recommends podman" in done.stderr
 
 
+@pytest.mark.proves("lab", "More nodes than the machine can watch are refused before any is created.")
 def test_more_nodes_than_the_machine_can_watch_are_refused() -> None:
     workers = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text()) // INOTIFY_PER_NODE
     if workers > 200:

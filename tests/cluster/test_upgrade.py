@@ -151,6 +151,8 @@ def started(lab: TestLab, node: str) -> str:
     return lab.root(node, "awk '{print $22}' /proc/1/stat")
 
 
+@pytest.mark.proves("jobs", "Fifty running jobs survive a killed slurmctld and a stopped database.")
+@pytest.mark.proves("jobs", "A job that ends while the database is stopped is accounted for later.")
 def test_jobs_outlive_slurmctlds_sudden_end_and_the_databases_absence(lab: Growing, jobs: str) -> None:
     """Meanwhile a job begins and ends, of which accounting hears once there is a database, and packages are made."""
     lab.root("head1", "systemctl kill --signal KILL slurmctld")
@@ -167,6 +169,13 @@ def test_jobs_outlive_slurmctlds_sudden_end_and_the_databases_absence(lab: Growi
     wait_until(lambda: states(lab, number) == ["COMPLETED"])
 
 
+@pytest.mark.proves("upgrade", "Slurm moves to a newer signed version while fifty jobs run.")
+@pytest.mark.proves("jobs", "A hundred jobs survive membership changes, a new configuration and an upgrade.")
+@pytest.mark.proves("upgrade", "Each job starts once, ends once and is accounted for without a restart.")
+@pytest.mark.proves(
+    "upgrade", "An upgrade changes exactly what its plan lists, judged by manifests, besides its backup."
+)
+@pytest.mark.proves("plan", "`plan upgrade` lists the restarted services and changes nothing.")
 def test_jobs_outlive_an_upgrade_that_does_what_its_plan_has_listed(lab: Growing, newer: None, jobs: str) -> None:
     before = lab.manifests()
     said = clusterctl("plan", "upgrade", str(lab.inventory), "--output", "json")
@@ -197,11 +206,13 @@ def test_jobs_outlive_an_upgrade_that_does_what_its_plan_has_listed(lab: Growing
     assert json.loads(lab.root("head1", "slurm-drain")) == {}
 
 
+@pytest.mark.proves("upgrade", "A bootstrap after an upgrade changes nothing.")
 def test_after_an_upgrade_a_bootstrap_changes_nothing(lab: Growing) -> None:
     lab.unchanged()
     assert clusterctl("plan", "upgrade", str(lab.inventory)).returncode == 0
 
 
+@pytest.mark.proves("upgrade", "An upgrade with nothing newer changes nothing.")
 @pytest.mark.long
 def test_an_upgrade_without_anything_newer_changes_nothing(lab: Growing) -> None:
     before = lab.manifests()
@@ -218,6 +229,10 @@ def pinned(lab: Growing) -> Iterator[str]:
     lab.run("bootstrap")  # the head's copy of the cluster's directory has the pin
 
 
+@pytest.mark.proves("upgrade", "A worker that dies in its batch stops the next batch; exit 4.")
+@pytest.mark.proves("upgrade", "The same command continues with both workers and leaves out the finished head.")
+@pytest.mark.proves("upgrade", "A lower pin moves packages down; until `upgrade` nothing moves.")
+@pytest.mark.proves("upgrade", "A drained worker is upgraded and keeps the operator's drain.")
 @pytest.mark.long
 def test_a_worker_that_dies_in_its_batch_stops_the_next_and_the_same_command_goes_on(
     lab: Growing, newer: None, pinned: str
@@ -249,6 +264,9 @@ def test_a_worker_that_dies_in_its_batch_stops_the_next_and_the_same_command_goe
     lab.unchanged()
 
 
+@pytest.mark.proves("upgrade", "`upgrade --os` upgrades the system's other packages and leaves Slurm's.")
+@pytest.mark.proves("upgrade", "`upgrade --os` reboots exactly the node that requests it.")
+@pytest.mark.proves("upgrade", "`upgrade --os` reports exactly the changes of its plan.")
 @pytest.mark.long
 def test_the_rest_of_the_system_is_upgraded_and_rebooted_where_it_asks_for_it(lab: Growing, newer: None) -> None:
     """A package of the system with a raised version comes; Slurm, of which there is a newer one too, stays."""
@@ -271,6 +289,7 @@ def test_the_rest_of_the_system_is_upgraded_and_rebooted_where_it_asks_for_it(la
     lab.unchanged()
 
 
+@pytest.mark.proves("upgrade", "A head that cannot be upgraded stops the run; workers stay unchanged; exit 5.")
 @pytest.mark.long
 def test_a_head_that_cannot_be_upgraded_stops_it_before_a_worker(lab: Growing, newer: None) -> None:
     before = {node: lab.manifest(node) for node in WORKERS}
@@ -280,6 +299,7 @@ def test_a_head_that_cannot_be_upgraded_stops_it_before_a_worker(lab: Growing, n
     assert set(in_service(lab).values()) == {"idle"}
 
 
+@pytest.mark.proves("upgrade", "`--batch 2` drains and upgrades two workers at once.")
 @pytest.mark.long
 def test_upgrade__batch_of_two__moves_both_workers_at_once(lab: Growing, newer: None) -> None:
     """Also after a run that had failed on the head: the same command goes on."""
@@ -308,6 +328,7 @@ def moves(lab: TestLab, package: str) -> list[set[str]]:
     return [hosts for hosts in playbooks if hosts]
 
 
+@pytest.mark.proves("reboot", "Head and an empty worker are rebooted while another worker's job runs.")
 @pytest.mark.long
 def test_nodes_are_rebooted_around_their_jobs(lab: Growing) -> None:
     """The head too, while a job runs elsewhere."""
@@ -325,6 +346,7 @@ def test_nodes_are_rebooted_around_their_jobs(lab: Growing) -> None:
     lab.unchanged()
 
 
+@pytest.mark.proves("reboot", "A node that comes back with fewer GPUs stays drained; exit 4.")
 @pytest.mark.long
 def test_a_node_that_comes_back_with_a_gpu_less_stays_out(lab: Growing) -> None:
     (place,) = (path for path in lab.inventory.parent.rglob("gpu01/simulated-nvml.conf"))

@@ -145,6 +145,8 @@ def private(site: Site) -> None:
     assert stat.S_IMODE(site.secrets.stat().st_mode) == 0o600
 
 
+@pytest.mark.proves("secrets", "A killed first run with `-vvv` leaves no secret outside its file.")
+@pytest.mark.proves("secrets", "Run directories, state and secrets.yml are private under umask 0.")
 def test_a_first_run_that_is_killed(site: Site, sealed: bytes) -> None:
     wait = site.when('"task": "Converge munge"')
 
@@ -159,6 +161,7 @@ def test_a_first_run_that_is_killed(site: Site, sealed: bytes) -> None:
     private(site)
 
 
+@pytest.mark.proves("secrets", "An interrupted run with `-vvv --diff` leaves no secret outside its file.")
 def test_a_run_that_is_interrupted(site: Site, sealed: bytes) -> None:
     wait = site.when('''"task": "Converge Slurm's controller"''')
 
@@ -172,6 +175,8 @@ def test_a_run_that_is_interrupted(site: Site, sealed: bytes) -> None:
     private(site)
 
 
+@pytest.mark.proves("secrets", "After a run each node has secrets only in their files, with owner, mode.")
+@pytest.mark.proves("secrets", "Three runs leave secrets.yml identical to the byte.")
 def test_a_run_that_succeeds(site: Site, sealed: bytes) -> None:
     run = site.run("bootstrap")
     assert run.code == 0, run.text
@@ -181,6 +186,7 @@ def test_a_run_that_succeeds(site: Site, sealed: bytes) -> None:
     assert site.secrets.read_bytes() == sealed
 
 
+@pytest.mark.proves("secrets", "Each secret reaches the file of the service that uses it.")
 def test_each_canary_stands_where_it_belongs(site: Site) -> None:
     values = site.canaries.values
     assert b64decode(values["munge_key"]) == raw(site, "gpu01", "/etc/munge/munge.key")
@@ -305,6 +311,7 @@ def at_work(process: "subprocess.Popen[bytes]") -> None:
 class TestEveryVerb:
     """On the finished cluster."""
 
+    @pytest.mark.proves("secrets", "No verb that succeeds leaves a secret outside its file.")
     def test_that_succeeds(self, site: Site, verb: str) -> None:
         ready(site, verb)
         run = goes_well(site, verb)
@@ -314,6 +321,7 @@ class TestEveryVerb:
             kept = {"/etc/munge/munge.key": ["munge", "munge", "0400"]} if verb == "add-node" else {}
             assert {path: found[:3] for path, found in site.there("gpu02")["files"].items()} == kept
 
+    @pytest.mark.proves("secrets", "No verb that fails leaves a secret outside its file.")
     def test_that_fails(self, site: Site, verb: str) -> None:
         ready(site, verb)
         if verb == "logs":
@@ -334,6 +342,8 @@ class TestEveryVerb:
             goes_well(site, verb)
 
 
+@pytest.mark.proves("secrets", "No verb ended by SIGINT or SIGKILL leaves a secret outside its file.")
+@pytest.mark.proves("faults", "upgrade, reboot, membership verbs and restore continue after SIGINT or SIGKILL.")
 # What asks nobody is over at once.
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["SIGINT", "SIGKILL", "SIGKILL of all"])
@@ -374,6 +384,8 @@ echo '/usr/local/bin/tell >&2' > /home/ops/.bashrc
 """
 
 
+@pytest.mark.proves("secrets", "Secrets that a node prints in many encodings are redacted on screen and in logs.")
+@pytest.mark.proves("untrusted", "Control characters from a node reach neither screen nor logs.")
 def test_a_node_that_tells_what_it_knows(site: Site) -> None:
     told = [payload(site), "\x1b]0;title\x07\x1b[31mred\x9b2J", "\u202eback to front"]
     for value in site.canaries.all().values():
@@ -393,6 +405,7 @@ def test_a_node_that_tells_what_it_knows(site: Site) -> None:
     assert "lookup('pipe'" in kept[0]
 
 
+@pytest.mark.proves("secrets", "`verify`, `status` and `validate` show no secret that a node prints.")
 @pytest.mark.long
 @pytest.mark.parametrize("verb", ["verify", "status", "validate"])
 def test_other_verbs_on_a_node_that_tells(site: Site, verb: str) -> None:
@@ -402,6 +415,7 @@ def test_other_verbs_on_a_node_that_tells(site: Site, verb: str) -> None:
     nothing_shows_here(site, site.searched)
 
 
+@pytest.mark.proves("untrusted", "GPU, host and system names, facts and messages are never run as templates.")
 def test_text_from_a_node_is_never_a_template(site: Site) -> None:
     """It stood in the record of the hardware, in facts, and in messages of every run before."""
     record = json.loads((site.cluster / "hardware/gpu01.json").read_text())
@@ -440,6 +454,7 @@ for process in kept:
 """
 
 
+@pytest.mark.proves("secrets", "The search finds planted leaks in every encoding, place and process.")
 def test_the_search_finds_a_leak_in_every_form(site: Site) -> None:
     """Last, for the node is full of leaks afterwards."""
     leaks = {

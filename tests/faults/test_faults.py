@@ -57,6 +57,7 @@ def zone(lab: TestLab, node: str) -> str:
     return lab.ssh(node, "readlink", "/etc/localtime").strip().partition("/zoneinfo/")[2]
 
 
+@pytest.mark.proves("faults", "All workers that do not respond are reported; the head stays unchanged; exit 3.")
 def test_silent_workers_are_all_named_and_nothing_changes(lab: TestLab) -> None:
     before = lab.manifests()
     change_zone(lab)
@@ -69,6 +70,7 @@ def test_silent_workers_are_all_named_and_nothing_changes(lab: TestLab) -> None:
     converges(lab)
 
 
+@pytest.mark.proves("faults", "A head that fails stops the run before a worker changes; exit 5.")
 def test_a_head_that_fails_stops_the_run_before_a_worker_changes(lab: TestLab) -> None:
     before = {node: lab.manifest(node) for node in ("gpu01", "gpu02")}
     change_zone(lab)
@@ -80,6 +82,7 @@ def test_a_head_that_fails_stops_the_run_before_a_worker_changes(lab: TestLab) -
     converges(lab)
 
 
+@pytest.mark.proves("faults", "A worker that hangs is left behind; the others complete; exit 4.")
 def test_a_worker_that_hangs_is_left_behind(lab: TestLab) -> None:
     before, after = zone(lab, "gpu02"), change_zone(lab)
     run = begin(lab)
@@ -91,6 +94,9 @@ def test_a_worker_that_hangs_is_left_behind(lab: TestLab) -> None:
     assert zone(lab, "gpu02") == after
 
 
+@pytest.mark.proves("faults", "A worker that cannot converge is drained; the next good run resumes it.")
+@pytest.mark.proves("jobs", "A run keeps an operator's drain.")
+@pytest.mark.proves("jobs", "A node drained for two causes resumes only after both end.")
 def test_a_worker_that_cannot_converge_gets_no_jobs_and_an_operators_drain_stays(lab: TestLab) -> None:
     lab.root("head1", "scontrol update nodename=gpu01 state=drain reason='ops: fan'")
     with stuck_file(lab, "gpu02"):
@@ -111,6 +117,8 @@ def test_a_worker_that_cannot_converge_gets_no_jobs_and_an_operators_drain_stays
     assert in_service(lab) == {"gpu01": "idle", "gpu02": "idle"}
 
 
+@pytest.mark.proves("faults", "During a run other runs and machines are refused with exit 6.")
+@pytest.mark.proves("faults", "After a kill the same command continues; other machines stay refused.")
 def test_a_killed_run_is_taken_over_and_other_machines_are_kept_out(lab: TestLab, tmp_path: Path) -> None:
     """The second machine is a clone of the cluster's directory, as another administrator has it."""
     other = tmp_path / "clone"
@@ -132,6 +140,7 @@ def test_a_killed_run_is_taken_over_and_other_machines_are_kept_out(lab: TestLab
     fails(lab, 0, verb="verify", inventory=other / "inventory.yaml")
 
 
+@pytest.mark.proves("jobs", "An option that Slurm does not know never reaches slurm.conf.")
 def test_an_option_that_slurm_does_not_know_never_reaches_it(lab: TestLab) -> None:
     before = lab.manifests()
     with inventory_with(lab, "slurm_head_conf_extra: {MaxNonsense: 7}"):
@@ -142,6 +151,8 @@ def test_an_option_that_slurm_does_not_know_never_reaches_it(lab: TestLab) -> No
     converges(lab)
 
 
+@pytest.mark.proves("preflight", "Jump host and sudo password work for preflight and Ansible.")
+@pytest.mark.proves("preflight", "A wrong sudo password is tried once on each node, and never shown.")
 def test_nodes_behind_the_head_with_a_password_for_sudo(lab: TestLab, tmp_path: Path) -> None:
     """SSH leads through the head, and sudo asks: preflight and Ansible manage both; a wrong one is tried once."""
     files = {}
@@ -181,6 +192,7 @@ def test_nodes_behind_the_head_with_a_password_for_sudo(lab: TestLab, tmp_path: 
     converges(lab)
 
 
+@pytest.mark.proves("trust", "A reinstalled node is refused, with old and new fingerprint, until it is trusted.")
 def test_a_reinstalled_node_is_refused_until_it_is_trusted(lab: TestLab) -> None:
     """A new container at the old address, with a host key that nobody has seen."""
     podman("rm", "--force", "--volumes", "--time", "0", container(lab, "gpu02"))

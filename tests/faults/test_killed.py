@@ -82,11 +82,13 @@ def undisturbed(lab: TestLab) -> tuple[dict[str, Any], float]:
     return {node: comparable(manifest) for node, manifest in lab.manifests().items()}, time.monotonic() - began
 
 
+@pytest.mark.proves("faults", "Three runs killed at random, then one more, reach the undisturbed state.")
 def test_three_kills(lab: TestLab, undisturbed: tuple[dict[str, Any], float]) -> None:
     """At the same random parts of the way each time, so that a change is judged by itself."""
     check(lab, undisturbed, kills=3, seed=3)
 
 
+@pytest.mark.proves("faults", "New nodes reach the undisturbed state after ten runs killed at random.")
 @pytest.mark.long
 @pytest.mark.parametrize("tenth", range(10))
 def test_a_hundred_kills(lab: TestLab, undisturbed: tuple[dict[str, Any], float], tenth: int) -> None:
@@ -101,6 +103,7 @@ def check(lab: TestLab, undisturbed: tuple[dict[str, Any], float], kills: int, s
     assert differences(expected, after) == []
 
 
+@pytest.mark.proves("faults", "The comparison of states detects a single changed byte.")
 def test_the_comparison_sees_a_single_byte(lab: TestLab, undisturbed: tuple[dict[str, Any], float]) -> None:
     before = comparable(lab.manifest("gpu01"))
     lab.root("gpu01", "sed -i '1s/./#/' /etc/chrony/chrony.conf; echo >> /etc/chrony/chrony.conf")

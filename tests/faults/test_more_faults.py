@@ -54,6 +54,7 @@ def lab(golden: Golden) -> Iterator[TestLab]:
 # --- nodes that go away -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("faults", "A worker that dies during a run is reported; the same command repairs it.")
 def test_a_worker_that_dies_in_the_middle(lab: TestLab) -> None:
     with inventory_with(lab, BERLIN):
         run = begin(lab)
@@ -65,6 +66,8 @@ def test_a_worker_that_dies_in_the_middle(lab: TestLab) -> None:
     converges(lab)
 
 
+@pytest.mark.proves("faults", "A head that goes down during a run ends it with exit 5.")
+@pytest.mark.proves("faults", "A job survives the head's outage; the same command then completes.")
 def test_bootstrap__head_down_in_the_middle__ends_with_5_keeps_jobs(lab: TestLab) -> None:
     """The head is started again when the run has ended, so the run cannot miss that it was down."""
     job = submit(lab, "until test -e /tmp/end; do sleep 0.2; done", "--nodelist=gpu01")
@@ -86,6 +89,8 @@ def finished(lab: TestLab, job: str) -> str:
     return lab.ssh("head1", *ask).strip()
 
 
+@pytest.mark.proves("faults", "SIGINT, SIGTERM, SIGHUP or a closed pipe end a run with exit 7.")
+@pytest.mark.proves("faults", "A run that was ended leaves no process and no lock; the next completes.")
 @pytest.mark.parametrize("how", ["SIGINT", "SIGINT twice", "SIGTERM", "SIGHUP", "closed pipe"])
 def test_a_run_that_is_asked_to_end_lets_go_of_the_cluster(lab: TestLab, how: str) -> None:
     with inventory_with(lab, BERLIN):
@@ -126,6 +131,7 @@ def processes_about(word: str) -> list[str]:
     return [line for line in found if word in line]
 
 
+@pytest.mark.proves("faults", "A node at 256 kbit/s fails no run; the others finish without it.")
 def test_a_slow_node_fails_nobody_and_holds_nobody_back(lab: TestLab) -> None:
     """Its packages come at the same speed as all it says and hears; the other one is there long before it."""
     for node in ("gpu01", "gpu02"):
@@ -149,6 +155,7 @@ def test_a_slow_node_fails_nobody_and_holds_nobody_back(lab: TestLab) -> None:
 # --- who may come in --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("preflight", "A refused SSH key is reported for all hosts, tried once on each.")
 def test_a_key_that_nobody_authorized_is_named_for_all_hosts_and_tried_once(lab: TestLab, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(wrong)], check=True, timeout=60)
@@ -174,6 +181,7 @@ def test_a_key_that_nobody_authorized_is_named_for_all_hosts_and_tried_once(lab:
     converges(lab)
 
 
+@pytest.mark.proves("preflight", "User, key and jump host of ~/.ssh/config count for preflight and Ansible.")
 def test_ssh_configuration_of_the_user_counts_for_preflight_and_for_ansible(lab: TestLab, tmp_path: Path) -> None:
     """Names, user, key and jump host from ~/.ssh/config alone, in a mount namespace where that is a file of ours."""
     head = lab.inventory.read_text().partition("head1: {ansible_host: ")[2].partition("}")[0]
@@ -207,6 +215,7 @@ def test_ssh_configuration_of_the_user_counts_for_preflight_and_for_ansible(lab:
 # --- what a node has not ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("faults", "A full file system on a worker is reported by its path; exit 4.")
 def test_a_full_file_system_is_named(lab: TestLab) -> None:
     cache = "/var/cache/apt/archives"
     lab.root("gpu02", "apt-get -qq remove -y prometheus-node-exporter; apt-get clean")
@@ -218,6 +227,7 @@ def test_a_full_file_system_is_named(lab: TestLab) -> None:
     converges(lab)
 
 
+@pytest.mark.proves("preflight", "A node without Python is reported with the command that installs it.")
 def test_no_python_is_named_with_the_command_that_installs_it(lab: TestLab) -> None:
     before = lab.manifest("head1")
     podman("exec", container(lab, "gpu01"), "mv", "/usr/bin/python3", "/usr/bin/python3.away")
@@ -231,6 +241,7 @@ def test_no_python_is_named_with_the_command_that_installs_it(lab: TestLab) -> N
     converges(lab)
 
 
+@pytest.mark.proves("preflight", "A resolver that does not respond is reported by its address.")
 def test_names_that_do_not_resolve_are_blamed_on_the_resolver(lab: TestLab) -> None:
     proxy = lab.inventory.read_text().partition("cluster_package_proxy: ")[2].split("\n")[0]
     text = lab.inventory.read_text()
@@ -247,6 +258,7 @@ def test_names_that_do_not_resolve_are_blamed_on_the_resolver(lab: TestLab) -> N
     converges(lab)
 
 
+@pytest.mark.proves("preflight", "Two nodes with one machine ID are both reported; exit 3.")
 def test_two_nodes_of_one_machine_id_are_both_named(lab: TestLab) -> None:
     own = lab.root("gpu02", "cat /etc/machine-id")
     lab.ssh("gpu02", "sudo", "tee", "/etc/machine-id", stdin=lab.root("gpu01", "cat /etc/machine-id"))
@@ -259,6 +271,7 @@ def test_two_nodes_of_one_machine_id_are_both_named(lab: TestLab) -> None:
     converges(lab)
 
 
+@pytest.mark.proves("faults", "Output at login and a `noexec` /tmp disturb no run.")
 def test_noise_at_login_and_a_tmp_that_runs_nothing_disturb_nobody(lab: TestLab) -> None:
     noise = r"printf '\033[31mWelcome\033[0m {{ 7 * 7 }}\n'; echo noise >&2"
     lab.root("gpu01", "mount -t tmpfs -o noexec,mode=1777 none /tmp")
@@ -289,6 +302,7 @@ def another_time(lab: TestLab, node: str, seconds: float) -> Iterator[None]:
         lab.root(node, "mv /usr/bin/python3.real /usr/bin/python3")
 
 
+@pytest.mark.proves("preflight", "A known node's clock is reported at 5 s off, refused at 60 s.")
 def test_a_clock_that_goes_wrong_is_told_and_past_ten_seconds_refused(lab: TestLab) -> None:
     with another_time(lab, "gpu02", 5):
         said = fails(lab, 0)
@@ -303,6 +317,7 @@ def test_a_clock_that_goes_wrong_is_told_and_past_ten_seconds_refused(lab: TestL
     converges(lab)
 
 
+@pytest.mark.proves("preflight", "A new node's clock is reported at 60 s off and does not stop.")
 def test_the_clock_of_a_node_that_is_new_is_told_and_no_reason_to_stop(lab: TestLab) -> None:
     record = lab.inventory.parent / "hardware/gpu02.json"
     kept = record.read_bytes()
@@ -317,6 +332,8 @@ def test_the_clock_of_a_node_that_is_new_is_told_and_no_reason_to_stop(lab: Test
     converges(lab)
 
 
+@pytest.mark.proves("preflight", "An unsupported system is reported with the supported ones; exit 3.")
+@pytest.mark.proves("preflight", "Two nodes with one host name are both reported; exit 3.")
 def test_a_system_and_a_name_that_cannot_be_are_told_with_what_can(lab: TestLab) -> None:
     lab.root(
         "gpu01",
@@ -342,6 +359,7 @@ def content(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.proves("faults", "A read-only cluster directory is reported, everything stays unchanged, exit 2.")
 @pytest.mark.parametrize("what", [".clusterctl", "."])
 def test_a_directory_that_cannot_be_written_is_named_and_left_whole(lab: TestLab, what: str) -> None:
     directory = lab.inventory.parent
@@ -386,6 +404,8 @@ def fill(directory: Path, leave: int) -> Path:
     return ballast
 
 
+@pytest.mark.proves("faults", "A full disk of the controller is reported before a change; exit 2.")
+@pytest.mark.proves("faults", "A controller's disk that fills up during a run ends it; exit 7.")
 def test_a_controller_whose_disk_is_full_says_so_before_or_in_the_midst(lab: TestLab, tmp_path: Path) -> None:
     with small_state(lab, tmp_path) as state:
         before, head = content(state), lab.manifest("head1")
@@ -415,6 +435,7 @@ def test_a_controller_whose_disk_is_full_says_so_before_or_in_the_midst(lab: Tes
 # --- what was written is damaged --------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("faults", "Truncated secrets or hardware records are refused and left as they are.")
 @pytest.mark.parametrize("name", ["secrets.yml", "hardware/gpu01.json"])
 def test_a_damaged_file_of_the_directory_is_refused_and_left(lab: TestLab, name: str) -> None:
     path = lab.inventory.parent / name
@@ -428,6 +449,7 @@ def test_a_damaged_file_of_the_directory_is_refused_and_left(lab: TestLab, name:
     converges(lab)
 
 
+@pytest.mark.proves("faults", "A truncated record on a node is refused and left; exit 4.")
 def test_a_damaged_record_on_a_node_is_refused_and_left(lab: TestLab) -> None:
     record = "/var/lib/clusterctl/state/base.json"
     lab.root("gpu01", f"cp {record} /root/kept; truncate --size 100 {record}")
@@ -442,6 +464,7 @@ def test_a_damaged_record_on_a_node_is_refused_and_left(lab: TestLab) -> None:
 # --- Slurm's own daemons ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("jobs", "A job survives a crash of slurmctld and a stopped database.")
 @pytest.mark.parametrize("how", ["SEGV", "KILL"])
 def test_jobs_outlive_slurmctld_and_the_database(lab: TestLab, how: str) -> None:
     submit = ("sbatch", "--parsable", "--chdir=/", "--output=none")
@@ -455,6 +478,7 @@ def test_jobs_outlive_slurmctld_and_the_database(lab: TestLab, how: str) -> None
     assert finished(lab, later) == "COMPLETED"
 
 
+@pytest.mark.proves("jobs", "Jobs run while Prometheus is down.")
 def test_a_monitoring_that_is_down_costs_no_job(lab: TestLab) -> None:
     lab.root("head1", "systemctl stop prometheus; chmod 0 /var/lib/prometheus")
     job = lab.ssh("head1", *ALICE, "sbatch", "--parsable", "--chdir=/", "--output=none", "--wrap='sleep 1'")
@@ -464,6 +488,7 @@ def test_a_monitoring_that_is_down_costs_no_job(lab: TestLab) -> None:
     converges(lab)
 
 
+@pytest.mark.proves("jobs", "Jobs run while Prometheus's disk is full; the failed run restarts no Slurm daemon.")
 def test_a_monitoring_whose_disk_is_full_costs_no_job(lab: TestLab) -> None:
     data = "/var/lib/prometheus"
     lab.root(
@@ -487,6 +512,8 @@ def test_a_monitoring_whose_disk_is_full_costs_no_job(lab: TestLab) -> None:
 # --- the package source -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("packages", "A run completes a killed package transaction.")
+@pytest.mark.proves("packages", "A run waits for a held package lock and reports its holder.")
 def test_a_package_transaction_that_was_killed_is_finished_and_a_held_lock_waited_for(lab: TestLab) -> None:
     lab.root(
         "gpu01",
@@ -561,6 +588,7 @@ FAULTY = {
 }
 
 
+@pytest.mark.proves("packages", "A faulty package source is reported with URL and cause; nothing is installed.")
 @pytest.mark.parametrize("fault", FAULTY)
 def test_a_package_source_with_a_fault_is_named_and_nothing_installed(lab: TestLab, fault: str) -> None:
     """With preflight's own look at the source, and without it for what it cannot see."""
@@ -583,6 +611,8 @@ def test_a_package_source_with_a_fault_is_named_and_nothing_installed(lab: TestL
     converges(lab)
 
 
+@pytest.mark.proves("packages", "A wrong index, signature, date or hash is reported, and nothing is installed.")
+@pytest.mark.proves("packages", "A slow package source is no error.")
 @pytest.mark.parametrize("fault", ["none", "slow", "signature", "key", "unsigned", "expired", "hash"])
 def test_a_site_of_packages_is_used_only_where_all_of_it_is_right(lab: TestLab, fault: str) -> None:
     """A source that somebody has set up on a node, with a package that the inventory asks for there."""

@@ -82,6 +82,97 @@ def tail(log: Path) -> str:
     return "\n".join(line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} ..." for line in lines)
 
 
+@pytest.mark.proves("roles", "The roles of each scenario converge in containers and pass its checks.")
+@pytest.mark.proves(
+    "roles", "Check mode runs, and a second converge changes nothing, except backup, removal and verify."
+)
+@pytest.mark.proves(
+    "node_state", "Each kind of item that is absent, wrong or half done is repaired.", only=["node_state"]
+)
+@pytest.mark.proves("node_state", "A call killed at several points is completed by the next.", only=["node_state"])
+@pytest.mark.proves("node_state", "A killed dpkg is repaired by the next call.", only=["node_state"])
+@pytest.mark.proves("node_state", "A held dpkg lock is waited for, and its holder reported.", only=["node_state"])
+@pytest.mark.proves(
+    "node_state", "With dnf, drift of version, hold and package is reported and repaired.", only=["node_state"]
+)
+@pytest.mark.proves(
+    "node_state", "apt and dnf move pinned packages up and down; dnf by epoch too.", only=["node_state"]
+)
+@pytest.mark.proves("node_state", "With dnf, what is listed moves, what is held back stays.", only=["node_state"])
+@pytest.mark.proves("node_state", "A full or read-only file system is reported by its name.", only=["node_state"])
+@pytest.mark.proves("node_state", "A unit that does not start is reported with its last words.", only=["node_state"])
+@pytest.mark.proves("node_state", "Undoing all items restores the node as it was before.", only=["node_state"])
+@pytest.mark.proves("verify", "A node stays drained until our job proves exactly its GPUs.", only=["slurm", "verify"])
+@pytest.mark.proves("verify", "An operator's drain is reported and kept.", only=["slurm", "verify"])
+@pytest.mark.proves("backup", "A role backup keeps as many as asked, readable by root only.", only=["backup", "slurm"])
+@pytest.mark.proves(
+    "restore", "A restore recovers a removed account; a damaged archive is refused.", only=["backup", "slurm"]
+)
+@pytest.mark.proves("jobs", "A job can open two of four GPUs and not the others.", only=["slurm", "slurm_worker"])
+@pytest.mark.proves(
+    "jobs", "slurmctld's own check refuses unknown options and bad values.", only=["slurm", "slurm_head"]
+)
+@pytest.mark.proves(
+    "firewall", "Rules that lock out the controller are reverted after their time limit.", only=["base", "node"]
+)
+@pytest.mark.proves("firewall", "Unconfirmed rules do not survive a restart of the firewall.", only=["base", "node"])
+@pytest.mark.proves("firewall", "Tables of other programs stay as they are.", only=["base", "node"])
+@pytest.mark.proves("packages", "Installing packages in advance starts no service.", only=["packages", "slurm"])
+@pytest.mark.proves(
+    "roles",
+    "Removing a worker's roles leaves no clusterctl file; munge, chrony and firewall stop.",
+    only=["node", "removal"],
+)
+@pytest.mark.proves(
+    "monitoring", "Each alert rule passes promtool's tests, those for heat and power too.", only=["prometheus", "slurm"]
+)
+@pytest.mark.proves(
+    "monitoring", "Prometheus scrapes every host and refuses access without its password.", only=["prometheus", "slurm"]
+)
+@pytest.mark.proves("gpu", "Each GPU setting is set, restored after a reset, and undone.", only=["gpu", "gpu_config"])
+@pytest.mark.proves(
+    "gpu", "Each unsupported GPU setting is refused with the card's choices.", only=["gpu", "gpu_config"]
+)
+@pytest.mark.proves(
+    "check", "After a diagnosis reset the GPU has its layout and power limit again.", only=["gpu", "gpu_health"]
+)
+@pytest.mark.proves(
+    "check", "A lost MIG instance becomes a health cause in the drain ledger.", only=["gpu", "gpu_health"]
+)
+@pytest.mark.proves(
+    "driver", "A working driver is left as it is, and the role reports that.", only=["gpu", "nvidia_driver"]
+)
+@pytest.mark.proves(
+    "driver", "A CUDA toolkit that the driver does not support is refused.", only=["gpu", "nvidia_driver"]
+)
+@pytest.mark.proves(
+    "containers", "skopeo, with podman's library, asks the mirror first.", only=["containers", "runtimes"]
+)
+@pytest.mark.proves(
+    "containers", "containerd is configured with the registry mirror of the inventory.", only=["containers", "runtimes"]
+)
+@pytest.mark.proves(
+    "containers", "Docker runs a container and refuses to listen on the network.", only=["docker", "runtimes"]
+)
+@pytest.mark.proves("containers", "containerd runs a container and has CDI enabled.", only=["containerd", "runtimes"])
+@pytest.mark.proves("containers", "Apptainer runs a container as an ordinary user.", only=["apptainer"])
+@pytest.mark.proves("containers", "podman runs a container as an ordinary user.", only=["podman", "runtimes"])
+@pytest.mark.proves("packages", "A package by URL without the expected SHA-256 is refused.", only=["apptainer"])
+@pytest.mark.proves(
+    "containers",
+    "The CDI description is written again when the driver changes.",
+    only=["nvidia_container_toolkit", "runtimes"],
+)
+@pytest.mark.proves(
+    "containers",
+    "Toolkit versions that let containers escape are refused; nothing is installed.",
+    only=["nvidia_container_toolkit", "runtimes"],
+)
+@pytest.mark.proves(
+    "packages",
+    "The toolkit's source with another key's fingerprint is refused; nothing is installed.",
+    only=["nvidia_container_toolkit", "runtimes"],
+)
 @pytest.mark.parametrize(
     "scenario", [pytest.param(name, marks=[] if name in CI else [pytest.mark.long]) for name in SCENARIOS]
 )

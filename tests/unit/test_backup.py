@@ -98,12 +98,14 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "directory.tar"
 
 
+@pytest.mark.proves("backup", "The directory in a backup has no vault password.")
 def test_the_clusters_directory_is_copied_without_its_password(copy: Path) -> None:
     with tarfile.open(copy) as tar:
         assert tar.getnames() == ["aurora/inventory.yaml", "aurora/group_vars/all.yml", "aurora/secrets.yml"]
     cluster_backup.try_directory(copy)
 
 
+@pytest.mark.proves("backup", "A copy whose secrets its password does not open is no backup.")
 @pytest.mark.parametrize(
     ("name", "data", "told"),
     [
@@ -128,6 +130,7 @@ def test_a_file_that_was_altered_after_it_was_sealed_is_noticed(copy: Path) -> N
         cluster_backup.try_directory(copy)
 
 
+@pytest.mark.proves("restore", "Files that differ between backup and directory are named.")
 def test_what_differs_between_a_backups_directory_and_ours_is_named(tmp_path: Path, copy: Path) -> None:
     path, here = tmp_path / "archive.tar", tmp_path / "here"
     cluster_backup.seal(path, MANIFEST, [copy], KEY)
@@ -146,6 +149,7 @@ def refused(path: Path) -> None:
         cluster_backup.unseal(path, KEY)
 
 
+@pytest.mark.proves("restore", "A flipped bit in any sampled part of a backup is detected.")
 def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
     path = archive(tmp_path)
     whole = path.read_bytes()
@@ -156,6 +160,7 @@ def test_a_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
         refused(path)
 
 
+@pytest.mark.proves("restore", "A truncated archive or another file is refused as a backup.")
 def test_an_archive_that_is_cut_off_or_none_at_all_is_refused(tmp_path: Path) -> None:
     path = archive(tmp_path)
     whole = path.read_bytes()
@@ -167,6 +172,7 @@ def test_an_archive_that_is_cut_off_or_none_at_all_is_refused(tmp_path: Path) ->
     refused(path)
 
 
+@pytest.mark.proves("restore", "Values of a wrong type in a backup's manifest are refused.")
 @pytest.mark.parametrize(
     "other",
     [
@@ -185,6 +191,7 @@ def test_what_an_archive_says_is_data(tmp_path: Path, other: dict[str, Any]) -> 
         backup.read(archive(tmp_path, **other), tmp_path)
 
 
+@pytest.mark.proves("restore", "A backup without this cluster's seal is refused.")
 def test_an_archive_that_another_has_sealed_or_nobody_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +209,7 @@ def test_an_archive_that_another_has_sealed_or_nobody_is_refused(
         backup.read(archive(tmp_path), tmp_path)
 
 
+@pytest.mark.proves("restore", "A backup with a link or directory as a part is refused.")
 @pytest.mark.parametrize("name", ["manifest.json", "slurmctld.tar.gz", "seal"])
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE])
 def test_an_archive_of_links_and_directories_is_none(tmp_path: Path, name: str, kind: bytes) -> None:
@@ -229,6 +237,7 @@ def test_a_copy_of_the_directory_that_is_none_is_refused(tmp_path: Path, inner: 
         backup.differing(tmp_path / "archive", tmp_path)
 
 
+@pytest.mark.proves("backup", "A database table whose name is an SQL statement is refused.")
 def test_a_table_whose_name_would_go_on_as_a_statement_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [["aurora-1_job_table"], ["user_table"]]
     monkeypatch.setattr(cluster_backup, "sql", lambda statement: found)
@@ -247,6 +256,7 @@ def secret_of_root(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.proves("backup", "Links and pipes of user slurm lead a backup to no other file.")
 def test_a_backup_reads_the_state_as_slurms_user(slurm: Path) -> None:
     """Who owns the state could put a link to a directory of root's in it, or let it be one; or a pipe."""
     with tempfile.TemporaryDirectory() as name:
@@ -322,6 +332,7 @@ class Racing:
         return Members()
 
 
+@pytest.mark.proves("restore", "A link that user slurm plants during a restore leads root nowhere.")
 @pytest.mark.parametrize("what", ["slurmctld.new", "slurmctld.new/hash.0"])
 def test_a_link_that_slurms_user_plants_while_a_state_is_laid_out_leads_root_nowhere(
     slurm: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -353,6 +364,7 @@ half a line
 """
 
 
+@pytest.mark.proves("restore", "Drains noted before a restore are applied with their exact reasons.")
 def test_who_is_drained_at_a_restore_is_drained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RESTORE, "DRAINS", tmp_path / "drains")
     monkeypatch.setattr(RESTORE, "run", lambda *argv, check: (0, SINFO))
@@ -372,6 +384,7 @@ def test_who_is_drained_at_a_restore_is_drained_again(tmp_path: Path, monkeypatc
     assert not (tmp_path / "proof").exists()
 
 
+@pytest.mark.proves("restore", "A restore adds the backup's drain causes to the current ones.")
 def test_the_causes_of_a_backup_are_added_to_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RESTORE, "DRAINED", tmp_path / "drain.json")
     monkeypatch.setattr(RESTORE, "exclusive", lambda path, notes: contextlib.nullcontext())
@@ -423,6 +436,7 @@ def test_an_empty_queue_is_one() -> None:
     assert cluster_backup.jobs("7 RUNNING\n12 PENDING\n") == {"7": "RUNNING", "12": "PENDING"}
 
 
+@pytest.mark.proves("backup", "Only the newest backups of a cluster are kept; other files stay.")
 def test_the_newest_are_kept_of_one_cluster(tmp_path: Path) -> None:
     days = [f"aurora-0a1b2c3d-202611{day:02}T190000Z.tar" for day in (3, 21, 1, 30)]
     others = ["borealis-0a1b2c3d-20261101T190000Z.tar", "aurora-0a1b2c3d-20261101T190000Z.tar.new", "notes"]

@@ -1017,6 +1017,7 @@ def outcome(base: Path) -> Outcome:
     )
 
 
+@pytest.mark.proves("inventory", "Each of more than 400 problems of input is refused with its place; exit 2.")
 @pytest.mark.parametrize(("line", "index"), [pytest.param(*pair, id=pair[0]) for pair in LINES])
 def test_refused_with_its_place(outcome: Outcome, line: str, index: int) -> None:
     end, (place, said) = outcome.ends[index], GIVEN[index].says[line]
@@ -1025,6 +1026,7 @@ def test_refused_with_its_place(outcome: Outcome, line: str, index: int) -> None
     assert any(text.startswith(place) and said in text for text in told), f"{place}{said}\n--- in\n{end.err}"
 
 
+@pytest.mark.proves("inventory", "A refusal shows no traceback, no secret and no control character.")
 @pytest.mark.parametrize("index", range(len(GIVEN)), ids=[next(iter(given.says)) for given in GIVEN])
 def test_nothing_else_is_said(outcome: Outcome, index: int) -> None:
     """No traceback, no secret, nothing that a terminal obeys; as many problems as the last line counts."""
@@ -1039,6 +1041,7 @@ def test_nothing_else_is_said(outcome: Outcome, index: int) -> None:
         assert len(lines) > len(set(given.says.values()))
 
 
+@pytest.mark.proves("inventory", "Refused input sends no packet, creates no file, runs no command.")
 def test_nobody_is_contacted_and_nothing_made_or_run(outcome: Outcome, base: Path) -> None:
     """A positive control is below: the same program sends packets there as soon as the inventory is good."""
     assert outcome.packets == 0
@@ -1050,6 +1053,7 @@ def test_nobody_is_contacted_and_nothing_made_or_run(outcome: Outcome, base: Pat
         assert made <= {name.partition("/")[0] for name in given.files}, given.argv
 
 
+@pytest.mark.proves("inventory", "The positive control: a good inventory sends packets to its nodes.")
 def test_a_good_inventory_is_not_refused_and_its_nodes_are_looked_for(tmp_path: Path) -> None:
     given = Given({}, {"inventory.yaml": good("gpu[02:04]: {}", "gpu02: {ansible_host: 10.0.0.12}")})
     [end], packets = arena.run([start(tmp_path, given)])

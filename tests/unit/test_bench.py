@@ -36,6 +36,7 @@ def test_ceiling__count_at_it_or_a_little_below__is_silent(costs: Path, name: st
     assert ceilings.complaint(name, count, costs) == ""
 
 
+@pytest.mark.proves("costs", "A count above its ceiling fails.")
 @pytest.mark.parametrize(("name", "count", "fitting"), [("tasks", 21, "tasks: 21"), ("bytes", 1001, "bytes: 1102")])
 def test_ceiling__count_above_it__names_both_and_the_way_out(costs: Path, name: str, count: int, fitting: str) -> None:
     text = ceilings.complaint(name, count, costs)
@@ -43,6 +44,7 @@ def test_ceiling__count_above_it__names_both_and_the_way_out(costs: Path, name: 
     assert f"costs.yml: {'exact' if name == 'tasks' else 'varying'}: {fitting}," in text
 
 
+@pytest.mark.proves("costs", "A count far below its ceiling fails until the ceiling is lowered.")
 @pytest.mark.parametrize(("name", "count", "fitting"), [("tasks", 17, "tasks: 17."), ("bytes", 799, "bytes: 879.")])
 def test_ceiling__count_far_below_it__asks_to_lower_it(costs: Path, name: str, count: int, fitting: str) -> None:
     text = ceilings.complaint(name, count, costs)
@@ -77,12 +79,14 @@ def test_ceilings__each_of_the_file__has_its_test_and_its_comment() -> None:
         assert lines[place - 1].startswith("  # "), name
 
 
+@pytest.mark.proves("costs", "`--version` keeps its imports within their ceiling and starts no process.")
 def test_start__version__imports_few_modules_and_starts_nothing() -> None:
     modules = counts.modules("--version")
     ceilings.check({"version_modules": len(modules)}, str(sorted(modules)))
     assert counts.started("--version") == {}
 
 
+@pytest.mark.proves("costs", "`validate` keeps its imports within their ceiling and starts no process.")
 def test_start__validate__imports_few_modules_and_starts_nothing(tmp_path: Path) -> None:
     inventory = tmp_path / "inventory.yaml"
     inventory.write_text(_INVENTORY)

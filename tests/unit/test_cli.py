@@ -86,6 +86,7 @@ def test_validate_as_json(cluster: Path, home: Path) -> None:
     assert (done.returncode, answer["exit_code"], answer["cluster"], answer["hosts"]) == (0, 0, "aurora", 2)
 
 
+@pytest.mark.proves("preflight", "Each unreachable node is reported, nothing is recorded, exit 3.")
 def test_unfit_nodes_are_exit_3_each_named_and_nothing_is_recorded(cluster: Path, home: Path) -> None:
     done = clusterctl("bootstrap", "inventory.yaml", cwd=cluster, HOME=str(home))
     assert done.returncode == 3
@@ -101,6 +102,7 @@ def test_unfit_nodes_are_exit_3_each_named_and_nothing_is_recorded(cluster: Path
     assert "head1: connection: 127.0.0.1 port 1 refuses" in shown.stdout
 
 
+@pytest.mark.proves("check", "`check` names a node that does not respond; exit 4.")
 def test_a_check_names_who_does_not_answer(cluster: Path, home: Path) -> None:
     done = clusterctl("check", str(cluster), "--output", "json", HOME=str(home))
     answer = json.loads(done.stdout)
@@ -138,6 +140,7 @@ def test_an_error_as_json_is_one_object_on_stdout(cluster: Path, home: Path) -> 
     assert (done.returncode, answer["exit_code"], len(answer["problems"])) == (3, 3, 2)
 
 
+@pytest.mark.proves("faults", "A second run exits with 6 before it contacts a node.")
 def test_a_second_run_is_exit_6_before_anything_else(cluster: Path, home: Path) -> None:
     with lock.hold(cluster / ".clusterctl", "verify"):
         done = clusterctl("bootstrap", str(cluster), HOME=str(home))
@@ -146,6 +149,7 @@ def test_a_second_run_is_exit_6_before_anything_else(cluster: Path, home: Path) 
     assert "verify" in done.stderr
 
 
+@pytest.mark.proves("print-command", "`--print-command` prints one line and writes nothing.")
 def test_print_command_contacts_nobody_and_is_one_line(cluster: Path, home: Path) -> None:
     before = sorted(cluster.rglob("*"))
     done = clusterctl(

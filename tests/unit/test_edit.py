@@ -35,6 +35,7 @@ def workers(hosts: str) -> str:
     return HEAD + "    slurm_workers:\n" + textwrap.indent(textwrap.dedent(hosts), " " * 6)
 
 
+@pytest.mark.proves("inventory", "Adding a host leaves groups that contain the workers' group unchanged.")
 def test_a_group_that_has_the_workers_as_members_stays_as_it_is() -> None:
     """It stands before or behind them; hosts go where the workers are written."""
     members = "    apptainer: {children: {slurm_workers: {}, a100: {}}}\n"
@@ -395,6 +396,7 @@ def test_ranges_of_several_parts_are_split_in_their_order() -> None:
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("inventory", "An edit keeps line ends, byte order mark and the end of file.")
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("final", [True, False])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
@@ -490,6 +492,7 @@ def test_what_is_no_plain_inventory_is_refused(text: str, message: str) -> None:
         assert message in str(caught.value)
 
 
+@pytest.mark.proves("inventory", "A layout that an edit would not keep is refused.")
 @pytest.mark.parametrize(
     "text",
     [
@@ -669,6 +672,7 @@ def _inventories(draw: st.DrawFn) -> str:
     return text.replace("\n", draw(st.sampled_from(["\n", "\n", "\r\n"])))
 
 
+@pytest.mark.proves("inventory", "Hosts added and removed again leave 200 generated inventories identical.")
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(
     _inventories(),
@@ -690,6 +694,7 @@ def test_what_is_added_and_removed_again_leaves_no_trace(old: str, group: str, h
     assert edit.remove(new, list(hosts)) == old
 
 
+@pytest.mark.proves("inventory", "Removing hosts removes nothing else from generated inventories.")
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(_inventories(), st.data())
 def test_what_is_removed_is_all_that_goes(old: str, data: st.DataObject) -> None:

@@ -48,6 +48,7 @@ def test_memory_leaves_a_margin_but_never_most_of_a_small_node(total: int, given
     assert SLURM.real_memory(record(memory_mb=total)) == given
 
 
+@pytest.mark.proves("jobs", "slurm.conf describes a node by its CPU layout and typed GPUs.")
 def test_a_node_is_described_by_its_layout_and_typed_gpus() -> None:
     described = SLURM.node(record(gpus=[gpu(0), gpu(1, "t4"), gpu(2)]))
     assert described == {
@@ -150,6 +151,7 @@ def test_every_filter_is_offered_under_a_name_that_tells_its_family() -> None:
 THREE = ["3g.40gb", "2g.20gb", "2g.20gb"]
 
 
+@pytest.mark.proves("gpu", "Slurm's configuration names MIG instances by type and device files.")
 def test_a_divided_gpu_is_its_instances() -> None:
     mixed = record(gpus=[gpu(0, mig=THREE, cpus="0-15,64-79"), gpu(1), gpu(2, mig=[])])
     assert SLURM.node(mixed)["Gres"] == "gpu:2g.20gb:2,gpu:3g.40gb:1,gpu:a100:1"

@@ -333,15 +333,23 @@ def fuzz(directory: Path, examples: int, sample: int, *, same: bool) -> None:
         assert ours == known, "Ansible understands it otherwise than we do"
 
 
+@pytest.mark.proves(
+    "untrusted", "The same 400 generated directories are each accepted or refused; none executes anything."
+)
+@pytest.mark.proves("inventory", "Ansible reads accepted directories as clusterctl does.")
 def test_any_directory_is_a_cluster_or_a_refusal(tmp_path: Path) -> None:
     fuzz(tmp_path, EXAMPLES, SAMPLE, same=True)
 
 
+@pytest.mark.proves(
+    "untrusted", "12,000 new generated directories are each accepted or refused; none executes anything."
+)
 @pytest.mark.long
 def test_any_directory_is_a_cluster_or_a_refusal_at_length(tmp_path: Path) -> None:
     fuzz(tmp_path, LONG_EXAMPLES, LONG_SAMPLE, same=False)
 
 
+@pytest.mark.proves("untrusted", "The positive control: without the refusal Ansible runs an inventory's template.")
 def test_the_marker_would_be_made(tmp_path: Path) -> None:
     """The positive control: without our refusal Ansible, asked in the same way, runs what an inventory says."""
     marker = tmp_path / "marker"

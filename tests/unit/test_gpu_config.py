@@ -111,6 +111,7 @@ def steps(
     return [(step.gpu.index, step.name, step.to, step.was) for step in found]
 
 
+@pytest.mark.proves("gpu", "Only settings that differ are changed.")
 def test_only_what_differs_is_a_step() -> None:
     assert steps({}) == []
     assert steps({"power_limit": "400", "compute_mode": "default", "ecc": "enabled"}) == []
@@ -133,6 +134,7 @@ def test_a_locked_clock_is_known_by_what_was_locked() -> None:
     assert steps({"graphics_clock": "default"}, {}) == []
 
 
+@pytest.mark.proves("gpu", "Power and clocks outside the card's range are refused with the range.")
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -152,6 +154,7 @@ def test_what_the_card_does_not_allow_is_refused_with_its_choices(given: dict[st
         steps(given)
 
 
+@pytest.mark.proves("gpu", "MIG layouts are accepted only if the card's placements allow them.")
 def test_layouts_fit_where_the_cards_placements_allow() -> None:
     where = CONFIG.room(PROFILES, PLACEMENTS)
     assert list(where) == ["1g.10gb", "1g.10gb+me", "2g.20gb", "4g.40gb", "3g.40gb"]
@@ -173,6 +176,7 @@ def test_instances_are_known_by_their_profiles() -> None:
     assert CONFIG.instances(listing) == {0: {0: "3g.40gb", 1: "1g.10gb+me"}}
 
 
+@pytest.mark.proves("gpu", "Settings removed from the inventory return to the card's default.")
 def test_what_is_no_longer_asked_for_goes_back_to_the_cards_own() -> None:
     before = {"power_limit": "300", "mig": "7g.80gb", "mig_gpus": {"1": "none", "2": "3g.40gb"}, "ecc": ""}
     assert CONFIG.back({}, before) == {"power_limit": "default", "mig": "none", "mig_gpus": {"1": "none", "2": "none"}}
@@ -202,6 +206,7 @@ def test_gpus_change_while_nobody_holds_them_and_slurm_comes_back_last(
     assert node.apply("mig", boot=True) == ([*STOPS[1:], "divide", "link", f"start --no-block {CDI[6:]}", *begins], "")
 
 
+@pytest.mark.proves("gpu", "After a failed change the next run completes it and restarts services.")
 @pytest.mark.parametrize("fails", ["divide", "stop nvidia-persistenced", "start nvidia-dcgm", "start nvidia-cdi"])
 def test_what_fails_is_told_and_the_next_run_brings_the_rest(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -218,6 +223,7 @@ def test_what_fails_is_told_and_the_next_run_brings_the_rest(
     assert node.apply() == (["link"], "")
 
 
+@pytest.mark.proves("gpu", "The next run restarts the services that a killed run stopped.")
 def test_a_run_that_was_killed_is_finished_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unfinished = tmp_path / "unfinished"
     unfinished.write_text(json.dumps(["slurmd.service", "nvidia-dcgm.service"]))
@@ -306,6 +312,7 @@ def test_what_a_killed_run_has_set_is_taken_back_by_one_that_no_longer_asks(
     assert set_back == ["default"]
 
 
+@pytest.mark.proves("gpu", "A lost layout of a node in service waits until it is drained.")
 @pytest.mark.parametrize(
     ("given", "before", "kept"),
     [

@@ -151,6 +151,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.proves("check", "Twelve kinds of fault in nvidia-smi's document are each reported alone.")
 @pytest.mark.parametrize(("path", "value", "name", "text"), FAULTS.values(), ids=FAULTS.keys())
 def test_each_fault_drains_and_is_told(find: Find, path: str, value: str, name: str, text: str) -> None:
     assert find(changed(path, value)) == [(name, text, True)]
@@ -168,6 +169,7 @@ def test_newer_drivers_tell_the_distance_to_the_limit(find: Find) -> None:
     ]
 
 
+@pytest.mark.proves("check", "A slow PCIe link counts under load only.")
 def test_the_generation_counts_under_load_alone(find: Find) -> None:
     idle = changed("pcie_gen/current_link_gen", "1")
     assert find(idle) == []
@@ -210,6 +212,7 @@ def test_a_node_without_gpus_asks_for_none(find: Find) -> None:
     assert find("!there is no driver", "!nor this", given={"gpus": []}) == []
 
 
+@pytest.mark.proves("check", "A hardware XID stays although the log no longer has it.")
 @pytest.mark.parametrize("number", [48, 63, 64, 74, 79, 95, 119])
 def test_an_xid_of_the_hardware_stays(find: Find, number: int) -> None:
     state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
@@ -225,6 +228,7 @@ def test_an_xid_of_an_instance_is_one_of_its_gpu(find: Find) -> None:
     assert find(log=line(of_an_instance)) == [("xid", "GPU 1: XID 95, uncontained ECC error", True)]
 
 
+@pytest.mark.proves("check", "An application's XID never drains.")
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 94])
 def test_an_xid_of_an_application_never_drains(find: Find, number: int) -> None:
     assert find(log=line(XID.format(number))) == []
@@ -295,11 +299,13 @@ def test_of_an_older_drivers_matrix_the_gpus_are_read() -> None:
     decode(check.Answer, ANSWER | {"topology": found})
 
 
+@pytest.mark.proves("check", "A failed Fabric Manager counts only where it is enabled.")
 def test_fabric_manager_counts_where_it_is_enabled(find: Find) -> None:
     assert find(units="ActiveState=failed\nUnitFileState=disabled\n") == []
     assert find(units="ActiveState=failed\nUnitFileState=enabled\n") == [("fabric", "Fabric Manager is failed", True)]
 
 
+@pytest.mark.proves("check", "An InfiniBand port that was up and is down is reported.")
 def test_infiniband_that_was_up_has_to_be(tmp_path: Path) -> None:
     port = tmp_path / "class/net/ib0/device/infiniband/mlx5_0/ports/1"
     port.mkdir(parents=True)
@@ -332,6 +338,7 @@ def test_what_hangs_is_late_in_its_own_time(find: Find, monkeypatch: pytest.Monk
     assert look.seconds("xid") == 10
 
 
+@pytest.mark.proves("check", "A fault that can pass drains only if seen twice.")
 def test_what_may_be_over_has_to_be_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [[HEALTH.Finding("power", "brake", passing=True), HEALTH.Finding("ecc", "errors")],
              [HEALTH.Finding("ecc", "errors"), HEALTH.Finding("temperature", "hot", passing=True)]]  # fmt: skip
@@ -366,6 +373,7 @@ def test_the_head_believes_a_node_of_itself() -> None:
     assert EAR.understood(said("gpu01", ""), "key", "c1") == ("gpu01", "")
 
 
+@pytest.mark.proves("check", "The head refuses reports for another node, replayed or altered.")
 @pytest.mark.parametrize(
     "line",
     [
@@ -427,6 +435,7 @@ def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.Monk
     ]
 
 
+@pytest.mark.proves("check", "The head refuses a report from an unprivileged port.")
 def test_the_head_hears_root_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert HEALTH.PORTS.stop == EAR.ROOTS.stop
     monkeypatch.setenv("REMOTE_PORT", "1024")
@@ -617,6 +626,7 @@ def test_a_service_that_does_not_come_back_is_told_and_the_rest_goes_on(
     assert HEALTH.STOPPED.read_text() == "nvidia-dcgm.service"
 
 
+@pytest.mark.proves("check", "Settings that a reset lost and cannot be restored keep the node drained.")
 @pytest.mark.parametrize("answer", ['{"notes": ["GPU 1: it waits"]}', "no JSON", ""])
 def test_what_could_not_be_set_again_keeps_the_node_out(
     ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, answer: str
@@ -633,6 +643,7 @@ def test_what_could_not_be_set_again_keeps_the_node_out(
     assert state["xids"]
 
 
+@pytest.mark.proves("check", "A diagnosis resets no GPU before the head has drained the node.")
 def test_nothing_is_reset_that_jobs_may_come_to(ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     def deaf(given: dict[str, Any], text: str) -> None:
         raise TimeoutError

@@ -101,6 +101,7 @@ def test_the_zone_of_an_address_is_a_text_of_the_nodes_and_goes_nowhere() -> Non
     assert record.nics[0].addresses == ("fe80::1/64",)
 
 
+@pytest.mark.proves("untrusted", "A wrong value in a node's hardware report is refused by name.")
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -280,6 +281,7 @@ def _edit(edit: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
     return change
 
 
+@pytest.mark.proves("faults", "A damaged or newer hardware record is refused with path and remedy.")
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -531,6 +533,7 @@ def test_a_password_in_a_url_stays_on_the_node() -> None:
 # --- in Ansible -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("untrusted", "A GPU name that is a template is never run on the controller.")
 def test_records_reach_templates_and_are_never_templated(tmp_path: Path) -> None:
     """What ran on the control machine when it was tried: a GPU's name that is a template."""
     hostile = TEMPLATE.replace("MARKER", str(tmp_path / "marker"))
@@ -603,6 +606,7 @@ slurmd:
 """
 
 
+@pytest.mark.proves("preflight", "The Slurm versions that apt offers are read, the candidate first.")
 @pytest.mark.parametrize(
     ("said", "installed", "offered"),
     [

@@ -22,6 +22,7 @@ def test_the_name_of_a_directory_is_made_once_and_for_its_owner(tmp_path: Path) 
     assert (tmp_path / "id").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.proves("faults", "A copy of a directory or another machine counts as another controller.")
 def test_a_copy_of_a_directory_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the head would let each of them take over while the other is at work."""
     state = tmp_path / "one"
@@ -38,6 +39,7 @@ def _key(path: Path) -> None:
     path.symlink_to(path.parent.parent / "id_ed25519")
 
 
+@pytest.mark.proves("untrusted", "A link in place of the run's ID sends no file to the head.")
 @pytest.mark.parametrize(
     ("make", "told"),
     [

@@ -28,6 +28,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_content.make(tmp_path_factory.mktemp("content"))
 
 
+@pytest.mark.proves("init", "`init` writes a valid inventory with secrets in a private directory.")
 def test_the_result_is_a_valid_inventory_with_secrets(place: Path, content: Path) -> None:
     initialise.create(Path("aurora"), "head1=10.0.0.1", WORKERS, "admin", content)
     cluster = inventory.load(Path("aurora/inventory.yaml"), schema.load(content))
@@ -57,6 +58,7 @@ def test_an_empty_directory_may_be_there(content: Path) -> None:
     assert Path("aurora/inventory.yaml").exists()
 
 
+@pytest.mark.proves("init", "`init` overwrites nothing.")
 @pytest.mark.parametrize("kind", ["file", "directory", "dangling link"])
 def test_nothing_is_overwritten(place: Path, content: Path, kind: str) -> None:
     path = place / "aurora"
@@ -72,6 +74,7 @@ def test_nothing_is_overwritten(place: Path, content: Path, kind: str) -> None:
     assert [entry.name for entry in place.iterdir()] == ["aurora"]
 
 
+@pytest.mark.proves("init", "Bad hosts or names are refused, and nothing is created.")
 @pytest.mark.parametrize(
     ("name", "head", "workers", "user", "said"),
     [
@@ -126,6 +129,7 @@ def test_an_example_can_be_asked_for() -> None:
     assert [host.name for host in inventory.load(Path("aurora/inventory.yaml")).hosts] == ["head1", "gpu01", "gpu02"]
 
 
+@pytest.mark.proves("init", "On a terminal `init` asks for head, workers and user.")
 def test_a_terminal_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(initialise, "_on_terminal", lambda: True)
     code, output = run("aurora", keys="head1=10.0.0.1\ngpu[01:02]\nadmin\n")

@@ -85,6 +85,7 @@ def test_hosts_may_be_described_once_under_all_and_only_named_in_their_groups(tm
     assert [host.address for host in cluster.hosts] == ["10.0.0.1", "10.0.0.2"]
 
 
+@pytest.mark.proves("inventory", "A group can take the hosts of the workers' groups, later ones too.")
 def test_a_group_may_have_the_hosts_of_the_schedulers_groups(tmp_path: Path, known: Schema) -> None:
     """Those that come later, too; its variables give way to theirs, as with Ansible."""
     members = "monitoring: {children: {a100: {}}, vars: {demo_level: low, demo_port: 7}}"
@@ -97,6 +98,7 @@ def test_a_group_may_have_the_hosts_of_the_schedulers_groups(tmp_path: Path, kno
     assert {type(group) for group in gpu02.groups} == {str}  # as they are written for a node that leaves
 
 
+@pytest.mark.proves("containers", "An enroot group that lacks a host of Slurm is refused.")
 @pytest.mark.parametrize(
     ("members", "missing"), [("slurm_workers", "head1"), ("slurm_head", "gpu01, gpu02"), ("a100, slurm_head", "gpu01")]
 )
@@ -203,6 +205,7 @@ def test_a_host_serves_one_scheduler(tmp_path: Path, known: Schema) -> None:
     ]
 
 
+@pytest.mark.proves("inventory", "All problems of an inventory are reported at once, in file order.")
 def test_every_problem_is_reported_at_once_in_the_order_of_the_files(tmp_path: Path, known: Schema) -> None:
     write(tmp_path, "demo_port: x\n", "group_vars/slurm_workers.yml")
     write(tmp_path, "demo_port: y\n", "host_vars/gpu01.yml")

@@ -30,6 +30,7 @@ def test_a_damaged_recipe_is_a_bug_of_ours(tmp_path: Path) -> None:
         kit_recipe.load(directory=tmp_path)
 
 
+@pytest.mark.proves("lab", "A changed recipe or builder changes the identity of a built result.")
 @pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.name)
 def test_a_result_is_known_by_all_that_it_depends_on(recipe: kit_recipe.Recipe, tmp_path: Path) -> None:
     shutil.copytree(recipe.directory, tmp_path / recipe.name)
@@ -43,6 +44,7 @@ def test_a_result_is_known_by_all_that_it_depends_on(recipe: kit_recipe.Recipe, 
         path.write_text(kept)
 
 
+@pytest.mark.proves("lab", "Every Go module of the kit is pinned by its hash.")
 @pytest.mark.parametrize("recipe", [recipe for recipe in ALL if recipe.go], ids=lambda recipe: recipe.name)
 def test_every_module_is_pinned_by_its_hash(recipe: kit_recipe.Recipe) -> None:
     pins = (recipe.directory / "go.sum").read_text()
@@ -53,6 +55,7 @@ def test_every_module_is_pinned_by_its_hash(recipe: kit_recipe.Recipe) -> None:
         assert re.search(rf"^{re.escape(module)} {re.escape(version)} h1:\S{{44}}$", pins, re.MULTILINE), module
 
 
+@pytest.mark.proves("lab", "Each kit package contains exactly the programs that its recipe builds.")
 @pytest.mark.parametrize("recipe", ALL, ids=lambda recipe: recipe.name)
 def test_what_is_packed_is_built_and_has_no_placeholder_left(recipe: kit_recipe.Recipe) -> None:
     built = {f"bin/{program.rsplit('/', 1)[-1]}" for program in recipe.go.programs} if recipe.go else set()
@@ -137,6 +140,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
+@pytest.mark.proves("lab", "`lab down` of another lab keeps the kit's server while a lab starts.")
 def test_kit__another_lab_goes_while_one_is_made__server_stays(machine: Machine) -> None:
     """The other `down` comes between the start of the server and the first container of the lab that needs it."""
     machine.meanwhile = Thread(target=lab.Lab("old").down)
@@ -149,6 +153,7 @@ def test_kit__another_lab_goes_while_one_is_made__server_stays(machine: Machine)
     assert machine.running == set()
 
 
+@pytest.mark.proves("lab", "A lab builds only the kit recipes that it names.")
 def test_kit__lab_with_recipes__builds_only_those(machine: Machine) -> None:
     def up(*options: str) -> list[str]:
         machine.built.clear()

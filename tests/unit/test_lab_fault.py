@@ -161,6 +161,7 @@ def node(
             process.kill()
 
 
+@pytest.mark.proves("lab", "Each value of a simulated fault changes what NVML reports of that GPU only.")
 @pytest.mark.parametrize(("name", "model"), APPLICABLE)
 def test_fault__on_a_gpu__library_reads_every_line_of_it(node: Node, name: str, model: str) -> None:
     """Each line that a fault sets changes what NVML says of that GPU, and of no other."""
@@ -177,6 +178,7 @@ def test_fault__on_a_gpu__library_reads_every_line_of_it(node: Node, name: str, 
     assert node.read(model, {}) == sound
 
 
+@pytest.mark.proves("lab", "A fault that a GPU model cannot have is refused.")
 @pytest.mark.parametrize("name", REFUSED)
 def test_fault__model_without_the_part__is_refused(name: str) -> None:
     for model in REFUSED[name]:
@@ -200,6 +202,7 @@ def test_xids() -> None:
     assert fault.kernel_line(999, 9, A100) == "NVRM: Xid (PCI:0001:0f:00): 999, pid='<unknown>', name=<unknown>"
 
 
+@pytest.mark.proves("lab", "An unknown fault, node or GPU is refused with the nearest name or choices.")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -8,6 +8,7 @@ import pytest
 from clusterctl.lab import podman
 
 
+@pytest.mark.proves("lab", "The lab uses sudo only for a user who is not root.")
 @pytest.mark.parametrize(("user", "prefix"), [(0, []), (1000, ["sudo"])])
 def test_as_root__by_any_user__uses_sudo_where_needed(
     monkeypatch: pytest.MonkeyPatch, user: int, prefix: list[str]

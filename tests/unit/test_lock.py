@@ -42,6 +42,7 @@ def end(process: "subprocess.Popen[str]") -> None:
     process.communicate()
 
 
+@pytest.mark.proves("faults", "A second run is refused with user, host, process and start of the first.")
 def test_a_second_run_is_refused_and_told_who_holds_the_lock(tmp_path: Path) -> None:
     process = holder(tmp_path)
     try:
@@ -55,6 +56,7 @@ def test_a_second_run_is_refused_and_told_who_holds_the_lock(tmp_path: Path) -> 
     assert refused.value.exit_code == 6
 
 
+@pytest.mark.proves("faults", "The lock of a killed run is free.")
 def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
     end(holder(tmp_path))
     with lock.hold(tmp_path, "verify"):

@@ -73,6 +73,7 @@ def whole(cluster: dict[str, Any]) -> dict[str, Any]:
     return cluster | {"inventory_file": str(directory / "cluster.yaml")}
 
 
+@pytest.mark.proves("backup", "The head's copy contains the cluster's files and vault password, nothing else.")
 def test_the_recovery_archive_holds_the_cluster_and_its_password_and_nothing_else(whole: dict[str, Any]) -> None:
     [encoded] = look_up("cluster_recovery", ["ca/x.pem"], whole, vault="right")
     directory = Path(whole["inventory_dir"])
@@ -96,6 +97,7 @@ def test_the_recovery_archive_changes_with_its_content_alone(whole: dict[str, An
     assert look_up("cluster_recovery", [], whole, vault="right") != first
 
 
+@pytest.mark.proves("untrusted", "A link out of the cluster's directory is not sent to the head.")
 @pytest.mark.parametrize("name", ["known_hosts", ".gitignore", "hardware/gpu02.json", "ca/x.pem"])
 def test_the_recovery_archive_follows_no_link_out_of_the_directory(
     whole: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, name: str
@@ -109,6 +111,7 @@ def test_the_recovery_archive_follows_no_link_out_of_the_directory(
         look_up("cluster_recovery", ["ca/x.pem"], whole, vault="right")
 
 
+@pytest.mark.proves("backup", "No copy is made without the password that opens the secrets.")
 def test_there_is_no_recovery_archive_without_what_opens_the_secrets(whole: dict[str, Any]) -> None:
     path = Path(whole["inventory_dir"], "secrets.yml")
     for vault in ("wrong", ""):

@@ -43,6 +43,7 @@ def without_gpu01(cluster: inventory.Inventory) -> inventory.Inventory:
     return inventory.load(cluster.path)
 
 
+@pytest.mark.proves("remove-node", "A node that was removed from the inventory can still be reached for cleaning.")
 def test_a_node_that_leaves_can_still_be_reached(cluster: inventory.Inventory) -> None:
     state = cluster.directory / home.STATE
     state.mkdir()
@@ -185,6 +186,7 @@ def test_a_node_takes_its_own_files_with_it_and_no_others(cluster: inventory.Inv
     assert "gpu01" not in cluster.path.read_text()
 
 
+@pytest.mark.proves("remove-node", "remove-node deletes no file behind a link.")
 @pytest.mark.parametrize("linked", ["host_vars", "host_vars/gpu01"])
 def test_no_file_behind_a_link_is_deleted(cluster: inventory.Inventory, tmp_path: Path, linked: str) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -199,6 +201,7 @@ def test_no_file_behind_a_link_is_deleted(cluster: inventory.Inventory, tmp_path
         membership._own_files(cluster, ["gpu01"])
 
 
+@pytest.mark.proves("plan", "A plan edits a copy of the inventory only.")
 def test_a_plan_writes_into_its_copy_alone(cluster: inventory.Inventory, tmp_path: Path) -> None:
     real = tmp_path / "elsewhere.yaml"
     cluster.path.rename(real)

@@ -41,6 +41,7 @@ def test_a_key_has_one_fingerprint_in_whatever_form() -> None:
         assert KEYS.fingerprint(armored(form).replace("\n", "\r\n")) == wanted
 
 
+@pytest.mark.proves("packages", "A key counts only if it is one whole key, alone.")
 @pytest.mark.parametrize(
     "text",
     [
@@ -88,6 +89,7 @@ def test_a_key_is_fetched_once_and_again_when_another_is_wanted(tmp_path: Path) 
     assert (first.asked, second.asked) == (1, 1)
 
 
+@pytest.mark.proves("packages", "A key with another fingerprint is refused.")
 @pytest.mark.parametrize(
     ("text", "told"), [(armored(KEY), "the fingerprint of that key is [0-9A-F]{40}"), ("<html>", "that is not one key")]
 )
@@ -96,6 +98,7 @@ def test_another_key_is_refused(tmp_path: Path, text: str, told: str) -> None:
         keyed(tmp_path / "key.asc", EPEL_PRINT, Manager(text))
 
 
+@pytest.mark.proves("packages", "A renewed key is fetched again only for the source that failed.")
 def test_a_key_that_its_owner_has_renewed_is_fetched_again_where_its_source_is_told_of(tmp_path: Path) -> None:
     old, new = armored(KEY), armored(KEY + SUBKEY)
     wanted = KEYS.fingerprint(old)

@@ -76,6 +76,8 @@ def call(scope: str = "demo", **options: Any) -> Any:
 # Arguments
 
 
+@pytest.mark.proves("node_state", "Unknown or contradictory arguments are refused.")
+@pytest.mark.proves("packages", "A role cannot name a package source without key and fingerprint.")
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -182,6 +184,7 @@ def test_downloading_asks_for_no_template() -> None:
     assert "files" not in normalise(download_only=True, files=[{"dest": "/x", "template": "x.j2"}])
 
 
+@pytest.mark.proves("packages", "A package source is signed by its own key only.")
 def test_a_package_source_is_signed_by_its_own_key_alone() -> None:
     source = {
         "name": "nvidia",
@@ -246,6 +249,7 @@ def test_a_package_by_url_is_known_by_its_version_and_hash() -> None:
             normalise(packages=[{**own, **wrong}])
 
 
+@pytest.mark.proves("packages", "A fetched package is kept only with its SHA-256.")
 def test_a_fetched_package_is_kept_only_with_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_packages, "FETCHED", tmp_path / "cache")
     fetched: list[str] = []
@@ -325,6 +329,7 @@ def test_what_the_index_lacks_is_looked_for_in_a_fresh_one() -> None:
     assert index.asked == 2
 
 
+@pytest.mark.proves("packages", "A pin that cannot be met is reported with the versions offered.")
 def test_a_pin_that_cannot_be_met_names_what_there_is() -> None:
     index = Index({}, {"slurmd": ["25.05-1", "23.02-1"]})
     due = [node_items.Package("slurmd", "24.11.*"), node_items.Package("nosuch")]
@@ -351,6 +356,7 @@ class Upgradable(Index):
         return {name: version for name, version in newest.items() if version != self.here[name]}
 
 
+@pytest.mark.proves("upgrade", "An upgrade moves to the newest version that the pin allows.")
 @pytest.mark.parametrize(
     ("pin", "offered", "target"),
     [
@@ -373,6 +379,7 @@ def test_an_upgrade_moves_to_the_newest_that_the_pin_allows(pin: str, offered: l
     assert told == (f"version {target}, was 1.0-1" if target else "")
 
 
+@pytest.mark.proves("upgrade", "Without `upgrade` an installed package stays, and the pin is reported.")
 def test_without_an_upgrade_what_is_installed_stays_and_the_pin_is_told() -> None:
     noted = node_record.Call("x")
     packages = node_items.Packages(Upgradable({"a": "1.0-1"}, {"a": ["2.0-1"]}))
@@ -383,6 +390,7 @@ def test_without_an_upgrade_what_is_installed_stays_and_the_pin_is_told() -> Non
     assert packages.difference(noted, pinned, NOTHING) == "installed"
 
 
+@pytest.mark.proves("upgrade", "An upgrade leaves packages that an administrator holds.")
 def test_an_upgrade_leaves_what_an_administrator_holds() -> None:
     packages = node_items.Packages(
         Upgradable({"a": "1.0-1", "b": "1.0-1"}, {"a": ["2.0-1"], "b": ["2.0-1"]}, ("a", "b"))
@@ -397,6 +405,7 @@ def test_an_upgrade_to_what_nobody_offers_fails() -> None:
         packages.aim([node_items.Package("a", "3.*")], planned=True)
 
 
+@pytest.mark.proves("upgrade", "Packages required in one exact version move along.")
 def test_what_is_needed_in_one_version_alone_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
     depends = {
         "slurmd=2-1": "Depends: libc6 (>= 2.39), slurm-wlm-basic-plugins (= 2-1), a (= 2) | b",
@@ -635,6 +644,7 @@ def test_what_is_right_is_not_touched(store: Path) -> None:
     assert done.record["items"]["page:b"] == {"before": {"value": "0"}, "now": {"value": "2"}}
 
 
+@pytest.mark.proves("node_state", "Check mode changes nothing and writes no record.")
 def test_check_mode_changes_nothing_and_writes_nothing(store: Path) -> None:
     done, pages = call(check=True), Notebook({"a": "1", "b": "0"})
     node_items.converge(done, pages, WANTED)
@@ -644,6 +654,7 @@ def test_check_mode_changes_nothing_and_writes_nothing(store: Path) -> None:
     assert not store.exists()
 
 
+@pytest.mark.proves("node_state", "The next call knows what an interrupted call began.")
 def test_what_an_interrupted_call_began_is_known_to_the_next(store: Path) -> None:
     first = call()
     with pytest.raises(node_tools.NodeError):
@@ -711,6 +722,7 @@ def test_union__without_a_package__leaves_it_to_its_scope(store: Path) -> None:
     assert manager.gone == ["podman"]
 
 
+@pytest.mark.proves("node_state", "Undoing a role removes packages that only it brought along.")
 def test_undo__of_one_scope__takes_what_came_along_in_another(store: Path) -> None:
     """All roles' packages come in one transaction; what a further scope names stays."""
     recorded("podman", "podman")
@@ -743,6 +755,7 @@ def test_an_unchanged_record_is_not_written_again(store: Path) -> None:
     assert (store / "state/demo.json").stat().st_ino == written.st_ino
 
 
+@pytest.mark.proves("node_state", "A damaged record is refused and kept.")
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 1}', '{"schema": "x", "items": {}}', "\x80"])
 def test_a_broken_record_is_refused_and_kept(store: Path, content: str) -> None:
     (store / "state").mkdir(parents=True)
@@ -752,6 +765,7 @@ def test_a_broken_record_is_refused_and_kept(store: Path, content: str) -> None:
     assert (store / "state/demo.json").read_text(encoding="latin-1") == content
 
 
+@pytest.mark.proves("node_state", "A record of a newer version is refused.")
 def test_a_record_of_a_newer_version_is_refused(store: Path) -> None:
     (store / "state").mkdir(parents=True)
     (store / "state/demo.json").write_text(json.dumps({"schema": 2, "items": {}, "pending": [], "pulled": []}))
@@ -837,6 +851,7 @@ def put(store: Path, *items: Any, label: str = "file", **options: Any) -> Any:
     return done
 
 
+@pytest.mark.proves("node_state", "A file is created, changed, then left alone, and removed on request.")
 def test_a_file_is_created_changed_and_then_left_alone(store: Path, tmp_path: Path) -> None:
     path = tmp_path / "etc/x.d/x.conf"
     assert put(store, entry(path, b"one\n", mode="0640")).changes == [
@@ -855,6 +870,7 @@ def test_a_file_is_created_changed_and_then_left_alone(store: Path, tmp_path: Pa
     assert not path.exists()
 
 
+@pytest.mark.proves("node_state", "A file swapped for a link does not redirect a change of mode.")
 def test_what_became_a_link_since_it_was_looked_at_changes_no_hands(store: Path, tmp_path: Path) -> None:
     """The folder may be a daemon's own, and who runs as that daemon would have any file of the node given to it."""
     prize, path = tmp_path / "shadow", tmp_path / "key"
@@ -889,6 +905,7 @@ def test_a_folder_is_never_removed_for_a_file(store: Path, tmp_path: Path) -> No
         put(store, entry(tmp_path / "y", type="directory"), label="directory")
 
 
+@pytest.mark.proves("node_state", "Content that its validator refuses is not used.")
 def test_what_the_validator_refuses_is_not_used(store: Path, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("old")
     refused = entry(tmp_path / "x", b"CANARY", validate="sh -c 'cat $0; exit 3' %s")
@@ -912,6 +929,7 @@ def test_an_unknown_owner_is_a_change_in_check_mode_and_an_error_otherwise(store
         put(store, item)
 
 
+@pytest.mark.proves("secrets", "`--diff` shows no content of a secret file.")
 def test_differences_are_shown_but_never_those_of_a_secret(store: Path, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("a\nb\n")
     shown = put(store, entry(tmp_path / "x", b"a\nc"), check=True, want_diff=True).result()["diff"]
@@ -932,6 +950,7 @@ def undo(store: Path) -> Any:
     return done
 
 
+@pytest.mark.proves("node_state", "Undo restores earlier files, modes and links.")
 def test_undo_puts_back_what_was_there(store: Path, tmp_path: Path) -> None:
     old, new, link = tmp_path / "old", tmp_path / "a/b/new", tmp_path / "link"
     old.write_bytes(b"\xffold")
@@ -965,6 +984,7 @@ def test_undo_leaves_what_another_scope_names_and_what_others_put_there(store: P
     assert told.notes == [f"directory {tmp_path}/d is not empty and stays"]
 
 
+@pytest.mark.proves("node_state", "A probe reports edited, removed and re-moded files; secrets with the key only.")
 def test_probe_tells_what_is_not_as_recorded(store: Path, tmp_path: Path) -> None:
     names = ("same", "edited", "mode", "gone", "secret")
     put(store, *(entry(tmp_path / name, b"1", secret=name == "secret") for name in names), record_key="key")
@@ -1102,6 +1122,7 @@ def holder(tmp_path: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]
             held.communicate("")
 
 
+@pytest.mark.proves("packages", "The holder of a package lock is named by process.")
 def test_the_holder_of_a_posix_lock_is_named(tmp_path: Path, holder: Callable[[str], "subprocess.Popen[str]"]) -> None:
     lock = tmp_path / "lock"
     assert node_tools.lock_holder([lock]) is None
@@ -1113,6 +1134,7 @@ def test_the_holder_of_a_posix_lock_is_named(tmp_path: Path, holder: Callable[[s
         node_tools.wait_until_free("the lock", lambda: node_tools.lock_holder([lock]), [], limit=0)
 
 
+@pytest.mark.proves("packages", "A wait for a lock is noted with its holder.")
 def test_a_lock_that_comes_free_is_noted_with_its_holder() -> None:
     answers, notes = iter(["pid 1 (apt)", "pid 2 (dpkg)", None]), []  # type: ignore[var-annotated]
     node_tools.wait_until_free("the package lock", lambda: next(answers), notes)

@@ -58,6 +58,7 @@ def driver(*devices: str, **wanted: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.proves("driver", "Open or proprietary modules follow the generation of the GPUs.")
 @pytest.mark.parametrize(
     ("devices", "modules"),
     [
@@ -75,6 +76,7 @@ def test_the_kind_of_modules_follows_the_gpus(devices: list[str], modules: str) 
     assert (found["modules"], found["branch"], found["version"], found["problems"]) == (modules, "580", "580.*", [])
 
 
+@pytest.mark.proves("driver", "A driver that does not support the GPUs is reported before installation.")
 @pytest.mark.parametrize(
     ("devices", "wanted", "problem"),
     [
@@ -129,6 +131,7 @@ def test_what_made_another_driver_goes_with_it() -> None:
 OLDEST = yaml.safe_load((paths.content() / "roles/nvidia_cuda/vars/main.yml").read_text())["__nvidia_cuda_oldest"]
 
 
+@pytest.mark.proves("driver", "CUDA toolkits that driver or GPUs do not support are reported.")
 @pytest.mark.parametrize(
     ("toolkits", "version", "devices", "bridged", "problems"),
     [
@@ -166,6 +169,7 @@ make: *** [Makefile:86: modules] Error 2
 """
 
 
+@pytest.mark.proves("driver", "The compiler's own error line is found in a build log.")
 def test_the_compilers_own_line_is_found() -> None:
     told = "nvidia/nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'"
     assert nvidia_kernel.complaint(LOG) == told
@@ -233,6 +237,7 @@ def test_secure_boot_is_read_from_the_firmware(tmp_path: Path) -> None:
     assert not nvidia_kernel.secure_boot(tmp_path / "bios")
 
 
+@pytest.mark.proves("driver", "A driver of another origin that works is left alone.")
 @pytest.mark.parametrize(
     ("named", "gpus", "found", "ours", "container", "begins"),
     [

@@ -76,6 +76,7 @@ def ask(asked: bool = False, moves: tuple[str, ...] = (), planned: bool = False)
     return OS.reason(manager, moves, planned, notes), notes
 
 
+@pytest.mark.proves("upgrade", "A reboot is planned for the distribution's request or a newer kernel.")
 @pytest.mark.parametrize(
     ("asked", "boot", "moves", "why"),
     [
@@ -105,6 +106,7 @@ def test_a_kernel_that_has_come_is_a_reason_only_if_it_would_start(node: Path) -
     assert ask(moves=("glibc",)) == ("glibc comes", [])
 
 
+@pytest.mark.proves("upgrade", "The due kernel is the one that GRUB would start.")
 @pytest.mark.parametrize(
     ("default", "environment", "due"),
     [
@@ -133,6 +135,7 @@ def test_without_grub_its_tool_or_the_link_to_the_kernel_tells(node: Path, monke
     assert OS.due_kernel() == NEWER
 
 
+@pytest.mark.proves("upgrade", "A reboot without the expected kernel is reported and not repeated.")
 def test_a_reboot_that_was_in_vain_is_told_and_not_repeated(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(node, RUNS, NEWER)
     due: tuple[str, list[str]] = (f"Linux {NEWER} is installed, and {RUNS} runs", [])

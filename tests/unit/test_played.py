@@ -37,6 +37,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "ensure", lambda *_: None)
 
 
+@pytest.mark.proves("restore", "A worker left behind by a restore gets a bootstrap, no second restore.")
 @pytest.mark.usefixtures("_alone")
 @pytest.mark.parametrize(("rest", "second"), [("", "restore"), ("bootstrap", "bootstrap")])
 def test_what_was_left_behind_gets_the_rest(
@@ -56,6 +57,7 @@ def test_what_was_left_behind_gets_the_rest(
     assert played == [("restore", "head1,gpu01,gpu02"), (second, "head1,gpu02")]
 
 
+@pytest.mark.proves("restore", "After a restored head the next command is `bootstrap`.")
 @pytest.mark.usefixtures("_alone")
 @pytest.mark.parametrize(
     ("error", "verb"), [(WorkersFailed("gpu01 failed"), "bootstrap {}"), (HeadFailed("head1"), "restore {} a.tar")]
@@ -70,6 +72,7 @@ def test_nobody_is_told_to_restore_what_is_restored(
     assert json.loads(summary.read_text())["next"] == f"clusterctl {verb.format(tmp_path)}"
 
 
+@pytest.mark.proves("driver", "GPUs that appear with a driver are recorded; head and node run again.")
 @pytest.mark.usefixtures("_alone")
 def test_run__a_node_got_a_driver__plays_it_once_more_with_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ PLAYBOOK = str(paths.content() / "playbooks/bootstrap.yml")
 DECLARED = ports.load_all()
 
 
+@pytest.mark.proves("firewall", "docs/ports.md is generated from the roles' declarations.")
 def test_the_documentation_is_what_the_generator_prints() -> None:
     page = (CONTENT / "docs/ports.md").read_text(encoding="utf-8")
     assert page == ports.markdown(DECLARED, schema.load()), "run python -m clusterctl.ports > docs/ports.md"
@@ -67,6 +68,7 @@ def found(groups: list[str], **variables: Any) -> dict[tuple[int, str], dict[str
     return {(one["port"], one["protocol"]): one for one in look_up("role_ports", [PLAYBOOK], known)}
 
 
+@pytest.mark.proves("firewall", "A host opens the ports of its own roles.")
 def test_a_host_gets_the_ports_of_its_own_roles() -> None:
     worker, head = found(["slurm_workers"]), found(["slurm_head", "monitoring"])
     assert set(worker) == {(22, "tcp"), (323, "udp"), (6818, "tcp"), (9100, "tcp")}
@@ -121,6 +123,7 @@ def test_a_host_outside_the_named_networks_is_a_member_all_the_same(tmp_path: Pa
     assert 'ip saddr { 10.9.9.9/32, 192.168.0.0/24 } accept comment "members of the cluster"' in told
 
 
+@pytest.mark.proves("firewall", "`cluster_admin_networks` limits SSH and Prometheus to those networks.")
 def test_administrators_networks_narrow_what_else_is_open(tmp_path: Path) -> None:
     told = rules(tmp_path, "head1", cluster_admin_networks=["203.0.113.0/24", "2001:db8::/64"])
     assert 'ip saddr { 203.0.113.0/24 } tcp dport 22 accept comment "SSH"' in told

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from clusterctl import inventory, paths, schema
 
 from . import small_content
@@ -43,6 +45,7 @@ all:
 }
 
 
+@pytest.mark.proves("print-command", "Ansible gives each host the values that clusterctl reads.")
 def test_ansible_gives_each_host_the_values_that_we_read(tmp_path: Path) -> None:
     """The defaults of the playbook lose against everything that a person writes; Ansible's own order has them win."""
     content, cluster = small_content.make(tmp_path / "content"), tmp_path / "aurora"

@@ -91,6 +91,9 @@ def _set(*path: str, to: object) -> Callable[[dict[str, Any]], object]:
     return change
 
 
+@pytest.mark.proves(
+    "preflight", "System, disk, memory, resolver, package source and firewall problems are each reported."
+)
 @pytest.mark.parametrize(
     ("change", "check", "said", "warning"),
     [
@@ -151,6 +154,7 @@ def test_containers_under_a_docker_of_others_are_not_started_anew_unasked() -> N
     assert list(preflight.judge(given, Answer(ours, (), ("debian", "13")))) == []
 
 
+@pytest.mark.proves("preflight", "A role that no group of the host has is reported with `--prune`.")
 def test_unused_roles__of_a_host__are_a_warning() -> None:
     found = Answer(facts(lambda data: data["node"].update(roles=["base", "podman"])), (), ("debian", "13"))
     given = replace(host(22), groups=frozenset({"slurm_workers"}))
@@ -185,6 +189,7 @@ def test_a_private_authority_is_a_problem_only_where_it_is_not_configured(privat
     assert finding.warning is private
 
 
+@pytest.mark.proves("preflight", "A known node's clock is reported at 3 s off, refused at 500 s.")
 @pytest.mark.parametrize(
     ("journey", "recorded", "expected"),
     [
@@ -204,6 +209,7 @@ def test_a_clock_is_judged_by_what_is_certain(
     assert [f.warning for f in findings] == [not (recorded and "500" in text) for text in expected]
 
 
+@pytest.mark.proves("preflight", "A wrong clock of the controller does not stop a cluster that agrees.")
 def test_a_wrong_clock_here_is_not_held_against_a_cluster_that_agrees() -> None:
     """A laptop 500 s behind: the nodes keep to their head."""
     nodes = {name: facts(name=name, journey=(500, 501)) for name in ("head1", "gpu01")}
@@ -238,6 +244,7 @@ def three(tmp_path: Path) -> Inventory:
     return inventory(tmp_path, host(22, None, "head1", "slurm_head"), host(22, None, "gpu01"), host(22, None, "gpu02"))
 
 
+@pytest.mark.proves("preflight", "One machine listed under two names is reported for both.")
 def test_one_machine_listed_twice_is_named_on_both() -> None:
     known_nodes = {name: facts(name=name).hardware for name in ("gpu01", "gpu02")}
     found = list(preflight._machine_ids(known_nodes))
@@ -245,6 +252,7 @@ def test_one_machine_listed_twice_is_named_on_both() -> None:
     assert "gpu02" in found[0].found
 
 
+@pytest.mark.proves("preflight", "A head without state is refused if workers had a controller, unless `--new-head`.")
 @pytest.mark.parametrize(
     ("head", "worker", "asked", "found"),
     [
@@ -273,6 +281,7 @@ def test_a_head_that_knows_none_of_its_workers_jobs_is_not_set_up_anew(
         assert all(one.found.startswith(found) for one in findings)
 
 
+@pytest.mark.proves("preflight", "Duplicate host names and exchanged addresses are reported.")
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
@@ -297,6 +306,7 @@ def test_clones_are_told_by_their_host_key(tmp_path: Path) -> None:
     assert [(f.node, f.warning) for f in found] == [("gpu01", True), ("gpu02", True)]
 
 
+@pytest.mark.proves("preflight", "Systems whose Slurm versions cannot communicate are refused.")
 @pytest.mark.parametrize(
     ("head", "worker", "fits"),
     [
@@ -322,6 +332,9 @@ def test_slurm_versions_that_cannot_talk_are_refused(
     assert [f.node for f in found] == ([] if fits else ["gpu02"])
 
 
+@pytest.mark.proves(
+    "preflight", "A new worker whose source offers an incompatible Slurm is refused; patches are reported."
+)
 @pytest.mark.parametrize(
     ("offered", "found", "hint"),
     [
@@ -417,6 +430,7 @@ def named(name: str) -> Callable[[dict[str, Any]], object]:
     return change
 
 
+@pytest.mark.proves("preflight", "All problems of all nodes are reported at once, and no record is written.")
 def test_all_problems_of_all_nodes_come_at_once_and_nothing_is_written(tmp_path: Path) -> None:
     def poor(data: dict[str, Any]) -> None:
         named("gpu01")(data)
@@ -441,6 +455,7 @@ def test_all_problems_of_all_nodes_come_at_once_and_nothing_is_written(tmp_path:
     assert not (tmp_path / "hardware").exists()
 
 
+@pytest.mark.proves("preflight", "Hardware is recorded once; later differences are reported and change no record.")
 def test_hardware_is_recorded_once_and_then_compared(tmp_path: Path) -> None:
     (head, worker), key = served(tmp_path, says(named("head1")), says(named("gpu01")))
     with listening(head.serve) as one, listening(worker.serve) as two:
@@ -479,6 +494,7 @@ def told(tmp_path: Path, cluster: Inventory, skip_unreachable: bool | None = Fal
     return caught.value.hint
 
 
+@pytest.mark.proves("preflight", "Unreachable workers can be skipped, an unreachable head cannot.")
 def test_workers_that_cannot_be_reached_may_be_left_out_but_not_the_head(tmp_path: Path) -> None:
     (head,), key = served(tmp_path, says(named("head1")))
     with listening(head.serve) as one:
@@ -547,6 +563,7 @@ def test_without_sudo_the_rest_is_still_looked_at(tmp_path: Path) -> None:
     assert found.facts is not None
 
 
+@pytest.mark.proves("preflight", "A sudo password that the head refused is not tried there again.")
 def test_a_password_that_a_head_has_refused_is_not_tried_there_again(tmp_path: Path) -> None:
     """A run takes the head's lock first, and preflight would give the same password a second time."""
     asked: list[str] = []
@@ -569,6 +586,7 @@ def test_a_password_that_a_head_has_refused_is_not_tried_there_again(tmp_path: P
     assert "sudo" not in command
 
 
+@pytest.mark.proves("preflight", "Without Python a node's system is still identified.")
 def test_without_python_the_system_is_still_known(tmp_path: Path) -> None:
     def program(channel: paramiko.Channel, command: str) -> int:
         channel.sendall(b'clusterctl-shell:\nID=alpine\nVERSION_ID="3.22"\n')
@@ -594,6 +612,7 @@ def test_a_probe_that_fails_is_a_problem_of_that_node(tmp_path: Path, said: byte
     assert "MemoryError: no memory" in found.errors[-1].found
 
 
+@pytest.mark.proves("secrets", "A proxy's password appears in no argument on a node.")
 def test_nothing_of_the_probes_options_is_in_the_arguments(tmp_path: Path) -> None:
     seen: list[str] = []
 

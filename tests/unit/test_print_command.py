@@ -61,6 +61,7 @@ def tail(words: list[str]) -> list[str]:
     return [word.rpartition("/")[2] for word in words[words.index("-i") + 1 :]]
 
 
+@pytest.mark.proves("print-command", "`add-node` prints its playbook command and the inventory edit.")
 def test_a_new_node_is_to_be_written_first(cluster: Path) -> None:
     [words], left = printed(cluster, "add-node", "gpu09", "--address", "127.0.0.9")
     assert tail(words) == ["inventory.yaml", "add-node.yml", "--limit", "head1,gpu09"]
@@ -71,6 +72,7 @@ def test_a_new_node_is_to_be_written_first(cluster: Path) -> None:
     assert f"change {cluster}" not in left
 
 
+@pytest.mark.proves("print-command", "`remove-node` prints two commands and the manual steps.")
 def test_a_node_leaves_by_two_commands(cluster: Path) -> None:
     (cluster / "known_hosts").touch()
     [head, node], left = printed(cluster, "remove-node", "gpu02")
@@ -89,6 +91,7 @@ def test_a_node_leaves_by_two_commands(cluster: Path) -> None:
     assert "leaving" not in left
 
 
+@pytest.mark.proves("print-command", "`replace-node` prints the trust, record and drain steps before its command.")
 def test_a_replaced_node_is_trusted_and_drained_first(cluster: Path) -> None:
     [words], left = printed(cluster, "replace-node", "gpu02")
     assert tail(words) == ["inventory.yaml", "replace-node.yml", "--limit", "head1,gpu02"]
@@ -96,12 +99,14 @@ def test_a_replaced_node_is_trusted_and_drained_first(cluster: Path) -> None:
         assert step in left
 
 
+@pytest.mark.proves("print-command", "`backup` prints that the archive must be copied.")
 def test_a_backup_is_to_be_copied_afterwards(cluster: Path, tmp_path: Path) -> None:
     [words], left = printed(cluster, "backup", "--to", str(tmp_path))
     assert tail(words) == ["inventory.yaml", "backup.yml", "--limit", "head1"]
     assert left.endswith(f"/backups on head1, which only root reads there, into {tmp_path}\n")
 
 
+@pytest.mark.proves("print-command", "`restore` prints the file that its playbook reads.")
 def test_what_is_restored_is_to_be_written_where_the_playbook_reads_it(cluster: Path, tmp_path: Path) -> None:
     manifest: dict[str, Any] = {
         "version": 1, "cluster": secrets.label(cluster), "made": "2026-11-21T19:00:00Z", "slurm": "24.11.5",
@@ -119,6 +124,7 @@ def test_what_is_restored_is_to_be_written_where_the_playbook_reads_it(cluster: 
     assert "of jobs 7, 12" in text.lstrip()[end:]
 
 
+@pytest.mark.proves("print-command", "`upgrade` prints the backup, drain and resume steps around its command.")
 def test_an_upgrade_is_of_drained_workers_with_a_backup(cluster: Path) -> None:
     commands, left = printed(cluster, "upgrade", "--only", "munge")
     assert [tail(words) for words in commands] == [
@@ -130,6 +136,7 @@ def test_an_upgrade_is_of_drained_workers_with_a_backup(cluster: Path) -> None:
     assert left.endswith("slurm-drain upgrade --in gpu01,gpu02\n")
 
 
+@pytest.mark.proves("print-command", "`reboot` of a worker prints the drain step.")
 def test_a_reboot_is_of_drained_workers(cluster: Path) -> None:
     [words], left = printed(cluster, "reboot", "gpu02")
     assert tail(words) == ["inventory.yaml", "reboot.yml", "--limit", "gpu02"]

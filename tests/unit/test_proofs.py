@@ -21,6 +21,7 @@ TARGETS = plugin("library/prometheus_targets")
 GOOD = {"node": "gpu01", "job": "7", "user": 64999, "devices": {"/dev/nvidia0": "open"}, "listed": 1}
 
 
+@pytest.mark.proves("untrusted", "A proof job's answer counts only if whole and of a chosen node.")
 def test_only_whole_answers_of_chosen_nodes_count() -> None:
     foreign = [
         "{",
@@ -38,6 +39,7 @@ def test_only_whole_answers_of_chosen_nodes_count() -> None:
     assert JOB.answers_in("\n".join([*foreign, json.dumps(GOOD)]), ["gpu01", "gpu02"]) == {"gpu01": GOOD}
 
 
+@pytest.mark.proves("untrusted", "Two different answers for one node prove nothing.")
 def test_two_answers_in_one_name_prove_nothing() -> None:
     twice = "\n".join([json.dumps(GOOD), json.dumps(GOOD)])
     assert JOB.answers_in(twice, ["gpu01", "gpu02"]) == {"gpu01": GOOD}
@@ -60,6 +62,7 @@ def test_where_one_node_speaks_for_another_each_is_proven_alone() -> None:
     assert list(wrong) == ["gpu02"]
 
 
+@pytest.mark.proves("verify", "A node with a health drain is not proven.")
 def test_a_node_whose_gpus_are_not_well_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be in service, unproven, as soon as they are. One that has been proven before waits for nothing."""
     causes = {
@@ -76,6 +79,7 @@ def test_a_node_whose_gpus_are_not_well_is_not_proven(monkeypatch: pytest.Monkey
     assert told["admitted"] == ["gpu03"]
 
 
+@pytest.mark.proves("untrusted", "A job that prints without end is cut off.")
 def test_what_a_job_prints_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JOB, "MOST", 1000)
     for where in ("1", "2"):
@@ -99,6 +103,7 @@ def drain(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.proves("untrusted", "A node cannot forge its Slurm state in its own description.")
 @pytest.mark.parametrize(
     ("state", "reason", "causes", "told"),
     [
@@ -130,6 +135,7 @@ def test_a_node_is_drained_by_what_slurm_has_of_it(
     )
 
 
+@pytest.mark.proves("jobs", "A reason that Slurm writes over ours does not keep the node drained.")
 def test_a_reason_that_slurm_writes_over_ours_makes_the_node_nobody_elses(
     drain: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +173,7 @@ def test_a_reason_that_slurm_writes_over_ours_makes_the_node_nobody_elses(
     assert (has["state"], ours) == ("idle+drain", set())
 
 
+@pytest.mark.proves("jobs", "A new node counts as new until it entered service.")
 def test_a_node_is_new_until_it_was_put_into_service(
     drain: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +240,7 @@ class Session:
         return 0, "".join(re.sub("%[iujTN]", lambda at: row[at[0]], fields) + "\n" for row in rows), ""  # noqa: B023
 
 
+@pytest.mark.proves("untrusted", "A job's name cannot pass for another job.")
 def test_a_job_is_no_other_by_its_name() -> None:
     head = Head(Session(), "head1")  # type: ignore[arg-type]
     found = head.jobs(["gpu01"])
@@ -247,6 +255,7 @@ def test_a_node_that_slurm_hears_from_is_one_that_it_has() -> None:
     assert [head.hears(name) for name in ("gpu01", "gpu02", "gpu03")] == [True, False, False]
 
 
+@pytest.mark.proves("untrusted", "A metrics target that responds without end is not read to its end.")
 def test_a_target_whose_answer_has_no_end_is_not_heard_to_its_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -36,6 +36,7 @@ def site(tmp_path: Path) -> converge.Site:
     return converge.load(converge.Options("bootstrap", tmp_path))
 
 
+@pytest.mark.proves("status", "Unused roles are those recorded on a host without a group for them.")
 @pytest.mark.parametrize(
     ("name", "recorded", "unused"),
     [
@@ -75,11 +76,13 @@ def test_optional__roles__are_whole_groups_and_none_of_slurms() -> None:
         assert (paths.content() / f"roles/{role}/tasks/remove.yml").exists()
 
 
+@pytest.mark.proves("bootstrap", "`--prune` with `--check` is refused.")
 def test_bootstrap__prune_with_check__is_refused(site: converge.Site) -> None:
     with pytest.raises(InputError, match="--check"):
         pruning.bootstrap(replace(site.options, check=True), prune=True)
 
 
+@pytest.mark.proves("print-command", "`bootstrap --prune` prints both of its commands.")
 def test_print_command__prune__adds_its_playbook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
@@ -113,6 +116,7 @@ def finish(site: converge.Site) -> Callable[..., tuple[Any, list[tuple[str, list
     return run
 
 
+@pytest.mark.proves("bootstrap", "`--prune` skips a host with jobs and fails it.")
 def test_finish__with_jobs_on_a_host__leaves_it_and_fails(finish: Any) -> None:
     error, played = finish(
         {

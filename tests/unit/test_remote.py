@@ -82,6 +82,7 @@ def test_a_program_that_hangs_is_given_up(tmp_path: Path, node: Server, connect:
 # --- host keys --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("trust", "A changed host key is refused before any login attempt.")
 def test_a_changed_host_key_is_refused_before_we_say_who_we_are(tmp_path: Path, node: Server) -> None:
     old = ed25519(tmp_path / "old")
     (tmp_path / "known_hosts").write_text(known(node.port, old))
@@ -100,6 +101,7 @@ def test_a_revoked_host_key_is_refused_though_it_is_known(tmp_path: Path, node: 
     assert node.attempts == []
 
 
+@pytest.mark.proves("trust", "An unknown host key is refused and shown, without a login attempt.")
 @pytest.mark.parametrize("line", ["", "# nothing\n", "[127.0.0.1]:{other} {key}\n", "127.0.0.1 {key}\n", "!* {key}\n"])
 def test_an_unknown_host_key_is_refused_and_shown(tmp_path: Path, node: Server, line: str) -> None:
     key = f"{node.host_keys[0].get_name()} {node.host_keys[0].get_base64()}"
@@ -134,6 +136,7 @@ def test_the_kind_of_key_that_is_recorded_is_the_one_asked_for(
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("preflight", "A key that is not authorized is named and tried once.")
 def test_a_key_that_is_not_authorized_is_named_and_tried_once(tmp_path: Path, node: Server) -> None:
     node.authorized = None
     error = failure(node.port, tmp_path)
@@ -225,6 +228,7 @@ def test_noise_where_sshd_should_be(tmp_path: Path, said: bytes, expected: str) 
     assert error.found.isprintable()
 
 
+@pytest.mark.proves("preflight", "A hundred and fifty hosts are contacted at once.")
 def test_all_hosts_are_asked_at_once(tmp_path: Path) -> None:
     hosts = 150  # more than may exchange keys at once
     together = threading.Barrier(hosts)

@@ -137,6 +137,7 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[31m" not in printed(on)
 
 
+@pytest.mark.proves("bootstrap", "A failure shows hosts, task with file, cause, hint and what completed.")
 def test_a_failure_page_names_host_task_cause_hint_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
     on = screen(monkeypatch)
     full = "E: write /var/cache: No space left on device"

@@ -116,6 +116,7 @@ def test_role_has_the_house_layout(role: Path) -> None:
     assert len((role / "tasks/main.yml").read_text(encoding="utf-8").splitlines()) <= 40
 
 
+@pytest.mark.proves("roles", "Variables for Debian and the RHEL family have the same keys.")
 @pytest.mark.parametrize("role", ROLES, ids=NAMES)
 def test_families_have_the_same_variables(role: Path) -> None:
     families = {path.stem: set(load(path)) for path in (role / "vars").glob("*.yml") if path.stem != "main"}
@@ -134,6 +135,7 @@ def test_variables_are_named_for_their_role(role: Path) -> None:
         assert name.startswith(f"__{role.name}_"), name
 
 
+@pytest.mark.proves("roles", "Roles use only ansible-core's modules and ours, and ignore no error.")
 @pytest.mark.parametrize("role", ROLES, ids=NAMES)
 def test_role_uses_ansible_core_and_our_modules_alone(role: Path) -> None:
     for path in (role / "tasks").glob("*.yml"):
@@ -169,6 +171,7 @@ def visits(role: str, file: str = "main.yml") -> int:
     return count
 
 
+@pytest.mark.proves("roles", "A bootstrap runs fewer than forty tasks on a worker.")
 def test_a_worker_is_visited_by_fewer_than_forty_tasks() -> None:
     """The whole bootstrap, facts and checks of arguments included."""
     groups = {"all", "slurm_workers", "gpu01"}
@@ -299,6 +302,7 @@ def render(engine: Templar, path: Path) -> str:
 TEMPLATES = [path for role in ROLES for path in sorted(role.glob("templates/*.j2"))]
 
 
+@pytest.mark.proves("roles", "Every template and `node_state` call renders completely for each supported system.")
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("host", ["head1", "gpu01"])
 def test_every_template_and_call_comes_out_whole(system: str, host: str, tmp_path: Path) -> None:
@@ -371,6 +375,7 @@ def test_settings_that_are_empty_again_leave_units_that_can_be_looked_for(tmp_pa
         assert [unit for unit in units if unit["name"] == "nvidia-imex"] == stated
 
 
+@pytest.mark.proves("roles", "Health port and GPU source set for the head reach the workers.")
 def test_what_is_set_for_the_head_alone_reaches_the_workers(tmp_path: Path) -> None:
     """The port at which it hears them, and who is to list their GPUs."""
     loader = DataLoader()

@@ -93,6 +93,7 @@ class Run:
         return work.over(due), work
 
 
+@pytest.mark.proves("upgrade", "`--batch` takes a number or a percentage of the workers.")
 @pytest.mark.parametrize(
     ("batch", "workers", "size"), [("10%", 5, 1), ("10%", 500, 50), ("100%", 3, 3), ("3", 100, 3), ("25%", 10, 2)]
 )
@@ -111,6 +112,7 @@ def test_a_pace_is_typed_as_it_was_given() -> None:
     assert Pace("2", 3, 0.5).flags() == ("--batch", "2", "--max-failures", "3", "--timeout", "0.5")
 
 
+@pytest.mark.proves("upgrade", "The head is first; then each batch is drained, upgraded and verified.")
 def test_the_head_comes_first_and_each_batch_is_drained_and_proven(tmp_path: Path, slurm: Slurm) -> None:
     run = Run(tmp_path)
     error, work = run.over(["gpu01", "gpu03", "gpu05", "head1", "mon1"], Pace("2"))
@@ -133,6 +135,7 @@ def test_the_head_learns_of_divided_gpus_when_their_turn_comes(tmp_path: Path, s
     assert [names for playbook, names in run.played if playbook == "upgrade"] == ["gpu01", "head1,gpu03"]
 
 
+@pytest.mark.proves("upgrade", "A failed worker stays drained, and the next batch does not start.")
 def test_a_failure_stops_it_before_the_next_batch(tmp_path: Path, slurm: Slurm) -> None:
     run = Run(tmp_path, "gpu02")
     error, _ = run.over(WORKERS, Pace("2"))
@@ -142,6 +145,7 @@ def test_a_failure_stops_it_before_the_next_batch(tmp_path: Path, slurm: Slurm) 
     assert slurm.told[-1] == ("the last upgrade failed there", "gpu02")
 
 
+@pytest.mark.proves("upgrade", "`--max-failures` lets further batches start.")
 def test_so_many_may_fail_as_are_allowed(tmp_path: Path, slurm: Slurm) -> None:
     error, work = Run(tmp_path, "gpu01", "gpu03").over(WORKERS, Pace("1", failures=2))
     assert str(error) == "gpu01, gpu03 failed, and gpu01, gpu03 stays out of service; not begun: gpu04, gpu05."
@@ -157,6 +161,7 @@ def test_a_node_whose_jobs_go_on_is_left_alone(tmp_path: Path, slurm: Slurm) -> 
     assert run.played == [("upgrade", "gpu02"), ("verify", "head1,gpu02")]
 
 
+@pytest.mark.proves("upgrade", "A failed head ends the rolling run before any worker.")
 def test_a_head_that_fails_ends_it(tmp_path: Path, slurm: Slurm) -> None:
     run = Run(tmp_path, error=HeadFailed("head1 failed"))
     error, _ = run.over([*WORKERS, "head1"], Pace())
@@ -188,6 +193,7 @@ def test_a_stop_ends_it_after_the_play_under_way(tmp_path: Path, slurm: Slurm) -
     assert run.played == [("upgrade", "gpu01,gpu02")]
 
 
+@pytest.mark.proves("upgrade", "After Ctrl-C the run prints which workers stay drained.")
 @pytest.mark.parametrize("at", ["wait_until_empty", "drain"])
 def test_whoever_stops_it_is_told_who_stays_out(
     tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, at: str
@@ -203,6 +209,7 @@ def test_whoever_stops_it_is_told_who_stays_out(
     assert ("sudo slurm-drain upgrade --in gpu01)" in str(error)) == (at != "drain")
 
 
+@pytest.mark.proves("reboot", "Missing hardware after a reboot fails workers, and is a note elsewhere.")
 def test_hardware_that_is_missing_is_a_failure_of_workers_alone(
     tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +251,7 @@ def moved(host: str, name: str, what: str) -> Plan:
     return Plan({("r", "package", name, what): [host]})
 
 
+@pytest.mark.proves("upgrade", "Slurm moves no further than it can read its own state.")
 @pytest.mark.parametrize(
     ("new", "old", "told"),
     [
@@ -263,6 +271,7 @@ def test_slurm_moves_no_further_than_it_reads_its_own_state(tmp_path: Path, new:
         upgrade._require_window(site, plan, Ledger())
 
 
+@pytest.mark.proves("upgrade", "With `--only`, versions that stay are checked against those that move.")
 @pytest.mark.parametrize(
     ("host", "name", "to", "stays", "told"),
     [

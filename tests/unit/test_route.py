@@ -19,6 +19,7 @@ from clusterctl.route import Route
 from .ssh_server import Server, host
 
 
+@pytest.mark.proves("preflight", "A jump host becomes an ssh command with strict host keys.")
 @pytest.mark.parametrize(
     ("jump", "command"),
     [
@@ -75,6 +76,7 @@ def through(proxy: str, server: Server, directory: Path, monkeypatch: pytest.Mon
     return remote.connect(host(server.port, directory / "id"), Access(directory / "known_hosts"))
 
 
+@pytest.mark.proves("preflight", "A proxy command carries the connection of preflight.")
 def test_a_proxy_carries_the_connection(tmp_path: Path, node: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pipe.py").write_text(PIPE)
     proxy = f"{sys.executable} {tmp_path}/pipe.py 127.0.0.1 {node.port}"
@@ -118,6 +120,7 @@ def test_a_jump_host_that_forwards_nothing_is_named(tmp_path: Path, node: Server
         remote.forget_gateways()
 
 
+@pytest.mark.proves("preflight", "A key that the jump host refuses is tried once for all nodes.")
 def test_a_key_that_the_jump_host_refuses_is_tried_once_there_for_all(tmp_path: Path, node: Server) -> None:
     node.authorized = None
     head = host(node.port, tmp_path / "id", name="head1", group="slurm_head")
@@ -137,6 +140,7 @@ def test_a_key_that_the_jump_host_refuses_is_tried_once_there_for_all(tmp_path: 
     assert len(node.attempts) <= 2  # the question whether the key would do, and the login
 
 
+@pytest.mark.proves("trust", "A user's SSH configuration cannot disable host key checks.")
 def test_a_users_configuration_cannot_switch_off_the_check_of_host_keys(tmp_path: Path) -> None:
     """What Ansible's ssh makes of our options beside a configuration that wants none of it, by `ssh -G`."""
     config = tmp_path / "config"

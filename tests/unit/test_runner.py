@@ -254,6 +254,7 @@ def test_a_good_run(site: Site) -> None:
     assert not kept.path.joinpath("stop").exists()
 
 
+@pytest.mark.proves("faults", "A broken playbook is reported as our bug, exit 1.")
 @pytest.mark.parametrize(
     "playbook",
     [
@@ -269,6 +270,7 @@ def test_a_broken_playbook_is_our_bug_and_the_log_says_where(site: Site, playboo
     assert "play 0.yml" in kept.log.read_text()
 
 
+@pytest.mark.proves("faults", "A play that matches no host is an error, though Ansible returns 0.")
 def test_a_play_that_finds_nobody_is_no_success(site: Site) -> None:
     """Ansible itself ends such a run with 0."""
     ledger, _ = site.run("- {name: Head, hosts: 'slurm_head:&no_such_group', tasks: []}")
@@ -289,6 +291,7 @@ def test_a_play_of_a_group_that_the_run_leaves_out_may_find_nobody(site: Site) -
 # --- environment, files, command --------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("untrusted", "`ANSIBLE_*` variables and a foreign ansible.cfg have no effect.")
 def test_a_hostile_environment_changes_nothing_and_what_is_kept_is_private(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +330,7 @@ def test_two_run_directories_of_one_second_differ(tmp_path: Path) -> None:
     assert len(set(made)) == 3
 
 
+@pytest.mark.proves("secrets", "Screen, log and events of a run are redacted.")
 def test_everything_kept_and_shown_is_redacted(site: Site) -> None:
     kept = runner.RunDirectory.create(site.path, "bootstrap")
     command = site.command(
@@ -342,6 +346,7 @@ def test_everything_kept_and_shown_is_redacted(site: Site) -> None:
     assert "[redacted]" in kept.events.read_text()
 
 
+@pytest.mark.proves("secrets", "An event from which a secret was removed stays complete.")
 def test_an_event_is_whole_after_a_secret_was_taken_out_of_it(site: Site) -> None:
     secret = '\\"\\n\' a pass\\word of "some" length, with what JSON escapes\\'
     (site.path / "library/says.py").write_text(SAYS.replace("TEXT", repr(f'"{secret}" {json.dumps(secret)} end')))
@@ -355,6 +360,7 @@ def test_an_event_is_whole_after_a_secret_was_taken_out_of_it(site: Site) -> Non
         assert "[redacted]" in text
 
 
+@pytest.mark.proves("secrets", "A password that is a common word removes no event.")
 def test_a_password_that_is_a_word_of_ours_takes_no_event_away(site: Site) -> None:
     for word in ("result", "host", "changed", "name", "gpu01"):
         kept = runner.RunDirectory.create(site.path, "bootstrap")
@@ -371,6 +377,7 @@ print(json.dumps({"failed": True, "msg": TEXT}))
 """
 
 
+@pytest.mark.proves("untrusted", "Text from a node is printed without control characters, never run as template.")
 def test_what_a_node_says_is_data_without_control_characters(site: Site) -> None:
     marker = site.path.parent / "marker"
     said = f"\x1b]0;title\x07\x1b[31mred \x9b2J\r\u202e\b{{{{ lookup('pipe', 'touch {marker}') }}}}"
@@ -385,6 +392,7 @@ def test_what_a_node_says_is_data_without_control_characters(site: Site) -> None
     assert not marker.exists()
 
 
+@pytest.mark.proves("untrusted", "A line without end is cut, and the log reports how much.")
 def test_a_line_without_end_is_cut_and_said_to_be(tmp_path: Path) -> None:
     """A quarter of a gigabyte: gathered piece by piece in one text that grows, it would take minutes."""
     block, blocks = b"x" * (1 << 16), 1 << 12
@@ -431,6 +439,7 @@ def test_no_event_is_as_long_as_a_line_may_be(tmp_path: Path, monkeypatch: pytes
     assert 1 << 20 < len(json.dumps(told, ensure_ascii=False).encode()) < runner._EVENT_LINE // 2
 
 
+@pytest.mark.proves("print-command", "A printed command runs on the same hosts in check mode as clusterctl.")
 def test_the_printed_command_does_the_same_when_pasted(site: Site) -> None:
     playbook = (
         "- {name: Head, hosts: 'slurm_head:gpu01:gpu02', gather_facts: false, tasks: [{name: Say who,"
@@ -570,6 +579,7 @@ def driven(site: Site, request: pytest.FixtureRequest) -> Iterator[Driven]:
     driver.process.communicate()
 
 
+@pytest.mark.proves("faults", "SIGINT, SIGTERM and SIGHUP each request a stop.")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_asks_for_a_stop_while_ansible_runs(number: signal.Signals) -> None:
     stops: list[int] = []
@@ -592,6 +602,7 @@ def test_a_run_under_nohup_goes_on_without_its_terminal() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.proves("faults", "The first SIGINT lets the running task end; exit 7; the lock is free.")
 def test_the_first_signal_lets_the_task_under_way_end(driven: Driven) -> None:
     driven.wait_for("first")
     driven.process.send_signal(signal.SIGINT)
@@ -607,6 +618,7 @@ def test_the_first_signal_lets_the_task_under_way_end(driven: Driven) -> None:
         pass
 
 
+@pytest.mark.proves("faults", "A failing head stops the run before any further task.")
 def test_a_failing_head_stops_the_run_before_another_task_begins_anywhere(site: Site) -> None:
     """Ansible itself would go on with the other hosts in the next play."""
     (site.path / "fail-head1").touch()
@@ -616,6 +628,7 @@ def test_a_failing_head_stops_the_run_before_another_task_begins_anywhere(site: 
     assert not (site.path / "first").exists()
 
 
+@pytest.mark.proves("faults", "A failing worker does not stop the others; exit 4.")
 def test_a_failing_worker_does_not_stop_the_others(site: Site) -> None:
     (site.path / "fail-gpu01").touch()
     (site.path / "go").touch()
@@ -624,6 +637,7 @@ def test_a_failing_worker_does_not_stop_the_others(site: Site) -> None:
     assert (site.path / "second").exists()
 
 
+@pytest.mark.proves("faults", "A second SIGINT ends the running task at once; exit 7.")
 def test_the_second_signal_ends_everything_at_once(driven: Driven) -> None:
     pid = int(driven.wait_for("first").read_text() or 0)
     driven.process.send_signal(signal.SIGINT)
@@ -635,6 +649,7 @@ def test_the_second_signal_ends_everything_at_once(driven: Driven) -> None:
     gone(pid)
 
 
+@pytest.mark.proves("faults", "A closed output pipe stops the run after its task; exit 7.")
 def test_a_closed_pipe_is_a_request_to_stop(driven: Driven) -> None:
     driven.wait_for("first")
     assert driven.process.stdout
@@ -649,6 +664,7 @@ def test_a_closed_pipe_is_a_request_to_stop(driven: Driven) -> None:
     assert not driven.has("second")
 
 
+@pytest.mark.proves("faults", "The next run waits until a killed run's task has ended.")
 # With -vvv Ansible's own threads write to the output that nobody reads any more.
 @pytest.mark.parametrize("driven", [0, 3], indirect=True)
 def test_a_killed_run_ends_its_task_and_the_next_one_waits_for_that(driven: Driven) -> None:
@@ -677,6 +693,7 @@ def test_stop_before_ansible_has_begun(site: Site) -> None:
     assert not (site.path / "first").exists()
 
 
+@pytest.mark.proves("faults", "A log that cannot be written stops the run before the next task.")
 def test_a_full_disk_stops_the_run_in_order_and_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = runner.RunDirectory.create(site.path, "bootstrap")
     monkeypatch.setattr(runner.RunDirectory, "open", lambda self, path: os.open("/dev/full", os.O_WRONLY))
@@ -729,6 +746,7 @@ def playbook_behind(come: str = "", arrive: str = "") -> str:
     return BEHIND.replace("COME", come).replace("LET", arrive)
 
 
+@pytest.mark.proves("faults", "Others do not wait for a slow host; it completes afterwards.")
 @pytest.mark.parametrize("until", ["come", "arrive"])
 def test_the_others_do_not_wait_for_a_slow_host_which_ends_its_task_and_follows(site: Site, until: str) -> None:
     """It waits for what the others do after it. What it says then is more than a pipe takes."""
@@ -754,6 +772,7 @@ def test_the_others_do_not_wait_for_a_slow_host_which_ends_its_task_and_follows(
     }
 
 
+@pytest.mark.proves("faults", "No host continues without a slow head.")
 def test_nobody_goes_on_without_a_critical_host(site: Site) -> None:
     """gpu02 is as late as the host that is left behind in the test above, whatever the speed of this machine."""
     began = time.monotonic()
@@ -776,6 +795,7 @@ def test_nobody_goes_on_without_a_critical_host(site: Site) -> None:
     assert {name: host.changed for name, host in ledger.hosts.items()} == {"head1": 3, "gpu01": 3, "gpu02": 3}
 
 
+@pytest.mark.proves("faults", "A task that never ends fails on its own host only.")
 def test_a_task_that_never_ends_fails_on_its_host_alone(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -799,6 +819,7 @@ def test_a_task_that_never_ends_fails_on_its_host_alone(
     assert f"Timed out after {TASK_LIMIT} second" in kept.log.read_text()
 
 
+@pytest.mark.proves("faults", "SIGINT also reaches the task of a host that was left behind.")
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_signal_reaches_what_is_under_way_on_a_host_that_was_left_behind(site: Site, signals: int) -> None:
     """The first one lets it end, the second ends it."""

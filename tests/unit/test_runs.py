@@ -61,6 +61,7 @@ def logs(cluster: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(argv, capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"]})
 
 
+@pytest.mark.proves("logs", "Past runs are listed newest first, with options and result.")
 def test_runs_are_listed_newest_first_and_nothing_else(cluster: Path) -> None:
     assert runs.names(cluster) == [GOOD, UNFIT, CHECKED, FAILED]
     found = [(run.verb, run.asked, run.exit_code, run.age(NOW)) for run in runs.past(cluster)]
@@ -88,6 +89,7 @@ def test_a_summary_that_is_none_is_no_error(tmp_path: Path, content: str) -> Non
     assert (latest.exit_code, latest.seconds, latest.under_way) == (None, None, False)
 
 
+@pytest.mark.proves("logs", "A killed run is listed as killed, a current one as under way.")
 def test_a_run_without_a_summary_goes_on_or_was_killed(tmp_path: Path) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
     keep(tmp_path, f"{now + timedelta(seconds=2):%Y%m%dT%H%M%SZ}-bootstrap")
@@ -118,6 +120,7 @@ def test_a_run_is_chosen_by_name_prefix_or_last() -> None:
         choose("last", [])
 
 
+@pytest.mark.proves("logs", "`logs` lists all runs even if the inventory is not readable.")
 def test_the_table_has_a_line_for_each_run(cluster: Path) -> None:
     done = logs(cluster)
     assert (done.returncode, done.stderr) == (0, "")
@@ -129,6 +132,7 @@ def test_the_table_has_a_line_for_each_run(cluster: Path) -> None:
     assert [run["exit_code"] for run in document["runs"]] == [0, 3, 0, 4]
 
 
+@pytest.mark.proves("logs", "A past run is shown with its failure or preflight problems.")
 def test_a_run_is_shown_as_it_ended(cluster: Path) -> None:
     failed = logs(cluster, FAILED)
     assert failed.returncode == 0
@@ -148,6 +152,7 @@ def test_a_run_is_shown_as_it_ended(cluster: Path) -> None:
     assert logs(cluster, "last", "--full").stdout == "TASK [munge]\nfatal: [31mno\n"
 
 
+@pytest.mark.proves("untrusted", "Names in recorded events send no control sequence to the terminal.")
 def test_no_name_in_the_events_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:
     (tmp_path / "inventory.yaml").write_text("")
     versions = {"\x1b[5mZ": "1"}

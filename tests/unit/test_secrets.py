@@ -62,6 +62,7 @@ def refusal(directory: Path) -> str:
     return texts[0]
 
 
+@pytest.mark.proves("secrets", "Each declared secret is generated with its length and encoding.")
 def test_each_declared_secret_is_made_with_its_length_and_encoding(cluster: Path) -> None:
     values = secrets.values(cluster)
     assert sorted(values) == ["demo_hash", "demo_hex", "demo_key", "demo_password"]
@@ -97,6 +98,7 @@ def test_a_new_role_adds_its_secret_and_leaves_the_others(cluster: Path, content
     assert secrets.vault_password_file(cluster) == password
 
 
+@pytest.mark.proves("secrets", "Files with secrets are private under any umask.")
 def test_files_are_private_under_any_umask(tmp_path: Path, content: Path, config: Path) -> None:
     for number, umask in enumerate((0o000, 0o777)):
         directory = tmp_path / f"cluster{number}"
@@ -192,6 +194,7 @@ def test_a_wrong_password_is_an_error(cluster: Path, content: Path, damage: byte
     assert password.read_bytes() == damage
 
 
+@pytest.mark.proves("secrets", "A damaged secrets.yml is reported as damaged.")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -209,6 +212,7 @@ def test_a_damaged_header_is_an_error(cluster: Path, damage: object) -> None:
     assert f"{path}: is damaged" in refusal(cluster)
 
 
+@pytest.mark.proves("untrusted", "A directory that names another cluster's vault password is refused.")
 @pytest.mark.parametrize(
     "label", ["borealis-0123abcd", "aurora-eu-0123abcd", "aurora-0123abcde", "aurora", "-0123abcd"]
 )
@@ -229,6 +233,7 @@ def test_a_cluster_without_secrets_has_none_of_another(tmp_path: Path) -> None:
     secrets.check(tmp_path, "aurora")
 
 
+@pytest.mark.proves("secrets", "A truncated secrets.yml is refused.")
 @pytest.mark.parametrize("keep", [0.5, 0.99])
 def test_a_truncated_file_is_an_error(cluster: Path, content: Path, keep: float) -> None:
     path = cluster / "secrets.yml"
@@ -255,6 +260,7 @@ def test_content_that_is_no_mapping_of_texts_is_an_error_that_does_not_show_it(c
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.proves("secrets", "A cluster that was set up before gets no new secrets.")
 def test_secrets_are_not_made_anew_for_a_cluster_that_was_set_up(tmp_path: Path, content: Path, config: Path) -> None:
     (tmp_path / "hardware").mkdir()
     (tmp_path / "hardware/gpu01.json").write_text("{}", encoding="utf-8")
@@ -351,6 +357,7 @@ def leaked(value: str, text: str) -> bool:
     return any(text.find(form(value)[i : i + 10]) >= 0 for form in FORMS.values() for i in range(len(value) - 10))
 
 
+@pytest.mark.proves("secrets", "Secrets are redacted in base64, hex, URL, shell, JSON and Python forms.")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "value",
@@ -387,6 +394,7 @@ def test_what_a_program_shows_of_the_bytes_behind_a_generated_value_is_redacted(
         assert len(left) < len(bare(shown)) / 2
 
 
+@pytest.mark.proves("secrets", "A secret that was cut or wrapped is redacted.")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_value_that_was_cut_or_wrapped_is_redacted(cluster: Path, form: str) -> None:
     for value in secrets.values(cluster).values():
@@ -400,11 +408,14 @@ def test_a_value_that_was_cut_or_wrapped_is_redacted(cluster: Path, form: str) -
     assert {redactor.redact(line) for line in wrapped[:-1]} == {"[redacted]"}
 
 
+@pytest.mark.proves("secrets", "The vault's password is redacted.")
 def test_the_vaults_password_is_redacted_too(cluster: Path) -> None:
     password = secrets.vault_password_file(cluster).read_text().strip()
     assert secrets.redactor(cluster).redact(f"it is {password}.") == "it is [redacted]."
 
 
+@pytest.mark.proves("secrets", "Two clusters of one inventory share no secret.")
+@pytest.mark.proves("secrets", "Ensuring secrets again leaves secrets.yml unchanged.")
 def test_two_clusters_of_one_inventory_share_no_secret(tmp_path: Path, config: Path) -> None:
     """With all that our own roles declare."""
     made = []

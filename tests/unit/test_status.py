@@ -83,6 +83,7 @@ def test_gpus_are_counted_by_type(gres: str, expected: dict[str, int]) -> None:
     assert status.count_gpus(gres) == expected
 
 
+@pytest.mark.proves("status", "`status` distinguishes drains by an operator, by Slurm and by clusterctl.")
 @pytest.mark.parametrize(
     ("state", "reason", "by", "causes", "told"),
     [
@@ -144,6 +145,7 @@ def slurm(*state: str) -> Slurm:
     return Slurm({"gpu01": SlurmNode(state, "a reason", {"a100": 4}, {"a100": 1})})
 
 
+@pytest.mark.proves("status", "The exit code distinguishes healthy, degraded and a head that is down.")
 @pytest.mark.parametrize(
     ("one", "expected"),
     [
@@ -248,6 +250,7 @@ def test_every_scope_is_known_as_some_roles() -> None:
     assert {scope: role for scope, role in own.items() if scope != role} == pruning.ROLE_OF
 
 
+@pytest.mark.proves("status", "A hundred nodes fit on a page of fewer than 20 lines.")
 def test_a_hundred_nodes_are_a_page() -> None:
     """Nodes that are alike share a line, and so do the notes that are true of many."""
     names = [f"gpu{n:03}" for n in range(1, 101)]
@@ -284,6 +287,7 @@ def test_notes_without_end_are_cut() -> None:
     assert len(text.splitlines()) < 60
 
 
+@pytest.mark.proves("status", "`status` shows firing alerts with their nodes and since when.")
 def test_alerts_are_told_with_node_and_since_when() -> None:
     second = replace(FIRING, node="gpu02", since="2026-11-21T17:00:00Z", summary="gpu02 does not answer")
     drained = Alert("SlurmNodeDrained", "warning", "gpu02", "nonsense", "")
@@ -294,6 +298,7 @@ def test_alerts_are_told_with_node_and_since_when() -> None:
     assert "and 2 more alerts" in joined
 
 
+@pytest.mark.proves("status", "A page of `--watch` is cut to the window.")
 def test_a_page_that_is_drawn_again_fits_the_window() -> None:
     text = io.StringIO()
     screen = Screen(text)
@@ -346,6 +351,7 @@ def test_prometheus_is_asked_with_the_password_that_root_may_read(tmp_path: Path
     assert [(one["name"], one["node"]) for one in found["firing"][:2]] == [("A", "gpu01"), ("B", "gpu02")]
 
 
+@pytest.mark.proves("status", "A Prometheus that gives no alerts is reported with the cause.")
 @pytest.mark.parametrize(
     ("answer", "code", "told"),
     [(b"", 401, "HTTP 401"), (b"Service Unavailable", 503, "HTTP 503"), (b"[]", 200, "no answer that can be read")],

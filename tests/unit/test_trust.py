@@ -45,6 +45,7 @@ def promising(node: Server, fingerprint: str, **changes: Any) -> Host:
     return replace(one, variables={**one.variables, trust.FINGERPRINT: fingerprint})
 
 
+@pytest.mark.proves("trust", "New host keys are added to known_hosts; old ones stay.")
 def test_new_keys_are_added_and_old_ones_stay(tmp_path: Path, node: Server, access: Access) -> None:
     access.known_hosts.write_text(OLD)  # a person's file: no line break at its end
     cluster = inventory(tmp_path, host(node.port, tmp_path / "id"))
@@ -59,6 +60,7 @@ def test_new_keys_are_added_and_old_ones_stay(tmp_path: Path, node: Server, acce
     remote.connect(cluster.hosts[0], access).close()
 
 
+@pytest.mark.proves("trust", "A recorded host key is never replaced without `trust`.")
 def test_a_recorded_key_is_never_replaced_at_a_contact(tmp_path: Path, node: Server, access: Access) -> None:
     recorded = known(node.port, ed25519(tmp_path / "old"))
     access.known_hosts.write_text(recorded)
@@ -70,6 +72,7 @@ def test_a_recorded_key_is_never_replaced_at_a_contact(tmp_path: Path, node: Ser
     assert access.known_hosts.read_text() == recorded
 
 
+@pytest.mark.proves("trust", "A host key is shown first and recorded only on consent.")
 @pytest.mark.parametrize("answer", [True, False])
 def test_keys_are_shown_before_they_are_recorded(tmp_path: Path, node: Server, access: Access, answer: bool) -> None:
     shown: list[HostKey] = []
@@ -98,6 +101,7 @@ def test_a_fingerprint_of_the_inventory_is_leave_enough(tmp_path: Path, access: 
         remote.connect(one, access).close()
 
 
+@pytest.mark.proves("trust", "A host key other than the inventory's fingerprint is refused.")
 @pytest.mark.parametrize("accept", [True, False])
 def test_another_key_than_the_inventory_says_is_refused(
     tmp_path: Path, node: Server, access: Access, accept: bool
@@ -118,6 +122,7 @@ def renewed(directory: Path, one: Host, access: Access, accept: bool = False, as
     return [key.fingerprint for key in trust.renew(inventory(directory, one), [one], access, accept, ask)]
 
 
+@pytest.mark.proves("trust", "`trust` replaces the old key of exactly that node.")
 def test_trust_puts_the_new_key_in_the_place_of_the_old(tmp_path: Path, node: Server, access: Access) -> None:
     name, old = f"[127.0.0.1]:{node.port}", ed25519(tmp_path / "old")
     hashed = f"{paramiko.HostKeys.hash_host(name)} {old.get_name()} {old.get_base64()}\n"
@@ -137,6 +142,7 @@ def test_trust_of_a_key_that_is_on_record_asks_nobody(tmp_path: Path, node: Serv
     assert renewed(tmp_path, host(node.port), access) == []
 
 
+@pytest.mark.proves("trust", "`trust` records nothing without consent.")
 def test_trust_needs_somebody_who_agrees(tmp_path: Path, node: Server, access: Access) -> None:
     recorded = known(node.port, ed25519(tmp_path / "old"))
     access.known_hosts.write_text(recorded)
