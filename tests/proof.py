@@ -185,7 +185,7 @@ def rows(
         ids.setdefault(test, set()).add(parameter.removesuffix("]") if bracket else "")
         seen = set()
         for mark in reversed(list(item.iter_markers("proves"))):  # pytest begins with the decorator next to the test
-            subject, promise = mark.args if len(mark.args) == 2 else ("", "")
+            subject, promise = (*mark.args, "", "")[:2]
             only = mark.kwargs.get("only")
             if wrong := problem(subject, promise, only) or (
                 "the same marker twice" if (subject, promise) in seen else ""

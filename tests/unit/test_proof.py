@@ -103,7 +103,7 @@ def test_rows__one_parameter_never_proven__has_no_date(items: Callable[[str], li
         (f'"status", "{"word " * 15}more."', "has at most 15 words, got 16"),
         ('"status", "no full stop"', "ends with a full stop"),
         ('"status", "One | two."', r"without \|"),
-        ('"status"', "unknown subject None"),
+        ('"status"', "bad promise ''"),
         ('"status", "It works.", only=["2"]', "has no parameter 2, which is to prove: It works"),
         ('"status", "It works.", only="1"', "bad only='1'"),
         ('"status", "It works.")\n@pytest.mark.proves("status", "It works."', "the same marker twice"),
