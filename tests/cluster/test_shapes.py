@@ -268,7 +268,7 @@ def older(tmp_path: Path) -> str:
     archive = subprocess.run(["git", "-C", REPOSITORY, "archive", OLD], capture_output=True, check=True).stdout
     subprocess.run(["tar", "-x", "-C", source], input=archive, check=True)
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    pip = [venv / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", source]
+    pip = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(source)]
     subprocess.run(pip, check=True, timeout=300)
     return str(venv / "bin/clusterctl")
 
