@@ -95,8 +95,9 @@ def test_golden__snapshot_interrupted__next_use_starts_clean() -> None:
             assert saving.stdout
             assert "copied\n" in saving.stdout  # reads until then
             saving.kill()
-        states = podman("ps", "--all", "--filter", f"label=clusterctl.lab={golden.lab.name}", "--format", "{{.State}}")
-        assert states.split() == ["exited", "exited"]
+        ours = ["--filter", f"label=clusterctl.lab={golden.lab.name}", "--filter", "status=exited"]
+        stopped = podman("ps", "--all", *ours, "--format", "{{.Names}}").split()
+        assert sorted(stopped) == sorted(container(golden.lab, node) for node in golden.lab.nodes)
         assert [*golden.folder.iterdir()]
         assert not golden.exists()
 
