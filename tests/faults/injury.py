@@ -18,8 +18,13 @@ from tests.manifests import comparable, differences, without
 GUARD = 300.0
 """Seconds after which a test that waits is given up: a hang, not a measurement."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two checks of a condition
-# What a time zone of the inventory's changes: its own files, and the head's copy of the inventory.
-OF_ZONE = ("/etc/localtime", "/etc/timezone", "/var/lib/clusterctl/recovery.tar")
+# What a time zone of the inventory's changes: its own files, their record, and the head's copy of the inventory.
+OF_ZONE = (
+    "/etc/localtime",
+    "/etc/timezone",
+    "/var/lib/clusterctl/recovery.tar",
+    "/var/lib/clusterctl/state/base.json",
+)
 CHEAP = 0.02  # seconds that a condition takes which starts no process and can be checked often
 
 
