@@ -26,6 +26,9 @@ LIMIT_MINUTES = 80.0
 """After that a run is ended; CI's own limit is 90 minutes, and it would print nothing."""
 GRACE = 60.0  # seconds that pytest has to end by itself
 LINT = "lint"
+TOKEN = "CLUSTERCTL_TEST_RUN"  # in the environment of all that a run starts
+# Processes of containers and their networks: the package cache and the kit are for other labs, too.
+PODMANS = ("aardvark-dns", "conmon", "netavark", "podman", "rootlessport", "runc")
 
 
 def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -82,26 +85,51 @@ def pytest_command(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
 
 
 class Step:
-    """A program in a process group of its own, which can be ended with all that it started."""
+    """A program in a process group of its own."""
 
     def __init__(self, argv: Sequence[str], log: Path | None = None) -> None:
         self._file = log.open("w") if log else None
         self.process = subprocess.Popen(
-            argv, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=self._file, stderr=self._file, start_new_session=True
-        )
+            argv, cwd=REPOSITORY, env=os.environ | {TOKEN: str(os.getpid())}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=self._file, stderr=self._file,
+        )  # fmt: skip
 
     def end(self) -> None:
-        """Ask it to end as Ctrl-C does, then end what is left of it."""
+        """Ask it to end as Ctrl-C does, then kill it."""
         for number in (signal.SIGINT, signal.SIGKILL):
             if self.process.poll() is not None:
-                break
+                return
             os.killpg(self.process.pid, number)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                continue
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # children that outlived it
+
+
+def leftovers() -> dict[int, str]:
+    """Return what tests of this run have started and not ended, by process id; podman's own processes may stay."""
+    token, found = f"{TOKEN}={os.getpid()}".encode(), {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if token in (path / "environ").read_bytes().split(b"\0"):
+                name = (path / "comm").read_text().strip()
+                command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if name not in PODMANS:
+                    found[int(path.name)] = command[:160]
+    return found
+
+
+def end_leftovers() -> list[str]:
+    """End what outlived the tests, whatever session it is in; return the commands."""
+    ended: dict[int, str] = {}
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid, command in leftovers().items():
+            ended[pid] = command
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        for _ in range(50 if ended else 0):
+            if not leftovers():
+                break
+            time.sleep(0.1)
+    return list(ended.values())
 
 
 @contextlib.contextmanager
@@ -156,6 +184,7 @@ def run(asked: argparse.Namespace, rest: list[str]) -> int:
     at = time.time()
     for step in filter(None, (tests, lint)):
         step.end()
+    section("processes that outlived the tests and were ended", end_leftovers())
     return _report(lint, tests, ended_because, at, time.monotonic() - began, commit)
 
 

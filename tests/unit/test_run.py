@@ -24,6 +24,8 @@ def test_fails():
     helper("\\n".join(f"line {number} of the tool" for number in range(300)))
 def test_fails_too():
     assert 1 == 2
+def test_leaves_a_process():
+    subprocess.Popen(["sleep", "1003"], start_new_session=True)
 def test_hangs():
     subprocess.run([sys.executable, "-c", "import time; time.sleep(1000)"])
 """
@@ -149,9 +151,25 @@ def test_tail__a_long_text__keeps_its_last_lines_and_says_so() -> None:
     assert report.tail("a\nb\n") == "a\nb"
 
 
-def test_step__children_that_outlive_it__are_ended(tmp_path: Path) -> None:
-    step = run.Step([sys.executable, "-c", "import subprocess; subprocess.Popen(['sleep', '1003'])"])
-    step.process.wait(30)
-    step.end()
-    time.sleep(0.2)
+def test_run__a_process_outlives_its_test__is_ended(example: Path) -> None:
+    done = ran(example, "leaves_a_process")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "processes that outlived the tests and were ended\nsleep 1003" in done.stdout
     assert subprocess.run(["pgrep", "-f", "sleep 1003"], capture_output=True, check=False).returncode == 1
+
+
+def test_leftovers__podmans_own_processes__are_left(tmp_path: Path) -> None:
+    program = tmp_path / "conmon"
+    program.write_text("#!/bin/sh\nread line\n")
+    program.chmod(0o755)
+    environment = os.environ | {run.TOKEN: str(os.getpid())}
+    with (
+        subprocess.Popen([program], stdin=subprocess.PIPE, env=environment) as podmans,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment) as other,
+    ):
+        comm = Path(f"/proc/{podmans.pid}/comm")
+        while comm.read_text() != "conmon\n":  # until it is what was started
+            time.sleep(0.01)
+        assert run.leftovers() == {other.pid: "cat "}
+        podmans.communicate(b"\n")
+        other.communicate()
