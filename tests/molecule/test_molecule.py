@@ -82,6 +82,30 @@ def tail(log: Path) -> str:
     return "\n".join(line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} ..." for line in lines)
 
 
+def settings(lab: str, state: Path) -> dict[str, str]:
+    """Return molecule's environment for a scenario on this lab; `state` is an empty directory of its own.
+
+    Molecule skips the steps that it finds done there.
+    """
+    return {
+        **os.environ,
+        "CLUSTERCTL_TEST_LAB": lab,
+        "CLUSTERCTL_TEST_LAB_DIRECTORY": str(state_directory() / lab),
+        "CLUSTERCTL_TEST_TASK_LIMIT": str(TASK_LIMIT),
+        "MOLECULE_GLOB": str(HERE / "*" / "molecule.yml"),
+        "MOLECULE_EPHEMERAL_DIRECTORY": str(state),
+        "ANSIBLE_CONFIG": "",
+        "NO_COLOR": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def command(scenario: str) -> list[str]:
+    """Return molecule's command line for a scenario, which leaves its lab: the log ends with the task that failed."""
+    options = ["--destroy=never", "--no-command-borders", "--scenario-name", scenario]
+    return ["molecule", "--base-config", str(HERE / "config.yml"), "test", *options]
+
+
 @pytest.mark.proves("roles", "The roles of each scenario converge in containers and pass its checks.")
 @pytest.mark.proves(
     "roles", "Check mode runs, and a second converge changes nothing, except backup, removal and verify."
@@ -178,34 +202,13 @@ def tail(log: Path) -> str:
 )
 def test_role(scenario: str, tmp_path: Path) -> None:
     lab = lab_name(f"m-{scenario.replace('_', '-')[:20]}")  # a name has 30 characters at most
-    environment = {
-        **os.environ,
-        "CLUSTERCTL_TEST_LAB": lab,
-        "CLUSTERCTL_TEST_LAB_DIRECTORY": str(state_directory() / lab),
-        "CLUSTERCTL_TEST_TASK_LIMIT": str(TASK_LIMIT),
-        "MOLECULE_GLOB": str(HERE / "*" / "molecule.yml"),
-        "MOLECULE_EPHEMERAL_DIRECTORY": str(tmp_path),  # else molecule skips what an earlier run has done
-        "ANSIBLE_CONFIG": "",
-        "NO_COLOR": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
+    environment = settings(lab, tmp_path)
     LOGS.mkdir(parents=True, exist_ok=True)
     log, down_log = LOGS / f"molecule-{scenario}.log", LOGS / f"molecule-{scenario}-down.log"
     for stale in (log, down_log):
         stale.unlink(missing_ok=True)
     down = ["clusterctl", "lab", "down", "--name", lab]
-    # With --destroy never the log ends with the task that failed, not with the removal of the lab.
-    base = str(HERE / "config.yml")
-    play = [
-        "molecule",
-        "--base-config",
-        base,
-        "test",
-        "--destroy=never",
-        "--no-command-borders",
-        "--scenario-name",
-        scenario,
-    ]
+    play = command(scenario)
     failure = removal = run(down, down_log, DOWN_LIMIT, environment)
     if not failure:
         try:

@@ -1,0 +1,93 @@
+"""Run one role on a warm lab: check mode, converge, converge again without a change, verify, its unit tests.
+
+    scripts/role NAME [--fresh]     NAME: a role, or another scenario of tests/molecule
+    scripts/warm                    make the warm lab, or reset it
+
+The warm lab is a finished cluster of a head and one worker, kept until `scripts/warm --remove`. A role is converged on
+what earlier runs have left there; --fresh resets the lab first.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.golden import Golden
+from tests.labs import REPOSITORY
+from tests.molecule import test_molecule
+from tests.run import say
+
+LIMIT = 900  # seconds for the plays, and for the unit tests
+
+
+def warm_lab() -> Golden:
+    return Golden("warm", workers=1)
+
+
+def warm(argv: list[str]) -> int:
+    """Make the warm lab, or reset it to what it was when it was made."""
+    parser = argparse.ArgumentParser(prog="scripts/warm", description="Make the warm lab of scripts/role, or reset it.")
+    parser.add_argument("--new", action="store_true", help="make it again, from the roles as they are now")
+    parser.add_argument("--remove", action="store_true", help="remove it")
+    asked = parser.parse_args(argv)
+    golden = warm_lab()
+    if asked.remove:
+        golden.remove()
+        return 0
+    with step("warm lab"):
+        golden.make() if asked.new or not golden.exists() else golden.restore()
+    say(f"lab {golden.lab.name}: clusterctl lab ssh --name {golden.lab.name} head1")
+    return 0
+
+
+def role(argv: list[str]) -> int:
+    """Run a role; return the exit code of the first step that failed."""
+    parser = argparse.ArgumentParser(prog="scripts/role", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("name", metavar="NAME", help="a role, or another scenario of tests/molecule")
+    parser.add_argument("--fresh", action="store_true", help="reset the warm lab first")
+    asked = parser.parse_args(argv)
+    if asked.name not in test_molecule.SCENARIOS:
+        parser.error(f"{asked.name}: no such scenario; choose from {', '.join(test_molecule.SCENARIOS)}")
+    began, golden = time.monotonic(), warm_lab()
+    with step("warm lab"):
+        if not golden.exists():
+            golden.make()
+        elif asked.fresh:
+            golden.restore()
+        else:
+            golden.lab.up()
+    codes = []
+    with step(f"check, converge, converge, verify {asked.name}"), tempfile.TemporaryDirectory() as state:
+        environment = test_molecule.settings(golden.lab.name, Path(state))
+        play = test_molecule.command(asked.name)
+        codes.append(subprocess.run(play, cwd=REPOSITORY, env=environment, check=False, timeout=LIMIT).returncode)
+    with step("unit tests"):
+        codes.append(subprocess.run(unit_tests(asked.name), cwd=REPOSITORY, check=False, timeout=LIMIT).returncode)
+    failed = next((code for code in codes if code), 0)
+    say(f"== {asked.name}: {'failed' if failed else 'passed'} in {time.monotonic() - began:.0f} s")
+    return failed
+
+
+def unit_tests(name: str) -> list[str]:
+    """Return pytest's command line for a role's unit tests: those with its name, and files that name its path."""
+    unit = REPOSITORY / "tests" / "unit"
+    own = [path for path in sorted(unit.glob("test_*.py")) if re.search(rf"\broles/{name}/", path.read_text())]
+    of_all = [f"{unit}/test_roles.py", "-k", f"{name} or {' or '.join(path.stem for path in own) or name}"]
+    return [sys.executable, "-m", "pytest", "--quiet", "--no-header", *map(str, own), *of_all]
+
+
+@contextmanager
+def step(title: str) -> Iterator[None]:
+    """Print how long a step took."""
+    began = time.monotonic()
+    yield
+    say(f"== {title}: {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit({"role": role, "warm": warm}[sys.argv[1]](sys.argv[2:]))
