@@ -10,13 +10,16 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 
 import pytest
 
 from tests import layers, ledger
 from tests.labs import REPOSITORY
+from tests.layers import layer_of
+from tests.ledger import Entry
 
 PAGE = REPOSITORY / "docs/proof.md"
 TESTS = REPOSITORY / "tests"
@@ -97,6 +100,14 @@ HEAD = """\
 *Last proven* is the date (UTC) of the last pass in tests/ledger.json. For a test with parameters it is the oldest of
 their dates. *never*: no pass is recorded.
 Measurements are in [benchmarks.md](benchmarks.md).
+"""
+MINUTES = """\
+## Minutes by unit
+
+What each unit last took of one test process, set-up included (tests/ledger.json). Two processes run at a time.
+
+| unit | layer | minutes | last proven |
+|---|---|---|---|
 """
 COLUMNS = "| promise | test | tier | last proven |\n|---|---|---|---|\n"
 
@@ -223,8 +234,8 @@ def _row(
     return Row(subject, promise, test, tiers, min(known) if len(known) == len(dates) else None)
 
 
-def page(found: list[Row]) -> str:
-    """Return the page."""
+def page(found: list[Row], entries: Mapping[str, Entry] = MappingProxyType({})) -> str:
+    """Return the page: the promises, then how long each unit of tests took when it last passed."""
     parts = [HEAD]
     for subject, heading in SUBJECTS.items():
         lines = [
@@ -237,11 +248,21 @@ def page(found: list[Row]) -> str:
         ]
         if lines:
             parts.append(f"## {heading}\n\n{COLUMNS}{''.join(lines)}")
+    if entries:
+        parts.append(MINUTES + "".join(_minutes(entries)))
     return "\n".join(parts)
 
 
+def _minutes(entries: Mapping[str, Entry]) -> Iterator[str]:
+    """Yield a line for each unit, the longest first."""
+    for unit, entry in sorted(entries.items(), key=lambda item: (-item[1].minutes, item[0])):
+        layer = layer_of(unit.partition("::")[0] if "::" in unit else unit if unit.endswith(".py") else f"{unit}/")
+        yield f"| `{unit}` | {layer} | {entry.minutes} | {'skipped' if entry.skipped else entry.date} |\n"
+
+
 def undated(text: str) -> str:
-    """Return a page without its dates, which change with each run of the tests."""
+    """Return a page without its dates and minutes, which change with each run of the tests."""
+    text = text.partition("\n" + MINUTES.partition("\n")[0])[0]
     return re.sub(r"\| (\d{4}-\d\d-\d\d|never) \|$", "| |", text, flags=re.MULTILINE)
 
 
@@ -260,7 +281,7 @@ def main() -> int:
     if given.json:
         print(json.dumps([asdict(row) for row in found]))
         return 0
-    text = page(found)
+    text = page(found, ledger.load())
     if not given.check:
         PAGE.write_text(text, encoding="utf-8")
         return 0

@@ -169,7 +169,7 @@ def suite() -> Rows:
 def test_page__markers_of_the_suite__is_current(suite: Rows) -> None:
     assert suite
     there = proof.undated(proof.PAGE.read_text(encoding="utf-8"))
-    assert there == proof.undated(proof.page(suite)), "run python -m tests.proof"
+    assert there == proof.undated(proof.page(suite, ledger.load())), "run python -m tests.proof"
 
 
 def test_rows__of_the_suite__are_short_and_of_known_subjects(suite: Rows) -> None:
@@ -182,3 +182,18 @@ def test_rows__of_the_suite__are_short_and_of_known_subjects(suite: Rows) -> Non
 
 def test_rows__of_the_suite__name_files_that_exist(suite: Rows) -> None:
     assert [row.test for row in suite if not (REPOSITORY / row.test.partition("::")[0]).is_file()] == []
+
+
+def test_page__minutes_of_units__are_no_part_of_the_comparison() -> None:
+    entries = {
+        "tests/unit": ledger.Entry("c1", "2026-01-02", 4.0),
+        "tests/cluster/test_backup.py": ledger.Entry("c1", "2026-01-02", 9.0),
+        "tests/faults/test_canary.py::test_x[a]": ledger.Entry("c1", "2026-01-02", 1.0, skipped=True),
+    }
+    text = proof.page([], entries)
+    assert text.splitlines()[-3:] == [
+        "| `tests/cluster/test_backup.py` | day2 | 9.0 | 2026-01-02 |",
+        "| `tests/unit` | unit | 4.0 | 2026-01-02 |",
+        "| `tests/faults/test_canary.py::test_x[a]` | contract | 1.0 | skipped |",
+    ]
+    assert proof.undated(text) == proof.undated(proof.page([]))
