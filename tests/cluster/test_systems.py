@@ -42,7 +42,7 @@ def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
     job = submit(debian_12, COUNTER)
     wait_until(lambda: counts(debian_12))
     address = line.split("ansible_host: ")[1].split("}")[0]
-    done = clusterctl("add-node", str(debian_12.inventory), "gpu02", "--address", address, "--yes", timeout=RUN_LIMIT)
+    done = clusterctl("add-node", str(debian_12.inventory), "gpu02", "--address", address, "--yes", limit=RUN_LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all 3 hosts are contacted" in done.stdout
     restarts = [started(debian_12, "head1", "slurmctld"), started(debian_12, "gpu01", "slurmd")]
