@@ -447,6 +447,9 @@ texts = [base64.b64decode(data) for data in leaks.values()]
 pipe = {"stdin": subprocess.PIPE}
 kept = [subprocess.Popen([*wait, text], **pipe) for text in texts]
 kept += [subprocess.Popen(wait, env={b"PATH": b"/usr/bin", b"LEAK": text}, **pipe) for text in texts]
+for process in kept:  # the kernel shows arguments and environment only when the start of a program is complete
+    while not pathlib.Path(f"/proc/{process.pid}/environ").read_bytes():
+        time.sleep(0.01)
 print(len(kept), flush=True)
 sys.stdin.read()
 for process in kept:

@@ -29,7 +29,12 @@ from tests.manifests import differences
 
 BERLIN = "cluster_timezone: Europe/Berlin"
 # What a reinstalled node whose key was accepted has of its own: its keys, and the head's copy of known_hosts.
-REINSTALLED = ("/etc/ssh/ssh_host_ed25519_key", "/etc/ssh/ssh_host_ed25519_key.pub", "/var/lib/clusterctl/recovery.tar")
+REINSTALLED = (
+    "/etc/ssh/ssh_host_ed25519_key",
+    "/etc/ssh/ssh_host_ed25519_key.pub",
+    "/var/lib/clusterctl/recovery.tar",
+    "/var/lib/clusterctl/state/base.json",  # has the hash of that
+)
 
 
 @pytest.fixture(scope="module")
