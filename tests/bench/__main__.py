@@ -1,4 +1,4 @@
-"""Measurements, as ratios of things taken in one run. Run by scripts/bench; no figure makes it fail.
+"""Measurements, as ratios taken in one run, for scripts/bench. No figure makes it fail.
 
 usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [limits] [grow] [status] [ill]
 Without a name: all. With --tiny each part runs once on its smallest lab: to see that the part works, not to measure.

@@ -62,7 +62,7 @@ def traffic(lab: TestLab) -> Iterator[dict[str, Traffic]]:
     The node's own kernel counts, in its network namespace. So nothing else is in it: not the packages, nor the metrics.
     """
     match = ["--source", gateway(lab), "--protocol", "tcp", "--dport", "22"]
-    # Without a target: the rule counts the packet, which then goes on to the next.
+    # Without a target: the rule only counts the packet; the next rule then applies.
     rules = {"bytes": match, "connections": [*match, "--syn"]}
     found = {node: Traffic() for node in lab.nodes}
     inside = {node: ["nsenter", "--target", _pid(lab, node), "--net"] for node in lab.nodes}
