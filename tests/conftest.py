@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("clusterctl")
     group.addoption("--select", default="", help="landing, all, or names of layers with commas (tests/layers.py)")
     group.addoption("--long", action="store_true", help="the tests that are marked long as well")
+    group.addoption("--shard", type=float, default=selection.SHARD_MINUTES, help="minutes of a landing's shard")
     group.addoption("--record", default="", help="directory for selection.json and results.jsonl (tests/run.py)")
 
 
@@ -63,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _chosen(config: pytest.Config, tests: list[Test], known: dict[str, ledger.Entry]) -> Selection | None:
     asked = config.getoption("--select")
     if asked == LANDING:
-        return selection.landing(tests, known, git.changed_since)
+        return selection.landing(tests, known, git.changed_since, config.getoption("--shard"))
     if asked == EVERYTHING:
         return selection.everything(tests)
     return selection.layers(tests, asked.split(","), config.getoption("--long")) if asked else None

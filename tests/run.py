@@ -20,6 +20,7 @@ from pathlib import Path
 from tests import git, ledger, report
 from tests.labs import REPOSITORY
 from tests.layers import LAYERS
+from tests.selection import SHARD_MINUTES
 
 DIRECTORY = REPOSITORY / ".cache" / "tests"
 LIMIT_MINUTES = 80.0
@@ -41,6 +42,12 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("layers", nargs="*", metavar="LAYER", help="only these layers")
     parser.add_argument("--all", action="store_true", help="everything, long tests included")
     parser.add_argument("--long", action="store_true", help="the long tests of the named layers or paths as well")
+    parser.add_argument(
+        "--shard",
+        type=float,
+        metavar="N",
+        help=f"of what is not due, N minutes of one process, last proven longest ago ({SHARD_MINUTES:.0f})",
+    )
     parser.add_argument("--list", action="store_true", help="print what would run, and why; run nothing")
     parser.add_argument(
         "--minutes",
@@ -57,6 +64,8 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error(f"{unknown[0]}: no such layer; choose from {', '.join([*LAYERS, LINT])}, or give a path")
     if names and rest:
         parser.error(f"layers ({' '.join(names)}) and pytest's arguments ({' '.join(rest)}) do not go together")
+    if asked.shard is not None and (asked.all or names or rest):
+        parser.error("--shard goes with a landing, not with --all, layers, paths or pytest arguments")
     if asked.all and (names or rest):
         parser.error("--all takes no layers, paths or pytest arguments")
     asked.layers = names
@@ -79,6 +88,8 @@ def pytest_command(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
         argv.append(f"--select={selected}")
     if asked.long:
         argv.append("--long")
+    if asked.shard is not None:
+        argv.append(f"--shard={asked.shard}")
     if asked.list:
         return [*argv, "--collect-only", "--quiet", *rest]
     return [*argv, f"--numprocesses={asked.processes}", "--dist=loadfile", "--no-loadscope-reorder", *rest]
@@ -196,7 +207,7 @@ def _report(
     section("the twenty longest tests", report.longest(results))
     section("minutes by unit", report.by_unit(results))
     section("not run", report.not_run(results))
-    if not ended_because and tests and tests.process.returncode in (0, 1):
+    if tests:
         section("the ledger", record(results, commit))
     passed, failed = len(results.passed), len(results.failed)
     skipped = sum(1 for outcome in results.outcomes.values() if outcome.skipped)
@@ -222,17 +233,23 @@ def _report(
     return code
 
 
-def record(results: report.Results, commit: str | None) -> Iterable[str]:
-    """Enter into the ledger the units of which all tests passed at a commit; yield what was done."""
-    if commit is None:
-        return ["is unchanged: the files are not those of a commit"]
+def proven(results: report.Results, commit: str) -> dict[str, ledger.Entry]:
+    """Return the entries of the units of which all tests passed, whether or not the run came to its end."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     new = {}
-    for unit in results.units:
+    for unit, nodeids in results.units.items():
         outcomes = [outcome for outcome in results.unit(unit) if outcome and outcome.ended and not outcome.failed]
-        if len(outcomes) == len(results.units[unit]):
+        if len(outcomes) == len(nodeids):
             took = sum(outcome.seconds for outcome in outcomes) / 60
             new[unit] = ledger.Entry(commit, today, round(took, 1), all(outcome.skipped for outcome in outcomes))
+    return new
+
+
+def record(results: report.Results, commit: str | None) -> Iterable[str]:
+    """Enter into the ledger what a commit has proven; return what was done."""
+    if commit is None:
+        return ["is unchanged: the files are not those of a commit"]
+    new = proven(results, commit)
     if not new:
         return []
     ledger.save({**ledger.load(), **new})

@@ -173,7 +173,7 @@ def test_jobs_outlive_slurmctlds_sudden_end_and_the_databases_absence(lab: Growi
 @pytest.mark.proves("jobs", "A hundred jobs survive membership changes, a new configuration and an upgrade.")
 @pytest.mark.proves("upgrade", "Each job starts once, ends once and is accounted for without a restart.")
 @pytest.mark.proves(
-    "upgrade", "An upgrade changes exactly what its plan lists, judged by manifests, besides its backup."
+    "upgrade", "An upgrade changes only what its plan lists, its backup, and Slurm's own plugin packages."
 )
 @pytest.mark.proves("plan", "`plan upgrade` lists the restarted services and changes nothing.")
 def test_jobs_outlive_an_upgrade_that_does_what_its_plan_has_listed(lab: Growing, newer: None, jobs: str) -> None:

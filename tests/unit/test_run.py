@@ -106,6 +106,7 @@ def test_run__no_test_at_all__fails(example: Path) -> None:
         (["gpus"], "gpus: no such layer"),
         (["gpu", "tests/unit"], "do not go together"),
         (["--all", "gpu"], "takes no layers"),
+        (["--shard", "60", "gpu"], "--shard goes with a landing"),
     ],
 )
 def test_arguments__bad__are_refused(argv: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +127,20 @@ def test_arguments__bad__are_refused(argv: list[str], expected: str, capsys: pyt
 )
 def test_arguments__good__select(argv: list[str], expected: str) -> None:
     assert run.selection_of(*run.arguments(argv)) == expected
+
+
+def test_arguments__shard__reaches_the_selection() -> None:
+    assert "--shard=60.0" in run.pytest_command(*run.arguments(["--shard", "60"]))
+
+
+def test_proven__a_run_that_was_ended__counts_the_units_that_passed_as_a_whole() -> None:
+    units = {"whole": ["a"], "failed": ["b"], "half": ["c", "d"], "running": ["e"]}
+    ended = {"a": "", "b": "AssertionError", "c": ""}
+    outcomes = {name: report.Outcome(name, seconds=60.0, ended=True, failed=text) for name, text in ended.items()}
+    results = report.Results({**outcomes, "e": report.Outcome("e", began=1.0)}, units=units)
+    assert {unit: (entry.commit, entry.minutes) for unit, entry in run.proven(results, "abc").items()} == {
+        "whole": ("abc", 1.0)
+    }
 
 
 def test_report__results_that_were_cut_off__are_read_as_far_as_they_go(tmp_path: Path) -> None:
