@@ -48,9 +48,9 @@ def present(call, given, manager):
     converge(call, Paths("repository"), [Entry(**with_key(item, manager(), call.check)) for item in sources])
     if packages:
         kind = Packages(manager())
-        if given["upgrade"]:
-            kind.aim(packages, call.check)
+        along = kind.aim(packages, call.check) if given["upgrade"] else []
         converge(call, kind, packages)
+        call.changes += along
         if manager().refreshed and not call.check:  # and maybe a key with it: the record is to know that one
             converge(call, Paths("repository"), [Entry(**with_key(item, manager(), False)) for item in sources])
         states = {package.name: call.record["items"]["package:" + package.name]["now"] for package in packages}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_packages import package_manager
+from ansible.module_utils.node_packages import move_text, package_manager
 from ansible.module_utils.node_record import load_record, recorded_scopes
 from ansible.module_utils.node_tools import RUN, STORE, NodeError, clean, exclusive, numbers, run, store
 
@@ -162,14 +162,9 @@ def main() -> None:
             reboot = reason(manager, comes, module.check_mode, notes)
     except NodeError as error:
         module.fail_json(msg=clean(str(error)), notes=notes)
-    changes = [{"kind": "package", "name": name, "what": told(new, old)} for name, (new, old) in moves.items()]
+    changes = [{"kind": "package", "name": name, "what": move_text(new, old)} for name, (new, old) in moves.items()]
     changes += [{"kind": "package", "name": name, "what": "repaired"} for name in left if name not in moves]
     module.exit_json(changed=bool(changes), changes=changes, notes=notes, reboot=reboot)
-
-
-def told(new: str, old: str) -> str:
-    """Return what becomes of a package, in node_state's words."""
-    return f"version {new}, was {old}" if new and old else f"installed ({new})" if new else f"removed ({old})"
 
 
 if __name__ == "__main__":

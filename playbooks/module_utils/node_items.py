@@ -23,7 +23,7 @@ from grp import getgrnam
 from pathlib import Path
 from pwd import getpwnam
 
-from ansible.module_utils.node_packages import Package, matches, targets
+from ansible.module_utils.node_packages import Package, come_along, matches, targets
 from ansible.module_utils.node_record import original
 from ansible.module_utils.node_tools import (
     TEXT_LIMIT,
@@ -261,10 +261,11 @@ class Packages(Kind):
         self.manager, self.targets = manager, {}
 
     def aim(self, items, planned):
-        """Let what is installed move as well; without this it stays at its version, whatever its pin says."""
+        """Let what is installed move as well, not stay at its version whatever its pin says; what else that changes."""
         self.targets, rest = targets(self.manager, items, self.read(items), planned)
         self.targets.update({item.name: item.version for item in rest if item.url})
         self.targets.update(self.resolve([item for item in rest if not item.url]))
+        return come_along(self.manager, self.targets, items)
 
     def fit(self, item, state):
         stays = state["version"] and not item.absent

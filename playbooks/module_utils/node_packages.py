@@ -65,6 +65,11 @@ def matches(version, pattern):
     return not pattern or any(fnmatch.fnmatchcase(form, pattern) for form in forms)
 
 
+def move_text(new, old):
+    """What a plan and a summary say of a package that moves from version `old` to `new`; "" is none."""
+    return f"version {new}, was {old}" if new and old else f"installed ({new})" if new else f"removed ({old})"
+
+
 @dataclass
 class Package:
     """A package as it should be."""
@@ -91,6 +96,16 @@ def targets(manager, items, states, planned):
     offered = manager.candidates([i.name for i in mine], PLAN_AGE_S if planned else INDEX_AGE_S) if mine else {}
     found = {item.name: offered[item.name] for item in mine if matches(offered.get(item.name), item.version)}
     return found, [item for item in mine if item.name not in found and not item.met(here[item.name])]
+
+
+def come_along(manager, versions, items):
+    """The changes of packages beside these that moving these to {name: version} brings.
+
+    What a package by URL brings is not known before it is fetched.
+    """
+    install = {item.name: versions[item.name] for item in items if item.name in versions and not item.url}
+    moves, ours = manager.rehearse(install) if install else {}, {item.name for item in items}
+    return [{"kind": "package", "name": n, "what": move_text(*move)} for n, move in moves.items() if n not in ours]
 
 
 def fetched(package, suffix, fetch):
@@ -245,11 +260,7 @@ class Apt:
 
     def transact(self, install, remove, download_only=False):
         """Install {name: version, file or ""} and remove names in one transaction that starts no service."""
-        downgrade = ["--allow-downgrades"] if any(install.values()) else []
-        along = self.along({name: v for name, v in install.items() if v and not v.startswith("/")})
-        named = {**install, **along}
-        words = [v if v.startswith("/") else f"{name}={v}" if v else name for name, v in named.items()]
-        words = ["install", *downgrade, *words]
+        words, along = self.words(install)
         if download_only:
             self.apt_get(*words, "--download-only")
             return
@@ -259,6 +270,18 @@ class Apt:
         forget_fetched(words)
         if set(along) - manual:  # or they would stay when nothing needs them any more
             run("apt-mark", "auto", *sorted(set(along) - manual))
+
+    def words(self, install):
+        """(apt-get's words that install these, {name: version} of what has to be named with them)."""
+        downgrade = ["--allow-downgrades"] if any(install.values()) else []
+        along = self.along({name: v for name, v in install.items() if v and not v.startswith("/")})
+        named = {**install, **along}
+        words = [v if v.startswith("/") else f"{name}={v}" if v else name for name, v in named.items()]
+        return ["install", *downgrade, *words], along
+
+    def rehearse(self, install):
+        """{name: (new version or "", old or "")} of all that installing {name: version} would change."""
+        return simulated(self.apt_get(*self.words(install)[0], "--simulate"))
 
     def along(self, install):
         """{name: version} of what packages of these versions need in one version and no other.
@@ -278,8 +301,7 @@ class Apt:
         """{name: (new version, old or "")} of what an upgrade of all but `kept` and its like would bring."""
         if self.stale(PLAN_AGE_S if planned else INDEX_AGE_S):
             self.refresh()
-        rows = re.findall(r"(?m)^Inst (\S+) (?:\[(\S+)\] )?\((\S+) ", self.upgrade(kept, "--simulate"))
-        return {name: (new, old) for name, old, new in rows}
+        return simulated(self.upgrade(kept, "--simulate"))
 
     def move(self, kept):
         """Upgrade all but those."""
@@ -310,6 +332,13 @@ class Apt:
         """Of the packages that came along with ours, those that nothing needs any more."""
         output = self.apt_get("autoremove", "--simulate")
         return sorted(set(re.findall(r"^Remv (\S+)", output, re.MULTILINE)) & set(pulled))
+
+
+def simulated(output):
+    """{name: (new version or "", old or "")} of what apt-get says of a transaction that it only simulates."""
+    rows = re.findall(r"(?m)^Inst (\S+) (?:\[(\S+)\] )?\((\S+) ", output)
+    gone = re.findall(r"(?m)^Remv (\S+) \[(\S+)\]", output)
+    return {name: (new, old) for name, old, new in rows} | {name: ("", old) for name, old in gone}
 
 
 def transaction(output, here):
@@ -389,7 +418,7 @@ class Dnf:
 
     def transact(self, install, remove, download_only=False):
         """Install {name: version, file or ""}, then remove names: dnf has no single transaction for both."""
-        words = [v if v.startswith("/") else f"{name}-{v}" if v else name for name, v in install.items()]
+        words = self.words(install)
         if words:
             self.dnf("install", *(["--downloadonly"] if download_only else []), *words)
         if not download_only:
@@ -397,14 +426,25 @@ class Dnf:
         if remove:
             self.dnf("remove", *remove)
 
+    def words(self, install):
+        """dnf's words for {name: version, file or ""}."""
+        return [v if v.startswith("/") else f"{name}-{v}" if v else name for name, v in install.items()]
+
+    def rehearse(self, install):
+        """{name: (new version or "", old or "")} of all that installing {name: version} would change."""
+        return transaction(self.dnf("install", *self.words(install), "--assumeno"), self.versions())
+
+    def versions(self):
+        """{name: version} of all that is installed."""
+        return {name: state["version"] for name, state in self.installed(["-a"]).items()}
+
     def moves(self, kept, planned):
         """{name: (new version or "", old or "")} of what an upgrade of all but `kept` and its like would bring.
 
         What dnf lists as upgrades has in it what it then keeps back, so it is asked for the transaction itself.
         """
         age = f"--setopt=metadata_expire={PLAN_AGE_S if planned else INDEX_AGE_S}"
-        here = {name: state["version"] for name, state in self.installed(["-a"]).items()}
-        return transaction(self.upgrade(kept, age, "--assumeno"), here)
+        return transaction(self.upgrade(kept, age, "--assumeno"), self.versions())
 
     def move(self, kept):
         """Upgrade all but those."""

@@ -355,6 +355,9 @@ class Upgradable(Index):
         newest = {name: self.answers[True][name][0] for name in names}
         return {name: version for name, version in newest.items() if version != self.here[name]}
 
+    def rehearse(self, _install: dict[str, str]) -> dict[str, tuple[str, str]]:
+        return {}
+
 
 @pytest.mark.proves("upgrade", "An upgrade moves to the newest version that the pin allows.")
 @pytest.mark.parametrize(
@@ -377,6 +380,19 @@ def test_an_upgrade_moves_to_the_newest_that_the_pin_allows(pin: str, offered: l
     assert packages.fit(wanted, state) is (target is None)
     told = packages.difference(node_record.Call("x"), wanted, state)
     assert told == (f"version {target}, was 1.0-1" if target else "")
+
+
+@pytest.mark.proves("plan", "A plan of an upgrade lists packages that come along as dependencies.")
+def test_upgrade__packages_come_along__are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = {"a": ("2.0-1", "1.0-1"), "needed": ("2.0-1", "1.0-1"), "new": ("3", ""), "gone": ("", "1")}
+    index = Upgradable({"a": "1.0-1", "b": "1.0-1"}, {"a": ["2.0-1"], "b": ["1.0-1"]})
+    monkeypatch.setattr(index, "rehearse", lambda install: moves if install == {"a": "2.0-1"} else {})
+    packages = node_items.Packages(index)
+    along = packages.aim([node_items.Package("a"), node_items.Package("b")], planned=True)
+    assert {change["name"]: change["what"] for change in along} == {
+        "needed": "version 2.0-1, was 1.0-1", "new": "installed (3)", "gone": "removed (1)"
+    }  # fmt: skip
+    assert packages.aim([node_items.Package("b")], planned=True) == []
 
 
 @pytest.mark.proves("upgrade", "Without `upgrade` an installed package stays, and the pin is reported.")
@@ -424,6 +440,7 @@ def test_what_is_needed_in_one_version_alone_comes_along(monkeypatch: pytest.Mon
 SIMULATED = """\
 Inst libc6 [2.41-12] (2.41-13 Debian:13.2/stable [amd64])
 Inst linux-image-6.12.57+deb13-amd64 (6.12.57-1 Debian-Security:13/stable-security [amd64])
+Remv libold1 [1.0-1] [libc6 ]
 Conf libc6 (2.41-13 Debian:13.2/stable [amd64])
 """
 
@@ -435,6 +452,7 @@ def test_what_an_upgrade_brings_is_read_from_its_simulation(monkeypatch: pytest.
     assert apt.moves(["slurmd"], True) == {
         "libc6": ("2.41-13", "2.41-12"),
         "linux-image-6.12.57+deb13-amd64": ("6.12.57-1", ""),
+        "libold1": ("", "1.0-1"),
     }
 
 
