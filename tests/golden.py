@@ -29,9 +29,10 @@ import pytest
 
 from clusterctl import secrets
 from clusterctl.lab.podman import as_root, podman_json, remove_containers
-from tests.cluster.lab import CALL_LIMIT, TestLab, call, clusterctl, described, podman
+from tests.cluster.lab import CALL_LIMIT, TestLab, clusterctl, podman
 from tests.faults.injury import container, wait_until
 from tests.labs import REPOSITORY, lab_name, process_name, state_directory
+from tests.programs import described, output_of
 
 KEEP = "CLUSTERCTL_KEEP_GOLDEN"
 """Environment variable: tests keep their golden lab and its snapshot, and use them while the code is the same."""
@@ -57,15 +58,12 @@ def sources_key() -> str:
 def copy_tree(source: Path | str, target: Path | str) -> None:
     """Copy a directory's content with owners, hard links, devices (an overlay's whiteouts) and extended attributes."""
     copy = ["cp", "--archive", "--preserve=xattr", f"{source}/.", f"{target}/"]
-    argv = as_root(["setpriv", "--pdeathsig", "KILL", *copy])  # a killed test leaves no copy under way
-    done = call(argv, CALL_LIMIT)
-    assert done.returncode == 0, described(done)
+    output_of(as_root(["setpriv", "--pdeathsig", "KILL", *copy]), CALL_LIMIT)  # a killed test leaves no copy under way
 
 
 def remove_tree(path: Path) -> None:
     """Remove a directory of root's, if there is one."""
-    done = call(as_root(["rm", "--recursive", "--force", "--one-file-system", str(path)]), CALL_LIMIT)
-    assert done.returncode == 0, described(done)
+    output_of(as_root(["rm", "--recursive", "--force", "--one-file-system", str(path)]), CALL_LIMIT)
 
 
 class Phases:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tests import git, ledger, report
+from tests import git, ledger, programs, report
 from tests.labs import REPOSITORY
 from tests.layers import LAYERS
 
@@ -89,19 +89,18 @@ class Step:
 
     def __init__(self, argv: Sequence[str], log: Path | None = None) -> None:
         self._file = log.open("w") if log else None
-        self.process = subprocess.Popen(
-            argv, cwd=REPOSITORY, env=os.environ | {TOKEN: str(os.getpid())}, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=self._file, stderr=self._file,
-        )  # fmt: skip
+        self.process = programs.start(
+            argv,
+            cwd=REPOSITORY,
+            env=os.environ | {TOKEN: str(os.getpid())},
+            stdout=self._file,
+            stderr=self._file,
+        )
 
     def end(self) -> None:
         """Ask it to end as Ctrl-C does, then kill it."""
-        for number in (signal.SIGINT, signal.SIGKILL):
-            if self.process.poll() is not None:
-                return
-            os.killpg(self.process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE)
+        if self.process.poll() is None:
+            programs.end(self.process, signal.SIGINT, GRACE)
 
 
 def leftovers() -> dict[int, str]:
@@ -205,7 +204,7 @@ def _report(
     code = 0
     if lint and lint.process.returncode:
         code = 1
-        section(f"lint failed (exit {lint.process.returncode})", [report.tail((DIRECTORY / "lint.log").read_text())])
+        section(f"lint failed (exit {lint.process.returncode})", [programs.tail((DIRECTORY / "lint.log").read_text())])
     elif lint:
         say("lint is clean")
     if tests and (tests.process.returncode or not passed):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import report, run
+from tests import programs, report, run
 from tests.labs import REPOSITORY
 
 TESTS = """
@@ -80,7 +80,7 @@ def test_run__tests_fail__the_last_lines_are_the_first_failure(example: Path) ->
     assert "line 100 of the tool" not in last
     assert "what it printed" in last
     assert "def helper" not in last
-    assert len(last.splitlines()) <= report.LINES + report.LINES // 2 + 4
+    assert len(last.splitlines()) <= programs.LINES + programs.LINES // 2 + 4
     assert done.stdout.index("--- test_example.py::test_fails_too") < done.stdout.index(
         "--- test_example.py::test_fails\n"
     )
@@ -143,12 +143,6 @@ def test_report__results_that_were_cut_off__are_read_as_far_as_they_go(tmp_path:
     assert [outcome.nodeid for outcome in results.passed] == ["a::b"]
     assert list(report.unfinished(results, now=63.0)) == ["running for 1.0 min: a::c", "not begun: a (1 of 3 tests)"]
     assert list(report.by_unit(results)) == ["    1.0 s  a (2 of 3 tests; named)"]
-
-
-def test_tail__a_long_text__keeps_its_last_lines_and_says_so() -> None:
-    text = report.tail("\n".join(map(str, range(150))))
-    assert text.splitlines()[:2] == ["[the first 50 lines are left out]", "50"]
-    assert report.tail("a\nb\n") == "a\nb"
 
 
 def test_run__a_process_outlives_its_test__is_ended(example: Path) -> None:
