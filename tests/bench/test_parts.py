@@ -16,7 +16,7 @@ from tests.bench.measure import run
 from tests.cluster.lab import TestLab, podman
 from tests.labs import lab_name
 
-LIMIT = 1500.0
+LIMIT = 780.0
 """Seconds after which a part hangs. The longest, two clusters from nothing, takes 280 on two busy cores."""
 
 # By part: figures of its document, and a line of its output whose numbers are figures too.

@@ -26,7 +26,7 @@ KERNEL = "6.99.9-lab"
 KEY = "8793F200.pub"
 OLD, NEW, NEXT = "580.95.05", "580.105.08", "590.48.01"
 GDRCOPY = "2.5.1"
-PLAY_LIMIT = 900
+PLAY_LIMIT = 800
 """Seconds after which a play is given up; Debian's own drivers take minutes to compile."""
 OTHER_PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
 PLAY = """\
