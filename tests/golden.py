@@ -23,13 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from clusterctl import secrets
 from clusterctl.lab.podman import as_root, podman_json, remove_containers
-from tests.cluster.lab import CALL_LIMIT, TestLab, clusterctl, podman
+from tests.cluster.lab import CALL_LIMIT, AnyLab, TestLab, clusterctl, podman
 from tests.faults.injury import container, wait_until
 from tests.labs import REPOSITORY, lab_name, process_name, state_directory
 from tests.programs import described, output_of
@@ -39,8 +39,6 @@ KEEP = "CLUSTERCTL_KEEP_GOLDEN"
 STOP_LIMIT = 60  # seconds that a node's services have to end
 # What a snapshot is made from. The inventory of a lab is a template in clusterctl/.
 SOURCES = ("ansible.cfg", "clusterctl", "playbooks", "roles")
-
-AnyLab = TypeVar("AnyLab", bound=TestLab)
 
 
 def sources_key() -> str:

@@ -5,10 +5,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -136,9 +136,16 @@ class TestLab:
         with ThreadPoolExecutor() as pool:
             return dict(zip(names, pool.map(self.manifest, names), strict=True))
 
+    def comparable_manifests(self) -> dict[str, Any]:
+        """Return the manifests of all nodes without what differs by chance."""
+        return {node: comparable(manifest) for node, manifest in self.manifests().items()}
+
     def remember(self) -> None:
         """Keep the nodes' manifests, for comparison after a fault."""
-        self.undisturbed.update({node: comparable(manifest) for node, manifest in self.manifests().items()})
+        self.undisturbed.update(self.comparable_manifests())
+
+
+AnyLab = TypeVar("AnyLab", bound=TestLab)
 
 
 def only_alerts(status: dict[str, Any]) -> bool:
@@ -158,18 +165,30 @@ def podman(*argv: str) -> str:
     return output_of(["podman", *argv], CALL_LIMIT)
 
 
+def fresh(purpose: str, *options: str, workers: int = 2) -> AbstractContextManager[TestLab]:
+    """A lab of its own for a purpose, of empty nodes; it is removed however its use ends."""
+    return fresh_as(TestLab, purpose, *options, workers=workers)
+
+
 @contextmanager
-def bootstrapped(purpose: str, *lines: str) -> Iterator[TestLab]:
-    """A lab of its own for a purpose, bootstrapped with these lines too; the tests that share it leave it whole."""
-    lab = TestLab(lab_name(purpose))
+def fresh_as(kind: type[AnyLab], purpose: str, *options: str, workers: int = 2) -> Iterator[AnyLab]:
+    """The same, as another kind of TestLab."""
+    lab = kind(lab_name(purpose), workers)
     lab.down()
     try:
-        lab.up()
-        lab.declare(*lines)
-        lab.run("bootstrap")
+        lab.up(*options)
         yield lab
     finally:
         lab.down()
+
+
+@contextmanager
+def bootstrapped(purpose: str, *lines: str) -> Iterator[TestLab]:
+    """A lab of its own for a purpose, bootstrapped with these lines too; the tests that share it leave it whole."""
+    with fresh(purpose) as lab:
+        lab.declare(*lines)
+        lab.run("bootstrap")
+        yield lab
 
 
 def submit(lab: TestLab, script: str, *options: str) -> str:

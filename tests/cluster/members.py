@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tests.cluster.lab import HERE, SSH_LIMIT, TestLab, podman
+from tests.cluster.lab import HERE, SSH_LIMIT, TestLab, fresh_as, podman
 from tests.faults.injury import container, fails, gateway, wait_until
-from tests.labs import lab_name
 from tests.programs import output_of
 
 # Each job says when it begins, then counts; it ends when its node may be emptied, and one that comes later at once.
@@ -81,13 +80,9 @@ def crowd(lab: Growing) -> None:
 @contextmanager
 def growing(purpose: str, workers: int) -> Iterator[Growing]:
     """A lab of its own for a purpose, bootstrapped."""
-    lab = Growing(lab_name(purpose), workers)
-    lab.down()
-    try:
+    with fresh_as(Growing, purpose, workers=workers) as lab:
         crowd(lab)
         yield lab
-    finally:
-        lab.down()
 
 
 def states(lab: TestLab, number: str) -> list[str]:

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from clusterctl.lab.image import HERE
-from tests.cluster.lab import ALICE, TestLab
+from tests.cluster.lab import ALICE, TestLab, fresh
 from tests.faults.injury import gateway
 from tests.faults.repository import repository
-from tests.labs import REPOSITORY, lab_name
+from tests.labs import REPOSITORY
 
 NODE = "gpu01"
 KERNEL = "6.99.9-lab"
@@ -67,15 +67,10 @@ HELD = ("linux-headers-" + KERNEL, "nvidia-driver-cuda", "nvidia-kernel-open-dkm
 @pytest.fixture(scope="module")
 def lab() -> Iterator[TestLab]:
     """A worker as a server is without a driver: the simulated one is taken off it."""
-    lab = TestLab(lab_name("driver"), workers=1)
-    lab.down()
-    try:
-        lab.up("--gpus", "0")
+    with fresh("driver", "--gpus", "0", workers=1) as lab:
         lab.declare(f"cluster_no_proxy: [{gateway(lab)}]")
         lab.root(NODE, f"{SET_ASIDE}\ndpkg --purge {SIMULATED}")
         yield lab
-    finally:
-        lab.down()
 
 
 def pack(folder: Path, name: str, version: str, files: Mapping[str, str], **control: str) -> None:

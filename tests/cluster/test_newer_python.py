@@ -7,21 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.lab import ALICE, CALL_LIMIT, TestLab
-from tests.labs import lab_name
+from tests.cluster.lab import ALICE, CALL_LIMIT, TestLab, fresh
 from tests.programs import output_of
 from tests.pythons import install_wheel
 
 
 @pytest.fixture
 def lab() -> Iterator[TestLab]:
-    lab = TestLab(lab_name("newer"))
-    lab.down()
-    try:
-        lab.up()
+    with fresh("newer") as lab:
         yield lab
-    finally:
-        lab.down()
 
 
 @pytest.mark.proves("systems", "The newest Python and ansible-core build a cluster from nothing.")

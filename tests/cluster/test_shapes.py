@@ -5,8 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import yaml
 from clusterctl import secrets
 from clusterctl.lab.podman import remove_containers
 from tests.cluster import test_bootstrap
-from tests.cluster.lab import HERE, TestLab, clusterctl, podman, submit
+from tests.cluster.lab import HERE, TestLab, clusterctl, fresh, fresh_as, podman, submit
 from tests.cluster.members import states
 from tests.cluster.test_bootstrap import declared
 from tests.cluster.test_gpu_metrics import ask
@@ -24,17 +23,6 @@ from tests.faults.injury import fails, in_service, outsider, wait_until
 from tests.labs import REPOSITORY, lab_name
 
 pytestmark = pytest.mark.long
-
-
-@contextmanager
-def own(lab: TestLab, *options: str) -> Iterator[None]:
-    """Start a lab for one test, and remove it whatever becomes of the test."""
-    lab.down()
-    try:
-        lab.up(*options)
-        yield
-    finally:
-        lab.down()
 
 
 def works(lab: TestLab) -> None:
@@ -83,8 +71,7 @@ class Watched(TestLab):
 @pytest.mark.proves("firewall", "A host with monitoring only opens just its declared ports to the outside.")
 def test_monitoring__on_a_host_of_its_own__scrapes_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Monitoring on a host with no other task watches the whole cluster."""
-    lab = Watched(lab_name("mon"))
-    with own(lab, "--gpus", "1"):
+    with fresh_as(Watched, "mon", "--gpus", "1") as lab:
         lab.move_monitoring()
         lab.run("bootstrap")
         # Only the play for hosts with other tasks gives such a host these roles, the last two apart.
@@ -141,8 +128,7 @@ KEPT = "/var/lib/clusterctl/original/%2Fetc%2Fslurm%2Fslurm.conf"
 @pytest.mark.proves("bootstrap", "An unmanaged Slurm is refused; `--adopt` replaces it and keeps its slurm.conf.")
 def test_adopt__a_slurm_of_another__is_refused_then_replaced() -> None:
     """A foreign Slurm is refused, with --adopt replaced; its slurm.conf is kept."""
-    lab = TestLab(lab_name("adopt"), workers=1)
-    with own(lab, "--gpus", "1"):
+    with fresh("adopt", "--gpus", "1", workers=1) as lab:
         site = yaml.safe_load(lab.inventory.read_text())["all"]
         head, worker = (
             site["children"][group]["hosts"][name]["ansible_host"]
@@ -193,9 +179,8 @@ def installed(lab: TestLab, node: str, *packages: str) -> set[str]:
 @pytest.mark.timeout(1800)
 def test_groups__hosts_leave_them__roles_are_listed_then_pruned() -> None:
     """A host that leaves a group keeps its role until --prune; both are reported."""
-    lab = TestLab(lab_name("leave"))
     docker = "    docker: {hosts: {gpu01: {}}}\n"
-    with own(lab, "--gpus", "1"):
+    with fresh("leave", "--gpus", "1") as lab:
         write(lab, docker, "    podman: {hosts: {gpu01: {}, gpu02: {}}}\n")
         lab.run("bootstrap")
         assert unused(lab) == {}
@@ -283,8 +268,7 @@ def older(tmp_path: Path) -> str:
 @pytest.mark.timeout(1800)
 def test_newer_clusterctl__on_an_older_ones_cluster__upgrades_it(older: str) -> None:
     """A bootstrap by this clusterctl takes over the cluster of an older one, drain included."""
-    lab = TestLab(lab_name("older"))
-    with own(lab, "--gpus", "1"):
+    with fresh("older", "--gpus", "1") as lab:
         argv = [older, "bootstrap", str(lab.inventory)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=600)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -362,8 +346,8 @@ def as_ordinary_user(place: Path, script: str) -> subprocess.CompletedProcess[st
 @pytest.mark.proves("lab", "An ordinary user with sudo starts and removes a lab, not another user's.")
 def test_lab__of_a_user_with_sudo__comes_up_and_leaves_nothing(tmp_path: Path) -> None:
     """An ordinary user with sudo has labs as root has, and keeps others' labs."""
-    lab, roots = lab_name("ordinary"), TestLab(lab_name("roots"), workers=1)
-    with own(roots, "--gpus", "0"):
+    lab = lab_name("ordinary")
+    with fresh("roots", "--gpus", "0", workers=1) as roots:
         remove_containers(*(f"clusterctl-{lab}-{node}" for node in ("head1", "gpu01")))
         done = as_ordinary_user(
             tmp_path,

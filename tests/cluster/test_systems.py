@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.lab.lab import INOTIFY_PER_NODE
-from tests.cluster.lab import TestLab, clusterctl, podman, submit
+from tests.cluster.lab import TestLab, clusterctl, fresh, podman, submit
 from tests.faults.injury import wait_until
 from tests.faults.test_more_faults import finished
 from tests.labs import lab_name
@@ -18,13 +18,8 @@ COUNTER = 'until test -e /tmp/end; do echo "$$ $(date +%s)" >> /tmp/counts; slee
 
 @pytest.fixture(scope="module")
 def debian_12() -> Iterator[TestLab]:
-    lab = TestLab(lab_name("debian12"))
-    lab.down()
-    try:
-        lab.up("--os", "debian-12")
+    with fresh("debian12", "--os", "debian-12") as lab:
         yield lab
-    finally:
-        lab.down()
 
 
 @pytest.mark.proves("systems", "A Debian 12 cluster is healthy, and an unchanged run changes nothing.")
@@ -67,13 +62,8 @@ def started(lab: TestLab, node: str, unit: str) -> int:
 
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[TestLab]:
-    lab = TestLab(lab_name("mixed"), workers=1)
-    lab.down()
-    try:
-        lab.up("--worker-os", "debian-12")
+    with fresh("mixed", "--worker-os", "debian-12", workers=1) as lab:
         yield lab
-    finally:
-        lab.down()
 
 
 def refused(lab: TestLab, *fragments: str) -> None:

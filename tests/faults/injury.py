@@ -13,7 +13,7 @@ import yaml
 
 from clusterctl.lab.podman import run_as_root
 from tests.cluster.lab import TestLab, clusterctl, podman
-from tests.manifests import comparable, differences, without
+from tests.manifests import differences, without
 from tests.programs import described, output_of, tail
 
 GUARD = 300.0
@@ -231,7 +231,7 @@ def converges(lab: TestLab, *apart: str) -> dict[str, Any]:
 
 def disturbed(lab: TestLab, *apart: str) -> list[str]:
     """Return how the nodes differ from what the lab remembers of them, and from the inventory's time zone."""
-    now = {node: comparable(manifest) for node, manifest in lab.manifests().items()}
+    now = lab.comparable_manifests()
     zone = yaml.safe_load(lab.inventory.read_text())["all"]["vars"].get("cluster_timezone")
     paths = (*apart, *OF_ZONE) if zone else apart
     found = differences(without(lab.undisturbed, *paths), without(now, *paths))
