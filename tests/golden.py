@@ -31,7 +31,7 @@ from clusterctl import secrets
 from clusterctl.lab.podman import as_root, podman_json, remove_containers
 from tests.cluster.lab import CALL_LIMIT, AnyLab, TestLab, clusterctl, podman
 from tests.faults.injury import container, wait_until
-from tests.labs import REPOSITORY, lab_name, process_name, state_directory
+from tests.labs import REPOSITORY, abandoned, lab_name, process_name, snapshots_directory
 from tests.programs import described, output_of
 
 KEEP = "CLUSTERCTL_KEEP_GOLDEN"
@@ -86,7 +86,7 @@ class Golden:
 
     def __init__(self, purpose: str | None = None, workers: int = 2) -> None:
         self.lab = TestLab(lab_name(purpose or f"gold-{process_name()}"), workers)
-        self.folder = state_directory().parent / "golden" / self.lab.name
+        self.folder = snapshots_directory() / self.lab.name
         self._record = self.folder / "snapshot.json"  # written last: a snapshot without it is not complete
         self._is_ours = False  # whether this process made it, or chose to use the one that was kept
         self._turn = 0
@@ -298,6 +298,19 @@ class Golden:
             target = secrets._password_path(password.name)
             secrets.private_directory(target.parent)
             shutil.copy2(password, target)
+
+
+def remove_abandoned() -> Iterator[str]:
+    """Remove what killed test processes of this checkout left: labs and snapshots; yield a line for each."""
+    for purpose in abandoned():
+        if purpose.startswith("gold-") and os.environ.get(KEEP):
+            continue
+        golden = Golden(purpose)
+        try:
+            golden.remove()
+            yield golden.lab.name
+        except AssertionError as error:
+            yield f"{golden.lab.name} is still there: {error}"
 
 
 @cache

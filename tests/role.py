@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.golden import Golden
-from tests.labs import REPOSITORY
+from tests.labs import REPOSITORY, WARM
 from tests.molecule import test_molecule
 from tests.programs import failure_of
 from tests.run import say
@@ -26,7 +26,7 @@ LIMIT = 900  # seconds for the plays, and for the unit tests
 
 
 def warm_lab() -> Golden:
-    return Golden("warm", workers=1)
+    return Golden(WARM, workers=1)
 
 
 def warm(argv: list[str]) -> int:

@@ -241,5 +241,9 @@ def record(results: report.Results, commit: str | None) -> Iterable[str]:
 if __name__ == "__main__":
     asked, rest = arguments(sys.argv[1:])
     with alone():
+        if not asked.list:
+            from tests.golden import remove_abandoned  # takes half a second, of which --help and --list have no need
+
+            section("labs of killed tests, removed", remove_abandoned())
         code = run(asked, rest)
     sys.exit(code)

@@ -20,7 +20,7 @@ from clusterctl.lab.image import HERE as LAB
 from clusterctl.lab.lab import gpu_models
 from tests.cluster.lab import ALICE, CALL_LIMIT, HERE, TestLab, clusterctl, podman
 from tests.faults.injury import in_service, outsider
-from tests.labs import REPOSITORY
+from tests.labs import REPOSITORY, lab_name
 from tests.manifests import differences, lasting
 from tests.programs import output_of
 from tests.pythons import Installed, install_wheel
@@ -573,7 +573,7 @@ def test_node__reach_for_the_host__is_refused(cluster: TestLab) -> None:
 
 @pytest.mark.proves("lab", "`lab down` leaves no container, volume, network or directory.")
 def test_lab_down_leaves_nothing(lab: TestLab) -> None:
-    short = TestLab(f"{lab.name}-gone", workers=1)
+    short = TestLab(lab_name("gone"), workers=1)
     short.up()
     containers = [f"clusterctl-{short.name}-{node}" for node in short.nodes]
     mounts = json.loads(podman("inspect", "--format", "json", *containers))
