@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 END_LIMIT = 30.0  # seconds that a program has to end after SIGTERM; clusterctl stops Ansible in that time
@@ -37,6 +38,12 @@ def _command_line(argv: Sequence[object]) -> str:
 def start(argv: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
     """Start a program in a process group of its own, without input unless the options give it one."""
     return subprocess.Popen(argv, **{"stdin": subprocess.DEVNULL, **options, "start_new_session": True})
+
+
+def wait_until_shown(process: "subprocess.Popen[Any]") -> None:
+    """Wait until /proc has the arguments and the environment of a program: Popen returns shortly before that."""
+    while not Path(f"/proc/{process.pid}/environ").read_bytes():
+        time.sleep(0.01)
 
 
 @contextmanager

@@ -4,13 +4,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests import programs, report, run
 from tests.labs import REPOSITORY
+from tests.programs import wait_until_shown
 
 TESTS = """
 import subprocess, sys, time
@@ -161,9 +161,8 @@ def test_leftovers__podmans_own_processes__are_left(tmp_path: Path) -> None:
         subprocess.Popen([program], stdin=subprocess.PIPE, env=environment) as podmans,
         subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment) as other,
     ):
-        comm = Path(f"/proc/{podmans.pid}/comm")
-        while comm.read_text() != "conmon\n":  # until it is what was started
-            time.sleep(0.01)
+        wait_until_shown(podmans)
+        wait_until_shown(other)
         assert run.leftovers() == {other.pid: "cat "}
         podmans.communicate(b"\n")
         other.communicate()
