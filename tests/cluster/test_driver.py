@@ -413,6 +413,6 @@ def test_bootstrap__driver_brings_gpus_to_light__slurm_has_them_at_once(lab: Tes
         lab.run("bootstrap")
         assert [gpu["model"] for gpu in json.loads(record.read_text())["gpus"]] == ["NVIDIA A100-SXM4-80GB"] * 2
         assert lab.ssh("head1", *gres).strip().startswith("gpu:a100:2")
-        told = lab.ssh("head1", *ALICE, "srun", "--chdir=/", "--gres=gpu:2", "nvidia-smi", "-L")
-        assert len(re.findall(r"(?m)^GPU \d: ", told)) == 2
+        gpus = lab.ssh("head1", *ALICE, "srun", "--chdir=/", "--gres=gpu:2", "nvidia-smi", "-L")
+        assert len(re.findall(r"(?m)^GPU \d: ", gpus)) == 2
         lab.unchanged()

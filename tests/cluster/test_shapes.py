@@ -21,6 +21,7 @@ from tests.cluster.test_gpu_metrics import ask
 from tests.cluster.test_systems import refused
 from tests.faults.injury import fails, in_service, outsider, wait_until
 from tests.labs import REPOSITORY, lab_name
+from tests.programs import described
 
 pytestmark = pytest.mark.long
 
@@ -100,8 +101,8 @@ def test_monitoring__on_a_host_of_its_own__scrapes_all_nodes(monkeypatch: pytest
         wait_until(lambda: states(lab, job) == ["COMPLETED"])
 
 
-# Another one's Slurm: Debian's packages, configured by hand, with a job in its queue.
-FOREIGN = """
+# A Slurm that clusterctl does not manage: Debian's packages, configured by hand.
+UNMANAGED = """
 export DEBIAN_FRONTEND=noninteractive
 mkdir -p /etc/slurm
 cat > /etc/slurm/slurm.conf <<END
@@ -126,8 +127,7 @@ KEPT = "/var/lib/clusterctl/original/%2Fetc%2Fslurm%2Fslurm.conf"
 
 
 @pytest.mark.proves("bootstrap", "An unmanaged Slurm is refused; `--adopt` replaces it and keeps its slurm.conf.")
-def test_adopt__a_slurm_of_another__is_refused_then_replaced() -> None:
-    """A foreign Slurm is refused, with --adopt replaced; its slurm.conf is kept."""
+def test_adopt__unmanaged_slurm__is_refused_then_replaced() -> None:
     with fresh("adopt", "--gpus", "1", workers=1) as lab:
         site = yaml.safe_load(lab.inventory.read_text())["all"]
         head, worker = (
@@ -137,16 +137,16 @@ def test_adopt__a_slurm_of_another__is_refused_then_replaced() -> None:
         key = base64.b64encode(os.urandom(1024)).decode()
         proxy = site["vars"]["cluster_package_proxy"]
         for node, daemon in (("head1", "slurmctld"), ("gpu01", "slurmd")):
-            lab.root(node, FOREIGN.format(head=head, worker=worker, proxy=proxy, daemon=daemon, key=key))
+            lab.root(node, UNMANAGED.format(head=head, worker=worker, proxy=proxy, daemon=daemon, key=key))
         wait_until(lambda: "idle" in lab.ssh("head1", "sinfo", "--noheader", "--format=%T"))
         lab.root("head1", "srun true; sbatch --output=none --wrap='sleep 10000'")
-        theirs = lab.root("head1", "cat /etc/slurm/slurm.conf")
+        before = lab.root("head1", "cat /etc/slurm/slurm.conf")
 
-        refused(lab, "slurmctld of somebody else's", "slurmd of somebody else's", "--adopt")
+        refused(lab, "slurmctld not managed by clusterctl", "slurmd not managed by clusterctl", "--adopt")
         assert lab.root("head1", "squeue --noheader --format=%T").split() == ["RUNNING"]
 
         lab.run("bootstrap", "--adopt")
-        assert lab.root("head1", f"cat {KEPT}") == lab.root("gpu01", f"cat {KEPT}") == theirs
+        assert lab.root("head1", f"cat {KEPT}") == lab.root("gpu01", f"cat {KEPT}") == before
         assert lab.root("head1", "cut -d'|' -f1 /var/lib/slurm/slurmctld.before-*/clustername").strip() == "theirs"
         assert f"ClusterName={lab.name}" in lab.root("head1", "scontrol show config").replace(" ", "")
         works(lab)
@@ -168,10 +168,10 @@ def unused(lab: TestLab) -> dict[str, set[str]]:
 
 def installed(lab: TestLab, node: str, *packages: str) -> set[str]:
     """Return which of these packages a node has."""
-    told = lab.root(
+    listed = lab.root(
         node, f"dpkg-query --show --showformat '${{Package}} ${{db:Status-Status}}\\n' {' '.join(packages)} || :"
     )
-    return {words[0] for words in map(str.split, told.splitlines()) if words[1] == "installed"}
+    return {words[0] for words in map(str.split, listed.splitlines()) if words[1] == "installed"}
 
 
 @pytest.mark.proves("status", "`status` and `bootstrap` report roles that no group of the host has.")
@@ -192,11 +192,8 @@ def test_groups__hosts_leave_them__roles_are_listed_then_pruned() -> None:
             assert f"{node}: groups: installed, but no group of the host has it: {', '.join(sorted(names))} (" in said
         assert "clusterctl bootstrap --prune" in said
         assert unused(lab) == expected
-        told = clusterctl("status", str(lab.inventory)).stdout
-        assert (
-            "gpu02: installed, but no group of the host has it: containers, podman (to uninstall: clusterctl boot"
-            in told
-        )
+        line = "gpu02: installed, but no group of the host has it: containers, podman (to uninstall: clusterctl boot"
+        assert line in clusterctl("status", str(lab.inventory)).stdout
 
         job = submit(lab, "until [ -e /tmp/enough ]; do sleep 1; done", "--nodelist=gpu01")
         wait_until(lambda: states(lab, job) == ["RUNNING"])
@@ -360,11 +357,10 @@ def test_lab__of_a_user_with_sudo__comes_up_and_leaves_nothing(tmp_path: Path) -
             ! clusterctl lab down --name {roots.name}
             """,
         )
-        told = f"{done.stdout}\n{done.stderr}"
-        assert done.returncode == 0, told
+        assert done.returncode == 0, described(done)
         first, *table, last = done.stdout.splitlines()
-        assert (first, last) == ("ordinary", "root"), told
-        assert sum(" running " in line for line in table) == 2, told
+        assert (first, last) == ("ordinary", "root"), described(done)
+        assert sum(" running " in line for line in table) == 2, described(done)
         assert f"lab {roots.name} is that of " in done.stderr
         assert f"Lab {lab} is gone." in done.stderr
         assert f"clusterctl-{lab}-" not in podman("ps", "--all", "--format", "{{.Names}}")
