@@ -222,9 +222,12 @@ def _report(
 
 
 def record(results: report.Results, commit: str | None) -> Iterable[str]:
-    """Enter into the ledger the units of which all tests passed at a commit; yield what was done."""
-    if commit is None:
-        return ["is unchanged: the files are not those of a commit"]
+    """Enter into the ledger the units of which all tests passed at a commit; forget units that there are no more.
+
+    `commit` is what was checked out when the run began, None where the files differed from it. Yields what was done.
+    """
+    if commit is None or commit != git.clean_commit():
+        return ["is unchanged: the files were not those of one commit from beginning to end"]
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     new = {}
     for unit in results.units:
@@ -234,7 +237,8 @@ def record(results: report.Results, commit: str | None) -> Iterable[str]:
             new[unit] = ledger.Entry(commit, today, round(took, 1), all(outcome.skipped for outcome in outcomes))
     if not new:
         return []
-    ledger.save({**ledger.load(), **new})
+    collected = {*results.reasons, *results.left}
+    ledger.save({unit: entry for unit, entry in {**ledger.load(), **new}.items() if unit in collected})
     return [f"tests/ledger.json has new entries, of {commit}; commit it:", *ledger.rows(new)]
 
 

@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests import programs, report, run
+from tests import git, ledger, programs, report, run
 from tests.labs import REPOSITORY
 from tests.programs import wait_until_shown
 
@@ -143,6 +144,51 @@ def test_report__results_that_were_cut_off__are_read_as_far_as_they_go(tmp_path:
     assert [outcome.nodeid for outcome in results.passed] == ["a::b"]
     assert list(report.unfinished(results, now=63.0)) == ["running for 1.0 min: a::c", "not begun: a (1 of 3 tests)"]
     assert list(report.by_unit(results)) == ["    1.0 s  a (2 of 3 tests; named)"]
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, ledger.Entry]:
+    """A ledger of two units, one of which has no tests any more."""
+    entries = {unit: ledger.Entry("c0", "2026-01-01", 1.0) for unit in ("a", "gone")}
+
+    def save(new: Mapping[str, ledger.Entry]) -> None:
+        entries.clear()
+        entries.update(new)
+
+    monkeypatch.setattr(ledger, "load", lambda: dict(entries))
+    monkeypatch.setattr(ledger, "save", save)
+    return entries
+
+
+RESULTS = report.Results(
+    outcomes={
+        "b::x": report.Outcome("b::x", seconds=60.0, ended=True),
+        "c::x": report.Outcome("c::x", ended=True),
+        "c::y": report.Outcome("c::y", ended=True, failed="no"),
+        "d::x": report.Outcome("d::x", ended=True),
+    },
+    reasons=dict.fromkeys("bcd", "named"),
+    left=["a"],
+    units={"b": ["b::x"], "c": ["c::x", "c::y"], "d": ["d::x", "d::y"]},
+)
+
+
+def test_record__units_that_passed_whole__are_entered_and_lost_ones_removed(
+    kept: dict[str, ledger.Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git, "clean_commit", lambda: "c1")
+    assert len([*run.record(RESULTS, "c1")]) == 2  # one failed, one did not run to its end
+    assert {unit: entry.commit for unit, entry in kept.items()} == {"a": "c0", "b": "c1"}
+    assert kept["b"].minutes == 1.0
+
+
+@pytest.mark.parametrize(("began", "ends"), [(None, None), ("c1", None), ("c1", "c2"), (None, "c1")])
+def test_record__files_of_no_commit_or_edited_meanwhile__enters_nothing(
+    began: str | None, ends: str | None, kept: dict[str, ledger.Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git, "clean_commit", lambda: ends)
+    assert "is unchanged" in "".join(run.record(RESULTS, began))
+    assert set(kept) == {"a", "gone"}
 
 
 def test_run__a_process_outlives_its_test__is_ended(example: Path) -> None:
