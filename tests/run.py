@@ -165,7 +165,9 @@ def run(asked: argparse.Namespace, rest: list[str]) -> int:
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     DIRECTORY.mkdir(parents=True)
     if asked.list:
-        done = subprocess.run(pytest_command(asked, rest), cwd=REPOSITORY, stdout=subprocess.DEVNULL, check=False)
+        done = programs.call(pytest_command(asked, rest), asked.minutes * 60, cwd=REPOSITORY)
+        if done.returncode:
+            say(programs.described(done))
         section("would run", (f"{unit} ({why})" for unit, why in sorted(report.read(DIRECTORY).reasons.items())))
         section("would not run", report.not_run(report.read(DIRECTORY)))
         return done.returncode
