@@ -72,6 +72,11 @@ def run(
     return Cost(wall, spent), output
 
 
+def bench_lab_name(part: str) -> str:
+    """Return the name of the lab of a part; tests have labs of the same purposes, as `demo`."""
+    return lab_name(f"bench-{part}")
+
+
 @dataclass(frozen=True)
 class BenchLab:
     """A lab of the bench's own, by name."""
@@ -80,8 +85,8 @@ class BenchLab:
     workers: int = WORKERS
 
     @classmethod
-    def of(cls, purpose: str, workers: int = WORKERS) -> "BenchLab":
-        return cls(lab_name(purpose), workers)
+    def of(cls, part: str, workers: int = WORKERS) -> "BenchLab":
+        return cls(bench_lab_name(part), workers)
 
     @property
     def directory(self) -> Path:
