@@ -22,7 +22,7 @@ from clusterctl.screen import Screen, plural
 
 if TYPE_CHECKING:
     from clusterctl.contact import Facts
-    from clusterctl.remote import Access, ContactError
+    from clusterctl.remote import ContactError
 
 # Without one of these nothing goes on: a failure there is exit 5, anywhere else exit 4.
 _CRITICAL = "_head"
@@ -90,7 +90,7 @@ class Site:
     options: Options
     inventory: Inventory
     hosts: tuple[Host, ...]
-    access: "Access"
+    access: route.Access
     skipped: tuple[str, ...] = ()
     playbook: str = ""
     """Its name where it is not the verb's."""
@@ -179,9 +179,7 @@ def load(options: Options, inventory: Inventory | None = None) -> Site:
     """
     inventory = inventory or home.load(options.inventory)
     hosts = _select(inventory, options.limit)
-    from clusterctl import known_hosts, remote  # not before all is well: they bring in all of SSH
-
-    return Site(options, inventory, hosts, remote.Access(known_hosts.path_of(inventory)))
+    return Site(options, inventory, hosts, route.Access(inventory.directory / home.KNOWN_HOSTS))
 
 
 def authorise(site: Site) -> Site:

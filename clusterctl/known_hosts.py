@@ -14,7 +14,6 @@ from paramiko.hostkeys import HostKeyEntry
 
 from clusterctl import home
 from clusterctl.errors import InputError, Problem
-from clusterctl.inventory import Inventory
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,6 @@ class HostKey:
     type: str
     fingerprint: str
     line: str
-
-
-def path_of(inventory: Inventory) -> Path:
-    """Return the cluster's own known_hosts, which Ansible's ssh reads too."""
-    return inventory.directory / home.KNOWN_HOSTS
 
 
 def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[paramiko.PKey]]:

@@ -35,7 +35,7 @@ class Node:
     @classmethod
     def of(cls, host: Host, inventory: Inventory) -> "Node":
         """Return what is to be kept of a host of the inventory."""
-        lines = known_hosts.lines(known_hosts.path_of(inventory), route.of(host).name)
+        lines = known_hosts.lines(inventory.directory / home.KNOWN_HOSTS, route.of(host).name)
         return cls(host.name, tuple(sorted(host.groups)), json.loads(json.dumps(dict(host.variables))), tuple(lines))
 
     def host(self, hosts: Sequence[Host]) -> Host:

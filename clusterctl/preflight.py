@@ -87,7 +87,7 @@ def preflight(
 
     Raises PreflightError with every Finding that is no warning. With `skip_unreachable` workers that cannot be
     reached are left out instead; the head never is. It is None for a run that has no such choice. With `adopt` what
-    somebody else has set up is a warning, and nothing at all where it is None, for a run that replaces nothing. So it
+    clusterctl does not manage is a warning, and nothing at all where it is None, for a run that replaces nothing. So it
     is with `new_head` and a head that has lost what it knew of a cluster's jobs. `refused` is as in contact.ask.
     Raises InputError for a hardware record that cannot be used.
     """
@@ -253,12 +253,12 @@ def _locks(name: str, facts: Facts) -> Iterator[Finding]:
 
 
 def _before(host: Host, facts: Facts, label: str, adopt: bool) -> Iterator[Finding]:
-    """Yield what somebody else has set up: what a run would replace stops it, unless that is wanted; the rest stays."""
+    """Yield what clusterctl does not manage: what a run would replace stops it, except with `adopt`; the rest stays."""
     name = host.name
     slurm = [what for what in facts.node.before if what.startswith("slurm")]
     if slurm and not {"slurm_head", "slurm_worker"} & set(facts.node.roles):
-        found = f"{' and '.join(slurm)} of somebody else's"
-        hint = "it is replaced" if adopt else "remove it, or have it replaced: --adopt"
+        found = f"{' and '.join(slurm)} not managed by clusterctl"
+        hint = "it is replaced" if adopt else "remove it, or replace it: --adopt"
         yield Finding(name, "slurm", found, hint, warning=adopt)
     if facts.node.cluster and label and facts.node.cluster != label:
         found = f"is the head of another cluster, {facts.node.cluster}"
@@ -270,8 +270,8 @@ def _before(host: Host, facts: Facts, label: str, adopt: bool) -> Iterator[Findi
         yield Finding(name, "cluster", found, hint, warning=adopt)
     taken = "containers" if "docker" in host.groups else ""
     if taken in facts.node.before and "docker" not in facts.node.roles:
-        found = "containers run under a Docker of somebody else's, which starts anew with another configuration"
-        hint = "they start anew with it" if adopt else "stop them, or have it taken over: --adopt"
+        found = "containers run under a Docker not managed by clusterctl, whose new configuration restarts them"
+        hint = "they are restarted" if adopt else "stop them, or restart them: --adopt"
         yield Finding(name, "docker", found, hint, warning=adopt)
     for what, found in _LEFT_ALONE.items():
         if what in facts.node.before and what != taken:

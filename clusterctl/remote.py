@@ -29,6 +29,7 @@ from clusterctl import known_hosts as trusted
 from clusterctl import route
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Host
+from clusterctl.route import Access as Access
 from clusterctl.route import Route
 from clusterctl.untrusted import printable
 
@@ -68,14 +69,6 @@ class ContactError(ClusterctlError):
     def __init__(self, failure: Failure, found: str, hint: str = "") -> None:
         self.failure, self.found, self.hint = failure, found, hint
         super().__init__(f"{found} ({hint})" if hint else found)
-
-
-@dataclass(frozen=True)
-class Access:
-    """What the way to all nodes has in common: the host keys that are believed, and the password for sudo, if any."""
-
-    known_hosts: Path
-    sudo_password: str | None = field(default=None, repr=False)
 
 
 def each(hosts: Sequence[Host], work: Callable[[Host], R]) -> dict[str, R]:

@@ -10,7 +10,7 @@ import shlex
 import socket
 import subprocess
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,14 @@ class Route:
     keys: tuple[Path, ...] = ()
     agent: bool = True
     proxy: str = ""
+
+
+@dataclass(frozen=True)
+class Access:
+    """What the way to all nodes has in common: the host keys that are believed, and the password for sudo, if any."""
+
+    known_hosts: Path
+    sudo_password: str | None = field(default=None, repr=False)
 
 
 def of(host: Host) -> Route:

@@ -25,7 +25,7 @@ def _git(*argv: str) -> list[str] | None:
 
 def changed_since(commit: str) -> Collection[str] | None:
     """Return the paths that differ from a commit's, new files included; None where this clone has no such commit."""
-    changed = _git("diff", "--name-only", commit, "--")
+    changed = _git("diff", "--name-only", "--no-renames", commit, "--")
     return None if changed is None else {*changed, *(_git("ls-files", "--others", "--exclude-standard") or [])}
 
 

@@ -23,23 +23,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from clusterctl import secrets
 from clusterctl.lab.podman import as_root, podman_json, remove_containers
-from tests.cluster.lab import CALL_LIMIT, TestLab, call, clusterctl, described, podman
+from tests.cluster.lab import CALL_LIMIT, AnyLab, TestLab, clusterctl, podman
 from tests.faults.injury import container, wait_until
-from tests.labs import REPOSITORY, lab_name, process_name, state_directory
+from tests.labs import REPOSITORY, abandoned, lab_name, process_name, snapshots_directory
+from tests.programs import described, output_of
 
 KEEP = "CLUSTERCTL_KEEP_GOLDEN"
 """Environment variable: tests keep their golden lab and its snapshot, and use them while the code is the same."""
 STOP_LIMIT = 60  # seconds that a node's services have to end
 # What a snapshot is made from. The inventory of a lab is a template in clusterctl/.
 SOURCES = ("ansible.cfg", "clusterctl", "playbooks", "roles")
-
-AnyLab = TypeVar("AnyLab", bound=TestLab)
 
 
 def sources_key() -> str:
@@ -57,15 +56,12 @@ def sources_key() -> str:
 def copy_tree(source: Path | str, target: Path | str) -> None:
     """Copy a directory's content with owners, hard links, devices (an overlay's whiteouts) and extended attributes."""
     copy = ["cp", "--archive", "--preserve=xattr", f"{source}/.", f"{target}/"]
-    argv = as_root(["setpriv", "--pdeathsig", "KILL", *copy])  # a killed test leaves no copy under way
-    done = call(argv, CALL_LIMIT)
-    assert done.returncode == 0, described(done)
+    output_of(as_root(["setpriv", "--pdeathsig", "KILL", *copy]), CALL_LIMIT)  # a killed test leaves no copy under way
 
 
 def remove_tree(path: Path) -> None:
     """Remove a directory of root's, if there is one."""
-    done = call(as_root(["rm", "--recursive", "--force", "--one-file-system", str(path)]), CALL_LIMIT)
-    assert done.returncode == 0, described(done)
+    output_of(as_root(["rm", "--recursive", "--force", "--one-file-system", str(path)]), CALL_LIMIT)
 
 
 class Phases:
@@ -90,7 +86,7 @@ class Golden:
 
     def __init__(self, purpose: str | None = None, workers: int = 2) -> None:
         self.lab = TestLab(lab_name(purpose or f"gold-{process_name()}"), workers)
-        self.folder = state_directory().parent / "golden" / self.lab.name
+        self.folder = snapshots_directory() / self.lab.name
         self._record = self.folder / "snapshot.json"  # written last: a snapshot without it is not complete
         self._is_ours = False  # whether this process made it, or chose to use the one that was kept
         self._turn = 0
@@ -302,6 +298,19 @@ class Golden:
             target = secrets._password_path(password.name)
             secrets.private_directory(target.parent)
             shutil.copy2(password, target)
+
+
+def remove_abandoned() -> Iterator[str]:
+    """Remove what killed test processes of this checkout left: labs and snapshots; yield a line for each."""
+    for purpose in abandoned():
+        if purpose.startswith("gold-") and os.environ.get(KEEP):
+            continue
+        golden = Golden(purpose)
+        try:
+            golden.remove()
+            yield golden.lab.name
+        except AssertionError as error:
+            yield f"{golden.lab.name} is still there: {error}"
 
 
 @cache

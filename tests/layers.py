@@ -60,10 +60,10 @@ ALL = tuple(LAYERS)
 # The first line that matches counts. () is no layer beyond those in ALWAYS.
 TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(docs/|inventory/|README|CONTRIBUTING|CHANGELOG|LICENSE|tests/ledger\.json$|tests/costs\.)", ()),
-    (r"(tests/unit/|scripts/lint$)", ()),
+    (r"(tests/unit/|scripts/(lint|role|test|warm)$|\.ci/|\.gitignore$)", ()),
     (r"(tests/bench/|scripts/bench$)", ("bench",)),
     (r"tests/molecule/", ("roles",)),
-    (r"scripts/(demo|role|warm)$", ("systems",)),
+    (r"(scripts/demo|tests/pythons\.py)$", ("systems",)),
     (r"tests/cluster/(gpus|nvml_check)\.py$", ("gpu",)),
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
     (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),
@@ -72,7 +72,9 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"roles/(apptainer|containerd|containers|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(dcgm_exporter|gpu_\w+|nvidia_\w+)/", ("gpu", "roles")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "roles")),
-    (r"playbooks/(backup|plan|reboot|remove|restore|upgrade)[^/]*\.yml$", ("day2", "contract")),
+    (r"playbooks/(add|backup|reboot|remove|replace|restore|upgrade)[^/]*\.yml$", ("day2", "contract")),
+    (r"playbooks/.*/(os_upgrade|slurm_backup|slurm_restore|cluster_backup)\.py$", ("day2", "roles")),
+    (r"playbooks/.*/(gpu_config|nvidia\w*)\.py$", ("gpu", "roles")),
     (r"clusterctl/(backup|leaving|membership|plan|rolling|upgrade)\.py$", ("day2", "contract")),
     (r"clusterctl/lab/(kit|kit_recipe|fault)\.py$", ("gpu",)),
     (r"clusterctl/lab/(kit_server|nvml|recipes)/", ("gpu",)),

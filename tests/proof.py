@@ -256,7 +256,10 @@ def page(found: list[Row], entries: Mapping[str, Entry] = MappingProxyType({})) 
 def _minutes(entries: Mapping[str, Entry]) -> Iterator[str]:
     """Yield a line for each unit, the longest first."""
     for unit, entry in sorted(entries.items(), key=lambda item: (-item[1].minutes, item[0])):
-        layer = layer_of(unit.partition("::")[0] if "::" in unit else unit if unit.endswith(".py") else f"{unit}/")
+        try:
+            layer = layer_of(unit.partition("::")[0] if "::" in unit else unit if unit.endswith(".py") else f"{unit}/")
+        except LookupError:  # its file was removed; the next run takes it out of the ledger
+            continue
         yield f"| `{unit}` | {layer} | {entry.minutes} | {'skipped' if entry.skipped else entry.date} |\n"
 
 

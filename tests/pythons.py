@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.labs import REPOSITORY
+from tests.programs import output_of
 
 LIMIT = 600
 """Seconds for one step of an installation: a hang, not a measurement."""
@@ -57,6 +58,4 @@ def install_wheel(directory: Path) -> Installed:
 
 
 def _run(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT)
-    assert done.returncode == 0, f"{argv}: exit {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
+    return output_of(argv, LIMIT)

@@ -1,4 +1,4 @@
-"""What a run of tests was: from the files that it wrote as it went, so that it can be told however it ended."""
+"""What a run of tests was, from the files that it wrote meanwhile: they are there however it ended."""
 
 import json
 import time
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-LINES = 100
-"""Lines of a failed test's output that are shown."""
+from tests.programs import LINES, tail
+
 SHOWN = 3
 """Failed tests whose output is shown; the others are named."""
 
@@ -83,13 +83,6 @@ def _take(outcome: Outcome, row: dict[str, Any]) -> None:
         elif row["outcome"] == "skipped":
             outcome.skipped = row["text"]
         outcome.ended = outcome.ended or event == "collect"
-
-
-def tail(text: str, lines: int = LINES) -> str:
-    """Return the last lines of a text."""
-    kept = text.rstrip().splitlines()
-    cut = [f"[the first {len(kept) - lines} lines are left out]"] if len(kept) > lines else []
-    return "\n".join(cut + kept[-lines:])
 
 
 def minutes(seconds: float) -> str:

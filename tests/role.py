@@ -9,7 +9,6 @@ what earlier runs have left there; --fresh resets the lab first.
 
 import argparse
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,15 +17,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.golden import Golden
-from tests.labs import REPOSITORY
+from tests.labs import REPOSITORY, WARM
 from tests.molecule import test_molecule
+from tests.programs import failure_of
 from tests.run import say
 
 LIMIT = 900  # seconds for the plays, and for the unit tests
 
 
 def warm_lab() -> Golden:
-    return Golden("warm", workers=1)
+    return Golden(WARM, workers=1)
 
 
 def warm(argv: list[str]) -> int:
@@ -46,7 +46,7 @@ def warm(argv: list[str]) -> int:
 
 
 def role(argv: list[str]) -> int:
-    """Run a role; return the exit code of the first step that failed."""
+    """Run a role and its unit tests; return 1 if either failed."""
     parser = argparse.ArgumentParser(prog="scripts/role", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("name", metavar="NAME", help="a role, or another scenario of tests/molecule")
     parser.add_argument("--fresh", action="store_true", help="reset the warm lab first")
@@ -61,16 +61,17 @@ def role(argv: list[str]) -> int:
             golden.restore()
         else:
             golden.lab.up()
-    codes = []
+    failures = []
     with step(f"check, converge, converge, verify {asked.name}"), tempfile.TemporaryDirectory() as state:
         environment = test_molecule.settings(golden.lab.name, Path(state))
         play = test_molecule.command(asked.name)
-        codes.append(subprocess.run(play, cwd=REPOSITORY, env=environment, check=False, timeout=LIMIT).returncode)
+        failures.append(failure_of(play, LIMIT, cwd=REPOSITORY, env=environment))
     with step("unit tests"):
-        codes.append(subprocess.run(unit_tests(asked.name), cwd=REPOSITORY, check=False, timeout=LIMIT).returncode)
-    failed = next((code for code in codes if code), 0)
-    say(f"== {asked.name}: {'failed' if failed else 'passed'} in {time.monotonic() - began:.0f} s")
-    return failed
+        failures.append(failure_of(unit_tests(asked.name), LIMIT, cwd=REPOSITORY))
+    failure = next(filter(None, failures), "")
+    outcome = f"failed ({failure})" if failure else "passed"
+    say(f"== {asked.name}: {outcome} in {time.monotonic() - began:.0f} s")
+    return 1 if failure else 0
 
 
 def unit_tests(name: str) -> list[str]:

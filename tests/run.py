@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tests import git, ledger, report
+from tests import git, ledger, programs, report
 from tests.labs import REPOSITORY
 from tests.layers import LAYERS
 from tests.selection import SHARD_MINUTES
@@ -100,19 +100,18 @@ class Step:
 
     def __init__(self, argv: Sequence[str], log: Path | None = None) -> None:
         self._file = log.open("w") if log else None
-        self.process = subprocess.Popen(
-            argv, cwd=REPOSITORY, env=os.environ | {TOKEN: str(os.getpid())}, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=self._file, stderr=self._file,
-        )  # fmt: skip
+        self.process = programs.start(
+            argv,
+            cwd=REPOSITORY,
+            env=os.environ | {TOKEN: str(os.getpid())},
+            stdout=self._file,
+            stderr=self._file,
+        )
 
     def end(self) -> None:
         """Ask it to end as Ctrl-C does, then kill it."""
-        for number in (signal.SIGINT, signal.SIGKILL):
-            if self.process.poll() is not None:
-                return
-            os.killpg(self.process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE)
+        if self.process.poll() is None:
+            programs.end(self.process, signal.SIGINT, GRACE)
 
 
 def leftovers() -> dict[int, str]:
@@ -177,7 +176,9 @@ def run(asked: argparse.Namespace, rest: list[str]) -> int:
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     DIRECTORY.mkdir(parents=True)
     if asked.list:
-        done = subprocess.run(pytest_command(asked, rest), cwd=REPOSITORY, stdout=subprocess.DEVNULL, check=False)
+        done = programs.call(pytest_command(asked, rest), asked.minutes * 60, cwd=REPOSITORY)
+        if done.returncode:
+            say(programs.described(done))
         section("would run", (f"{unit} ({why})" for unit, why in sorted(report.read(DIRECTORY).reasons.items())))
         section("would not run", report.not_run(report.read(DIRECTORY)))
         return done.returncode
@@ -216,7 +217,7 @@ def _report(
     code = 0
     if lint and lint.process.returncode:
         code = 1
-        section(f"lint failed (exit {lint.process.returncode})", [report.tail((DIRECTORY / "lint.log").read_text())])
+        section(f"lint failed (exit {lint.process.returncode})", [programs.tail((DIRECTORY / "lint.log").read_text())])
     elif lint:
         say("lint is clean")
     if tests and (tests.process.returncode or not passed):
@@ -246,18 +247,26 @@ def proven(results: report.Results, commit: str) -> dict[str, ledger.Entry]:
 
 
 def record(results: report.Results, commit: str | None) -> Iterable[str]:
-    """Enter into the ledger what a commit has proven; return what was done."""
-    if commit is None:
-        return ["is unchanged: the files are not those of a commit"]
+    """Enter into the ledger what a commit has proven, and forget units that there are no more; return what was done.
+
+    `commit` is what was checked out when the run began, None where the files differed from it.
+    """
+    if commit is None or commit != git.clean_commit():
+        return ["is unchanged: the files were not those of one commit from beginning to end"]
     new = proven(results, commit)
     if not new:
         return []
-    ledger.save({**ledger.load(), **new})
+    collected = {*results.reasons, *results.left}
+    ledger.save({unit: entry for unit, entry in {**ledger.load(), **new}.items() if unit in collected})
     return [f"tests/ledger.json has new entries, of {commit}; commit it:", *ledger.rows(new)]
 
 
 if __name__ == "__main__":
     asked, rest = arguments(sys.argv[1:])
     with alone():
+        if not asked.list:
+            from tests.golden import remove_abandoned  # takes half a second, of which --help and --list have no need
+
+            section("labs of killed tests, removed", remove_abandoned())
         code = run(asked, rest)
     sys.exit(code)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from clusterctl.lab.podman import run_as_root
 from tests.bench.profile import events
 from tests.cluster.lab import TestLab, podman
 from tests.faults.injury import container, gateway
+from tests.programs import output_of
 
 LIMIT = 600.0
 """Seconds after which a counted command hangs."""
@@ -120,7 +121,7 @@ def processes() -> Iterator[Processes]:
 def started(*argv: str) -> Counter[str]:
     """Run clusterctl with these arguments; return what processes it started. It must succeed."""
     with processes() as counted:
-        _clusterctl(argv, counted.environment)
+        output_of([sys.executable, "-m", "clusterctl", *argv], LIMIT, env={**os.environ, **counted.environment})
     return counted.started
 
 
@@ -139,16 +140,3 @@ def modules(*argv: str) -> set[str]:
         return set(re.findall(r"^import time: .*\| +(\S+)$", done.stderr, re.MULTILINE))
 
     return imported("-m", "clusterctl", *argv) - imported("-c", "pass")
-
-
-def _clusterctl(argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "clusterctl", *argv],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        timeout=LIMIT,
-    )
-    assert done.returncode == 0, f"{argv}: exit {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

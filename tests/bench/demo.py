@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.bench.measure import BenchError, Cost, Document, load, run, say
-from tests.labs import REPOSITORY, lab_name
+from tests.bench.measure import BenchError, Cost, Document, bench_lab_name, load, run, say
+from tests.labs import REPOSITORY
 
 IMAGES = ("localhost/clusterctl-lab", "localhost/clusterctl-cache")
 LIMIT = 1800.0
@@ -62,7 +62,7 @@ def _clone() -> Iterator[Path]:
 
 def _demo(folder: Path, env: Mapping[str, str]) -> Cost:
     """Run scripts/demo as after a `git clone`: nothing of this checkout's environment reaches it. Take its lab down."""
-    clone, lab = folder / "clone", lab_name("demo")
+    clone, lab = folder / "clone", bench_lab_name("demo")
     private = {
         "XDG_CONFIG_HOME": str(folder / "config"),
         "PATH": os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if ".venv" not in Path(p).parts),

@@ -1,8 +1,6 @@
 """What something costs. Wall clock alone tells little on a machine that is busy with other things as well."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.labs import REPOSITORY, lab_name, state_directory
+from tests.programs import end, started, tail
 
 CLUSTERCTL = (sys.executable, "-m", "clusterctl")
 WORKERS = 2
@@ -56,45 +55,26 @@ def run(
 
     Raises BenchError if it ends with another exit code, or does not end within `limit` seconds.
     """
-    command = " ".join(str(word) for word in argv)
+    words = [str(word) for word in argv]
+    command = " ".join(words)
     before, began = os.times(), time.monotonic()
-    process = subprocess.Popen(
-        [str(word) for word in argv],
-        env={**os.environ, **(env or {})},
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        raise BenchError(f"{command} did not end within {limit:.0f} s:\n{_tail(_stop(process))}") from None
-    except BaseException:  # Ctrl-C does not reach a session of its own
-        _stop(process)
-        raise
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    with started(words, env={**os.environ, **(env or {})}, cwd=cwd, **pipes) as process:
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            output, _ = end(process, limit=_GRACE)
+            raise BenchError(f"{command} did not end within {limit:.0f} s:\n{tail(output)}") from None
     wall, after = time.monotonic() - began, os.times()
     if process.returncode != code:
-        raise BenchError(f"{command} ended with {process.returncode}:\n{_tail(output)}")
+        raise BenchError(f"{command} ended with {process.returncode}:\n{tail(output)}")
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     return Cost(wall, spent), output
 
 
-def _stop(process: "subprocess.Popen[str]") -> str:
-    """Stop a process and its children, with SIGKILL if SIGTERM does not help; return its output."""
-    for number, grace in ((signal.SIGTERM, _GRACE), (signal.SIGKILL, _GRACE)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=grace)[0]
-    return ""
-
-
-def _tail(output: str) -> str:
-    return "\n".join(output.splitlines()[-100:])
+def bench_lab_name(part: str) -> str:
+    """Return the name of the lab of a part; tests have labs of the same purposes, as `demo`."""
+    return lab_name(f"bench-{part}")
 
 
 @dataclass(frozen=True)
@@ -105,8 +85,8 @@ class BenchLab:
     workers: int = WORKERS
 
     @classmethod
-    def of(cls, purpose: str, workers: int = WORKERS) -> "BenchLab":
-        return cls(lab_name(purpose), workers)
+    def of(cls, part: str, workers: int = WORKERS) -> "BenchLab":
+        return cls(bench_lab_name(part), workers)
 
     @property
     def directory(self) -> Path:

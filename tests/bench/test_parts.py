@@ -12,11 +12,11 @@ import pytest
 
 from tests.bench.__main__ import PARTS
 from tests.bench.demo import images_aside
-from tests.bench.measure import run
+from tests.bench.measure import bench_lab_name, run
 from tests.cluster.lab import TestLab, podman
 from tests.labs import lab_name
 
-LIMIT = 1500.0
+LIMIT = 780.0
 """Seconds after which a part hangs. The longest, two clusters from nothing, takes 280 on two busy cores."""
 
 # By part: figures of its document, and a line of its output whose numbers are figures too.
@@ -43,7 +43,7 @@ FIGURES = {
 def lab_of_part(part: str) -> Iterator[None]:
     """The part takes its lab down itself; one that was killed may not have."""
     yield
-    TestLab(lab_name(part)).down()
+    TestLab(bench_lab_name(part)).down()
 
 
 @pytest.mark.proves("costs", "Each part of `scripts/bench` runs on a tiny lab and prints figures.")

@@ -5,24 +5,18 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.gpus import Site, everything
-from tests.cluster.lab import TestLab, submit
+from tests.cluster.lab import TestLab, fresh, submit
 from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, crowd, states
 from tests.faults.injury import wait_until
 from tests.golden import Golden
 from tests.golden import golden as golden  # a fixture
-from tests.labs import lab_name
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[TestLab]:
     """A fresh lab of one head and two workers; the tests of test_bootstrap.py take it from empty to working."""
-    lab = TestLab(lab_name("main"))
-    lab.down()
-    try:
-        lab.up()
+    with fresh("main") as lab:
         yield lab
-    finally:
-        lab.down()
 
 
 @pytest.fixture(scope="module")

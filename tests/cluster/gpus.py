@@ -18,10 +18,9 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster.lab import TestLab
+from tests.cluster.lab import TestLab, fresh
 from tests.faults.injury import gateway
 from tests.faults.repository import Registry, registry, repository
-from tests.labs import lab_name
 
 INTERVAL = 5
 """Seconds after which Slurm has the GPUs' health checked again."""
@@ -133,19 +132,13 @@ def vendor(folder: Path) -> dict[str, str]:
 @contextmanager
 def everything() -> Iterator[Site]:
     """A cluster whose workers have all of GROUPS, gpu01 Docker and containerd as well."""
-    lab = TestLab(lab_name("gpus"))
-    lab.down()
-    lab.up("--kit")
-    try:
-        with tempfile.TemporaryDirectory(prefix="vendor-") as name:
-            sha256 = vendor(Path(name))
-            address = gateway(lab)
-            with repository(address, packages=Path(name)) as (url, _), registry(address) as mirror:
-                configure(lab, url, sha256, mirror)
-                lab.run("bootstrap")
-                yield Site(lab, url, sha256, mirror)
-    finally:
-        lab.down()
+    with fresh("gpus", "--kit") as lab, tempfile.TemporaryDirectory(prefix="vendor-") as name:
+        sha256 = vendor(Path(name))
+        address = gateway(lab)
+        with repository(address, packages=Path(name)) as (url, _), registry(address) as mirror:
+            configure(lab, url, sha256, mirror)
+            lab.run("bootstrap")
+            yield Site(lab, url, sha256, mirror)
 
 
 def configure(lab: TestLab, url: str, sha256: Mapping[str, str], mirror: Registry) -> None:

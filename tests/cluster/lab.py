@@ -1,72 +1,27 @@
 """A lab under test, driven through the command line as a user would."""
 
 import json
-import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from clusterctl.lab.lab import Lab
 from tests.labs import lab_name, state_directory
 from tests.manifests import comparable
+from tests.programs import call, described, output_of, tail
 
 HERE = Path(__file__).resolve().parent
 ALICE = ("sudo", "--login", "--user", "alice")
 CALL_LIMIT = 600.0  # seconds for one command of clusterctl or podman: seven times a bootstrap on a quiet machine
 SSH_LIMIT = 300.0  # seconds for one command on a node
-END_LIMIT = 30.0  # seconds that a command has to end after SIGTERM; clusterctl stops Ansible in that time
 ALERTS_LIMIT = 180.0  # seconds in which alerts about a fault that was repaired must end
-
-
-def tail(text: str | bytes | None, lines: int = 100) -> str:
-    """Return the last lines of an output, and how many were left out."""
-    if isinstance(text, bytes):
-        text = text.decode(errors="replace")
-    rows = (text or "").splitlines()
-    left_out = [f"[{len(rows) - lines} earlier lines]"] if len(rows) > lines else []
-    return "\n".join([*left_out, *rows[-lines:]])
-
-
-def described(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what an assertion shows of a command that ended: its exit code, itself, and its last lines."""
-    return f"exit {done.returncode}: {shlex.join(done.args)}\n{tail(done.stdout)}\n{tail(done.stderr)}"
-
-
-def call(argv: Sequence[str], limit: float, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command and capture its output; AssertionError with the output so far when it exceeds `limit` seconds."""
-    text = options.pop("input", None)
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL if text is None else subprocess.PIPE}
-    pipes |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(argv, **{**pipes, **options}) as process:
-        try:
-            out, err = process.communicate(text, timeout=limit)
-        except subprocess.TimeoutExpired as expired:
-            out, err = _stop(process, expired)
-            message = f"no end after {limit:.0f} s: {shlex.join(argv)}\n{tail(out)}\n{tail(err)}"
-            raise AssertionError(message) from None
-        except BaseException:
-            process.kill()
-            raise
-    return subprocess.CompletedProcess(list(argv), process.returncode, out or "", err or "")
-
-
-def _stop(process: "subprocess.Popen[str]", expired: subprocess.TimeoutExpired) -> tuple[Any, Any]:
-    """End a command, with SIGKILL where it ignores SIGTERM; return the output so far."""
-    process.terminate()
-    try:
-        return process.communicate(timeout=END_LIMIT)
-    except subprocess.TimeoutExpired as last:
-        expired = last
-    process.kill()
-    process.wait()  # without its output: a child of it may hold the pipes open
-    return expired.stdout, expired.stderr
 
 
 def clusterctl(*argv: str, limit: float = CALL_LIMIT, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -102,8 +57,8 @@ class TestLab:
         return f"{address}/lab/debian:13"
 
     def up(self, *options: str) -> None:
-        done = clusterctl("lab", "up", "--name", self.name, "--workers", str(self.workers), *options)
-        assert done.returncode == 0, described(done)
+        argv = ["clusterctl", "lab", "up", "--name", self.name, "--workers", str(self.workers), *options]
+        output_of(argv, CALL_LIMIT)
 
     def declare(self, *lines: str) -> None:
         """Add lines to the inventory's variables of all hosts."""
@@ -115,8 +70,7 @@ class TestLab:
         if self.release:
             self.release()
             return
-        done = clusterctl("lab", "down", "--name", self.name)
-        assert done.returncode == 0, described(done)
+        output_of(["clusterctl", "lab", "down", "--name", self.name], CALL_LIMIT)
 
     def switch_on(self, *groups: str) -> None:
         """Put all workers into these groups, as a person would."""
@@ -182,9 +136,16 @@ class TestLab:
         with ThreadPoolExecutor() as pool:
             return dict(zip(names, pool.map(self.manifest, names), strict=True))
 
+    def comparable_manifests(self) -> dict[str, Any]:
+        """Return the manifests of all nodes without what differs by chance."""
+        return {node: comparable(manifest) for node, manifest in self.manifests().items()}
+
     def remember(self) -> None:
         """Keep the nodes' manifests, for comparison after a fault."""
-        self.undisturbed.update({node: comparable(manifest) for node, manifest in self.manifests().items()})
+        self.undisturbed.update(self.comparable_manifests())
+
+
+AnyLab = TypeVar("AnyLab", bound=TestLab)
 
 
 def only_alerts(status: dict[str, Any]) -> bool:
@@ -200,21 +161,22 @@ def only_alerts(status: dict[str, Any]) -> bool:
     return bool(alerts["firing"]) and not (degraded or out_of_service or alerts["error"])
 
 
-def podman(*argv: Sequence[str] | str) -> str:
-    done = call(["podman", *map(str, argv)], CALL_LIMIT)
-    assert done.returncode == 0, described(done)
-    return done.stdout
+def podman(*argv: str) -> str:
+    return output_of(["podman", *argv], CALL_LIMIT)
+
+
+def fresh(purpose: str, *options: str, workers: int = 2) -> AbstractContextManager[TestLab]:
+    """A lab of its own for a purpose, of empty nodes; it is removed however its use ends."""
+    return fresh_as(TestLab, purpose, *options, workers=workers)
 
 
 @contextmanager
-def bootstrapped(purpose: str, *lines: str) -> Iterator[TestLab]:
-    """A lab of its own for a purpose, bootstrapped with these lines too; the tests that share it leave it whole."""
-    lab = TestLab(lab_name(purpose))
+def fresh_as(kind: type[AnyLab], purpose: str, *options: str, workers: int = 2) -> Iterator[AnyLab]:
+    """The same, as another kind of TestLab."""
+    lab = kind(lab_name(purpose), workers)
     lab.down()
     try:
-        lab.up()
-        lab.declare(*lines)
-        lab.run("bootstrap")
+        lab.up(*options)
         yield lab
     finally:
         lab.down()

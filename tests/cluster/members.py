@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tests.cluster.lab import HERE, SSH_LIMIT, TestLab, call, described, podman
+from tests.cluster.lab import HERE, SSH_LIMIT, TestLab, fresh_as, podman
 from tests.faults.injury import container, fails, gateway, wait_until
-from tests.labs import lab_name
+from tests.programs import output_of
 
 # Each job says when it begins, then counts; it ends when its node may be emptied, and one that comes later at once.
 JOB = r"""
@@ -52,9 +52,7 @@ class Growing(TestLab):
     def inside(self, node: str, *argv: str, stdin: str = "") -> str:
         """Run a command in a node whose host key nobody believes any more."""
         command = ["podman", "exec", "--interactive", container(self, node), *argv]
-        done = call(command, SSH_LIMIT, input=stdin)
-        assert done.returncode == 0, described(done)
-        return done.stdout
+        return output_of(command, SSH_LIMIT, input=stdin)
 
     def remains(self) -> Any:
         """The manifest of the last once it has left."""
@@ -82,13 +80,9 @@ def crowd(lab: Growing) -> None:
 @contextmanager
 def growing(purpose: str, workers: int) -> Iterator[Growing]:
     """A lab of its own for a purpose, bootstrapped."""
-    lab = Growing(lab_name(purpose), workers)
-    lab.down()
-    try:
+    with fresh_as(Growing, purpose, workers=workers) as lab:
         crowd(lab)
         yield lab
-    finally:
-        lab.down()
 
 
 def states(lab: TestLab, number: str) -> list[str]:

@@ -18,15 +18,14 @@ import yaml
 
 from clusterctl.lab.image import HERE as LAB
 from clusterctl.lab.lab import gpu_models
-from tests.cluster.lab import ALICE, HERE, TestLab, clusterctl, podman
+from tests.cluster.lab import ALICE, CALL_LIMIT, HERE, TestLab, clusterctl, podman
 from tests.faults.injury import in_service, outsider
-from tests.labs import REPOSITORY
+from tests.labs import REPOSITORY, lab_name
 from tests.manifests import differences, lasting
+from tests.programs import output_of
 from tests.pythons import Installed, install_wheel
 
 PROFILES = LAB / "nvml" / "profiles"
-RUN_LIMIT = 900
-"""Seconds for a run on a whole cluster: a hang, not a measurement."""
 
 
 # Kernel settings that change by themselves: counters, and a rate that a busy kernel lowers.
@@ -368,14 +367,9 @@ def test_wheel__recovered_directory_newest_python__changes_nothing(
         "the head's copy is not up to date"
     )
 
-    done = subprocess.run(
-        [installed.program, "bootstrap", directory / cluster.inventory.name, "--output", "json"],
-        cwd=config, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=RUN_LIMIT,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path / "home")},
-    )  # fmt: skip
-    output = f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    assert done.returncode == 0, f"{installed} fails from another directory, on the recovered one\n{output}"
-    hosts = json.loads(done.stdout)["hosts"]
+    bootstrap = [installed.program, "bootstrap", directory / cluster.inventory.name, "--output", "json"]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path / "home")}
+    hosts = json.loads(output_of(bootstrap, CALL_LIMIT, cwd=config, env=environment))["hosts"]
     changes = {name: host["changes"] for name, host in hosts.items() if host["changed"]}
     assert changes == {}, f"{installed} and the recovered directory are not what built the cluster"
     assert set(hosts) == set(cluster.nodes), "the recovered inventory has not all nodes"
@@ -400,12 +394,8 @@ def test_printed_command__one_file_edited__repairs_that_alone(cluster: TestLab) 
     cluster.root("gpu01", f"echo '# by hand' >> {EDITED}")
     injured = cluster.manifest("gpu01")
     assert [line.split(":")[0] for line in differences(before["gpu01"], injured)] == [f"/files/{EDITED}"]
-    done = subprocess.run(
-        ["bash", "-c", command],
-        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=RUN_LIMIT,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
-    recap = re.findall(r"^(\w+) +: ok=\d+ +changed=(\d+)", done.stdout, re.MULTILINE)
+    printed = output_of(["bash", "-c", command], CALL_LIMIT)
+    recap = re.findall(r"^(\w+) +: ok=\d+ +changed=(\d+)", printed, re.MULTILINE)
     assert dict(recap) == {"head1": "0", "gpu01": "1", "gpu02": "0"}
     assert differences(before, cluster.manifests()) == []
 
@@ -583,7 +573,7 @@ def test_node__reach_for_the_host__is_refused(cluster: TestLab) -> None:
 
 @pytest.mark.proves("lab", "`lab down` leaves no container, volume, network or directory.")
 def test_lab_down_leaves_nothing(lab: TestLab) -> None:
-    short = TestLab(f"{lab.name}-gone", workers=1)
+    short = TestLab(lab_name("gone"), workers=1)
     short.up()
     containers = [f"clusterctl-{short.name}-{node}" for node in short.nodes]
     mounts = json.loads(podman("inspect", "--format", "json", *containers))

@@ -10,7 +10,8 @@ import pytest
 from tests.bench import counts, profile
 from tests.bench.ceilings import check
 from tests.bench.counts import Traffic
-from tests.cluster.lab import TestLab, bootstrapped
+from tests.cluster.lab import TestLab
+from tests.golden import Golden
 
 HEAD = "head1"
 
@@ -25,9 +26,9 @@ class Counted:
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[TestLab]:
-    """A lab of a head and two workers, bootstrapped from nothing."""
-    with bootstrapped("costs") as lab:
+def lab(golden: Golden) -> Iterator[TestLab]:
+    """The golden lab of a head and two workers, with the run that bootstrapped it from nothing."""
+    with golden.taken() as lab:
         yield lab
 
 

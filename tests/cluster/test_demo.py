@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +9,9 @@ import pytest
 
 from tests.cluster.lab import TestLab, podman
 from tests.labs import REPOSITORY, lab_name
+from tests.programs import output_of
 
-DEMO_LIMIT = 1200
+DEMO_LIMIT = 800
 """Seconds for one run of the demo with its virtual environment: a hang, not a measurement."""
 
 
@@ -29,8 +29,7 @@ def lab() -> Iterator[TestLab]:
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A clone of what is committed here: without the virtual environment and what git ignores."""
-    argv = ["git", "clone", "--quiet", str(REPOSITORY), str(tmp_path / "clone")]
-    subprocess.run(argv, check=True, timeout=DEMO_LIMIT)
+    output_of(["git", "clone", "--quiet", REPOSITORY, tmp_path / "clone"], DEMO_LIMIT)
     return tmp_path / "clone"
 
 
@@ -38,13 +37,8 @@ def demo(clone: Path, lab: TestLab) -> str:
     """Run the demo as after a `git clone`, with nothing of this checkout's environment; return what it printed."""
     environment = {name: os.environ[name] for name in os.environ if not name.startswith(("ANSIBLE_", "PYT", "VIRTUAL"))}
     path = [place for place in os.environ["PATH"].split(os.pathsep) if ".venv" not in Path(place).parts]
-    done = subprocess.run(
-        [clone / "scripts" / "demo", lab.name],
-        cwd=clone.parent, env={**environment, "PATH": os.pathsep.join(path)},
-        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=DEMO_LIMIT,
-    )  # fmt: skip
-    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
-    return done.stdout
+    environment["PATH"] = os.pathsep.join(path)
+    return output_of([clone / "scripts" / "demo", lab.name], DEMO_LIMIT, cwd=clone.parent, env=environment)
 
 
 def gpus_of_job(printed: str) -> dict[str, int]:
@@ -56,11 +50,12 @@ def gpus_of_job(printed: str) -> dict[str, int]:
 
 @pytest.mark.proves("lab", "`scripts/demo` in a fresh clone runs a job on two nodes, twice.")
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_demo__fresh_clone_and_once_more__runs_a_job_on_two_nodes(clone: Path, lab: TestLab) -> None:
     for printed in (demo(clone, lab), demo(clone, lab)):
         assert gpus_of_job(printed) == {"gpu01": 2, "gpu02": 2}, printed
         (last,) = re.findall(r"^  (\S+/clusterctl lab down --name \S+)  ", printed, re.MULTILINE)
     # The command that it names at its end removes all of it.
-    subprocess.run(last.split(), cwd=clone, check=True, capture_output=True, timeout=DEMO_LIMIT)
+    output_of(last.split(), DEMO_LIMIT, cwd=clone)
     assert f"clusterctl-{lab.name}-" not in podman("ps", "--all", "--format", "{{.Names}}")
     assert not lab.inventory.parent.exists()

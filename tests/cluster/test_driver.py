@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from clusterctl.lab.image import HERE
-from tests.cluster.lab import ALICE, TestLab
+from tests.cluster.lab import ALICE, TestLab, fresh
 from tests.faults.injury import gateway
 from tests.faults.repository import repository
-from tests.labs import REPOSITORY, lab_name
+from tests.labs import REPOSITORY
 
 NODE = "gpu01"
 KERNEL = "6.99.9-lab"
 KEY = "8793F200.pub"
 OLD, NEW, NEXT = "580.95.05", "580.105.08", "590.48.01"
 GDRCOPY = "2.5.1"
-PLAY_LIMIT = 900
+PLAY_LIMIT = 800
 """Seconds after which a play is given up; Debian's own drivers take minutes to compile."""
 OTHER_PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
 PLAY = """\
@@ -67,15 +67,10 @@ HELD = ("linux-headers-" + KERNEL, "nvidia-driver-cuda", "nvidia-kernel-open-dkm
 @pytest.fixture(scope="module")
 def lab() -> Iterator[TestLab]:
     """A worker as a server is without a driver: the simulated one is taken off it."""
-    lab = TestLab(lab_name("driver"), workers=1)
-    lab.down()
-    try:
-        lab.up("--gpus", "0")
+    with fresh("driver", "--gpus", "0", workers=1) as lab:
         lab.declare(f"cluster_no_proxy: [{gateway(lab)}]")
         lab.root(NODE, f"{SET_ASIDE}\ndpkg --purge {SIMULATED}")
         yield lab
-    finally:
-        lab.down()
 
 
 def pack(folder: Path, name: str, version: str, files: Mapping[str, str], **control: str) -> None:
@@ -418,6 +413,6 @@ def test_bootstrap__driver_brings_gpus_to_light__slurm_has_them_at_once(lab: Tes
         lab.run("bootstrap")
         assert [gpu["model"] for gpu in json.loads(record.read_text())["gpus"]] == ["NVIDIA A100-SXM4-80GB"] * 2
         assert lab.ssh("head1", *gres).strip().startswith("gpu:a100:2")
-        told = lab.ssh("head1", *ALICE, "srun", "--chdir=/", "--gres=gpu:2", "nvidia-smi", "-L")
-        assert len(re.findall(r"(?m)^GPU \d: ", told)) == 2
+        gpus = lab.ssh("head1", *ALICE, "srun", "--chdir=/", "--gres=gpu:2", "nvidia-smi", "-L")
+        assert len(re.findall(r"(?m)^GPU \d: ", gpus)) == 2
         lab.unchanged()

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.lab import ALICE, TestLab, clusterctl, podman, submit
+from tests.cluster.lab import ALICE, TestLab, clusterctl, fresh, podman, submit
 from tests.faults.injury import ended, wait_until
-from tests.labs import lab_name
 
 THREE = "3g.40gb,2g.20gb,2g.20gb"
 # What a job of an ordinary user sees: its variable, nvidia-smi's list, and the instances whose files it may open.
@@ -29,19 +28,14 @@ done
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[TestLab]:
-    lab = TestLab(lab_name("gpu-config"))
-    lab.down()
     recipes = ("--recipe", "nvidia-container-toolkit", "--recipe", "debian")
-    try:
-        lab.up("--gpu-model", "h100-sxm5-80gb", "--gpus", "2", *recipes)
+    with fresh("gpu-config", "--gpu-model", "h100-sxm5-80gb", "--gpus", "2", *recipes) as lab:
         lab.switch_on("gpu_config", "podman", "nvidia_container_toolkit")
         lab.declare("gpu_config_power_limit: 85%", 'gpu_config_graphics_clock: "345,1500"')
         lab.declare("slurm_head_health_interval: 5")
         of(lab, "gpu01", f'gpu_config_mig: "{THREE}"')
         lab.run("bootstrap")
         yield lab
-    finally:
-        lab.down()
 
 
 def of(lab: TestLab, node: str, *lines: str) -> Path:

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.lab import TestLab, clusterctl, podman, submit
+from tests.cluster.lab import TestLab, clusterctl, fresh, podman, submit
 from tests.cluster.members import PATIENT
 from tests.cluster.test_backup import COUNTER, counter, queue, records, wait_for
 from tests.cluster.test_upgrade import KEY, SOURCE, power, started
 from tests.faults.injury import begin, container, ended, gateway, in_service, latest_run, wait_until
 from tests.faults.repository import repository
-from tests.labs import lab_name
 
 pytestmark = pytest.mark.long
 
@@ -38,13 +37,10 @@ POST_INSTALL = f"#!/bin/sh\ntouch /var/tmp/at-$1-$2\nuntil [ -e {MAY_GO} ]; do s
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[TestLab]:
-    lab = TestLab(lab_name("halfway"))
-    lab.down()
-    lab.up()
-    lab.declare(PATIENT, f"cluster_no_proxy: [{gateway(lab)}]", "reboot_timeout_seconds: 120")
-    lab.run("bootstrap")
-    yield lab
-    lab.down()
+    with fresh("halfway") as lab:
+        lab.declare(PATIENT, f"cluster_no_proxy: [{gateway(lab)}]", "reboot_timeout_seconds: 120")
+        lab.run("bootstrap")
+        yield lab
 
 
 def root_of(lab: TestLab, node: str) -> tuple[int, Path]:

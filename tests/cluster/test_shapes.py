@@ -5,8 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,26 +14,16 @@ import yaml
 from clusterctl import secrets
 from clusterctl.lab.podman import remove_containers
 from tests.cluster import test_bootstrap
-from tests.cluster.lab import HERE, TestLab, clusterctl, podman, submit
+from tests.cluster.lab import HERE, TestLab, clusterctl, fresh, fresh_as, podman, submit
 from tests.cluster.members import states
 from tests.cluster.test_bootstrap import declared
 from tests.cluster.test_gpu_metrics import ask
 from tests.cluster.test_systems import refused
 from tests.faults.injury import fails, in_service, outsider, wait_until
 from tests.labs import REPOSITORY, lab_name
+from tests.programs import described
 
 pytestmark = pytest.mark.long
-
-
-@contextmanager
-def own(lab: TestLab, *options: str) -> Iterator[None]:
-    """Start a lab for one test, and remove it whatever becomes of the test."""
-    lab.down()
-    try:
-        lab.up(*options)
-        yield
-    finally:
-        lab.down()
 
 
 def works(lab: TestLab) -> None:
@@ -83,8 +72,7 @@ class Watched(TestLab):
 @pytest.mark.proves("firewall", "A host with monitoring only opens just its declared ports to the outside.")
 def test_monitoring__on_a_host_of_its_own__scrapes_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Monitoring on a host with no other task watches the whole cluster."""
-    lab = Watched(lab_name("mon"))
-    with own(lab, "--gpus", "1"):
+    with fresh_as(Watched, "mon", "--gpus", "1") as lab:
         lab.move_monitoring()
         lab.run("bootstrap")
         # Only the play for hosts with other tasks gives such a host these roles, the last two apart.
@@ -113,8 +101,8 @@ def test_monitoring__on_a_host_of_its_own__scrapes_all_nodes(monkeypatch: pytest
         wait_until(lambda: states(lab, job) == ["COMPLETED"])
 
 
-# Another one's Slurm: Debian's packages, configured by hand, with a job in its queue.
-FOREIGN = """
+# A Slurm that clusterctl does not manage: Debian's packages, configured by hand.
+UNMANAGED = """
 export DEBIAN_FRONTEND=noninteractive
 mkdir -p /etc/slurm
 cat > /etc/slurm/slurm.conf <<END
@@ -139,10 +127,8 @@ KEPT = "/var/lib/clusterctl/original/%2Fetc%2Fslurm%2Fslurm.conf"
 
 
 @pytest.mark.proves("bootstrap", "An unmanaged Slurm is refused; `--adopt` replaces it and keeps its slurm.conf.")
-def test_adopt__a_slurm_of_another__is_refused_then_replaced() -> None:
-    """A foreign Slurm is refused, with --adopt replaced; its slurm.conf is kept."""
-    lab = TestLab(lab_name("adopt"), workers=1)
-    with own(lab, "--gpus", "1"):
+def test_adopt__unmanaged_slurm__is_refused_then_replaced() -> None:
+    with fresh("adopt", "--gpus", "1", workers=1) as lab:
         site = yaml.safe_load(lab.inventory.read_text())["all"]
         head, worker = (
             site["children"][group]["hosts"][name]["ansible_host"]
@@ -151,16 +137,16 @@ def test_adopt__a_slurm_of_another__is_refused_then_replaced() -> None:
         key = base64.b64encode(os.urandom(1024)).decode()
         proxy = site["vars"]["cluster_package_proxy"]
         for node, daemon in (("head1", "slurmctld"), ("gpu01", "slurmd")):
-            lab.root(node, FOREIGN.format(head=head, worker=worker, proxy=proxy, daemon=daemon, key=key))
+            lab.root(node, UNMANAGED.format(head=head, worker=worker, proxy=proxy, daemon=daemon, key=key))
         wait_until(lambda: "idle" in lab.ssh("head1", "sinfo", "--noheader", "--format=%T"))
         lab.root("head1", "srun true; sbatch --output=none --wrap='sleep 10000'")
-        theirs = lab.root("head1", "cat /etc/slurm/slurm.conf")
+        before = lab.root("head1", "cat /etc/slurm/slurm.conf")
 
-        refused(lab, "slurmctld of somebody else's", "slurmd of somebody else's", "--adopt")
+        refused(lab, "slurmctld not managed by clusterctl", "slurmd not managed by clusterctl", "--adopt")
         assert lab.root("head1", "squeue --noheader --format=%T").split() == ["RUNNING"]
 
         lab.run("bootstrap", "--adopt")
-        assert lab.root("head1", f"cat {KEPT}") == lab.root("gpu01", f"cat {KEPT}") == theirs
+        assert lab.root("head1", f"cat {KEPT}") == lab.root("gpu01", f"cat {KEPT}") == before
         assert lab.root("head1", "cut -d'|' -f1 /var/lib/slurm/slurmctld.before-*/clustername").strip() == "theirs"
         assert f"ClusterName={lab.name}" in lab.root("head1", "scontrol show config").replace(" ", "")
         works(lab)
@@ -182,10 +168,10 @@ def unused(lab: TestLab) -> dict[str, set[str]]:
 
 def installed(lab: TestLab, node: str, *packages: str) -> set[str]:
     """Return which of these packages a node has."""
-    told = lab.root(
+    listed = lab.root(
         node, f"dpkg-query --show --showformat '${{Package}} ${{db:Status-Status}}\\n' {' '.join(packages)} || :"
     )
-    return {words[0] for words in map(str.split, told.splitlines()) if words[1] == "installed"}
+    return {words[0] for words in map(str.split, listed.splitlines()) if words[1] == "installed"}
 
 
 @pytest.mark.proves("status", "`status` and `bootstrap` report roles that no group of the host has.")
@@ -193,9 +179,8 @@ def installed(lab: TestLab, node: str, *packages: str) -> set[str]:
 @pytest.mark.timeout(1800)
 def test_groups__hosts_leave_them__roles_are_listed_then_pruned() -> None:
     """A host that leaves a group keeps its role until --prune; both are reported."""
-    lab = TestLab(lab_name("leave"))
     docker = "    docker: {hosts: {gpu01: {}}}\n"
-    with own(lab, "--gpus", "1"):
+    with fresh("leave", "--gpus", "1") as lab:
         write(lab, docker, "    podman: {hosts: {gpu01: {}, gpu02: {}}}\n")
         lab.run("bootstrap")
         assert unused(lab) == {}
@@ -207,11 +192,8 @@ def test_groups__hosts_leave_them__roles_are_listed_then_pruned() -> None:
             assert f"{node}: groups: installed, but no group of the host has it: {', '.join(sorted(names))} (" in said
         assert "clusterctl bootstrap --prune" in said
         assert unused(lab) == expected
-        told = clusterctl("status", str(lab.inventory)).stdout
-        assert (
-            "gpu02: installed, but no group of the host has it: containers, podman (to uninstall: clusterctl boot"
-            in told
-        )
+        line = "gpu02: installed, but no group of the host has it: containers, podman (to uninstall: clusterctl boot"
+        assert line in clusterctl("status", str(lab.inventory)).stdout
 
         job = submit(lab, "until [ -e /tmp/enough ]; do sleep 1; done", "--nodelist=gpu01")
         wait_until(lambda: states(lab, job) == ["RUNNING"])
@@ -283,8 +265,7 @@ def older(tmp_path: Path) -> str:
 @pytest.mark.timeout(1800)
 def test_newer_clusterctl__on_an_older_ones_cluster__upgrades_it(older: str) -> None:
     """A bootstrap by this clusterctl takes over the cluster of an older one, drain included."""
-    lab = TestLab(lab_name("older"))
-    with own(lab, "--gpus", "1"):
+    with fresh("older", "--gpus", "1") as lab:
         argv = [older, "bootstrap", str(lab.inventory)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=600)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -362,8 +343,8 @@ def as_ordinary_user(place: Path, script: str) -> subprocess.CompletedProcess[st
 @pytest.mark.proves("lab", "An ordinary user with sudo starts and removes a lab, not another user's.")
 def test_lab__of_a_user_with_sudo__comes_up_and_leaves_nothing(tmp_path: Path) -> None:
     """An ordinary user with sudo has labs as root has, and keeps others' labs."""
-    lab, roots = lab_name("ordinary"), TestLab(lab_name("roots"), workers=1)
-    with own(roots, "--gpus", "0"):
+    lab = lab_name("ordinary")
+    with fresh("roots", "--gpus", "0", workers=1) as roots:
         remove_containers(*(f"clusterctl-{lab}-{node}" for node in ("head1", "gpu01")))
         done = as_ordinary_user(
             tmp_path,
@@ -376,11 +357,10 @@ def test_lab__of_a_user_with_sudo__comes_up_and_leaves_nothing(tmp_path: Path) -
             ! clusterctl lab down --name {roots.name}
             """,
         )
-        told = f"{done.stdout}\n{done.stderr}"
-        assert done.returncode == 0, told
+        assert done.returncode == 0, described(done)
         first, *table, last = done.stdout.splitlines()
-        assert (first, last) == ("ordinary", "root"), told
-        assert sum(" running " in line for line in table) == 2, told
+        assert (first, last) == ("ordinary", "root"), described(done)
+        assert sum(" running " in line for line in table) == 2, described(done)
         assert f"lab {roots.name} is that of " in done.stderr
         assert f"Lab {lab} is gone." in done.stderr
         assert f"clusterctl-{lab}-" not in podman("ps", "--all", "--format", "{{.Names}}")

@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.lab.lab import INOTIFY_PER_NODE
-from tests.cluster.lab import TestLab, clusterctl, podman, submit
+from tests.cluster.lab import TestLab, clusterctl, fresh, podman, submit
 from tests.faults.injury import wait_until
 from tests.faults.test_more_faults import finished
 from tests.labs import lab_name
-
-RUN_LIMIT = 900
-"""Seconds for a run on a whole cluster: a hang, not a measurement."""
 
 # Writes its process and the time of each of its counts, until it is told to end.
 COUNTER = 'until test -e /tmp/end; do echo "$$ $(date +%s)" >> /tmp/counts; sleep 0.5; done'
@@ -21,13 +18,8 @@ COUNTER = 'until test -e /tmp/end; do echo "$$ $(date +%s)" >> /tmp/counts; slee
 
 @pytest.fixture(scope="module")
 def debian_12() -> Iterator[TestLab]:
-    lab = TestLab(lab_name("debian12"))
-    lab.down()
-    try:
-        lab.up("--os", "debian-12")
+    with fresh("debian12", "--os", "debian-12") as lab:
         yield lab
-    finally:
-        lab.down()
 
 
 @pytest.mark.proves("systems", "A Debian 12 cluster is healthy, and an unchanged run changes nothing.")
@@ -42,7 +34,7 @@ def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
     job = submit(debian_12, COUNTER)
     wait_until(lambda: counts(debian_12))
     address = line.split("ansible_host: ")[1].split("}")[0]
-    done = clusterctl("add-node", str(debian_12.inventory), "gpu02", "--address", address, "--yes", limit=RUN_LIMIT)
+    done = clusterctl("add-node", str(debian_12.inventory), "gpu02", "--address", address, "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all 3 hosts are contacted" in done.stdout
     restarts = [started(debian_12, "head1", "slurmctld"), started(debian_12, "gpu01", "slurmd")]
@@ -70,13 +62,8 @@ def started(lab: TestLab, node: str, unit: str) -> int:
 
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[TestLab]:
-    lab = TestLab(lab_name("mixed"), workers=1)
-    lab.down()
-    try:
-        lab.up("--worker-os", "debian-12")
+    with fresh("mixed", "--worker-os", "debian-12", workers=1) as lab:
         yield lab
-    finally:
-        lab.down()
 
 
 def refused(lab: TestLab, *fragments: str) -> None:

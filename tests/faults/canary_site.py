@@ -131,7 +131,7 @@ class Site:
         """Return what waits until the next run has this word in its events. It fails when that run ends without it."""
         before = self.latest()
 
-        def told() -> bool:
+        def is_there() -> bool:
             latest = self.latest()
             with contextlib.suppress(FileNotFoundError):
                 return latest is not None and latest != before and word in (latest / "events.jsonl").read_text()
@@ -139,8 +139,8 @@ class Site:
 
         def wait(process: "subprocess.Popen[bytes]") -> None:
             deadline = time.monotonic() + RUN_LIMIT
-            while not told():
-                assert process.poll() is None or told(), f"the run ended with {process.returncode}, without {word}"
+            while not is_there():
+                assert process.poll() is None or is_there(), f"the run ended with {process.returncode}, without {word}"
                 assert time.monotonic() < deadline, f"the run has not come to {word}"
                 time.sleep(0.05)
 

@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 
 from clusterctl.lab.podman import run_as_root
-from tests.cluster.lab import TestLab, call, clusterctl, described, podman, tail
-from tests.manifests import comparable, differences, without
+from tests.cluster.lab import TestLab, clusterctl, podman
+from tests.manifests import differences, without
+from tests.programs import described, output_of, tail
 
 GUARD = 300.0
 """Seconds after which a test that waits is given up: a hang, not a measurement."""
@@ -120,9 +121,8 @@ def throttled(lab: TestLab, node: str, rate: str) -> Iterator[None]:
     inside = ["nsenter", "--target", pid, "--net"]
 
     def link(*argv: str, **wanted: Any) -> Any:
-        told = call([*argv, "ip", "-json", "link"], GUARD)
-        assert told.returncode == 0, described(told)
-        (found,) = (link for link in json.loads(told.stdout) if all(link.get(k) == v for k, v in wanted.items()))
+        links = json.loads(output_of([*argv, "ip", "-json", "link"], GUARD))
+        (found,) = (link for link in links if all(link.get(k) == v for k, v in wanted.items()))
         return found
 
     outside = link(ifindex=link(*inside, ifname="eth0")["link_index"])["ifname"]
@@ -231,7 +231,7 @@ def converges(lab: TestLab, *apart: str) -> dict[str, Any]:
 
 def disturbed(lab: TestLab, *apart: str) -> list[str]:
     """Return how the nodes differ from what the lab remembers of them, and from the inventory's time zone."""
-    now = {node: comparable(manifest) for node, manifest in lab.manifests().items()}
+    now = lab.comparable_manifests()
     zone = yaml.safe_load(lab.inventory.read_text())["all"]["vars"].get("cluster_timezone")
     paths = (*apart, *OF_ZONE) if zone else apart
     found = differences(without(lab.undisturbed, *paths), without(now, *paths))

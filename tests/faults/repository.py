@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import tarfile
 import tempfile
 import threading
@@ -18,6 +17,8 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import unquote
+
+from tests.programs import output_of
 
 PACKAGE = "fault-probe"
 SLOW_BYTES = 10_000  # a second
@@ -138,9 +139,7 @@ def _sign(home: Path, served: Path, renewed: bool = False) -> str:
 
 
 def _run(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of(argv, 120)
 
 
 @dataclass(frozen=True)

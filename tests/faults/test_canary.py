@@ -25,12 +25,11 @@ from typing import Any
 import pytest
 
 from clusterctl import secrets
-from tests.cluster.lab import TestLab, podman
+from tests.cluster.lab import fresh, podman
 from tests.cluster.test_upgrade import power
 from tests.faults.canary import FORMS
 from tests.faults.canary_site import Run, Site, kill_tree
 from tests.faults.injury import container, silent, wait_until
-from tests.labs import lab_name
 
 # Where secrets belong: on each node, the file with its owner, group and mode. There is no other place.
 HOME_OF_SECRETS = {
@@ -50,18 +49,13 @@ OURS = [Path.home().owner(), Path.home().group(), "0600"]
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    lab = TestLab(lab_name("canary"), workers=2)
-    lab.down()
-    try:
-        lab.up()
+    with fresh("canary") as lab:
         # The second worker comes and goes with the verbs that do that.
         lab.inventory.write_text(re.sub(r" *gpu02: .*\n", "", lab.inventory.read_text()))
         with tempfile.TemporaryDirectory(prefix="canary-", dir="/tmp") as private:  # a short path
             site = Site.make(lab, Path(private))
             lab.ssh("gpu01", "sudo", "python3", "-", stdin=f"PAYLOAD = {payload(site)!r}\n{BOASTS}")
             yield site
-    finally:
-        lab.down()
 
 
 def marker(site: Site) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.lab import TestLab, clusterctl, described, podman
+from tests.cluster.lab import TestLab, clusterctl, podman
 from tests.faults.injury import (
     GUARD,
     begin,
@@ -26,6 +26,7 @@ from tests.faults.injury import (
 )
 from tests.golden import Golden
 from tests.manifests import differences
+from tests.programs import described
 
 BERLIN = "cluster_timezone: Europe/Berlin"
 # What a reinstalled node whose key was accepted has of its own: its keys, and the head's copy of known_hosts.

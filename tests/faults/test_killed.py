@@ -10,23 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.lab import TestLab, podman
+from tests.cluster.lab import TestLab, fresh, podman
 from tests.faults.canary_site import kill_tree
 from tests.faults.injury import GUARD, container
-from tests.labs import lab_name
 from tests.manifests import comparable, differences
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[TestLab]:
     """Fresh nodes: one head and one worker."""
-    lab = TestLab(lab_name("killed"), workers=1)
-    lab.down()
-    try:
-        lab.up()
+    with fresh("killed", workers=1) as lab:
         yield lab
-    finally:
-        lab.down()
 
 
 def renew(lab: TestLab) -> None:
@@ -58,7 +52,7 @@ def kill_after(lab: TestLab, seconds: float, all_of_it: bool) -> float | None:
     return time.monotonic() - began
 
 
-def disturbed(lab: TestLab, kills: int, seconds: float, chance: random.Random) -> dict[str, Any]:
+def built_by_killed_runs(lab: TestLab, kills: int, seconds: float, chance: random.Random) -> dict[str, Any]:
     """Bring new nodes up by so many runs that are killed, then by one that is not; return the manifests.
 
     A run takes `seconds` at first. Where one has ended before its kill, later ones have as little to do.
@@ -67,11 +61,11 @@ def disturbed(lab: TestLab, kills: int, seconds: float, chance: random.Random) -
     while kills:
         point, all_of_it = round(chance.uniform(0.5, seconds), 2), chance.random() < 0.5
         took = kill_after(lab, point, all_of_it)
-        told = "killed with all below it" if all_of_it else "killed with its process group"
-        print(f"after {point} s: {told}" if took is None else f"ended by itself after {took:.2f} s")
+        killed = "killed with all below it" if all_of_it else "killed with its process group"
+        print(f"after {point} s: {killed}" if took is None else f"ended by itself after {took:.2f} s")
         kills, seconds = (kills - 1, seconds) if took is None else (kills, took)
     lab.run("bootstrap")
-    return {node: comparable(manifest) for node, manifest in lab.manifests().items()}
+    return lab.comparable_manifests()
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +73,7 @@ def undisturbed(lab: TestLab) -> tuple[dict[str, Any], float]:
     """The manifests after one run that nobody disturbs, and how long that took."""
     began = time.monotonic()
     lab.run("bootstrap")
-    return {node: comparable(manifest) for node, manifest in lab.manifests().items()}, time.monotonic() - began
+    return lab.comparable_manifests(), time.monotonic() - began
 
 
 @pytest.mark.proves("faults", "Three runs killed at random, then one more, reach the undisturbed state.")
@@ -99,7 +93,7 @@ def test_ten_kills(lab: TestLab, undisturbed: tuple[dict[str, Any], float], node
 def check(lab: TestLab, undisturbed: tuple[dict[str, Any], float], kills: int, seed: int) -> None:
     expected, seconds = undisturbed
     print(f"seed {seed}; a run takes {seconds:.1f} s")
-    after = disturbed(lab, kills, seconds, random.Random(seed))  # noqa: S311 - when, not what
+    after = built_by_killed_runs(lab, kills, seconds, random.Random(seed))  # noqa: S311 - when, not what
     assert differences(expected, after) == []
 
 

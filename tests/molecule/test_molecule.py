@@ -16,17 +16,16 @@ All other scenarios are `long`: each role alone, and `gpu` and `runtimes` with s
 
 import ast
 import os
-import signal
-import subprocess
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+from tests.cluster.lab import TestLab
 from tests.labs import REPOSITORY, lab_name, state_directory
+from tests.programs import failure_of, tail
 
 HERE = Path(__file__).resolve().parent
 LOGS = REPOSITORY / ".cache" / "tests"
@@ -35,51 +34,8 @@ SCENARIOS = sorted(path.parent.name for path in HERE.glob("*/molecule.yml"))
 CI = ("node_state", "node", "slurm")
 
 # Seconds. A scenario has less than the 15 minutes of a test. At the limit of a task Ansible itself names the task.
-SCENARIO_LIMIT = 14 * 60
+SCENARIO_LIMIT = 13 * 60
 TASK_LIMIT = 5 * 60
-DOWN_LIMIT = 2 * 60
-END_LIMIT = 10  # for a process that is asked to end, before it is killed
-# What a failure shows of its log: so many lines, of so many characters each.
-SHOWN_LINES = 100
-SHOWN_CHARACTERS = 2000
-
-
-def run(argv: Sequence[str], log: Path, limit: float, environment: Mapping[str, str]) -> str:
-    """Run a program with its output in a log; return what is wrong with its end, or nothing."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            argv, cwd=REPOSITORY, env=environment, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-        )  # fmt: skip
-        try:
-            status = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            return f"no end within {limit} s"
-        finally:
-            if process.poll() is None:
-                end_group(process)
-    return f"exit {status}" if status else ""
-
-
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process group that this process leads: ask all of it, wait, then kill what is left.
-
-    Ansible's workers have groups of their own. Ansible ends them when it is asked, and not when it is killed.
-    """
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for attempt in range(END_LIMIT * 10):
-            try:
-                os.killpg(process.pid, 0 if attempt else number)
-            except ProcessLookupError:
-                return
-            process.poll()
-            time.sleep(0.1)
-
-
-def tail(log: Path) -> str:
-    """Return the last lines of a log, without the end of very long ones."""
-    lines = log.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
-    return "\n".join(line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} ..." for line in lines)
 
 
 def settings(lab: str, state: Path) -> dict[str, str]:
@@ -201,46 +157,21 @@ def command(scenario: str) -> list[str]:
     "scenario", [pytest.param(name, marks=[] if name in CI else [pytest.mark.long]) for name in SCENARIOS]
 )
 def test_role(scenario: str, tmp_path: Path) -> None:
-    lab = lab_name(f"m-{scenario.replace('_', '-')[:20]}")  # a name has 30 characters at most
-    environment = settings(lab, tmp_path)
+    lab = TestLab(lab_name(f"m-{scenario.replace('_', '-')[:20]}"))  # a name has 30 characters at most
+    log = LOGS / f"molecule-{scenario}.log"
     LOGS.mkdir(parents=True, exist_ok=True)
-    log, down_log = LOGS / f"molecule-{scenario}.log", LOGS / f"molecule-{scenario}-down.log"
-    for stale in (log, down_log):
-        stale.unlink(missing_ok=True)
-    down = ["clusterctl", "lab", "down", "--name", lab]
-    play = command(scenario)
-    failure = removal = run(down, down_log, DOWN_LIMIT, environment)
-    if not failure:
-        try:
-            failure = run(play, log, SCENARIO_LIMIT, environment)
-        finally:
-            removal = run(down, down_log, DOWN_LIMIT, environment)
-    notes = [f"scenario {scenario}: {failure}; the whole output: {log}"] if failure else []
-    if removal:
-        notes += [f"lab {lab} was not removed: {removal}", tail(down_log)]
-    if failure and log.exists():
-        notes.append(tail(log))
-    if notes:
-        pytest.fail("\n".join(notes), pytrace=False)
-
-
-@pytest.mark.parametrize("response", ["", "trap '' TERM;"], ids=["that ends when asked", "that does not"])
-def test_run__program_hangs__is_ended_with_its_children(
-    response: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(f"{__name__}.END_LIMIT", 1)
-    log = tmp_path / "log"
-    argv = ["sh", "-c", f"{response} sleep 600 & echo $!; wait"]
-    assert run(argv, log, 0.5, os.environ) == "no end within 0.5 s"
-    child = Path("/proc") / log.read_text().strip() / "cmdline"
-    assert not child.exists() or child.read_text() == ""  # a child that nobody has waited for yet has none
-
-
-def test_run__program_fails__tells_its_status_and_keeps_its_output(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert run(["sh", "-c", "seq 200; echo last >&2; exit 3"], log, 60, os.environ) == "exit 3"
-    assert tail(log).splitlines() == [*(str(number) for number in range(102, 201)), "last"]
-    assert run(["true"], log, 60, os.environ) == ""
+    lab.down()
+    try:
+        with log.open("w") as output:
+            failure = failure_of(
+                command(scenario), SCENARIO_LIMIT,
+                cwd=REPOSITORY, env=settings(lab.name, tmp_path), stdout=output, stderr=output,
+            )  # fmt: skip
+        if failure:
+            text = tail(log.read_text(errors="replace"))
+            pytest.fail(f"scenario {scenario}: {failure}; the whole output: {log}\n{text}", pytrace=False)
+    finally:
+        lab.down()
 
 
 GROUPS = {"all", "slurm_head", "slurm_workers", "monitoring"}  # of a scenario's lab

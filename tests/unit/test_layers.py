@@ -45,8 +45,14 @@ def test_touches__every_line__matches_a_file(pattern: str) -> None:
         ("clusterctl/backup.py", {"day2", "contract"}),
         ("roles/base/tasks/main.yml", set(layers.ALL)),
         ("clusterctl/runner.py", set(layers.ALL)),
-        ("a-file-that-nobody-listed", set(layers.ALL)),
+        ("a-file-in-no-line", set(layers.ALL)),
         ("pyproject.toml", set(layers.ALL)),
+        ("scripts/prepare", set(layers.ALL)),
+        ("tests/cluster/lab.py", set(layers.ALL)),
+        (".ci/run", set()),
+        ("scripts/test", set()),
+        ("playbooks/replace-node.yml", {"day2", "contract"}),
+        ("playbooks/library/nvidia_build.py", {"gpu", "roles"}),
     ],
 )
 def test_touched__a_path__touches_what_the_map_says(path: str, expected: set[str]) -> None:

@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl import paths
+from tests.programs import wait_until_shown
 
 PLAYBOOKS = paths.content() / "playbooks"
 ansible.module_utils.__path__.append(str(PLAYBOOKS / "module_utils"))  # where Ansible finds them by its own settings
@@ -1159,11 +1160,12 @@ def test_a_lock_that_comes_free_is_noted_with_its_holder() -> None:
     assert re.fullmatch(r"waited \d s for the package lock, held by pid 2 \(dpkg\)", notes[0])
 
 
-def test_a_process_with_a_long_command_is_told_by_its_beginning() -> None:
+def test_process__long_command__is_shown_by_its_beginning() -> None:
     with subprocess.Popen(["sleep", "99", *["0"] * 200]) as long:
-        told = node_tools.process(long.pid)
+        wait_until_shown(long)
+        shown = node_tools.process(long.pid)
         long.kill()
-    assert re.fullmatch(rf"pid {long.pid} \(sleep 99( 0)+ ?\[…\]\)", told)
+    assert re.fullmatch(rf"pid {long.pid} \(sleep 99( 0)+ ?\[…\]\)", shown)
     assert node_tools.process(long.pid) == f"pid {long.pid} (gone)"
 
 

@@ -112,7 +112,7 @@ def _set(*path: str, to: object) -> Callable[[dict[str, Any]], object]:
         ),
         (_set("node", "network", "sources", to=[]), "package source", "none", True),
         (_set("node", "lock_holder", to="pid 7 (apt-get) on /x"), "package lock", "pid 7 (apt-get)", True),
-        (_set("node", "before", to=["slurm.conf", "slurmd"]), "slurm", "slurm.conf and slurmd of somebody", False),
+        (_set("node", "before", to=["slurm.conf", "slurmd"]), "slurm", "slurm.conf and slurmd not managed", False),
         (_set("node", "before", to=["kubelet"]), "found", "a kubelet runs", True),
         (_set("node", "before", to=["containers"]), "found", "containers run under Docker", True),
         (_set("node", "before", to=["nvidia-uninstall"]), "found", ".run file", True),
@@ -158,9 +158,9 @@ def test_containers_under_a_docker_of_others_are_not_started_anew_unasked() -> N
 def test_unused_roles__of_a_host__are_a_warning() -> None:
     found = Answer(facts(lambda data: data["node"].update(roles=["base", "podman"])), (), ("debian", "13"))
     given = replace(host(22), groups=frozenset({"slurm_workers"}))
-    (told,) = preflight.judge(given, found)
-    assert (told.check, told.found.rpartition(" ")[2], told.warning) == ("groups", "podman", True)
-    assert "--prune" in told.hint
+    (finding,) = preflight.judge(given, found)
+    assert (finding.check, finding.found.rpartition(" ")[2], finding.warning) == ("groups", "podman", True)
+    assert "--prune" in finding.hint
     assert list(preflight.judge(replace(given, groups=frozenset({"slurm_workers", "podman"})), found)) == []
 
 

@@ -189,6 +189,7 @@ def test_page__minutes_of_units__are_no_part_of_the_comparison() -> None:
         "tests/unit": ledger.Entry("c1", "2026-01-02", 4.0),
         "tests/cluster/test_backup.py": ledger.Entry("c1", "2026-01-02", 9.0),
         "tests/faults/test_canary.py::test_x[a]": ledger.Entry("c1", "2026-01-02", 1.0, skipped=True),
+        "tests/cluster/test_removed.py": ledger.Entry("c1", "2026-01-02", 2.0),
     }
     text = proof.page([], entries)
     assert text.splitlines()[-3:] == [

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests import report, run
+from tests import git, ledger, programs, report, run
 from tests.labs import REPOSITORY
+from tests.programs import wait_until_shown
 
 TESTS = """
 import subprocess, sys, time
@@ -80,7 +81,7 @@ def test_run__tests_fail__the_last_lines_are_the_first_failure(example: Path) ->
     assert "line 100 of the tool" not in last
     assert "what it printed" in last
     assert "def helper" not in last
-    assert len(last.splitlines()) <= report.LINES + report.LINES // 2 + 4
+    assert len(last.splitlines()) <= programs.LINES + programs.LINES // 2 + 4
     assert done.stdout.index("--- test_example.py::test_fails_too") < done.stdout.index(
         "--- test_example.py::test_fails\n"
     )
@@ -160,10 +161,49 @@ def test_report__results_that_were_cut_off__are_read_as_far_as_they_go(tmp_path:
     assert list(report.by_unit(results)) == ["    1.0 s  a (2 of 3 tests; named)"]
 
 
-def test_tail__a_long_text__keeps_its_last_lines_and_says_so() -> None:
-    text = report.tail("\n".join(map(str, range(150))))
-    assert text.splitlines()[:2] == ["[the first 50 lines are left out]", "50"]
-    assert report.tail("a\nb\n") == "a\nb"
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, ledger.Entry]:
+    """A ledger of two units, one of which has no tests any more."""
+    entries = {unit: ledger.Entry("c0", "2026-01-01", 1.0) for unit in ("a", "gone")}
+
+    def save(new: Mapping[str, ledger.Entry]) -> None:
+        entries.clear()
+        entries.update(new)
+
+    monkeypatch.setattr(ledger, "load", lambda: dict(entries))
+    monkeypatch.setattr(ledger, "save", save)
+    return entries
+
+
+RESULTS = report.Results(
+    outcomes={
+        "b::x": report.Outcome("b::x", seconds=60.0, ended=True),
+        "c::x": report.Outcome("c::x", ended=True),
+        "c::y": report.Outcome("c::y", ended=True, failed="no"),
+        "d::x": report.Outcome("d::x", ended=True),
+    },
+    reasons=dict.fromkeys("bcd", "named"),
+    left=["a"],
+    units={"b": ["b::x"], "c": ["c::x", "c::y"], "d": ["d::x", "d::y"]},
+)
+
+
+def test_record__units_that_passed_whole__are_entered_and_lost_ones_removed(
+    kept: dict[str, ledger.Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git, "clean_commit", lambda: "c1")
+    assert len([*run.record(RESULTS, "c1")]) == 2  # one failed, one did not run to its end
+    assert {unit: entry.commit for unit, entry in kept.items()} == {"a": "c0", "b": "c1"}
+    assert kept["b"].minutes == 1.0
+
+
+@pytest.mark.parametrize(("began", "ends"), [(None, None), ("c1", None), ("c1", "c2"), (None, "c1")])
+def test_record__files_of_no_commit_or_edited_meanwhile__enters_nothing(
+    began: str | None, ends: str | None, kept: dict[str, ledger.Entry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git, "clean_commit", lambda: ends)
+    assert "is unchanged" in "".join(run.record(RESULTS, began))
+    assert set(kept) == {"a", "gone"}
 
 
 def test_run__a_process_outlives_its_test__is_ended(example: Path) -> None:
@@ -182,9 +222,8 @@ def test_leftovers__podmans_own_processes__are_left(tmp_path: Path) -> None:
         subprocess.Popen([program], stdin=subprocess.PIPE, env=environment) as podmans,
         subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment) as other,
     ):
-        comm = Path(f"/proc/{podmans.pid}/comm")
-        while comm.read_text() != "conmon\n":  # until it is what was started
-            time.sleep(0.01)
+        wait_until_shown(podmans)
+        wait_until_shown(other)
         assert run.leftovers() == {other.pid: "cat "}
         podmans.communicate(b"\n")
         other.communicate()

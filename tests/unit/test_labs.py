@@ -1,0 +1,63 @@
+"""Which labs of this checkout no process uses any more."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import golden, labs
+from tests.programs import started
+
+USE = "import sys; from tests import labs; labs.lab_name(sys.argv[1]); print(flush=True); sys.stdin.read()"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(labs, "_marks", {})
+
+
+def make(directory: Path, *purposes: str) -> None:
+    for purpose in purposes:
+        (directory / f"{labs.PREFIX}{purpose}").mkdir(parents=True)
+
+
+def test_abandoned__labs_and_snapshots__are_those_that_no_process_uses() -> None:
+    make(labs.state_directory(), "used", "left", labs.WARM)
+    make(labs.snapshots_directory(), "used", "gold-gw3", labs.WARM)
+    (labs.state_directory() / "t000000-of-another-checkout").mkdir()
+    assert labs.lab_name("used") == f"{labs.PREFIX}used"
+    assert set(labs.abandoned()) == {"gold-gw3", "left"}
+
+
+def test_abandoned__process_is_killed__its_lab_is_found() -> None:
+    make(labs.state_directory(), "killed")
+    argv = [sys.executable, "-c", USE, "killed"]
+    with started(argv, cwd=labs.REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert list(labs.abandoned()) == []
+        process.kill()
+        process.wait()
+    assert list(labs.abandoned()) == ["killed"]
+
+
+def test_remove_abandoned__each_lab__is_removed_unless_it_is_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+
+    def remove(lab: golden.Golden) -> None:
+        if lab.lab.name.endswith("stuck"):
+            raise AssertionError("exit 1")
+        removed.append(lab.lab.name.removeprefix(labs.PREFIX))
+
+    monkeypatch.setattr(golden.Golden, "remove", remove)
+    monkeypatch.setenv(golden.KEEP, "1")
+    make(labs.state_directory(), "gold-gw2", "left", "stuck")
+    assert list(golden.remove_abandoned()) == [
+        f"{labs.PREFIX}left",
+        f"{labs.PREFIX}stuck is still there: exit 1",
+    ]
+    monkeypatch.delenv(golden.KEEP)
+    assert list(golden.remove_abandoned()) == [f"{labs.PREFIX}gold-gw2"]
+    assert removed == ["left", "gold-gw2"]
