@@ -75,7 +75,7 @@ def role(argv: list[str]) -> int:
 
 
 def unit_tests(name: str) -> list[str]:
-    """Return pytest's command line for a role's unit tests: those with its name, and files that read one of its."""
+    """Return pytest's command line for a role's unit tests: those with its name, and files that read its files."""
     unit = REPOSITORY / "tests" / "unit"
     reads = re.compile(rf'(?:program\(|paths\.content\(\) / )"roles/{name}/')
     own = [path for path in sorted(unit.glob("test_*.py")) if reads.search(path.read_text())]
