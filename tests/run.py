@@ -36,6 +36,7 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return what is asked for, and what goes to pytest."""
     parser = argparse.ArgumentParser(
         prog="scripts/test",
+        allow_abbrev=False,  # --al would start hours of tests
         description="Run tests. Without an argument: lint, the core, what changed, and one shard of everything else.",
         epilog=f"Layers: {', '.join([*LAYERS, LINT])}. Other arguments, such as a path below tests/, go to pytest.",
     )
@@ -173,6 +174,8 @@ def section(title: str, lines: Iterable[str]) -> None:
 def run(asked: argparse.Namespace, rest: list[str]) -> int:
     """Run lint and the tests; return the exit code."""
     began, commit = time.monotonic(), git.clean_commit()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: CI's own limit, and a terminal that is closed
+        signal.signal(number, signal.default_int_handler)
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     DIRECTORY.mkdir(parents=True)
     if asked.list:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,19 +42,24 @@ def example(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ran(example: Path, *names: str, minutes: float = 5.0) -> subprocess.CompletedProcess[str]:
-    """Run it as scripts/test does, in a process and a directory of its own."""
+def command(example: Path, *names: str, minutes: float = 5.0) -> tuple[list[str], dict[str, str]]:
+    """Return what runs it as scripts/test does, in a process and a directory of its own, and the environment."""
     program = (
         "import sys, pathlib; from tests import run; run.DIRECTORY = pathlib.Path(sys.argv[1]);"
         "asked, rest = run.arguments(sys.argv[2:]); sys.exit(run.run(asked, rest))"
     )
     argv = [sys.executable, "-c", program, str(example / "record"), "-n", "1", f"--minutes={minutes}"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")} | {"PYTHONPATH": str(REPOSITORY)}
+    tests = [f"{example}/test_example.py::test_{name}" for name in names]
+    return [*argv, *tests, f"--rootdir={example}", "-c", f"{REPOSITORY}/pyproject.toml", "--timeout=8"], environment
+
+
+def ran(example: Path, *names: str, minutes: float = 5.0) -> subprocess.CompletedProcess[str]:
+    """Run it to its end."""
+    argv, environment = command(example, *names, minutes=minutes)
     return subprocess.run(
-        [*argv, *(f"{example}/test_example.py::test_{name}" for name in names), f"--rootdir={example}",
-         "-c", str(REPOSITORY / "pyproject.toml"), "--timeout=8"],
-        cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        argv, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
 
 
 def test_run__a_test_hangs__ends_by_its_limit_with_its_name(example: Path) -> None:
@@ -69,6 +76,22 @@ def test_run__its_own_limit__names_what_ran_and_what_was_left(example: Path) -> 
     assert "ended by its limit of 0.15 minutes" in done.stdout
     assert "running for " in done.stdout
     assert done.stdout.rstrip().splitlines()[-1].endswith("test_example.py::test_hangs")
+    sleepers = subprocess.run(["pgrep", "-f", "time.sleep[(]1000"], capture_output=True, text=True, check=False)
+    assert sleepers.stdout == "", "the hanging test's own process outlived the run"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_run__is_asked_to_end__ends_its_tests_and_reports(example: Path, number: signal.Signals) -> None:
+    argv, environment = command(example, "passes", "hangs")
+    with subprocess.Popen(argv, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        results = example / "record" / "results.jsonl"
+        while not (results.exists() and "test_hangs" in results.read_text()):
+            time.sleep(0.1)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "interrupted after" in out
+    assert out.rstrip().splitlines()[-1].endswith("test_example.py::test_hangs")
     sleepers = subprocess.run(["pgrep", "-f", "time.sleep[(]1000"], capture_output=True, text=True, check=False)
     assert sleepers.stdout == "", "the hanging test's own process outlived the run"
 
@@ -128,6 +151,12 @@ def test_arguments__bad__are_refused(argv: list[str], expected: str, capsys: pyt
 )
 def test_arguments__good__select(argv: list[str], expected: str) -> None:
     assert run.selection_of(*run.arguments(argv)) == expected
+
+
+def test_arguments__a_shortened_option__is_not_taken_for_all() -> None:
+    asked, rest = run.arguments(["--al"])
+    assert not asked.all
+    assert rest == ["--al"]  # pytest refuses it
 
 
 def test_arguments__shard__reaches_the_selection() -> None:
