@@ -58,9 +58,10 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         help=f"end the run after N minutes ({LIMIT_MINUTES:.0f})",
     )
     parser.add_argument("-n", "--processes", type=int, default=2, metavar="N", help="test processes (2)")
-    asked, rest = parser.parse_known_args(argv)
+    asked, options = parser.parse_known_args(argv)
     names = [name for name in asked.layers if name in (*LAYERS, LINT)]
-    rest = [*(name for name in asked.layers if name not in names), *rest]
+    for_pytest = {*options, *asked.layers} - {*names}
+    rest = [word for word in argv if word in for_pytest]  # in their order: an option's value stands behind it
     if unknown := [word for word in rest if not word.startswith("-") and "/" not in word and rest[0] == word]:
         parser.error(f"{unknown[0]}: no such layer; choose from {', '.join([*LAYERS, LINT])}, or give a path")
     if names and rest:
@@ -231,7 +232,10 @@ def _report(
         )
     if ended_because:
         code = 1
-        section(f"{ended_because} after {report.minutes(seconds)}", report.unfinished(results, at))
+        section(
+            f"{ended_because} after {report.minutes(seconds)}",
+            list(report.unfinished(results, at)) or ["no test had begun"],
+        )
     if code == 0:
         say(f"all passed in {report.minutes(seconds)}; docs/proof.md lists what each test proves")
     return code

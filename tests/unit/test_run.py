@@ -153,6 +153,11 @@ def test_arguments__good__select(argv: list[str], expected: str) -> None:
     assert run.selection_of(*run.arguments(argv)) == expected
 
 
+def test_arguments__of_pytest__keep_their_order() -> None:
+    words = ["-k", "munge or base", "tests/unit/test_roles.py", "-x"]
+    assert run.arguments([*words[:2], "--minutes", "5", *words[2:]])[1] == words
+
+
 def test_arguments__a_shortened_option__is_not_taken_for_all() -> None:
     asked, rest = run.arguments(["--al"])
     assert not asked.all
