@@ -1018,6 +1018,17 @@ def outcome(base: Path) -> Outcome:
 
 
 @pytest.mark.proves("inventory", "Each of more than 400 problems of input is refused with its place; exit 2.")
+@pytest.mark.proves(
+    "inventory",
+    "Values that would be a line, path or statement of their own are refused.",
+    only=[
+        "Hostile: a newline in an option's value",
+        "Hostile: a unit's option in a path",
+        "Hostile: ../ in a path",
+        "Hostile: a back quote in a database's name",
+        "Hostile: a statement of Jinja",
+    ],
+)
 @pytest.mark.parametrize(("line", "index"), [pytest.param(*pair, id=pair[0]) for pair in LINES])
 def test_refused_with_its_place(outcome: Outcome, line: str, index: int) -> None:
     end, (place, said) = outcome.ends[index], GIVEN[index].says[line]

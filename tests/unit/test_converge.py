@@ -25,6 +25,7 @@ def site(directory: Path) -> converge.Site:
     return converge.Site(options, made, made.hosts, Access(directory / "known_hosts", PASSWORD))
 
 
+@pytest.mark.proves("secrets", "Preflight's problems and notes show no sudo password.")
 def test_what_a_node_says_before_a_run_shows_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = Finding("gpu01", "sudo", f"admin cannot become root: {PASSWORD}: not found", f"say {PASSWORD}")
 

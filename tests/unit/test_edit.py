@@ -75,6 +75,7 @@ def members(text: str) -> dict[str, dict[str, Any]]:
 NEW = {"gpu3": "10.0.0.13"}
 
 
+@pytest.mark.proves("inventory", "An added host takes the style and order of the hosts there.")
 @pytest.mark.parametrize(
     ("hosts", "changed"),
     [
@@ -193,6 +194,7 @@ def test_a_sub_group_is_found_wherever_it_is() -> None:
     assert members(edit.add(old, "rack1", {"gpu2": None}))["rack1"] == {"gpu2": {}}
 
 
+@pytest.mark.proves("inventory", "A missing group is created in the style of the others.")
 @pytest.mark.parametrize(
     ("old", "group", "changed"),
     [
@@ -412,6 +414,7 @@ def test_line_ends_and_the_end_of_the_file_stay(end: str, final: bool, mark: str
     assert edit.remove(new, ["gpu1"]).startswith(mark + "all:")
 
 
+@pytest.mark.proves("inventory", "An edit keeps odd spacing, quotes, comments and document marks.")
 def test_everything_else_stays_as_odd_as_it_was() -> None:
     odd = """\
 # Odd

@@ -337,6 +337,7 @@ def fuzz(directory: Path, examples: int, sample: int, *, same: bool) -> None:
     "untrusted", "The same 400 generated directories are each accepted or refused; none executes anything."
 )
 @pytest.mark.proves("inventory", "Ansible reads accepted directories as clusterctl does.")
+@pytest.mark.proves("untrusted", "None of the 400 directories causes a hang or an unexpected error.")
 def test_any_directory_is_a_cluster_or_a_refusal(tmp_path: Path) -> None:
     fuzz(tmp_path, EXAMPLES, SAMPLE, same=True)
 
@@ -344,6 +345,7 @@ def test_any_directory_is_a_cluster_or_a_refusal(tmp_path: Path) -> None:
 @pytest.mark.proves(
     "untrusted", "12,000 new generated directories are each accepted or refused; none executes anything."
 )
+@pytest.mark.proves("untrusted", "None of 12,000 new directories causes a hang or an unexpected error.")
 @pytest.mark.long
 def test_any_directory_is_a_cluster_or_a_refusal_at_length(tmp_path: Path) -> None:
     fuzz(tmp_path, LONG_EXAMPLES, LONG_SAMPLE, same=False)

@@ -112,6 +112,7 @@ def steps(
 
 
 @pytest.mark.proves("gpu", "Only settings that differ are changed.")
+@pytest.mark.proves("gpu", "A power limit of 80 percent is 320 W on a 400-W card.")
 def test_only_what_differs_is_a_step() -> None:
     assert steps({}) == []
     assert steps({"power_limit": "400", "compute_mode": "default", "ecc": "enabled"}) == []
@@ -127,6 +128,7 @@ def test_only_what_differs_is_a_step() -> None:
     assert steps({"compute_mode": "prohibited"})[1] == (1, "compute mode", "Prohibited", "Default")
 
 
+@pytest.mark.proves("gpu", "A clock is locked again only if the locked value differs.")
 def test_a_locked_clock_is_known_by_what_was_locked() -> None:
     first, second = (gpu.uuid for gpu in gpus()[:2])
     locks = {first: {"graphics_clock": "1200,1200"}, second: {"graphics_clock": "210,1200"}}
@@ -195,6 +197,7 @@ STARTS = ["start nvidia-persistenced", "start nvidia-dcgm", "start slurmd"]
 CDI = "start nvidia-cdi-refresh"
 
 
+@pytest.mark.proves("gpu", "MIG changes while no service holds the GPUs; slurmd starts last.")
 def test_gpus_change_while_nobody_holds_them_and_slurm_comes_back_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +289,7 @@ def test_a_dead_driver_holds_up_what_is_asked_for_alone(
     assert "no devices were found" in answer["notes"][0]
 
 
+@pytest.mark.proves("gpu", "The next run undoes a killed run's setting that is no longer requested.")
 def test_what_a_killed_run_has_set_is_taken_back_by_one_that_no_longer_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

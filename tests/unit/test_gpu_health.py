@@ -261,6 +261,7 @@ def test_the_matrix_is_read() -> None:
     }
 
 
+@pytest.mark.proves("check", "A MIG layout that differs from the recorded setting drains the node.")
 @pytest.mark.parametrize(
     ("kept", "text"),
     [

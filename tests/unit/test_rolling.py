@@ -113,6 +113,7 @@ def test_a_pace_is_typed_as_it_was_given() -> None:
 
 
 @pytest.mark.proves("upgrade", "The head is first; then each batch is drained, upgraded and verified.")
+@pytest.mark.proves("upgrade", "Workers that are not due are neither drained nor upgraded.")
 def test_the_head_comes_first_and_each_batch_is_drained_and_proven(tmp_path: Path, slurm: Slurm) -> None:
     run = Run(tmp_path)
     error, work = run.over(["gpu01", "gpu03", "gpu05", "head1", "mon1"], Pace("2"))

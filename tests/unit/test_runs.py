@@ -133,6 +133,7 @@ def test_the_table_has_a_line_for_each_run(cluster: Path) -> None:
 
 
 @pytest.mark.proves("logs", "A past run is shown with its failure or preflight problems.")
+@pytest.mark.proves("logs", "`logs` shows a past run although the inventory names no node.")
 def test_a_run_is_shown_as_it_ended(cluster: Path) -> None:
     failed = logs(cluster, FAILED)
     assert failed.returncode == 0

@@ -194,7 +194,7 @@ def test_a_wrong_password_is_an_error(cluster: Path, content: Path, damage: byte
     assert password.read_bytes() == damage
 
 
-@pytest.mark.proves("secrets", "A damaged secrets.yml is reported as damaged.")
+@pytest.mark.proves("secrets", "A secrets.yml with a damaged header or another vault version is refused and kept.")
 @pytest.mark.parametrize(
     "damage",
     [
