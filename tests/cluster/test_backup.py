@@ -300,6 +300,8 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
 @pytest.mark.proves("restore", "Ended and waiting jobs keep number and one exact accounting record each.")
 @pytest.mark.proves("restore", "A restored head has the site's own alert rule again.")
 @pytest.mark.proves("restore", "A bootstrap after the restore of a lost head changes nothing.")
+@pytest.mark.proves("restore", "A job that ended while there was no head is accounted for.")
+@pytest.mark.proves("restore", "A job that waited runs after the lost head is restored.")
 def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, jobs: dict[str, str]) -> None:
     meanwhile = submit(cluster, "until test -e /tmp/meanwhile; do sleep 0.2; done", "--nodelist=gpu02")
     wait_for(cluster, meanwhile, "RUNNING")

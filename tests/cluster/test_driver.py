@@ -189,6 +189,9 @@ def test_a_dry_run_says_what_would_come_and_changes_nothing(lab: TestLab, packag
 
 
 @pytest.mark.proves("driver", "A wrong signature, key or fingerprint of the driver's source installs nothing.")
+@pytest.mark.proves(
+    "driver", "A driver's source without a signature is refused; nothing is installed.", only=["unsigned"]
+)
 @pytest.mark.parametrize(
     "fault",
     [
@@ -345,6 +348,7 @@ def module(lab: TestLab, name: str, command: str) -> str:
 
 @pytest.mark.proves("driver", "Debian's real driver that does not build is refused with the compiler's line.")
 @pytest.mark.proves("driver", "Debian's real driver that builds is installed and held; rerun changes nothing.")
+@pytest.mark.proves("driver", "A failed build of Debian's driver names a choice; dpkg stays consistent.")
 @pytest.mark.long
 def test_debians_drivers_one_that_builds_and_one_that_does_not(lab: TestLab, tmp_path: Path) -> None:
     """Real packages, for the kernel that Debian carries: some minutes of compiling each."""

@@ -190,6 +190,7 @@ def test_an_operators_drain_is_kept(lab: TestLab) -> None:
 
 @pytest.mark.proves("gpu", "A node's restart restores layout and power limit; jobs get their instances.")
 @pytest.mark.proves("containers", "After a restart a job's container has the job's instances.")
+@pytest.mark.proves("gpu", "When slurmd runs after a restart, layout and power limit are back.")
 @pytest.mark.long
 def test_a_restart_brings_all_of_it_back_before_slurm(lab: TestLab) -> None:
     podman("restart", "--time", "5", f"clusterctl-{lab.name}-gpu01")

@@ -65,6 +65,7 @@ def whole(lab: TestLab) -> None:
 
 @pytest.mark.proves("reboot", "A node that does not return is rebooted by the same command later.")
 @pytest.mark.proves("reboot", "A worker that does not return stops the reboot before the next.")
+@pytest.mark.proves("reboot", "After a resumed reboot no node stays drained, and a bootstrap changes nothing.")
 @pytest.mark.parametrize("node", ["gpu01", "head1"])
 def test_a_node_that_does_not_come_back_is_rebooted_by_the_same_command(lab: TestLab, node: str) -> None:
     """Its system goes down, and nobody switches it on again."""
@@ -92,6 +93,7 @@ def left_over(lab: TestLab) -> str:
 
 @pytest.mark.proves("backup", "A backup interrupted by the head's death leaves the earlier one unchanged.")
 @pytest.mark.proves("backup", "The same command repeats an interrupted backup and leaves nothing behind.")
+@pytest.mark.proves("backup", "After a repeated backup a bootstrap changes nothing.")
 @pytest.mark.parametrize("sign", [f"{BACKUPS}/.new/state", "/var/lib/mysql/clusterctl_backup_check"])
 def test_a_head_that_dies_while_it_is_backed_up_is_by_the_same_command(lab: TestLab, sign: str) -> None:
     """In the midst of the state, and of the database; the backup from before is there as it was."""
@@ -135,6 +137,7 @@ def restored(lab: TestLab, jobs: dict[str, str], pid: str) -> None:
 
 @pytest.mark.proves("restore", "The same command completes a restore that the head's death interrupted.")
 @pytest.mark.proves("restore", "An interrupted restore runs no ended job a second time.")
+@pytest.mark.proves("restore", "A completed restore leaves nothing of its own; a bootstrap then changes nothing.")
 @pytest.mark.parametrize("sign", ["var/lib/mysql/slurm_acct_db_before_*", "var/lib/slurm/slurmctld.before-*"])
 def test_a_head_that_dies_while_it_is_restored_is_by_the_same_command(
     lab: TestLab, jobs: dict[str, str], sign: str
@@ -158,6 +161,7 @@ def test_a_head_that_dies_while_it_is_restored_is_by_the_same_command(
 
 
 @pytest.mark.proves("restore", "The bootstrap that the restore prints adds a worker that died meanwhile.")
+@pytest.mark.proves("restore", "A bootstrap changes nothing once a worker that died meanwhile was added.")
 def test_a_worker_that_dies_during_a_restore_is_taken_in_by_the_bootstrap_that_is_named(
     lab: TestLab, jobs: dict[str, str]
 ) -> None:
@@ -214,6 +218,7 @@ def offered(lab: TestLab, package: Path) -> Iterator[None]:
 
 
 @pytest.mark.proves("upgrade", "The same `upgrade --os` continues after a node died with a half-installed package.")
+@pytest.mark.proves("upgrade", "After a resumed `upgrade --os` a bootstrap changes nothing.")
 @pytest.mark.parametrize(("node", "version"), [("head1", "2"), ("gpu01", "3")])
 def test_a_node_that_dies_while_its_system_is_upgraded_is_by_the_same_command(
     lab: TestLab, probes: list[Path], node: str, version: str

@@ -130,6 +130,7 @@ def test_a_node_with_jobs_is_not_removed_before_they_end(lab: Growing, jobs: str
 
 @pytest.mark.proves("remove-node", "A removed node keeps no munge key, no slurmd and no clusterctl state.")
 @pytest.mark.proves("remove-node", "The roles of a removed node are undone in reverse order.")
+@pytest.mark.proves("remove-node", "On a removed node no slurmd, node exporter or Prometheus listens.")
 def test_a_removed_node_keeps_nothing_of_the_cluster(lab: Growing) -> None:
     """What came first goes last."""
     events = map(json.loads, (latest_run(lab) / "events.jsonl").read_text().splitlines())
@@ -251,6 +252,8 @@ def test_a_node_that_dies_while_it_is_cleaned_is_cleaned_by_the_same_command(lab
 
 
 @pytest.mark.proves("add-node", "A twelfth worker is added without a login on the other eleven.")
+@pytest.mark.proves("add-node", "Adding a twelfth worker changes nothing on others except that slurmd restarts itself.")
+@pytest.mark.proves("add-node", "A job on eleven workers continues while the twelfth is added.")
 @pytest.mark.long
 def test_a_twelfth_worker_is_added_as_a_third_is() -> None:
     """What it costs is `scripts/bench grow`."""

@@ -81,6 +81,7 @@ def test_containerd_gives_a_container_the_gpus_asked_for_and_keeps_them(image: T
 
 @pytest.mark.proves("containers", "A user whom a person adds to group docker is removed by the run.")
 @pytest.mark.proves("containers", "Docker and containerd listen on no port beyond the loopback.")
+@pytest.mark.proves("containers", "An ordinary user cannot use Docker.")
 def test_docker_is_for_root_alone_and_listens_nowhere(image: TestLab) -> None:
     assert re.search(r"(?m)^docker:x:[0-9]+:$", image.ssh("gpu01", "getent", "group", "docker"))
     image.ssh("gpu01", "sudo", "gpasswd", "--add", "alice", "docker")

@@ -25,6 +25,7 @@ def debian_12() -> Iterator[TestLab]:
 @pytest.mark.proves("systems", "A Debian 12 cluster is healthy, and an unchanged run changes nothing.")
 @pytest.mark.proves("add-node", "With Slurm 22.05 add-node restarts slurmctld and the other worker's slurmd.")
 @pytest.mark.proves("jobs", "A job's process continues through a restart of Slurm 22.05's daemons.")
+@pytest.mark.proves("status", "A Debian 12 cluster shows no drift.")
 def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
     """Its Slurm learns of a node only by a restart of its daemons everywhere, which a running job outlives."""
     text = debian_12.inventory.read_text()

@@ -156,6 +156,7 @@ def test_a_first_run_that_is_killed(site: Site, sealed: bytes) -> None:
 
 
 @pytest.mark.proves("secrets", "An interrupted run with `-vvv --diff` leaves no secret outside its file.")
+@pytest.mark.proves("secrets", "Run directories, state and secrets.yml are private under umask 077.")
 def test_a_run_that_is_interrupted(site: Site, sealed: bytes) -> None:
     wait = site.when('''"task": "Converge Slurm's controller"''')
 
@@ -171,6 +172,7 @@ def test_a_run_that_is_interrupted(site: Site, sealed: bytes) -> None:
 
 @pytest.mark.proves("secrets", "After a run each node has secrets only in their files, with owner, mode.")
 @pytest.mark.proves("secrets", "Three runs leave secrets.yml identical to the byte.")
+@pytest.mark.proves("secrets", "After a run the vault's and sudo's passwords are only where they belong.")
 def test_a_run_that_succeeds(site: Site, sealed: bytes) -> None:
     run = site.run("bootstrap")
     assert run.code == 0, run.text

@@ -77,6 +77,7 @@ def undisturbed(lab: TestLab) -> tuple[dict[str, Any], float]:
 
 
 @pytest.mark.proves("faults", "Three runs killed at random, then one more, reach the undisturbed state.")
+@pytest.mark.proves("faults", "Runs are killed by process group or with all processes below them.")
 def test_three_kills(lab: TestLab, undisturbed: tuple[dict[str, Any], float]) -> None:
     """At the same random parts of the way each time, so that a change is judged by itself."""
     check(lab, undisturbed, kills=3, seed=3)

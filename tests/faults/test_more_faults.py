@@ -228,6 +228,7 @@ def test_a_full_file_system_is_named(lab: TestLab) -> None:
 
 
 @pytest.mark.proves("preflight", "A node without Python is reported with the command that installs it.")
+@pytest.mark.proves("preflight", "A node without Python ends the run; the head stays unchanged.")
 def test_no_python_is_named_with_the_command_that_installs_it(lab: TestLab) -> None:
     before = lab.manifest("head1")
     podman("exec", container(lab, "gpu01"), "mv", "/usr/bin/python3", "/usr/bin/python3.away")
@@ -406,6 +407,7 @@ def fill(directory: Path, leave: int) -> Path:
 
 @pytest.mark.proves("faults", "A full disk of the controller is reported before a change; exit 2.")
 @pytest.mark.proves("faults", "A controller's disk that fills up during a run ends it; exit 7.")
+@pytest.mark.proves("faults", "A controller's full disk is reported by directory; past runs there stay unchanged.")
 def test_a_controller_whose_disk_is_full_says_so_before_or_in_the_midst(lab: TestLab, tmp_path: Path) -> None:
     with small_state(lab, tmp_path) as state:
         before, head = content(state), lab.manifest("head1")

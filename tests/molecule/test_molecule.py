@@ -153,6 +153,14 @@ def command(scenario: str) -> list[str]:
     "The toolkit's source with another key's fingerprint is refused; nothing is installed.",
     only=["nvidia_container_toolkit", "runtimes"],
 )
+@pytest.mark.proves(
+    "packages", "With apt and dnf an administrator's own upgrade leaves a held package.", only=["node_state"]
+)
+@pytest.mark.proves(
+    "packages",
+    "The toolkit of the lab's kit installs in its pinned version and is held.",
+    only=["nvidia_container_toolkit", "runtimes"],
+)
 @pytest.mark.parametrize(
     "scenario", [pytest.param(name, marks=[] if name in CI else [pytest.mark.long]) for name in SCENARIOS]
 )
@@ -272,6 +280,7 @@ def imported(scenario: str, file: str) -> set[str]:
     return {path.parent.name for path in named if path.name == file}
 
 
+@pytest.mark.proves("roles", "Each role has a scenario of its own or a named test elsewhere.")
 def test_every_role_has_a_scenario() -> None:
     """Its own, which plays it, or a test elsewhere that names it, and that CI runs or does not, as the table says."""
     assert set(ROLES) - set(SCENARIOS) == ELSEWHERE.keys()
