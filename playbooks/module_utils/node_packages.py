@@ -280,8 +280,8 @@ class Apt:
         return ["install", *downgrade, *words], along
 
     def rehearse(self, install):
-        """{name: (new version or "", old or "")} of all that installing {name: version} would change."""
-        return simulated(self.apt_get(*self.words(install)[0], "--simulate"))
+        """{name: (new version or "", old or "")} of all that installing {name: version} changes, held or not."""
+        return simulated(self.apt_get(*self.words(install)[0], "--simulate", "--allow-change-held-packages"))
 
     def along(self, install):
         """{name: version} of what packages of these versions need in one version and no other.
@@ -431,8 +431,9 @@ class Dnf:
         return [v if v.startswith("/") else f"{name}-{v}" if v else name for name, v in install.items()]
 
     def rehearse(self, install):
-        """{name: (new version or "", old or "")} of all that installing {name: version} would change."""
-        return transaction(self.dnf("install", *self.words(install), "--assumeno"), self.versions())
+        """{name: (new version or "", old or "")} of all that installing {name: version} changes, held or not."""
+        words = ("--setopt=disable_excludes=main", "--assumeno", *self.words(install))
+        return transaction(self.dnf("install", *words), self.versions())
 
     def versions(self):
         """{name: version} of all that is installed."""
