@@ -328,7 +328,8 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             going_on = error is None or isinstance(error, WorkersFailed)
             if going_on and (found := _found_gpus(site, ledger)):
                 screen.say((f"  {fold(ledger.ordered(found))}", "bold"), ", whose GPUs have a driver now:")
-                return played(site.only({*found, *ledger.behind()}), patience=None) or error
+                # What failed there for want of the record is judged by this; the ledger still has who else failed.
+                return played(site.only({*found, *ledger.behind()}), patience=None)
             if (behind := ledger.behind()) and going_on:
                 screen.say((f"  {fold(ledger.ordered(behind))}", "bold"), ", which the others did not wait for:")
                 return played(site.only(behind, work.rest), patience=None)

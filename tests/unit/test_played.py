@@ -11,7 +11,7 @@ import pytest
 from clusterctl import contact, converge, hardware, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, HeadFailed, WorkersFailed
-from clusterctl.events import Change, PlaybookStarted, Result
+from clusterctl.events import Change, Ended, HostStats, PlaybookStarted, Result, Stats
 from clusterctl.redaction import Redactor
 
 from .test_hardware import NOW, reply
@@ -70,6 +70,41 @@ def test_nobody_is_told_to_restore_what_is_restored(
     assert converge.run(asked, work=Work(rest="bootstrap")) == error.exit_code
     (summary,) = (tmp_path / ".clusterctl/runs").glob("*/summary.json")
     assert json.loads(summary.read_text())["next"] == f"clusterctl {verb.format(tmp_path)}"
+
+
+@pytest.mark.proves("driver", "A node fails only if its run with the new GPUs fails.")
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize(("other", "code"), [("ok", 0), ("failed", 4)])
+def test_run__proof_fails_before_slurm_has_the_new_gpus__counts_the_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str, code: int
+) -> None:
+    """The first time the proof finds GPUs that the record lacks; what another node failed with stays."""
+    (tmp_path / "hardware").mkdir()
+    hardware.save(tmp_path, hardware.from_reply("gpu02", reply() | {"gpus": [], "driver_version": None}, NOW))
+    played: list[str] = []
+
+    def play(site: Site, kept: Any, ledger: Any, *_: Any, **__: Any) -> tuple[ClusterctlError | None, None]:
+        names = [host.name for host in site.hosts]
+        played.append(",".join(names))
+        first = len(played) == 1
+        ledger.add(PlaybookStarted(()))
+        built = Change("kernel module", "nvidia", "580.95.05 loaded")
+        ledger.add(
+            Result("gpu02", "nvidia_driver", "t", "", "changed" if first else "ok", changes=(built,) if first else ())
+        )
+        ledger.add(Result("gpu02", "verify", "t", "", "failed" if first else "ok"))
+        if first:
+            ledger.add(Result("gpu01", "base", "t", "", other))
+        failed = {"gpu02": first, "gpu01": other == "failed"}
+        ledger.add(Stats({name: HostStats(failed=int(failed.get(name, False))) for name in names}))
+        ledger.add(Ended())
+        return ledger.judge(site.groups(), site.critical()), None
+
+    monkeypatch.setattr(converge, "play", play)
+    answer = SimpleNamespace(facts=SimpleNamespace(hardware=hardware.from_reply("gpu02", reply(), NOW)))
+    monkeypatch.setattr(contact, "ask", lambda *_: answer)
+    assert converge.run(Options("bootstrap", tmp_path)) == code
+    assert played == ["head1,gpu01,gpu02", "head1,gpu02"]
 
 
 @pytest.mark.proves("driver", "GPUs that appear with a driver are recorded; head and node run again.")
