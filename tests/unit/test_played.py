@@ -4,7 +4,7 @@ import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -76,7 +76,7 @@ def test_nobody_is_told_to_restore_what_is_restored(
 @pytest.mark.usefixtures("_alone")
 @pytest.mark.parametrize(("other", "code"), [("ok", 0), ("failed", 4)])
 def test_run__proof_fails_before_slurm_has_the_new_gpus__counts_the_second_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str, code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Literal["ok", "failed"], code: int
 ) -> None:
     """The first time the proof finds GPUs that the record lacks; what another node failed with stays."""
     (tmp_path / "hardware").mkdir()
