@@ -1142,10 +1142,11 @@ def test_a_lock_that_comes_free_is_noted_with_its_holder() -> None:
 
 
 def test_a_process_with_a_long_command_is_told_by_its_beginning() -> None:
-    with subprocess.Popen(["sleep", "99", *["0"] * 200]) as long:
+    argv = ["sh", "-c", "echo; read line", *["0"] * 200]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as long:
+        assert long.stdout and long.stdout.readline() == b"\n"  # before that it may have no command line yet
         told = node_tools.process(long.pid)
-        long.kill()
-    assert re.fullmatch(rf"pid {long.pid} \(sleep 99( 0)+ ?\[…\]\)", told)
+    assert re.fullmatch(rf"pid {long.pid} \(sh -c echo; read line( 0)+ ?\[…\]\)", told)
     assert node_tools.process(long.pid) == f"pid {long.pid} (gone)"
 
 
