@@ -47,14 +47,21 @@ def test_a_plan_of_a_new_node_changes_nothing(lab: Growing, jobs: str) -> None:
     assert differences(before, lab.manifests(*everywhere)) == []
 
 
+def drains(lab: Growing) -> int:
+    """How often Slurm was told to give the last no job before it is proven, as its controller's log has it."""
+    line = f"node {lab.last} reason set to: clusterctl: bootstrap: not proven yet"
+    return int(lab.root("head1", f"grep -c '{line}' /var/log/slurm/slurmctld.log || [ $? = 1 ]"))
+
+
 def grows(lab: Growing) -> None:
     """Add the last worker; no other is contacted or changed, and what runs there goes on."""
     others = lab.nodes[1:]
     before = lab.manifests(*others)
     steps = {node: lab.root(node, "pgrep slurmstepd | sort") for node in others}
     logins = {node: connections(lab, node) for node in others}
-    text = lab.inventory.read_text()
+    text, drained = lab.inventory.read_text(), drains(lab)
     said = lab.add()
+    assert drains(lab) == drained + 1, "it was drained until it was proven"
     assert {node: connections(lab, node) - 1 for node in others} == logins
     assert f"+{lab.line}" in said
     assert lab.inventory.read_text().replace(lab.line, "") == text
@@ -91,8 +98,10 @@ def test_a_reinstalled_node_is_taken_in_under_its_name(lab: Growing, jobs: str) 
     record = lab.inventory.parent / "hardware/gpu03.json"
     record.write_text(record.read_text().replace('"memory_mb": ', '"memory_mb": 9', 1))  # what the old hardware had
     assert "clusterctl trust" in lab.verb("bootstrap", expect=3)
+    drained = drains(lab)
     said = lab.verb("replace-node", "gpu03", "--accept-new-host-keys")
     assert "new hardware: gpu03: memory: recorded 9" in said
+    assert drains(lab) == drained + 1, "it was drained until it was proven"
     assert in_service(lab)["gpu03"] in ("idle", "mixed", "allocated")
 
 

@@ -1,8 +1,13 @@
 """The lock on the head: what of a cluster's directory the head is told, and that a run's end gives the lock back."""
 
+import fcntl
+import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +102,41 @@ def test_a_lock_that_comes_back_when_the_run_is_over_is_given_back(
     beat.join(5)
     assert not beat.is_alive()
     assert channel.said == b"done\n"
+
+
+@pytest.mark.proves("faults", "A run keeps the lock on the head for as long as it lasts.")
+def test_keep__while_the_run_lasts__sends_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headlock, "HEARTBEAT", 0.01)
+    kept = headlock.HeadLock(host(22), Access(tmp_path), lock.this_run("verify"), "x")
+    channel = _Channel()
+    kept._channel = channel  # type: ignore[assignment]
+    beat = threading.Thread(target=kept.keep, daemon=True)
+    beat.start()
+    deadline = time.monotonic() + 5
+    while channel.said.count(b"here\n") < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    kept.release()
+    beat.join(5)
+    assert channel.said.startswith(b"here\nhere\nhere\n")
+    assert channel.said.endswith(b"done\n")
+
+
+EXPIRY = 2.0
+
+
+def test_program_on_the_head__hears_nothing_more__lets_go(tmp_path: Path) -> None:
+    program = headlock._PROGRAM.replace("/run/clusterctl", str(tmp_path))
+    argv = [sys.executable, "-I", "-c", program, json.dumps({"controller": "x"}), str(EXPIRY)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
+        assert keeper.stdin and keeper.stdout
+        assert keeper.stdout.readline() == b"clusterctl-lock: ours\n"
+        begun = time.monotonic()
+        while time.monotonic() < begun + EXPIRY + 0.5:
+            keeper.stdin.write(b"here\n")
+            keeper.stdin.flush()
+            time.sleep(0.1)
+        with (tmp_path / "cluster.lock").open() as other:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            assert keeper.wait(30) == 0
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl import edit, home, inventory, leaving, membership, plan
-from clusterctl.converge import Options, Site
+from clusterctl import converge, edit, home, inventory, leaving, membership, plan
+from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import InputError
 from clusterctl.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.outcome import Ledger
@@ -224,6 +224,60 @@ def test_a_plan_cleans_from_a_folder_that_nobody_has_put_anything_into(
     made: Any = membership._plan_removal(site.options, cluster, removal(cluster), [node], False, lambda one, _: one)
     assert made.inventory.path.exists()
     assert list(trap.iterdir()) == []
+
+
+@pytest.mark.proves("replace-node", "A replaced node is drained before the run that proves it.")
+@pytest.mark.proves("remove-node", "A node is drained before its jobs are waited for.")
+@pytest.mark.parametrize(
+    ("verb", "steps"),
+    [
+        ("replace-node", ["drain bootstrap gpu01: not proven yet"]),
+        ("remove-node", ["drain remove-node gpu01: it is being removed", "wait gpu01"]),
+    ],
+)
+def test_node__removed_or_replaced__is_drained_first(
+    cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch, verb: str, steps: list[str]
+) -> None:
+    done: list[str] = []
+
+    class Slurm:
+        @classmethod
+        def of(cls, site: Site) -> "Slurm":
+            return cls()
+
+        def __enter__(self) -> "Slurm":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def has_slurm(self) -> bool:
+            return True
+
+        def jobs(self, nodes: list[str]) -> list[Job]:
+            return []
+
+        def drain(self, cause: str, nodes: list[str], reason: str) -> None:
+            done.append(f"drain {cause} {','.join(nodes)}: {reason}")
+
+        def wait_until_empty(self, nodes: list[str], screen: Screen, seconds: float | None) -> list[Job]:
+            done.append(f"wait {','.join(nodes)}")
+            return []
+
+    def run(options: Options, known: inventory.Inventory, work: Work) -> int:
+        work.begin(Site(options, known, known.hosts, Access(known.directory / "known_hosts")), Screen(io.StringIO()))
+        return 0
+
+    monkeypatch.setattr(membership, "Head", Slurm)
+    monkeypatch.setattr(converge, "trust", lambda options: 0)
+    monkeypatch.setattr(converge, "run", run)
+    options = Options(verb, cluster.path, nodes=("gpu01",))
+    if verb == "replace-node":
+        membership.replace_node(options)
+    else:
+        (cluster.directory / home.STATE).mkdir()
+        membership.remove_node(options, dead=False, yes=True)
+    assert done == steps
 
 
 def changed(host: str, task: str, *changes: Change) -> Result:

@@ -114,6 +114,7 @@ def test_without_networks_the_recorded_ones_pass(tmp_path: Path, host: str) -> N
     told = rules(tmp_path, host)
     assert 'ip saddr { 10.0.0.0/24 } accept comment "members of the cluster"' in told
     assert 'tcp dport 22 accept comment "SSH"' in told
+    assert "type filter hook input priority filter; policy drop;" in told
     assert any(line.startswith("tcp dport 9090") for line in told) is (host == "head1")
     assert not [line for line in told if "9100" in line or "6817" in line]
 
@@ -129,6 +130,19 @@ def test_administrators_networks_narrow_what_else_is_open(tmp_path: Path) -> Non
     assert 'ip saddr { 203.0.113.0/24 } tcp dport 22 accept comment "SSH"' in told
     assert 'ip6 saddr { 2001:db8::/64 } tcp dport 9090 accept comment "Prometheus\'s pages"' in told
     assert not [line for line in told if line.startswith("tcp dport")]
+    assert not [line for line in told if "9100" in line or "6817" in line], "what is the cluster's is not theirs"
+
+
+@pytest.mark.proves("firewall", "A port without a login is open to administrators' networks only.")
+@pytest.mark.parametrize("login", [False, True])
+def test_firewall__port_without_a_login__is_open_to_named_networks_only(tmp_path: Path, login: bool) -> None:
+    port = {"port": 8443, "protocol": "tcp", "to": "admin", "login": login, "purpose": "a page"}
+    (tmp_path / "named").mkdir()
+    everybody = 'tcp dport 8443 accept comment "a page"'
+    assert (everybody in rules(tmp_path, "head1", __base_ports=[port])) is login
+    named = rules(tmp_path / "named", "head1", __base_ports=[port], cluster_admin_networks=["203.0.113.0/24"])
+    assert everybody not in named
+    assert f"ip saddr {{ 203.0.113.0/24 }} {everybody}" in named
 
 
 def test_a_firewall_that_is_not_wanted_is_an_empty_one(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ REGISTERED: Mapping[str, Any] = {
     "repositories": {"baseos": "BaseOS"},
 }
 VAULT = VaultSecret(b"a vault password")
+SECRET = "c2VjcmV0"  # each secret of a cluster
 VARIABLES: Mapping[str, Any] = {
     "cluster_ca_certificates": ["company.pem"],
     "cluster_http_proxy": "http://proxy.example:3128",
@@ -248,7 +249,7 @@ def cluster(directory: Path, system: str) -> Path:
     for number, name in enumerate(hosts):
         (directory / f"hardware/{name}.json").write_text(json.dumps(record(name, number, system)), encoding="utf-8")
     declared = [load(role / "meta/secrets.yml") for role in ROLES if (role / "meta/secrets.yml").is_file()]
-    secrets = {name: "c2VjcmV0" for names in declared for name in names}
+    secrets = {name: SECRET for names in declared for name in names}
     sealed = VaultLib([("aurora-1", VAULT)]).encrypt(yaml.safe_dump(secrets), vault_id="aurora-1")
     (directory / "secrets.yml").write_bytes(sealed)
     (directory / "company.pem").write_text("-----BEGIN CERTIFICATE-----\n", encoding="utf-8")
@@ -341,6 +342,10 @@ def check_call(engine: Templar, role: Path, task: dict[str, Any], host: str) -> 
         for kind, folder in (("template", "templates"), ("copy", "files")):
             if kind in item:
                 assert (role / folder / item[kind]).is_file(), f"{role.name} on {host}: {item[kind]}"
+        text = render(engine, role / "templates" / item["template"]) if "template" in item else ""
+        if SECRET in (text or f"{item.get('content', '')}{item.get('content_base64', '')}"):
+            assert item.get("secret"), f"{item['dest']}: a secret is in it, and --diff would show it"
+            assert int(item["mode"], 8) & 0o007 == 0, f"{item['dest']}: a secret is in it, and every user can read it"
         if item.get("content") and not item.get("secret"):
             assert "\\n" not in item["content"], f"{item['dest']}: a backslash where a line should end"
             assert re.search(r"\S\n\Z", item["content"]), f"{item['dest']}: its last line has no end, or is empty"

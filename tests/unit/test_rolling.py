@@ -34,6 +34,7 @@ class Slurm:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
+        self.limits: list[float | None] = []
         self.busy: set[str] = set()
         self.out: set[str] = set()
 
@@ -57,6 +58,7 @@ class Slurm:
         return [f"a job on {name}" for name in nodes if name in self.busy]
 
     def wait_until_empty(self, nodes: list[str], screen: Any, seconds: float | None) -> list[str]:
+        self.limits.append(seconds)
         return self.jobs(nodes)
 
 
@@ -127,6 +129,33 @@ def test_the_head_comes_first_and_each_batch_is_drained_and_proven(tmp_path: Pat
     ]
     assert work.steps == [["head1", "mon1"], ["gpu01", "gpu03"], ["gpu05"]]
     assert slurm.told == [("upgrade under way", "gpu01,gpu03"), ("upgrade under way", "gpu05")]
+
+
+@pytest.mark.proves("reboot", "A worker is drained before it is rebooted or upgraded.")
+@pytest.mark.parametrize("reboots", [False, True])
+def test_batch__in_its_turn__is_drained_before_the_playbook(
+    tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, reboots: bool
+) -> None:
+    monkeypatch.setattr(rolling, "each", lambda hosts, ask: {})
+    run, screen = Run(tmp_path), Screen(io.StringIO())
+    drained: list[tuple[str, list[str]]] = []
+
+    def play(site: converge.Site) -> ClusterctlError | None:
+        drained.append((site.playbook, sorted(slurm.out)))
+        return run.play(site)
+
+    work = Rolling(run.site, run.ledger, screen, play, "reboot", "reboot", Pace(), reboots=reboots)
+    assert work.over(["gpu01", "head1"]) is None
+    assert [names for playbook, names in drained if playbook == "reboot"] == [[], ["gpu01"]]
+    assert slurm.told == [("reboot under way", "gpu01")]
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(None, None), (0.5, 30)])
+def test_batch__with_jobs__is_waited_for_as_long_as_asked(
+    tmp_path: Path, slurm: Slurm, minutes: float | None, seconds: float | None
+) -> None:
+    Run(tmp_path).over(["gpu01"], Pace(minutes=minutes))
+    assert slurm.limits == [seconds]
 
 
 def test_the_head_learns_of_divided_gpus_when_their_turn_comes(tmp_path: Path, slurm: Slurm) -> None:
