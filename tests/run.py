@@ -224,7 +224,7 @@ def _report(
         section(f"lint failed (exit {lint.process.returncode})", [programs.tail((DIRECTORY / "lint.log").read_text())])
     elif lint:
         say("lint is clean")
-    if tests and (tests.process.returncode or not passed):
+    if tests and (failed or (not ended_because and (tests.process.returncode or not passed))):
         code = 1
         section(
             f"tests failed (pytest: exit {tests.process.returncode})",
