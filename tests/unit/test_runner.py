@@ -836,7 +836,8 @@ def test_a_signal_reaches_what_is_under_way_on_a_host_that_was_left_behind(site:
         code, out, err = driven.done()
         assert code == 7
         assert "gpu02  Wait on one: far slower than the others; they go on, and it follows at the end" in out
-        assert ("Waiting for what is under way on gpu02." in out) is (signals == 1)
+        # The second signal may come before or after the run has begun to wait.
+        assert ("Waiting for what is under way on gpu02." if signals == 1 else "Stopping at once.") in out
         assert "gpu02 was left behind" in err
         assert driven.has("gpu02-waited") is (signals == 1)
         gone(pid)
