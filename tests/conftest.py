@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from tests import git, ledger, selection
-from tests.processes import ByLab, order, scope_of
+from tests.scheduling import ByLab, order, scope_of
 from tests.selection import Selection, Test
 
 # The helpers of tests, too, are to show the values that an assert has seen.

@@ -1,9 +1,9 @@
 """What git says of this checkout."""
 
 import ast
-import subprocess
 from collections.abc import Collection
 
+from tests import programs
 from tests.labs import REPOSITORY
 
 # A run writes these itself.
@@ -12,15 +12,7 @@ WRITTEN = ("tests/ledger.json", "docs/proof.md")
 
 def _git(*argv: str) -> list[str] | None:
     """Return the lines of a git command's output, or None where it failed."""
-    done = subprocess.run(
-        ["git", *argv],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-    )
+    done = programs.call(["git", *argv], 60, cwd=REPOSITORY)
     return done.stdout.splitlines() if done.returncode == 0 else None
 
 

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import stat
-import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import ansible.module_utils
 import pytest
 
 from clusterctl import paths, secrets
+from tests import programs
 from tests.cluster.lab import TestLab, clusterctl, podman, submit
 from tests.faults.injury import container, fails, wait_until
 
@@ -121,9 +121,9 @@ def test_a_backup_has_the_queue_and_the_accounting(cluster: TestLab, jobs: dict[
 @pytest.mark.proves("backup", "A backup contains the cluster's directory unchanged; bootstrap with it changes nothing.")
 def test_a_lost_controllers_directory_comes_out_of_a_backup(cluster: TestLab, archive: Path, tmp_path: Path) -> None:
     """As docs/guide.md says; the password of its vault is somewhere else."""
-    out = subprocess.run(["tar", "--extract", "--to-stdout", "--file", str(archive), "directory.tar"],
-                         capture_output=True, check=True, timeout=60).stdout  # fmt: skip
-    subprocess.run(["tar", "--extract", "--directory", str(tmp_path)], input=out, check=True, timeout=60)
+    programs.output_of(["tar", "--extract", "--directory", tmp_path, "--file", archive, "directory.tar"], 60)
+    programs.output_of(["tar", "--extract", "--directory", tmp_path, "--file", tmp_path / "directory.tar"], 60)
+    (tmp_path / "directory.tar").unlink()
     (directory,), ours = tmp_path.iterdir(), cluster.inventory.parent
     found = {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     records = {f"hardware/{node}.json" for node in cluster.nodes}

@@ -6,14 +6,13 @@ NVIDIA's own nvidia-smi, which forgets MIG at every boot, as the real ones do.
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.lab import ALICE, TestLab, clusterctl, fresh, podman, submit
-from tests.faults.injury import ended, wait_until
+from tests.faults.injury import begin, ended, wait_until
 
 THREE = "3g.40gb,2g.20gb,2g.20gb"
 # What a job of an ordinary user sees: its variable, nvidia-smi's list, and the instances whose files it may open.
@@ -156,10 +155,7 @@ def test_power_changes_under_a_job_and_a_layout_waits_until_it_has_ended(lab: Te
     assert gres(lab)["gpu01"] == "gpu:2g.20gb:4,gpu:3g.40gb:2"
     lab.unchanged()
 
-    argv = ["clusterctl", "upgrade", str(lab.inventory), "--only", "gpu_config"]
-    upgrade = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    upgrade = begin(lab, "upgrade", "--only", "gpu_config")
     wait_until(lambda: "upgrade" in json.loads(lab.root("head1", "slurm-drain")).get("gpu01", {}))
     assert state(lab, "gpu01")[0] == "draining"
     assert instances(lab, "gpu01") == THREE.split(",") * 2

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.cluster.lab import TestLab, clusterctl, fresh, podman, submit
 from tests.cluster.members import PATIENT
 from tests.cluster.test_backup import COUNTER, counter, queue, records, wait_for
@@ -195,7 +196,7 @@ def probes(lab: TestLab, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
         made.append(folder / version / f"{PROBE}.deb")
         made[-1].parent.mkdir()
         argv = ["dpkg-deb", "--root-owner-group", "--build", str(about.parent), str(made[-1])]
-        subprocess.run(argv, check=True, capture_output=True)
+        programs.output_of(argv, 60)
     for node in lab.nodes:
         podman("cp", str(made[0]), f"{container(lab, node)}:/root/")
         lab.root(node, f"touch {MAY_GO}; dpkg --install /root/{PROBE}.deb")

@@ -13,6 +13,7 @@ import yaml
 
 from clusterctl import secrets
 from clusterctl.lab.podman import remove_containers
+from tests import programs
 from tests.cluster import test_bootstrap
 from tests.cluster.lab import HERE, TestLab, clusterctl, fresh, fresh_as, podman, submit
 from tests.cluster.members import states
@@ -94,7 +95,7 @@ def test_monitoring__on_a_host_of_its_own__scrapes_all_nodes(monkeypatch: pytest
         with outsider(lab) as outside:
             asked = json.dumps({"source": outside, "addresses": [address], "name": "mon1", "pages": ["/"]})
             argv = [sys.executable, str(HERE / "scan.py"), asked]
-            found = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)[address]
+            found = json.loads(programs.output_of(argv, 300))[address]
         assert {key: found[key] for key in ("tcp", "udp")} == declared("mon1", "admin")
         assert " 401 " in found["pages"]["9090"][0]
         job = submit(lab, "true", "--nodes=1")
@@ -246,18 +247,15 @@ OLD = "74a8191ec2f8837dff95b7882ce92babdda1d36b"
 @pytest.fixture
 def older(tmp_path: Path) -> str:
     """Return the program of an older clusterctl, installed beside this one."""
-    found = subprocess.run(
-        ["git", "-C", REPOSITORY, "cat-file", "-e", f"{OLD}^{{commit}}"], capture_output=True, check=False
-    )
-    if found.returncode != 0:
+    if programs.call(["git", "-C", REPOSITORY, "cat-file", "-e", f"{OLD}^{{commit}}"], 60).returncode != 0:
         pytest.skip(f"this clone has no commit {OLD}: git fetch --unshallow")
     source, venv = tmp_path / "source", tmp_path / "venv"
     source.mkdir()
-    archive = subprocess.run(["git", "-C", REPOSITORY, "archive", OLD], capture_output=True, check=True).stdout
-    subprocess.run(["tar", "-x", "-C", source], input=archive, check=True)
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    pip = [str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(source)]
-    subprocess.run(pip, check=True, timeout=300)
+    programs.output_of(["git", "-C", REPOSITORY, "archive", f"--output={source}.tar", OLD], 60)
+    programs.output_of(["tar", "-x", "-C", source, "-f", f"{source}.tar"], 60)
+    programs.output_of([sys.executable, "-m", "venv", venv], 120)
+    pip = [venv / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", source]
+    programs.output_of(pip, 300)
     return str(venv / "bin/clusterctl")
 
 
@@ -266,9 +264,7 @@ def older(tmp_path: Path) -> str:
 def test_newer_clusterctl__on_an_older_ones_cluster__upgrades_it(older: str) -> None:
     """A bootstrap by this clusterctl takes over the cluster of an older one, drain included."""
     with fresh("older", "--gpus", "1") as lab:
-        argv = [older, "bootstrap", str(lab.inventory)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=600)
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        programs.output_of([older, "bootstrap", lab.inventory], 600)
         directory = lab.inventory.parent
         given, keys = dict(secrets.values(directory)), (directory / "known_hosts").read_bytes()
         munge = lab.root("head1", "sha256sum /etc/munge/munge.key")
@@ -335,9 +331,7 @@ def as_ordinary_user(place: Path, script: str) -> subprocess.CompletedProcess[st
     )
     argv = ["unshare", "--mount", "bash", "-c", outer, "bash", script]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "CLUSTERCTL_"))}
-    return subprocess.run(
-        argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment, timeout=300
-    )
+    return programs.call(argv, 300, env=environment)
 
 
 @pytest.mark.proves("lab", "An ordinary user with sudo starts and removes a lab, not another user's.")

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from clusterctl.lab.podman import run_as_root
+from tests import programs
 from tests.cluster.lab import TestLab, clusterctl, podman
 from tests.manifests import differences, without
 from tests.programs import described, output_of, tail
@@ -103,7 +104,7 @@ def cut_off(lab: TestLab, *nodes: str, how: str = "DROP") -> Iterator[None]:
         (pid,) = podman("inspect", "--format", "{{.State.Pid}}", container(lab, node)).split()
         match = ["--source", gateway(lab), "--protocol", "tcp", "--dport", "22", "--jump", how]
         argv = ["nsenter", "--target", pid, "--net", "iptables", action, "INPUT", *match]
-        subprocess.run(argv, check=True, timeout=GUARD)
+        output_of(argv, GUARD)
 
     for node in nodes:
         rule(node, "--insert")
@@ -131,11 +132,11 @@ def throttled(lab: TestLab, node: str, rate: str) -> Iterator[None]:
     limit = ["root", "tbf", "rate", rate, "burst", "32kb", "latency", "1s"]
     try:
         for end, device in zip(ends, devices, strict=True):
-            subprocess.run([*end, "add", "dev", device, *limit], check=True, timeout=GUARD)
+            output_of([*end, "add", "dev", device, *limit], GUARD)
         yield
     finally:
         for end, device in zip(ends, devices, strict=True):
-            subprocess.run([*end, "delete", "dev", device, "root"], check=False, timeout=GUARD)
+            programs.call([*end, "delete", "dev", device, "root"], GUARD)
 
 
 @contextmanager
@@ -159,13 +160,12 @@ def inventory_with(lab: TestLab, line: str) -> Iterator[None]:
         lab.inventory.write_text(text)
 
 
-def begin(lab: TestLab, verb: str = "bootstrap", *options: str, **settings: Any) -> "subprocess.Popen[str]":
-    """Start a run and return when it has passed preflight."""
+def begin(lab: TestLab, verb: str = "bootstrap", *options: str) -> "subprocess.Popen[str]":
+    """Start a run, in a process group of its own, and return when it has passed preflight."""
     runs = lab.inventory.parent / ".clusterctl" / "runs"
     before = set(runs.glob("*"))
     argv = ["clusterctl", verb, str(lab.inventory), *options]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
-    process = subprocess.Popen(argv, text=True, **pipes, **settings)
+    process = programs.start(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_until(lambda: set(runs.glob("*")) - before or process.poll() is not None)
     assert process.poll() is None, tail(process.communicate(timeout=GUARD)[0])
     return process
@@ -197,9 +197,9 @@ def ended(process: "subprocess.Popen[str]", code: int) -> str:
     """Wait for a run and return what it said; it must end with this code, and without a traceback."""
     try:
         said, _ = process.communicate(timeout=GUARD)
-    except subprocess.TimeoutExpired as expired:
-        process.kill()
-        raise AssertionError(f"no end after {GUARD:.0f} s: {process.args!r}\n{tail(expired.stdout)}") from None
+    except subprocess.TimeoutExpired:
+        so_far, _ = programs.end(process)
+        raise AssertionError(f"no end after {GUARD:.0f} s: {process.args!r}\n{tail(so_far)}") from None
     assert process.returncode == code, f"exit {process.returncode}: {process.args!r}\n{tail(said)}"
     assert "Traceback" not in said, tail(said)
     return said

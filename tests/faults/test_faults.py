@@ -134,7 +134,7 @@ def test_a_killed_run_is_taken_over_and_other_machines_are_kept_out(lab: TestLab
             lab.inventory.parent / name, other / name
         )
     change_zone(lab)
-    run = begin(lab, start_new_session=True)
+    run = begin(lab)
     for inventory in (lab.inventory, other / "inventory.yaml"):
         said = fails(lab, 6, inventory=inventory)
         assert f"process {run.pid}" in said

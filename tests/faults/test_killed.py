@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import programs
 from tests.cluster.lab import TestLab, fresh, podman
 from tests.faults.canary_site import kill_tree
 from tests.faults.injury import GUARD, container
@@ -36,9 +37,8 @@ def kill_after(lab: TestLab, seconds: float, all_of_it: bool) -> float | None:
     as when the machine goes down.
     """
     argv = ["clusterctl", "bootstrap", str(lab.inventory)]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     began = time.monotonic()
-    run = subprocess.Popen(argv, start_new_session=True, **pipes)
+    run = programs.start(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         said, _ = run.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

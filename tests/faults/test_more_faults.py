@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.lab import ALICE, TestLab, podman, submit
+from tests import programs
+from tests.cluster.lab import ALICE, CALL_LIMIT, TestLab, podman, submit
 from tests.faults.injury import (
     GUARD,
     begin,
@@ -158,7 +158,7 @@ def test_a_slow_node_fails_nobody_and_holds_nobody_back(lab: TestLab) -> None:
 @pytest.mark.proves("preflight", "A refused SSH key is reported for all hosts, tried once on each.")
 def test_a_key_that_nobody_authorized_is_named_for_all_hosts_and_tried_once(lab: TestLab, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(wrong)], check=True, timeout=60)
+    programs.output_of(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", wrong], 60)
     text = lab.inventory.read_text()
     key = text.partition("ansible_ssh_private_key_file: ")[2].split("\n")[0]
     loud, since = "/etc/ssh/sshd_config.d/00-loud.conf", int(time.time())
@@ -204,9 +204,7 @@ def test_ssh_configuration_of_the_user_counts_for_preflight_and_for_ansible(lab:
     try:
         with cut_off(lab, "gpu01", how="REJECT"):
             argv = ["unshare", "--mount", "sh", "-ec", inside, str(tmp_path), str(home), str(lab.inventory)]
-            done = subprocess.run(
-                argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=900
-            )
+            done = programs.call(argv, CALL_LIMIT)
         assert done.returncode == 0, done.stdout + done.stderr
     finally:
         lab.inventory.write_text(text)
@@ -367,7 +365,7 @@ def test_a_directory_that_cannot_be_written_is_named_and_left_whole(lab: TestLab
     before, head = content(directory), lab.manifest("head1")
     inside = 'mount --bind "$0" "$0"; mount -o remount,bind,ro "$0"; cd /; exec clusterctl bootstrap "$1"'
     argv = ["unshare", "--mount", "sh", "-ec", inside, str(directory / what), str(lab.inventory)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=900)
+    done = programs.call(argv, CALL_LIMIT)
     said = done.stdout + done.stderr
     assert done.returncode == 2, said
     assert f"{directory / '.clusterctl'}" in said
@@ -389,12 +387,12 @@ def small_state(lab: TestLab, tmp_path: Path) -> Iterator[Path]:
     state = lab.inventory.parent / ".clusterctl"
     kept = tmp_path / "kept"
     shutil.copytree(state, kept)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=0700", "none", str(state)], check=True, timeout=60)
+    programs.output_of(["mount", "-t", "tmpfs", "-o", "size=64m,mode=0700", "none", state], 60)
     try:
         shutil.copytree(kept, state, dirs_exist_ok=True)
         yield state
     finally:
-        subprocess.run(["umount", "--lazy", str(state)], check=True, timeout=60)
+        programs.output_of(["umount", "--lazy", state], 60)
 
 
 def fill(directory: Path, leave: int) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import ledger, processes, selection
+from tests import ledger, scheduling, selection
 from tests.ledger import Entry
 from tests.selection import Test
 
@@ -17,7 +17,7 @@ MUNGE = "tests/molecule/test_molecule.py::test_role[munge]"
 
 
 def a_test(nodeid: str, long: bool = False) -> Test:
-    return Test(nodeid, long, processes.scope_of(nodeid))
+    return Test(nodeid, long, scheduling.scope_of(nodeid))
 
 
 TESTS = [
@@ -136,7 +136,7 @@ def test_everything__runs_all() -> None:
 
 def test_order__the_longest_scope_first__units_last__files_of_a_lab_in_turn() -> None:
     known = {**proven(), BOOTSTRAP: Entry("c1", "2026-01-02", 30.0), "tests/unit": Entry("c1", "2026-01-02", 90.0)}
-    key = processes.order(TESTS, known)
+    key = scheduling.order(TESTS, known)
     scopes = list(dict.fromkeys(test.scope for test in sorted(TESTS, key=lambda test: key[test.nodeid])))
     assert scopes[:2] == [BOOTSTRAP, "gpus"]
     assert scopes[-2:] == ["tests/unit/test_cli.py", "tests/unit/test_fuzz.py"]
@@ -145,8 +145,8 @@ def test_order__the_longest_scope_first__units_last__files_of_a_lab_in_turn() ->
 
 
 def test_scope_of__molecule_scenario__is_itself() -> None:
-    assert processes.scope_of(MUNGE) == MUNGE
-    assert processes.scope_of(f"{BACKUP}::test_a[x]") == processes.scope_of(f"{DRIFT}::test_a") == "whole"
+    assert scheduling.scope_of(MUNGE) == MUNGE
+    assert scheduling.scope_of(f"{BACKUP}::test_a[x]") == scheduling.scope_of(f"{DRIFT}::test_a") == "whole"
 
 
 def test_ledger__saved_and_loaded__is_the_same_one_line_each(tmp_path: Path) -> None:
