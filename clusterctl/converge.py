@@ -320,16 +320,18 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             kept = runner.RunDirectory.create(site.state, options.verb)
         ledger = Ledger()
         trouble: list[OSError] = []
+        shown: set[str] = set()  # nodes that were played again for their GPUs
 
         def played(site: Site, patience: float | None = PATIENCE) -> ClusterctlError | None:
             patience = None if options.check or not work.plays else patience
             error, bad = play(site, kept, ledger, descriptor, redact, screen, on_head, patience, more=not work.plays)
             trouble.extend([bad] if bad else [])
             going_on = error is None or isinstance(error, WorkersFailed)
-            if going_on and (found := _found_gpus(site, ledger)):
+            if going_on and (found := set(_found_gpus(site, ledger)) - shown):
+                shown.update(found)
                 screen.say((f"  {fold(ledger.ordered(found))}", "bold"), ", whose GPUs have a driver now:")
                 # What failed there for want of the record is judged by this; the ledger still has who else failed.
-                return played(site.only({*found, *ledger.behind()}), patience=None)
+                return played(site.only(found | ledger.behind()), patience=None)
             if (behind := ledger.behind()) and going_on:
                 screen.say((f"  {fold(ledger.ordered(behind))}", "bold"), ", which the others did not wait for:")
                 return played(site.only(behind, work.rest), patience=None)
@@ -476,10 +478,11 @@ def _ask(screen: Screen, recorded: Mapping[str, Sequence[str]] | None = None) ->
 
 
 def _found_gpus(site: Site, ledger: Ledger) -> list[str]:
-    """Record the GPUs of nodes that had none before this run gave them a driver; returns the nodes.
+    """Record the GPUs of nodes that had none before this run gave them a driver; returns the nodes to play again.
 
     Slurm and the metrics know GPUs by the record alone, and have to hear of it. How GPUs were divided in this run they
-    know already; it is recorded for the runs that leave the node out.
+    know already; it is recorded for the runs that leave the node out. Role verify leaves a node to the second time
+    whose driver came in this run, so one that shows no GPU with it is played again too.
     """
 
     def given(name: str) -> bool:
@@ -494,9 +497,15 @@ def _found_gpus(site: Site, ledger: Ledger) -> list[str]:
         return []
     from clusterctl import contact, preflight, remote
 
+    unproven = {
+        host.name
+        for host in hosts
+        if host.name not in ledger.lost()
+        and not hardware.load(hardware.path_of(site.inventory.directory, host.name)).gpus
+    }
     answers = remote.each(hosts, lambda host: contact.ask(host, site.access, {}))
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
-    return [path.stem for path in preflight.record(site.inventory, preflight.Contact(facts))]
+    return sorted(unproven | {path.stem for path in preflight.record(site.inventory, preflight.Contact(facts))})
 
 
 def play(

@@ -17,7 +17,7 @@ import pytest
 
 from clusterctl.lab.image import HERE
 from tests.cluster.lab import ALICE, TestLab, fresh
-from tests.faults.injury import gateway
+from tests.faults.injury import gateway, latest_run
 from tests.faults.repository import repository
 from tests.labs import REPOSITORY
 
@@ -415,6 +415,8 @@ def test_bootstrap__driver_brings_gpus_to_light__slurm_has_them_at_once(lab: Tes
 
         choice.write_text(json.dumps(variables | {"nvidia_driver_version": NEXT}))
         lab.run("bootstrap")
+        events = [json.loads(line) for line in (latest_run(lab) / "events.jsonl").read_text().splitlines()]
+        assert [event for event in events if event.get("status") == "failed"] == []
         assert [gpu["model"] for gpu in json.loads(record.read_text())["gpus"]] == ["NVIDIA A100-SXM4-80GB"] * 2
         assert lab.ssh("head1", *gres).strip().startswith("gpu:a100:2")
         gpus = lab.ssh("head1", *ALICE, "srun", "--chdir=/", "--gres=gpu:2", "nvidia-smi", "-L")

@@ -107,6 +107,28 @@ def test_run__proof_fails_before_slurm_has_the_new_gpus__counts_the_second_time(
     assert played == ["head1,gpu01,gpu02", "head1,gpu02"]
 
 
+@pytest.mark.usefixtures("_alone")
+def test_run__driver_without_a_gpu__plays_the_node_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its proof was left to the second time, and there is no third."""
+    bare = reply() | {"gpus": [], "driver_version": None}
+    (tmp_path / "hardware").mkdir()
+    hardware.save(tmp_path, hardware.from_reply("gpu02", bare, NOW))
+    played: list[str] = []
+
+    def play(site: Site, kept: Any, ledger: Any, *_: Any, **__: Any) -> tuple[None, None]:
+        played.append(",".join(host.name for host in site.hosts))
+        ledger.add(PlaybookStarted(()))
+        built = Change("kernel module", "nvidia", "580.95.05 loaded")
+        ledger.add(Result("gpu02", "nvidia_driver", "t", "", "changed", changes=(built,)))
+        return None, None
+
+    monkeypatch.setattr(converge, "play", play)
+    answer = SimpleNamespace(facts=SimpleNamespace(hardware=hardware.from_reply("gpu02", bare, NOW)))
+    monkeypatch.setattr(contact, "ask", lambda *_: answer)
+    assert converge.run(Options("bootstrap", tmp_path)) == 0
+    assert played == ["head1,gpu01,gpu02", "head1,gpu02"]
+
+
 @pytest.mark.proves("driver", "GPUs that appear with a driver are recorded; head and node run again.")
 @pytest.mark.usefixtures("_alone")
 def test_run__a_node_got_a_driver__plays_it_once_more_with_its_record(
