@@ -44,6 +44,7 @@ PROFILES = """
 +-----------------------------------------------------------------------------+
 """
 THREE = "3g.40gb,2g.20gb,2g.20gb"
+SPELT = "2g.20gb, 3g.40gb,2g.20gb"
 PLACEMENTS = """GPU  0 Profile ID 19 Placements: {0,1,2,3,4,5,6}:1
 GPU  0 Profile ID 20 Placements: {0,1,2,3,4,5,6}:1
 GPU  0 Profile ID 14 Placements: {0,2,4}:2
@@ -320,17 +321,24 @@ def test_what_a_killed_run_has_set_is_taken_back_by_one_that_no_longer_asks(
 @pytest.mark.parametrize(
     ("given", "before", "kept"),
     [
-        ({"mig": THREE}, {"mig": THREE}, {"0": THREE, "1": THREE}),
-        ({"mig": "4g.40gb"}, {"mig": THREE}, {"0": THREE, "1": THREE}),
-        ({"mig": THREE}, {"mig": "", "mig_gpus": {"0": THREE, "1": ""}}, {"0": THREE, "1": ""}),
-        ({}, {"mig_gpus": {"1": THREE}}, {"1": THREE}),
-        ({"mig": THREE}, {}, {"0": "", "1": ""}),
+        ({"mig": SPELT}, {"mig": SPELT}, (SPELT, {})),
+        ({"mig": "4g.40gb"}, {"mig": THREE}, (THREE, {})),
+        ({"mig": THREE}, {"mig": "", "mig_gpus": {"0": THREE, "1": ""}}, ("", {"0": THREE, "1": ""})),
+        ({}, {"mig_gpus": {"1": SPELT}}, ("", {"1": SPELT})),
+        ({"mig": THREE}, {}, ("", {"0": "", "1": ""})),
     ],
 )
 def test_a_layout_that_was_lost_on_a_node_in_service_is_kept(
-    given: dict[str, Any], before: dict[str, Any], kept: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any],
+    before: dict[str, Any],
+    kept: tuple[str, dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As by hands, or with the driver; it comes back at the next boot, and the health check misses it until then."""
+    """As by hands, or with the driver; it comes back at the next boot, and the health check misses it until then.
+
+    It is spelt as before, so that the file on the node stays the same.
+    """
     for name in ("UNFINISHED", "HALTED"):
         monkeypatch.setattr(CONFIG, name, tmp_path / name)
     answers = {"-lgip": PROFILES, "-lgipp": PLACEMENTS, "show": "active"}
@@ -339,7 +347,7 @@ def test_a_layout_that_was_lost_on_a_node_in_service_is_kept(
     monkeypatch.setattr(CONFIG, "jobs", lambda: False)
     answer = CONFIG.settle(given, before, check=True)
     assert "was nothing, once the node is drained for it" in " ".join(answer["notes"])
-    assert (answer["kept"]["mig"], answer["kept"]["mig_gpus"]) == ("", kept)
+    assert (answer["kept"]["mig"], answer["kept"]["mig_gpus"]) == kept
     assert not CONFIG.settle(given, before, check=True, drained=True)["notes"]
 
 

@@ -620,10 +620,12 @@ def settle(given: Data, before: Data, *, drained: bool = False, check: bool = Fa
     if "mig" in late:
         # A layout that was lost meanwhile is still the one to come back, and the one that the health check misses.
         old = Settings(before, {})
-        divided = {
-            str(gpu.index): old.wanted(gpu, "mig") or gpu.layout() for gpu in gpus if settings.wanted(gpu, "mig")
-        }
-        answer["kept"].update(mig="", mig_gpus=divided)
+        divided = {gpu: old.wanted(gpu, "mig") for gpu in gpus if settings.wanted(gpu, "mig")}
+        if all(divided.values()):  # in the words of the inventory, which are in the file already
+            kept = {"mig": before.get("mig", ""), "mig_gpus": before.get("mig_gpus", {})}
+        else:
+            kept = {"mig": "", "mig_gpus": {str(gpu.index): asked or gpu.layout() for gpu, asked in divided.items()}}
+        answer["kept"].update(kept)
     answer["layouts"] = {**layouts, **{str(step.gpu.index): step.to for step in done if step.setting == "mig"}}
     answer["changes"] = told(done)
     if UNFINISHED.exists() or (HALTED.exists() and not any(step.setting == "mig" for step in done)):
