@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     known = ledger.load()
     chosen = _chosen(config, list(tests.values()), known)
     if chosen is None:
-        keep = [item for item in items if config.getoption("--long") or not tests[item].long]
+        keep = [item for item in items if not tests[item].long or _long_asked(config, item.nodeid)]
     else:
         keep = [item for item in items if tests[item].unit in chosen.reasons]
         if config.getoption("--record") and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
@@ -59,6 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=gone)
     key = order([tests[item] for item in keep], known)
     items[:] = sorted(keep, key=lambda item: key[item.nodeid])
+
+
+def _long_asked(config: pytest.Config, nodeid: str) -> bool:
+    """Tell whether a `long` test is asked for: by --long, or by its own name."""
+    named = tuple(argument for argument in config.args if "::" in argument)
+    return config.getoption("--long") or nodeid.startswith(named)
 
 
 def _chosen(config: pytest.Config, tests: list[Test], known: dict[str, ledger.Entry]) -> Selection | None:

@@ -183,6 +183,8 @@ def run(asked: argparse.Namespace, rest: list[str]) -> int:
         done = programs.call(pytest_command(asked, rest), asked.minutes * 60, cwd=REPOSITORY)
         if done.returncode:
             say(programs.described(done))
+        elif rest:  # pytest chose, not tests/selection.py
+            say(done.stdout.rstrip())
         section("would run", (f"{unit} ({why})" for unit, why in sorted(report.read(DIRECTORY).reasons.items())))
         section("would not run", report.not_run(report.read(DIRECTORY)))
         return done.returncode
