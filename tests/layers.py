@@ -68,7 +68,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
     (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),
     (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),
-    (r"tests/(git|layers|ledger|processes|proof|report|role|run|selection)\.py$", ()),
+    (r"tests/(git|layers|ledger|proof|report|role|run|scheduling|selection)\.py$", ()),
     (r"roles/(apptainer|containerd|containers|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(dcgm_exporter|gpu_\w+|nvidia_\w+)/", ("gpu", "roles")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "roles")),
