@@ -87,6 +87,7 @@ class Ledger:
         self._play = PlayStarted("")
         self._rehearsed = False
         self._before: dict[str, int] = {}  # changes of a host by the playbooks before this one
+        self._left: set[str] = set()  # hosts that failed or could not be reached in the playbook under way
         self._order: dict[str, int] = {}
 
     @property
@@ -124,6 +125,7 @@ class Ledger:
                 self._rehearsed = event.check
                 self.plays_to_come, self.empty_plays, self.ended = list(event.plays), [], False
                 self._before = {name: host.changed for name, host in self.hosts.items()}
+                self._left.clear()
                 for host in self.hosts.values():
                     host.behind = False
             case PlayStarted():
@@ -163,7 +165,7 @@ class Ledger:
         stage, ended = self.stage, None
         if stage is None or stage.role != event.role:
             ended = self._close()
-            total = len(set(self._play.hosts) - self.lost() - self.behind())
+            total = len(set(self._play.hosts) - self._left - self.behind())
             stage = Stage(event.play, event.role, total, self._clock())
             self.stages.append(stage)
         stage.task = event.task
@@ -182,6 +184,7 @@ class Ledger:
         changes = result.changes or ((Change("task", result.task, ""),) if result.status == "changed" else ())
         host.changes.extend((result.role, change) for change in changes)
         if result.status in LOST:
+            self._left.add(result.host)
             self.failures.append(result)
         for note in result.notes:
             hosts = self.notes.setdefault(note, [])

@@ -82,6 +82,16 @@ def test_without_a_terminal_a_role_that_has_ended_is_one_plain_line(monkeypatch:
     assert "\x1b" not in printed(on)
 
 
+def test_progress__host_failed_in_the_playbook_before__is_counted_again() -> None:
+    made = ledger(run(result("gpu01", "failed"), result("gpu02")))
+    made.add(PlayStarted("Workers", hosts=("gpu01", "gpu02"), roles=("base",)))
+    made.add(TaskStarted("Workers", "base", "Converge", ""))
+    assert made.stages[-1].total == 1
+    for event in run(result("gpu01"), result("gpu02")):
+        made.add(event)
+    assert made.stages[-1].total == 2
+
+
 def test_on_a_terminal_a_line_lives_and_the_result_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     on = screen(monkeypatch, terminal=True)
     progress = Progress(on, Ledger())
