@@ -42,28 +42,34 @@ def example(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(example: Path, *names: str, minutes: float = 5.0) -> tuple[list[str], dict[str, str]]:
-    """Return what runs it as scripts/test does, in a process and a directory of its own, and the environment."""
+def command(
+    example: Path, *names: str, minutes: float = 5.0, seconds: float = 100
+) -> tuple[list[str], dict[str, str]]:
+    """Return what runs it as scripts/test does, in a process and a directory of its own, and the environment.
+
+    `minutes` is the limit of the run, `seconds` that of each test.
+    """
     program = (
         "import sys, pathlib; from tests import run; run.DIRECTORY = pathlib.Path(sys.argv[1]);"
         "asked, rest = run.arguments(sys.argv[2:]); sys.exit(run.run(asked, rest))"
     )
     argv = [sys.executable, "-c", program, str(example / "record"), "-n", "1", f"--minutes={minutes}"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")} | {"PYTHONPATH": str(REPOSITORY)}
-    tests = [f"{example}/test_example.py::test_{name}" for name in names]
-    return [*argv, *tests, f"--rootdir={example}", "-c", f"{REPOSITORY}/pyproject.toml", "--timeout=8"], environment
+    argv += [f"{example}/test_example.py::test_{name}" for name in names]
+    argv += [f"--rootdir={example}", "-c", f"{REPOSITORY}/pyproject.toml", f"--timeout={seconds}"]
+    return argv, environment
 
 
-def ran(example: Path, *names: str, minutes: float = 5.0) -> subprocess.CompletedProcess[str]:
+def ran(example: Path, *names: str, **limits: float) -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
-    argv, environment = command(example, *names, minutes=minutes)
+    argv, environment = command(example, *names, **limits)
     return subprocess.run(
         argv, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
 
 
 def test_run__a_test_hangs__ends_by_its_limit_with_its_name(example: Path) -> None:
-    done = ran(example, "passes", "hangs")
+    done = ran(example, "passes", "hangs", seconds=5)
     assert done.returncode == 1
     assert "FAILED test_example.py::test_hangs" in done.stdout
     assert "Timeout" in done.stdout.split("--- test_example.py::test_hangs")[1]
@@ -71,9 +77,9 @@ def test_run__a_test_hangs__ends_by_its_limit_with_its_name(example: Path) -> No
 
 
 def test_run__its_own_limit__names_what_ran_and_what_was_left(example: Path) -> None:
-    done = ran(example, "passes", "hangs", minutes=0.15)
+    done = ran(example, "passes", "hangs", minutes=0.2)
     assert done.returncode == 1
-    assert "ended by its limit of 0.15 minutes" in done.stdout
+    assert "ended by its limit of 0.2 minutes" in done.stdout
     assert "running for " in done.stdout
     assert done.stdout.rstrip().splitlines()[-1].endswith("test_example.py::test_hangs")
     sleepers = subprocess.run(["pgrep", "-f", "time.sleep[(]1000"], capture_output=True, text=True, check=False)
