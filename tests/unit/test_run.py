@@ -42,9 +42,7 @@ def example(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(
-    example: Path, *names: str, minutes: float = 5.0, seconds: float = 100
-) -> tuple[list[str], dict[str, str]]:
+def command(example: Path, *names: str, minutes: float = 5.0, seconds: float = 100) -> tuple[list[str], dict[str, str]]:
     """Return what runs it as scripts/test does, in a process and a directory of its own, and the environment.
 
     `minutes` is the limit of the run, `seconds` that of each test.
