@@ -83,6 +83,9 @@ class Gpu:
     ]
     pcie_generation: Annotated[int | None, optional(number(1, 16))]
     pcie_width: Annotated[int | None, optional(number(1, 64))]
+    """The lanes of the card; its slot may have fewer."""
+    pcie_lanes: Annotated[int | None, optional(number(1, 64))]
+    """The lanes that are in use; None in a record of an older clusterctl, until it is completed."""
     mig: Annotated[tuple[str, ...] | None, optional(sequence(text(PROFILE, "a MIG profile"), 64))]
     """The profiles of its instances where MIG divides it; the only part of a record that follows the node."""
 
@@ -259,10 +262,18 @@ def learned(record: Hardware, layouts: Mapping[str, Any]) -> Hardware:
     return replace(record, gpus=tuple(map(divided, record.gpus)))
 
 
-def redivided(record: Hardware, reality: Hardware) -> Hardware | None:
-    """Return the record with the GPUs divided as they are now; None where it says so already."""
-    now = {gpu.uuid: gpu.mig for gpu in reality.gpus if gpu.uuid}
-    gpus = tuple(replace(gpu, mig=now.get(gpu.uuid, gpu.mig)) for gpu in record.gpus)
+def renewed(record: Hardware, reality: Hardware) -> Hardware | None:
+    """Return the record with the GPUs divided as they are now, and with what an older clusterctl did not record.
+
+    None where it says so already.
+    """
+    now = {gpu.uuid: gpu for gpu in reality.gpus if gpu.uuid}
+
+    def seen(old: Gpu) -> Gpu:
+        new = now.get(old.uuid, old)
+        return replace(old, mig=new.mig, pcie_lanes=new.pcie_lanes if old.pcie_lanes is None else old.pcie_lanes)
+
+    gpus = tuple(map(seen, record.gpus))
     return replace(record, gpus=gpus) if gpus != record.gpus else None
 
 

@@ -154,7 +154,7 @@ def record(inventory: Inventory, found: Contact, refresh: Collection[str] = ()) 
     ]
     for name, facts in found.facts.items():
         path = hardware.path_of(inventory.directory, name)
-        if path not in written and (now := hardware.redivided(hardware.load(path), facts.hardware)):
+        if path not in written and (now := hardware.renewed(hardware.load(path), facts.hardware)):
             hardware.save(inventory.directory, now)
     return written
 

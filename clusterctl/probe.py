@@ -209,6 +209,7 @@ class Nvml:
                 "links": peers,
                 "pcie_generation": self.value("nvmlDeviceGetMaxPcieLinkGeneration", handle) or None,
                 "pcie_width": self.value("nvmlDeviceGetMaxPcieLinkWidth", handle) or None,
+                "pcie_lanes": self.value("nvmlDeviceGetCurrPcieLinkWidth", handle) or None,
                 "mig": self.instances(handle),
             }
             found.append(gpu)
@@ -300,6 +301,7 @@ def bare_gpu(index: int) -> Facts:
         "links": {},
         "pcie_generation": None,
         "pcie_width": None,
+        "pcie_lanes": None,
         "mig": None,
     }
 

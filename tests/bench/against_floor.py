@@ -79,7 +79,7 @@ def _health(record: hardware.Hardware, head: str) -> Document:
                 "uuid": gpu.uuid,
                 "pci": gpu.pci,
                 "links": dict(gpu.links),
-                "width": gpu.pcie_width,
+                "lanes": gpu.pcie_lanes,
                 "memory_mb": gpu.memory_mb,
             }
             for gpu in record.gpus

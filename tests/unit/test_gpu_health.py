@@ -44,8 +44,8 @@ GIVEN = {
     "head": "10.0.0.10",
     "port": 6822,
     "gpus": [
-        {"index": 0, "uuid": "", "pci": "00000000:07:00.0", "links": {"1": "NV12"}, "width": 16, "memory_mb": 81920},
-        {"index": 1, "uuid": "", "pci": "00000000:0F:00.0", "links": {"0": "NV12"}, "width": 16, "memory_mb": 81920},
+        {"index": 0, "uuid": "", "pci": "00000000:07:00.0", "links": {"1": "NV12"}, "lanes": 16, "memory_mb": 81920},
+        {"index": 1, "uuid": "", "pci": "00000000:0F:00.0", "links": {"0": "NV12"}, "lanes": 16, "memory_mb": 81920},
     ],
     "infiniband": [],
     "memory_mb": 200000,
@@ -284,14 +284,17 @@ def test_a_layout_is_as_it_is_kept(
 
 
 def test_gpu_config_is_known_at_its_work(tmp_path: Path) -> None:
-    """Only root's counts; where tests run as another user nobody's does."""
+    """Only root's counts, by its real uid: the files of a process may be root's though it is not."""
     for number, words in enumerate(("python3 - --give {}", "tail -f /usr/local/sbin/gpu-config", "")):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "cmdline").write_bytes(words.replace(" ", "\0").encode())
+        (tmp_path / str(number) / "status").write_text("Name:\tpython3\nUid:\t0\t0\t0\t0\n")
     assert not HEALTH.configuring(tmp_path)
     for words in ("/usr/bin/python3 - --given {}", "/usr/bin/python3 /usr/local/sbin/gpu-config"):
         (tmp_path / "2/cmdline").write_bytes(words.replace(" ", "\0").encode())
-        assert HEALTH.configuring(tmp_path) == (os.geteuid() == 0)
+        assert HEALTH.configuring(tmp_path)
+    (tmp_path / "2/status").write_text("Name:\tpython3\nUid:\t1000\t0\t0\t0\n")
+    assert not HEALTH.configuring(tmp_path)
 
 
 def test_of_an_older_drivers_matrix_the_gpus_are_read() -> None:

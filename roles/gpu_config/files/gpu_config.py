@@ -161,6 +161,8 @@ def memory(profile: str) -> int:
 def look() -> list[Gpu]:
     """Return the GPUs; raises Unfit where the driver does not answer."""
     answer, names = ask("nvidia-smi", "-q", "-x"), instances(ask("nvidia-smi", "-L"))
+    # It prints the names of processes as they are. Characters that XML does not have would make it unreadable.
+    answer = re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", answer)
     try:
         elements = list(ET.fromstring(answer).iter("gpu"))  # noqa: S314 - of the driver's own program
     except ET.ParseError as error:

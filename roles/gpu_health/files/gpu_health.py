@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import UUID
 
 CONFIGURATION = Path("/etc/clusterctl/gpu-health.json")
 KEY = Path("/etc/clusterctl/gpu-health.key")
@@ -72,13 +73,48 @@ MEANINGS = {
     79: "GPU has fallen off the bus",
     92: "high rate of single-bit ECC errors",
     95: "uncontained ECC error",
+    109: "context switch timeout",
     110: "security fault",
     119: "the GPU's own processor does not answer",
     120: "error of the GPU's own processor",
     136: "link training failed",
     140: "unrecovered ECC error",
     143: "GPU could not be initialised",
+    151: "key rotation error",
+    155: "NVLink error told by software",
+    156: "resource retirement",
+    158: "fatal timeout",
 }
+# NVLink 5: whether one is fatal is told by a word in the line, not by the number.
+NVLINK_XIDS = range(144, 151)
+# The driver has them, the catalog says nothing yet of what is to be done (open-gpu-kernel-modules 595, nverror.h).
+NEW_XIDS = (167, 168, 169, 171, 172, 173, 175)
+
+# Lines of the kernel's log. Users choose the first 15 characters of some, the name of a process that crashed, and the
+# end of them; a "[" follows the name. So a line of the driver's has its whole address where no such name reaches.
+PLACE = r"[0-9a-f]{1,8}:[0-9a-f]{2}:[0-9a-f]{2}"
+# Behind the place may stand which MIG instance it was.
+XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({PLACE})(?:\.[0-7])?(?: [^)\[]*)?\): (\d+),(.*)", re.I | re.S)
+SXID = re.compile(rf"(nvidia-nvswitch\d+): SXid \(PCI:{PLACE}(?:\.[0-7])?\): (\d+), Fatal\b", re.I)
+DEAD = re.compile(
+    rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?({PLACE})(?:\.[0-7])?"
+    r"(?:: RmInitAdapter failed|[^\[]*\bfallen off the bus)",
+    re.I | re.S,
+)
+NO_START = "start"  # in the place of an XID's number: the driver could not start the GPU
+
+# What a driver that has lost a GPU writes in the place of a value (nvmlReturn_t 15, 16 and 999).
+LOST = re.compile(r"GPU is lost|GPU requires reset|Unknown Error|ERR!")
+
+# Below fabric/health of `nvidia-smi -q -x`: the place, what is well besides N/A, and what is said of anything else.
+HEALTH_OF_FABRIC = (
+    ("summary", ("Healthy",), "health: {}"),
+    ("bandwidth", ("Full",), "bandwidth: {}"),
+    ("route_recovery_in_progress", ("False",), "route is being recovered"),
+    ("route_unhealthy", ("False",), "route is unhealthy"),
+    ("access_timeout_recovery", ("False",), "recovers from an access timeout"),
+    ("incorrect_configuration", ("None",), "configuration: {}"),
+)
 
 Data = dict  # as JSON has it
 
@@ -104,8 +140,11 @@ class Silent(Exception):
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
-def ask(*argv: str, seconds: float = OTHERWISE) -> str:
-    """Return what a program prints; raises Silent with its own words. One that cannot be killed is left behind."""
+def ask(*argv: str, seconds: float = OTHERWISE, failing: bool = False) -> str:
+    """Return what a program prints; raises Silent with its own words. One that cannot be killed is left behind.
+
+    `failing`: what it prints counts whatever its exit status is.
+    """
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True,
@@ -118,7 +157,7 @@ def ask(*argv: str, seconds: float = OTHERWISE) -> str:
     except subprocess.TimeoutExpired:
         process.kill()
         raise Silent(f"{argv[0]} does not answer within {seconds:g} s", process.pid) from None
-    if process.returncode:
+    if process.returncode and not (failing and out.strip()):
         said = next(
             (line for line in (err + "\n" + out).splitlines() if line.strip()), f"ended with {process.returncode}"
         )
@@ -136,8 +175,9 @@ def read(path: Path) -> str:
 
 def bus(text: str) -> str:
     """Return a GPU's place on the PCI bus in the kernel log's form, 0000:3b:00, of any of NVIDIA's."""
-    found = re.match(r"(?:PCI:)?0*([0-9a-f]{4}):([0-9a-f]{2}):([0-9a-f]{2})", text, re.IGNORECASE)
-    return ":".join(found.groups()).lower() if found else text
+    found = re.match(rf"(?:PCI:)?({PLACE})", text, re.IGNORECASE)
+    domain, _, rest = found.group(1).lower().partition(":") if found else ("", "", "")
+    return f"{domain.lstrip('0').zfill(4)}:{rest}" if found else text
 
 
 class Gpu:
@@ -167,14 +207,19 @@ class Gpu:
         return any(self.text(place) == "Active" for place in places)
 
     def lost(self) -> bool:
-        """Tell whether the driver has no access to it any more."""
-        return bool(re.search(r"GPU is lost|Unknown Error|ERR!", self.text("temperature/gpu_temp") + self.text("uuid")))
+        """Tell whether the driver has no access to it, or a part of it, any more; processes have names of users."""
+        parts = (part for part in self.element if "process" not in part.tag)
+        return any(LOST.search(one.text or "") for part in parts for one in part.iter())
 
 
 def parse(answer: str) -> list[Gpu]:
-    """Return the GPUs of what `nvidia-smi -q -x` prints; raises Silent where that is no such document."""
+    """Return the GPUs of what `nvidia-smi -q -x` prints; raises Silent where that is no such document.
+
+    It prints the names of processes as they are. Characters that XML does not have would make it unreadable.
+    """
+    clean = re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", answer)
     try:
-        return [Gpu(element) for element in ET.fromstring(answer).iter("gpu")]  # noqa: S314 - of the driver's own program
+        return [Gpu(element) for element in ET.fromstring(clean).iter("gpu")]  # noqa: S314 - of the driver's own program
     except ET.ParseError as error:
         raise Silent(f"nvidia-smi: not its XML: {error}") from None
 
@@ -207,12 +252,18 @@ def below(answer: str) -> dict[int, str]:
     return {int(number): lines for number, lines in found}
 
 
+def real_uid(process: Path) -> int:
+    """Return whose a process is. The owner of its files does not say it: that may be root (prctl(2), DUMPABLE)."""
+    found = re.search(r"^Uid:\s+(\d+)", (process / "status").read_text(), re.MULTILINE)
+    return int(found.group(1)) if found else -1
+
+
 def configuring(proc: Path = Path("/proc")) -> bool:
     """Tell whether gpu-config is at work, which the role has Python read from its standard input."""
     for path in proc.glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")[1:3]
-            if path.stat().st_uid == 0 and (words == [b"-", b"--given"] or words[:1] == [bytes(CONFIGURES)]):
+            if real_uid(path.parent) == 0 and (words == [b"-", b"--given"] or words[:1] == [bytes(CONFIGURES)]):
                 return True
         except OSError:
             continue
@@ -300,29 +351,39 @@ class Look:
                 "retired_pages/pending_retirement",
                 "retired_pages/pending_blacklist",
             )
+            repairs = ("ecc_errors/channel_repair_pending", "ecc_errors/tpc_repair_pending")
             for text in each(
                 self.name(gpu.bus),
                 (errors > self.given["uncorrected_errors"], f"{errors:.0f} uncorrected ECC errors"),
                 (any(gpu.text(place) == "Yes" for place in pending), "memory waits to be replaced by a reset"),
+                (any(gpu.text(place) == "Yes" for place in repairs), "a part waits to be repaired by a reset"),
                 (gpu.text("remapped_rows/remapped_row_failure") == "Yes", "no spare memory is left"),
+                (gpu.text("ecc_errors/unrepairable_memory") == "Yes", "memory that cannot be repaired"),
                 (gpu.text("ecc_errors/aggregate/sram_threshold_exceeded") == "Yes", "too many SRAM errors in its life"),
             ):
                 yield Finding("ecc", text)
 
     def xid(self) -> Iterator[Finding]:
         """The driver has logged no error of the hardware since the last diagnosis that passed."""
-        for place, number, when in self.new_xids():
-            self.state["xids"].setdefault(place, {})[str(number)] = when
-        for place, numbers in self.state["xids"].items():
-            for number in sorted(map(int, numbers)):
-                yield Finding(
-                    "xid", f"{self.name(place)}: XID {number}, {MEANINGS.get(number, 'an error of the hardware')}"
-                )
+        kept = {place: codes for place, codes in self.state["xids"].items() if self.is_known(place)}
+        for place, code, when in self.new_xids():
+            if code.isdecimal() and int(code) in NEW_XIDS and int(code) not in self.given["xids"]:
+                yield Finding("xid", f"{self.name(place)}: XID {code}, of which NVIDIA says nothing yet", drains=False)
+            else:
+                kept.setdefault(place, {})[code] = when
+        self.state["xids"] = kept
+        for place, codes in kept.items():
+            for code in sorted(codes, key=lambda code: (len(code), code)):
+                yield Finding("xid", f"{self.name(place)}: {meaning(place, code)}")
 
-    def new_xids(self) -> Iterator[tuple[str, int, float]]:
-        """Yield place, number and time of each XID of the hardware since the last look, and remember where that ended.
+    def is_known(self, place: str) -> bool:
+        """Tell whether a place is that of a recorded GPU, or a switch: no other line is the driver's own."""
+        return place in self.index or place.startswith("nvidia-nvswitch")
 
-        The kernel alone writes such lines: their way is journald's own word, whatever name a user gives his.
+    def new_xids(self) -> Iterator[tuple[str, str, float]]:
+        """Yield place, code and time of each error of the hardware since the last look; remember where that ended.
+
+        Their way is journald's own word, whatever name a user gives his; of what they say users choose parts, too.
         """
         seconds = self.seconds("xid")
         end = ask("journalctl", "--lines=1", "--output=json", seconds=seconds)
@@ -336,23 +397,38 @@ class Look:
             log = ask(*argv, "--boot", seconds=seconds)
         lines = log.splitlines()
         for line in lines:
-            if "NVRM: Xid" in line:
-                entry = json.loads(line)
-                # Behind the place may stand which MIG instance it was.
-                found = re.match(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]+)[^)]*\): (\d+)", str(entry["MESSAGE"]), re.I)
-                if found and int(found.group(2)) in self.given["xids"]:
-                    yield bus(found.group(1)), int(found.group(2)), int(entry["__REALTIME_TIMESTAMP"]) / 1e6
+            if not re.search(r'NVRM: |SXid|"MESSAGE" ?: ?\[', line):
+                continue
+            entry = json.loads(line)
+            for place, code in self.errors(message(entry)):
+                if self.is_known(place):
+                    yield place, code, int(entry["__REALTIME_TIMESTAMP"]) / 1e6
         # What has come meanwhile was read too: read again, it would undo a diagnosis.
         cursor = re.search(r'"__CURSOR"\s*:\s*"([^"]+)"', lines[-1] if lines else end)
         self.state["cursor"] = cursor.group(1) if cursor else self.state["cursor"]
 
+    def errors(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield place and code of the error of the hardware that a line of the kernel's is about."""
+        if found := XID.match(text):
+            number, said = int(found.group(2)), found.group(3)
+            fatal = number in NVLINK_XIDS and re.match(r"\s*\S+\s+Fatal\b", said)
+            if fatal or number in self.given["xids"] or number in NEW_XIDS:
+                yield bus(found.group(1)), str(number)
+        elif found := SXID.match(text):
+            yield found.group(1).lower(), found.group(2)
+        elif found := DEAD.match(text):
+            yield bus(found.group(1)), NO_START
+
     def pcie(self) -> Iterator[Finding]:
-        """All recorded lanes are in use, at the generation that card and slot can do under load: idle, it falls."""
+        """All lanes are in use that were when it was recorded, at the generation that card and slot can do under load.
+
+        Idle, the generation falls. The lanes of a card may be more than its slot's (`width`, of which nothing follows).
+        """
         for gpu, record in self.recorded():
             link = "pci/pci_gpu_link_info"
             width = gpu.number(f"{link}/link_widths/current_link_width")
-            if width and record["width"] and width < record["width"]:
-                yield Finding("pcie", f"{self.name(gpu.bus)}: {width:.0f} PCIe lanes, {record['width']} recorded")
+            if width and record["lanes"] and width < record["lanes"]:
+                yield Finding("pcie", f"{self.name(gpu.bus)}: {width:.0f} PCIe lanes, {record['lanes']} recorded")
             busy = (gpu.number("utilization/gpu_util") or 0) >= self.given["busy_percent"]
             now, most = gpu.number(f"{link}/pcie_gen/current_link_gen"), gpu.number(f"{link}/pcie_gen/max_link_gen")
             if busy and now and most and now < most:
@@ -367,11 +443,11 @@ class Look:
         if not any(gpu["links"] for gpu in self.given["gpus"]):
             return
         links = active(ask("nvidia-smi", "nvlink", "-s", seconds=self.seconds("nvlink")))
-        position = {gpu.bus: f"GPU{number}" for number, gpu in enumerate(self.gpus)}
+        position = {gpu.bus: f"GPU{number}" for gpu, number in self.numbers("nvlink").items()}
         known = {str(gpu["index"]): bus(gpu["pci"]) for gpu in self.given["gpus"]}
         divided = {gpu.bus for gpu in self.gpus if gpu.text("mig_mode/current_mig") == "Enabled"}
         for gpu, record in self.recorded():
-            if gpu.bus in divided:
+            if gpu.bus in divided or gpu.bus not in position:
                 continue
             # Those to a switch serve all pairs, so a GPU has at least as many as its best pair.
             most = max((count(link) for link in record["links"].values()), default=0)
@@ -384,6 +460,14 @@ class Look:
                 now = self.topology.get(position[gpu.bus], {}).get(position[there], "none")
                 if count(now) < count(link):
                     yield Finding("nvlink", f"{self.name(gpu.bus)} to {self.name(there)}: {now}, {link} recorded")
+
+    def numbers(self, check: str) -> dict[Gpu, int]:
+        """Return nvidia-smi's number of each GPU; where one is lost, the others keep theirs."""
+        if not any(place not in {gpu.bus for gpu in self.gpus} for place in self.index):
+            return {gpu: number for number, gpu in enumerate(self.gpus)}
+        listing = ask("nvidia-smi", "-L", seconds=self.seconds(check))
+        known = {uuid: int(number) for number, uuid in re.findall(r"^GPU (\d+): .*\(UUID: (\S+)\)", listing, re.M)}
+        return {gpu: known[gpu.text("uuid")] for gpu in self.gpus if gpu.text("uuid") in known}
 
     def mig(self) -> Iterator[Finding]:
         """Every GPU is divided as gpu-config keeps it, unless it is just being divided."""
@@ -443,6 +527,13 @@ class Look:
                 yield Finding(
                     "fabric", f"{self.name(gpu.bus)}: fabric {state.lower()}, {status or 'no status'}", passing=True
                 )
+            for place, well, text in HEALTH_OF_FABRIC:
+                if (said := gpu.text(f"fabric/health/{place}")) not in ("", *well):
+                    yield Finding("fabric", f"{self.name(gpu.bus)}: fabric {text.format(said.lower())}", passing=True)
+            # A GPU of a rack has been given its place in an NVLink domain by then, others have none.
+            alone = gpu.text("fabric/clusterUuid") == str(UUID(int=0)) and state == "Completed"
+            if alone and re.search(r"\bGB[23]00\b", gpu.text("product_name")):
+                yield Finding("fabric", f"{self.name(gpu.bus)}: in no NVLink domain of its rack", drains=False)
 
     def infiniband(self, sys: Path = Path("/sys")) -> Iterator[Finding]:
         """Every InfiniBand interface that had a link when the node was recorded has one."""
@@ -459,7 +550,9 @@ class Look:
         for gpu in self.gpus:
             action = gpu.text("gpu_recovery_action")
             if action or gpu.text("gpu_reset_status/reset_required") == "Yes":
-                yield Finding("reset", f"{self.name(gpu.bus)}: the driver asks for: {action or 'Reset'}")
+                # That of a domain of several nodes is not this GPU's, which may work on.
+                drains = not re.search(r"\bIMEX\b", action)
+                yield Finding("reset", f"{self.name(gpu.bus)}: the driver asks for: {action or 'Reset'}", drains)
 
     def advice(self) -> Iterator[Finding]:
         """What makes jobs slower than the GPUs, and is nobody's fault today."""
@@ -511,6 +604,22 @@ class Look:
         found.setdefault(name, done)
 
 
+def message(entry: Data) -> str:
+    """Return the text of a line in the journal; what is not UTF-8 is a list of bytes (systemd.io, JSON format)."""
+    said = entry.get("MESSAGE")
+    return bytes(said).decode(errors="replace") if isinstance(said, list) else str(said)
+
+
+def meaning(place: str, code: str) -> str:
+    """Return what an error of the hardware is, in few words."""
+    if place.startswith("nvidia-nvswitch"):
+        return f"SXid {code}, fatal"
+    if code == NO_START:
+        return "the driver could not start it"
+    what = "fatal NVLink error" if int(code) in NVLINK_XIDS else MEANINGS.get(int(code), "an error of the hardware")
+    return f"XID {code}, {what}"
+
+
 def count(link: str) -> int:
     """Return how many NVLinks a cell such as NV12 names."""
     return int(link[2:]) if re.fullmatch(r"NV\d+", link) else 0
@@ -549,7 +658,7 @@ def save(path: Path, data: Data) -> None:
     """Replace what is kept there, whole or not at all."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_suffix(".new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
         json.dump(data, file)
         file.flush()
         os.fsync(file.fileno())
@@ -560,16 +669,18 @@ def publish(given: Data, state: Data) -> None:
     """Have node_exporter, on a node that has it, tell which XIDs wait for a diagnosis."""
     file, gpus = Path(given["textfiles"]) / "gpu-health.prom", {bus(gpu["pci"]): gpu["index"] for gpu in given["gpus"]}
     lines = [
-        f'cluster_node_gpu_xid{{gpu="{gpus.get(place, place)}",xid="{number}"}} 1\n'
-        for place, numbers in state["xids"].items()
-        for number in numbers
+        f'cluster_node_gpu_xid{{gpu="{gpus.get(place, place)}",xid="{code}"}} 1\n'
+        for place, codes in state["xids"].items()
+        for code in codes
     ]
     if not lines:
         file.unlink(missing_ok=True)
     elif file.parent.is_dir():
         new = file.with_suffix(".new")
-        new.write_text("".join(lines))
-        new.chmod(0o644)
+        new.unlink(missing_ok=True)
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "w") as out:
+            os.fchmod(out.fileno(), 0o644)
+            out.write("".join(lines))
         new.replace(file)
 
 
@@ -660,13 +771,72 @@ def put_back(verb: str, units: list[str]) -> dict[str, Silent]:
     return failed
 
 
-def reset(given: Data, places: list[str]) -> list[Finding]:
-    """Reset the GPUs at these places; return what is not as before. Raises Silent where one could not be reset."""
+def together(given: Data, places: list[str], gpus: list[Gpu]) -> list[list[str]]:
+    """Return which GPUs are reset by one command: before Ampere all that NVLink joins (nvidia-smi(1), --gpu-reset)."""
+    if not any(gpu.text("product_architecture") in ("Pascal", "Volta", "Turing") for gpu in gpus):
+        return [[place] for place in places]
+    place_of = {str(gpu["index"]): bus(gpu["pci"]) for gpu in given["gpus"]}
+    peers = {bus(gpu["pci"]): {place_of[other] for other in gpu["links"] if other in place_of} for gpu in given["gpus"]}
+    groups: list[list[str]] = []
+    for place in places:
+        if any(place in group for group in groups):
+            continue
+        group = [place]
+        for one in group:  # it grows meanwhile
+            group += sorted(peers.get(one, set()) - {*group})
+        groups.append(group)
+    return groups
+
+
+def reset(given: Data, groups: list[list[str]]) -> list[Finding]:
+    """Reset the GPUs at these places, each group at once; return what is not as before.
+
+    Raises Silent where one could not be reset.
+    """
     names = {bus(gpu["pci"]): gpu["uuid"] or gpu["pci"] for gpu in given["gpus"]}
     with switched("stop", "start", *HOLDERS) as found:
-        for place in places:
-            ask("nvidia-smi", "--gpu-reset", "-i", names.get(place, f"{place}.0"), seconds=DIAGNOSIS_SECONDS)
+        for group in groups:
+            which = ",".join(names.get(place, f"{place}.0") for place in group)
+            ask("nvidia-smi", "--gpu-reset", "-i", which, seconds=DIAGNOSIS_SECONDS)
     return found
+
+
+def run_dcgm() -> list[Finding]:
+    """Have DCGM try the GPUs for some seconds; what fails drains. A diagnosis that cannot start is no verdict."""
+    try:
+        with switched("start", "stop", DCGM) as left:
+            answer = ask("dcgmi", "diag", "-r", "1", "-j", seconds=DIAGNOSIS_SECONDS, failing=True)
+        tests = list(results(json.loads(answer[answer.find("{") :])))
+    except Silent as error:
+        return [Finding("diagnosis", f"DCGM could not look: {error}", drains=False)]
+    except ValueError:
+        tests = []
+    if not any(status in ("pass", "fail") for _, status, _ in tests):
+        return [*left, Finding("diagnosis", f"DCGM could not look: {answer.strip()[:200]}", drains=False)]
+    failed: dict[str, bool] = {}
+    for name, status, of_settings in tests:
+        if status == "fail":
+            failed[name] = failed.get(name, False) or not of_settings
+    return [*left, *(Finding("diagnosis", f"DCGM: {name} has failed", drains) for name, drains in failed.items())]
+
+
+def results(answer: object, name: str = "a test") -> Iterator[tuple[str, str, bool]]:
+    """Yield each result in what `dcgmi diag -j` prints: the test's name, its status, whether only a setting is wrong.
+
+    DCGM 3 and 4 nest them differently. A setting is what DCGM gives the severity 5 (DCGM_ERROR_CONFIG), such as
+    persistence mode that is off.
+    """
+    if isinstance(answer, list):
+        for item in answer:
+            yield from results(item, name)
+    elif isinstance(answer, dict):
+        name = str(answer.get("name", name))
+        for item in answer.get("results") or ():
+            if isinstance(item, dict) and isinstance(item.get("status"), str):
+                said = [one for one in item.get("warnings") or () if isinstance(one, dict)]
+                yield name, item["status"].lower(), bool(said) and all(one.get("error_severity") == 5 for one in said)
+        for item in answer.values():
+            yield from results(item, name)
 
 
 def configure(given: Data, places: list[str]) -> list[Finding]:
@@ -689,26 +859,26 @@ def configure(given: Data, places: list[str]) -> list[Finding]:
 
 def diagnose(given: Data, state: Data) -> tuple[list[Finding], Look]:
     """Reset what needs it, look, and forget the XIDs of the hardware if all is well. Raises as `tell`."""
-    Look(given, state).run()  # what has been logged since the last look
-    places = [place for place, numbers in state["xids"].items() if max(numbers.values()) > started()]
+    first = Look(given, state)
+    first.run()  # what has been logged since the last look
+    places = [place for place, codes in state["xids"].items() if max(codes.values()) > started()]
     wrong = []
+    if switches := [place for place in places if place not in first.index]:
+        text = f"{' and '.join(switches)} had a fatal error, so the node has to be rebooted"
+        return [Finding("diagnosis", text)], first
     if places:
         report(given, state, "a diagnosis is under way")  # no job starts on them meanwhile
+        groups = together(given, places, first.gpus)
         try:
-            wrong = reset(given, places)
+            wrong = reset(given, groups)
         except Silent as error:
             text = f"GPU at {' or '.join(places)} could not be reset, so the node has to be rebooted: {error}"
-            return [Finding("diagnosis", text)], Look(given, state)
-        wrong += configure(given, places)
+            return [Finding("diagnosis", text)], first
+        wrong += configure(given, [place for group in groups for place in group])
     found, seen = look(given, state, "xid", shown=True)
     found = wrong + found
     if not any(finding.drains for finding in found) and shutil.which("dcgmi", path=ENVIRONMENT["PATH"]):
-        try:
-            with switched("start", "stop", DCGM) as left:
-                ask("dcgmi", "diag", "-r", "1", seconds=DIAGNOSIS_SECONDS)
-            found += left
-        except Silent as error:
-            found.append(Finding("diagnosis", str(error)))
+        found += run_dcgm()
     if not any(finding.drains for finding in found):
         state["xids"] = {}
     return found, seen

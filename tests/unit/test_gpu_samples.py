@@ -1,0 +1,367 @@
+"""Everything that reads what NVIDIA's programs and driver print, on what they printed elsewhere (tests/samples/gpu).
+
+Where that comes from stands in tests/samples/gpu/SOURCES and in the files. Only the records of the nodes are made here,
+of the same documents.
+"""
+
+import csv
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clusterctl import paths
+from tests.unit.test_gpu_config import CONFIG
+from tests.unit.test_gpu_health import GIVEN, HEALTH, RECORD, ill, line
+
+__all__ = ["ill"]
+
+SAMPLES = Path(__file__).parent.parent / "samples" / "gpu"
+DOCUMENTS = {path.stem: path.read_text() for path in sorted((SAMPLES / "xml").glob("*.xml"))}
+DEGRADED, GB200 = "k8stestinfra-qx-gb200-fabric-degraded", "k8stestinfra-hardware-qx-gb200"
+MATRICES = {path.stem: path.read_text() for path in sorted((SAMPLES / "topo").glob("*.txt"))}
+LINES = (SAMPLES / "xid/lines-gpud.txt").read_text().splitlines()
+OTHERS = [
+    text.replace(r"\n", "\n")
+    for text in (SAMPLES / "xid/lines-others.txt").read_text().splitlines()
+    if not text.startswith("#")
+]
+DEFAULTS = yaml.safe_load((paths.content() / "roles/gpu_health/defaults/main.yml").read_text())
+XIDS = DEFAULTS["gpu_health_xids"]
+
+Find = Callable[..., list[tuple[str, str, bool]]]
+
+
+def recorded(document: str) -> list[dict[str, Any]]:
+    """What discovery records of the GPUs of this document."""
+    return [
+        {
+            "index": index,
+            "uuid": gpu.findtext("uuid", ""),
+            "pci": gpu.get("id"),
+            "links": {},
+            "lanes": int(gpu.findtext("pci/pci_gpu_link_info/link_widths/current_link_width", "16x").rstrip("x")),
+            "memory_mb": 1,
+        }
+        for index, gpu in enumerate(ET.fromstring(document).iter("gpu"))  # noqa: S314 - a file of ours
+    ]
+
+
+@pytest.fixture
+def find(monkeypatch: pytest.MonkeyPatch) -> Find:
+    """What a look at a node finds of which nvidia-smi prints a document; the advice about its memory is left out."""
+
+    def look(
+        document: str, log: str = "", listing: str = "", gpus: list[dict[str, Any]] | None = None, **given: Any
+    ) -> list[tuple[str, str, bool]]:
+        answers = {
+            ("nvidia-smi", "-q"): document,
+            ("nvidia-smi", "-L"): listing,
+            ("nvidia-smi", "topo"): given.pop("matrix", ""),
+            ("nvidia-smi", "nvlink"): given.pop("links", ""),
+            ("journalctl", "--lines=1"): json.dumps({"__CURSOR": "s=2"}),
+            ("journalctl", "--quiet"): log,
+            ("systemctl", "show"): "ActiveState=inactive\nUnitFileState=\n",
+        }
+        monkeypatch.setattr(HEALTH, "ask", lambda *argv, **_: answers[argv[:2]])
+        known = {"xids": XIDS, "skip": ["advice"], "gpus": gpus or recorded(document), **given}
+        state = {"cursor": "", "xids": {}, "stuck": 0}
+        return [(one.check, one.text, one.drains) for one in HEALTH.Look(GIVEN | known, state).run()]
+
+    return look
+
+
+@pytest.mark.proves("check", "Real documents of healthy GPUs, T4 in x8 slots to GB200, report nothing.")
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != DEGRADED])
+def test_look__real_document_of_healthy_gpus__finds_nothing(find: Find, name: str) -> None:
+    assert find(DOCUMENTS[name]) == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_gpu_config__real_document__is_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(CONFIG, "ask", lambda *argv, **_: DOCUMENTS[name] if "-q" in argv else "")
+    assert [gpu.uuid for gpu in CONFIG.look()] == [gpu["uuid"] for gpu in recorded(DOCUMENTS[name])]
+
+
+@pytest.mark.proves("check", "An unhealthy NVLink fabric of a real GB200 is reported.")
+def test_look__fabric_of_a_real_gb200_is_degraded__names_the_gpu(find: Find) -> None:
+    assert find(DOCUMENTS[DEGRADED]) == [
+        ("fabric", "GPU 1: fabric health: unhealthy", True),
+        ("fabric", "GPU 1: fabric route is unhealthy", True),
+    ]
+
+
+def test_look__gb200_outside_its_domain__is_advised(find: Find) -> None:
+    uuid = "00000001-0000-0000-0000-000000000001"
+    alone = DOCUMENTS[GB200].replace(uuid, "00000000-0000-0000-0000-000000000000", 1)
+    assert alone != DOCUMENTS[GB200]
+    assert find(alone) == [("fabric", "GPU 0: in no NVLink domain of its rack", False)]
+
+
+def test_look__lanes_of_the_slot_are_lost__drains(find: Find) -> None:
+    """A T4 in a slot of 8 lanes, as all of a large cloud are, of which 4 are in use now."""
+    t4 = DOCUMENTS["telegraf-tesla-t4"]
+    less = t4.replace("<current_link_width>8x<", "<current_link_width>4x<")
+    assert find(less, gpus=recorded(t4)) == [("pcie", "GPU 0: 4 PCIe lanes, 8 recorded", True)]
+    before = [gpu | {"lanes": None} for gpu in recorded(t4)]
+    assert find(t4, gpus=before) == [], "recorded by an older clusterctl, which had the card's own lanes alone"
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("channel_repair_pending", "a part waits to be repaired by a reset"),
+        ("tpc_repair_pending", "a part waits to be repaired by a reset"),
+        ("unrepairable_memory", "memory that cannot be repaired"),
+    ],
+)
+def test_look__repair_is_pending__drains(find: Find, place: str, text: str) -> None:
+    bad = DOCUMENTS[GB200].replace(f"<{place}>No<", f"<{place}>Yes<", 1)
+    assert find(bad) == [("ecc", f"GPU 0: {text}", True)]
+
+
+@pytest.mark.proves("check", "`GPU requires reset` and `Unknown Error` in any place are reported.")
+@pytest.mark.parametrize(
+    "value", ["GPU requires reset", "[GPU requires reset]", "Unknown Error", "GPU is lost", "ERR!"]
+)
+@pytest.mark.parametrize("place", ["fan_speed", "gpu_temp", "current_ecc", "uuid"])
+def test_look__driver_has_lost_a_part__drains(find: Find, place: str, value: str) -> None:
+    b200 = DOCUMENTS["k8stestinfra-hardware-qx-b200"]
+    bad = re.sub(rf"<{place}>[^<]*<", f"<{place}>{value}<", b200, count=1)
+    found = find(bad, gpus=recorded(b200))
+    assert ("count", "GPU 0: the driver has lost it", True) in found
+    assert not any("GPU 1" in text for _, text, _ in found)
+
+
+# As nvidia-smi prints a process, here in a document that has none.
+PROCESS = "<processes><process_info><process_name>{}</process_name></process_info></processes>"
+
+
+@pytest.mark.proves("check", "No process name that a user chooses drains a node.")
+@pytest.mark.parametrize(
+    "name", ["\x1b[31m", "a\x01b", "\x00", "\uffff", "GPU is lost", "Unknown Error", "GPU requires reset", "ERR!"]
+)
+def test_look__user_names_a_process__finds_nothing(find: Find, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    h100 = re.sub(r"<processes>.*?</processes>", PROCESS.format(name), DOCUMENTS[GB200], count=1, flags=re.DOTALL)
+    assert name in h100
+    assert find(h100, gpus=recorded(DOCUMENTS[GB200])) == []
+    monkeypatch.setattr(CONFIG, "ask", lambda *argv, **_: h100 if "-q" in argv else "")
+    assert len(CONFIG.look()) == 4
+
+
+def places_of(*texts: str) -> list[dict[str, Any]]:
+    """Records of GPUs at all the places that lines name."""
+    found = sorted({place for text in texts for place in re.findall(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}", text)})
+    return [
+        {"index": number, "uuid": "", "pci": f"{place}.0", "links": {}, "lanes": 0}
+        for number, place in enumerate(found)
+    ]
+
+
+def codes(log: str, gpus: list[dict[str, Any]] | None = None) -> list[str]:
+    """The codes of the errors that are found in a journal on a node with these GPUs."""
+    look = HEALTH.Look(GIVEN | {"gpus": gpus or places_of(log), "xids": XIDS}, {"cursor": "", "xids": {}, "stuck": 0})
+    return [
+        code
+        for text in map(json.loads, log.splitlines())
+        for place, code in look.errors(HEALTH.message(text))
+        if look.is_known(place)
+    ]
+
+
+@pytest.mark.proves("check", "Real kernel lines: XIDs by NVIDIA's catalog, NVLink 5 by its severity word.")
+@pytest.mark.parametrize("text", LINES)
+def test_errors__real_line__counts_by_the_catalog(text: str) -> None:
+    """Some of gpud's own are broken on purpose, and have no number."""
+    number, said = re.findall(r"\): (\d+), (.*)", text)[0] if re.search(r"\): \d+, ", text) else ("", "")
+    counts = number and (int(number) in XIDS or (144 <= int(number) <= 150 and said.split()[1:2] == ["Fatal"]))
+    assert codes(line(text)) == ([number] if counts else [])
+
+
+@pytest.mark.proves("check", "Every XID that NVIDIA answers with a reset or restart drains.")
+def test_xids__by_default__are_those_that_a_reset_or_restart_ends() -> None:
+    rows = csv.reader(row for row in (SAMPLES / "xid/catalog.csv").read_text().splitlines() if not row.startswith("#"))
+    action = {int(number): what for number, what in rows}
+    ends = {"RESET_GPU", "RESTART_BM", "RESTART_VM", "CHECK_MECHANICALS", "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR"}
+    assert {*XIDS} == {number for number, what in action.items() if what in ends} | {63, 92}
+    assert {number for number, what in action.items() if what == "WORKFLOW_NVLINK5_ERR"} == {*HEALTH.NVLINK_XIDS}
+    assert not {*HEALTH.NEW_XIDS} & {number for number, what in action.items() if what}
+    assert {*HEALTH.MEANINGS} == {*XIDS}
+
+
+@pytest.mark.proves("check", "Fatal errors of NVSwitch and GPUs that could not start are reported.")
+def test_errors__real_lines_of_others__are_those_that_are_fatal() -> None:
+    found = {text: codes(line(text)) for text in OTHERS}
+    assert [code for each in found.values() for code in each] == ["20034", "start", "start", "start", "start"]
+    assert HEALTH.meaning("nvidia-nvswitch0", "20034") == "SXid 20034, fatal"
+
+
+@pytest.mark.proves("check", "A crash of a program that is named like the driver's line drains nothing.")
+@pytest.mark.parametrize("text", [text for text in OTHERS if "segfault" in text])
+def test_errors__crash_of_a_program_with_such_a_name__is_none(text: str) -> None:
+    everywhere = places_of("0000:07:00 0000:05:00", text)
+    assert codes(line(text), everywhere) == []
+
+
+def test_errors__place_without_a_record__is_none() -> None:
+    """Nothing is known of a GPU there: no job gets it."""
+    text = "NVRM: Xid (PCI:0000:65:00): 79, pid=1"
+    assert codes(line(text)) == ["79"]
+    assert codes(line(text), places_of("0000:66:00")) == []
+
+
+def test_errors__wide_domain__is_that_of_its_record() -> None:
+    assert codes(line("NVRM: Xid (PCI:10000:01:00): 79, pid=1"), places_of("00010000:01:00")) == ["79"]
+
+
+@pytest.mark.proves("check", "A name that is not UTF-8 hides no XID.")
+def test_errors__name_that_is_not_utf8__is_seen(find: Find) -> None:
+    """The journal has such a line as numbers (https://systemd.io/JOURNAL_EXPORT_FORMATS/)."""
+    t4 = DOCUMENTS["telegraf-tesla-t4"]
+    place = recorded(t4)[0]["pci"].removeprefix("0000").partition(".")[0].lower()
+    text = f"NVRM: Xid (PCI:{place}): 79, pid=1, name=".encode() + b"\xff\xfe"
+    entry = json.dumps({"MESSAGE": list(text), "__REALTIME_TIMESTAMP": "1800000000000000", "__CURSOR": "s=1"})
+    assert find(t4, log=entry + "\n") == [("xid", "GPU 0: XID 79, GPU has fallen off the bus", True)]
+
+
+def test_look__xid_that_nvidia_says_nothing_of__is_advice(find: Find) -> None:
+    t4 = DOCUMENTS["telegraf-tesla-t4"]
+    place = recorded(t4)[0]["pci"].partition(".")[0]
+    found = find(t4, log=line(f"NVRM: Xid (PCI:{place}): 167, PCIE_FATAL_TIMEOUT"))
+    assert found == [("xid", "GPU 0: XID 167, of which NVIDIA says nothing yet", False)]
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_topology__real_matrix__is_the_same_both_ways(name: str) -> None:
+    found = HEALTH.topology(MATRICES[name])
+    assert len([part for part in found if part.startswith("GPU")]) in (4, 8)
+    assert all(
+        found[other][one] == link for one, links in found.items() for other, link in links.items() if other in found
+    )
+
+
+def test_active__real_status__counts_the_links() -> None:
+    assert HEALTH.active((SAMPLES / "nvlink/good_nvlink_status.txt").read_text()) == {"GPU7": 12}
+
+
+@pytest.mark.proves("check", "A lost GPU is named; its healthy neighbours are not.")
+def test_look__gpu_in_the_midst_is_lost__blames_no_other(find: Find) -> None:
+    """nvidia-smi leaves its number out, and calls the others as before."""
+    b200 = DOCUMENTS["k8stestinfra-hardware-qx-b200"]
+    gpus = recorded(b200)
+    for gpu in gpus:
+        gpu["links"] = {str(other["index"]): "NV18" for other in gpus if other is not gpu}
+    here = [gpu for gpu in gpus if gpu["index"] != 3]
+    less = re.sub(rf"<gpu id=\"{gpus[3]['pci']}\">.*?</gpu>", "", b200, flags=re.DOTALL)
+    assert less.count("<gpu id") == 7
+    names = [f"GPU{gpu['index']}" for gpu in here]
+    rows = ["\t".join([one, *(" X " if other == one else "NV18" for other in names)]) for one in names]
+    found = find(
+        less,
+        gpus=gpus,
+        listing="".join(f"GPU {gpu['index']}: NVIDIA B200 (UUID: {gpu['uuid']})\n" for gpu in here),
+        matrix="\t" + "\t".join(names) + "\n" + "\n".join(rows) + "\n",
+        links="".join(
+            f"GPU {gpu['index']}: NVIDIA B200 (UUID: {gpu['uuid']})\n" + "\t Link 0: 50 GB/s\n" * 18 for gpu in here
+        ),
+    )
+    assert found == [("count", "GPU 3 is missing", True)]
+
+
+@pytest.mark.parametrize(
+    ("action", "drains"), [("Recover IMEX Domain", False), ("Reset", True), ("Drain and Reset", True)]
+)
+def test_look__driver_asks_for_an_action__drains_unless_it_is_the_domains(
+    find: Find, action: str, drains: bool
+) -> None:
+    asked = re.sub(r"<gpu_recovery_action>[^<]*<", f"<gpu_recovery_action>{action}<", DOCUMENTS[GB200], count=1)
+    assert action in asked
+    assert find(asked) == [("reset", f"GPU 0: the driver asks for: {action}", drains)]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "groups"), [("Volta", [["a", "b"], ["c"]]), ("Ampere", [["a"], ["b"], ["c"]])]
+)
+def test_together__joined_by_nvlink__is_reset_at_once_before_ampere(architecture: str, groups: list[list[str]]) -> None:
+    """nvidia-smi(1), --gpu-reset: GPUs that NVLink connects have to be reset in one command before Ampere."""
+    places = {"a": "0000:01:00", "b": "0000:02:00", "c": "0000:03:00"}
+    links = [{"1": "NV2"}, {"0": "NV2"}, {}]
+    gpus = [{"index": n, "pci": f"{place}.0", "links": links[n]} for n, place in enumerate(places.values())]
+    seen = HEALTH.Gpu(ET.fromstring(f"<gpu><product_architecture>{architecture}</product_architecture></gpu>"))  # noqa: S314
+    asked = [*places.values()] if architecture == "Ampere" else [places["a"], places["c"]]
+    found = HEALTH.together({"gpus": gpus}, asked, [seen])
+    assert found == [[places[name] for name in group] for group in groups]
+
+
+def test_diagnosis__error_of_a_switch__asks_for_a_reboot(ill: list[tuple[str, ...]]) -> None:
+    state = HEALTH.load() | {"xids": {"nvidia-nvswitch0": {"20034": 1.0}}}
+    found, _ = HEALTH.diagnose(RECORD, state)
+    assert [one.text for one in found] == ["nvidia-nvswitch0 had a fatal error, so the node has to be rebooted"]
+    assert ill == []
+
+
+def dcgm(status: str, severity: int | None) -> str:
+    """What `dcgmi diag -r 1 -j` of DCGM 4 prints of a node with two GPUs, the second of which may fail.
+
+    The form is that of a real document of 2026-08, of which persistence mode was off (find_string id 68950605039).
+    """
+    warning = {"error_category": 8, "error_id": 29, "warning": "Persistence Mode: ..."}
+    failed = {"warnings": [warning | ({} if severity is None else {"error_severity": severity})]}
+    results = [
+        {"entity_group": "GPU", "entity_id": gpu, "status": status if gpu else "Pass", **(failed if gpu else {})}
+        for gpu in range(2)
+    ]
+    return json.dumps(
+        {
+            "DCGM Diagnostic": {
+                "test_categories": [{"category": "Deployment", "tests": [{"name": "software", "results": results}]}]
+            }
+        }
+    )
+
+
+# Of DCGM's own unit test of 3.2 (find_string id 43597584485): it writes null between tests, and may warn before them.
+DCGM_3 = """\tWARNING: something\n{"DCGM GPU Diagnostic": {"test_categories": [{"category": "Deployment", "tests": [
+{"name": "Denylist", "results": [{"gpu_ids": "0,1", "status": "PASS"}]}, null,
+{"name": "NVML Library", "results": [{"gpu_ids": "0,1", "status": "STATUS"}]}]}], "version": "3.2.0"}}"""
+
+
+@pytest.mark.proves("check", "A diagnosis of DCGM that cannot start is no verdict.")
+@pytest.mark.parametrize(
+    ("answer", "text", "drains"),
+    [
+        (dcgm("Pass", None), "", None),
+        (dcgm("Fail", 2), "DCGM: software has failed", True),
+        (dcgm("Fail", None), "DCGM: software has failed", True),
+        (dcgm("Fail", 5), "DCGM: software has failed", False),
+        (DCGM_3.replace("STATUS", "PASS"), "", None),
+        (DCGM_3.replace("STATUS", "FAIL"), "DCGM: NVML Library has failed", True),
+        (
+            "Error: Cannot load plugins. Unable to change to the plugin dir",
+            "DCGM could not look: Error: Cannot load",
+            False,
+        ),
+        ('{"DCGM GPU Diagnostic": {"version": "4.2.3"}}', "DCGM could not look: ", False),
+        ("", "DCGM could not look: dcgmi: ended with 226", False),
+    ],
+)
+def test_run_dcgm__what_it_prints__is_judged(
+    ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, answer: str, text: str, drains: bool | None
+) -> None:
+    def ask(*argv: str, seconds: float, failing: bool = False) -> str:
+        if argv[0] != "dcgmi":
+            return ""
+        assert failing
+        if not answer:
+            raise HEALTH.Silent("dcgmi: ended with 226")
+        return answer
+
+    monkeypatch.setattr(HEALTH, "ask", ask)
+    found = HEALTH.run_dcgm()
+    assert [one.drains for one in found] == ([] if drains is None else [drains])
+    assert all(one.text.startswith(text) for one in found)
