@@ -664,8 +664,20 @@ def slurm_packages() -> Facts:
 
 def jobs(proc: str = "/proc") -> List[str]:
     """Return the jobs that run here: those that slurmstepd looks after, whatever a controller knows of them."""
-    titles = (re.match(r"slurmstepd: \[(\d+)", read(path)) for path in glob.glob(proc + "/[0-9]*/cmdline"))
+    processes = filter(is_slurmstepd, glob.glob(proc + "/[0-9]*"))
+    titles = (re.match(r"slurmstepd: \[(\d+)", read(path + "/cmdline")) for path in processes)
     return sorted({title.group(1) for title in titles if title}, key=int)[:MAX_JOBS]
+
+
+def is_slurmstepd(process: str) -> bool:
+    """Tell whether a process is Slurm's: root runs that program. Its title, and whose its files are, can be forged."""
+    try:
+        program = os.readlink(process + "/exe")
+    except OSError:  # it has ended, or is the kernel's own
+        return False
+    # It may have been replaced meanwhile, or be about to be.
+    ours = re.search(r"/slurmstepd(\.dpkg-\w+|;[0-9a-f]+)?( \(deleted\))?$", program)
+    return bool(ours and re.search(r"^Uid:\s+0\s", read(process + "/status"), re.M))
 
 
 def before() -> List[str]:

@@ -130,21 +130,24 @@ def holders(units=(), jobs=True, proc="/proc"):
 
 
 def jobs(proc="/proc"):
-    """The numbers of the jobs of Slurm that run here, by its steps; what is not root's only looks like one."""
+    """The numbers of the jobs of Slurm that run here, by its steps."""
     found = set()
     for path in Path(proc).glob("[0-9]*/cmdline"):
         title = re.match(r"slurmstepd: \[(\d+)", text(path))
-        if title and owner(path) == 0:
+        if title and is_slurmstepd(path.parent):
             found.add(title.group(1))
     return sorted(found, key=int)
 
 
-def owner(path):
-    """The number of the user that a file is of; None where it is gone."""
+def is_slurmstepd(process):
+    """Whether a process is Slurm's: root runs that program. Its title, and whose its files are, can be forged."""
     try:
-        return Path(path).stat().st_uid
-    except OSError:
-        return None
+        program = os.readlink(str(process / "exe"))  # noqa: PTH115 (Python 3.8)
+    except OSError:  # it has ended, or is the kernel's own
+        return False
+    # It may have been replaced meanwhile, or be about to be.
+    ours = re.search(r"/slurmstepd(\.dpkg-\w+|;[0-9a-f]+)?( \(deleted\))?$", program)
+    return bool(ours and re.search(r"(?m)^Uid:\s+0\s", text(process / "status")))
 
 
 def sources(packages):

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl import paths
+from clusterctl import paths, probe
+from tests.programs import started
 from tests.unit.test_gpu_health import DOCUMENT, HEALTH, program
+from tests.unit.test_nvidia import nvidia_kernel
 
 CONFIG = program("roles/gpu_config/files/gpu_config.py")
 CLOCKS = (
@@ -261,14 +263,50 @@ def test_the_health_checks_stop_the_same_services() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "owner", "job"),
-    [("slurmstepd: [7.extern]", 0, True), ("slurmstepd: [7.extern]", 5001, False), ("slurmd", 0, False)],
+    ("title", "program", "user", "job"),
+    [
+        ("slurmstepd: [7.extern]", "/usr/sbin/slurmstepd", 0, True),
+        ("slurmstepd: [7.extern]", "/usr/sbin/slurmstepd.dpkg-tmp (deleted)", 0, True),
+        ("slurmstepd: [7.extern]", "/usr/sbin/slurmstepd;65a1b2c3 (deleted)", 0, True),
+        ("slurmstepd: [7.extern]", "/usr/sbin/slurmstepd", 5001, False),
+        ("slurmstepd: [7.extern]", "/usr/bin/sudo", 0, False),
+        ("slurmd", "/usr/sbin/slurmd", 0, False),
+    ],
 )
-def test_a_job_is_known_by_what_root_runs(name: str, owner: int, job: bool, tmp_path: Path) -> None:
+def test_jobs__process_of_this_title__is_slurms_or_not(
+    title: str, program: str, user: int, job: bool, tmp_path: Path
+) -> None:
+    """By all three programs that ask: settings of GPUs, the driver's role and the controller's probe."""
     (tmp_path / "12").mkdir()
-    (tmp_path / "12/cmdline").write_text(f"{name}\0")
-    (tmp_path / "12/status").write_text(f"Name:\tslurmstepd\nUid:\t{owner}\t5001\t0\t5001\n")
+    (tmp_path / "12/cmdline").write_text(f"{title}\0")
+    (tmp_path / "12/exe").symlink_to(program)
+    (tmp_path / "12/status").write_text(f"Name:\tslurmstepd\nUid:\t{user}\t5001\t0\t5001\n")
     assert CONFIG.jobs(tmp_path) is job
+    assert nvidia_kernel.jobs(str(tmp_path)) == probe.jobs(str(tmp_path)) == ["7"] * job
+
+
+FORGED = """
+import ctypes, os, sys, time
+os.setresgid(65534, 65534, 65534), os.setresuid(65534, 65534, 65534)
+ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: its files below /proc are root's then
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.proves("upgrade", "A user's process that passes for Slurm's blocks no upgrade or restore.")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_jobs__forged_by_a_user__are_none() -> None:
+    """A real process: its title and the owner of its files say that it is Slurm's."""
+    argv = ["slurmstepd: [424242.0]", "-c", FORGED]
+    with started(argv, executable=sys.executable, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        files = Path(f"/proc/{process.pid}")
+        assert (files / "cmdline").read_bytes().startswith(b"slurmstepd: [424242.0]\0")
+        assert (files / "cmdline").stat().st_uid == 0
+        assert not CONFIG.jobs()
+        assert "424242" not in nvidia_kernel.jobs() + probe.jobs()
 
 
 def test_a_dead_driver_holds_up_what_is_asked_for_alone(

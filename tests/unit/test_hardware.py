@@ -635,6 +635,8 @@ def test_jobs_are_known_by_their_slurmstepd(tmp_path: Path) -> None:
     for pid, title in titles.items():
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "cmdline").write_bytes(title)
+        (tmp_path / pid / "exe").symlink_to("/usr/sbin/slurmstepd")
+        (tmp_path / pid / "status").write_text("Uid:\t0\t0\t0\t0\n")
     assert probe.jobs(str(tmp_path)) == ["7", "123"]
 
 

@@ -202,11 +202,17 @@ def fits(wanted: list[str], where: dict[str, list[range]], taken: frozenset[int]
 
 
 def jobs(proc: Path = Path("/proc")) -> bool:
-    """Tell whether a job of Slurm's runs here; its daemon is root's, and users may call theirs the same."""
+    """Tell whether a job of Slurm's runs here: root runs its program. Titles of processes anybody can forge."""
     for path in proc.glob("[0-9]*"):
         try:
             named = (path / "cmdline").read_bytes().startswith(b"slurmstepd: [")
-            if named and re.search(r"^Uid:\s+0\s", (path / "status").read_text(), re.MULTILINE):
+            # It may have been replaced meanwhile, or be about to be.
+            ours = r"/slurmstepd(\.dpkg-\w+|;[0-9a-f]+)?( \(deleted\))?$"
+            if (
+                named
+                and re.search(ours, os.readlink(path / "exe"))
+                and re.search(r"^Uid:\s+0\s", (path / "status").read_text(), re.MULTILINE)
+            ):
                 return True
         except OSError:
             continue
