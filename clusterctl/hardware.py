@@ -41,6 +41,7 @@ _WORD = r"[A-Za-z0-9][A-Za-z0-9._+~-]*"
 _MAX_CPUS = 65536
 # Of MIG: compute slices, memory, and what it has besides, such as 1g.10gb+me; parts of one such as 1c.3g.40gb.
 PROFILE = r"([1-9]c\.)?[1-9]g\.[1-9]\d{0,2}gb([+-][a-z]+(\.[a-z]+)?)*"
+_INSTANCES = sequence(text(PROFILE, "a MIG profile"), 64)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Gpu:
     """The lanes of the card; its slot may have fewer."""
     pcie_lanes: Annotated[int | None, optional(number(1, 64))]
     """The lanes that are in use; None in a record of an older clusterctl, until it is completed."""
-    mig: Annotated[tuple[str, ...] | None, optional(sequence(text(PROFILE, "a MIG profile"), 64))]
+    mig: Annotated[tuple[str, ...] | None, optional(_INSTANCES)]
     """The profiles of its instances where MIG divides it; the only part of a record that follows the node."""
 
 
@@ -246,18 +247,22 @@ def save(directory: Path, record: Hardware) -> Path:
     return path
 
 
-def learned(record: Hardware, layouts: Mapping[str, Any]) -> Hardware:
+def learned(record: Hardware, layouts: object) -> Hardware:
     """Return the record with the GPUs divided as their node says that they will be, by index: `none`, or profiles.
 
-    What is no layout counts as not said.
+    It is a node's word, so it may be anything: what is no layout counts as not said.
     """
+    said = layouts if isinstance(layouts, Mapping) else {}
 
     def divided(gpu: Gpu) -> Gpu:
-        said = str(layouts.get(str(gpu.index), ""))
-        names = said.split(",")
-        if said == "none":
+        layout = said.get(str(gpu.index))
+        if layout == "none":
             return replace(gpu, mig=None)
-        return replace(gpu, mig=tuple(sorted(names))) if all(re.fullmatch(PROFILE, name) for name in names) else gpu
+        try:
+            names = _INSTANCES(layout.split(","), "layout") if isinstance(layout, str) else ()
+        except Malformed:
+            return gpu
+        return replace(gpu, mig=tuple(sorted(names))) if names else gpu
 
     return replace(record, gpus=tuple(map(divided, record.gpus)))
 

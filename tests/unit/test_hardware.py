@@ -665,6 +665,12 @@ THREE = ("2g.20gb", "2g.20gb", "3g.40gb")
         ({"0": TEMPLATE}, THREE),
         ({"0": None}, THREE),
         ({"0": {}}, THREE),
+        ({"0": ",".join(["1g.5gb"] * 65)}, THREE),
+        ({"0": ",".join(["1g.5gb"] * 20_000)}, THREE),
+        (["x"], THREE),
+        ("none", THREE),
+        (7, THREE),
+        (None, THREE),
     ],
 )
 def test_what_a_node_says_of_its_layout_counts_where_it_is_one(said: Any, means: tuple[str, ...] | None) -> None:
