@@ -42,6 +42,8 @@ class Port:
     to: str
     purpose: str
     login: bool = False
+    privileged: bool = False
+    """Whether only programs of root are let in: those that come from a port below 1024."""
     groups: tuple[str, ...] = ()
     """The groups whose hosts open it; empty: all hosts of the role."""
 
@@ -60,7 +62,8 @@ def _port(role: str, item: Any) -> Port:
         raise ClusterctlError(f"{role}: meta/ports.yml: {item!r}: expected the keys {', '.join(keys)}")
     port = Port(role, **given | {"groups": tuple(given.get("groups", ()))})
     fits = isinstance(port.port, str) or (isinstance(port.port, int) and 0 < port.port < 65536)
-    if not (fits and port.protocol in ("tcp", "udp") and port.to in AUDIENCES and isinstance(port.login, bool)):
+    flags = isinstance(port.login, bool) and isinstance(port.privileged, bool)
+    if not (fits and port.protocol in ("tcp", "udp") and port.to in AUDIENCES and flags):
         raise ClusterctlError(
             f"{role}: meta/ports.yml: {item!r}: not a port, protocol, audience or login that there is"
         )
@@ -83,7 +86,7 @@ def _lines(declared: Iterable[Port], known: Schema) -> Iterator[str]:
         port = f"{one.port}/{one.protocol}"
         if isinstance(one.port, str):
             port = f"{(SSH | dict(known.defaults))[one.port]}/{one.protocol} (`{one.port}`)"
-        whom = f"{one.to}, with a login" if one.login else one.to
+        whom = one.to + ", with a login" * one.login + ", from ports of root alone" * one.privileged
         where = ", ".join(f"`{group}`" for group in one.groups or _groups(one.role, known)) or "every group"
         yield f"| {port} | {whom} | {where} | `{one.role}` | {one.purpose} |"
 

@@ -18,7 +18,7 @@ author: the clusterctl authors
 short_description: Collect the ports that all roles of a host declare
 description:
   - Returns what the C(meta/ports.yml) of the roles says that a playbook gives this host, each port once as C(port),
-    C(protocol), C(to) (V(cluster), V(admin) or V(local)), C(login), C(role) and C(purpose).
+    C(protocol), C(to) (V(cluster), V(admin) or V(local)), C(login), C(privileged), C(role) and C(purpose).
   - A port that is named by a variable is that variable's value for this host.
 options:
   _terms:
@@ -61,5 +61,6 @@ class LookupModule(LookupBase):
                     wanted = trust_as_template(f"{{{{ {number} | default({ports.SSH.get(number, 'omit')}) }}}}")
                     number = int(finder.resolve(wanted, role, variables))
                 fields = {"protocol": one.protocol, "to": one.to, "login": one.login, "role": one.role}
+                fields["privileged"] = one.privileged
                 found.setdefault((number, one.protocol), {"port": number, "purpose": one.purpose, **fields})
         return list(found.values())

@@ -15,6 +15,11 @@ from tests.cluster.gpus import INTERVAL, Site
 from tests.cluster.lab import TestLab, clusterctl, podman
 from tests.faults.injury import wait_until
 
+READ_HEAD = (
+    'python3 -c \'import json; given = json.load(open("/etc/clusterctl/gpu-health.json")); '
+    'print(given["head"], given["port"])\''
+)
+
 # What goes wrong on which GPU, and what the checks say of it. These end by themselves.
 PASSING = {
     "hot": ("3", {"temperature": "GPU 3: 90 C, it slows down at 89 C"}),
@@ -224,16 +229,19 @@ END
     until(lab, {})
 
 
-@pytest.mark.proves("check", "The head accepts health reports only from a port of root's.")
-def test_the_head_sends_users_away(lab: TestLab) -> None:
-    """Who could keep their node from being heard by connections that say nothing."""
-    speak = """python3 -c '
-import json, socket
-given = json.load(open("/etc/clusterctl/gpu-health.json"))
-print(socket.create_connection((given["head"], given["port"]), 10, ("", {port})).recv(100))'
-"""
-    assert lab.root("gpu01", f"runuser -u nobody -- {speak.replace('{port}', '0')}").strip() == "b''"
-    assert re.search(r"b'[0-9a-f]{32}\\n'", lab.root("gpu01", speak.replace("{port}", "599")))
+@pytest.mark.proves("check", "Users' connections to the head's health port start no process.")
+@pytest.mark.parametrize("node", ["gpu01", "head1"])
+def test_health_port__users_connect__are_rejected_before_a_program_starts(lab: TestLab, node: str) -> None:
+    """Who could keep their node from being heard, and root's processor at work, by connections that say nothing."""
+    address, port = lab.root("gpu01", READ_HEAD).split()
+    accepted = "systemctl show --property=NAccepted --value slurm-health.socket"
+    before = lab.root("head1", accepted)
+    speak = 'python3 -c \'import socket; print(socket.create_connection(("{}", {}), 10, ("", {})).recv(100))\''
+    as_user = lab.root(node, f"runuser -u nobody -- {speak.format(address, port, 0)} 2>&1 || :")
+    assert "ConnectionRefusedError" in as_user
+    assert lab.root("head1", accepted) == before
+    assert re.search(r"b'[0-9a-f]{32}\\n'", lab.root("gpu01", speak.format(address, port, 599)))
+    assert int(lab.root("head1", accepted)) > int(before)
 
 
 @pytest.mark.proves("check", "Neither a purged log nor a restart ends a hardware XID.")

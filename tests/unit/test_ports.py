@@ -48,6 +48,7 @@ def test_a_port_is_declared_once_and_its_variable_is_the_roles_own() -> None:
         "[{port: 80, protocol: icmp, to: admin, purpose: x}]",
         "[{port: 80, protocol: tcp, to: admin, purpose: x, password: true}]",
         "[{port: 80, protocol: tcp, to: admin, purpose: x, login: maybe}]",
+        "[{port: 80, protocol: tcp, to: admin, purpose: x, privileged: maybe}]",
         "[80]",
     ],
 )
@@ -129,14 +130,24 @@ def test_administrators_networks_narrow_what_else_is_open(tmp_path: Path) -> Non
     told = rules(tmp_path, "head1", cluster_admin_networks=["203.0.113.0/24", "2001:db8::/64"])
     assert 'ip saddr { 203.0.113.0/24 } tcp dport 22 accept comment "SSH"' in told
     assert 'ip6 saddr { 2001:db8::/64 } tcp dport 9090 accept comment "Prometheus\'s pages"' in told
-    assert not [line for line in told if line.startswith("tcp dport")]
+    assert not [line for line in told if line.startswith("tcp dport") and "accept" in line]
     assert not [line for line in told if "9100" in line or "6817" in line], "what is the cluster's is not theirs"
+
+
+@pytest.mark.parametrize("host", ["head1", "gpu01"])
+def test_firewall__port_of_root__turns_users_away_before_all_else_is_let_in(tmp_path: Path, host: str) -> None:
+    """Users of the head itself come by `lo`, those of workers from a member's address."""
+    told = rules(tmp_path, host)
+    of_users = [line for line in told if line.startswith("tcp dport 6822 tcp sport >= 1024 reject")]
+    assert len(of_users) == (host == "head1")
+    if of_users:
+        assert told.index(of_users[0]) == told.index("ct state established,related accept") + 1
 
 
 @pytest.mark.proves("firewall", "A port without a login is open to administrators' networks only.")
 @pytest.mark.parametrize("login", [False, True])
 def test_firewall__port_without_a_login__is_open_to_named_networks_only(tmp_path: Path, login: bool) -> None:
-    port = {"port": 8443, "protocol": "tcp", "to": "admin", "login": login, "purpose": "a page"}
+    port = {"port": 8443, "protocol": "tcp", "to": "admin", "login": login, "purpose": "a page", "privileged": False}
     (tmp_path / "named").mkdir()
     everybody = 'tcp dport 8443 accept comment "a page"'
     assert (everybody in rules(tmp_path, "head1", __base_ports=[port])) is login
