@@ -60,11 +60,11 @@ ALL = tuple(LAYERS)
 # The first line that matches counts. () is no layer beyond those in ALWAYS.
 TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(docs/|inventory/|README|CONTRIBUTING|CHANGELOG|LICENSE|tests/ledger\.json$|tests/costs\.)", ()),
-    (r"(tests/unit/|scripts/(lint|role|test|warm)$|\.ci/|\.gitignore$)", ()),
+    (r"(tests/unit/|tests/samples/|scripts/(lint|role|test|warm)$|\.ci/|\.gitignore$)", ()),
     (r"(tests/bench/|scripts/bench$)", ("bench",)),
     (r"tests/molecule/", ("roles",)),
     (r"(scripts/demo|tests/pythons\.py)$", ("systems",)),
-    (r"tests/cluster/(gpus|nvml_check)\.py$", ("gpu",)),
+    (r"tests/cluster/(crash|gpus|nvml_check)\.py$", ("gpu",)),
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
     (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),
     (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),

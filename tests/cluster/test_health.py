@@ -5,12 +5,15 @@ product, through NVIDIA's nvidia-smi and the kernel's log.
 """
 
 import json
+import os
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cluster.crash import crashed, kernel_says
 from tests.cluster.gpus import INTERVAL, Site
 from tests.cluster.lab import TestLab, clusterctl, podman
 from tests.faults.injury import wait_until
@@ -190,6 +193,32 @@ def test_no_application_no_load_and_no_user_drains_a_node(lab: TestLab) -> None:
     log = lab.root("gpu01", "journalctl --output=cat --grep='NVRM: Xid'")
     assert all(f"): {number}," in log for number in (13, 31, 43, 45, 79)), "they were all there to be read"
     fault(lab, "gpu01", "clear")
+
+
+TRACED = Path("/proc/sys/debug/exception-trace")
+# The kernel's line has the first 15 characters of a name at its begin, and all of it at its end.
+NAMES = (
+    "NVRM: Xid (0000 ): 79, x",
+    "NVRM: Xid (PCI:0000:07:00): 79, pid=1",
+    "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30",
+    "NVRM: GPU 0000:07:00.0: RmInitAdapter failed! (0x22:0x65:884)",
+    "NVRM: The NVIDIA GPU 0000:07:00.0 has fallen off the bus",
+)
+
+
+@pytest.mark.proves("check", "A user's program that crashes drains no node, whatever its name.")
+@pytest.mark.skipif(
+    os.uname().machine != "x86_64" or not TRACED.exists() or TRACED.read_text().strip() == "0",
+    reason="this kernel says nothing of programs that crash",
+)
+def test_users_program_crashes__under_the_drivers_words__drains_nothing(lab: TestLab) -> None:
+    """Programs really crash on the node; what this machine's kernel says of them is carried into the node's journal."""
+    lines = [crashed(lab, "gpu01", name) for name in NAMES]
+    kernel_says(lab, "gpu01", *lines)
+    log = lab.root("gpu01", "journalctl --sync; journalctl --output=cat _TRANSPORT=kernel; gpu-health")
+    assert all(line in log for line in lines)
+    assert health(lab.run("check")) == {"gpu01": [], "gpu02": []}
+    assert ledger(lab) == {}
 
 
 @pytest.mark.proves("check", "A health drain and its end keep an operator's drain.")
