@@ -72,7 +72,7 @@ def _health(record: hardware.Hardware, head: str) -> Document:
         "node": record.name,
         "head": head,
         "port": _defaults("slurm_head")["slurm_head_health_port"],
-        "textfiles": "/var/lib/prometheus/node-exporter",
+        "textfiles": "/var/lib/clusterctl-metrics",
         "gpus": [
             {
                 "index": gpu.index,

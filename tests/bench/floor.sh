@@ -106,7 +106,7 @@ Restart=always
 RestartSec=5
 ExecStart=
 ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 \\
-  --collector.textfile.directory=/var/lib/prometheus/node-exporter --collector.systemd \\
+  --collector.textfile.directory=/var/lib/clusterctl-metrics --collector.systemd \\
   --collector.systemd.unit-include=^((chronyd?|dnsmasq|mariadb|munge|prometheus|slurmctld|slurmd|slurmdbd|sshd?)[.]service|slurm-health[.]socket|slurm-metrics[.]timer)\$\$
 END
 }
@@ -352,12 +352,12 @@ Description=Count Slurm's nodes, jobs and GPUs
 PartOf=slurm-metrics.timer
 [Service]
 Type=oneshot
-ExecStart=/usr/local/libexec/slurm-metrics /var/lib/prometheus/node-exporter/slurm.prom
+ExecStart=/usr/local/libexec/slurm-metrics /var/lib/clusterctl-metrics/slurm.prom
 TimeoutStartSec=60
 LogLevelMax=notice
 SyslogLevel=err
 ProtectSystem=strict
-ReadWritePaths=/var/lib/prometheus/node-exporter
+ReadWritePaths=/var/lib/clusterctl-metrics
 ProtectHome=true
 PrivateTmp=true
 NoNewPrivileges=true

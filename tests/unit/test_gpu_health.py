@@ -480,6 +480,16 @@ def test_the_xids_that_wait_for_a_diagnosis_are_published(tmp_path: Path) -> Non
     assert list(file.parent.iterdir()) == []
 
 
+def test_publish__link_in_its_way__leaves_what_it_names(tmp_path: Path) -> None:
+    (tmp_path / "shadow").write_text("root:*")
+    (tmp_path / "shadow").chmod(0o600)
+    (tmp_path / "gpu-health.new").symlink_to(tmp_path / "shadow")
+    HEALTH.publish(GIVEN | {"textfiles": str(tmp_path)}, {"xids": {"0000:0f:00": {"79": 1.0}}})
+    assert (tmp_path / "shadow").read_text() == "root:*"
+    assert (tmp_path / "shadow").stat().st_mode & 0o777 == 0o600
+    assert "xid" in (tmp_path / "gpu-health.prom").read_text()
+
+
 # --- what the controller takes from it --------------------------------------------------------------------------------
 
 ANSWER: dict[str, Any] = {
