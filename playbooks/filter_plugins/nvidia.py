@@ -31,9 +31,10 @@ def driver(
     """Return which driver a node's GPUs get: modules, branch, the version's pattern, and what speaks against it.
 
     ``wanted`` has what the inventory asks for (``modules``, ``branch``, ``version``), ``auto`` or empty where it leaves
-    the choice, the ``default`` branch, for which older GPUs get their own last one, and the last branch with
-    proprietary modules; ``needs`` what each generation asks for. GPUs that no table knows are newer than it, and get
-    what the newest that it knows gets.
+    the choice, the ``default`` branch, for which older GPUs get their own last one, the first branch that the package
+    source offers (empty where it has all), the first with open modules, and the last with proprietary ones; ``needs``
+    what each generation asks for. GPUs that no table knows are newer than it. Where it is not known which branch is
+    the first for a GPU, the inventory has to name one.
     """
     known = dict.fromkeys(generation(device, table) for device in look["devices"])
     asked = [{**needs.get(name, needs["newest"]), "name": name} for name in known]
@@ -43,17 +44,34 @@ def driver(
     if not fit:
         told = "; ".join(f"{need['name']}: {' or '.join(need['modules']) or 'none'}" for need in asked)
         problems.append(f"no kernel modules are for all GPUs here ({told})")
-    modules = wanted["modules"] if wanted["modules"] in KINDS else (fit or KINDS)[0]
+    named = wanted["branch"] or wanted["version"].partition(".")[0]
+    closed = bool(named) and int(named) < int(wanted["first_open"])
+    choice = [kind for kind in fit or KINDS if not (closed and kind == "open")]
+    modules = wanted["modules"] if wanted["modules"] in KINDS else (choice or fit or KINDS)[0]
+    if closed and modules == "open":
+        problems.append(f"branch {wanted['first_open']} is the first with open modules, not {named}")
     if fit and modules not in fit:
         problems.append(f"{modules} modules do not support {_list(known)}: nvidia_driver_modules: {fit[0]}")
     last = [(need["last_branch"], need["name"]) for need in asked if need.get("last_branch")]
     newest = min([wanted["default"], *(end for end, _ in last)], key=int)
-    branch = wanted["branch"] or wanted["version"].partition(".")[0] or newest
+    branch = named or newest
+    if not named and wanted["first_offered"] and int(newest) < int(wanted["first_offered"]):
+        problems.append(
+            f"the package source begins with branch {wanted['first_offered']}, and {newest} is the last for "
+            f"{_list(name for end, name in last if end == newest)}: nvidia_driver_source: distribution"
+        )
     if wanted["version"] and wanted["version"].partition(".")[0] != branch:
         problems.append(f"nvidia_driver_version {wanted['version']} is not of nvidia_driver_branch {branch}")
     last += [(wanted["last_proprietary"], "proprietary modules")] if modules == "proprietary" else []
     problems += [f"branch {end} is the last for {what}, not {branch}" for end, what in last if int(branch) > int(end)]
-    first = [(need["first_branch"], need["name"]) for need in asked if need.get("first_branch")]
+    first = [(need["first_branch"], need["name"]) for need in asked if need.get("first_branch", UNKNOWN) != UNKNOWN]
+    if not named:
+        problems += [
+            f"it is not known here which branch is the first for {_called(need['name'], look, table)}: "
+            "nvidia_driver_branch"
+            for need in asked
+            if need.get("first_branch") == UNKNOWN
+        ]
     problems += [
         f"{what} needs branch {begin} or newer, not {branch}" for begin, what in first if int(branch) < int(begin)
     ]
@@ -77,6 +95,12 @@ def without(packages: Sequence[Any], brought: Iterable[str]) -> list[Any]:
     named = {package["name"] if isinstance(package, dict) else package for package in packages}
     gone = [{"name": name, "state": "absent", "hold": False} for name in brought if name not in named]
     return [*packages, *gone]
+
+
+def _called(name: str, look: Mapping[str, Any], table: Sequence[Mapping[str, str]]) -> str:
+    """Return the name of a generation, or the ids of the GPUs that no table knows."""
+    ids = [device for device in look["devices"] if generation(device, table) == UNKNOWN]
+    return f"GPUs of the PCI id {', '.join(dict.fromkeys(ids))}" if name == UNKNOWN else name
 
 
 def _list(names: Iterable[str]) -> str:

@@ -220,6 +220,7 @@ def test_the_newest_of_the_branch_is_built_for_the_kernel_and_held(
     lab: TestLab, packages: Path, tmp_path: Path
 ) -> None:
     with vendor(lab, packages) as variables:
+        variables["nvidia_driver_branch"] = "580"
         status, output = play(lab, tmp_path, variables)
         assert status == 0, output
         here = installed(lab)
@@ -260,6 +261,7 @@ def test_gdrcopy_is_built_with_it_and_comes_from_a_source_whose_key_was_renewed(
 ) -> None:
     """The node has the key as it was before the subkey that signs now."""
     with vendor(lab, packages, "renewed") as variables:
+        variables["nvidia_driver_branch"] = "580"
         mirror, place = variables["cluster_package_mirrors"]["nvidia"], "/etc/apt/keyrings/nvidia.asc"
         lab.root(NODE, f"""python3 -c 'import urllib.request as r; r.urlretrieve("{mirror}/old.asc", "{place}")'""")
         old = lab.root(NODE, f"cat {place}")

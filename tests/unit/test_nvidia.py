@@ -22,6 +22,7 @@ nvidia_kernel = BUILD.kernel_side
 
 _VARS = yaml.safe_load((paths.content() / "roles/nvidia_driver/vars/main.yml").read_text())
 DEVICES, NEEDS = _VARS["__nvidia_driver_devices"], _VARS["__nvidia_driver_needs"]
+SAMPLES = Path(__file__).parent.parent / "samples" / "gpu"
 PROPRIETARY = {"modules": "proprietary"}
 V100, T4, A100, H100, L40S, B200, B300 = "1db1", "1eb8", "20b2", "2330", "26b9", "2901", "3182"
 
@@ -35,14 +36,34 @@ V100, T4, A100, H100, L40S, B200, B300 = "1db1", "1eb8", "20b2", "2330", "26b9",
         ([V100, "1df6"], "volta"),  # and V100S
         ([T4, "1e30", "2187"], "turing"),  # and RTX 6000, GTX 1650 SUPER
         ([A100, "20b7", "2236", "25b6"], "ampere"),  # and A30, A10, A2
-        ([H100, "2331", "2335", "2342"], "hopper"),  # and PCIe, H200, GH200
+        ([H100, "2331", "2335"], "hopper"),  # and PCIe, H200
+        (["2342", "2348"], "grace_hopper"),
         ([L40S, "27b8", "2684"], "ada"),  # and L4, RTX 4090
         ([B200, "2941", "2bb5", B300, "31c2"], "blackwell"),  # and GB200, RTX PRO 6000, GB300
-        (["3340", "0045"], "unknown"),
+        (["1091", "06d1"], "fermi"),  # M2090, C2050
+        (["3000", "30c0"], "rubin"),
+        (["3500", "ffff"], "unknown"),
     ],
 )
 def test_a_generation_is_known_by_its_pci_ids(devices: list[str], name: str) -> None:
     assert {NVIDIA.generation(device, DEVICES) for device in devices} == {name}
+
+
+# How chips are called, by generation: the first letters of their names in pci.ids.
+CHIPS = {
+    "GF": "fermi", "GK": "kepler", "GM": "maxwell", "GP": "pascal", "GV": "volta", "TU": "turing", "GA": "ampere",
+    "GH": "hopper", "AD": "ada", "GB": "blackwell", "GR": "rubin",
+}  # fmt: skip
+
+
+@pytest.mark.proves("driver", "Every GPU of pci.ids (2026-10) has its generation, from Fermi to Rubin.")
+def test_generation__every_gpu_of_pci_ids__is_that_of_its_chip() -> None:
+    rows = [line.split(" ", 1) for line in (SAMPLES / "pci-ids.txt").read_text().splitlines() if line[0] != "#"]
+    chip_of = {device: "grace_hopper" if "GH200" in name else CHIPS.get(name[:2], "older") for device, name in rows}
+    found = {device: NVIDIA.generation(device, DEVICES) for device in chip_of}
+    # Two of that range have no name of a product, and are taken for what their neighbours are.
+    assert {device for device in found if found[device] != chip_of[device]} <= {"2343", "2345", "3400"}
+    assert len(found) > 1000
 
 
 def test_the_ranges_of_ids_do_not_overlap() -> None:
@@ -53,7 +74,10 @@ def test_the_ranges_of_ids_do_not_overlap() -> None:
 
 
 def driver(*devices: str, **wanted: str) -> dict[str, Any]:
-    asked = {"modules": "auto", "branch": "", "version": "", "default": "580", "last_proprietary": "615", **wanted}
+    asked = {
+        "modules": "auto", "branch": "", "version": "", "default": "580", "first_offered": "", "first_open": "515",
+        "last_proprietary": "615", **wanted,
+    }  # fmt: skip
     found: dict[str, Any] = NVIDIA.driver({"devices": list(devices)}, asked, DEVICES, NEEDS)
     return found
 
@@ -67,7 +91,7 @@ def driver(*devices: str, **wanted: str) -> dict[str, Any]:
         ([A100, H100], "open"),
         ([B200], "open"),
         ([V100, T4], "proprietary"),
-        (["3340"], "open"),
+        (["2342"], "open"),
         ([], "open"),
     ],
 )
@@ -91,6 +115,22 @@ def test_the_kind_of_modules_follows_the_gpus(devices: list[str], modules: str) 
             "nvidia_driver_version 590.48.01 is not of nvidia_driver_branch 580",
         ),
         ([V100, B200], {}, "no kernel modules are for all GPUs here (volta: proprietary; blackwell: open)"),
+        (["1091"], {}, "no kernel modules are for all GPUs here (fermi: none)"),
+        (["0045"], {}, "no kernel modules are for all GPUs here (older: none)"),
+        (["2342"], PROPRIETARY, "proprietary modules do not support grace_hopper: nvidia_driver_modules: open"),
+        ([T4], {"modules": "open", "branch": "470"}, "branch 515 is the first with open modules, not 470"),
+        (["3000"], {}, "it is not known here which branch is the first for rubin: nvidia_driver_branch"),
+        (
+            ["3500"],
+            {},
+            "it is not known here which branch is the first for GPUs of the PCI id 3500: nvidia_driver_branch",
+        ),
+        (
+            [V100],
+            {"default": "590", "first_offered": "590"},
+            "the package source begins with branch 590, and 580 is the last for volta: "
+            "nvidia_driver_source: distribution",
+        ),
     ],
 )  # fmt: skip
 def test_a_driver_that_cannot_be_is_told_before_it_is_installed(
@@ -104,6 +144,17 @@ def test_gpus_older_than_the_default_get_their_last_branch() -> None:
     assert (found["modules"], found["branch"], found["problems"]) == ("proprietary", "470", [])
     assert driver(V100, default="550")["branch"] == "550"
     assert "branch 470 is the last for kepler, not 580" in driver("102d", branch="580")["problems"]
+
+
+def test_driver__named_branch__is_taken_with_the_modules_that_it_has() -> None:
+    for devices, branch, modules in (
+        (["3000"], "600", "open"),
+        ([T4], "470", "proprietary"),
+        ([A100], "450", "proprietary"),
+    ):
+        found = driver(*devices, branch=branch)
+        assert (found["modules"], found["branch"], found["problems"]) == (modules, branch, [])
+    assert driver(V100, branch="580", default="590", first_offered="590")["problems"] == [], "a mirror may have it"
 
 
 def test_a_version_says_its_branch() -> None:

@@ -397,6 +397,47 @@ def test_what_is_set_for_the_head_alone_reaches_the_workers(tmp_path: Path) -> N
         assert (found["port"] if isinstance(found, dict) else found) == expected
 
 
+@pytest.mark.proves("driver", "Fabric Manager and IMEX have NVIDIA's name for system and branch.")
+@pytest.mark.parametrize(
+    ("system", "branch", "fabric", "imex"),
+    [
+        # NVIDIA/gpu-driver-container@51d4966 and its rhel9/precompiled/Dockerfile.
+        ("debian-12", "580", "nvidia-fabricmanager", "nvidia-imex"),
+        ("debian-12", "575", "nvidia-fabricmanager-575", "nvidia-imex-575"),
+        ("debian-13", "", "nvidia-fabricmanager", "nvidia-imex"),
+        ("ubuntu-24.04", "580", "nvidia-fabricmanager", "nvidia-imex"),
+        ("ubuntu-24.04", "570", "nvidia-fabricmanager-570", "nvidia-imex-570"),
+        ("rocky-9", "580", "nvidia-fabricmanager", "nvidia-imex"),
+        ("rocky-9", "570", "nvidia-fabric-manager", "nvidia-imex-570"),
+    ],
+)
+def test_nvidia_driver__fabric_of_a_branch__has_nvidias_names(
+    tmp_path: Path, system: str, branch: str, fabric: str, imex: str
+) -> None:
+    loader = DataLoader()
+    manager = InventoryManager(loader=loader, sources=[str(cluster(tmp_path, system))])
+    engine = templar(CONTENT / "roles/nvidia_driver", system, "gpu01", manager, loader)
+    engine.available_variables["nvidia_driver_branch"] = branch
+    found = engine.template(trusted("{{ __nvidia_driver_of_nvidia }}"))
+    assert (found["fabric"], found["imex"]) == ([fabric], [imex])
+    assert engine.template(trusted("{{ __nvidia_driver_problems }}")) == []
+    if not branch:
+        assert engine.template(trusted("{{ __nvidia_driver_branch }}")) == "590", "all that NVIDIA has for Debian 13"
+
+
+@pytest.mark.proves("driver", "NVLink 5 switches get the subnet manager, its tools and ib_umad.")
+def test_nvidia_driver__switches_of_nvlink_5__get_what_their_manager_needs(tmp_path: Path) -> None:
+    loader = DataLoader()
+    manager = InventoryManager(loader=loader, sources=[str(cluster(tmp_path, "ubuntu-24.04"))])
+    engine = templar(CONTENT / "roles/nvidia_driver", "ubuntu-24.04", "gpu01", manager, loader)
+    for fabric, packages in (("nvlink5", {"nvlsm", "infiniband-diags"}), ("nvswitch", set())):
+        engine.available_variables["__nvidia_driver_look"] = {**REGISTERED["__nvidia_driver_look"], "fabric": fabric}
+        named = engine.template(trusted("{{ __nvidia_driver_fabric_packages }}"))
+        plain = {one for one in named if isinstance(one, str)}
+        assert plain == packages
+        assert ("ib_umad" in engine.template(trusted("{{ __nvidia_driver_loads }}"))) is bool(packages)
+
+
 def trusted(value: Any) -> Any:
     """Arguments as Ansible's own loader would hand them over: its strings may be templates."""
     if isinstance(value, dict):
