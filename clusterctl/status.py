@@ -46,6 +46,8 @@ _NO_SUCH_COMMAND = 127  # of a shell; sudo says it in words and ends with 1
 _LEDGER = "/usr/local/sbin/slurm-drain"
 _OURS = "clusterctl: "  # how that program's own reasons begin
 _SLURM_USER = "slurm"  # gives the reason where slurmctld drains a node by itself
+# Where slurmd or slurmstepd does, root gives one of these (src/slurmd of Slurm 24.11).
+_SLURMD_REASONS = ("Job step not running", "Kill task failed", "SlurmdSpoolDir is full", "switch_g_job_postfini failed")
 # In scontrol's lines a node's own words, as the name of its system, stand before its state and may look like one.
 STATES = ("sinfo", "--noheader", "--all", "--Node", "--Format=NodeList:65,StateComplete:200")
 _PROMETHEUS_PASSWORD = "/etc/prometheus/own-password"  # noqa: S105 - where it stands
@@ -76,7 +78,8 @@ class SlurmNode:
         if not any(state.startswith("DRAIN") for state in self.state):
             told.append(f"out of service for Slurm: {self.reason or '+'.join(self.state).lower()}")
         elif not self.reason.startswith(_OURS):
-            who = "Slurm itself" if self.by == _SLURM_USER else f"an operator ({self.by or 'unknown'})"
+            own = self.by == _SLURM_USER or (self.by == "root" and self.reason in _SLURMD_REASONS)
+            who = "Slurm itself" if own else f"an operator ({self.by or 'unknown'})"
             told.append(f"drained by {who}: {self.reason or 'no reason given'}")
         elif not causes:
             told.append(f"drained, and the drain ledger has no cause any more: {self.reason}")

@@ -89,7 +89,10 @@ def test_gpus_are_counted_by_type(gres: str, expected: dict[str, int]) -> None:
     [
         ("IDLE", "", "", {}, []),
         ("IDLE+DRAIN", "fan", "root", {}, ["drained by an operator (root): fan"]),
-        ("IDLE+DRAIN", "Kill task failed", "slurm", {}, ["drained by Slurm itself: Kill task failed"]),
+        ("IDLE+DRAIN", "Low RealMemory", "slurm", {}, ["drained by Slurm itself: Low RealMemory"]),
+        ("IDLE+DRAIN", "Kill task failed", "root", {}, ["drained by Slurm itself: Kill task failed"]),
+        ("IDLE+DRAIN", "SlurmdSpoolDir is full", "root", {}, ["drained by Slurm itself: SlurmdSpoolDir is full"]),
+        ("IDLE+DRAIN", "Kill task failed", "ada", {}, ["drained by an operator (ada): Kill task failed"]),
         ("IDLE+DRAIN", "clusterctl: bootstrap: x", "root", {"bootstrap": "x"}, ["drained by bootstrap: x"]),
         (
             "MIXED+DRAIN",
