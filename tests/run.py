@@ -203,7 +203,16 @@ def run(asked: argparse.Namespace, rest: list[str]) -> int:
     for step in filter(None, (tests, lint)):
         step.end()
     section("processes that outlived the tests and were ended", end_leftovers())
+    if ended_because:
+        section("labs of ended tests, removed", remove_labs())
     return _report(lint, tests, ended_because, at, time.monotonic() - began, commit)
+
+
+def remove_labs() -> Iterable[str]:
+    """Remove the labs of test processes that are no more; yield their names."""
+    from tests.golden import remove_abandoned  # takes half a second, of which --help and --list have no need
+
+    return remove_abandoned()
 
 
 def _report(
@@ -274,8 +283,6 @@ if __name__ == "__main__":
     asked, rest = arguments(sys.argv[1:])
     with alone():
         if not asked.list:
-            from tests.golden import remove_abandoned  # takes half a second, of which --help and --list have no need
-
-            section("labs of killed tests, removed", remove_abandoned())
+            section("labs of killed tests, removed", remove_labs())
         code = run(asked, rest)
     sys.exit(code)
