@@ -31,7 +31,7 @@ from clusterctl import secrets
 from clusterctl.lab.podman import as_root, podman_json, remove_containers
 from tests.cluster.lab import CALL_LIMIT, AnyLab, TestLab, clusterctl, podman
 from tests.faults.injury import container, wait_until
-from tests.labs import REPOSITORY, abandoned, lab_name, process_name, snapshots_directory
+from tests.labs import REPOSITORY, abandoned, lab_name, process_name, release, snapshots_directory
 from tests.programs import described, output_of
 
 KEEP = "CLUSTERCTL_KEEP_GOLDEN"
@@ -311,6 +311,8 @@ def remove_abandoned() -> Iterator[str]:
             yield golden.lab.name
         except AssertionError as error:
             yield f"{golden.lab.name} is still there: {error}"
+        finally:
+            release(golden.lab.name)  # its next test process may be killed, too
 
 
 @cache
