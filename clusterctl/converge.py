@@ -178,7 +178,7 @@ def load(options: Options, inventory: Inventory | None = None) -> Site:
     Raises InputError; nothing is contacted.
     """
     inventory = inventory or home.load(options.inventory)
-    hosts = _select(inventory, options.limit)
+    hosts = _select(inventory, options.limit, "NODE" if options.verb == "trust" else "--limit")
     return Site(options, inventory, hosts, route.Access(inventory.directory / home.KNOWN_HOSTS))
 
 
@@ -200,8 +200,11 @@ def authorise(site: Site) -> Site:
     return replace(site, access=replace(site.access, sudo_password=password))
 
 
-def _select(inventory: Inventory, limit: str | None) -> tuple[Host, ...]:
-    """Return the hosts named in a limit, host or group names, separated by commas; all hosts where there is none."""
+def _select(inventory: Inventory, limit: str | None, key: str = "--limit") -> tuple[Host, ...]:
+    """Return the hosts named in a limit, host or group names, separated by commas; all hosts where there is none.
+
+    `key` is what the command line calls it.
+    """
     if limit is None:
         return inventory.hosts
     wanted: set[str] = set()
@@ -213,11 +216,11 @@ def _select(inventory: Inventory, limit: str | None) -> tuple[Host, ...]:
         try:
             wanted.add(inventory.host(name).name)
         except InputError as error:
-            problems += [replace(problem, key="--limit") for problem in error.problems if isinstance(problem, Problem)]
+            problems += [replace(problem, key=key) for problem in error.problems if isinstance(problem, Problem)]
     if problems:
         raise InputError(problems)
     if not wanted:
-        raise InputError([Problem(None, "--limit", "names no node")])
+        raise InputError([Problem(None, key, "names no node")])
     return tuple(host for host in inventory.hosts if host.name in wanted)
 
 

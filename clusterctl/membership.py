@@ -110,7 +110,7 @@ def agree(screen: Screen, question: str, yes: bool, flag: str = "--yes") -> bool
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError([Problem(None, flag, "is needed where there is no terminal to ask on")])
     with contextlib.suppress(EOFError):
-        return screen.input(f"{question} Type yes: ").strip().lower() == "yes"
+        return screen.input(f"{question} Type yes in full to go on: ").strip().lower() == "yes"
     return False
 
 
@@ -175,7 +175,7 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
         if not options.print_command:
             _show(screen, change)
             if not options.planned and not agree(screen, "Write this into the inventory?", yes):
-                raise InputError([Problem(None, str(options.inventory), "left as it was")])
+                raise InputError([Problem(None, str(options.inventory), "left as it was: the answer was not yes")])
 
     def begin(site: Site, screen: Screen) -> Site:
         if change:
@@ -287,8 +287,9 @@ def remove_node(
     if change and not options.print_command:
         _show(screen, change)
         if not options.planned and not agree(screen, f"Remove {fold(present)} from {before.cluster_name}?", yes):
-            raise InputError([Problem(None, str(options.inventory), "left as it was")])
+            raise InputError([Problem(None, str(options.inventory), "left as it was: the answer was not yes")])
     gone = {name: begun.get(name) or leaving.Node.of(before.host(name), before) for name in names}
+    reached = list(begun)  # those that a run has been on, with those that have a record
     slow = learns_by_restart(before)
     stay = [host.name for host in change.inventory.hosts] if slow else _informed(change.inventory)
     if slow:
@@ -304,7 +305,9 @@ def remove_node(
             leaving.save(state, node)
         change.save()
         for name in present:
-            hardware.path_of(before.directory, name).unlink(missing_ok=True)
+            record = hardware.path_of(before.directory, name)
+            reached.extend([name] if record.exists() else [])
+            record.unlink(missing_ok=True)
         leaving.forget_keys(site.access.known_hosts, gone.values(), change.inventory)
         return without(site, change.inventory)
 
@@ -322,9 +325,9 @@ def remove_node(
         error = None if dead else play(leaving.site(site, list(gone.values()), state / leaving.FOLDER))
         if error is None:
             leaving.forget(state, names)
-            if dead:
+            if dead and reached:
                 told = "was not cleaned: it still has the cluster's munge key. Wipe it before it is used again."
-                screen.say((f"  {fold(names)} ", "bold"), told)
+                screen.say((f"  {fold(reached)} ", "bold"), told)
         return error
 
     if options.print_command:

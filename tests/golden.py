@@ -31,7 +31,7 @@ from clusterctl import secrets
 from clusterctl.lab.podman import as_root, podman_json, remove_containers
 from tests.cluster.lab import CALL_LIMIT, AnyLab, TestLab, clusterctl, podman
 from tests.faults.injury import container, wait_until
-from tests.labs import REPOSITORY, abandoned, lab_name, process_name, snapshots_directory
+from tests.labs import REPOSITORY, abandoned, lab_name, process_name, release, snapshots_directory
 from tests.programs import described, output_of
 
 KEEP = "CLUSTERCTL_KEEP_GOLDEN"
@@ -88,6 +88,7 @@ class Golden:
         self.lab = TestLab(lab_name(purpose or f"gold-{process_name()}"), workers)
         self.folder = snapshots_directory() / self.lab.name
         self._record = self.folder / "snapshot.json"  # written last: a snapshot without it is not complete
+        self._restoring = self.folder / "restoring"  # there while a restore has not come to its end
         self._is_ours = False  # whether this process made it, or chose to use the one that was kept
         self._turn = 0
 
@@ -115,6 +116,10 @@ class Golden:
     def exists(self) -> bool:
         """Return whether there is a complete snapshot."""
         return self._record.exists()
+
+    def disturbed(self) -> bool:
+        """Return whether a restore was interrupted, so that the lab is between two states."""
+        return self._restoring.exists()
 
     def current(self) -> bool:
         """Return whether there is a complete snapshot, and the code is still that which it was made from."""
@@ -159,8 +164,12 @@ class Golden:
         print(f"golden lab {self.lab.name} saved in {phases}")
 
     def restore(self) -> None:
-        """Put the lab back as it was saved, whatever became of it; when that fails, nothing of it is left."""
+        """Put the lab back as it was saved, whatever became of it; when that fails, nothing of it is left.
+
+        Ctrl-C leaves the snapshot, and a lab that has to be restored again.
+        """
         assert self.exists(), f"{self.folder}: no complete snapshot"
+        self._restoring.touch()
         try:
             phases = Phases()
             record = json.loads(self._record.read_text())
@@ -176,6 +185,9 @@ class Golden:
             self.wait()
             phases.end("healthy")
             print(f"golden lab {self.lab.name} restored in {phases}")
+            self._restoring.unlink()
+        except KeyboardInterrupt:
+            raise
         except BaseException:
             self.remove()
             raise
@@ -311,6 +323,8 @@ def remove_abandoned() -> Iterator[str]:
             yield golden.lab.name
         except AssertionError as error:
             yield f"{golden.lab.name} is still there: {error}"
+        finally:
+            release(golden.lab.name)  # its next test process may be killed, too
 
 
 @cache

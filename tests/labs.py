@@ -24,6 +24,12 @@ def lab_name(purpose: str) -> str:
     return name
 
 
+def release(name: str) -> None:
+    """Mark a test lab as no longer used by this process."""
+    if mark := _marks.pop(name, None):
+        mark.close()
+
+
 def abandoned() -> Iterator[str]:
     """Yield the purposes of this checkout's labs and snapshots that no process uses: a killed one left them."""
     for path in sorted({*state_directory().glob(f"{PREFIX}*"), *snapshots_directory().glob(f"{PREFIX}*")}):

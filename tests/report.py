@@ -117,7 +117,7 @@ def not_run(results: Results) -> Iterable[str]:
         name = file if "::" in unit and not unit.startswith("tests/molecule/") else unit
         counts[name] = counts.get(name, 0) + 1
     for name, count in sorted(counts.items()):
-        yield f"{name} ({count})" if count > 1 else name
+        yield f"{name} ({count} long tests)" if count > 1 else name
 
 
 def unfinished(results: Results, now: float | None = None) -> Iterable[str]:

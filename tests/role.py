@@ -41,7 +41,7 @@ def warm(argv: list[str]) -> int:
         return 0
     with step("warm lab"):
         golden.make() if asked.new or not golden.exists() else golden.restore()
-    say(f"lab {golden.lab.name}: clusterctl lab ssh --name {golden.lab.name} head1")
+    say(f"lab {golden.lab.name}: .venv/bin/clusterctl lab ssh --name {golden.lab.name} head1")
     return 0
 
 
@@ -57,7 +57,7 @@ def role(argv: list[str]) -> int:
     with step("warm lab"):
         if not golden.exists():
             golden.make()
-        elif asked.fresh:
+        elif asked.fresh or golden.disturbed():
             golden.restore()
         else:
             golden.lab.up()
@@ -92,4 +92,9 @@ def step(title: str) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit({"role": role, "warm": warm}[sys.argv[1]](sys.argv[2:]))
+    try:
+        sys.exit({"role": role, "warm": warm}[sys.argv[1]](sys.argv[2:]))
+    except KeyboardInterrupt:
+        kept = "scripts/warm resets the lab" if warm_lab().exists() else "there is no warm lab, the next call makes it"
+        say(f"== interrupted; {kept}")
+        sys.exit(130)

@@ -27,6 +27,7 @@ LIMIT_MINUTES = 80.0
 """After that a run is ended; CI's own limit is 90 minutes, and it would print nothing."""
 GRACE = 60.0  # seconds that pytest has to end by itself
 LINT = "lint"
+NOTHING_COLLECTED = 5  # pytest's exit status (pytest.ExitCode)
 TOKEN = "CLUSTERCTL_TEST_RUN"  # in the environment of all that a run starts
 # Processes of containers and their networks: the package cache and the kit are for other labs, too.
 PODMANS = ("aardvark-dns", "conmon", "netavark", "podman", "rootlessport", "runc")
@@ -64,6 +65,12 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     rest = [word for word in argv if word in for_pytest]  # in their order: an option's value stands behind it
     if unknown := [word for word in rest if not word.startswith("-") and "/" not in word and rest[0] == word]:
         parser.error(f"{unknown[0]}: no such layer; choose from {', '.join([*LAYERS, LINT])}, or give a path")
+    for word in rest:
+        path = word.partition("::")[0]
+        if not word.startswith("-") and "/" in path and not Path(path).exists():
+            parser.error(f"{path}: there is no such file")
+    if asked.shard is not None and asked.shard <= 0:
+        parser.error(f"--shard: got {asked.shard:g}, expected more than 0")
     if names and rest:
         parser.error(f"layers ({' '.join(names)}) and pytest's arguments ({' '.join(rest)}) do not go together")
     if asked.shard is not None and (asked.all or names or rest):
@@ -185,12 +192,12 @@ def run(asked: argparse.Namespace, rest: list[str]) -> int:
             say(programs.described(done))
         elif rest:  # pytest chose, not tests/selection.py
             say(done.stdout.rstrip())
-        section("would run", (f"{unit} ({why})" for unit, why in sorted(report.read(DIRECTORY).reasons.items())))
+        selected = [f"{unit} ({why})" for unit, why in sorted(report.read(DIRECTORY).reasons.items())]
+        section("would run", [*selected, *([LINT] if _lints(asked, rest) else [])])
         section("would not run", report.not_run(report.read(DIRECTORY)))
         return done.returncode
-    named = bool(asked.layers)
-    lint = Step(["scripts/lint"], DIRECTORY / "lint.log") if (not named and not rest) or LINT in asked.layers else None
-    tests = Step(pytest_command(asked, rest)) if not named or asked.layers != [LINT] else None
+    lint = Step(["scripts/lint"], DIRECTORY / "lint.log") if _lints(asked, rest) else None
+    tests = Step(pytest_command(asked, rest)) if asked.layers != [LINT] else None
     ended_because = ""
     try:
         for step in filter(None, (tests, lint)):
@@ -203,7 +210,21 @@ def run(asked: argparse.Namespace, rest: list[str]) -> int:
     for step in filter(None, (tests, lint)):
         step.end()
     section("processes that outlived the tests and were ended", end_leftovers())
+    if ended_because:
+        section("labs of ended tests, removed", remove_labs())
     return _report(lint, tests, ended_because, at, time.monotonic() - began, commit)
+
+
+def remove_labs() -> Iterable[str]:
+    """Remove the labs of test processes that are no more; yield their names."""
+    from tests.golden import remove_abandoned  # takes half a second, of which --help and --list have no need
+
+    return remove_abandoned()
+
+
+def _lints(asked: argparse.Namespace, rest: Sequence[str]) -> bool:
+    """Return whether lint runs: with a landing and with everything, and where it is named."""
+    return (not asked.layers and not rest) or LINT in asked.layers
 
 
 def _report(
@@ -230,7 +251,7 @@ def _report(
         code = 1
         section(
             f"tests failed (pytest: exit {tests.process.returncode})",
-            list(report.failures(results)) or ["no test ran; the cause is in pytest's output above"],
+            list(report.failures(results)) or [_nothing_ran(tests.process.returncode)],
         )
     if ended_because:
         code = 1
@@ -241,6 +262,13 @@ def _report(
     if code == 0:
         say(f"all passed in {report.minutes(seconds)}; docs/proof.md lists what each test proves")
     return code
+
+
+def _nothing_ran(status: int) -> str:
+    """Return why no test ran, by pytest's exit status."""
+    if status == NOTHING_COLLECTED:
+        return "no test is what was asked for: pytest's arguments choose none"
+    return "no test ran; the cause is in pytest's output above"
 
 
 def proven(results: report.Results, commit: str) -> dict[str, ledger.Entry]:
@@ -274,8 +302,6 @@ if __name__ == "__main__":
     asked, rest = arguments(sys.argv[1:])
     with alone():
         if not asked.list:
-            from tests.golden import remove_abandoned  # takes half a second, of which --help and --list have no need
-
-            section("labs of killed tests, removed", remove_abandoned())
+            section("labs of killed tests, removed", remove_labs())
         code = run(asked, rest)
     sys.exit(code)

@@ -17,7 +17,12 @@ from clusterctl.lab import image, kit, kit_recipe
 from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models, locked
 from clusterctl.lab.podman import LabError
 
-app = typer.Typer(help="A cluster in containers on this machine, with simulated GPUs.", no_args_is_help=True)
+app = typer.Typer(
+    help="A cluster in containers on this machine, with simulated GPUs.",
+    subcommand_metavar="VERB ...",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 Name = Annotated[str, typer.Option("--name", help="Name of the lab; several can stand side by side.")]
 
 

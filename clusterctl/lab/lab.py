@@ -238,9 +238,9 @@ class Lab:
         settings = self.settings()
         nodes = {node.name: node for node in self.nodes(settings)} if settings else {}
         if name not in nodes:
-            known = f"its nodes: {', '.join(nodes)}"
             if not nodes:
-                known = f"`clusterctl lab up --name {self.name}` makes the lab"
+                raise LabError(f"there is no lab {self.name}; `clusterctl lab up --name {self.name}` makes it")
+            known = f"its nodes: {', '.join(nodes)}"
             raise LabError(f"lab {self.name} has no node {name}; {did_you_mean(name, nodes) or known}")
         return nodes[name]
 

@@ -352,6 +352,7 @@ def module(lab: TestLab, name: str, command: str) -> str:
 @pytest.mark.proves("driver", "Debian's real driver that builds is installed and held; rerun changes nothing.")
 @pytest.mark.proves("driver", "A failed build of Debian's driver names a choice; dpkg stays consistent.")
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_debians_drivers_one_that_builds_and_one_that_does_not(lab: TestLab, tmp_path: Path) -> None:
     """Real packages, for the kernel that Debian carries: some minutes of compiling each."""
     headers = lab.root(NODE, "apt-get -qq update; apt-cache depends linux-headers-amd64")

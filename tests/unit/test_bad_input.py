@@ -920,7 +920,7 @@ _members: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 for _line, _said, _argv in _members:
     command(f"Command line: {_line}", _said, *_argv)
-command("Command line: trust for an unknown node", '--limit: no host "gpu1"', "trust", ".", "gpu1", judged=True)
+command("Command line: trust for an unknown node", 'NODE: no host "gpu1"', "trust", ".", "gpu1", judged=True)
 
 HOSTILE: Mapping[str, str | None] = {
     "ANSIBLE_CONFIG": "hostile.cfg",

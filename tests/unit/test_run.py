@@ -125,7 +125,15 @@ def test_run__no_test_at_all__fails(example: Path) -> None:
     done = ran(example, "no_such_test")
     assert done.returncode == 1
     assert "0 passed" in done.stdout
-    assert "no test ran" in done.stdout
+    assert "pytest's arguments choose none" in done.stdout
+
+
+def test_run__path_that_is_not_there__is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """With several processes pytest would say only that nothing ran."""
+    for word in ("tests/unit/test_nope.py", "tests/unit/test_nope.py::test_a"):
+        with pytest.raises(SystemExit):
+            run.arguments([word])
+        assert "tests/unit/test_nope.py: there is no such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
