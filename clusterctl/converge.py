@@ -280,6 +280,9 @@ def trust(options: Options) -> int:
         new = first_contact.renew(
             site.inventory, site.hosts, site.access, options.accept_new_host_keys, _ask(screen, old)
         )
+        if site.inventory.head in site.hosts and (site.inventory.directory / secrets.FILE).exists():
+            _same_head(site, screen)
+            _keep_head(site, screen)
     for key in new:
         screen.say((f"  {key.node}", "bold"), f"  {key.type}  {key.fingerprint}  recorded")
     if not new:
@@ -312,8 +315,10 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         try:
             with _before_any_change():
                 meet(site, screen)
+                _same_head(site, screen)
                 on_head = stack.enter_context(_locked_head(site))
                 site = prepare(site, screen, on_head.missing)
+                _keep_head(site, screen)
                 _require_lock(site, on_head, screen)
             site = work.begin(site, screen)
         except ClusterctlError as refusal:
@@ -372,6 +377,45 @@ def _locked(site: Site, screen: Screen) -> Iterator[int]:
             found = f"{free} MB free there, expected at least {MIN_STATE_MB} MB"
             raise InputError([Problem(None, str(site.state), found, "a run writes its log there")])
         yield held
+
+
+def _same_head(site: Site, screen: Screen) -> None:
+    """See that the head is the one that was last given the cluster's secrets, or that somebody stands up for it."""
+    from clusterctl import known_head
+
+    options, directory = site.options, site.inventory.directory
+    before = known_head.load(directory)
+    if before is None or options.new_head or options.accept_new_host_keys:
+        return
+    if not (told := list(known_head.changes(before, known_head.of(site.inventory, site.access)))):
+        return
+    name = site.inventory.head.name
+    if options.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        hint = f"if that is right: clusterctl trust {site.inventory.path} {name}, on a terminal"
+        raise InputError(
+            [
+                Problem(None, name, f"not the head that this machine gave the cluster's secrets; {one}", hint)
+                for one in told
+            ]
+        )
+    screen.say((f"  {name}", "bold"), " is not the head that this machine last gave the cluster's secrets:")
+    for one in told:
+        screen.say(f"    {one}")
+    with contextlib.suppress(EOFError):
+        if input("Is that right? Type yes to give them to this one: ").strip().lower() == "yes":
+            return
+    raise InputError([Problem(None, name, "was given nothing: the answer was not yes")])
+
+
+def _keep_head(site: Site, screen: Screen) -> None:
+    from clusterctl import known_head
+
+    head = known_head.of(site.inventory, site.access)
+    try:
+        if head.keys and head != known_head.load(site.inventory.directory):
+            known_head.save(site.inventory.directory, head)
+    except OSError as error:
+        screen.say(f"That {head.name} is the head could not be kept on this machine: {error.strerror}")
 
 
 def _locked_head(site: Site) -> contextlib.AbstractContextManager[Any]:

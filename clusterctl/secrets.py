@@ -107,9 +107,17 @@ def password_of(file: Path) -> str:
 
 
 def forget(directory: Path) -> None:
-    """Remove the vault password of a cluster that is gone for good; one in a file of the user's own choice stays."""
-    if "CLUSTERCTL_VAULT_PASSWORD_FILE" not in os.environ and (directory / FILE).exists():
+    """Forget head and vault password of a cluster that is gone for good; a file of the user's own choice stays."""
+    if not (directory / FILE).exists():
+        return
+    head_file(directory).unlink(missing_ok=True)
+    if "CLUSTERCTL_VAULT_PASSWORD_FILE" not in os.environ:
         _password_path(_label(directory / FILE)).unlink(missing_ok=True)
+
+
+def head_file(directory: Path) -> Path:
+    """Return the file of this machine that keeps who the cluster's head is (known_head.py)."""
+    return configuration() / "heads" / f"{_label(directory / FILE)}.json"
 
 
 def redactor(directory: Path, sudo_password: str | None = None) -> Redactor:
@@ -182,10 +190,14 @@ def _label(path: Path) -> str:
 def _password_path(label: str) -> Path:
     if override := os.environ.get("CLUSTERCTL_VAULT_PASSWORD_FILE"):
         return Path(override).expanduser().absolute()
+    return configuration() / "vault" / label
+
+
+def configuration() -> Path:
+    """Return the directory of what the user keeps on this machine, apart from any cluster's directory."""
     configured = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     # The XDG base directory specification has relative paths ignored.
-    config = configured if configured.is_absolute() else Path("~/.config").expanduser()
-    return config / "clusterctl" / "vault" / label
+    return (configured if configured.is_absolute() else Path("~/.config").expanduser()) / "clusterctl"
 
 
 def _password(label: str, create: bool = False) -> bytes:

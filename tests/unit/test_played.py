@@ -32,6 +32,8 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock: Any = SimpleNamespace(missing=None)
     monkeypatch.setattr(converge, "meet", lambda *_: None)
     monkeypatch.setattr(converge, "prepare", lambda site, *_: site)
+    monkeypatch.setattr(converge, "_same_head", lambda *_: None)
+    monkeypatch.setattr(converge, "_keep_head", lambda *_: None)
     monkeypatch.setattr(converge, "_locked_head", lambda _: contextlib.nullcontext(lock))
     monkeypatch.setattr(converge, "_redactor", lambda *_, **__: Redactor([]))
     monkeypatch.setattr(secrets, "ensure", lambda *_: None)

@@ -1,0 +1,143 @@
+"""The head that a run gives the cluster's secrets is the one that got them before, or somebody stands up for it."""
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from clusterctl import converge, hardware, home, known_head, known_hosts, secrets
+from clusterctl.converge import Options
+from clusterctl.errors import InputError
+from clusterctl.known_hosts import HostKey
+from clusterctl.screen import Screen
+
+from .test_hardware import NOW, reply
+
+INVENTORY = """\
+all:
+  vars: {cluster_name: aurora}
+  children:
+    slurm_head: {hosts: {head1: {ansible_host: ADDRESS}}}
+    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}}}
+"""
+
+
+class Stream(io.StringIO):
+    encoding = "utf-8"
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster's directory with secrets, host key and record of its head."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("CLUSTERCTL_VAULT_PASSWORD_FILE", raising=False)
+    made = tmp_path / "aurora"
+    (made / "hardware").mkdir(parents=True)
+    (made / "inventory.yaml").write_text(INVENTORY.replace("ADDRESS", "10.0.0.10"))
+    secrets.ensure(made, "aurora")
+    shows(made, "10.0.0.10")
+    hardware.save(made, hardware.from_reply("head1", reply() | {"gpus": [], "machine_id": "a" * 32}, NOW))
+    return made
+
+
+def shows(directory: Path, name: str) -> None:
+    """Have a new host key on record for a name."""
+    key = paramiko.ECDSAKey.generate()
+    line = f"{name} {key.get_name()} {key.get_base64()}"
+    known_hosts.replace(directory / home.KNOWN_HOSTS, HostKey("head1", name, key.get_name(), key.fingerprint, line))
+
+
+def site(directory: Path, **more: object) -> converge.Site:
+    return converge.load(replace(Options("bootstrap", directory / "inventory.yaml"), **more))  # type: ignore[arg-type]
+
+
+def screen() -> Screen:
+    return Screen(Stream())
+
+
+def moves(directory: Path) -> None:
+    (directory / "inventory.yaml").write_text(INVENTORY.replace("ADDRESS", "10.9.9.9"))
+    known = directory / home.KNOWN_HOSTS
+    known.write_text(known.read_text().replace("10.0.0.10", "10.9.9.9"))
+
+
+def shows_another_key(directory: Path) -> None:
+    shows(directory, "10.0.0.10")
+
+
+def is_another_machine(directory: Path) -> None:
+    hardware.save(directory, hardware.from_reply("head1", reply() | {"gpus": [], "machine_id": "b" * 32}, NOW))
+
+
+CHANGES = {"address": moves, "host key": shows_another_key, "machine id": is_another_machine}
+
+
+@pytest.mark.proves("secrets", "A head with another address, host key or machine gets no secrets unasked.")
+@pytest.mark.parametrize("what", CHANGES)
+def test_same_head__directory_names_another__is_refused_without_a_terminal(directory: Path, what: str) -> None:
+    converge._keep_head(site(directory), screen())
+    converge._same_head(site(directory), screen())
+    CHANGES[what](directory)
+    with pytest.raises(InputError, match=rf"its {what}: .* before, .* now.*\n?.*clusterctl trust .*head1"):
+        converge._same_head(site(directory), screen())
+
+
+@pytest.mark.parametrize(("answer", "goes_on"), [("yes", True), ("y", False), ("", False)])
+def test_same_head__terminal__asks(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, answer: str, goes_on: bool
+) -> None:
+    converge._keep_head(site(directory), screen())
+    moves(directory)
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda _: answer)
+    with contextlib.nullcontext() if goes_on else pytest.raises(InputError, match="was given nothing"):
+        converge._same_head(site(directory), screen())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"new_head": True}, id="--new-head"),
+        pytest.param({"accept_new_host_keys": True}, id="--accept-new-host-keys"),
+    ],
+)
+def test_same_head__operator_has_said_so__is_not_asked(directory: Path, given: dict[str, object]) -> None:
+    converge._keep_head(site(directory), screen())
+    moves(directory)
+    converge._same_head(site(directory, **given), screen())
+
+
+@pytest.mark.parametrize("change", [lambda path: (path / home.KNOWN_HOSTS).write_text(""), lambda path: None])
+def test_same_head__nothing_new__is_not_asked(directory: Path, change: Callable[[Path], object]) -> None:
+    """A key that is no longer on record is asked for by preflight."""
+    converge._keep_head(site(directory), screen())
+    change(directory)
+    converge._same_head(site(directory), screen())
+
+
+def test_keep_head__cluster_is_gone__forgets_it(directory: Path) -> None:
+    converge._keep_head(site(directory), screen())
+    kept = secrets.head_file(directory)
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert known_head.load(directory) is not None
+    kept.write_text("{}")
+    assert known_head.load(directory) is None
+    secrets.forget(directory)
+    assert not kept.exists()
+
+
+def test_keep_head__home_is_read_only__is_said(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    monkeypatch.setattr(known_head, "save", refuse)
+    on = screen()
+    converge._keep_head(site(directory), on)
+    assert isinstance(on.file, Stream)
+    assert "Read-only file system" in on.file.getvalue()
