@@ -259,8 +259,10 @@ END
 
 
 @pytest.mark.proves("check", "Users' connections to the head's health port start no process.")
-@pytest.mark.parametrize("node", ["gpu01", "head1"])
-def test_health_port__users_connect__are_rejected_before_a_program_starts(lab: TestLab, node: str) -> None:
+@pytest.mark.parametrize(("node", "of_root"), [("gpu01", 599), ("head1", 598)])
+def test_health_port__users_connect__are_rejected_before_a_program_starts(
+    lab: TestLab, node: str, of_root: int
+) -> None:
     """Who could keep their node from being heard, and root's processor at work, by connections that say nothing."""
     address, port = lab.root("gpu01", READ_HEAD).split()
     accepted = "systemctl show --property=NAccepted --value slurm-health.socket"
@@ -269,7 +271,7 @@ def test_health_port__users_connect__are_rejected_before_a_program_starts(lab: T
     as_user = lab.root(node, f"runuser -u nobody -- {speak.format(address, port, 0)} 2>&1 || :")
     assert "ConnectionRefusedError" in as_user
     assert lab.root("head1", accepted) == before
-    assert re.search(r"b'[0-9a-f]{32}\\n'", lab.root("gpu01", speak.format(address, port, 599)))
+    assert re.search(r"b'[0-9a-f]{32}\\n'", lab.root("gpu01", speak.format(address, port, of_root)))
     assert int(lab.root("head1", accepted)) > int(before)
 
 
