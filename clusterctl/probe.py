@@ -675,8 +675,8 @@ def is_slurmstepd(process: str) -> bool:
         program = os.readlink(process + "/exe")
     except OSError:  # it has ended, or is the kernel's own
         return False
-    # It may have been replaced meanwhile, or be about to be.
-    ours = re.search(r"/slurmstepd(\.dpkg-\w+|;[0-9a-f]+)?( \(deleted\))?$", program)
+    # Debian calls it slurmstepd-wlm, and one that was replaced meanwhile is "(deleted)".
+    ours = re.search(r"/slurmstepd[^/]*$", program)
     return bool(ours and re.search(r"^Uid:\s+0\s", read(process + "/status"), re.M))
 
 

@@ -145,8 +145,8 @@ def is_slurmstepd(process):
         program = os.readlink(str(process / "exe"))  # noqa: PTH115 (Python 3.8)
     except OSError:  # it has ended, or is the kernel's own
         return False
-    # It may have been replaced meanwhile, or be about to be.
-    ours = re.search(r"/slurmstepd(\.dpkg-\w+|;[0-9a-f]+)?( \(deleted\))?$", program)
+    # Debian calls it slurmstepd-wlm, and one that was replaced meanwhile is "(deleted)".
+    ours = re.search(r"/slurmstepd[^/]*$", program)
     return bool(ours and re.search(r"(?m)^Uid:\s+0\s", text(process / "status")))
 
 

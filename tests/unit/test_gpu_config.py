@@ -265,7 +265,9 @@ def test_the_health_checks_stop_the_same_services() -> None:
 @pytest.mark.parametrize(
     ("title", "program", "user", "job"),
     [
-        ("slurmstepd: [7.extern]", "/usr/sbin/slurmstepd", 0, True),
+        ("slurmstepd: [7.extern]", "/usr/sbin/slurmstepd", 0, True),  # EPEL's
+        ("slurmstepd: [7.extern]", "/usr/sbin/slurmstepd-wlm", 0, True),  # Debian's
+        ("slurmstepd: [7.extern]", "/usr/sbin/slurmstepd-wlm (deleted)", 0, True),
         ("slurmstepd: [7.extern]", "/usr/sbin/slurmstepd.dpkg-tmp (deleted)", 0, True),
         ("slurmstepd: [7.extern]", "/usr/sbin/slurmstepd;65a1b2c3 (deleted)", 0, True),
         ("slurmstepd: [7.extern]", "/usr/sbin/slurmstepd", 5001, False),

@@ -206,8 +206,8 @@ def jobs(proc: Path = Path("/proc")) -> bool:
     for path in proc.glob("[0-9]*"):
         try:
             named = (path / "cmdline").read_bytes().startswith(b"slurmstepd: [")
-            # It may have been replaced meanwhile, or be about to be.
-            ours = r"/slurmstepd(\.dpkg-\w+|;[0-9a-f]+)?( \(deleted\))?$"
+            # Debian calls it slurmstepd-wlm, and one that was replaced meanwhile is "(deleted)".
+            ours = r"/slurmstepd[^/]*$"
             if (
                 named
                 and re.search(ours, os.readlink(path / "exe"))
