@@ -298,7 +298,7 @@ time.sleep(600)
 
 @pytest.mark.proves("upgrade", "A user's process that passes for Slurm's blocks no upgrade or restore.")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
-def test_jobs__forged_by_a_user__are_none() -> None:
+def test_jobs__forged_by_a_user__are_none(tmp_path: Path) -> None:
     """A real process: its title and the owner of its files say that it is Slurm's."""
     argv = ["slurmstepd: [424242.0]", "-c", FORGED]
     with started(argv, executable=sys.executable, stdout=subprocess.PIPE) as process:
@@ -307,8 +307,9 @@ def test_jobs__forged_by_a_user__are_none() -> None:
         files = Path(f"/proc/{process.pid}")
         assert (files / "cmdline").read_bytes().startswith(b"slurmstepd: [424242.0]\0")
         assert (files / "cmdline").stat().st_uid == 0
-        assert not CONFIG.jobs()
-        assert "424242" not in nvidia_kernel.jobs() + probe.jobs()
+        (tmp_path / str(process.pid)).symlink_to(files)  # labs on this machine may have jobs
+        assert not CONFIG.jobs(tmp_path)
+        assert nvidia_kernel.jobs(str(tmp_path)) == probe.jobs(str(tmp_path)) == []
 
 
 def test_a_dead_driver_holds_up_what_is_asked_for_alone(
