@@ -281,7 +281,8 @@ def trust(options: Options) -> int:
             site.inventory, site.hosts, site.access, options.accept_new_host_keys, _ask(screen, old)
         )
         if site.inventory.head in site.hosts and (site.inventory.directory / secrets.FILE).exists():
-            _same_head(site, screen)
+            if site.inventory.head.name not in {key.node for key in new}:  # else somebody has just agreed to its key
+                _same_head(site, screen)
             _keep_head(site, screen)
     for key in new:
         screen.say((f"  {key.node}", "bold"), f"  {key.type}  {key.fingerprint}  recorded")
@@ -380,27 +381,27 @@ def _locked(site: Site, screen: Screen) -> Iterator[int]:
 
 
 def _same_head(site: Site, screen: Screen) -> None:
-    """See that the head is the one that was last given the cluster's secrets, or that somebody stands up for it."""
+    """See that the head is the one that last got the cluster's secrets, or ask; InputError where nobody agrees."""
     from clusterctl import known_head
 
     options, directory = site.options, site.inventory.directory
     before = known_head.load(directory)
     if before is None or options.new_head or options.accept_new_host_keys:
         return
-    if not (told := list(known_head.changes(before, known_head.of(site.inventory, site.access)))):
+    if not (changes := list(known_head.changes(before, known_head.of(site.inventory, site.access)))):
         return
     name = site.inventory.head.name
     if options.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         hint = f"if that is right: clusterctl trust {site.inventory.path} {name}, on a terminal"
         raise InputError(
             [
-                Problem(None, name, f"not the head that this machine gave the cluster's secrets; {one}", hint)
-                for one in told
+                Problem(None, name, f"not the head that this machine gave the cluster's secrets; {change}", hint)
+                for change in changes
             ]
         )
     screen.say((f"  {name}", "bold"), " is not the head that this machine last gave the cluster's secrets:")
-    for one in told:
-        screen.say(f"    {one}")
+    for change in changes:
+        screen.say(f"    {change}")
     with contextlib.suppress(EOFError):
         if input("Is that right? Type yes to give them to this one: ").strip().lower() == "yes":
             return

@@ -326,8 +326,8 @@ def remove_node(
         if error is None:
             leaving.forget(state, names)
             if dead and reached:
-                told = "was not cleaned: it still has the cluster's munge key. Wipe it before it is used again."
-                screen.say((f"  {fold(reached)} ", "bold"), told)
+                warning = "was not cleaned: it still has the cluster's munge key. Wipe it before it is used again."
+                screen.say((f"  {fold(reached)} ", "bold"), warning)
         return error
 
     if options.print_command:

@@ -96,6 +96,7 @@ END
 
 munge_and_exporter() { # IP: both need their packages' users and programs
   base64 -d <<<"$MUNGE_KEY" | put /etc/munge/munge.key 0400 munge
+  install -d /var/lib/clusterctl-metrics
   put /etc/systemd/system/prometheus-node-exporter.service.d/cluster.conf <<END
 [Unit]
 Wants=network-online.target

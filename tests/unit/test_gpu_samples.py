@@ -69,8 +69,8 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
             ("systemctl", "show"): "ActiveState=inactive\nUnitFileState=\n",
         }
         monkeypatch.setattr(HEALTH, "ask", lambda *argv, **_: answers[argv[:2]])
+        state = given.pop("state", {"cursor": "", "xids": {}, "stuck": 0})
         known = {"xids": XIDS, "skip": ["advice"], "gpus": gpus or recorded(document), **given}
-        state = {"cursor": "", "xids": {}, "stuck": 0}
         return [(one.check, one.text, one.drains) for one in HEALTH.Look(GIVEN | known, state).run()]
 
     return look
@@ -232,8 +232,11 @@ def test_errors__name_that_is_not_utf8__is_seen(find: Find) -> None:
 def test_look__xid_that_nvidia_says_nothing_of__is_advice(find: Find) -> None:
     t4 = DOCUMENTS["telegraf-tesla-t4"]
     place = recorded(t4)[0]["pci"].partition(".")[0]
-    found = find(t4, log=line(f"NVRM: Xid (PCI:{place}): 167, PCIE_FATAL_TIMEOUT"))
-    assert found == [("xid", "GPU 0: XID 167, of which NVIDIA says nothing yet", False)]
+    state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
+    expected = [("xid", "GPU 0: XID 167, not in NVIDIA's catalog", False)]
+    assert find(t4, log=line(f"NVRM: Xid (PCI:{place}): 167, PCIE_FATAL_TIMEOUT"), state=state) == expected
+    assert state["xids"] == {}, "no alert of it, and no reset"
+    assert find(t4, state=state) == expected, "until a diagnosis: whoever looks later is told, too"
 
 
 @pytest.mark.parametrize("name", MATRICES)

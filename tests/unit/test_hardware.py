@@ -654,6 +654,17 @@ def test_a_firewall_of_others_is_noticed(tmp_path: Path) -> None:
 THREE = ("2g.20gb", "2g.20gb", "3g.40gb")
 
 
+def test_renewed__record_of_an_older_clusterctl__gets_the_lanes_once() -> None:
+    """They were not recorded; what is in use at the next contact is, and stays."""
+    old, now = hardware.from_reply("gpu01", reply(), NOW), reply()
+    assert [gpu.pcie_lanes for gpu in old.gpus] == [None, None]
+    for lanes in (8, 4):
+        for gpu in now["gpus"]:
+            gpu["pcie_lanes"] = lanes
+        old = hardware.renewed(old, hardware.from_reply("gpu01", now, NOW)) or old
+        assert [gpu.pcie_lanes for gpu in old.gpus] == [8, 8]
+
+
 @pytest.mark.parametrize(
     ("said", "means"),
     [

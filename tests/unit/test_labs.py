@@ -61,3 +61,21 @@ def test_remove_abandoned__each_lab__is_removed_unless_it_is_to_be_kept(monkeypa
         f"{labs.PREFIX}gold-gw2",
         f"{labs.PREFIX}stuck is still there: exit 1",  # this process tries again, as at its end
     ]
+
+
+def test_restore__ctrl_c__keeps_the_snapshot_and_says_that_the_lab_is_disturbed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(_: golden.Golden) -> None:
+        raise KeyboardInterrupt
+
+    removed: list[str] = []
+    monkeypatch.setattr(golden.Golden, "_remove_nodes", interrupt)
+    monkeypatch.setattr(golden.Golden, "remove", lambda lab: removed.append(lab.lab.name))
+    lab = golden.Golden(labs.WARM, workers=1)
+    lab.folder.mkdir(parents=True)
+    (lab.folder / "snapshot.json").write_text("{}")
+    assert not lab.disturbed()
+    with pytest.raises(KeyboardInterrupt):
+        lab.restore()
+    assert (lab.exists(), lab.disturbed(), removed) == (True, True, [])

@@ -109,12 +109,11 @@ def test_run__proof_fails_before_slurm_has_the_new_gpus__counts_the_second_time(
     assert played == ["head1,gpu01,gpu02", "head1,gpu02"]
 
 
-@pytest.mark.usefixtures("_alone")
-def test_run__driver_without_a_gpu__plays_the_node_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its proof was left to the second time, and there is no third."""
-    bare = reply() | {"gpus": [], "driver_version": None}
-    (tmp_path / "hardware").mkdir()
-    hardware.save(tmp_path, hardware.from_reply("gpu02", bare, NOW))
+BARE = reply() | {"gpus": [], "driver_version": None}
+
+
+def a_driver_comes(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> list[str]:
+    """Let each play give gpu02 a driver, and the node answer so afterwards; return the hosts of each play."""
     played: list[str] = []
 
     def play(site: Site, kept: Any, ledger: Any, *_: Any, **__: Any) -> tuple[None, None]:
@@ -125,8 +124,17 @@ def test_run__driver_without_a_gpu__plays_the_node_once_more(tmp_path: Path, mon
         return None, None
 
     monkeypatch.setattr(converge, "play", play)
-    answer = SimpleNamespace(facts=SimpleNamespace(hardware=hardware.from_reply("gpu02", bare, NOW)))
+    answer = SimpleNamespace(facts=SimpleNamespace(hardware=hardware.from_reply("gpu02", found, NOW)))
     monkeypatch.setattr(contact, "ask", lambda *_: answer)
+    return played
+
+
+@pytest.mark.usefixtures("_alone")
+def test_run__driver_without_a_gpu__plays_the_node_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its proof was left to the second time, and there is no third."""
+    (tmp_path / "hardware").mkdir()
+    hardware.save(tmp_path, hardware.from_reply("gpu02", BARE, NOW))
+    played = a_driver_comes(monkeypatch, BARE)
     assert converge.run(Options("bootstrap", tmp_path)) == 0
     assert played == ["head1,gpu01,gpu02", "head1,gpu02"]
 
@@ -142,19 +150,8 @@ def test_run__a_node_got_a_driver__plays_it_once_more_with_its_record(
     """
     (tmp_path / "hardware").mkdir()
     for name in ("gpu01", "gpu02"):
-        hardware.save(tmp_path, hardware.from_reply(name, reply() | {"gpus": [], "driver_version": None}, NOW))
-    played: list[str] = []
-
-    def play(site: Site, kept: Any, ledger: Any, *_: Any, **__: Any) -> tuple[None, None]:
-        played.append(",".join(host.name for host in site.hosts))
-        ledger.add(PlaybookStarted(()))
-        built = Change("kernel module", "nvidia", "580.95.05 loaded")
-        ledger.add(Result("gpu02", "nvidia_driver", "t", "", "changed", changes=(built,)))
-        return None, None
-
-    monkeypatch.setattr(converge, "play", play)
-    answer = SimpleNamespace(facts=SimpleNamespace(hardware=hardware.from_reply("gpu02", reply(), NOW)))
-    monkeypatch.setattr(contact, "ask", lambda *_: answer)
+        hardware.save(tmp_path, hardware.from_reply(name, BARE, NOW))
+    played = a_driver_comes(monkeypatch, reply())
     assert converge.run(Options("bootstrap", tmp_path)) == 0
     assert played == ["head1,gpu01,gpu02", "head1,gpu02"]
     assert len(hardware.load(hardware.path_of(tmp_path, "gpu02")).gpus) == 2

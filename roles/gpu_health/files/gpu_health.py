@@ -81,7 +81,7 @@ MEANINGS = {
     140: "unrecovered ECC error",
     143: "GPU could not be initialised",
     151: "key rotation error",
-    155: "NVLink error told by software",
+    155: "NVLink error reported by software",
     156: "resource retirement",
     158: "fatal timeout",
 }
@@ -365,16 +365,18 @@ class Look:
 
     def xid(self) -> Iterator[Finding]:
         """The driver has logged no error of the hardware since the last diagnosis that passed."""
-        kept = {place: codes for place, codes in self.state["xids"].items() if self.is_known(place)}
+        kept = {
+            kind: {place: codes for place, codes in self.state.get(kind, {}).items() if self.is_known(place)}
+            for kind in ("xids", "unexplained")
+        }
         for place, code, when in self.new_xids():
-            if code.isdecimal() and int(code) in NEW_XIDS and int(code) not in self.given["xids"]:
-                yield Finding("xid", f"{self.name(place)}: XID {code}, of which NVIDIA says nothing yet", drains=False)
-            else:
-                kept.setdefault(place, {})[code] = when
-        self.state["xids"] = kept
-        for place, codes in kept.items():
-            for code in sorted(codes, key=lambda code: (len(code), code)):
-                yield Finding("xid", f"{self.name(place)}: {meaning(place, code)}")
+            new = code.isdecimal() and int(code) in NEW_XIDS and int(code) not in self.given["xids"]
+            kept["unexplained" if new else "xids"].setdefault(place, {})[code] = when
+        self.state.update(kept)
+        for kind, places in kept.items():
+            for place, codes in places.items():
+                for code in sorted(codes, key=lambda code: (len(code), code)):
+                    yield Finding("xid", f"{self.name(place)}: {meaning(place, code)}", drains=kind == "xids")
 
     def is_known(self, place: str) -> bool:
         """Tell whether a place is that of a recorded GPU, or a switch: no other line is the driver's own."""
@@ -422,7 +424,7 @@ class Look:
     def pcie(self) -> Iterator[Finding]:
         """All lanes are in use that were when it was recorded, at the generation that card and slot can do under load.
 
-        Idle, the generation falls. The lanes of a card may be more than its slot's (`width`, of which nothing follows).
+        Idle, the generation falls. A card may have more lanes than its slot.
         """
         for gpu, record in self.recorded():
             link = "pci/pci_gpu_link_info"
@@ -616,7 +618,9 @@ def meaning(place: str, code: str) -> str:
         return f"SXid {code}, fatal"
     if code == NO_START:
         return "the driver could not start it"
-    what = "fatal NVLink error" if int(code) in NVLINK_XIDS else MEANINGS.get(int(code), "an error of the hardware")
+    number = int(code)
+    what = MEANINGS.get(number, "an error of the hardware")
+    what = "fatal NVLink error" if number in NVLINK_XIDS else "not in NVIDIA's catalog" if number in NEW_XIDS else what
     return f"XID {code}, {what}"
 
 
@@ -880,7 +884,7 @@ def diagnose(given: Data, state: Data) -> tuple[list[Finding], Look]:
     if not any(finding.drains for finding in found) and shutil.which("dcgmi", path=ENVIRONMENT["PATH"]):
         found += run_dcgm()
     if not any(finding.drains for finding in found):
-        state["xids"] = {}
+        state.update(xids={}, unexplained={})
     return found, seen
 
 
