@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the fuzz tests try the same examples each time, so that a change is checked by itself; long ones try new."""
+    """Let the fuzz tests try the same examples each time, so that a change is checked by itself; long ones try new.
+
+    And let the programs under test hear Ctrl-C: a shell starts what runs behind it with SIGINT ignored, and that is
+    inherited.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("same", derandomize=True)
     settings.load_profile("same")
     if config.getoption("--record") and not hasattr(config, "workerinput"):
