@@ -380,15 +380,21 @@ echo '/usr/local/bin/tell >&2' > /home/ops/.bashrc
 """
 
 
-@pytest.mark.proves("secrets", "Secrets that a node prints in many encodings are redacted on screen and in logs.")
-@pytest.mark.proves("untrusted", "Control characters from a node reach neither screen nor logs.")
-def test_a_node_that_tells_what_it_knows(site: Site) -> None:
+@pytest.fixture(scope="module")
+def telling(site: Site) -> Run:
+    """What bootstrap says when gpu01 prints all that it knows."""
     told = [payload(site), "\x1b]0;title\x07\x1b[31mred\x9b2J", "\u202eback to front"]
     for value in site.canaries.all().values():
         told += [form(value.encode()).decode() for name, form in FORMS.items() if name != "base64 of base64"]
     script = f"#!/usr/bin/python3\nimport sys\nsys.stdout.buffer.write({chr(10).join(told)!r}.encode() + b'\\n')\n"
     site.lab.ssh("gpu01", "sudo", "sh", "-euc", quote(TELLS), stdin=script)
-    run = site.run("bootstrap")
+    return site.run("bootstrap")
+
+
+@pytest.mark.proves("secrets", "Secrets that a node prints in many encodings are redacted on screen and in logs.")
+@pytest.mark.proves("untrusted", "Control characters from a node reach neither screen nor logs.")
+def test_a_node_that_tells_what_it_knows(site: Site, telling: Run) -> None:
+    run = telling
     assert run.code == 4, run.text
     assert run.directory
     assert run.processes["processes"] == {}
@@ -403,6 +409,7 @@ def test_a_node_that_tells_what_it_knows(site: Site) -> None:
 
 @pytest.mark.proves("secrets", "`verify`, `status` and `validate` show no secret that a node prints.")
 @pytest.mark.long
+@pytest.mark.usefixtures("telling")
 @pytest.mark.parametrize("verb", ["verify", "status", "validate"])
 def test_other_verbs_on_a_node_that_tells(site: Site, verb: str) -> None:
     run = site.run(*command(site, verb))
@@ -412,6 +419,7 @@ def test_other_verbs_on_a_node_that_tells(site: Site, verb: str) -> None:
 
 
 @pytest.mark.proves("untrusted", "GPU, host and system names, facts and messages are never run as templates.")
+@pytest.mark.usefixtures("telling")
 def test_text_from_a_node_is_never_a_template(site: Site) -> None:
     """It stood in the record of the hardware, in facts, and in messages of every run before."""
     record = json.loads((site.cluster / "hardware/gpu01.json").read_text())
