@@ -392,7 +392,7 @@ def _same_head(site: Site, screen: Screen) -> None:
         return
     name = site.inventory.head.name
     if options.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        hint = f"if that is right: clusterctl trust {site.inventory.path} {name}, on a terminal"
+        hint = f"if that is right: clusterctl trust {options.given} {name}, on a terminal"
         raise InputError(
             [
                 Problem(None, name, f"not the head that this machine gave the cluster's secrets; {change}", hint)

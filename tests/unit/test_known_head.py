@@ -87,6 +87,16 @@ def test_same_head__directory_names_another__is_refused_without_a_terminal(direc
         converge._same_head(site(directory), screen())
 
 
+def test_same_head__of_a_plan__names_the_inventory_that_was_given(directory: Path, tmp_path: Path) -> None:
+    """A plan is played on a copy of the directory, which is gone when the message is read."""
+    converge._keep_head(site(directory), screen())
+    is_another_machine(directory)
+    asked = site(directory)
+    asked = replace(asked, options=replace(asked.options, given=tmp_path / "as-typed.yaml"))
+    with pytest.raises(InputError, match=rf"clusterctl trust {tmp_path}/as-typed.yaml head1"):
+        converge._same_head(asked, screen())
+
+
 @pytest.mark.parametrize(("answer", "goes_on"), [("yes", True), ("y", False), ("", False)])
 def test_same_head__terminal__asks(
     directory: Path, monkeypatch: pytest.MonkeyPatch, answer: str, goes_on: bool
