@@ -179,7 +179,7 @@ def load(options: Options, inventory: Inventory | None = None) -> Site:
     """
     inventory = inventory or home.load(options.inventory)
     hosts = _select(inventory, options.limit, "NODE" if options.verb == "trust" else "--limit")
-    return Site(options, inventory, hosts, route.Access(inventory.directory / home.KNOWN_HOSTS))
+    return Site(options, inventory, hosts, route.Access(inventory.directory / home.KNOWN_HOSTS, given=options.given))
 
 
 def authorise(site: Site) -> Site:

@@ -98,9 +98,9 @@ def each(hosts: Sequence[Host], work: Callable[[Host], R]) -> dict[str, R]:
 # --- host keys --------------------------------------------------------------------------------------------------------
 
 
-def _verify(host: Host, name: str, shown: paramiko.PKey, known_hosts: Path) -> None:
+def _verify(host: Host, name: str, shown: paramiko.PKey, access: Access) -> None:
     """Refuse a key that is not the recorded one. `fingerprint` is SHA256, as ssh-keygen -l prints it."""
-    accepted, revoked = trusted.keys(known_hosts, name)
+    accepted, revoked = trusted.keys(access.known_hosts, name)
     new = f"{shown.get_name()} {shown.fingerprint}"
     if any(key.asbytes() == shown.asbytes() for key in revoked):
         raise ContactError(Failure.HOST_KEY_CHANGED, f"shows a revoked host key: {new}")
@@ -109,11 +109,11 @@ def _verify(host: Host, name: str, shown: paramiko.PKey, known_hosts: Path) -> N
     if not accepted:
         raise ContactError(
             Failure.HOST_KEY_UNKNOWN,
-            f"shows a host key that is not in {known_hosts.name}: {new}",
+            f"shows a host key that is not in {access.known_hosts.name}: {new}",
             f"compare it on the node's console ({_show(shown)}), then run again with --accept-new-host-keys",
         )
     old = ", ".join(f"{key.get_name()} {key.fingerprint}" for key in accepted)
-    trust = shlex.join(["clusterctl", "trust", str(known_hosts.parent), host.name])
+    trust = shlex.join(["clusterctl", "trust", str(access.given or access.known_hosts.parent), host.name])
     raise ContactError(
         Failure.HOST_KEY_CHANGED,
         f"shows another host key than the recorded one: old {old}, new {new}",
@@ -423,7 +423,7 @@ def _connect(host: Host, access: Access) -> "Session":
             accepted, _ = trusted.keys(access.known_hosts, way.name)
             transport = _handshake(way, line, {key.get_name() for key in accepted}, deadline)
             try:
-                _verify(host, way.name, transport.get_remote_server_key(), access.known_hosts)
+                _verify(host, way.name, transport.get_remote_server_key(), access)
                 _authenticate(host, way, line, transport, deadline)
             except BaseException:
                 transport.close()

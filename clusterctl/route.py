@@ -43,6 +43,8 @@ class Access:
 
     known_hosts: Path
     sudo_password: str | None = field(default=None, repr=False)
+    given: Path | None = None
+    """The inventory as it was typed, for the commands that we suggest; a plan reads a copy, which is soon gone."""
 
 
 def of(host: Host) -> Route:

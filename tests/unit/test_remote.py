@@ -94,6 +94,16 @@ def test_a_changed_host_key_is_refused_before_we_say_who_we_are(tmp_path: Path, 
     assert node.attempts == []
 
 
+def test_a_changed_host_key__of_a_plan__names_the_inventory_that_was_given(tmp_path: Path, node: Server) -> None:
+    """Its known_hosts is that of a copy of the directory, which is gone when the message is read."""
+    (tmp_path / "known_hosts").write_text(known(node.port, ed25519(tmp_path / "old")))
+    with pytest.raises(ContactError) as caught:
+        remote.connect(
+            host(node.port, tmp_path / "id"), Access(tmp_path / "known_hosts", given=Path("aurora/inventory.yaml"))
+        )
+    assert "clusterctl trust aurora/inventory.yaml gpu01" in caught.value.hint
+
+
 def test_a_revoked_host_key_is_refused_though_it_is_known(tmp_path: Path, node: Server) -> None:
     line = known(node.port, *node.host_keys)
     (tmp_path / "known_hosts").write_text(f"{line}@revoked {line.replace('127.0.0.1', '*')}")
