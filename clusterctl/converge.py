@@ -281,7 +281,8 @@ def trust(options: Options) -> int:
             site.inventory, site.hosts, site.access, options.accept_new_host_keys, _ask(screen, old)
         )
         if site.inventory.head in site.hosts and (site.inventory.directory / secrets.FILE).exists():
-            if site.inventory.head.name not in {key.node for key in new}:  # else somebody has just agreed to its key
+            # Whoever has just agreed to the head's new host key is not asked about the head once more.
+            if site.inventory.head.name not in {key.node for key in new}:
                 _same_head(site, screen)
             _keep_head(site, screen)
     for key in new:
@@ -392,7 +393,7 @@ def _same_head(site: Site, screen: Screen) -> None:
         return
     name = site.inventory.head.name
     if options.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        hint = f"if that is right: clusterctl trust {options.given} {name}, on a terminal"
+        hint = f"if that is right: {shlex.join(['clusterctl', 'trust', str(options.given), name])}, on a terminal"
         raise InputError(
             [
                 Problem(None, name, f"not the head that this machine gave the cluster's secrets; {change}", hint)

@@ -236,7 +236,7 @@ def test_look__xid_that_nvidia_says_nothing_of__is_advice(find: Find) -> None:
     expected = [("xid", "GPU 0: XID 167, not in NVIDIA's catalog", False)]
     assert find(t4, log=line(f"NVRM: Xid (PCI:{place}): 167, PCIE_FATAL_TIMEOUT"), state=state) == expected
     assert state["xids"] == {}, "no alert of it, and no reset"
-    assert find(t4, state=state) == expected, "until a diagnosis: whoever looks later is told, too"
+    assert find(t4, state=state) == expected, "each later check reports it again, until a diagnosis passes"
 
 
 @pytest.mark.parametrize("name", MATRICES)

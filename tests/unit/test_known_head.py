@@ -92,8 +92,8 @@ def test_same_head__of_a_plan__names_the_inventory_that_was_given(directory: Pat
     converge._keep_head(site(directory), screen())
     is_another_machine(directory)
     asked = site(directory)
-    asked = replace(asked, options=replace(asked.options, given=tmp_path / "as-typed.yaml"))
-    with pytest.raises(InputError, match=rf"clusterctl trust {tmp_path}/as-typed.yaml head1"):
+    asked = replace(asked, options=replace(asked.options, given=tmp_path / "as typed.yaml"))
+    with pytest.raises(InputError, match=rf"clusterctl trust '{tmp_path}/as typed.yaml' head1"):
         converge._same_head(asked, screen())
 
 
