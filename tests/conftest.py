@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("clusterctl")
     group.addoption("--select", default="", help="landing, all, or names of layers with commas (tests/layers.py)")
     group.addoption("--long", action="store_true", help="the tests that are marked long as well")
-    group.addoption("--shard", type=float, default=selection.SHARD_MINUTES, help="minutes of a landing's shard")
+    group.addoption("--budget", type=float, default=selection.LANDING_MINUTES, help="minutes of a landing")
     group.addoption("--record", default="", help="directory for selection.json and results.jsonl (tests/run.py)")
 
 
@@ -77,7 +77,7 @@ def _long_asked(config: pytest.Config, nodeid: str) -> bool:
 def _chosen(config: pytest.Config, tests: list[Test], known: dict[str, ledger.Entry]) -> Selection | None:
     asked = config.getoption("--select")
     if asked == LANDING:
-        return selection.landing(tests, known, git.changed_since, config.getoption("--shard"))
+        return selection.landing(tests, known, git.changed_since, config.getoption("--budget"))
     if asked == EVERYTHING:
         return selection.everything(tests)
     return selection.layers(tests, asked.split(","), config.getoption("--long")) if asked else None
@@ -87,7 +87,7 @@ def _write_selection(directory: Path, chosen: Selection, tests: list[Test]) -> N
     units: dict[str, list[str]] = {}
     for test in tests:
         units.setdefault(test.unit, []).append(test.nodeid)
-    document = {"reasons": chosen.reasons, "left": chosen.left, "units": units}
+    document = {"reasons": chosen.reasons, "left": chosen.left, "due": chosen.due, "units": units}
     (directory / "selection.json").write_text(json.dumps(document))
 
 

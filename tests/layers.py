@@ -1,7 +1,7 @@
 """Which tests make a layer, and which paths touch it: the only map from a change to the tests that it needs.
 
-A test file belongs to one layer. A landing runs the layers in ALWAYS, each layer that a changed path touches, and one
-shard of everything else (tests/selection.py). A path that no line of TOUCHES matches touches every layer.
+A test file belongs to one layer. A landing runs the layers in ALWAYS, then the layers that a changed path touches, then
+what was proven longest ago (tests/selection.py). A path that no line of TOUCHES matches touches every layer.
 """
 
 import re

@@ -33,6 +33,7 @@ class Results:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    due: dict[str, str] = field(default_factory=dict)
     units: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -59,7 +60,8 @@ def read(directory: Path) -> Results:
     selected = directory / "selection.json"
     if selected.exists():
         document = json.loads(selected.read_text())
-        results.reasons, results.left, results.units = document["reasons"], document["left"], document["units"]
+        results.reasons, results.left = document["reasons"], document["left"]
+        results.due, results.units = document["due"], document["units"]
     path = directory / "results.jsonl"
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
@@ -110,14 +112,19 @@ def by_unit(results: Results) -> Iterable[str]:
 
 
 def not_run(results: Results) -> Iterable[str]:
-    """Yield what was not selected, the `long` tests counted by their files."""
+    """Yield what was neither selected nor due, the `long` tests counted by their files."""
     counts: dict[str, int] = {}
-    for unit in results.left:
+    for unit in sorted({*results.left} - {*results.due}):
         file = unit.partition("::")[0]
         name = file if "::" in unit and not unit.startswith("tests/molecule/") else unit
         counts[name] = counts.get(name, 0) + 1
     for name, count in sorted(counts.items()):
         yield f"{name} ({count} long tests)" if count > 1 else name
+
+
+def left_due(results: Results) -> Iterable[str]:
+    """Yield what a landing had no minutes for although its layer changed."""
+    yield from (f"{unit} ({reason})" for unit, reason in sorted(results.due.items()))
 
 
 def unfinished(results: Results, now: float | None = None) -> Iterable[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from tests import git, ledger, programs, report
 from tests.labs import REPOSITORY
 from tests.layers import LAYERS
-from tests.selection import SHARD_MINUTES
+from tests.selection import LANDING_MINUTES
 
 DIRECTORY = REPOSITORY / ".cache" / "tests"
 LIMIT_MINUTES = 80.0
@@ -38,17 +38,17 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="scripts/test",
         allow_abbrev=False,  # --al would start hours of tests
-        description="Run tests. Without an argument: lint, the core, what changed, and one shard of everything else.",
+        description="Run tests. Without an argument: lint, the core, what changed, and what was proven longest ago.",
         epilog=f"Layers: {', '.join([*LAYERS, LINT])}. Other arguments, such as a path below tests/, go to pytest.",
     )
     parser.add_argument("layers", nargs="*", metavar="LAYER", help="only these layers")
     parser.add_argument("--all", action="store_true", help="everything, long tests included")
     parser.add_argument("--long", action="store_true", help="the long tests of the named layers or paths as well")
     parser.add_argument(
-        "--shard",
+        "--budget",
         type=float,
         metavar="N",
-        help=f"of what is not due, N minutes of one process, last proven longest ago ({SHARD_MINUTES:.0f})",
+        help=f"what a landing takes of test processes: N minutes, at the least the core ({LANDING_MINUTES:.0f})",
     )
     parser.add_argument("--list", action="store_true", help="print what would run, and why; run nothing")
     parser.add_argument(
@@ -69,12 +69,12 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         path = word.partition("::")[0]
         if not word.startswith("-") and "/" in path and not Path(path).exists():
             parser.error(f"{path}: there is no such file")
-    if asked.shard is not None and asked.shard <= 0:
-        parser.error(f"--shard: got {asked.shard:g}, expected more than 0")
+    if asked.budget is not None and asked.budget < 0:
+        parser.error(f"--budget: got {asked.budget:g}, expected 0 or more")
     if names and rest:
         parser.error(f"layers ({' '.join(names)}) and pytest's arguments ({' '.join(rest)}) do not go together")
-    if asked.shard is not None and (asked.all or names or rest):
-        parser.error("--shard goes with a landing, not with --all, layers, paths or pytest arguments")
+    if asked.budget is not None and (asked.all or names or rest):
+        parser.error("--budget goes with a landing, not with --all, layers, paths or pytest arguments")
     if asked.all and (names or rest):
         parser.error("--all takes no layers, paths or pytest arguments")
     asked.layers = names
@@ -97,8 +97,8 @@ def pytest_command(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
         argv.append(f"--select={selected}")
     if asked.long:
         argv.append("--long")
-    if asked.shard is not None:
-        argv.append(f"--shard={asked.shard}")
+    if asked.budget is not None:
+        argv.append(f"--budget={asked.budget}")
     if asked.list:
         return [*argv, "--collect-only", "--quiet", *rest]
     return [*argv, f"--numprocesses={asked.processes}", "--dist=loadfile", "--no-loadscope-reorder", *rest]
@@ -194,6 +194,7 @@ def run(asked: argparse.Namespace, rest: list[str]) -> int:
             say(done.stdout.rstrip())
         selected = [f"{unit} ({why})" for unit, why in sorted(report.read(DIRECTORY).reasons.items())]
         section("would run", [*selected, *([LINT] if _lints(asked, rest) else [])])
+        section("due, left for a later run", report.left_due(report.read(DIRECTORY)))
         section("would not run", report.not_run(report.read(DIRECTORY)))
         return done.returncode
     lint = Step(["scripts/lint"], DIRECTORY / "lint.log") if _lints(asked, rest) else None
@@ -235,6 +236,7 @@ def _report(
     section("the twenty longest tests", report.longest(results))
     section("minutes by unit", report.by_unit(results))
     section("not run", report.not_run(results))
+    section("due, left for a later run", report.left_due(results))
     if tests:
         section("the ledger", record(results, commit))
     passed, failed = len(results.passed), len(results.failed)

@@ -1,4 +1,4 @@
-"""Which of the collected tests a run runs, and why: the core, what a change touches, one shard of everything else."""
+"""Which of the collected tests a run runs, and why: the core, what is due, then what was proven longest ago."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from tests.layers import ALWAYS, LAYERS, layer_of, touched
 from tests.ledger import Entry, unit_of
 
-SHARD_MINUTES = 16.0
-"""What one shard costs of one test process; about half as much by the clock."""
+LANDING_MINUTES = 60.0
+"""What a landing costs of test processes by the ledger, the core included; about half as much by the clock."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Selection:
 
     reasons: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    due: dict[str, str] = field(default_factory=dict)
+    """Of those that do not run, the ones that a landing would have to: by unit, the reason."""
 
     def add(self, units: Iterable[str], reason: str) -> None:
         for unit in units:
@@ -57,38 +59,55 @@ def landing(
     tests: Sequence[Test],
     ledger: Mapping[str, Entry],
     changed_since: Callable[[str], Collection[str] | None],
-    minutes: float = SHARD_MINUTES,
+    minutes: float = LANDING_MINUTES,
 ) -> Selection:
-    """Select what a landing runs.
+    """Select what a landing runs: all of the core, then what is due, then all else, as far as the minutes suffice.
 
     `changed_since` returns the paths that differ from a commit's, or None where that commit is not known. A unit that
-    was never proven, or at an unknown commit, counts as touched. `long` tests run only in their turn, oldest first.
+    was never proven, or at an unknown commit, is due. `long` tests are never due; they have their turn. What is due and
+    does not run stays due, and comes first in a later landing, as it was proven longest ago.
     """
     chosen = Selection()
     chosen.add((test.unit for test in tests if test.layer in ALWAYS and not test.long), "every landing")
+    due = _due(tests, ledger, changed_since)
+    left = minutes - sum(minutes_of(unit, ledger) for unit in chosen.reasons)
+    left = _fill(chosen, tests, due, ledger, left)
+    last = {unit: f"last on {ledger[unit].date}" if unit in ledger else "never yet" for unit in _units(tests)}
+    _fill(chosen, tests, {unit: f"in its turn ({when})" for unit, when in last.items()}, ledger, left)
+    chosen.due = {unit: reason for unit, reason in due.items() if unit not in chosen.reasons}
+    return _rest(chosen, tests)
+
+
+def _due(
+    tests: Sequence[Test], ledger: Mapping[str, Entry], changed_since: Callable[[str], Collection[str] | None]
+) -> dict[str, str]:
+    """Return the units without `long` tests that the ledger does not show as proven since their layer changed."""
+    due: dict[str, str] = {}
     layers_since: dict[str, set[str]] = {}
     for test in tests:
-        if test.long or test.unit in chosen.reasons:
+        if test.long:
             continue
         entry = ledger.get(test.unit)
         if entry is None:
-            chosen.add([test.unit], "has never passed")
+            due[test.unit] = "has never passed"
             continue
         if entry.commit not in layers_since:
             paths = changed_since(entry.commit)
             layers_since[entry.commit] = set(LAYERS) if paths is None else touched(paths)
         if test.layer in layers_since[entry.commit]:
-            chosen.add([test.unit], f"its layer changed since {entry.date}")
-    _add_shard(chosen, tests, ledger, minutes)
-    return _rest(chosen, tests)
+            due[test.unit] = f"its layer changed since {entry.date}"
+    return due
 
 
-def _add_shard(chosen: Selection, tests: Sequence[Test], ledger: Mapping[str, Entry], minutes: float) -> None:
-    """Add the units that were proven longest ago, until they fill the shard; more of one scope before another scope.
+def _fill(
+    chosen: Selection, tests: Sequence[Test], wanted: Mapping[str, str], ledger: Mapping[str, Entry], minutes: float
+) -> float:
+    """Add wanted units, each with its reason, until the minutes are used up; return what is left of them.
 
-    A test brings along the ordinary tests of its scope, which may prepare for it.
+    Those that were proven longest ago come first; more of one scope before another scope. A `long` test brings along
+    the ordinary tests of its scope, which may prepare for it.
     """
-    waiting = {test.unit: test for test in tests if test.unit not in chosen.reasons}
+    waiting = {test.unit: test for test in tests if test.unit in wanted and test.unit not in chosen.reasons}
     ordinary: dict[str, list[str]] = {}
     for test in tests:
         if not test.long:
@@ -97,19 +116,18 @@ def _add_shard(chosen: Selection, tests: Sequence[Test], ledger: Mapping[str, En
     def age(unit: str) -> tuple[str, str]:
         return (ledger[unit].date if unit in ledger else "", unit)
 
-    left = minutes
-    while waiting and left > 0:
-        first = min(waiting, key=age)
-        scope = waiting[first].scope
+    while waiting and minutes > 0:
+        scope = waiting[min(waiting, key=age)].scope
         for unit in sorted((unit for unit, test in waiting.items() if test.scope == scope), key=age):
-            brought = [one for one in dict.fromkeys([*ordinary.get(scope, []), unit]) if one not in chosen.reasons]
-            if left <= 0:
+            if minutes <= 0:
                 break
-            left -= sum(minutes_of(one, ledger) for one in brought)
+            needed = [*ordinary.get(scope, []), unit] if waiting[unit].long else [unit]
+            brought = [one for one in dict.fromkeys(needed) if one not in chosen.reasons]
+            minutes -= sum(minutes_of(one, ledger) for one in brought)
             for one in brought:
-                last = f"last on {ledger[one].date}" if one in ledger else "never yet"
-                chosen.add([one], f"in its turn ({last})")
-                waiting.pop(one, None)
+                chosen.add([one], wanted.get(one, wanted[unit]))
+        waiting = {unit: test for unit, test in waiting.items() if unit not in chosen.reasons}
+    return minutes
 
 
 def minutes_of(unit: str, ledger: Mapping[str, Entry]) -> float:
@@ -119,6 +137,10 @@ def minutes_of(unit: str, ledger: Mapping[str, Entry]) -> float:
     return 4.0 if "::" in unit else 6.0
 
 
+def _units(tests: Iterable[Test]) -> set[str]:
+    return {test.unit for test in tests}
+
+
 def _rest(chosen: Selection, tests: Sequence[Test]) -> Selection:
-    chosen.left = sorted({test.unit for test in tests} - chosen.reasons.keys())
+    chosen.left = sorted(_units(tests) - chosen.reasons.keys())
     return chosen

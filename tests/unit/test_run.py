@@ -142,7 +142,8 @@ def test_run__path_that_is_not_there__is_named(capsys: pytest.CaptureFixture[str
         (["gpus"], "gpus: no such layer"),
         (["gpu", "tests/unit"], "do not go together"),
         (["--all", "gpu"], "takes no layers"),
-        (["--shard", "60", "gpu"], "--shard goes with a landing"),
+        (["--budget", "90", "gpu"], "--budget goes with a landing"),
+        (["--budget", "-1"], "got -1, expected 0 or more"),
     ],
 )
 def test_arguments__bad__are_refused(argv: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,8 +177,9 @@ def test_arguments__a_shortened_option__is_not_taken_for_all() -> None:
     assert rest == ["--al"]  # pytest refuses it
 
 
-def test_arguments__shard__reaches_the_selection() -> None:
-    assert "--shard=60.0" in run.pytest_command(*run.arguments(["--shard", "60"]))
+@pytest.mark.parametrize("minutes", ["90", "0"])
+def test_arguments__budget__reaches_the_selection(minutes: str) -> None:
+    assert f"--budget={minutes}.0" in run.pytest_command(*run.arguments(["--budget", minutes]))
 
 
 def test_proven__a_run_that_was_ended__counts_the_units_that_passed_as_a_whole() -> None:
@@ -199,7 +201,7 @@ def test_report__results_that_were_cut_off__are_read_as_far_as_they_go(tmp_path:
     ]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"time": 4, "te')
     (tmp_path / "selection.json").write_text(
-        json.dumps({"reasons": {"a": "named"}, "left": ["z"], "units": {"a": ["a::b", "a::c", "a::d"]}})
+        json.dumps({"reasons": {"a": "named"}, "left": ["z"], "due": {}, "units": {"a": ["a::b", "a::c", "a::d"]}})
     )
     results = report.read(tmp_path)
     assert [outcome.nodeid for outcome in results.passed] == ["a::b"]

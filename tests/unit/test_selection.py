@@ -1,7 +1,6 @@
-"""Which tests a landing runs: the core, what changed, one shard of the rest, the oldest first."""
+"""Which tests a landing runs: the core, what changed, then the rest, the oldest first."""
 
 import itertools
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -41,15 +40,30 @@ def proven() -> dict[str, Entry]:
     return {unit: Entry("c1", "2026-01-02", 5.0) for unit in UNITS}
 
 
-def nothing(commit: str) -> Collection[str]:
-    return []
+CORE_MINUTES = 10.0  # two units of five minutes
+PLENTY = 1000.0
+
+
+def landing(known: dict[str, Entry], *paths: str, minutes: float = 0.0) -> selection.Selection:
+    """Return a landing that has these minutes beyond the core."""
+    found = selection.landing(TESTS, known, lambda commit: paths, CORE_MINUTES + minutes)
+    assert found.reasons.keys() | set(found.left) == UNITS
+    assert not found.reasons.keys() & set(found.left)
+    assert found.due.keys() <= set(found.left)
+    return found
 
 
 def chosen(known: dict[str, Entry], *paths: str, minutes: float = 0.0) -> set[str]:
-    found = selection.landing(TESTS, known, lambda commit: paths, minutes)
-    assert found.reasons.keys() | set(found.left) == UNITS
-    assert not found.reasons.keys() & set(found.left)
-    return set(found.reasons)
+    return set(landing(known, *paths, minutes=minutes).reasons)
+
+
+def due(known: dict[str, Entry], *paths: str) -> set[str]:
+    """Return what is due, whether or not there are minutes for it."""
+    without = landing(known, *paths)
+    assert set(without.reasons) == CORE
+    found = {unit for unit, why in landing(known, *paths, minutes=PLENTY).reasons.items() if "in its turn" not in why}
+    assert found == CORE | without.due.keys()
+    return found
 
 
 CORE = {"tests/unit", BOOTSTRAP}
@@ -57,62 +71,88 @@ ORDINARY = {test.unit for test in TESTS if not test.long}
 
 
 def test_landing__nothing_changed__runs_the_core_alone() -> None:
-    assert chosen(proven()) == CORE
+    assert due(proven()) == CORE
 
 
 def test_landing__a_path_of_a_layer__runs_that_layer_without_long_tests() -> None:
-    assert chosen(proven(), "roles/gpu_health/tasks/main.yml") == CORE | {HEALTH, METRICS, MUNGE}
+    assert due(proven(), "roles/gpu_health/tasks/main.yml") == CORE | {HEALTH, METRICS, MUNGE}
 
 
 def test_landing__an_unknown_path__runs_all_but_long_tests() -> None:
-    assert chosen(proven(), "no-such-path") == ORDINARY
+    assert due(proven(), "no-such-path") == ORDINARY
 
 
 def test_landing__an_unknown_commit__runs_all_but_long_tests() -> None:
-    assert set(selection.landing(TESTS, proven(), lambda commit: None, 0.0).reasons) == ORDINARY
+    found = selection.landing(TESTS, proven(), lambda commit: None, 0.0)
+    assert found.reasons.keys() | found.due.keys() == ORDINARY
 
 
 def test_landing__a_unit_without_an_entry__runs() -> None:
     known = proven()
     del known[BACKUP]
-    found = selection.landing(TESTS, known, nothing, 0.0)
-    assert found.reasons == {"tests/unit": "every landing", BOOTSTRAP: "every landing", BACKUP: "has never passed"}
+    assert landing(known, minutes=1.0).reasons == {
+        "tests/unit": "every landing", BOOTSTRAP: "every landing", BACKUP: "has never passed"
+    }  # fmt: skip
 
 
 def test_landing__a_unit_proven_at_a_later_commit__is_compared_with_that() -> None:
     known = {**proven(), HEALTH: Entry("c2", "2026-01-03", 5.0)}
     changes = {"c1": ["roles/gpu_health/tasks/main.yml"], "c2": []}
-    assert HEALTH not in selection.landing(TESTS, known, changes.__getitem__, 0.0).reasons
-    assert METRICS in selection.landing(TESTS, known, changes.__getitem__, 0.0).reasons
+    found = selection.landing(TESTS, known, changes.__getitem__, 0.0)
+    assert HEALTH not in found.due
+    assert METRICS in found.due
 
 
-def test_shard__the_oldest_unit__runs_first() -> None:
+def test_landing__more_due_than_minutes__leaves_the_newest_and_says_so() -> None:
+    known = {**proven(), BACKUP: Entry("c1", "2026-01-01", 5.0)}
+    found = landing(known, "no-such-path", minutes=1.0)
+    assert set(found.reasons) == CORE | {BACKUP}
+    assert found.due == dict.fromkeys(ORDINARY - CORE - {BACKUP}, "its layer changed since 2026-01-02")
+
+
+def test_landing__what_is_due__comes_before_what_is_older() -> None:
+    known = {**proven(), f"{FAULTS}::test_b": Entry("c1", "2026-01-01", 5.0)}
+    assert chosen(known, "roles/backup/tasks/main.yml", minutes=1.0) == CORE | {BACKUP}
+
+
+def test_landings__one_after_another__run_all_that_is_due() -> None:
+    known, ran = proven(), set[str]()
+    for day in range(2, 20):
+        new = landing(known, "no-such-path", minutes=1.0).reasons.keys() - CORE
+        ran |= new
+        known |= {unit: Entry("c1", f"2026-02-{day:02}", 5.0) for unit in new}
+        if ran == ORDINARY - CORE:
+            return
+    pytest.fail(f"never ran: {ORDINARY - CORE - ran}")
+
+
+def test_turn__the_oldest_unit__runs_first() -> None:
     known = {**proven(), MUNGE: Entry("c1", "2026-01-01", 5.0)}
     assert chosen(known, minutes=1.0) == CORE | {MUNGE}
 
 
-def test_shard__a_unit_that_never_ran__comes_before_the_oldest() -> None:
+def test_turn__a_unit_that_never_ran__comes_before_the_oldest() -> None:
     known = {**proven(), MUNGE: Entry("c1", "2026-01-01", 5.0)}
     del known[f"{FAULTS}::test_b"]
     assert chosen(known, minutes=1.0) == CORE | {f"{FAULTS}::test_b"}
 
 
-def test_shard__minutes_left__are_filled_from_the_same_scope() -> None:
+def test_turn__minutes_left__are_filled_from_the_same_scope() -> None:
     known = {**proven(), f"{FAULTS}::test_c": Entry("c1", "2026-01-01", 5.0)}
     assert chosen(known, minutes=6.0) == CORE | {f"{FAULTS}::test_c", f"{FAULTS}::test_a"}
 
 
-def test_shard__a_long_test__brings_the_ordinary_ones_of_its_lab() -> None:
+def test_turn__a_long_test__brings_the_ordinary_ones_of_its_lab() -> None:
     known = {**proven(), f"{HEALTH}::test_b": Entry("c1", "2026-01-01", 5.0)}
     assert chosen(known, minutes=1.0) == CORE | {f"{HEALTH}::test_b", HEALTH, METRICS}
 
 
-def test_shard__the_files_of_one_lab__come_together() -> None:
+def test_turn__the_files_of_one_lab__come_together() -> None:
     known = {**proven(), DRIFT: Entry("c1", "2026-01-01", 5.0)}
-    assert chosen(known, minutes=1.0) == CORE | {BACKUP, DRIFT}
+    assert chosen(known, minutes=6.0) == CORE | {BACKUP, DRIFT}
 
 
-def test_shards__one_after_another__run_all_before_any_again() -> None:
+def test_turns__one_after_another__run_all_before_any_again() -> None:
     known, seen = proven(), list[str]()
     for day in itertools.count(3):
         ran = chosen(known, minutes=1.0) - CORE
