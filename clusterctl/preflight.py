@@ -45,6 +45,8 @@ SUPPORTED_TEXT = "Debian 12 and 13, Ubuntu 22.04 and 24.04; Rocky Linux, AlmaLin
 ARCHITECTURES = ("x86_64", "aarch64")
 # Names that installers give, so that two nodes of one name are not yet a mistake; base gives each its own.
 COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
+# The cgroup controller by which Slurm confines jobs to each thing of slurm_head_confine.
+CONFINED_BY = {"cores": "cpuset", "devices": "devices", "memory": "memory"}
 UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
 WITHOUT_THEM = "With --skip-unreachable it goes on without the workers that do not answer."
 
@@ -112,6 +114,7 @@ def preflight(
             *_host_keys(inventory, access.known_hosts),
             *_slurm_versions(inventory, known),
             *_slurm_offers(inventory, facts),
+            *_confinement(inventory, known),
             *(() if new_head is None else _lost_head(inventory, facts, records, new_head)),
         )
         if finding.node in answers
@@ -413,6 +416,33 @@ def _slurm_offers(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[
         elif upstream(comes) != upstream(has):
             found = f"its package sources bring {comes}, while {head.name} has {has}"
             yield Finding(worker.name, "slurm version", found, "the two go together", warning=True)
+
+
+def _confinement(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:
+    """Hold what jobs are to be confined to against what each worker's kernel offers.
+
+    Slurm knows version 2 of cgroups since 22.05, and confines devices there by a BPF program, which needs no controller
+    (https://slurm.schedmd.com/cgroup_v2.html).
+    """
+    versions, _ = slurm_tables()
+    wanted = inventory.head.variables.get("slurm_head_confine", list(CONFINED_BY))
+    for worker in inventory.in_group("slurm_workers"):
+        if worker.name not in known:
+            continue
+        node = known[worker.name]
+        offered = {*node.cgroup.controllers} | ({"devices"} if node.cgroup.version == 2 else set())
+        release = slurm_version(versions, node, str(worker.variables.get("slurm_head_version", "")))
+        hint = "enable it there, see kernel-command-line(7)"
+        if node.cgroup.version == 2 and release and release < "22.05":
+            offered, hint = set(), f"its Slurm {release} knows version 1 of cgroups alone"
+        missing = [limit for limit in wanted if CONFINED_BY[limit] not in offered]
+        if missing:
+            rest = ", ".join(limit for limit in wanted if limit not in missing)
+            found = (
+                f"cannot confine jobs to their {', '.join(missing)}: cgroups (v{node.cgroup.version}) do not offer it"
+            )
+            hint = f"{hint}; or confine no job of the cluster so: slurm_head_confine: [{rest}]"
+            yield Finding(worker.name, "confinement", found, hint)
 
 
 def _release(version: str) -> str:

@@ -35,6 +35,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_gpu_config.py",
         "tests/cluster/test_gpu_metrics.py",
         "tests/cluster/test_health.py",
+        "tests/cluster/test_logins.py",
         "tests/cluster/test_runtimes.py",
     ),
     # Other systems, Pythons and versions; the demo; clusters of another shape.
@@ -70,7 +71,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),
     (r"tests/(git|layers|ledger|proof|report|role|run|scheduling|selection)\.py$", ()),
     (r"roles/(apptainer|containerd|containers|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
-    (r"roles/(dcgm_exporter|gpu_\w+|nvidia_\w+)/", ("gpu", "roles")),
+    (r"roles/(dcgm_exporter|gpu_\w+|nvidia_\w+|slurm_logins)/", ("gpu", "roles")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "roles")),
     (r"playbooks/(add|backup|reboot|remove|replace|restore|upgrade)[^/]*\.yml$", ("day2", "contract")),
     (r"playbooks/.*/(os_upgrade|slurm_backup|slurm_restore|cluster_backup)\.py$", ("day2", "roles")),

@@ -22,7 +22,7 @@ Data = dict[str, Any]
 
 HEADER = "Written by clusterctl; a change made here is undone by its next run."
 UNIT_SUFFIXES = (".service", ".socket", ".timer", ".target", ".mount", ".automount", ".path", ".slice", ".swap")
-SOURCES = ("content", "content_base64", "template", "copy", "link", "state")
+SOURCES = ("content", "content_base64", "template", "copy", "link", "insert", "state")
 NAMES = {
     "scope": r"[A-Za-z0-9_][A-Za-z0-9_.-]*",
     "package": r"[A-Za-z0-9][A-Za-z0-9+._-]*",
@@ -104,7 +104,7 @@ def encoded(content: str | bytes) -> str:
 
 def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
     """One of `files`. `read("template" or "copy", name)` gives the content of what the role keeps."""
-    rest = ("owner", "group", "mode", "validate", "before_packages", "on_change", "secret")
+    rest = ("owner", "group", "mode", "validate", "before_packages", "on_change", "secret", "after", "optional")
     item = take("file", given, ["dest"], (*SOURCES, *rest))
     path = absolute("file", item["dest"])
     source = [key for key in SOURCES if key in item and not (key == "state" and item[key] == "present")]
@@ -118,6 +118,8 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
         result["type"] = one_of(f"file {path}: state", value, ("absent",))
     elif source[0] == "link":
         result.update(type="link", target=value)
+    elif source[0] == "insert":
+        result["insert"] = insertion(path, value, item)
     elif source[0] == "content_base64":
         try:
             result["data"] = encoded(base64.b64decode("".join(value.split()), validate=True))
@@ -125,6 +127,8 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
             raise ArgumentError(f"file {path}: content_base64 is not base64") from None
     else:
         result["data"] = encoded(value if source[0] == "content" else read(source[0], value))
+    if source[0] != "insert" and {"after", "optional"} & item.keys():
+        raise ArgumentError(f"file {path}: after and optional are for insert")
     for key in ("before_packages", "secret"):
         result[key] = flag(f"file {path}: {key}", item.get(key, False))
     result["validate"] = str(item.get("validate", ""))
@@ -134,6 +138,19 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
     commands = [commands] if commands and isinstance(commands[0], str) else commands
     result["on_change"] = [words(f"file {path}: on_change", argv) for argv in commands]
     return result
+
+
+def insertion(path: str, lines: str, item: Data) -> Data:
+    """What is inserted into a file: whole lines, and the pattern of the line that they follow."""
+    after = item.get("after")
+    try:
+        re.compile(after if isinstance(after, str) and after else "(")
+    except re.error:
+        raise ArgumentError(f"file {path}: insert needs after, the pattern of the line that it follows") from None
+    if lines and not lines.endswith("\n"):
+        raise ArgumentError(f"file {path}: what insert inserts has to end with its line")
+    optional = flag(f"file {path}: optional", item.get("optional", False))
+    return {"lines": lines, "after": after, "optional": optional}
 
 
 def directory(given: object) -> Data:

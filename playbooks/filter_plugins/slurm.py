@@ -69,20 +69,6 @@ def gpu_types(records: Iterable[Record]) -> list[str]:
     return sorted({kind for record in records for kind in units(record)})
 
 
-def constraints(records: Iterable[Record], slurm_release: str) -> list[str]:
-    """Return which of ``cores``, ``devices`` and ``memory`` every node can confine a job to.
-
-    cgroup v2 confines devices by BPF, without a controller of that name; Slurm knows v2 since 22.05.
-    """
-    offered = {"cores", "devices", "memory"}
-    for record in records:
-        controllers = set(record["cgroup"]["controllers"])
-        if record["cgroup"]["version"] == 2:
-            controllers = controllers | {"devices"} if slurm_release >= "22.05" else set()
-        offered &= {{"cpuset": "cores"}.get(name, name) for name in controllers}
-    return sorted(offered)
-
-
 def _ranges(numbers: Iterable[str]) -> str:
     """Fold numbers of one width into ``0-3,7``."""
     ordered = sorted(numbers, key=int)
@@ -197,7 +183,6 @@ class FilterModule:
         """Return the filters by the names that templates use."""
         return {
             "mysql_native_password": mysql_native_password,
-            "slurm_constraints": constraints,
             "slurm_gpu_types": gpu_types,
             "slurm_gres": gres,
             "slurm_gpus": units,

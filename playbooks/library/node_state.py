@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_drift import compare
+from ansible.module_utils.node_insert import entries
 from ansible.module_utils.node_items import (
     Entry,
     Packages,
@@ -40,8 +41,7 @@ def present(call, given, manager):
     if given["download_only"]:
         Packages(manager()).download(call, packages)
         return
-    files = [Entry(**item) for item in given["files"]]
-    first, rest = ([item for item in files if item.before_packages is flag] for flag in (True, False))
+    first = entries(call.scope, [item for item in given["files"] if item.get("before_packages")])
     converge(call, Paths("file"), first)
     run_commands(call, first)
     sources = [item for source in given["repositories"] for item in source[type(manager()).__name__]]
@@ -56,6 +56,7 @@ def present(call, given, manager):
         states = {package.name: call.record["items"]["package:" + package.name]["now"] for package in packages}
         call.versions = {name: state["version"] for name, state in states.items() if state["version"]}
     converge(call, Paths("directory"), [Entry(type="directory", **item) for item in given["directories"]])
+    rest = entries(call.scope, [item for item in given["files"] if not item.get("before_packages")])
     converge(call, Paths("file"), rest)
     run_commands(call, rest)
     converge(call, Settings(), [Setting(**setting) for setting in given["sysctl"]])

@@ -67,15 +67,6 @@ def test_the_poorest_node_sets_the_memory_per_cpu() -> None:
     assert SLURM.memory_per_cpu([]) == 0
 
 
-def test_jobs_are_confined_to_what_every_node_offers() -> None:
-    bare = record(cgroup={"version": 1, "controllers": ["cpu", "cpuset"]})
-    second = record(cgroup={"version": 2, "controllers": ["cpu", "cpuset", "memory"]})
-    assert SLURM.constraints([record()], "24.11") == ["cores", "devices", "memory"]
-    assert SLURM.constraints([record(), second], "24.11") == ["cores", "devices", "memory"]
-    assert SLURM.constraints([record(), bare], "24.11") == ["cores"]
-    assert SLURM.constraints([second], "21.08") == []
-
-
 @pytest.mark.parametrize(
     ("names", "folded"),
     [

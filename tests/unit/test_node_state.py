@@ -29,7 +29,7 @@ from tests.programs import wait_until_shown
 PLAYBOOKS = paths.content() / "playbooks"
 ansible.module_utils.__path__.append(str(PLAYBOOKS / "module_utils"))  # where Ansible finds them by its own settings
 
-from ansible.module_utils import node_drift, node_items, node_packages, node_record, node_tools  # noqa: E402
+from ansible.module_utils import node_drift, node_insert, node_items, node_packages, node_record, node_tools  # noqa: E402
 
 
 def load(path: Path, name: str) -> Any:
@@ -117,6 +117,17 @@ def call(scope: str = "demo", **options: Any) -> Any:
         ({"files": [{"dest": "/x", "content": "", "validate": "visudo -c"}]}, "validate needs %s"),
         ({"files": [{"dest": "/x", "content": "", "on_change": ["a", ["b"]]}]}, "on_change: expected a list of words"),
         ({"files": [{"dest": "/x", "content": "", "secret": "yes"}]}, "file /x: secret is 'yes'"),
+        ({"files": [{"dest": "/x", "insert": "a\n"}]}, "file /x: insert needs after, the pattern of the line"),
+        ({"files": [{"dest": "/x", "insert": "a\n", "after": "("}]}, "file /x: insert needs after"),
+        (
+            {"files": [{"dest": "/x", "insert": "a", "after": "b"}]},
+            "what insert inserts has to end with its line",
+        ),
+        (
+            {"files": [{"dest": "/x", "insert": "", "after": "b", "optional": 1}]},
+            "/x: optional is 1, expected true",
+        ),
+        ({"files": [{"dest": "/x", "content": "", "after": "b"}]}, "file /x: after and optional are for insert"),
         ({"files": [{"dest": "/x", "state": "touch"}]}, "file /x: state is 'touch', expected absent"),
         ({"files": [{"dest": "/x", "content": ""}, {"dest": "/x", "content": ""}]}, "path /x is stated twice"),
         ({"files": [{"dest": "/x", "content": ""}], "directories": [{"path": "/x"}]}, "path /x is stated twice"),
@@ -912,6 +923,67 @@ def test_a_link_takes_the_place_of_a_file(store: Path, tmp_path: Path) -> None:
     put(store, entry(tmp_path / "x", b"y"))
     assert (tmp_path / "x").read_bytes() == b"y"
     assert not (tmp_path / "x").is_symlink()
+
+
+def insert(store: Path, path: Path, lines: str, after: str, **options: Any) -> Any:
+    """Insert lines as a role would, by both halves of the module."""
+    (item,) = normalise(files=[{"dest": str(path), "insert": lines, "after": after, **options}])["files"]
+    done = call()
+    node_items.converge(done, node_items.Paths("file"), node_insert.entries("demo", [item]))
+    done.save()
+    return done
+
+
+INSERTED = "# BEGIN clusterctl demo\none\n# END clusterctl demo\n"
+
+
+@pytest.mark.proves("node_state", "Inserted lines move with their place and leave the rest of the file alone.")
+def test_insert__into_somebody_elses_file__is_found_again(store: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"a 1\na 2\n\xff")
+    path.chmod(0o644)
+    assert insert(store, path, "one\n", "^a").changes[0]["what"] == "content"
+    assert path.read_bytes() == b"a 1\na 2\n" + INSERTED.encode() + b"\xff"
+    assert insert(store, path, "one\n", "^a").changes == []
+    path.write_bytes(path.read_bytes() + b"\na 3")
+    insert(store, path, "one\n", "^a")
+    assert path.read_bytes() == b"a 1\na 2\n\xff\na 3\n" + INSERTED.encode()
+    insert(store, path, "", "^a")
+    assert path.read_bytes() == b"a 1\na 2\n\xff\na 3\n"
+    undo(store)
+    assert path.read_bytes() == b"a 1\na 2\n\xff"
+
+
+def test_insert__without_its_line_or_file__is_an_error(store: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with pytest.raises(node_tools.NodeError, match=f"file {path}: No such file"):
+        insert(store, path, "one\n", "^a")
+    assert insert(store, path, "one\n", "^a", optional=True).changes == []
+    path.write_text("b\n")
+    with pytest.raises(node_tools.NodeError, match=r"no line is like \^a, so nothing was inserted"):
+        insert(store, path, "one\n", "^a", optional=True)
+    assert path.read_text() == "b\n"
+
+
+@pytest.mark.proves("firewall", "The rule stands behind all others in each distribution's PAM files.")
+@pytest.mark.parametrize(
+    ("sample", "before", "behind"),
+    [
+        ("debian-12-sshd", "@include common-account", "# SELinux needs to be the first session rule"),
+        ("debian-12-cron", "@include common-account", "@include common-session-noninteractive"),
+        ("debian-12-atd", "@include common-account", "session"),
+        ("redhat-sshd", "account    include      password-auth", "password   include      password-auth"),
+        ("redhat-crond", "account    include    password-auth", "session    required   pam_loginuid.so"),
+    ],
+)
+def test_logins__pam_of_each_system__has_its_place(sample: str, before: str, behind: str) -> None:
+    after = yaml.safe_load((PLAYBOOKS.parent / "roles/slurm_logins/vars/main.yml").read_text())["__slurm_logins_after"]
+    content = Path(__file__).parents[1].joinpath("samples/pam", sample).read_bytes()
+    lines = node_insert.inserted("demo", content, "account required x\n", after).decode().splitlines()
+    at = lines.index("account required x")
+    assert lines[at - 2] == before
+    assert next(line for line in lines[at + 2 :] if line).startswith(behind)
+    assert not [line for line in lines[at + 1 :] if line.startswith(("account", "@include common-account"))]
 
 
 def test_a_folder_is_never_removed_for_a_file(store: Path, tmp_path: Path) -> None:

@@ -332,6 +332,52 @@ def test_slurm_versions_that_cannot_talk_are_refused(
     assert [f.node for f in found] == ([] if fits else ["gpu02"])
 
 
+@pytest.mark.proves("preflight", "A worker that cannot confine jobs is refused by itself.")
+@pytest.mark.parametrize(
+    ("cgroup", "system", "wanted", "found", "hint"),
+    [
+        ({"version": 2, "controllers": ["cpu", "cpuset", "memory"]}, ("debian", "13"), None, "", ""),
+        ({"version": 1, "controllers": ["cpuset", "devices", "memory"]}, ("debian", "13"), None, "", ""),
+        ({"version": 2, "controllers": ["cpuset"]}, ("debian", "13"), None, "to their memory: ", "[cores, devices]"),
+        ({"version": 1, "controllers": []}, ("debian", "13"), None, "to their cores, devices, memory: ", ": []"),
+        ({"version": 1, "controllers": []}, ("debian", "13"), ["devices"], "to their devices: ", ": []"),
+        ({"version": 1, "controllers": []}, ("debian", "13"), [], "", ""),
+        (
+            {"version": 2, "controllers": ["cpu", "cpuset", "memory"]},
+            ("ubuntu", "22.04"),
+            None,
+            "to their cores, devices, memory: ",
+            "its Slurm 21.08 knows version 1 of cgroups alone",
+        ),
+    ],
+)
+def test_confinement__worker_lacks_a_controller__is_refused(
+    tmp_path: Path,
+    cgroup: dict[str, Any],
+    system: tuple[str, str],
+    wanted: list[str] | None,
+    found: str,
+    hint: str,
+) -> None:
+    def runs(data: dict[str, Any]) -> None:
+        data["hardware"]["os"].update(id=system[0], version=system[1])
+        data["hardware"]["cgroup"] = cgroup
+
+    given = three(tmp_path)
+    if wanted is not None:
+        head = replace(given.head, variables={"slurm_head_confine": wanted})
+        given = replace(given, hosts=(head, *(host for host in given.hosts if host.name != head.name)))
+    known = {"gpu01": facts().hardware, "gpu02": facts(runs).hardware}
+    findings = list(preflight._confinement(given, known))
+    assert [finding.node for finding in findings] == (["gpu02"] if found else [])
+    assert all(found in finding.found and hint in finding.hint for finding in findings)
+
+
+def test_confinement__of_preflight_and_role__is_one() -> None:
+    defaults = yaml.safe_load((paths.content() / "roles/slurm_head/defaults/main.yml").read_text())
+    assert defaults["slurm_head_confine"] == [*preflight.CONFINED_BY]
+
+
 @pytest.mark.proves(
     "preflight", "A new worker whose source offers an incompatible Slurm is refused; patches are reported."
 )

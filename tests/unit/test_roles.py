@@ -397,6 +397,50 @@ def test_what_is_set_for_the_head_alone_reaches_the_workers(tmp_path: Path) -> N
         assert (found["port"] if isinstance(found, dict) else found) == expected
 
 
+@pytest.mark.proves("firewall", "SSH needs a job on workers that confine jobs and are no head.")
+@pytest.mark.parametrize(
+    ("host", "changes", "guarded"),
+    [
+        ("gpu01", {}, True),
+        ("gpu01", {"slurm_logins_need_job": False}, False),
+        ("gpu01", {"slurm_head_confine": []}, False),
+        ("gpu01", {"slurm_head_confine": ["devices"]}, True),
+        ("head1", {}, False),
+    ],
+)
+def test_logins__by_what_the_host_is__need_a_job(
+    tmp_path: Path, host: str, changes: dict[str, Any], guarded: bool
+) -> None:
+    loader = DataLoader()
+    manager = InventoryManager(loader=loader, sources=[str(cluster(tmp_path, "debian-13"))])
+    for name, value in changes.items():
+        manager.hosts["head1"].set_variable(name, value)
+    engine = templar(CONTENT / "roles/slurm_logins", "debian-13", host, manager, loader)
+    engine.available_variables.update(changes)
+    assert engine.template(trusted("{{ __slurm_logins_guarded }}")) is guarded
+    packages = engine.template(trusted("{{ __slurm_logins_packages }}"))
+    assert packages == (["libpam-slurm-adopt"] if guarded else [])
+
+
+@pytest.mark.proves("firewall", "Administrators, sudoers and who runs clusterctl reach workers without a job.")
+def test_logins__administrators__need_no_job(tmp_path: Path) -> None:
+    loader = DataLoader()
+    manager = InventoryManager(loader=loader, sources=[str(cluster(tmp_path, "debian-13"))])
+    people = [
+        {"name": "ada", "uid": 5001, "admin": True},
+        {"name": "bob", "uid": 5002},
+        {"name": "eve", "uid": 5003, "admin": True, "state": "absent"},
+        {"name": "fay", "uid": 5004, "admin": True, "state": "present"},
+    ]
+    manager.hosts["gpu01"].set_variable("users_accounts", people)
+    manager.hosts["gpu01"].set_variable("ansible_user", "ops")
+    engine = templar(CONTENT / "roles/slurm_logins", "debian-13", "gpu01", manager, loader)
+    engine.available_variables["ansible_facts"]["env"] = {"SUDO_USER": "jim"}
+    text = (CONTENT / "roles/slurm_logins/templates/administrators.conf.j2").read_text()
+    rules = [line for line in engine.template(trusted(text)).splitlines() if not line.startswith("#")]
+    assert rules == ["+ : (sudo) (wheel) ada fay jim ops root : ALL", "- : ALL : ALL"]
+
+
 @pytest.mark.proves("driver", "Fabric Manager and IMEX have NVIDIA's name for system and branch.")
 @pytest.mark.parametrize(
     ("system", "branch", "fabric", "imex"),
