@@ -141,9 +141,8 @@ def main():
     given = module.params
     call = Call(given["name"], module.check_mode, module._diff, given["record_key"], module._verbosity > 0)
     manager = functools.lru_cache(lambda: package_manager(given["package_manager"], call.notes))
-    alone = contextlib.nullcontext()
-    if given["state"] != "probe" and not (given["download_only"] or module.check_mode):
-        alone = exclusive(RUN / "node_state.lock", call.notes)
+    writes = given["state"] != "probe" and not (given["download_only"] or module.check_mode)
+    alone = exclusive(RUN / "node_state.lock", call.notes) if writes else contextlib.nullcontext()
     drift = None
     try:
         with alone:

@@ -20,6 +20,7 @@ from typing import Any
 
 import ansible.module_utils
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ from clusterctl import paths
 from tests.programs import wait_until_shown
 
 PLAYBOOKS = paths.content() / "playbooks"
+LOGINS = yaml.safe_load((paths.content() / "roles/slurm_logins/vars/main.yml").read_text())
 ansible.module_utils.__path__.append(str(PLAYBOOKS / "module_utils"))  # where Ansible finds them by its own settings
 
 from ansible.module_utils import node_drift, node_insert, node_items, node_packages, node_record, node_tools  # noqa: E402
@@ -977,7 +979,7 @@ def test_insert__without_its_line_or_file__is_an_error(store: Path, tmp_path: Pa
     ],
 )
 def test_logins__pam_of_each_system__has_its_place(sample: str, before: str, behind: str) -> None:
-    after = yaml.safe_load((PLAYBOOKS.parent / "roles/slurm_logins/vars/main.yml").read_text())["__slurm_logins_after"]
+    after = LOGINS["__slurm_logins_after"]
     content = Path(__file__).parents[1].joinpath("samples/pam", sample).read_bytes()
     lines = node_insert.inserted("demo", content, "account required x\n", after).decode().splitlines()
     at = lines.index("account required x")
