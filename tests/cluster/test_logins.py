@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests import programs
-from tests.cluster.lab import ALICE, SSH_LIMIT, TestLab, submit
+from tests.cluster.lab import ALICE, SSH_LIMIT, TestLab, podman, submit
 from tests.cluster.members import states
-from tests.faults.injury import wait_until
+from tests.faults.injury import container, wait_until
 
 WORKERS = ("gpu01", "gpu02")
 REFUSED = "Access denied by pam_slurm_adopt: you have no active jobs on this node"
@@ -29,8 +29,10 @@ def key(whole: TestLab, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alice(lab: TestLab, key: Path, node: str, command: str) -> "subprocess.CompletedProcess[str]":
     """Run a command on a node as alice, by SSH with that key."""
     options = ("IdentitiesOnly=yes", "BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null")
+    shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    address = podman("inspect", "--format", shown, container(lab, node))
     argv = ["ssh", "-F", "none", "-q", "-i", str(key), *(word for option in options for word in ("-o", option))]
-    return programs.call([*argv, f"alice@{lab.address(node)}", command], SSH_LIMIT)
+    return programs.call([*argv, f"alice@{address.strip()}", command], SSH_LIMIT)
 
 
 @pytest.mark.proves("firewall", "Without a job there, a user's SSH to a worker is refused.")

@@ -432,9 +432,9 @@ def test_logins__administrators__need_no_job(tmp_path: Path) -> None:
         {"name": "eve", "uid": 5003, "admin": True, "state": "absent"},
         {"name": "fay", "uid": 5004, "admin": True, "state": "present"},
     ]
-    manager.hosts["gpu01"].set_variable("users_accounts", people)
     manager.hosts["gpu01"].set_variable("ansible_user", "ops")
     engine = templar(CONTENT / "roles/slurm_logins", "debian-13", "gpu01", manager, loader)
+    engine.available_variables["users_accounts"] = people
     engine.available_variables["ansible_facts"]["env"] = {"SUDO_USER": "jim"}
     text = (CONTENT / "roles/slurm_logins/templates/administrators.conf.j2").read_text()
     rules = [line for line in engine.template(trusted(text)).splitlines() if not line.startswith("#")]
