@@ -198,6 +198,7 @@ CI_ROLES = {
     "restore": "converge",
     "slurm_exporter": WHOLE,
     "slurm_head": WHOLE,
+    "slurm_logins": "check converge idempotence",
     "slurm_worker": WHOLE,
     "users": WHOLE,
     "verify": "converge idempotence verify",
@@ -223,6 +224,7 @@ ELSEWHERE = {
     "pyxis": Elsewhere("ci", "test_runtimes.py::test_srun_knows_the_plugin_on_every_node", "--container-image"),
     "reboot": Elsewhere("long", "test_upgrade.py::test_nodes_are_rebooted_around_their_jobs", '"reboot"'),
     "restore": Elsewhere("ci", "test_backup.py::test_restore_onto_the_same_head", '"restore"'),
+    "slurm_logins": Elsewhere("ci", "test_logins.py::test_ssh__user_without_a_job__is_refused", "pam_slurm_adopt"),
 }
 
 
