@@ -30,8 +30,9 @@ def complete(accounts: Sequence[Account], homes: str, shell: str, group: str) ->
             "ssh_keys": list(account.get("ssh_keys", ())),
             "admin": account.get("admin", False),
             "shell": account.get("shell", shell),
-            "home": f"{homes}/{account['name']}",
+            "home": account.get("home", f"{homes}/{account['name']}"),
             "slurm_account": account.get("slurm_account"),
+            "slurm_admin_level": account.get("slurm_admin_level", "None"),
             "state": account.get("state", "present"),
         }
         for account in accounts
@@ -63,7 +64,7 @@ def key_files(accounts: Sequence[Account], directory: str) -> list[dict[str, Any
 
 
 def in_slurm(accounts: Sequence[Account], default: str) -> dict[str, list[dict[str, Any]]]:
-    """Return Slurm's accounts and users for these people; an administrator of the nodes is one of Slurm too.
+    """Return Slurm's accounts and users for these people.
 
     One who leaves has no account: that takes away the user with every association, old ones included.
     """
@@ -71,7 +72,7 @@ def in_slurm(accounts: Sequence[Account], default: str) -> dict[str, list[dict[s
         {
             "name": account["name"],
             "accounts": [] if account.get("state") == "absent" else [account.get("slurm_account") or default],
-            "admin_level": "Administrator" if account.get("admin") else "None",
+            "admin_level": account.get("slurm_admin_level", "None"),
         }
         for account in accounts
     ]

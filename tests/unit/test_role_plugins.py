@@ -39,6 +39,14 @@ def test_two_accounts_with_one_number_are_refused() -> None:
         USERS.complete([ADA, {"name": "bob", "uid": 10001}], "/home", "/bin/bash", "cluster")
 
 
+def test_an_administrator_of_the_nodes_is_none_of_slurm() -> None:
+    assert USERS.in_slurm(ada(admin=True), "cluster")["users"][0]["admin_level"] == "None"
+
+
+def test_home__named__is_where_it_says() -> None:
+    assert ada(home="/srv/admins/ada")[0]["home"] == "/srv/admins/ada"
+
+
 def test_keys_are_whole_lines_and_leave_with_their_user() -> None:
     assert USERS.key_files(ada(), "/keys") == [{"dest": "/keys/ada", "content": "ssh-ed25519 AAAA ada\n"}]
     assert USERS.key_files(ada(state="absent"), "/keys") == [{"dest": "/keys/ada", "state": "absent"}]
@@ -46,10 +54,10 @@ def test_keys_are_whole_lines_and_leave_with_their_user() -> None:
 
 
 def test_everybody_has_an_account_in_slurm() -> None:
-    assert USERS.in_slurm([*ada(admin=True), {"name": "verify"}], "cluster") == {
+    assert USERS.in_slurm([*ada(admin=True, slurm_admin_level="Operator"), {"name": "verify"}], "cluster") == {
         "accounts": [{"name": "cluster"}],
         "users": [
-            {"name": "ada", "accounts": ["cluster"], "admin_level": "Administrator"},
+            {"name": "ada", "accounts": ["cluster"], "admin_level": "Operator"},
             {"name": "verify", "accounts": ["cluster"], "admin_level": "None"},
         ],
     }

@@ -441,6 +441,45 @@ def test_logins__administrators__need_no_job(tmp_path: Path) -> None:
     assert rules == ["+ : (sudo) (wheel) ada fay jim ops root : ALL", "- : ALL : ALL"]
 
 
+@pytest.mark.proves("users", "Administrators get sudo on the head alone; who runs clusterctl keeps it.")
+@pytest.mark.parametrize(
+    ("host", "operator", "groups", "sudoers", "listed_keys_only"),
+    [
+        ("head1", None, ["slurm_head"], ["ada", "fay"], ["ada"]),
+        ("gpu01", None, ["slurm_head"], [], ["ada"]),
+        ("gpu01", "ada", ["slurm_head"], ["ada"], []),
+        ("gpu01", "bob", ["slurm_head"], [], ["ada"]),
+        ("gpu01", None, ["slurm_workers"], ["ada", "fay"], ["ada"]),
+        ("head1", "fay", [], ["fay"], ["ada"]),
+    ],
+)
+def test_users__by_host_and_who_runs_it__become_root(
+    tmp_path: Path,
+    host: str,
+    operator: str | None,
+    groups: list[str],
+    sudoers: list[str],
+    listed_keys_only: list[str],
+) -> None:
+    loader = DataLoader()
+    manager = InventoryManager(loader=loader, sources=[str(cluster(tmp_path, "debian-13"))])
+    key = ["ssh-ed25519 AAAA ada"]
+    engine = templar(CONTENT / "roles/users", "debian-13", host, manager, loader)
+    engine.available_variables |= {
+        "group_names": [group.name for group in manager.hosts[host].get_groups()],
+        "users_accounts": [
+            {"name": "ada", "uid": 5001, "admin": True, "ssh_keys": key},
+            {"name": "bob", "uid": 5002, "ssh_keys": key},
+            {"name": "eve", "uid": 5003, "admin": True, "ssh_keys": key, "state": "absent"},
+            {"name": "fay", "uid": 5004, "admin": True},
+        ],
+        "users_sudo_groups": groups,
+    }
+    engine.available_variables["ansible_facts"]["env"] = {"SUDO_USER": operator} if operator else {}
+    assert engine.template(trusted("{{ __users_sudoers }}")) == sudoers
+    assert engine.template(trusted("{{ __users_listed_keys_only }}")) == listed_keys_only
+
+
 @pytest.mark.proves("driver", "Fabric Manager and IMEX have NVIDIA's name for system and branch.")
 @pytest.mark.parametrize(
     ("system", "branch", "fabric", "imex"),
