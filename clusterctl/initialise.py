@@ -20,7 +20,7 @@ _INVENTORY = """\
 all:
   vars:
     cluster_name: {cluster_name}
-    # cluster_networks: [10.0.0.0/24]  # who reaches every port; default: the private networks that the nodes are in
+    # cluster_networks: [10.0.0.0/24]  # who reaches every port; default: the nodes' own addresses
     {user}
   children:
     # The host that runs the scheduler, its database and the cluster's name service. It needs no GPU.

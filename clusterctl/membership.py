@@ -2,7 +2,8 @@
 
 Each edits the inventory as a person would, then runs the very playbook that built the cluster for the nodes in
 question, the head and monitoring. Nobody else is contacted, so the cost does not grow with the cluster, and jobs
-elsewhere go on.
+elsewhere go on. There are two exceptions: a Slurm that learns of nodes by a restart alone, and, where nodes come, an
+inventory without `cluster_networks`.
 """
 
 import contextlib
@@ -31,6 +32,10 @@ from clusterctl.untrusted import printable
 WORKERS = "slurm_workers"
 _BY_RESTART = (
     "The head's Slurm learns of nodes only by a restart of its daemons on every worker: all {} hosts are contacted. "
+    "Running jobs go on."
+)
+_BY_FIREWALLS = (
+    "Without cluster_networks every node's firewall lists the others' addresses: all {} hosts are contacted. "
     "Running jobs go on."
 )
 
@@ -192,10 +197,14 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
 
 
 def _limited(options: Options, after: Inventory, names: Sequence[str], screen: Screen) -> Options:
-    """Limit a run to these nodes and to who must know of them: all of them, where Slurm learns only by a restart."""
-    if not learns_by_restart(after):
+    """Limit a run to these nodes and to who must know of them, which can be all."""
+    if learns_by_restart(after):
+        reason = _BY_RESTART
+    elif not after.variables.get("cluster_networks"):
+        reason = _BY_FIREWALLS
+    else:
         return replace(options, limit=",".join([*names, *_informed(after)]))
-    screen.say(_BY_RESTART.format(len(after.hosts)))
+    screen.say(reason.format(len(after.hosts)))
     return replace(options, limit=None)
 
 

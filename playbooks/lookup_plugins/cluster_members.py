@@ -15,8 +15,8 @@ author: the clusterctl authors
 short_description: Networks of the cluster's members
 description:
   - Returns C(cluster_networks) and the addresses of the named hosts, each once.
-  - Where no networks are named, returns the private networks that the recorded nodes are attached to, and each
-    address of theirs that is public, for others may share its network.
+  - Where no networks are named, returns the addresses that the recorded nodes have on all their interfaces. What a node
+    says of its networks' size is not believed, for root of one node would thereby open all others.
   - A host that is known by a name alone and has no record yet is left out.
 options:
   _terms:
@@ -40,12 +40,12 @@ _raw:
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-def attached(records: Iterable[Mapping[str, Any]]) -> set[Network]:
-    """Return the networks of recorded nodes: the private ones whole, of a public one the nodes' own addresses."""
+def own(records: Iterable[Mapping[str, Any]]) -> set[Network]:
+    """Return the addresses of recorded nodes, each as a network of one."""
     texts = {text for record in records for nic in record["nics"] for text in nic["addresses"]}
-    interfaces = [ipaddress.ip_interface(text) for text in texts]
-    usable = [one for one in interfaces if not (one.is_loopback or one.is_link_local or one.is_unspecified)]
-    return {one.network if one.network.is_private else ipaddress.ip_network(one.ip) for one in usable}
+    addresses = [ipaddress.ip_interface(text).ip for text in texts]
+    usable = [one for one in addresses if not (one.is_loopback or one.is_link_local or one.is_unspecified)]
+    return {ipaddress.ip_network(one) for one in usable}
 
 
 class LookupModule(LookupBase):
@@ -58,7 +58,7 @@ class LookupModule(LookupBase):
         networks = {ipaddress.ip_network(network, strict=False) for network in known}
         if not known:
             [records] = self._other("cluster_hardware").run([], variables=variables)
-            networks |= attached(records.values())
+            networks |= own(records.values())
         addresses = self._other("node_ip").run(terms, variables=variables)
         networks |= {ipaddress.ip_network(address) for address in addresses if address}
         return [str(one) for one in sorted(networks, key=lambda one: (one.version, one))]

@@ -21,7 +21,7 @@ from tests.cluster.members import states
 from tests.cluster.test_bootstrap import declared
 from tests.cluster.test_gpu_metrics import ask
 from tests.cluster.test_systems import refused
-from tests.faults.injury import fails, in_service, outsider, wait_until
+from tests.faults.injury import fails, gateway, in_service, wait_until
 from tests.labs import REPOSITORY, lab_name
 from tests.programs import described
 
@@ -58,6 +58,13 @@ class Watched(TestLab):
             if "ansible_host" in (group["hosts"].get(node) or {})
         )
 
+    def drop(self, variable: str) -> None:
+        """Take a variable of all hosts out of the inventory."""
+        lines = self.inventory.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if not line.startswith(f"    {variable}:")]
+        assert len(kept) == len(lines) - 1
+        self.inventory.write_text("".join(kept))
+
     def move_monitoring(self) -> None:
         """Turn the last worker into `mon1`, and give it the monitoring that the head has in every lab."""
         lines = self.inventory.read_text().splitlines(keepends=True)
@@ -72,10 +79,12 @@ class Watched(TestLab):
 
 @pytest.mark.proves("monitoring", "Prometheus on a host of its own scrapes all nodes.")
 @pytest.mark.proves("firewall", "A host with monitoring only opens just its declared ports to the outside.")
+@pytest.mark.proves("firewall", "Without `cluster_networks`, other hosts of the nodes' own network are outsiders.")
 def test_monitoring__on_a_host_of_its_own__scrapes_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Monitoring on a host with no other task watches the whole cluster."""
     with fresh_as(Watched, "mon", "--gpus", "1") as lab:
         lab.move_monitoring()
+        lab.drop("cluster_networks")
         lab.run("bootstrap")
         # Only the play for hosts with other tasks gives such a host these roles, the last two apart.
         assert roles(lab, "mon1") == {"sources", "packages", "base", "users", "prometheus", "node_exporter"}
@@ -93,10 +102,8 @@ def test_monitoring__on_a_host_of_its_own__scrapes_all_nodes(monkeypatch: pytest
         lab.unchanged()
         monkeypatch.setitem(test_bootstrap.GROUPS, "mon1", {"monitoring"})
         address = lab.address("mon1")
-        with outsider(lab) as outside:
-            asked = json.dumps({"source": outside, "addresses": [address], "name": "mon1", "pages": ["/"]})
-            argv = [sys.executable, str(HERE / "scan.py"), asked]
-            found = json.loads(programs.output_of(argv, 300))[address]
+        asked = json.dumps({"source": gateway(lab), "addresses": [address], "name": "mon1", "pages": ["/"]})
+        found = json.loads(programs.output_of([sys.executable, str(HERE / "scan.py"), asked], 300))[address]
         assert {key: found[key] for key in ("tcp", "udp")} == declared("mon1", "admin")
         assert " 401 " in found["pages"]["9090"][0]
         job = submit(lab, "true", "--nodes=1")

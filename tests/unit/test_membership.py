@@ -68,6 +68,17 @@ def test_a_node_that_leaves_can_still_be_reached(cluster: inventory.Inventory) -
     assert leaving.unfinished(after) == []
 
 
+@pytest.mark.proves("add-node", "Without `cluster_networks`, add-node says that it contacts every node, and why.")
+@pytest.mark.parametrize(("networks", "limit"), [("cluster_networks: [10.0.0.0/24], ", "gpu02,head1"), ("", None)])
+def test_limited__no_networks_named__is_all_nodes(tmp_path: Path, networks: str, limit: str | None) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(INVENTORY.replace("{cluster_name", f"{{{networks}cluster_name"))
+    told = io.StringIO()
+    limited = membership._limited(Options(path, path), inventory.load(path), ["gpu02"], Screen(told))
+    assert limited.limit == limit
+    assert ("all 3 hosts are contacted" in told.getvalue()) is (limit is None)
+
+
 def kept(cluster: inventory.Inventory, file: str = "gpu01", **other: Any) -> inventory.Inventory:
     """Leave gpu01's file, changed, as somebody may have committed it; return the inventory without gpu01."""
     node = leaving.Node.of(cluster.host("gpu01"), cluster)

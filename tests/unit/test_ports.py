@@ -83,10 +83,14 @@ def test_a_port_follows_its_variable() -> None:
     assert (9090, "tcp") not in moved
 
 
-def test_members_are_in_the_private_networks_of_recorded_nodes() -> None:
+@pytest.mark.proves("firewall", "A node's word about its networks opens no firewall to them.")
+def test_members_are_the_recorded_nodes_own_addresses() -> None:
     nics = ["10.0.0.7/24", "10.0.0.8/24", "198.41.0.4/20", "fd00::7/64", "169.254.3.4/16", "127.0.0.2/8"]
     records = [{"nics": [{"addresses": nics[:3]}]}, {"nics": [{"addresses": nics[3:]}, {"addresses": []}]}]
-    assert {str(one) for one in MEMBERS.attached(records)} == {"10.0.0.0/24", "198.41.0.4/32", "fd00::/64"}
+    own = {"10.0.0.7/32", "10.0.0.8/32", "198.41.0.4/32", "fd00::7/128"}
+    assert {str(one) for one in MEMBERS.own(records)} == own
+    liar = [{"nics": [{"addresses": ["10.255.255.1/8", "172.16.0.9/12", "192.168.77.7/16", "fd00::1/8", "0.0.0.0/0"]}]}]
+    assert all(one.num_addresses == 1 for one in MEMBERS.own(liar))
 
 
 def test_networks_are_told_apart_by_family_and_none_is_within_another() -> None:
@@ -111,9 +115,9 @@ def rules(tmp_path: Path, host: str, **variables: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("host", ["head1", "gpu01"])
-def test_without_networks_the_recorded_ones_pass(tmp_path: Path, host: str) -> None:
+def test_without_networks_the_recorded_addresses_pass(tmp_path: Path, host: str) -> None:
     told = rules(tmp_path, host)
-    assert 'ip saddr { 10.0.0.0/24 } accept comment "members of the cluster"' in told
+    assert 'ip saddr { 10.0.0.10/31 } accept comment "members of the cluster"' in told
     assert 'tcp dport 22 accept comment "SSH"' in told
     assert "type filter hook input priority filter; policy drop;" in told
     assert any(line.startswith("tcp dport 9090") for line in told) is (host == "head1")

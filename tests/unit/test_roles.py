@@ -441,7 +441,7 @@ def test_logins__administrators__need_no_job(tmp_path: Path) -> None:
     assert rules == ["+ : (sudo) (wheel) ada fay jim ops root : ALL", "- : ALL : ALL"]
 
 
-@pytest.mark.proves("users", "Administrators get sudo on the head alone; who runs clusterctl keeps it.")
+@pytest.mark.proves("firewall", "Administrators get sudo on the head alone; who runs clusterctl keeps it.")
 @pytest.mark.parametrize(
     ("host", "operator", "groups", "sudoers", "listed_keys_only"),
     [
