@@ -1,14 +1,16 @@
 """Container runtimes: Docker and containerd as an administrator uses them, Apptainer and pyxis in users' jobs."""
 
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
+from clusterctl.lab.podman import run_as_root
 from tests.cluster.gpus import VERSION, Site, add_apptainer
 from tests.cluster.lab import ALICE, TestLab, clusterctl, podman
-from tests.faults.injury import container
+from tests.faults.injury import container, gateway, outsider
 
 # An image of one program, made on the node: no registry is asked.
 IMAGE = """
@@ -94,6 +96,44 @@ def test_docker_is_for_root_alone_and_listens_nowhere(image: TestLab) -> None:
     assert [row for address, row in listening if address.endswith(":22") and "sshd" in row], "ss sees who listens"
     outside = [row for address, row in listening if not address.startswith("127.0.0.1")]
     assert not [row for row in outside if "docker" in row or "containerd" in row]
+
+
+WEB = "docker run --detach --name {name} --network site --publish {port}:80 tiny busybox nc -ll -p 80 -e echo {name}"
+
+
+def answer(address: str, port: int, source: str) -> str:
+    """Return what a server sends that waits for nothing; the error's name where no connection comes about."""
+    try:
+        with socket.create_connection((address, port), 5, (source, 0)) as there:
+            return there.recv(100).decode().strip()
+    except OSError as error:
+        return type(error).__name__
+
+
+@pytest.mark.proves("containers", "Docker's published ports are closed to outsiders, compose projects' too.")
+def test_docker__published_ports__are_closed_to_outsiders(image: TestLab) -> None:
+    """A network of one's own, as a compose project has; an outsider who routes to the container's address included."""
+    shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    node = podman("inspect", "--format", shown, container(image, "gpu01")).strip()
+    image.root("gpu01", "docker network create site")
+    try:
+        for name, port in (("plain", "8001"), ("named", "0.0.0.0:8002")):
+            image.root("gpu01", WEB.format(name=name, port=port))
+        within = image.root("gpu01", f"docker inspect --format '{shown}' named").strip()
+        member = gateway(image)
+        assert answer(node, 8002, member) == "named"
+        assert answer(node, 8001, member) == "ConnectionRefusedError"
+        assert image.root("gpu01", "busybox nc 127.0.0.1 8001 < /dev/null").strip() == "plain"
+        with outsider(image) as outside:
+            run_as_root(["ip", "route", "add", f"{within}/32", "via", node])
+            try:
+                assert answer(within, 80, member) == "named", "the route is right"
+                assert answer(node, 22, outside).startswith("SSH-")
+                assert answer(node, 8002, outside) == answer(within, 80, outside) == "TimeoutError"
+            finally:
+                run_as_root(["ip", "route", "delete", f"{within}/32", "via", node])
+    finally:
+        image.root("gpu01", "docker rm --force plain named; docker network rm site")
 
 
 # How each runtime fetches the mirror's image, and by what it then knows it.
