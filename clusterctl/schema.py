@@ -362,7 +362,7 @@ def _check(option: Option, node: Node, key: str, report: Report, rule: _Rule | N
     fits, expected = _TYPES[option.type]
     if not fits(node):
         refuse("wrong type", expected, _hint(node, expected))
-    elif option.choices and node.value not in option.choices:
+    elif option.choices and not isinstance(node.value, list) and node.value not in option.choices:
         near = did_you_mean(node.text, [str(choice) for choice in option.choices])
         refuse("bad value", "one of " + ", ".join(str(choice) for choice in option.choices), near)
     elif isinstance(node.value, dict):
@@ -372,7 +372,14 @@ def _check(option: Option, node: Node, key: str, report: Report, rule: _Rule | N
         for name, value in node.value.items():
             _check_key(option, name, value, f"{key}.{shown(name)}", report, rule)
     elif isinstance(node.value, list):
-        element = Option(option.name, option.role, option.elements, options=option.options, secret=option.secret)
+        element = Option(
+            option.name,
+            option.role,
+            option.elements,
+            choices=option.choices,  # of a list, Ansible holds each element against them
+            options=option.options,
+            secret=option.secret,
+        )
         for index, item in enumerate(node.value):
             _check(element, item, f"{key}[{index}]", report, rule)
     elif rule and isinstance(node.value, int | float if rule.number else str) and not rule.holds(node.value):

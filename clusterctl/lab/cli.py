@@ -34,6 +34,10 @@ def up(
     gpu_model: Annotated[
         str | None, typer.Option(help="Model of the simulated GPUs. [default: a100-sxm4-80gb]")
     ] = None,
+    cgroups: Annotated[
+        int | None,
+        typer.Option(min=1, max=2, help="Version of cgroups; 1 where this machine has it. [default: 2]"),
+    ] = None,
     system: Annotated[str | None, typer.Option("--os", help="Distribution. [default: debian-13]")] = None,
     worker_os: Annotated[str | None, typer.Option(help="Distribution of the workers, if another.")] = None,
     mirror: Annotated[str | None, typer.Option(help="Debian mirror to build the image from.")] = None,
@@ -51,8 +55,9 @@ def up(
         image.choose(chosen)
     lab = Lab(name)
     given: dict[str, Any] = {
-        "workers": workers, "gpus": gpus, "gpu_model": gpu_model, "os": system, "worker_os": worker_os,
-        "mirror": mirror, "kit": bool(recipes) or with_kit, "recipes": recipes or (() if with_kit else None),
+        "workers": workers, "gpus": gpus, "gpu_model": gpu_model, "cgroups": cgroups,
+        "os": system, "worker_os": worker_os, "mirror": mirror,
+        "kit": bool(recipes) or with_kit, "recipes": recipes or (() if with_kit else None),
     }  # fmt: skip
     wanted = dataclasses.replace(lab.settings() or Settings(name), **{k: v for k, v in given.items() if v is not None})
     console = Console(stderr=True)

@@ -23,8 +23,10 @@ from clusterctl.lab.podman import (
     LabError,
     as_root,
     container_state,
+    host_has_v1,
     podman,
     podman_json,
+    remove_cgroups,
     remove_containers,
     require_programs,
     run_as_root,
@@ -42,7 +44,7 @@ REACHABLE_WITHIN = 120.0  # seconds
 INOTIFY_PER_NODE = 5  # instances that root holds in a node, of systemd and its journal, device and login managers
 _DIRECTORY_LABEL = "clusterctl.lab.directory"
 # What a node has from its first boot on.
-_FIXED = ("os", "worker_os", "gpus", "gpu_model")
+_FIXED = ("os", "worker_os", "gpus", "gpu_model", "cgroups")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Settings:
     workers: int = 2
     gpus: int = 4
     gpu_model: str = "a100-sxm4-80gb"
+    cgroups: int = 2  # version
     mirror: str = image.DEBIAN_MIRROR
     kit: bool = False  # whether its inventory points at the kit
     recipes: Sequence[str] = ()  # of the kit; all when empty
@@ -164,6 +167,8 @@ class Lab:
                     f"`clusterctl lab down --name {self.name}` comes first"
                 )
             self._require_ours()
+            if wanted.cgroups == 1 and not host_has_v1():
+                raise LabError("--cgroups 1: this machine has version 2 of cgroups alone")
             self._require_inotify(wanted.workers + 1)
             names = {d.name: d for d in (image.choose(wanted.os), image.choose(wanted.worker_os or wanted.os))}
             built = [image.ensure(distribution, wanted.mirror) for distribution in names.values()]
@@ -176,8 +181,13 @@ class Lab:
             # Under the lock until the lab has containers: `down` of another lab removes a server without users.
             served = kit.serve(built_kit, say) if built_kit else None
             with ThreadPoolExecutor(4) as pool:
-                list(pool.map(lambda node: self._ensure_container(node, images[node.distribution.name]), nodes))
-            self._write_inventory(settings, nodes, proxy, self._write_kit(served) if served else {})
+                list(
+                    pool.map(lambda node: self._ensure_container(node, settings, images[node.distribution.name]), nodes)
+                )
+            variables = self._write_kit(served) if served else {}
+            if wanted.cgroups == 2 and host_has_v1():  # cores and memory are controlled by the host's other hierarchies
+                variables["slurm_head_confine"] = ["devices"]
+            self._write_inventory(settings, nodes, proxy, variables)
         self._wait_reachable(nodes)
         return nodes, any(was_built for _, was_built in built)
 
@@ -188,6 +198,8 @@ class Lab:
             there = bool(self._containers()) or self.directory.exists()
             if containers := self._containers():
                 remove_containers(*containers)
+                if host_has_v1():
+                    remove_cgroups(*containers)
             if not podman_json("ps", "--all", "--filter", "label=clusterctl.lab"):
                 cache.remove()
                 kit.remove()
@@ -317,7 +329,7 @@ class Lab:
                 f"{used} are in use. Take fewer --workers, or allow more until the next boot:\n  {raising}"
             )
 
-    def _ensure_container(self, node: Node, image_name: str) -> None:
+    def _ensure_container(self, node: Node, settings: Settings, image_name: str) -> None:
         name = self.container(node.name)
         state = container_state(name)
         if state in ("exited", "created"):
@@ -338,7 +350,8 @@ class Lab:
             "--security-opt", "label=disable", "--security-opt", "apparmor=unconfined",
             "--device-cgroup-rule", "a *:* rwm", *LIMITS,
             "--volume", f"{self._private / node.name}:/opt/lab-node:ro",
-            *(f"--volume={path}" for path in _VOLUMES), image_name, "/usr/local/lib/lab-node/init",
+            *(f"--volume={path}" for path in _VOLUMES),
+            image_name, "/usr/local/lib/lab-node/init", name, str(settings.cgroups),
         )  # fmt: skip
 
     def _write_kit(self, served: kit.Kit) -> dict[str, object]:

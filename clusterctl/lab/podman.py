@@ -97,9 +97,20 @@ def remove_containers(*names: str) -> None:
         podman(*argv)
 
 
+def remove_cgroups(*containers: str) -> None:
+    """Remove what nodes that are no more leave of the unified hierarchy of a host with version 1 (node/init)."""
+    script = 'mount -t cgroup2 cgroup2 /mnt; for name; do find "/mnt/$name" -depth -type d -exec rmdir {} +; done'
+    run_as_root(["unshare", "--mount", "sh", "-c", script, "sh", *containers], check=False)
+
+
+def host_has_v1() -> bool:
+    """Return whether this machine has version 1 of cgroups, be it beside version 2."""
+    return not Path("/sys/fs/cgroup/cgroup.controllers").exists()
+
+
 def runtime_options() -> list[str]:
     """The OCI runtime to name: runc where the host's cgroups are not the unified hierarchy, which crun refuses."""
-    return [] if Path("/sys/fs/cgroup/cgroup.controllers").exists() else ["--runtime", "runc"]
+    return ["--runtime", "runc"] if host_has_v1() else []
 
 
 # A host without CAP_SYS_RESOURCE refuses podman's own, larger limits.

@@ -567,6 +567,7 @@ together(
         ("an incomplete mapping", "users_accounts: [§{name: ada}]", 'expected the key "uid" in it'),
         ("an unknown key", "users_accounts: [{name: ada, uid: 5001, §shel: a}]", "(did you mean shell?)"),
         ("an unknown choice", "users_accounts: [{name: a, uid: 5001, state: §absen}]", "(did you mean absent?)"),
+        ("an unknown choice in a list", "gpu_health_skip: [ecc, §xids]", "(did you mean xid?)"),
         ("a port too high", "prometheus_port: §65536", "got 65536, expected 1 to 65535"),
         ("a port too low", "prometheus_port: §0", "got 0, expected 1 to 65535"),
         ("an interval of nothing", "slurm_exporter_interval: §0", "got 0, expected 1 to 2147483647"),

@@ -135,7 +135,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(lab.Lab, name, lambda *_: None)
     monkeypatch.setattr(lab.Lab, "_ensure_network", lambda _: "10.213.0.0/24")
     monkeypatch.setattr(
-        lab.Lab, "_ensure_container", lambda self, node, _: machine.running.add(self.container(node.name))
+        lab.Lab, "_ensure_container", lambda self, node, *_: machine.running.add(self.container(node.name))
     )
     return machine
 

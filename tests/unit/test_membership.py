@@ -74,7 +74,7 @@ def test_limited__no_networks_named__is_all_nodes(tmp_path: Path, networks: str,
     path = tmp_path / "inventory.yaml"
     path.write_text(INVENTORY.replace("{cluster_name", f"{{{networks}cluster_name"))
     told = io.StringIO()
-    limited = membership._limited(Options(path, path), inventory.load(path), ["gpu02"], Screen(told))
+    limited = membership._limited(Options("add-node", path), inventory.load(path), ["gpu02"], Screen(told))
     assert limited.limit == limit
     assert ("all 3 hosts are contacted" in told.getvalue()) is (limit is None)
 

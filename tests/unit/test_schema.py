@@ -52,6 +52,17 @@ def test_damaged_content_is_our_bug_and_says_where(tmp_path: Path, file: str, te
     assert str(content) in str(caught.value)
 
 
+LISTS_WITH_CHOICES = [one for one in schema.load().variables.values() if one.type == "list" and one.choices]
+
+
+@pytest.mark.parametrize("option", LISTS_WITH_CHOICES, ids=lambda option: option.name)
+def test_list_with_choices__each_of_them__is_accepted(tmp_path: Path, option: schema.Option) -> None:
+    path = tmp_path / "inventory.yaml"
+    values = {"cluster_name": "aurora", option.name: list(option.choices)}
+    path.write_text(yaml.safe_dump({"all": {"vars": values, "children": {"slurm_head": {"hosts": {"head1": {}}}}}}))
+    assert inventory.load(path).variables[option.name] == list(option.choices)
+
+
 def test_the_page_names_each_variable_with_type_default_and_meaning(content: Path) -> None:
     page = docs_variables.markdown(schema.load(content))
     assert "- `cluster_name` (str, required): Name of the cluster.\n" in page

@@ -24,6 +24,8 @@ compile -I"$generated" -DDRIVER_VERSION="\"$version\"" -Wl,-soname,libnvidia-ml.
     -o "$libraries/libnvidia-ml.so.$version" "$here"/source/*.c
 # Container tools look for the CUDA driver's library beside NVML's; nothing calls it without a real device.
 compile -Wl,-soname,libcuda.so.1 -o "$libraries/libcuda.so.$version" -x c /dev/null -x none
+# Not of the driver; the compiler is here (../node/init preloads it).
+compile -o "$libraries/libunified-cgroup.so" "$here/unified_cgroup.c"
 for name in libnvidia-ml libcuda; do
     ln -sf "$name.so.$version" "$libraries/$name.so.1"
 done
