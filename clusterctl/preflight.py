@@ -46,7 +46,7 @@ ARCHITECTURES = ("x86_64", "aarch64")
 # Names that installers give, so that two nodes of one name are not yet a mistake; base gives each its own.
 COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
 # The cgroup controller by which Slurm confines jobs to each thing of slurm_head_confine.
-CONFINED_BY = {"cores": "cpuset", "devices": "devices", "memory": "memory"}
+CONFINED_BY = {"cores": "cpuset", "devices": "devices", "memory": "memory", "swap": "swap"}
 UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
 WITHOUT_THEM = "With --skip-unreachable it goes on without the workers that do not answer."
 
@@ -422,7 +422,8 @@ def _confinement(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
     """Hold what jobs are to be confined to against what each worker's kernel offers.
 
     Slurm knows version 2 of cgroups since 22.05, and confines devices there by a BPF program, which needs no controller
-    (https://slurm.schedmd.com/cgroup_v2.html).
+    (https://slurm.schedmd.com/cgroup_v2.html). Swap is the memory controller's there; version 1 counts it only where
+    the kernel was started with swapaccount=1, which no record tells.
     """
     versions, _ = slurm_tables()
     wanted = inventory.head.variables.get("slurm_head_confine", list(CONFINED_BY))
@@ -430,7 +431,9 @@ def _confinement(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
         if worker.name not in known:
             continue
         node = known[worker.name]
-        offered = {*node.cgroup.controllers} | ({"devices"} if node.cgroup.version == 2 else set())
+        offered = {*node.cgroup.controllers}
+        if node.cgroup.version == 2:
+            offered |= {"devices"} | ({"swap"} if "memory" in offered else set())
         release = slurm_version(versions, node, str(worker.variables.get("slurm_head_version", "")))
         hint = "enable it there, see kernel-command-line(7)"
         if node.cgroup.version == 2 and release and release < "22.05":

@@ -185,8 +185,8 @@ class Lab:
                     pool.map(lambda node: self._ensure_container(node, settings, images[node.distribution.name]), nodes)
                 )
             variables = self._write_kit(served) if served else {}
-            if wanted.cgroups == 2 and host_has_v1():  # cores and memory are controlled by the host's other hierarchies
-                variables["slurm_head_confine"] = ["devices"]
+            if host_has_v1():  # version 2 has no control of cores and memory there, version 1 none of swap
+                variables["slurm_head_confine"] = ["devices"] if wanted.cgroups == 2 else ["cores", "devices", "memory"]
             self._write_inventory(settings, nodes, proxy, variables)
         self._wait_reachable(nodes)
         return nodes, any(was_built for _, was_built in built)

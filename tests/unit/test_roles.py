@@ -47,6 +47,7 @@ SYSTEMS = {
 # What earlier tasks of a role would have registered, and what a template gets from its caller.
 REGISTERED: Mapping[str, Any] = {
     "__gpu_config_done": {"kept": {"mig": "3g.40gb,2g.20gb,2g.20gb"}},
+    "__slurm_head_job_container": {"use": True},
     "__nvidia_cuda_look": {"devices": ["2330"], "driver": "580.95.05"},
     "__nvidia_cuda_toolkit": "12.8",
     "__nvidia_driver_key": {"key": "-----BEGIN PGP PUBLIC KEY BLOCK-----"},

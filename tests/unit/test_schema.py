@@ -59,7 +59,7 @@ LISTS_WITH_CHOICES = [one for one in schema.load().variables.values() if one.typ
 def test_list_with_choices__each_of_them__is_accepted(tmp_path: Path, option: schema.Option) -> None:
     path = tmp_path / "inventory.yaml"
     values = {"cluster_name": "aurora", option.name: list(option.choices)}
-    groups = {"slurm_head": {"hosts": {"head1": {}}}, "slurm_workers": {"hosts": {"gpu01": {}}}}
+    groups: dict[str, Any] = {"slurm_head": {"hosts": {"head1": {}}}, "slurm_workers": {"hosts": {"gpu01": {}}}}
     path.write_text(yaml.safe_dump({"all": {"vars": values, "children": groups}}))
     assert inventory.load(path).variables[option.name] == list(option.choices)
 

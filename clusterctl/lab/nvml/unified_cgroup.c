@@ -1,7 +1,7 @@
 /* Shows a program /proc/PID/cgroup as a host with version 2 of cgroups alone has it: the line "0::" and no other.
  *
  * A lab node on a host with version 1 has the unified hierarchy to itself (../node/init), but the kernel lists the host's
- * other hierarchies, too, and Slurm's plugin for version 2 refuses to start where it reads of them. To be preloaded. */
+ * other hierarchies, too, and Slurm's plugin for version 2 refuses to start where it reads of them. All programs preload it. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
