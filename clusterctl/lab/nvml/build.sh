@@ -25,7 +25,7 @@ compile -I"$generated" -DDRIVER_VERSION="\"$version\"" -Wl,-soname,libnvidia-ml.
 # Container tools look for the CUDA driver's library beside NVML's; nothing calls it without a real device.
 compile -Wl,-soname,libcuda.so.1 -o "$libraries/libcuda.so.$version" -x c /dev/null -x none
 # Not of the driver; the compiler is here (../node/init preloads it).
-compile -o "$libraries/libunified-cgroup.so" "$here/unified_cgroup.c"
+compile -o "$destination/usr/libexec/libunified-cgroup.so" "$here/unified_cgroup.c"
 for name in libnvidia-ml libcuda; do
     ln -sf "$name.so.$version" "$libraries/$name.so.1"
 done
