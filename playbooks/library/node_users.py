@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +70,9 @@ options:
         type: str
         required: true
       state:
-        description: C(absent) removes the user even while their jobs run, which go on to their end; the home stays.
+        description:
+          - C(absent) removes the user with their sessions, crontab and at jobs. Jobs of Slurm go on to their end, and
+            the home stays.
         type: str
         choices: [present, absent]
         default: present
@@ -96,6 +103,13 @@ changes:
 """
 
 NOWHERE = "/nonexistent"
+# Where cron and at keep what users gave them, on Debian and the RHEL family. at's files are named for jobs.
+CRONTABS = ("/var/spool/cron/crontabs", "/var/spool/cron")
+AT_JOBS = ("/var/spool/cron/atjobs", "/var/spool/at")
+LINGER = "/var/lib/systemd/linger"
+# A cgroup that Slurm made for a job, of version 1 or 2. Users can make groups below user.slice alone.
+OF_A_JOB = re.compile(r"(?m)^\d+:[^:]*:(?!/user\.slice/)[^\n]*/job_\d+(/|$)")
+GRACE = 5.0  # seconds that processes have to end by themselves
 SECONDS = 300
 
 
@@ -163,6 +177,43 @@ def plan_users(
     return steps
 
 
+def outside_of_jobs(uid: int, proc: str = "/proc") -> list[int]:
+    """Return the processes that run as this user, but for those of Slurm's jobs."""
+    found = []
+    for status in Path(proc).glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # it has ended
+            is_theirs = re.search(rf"(?m)^Uid:\s+{uid}\s", status.read_text("utf-8", "replace"))
+            if is_theirs and not OF_A_JOB.search(status.with_name("cgroup").read_text("utf-8", "replace")):
+                found.append(int(status.parent.name))
+    return found
+
+
+def left_behind(name: str, uid: int, root: str = "") -> list[Path]:
+    """Return the files by which cron, at and systemd would go on to run what this user has given them."""
+    named = [Path(f"{root}{folder}/{name}") for folder in (*CRONTABS, LINGER)]
+    owned = [file for folder in AT_JOBS for file in Path(f"{root}{folder}").glob("[a-z=]?????????????")]
+    files = [path for path in named if path.is_file()]
+    return files + [path for path in owned if path.is_file() and path.lstat().st_uid == uid]
+
+
+def end(name: str, uid: int) -> None:
+    """Take away what runs as a user who leaves and what would run later. Raises ToolError where a process goes on."""
+    for path in left_behind(name, uid):
+        path.unlink(missing_ok=True)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in outside_of_jobs(uid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        until = time.monotonic() + GRACE
+        while outside_of_jobs(uid):
+            if time.monotonic() > until:
+                break
+            time.sleep(0.1)
+        else:
+            return
+    raise ToolError(f"{name}: processes go on though they were killed: {outside_of_jobs(uid)}")
+
+
 def perform(argv: list[str]) -> None:
     """Run one tool. Raises ToolError with its own words."""
     try:
@@ -198,10 +249,15 @@ def main() -> None:
         supports_check_mode=True,
     )
     changes: list[dict[str, str]] = []
+    passwd: dict[str, list[str]] = {}
 
     def converge(kind: str, steps: list[tuple[str, str, list[str]]]) -> None:
         for name, what, argv in steps:
             if not module.check_mode:
+                if argv[0] == "userdel":
+                    if name == os.environ.get("SUDO_USER"):
+                        raise ToolError(f"{name} is removed by this run and runs it; that is for somebody else to do")
+                    end(name, int(passwd[name][1]))
                 perform(argv)
             changes.append({"kind": kind, "name": name, "what": what})
 
@@ -214,7 +270,7 @@ def main() -> None:
         converge("group", plan_groups(known, module.params["groups"]))
         # A group's new number is in its members' entries by now.
         known = entries(Path("/etc/group").read_text("utf-8"), 4)
-        passwd = entries(Path("/etc/passwd").read_text("utf-8"), 7)
+        passwd |= entries(Path("/etc/passwd").read_text("utf-8"), 7)
         converge("user", plan_users(passwd, known, module.params["users"]))
     except (ToolError, OSError, UnicodeDecodeError) as error:
         module.fail_json(msg=str(error), **told())

@@ -1,5 +1,7 @@
 """The tools by which a node's users and groups come to what is wanted."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,36 @@ ADA = {
     "home": "/home/ada",
     "shell": "/bin/bash",
 }
+
+
+PROCESSES = {
+    "1": ("0", "0::/init.scope"),
+    "7": ("5001", "0::/user.slice/user-5001.slice/session-3.scope"),
+    "8": ("5001", "0::/system.slice/gpu01_slurmstepd.scope/job_9/step_0/user/task_0"),
+    "9": ("5001", "4:devices:/node1/slurm/uid_5001/job_9/step_batch\n1:name=systemd:/system.slice/slurmd.service"),
+    "10": ("5001", "0::/user.slice/user-5001.slice/user@5001.service/app.slice/slurmstepd.scope/job_9"),
+    "11": ("5002", "0::/user.slice/user-5002.slice/session-4.scope"),
+}
+
+
+@pytest.mark.proves("secrets", "A leaver's processes end, but for jobs; no cgroup's name hides one.")
+def test_outside_of_jobs__by_cgroup__are_the_processes_that_end(tmp_path: Path) -> None:
+    for pid, (uid, group) in PROCESSES.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        (tmp_path / pid / "cgroup").write_text(group + "\n")
+    assert sorted(MODULE.outside_of_jobs(5001, str(tmp_path))) == [7, 10]
+
+
+def test_left_behind__of_cron_at_and_systemd__is_found(tmp_path: Path) -> None:
+    crontab, linger = (tmp_path / folder / "ada" for folder in ("var/spool/cron/crontabs", "var/lib/systemd/linger"))
+    jobs = tmp_path / "var/spool/cron/atjobs"
+    for path in (crontab, linger, jobs / "a0000101c8b5f0", crontab.with_name("bob"), jobs / ".SEQ"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    found = MODULE.left_behind("ada", os.getuid(), str(tmp_path))
+    assert set(found) == {crontab, linger, jobs / "a0000101c8b5f0"}
+    assert set(MODULE.left_behind("ada", os.getuid() + 1, str(tmp_path))) == {crontab, linger}
 
 
 def users(*accounts: dict[str, Any]) -> list[str]:
