@@ -36,6 +36,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_gpu_metrics.py",
         "tests/cluster/test_health.py",
         "tests/cluster/test_logins.py",
+        "tests/cluster/test_tenancy.py",
         "tests/cluster/test_runtimes.py",
     ),
     # Other systems, Pythons and versions; the demo; clusters of another shape.

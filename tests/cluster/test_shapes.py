@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from clusterctl import secrets
-from clusterctl.lab.podman import remove_containers, run_as_root
+from clusterctl.lab.podman import host_has_v1, remove_containers, run_as_root
 from tests import programs
 from tests.cluster import test_bootstrap
-from tests.cluster.lab import HERE, TestLab, clusterctl, fresh, fresh_as, podman, submit
+from tests.cluster.lab import ALICE, HERE, TestLab, clusterctl, fresh, fresh_as, podman, submit
 from tests.cluster.members import states
 from tests.cluster.test_bootstrap import declared
 from tests.cluster.test_gpu_metrics import ask
@@ -108,6 +108,25 @@ def test_monitoring__on_a_host_of_its_own__scrapes_all_nodes(monkeypatch: pytest
         assert " 401 " in found["pages"]["9090"][0]
         job = submit(lab, "true", "--nodes=1")
         wait_until(lambda: states(lab, job) == ["COMPLETED"])
+
+
+GREEDY = "python3 -c 'import time; taken = bytearray(400 * 2**20); time.sleep(60)'"
+
+
+@pytest.mark.skipif(not host_has_v1(), reason="this machine has version 2 of cgroups alone")
+@pytest.mark.proves("jobs", "Version 1 of cgroups confines jobs to their cores, memory and devices, too.")
+def test_cgroups_1__bootstrap__confines_cores_memory_devices() -> None:
+    """On such a machine a lab of version 2 confines devices alone: the other controllers are the host's."""
+    with fresh("v1", "--cgroups", "1", workers=1) as lab:
+        lab.run("bootstrap")  # proves the devices by a job
+        record = json.loads((lab.inventory.parent / "hardware/gpu01.json").read_text())
+        assert record["cgroup"]["version"] == 1
+        job = submit(lab, GREEDY, "--cpus-per-task=1", "--mem=100M")
+        wait_until(lambda: states(lab, job) in (["OUT_OF_MEMORY"], ["COMPLETED"], ["FAILED"]))
+        assert states(lab, job) == ["OUT_OF_MEMORY"]
+        cores = lab.ssh("head1", *ALICE, "srun", "--chdir=/", "--cpus-per-task=1", "--mem=100M", "nproc").strip()
+        assert (cores, int(lab.ssh("gpu01", "nproc")) > 1) == ("1", True)
+        lab.unchanged()
 
 
 # A Slurm that clusterctl does not manage: Debian's packages, configured by hand.

@@ -1,0 +1,85 @@
+"""What two users of one cluster see and reach of each other, with the settings that a cluster has by itself."""
+
+import re
+
+import pytest
+
+from tests.cluster.lab import TestLab
+from tests.cluster.members import states
+from tests.faults.injury import wait_until
+
+DIRECTORIES = "/var/lib/slurm/job_directories/gpu01"  # each job's own below its number
+ALICES = "      - {name: alice, uid: 5001}\n"
+MAY, MAY_NOT = "No such device or address", "Operation not permitted"  # what reading a simulated GPU says
+
+
+@pytest.fixture(scope="module")
+def two(whole: TestLab) -> TestLab:
+    """The lab with a second user."""
+    text = whole.inventory.read_text()
+    assert ALICES in text
+    whole.inventory.write_text(text.replace(ALICES, ALICES + ALICES.replace("alice", "bob").replace("1}", "2}")))
+    whole.run("bootstrap")
+    return whole
+
+
+def user(lab: TestLab, name: str, script: str, check: bool = True) -> str:
+    """Run a shell script on the head as one of the two; return what it says."""
+    return lab.ssh("head1", "sudo", "--login", "--user", name, "sh", "-eu", stdin=f"exec 2>&1\n{script}\n", check=check)
+
+
+JOB = """sbatch --parsable --chdir=/ --output=none --nodelist=gpu01 --gres=gpu:1 --mem=200M --job-name=hers --wrap '
+touch /tmp/hers /dev/shm/hers; exec sleep 4545'"""
+LOOK = """srun --quiet --chdir=/ --nodelist=gpu01 --gres=gpu:1 --mem=200M sh -c '
+ls -A /tmp /dev/shm
+for device in /dev/nvidia[0-9]*; do cat $device; done; true'"""
+
+
+@pytest.fixture
+def job(two: TestLab) -> str:
+    """A job of alice's on gpu01, which has left something in both temporary directories."""
+    number = user(two, "alice", JOB).strip()
+    wait_until(lambda: two.root("gpu01", f"ls {DIRECTORIES}/{number}/.{number}/_tmp/hers", check=False) != "")
+    return number
+
+
+@pytest.mark.proves("jobs", "Two users' jobs on one node share no GPU, no /tmp and no /dev/shm.")
+def test_jobs__of_two_users_on_one_node__share_nothing(two: TestLab, job: str) -> None:
+    told = user(two, "bob", LOOK)
+    assert "hers" not in told
+    assert sorted(re.findall(f"{MAY}|{MAY_NOT}", told)) == [MAY, *[MAY_NOT] * 3]
+    used = two.root("head1", "scontrol show node gpu01 --details | grep GresUsed")
+    assert "(IDX:N/A)" not in used, "alice's job still runs"
+    two.root("head1", f"scancel {job}")
+    wait_until(lambda: states(two, job) == ["CANCELLED"])
+    wait_until(lambda: two.root("gpu01", f"ls {DIRECTORIES}; ls /tmp /dev/shm | grep hers || true") == "")
+
+
+@pytest.mark.proves("jobs", "Users see nothing of each other's jobs in the queue and the accounting.")
+def test_queue__of_another_user__is_not_shown(two: TestLab, job: str) -> None:
+    assert job in two.root("head1", "squeue --noheader --format=%A").split()
+    assert user(two, "alice", "squeue --noheader --format=%A").split() == [job]
+    told = user(two, "bob", f"squeue --noheader; sacct --allusers --noheader; scontrol show job {job} || true")
+    assert "hers" not in told
+    assert "alice" not in told
+    assert "Invalid job id" in told
+    two.root("head1", f"scancel {job}")
+
+
+@pytest.mark.proves("jobs", "On the head users see their own processes alone.")
+def test_processes__of_another_user_on_the_head__are_not_shown(two: TestLab) -> None:
+    user(two, "alice", "setsid sleep 4646 < /dev/null > /dev/null 2>&1 &")
+    try:
+        wait_until(lambda: two.root("head1", "pgrep --full '^sleep 4646' || true") != "")
+        assert user(two, "alice", "pgrep --full '^sleep 4646'") != ""
+        assert user(two, "bob", "pgrep --full '^sleep 4646' || true") == ""
+        assert set(user(two, "bob", "ps -e -o user=").split()) == {"bob"}
+    finally:
+        two.root("head1", "pkill --full '^sleep 4646'")
+
+
+@pytest.mark.proves("jobs", "Slurm runs no job of root's.")
+def test_job__of_root__is_refused(two: TestLab) -> None:
+    told = two.root("head1", "srun --chdir=/ true 2>&1 || echo refused")
+    assert told.endswith("refused\n")
+    assert "root" in told.lower()
