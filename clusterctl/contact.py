@@ -57,7 +57,7 @@ class Network:
 
 @dataclass(frozen=True)
 class SlurmPackages:
-    """The versions of Slurm's daemons that are installed, and those of slurmd on offer, first what would be taken."""
+    """Versions of Slurm's daemons and munge that are installed, and of slurmd on offer, first what would be taken."""
 
     installed: Annotated[Mapping[str, str], mapping(text(), text(), 4)]
     offered: Annotated[tuple[str, ...], sequence(text(), probe.MAX_OFFERED)]

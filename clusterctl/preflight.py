@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from clusterctl import contact, hardware, paths, pruning, route, secrets
+from clusterctl import advisories, contact, hardware, paths, pruning, route, secrets
 from clusterctl.contact import Answer, Facts, lead
 from clusterctl.errors import PreflightError
 from clusterctl.hardware import Hardware
@@ -47,6 +47,7 @@ ARCHITECTURES = ("x86_64", "aarch64")
 COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
 # The cgroup controller by which Slurm confines jobs to each thing of slurm_head_confine.
 CONFINED_BY = {"cores": "cpuset", "devices": "devices", "memory": "memory", "swap": "swap"}
+PINNED = {"munge": "munge_version", "slurmctld": "slurm_head_version", "slurmd": "slurm_head_version"}
 UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
 WITHOUT_THEM = "With --skip-unreachable it goes on without the workers that do not answer."
 
@@ -115,6 +116,7 @@ def preflight(
             *_slurm_versions(inventory, known),
             *_slurm_offers(inventory, facts),
             *_confinement(inventory, known),
+            *_advisories(inventory, facts),
             *(() if new_head is None else _lost_head(inventory, facts, records, new_head)),
         )
         if finding.node in answers
@@ -397,7 +399,13 @@ def _slurm_offers(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[
     for head, worker in product(inventory.in_group("slurm_head"), inventory.in_group("slurm_workers")):
         here, there = (facts[host.name].node.slurm_packages if host.name in facts else None for host in (head, worker))
         has = here.installed.get("slurmctld") if here else None
-        if not has or not there or there.installed or not there.offered or worker.variables.get("slurm_head_version"):
+        if (
+            not has
+            or not there
+            or "slurmd" in there.installed
+            or not there.offered
+            or worker.variables.get("slurm_head_version")
+        ):
             continue
         comes, ours = there.offered[0], _release(has)
 
@@ -446,6 +454,18 @@ def _confinement(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
             )
             hint = f"{hint}; or confine no job of the cluster so: slurm_head_confine: [{rest}]"
             yield Finding(worker.name, "confinement", found, hint)
+
+
+def _advisories(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Name the packages with known holes, those that are installed and those that an inventory pins."""
+    for name, found in facts.items():
+        system = f"{found.hardware.os.id} {found.hardware.os.version}"
+        pins = {package: str(inventory.host(name).variables.get(variable, "")) for package, variable in PINNED.items()}
+        exact = {package: pin for package, pin in pins.items() if pin and not re.search(r"[*?^]", pin)}
+        installed = found.node.slurm_packages.installed if found.node.slurm_packages else {}
+        for one in advisories.unsafe(system, {**installed, **exact}):
+            hint = f"correct {PINNED[one.package]}" if one.package in exact else "clusterctl upgrade brings it"
+            yield Finding(name, "security", str(one), hint, warning=True)
 
 
 def _release(version: str) -> str:

@@ -647,12 +647,12 @@ def slurm(root: str = "") -> List[str]:
 
 
 def slurm_packages() -> Facts:
-    """Return the versions of Slurm's daemons that are installed, and those of slurmd that the package sources offer.
+    """Return the versions of Slurm's daemons and munge that are installed, and those of slurmd on offer.
 
     What an installation would bring comes first. Only apt tells that from the index that it has.
     """
-    told = output("apt-cache", "policy", "slurmctld", "slurmd") if shutil.which("apt-cache") else ""
-    tables = dict(re.findall(r"(?m)^(slurm\w+):\n((?: .*\n)+)", told))
+    told = output("apt-cache", "policy", "slurmctld", "slurmd", "munge") if shutil.which("apt-cache") else ""
+    tables = dict(re.findall(r"(?m)^(slurm\w+|munge):\n((?: .*\n)+)", told))
     installed = {name: re.search(r"(?m)^  Installed: (\d\S*)", table) for name, table in tables.items()}
     table = tables.get("slurmd", "") if re.search(r"(?m)^  Candidate: \d", tables.get("slurmd", "")) else ""
     offered = re.findall(r"(?m)^(?:  Candidate:| \*\*\*|    ) (\d\S*)(?: -?\d+)?$", table)

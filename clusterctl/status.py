@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from clusterctl import check, contact, hardware, pruning, runs
+from clusterctl import advisories, check, contact, hardware, pruning, runs
 from clusterctl.contact import Alerts, Drift, Item
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
@@ -190,6 +190,14 @@ class Status:
                 apart.setdefault(package, {}).update(versions)
         return apart
 
+    def unsafe(self) -> dict[str, list[str]]:
+        """Return what is known of holes in the nodes' packages: each hole with the nodes that have it."""
+        found: dict[str, list[str]] = {}
+        for node in self.nodes:
+            for one in advisories.unsafe(node.release, node.drift.versions if node.drift else {}):
+                found.setdefault(str(one), []).append(node.name)
+        return found
+
     def gpus(self) -> dict[str, dict[str, int]]:
         """Return, by type, how many GPUs there are, are allocated, are idle, and are on nodes out of service."""
         found: dict[str, dict[str, int]] = {}
@@ -212,6 +220,7 @@ class Status:
             "gpus": self.gpus(),
             "alerts": asdict(self.alerts) if self.alerts else None,
             "versions_apart": self.versions_apart(),
+            "unsafe": self.unsafe(),
             "secrets_unjudged": self.unjudged or None,
             "leaving": dict(self.leaving),
             "last_run": self.last_run.as_dict() if self.last_run else None,

@@ -178,6 +178,8 @@ def _notes(status: Status) -> Iterator[tuple[str, str]]:
         yield "alerts", f"not known: {status.alerts.error}"
     if status.unjudged:
         yield "secrets", f"whether files with secrets were edited was not judged: {status.unjudged}"
+    for hole, names in status.unsafe().items():
+        yield "security", f"{hole}: {_few(names, len(status.nodes))} (clusterctl upgrade)"
     apart = status.versions_apart()
     for package, versions in list(apart.items())[:_MAX_APART]:
         # Where most have one version it is the others that are looked for.

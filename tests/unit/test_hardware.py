@@ -613,6 +613,7 @@ slurmd:
         ("", {}, []),  # no index
         ("slurmd:\n  Installed: (none)\n  Candidate: (none)\n  Version table:\n", {}, []),
         (POLICY.format("(none)"), {}, ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"]),
+        ("munge:\n  Installed: 0.5.16-1\n  Candidate: 0.5.16-1\n  Version table:\n", {"munge": "0.5.16-1"}, []),
         (POLICY.format("24.11.5-4"), {"slurmctld": "24.11.5-4"}, ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"]),
     ],
 )

@@ -437,6 +437,23 @@ def test_a_new_worker_gets_a_slurm_that_the_head_can_talk_to(
     assert told({}, replace(three(tmp_path), hosts=tuple(pinned))) == []
 
 
+@pytest.mark.proves("preflight", "Installed and pinned versions with known holes are named, and warn.")
+def test_advisories__installed_or_pinned__are_named(tmp_path: Path) -> None:
+    def has(data: dict[str, Any]) -> None:
+        data["hardware"]["os"].update(id="debian", version="13")
+        data["node"]["slurm_packages"] = {"installed": {"munge": "0.5.16-1", "slurmd": "24.11.5-9"}, "offered": []}
+
+    found = list(preflight._advisories(three(tmp_path), {"gpu01": facts(has)}))
+    assert [(one.node, one.check, one.warning, one.hint) for one in found] == [
+        ("gpu01", "security", True, "clusterctl upgrade brings it")
+    ]
+    assert "munge 0.5.16-1 lets any user of the node read the munge key (CVE-2026-25506), 0.5.16-1.1" in found[0].found
+    pins = {"munge_version": "0.5.16-1", "slurm_head_version": "24.11.*"}
+    pinned = [replace(one, variables=pins) for one in three(tmp_path).hosts]
+    found = list(preflight._advisories(replace(three(tmp_path), hosts=tuple(pinned)), {"gpu01": facts(has)}))
+    assert [one.hint for one in found] == ["correct munge_version"]
+
+
 def test_every_supported_system_has_a_slurm() -> None:
     table = yaml.safe_load((paths.content() / "roles/slurm_head/vars/main.yml").read_text())
     versions, oldest = table["__slurm_head_distribution_versions"], table["__slurm_head_oldest_worker"]

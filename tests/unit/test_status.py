@@ -257,9 +257,9 @@ def test_every_scope_is_known_as_some_roles() -> None:
 def test_a_hundred_nodes_are_a_page() -> None:
     """Nodes that are alike share a line, and so do the notes that are true of many."""
     names = [f"gpu{n:03}" for n in range(1, 101)]
-    edited = drift(EDITED, versions={"slurmd": "24.11.5-4"})
+    edited = drift(EDITED, versions={"slurmd": "24.11.5-5"})
     nodes = [replace(WORKER, name=name, release="debian 13", drift=edited) for name in names]
-    nodes[49] = replace(nodes[49], drift=drift(EDITED, versions={"slurmd": "24.11.5-3"}))
+    nodes[49] = replace(nodes[49], drift=drift(EDITED, versions={"slurmd": "24.11.5-4+deb13u1"}))
     nodes[50] = replace(nodes[50], release="ubuntu 24.04", drift=drift(EDITED, versions={"slurmd": "23.11"}))
     nodes[99] = replace(WORKER, name=names[99], problem="no answer from 10.0.0.100 port 22 within 6 s")
     known = Slurm({name: SlurmNode(("IDLE",), "", {"a100": 4}, {"a100": 0}) for name in names})
@@ -271,8 +271,17 @@ def test_a_hundred_nodes_are_a_page() -> None:
         assert "gpu[001-099]" in joined
         assert "base: file /etc/hosts: edited" in joined
         assert "gpu100" in joined
-        assert "slurmd 24.11.5-4 on 97 nodes; 24.11.5-3 on gpu050" in joined
+        assert "slurmd 24.11.5-5 on 97 nodes; 24.11.5-4+deb13u1 on gpu050" in joined
         assert "23.11" not in joined, "another release may have another version"
+
+
+@pytest.mark.proves("status", "Packages with known holes are named, with their nodes.")
+def test_unsafe_packages__of_some_nodes__are_named() -> None:
+    old = replace(WORKER, release="debian 13", drift=drift(versions={"munge": "0.5.16-1"}))
+    known = Status("aurora", (HEAD, old, replace(old, name="gpu02")), None, None)
+    text = " ".join(page(known, 200).split())
+    assert "munge 0.5.16-1 lets any user of the node read the munge key (CVE-2026-25506)" in text
+    assert known.as_dict()["unsafe"] == {next(iter(known.unsafe())): [old.name, "gpu02"]}
 
 
 @given(st.text(alphabet="gpu01,[] ", max_size=80), st.integers(min_value=4, max_value=30))

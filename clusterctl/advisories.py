@@ -1,0 +1,94 @@
+"""Packages whose installed version lets a user of the cluster become root or Slurm's administrator, as far as is known.
+
+A version is judged only where its distribution has said in which version of its own the hole is closed, or by the
+authors' release where that is newer. What a distribution has not said is not judged.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from clusterctl.report import upstream
+
+
+@dataclass(frozen=True)
+class Advisory:
+    """A hole in a package: `fixed` has, by system and release, the first version of the distribution's without it."""
+
+    packages: tuple[str, ...]
+    names: str
+    lets: str
+    fixed: Mapping[str, str]
+    release: str = ""
+    """The authors' first release without it, empty where older branches were mended, too."""
+
+
+# The versions are those of the packages' own changelogs, looked up on 2026-11-23; Ubuntu's is of nebius/soperator#2174.
+ADVISORIES = (
+    Advisory(
+        ("munge",),
+        "CVE-2026-25506",
+        "lets any user of the node read the munge key",
+        {"debian 12": "0.5.15-2+deb12u1", "debian 13": "0.5.16-1.1~deb13u1", "ubuntu 24.04": "0.5.15-4ubuntu0.1"},
+        release="0.5.18",  # https://github.com/dun/munge/security/advisories/GHSA-r9cr-jf4v-75gh
+    ),
+    Advisory(
+        ("slurmctld", "slurmd", "slurmdbd"),
+        "CVE-2025-43904",
+        "lets a coordinator of an account become Slurm's administrator",
+        {"debian 12": "22.05.8-4+deb12u3", "debian 13": "24.11.5-1"},
+    ),
+    Advisory(
+        ("slurmctld", "slurmd", "slurmdbd"),
+        "CVE-2026-65107, CVE-2026-65140",
+        "lets users skip a check of credentials, and operators become Slurm's administrators",
+        {"debian 13": "24.11.5-4+deb13u1"},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Unsafe:
+    """A package of a node that is older than the version which closed a hole."""
+
+    package: str
+    version: str
+    advisory: Advisory
+    fixed: str
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version} {self.advisory.lets} ({self.advisory.names}), {self.fixed} does not"
+
+
+def unsafe(system: str, versions: Mapping[str, str]) -> Iterator[Unsafe]:
+    """Yield the packages of these versions that have a known hole; `system` is id and release, such as `debian 13`."""
+    for advisory in ADVISORIES:
+        fixed = advisory.fixed.get(system)
+        for package in advisory.packages:
+            version = versions.get(package)
+            if not fixed or not version or not is_older(version, fixed):
+                continue
+            if not advisory.release or is_older(upstream(version), advisory.release):
+                yield Unsafe(package, version, advisory, fixed)
+
+
+def is_older(version: str, other: str) -> bool:
+    """Tell whether dpkg sorts a version before another one (deb-version(7))."""
+    return _key(version) < _key(other)
+
+
+def _key(version: str) -> tuple[int, list[tuple[list[int], int]], list[tuple[list[int], int]]]:
+    epoch, colon, rest = version.rpartition(":") if re.match(r"\d+:", version) else ("", "", version)
+    release, _, revision = rest.rpartition("-") if "-" in rest else (rest, "", "")
+    return int(epoch) if colon else 0, _parts(release), _parts(revision)
+
+
+def _parts(text: str) -> list[tuple[list[int], int]]:
+    """Split into pairs of text and number. A tilde sorts before the end of a text, letters before other characters."""
+    found = []
+    for word, number in re.findall(r"(\D*)(\d*)", text):
+        order = [-1 if char == "~" else ord(char) + (0 if char.isalpha() else 256) for char in word]
+        found.append(([*order, 0], int(number or 0)))
+    while found and found[-1] == ([0], 0):  # nothing sorts as a zero does
+        found.pop()
+    return [*found, ([0], 0)]
