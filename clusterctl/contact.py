@@ -65,7 +65,10 @@ class SlurmPackages:
 
 @dataclass(frozen=True)
 class Node:
-    """What changes by itself and is not recorded; sizes in MiB, services by name with systemd's ActiveState."""
+    """What changes by itself and is not recorded; sizes in MiB, services by name with systemd's ActiveState.
+
+    `security_updates` is how many seconds ago the node's own last succeeded, or were set up; None: it has none.
+    """
 
     hostname: Annotated[str, text()]
     root: Annotated[bool, flag]
@@ -81,6 +84,7 @@ class Node:
     cluster: Annotated[str | None, optional(text())]
     before: Annotated[tuple[str, ...], sequence(text(), 16)]
     slurm: Annotated[tuple[str, ...], sequence(text(), 4)]
+    security_updates: Annotated[int | None, optional(number(0, 1 << 40))]
     slurm_packages: Annotated[SlurmPackages | None, optional(nested(SlurmPackages))]
     jobs: Annotated[tuple[str, ...], sequence(text(r"\d+", "a job's number"), probe.MAX_JOBS)]
     firewall: Annotated[str | None, optional(text())]

@@ -662,6 +662,21 @@ def slurm_packages() -> Facts:
     }
 
 
+def security_updates(root: str = "") -> Optional[int]:
+    """Return how many seconds ago the node's own security updates last succeeded, or were set up; None: they are not.
+
+    The stamps are those of apt's daily script, when unattended-upgrade has succeeded, and of dnf-automatic's timer.
+    """
+    for settings, stamp in (
+        ("/etc/apt/apt.conf.d/60clusterctl-security", "/var/lib/apt/periodic/upgrade-stamp"),
+        ("/etc/dnf/automatic.conf", "/var/lib/systemd/timers/stamp-dnf-automatic.timer"),
+    ):
+        found = [path for path in (root + settings, root + stamp) if os.path.exists(path)]
+        if os.path.exists(root + settings):
+            return max(0, int(time.time() - max(os.path.getmtime(path) for path in found)))  # noqa: PTH204
+    return None
+
+
 def jobs(proc: str = "/proc") -> List[str]:
     """Return the jobs that run here: those that slurmstepd looks after, whatever a controller knows of them."""
     processes = filter(is_slurmstepd, glob.glob(proc + "/[0-9]*"))
@@ -719,6 +734,7 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "cluster": head_of(),
         "before": before(),
         "slurm": slurm(),
+        "security_updates": security_updates(),
         "slurm_packages": slurm_packages() if options.get("network") is not None else None,
         "jobs": jobs(),
         "firewall": firewall(),

@@ -21,6 +21,8 @@ from clusterctl.runs import Run
 from clusterctl.untrusted import printable
 
 HEALTHY, DEGRADED, HEAD_DOWN = 0, 4, 5
+OUTDATED = 3 * 86400
+"""Seconds after which security updates that come daily are late."""
 ABSENT = "not installed"
 
 # Units by group; either name of one with a bar will do, for distributions differ.
@@ -115,6 +117,8 @@ class NodeStatus:
     """How its GPUs are connected, a line for each; only where that was asked for."""
     unused: tuple[str, ...] = ()
     """Roles that are set up there and that no group gives it any more."""
+    updated: int | None = None
+    """Seconds since its own security updates last succeeded, or were set up; None where it has none."""
 
     @property
     def drifted(self) -> list[Item]:
@@ -326,7 +330,17 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
     release = f"{facts.hardware.os.id} {facts.hardware.os.version}"
     unused = tuple(pruning.unused(host, facts.node.roles))
     node = NodeStatus(
-        host.name, head, "", worker, services, tuple(differences), release, facts.drift, connected, unused
+        host.name,
+        head,
+        "",
+        worker,
+        services,
+        tuple(differences),
+        release,
+        facts.drift,
+        connected,
+        unused,
+        facts.node.security_updates,
     )
     return _Answer(node, slurm, facts.alerts)
 

@@ -18,7 +18,7 @@ from clusterctl.errors import InputError, Problem
 from clusterctl.outcome import fold
 from clusterctl.redaction import throughout
 from clusterctl.screen import Screen, at_commas, plural, roughly
-from clusterctl.status import ABSENT, DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, SlurmNode, Status, collect
+from clusterctl.status import ABSENT, DEGRADED, HEAD_DOWN, HEALTHY, OUTDATED, NodeStatus, SlurmNode, Status, collect
 from clusterctl.untrusted import printable
 
 MAX_NOTES = 40  # lines; beyond them it is no page any more, and JSON has all
@@ -178,6 +178,10 @@ def _notes(status: Status) -> Iterator[tuple[str, str]]:
         yield "alerts", f"not known: {status.alerts.error}"
     if status.unjudged:
         yield "secrets", f"whether files with secrets were edited was not judged: {status.unjudged}"
+    for node in status.nodes:
+        if node.updated is not None and node.updated > OUTDATED:
+            how = "journalctl -u apt-daily-upgrade -u dnf-automatic"
+            yield node.name, f"no security updates for {node.updated // 86400} days ({how})"
     for hole, names in status.unsafe().items():
         yield "security", f"{hole}: {_few(names, len(status.nodes))} (clusterctl upgrade)"
     apart = status.versions_apart()

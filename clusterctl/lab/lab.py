@@ -185,6 +185,7 @@ class Lab:
                     pool.map(lambda node: self._ensure_container(node, settings, images[node.distribution.name]), nodes)
                 )
             variables = self._write_kit(served) if served else {}
+            variables["base_security_updates"] = False  # a lab lives for hours, and what it shows is to be the same
             if host_has_v1():  # version 2 has no control of cores and memory there, version 1 none of swap
                 variables["slurm_head_confine"] = ["devices"] if wanted.cgroups == 2 else ["cores", "devices", "memory"]
             self._write_inventory(settings, nodes, proxy, variables)

@@ -12,7 +12,7 @@ from tests.programs import output_of
 # Each job says when it begins, then counts; it ends when its node may be emptied, and one that comes later at once.
 JOB = r"""
 echo begin >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
-until [ -e /tmp/enough ]; do echo x >> /var/tmp/count.$SLURM_ARRAY_TASK_ID; sleep 2; done
+until [ -e /var/tmp/enough ]; do echo x >> /var/tmp/count.$SLURM_ARRAY_TASK_ID; sleep 2; done
 echo end >> /var/tmp/count.$SLURM_ARRAY_TASK_ID
 """
 JOBS, AT_ONCE = 100, 50
@@ -87,13 +87,22 @@ def growing(purpose: str, workers: int) -> Iterator[Growing]:
 
 def states(lab: TestLab, number: str) -> list[str]:
     """What accounting says of a job, or of each of an array."""
-    argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={number}", "--format=State"]
+    argv = [
+        "sudo",
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        "--array",
+        f"--jobs={number}",
+        "--format=State",
+    ]
     return lab.ssh("head1", *argv).split()
 
 
 def go_on(lab: TestLab, number: str) -> None:
     """See that half of the jobs run and half wait, as they have since they were submitted."""
-    told = lab.ssh("head1", "squeue", "--noheader", "--array", f"--jobs={number}", "--format=%T").split()
+    told = lab.ssh("head1", "sudo", "squeue", "--noheader", "--array", f"--jobs={number}", "--format=%T").split()
     assert (told.count("RUNNING"), told.count("PENDING"), len(told)) == (AT_ONCE, JOBS - AT_ONCE, JOBS)
 
 
@@ -101,7 +110,7 @@ def accounted(lab: TestLab, number: str, nodes: Sequence[str]) -> None:
     """Every job has begun once and ended once, on these nodes and in accounting."""
     wait_until(lambda: states(lab, number).count("COMPLETED") == JOBS)
     assert states(lab, number) == ["COMPLETED"] * JOBS
-    restarts = lab.ssh("head1", "sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={number}",
+    restarts = lab.ssh("head1", "sudo", "sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={number}",
                        "--format=Restarts").split()  # fmt: skip
     assert restarts == ["0"] * JOBS
     counts = "".join(lab.root(node, "cat /var/tmp/count.*") for node in nodes)

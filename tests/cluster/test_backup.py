@@ -21,7 +21,7 @@ ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_uti
 from ansible.module_utils import cluster_backup  # noqa: E402
 
 # Counts until it is told to end, so that no test depends on how long anything takes.
-COUNTER = "n=0; until test -e /tmp/end; do n=$((n+1)); echo $n > /tmp/counter; sleep 0.2; done"
+COUNTER = "n=0; until test -e /var/tmp/end; do n=$((n+1)); echo $n > /var/tmp/counter; sleep 0.2; done"
 
 
 # What three restores have put aside, and something of somebody's own.
@@ -46,14 +46,14 @@ def cluster(whole: TestLab) -> TestLab:
 
 
 def queue(cluster: TestLab) -> dict[str, str]:
-    rows = cluster.ssh("head1", "squeue", "--noheader", "--format=%i=%T").split()
+    rows = cluster.ssh("head1", "sudo", "squeue", "--noheader", "--format=%i=%T").split()
     return dict(row.split("=") for row in rows)
 
 
 def records(cluster: TestLab, *jobs: str) -> dict[str, dict[str, str]]:
     """What accounting has of jobs, all runs of each."""
     fields = ["JobIDRaw", "JobName", "User", "Account", "State", "ExitCode", "NodeList", "Submit", "Start", "Restarts"]
-    argv = ["sacct", "--allocations", "--duplicates", "--parsable2", f"--jobs={','.join(jobs)}"]
+    argv = ["sudo", "sacct", "--allocations", "--duplicates", "--parsable2", f"--jobs={','.join(jobs)}"]
     lines = cluster.ssh("head1", "sudo", *argv, "--noheader", f"--format={','.join(fields)}").splitlines()
     rows = [dict(zip(fields, line.split("|"), strict=True)) for line in lines]
     assert len(rows) == len({row["JobIDRaw"] for row in rows}), f"a job has more than one record: {lines}"
@@ -66,7 +66,7 @@ def wait_for(cluster: TestLab, job: str, state: str) -> None:
 
 def counter(cluster: TestLab) -> tuple[int, str]:
     """How far the job that runs has counted, and the process that does it."""
-    said = cluster.root("gpu01", "cat /tmp/counter; pgrep -u alice -o -f slurm_script")
+    said = cluster.root("gpu01", "cat /var/tmp/counter; pgrep -u alice -o -f slurm_script")
     count, pid = said.split()
     return int(count), pid
 
@@ -77,7 +77,9 @@ def jobs(cluster: TestLab) -> dict[str, str]:
     found = {"failed": submit(cluster, "exit 3", "--job-name=failed", "--nodelist=gpu02")}
     wait_for(cluster, found["failed"], "FAILED")
     found["runs"] = submit(cluster, COUNTER, "--job-name=runs", "--nodelist=gpu01")
-    found["ends"] = submit(cluster, "until test -e /tmp/end; do sleep 0.2; done", "--job-name=ends", "--nodelist=gpu02")
+    found["ends"] = submit(
+        cluster, "until test -e /var/tmp/end; do sleep 0.2; done", "--job-name=ends", "--nodelist=gpu02"
+    )
     for name in ("runs", "ends"):
         wait_for(cluster, found[name], "RUNNING")
     found["waits"] = submit(cluster, "true", "--job-name=waits", "--nodes=2", "--exclusive")
@@ -256,7 +258,7 @@ def test_what_is_not_this_clusters_whole_backup_is_refused(
 def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], archive: Path) -> None:
     kept = records(cluster, *jobs.values())
     count, process = counter(cluster)
-    cluster.ssh("gpu02", "touch", "/tmp/end")
+    cluster.ssh("gpu02", "touch", "/var/tmp/end")
     wait_for(cluster, jobs["ends"], "COMPLETED")
     later = submit(cluster, "sleep 1000", "--nodelist=gpu02")
     wait_for(cluster, later, "RUNNING")
@@ -303,7 +305,7 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
 @pytest.mark.proves("restore", "A job that ended while there was no head is accounted for.")
 @pytest.mark.proves("restore", "A job that waited runs after the lost head is restored.")
 def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, jobs: dict[str, str]) -> None:
-    meanwhile = submit(cluster, "until test -e /tmp/meanwhile; do sleep 0.2; done", "--nodelist=gpu02")
+    meanwhile = submit(cluster, "until test -e /var/tmp/meanwhile; do sleep 0.2; done", "--nodelist=gpu02")
     wait_for(cluster, meanwhile, "RUNNING")
     rule = "/etc/prometheus/rules/site.yml"
     cluster.root("head1", f"echo 'groups: []  # of the site' > {rule}")
@@ -311,7 +313,7 @@ def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, 
     kept = records(cluster, *jobs.values())
     count, process = counter(cluster)
     podman("rm", "--force", "--volumes", "--time", "0", container(cluster, "head1"))
-    cluster.ssh("gpu02", "touch", "/tmp/meanwhile")
+    cluster.ssh("gpu02", "touch", "/var/tmp/meanwhile")
     cluster.up()
 
     done = clusterctl("bootstrap", str(cluster.inventory))
@@ -327,7 +329,7 @@ def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, 
     assert counter(cluster)[0] > count
     assert counter(cluster)[1] == process
 
-    cluster.ssh("gpu01", "touch", "/tmp/end")
+    cluster.ssh("gpu01", "touch", "/var/tmp/end")
     for name in ("runs", "waits"):
         wait_for(cluster, jobs[name], "COMPLETED")
     after = records(cluster, *jobs.values())

@@ -115,15 +115,15 @@ def test_a_head_that_dies_while_it_is_backed_up_is_by_the_same_command(lab: Test
 def jobs(lab: TestLab) -> Iterator[dict[str, str]]:
     """One job that goes on, one that ends after the backup, and one that waits for both nodes."""
     for node in lab.nodes[1:]:
-        lab.root(node, "rm -f /tmp/end /tmp/counter /var/tmp/begun")
+        lab.root(node, "rm -f /var/tmp/end /var/tmp/counter /var/tmp/begun")
     found = {"runs": submit(lab, COUNTER, "--nodelist=gpu01")}
-    script = "echo begun >> /var/tmp/begun; until test -e /tmp/end; do sleep 0.2; done"
+    script = "echo begun >> /var/tmp/begun; until test -e /var/tmp/end; do sleep 0.2; done"
     found["ends"] = submit(lab, script, "--nodelist=gpu02")
     for name in ("runs", "ends"):
         wait_for(lab, found[name], "RUNNING")
     found["waits"] = submit(lab, "true", "--nodelist=gpu[01-02]", "--exclusive")
     yield found
-    lab.ssh("gpu01", "touch", "/tmp/end")
+    lab.ssh("gpu01", "touch", "/var/tmp/end")
     for name in ("runs", "waits"):
         wait_for(lab, found[name], "COMPLETED")
 
@@ -145,9 +145,9 @@ def test_a_head_that_dies_while_it_is_restored_is_by_the_same_command(
 ) -> None:
     """As soon as the accounting, or the state, has taken its place: nothing is run a second time meanwhile."""
     archive = lab.run("backup")["backup"]
-    lab.ssh("gpu02", "touch", "/tmp/end")
+    lab.ssh("gpu02", "touch", "/var/tmp/end")
     wait_for(lab, jobs["ends"], "COMPLETED")
-    wait_until(lambda: Path(f"/proc/{root_of(lab, 'gpu01')[0]}/root/tmp/counter").exists())
+    wait_until(lambda: Path(f"/proc/{root_of(lab, 'gpu01')[0]}/root/var/tmp/counter").exists())
     pid, before = counter(lab)[1], set(root_of(lab, "head1")[1].glob(sign))
     run = begin(lab, "restore", archive, "--yes")
     cut_off_when(lab, "head1", lambda files: set(files.glob(sign)) - before, run)
@@ -168,7 +168,7 @@ def test_a_worker_that_dies_during_a_restore_is_taken_in_by_the_bootstrap_that_i
 ) -> None:
     """A restore once more would forget what has run since."""
     archive = lab.run("backup")["backup"]
-    lab.ssh("gpu02", "touch", "/tmp/end")
+    lab.ssh("gpu02", "touch", "/var/tmp/end")
     wait_for(lab, jobs["ends"], "COMPLETED")
     pid = counter(lab)[1]
     run = begin(lab, "restore", archive, "--yes")

@@ -117,7 +117,7 @@ def occupied(lab: Growing, script: str) -> str:
 @pytest.mark.proves("plan", "`plan remove-node` lists the jobs that would be waited for.")
 def test_a_node_with_jobs_is_not_removed_before_they_end(lab: Growing, jobs: str) -> None:
     """Nor does it matter that another worker is dead."""
-    number = occupied(lab, "until [ -e /tmp/go ]; do sleep 1; done")
+    number = occupied(lab, "until [ -e /var/tmp/go ]; do sleep 1; done")
     text = lab.inventory.read_text()
     with silent(lab, "gpu02"):
         said = lab.verb("remove-node", "gpu03", "--timeout", "0.05", "--yes", expect=4)
@@ -128,7 +128,7 @@ def test_a_node_with_jobs_is_not_removed_before_they_end(lab: Growing, jobs: str
         plan = clusterctl("plan", "remove-node", str(lab.inventory), "gpu03")
         assert plan.returncode == 10, plan.stdout + plan.stderr
         assert f"would be waited for: job {number} of alice" in plan.stdout
-        lab.root("gpu03", "touch /tmp/go")
+        lab.root("gpu03", "touch /var/tmp/go")
         lab.verb("remove-node", "gpu03", "--yes")
         assert states(lab, number) == ["COMPLETED"]
         assert sorted(in_service(lab)) == ["gpu01", "gpu02"]

@@ -27,7 +27,7 @@ def is_whole(lab: TestLab) -> None:
     assert {node["name"]: node["drift"] for node in document["nodes"]} == {name: [] for name in lab.nodes}
     assert disturbed(lab) == []
     job = submit(lab, "srun --gres=gpu:4 true", "--nodes=2", "--gres=gpu:4")
-    ask = ("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State")
+    ask = ("sudo", "sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State")
     wait_until(lambda: lab.ssh("head1", *ask).strip() not in ("", "PENDING", "RUNNING"))
     assert lab.ssh("head1", *ask).strip() == "COMPLETED"
 

@@ -223,11 +223,11 @@ def test_groups__hosts_leave_them__roles_are_listed_then_pruned() -> None:
         line = "gpu02: installed, but no group of the host has it: containers, podman (to uninstall: clusterctl boot"
         assert line in clusterctl("status", str(lab.inventory)).stdout
 
-        job = submit(lab, "until [ -e /tmp/enough ]; do sleep 1; done", "--nodelist=gpu01")
+        job = submit(lab, "until [ -e /var/tmp/enough ]; do sleep 1; done", "--nodelist=gpu01")
         wait_until(lambda: states(lab, job) == ["RUNNING"])
         assert "Jobs run on gpu01; nothing was uninstalled there" in fails(lab, 4, "--prune")
         assert unused(lab) == {"gpu01": {"podman"}}
-        lab.root("gpu01", "touch /tmp/enough")
+        lab.root("gpu01", "touch /var/tmp/enough")
         wait_until(lambda: states(lab, job) == ["COMPLETED"])
         lab.run("bootstrap", "--prune")
 
@@ -305,7 +305,7 @@ def test_newer_clusterctl__on_an_older_ones_cluster__upgrades_it(older: str) -> 
         given, keys = dict(secrets.values(directory)), (directory / "known_hosts").read_bytes()
         munge = lab.root("head1", "sha256sum /etc/munge/munge.key")
         lab.root("head1", "scontrol update nodename=gpu02 state=drain reason='broken fan'")
-        job = submit(lab, "until [ -e /tmp/enough ]; do sleep 1; done", "--nodelist=gpu01")
+        job = submit(lab, "until [ -e /var/tmp/enough ]; do sleep 1; done", "--nodelist=gpu01")
         wait_until(lambda: states(lab, job) == ["RUNNING"])
 
         lab.run("bootstrap")
@@ -314,7 +314,7 @@ def test_newer_clusterctl__on_an_older_ones_cluster__upgrades_it(older: str) -> 
         assert lab.root("head1", "sha256sum /etc/munge/munge.key") == munge
         assert in_service(lab)["gpu02"] == "drained"
         assert "broken fan" in lab.ssh("head1", "sinfo", "--list-reasons")
-        lab.root("gpu01", "touch /tmp/enough")
+        lab.root("gpu01", "touch /var/tmp/enough")
         wait_until(lambda: states(lab, job) == ["COMPLETED"])
         lab.unchanged()
         assert in_service(lab)["gpu02"] == "drained"

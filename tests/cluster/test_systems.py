@@ -13,7 +13,7 @@ from tests.faults.test_more_faults import finished
 from tests.labs import lab_name
 
 # Writes its process and the time of each of its counts, until it is told to end.
-COUNTER = 'until test -e /tmp/end; do echo "$$ $(date +%s)" >> /tmp/counts; sleep 0.5; done'
+COUNTER = 'until test -e /var/tmp/end; do echo "$$ $(date +%s)" >> /var/tmp/counts; sleep 0.5; done'
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +45,13 @@ def test_a_cluster_of_debian_12_alone(debian_12: TestLab) -> None:
     assert len({process for process, _ in found}) == 1, "it is the same process that counts after the restarts"
     debian_12.unchanged()
     assert debian_12.healthy()["gpus"]["a100"]["idle"] == 8
-    debian_12.root("gpu01", "touch /tmp/end")
+    debian_12.root("gpu01", "touch /var/tmp/end")
     assert finished(debian_12, job) == "COMPLETED"
 
 
 def counts(lab: TestLab) -> list[tuple[str, int]]:
     """What the job on gpu01 has written: its process, and when, in seconds since 1970."""
-    lines = lab.root("gpu01", "! test -e /tmp/counts || head -n -1 /tmp/counts").splitlines()
+    lines = lab.root("gpu01", "! test -e /var/tmp/counts || head -n -1 /var/tmp/counts").splitlines()
     return [(process, int(seconds)) for process, seconds in (line.split() for line in lines)]
 
 

@@ -120,7 +120,7 @@ def emptied(lab: TestLab) -> AbstractContextManager[None]:
 
     def look() -> None:
         for node in drained(lab):
-            lab.root(node, "touch /tmp/enough")
+            lab.root(node, "touch /var/tmp/enough")
 
     return watched(look)
 
@@ -158,7 +158,7 @@ def test_jobs_outlive_slurmctlds_sudden_end_and_the_databases_absence(lab: Growi
     try:
         lab.root("head1", "if sacct --allusers; then exit 1; fi")
         number = submit(lab, "true")
-        wait_until(lambda: number not in lab.ssh("head1", "squeue", "--noheader", "--format=%i").split())
+        wait_until(lambda: number not in lab.ssh("head1", "sudo", "squeue", "--noheader", "--format=%i").split())
         lab.root("head1", RAISE)
     finally:
         lab.root("head1", "systemctl start mariadb")
@@ -329,7 +329,7 @@ def moves(lab: TestLab, package: str) -> list[set[str]]:
 @pytest.mark.long
 def test_nodes_are_rebooted_around_their_jobs(lab: Growing) -> None:
     """The head too, while a job runs elsewhere."""
-    number = submit(lab, "until [ -e /tmp/go ]; do sleep 1; done", "--nodelist=gpu02")
+    number = submit(lab, "until [ -e /var/tmp/go ]; do sleep 1; done", "--nodelist=gpu02")
     wait_until(lambda: "RUNNING" in states(lab, number))
     before = {node: started(lab, node) for node in lab.nodes}
     with power(lab):
@@ -337,7 +337,7 @@ def test_nodes_are_rebooted_around_their_jobs(lab: Growing) -> None:
     assert summary["steps"] == [["head1"], ["gpu01"]]
     assert {node for node in lab.nodes if started(lab, node) != before[node]} == {"head1", "gpu01"}
     assert states(lab, number) == ["RUNNING"]
-    lab.root("gpu02", "touch /tmp/go")
+    lab.root("gpu02", "touch /var/tmp/go")
     wait_until(lambda: states(lab, number) == ["COMPLETED"])
     assert set(in_service(lab).values()) == {"idle"}
     lab.unchanged()

@@ -70,7 +70,7 @@ def test_a_worker_that_dies_in_the_middle(lab: TestLab) -> None:
 @pytest.mark.proves("faults", "A job survives the head's outage; the same command then completes.")
 def test_bootstrap__head_down_in_the_middle__ends_with_5_keeps_jobs(lab: TestLab) -> None:
     """The head is started again when the run has ended, so the run cannot miss that it was down."""
-    job = submit(lab, "until test -e /tmp/end; do sleep 0.2; done", "--nodelist=gpu01")
+    job = submit(lab, "until test -e /var/tmp/end; do sleep 0.2; done", "--nodelist=gpu01")
     with inventory_with(lab, BERLIN):
         run = begin(lab)
         podman("stop", "--time", "0", container(lab, "head1"))
@@ -78,13 +78,13 @@ def test_bootstrap__head_down_in_the_middle__ends_with_5_keeps_jobs(lab: TestLab
         lab.up()
         converges(lab)
     converges(lab)
-    lab.root("gpu01", "touch /tmp/end")
+    lab.root("gpu01", "touch /var/tmp/end")
     assert finished(lab, job) == "COMPLETED"
 
 
 def finished(lab: TestLab, job: str) -> str:
     """Wait for a job's end; return its state by accounting."""
-    ask = ("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job.strip()}", "--format=State")
+    ask = ("sudo", "sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job.strip()}", "--format=State")
     wait_until(lambda: lab.ssh("head1", *ask).strip() not in ("", "PENDING", "RUNNING"))
     return lab.ssh("head1", *ask).strip()
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -623,6 +624,26 @@ def test_what_apt_would_bring_of_slurm_comes_first(
     monkeypatch.setattr(probe, "output", lambda *_: said)
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/apt-cache")
     assert probe.slurm_packages() == {"installed": installed, "offered": offered}
+
+
+@pytest.mark.parametrize(
+    ("files", "age"),
+    [
+        ({}, None),
+        ({"var/lib/apt/periodic/upgrade-stamp": 10}, None),  # somebody else's doing
+        ({"etc/apt/apt.conf.d/60clusterctl-security": 9000}, 9000),
+        ({"etc/apt/apt.conf.d/60clusterctl-security": 9000, "var/lib/apt/periodic/upgrade-stamp": 300}, 300),
+        ({"etc/dnf/automatic.conf": 9000, "var/lib/systemd/timers/stamp-dnf-automatic.timer": 300}, 300),
+    ],
+)
+def test_security_updates__by_their_stamp__have_an_age(tmp_path: Path, files: dict[str, int], age: int | None) -> None:
+    for name, seconds in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+        os.utime(path, (time.time() - seconds,) * 2)
+    found = probe.security_updates(str(tmp_path))
+    assert found is None if age is None else found is not None and 0 <= found - age < 60
 
 
 def test_jobs_are_known_by_their_slurmstepd(tmp_path: Path) -> None:

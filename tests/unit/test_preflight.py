@@ -51,6 +51,7 @@ def answer() -> dict[str, Any]:
             "cluster": None,
             "before": [],
             "slurm": [],
+            "security_updates": None,
             "slurm_packages": None,
             "jobs": [],
             "firewall": None,

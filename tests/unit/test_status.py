@@ -284,6 +284,15 @@ def test_unsafe_packages__of_some_nodes__are_named() -> None:
     assert known.as_dict()["unsafe"] == {next(iter(known.unsafe())): [old.name, "gpu02"]}
 
 
+@pytest.mark.proves("status", "Nodes whose own security updates are late are named.")
+def test_security_updates__late__are_told() -> None:
+    ages = (None, 86400, 5 * 86400, 5 * 86401)
+    nodes = [replace(WORKER, name=f"gpu{n:02}", updated=age) for n, age in enumerate(ages)]
+    text = " ".join(page(Status("aurora", (HEAD, *nodes), None, None), 200).split())
+    assert "gpu02, gpu03 no security updates for 5 days" in text
+    assert text.count("no security updates") == 1
+
+
 @given(st.text(alphabet="gpu01,[] ", max_size=80), st.integers(min_value=4, max_value=30))
 def test_names_are_broken_after_commas_alone(text: str, width: int) -> None:
     lines = at_commas(text, width).splitlines()
