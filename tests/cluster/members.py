@@ -110,8 +110,7 @@ def accounted(lab: TestLab, number: str, nodes: Sequence[str]) -> None:
     """Every job has begun once and ended once, on these nodes and in accounting."""
     wait_until(lambda: states(lab, number).count("COMPLETED") == JOBS)
     assert states(lab, number) == ["COMPLETED"] * JOBS
-    restarts = lab.ssh("head1", "sudo", "sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={number}",
-                       "--format=Restarts").split()  # fmt: skip
+    restarts = of_jobs(lab, number, "Restarts")
     assert restarts == ["0"] * JOBS
     counts = "".join(lab.root(node, "cat /var/tmp/count.*") for node in nodes)
     assert (counts.count("begin"), counts.count("end")) == (JOBS, JOBS)
