@@ -87,17 +87,12 @@ def growing(purpose: str, workers: int) -> Iterator[Growing]:
 
 def states(lab: TestLab, number: str) -> list[str]:
     """What accounting says of a job, or of each of an array."""
-    argv = [
-        "sudo",
-        "sacct",
-        "--noheader",
-        "--parsable2",
-        "--allocations",
-        "--array",
-        f"--jobs={number}",
-        "--format=State",
-    ]
-    return lab.ssh("head1", *argv).split()
+    return of_jobs(lab, number, "State")
+
+
+def of_jobs(lab: TestLab, number: str, field: str) -> list[str]:
+    argv = ["sudo", "sacct", "--noheader", "--parsable2", "--allocations", "--array", f"--jobs={number}"]
+    return lab.ssh("head1", *argv, f"--format={field}").split()
 
 
 def go_on(lab: TestLab, number: str) -> None:
