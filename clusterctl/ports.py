@@ -11,7 +11,7 @@ from clusterctl import paths, schema
 from clusterctl.errors import ClusterctlError
 from clusterctl.schema import Schema
 
-AUDIENCES = ("cluster", "admin", "local")
+AUDIENCES = ("cluster", "monitoring", "admin", "local")
 # A variable of Ansible's own, so that no role has its default.
 SSH = {"ansible_port": 22}
 
@@ -23,6 +23,7 @@ Each node filters what comes in by a table of its own, `inet clusterctl` of nfta
 the cluster nor is in this list.
 
 - **cluster**: the cluster's members (`cluster_networks`). They reach each other on any port: jobs choose theirs anew.
+- **monitoring**: the hosts of the group `monitoring`, and there no program of a user's.
 - **admin**: members and `cluster_admin_networks`. Where that is empty, everybody reaches what asks for a login, and
   members alone the rest.
 - **local**: the node itself; nothing listens for others.

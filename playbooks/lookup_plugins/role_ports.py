@@ -18,7 +18,8 @@ author: the clusterctl authors
 short_description: Collect the ports that all roles of a host declare
 description:
   - Returns what the C(meta/ports.yml) of the roles says that a playbook gives this host, each port once as C(port),
-    C(protocol), C(to) (V(cluster), V(admin) or V(local)), C(login), C(privileged), C(role) and C(purpose).
+    C(protocol), C(to) (V(cluster), V(monitoring), V(admin) or V(local)), C(login), C(privileged), C(role) and
+    C(purpose).
   - A port that is named by a variable is that variable's value for this host.
 options:
   _terms:

@@ -91,12 +91,15 @@ def test_it_says_that_it_is_simulated(lab: TestLab) -> None:
 
 
 @pytest.mark.proves("monitoring", "The GPU exporter responds to the cluster's nodes, not to an address outside.")
-def test_it_answers_the_cluster_alone(lab: TestLab) -> None:
-    """At the cluster's address of the node, and nobody from outside."""
+def test_it_answers_monitoring_alone(lab: TestLab) -> None:
+    """At the cluster's address of the node; the head has monitoring."""
     listening = lab.root("gpu01", f"ss --no-header --listening --tcp --numeric 'sport = :{PORT}'").split()[3]
     address, _, _ = listening.rpartition(":")
     assert f"gpu01: {{ansible_host: {address}}}" in lab.inventory.read_text()
-    assert "DCGM_FI_DEV_GPU_TEMP" in lab.root("gpu02", f"curl --silent --fail http://{listening}/metrics")
+    ask = f"curl --silent --fail --max-time 10 http://{listening}/metrics"
+    assert "DCGM_FI_DEV_GPU_TEMP" in lab.root("head1", ask)
+    for node, who in (("head1", "alice"), ("gpu01", "alice"), ("gpu02", "root")):
+        assert lab.root(node, f"runuser -u {who} -- {ask} || echo $?") == "7\n", (node, who)  # refused
     with outsider(lab) as source:
         socket.create_connection((address, SSH), 30, (source, 0)).close()  # there is a way from outside to the node
         with pytest.raises(TimeoutError):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.cluster.lab import TestLab
+from tests.cluster.lab import TestLab, clusterctl
 from tests.cluster.members import states
 from tests.faults.injury import wait_until
 
@@ -76,6 +76,41 @@ def test_processes__of_another_user_on_the_head__are_not_shown(two: TestLab) -> 
         assert set(user(two, "bob", "ps -e -o user=").split()) == {"bob"}
     finally:
         two.root("head1", "pkill --full '^sleep 4646'")
+
+
+SQUAT = """cat > squat.py <<'END'
+import socket
+taken = socket.create_server(("0.0.0.0", 9090))
+while True:
+    with taken.accept()[0] as line, open("caught", "ab") as caught:
+        caught.write(line.recv(4096) or b"nothing")
+END
+setsid python3 squat.py < /dev/null > /dev/null 2>&1 &"""
+
+
+@pytest.mark.proves("secrets", "No password is sent to a user's program that took Prometheus's port.")
+def test_prometheus_port__taken_by_a_user__is_sent_no_password(two: TestLab) -> None:
+    two.root("head1", "systemctl stop prometheus")
+    try:
+        user(two, "alice", SQUAT)
+        wait_until(lambda: "python3" in two.root("head1", "ss --listening --tcp --processes 'sport = :9090'"))
+        done = clusterctl("status", str(two.inventory))
+        assert done.returncode == 4
+        assert "Prometheus does not answer" in done.stdout
+        assert user(two, "alice", "cat caught || true") == "cat: caught: No such file or directory\n"
+    finally:
+        two.root("head1", "pkill --full squat.py; systemctl start prometheus")
+    two.healthy()
+
+
+@pytest.mark.proves("monitoring", "Users read no metrics, neither on monitoring's host nor elsewhere.")
+def test_metrics__asked_for_by_users__are_refused(two: TestLab) -> None:
+    address = re.search(r"head1: \{ansible_host: ([^}]*)\}", two.inventory.read_text())
+    assert address
+    ask = f"curl --silent --show-error --max-time 10 http://{address[1]}:9100/metrics"
+    assert "node_load1" in two.root("head1", ask)
+    assert "ailed to connect" in user(two, "alice", f"{ask} || true")
+    assert "ailed to connect" in two.root("gpu01", f"{ask} 2>&1 || true")
 
 
 @pytest.mark.proves("jobs", "Slurm runs no job of root's.")

@@ -121,7 +121,7 @@ def test_without_networks_the_recorded_addresses_pass(tmp_path: Path, host: str)
     assert 'tcp dport 22 accept comment "SSH"' in told
     assert "type filter hook input priority filter; policy drop;" in told
     assert any(line.startswith("tcp dport 9090") for line in told) is (host == "head1")
-    assert not [line for line in told if "9100" in line or "6817" in line]
+    assert not [line for line in told if "6817" in line]
 
 
 def test_a_host_outside_the_named_networks_is_a_member_all_the_same(tmp_path: Path) -> None:
@@ -135,7 +135,21 @@ def test_administrators_networks_narrow_what_else_is_open(tmp_path: Path) -> Non
     assert 'ip saddr { 203.0.113.0/24 } tcp dport 22 accept comment "SSH"' in told
     assert 'ip6 saddr { 2001:db8::/64 } tcp dport 9090 accept comment "Prometheus\'s pages"' in told
     assert not [line for line in told if line.startswith("tcp dport") and "accept" in line]
-    assert not [line for line in told if "9100" in line or "6817" in line], "what is the cluster's is not theirs"
+    theirs = [line for line in told if "203.0.113.0/24" in line or "2001:db8::/64" in line]
+    assert not [line for line in theirs if "9100" in line or "6817" in line], "what is the cluster's is not theirs"
+
+
+@pytest.mark.proves("firewall", "Metrics are read by monitoring's hosts alone, and by no program of a user's.")
+@pytest.mark.parametrize("host", ["head1", "gpu01"])
+def test_firewall__metrics__are_for_monitoring_alone(tmp_path: Path, host: str) -> None:
+    told = rules(tmp_path, host)
+    accept = 'ip saddr { 10.0.0.10/32 } tcp dport 9100 accept comment "metrics of the node"'
+    reject = 'ip saddr { 10.0.0.10/31 } tcp dport 9100 reject comment "metrics of the node, to others"'
+    assert told.index(accept) < told.index(reject) < told.index('iifname "lo" accept')
+    users = "meta skuid { 1000-59999, 65536-4294967293 }"
+    assert f'{users} oifname "lo" tcp dport 9100 reject comment "metrics of the node, to users"' in told
+    pages = "9090, 9100" if host == "head1" else "9100"
+    assert any(line.startswith(f"{users} tcp sport {{ {pages} }} drop") for line in told)
 
 
 @pytest.mark.parametrize("host", ["head1", "gpu01"])
@@ -151,7 +165,15 @@ def test_firewall__port_of_root__turns_users_away_before_all_else_is_let_in(tmp_
 @pytest.mark.proves("firewall", "A port without a login is open to administrators' networks only.")
 @pytest.mark.parametrize("login", [False, True])
 def test_firewall__port_without_a_login__is_open_to_named_networks_only(tmp_path: Path, login: bool) -> None:
-    port = {"port": 8443, "protocol": "tcp", "to": "admin", "login": login, "purpose": "a page", "privileged": False}
+    port = {
+        "port": 8443,
+        "protocol": "tcp",
+        "to": "admin",
+        "login": login,
+        "purpose": "a page",
+        "privileged": False,
+        "role": "x",
+    }
     (tmp_path / "named").mkdir()
     everybody = 'tcp dport 8443 accept comment "a page"'
     assert (everybody in rules(tmp_path, "head1", __base_ports=[port])) is login
