@@ -21,7 +21,8 @@ ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_uti
 from ansible.module_utils import cluster_backup  # noqa: E402
 
 # Counts until it is told to end, so that no test depends on how long anything takes.
-COUNTER = "n=0; until test -e /var/tmp/end; do n=$((n+1)); echo $n > /var/tmp/counter; sleep 0.2; done"
+COUNTER = """n=0
+until test -e /var/tmp/end; do n=$((n+1)); echo $n > /var/tmp/new; mv /var/tmp/new /var/tmp/counter; sleep 0.2; done"""
 
 
 # What three restores have put aside, and something of somebody's own.

@@ -15,7 +15,8 @@ import pytest
 
 from tests.cluster.crash import crashed, kernel_says
 from tests.cluster.gpus import INTERVAL, Site
-from tests.cluster.lab import TestLab, clusterctl, podman
+from tests.cluster.lab import TestLab, clusterctl, podman, submit
+from tests.cluster.members import states
 from tests.faults.injury import wait_until
 
 READ_HEAD = (
@@ -231,6 +232,30 @@ def test_an_operators_drain_is_kept(lab: TestLab) -> None:
     until(lab, {})
     assert slurm(lab, "gpu01") == ("drained", "new fan")
     lab.root("head1", "scontrol update NodeName=gpu01 State=RESUME")
+
+
+@pytest.mark.proves("check", "A lost GPU takes its node out before the next job begins there.")
+def test_lost_gpu__job_comes_before_the_check__begins_elsewhere(lab: TestLab) -> None:
+    """Slurm's own interval is longer than the test; the job asks for a GPU, of which the other node has some."""
+    lab.root("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason='for later'")
+    slow = "sed -i 's/^HealthCheckInterval=.*/HealthCheckInterval=3600/' /etc/slurm/slurm.conf; scontrol reconfigure"
+    lab.root("head1", slow)
+    fault(lab, "gpu01", "gpu-lost")
+    try:
+        job = submit(lab, "hostname > /var/tmp/began-on", "--gres=gpu:1")
+        until(lab, {"gpu01": ""})
+        assert states(lab, job) == ["PENDING"]
+        assert lab.root("gpu01", "ls /var/tmp/began-on 2>&1 || true").startswith("ls: cannot access")
+        lab.root("head1", "scontrol update NodeName=gpu02 State=RESUME")
+        lab.root("head1", f"scontrol update JobId={job} StartTime=now")  # or it waits for two minutes
+        wait_until(lambda: states(lab, job) == ["COMPLETED"])
+        assert lab.root("gpu02", "cat /var/tmp/began-on; rm /var/tmp/began-on") == "gpu02\n"
+    finally:
+        lab.root("head1", "scontrol update NodeName=gpu02 State=RESUME || true")
+        fault(lab, "gpu01", "clear")
+    lab.run("check", "gpu01", "--diagnose")
+    until(lab, {})
+    lab.run("bootstrap", "--limit", "head1,gpu01")
 
 
 @pytest.mark.proves("check", "Root of one worker cannot drain another node.")
