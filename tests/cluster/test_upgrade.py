@@ -35,7 +35,7 @@ RAISE = r"""
 [ ! -e /tmp/raised/new ] || exit 0
 rm -rf /tmp/raised; mkdir -p /tmp/raised/part; cd /tmp/raised
 ours=$(dpkg-query --show --showformat '${Package} ${source:Package}\n' | sed -n 's/ slurm-wlm$//p')
-apt-get -qq download slurmd $ours hostname
+apt-get -qq download slurmd libpam-slurm-adopt $ours hostname
 for package in *.deb; do
   dpkg-deb --raw-extract $package root
   sed -i "s/$(dpkg-deb --field $package Version)/&+lab1/g" root/DEBIAN/control
