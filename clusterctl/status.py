@@ -101,6 +101,12 @@ class Slurm:
     ledger_problem: str = ""
 
 
+def _moved_up(item: Item) -> bool:
+    """Tell whether an item is a package that is newer than a run has left it."""
+    found = re.fullmatch(r"version (\S+), was (\S+)", item.what) if item.kind == "package" else None
+    return bool(found and advisories.is_older(found[2], found[1]))
+
+
 @dataclass(frozen=True)
 class NodeStatus:
     """One node: why it could not be asked, else its services by name and how it differs from its record."""
@@ -125,6 +131,8 @@ class NodeStatus:
         """Return how the node is not as it was left: each item once, `scope` being the role that owns it."""
         roles: dict[tuple[str, str, str], list[str]] = {}
         for item in self.drift.items if self.drift else ():
+            if self.updated is not None and _moved_up(item):
+                continue  # by its own security updates
             roles.setdefault((item.kind, item.name, item.what), []).append(pruning.ROLE_OF.get(item.scope, item.scope))
         told = []
         for (kind, name, what), owners in roles.items():
@@ -135,7 +143,7 @@ class NodeStatus:
     @property
     def sound(self) -> bool:
         """Return whether the node answers, runs all it should and is as its records say."""
-        drift = self.drift and (self.drift.items or self.drift.error)
+        drift = self.drifted or (self.drift and self.drift.error)
         return not (self.problem or self.failed or self.differences or drift)
 
     @property

@@ -104,7 +104,7 @@ def encoded(content: str | bytes) -> str:
 
 def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
     """One of `files`. `read("template" or "copy", name)` gives the content of what the role keeps."""
-    rest = ("owner", "group", "mode", "validate", "before_packages", "on_change", "secret", "after", "optional")
+    rest = ("owner", "group", "mode", "validate", "before_packages", "on_change", "secret", "before", "optional")
     item = take("file", given, ["dest"], (*SOURCES, *rest))
     path = absolute("file", item["dest"])
     source = [key for key in SOURCES if key in item and not (key == "state" and item[key] == "present")]
@@ -127,8 +127,8 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
             raise ArgumentError(f"file {path}: content_base64 is not base64") from None
     else:
         result["data"] = encoded(value if source[0] == "content" else read(source[0], value))
-    if source[0] != "insert" and {"after", "optional"} & item.keys():
-        raise ArgumentError(f"file {path}: after and optional are for insert")
+    if source[0] != "insert" and {"before", "optional"} & item.keys():
+        raise ArgumentError(f"file {path}: before and optional are for insert")
     for key in ("before_packages", "secret"):
         result[key] = flag(f"file {path}: {key}", item.get(key, False))
     result["validate"] = str(item.get("validate", ""))
@@ -141,16 +141,16 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
 
 
 def insertion(path: str, lines: str, item: Data) -> Data:
-    """What is inserted into a file: whole lines, and the pattern of the line that they follow."""
-    after = item.get("after")
+    """What is inserted into a file: whole lines, and the pattern of the line that they come before."""
+    before = item.get("before")
     try:
-        re.compile(after if isinstance(after, str) and after else "(")
+        re.compile(before if isinstance(before, str) and before else "(")
     except re.error:
-        raise ArgumentError(f"file {path}: insert needs after, the pattern of the line that it follows") from None
+        raise ArgumentError(f"file {path}: insert needs before, the pattern of a line") from None
     if lines and not lines.endswith("\n"):
         raise ArgumentError(f"file {path}: what insert inserts has to end with its line")
     optional = flag(f"file {path}: optional", item.get("optional", False))
-    return {"lines": lines, "after": after, "optional": optional}
+    return {"lines": lines, "before": before, "optional": optional}
 
 
 def directory(given: object) -> Data:

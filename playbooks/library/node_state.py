@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_drift import compare
-from ansible.module_utils.node_insert import entries
+from ansible.module_utils.node_insert import earlier, entries
 from ansible.module_utils.node_items import (
     Entry,
     Packages,
@@ -78,7 +78,7 @@ def absent(call, _given, manager):
     units = [before_unit(name, item) for name, item in of("unit") if here[name]["LoadState"] != "not-found"]
     converge(call, Units(), [unit for unit in units if not unit.started])
     for label in ("file", "repository"):
-        converge(call, Paths(label), [before_path(name, item) for name, item in of(label)])
+        converge(call, Paths(label), [before_path(call, name, item) for name, item in of(label)])
     failed = [name for name, unit in here.items() if unit["ActiveState"] == "failed"]
     if failed and not call.check:
         run("systemctl", "reset-failed", *failed)  # or systemd remembers them when their files are gone
@@ -96,7 +96,7 @@ def absent(call, _given, manager):
         if item["before"]["type"] == "absent" and Path(name).is_dir() and any(Path(name).iterdir()):
             call.notes.append(f"directory {name} is not empty and stays")
         else:
-            converge(call, Paths("directory"), [before_path(name, item)])
+            converge(call, Paths("directory"), [before_path(call, name, item)])
     if not call.check:
         for name, _ in of("file") + of("repository"):
             original(name).unlink(missing_ok=True)
@@ -109,14 +109,14 @@ def before_unit(name, item):
     return Unit(name, enabled, was["state"] == "up", was["enablement"] == "masked", item["restart_on"])
 
 
-def before_path(name, item):
+def before_path(call, name, item):
     before = item["before"]
     path = Entry(name, before["type"], target=before.get("target", ""), secret=item["secret"])
     if before["type"] in ("file", "directory"):
         path.owner, path.group, path.mode = str(before["uid"]), str(before["gid"]), before["mode"]
     if before["type"] == "file":
         kept = original(name) if original(name).exists() else Path(name)  # never replaced, so it is its own original
-        path.data = base64.b64encode(kept.read_bytes()).decode()
+        path.data = base64.b64encode(earlier(call.scope, Path(name), kept)).decode()
     return path
 
 

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,11 @@ changes:
   type: list
   elements: dict
   returned: always
+notes:
+  description: The processes of users who left that could not be ended.
+  type: list
+  elements: str
+  returned: always
 """
 
 NOWHERE = "/nonexistent"
@@ -108,8 +114,9 @@ CRONTABS = ("/var/spool/cron/crontabs", "/var/spool/cron")
 AT_JOBS = ("/var/spool/cron/atjobs", "/var/spool/at")
 LINGER = "/var/lib/systemd/linger"
 # A cgroup that Slurm made for a job, of version 1 or 2. Users can make groups below user.slice alone.
-OF_A_JOB = re.compile(r"(?m)^\d+:[^:]*:(?!/user\.slice/)[^\n]*/job_\d+(/|$)")
-GRACE = 5.0  # seconds that processes have to end by themselves
+OF_A_JOB = re.compile(r"(?m)^\d+:[^:]*:(?![^\n]*/user\.slice/)[^\n]*/job_\d+(/|$)")
+GRACE = 5.0  # seconds that processes have to end by themselves; and, after that, when they are killed
+FIRST = 500  # number of a person's account; one below may be the system's
 SECONDS = 300
 
 
@@ -177,12 +184,23 @@ def plan_users(
     return steps
 
 
-def outside_of_jobs(uid: int, proc: str = "/proc") -> list[int]:
-    """Return the processes that run as this user, but for those of Slurm's jobs."""
+def numbers_of(name: str, uid: int, subuid: str = "/etc/subuid") -> list[range]:
+    """Return the numbers that a user's processes run as: the user's own, and those of their user namespaces."""
+    ranges = [range(uid, uid + 1)]
+    with contextlib.suppress(OSError):
+        for owner, start, count in (line.split(":") for line in Path(subuid).read_text().split()):
+            if owner in (name, str(uid)):
+                ranges.append(range(int(start), int(start) + int(count)))
+    return ranges
+
+
+def outside_of_jobs(numbers: Sequence[range], proc: str = "/proc") -> list[int]:
+    """Return the processes that run as these users, but for those of Slurm's jobs and those that have ended."""
     found = []
     for status in Path(proc).glob("[0-9]*/status"):
         with contextlib.suppress(OSError):  # it has ended
-            is_theirs = re.search(rf"(?m)^Uid:\s+{uid}\s", status.read_text("utf-8", "replace"))
+            told = dict(re.findall(r"(?m)^(State|Uid):\s+(\S+)", status.read_text("utf-8", "replace")))
+            is_theirs = told.get("State") != "Z" and any(int(told.get("Uid", 0)) in these for these in numbers)
             if is_theirs and not OF_A_JOB.search(status.with_name("cgroup").read_text("utf-8", "replace")):
                 found.append(int(status.parent.name))
     return found
@@ -191,27 +209,37 @@ def outside_of_jobs(uid: int, proc: str = "/proc") -> list[int]:
 def left_behind(name: str, uid: int, root: str = "") -> list[Path]:
     """Return the files by which cron, at and systemd would go on to run what this user has given them."""
     named = [Path(f"{root}{folder}/{name}") for folder in (*CRONTABS, LINGER)]
-    owned = [file for folder in AT_JOBS for file in Path(f"{root}{folder}").glob("[a-z=]?????????????")]
+    owned = [file for folder in AT_JOBS for file in Path(f"{root}{folder}").glob("[A-Za-z=]?????????????")]
     files = [path for path in named if path.is_file()]
     return files + [path for path in owned if path.is_file() and path.lstat().st_uid == uid]
 
 
-def end(name: str, uid: int) -> None:
-    """Take away what runs as a user who leaves and what would run later. Raises ToolError where a process goes on."""
+def end(name: str, uid: int) -> str:
+    """Take away what runs as a user who leaves and what would run later; return what goes on all the same.
+
+    The account is locked first, and what does not end is killed again and again, for a process may fork faster than it
+    is found. One that the kernel holds, on a file system that does not answer, ends when that does.
+    """
+    perform(["usermod", "--expiredate", "1", "--", name])
     for path in left_behind(name, uid):
         path.unlink(missing_ok=True)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in outside_of_jobs(uid):
+    numbers, begun = numbers_of(name, uid), time.monotonic()
+    signalled = signal.SIGTERM
+    while here := outside_of_jobs(numbers):
+        waited = time.monotonic() - begun
+        if waited > 2 * GRACE:
+            return f"{name}: processes go on though they were killed: {', '.join(map(str, here[:8]))}"
+        if signalled == signal.SIGTERM and waited > GRACE:
+            signalled = signal.SIGKILL
+        if signalled == signal.SIGKILL:  # all of a session at once
+            subprocess.run(
+                ["systemctl", "kill", "--signal=KILL", f"user-{uid}.slice"], capture_output=True, check=False
+            )
+        for pid in here if signalled == signal.SIGKILL or waited < 0.1 else ():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        until = time.monotonic() + GRACE
-        while outside_of_jobs(uid):
-            if time.monotonic() > until:
-                break
-            time.sleep(0.1)
-        else:
-            return
-    raise ToolError(f"{name}: processes go on though they were killed: {outside_of_jobs(uid)}")
+                os.kill(pid, signalled)
+        time.sleep(0.1)
+    return ""
 
 
 def perform(argv: list[str]) -> None:
@@ -250,20 +278,24 @@ def main() -> None:
     )
     changes: list[dict[str, str]] = []
     passwd: dict[str, list[str]] = {}
+    notes: list[str] = []
 
     def converge(kind: str, steps: list[tuple[str, str, list[str]]]) -> None:
         for name, what, argv in steps:
             if not module.check_mode:
                 if argv[0] == "userdel":
                     if name == os.environ.get("SUDO_USER"):
-                        raise ToolError(f"{name} is removed by this run and runs it; that is for somebody else to do")
-                    end(name, int(passwd[name][1]))
+                        told = f"{name} is removed by this run and runs it: another one of users_operators can do that"
+                        raise ToolError(told)
+                    uid = int(passwd[name][1])
+                    if uid >= FIRST and [entry[1] for entry in passwd.values()].count(str(uid)) == 1:
+                        notes.extend(filter(None, [end(name, uid)]))
                 perform(argv)
             changes.append({"kind": kind, "name": name, "what": what})
 
     def told() -> dict[str, Any]:
         text = "".join(f"{change['kind']} {change['name']}: {change['what']}\n" for change in changes)
-        return {"changed": bool(changes), "changes": changes, "diff": {"before": "", "after": text}}
+        return {"changed": bool(changes), "changes": changes, "notes": notes, "diff": {"before": "", "after": text}}
 
     try:
         known = entries(Path("/etc/group").read_text("utf-8"), 4)

@@ -24,16 +24,21 @@ def entries(scope, items):
     return files
 
 
-def inserted(scope, content, lines, after, **_):
-    """The content with the scope's lines behind the last line that matches, and nowhere else."""
+def inserted(scope, content, lines, before, **_):
+    """The content with the scope's lines before the first line that matches, and nowhere else."""
     begin, end = (f"# {word} clusterctl {scope}\n" for word in ("BEGIN", "END"))
     # As bytes, for what surrounds the lines may be in any encoding.
     content = re.sub(re.escape(begin.encode()) + b"(?s:.*?)" + re.escape(end.encode()), b"", content)
     if not lines:
         return content
-    found = list(re.finditer(after.encode(), content, re.MULTILINE))
+    found = re.search(before.encode(), content, re.MULTILINE)
     if not found:
-        raise NodeError(f"no line is like {after}, so nothing was inserted")
-    rest = content.find(b"\n", found[-1].end()) + 1
-    before, behind = (content[:rest], content[rest:]) if rest else (content + b"\n", b"")
-    return before + (begin + lines + end).encode() + behind
+        raise NodeError(f"no line is like {before}, so nothing was inserted")
+    return content[: found.start()] + (begin + lines + end).encode() + content[found.start() :]
+
+
+def earlier(scope, path, kept):
+    """What a file was before: without the scope's lines, as others have changed it since; or else what was kept."""
+    now = path.read_bytes() if path.is_file() else b""
+    without = inserted(scope, now, "", "")
+    return without if without != now else kept.read_bytes()

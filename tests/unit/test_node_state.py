@@ -119,17 +119,17 @@ def call(scope: str = "demo", **options: Any) -> Any:
         ({"files": [{"dest": "/x", "content": "", "validate": "visudo -c"}]}, "validate needs %s"),
         ({"files": [{"dest": "/x", "content": "", "on_change": ["a", ["b"]]}]}, "on_change: expected a list of words"),
         ({"files": [{"dest": "/x", "content": "", "secret": "yes"}]}, "file /x: secret is 'yes'"),
-        ({"files": [{"dest": "/x", "insert": "a\n"}]}, "file /x: insert needs after, the pattern of the line"),
-        ({"files": [{"dest": "/x", "insert": "a\n", "after": "("}]}, "file /x: insert needs after"),
+        ({"files": [{"dest": "/x", "insert": "a\n"}]}, "file /x: insert needs before, the pattern of a line"),
+        ({"files": [{"dest": "/x", "insert": "a\n", "before": "("}]}, "file /x: insert needs before"),
         (
-            {"files": [{"dest": "/x", "insert": "a", "after": "b"}]},
+            {"files": [{"dest": "/x", "insert": "a", "before": "b"}]},
             "what insert inserts has to end with its line",
         ),
         (
-            {"files": [{"dest": "/x", "insert": "", "after": "b", "optional": 1}]},
+            {"files": [{"dest": "/x", "insert": "", "before": "b", "optional": 1}]},
             "/x: optional is 1, expected true",
         ),
-        ({"files": [{"dest": "/x", "content": "", "after": "b"}]}, "file /x: after and optional are for insert"),
+        ({"files": [{"dest": "/x", "content": "", "before": "b"}]}, "file /x: before and optional are for insert"),
         ({"files": [{"dest": "/x", "state": "touch"}]}, "file /x: state is 'touch', expected absent"),
         ({"files": [{"dest": "/x", "content": ""}, {"dest": "/x", "content": ""}]}, "path /x is stated twice"),
         ({"files": [{"dest": "/x", "content": ""}], "directories": [{"path": "/x"}]}, "path /x is stated twice"),
@@ -927,9 +927,9 @@ def test_a_link_takes_the_place_of_a_file(store: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "x").is_symlink()
 
 
-def insert(store: Path, path: Path, lines: str, after: str, **options: Any) -> Any:
+def insert(store: Path, path: Path, lines: str, before: str, **options: Any) -> Any:
     """Insert lines as a role would, by both halves of the module."""
-    (item,) = normalise(files=[{"dest": str(path), "insert": lines, "after": after, **options}])["files"]
+    (item,) = normalise(files=[{"dest": str(path), "insert": lines, "before": before, **options}])["files"]
     done = call()
     node_items.converge(done, node_items.Paths("file"), node_insert.entries("demo", [item]))
     done.save()
@@ -944,16 +944,25 @@ def test_insert__into_somebody_elses_file__is_found_again(store: Path, tmp_path:
     path = tmp_path / "x"
     path.write_bytes(b"a 1\na 2\n\xff")
     path.chmod(0o644)
-    assert insert(store, path, "one\n", "^a").changes[0]["what"] == "content"
-    assert path.read_bytes() == b"a 1\na 2\n" + INSERTED.encode() + b"\xff"
-    assert insert(store, path, "one\n", "^a").changes == []
-    path.write_bytes(path.read_bytes() + b"\na 3")
+    assert insert(store, path, "one\n", "^a 2").changes[0]["what"] == "content"
+    assert path.read_bytes() == b"a 1\n" + INSERTED.encode() + b"a 2\n\xff"
+    assert insert(store, path, "one\n", "^a 2").changes == []
+    path.write_bytes(path.read_bytes().replace(b"a 1", b"a 2") + b"\na 3")
+    insert(store, path, "one\n", "^a 2")
+    assert path.read_bytes() == INSERTED.encode() + b"a 2\na 2\n\xff\na 3"
+    insert(store, path, "", "^a 2")
+    assert path.read_bytes() == b"a 2\na 2\n\xff\na 3"
+
+
+@pytest.mark.proves("node_state", "Undo takes inserted lines out and keeps what others changed since.")
+def test_insert__undone_after_others_changed_the_file__keeps_their_changes(store: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("a\n")
+    path.chmod(0o644)
     insert(store, path, "one\n", "^a")
-    assert path.read_bytes() == b"a 1\na 2\n\xff\na 3\n" + INSERTED.encode()
-    insert(store, path, "", "^a")
-    assert path.read_bytes() == b"a 1\na 2\n\xff\na 3\n"
+    path.write_text(path.read_text() + "theirs\n")
     undo(store)
-    assert path.read_bytes() == b"a 1\na 2\n\xff"
+    assert path.read_text() == "a\ntheirs\n"
 
 
 def test_insert__without_its_line_or_file__is_an_error(store: Path, tmp_path: Path) -> None:
@@ -967,25 +976,34 @@ def test_insert__without_its_line_or_file__is_an_error(store: Path, tmp_path: Pa
     assert path.read_text() == "b\n"
 
 
-@pytest.mark.proves("firewall", "The rule stands behind all others in each distribution's PAM files.")
+@pytest.mark.proves("firewall", "The rule stands before what may end each distribution's PAM stack.")
 @pytest.mark.parametrize(
-    ("sample", "before", "behind"),
+    ("sample", "included"),
     [
-        ("debian-12-sshd", "@include common-account", "# SELinux needs to be the first session rule"),
-        ("debian-12-cron", "@include common-account", "@include common-session-noninteractive"),
-        ("debian-12-atd", "@include common-account", "session"),
-        ("redhat-sshd", "account    include      password-auth", "password   include      password-auth"),
-        ("redhat-crond", "account    include    password-auth", "session    required   pam_loginuid.so"),
+        ("debian-12-sshd", "@include common-account"),
+        ("debian-12-cron", "@include common-account"),
+        ("debian-12-atd", "@include common-account"),
+        ("redhat-sshd", "account    include      password-auth"),
+        ("redhat-crond", "account    include    password-auth"),
     ],
 )
-def test_logins__pam_of_each_system__has_its_place(sample: str, before: str, behind: str) -> None:
-    after = LOGINS["__slurm_logins_after"]
+def test_logins__pam_of_each_system__has_its_place(sample: str, included: str) -> None:
+    before = LOGINS["__slurm_logins_before"]
     content = Path(__file__).parents[1].joinpath("samples/pam", sample).read_bytes()
-    lines = node_insert.inserted("demo", content, "account required x\n", after).decode().splitlines()
-    at = lines.index("account required x")
-    assert lines[at - 2] == before
-    assert next(line for line in lines[at + 2 :] if line).startswith(behind)
-    assert not [line for line in lines[at + 1 :] if line.startswith(("account", "@include common-account"))]
+    lines = node_insert.inserted("demo", content, "account required x\n", before).decode().splitlines()
+    assert lines.index(included) == lines.index("account required x") + 2
+    enders = [line for line in lines[: lines.index(included)] if re.match(r"account\s+sufficient", line)]
+    assert enders == []
+
+
+@pytest.mark.parametrize("template", ["pam-ssh.j2", "pam-cron.j2"])
+def test_logins__our_lines__end_the_stack_for_nobody_whom_they_let_in(template: str) -> None:
+    """And each jumps over all that follow it, to what the distribution includes."""
+    lines = (paths.content() / "roles/slurm_logins/templates" / template).read_text().splitlines()
+    for at, line in enumerate(lines[:-1]):
+        assert line.startswith(f"account [success={len(lines) - 1 - at} default=ignore] ")
+    assert lines[-1].startswith("account required ")
+    assert all("nodefgroup" in line for line in lines if "pam_access.so" in line)
 
 
 def test_a_folder_is_never_removed_for_a_file(store: Path, tmp_path: Path) -> None:

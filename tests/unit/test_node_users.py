@@ -27,6 +27,7 @@ PROCESSES = {
     "8": ("5001", "0::/system.slice/gpu01_slurmstepd.scope/job_9/step_0/user/task_0"),
     "9": ("5001", "4:devices:/node1/slurm/uid_5001/job_9/step_batch\n1:name=systemd:/system.slice/slurmd.service"),
     "10": ("5001", "0::/user.slice/user-5001.slice/user@5001.service/app.slice/slurmstepd.scope/job_9"),
+    "12": ("100007", "0::/user.slice/user-5001.slice/session-3.scope"),
     "11": ("5002", "0::/user.slice/user-5002.slice/session-4.scope"),
 }
 
@@ -35,9 +36,14 @@ PROCESSES = {
 def test_outside_of_jobs__by_cgroup__are_the_processes_that_end(tmp_path: Path) -> None:
     for pid, (uid, group) in PROCESSES.items():
         (tmp_path / pid).mkdir()
-        (tmp_path / pid / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        (tmp_path / pid / "status").write_text(f"Name:\tx\nState:\tS (sleeping)\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
         (tmp_path / pid / "cgroup").write_text(group + "\n")
-    assert sorted(MODULE.outside_of_jobs(5001, str(tmp_path))) == [7, 10]
+    subuid = tmp_path / "subuid"
+    subuid.write_text("bob:165536:65536\nada:100000:65536\n")
+    numbers = MODULE.numbers_of("ada", 5001, str(subuid))
+    assert sorted(MODULE.outside_of_jobs(numbers, str(tmp_path))) == [7, 10, 12]
+    (tmp_path / "7/status").write_text("State:\tZ (zombie)\nUid:\t5001\t5001\t5001\t5001\n")
+    assert sorted(MODULE.outside_of_jobs(numbers, str(tmp_path))) == [10, 12]
 
 
 def test_left_behind__of_cron_at_and_systemd__is_found(tmp_path: Path) -> None:

@@ -284,6 +284,21 @@ def test_unsafe_packages__of_some_nodes__are_named() -> None:
     assert known.as_dict()["unsafe"] == {next(iter(known.unsafe())): [old.name, "gpu02"]}
 
 
+@pytest.mark.proves("status", "What a node's own security updates moved up is no drift.")
+@pytest.mark.parametrize(
+    ("updated", "what", "sound"),
+    [
+        (60, "version 24.11.5-4+deb13u1, was 24.11.5-4", True),
+        (60, "version 24.11.5-4, was 24.11.5-4+deb13u1", False),
+        (None, "version 24.11.5-4+deb13u1, was 24.11.5-4", False),
+        (60, "removed", False),
+    ],
+)
+def test_drift__of_a_package_that_moved_up__is_none(updated: int | None, what: str, sound: bool) -> None:
+    moved = Drift(None, (Item("slurm_worker", "package", "slurmd", what),), 0, {})
+    assert replace(WORKER, drift=moved, updated=updated).sound is sound
+
+
 @pytest.mark.proves("status", "Nodes whose own security updates are late are named.")
 def test_security_updates__late__are_told() -> None:
     ages = (None, 86400, 5 * 86400, 5 * 86401)

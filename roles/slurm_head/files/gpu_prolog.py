@@ -47,13 +47,17 @@ def within(seconds, function, *arguments):
 
 
 def unfit():
-    """Let gpu-health look and tell the head; return whether the node is out of service for it, or may be."""
+    """Let gpu-health look and tell the head; return whether the head keeps the node out of service for it.
+
+    Where the head could not be told the job begins: a drain of Slurm's own is lifted by nobody, and gpu-health looks
+    and tells again.
+    """
     subprocess.call([HEALTH], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         with open(STATE) as file:
-            return json.load(file).get("told") != ""
+            return bool(json.load(file).get("told"))
     except (OSError, ValueError):
-        return True
+        return False
 
 
 def main():
