@@ -20,7 +20,7 @@ from ansible.module_utils import cluster_backup  # noqa: E402
 
 INVENTORY = """\
 all:
-  vars: {cluster_name: aurora, ansible_user: admin}
+  vars: {cluster_name: aurora, cluster_networks: [127.0.0.0/24], ansible_user: admin}
   children:
     slurm_head: {hosts: {head1: {ansible_host: 127.0.0.1}}}
     slurm_workers:
