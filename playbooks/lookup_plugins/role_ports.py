@@ -25,6 +25,10 @@ options:
   _terms:
     description: The playbook's path.
     required: true
+  everywhere:
+    description: Return what hosts of any group open, each port with this host's value of its variable.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -44,9 +48,12 @@ _raw:
 class LookupModule(LookupBase):
     """Finds the roles as role_packages does."""
 
-    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[dict[str, Any]]:
+    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[dict[str, Any]]:
         """Return the ports of the host that ``variables`` describes."""
         variables = dict(variables or {})
+        self.set_options(var_options=variables, direct=kwargs)
+        if self.get_option("everywhere"):
+            variables["group_names"] = sorted(variables["groups"])
         finder = lookup_loader.get("role_packages", loader=self._loader, templar=self._templar)
         found: dict[tuple[int, str], dict[str, Any]] = {}
         for role in finder.roles(terms, variables):

@@ -142,12 +142,14 @@ def test_administrators_networks_narrow_what_else_is_open(tmp_path: Path) -> Non
 @pytest.mark.proves("firewall", "Metrics are read by monitoring's hosts alone, and by no program of a user's.")
 @pytest.mark.parametrize("host", ["head1", "gpu01"])
 def test_firewall__metrics__are_for_monitoring_alone(tmp_path: Path, host: str) -> None:
-    told = rules(tmp_path, host)
+    groups = {"slurm_head": ["head1"], "slurm_workers": ["gpu01"], "monitoring": ["head1"], "gpu_metrics": ["gpu01"]}
+    told = rules(tmp_path, host, groups={"all": ["head1", "gpu01"], **groups})
     accept = 'ip saddr { 10.0.0.10/32 } tcp dport 9100 accept comment "metrics of the node"'
     reject = 'ip saddr { 10.0.0.10/31 } tcp dport 9100 reject comment "metrics of the node, to others"'
     assert told.index(accept) < told.index(reject) < told.index('iifname "lo" accept')
     users = "meta skuid { 1000-59999, 65536-4294967293 }"
     assert f'{users} oifname "lo" tcp dport 9100 reject comment "metrics of the node, to users"' in told
+    assert f"{users} ip daddr {{ 10.0.0.10/31 }} tcp dport 9400 reject" in told, "other hosts' metrics"
     pages = "9090, 9100" if host == "head1" else "9100"
     assert any(line.startswith(f"{users} tcp sport {{ {pages} }} drop") for line in told)
 
