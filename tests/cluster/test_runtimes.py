@@ -71,6 +71,9 @@ def test_docker_gives_a_container_the_gpus_asked_for_and_keeps_them(image: TestL
 )
 def test_containerd_gives_a_container_the_gpus_asked_for_and_keeps_them(image: TestLab) -> None:
     """Its own client takes a device by path; CDI is for its other clients."""
+    controllers = image.ssh("gpu01", "cat", "/sys/fs/cgroup/cgroup.controllers", check=False).split()
+    if controllers and "cpu" not in controllers:
+        pytest.skip("containerd's client asks for a share of cores, and this machine's version 2 of cgroups has none")
     image.root("gpu01", "ctr run --detach --device /dev/nvidia1 docker.io/library/tiny:latest work sleep 3600")
     for at in range(2):
         first, second, third = opened(image, f"ctr tasks exec --exec-id $$-{at} work")
