@@ -73,7 +73,7 @@ def owner(status: os.stat_result) -> list[str]:
 def search_files(asked: dict[str, Any], needles: dict[str, bytes]) -> dict[str, Any]:
     """Every file below `roots`, not below `skip`, that changed after `since`; its name counts as content.
 
-    No /proc is looked at, wherever it is mounted, as it is while another test builds an image: some of its files never end.
+    No /proc is looked at, wherever it is mounted: another test may build an image, and some files there never end.
     """
     skip, seen, looked, size = set(asked["skip"]), set(), 0, 0
     found: dict[str, list[Any]] = {}
