@@ -20,10 +20,11 @@ class Advisory:
     lets: str
     fixed: Mapping[str, str]
     release: str = ""
-    """The authors' first release without it, empty where older branches were mended, too."""
+    """The first release of its authors that no longer has the hole; empty where they fixed older branches as well."""
 
 
-# The versions are those of the packages' own changelogs, looked up on 2026-11-23; Ubuntu's is of nebius/soperator#2174.
+# From the changelogs of Debian's packages, read on 2026-11-23, with two exceptions: Ubuntu's munge is what
+# nebius/soperator#2174 moved to, and that Debian 12's Slurm is fixed is from a review and was not read there.
 ADVISORIES = (
     Advisory(
         ("munge",),

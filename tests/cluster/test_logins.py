@@ -28,7 +28,8 @@ def key(whole: TestLab, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def alice(lab: TestLab, key: Path, node: str, command: str) -> "subprocess.CompletedProcess[str]":
     """Run a command on a node as alice, by SSH with that key."""
-    options = ("IdentitiesOnly=yes", "BatchMode=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null")
+    known = lab.inventory.parent / "known_hosts"
+    options = ("IdentitiesOnly=yes", "BatchMode=yes", "StrictHostKeyChecking=yes", f"UserKnownHostsFile={known}")
     shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     address = podman("inspect", "--format", shown, container(lab, node))
     argv = ["ssh", "-F", "none", "-q", "-i", str(key), *(word for option in options for word in ("-o", option))]
