@@ -29,7 +29,7 @@ _ELSEWHERE = {
 }
 _ORDER = (
     *("init", "validate", "plan", "bootstrap", "verify", "status", "check", "logs"),
-    *("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "password", "lab"),
+    *("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "secret", "lab"),
 )
 _WATCH_SECONDS = 5
 
@@ -603,21 +603,45 @@ def trust(
     _end("trust", Format.text, lambda: converge.trust(options))
 
 
-@app.command()
-def password(
-    name: Annotated[str, typer.Argument(help="The secret's name, such as prometheus_password.", metavar="NAME")],
+_secrets = typer.Typer(
+    help="Print one of the cluster's secrets, or replace some on all nodes.",
+    subcommand_metavar="VERB ...",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(_secrets, name="secret")
+
+
+@_secrets.command("show")
+def secret_show(
     inventory: _Inventory,
+    name: Annotated[str, typer.Argument(help="Its name, such as prometheus_password.", metavar="NAME")],
 ) -> None:
     """Print one of the cluster's secrets."""
-    from clusterctl import converge, schema, secrets
-    from clusterctl.document import shown
-    from clusterctl.errors import InputError, Problem
+    from clusterctl import converge, rotation
 
-    values = secrets.values(converge.load(converge.Options("password", inventory)).inventory.directory)
-    if name not in values:
-        near = schema.did_you_mean(name, values) or "there are: " + ", ".join(values)
-        raise InputError([Problem(None, "NAME", f'no secret "{shown(name)}"', near)])
-    typer.echo(values[name])
+    typer.echo(rotation.show(converge.Options("secret", inventory), name))
+
+
+@_secrets.command("rotate")
+def secret_rotate(
+    context: typer.Context,
+    inventory: _Inventory,
+    names: Annotated[
+        list[str], typer.Argument(help="Their names, such as munge_key; `all` for all.", metavar="NAME...")
+    ],
+    forks: _Forks = None,
+    skip_unreachable: _Skip = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Replace secrets by new ones on all nodes; jobs go on."""
+    from clusterctl import rotation
+
+    options = _options("secret", locals(), planned="rotate", flags=tuple(dict.fromkeys(names)))
+    _end("secret", output, lambda: rotation.rotate(options))
 
 
 def _end(verb: str, output: Format, work: Callable[[], int | None]) -> NoReturn:

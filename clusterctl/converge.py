@@ -57,7 +57,7 @@ class Options:
     flags: tuple[str, ...] = ()
     """The nodes that a verb names, and what else it alone is given, as they are typed."""
     planned: str = ""
-    """The verb that is planned."""
+    """The verb that `plan` plans, or what `secret` does."""
     print_command: bool = False
     """Print the plain commands instead."""
 
@@ -312,7 +312,6 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         directory = site.inventory.directory
         if options.verb not in _REPLACE_NOTHING:
             secrets.ensure(directory, site.inventory.cluster_name)
-        redact = _redactor(site, needed=True).redact
         began = time.monotonic()
         try:
             with _before_any_change():
@@ -326,6 +325,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         except ClusterctlError as refusal:
             _keep_refusal(site, refusal, time.monotonic() - began)
             raise
+        redact = _redactor(site, needed=True).redact  # of secrets that `begin` made, too
         with _writing(site.state):
             kept = runner.RunDirectory.create(site.state, options.verb)
         ledger = Ledger()

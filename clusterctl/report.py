@@ -85,7 +85,7 @@ def hint(message: str) -> str:
 
 def addresses(inventory: Inventory, given: Path) -> list[tuple[str, str, str]]:
     """Return what a cluster offers in a browser: (what, URL, how to log in); `given` is the inventory as typed."""
-    command = shlex.join(["clusterctl", "password", "prometheus_password", str(given)])
+    command = shlex.join(["clusterctl", "secret", "show", str(given), "prometheus_password"])
     found = []
     for host in inventory.in_group("monitoring"):
         address = str(host.variables.get("cluster_address", host.address))

@@ -1,4 +1,4 @@
-"""The cluster's secrets: generated once, kept encrypted in the cluster's directory, never regenerated in silence.
+"""The cluster's secrets: generated once, kept encrypted in the cluster's directory, replaced only on request.
 
 A role declares its secrets in meta/secrets.yml. `secrets.yml` in the cluster's directory is one YAML mapping, encrypted
 as a whole with Ansible Vault; its header carries a label, and the password lies in a 0600 file of that name under the
@@ -11,7 +11,7 @@ import re
 import secrets as random
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from clusterctl.errors import ClusterctlError, InputError, Problem
 from clusterctl.redaction import Redactor
 
 FILE = "secrets.yml"
+NEXT = "_next"
+"""What the name of a secret ends in that is to take another's place."""
 MIN_BYTES = 32
 BCRYPT_COST = 10
 MIN_PASSWORD = 16
@@ -54,10 +56,36 @@ def ensure(directory: Path, cluster_name: str, content: Path | None = None) -> N
     generated = {name: _generate(**spec) for name, spec in missing.items() if "bcrypt_of" not in spec}
     plain = known | generated
     hashes = {name: _bcrypt(plain[spec["bcrypt_of"]]) for name, spec in missing.items() if "bcrypt_of" in spec}
+    _write(path, label, plain | hashes)
+
+
+def _write(path: Path, label: str, known: Mapping[str, str]) -> None:
+    """Write the file, encrypted with the label's password, which the first one gets now."""
     with _writing(path):
         password = _password(label, create=not path.exists())
-        encrypted = _vault(label, password).encrypt(yaml.safe_dump(plain | hashes).encode(), vault_id=label)
+        encrypted = _vault(label, password).encrypt(yaml.safe_dump(dict(known)).encode(), vault_id=label)
         write_private(path, encrypted, replace=path.exists())
+
+
+def rotatable(content: Path | None = None) -> list[str]:
+    """Return the names of the secrets that can be replaced; a hash is replaced with what it is of."""
+    return [name for name, spec in _declared(content or paths.content()).items() if "bcrypt_of" not in spec]
+
+
+def propose(directory: Path, names: Collection[str], content: Path | None = None) -> None:
+    """Generate a successor of each secret; until `adopt` the old ones count. An earlier proposal is forgotten."""
+    declared, path = _declared(content or paths.content()), directory / FILE
+    fresh = {name: _generate(**declared[name]) for name in names}
+    fresh |= {name: _bcrypt(fresh[of]) for name, spec in declared.items() if (of := spec.get("bcrypt_of")) in fresh}
+    known = {name: value for name, value in values(directory).items() if not name.endswith(NEXT)}
+    _write(path, _label(path), known | {name + NEXT: value for name, value in fresh.items()})
+
+
+def adopt(directory: Path) -> None:
+    """Put the proposed secrets in the place of those that counted."""
+    path, known = directory / FILE, values(directory)
+    due = {name.removesuffix(NEXT): value for name, value in known.items() if name.endswith(NEXT)}
+    _write(path, _label(path), {name: due.get(name, value) for name, value in known.items() if not name.endswith(NEXT)})
 
 
 def check(directory: Path, cluster_name: str | None) -> None:

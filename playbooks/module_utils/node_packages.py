@@ -169,7 +169,7 @@ class Apt:
         options = [f"DPkg::Lock::Timeout={LOCK_WAIT_S}", "Acquire::Retries=3", "Dpkg::Use-Pty=0"]
         options += ["APT::Install-Recommends=0", *(f"Dpkg::Options::=--force-conf{word}" for word in ("def", "old"))]
         argv = ["apt-get", "-q", "-y", *(word for option in options for word in ("-o", option)), *words]
-        status, output = run(*argv, check=False, pass_fds=pass_fds)
+        status, output = run(*argv, check=False, pass_fds=pass_fds, both=True)
         if check and status != 0:
             raise NodeError(f"apt-get {words[0]} ended with {status}\n{complaint(output)}\n{self.warnings}".rstrip())
         return output

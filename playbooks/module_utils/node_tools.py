@@ -47,13 +47,15 @@ def complaint(output, lines=15):
     return clean("\n".join((told or kept)[-lines:]))
 
 
-def run(*argv, check=True, timeout=None, pass_fds=()):
-    """Run a tool; (exit status, output). NodeError if it fails, unless `check` is off.
+def run(*argv, check=True, timeout=None, pass_fds=(), both=False):
+    """Run a tool; (exit status, what it printed). NodeError if it fails, unless `check` is off.
 
-    The output goes to a file and not to a pipe: a daemon that keeps it open blocks nobody.
+    That is its standard output, and its standard error after it if it failed or `both` are asked for: a loader that
+    complains of /etc/ld.so.preload is no part of an answer. They go to files and not to pipes: a daemon that keeps them
+    open blocks nobody.
     """
-    with tempfile.TemporaryFile() as sink:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT, "pass_fds": pass_fds}
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complained:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": complained, "pass_fds": pass_fds}
         environment = {**os.environ, **ENVIRONMENT}
         try:
             status = subprocess.run(argv, check=False, env=environment, timeout=timeout, **streams).returncode
@@ -61,8 +63,10 @@ def run(*argv, check=True, timeout=None, pass_fds=()):
             raise NodeError(f"{argv[0]} was still running after {timeout} s") from None
         except OSError as error:
             raise NodeError(f"cannot run {argv[0]}: {error.strerror}") from None
-        sink.seek(0)
-        output = sink.read().decode("utf-8", "replace")
+        output = ""
+        for sink in (printed, complained) if both or status != 0 else (printed,):
+            sink.seek(0)
+            output += sink.read().decode("utf-8", "replace")
     if check and status != 0:
         raise NodeError(f"{' '.join(argv[:2])} ended with {status}\n{complaint(output)}")
     return status, output

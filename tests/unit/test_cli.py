@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl import __version__, cli, lock
 
-VERBS = ("init", "validate", "bootstrap", "verify", "status", "password", "lab")
+VERBS = ("init", "validate", "bootstrap", "verify", "status", "secret", "lab")
 
 
 def clusterctl(
@@ -169,13 +169,20 @@ def test_verbosity_counts_before_and_after_the_verb(cluster: Path, home: Path) -
     assert done.stdout.endswith(" -vvv\n")
 
 
-def test_password_prints_one_secret_and_suggests_names(cluster: Path, home: Path) -> None:
-    done = clusterctl("password", "prometheus_password", str(cluster), HOME=str(home))
+def test_secret_show__prints_one_and_suggests_names(cluster: Path, home: Path) -> None:
+    done = clusterctl("secret", "show", str(cluster), "prometheus_password", HOME=str(home))
     assert done.returncode == 0
     assert len(done.stdout.strip()) >= 43
-    wrong = clusterctl("password", "prometeus_password", str(cluster), HOME=str(home))
-    assert wrong.returncode == 2
-    assert "did you mean prometheus_password" in wrong.stderr
+    for verb in ("show", "rotate"):
+        wrong = clusterctl("secret", verb, str(cluster), "prometeus_password", HOME=str(home))
+        assert wrong.returncode == 2
+        assert "did you mean prometheus_password" in wrong.stderr
+
+
+def test_secret_rotate__of_a_hash__names_those_that_can_be(cluster: Path, home: Path) -> None:
+    done = clusterctl("secret", "rotate", str(cluster), "prometheus_password_hash", HOME=str(home))
+    assert done.returncode == 2
+    assert "did you mean prometheus_password" in done.stderr
 
 
 def test_without_home_and_with_the_plainest_language(cluster: Path) -> None:

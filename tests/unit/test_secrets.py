@@ -99,6 +99,21 @@ def test_a_new_role_adds_its_secret_and_leaves_the_others(cluster: Path, content
 
 
 @pytest.mark.proves("secrets", "Files with secrets are private under any umask.")
+def test_rotation__proposed__counts_when_adopted(cluster: Path, content: Path) -> None:
+    before = secrets.values(cluster)
+    for _ in range(2):  # the second time takes the place of the first
+        secrets.propose(cluster, ["demo_password"], content)
+    proposed = secrets.values(cluster)
+    assert {name: proposed[name] for name in before} == before
+    assert proposed.keys() - before.keys() == {"demo_password_next", "demo_hash_next"}
+    secrets.adopt(cluster)
+    after = secrets.values(cluster)
+    assert after.keys() == before.keys()
+    assert {name for name in before if before[name] != after[name]} == {"demo_password", "demo_hash"}
+    assert bcrypt.checkpw(after["demo_password"].encode(), after["demo_hash"].encode())
+    assert after["demo_password"] == proposed["demo_password_next"]
+
+
 def test_files_are_private_under_any_umask(tmp_path: Path, content: Path, config: Path) -> None:
     for number, umask in enumerate((0o000, 0o777)):
         directory = tmp_path / f"cluster{number}"

@@ -1,7 +1,6 @@
 #!/bin/sh
 # Compiles the simulated NVML and lays out its files: build.sh DESTDIR [DRIVER_VERSION]
-# DESTDIR is / or the stage of a package. CC may name a compiler with its options. No start files and no libgcc: the C
-# library of this system is all that is linked, so that a compiler which was only unpacked, not installed, will do.
+# DESTDIR is / or the stage of a package. CC may name a compiler with its options.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 destination=${1%/}
@@ -14,18 +13,11 @@ generated=$(mktemp -d)
 trap 'rm -rf "$generated"' EXIT
 sed 's/.*/STUB(&)/' "$here/symbols.txt" >"$generated/stubs.inc"
 
-compile() {
-    # shellcheck disable=SC2086  # CC may carry options
-    ${CC:-gcc} -std=c99 -D_GNU_SOURCE -O1 -Wall -Wextra -fPIC -fvisibility=hidden -shared -nostdlib \
-        -Wl,-z,defs -Wl,-z,noexecstack "$@" "$libc"
-}
 mkdir -p "$libraries" "$units/sysinit.target.wants" "$destination/usr/libexec"
-compile -I"$generated" -DDRIVER_VERSION="\"$version\"" -Wl,-soname,libnvidia-ml.so.1 \
+"$here/compile.sh" -I"$generated" -DDRIVER_VERSION="\"$version\"" -Wl,-soname,libnvidia-ml.so.1 \
     -o "$libraries/libnvidia-ml.so.$version" "$here"/source/*.c
 # Container tools look for the CUDA driver's library beside NVML's; nothing calls it without a real device.
-compile -Wl,-soname,libcuda.so.1 -o "$libraries/libcuda.so.$version" -x c /dev/null -x none
-# Not of the driver; the compiler is here (../node/init preloads it).
-compile -o "$destination/usr/libexec/libunified-cgroup.so" "$here/unified_cgroup.c"
+"$here/compile.sh" -Wl,-soname,libcuda.so.1 -o "$libraries/libcuda.so.$version" -x c /dev/null -x none
 for name in libnvidia-ml libcuda; do
     ln -sf "$name.so.$version" "$libraries/$name.so.1"
 done

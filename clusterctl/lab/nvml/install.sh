@@ -25,6 +25,12 @@ apt_get() {
     inside apt-get -qq -o APT::Sandbox::User=root -o Dpkg::Use-Pty=false -o Dpkg::Options::=--force-unsafe-io "$@"
 }
 
+# Not of the driver: a node whose driver is removed keeps it (../node/init preloads it).
+compile_unified_cgroup() {
+    mkdir -p "$root/usr/local/lib/lab-node"
+    inside env CC="$1" "$work/source/compile.sh" -o /usr/local/lib/lab-node/libunified-cgroup.so "$work/source/unified_cgroup.c"
+}
+
 mkdir -p "$root$work/compiler"
 cp -r "$here/." "$root$work/source"
 
@@ -33,6 +39,7 @@ if [ ! -x "$root/usr/bin/apt-get" ]; then
     inside rpm -q gcc >/dev/null || installed=yes
     [ -z "${installed:-}" ] || inside dnf -y -q --setopt=install_weak_deps=False install gcc
     inside "$work/source/build.sh" /
+    compile_unified_cgroup gcc
     [ -z "${installed:-}" ] || inside dnf -y -q history undo last
     inside ldconfig
     exit
@@ -63,6 +70,7 @@ chmod 0755 "$root$work/cc"
 compiler=gcc
 [ -z "$packages" ] || compiler=$work/cc
 
+compile_unified_cgroup "$compiler"
 candidate=$(inside apt-cache policy nvidia-smi | awk '$1 == "Candidate:" && $2 != "(none)" {print $2}')
 inside env CC="$compiler" "$work/source/build-deb.sh" "$work/simulated.deb" "${candidate:-550.163.01-1}"
 if [ -n "$candidate" ]; then
