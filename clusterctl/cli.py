@@ -623,6 +623,14 @@ def secret_show(
     typer.echo(rotation.show(converge.Options("secret", inventory), name))
 
 
+@_secrets.command("authority")
+def secret_authority(inventory: _Inventory) -> None:
+    """Print the certificate of the cluster's own authority, for browsers and other programs to trust."""
+    from clusterctl import converge, rotation
+
+    typer.echo(rotation.authority(converge.Options("secret", inventory)), nl=False)
+
+
 @_secrets.command("rotate")
 def secret_rotate(
     context: typer.Context,

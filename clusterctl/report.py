@@ -92,7 +92,7 @@ def addresses(inventory: Inventory, given: Path) -> list[tuple[str, str, str]]:
         record = hardware.path_of(inventory.directory, host.name)
         # Debian's package has the older pages alone, and under their own name.
         page = "classic/targets" if record.exists() and hardware.load(record).os.family == "Debian" else "targets"
-        url = f"http://{address}:{host.variables.get('prometheus_port', 9090)}/{page}"
+        url = f"https://{address}:{host.variables.get('prometheus_port', 9090)}/{page}"
         found.append(("Prometheus", url, f"user {host.variables.get('prometheus_user', 'admin')}, password: {command}"))
     return found
 

@@ -1,4 +1,4 @@
-"""`secret`: print a secret of the cluster, or replace some by new ones on all nodes.
+"""`secret`: print a secret of the cluster or its authority's certificate, or replace secrets on all nodes.
 
 A new secret comes to the nodes as everything else does, by a bootstrap. Only munge's key needs more: two daemons of
 Slurm that have different keys refuse each other's messages. So it is laid beside the old one on all nodes first, counts
@@ -8,7 +8,7 @@ from then on, and all nodes exchange it at one moment that they were told (roles
 from collections.abc import Callable
 from dataclasses import replace
 
-from clusterctl import converge, schema, secrets
+from clusterctl import certificates, converge, schema, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.document import shown
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem
@@ -18,6 +18,7 @@ from clusterctl.screen import Screen
 _ALL = "all"
 _MUNGE = "munge_key"
 _BACKUP = "backup_key"
+_SEED = "certificate_authority_seed"
 
 
 def show(options: Options, name: str) -> str:
@@ -25,6 +26,15 @@ def show(options: Options, name: str) -> str:
     values = secrets.values(converge.load(options).inventory.directory)
     _known(name, [name for name in values if not name.endswith(secrets.NEXT)])
     return values[name]
+
+
+def authority(options: Options) -> str:
+    """Return the certificate of the cluster's authority as PEM."""
+    inventory = converge.load(options).inventory
+    known = secrets.values(inventory.directory)
+    if _SEED not in known:
+        raise InputError([Problem(None, secrets.FILE, f"has no {_SEED} yet", "bootstrap makes it")])
+    return certificates.authority(known[_SEED], inventory.cluster_name)
 
 
 def rotate(options: Options) -> int:

@@ -52,6 +52,7 @@ _SLURM_USER = "slurm"  # gives the reason where slurmctld drains a node by itsel
 _SLURMD_REASONS = ("Job step not running", "Kill task failed", "SlurmdSpoolDir is full", "switch_g_job_postfini failed")
 # In scontrol's lines a node's own words, as the name of its system, stand before its state and may look like one.
 STATES = ("sinfo", "--noheader", "--all", "--Node", "--Format=NodeList:65,StateComplete:200")
+_PROMETHEUS_AUTHORITY = "/etc/prometheus/tls/authority.pem"
 _PROMETHEUS_PASSWORD = "/etc/prometheus/own-password"  # noqa: S105 - where it stands
 _UNION = "packages"  # the role that installs what the others ask for
 
@@ -307,9 +308,10 @@ def _options(host: Host, wanted: Sequence[str], key: str | None) -> dict[str, An
         address = str(host.variables.get("cluster_address", host.address))
         address = f"[{address}]" if ":" in address else address
         options["alerts"] = {
-            "url": f"http://{address}:{host.variables.get('prometheus_port', 9090)}",
+            "url": f"https://{address}:{host.variables.get('prometheus_port', 9090)}",
             "user": str(host.variables.get("prometheus_user", "admin")),
             "password_file": _PROMETHEUS_PASSWORD,
+            "authority": _PROMETHEUS_AUTHORITY,
         }
     return options
 

@@ -26,6 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_half_way.py",
         "tests/cluster/test_plan.py",
         "tests/cluster/test_power_cut.py",
+        "tests/cluster/test_secret.py",
         "tests/cluster/test_upgrade.py",
     ),
     # GPUs: driver, settings, health, metrics, containers in jobs.
@@ -77,7 +78,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"playbooks/(add|backup|reboot|remove|replace|restore|upgrade)[^/]*\.yml$", ("day2", "contract")),
     (r"playbooks/.*/(os_upgrade|slurm_backup|slurm_restore|cluster_backup)\.py$", ("day2", "roles")),
     (r"playbooks/.*/(gpu_config|nvidia\w*)\.py$", ("gpu", "roles")),
-    (r"clusterctl/(backup|leaving|membership|plan|rolling|upgrade)\.py$", ("day2", "contract")),
+    (r"clusterctl/(backup|leaving|membership|plan|rolling|rotation|upgrade)\.py$", ("day2", "contract")),
     (r"clusterctl/lab/(kit|kit_recipe|fault)\.py$", ("gpu",)),
     (r"clusterctl/lab/(kit_server|nvml|recipes)/", ("gpu",)),
 )

@@ -10,7 +10,8 @@ from tests.selection import Test, minutes_of
 # Files that share a lab, by its name, in the order in which they come.
 LABS = {
     "members": ("test_membership.py", "test_upgrade.py"),
-    "whole": ("test_backup.py", "test_drift.py", "test_plan.py", "test_logins.py", "test_tenancy.py"),
+    # The last one takes the lab apart.
+    "whole": ("test_backup.py", "test_drift.py", "test_logins.py", "test_tenancy.py", "test_secret.py", "test_plan.py"),
     "gpus": ("test_gpu_metrics.py", "test_health.py", "test_containers.py", "test_runtimes.py"),
 }
 LAB_OF = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}

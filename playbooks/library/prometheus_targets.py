@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import json
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -34,6 +35,9 @@ options:
     description: Password of the user.
     type: str
     required: true
+  authority:
+    description: File with the certificate authority that has issued Prometheus's certificate; the system's, if none is given.
+    type: path
   elsewhere:
     description: Names and addresses of hosts whose targets do not count, because they are known to be out of reach.
     type: list
@@ -51,7 +55,7 @@ attributes:
 EXAMPLES = r"""
 - name: Prove that every target is up
   prometheus_targets:
-    url: http://10.0.0.10:9090
+    url: https://10.0.0.10:9090
     user: admin
     password: "{{ lookup('cluster_secret', 'prometheus_password') }}"
 """
@@ -78,14 +82,21 @@ class SilentError(Exception):
     """Prometheus does not say what it watches."""
 
 
-def fetch(url: str, login: str = "", most: int = -1) -> bytes:
-    """Return what a URL answers, at most so many bytes of it. Raises OSError, with HTTP's refusals among them."""
-    headers = {"Authorization": f"Basic {login}"} if login else {}
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the inventory's address, or Prometheus's word
-    with opener.open(request, timeout=5) as answer:
-        body: bytes = answer.read(most)
-    return body
+class Prometheus:
+    """The Prometheus at a URL; its login is sent there alone, to who has a certificate of the authority in a file."""
+
+    def __init__(self, url: str, login: str, authority: str | None) -> None:
+        self.url, self.headers = url, {"Authorization": f"Basic {login}"}
+        trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authority))
+        self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)
+
+    def fetch(self, url: str, most: int = -1) -> bytes:
+        """Return what a URL answers, at most so many bytes. Raises OSError, with HTTP's refusals among them."""
+        headers = self.headers if url.startswith(f"{self.url}/") else {}
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the inventory's, or Prometheus's word
+        with self.opener.open(request, timeout=5) as answer:
+            body: bytes = answer.read(most)
+        return body
 
 
 def label(target: dict[str, Any]) -> str:
@@ -93,33 +104,33 @@ def label(target: dict[str, Any]) -> str:
     return f"{target['labels']['instance']} ({target['labels']['job']})"
 
 
-def complaint(target: dict[str, Any], base: str, login: str) -> str:
+def complaint(prometheus: Prometheus, target: dict[str, Any]) -> str:
     """Return why a target does not answer, or nothing. Prometheus itself is a target that wants the login."""
     try:
         # That it answers is enough: what a node says may have no end.
-        fetch(target["scrapeUrl"], login if target["scrapeUrl"].startswith(f"{base}/") else "", most=0)
+        prometheus.fetch(target["scrapeUrl"], most=0)
     except OSError as error:
         return f"Prometheus is to ask {target['scrapeUrl']}: {error}"
     return ""
 
 
-def look(base: str, login: str, elsewhere: set[str]) -> tuple[list[str], list[str], dict[str, str]]:
+def look(prometheus: Prometheus, elsewhere: set[str]) -> tuple[list[str], list[str], dict[str, str]]:
     """Return the targets that are up, those that answer all the same, and by host why others do not.
 
     Raises SilentError where Prometheus itself says nothing.
     """
     try:
-        text = fetch(f"{base}/api/v1/targets?state=active", login).decode()
+        text = prometheus.fetch(f"{prometheus.url}/api/v1/targets?state=active").decode()
         # Debian 12's has been seen to send a second document behind the one that was asked for.
         answer, _ = json.JSONDecoder().raw_decode(text)
     except (OSError, ValueError) as error:
-        raise SilentError(f"Prometheus at {base}: {error}") from error
+        raise SilentError(f"Prometheus at {prometheus.url}: {error}") from error
     targets = [target for target in answer["data"]["activeTargets"] if not_elsewhere(target, elsewhere)]
     if not targets:
-        raise SilentError(f"Prometheus at {base} watches nothing")
+        raise SilentError(f"Prometheus at {prometheus.url} watches nothing")
     pending = [target for target in targets if target["health"] != "up"]
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        complaints = list(pool.map(lambda target: complaint(target, base, login), pending))
+        complaints = list(pool.map(lambda target: complaint(prometheus, target), pending))
     up = [label(target) for target in targets if target["health"] == "up"]
     answering = [label(target) for target, said in zip(pending, complaints) if not said]  # noqa: B905 - Python 3.8
     down = {target["labels"]["instance"]: said for target, said in zip(pending, complaints) if said}  # noqa: B905
@@ -139,16 +150,21 @@ def main() -> None:
             "url": {"type": "str", "required": True},
             "user": {"type": "str", "required": True},
             "password": {"type": "str", "required": True, "no_log": True},
+            "authority": {"type": "path"},
             "elsewhere": {"type": "list", "elements": "str", "default": []},
             "timeout": {"type": "int", "default": 60},
         },
     )
     login = base64.b64encode(f"{module.params['user']}:{module.params['password']}".encode()).decode()
+    try:
+        prometheus = Prometheus(module.params["url"], login, module.params["authority"])
+    except OSError as error:
+        module.fail_json(msg=f"{module.params['authority']}: {error}")
     deadline = time.monotonic() + module.params["timeout"]
     while True:
         late = time.monotonic() > deadline
         try:
-            up, answering, down = look(module.params["url"], login, set(module.params["elsewhere"]))
+            up, answering, down = look(prometheus, set(module.params["elsewhere"]))
             if late or not down:
                 module.exit_json(changed=False, up=up, answering=answering, down=down)
         except SilentError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from clusterctl import hardware, inventory, secrets
+from clusterctl import certificates, hardware, inventory, secrets
 from clusterctl.paths import content
 from tests.bench import profile
 from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Cost, Document, load, say
@@ -31,6 +31,8 @@ def settings(lab: BenchLab) -> dict[str, str]:
     prometheus, head = _defaults("prometheus"), _defaults("slurm_head")
     cpu, memory = one.cpu, one.memory_mb * 9 // 10
     health = {worker.name: _health(records[worker.name], cluster.head.address) for worker in workers}
+    seed = known["certificate_authority_seed"]
+    issued = certificates.issue(seed, cluster.cluster_name, cluster.head.name, [cluster.head.address])
     return {
         "LOGIN": workers[0].user or "root",
         "CLUSTER": cluster.cluster_name,
@@ -54,6 +56,9 @@ def settings(lab: BenchLab) -> dict[str, str]:
         "DATABASE_PASSWORD": known["slurm_head_database_password"],
         "PROMETHEUS_PASSWORD": known["prometheus_password"],
         "PROMETHEUS_HASH": known["prometheus_password_hash"],
+        "PROMETHEUS_KEY": issued.key,
+        "PROMETHEUS_CERTIFICATE": issued.certificate,
+        "PROMETHEUS_AUTHORITY": certificates.authority(seed, cluster.cluster_name),
     }
 
 

@@ -9,6 +9,7 @@
 #   NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU BUFFER_POOL_MB SCRAPE_INTERVAL    of Slurm, MariaDB, Prometheus
 #   HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS     of the GPUs' health checks; "name JSON", one worker on each line
 #   HEALTH_KEY MUNGE_KEY (base64) DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH (bcrypt)
+#   PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY (PEM)
 # shellcheck disable=SC2153  # those names come from the environment
 set -euo pipefail
 roles=$(cd "$(dirname "$0")/../../roles" && pwd)
@@ -366,7 +367,11 @@ END
   printf '%s\n' '[Unit]' "Description=Count Slurm's nodes, jobs and GPUs regularly" '[Timer]' OnActiveSec=0 OnUnitActiveSec=15 \
     AccuracySec=1 '[Install]' WantedBy=timers.target | put /etc/systemd/system/slurm-metrics.timer
   printf %s "$PROMETHEUS_PASSWORD" | put /etc/prometheus/own-password 0400 prometheus
-  printf 'basic_auth_users:\n  admin: %s\n' "$PROMETHEUS_HASH" | put /etc/prometheus/web.yml 0640 prometheus
+  put /etc/prometheus/tls/key.pem 0400 prometheus <<<"$PROMETHEUS_KEY"
+  put /etc/prometheus/tls/certificate.pem <<<"$PROMETHEUS_CERTIFICATE"
+  put /etc/prometheus/tls/authority.pem <<<"$PROMETHEUS_AUTHORITY"
+  printf '%s\n' tls_server_config: '  cert_file: /etc/prometheus/tls/certificate.pem' '  key_file: /etc/prometheus/tls/key.pem' \
+    basic_auth_users: "  admin: $PROMETHEUS_HASH" | put /etc/prometheus/web.yml 0640 prometheus
   put /etc/prometheus/rules/cluster.yml <<<"$RULES"
   while read -r name ip; do
     printf '{"labels": {"instance": "%s"}, "targets": ["%s:9100"]}\n' "$name" "$ip"
@@ -381,6 +386,8 @@ scrape_configs:
   - job_name: node
     file_sd_configs: [{files: [/etc/prometheus/targets/nodes.json]}]
   - job_name: prometheus
+    scheme: https
+    tls_config: {ca_file: /etc/prometheus/tls/authority.pem}
     basic_auth: {username: admin, password_file: /etc/prometheus/own-password}
     static_configs: [{targets: ["$HEAD_IP:9090"], labels: {instance: $HEAD_NAME}}]
 END
@@ -438,8 +445,8 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
   mark "job accounted for"
   targets=$(($(wc -l <<<"$WORKERS") + 2))
   # As verify does: whether they answer is asked here, for Prometheus may wait a whole interval before it asks.
-  (umask 077 && echo "user = \"admin:$PROMETHEUS_PASSWORD\"" >/tmp/login)
-  until curl --silent --config /tmp/login "http://$HEAD_IP:9090/api/v1/targets?state=active" |
+  (umask 077 && printf '%s\n' "user = \"admin:$PROMETHEUS_PASSWORD\"" 'cacert = /etc/prometheus/tls/authority.pem' >/tmp/login)
+  until curl --silent --config /tmp/login "https://$HEAD_IP:9090/api/v1/targets?state=active" |
     grep -o '"scrapeUrl":"[^"]*' | cut -d'"' -f4 | sort -u >/tmp/targets && [ "$(wc -l </tmp/targets)" = "$targets" ]; do sleep 0.1; done
   xargs --max-procs=32 -I{} curl --silent --fail --output /dev/null --config /tmp/login {} </tmp/targets
   rm /tmp/login
@@ -448,13 +455,13 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
 
 # ------------------------------------------------------------------------------------------------------ from here
 
-export -n HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH # no child's environment needs to hold them
+export -n HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY # no child's environment needs to hold them
 on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes through standard input
   {
     echo 'set -euo pipefail; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8'
     declare -p CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
       BUFFER_POOL_MB SCRAPE_INTERVAL HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD \
-      PROMETHEUS_PASSWORD PROMETHEUS_HASH RULES METRICS HEALTH_CHECK HEALTH_LISTENER DRAIN
+      PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY RULES METRICS HEALTH_CHECK HEALTH_LISTENER DRAIN
     declare -f mark packages put base munge_and_exporter firewall worker head_files slurm_files health_files monitoring_files \
       head_node proof
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"

@@ -32,7 +32,8 @@ def ask(lab: TestLab, path: str, node: str = "head1") -> Any:
     """What Prometheus answers to its own host, by its own password."""
     script = f"""password=$(cat /etc/prometheus/own-password)
     address=$(grep -o 'listen-address=[^ ]*' /etc/systemd/system/prometheus.service.d/clusterctl.conf | cut -d= -f2)
-    printf 'user = "admin:%s"' "$password" | curl --silent --show-error --fail --config - "http://$address/api/v1/{path}"
+    printf 'user = "admin:%s"' "$password" | curl --silent --show-error --fail --config - \\
+      --cacert /etc/prometheus/tls/authority.pem "https://$address/api/v1/{path}"
     """
     return json.loads(lab.root(node, script))["data"]
 

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from tests.cluster.lab import TestLab, clusterctl, described, submit
+from tests.cluster.lab import TestLab, clusterctl, submit
 from tests.cluster.members import states
 from tests.faults.injury import wait_until
+from tests.programs import described
 
 KEYS = "sha256sum /etc/munge/munge.key; ls /etc/munge"
 STEPS = """
@@ -74,7 +75,8 @@ def test_other_secrets__rotated__take_the_old_ones_place(whole: TestLab) -> None
     after = whole.root("head1", files).splitlines()
     assert [was == now for was, now in zip(before, after, strict=True)] == [False, False, True]
     assert all(shown(whole, name) != value for name, value in old.items())
-    ask = "curl --silent --output /dev/null --write-out '%{{http_code}}' --user 'admin:{0}' http://$(hostname):9090/-/ready"
+    ask = "curl --silent --output /dev/null --write-out '%{{http_code}}' --cacert /etc/prometheus/tls/authority.pem"
+    ask += " --user 'admin:{0}' https://head1:9090/-/ready"
     assert whole.ssh("head1", ask.format(old["prometheus_password"])) == "401"
     assert whole.ssh("head1", ask.format(shown(whole, "prometheus_password"))) == "200"
     refused = clusterctl("restore", str(whole.inventory), str(backup), "--yes")

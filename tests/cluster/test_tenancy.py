@@ -98,8 +98,14 @@ def test_prometheus_port__taken_by_a_user__is_sent_no_password(two: TestLab) -> 
         assert done.returncode == 4
         assert "Prometheus does not answer" in done.stdout
         assert user(two, "alice", "cat caught || true") == "cat: caught: No such file or directory\n"
+        # Without the firewall, as where base_firewall is off, it is the certificate that keeps the password.
+        two.root("head1", "nft delete table inet clusterctl")
+        assert clusterctl("status", str(two.inventory)).returncode == 4
+        caught = user(two, "alice", "cat caught | tr -cd '[:print:]'; od -A n -t x1 -N 2 caught")
+        assert caught.endswith(" 16 03\n"), "the record of TLS that begins a handshake (RFC 8446, 5.1)"
+        assert "Authorization" not in caught
     finally:
-        two.root("head1", "pkill --full squat.py; systemctl start prometheus")
+        two.root("head1", "pkill --full squat.py; systemctl restart clusterctl-firewall; systemctl start prometheus")
     two.healthy()
 
 

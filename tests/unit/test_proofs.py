@@ -273,6 +273,6 @@ def test_a_target_whose_answer_has_no_end_is_not_heard_to_its_end() -> None:
         talker = threading.Thread(target=talk, daemon=True)
         talker.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
-        assert TARGETS.complaint({"scrapeUrl": url}, "http://10.0.0.1:9090", "secret") == ""
+        assert TARGETS.complaint(TARGETS.Prometheus("https://10.0.0.1:9090", "secret", None), {"scrapeUrl": url}) == ""
         talker.join(5)
         assert not talker.is_alive()

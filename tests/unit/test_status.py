@@ -3,7 +3,9 @@
 import io
 import json
 import re
+import ssl
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl import hardware, paths, probe, pruning, status, status_page
+from clusterctl import certificates, hardware, paths, probe, pruning, status, status_page
 from clusterctl.contact import Alert, Alerts, Drift, Item
 from clusterctl.remote import Access
 from clusterctl.report import Screen
@@ -28,6 +30,9 @@ from clusterctl.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Slurm, S
 
 from .ssh_server import Server, ed25519, host, inventory, known, listening, shell
 from .test_hardware import node as recorded
+from .test_role_plugins import plugin
+
+TARGETS = plugin("library/prometheus_targets")
 
 # As Slurm 24.11.5 prints it, shortened.
 NODES = """\
@@ -349,9 +354,25 @@ def test_a_page_that_is_drawn_again_fits_the_window() -> None:
     assert first.endswith("\x1b[J")
 
 
+SEED, OTHERS = "of this cluster", "of another cluster"
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, str]:
+    """What the probe is asked about Prometheus, but for its URL."""
+    authority = tmp_path / "authority.pem"
+    authority.write_text(certificates.authority(SEED, "aurora"))
+    secret = tmp_path / "own-password"
+    secret.write_text("s3cret\n")
+    return {"user": "admin", "password_file": str(secret), "authority": str(authority)}
+
+
 @contextmanager
-def prometheus(answer: bytes, code: int = 200) -> Iterator[tuple[str, list[str]]]:
-    """A web server that gives one answer; yields its URL, and what logins and paths it was asked for."""
+def prometheus(answer: bytes, code: int = 200, seed: str = SEED) -> Iterator[tuple[str, list[str]]]:
+    """A web server that gives one answer; yields its URL, and what logins and paths it was asked for.
+
+    Its certificate is of the authority of a seed; without one it speaks plain HTTP.
+    """
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -364,9 +385,16 @@ def prometheus(answer: bytes, code: int = 200) -> Iterator[tuple[str, list[str]]
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, tempfile.NamedTemporaryFile("w+") as file:
+        if seed:
+            issued = certificates.issue(seed, "aurora", "head1", ["127.0.0.1"])
+            file.write(issued.key + issued.certificate)
+            file.flush()
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(file.name)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"https://127.0.0.1:{server.server_port}", asked
         server.shutdown()
 
 
@@ -375,13 +403,11 @@ def alert(name: str, severity: str, state: str = "firing", **labels: str) -> dic
     return {"labels": given, "annotations": {"summary": "x"}, "state": state, "activeAt": "2026-11-21T18:00:00Z"}
 
 
-def test_prometheus_is_asked_with_the_password_that_root_may_read(tmp_path: Path) -> None:
-    secret = tmp_path / "own-password"
-    secret.write_text("s3cret\n")
+def test_prometheus_is_asked_with_the_password_that_root_may_read(options: dict[str, str]) -> None:
     alerts = [alert("B", "warning", instance="gpu01", node="gpu02"), alert("A", "critical", instance="gpu01")]
     alerts += [alert("C", "none", state="pending"), *[alert("D", "none")] * probe.MAX_ALERTS]
     with prometheus(json.dumps({"data": {"alerts": alerts}}).encode()) as (url, asked):
-        found = probe.alerts({"url": url, "user": "admin", "password_file": str(secret)})
+        found = probe.alerts({"url": url, **options})
     assert asked == ["Basic YWRtaW46czNjcmV0 /api/v1/alerts"]
     assert (found["error"], found["more"], len(found["firing"])) == (None, 2, probe.MAX_ALERTS)
     assert [(one["name"], one["node"]) for one in found["firing"][:2]] == [("A", "gpu01"), ("B", "gpu02")]
@@ -392,14 +418,24 @@ def test_prometheus_is_asked_with_the_password_that_root_may_read(tmp_path: Path
     ("answer", "code", "told"),
     [(b"", 401, "HTTP 401"), (b"Service Unavailable", 503, "HTTP 503"), (b"[]", 200, "no answer that can be read")],
 )
-def test_a_prometheus_that_tells_nothing_is_named(tmp_path: Path, answer: bytes, code: int, told: str) -> None:
-    secret = tmp_path / "own-password"
+def test_a_prometheus_that_tells_nothing_is_named(options: dict[str, str], answer: bytes, code: int, told: str) -> None:
     with prometheus(answer, code) as (url, _):
-        options = {"url": url, "user": "admin", "password_file": str(secret)}
-        assert probe.alerts(options)["error"] == "Prometheus is not set up yet"
-        secret.write_text("x")
-        assert told in probe.alerts(options)["error"]
-    assert "Connection refused" in probe.alerts({**options, "url": "http://127.0.0.1:1"})["error"]
+        assert told in probe.alerts({"url": url, **options})["error"]
+        for name in ("password_file", "authority"):
+            missing = {"url": url, **options, name: options[name] + ".missing"}
+            assert probe.alerts(missing)["error"] == "Prometheus is not set up yet"
+    assert "Connection refused" in probe.alerts({"url": "https://127.0.0.1:1", **options})["error"]
+
+
+@pytest.mark.proves("secrets", "Prometheus's password is sent to nobody without a certificate of the cluster's.")
+@pytest.mark.parametrize(("seed", "told"), [(OTHERS, "certificate verify failed"), ("", "SSL")])
+def test_alerts__certificate_of_another__no_password_is_sent(options: dict[str, str], seed: str, told: str) -> None:
+    with prometheus(b"{}", seed=seed) as (url, asked):
+        assert told in probe.alerts({"url": url, **options})["error"]
+        proof = TARGETS.Prometheus(url, "bG9naW4=", options["authority"])
+        with pytest.raises(TARGETS.SilentError, match=told):
+            TARGETS.look(proof, set())
+    assert asked == []
 
 
 def test_services_follow_groups() -> None:

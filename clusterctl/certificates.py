@@ -1,0 +1,111 @@
+"""The cluster's own certificate authority, and the certificates that it issues; all follow from one secret.
+
+The same secret and the same host always make the same certificate, to the byte: keys are derived from the secret
+(HKDF, RFC 5869) and signatures are deterministic (RFC 6979). So nothing of it has to be kept, and a run that follows
+another one changes nothing.
+"""
+
+import hashlib
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_CURVE = ec.SECP256R1()
+_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of the curve (FIPS 186-5, P-256)
+_AUTHORITY = "certificate authority"
+# A date of the run would make another certificate at each. They end with the secret that they are made from.
+_BEGIN, _END = datetime(2026, 1, 1, tzinfo=UTC), datetime(2056, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate and its private key, both as PEM."""
+
+    certificate: str
+    key: str
+
+
+def authority(secret: str, cluster: str) -> str:
+    """Return the authority's certificate as PEM."""
+    return _pem(_authority(secret, cluster))
+
+
+def issue(secret: str, cluster: str, host: str, addresses: Iterable[str]) -> Certificate:
+    """Return the certificate by which `host` serves under its name and these addresses, host names or IP addresses."""
+    ca, key = _authority(secret, cluster), _key(secret, f"host {host}")
+    names = [_name(address) for address in dict.fromkeys([host, *addresses])]
+    certificate = (
+        _builder(key, host, ca.subject, names)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(_key(secret, _AUTHORITY).public_key()), critical=False
+        )
+        .sign(_key(secret, _AUTHORITY), SHA256(), ecdsa_deterministic=True)
+    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    return Certificate(_pem(certificate), private)
+
+
+def _authority(secret: str, cluster: str) -> x509.Certificate:
+    key = _key(secret, _AUTHORITY)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    # By the digits a person tells the authority of a new secret from that of the old one.
+    name = f"{cluster} {identifier.digest.hex()[:8]}"
+    return (
+        _builder(key, name, _subject(name))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(key, SHA256(), ecdsa_deterministic=True)
+    )
+
+
+def _key(secret: str, purpose: str) -> ec.EllipticCurvePrivateKey:
+    # 48 bytes modulo the order: no number is visibly likelier than another (FIPS 186-5, A.2.1).
+    derived = HKDF(SHA256(), 48, salt=None, info=f"clusterctl {purpose}".encode()).derive(secret.encode())
+    return ec.derive_private_key(int.from_bytes(derived) % (_ORDER - 1) + 1, _CURVE)
+
+
+def _builder(
+    key: ec.EllipticCurvePrivateKey, name: str, issuer: x509.Name, names: Iterable[x509.GeneralName] = ()
+) -> x509.CertificateBuilder:
+    public = key.public_key()
+    identifier = x509.SubjectKeyIdentifier.from_public_key(public).digest
+    # No two certificates of an authority may have one number (RFC 5280, 4.1.2.2; Firefox refuses the second).
+    serial = hashlib.sha256(identifier + repr(list(names)).encode()).digest()[:19]
+    builder = x509.CertificateBuilder().subject_name(_subject(name)).issuer_name(issuer).public_key(public)
+    return builder.serial_number(int.from_bytes(serial)).not_valid_before(_BEGIN).not_valid_after(_END)
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # RFC 5280: at most 64 characters
+
+
+def _name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)
+
+
+def _usage(**given: bool) -> x509.KeyUsage:
+    names = (
+        "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign crl_sign"
+    )
+    none = dict.fromkeys([*names.split(), "encipher_only", "decipher_only"], False)
+    return x509.KeyUsage(**{**none, **given})
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(Encoding.PEM).decode()

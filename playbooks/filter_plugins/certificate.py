@@ -1,0 +1,68 @@
+"""The filter `certificate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ansible.errors import AnsibleFilterError
+
+from clusterctl import certificates
+
+DOCUMENTATION = r"""
+name: certificate
+author: the clusterctl authors
+short_description: Issue a host's certificate
+description:
+  - Turns the secret C(certificate_authority_seed) into a host's certificate, its key, and the certificate of the cluster's
+    authority that has issued it. The same arguments always make the same, so they are kept nowhere.
+options:
+  _input:
+    description: The secret.
+    type: str
+    required: true
+  cluster:
+    description: The cluster's name, for people.
+    type: str
+    required: true
+  host:
+    description: The host's name.
+    type: str
+    required: true
+  addresses:
+    description: Names and IP addresses, besides the host's own name, under which it serves.
+    type: list
+    elements: str
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Write the certificate
+  ansible.builtin.copy:
+    content: "{{ (lookup('cluster_secret', 'certificate_authority_seed') | certificate(cluster_name, inventory_hostname)).certificate }}"
+    dest: /etc/prometheus/certificate.pem
+    mode: "0644"
+"""
+
+RETURN = r"""
+_value:
+  description: C(certificate), C(key) and C(authority), as PEM.
+  type: dict
+"""
+
+
+def certificate(seed: str, cluster: str, host: str, addresses: Iterable[str] = ()) -> dict[str, str]:
+    """Return a host's certificate, its key, and the authority's certificate."""
+    try:
+        issued = certificates.issue(str(seed), str(cluster), str(host), [str(address) for address in addresses])
+    except ValueError as error:
+        raise AnsibleFilterError(f"{host}: no certificate can be made for {', '.join(addresses)}: {error}") from None
+    authority = certificates.authority(str(seed), str(cluster))
+    return {"certificate": issued.certificate, "key": issued.key, "authority": authority}
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self) -> dict[str, object]:
+        """Return the filter by its name."""
+        return {"certificate": certificate}

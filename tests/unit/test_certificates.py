@@ -1,0 +1,56 @@
+"""The cluster's certificate authority: the same from the same secret, and verified by a program that is not ours."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from clusterctl import certificates
+
+SEED = "3pWS9J0e2Xb1"
+ADDRESSES = ["10.0.0.10", "fd00::10", "head.example.org"]
+
+
+def test_issue__the_same_again__is_the_same_to_the_byte() -> None:
+    first, second = (certificates.issue(SEED, "aurora", "head1", ADDRESSES) for _ in range(2))
+    assert first == second
+    assert certificates.authority(SEED, "aurora") == certificates.authority(SEED, "aurora")
+
+
+@pytest.mark.parametrize(
+    ("seed", "host", "addresses"), [("another", "head1", ADDRESSES), (SEED, "mon1", ADDRESSES), (SEED, "head1", [])]
+)
+def test_issue__for_another__has_a_number_of_its_own(seed: str, host: str, addresses: list[str]) -> None:
+    one = certificates.issue(SEED, "aurora", "head1", ADDRESSES)
+    other = certificates.issue(seed, "aurora", host, addresses)
+    numbers = {x509.load_pem_x509_certificate(found.certificate.encode()).serial_number for found in (one, other)}
+    assert len(numbers) == 2
+    assert (one.key == other.key) == (addresses == [])
+
+
+def verified(folder: Path, seed: str, *options: str) -> bool:
+    """Tell whether OpenSSL believes a certificate of SEED's by the authority of a seed."""
+    issued = certificates.issue(SEED, "aurora", "head1", ADDRESSES)
+    (folder / "certificate.pem").write_text(issued.certificate)
+    (folder / "authority.pem").write_text(certificates.authority(seed, "aurora"))
+    argv = ["openssl", "verify", "-x509_strict", "-CAfile", "authority.pem", *options, "certificate.pem"]
+    return subprocess.run(argv, cwd=folder, capture_output=True, check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("address", ["head1", *ADDRESSES])
+def test_issue__by_openssl__is_believed_under_each_name(tmp_path: Path, address: str) -> None:
+    option = "-verify_hostname" if address.startswith("head") else "-verify_ip"
+    assert verified(tmp_path, SEED, "-purpose", "sslserver", option, address)
+
+
+def test_issue__by_openssl__is_believed_for_nothing_else(tmp_path: Path) -> None:
+    assert verified(tmp_path, SEED)
+    assert not verified(tmp_path, "another")
+    assert not verified(tmp_path, SEED, "-verify_ip", "10.0.0.11")
+    assert not verified(tmp_path, SEED, "-purpose", "sslclient")
+
+
+def test_issue__for_what_is_no_name__is_an_error() -> None:
+    with pytest.raises(ValueError, match="ASCII"):
+        certificates.issue(SEED, "aurora", "head1", ["köpfchen"])
