@@ -13,8 +13,8 @@ name: certificate
 author: the clusterctl authors
 short_description: Issue a host's certificate
 description:
-  - Turns the secret C(certificate_authority_seed) into a host's certificate, its key, and the certificate of the cluster's
-    authority that has issued it. The same arguments always make the same, so they are kept nowhere.
+  - Turns the secret C(certificate_authority_seed) into a host's certificate, its key, and the certificate of the
+    cluster's authority that has issued it. The same arguments always make the same, so they are kept nowhere.
 options:
   _input:
     description: The secret.
@@ -38,7 +38,7 @@ options:
 EXAMPLES = r"""
 - name: Write the certificate
   ansible.builtin.copy:
-    content: "{{ (lookup('cluster_secret', 'certificate_authority_seed') | certificate(cluster_name, inventory_hostname)).certificate }}"
+    content: "{{ (lookup('cluster_secret', 'certificate_authority_seed') | certificate('aurora', 'head1')).certificate }}"
     dest: /etc/prometheus/certificate.pem
     mode: "0644"
 """

@@ -36,7 +36,7 @@ options:
     type: str
     required: true
   authority:
-    description: File with the certificate authority that has issued Prometheus's certificate; the system's, if none is given.
+    description: File with the certificate authority of Prometheus's certificate; the system's, if none is given.
     type: path
   elsewhere:
     description: Names and addresses of hosts whose targets do not count, because they are known to be out of reach.
