@@ -38,9 +38,11 @@ options:
 EXAMPLES = r"""
 - name: Write the certificate
   ansible.builtin.copy:
-    content: "{{ (lookup('cluster_secret', 'certificate_authority_seed') | certificate('aurora', 'head1')).certificate }}"
+    content: "{{ (seed | certificate('aurora', 'head1', ['10.0.0.10'])).certificate }}"
     dest: /etc/prometheus/certificate.pem
     mode: "0644"
+  vars:
+    seed: "{{ lookup('cluster_secret', 'certificate_authority_seed') }}"
 """
 
 RETURN = r"""

@@ -36,8 +36,9 @@ options:
     type: str
     required: true
   authority:
-    description: File with the certificate authority of Prometheus's certificate; the system's, if none is given.
+    description: File with the certificate of the authority by which Prometheus is known.
     type: path
+    default: /etc/prometheus/tls/authority.pem
   elsewhere:
     description: Names and addresses of hosts whose targets do not count, because they are known to be out of reach.
     type: list
@@ -85,7 +86,7 @@ class SilentError(Exception):
 class Prometheus:
     """The Prometheus at a URL; its login is sent there alone, to who has a certificate of the authority in a file."""
 
-    def __init__(self, url: str, login: str, authority: str | None) -> None:
+    def __init__(self, url: str, login: str, authority: str) -> None:
         self.url, self.headers = url, {"Authorization": f"Basic {login}"}
         trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authority))
         self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)
@@ -150,7 +151,7 @@ def main() -> None:
             "url": {"type": "str", "required": True},
             "user": {"type": "str", "required": True},
             "password": {"type": "str", "required": True, "no_log": True},
-            "authority": {"type": "path"},
+            "authority": {"type": "path", "default": "/etc/prometheus/tls/authority.pem"},
             "elsewhere": {"type": "list", "elements": "str", "default": []},
             "timeout": {"type": "int", "default": 60},
         },

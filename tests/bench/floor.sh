@@ -425,7 +425,7 @@ head_node() {
   mariadb <<END
 CREATE DATABASE slurm_acct_db;
 CREATE USER slurm@localhost IDENTIFIED BY '$DATABASE_PASSWORD';
-GRANT ALL ON slurm_acct_db.* TO slurm@localhost;
+GRANT ALL ON \`slurm\\_acct\\_db\`.* TO slurm@localhost;
 END
   systemctl restart slurmdbd
   sacctmgr --immediate --quiet add cluster "$CLUSTER" >/dev/null

@@ -66,10 +66,18 @@ def test_munge_key__rotated_under_jobs__loses_none(whole: TestLab) -> None:
 
 @pytest.mark.proves("secrets", "All other secrets are replaced on all nodes; the old ones are refused.")
 def test_other_secrets__rotated__take_the_old_ones_place(whole: TestLab) -> None:
-    names = "backup_key", "prometheus_password", "record_key", "slurm_head_database_password", "slurm_head_health_key"
+    names = (
+        "backup_key",
+        "certificate_authority_seed",
+        "prometheus_password",
+        "record_key",
+        "slurm_head_database_password",
+        "slurm_head_health_key",
+    )
     old = {name: shown(whole, name) for name in names}
     files = "sha256sum /etc/slurm/slurmdbd.conf /etc/slurm/health.key /etc/munge/munge.key"
     before = whole.root("head1", files).splitlines()
+    whole.root("head1", "cp /etc/prometheus/tls/authority.pem /root/authority.pem")
     backup = whole.run("backup")["backup"]
     rotate(whole, *names)
     after = whole.root("head1", files).splitlines()
@@ -79,6 +87,8 @@ def test_other_secrets__rotated__take_the_old_ones_place(whole: TestLab) -> None
     ask += " --user 'admin:{0}' https://head1:9090/-/ready"
     assert whole.ssh("head1", ask.format(old["prometheus_password"])) == "401"
     assert whole.ssh("head1", ask.format(shown(whole, "prometheus_password"))) == "200"
+    believed = "curl --silent --output /dev/null --cacert /root/authority.pem https://head1:9090/ || echo $?"
+    assert whole.root("head1", f"{believed}; rm /root/authority.pem") == "60\n", "CURLE_PEER_FAILED_VERIFICATION"
     refused = clusterctl("restore", str(whole.inventory), str(backup), "--yes")
     assert refused.returncode == 2, described(refused)
     assert re.search("seal", refused.stderr), refused.stderr

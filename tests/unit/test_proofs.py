@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import ssl
 import sys
 import threading
 from importlib.machinery import SourceFileLoader
@@ -273,6 +274,12 @@ def test_a_target_whose_answer_has_no_end_is_not_heard_to_its_end() -> None:
         talker = threading.Thread(target=talk, daemon=True)
         talker.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
-        assert TARGETS.complaint(TARGETS.Prometheus("https://10.0.0.1:9090", "secret", None), {"scrapeUrl": url}) == ""
+        assert (
+            TARGETS.complaint(
+                TARGETS.Prometheus("https://10.0.0.1:9090", "secret", ssl.get_default_verify_paths().cafile),
+                {"scrapeUrl": url},
+            )
+            == ""
+        )
         talker.join(5)
         assert not talker.is_alive()
