@@ -64,9 +64,14 @@ def test_munge_key__rotated_under_jobs__loses_none(whole: TestLab) -> None:
     assert {*whole.root("head1", f"sacct -nP --jobs={long} --format=State").split()} == {"COMPLETED"}
 
 
+OTHERS = (
+    *("backup_key", "certificate_authority_seed", "prometheus_password", "record_key"),
+    *("slurm_head_database_password", "slurm_head_health_key"),
+)
+
+
 @pytest.mark.proves("secrets", "All other secrets are replaced on all nodes; the old ones are refused.")
 def test_other_secrets__rotated__take_the_old_ones_place(whole: TestLab) -> None:
-    names = (
         "backup_key",
         "certificate_authority_seed",
         "prometheus_password",
@@ -74,12 +79,12 @@ def test_other_secrets__rotated__take_the_old_ones_place(whole: TestLab) -> None
         "slurm_head_database_password",
         "slurm_head_health_key",
     )
-    old = {name: shown(whole, name) for name in names}
+    old = {name: shown(whole, name) for name in OTHERS}
     files = "sha256sum /etc/slurm/slurmdbd.conf /etc/slurm/health.key /etc/munge/munge.key"
     before = whole.root("head1", files).splitlines()
     whole.root("head1", "cp /etc/prometheus/tls/authority.pem /root/authority.pem")
     backup = whole.run("backup")["backup"]
-    rotate(whole, *names)
+    rotate(whole, *OTHERS)
     after = whole.root("head1", files).splitlines()
     assert [was == now for was, now in zip(before, after, strict=True)] == [False, False, True]
     assert all(shown(whole, name) != value for name, value in old.items())
