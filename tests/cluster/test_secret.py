@@ -72,13 +72,6 @@ OTHERS = (
 
 @pytest.mark.proves("secrets", "All other secrets are replaced on all nodes; the old ones are refused.")
 def test_other_secrets__rotated__take_the_old_ones_place(whole: TestLab) -> None:
-        "backup_key",
-        "certificate_authority_seed",
-        "prometheus_password",
-        "record_key",
-        "slurm_head_database_password",
-        "slurm_head_health_key",
-    )
     old = {name: shown(whole, name) for name in OTHERS}
     files = "sha256sum /etc/slurm/slurmdbd.conf /etc/slurm/health.key /etc/munge/munge.key"
     before = whole.root("head1", files).splitlines()

@@ -274,12 +274,7 @@ def test_a_target_whose_answer_has_no_end_is_not_heard_to_its_end() -> None:
         talker = threading.Thread(target=talk, daemon=True)
         talker.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
-        assert (
-            TARGETS.complaint(
-                TARGETS.Prometheus("https://10.0.0.1:9090", "secret", ssl.get_default_verify_paths().cafile),
-                {"scrapeUrl": url},
-            )
-            == ""
-        )
+        prometheus = TARGETS.Prometheus("https://10.0.0.1:9090", "secret", ssl.get_default_verify_paths().cafile)
+        assert TARGETS.complaint(prometheus, {"scrapeUrl": url}) == ""
         talker.join(5)
         assert not talker.is_alive()
