@@ -38,6 +38,8 @@ class Change:
     state: Mapping[str, int | str] = field(default_factory=dict)
     kept: Mapping[str, int | str] = field(default_factory=dict)
     xids: tuple[int, ...] = ()
+    kernel: tuple[str, ...] = ()
+    """Lines of its log besides those that tell the XIDs."""
 
 
 # Of each fault what it is, for the command's help; `change` says what it does.
@@ -51,6 +53,8 @@ FAULTS = {
     "power-brake": "the power supply asks for lower clocks",
     "pcie-width": "half of the PCI Express lanes are gone",
     "fabric-down": "the fabric manager has not brought the NVSwitch fabric up",
+    "fabric-degraded": "the NVSwitch fabric has lost some of its bandwidth",
+    "nvswitch": "a switch of the NVSwitch fabric reports a fatal error (SXid 20034)",
     "busy": "no fault: it computes at full load",
     "clear": "all well again",
 }
@@ -59,8 +63,10 @@ KEYS = (
     "fault", "reset_required", "ecc_volatile_uncorrected", "ecc_aggregate_uncorrected", "remapped_pending",
     "remapped_uncorrected", "remapped_failure", "retired_pages", "retired_pending", "nvlink_down", "nvlink_errors",
     "temperature", "violation_thermal_since", "power_brake", "violation_power_since", "pcie_width_current",
-    "fabric_state", "utilization_gpu", "utilization_memory",
+    "fabric_state", "fabric_health", "process", "utilization_gpu", "utilization_memory",
 )  # fmt: skip
+# As gpud's tests have it, from a server (github.com/leptonai/gpud, components/accelerator/nvidia/sxid).
+_SXID = "nvidia-nvswitch0: SXid (PCI:0000:00:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
 _AMPERE, _HOPPER = 7, 9  # architectures, as NVML numbers them
 
 
@@ -87,8 +93,10 @@ def change(fault: str, xid: int | None, profile: Mapping[str, str], now: int) ->
         "nvlink-down": Change({**reset, "nvlink_down": "0", "nvlink_errors": 17}, xids=(74,)) if links else None,
         "hot": Change({"temperature": number("temperature_slowdown") + 1, "violation_thermal_since": now}),
         "power-brake": Change({"power_brake": 1, "violation_power_since": now}),
-        "pcie-width": Change({"pcie_width_current": number("pcie_width") // 2}),
+        "pcie-width": Change({"pcie_width_current": number("pcie_width_slot") // 2}),
         "fabric-down": Change({"fabric_state": 2}) if fabric else None,
+        "fabric-degraded": Change({"fabric_health": 1}) if fabric else None,
+        "nvswitch": Change(kernel=(_SXID,)) if profile["nvlink_peers"] == "switch" else None,
         "busy": Change({"utilization_gpu": 100, "utilization_memory": 60}),
     }
     found = changes[fault]
@@ -123,6 +131,6 @@ def inject(container: str, fault: str, xid: int | None, model: str, gpus: Sequen
         asked["kept"] += [f"{key}.{gpu}={value}" for key, value in made.kept.items()]
         asked["events"] += [f"{gpu} {_XID} {number}" for number in made.xids]
         asked["events"] += [f"{gpu} {_DOUBLE_BIT} 0"] if fault == "ecc" else []
-        asked["kernel"] += [kernel_line(number, gpu, profile) for number in made.xids]
+        asked["kernel"] += [*(kernel_line(number, gpu, profile) for number in made.xids), *made.kernel]
     script = (HERE / "nvml" / "inject.py").read_text()
     run_as_root(["podman", "exec", "--interactive", container, "python3", "-", json.dumps(asked)], stdin=script)

@@ -37,6 +37,8 @@ LASTING = {
     "nvlink-down": ("0", {"xid": "GPU 0: XID 74, NVLink error", "nvlink": "GPU 0: 11 NVLinks, 12 recorded"}),
     "row-remap": ("3", {"ecc": "GPU 3: no spare memory is left", "xid": "GPU 3: XID 64"}),
 }
+# It belongs to no GPU, and would come first among others.
+SWITCH = {"nvswitch": ("0", {"xid": "nvidia-nvswitch0: SXid 20034, fatal"})}
 
 
 @pytest.fixture(scope="module")
@@ -155,15 +157,16 @@ def test_a_fault_drains_the_node_and_its_end_brings_it_back(lab: TestLab, name: 
     in_service(lab, "gpu01")
 
 
-@pytest.mark.proves("check", "ECC, lost GPU, NVLink or row remap drain the node until a diagnosis.")
+@pytest.mark.proves("check", "ECC, lost GPU, NVLink, NVSwitch or row remap drain the node until a diagnosis.")
 @pytest.mark.long
-@pytest.mark.parametrize("name", LASTING)
+@pytest.mark.parametrize("name", [*LASTING, *SWITCH])
 def test_a_fault_of_the_hardware_waits_for_a_diagnosis(lab: TestLab, name: str) -> None:
-    drains(lab, LASTING[name][0], name, LASTING[name][1])
+    gpu, says = {**LASTING, **SWITCH}[name]
+    drains(lab, gpu, name, says)
     fault(lab, "gpu01", "clear")
     lab.root("gpu01", "gpu-health")
     assert next(check for check, _ in health(lab.run("check", "gpu01", expect=4))["gpu01"]) == "xid"
-    assert ledger(lab)["gpu01"]["health"].startswith(LASTING[name][1]["xid"])
+    assert ledger(lab)["gpu01"]["health"].startswith(says["xid"])
     assert lab.run("check", "gpu01", "--diagnose")["exit_code"] == 0
     until(lab, {})
     in_service(lab, "gpu01")
@@ -194,6 +197,28 @@ def test_no_application_no_load_and_no_user_drains_a_node(lab: TestLab) -> None:
     log = lab.root("gpu01", "journalctl --output=cat --grep='NVRM: Xid'")
     assert all(f"): {number}," in log for number in (13, 31, 43, 45, 79)), "they were all there to be read"
     fault(lab, "gpu01", "clear")
+
+
+# An escape, a control character and a byte that is no UTF-8: what XML has none of, and nvidia-smi passes on.
+PROCESS = r"""
+runuser -u alice -- bash -c 'exec -a "$(printf "\033<x\001\377")" sleep 5151' &
+until pid=$(pgrep --uid alice --exact sleep); do sleep 0.1; done
+echo "process.0=$pid" >> /run/simulated-nvml/state
+nvidia-smi -q -x | od -A n -c
+gpu-health
+kill "$pid"
+"""
+
+
+@pytest.mark.proves("check", "A user's process drains no node, whatever bytes its name has.")
+def test_users_process__of_bytes_that_are_no_text__drains_nothing(lab: TestLab) -> None:
+    try:
+        told = lab.root("gpu01", PROCESS)
+        assert " 033 & l t ; x 001 377 " in re.sub(r"\s+", " ", told), "or nvidia-smi has not shown its name"
+        assert health(lab.run("check"))["gpu01"] == []
+        assert ledger(lab) == {}
+    finally:
+        fault(lab, "gpu01", "clear")
 
 
 TRACED = Path("/proc/sys/debug/exception-trace")

@@ -17,7 +17,6 @@ until [ -e /var/tmp/enough ]; do
   srun --nodes=2 --ntasks=2 --mem=1M sleep 0.5
   echo step >> /var/tmp/steps
 done
-rm /var/tmp/enough
 """
 SHORT = 200
 
@@ -37,7 +36,10 @@ def shown(lab: TestLab, name: str) -> str:
 
 @pytest.mark.proves("secrets", "A new munge key comes to all nodes at once; jobs and their steps go on.")
 def test_munge_key__rotated_under_jobs__loses_none(whole: TestLab) -> None:
-    """A job whose steps begin and end on two nodes all the time, and small jobs one after the other."""
+    """A job whose steps begin and end on two nodes all the time, and small jobs one after the other.
+
+    A step that was to begin while slurmctld was away waits up to two minutes (seen with any restart of slurmctld).
+    """
     old = whole.root("gpu01", KEYS)
     credential = whole.root("gpu01", "munge --no-input")
     whole.root("gpu01", "rm -f /var/tmp/steps /var/tmp/enough")
@@ -55,6 +57,7 @@ def test_munge_key__rotated_under_jobs__loses_none(whole: TestLab) -> None:
     wait_until(lambda: len(whole.root("gpu01", "cat /var/tmp/steps").split()) > steps)
     whole.root("gpu01", "touch /var/tmp/enough")
     wait_until(lambda: states(whole, long) == ["COMPLETED"])
+    whole.root("gpu01", "rm /var/tmp/enough /var/tmp/steps")
     whole.root("head1", f"scancel --state=PENDING {short}")
     wait_until(lambda: whole.root("head1", f"squeue --noheader --jobs={short}", check=False) == "")
     rows = whole.root("head1", f"sacct -nPX --jobs={short},{long} --format=JobID,State,Restarts").split("\n")

@@ -17,6 +17,7 @@ from clusterctl.lab.cli import app
 from clusterctl.lab.lab import Lab, Settings, gpu_models
 from clusterctl.lab.podman import LabError
 
+from .test_gpu_samples import SAMPLES
 from .test_nvml_symbols import library  # noqa: F401 - a fixture
 
 A100, V100 = fault.read_profile("a100-sxm4-80gb"), fault.read_profile("v100-sxm2-32gb")
@@ -34,13 +35,17 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return lab
 
 
+NO_FABRIC = {"a100-pcie-40gb", "a100-sxm4-80gb", "h100-pcie-80gb", "l40s", "t4", "v100-sxm2-32gb"}
 # Which models have no part that could fail so; every other fault applies to every model.
 REFUSED = {
     "row-remap": {"t4", "v100-sxm2-32gb"},
     "nvlink-down": {"a100-pcie-40gb", "h100-pcie-80gb", "l40s", "t4"},
-    "fabric-down": {"a100-pcie-40gb", "a100-sxm4-80gb", "h100-pcie-80gb", "l40s", "t4", "v100-sxm2-32gb"},
+    "fabric-down": NO_FABRIC,
+    "fabric-degraded": NO_FABRIC,
+    "nvswitch": {"a100-pcie-40gb", "h100-pcie-80gb", "l40s", "t4", "v100-sxm2-32gb"},
 }
-APPLICABLE = [(name, model) for name in NAMES for model in gpu_models() if model not in REFUSED.get(name, ())]
+IN_NVML = [name for name in NAMES if name != "nvswitch"]  # of a switch NVML says nothing
+APPLICABLE = [(name, model) for name in IN_NVML for model in gpu_models() if model not in REFUSED.get(name, ())]
 
 # The library has fixed paths. This shows it a node's files below the directory NODE; the library itself is unmodified.
 PATHS = r"""
@@ -94,9 +99,9 @@ def read(gpu):
         found[f"slow {policy}"] = asked(lambda: int(nvmlDeviceGetViolationStatus(device, policy).violationTime > 0))
     found["lanes"] = asked(nvmlDeviceGetCurrPcieLinkWidth, device)
     def fabric():
-        info = c_nvmlGpuFabricInfo_t()
-        nvmlDeviceGetGpuFabricInfo(device, byref(info))
-        return info.state
+        info = c_nvmlGpuFabricInfo_v2_t()
+        nvmlDeviceGetGpuFabricInfoV(device, byref(info))
+        return [info.state, info.healthMask]
     found["fabric"] = asked(fabric)
     rates = nvmlDeviceGetUtilizationRates(device)
     found["load"] = [rates.gpu, rates.memory]
@@ -191,6 +196,11 @@ def test_what_depends_on_the_model() -> None:
     assert "remapped_uncorrected" in fault.change("ecc", None, A100, 1).kept
     assert "retired_pages" in fault.change("ecc", None, V100, 1).kept
     assert fault.change("hot", None, A100, 7).state == {"temperature": 90, "violation_thermal_since": 7}
+
+
+def test_fault__of_a_switch__is_a_line_that_a_server_wrote() -> None:
+    (line,) = fault.change("nvswitch", None, A100, 1).kernel
+    assert line in (SAMPLES / "xid/lines-others.txt").read_text().splitlines()
 
 
 def test_xids() -> None:

@@ -11,7 +11,7 @@ libraries=$destination/usr$(dirname "${libc#/usr}")
 units=$destination/usr/lib/systemd/system
 generated=$(mktemp -d)
 trap 'rm -rf "$generated"' EXIT
-sed 's/.*/STUB(&)/' "$here/symbols.txt" >"$generated/stubs.inc"
+awk '{printf "STUB(%s, %d)\n", $1, $2}' "$here/symbols.txt" >"$generated/stubs.inc"
 
 mkdir -p "$libraries" "$units/sysinit.target.wants" "$destination/usr/libexec"
 "$here/compile.sh" -I"$generated" -DDRIVER_VERSION="\"$version\"" -Wl,-soname,libnvidia-ml.so.1 \

@@ -1,4 +1,7 @@
 /* What one device is and does: identity, memory, clocks, power, temperature, errors. Units are NVML's. */
+#include <errno.h>
+#include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -225,10 +228,38 @@ EXPORT nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *out)
     return NVML_SUCCESS;
 }
 
-/* Nobody computes on a simulated device. */
+/* Nobody computes on a simulated device; one process may be said to, and counts while it is there. */
+EXPORT nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *out)
+{
+    CHECK_EITHER(device, count);
+    long pid = number_of(device, "process", 0);
+    unsigned room = *count;
+    *count = pid > 0 && (kill((pid_t)pid, 0) == 0 || errno == EPERM) ? 1 : 0;
+    if (*count > room)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    if (*count > 0)
+        *out = (nvmlProcessInfo_t){(unsigned)pid, 512ULL * MIB, UINT_MAX, UINT_MAX};
+    return NVML_SUCCESS;
+}
+
+ALIAS(nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3);
+
+/* The first word of the command line, as its process wants to be called: any bytes. */
+EXPORT nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
+{
+    char path[32];
+    if (!name || length == 0)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return NVML_ERROR_NOT_FOUND;
+    name[fread(name, 1, length - 1, file)] = 0;
+    fclose(file);
+    return NVML_SUCCESS;
+}
+
 CONSTANT(nvmlDeviceGetComputeRunningProcesses, 0)
-CONSTANT(nvmlDeviceGetComputeRunningProcesses_v2, 0)
-CONSTANT(nvmlDeviceGetComputeRunningProcesses_v3, 0)
 CONSTANT(nvmlDeviceGetGraphicsRunningProcesses, 0)
 CONSTANT(nvmlDeviceGetGraphicsRunningProcesses_v2, 0)
 CONSTANT(nvmlDeviceGetGraphicsRunningProcesses_v3, 0)
@@ -300,7 +331,7 @@ CONSTANT(nvmlDeviceGetMaxPcieLinkGeneration, (unsigned)pcie_generation(device))
 CONSTANT(nvmlDeviceGetCurrPcieLinkGeneration, pcie_generation_now(device))
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width")
 CONSTANT(nvmlDeviceGetCurrPcieLinkWidth,
-         (unsigned)number_of(device, "pcie_width_current", number_of(device, "pcie_width", 0)))
+         (unsigned)number_of(device, "pcie_width_current", number_of(device, "pcie_width_slot", 0)))
 CONSTANT(nvmlDeviceGetPcieReplayCounter, 0)
 
 EXPORT nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter UNUSED, unsigned *out)

@@ -16,6 +16,8 @@
 #define STATE STATE_DIRECTORY "/state"              /* what a driver forgets when it is unloaded */
 enum { CONFIG_VALUE = 160, NO_DEVICE = -1 };
 
+int driver_branch(void); /* the first number of the version of the driver that is simulated */
+
 /*
  * Copies the value of `key` for the device with this minor number into `value`: the line `key.minor=` if there is
  * one, else `key=`. False if there is neither, or if the value is `none`, which says that the model lacks the feature.

@@ -76,6 +76,8 @@ unsigned long long mig_memory(nvmlDevice_t device); /* bytes */
 
 /* Public functions that other files of the library call. */
 EXPORT nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *out);
+EXPORT nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *out);
+EXPORT nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length);
 EXPORT nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned *milliwatts);
 EXPORT nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, unsigned *active);
 EXPORT nvmlSystemGetDriverVersion(char *out, unsigned length);

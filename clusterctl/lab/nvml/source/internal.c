@@ -14,7 +14,9 @@ enum {
     GROUP_MAKE = 181,
     GROUP_CHECK = 182,
     GROUP_FREE = 183,
-    PROCESSES = 212,
+    COMPUTE_PROCESSES = 212,
+    MPS_PROCESSES = 213,
+    GRAPHICS_PROCESSES = 214,
     HOST_GENERATION = 229,
     TEMPERATURE_MARGIN = 239,
     ENTRIES = 512
@@ -60,7 +62,22 @@ static nvmlReturn_t host_generation(nvmlDevice_t device, unsigned *generation)
                : device_unsigned(device, "pcie_generation", generation);
 }
 
-/* Every list of processes: none. */
+typedef struct {
+    nvmlProcessInfo_t process;
+    unsigned long long protected_memory;
+    char name[4096];
+} named_process_t;
+
+/* Who computes; `count` is first how many there is room for. */
+static nvmlReturn_t compute_processes(nvmlDevice_t device, unsigned *count, named_process_t *out)
+{
+    TRY(nvmlDeviceGetComputeRunningProcesses_v3(device, count, &out->process));
+    if (*count > 0 && nvmlSystemGetProcessName(out->process.pid, out->name, sizeof out->name) != NVML_SUCCESS)
+        *count = 0;
+    return NVML_SUCCESS;
+}
+
+/* The other lists of processes. */
 static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count)
 {
     CHECK_EITHER(device, count);
@@ -118,7 +135,9 @@ EXPORT nvmlInternalGetExportTable(const void **out, const void *id UNUSED)
         {GROUP_MAKE, (entry_t)group_make},
         {GROUP_CHECK, (entry_t)group_done},
         {GROUP_FREE, (entry_t)group_done},
-        {PROCESSES, (entry_t)no_processes},
+        {COMPUTE_PROCESSES, (entry_t)compute_processes},
+        {MPS_PROCESSES, (entry_t)no_processes},
+        {GRAPHICS_PROCESSES, (entry_t)no_processes},
         {HOST_GENERATION, (entry_t)host_generation},
         {TEMPERATURE_MARGIN, (entry_t)temperature_margin},
     };

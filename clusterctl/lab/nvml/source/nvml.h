@@ -17,6 +17,7 @@ typedef enum {
     NVML_ERROR_UNINITIALIZED = 1,
     NVML_ERROR_INVALID_ARGUMENT = 2,
     NVML_ERROR_NOT_SUPPORTED = 3,
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13,
     NVML_ERROR_NO_PERMISSION = 4,
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
@@ -229,6 +230,12 @@ typedef struct {
         unsigned long long ull;
     } value;
 } nvmlFieldValue_t;
+
+typedef struct {
+    unsigned pid;
+    unsigned long long usedGpuMemory; /* bytes */
+    unsigned gpuInstanceId, computeInstanceId; /* UINT_MAX: of no MIG device */
+} nvmlProcessInfo_t;
 
 typedef struct {
     unsigned char clusterUuid[16];

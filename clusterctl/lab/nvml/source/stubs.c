@@ -1,13 +1,15 @@
 /*
- * Every symbol of symbols.txt, answering "not supported" where no other file defines it: a strong definition takes
- * the place of a weak one. Programs in Go bind NVML's symbols lazily and abort on one that is missing.
+ * Every symbol of symbols.txt that no other file defines: a strong definition takes the place of a weak one. It answers
+ * "not supported", or "function not found" as where the driver is older than the function. The symbol is there all the
+ * same: programs in Go bind NVML's symbols lazily and abort on one that is missing.
  */
+#include "config.h"
 #include "nvml.h"
 
-#define STUB(name)                                                                                                     \
+#define STUB(name, branch)                                                                                             \
     EXPORT __attribute__((weak)) name(void);                                                                           \
     EXPORT __attribute__((weak)) name(void)                                                                            \
     {                                                                                                                  \
-        return NVML_ERROR_NOT_SUPPORTED;                                                                               \
+        return driver_branch() < (branch) ? NVML_ERROR_FUNCTION_NOT_FOUND : NVML_ERROR_NOT_SUPPORTED;                  \
     }
 #include "stubs.inc"

@@ -13,7 +13,7 @@ static int cuda_version(const char *driver)
 {
     static const struct {
         int branch, cuda;
-    } brought[] = {{570, 12080}, {565, 12070}, {560, 12060}, {555, 12050}, {550, 12040}, {545, 12030}, {535, 12020}};
+    } brought[] = {{590, 13010}, {580, 13000}, {575, 12090}, {570, 12080}, {565, 12070}, {560, 12060}, {555, 12050}, {550, 12040}, {545, 12030}, {535, 12020}};
     int branch = atoi(driver);
     for (size_t i = 0; i < sizeof brought / sizeof *brought; i++)
         if (branch >= brought[i].branch)
@@ -25,6 +25,13 @@ static void driver_version(char version[CONFIG_VALUE])
 {
     strcpy(version, DRIVER_VERSION);
     config_text(NO_DEVICE, "driver_version", version);
+}
+
+int driver_branch(void)
+{
+    char version[CONFIG_VALUE];
+    driver_version(version);
+    return atoi(version);
 }
 
 EXPORT nvmlSystemGetDriverVersion(char *out, unsigned length)

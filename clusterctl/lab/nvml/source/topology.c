@@ -291,6 +291,6 @@ EXPORT nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfoV_t *ou
     CHECK(device, out);
     TRY(nvmlDeviceGetGpuFabricInfo(device, &out->info));
     if (out->version >> 24 >= 2)
-        out->healthMask = 0;
+        out->healthMask = fabric_state(device) ? (unsigned)config_number_or(device->minor, "fabric_health", 0) : 0;
     return NVML_SUCCESS;
 }
