@@ -154,6 +154,19 @@ systemctl restart {daemon}
 KEPT = "/var/lib/clusterctl/original/%2Fetc%2Fslurm%2Fslurm.conf"
 
 
+@pytest.mark.proves("check", "GPUs in slots of eight lanes, and of the Blackwell generation, are fit.")
+@pytest.mark.parametrize(("model", "type_"), [("t4", "t4"), ("b200-sxm-180gb", "b200")])
+def test_gpu_model__as_servers_have_it__is_fit_and_takes_jobs(model: str, type_: str) -> None:
+    with fresh(f"model-{type_}", "--gpu-model", model, "--gpus", "2", workers=1) as lab:
+        lab.run("bootstrap")
+        (node,) = lab.run("check")["nodes"]
+        assert (node["fit"], len(node["answer"]["gpus"])) == (True, 2)
+        assert [one for one in node["answer"]["findings"] if one["drains"]] == []
+        assert f"Gres=gpu:{type_}:2" in lab.root("head1", "scontrol show node gpu01")
+        works(lab)
+        lab.unchanged()
+
+
 @pytest.mark.proves("bootstrap", "An unmanaged Slurm is refused; `--adopt` replaces it and keeps its slurm.conf.")
 def test_adopt__unmanaged_slurm__is_refused_then_replaced() -> None:
     with fresh("adopt", "--gpus", "1", workers=1) as lab:
