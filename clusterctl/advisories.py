@@ -48,6 +48,28 @@ ADVISORIES = (
 )
 
 
+# NVIDIA's driver, by branch. From the changelog of Debian's packages (550), OpenMandriva's issue 3216 (575), what a
+# reader of NVIDIA's bulletin 5747 has noted (580.126.09), and else Flatcar's issues 1731, 2010 and 2155, which all name
+# NVIDIA's bulletins. Branches that are not named (550 and 570 in the last) get no more fixes, or nobody has said: they
+# are not judged.
+_ROOT = "may let any user of a GPU become root"
+DRIVER = (
+    Advisory(
+        (),
+        "CVE-2025-23244",
+        _ROOT,
+        {"535": "535.247.01", "550": "550.163.01", "570": "570.133.07", "575": "575.51.02"},
+    ),
+    Advisory((), "CVE-2025-33219", _ROOT, {"535": "535.288.01", "570": "570.211.01", "580": "580.126.09"}),
+    Advisory(
+        (),
+        "CVE-2026-24187 and others of May 2026",
+        _ROOT,
+        {"535": "535.309.01", "580": "580.159.03", "595": "595.71.05"},
+    ),
+)
+
+
 @dataclass(frozen=True)
 class Unsafe:
     """A package of a node that is older than the version which closed a hole."""
@@ -71,6 +93,16 @@ def unsafe(system: str, versions: Mapping[str, str]) -> Iterator[Unsafe]:
                 continue
             if not advisory.release or is_older(upstream(version), advisory.release):
                 yield Unsafe(package, version, advisory, fixed)
+
+
+def unsafe_driver(version: str | None) -> Iterator[Unsafe]:
+    """Yield the newest known hole of a version of NVIDIA's driver, such as `580.105.08`; its fix has the earlier ones."""
+    branch = (version or "").partition(".")[0]
+    for advisory in reversed(DRIVER):
+        fixed = advisory.fixed.get(branch)
+        if version and fixed and is_older(version, fixed):
+            yield Unsafe("NVIDIA driver", version, advisory, fixed)
+            return
 
 
 def is_older(version: str, other: str) -> bool:

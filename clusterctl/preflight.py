@@ -456,6 +456,9 @@ def _confinement(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
             yield Finding(worker.name, "confinement", found, hint)
 
 
+_DRIVER_PIN = "nvidia_driver_version"
+
+
 def _advisories(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:
     """Name the packages with known holes, those that are installed and those that an inventory pins."""
     for name, found in facts.items():
@@ -465,6 +468,12 @@ def _advisories(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Fi
         installed = found.node.slurm_packages.installed if found.node.slurm_packages else {}
         for one in advisories.unsafe(system, {**installed, **exact}):
             hint = f"correct {PINNED[one.package]}" if one.package in exact else "clusterctl upgrade brings it"
+            yield Finding(name, "security", str(one), hint, warning=True)
+        pin = str(inventory.host(name).variables.get(_DRIVER_PIN, ""))
+        pinned = bool(pin) and not re.search(r"[*?^]", pin)
+        driver = pin if pinned and found.hardware.gpus else found.hardware.driver_version
+        for one in advisories.unsafe_driver(driver):
+            hint = f"correct {_DRIVER_PIN}" if pinned else "clusterctl upgrade --only nvidia_driver brings it"
             yield Finding(name, "security", str(one), hint, warning=True)
 
 

@@ -124,6 +124,8 @@ class NodeStatus:
     """How its GPUs are connected, a line for each; only where that was asked for."""
     unused: tuple[str, ...] = ()
     """Roles that are set up there and that no group gives it any more."""
+    driver: str | None = None
+    """The version of NVIDIA's driver."""
     updated: int | None = None
     """Seconds since its own security updates last succeeded, or were set up; None where it has none."""
 
@@ -207,7 +209,8 @@ class Status:
         """Return what is known of holes in the nodes' packages: each hole with the nodes that have it."""
         found: dict[str, list[str]] = {}
         for node in self.nodes:
-            for one in advisories.unsafe(node.release, node.drift.versions if node.drift else {}):
+            packages = advisories.unsafe(node.release, node.drift.versions if node.drift else {})
+            for one in (*packages, *advisories.unsafe_driver(node.driver)):
                 found.setdefault(str(one), []).append(node.name)
         return found
 
@@ -350,6 +353,7 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
         facts.drift,
         connected,
         unused,
+        facts.hardware.driver_version,
         facts.node.security_updates,
     )
     return _Answer(node, slurm, facts.alerts)

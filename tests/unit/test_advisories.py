@@ -23,6 +23,26 @@ def test_is_older__any_two_versions__is_what_dpkg_says() -> None:
         assert advisories.is_older(one, other) is (told.returncode == 0), (one, other)
 
 
+@pytest.mark.proves("preflight", "Versions of NVIDIA's driver with known holes are named.")
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [
+        ("535.247.01", ["CVE-2026-24187"]),
+        ("535.309.01", []),
+        ("550.144.03", ["CVE-2025-23244"]),
+        ("550.163.01", []),  # what came after is not known of this branch
+        ("570.172.08", ["CVE-2025-33219"]),
+        ("580.105.08", ["CVE-2026-24187"]),
+        ("580.159.03", []),
+        ("590.48.01", []),
+        ("595.71.05", []),
+        (None, []),
+    ],
+)
+def test_unsafe_driver__by_branch__names_the_newest_hole(version: str | None, named: list[str]) -> None:
+    assert [one.advisory.names.split()[0] for one in advisories.unsafe_driver(version)] == named
+
+
 @pytest.mark.proves("preflight", "Versions of munge and Slurm with known holes are named.")
 @pytest.mark.parametrize(
     ("system", "package", "version", "named"),

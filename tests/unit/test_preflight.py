@@ -455,6 +455,18 @@ def test_advisories__installed_or_pinned__are_named(tmp_path: Path) -> None:
     assert [one.hint for one in found] == ["correct munge_version"]
 
 
+def test_advisories__of_the_driver__installed_or_pinned__are_named(tmp_path: Path) -> None:
+    found = list(
+        preflight._advisories(three(tmp_path), {"gpu01": facts(_set("hardware", "driver_version", to="580.82.07"))})
+    )
+    assert [one.hint for one in found] == ["clusterctl upgrade --only nvidia_driver brings it"]
+    assert "NVIDIA driver 580.82.07 may let any user of a GPU become root" in found[0].found
+    for pin, hints in (("535.230.02", ["correct nvidia_driver_version"]), ("580.159.03", [])):
+        pinned = [replace(one, variables={"nvidia_driver_version": pin}) for one in three(tmp_path).hosts]
+        told = preflight._advisories(replace(three(tmp_path), hosts=tuple(pinned)), {"gpu01": facts()})
+        assert [one.hint for one in told] == hints
+
+
 def test_every_supported_system_has_a_slurm() -> None:
     table = yaml.safe_load((paths.content() / "roles/slurm_head/vars/main.yml").read_text())
     versions, oldest = table["__slurm_head_distribution_versions"], table["__slurm_head_oldest_worker"]

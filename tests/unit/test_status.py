@@ -282,11 +282,12 @@ def test_a_hundred_nodes_are_a_page() -> None:
 
 @pytest.mark.proves("status", "Packages with known holes are named, with their nodes.")
 def test_unsafe_packages__of_some_nodes__are_named() -> None:
-    old = replace(WORKER, release="debian 13", drift=drift(versions={"munge": "0.5.16-1"}))
+    old = replace(WORKER, release="debian 13", drift=drift(versions={"munge": "0.5.16-1"}), driver="550.144.03")
     known = Status("aurora", (HEAD, old, replace(old, name="gpu02")), None, None)
     text = " ".join(page(known, 200).split())
     assert "munge 0.5.16-1 lets any user of the node read the munge key (CVE-2026-25506)" in text
-    assert known.as_dict()["unsafe"] == {next(iter(known.unsafe())): [old.name, "gpu02"]}
+    assert "NVIDIA driver 550.144.03 may let any user of a GPU become root (CVE-2025-23244)" in text
+    assert known.as_dict()["unsafe"] == {hole: [old.name, "gpu02"] for hole in known.unsafe()}
 
 
 @pytest.mark.proves("status", "What a node's own security updates moved up is no drift.")
