@@ -96,7 +96,7 @@ def unsafe(system: str, versions: Mapping[str, str]) -> Iterator[Unsafe]:
 
 
 def unsafe_driver(version: str | None) -> Iterator[Unsafe]:
-    """Yield the newest known hole of a version of NVIDIA's driver, such as `580.105.08`; its fix has the earlier ones."""
+    """Yield the newest known hole of a version of NVIDIA's driver, such as `580.105.08`; its fix has those before."""
     branch = (version or "").partition(".")[0]
     for advisory in reversed(DRIVER):
         fixed = advisory.fixed.get(branch)
