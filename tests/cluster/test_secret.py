@@ -34,7 +34,7 @@ def shown(lab: TestLab, name: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.proves("secrets", "A new munge key comes to all nodes at once; jobs and their steps go on.")
+@pytest.mark.proves("secrets", "A new munge key comes to all nodes at once; jobs go on.")
 def test_munge_key__rotated_under_jobs__loses_none(whole: TestLab) -> None:
     """A job whose steps begin and end on two nodes all the time, and small jobs one after the other.
 
