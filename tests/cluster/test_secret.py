@@ -18,7 +18,7 @@ until [ -e /var/tmp/enough ]; do
   echo step >> /var/tmp/steps
 done
 """
-SHORT = 200
+SHORT = 1000
 
 
 def rotate(lab: TestLab, *names: str) -> None:
