@@ -37,8 +37,6 @@ LASTING = {
     "nvlink-down": ("0", {"xid": "GPU 0: XID 74, NVLink error", "nvlink": "GPU 0: 11 NVLinks, 12 recorded"}),
     "row-remap": ("3", {"ecc": "GPU 3: no spare memory is left", "xid": "GPU 3: XID 64"}),
 }
-# It belongs to no GPU, and would come first among others.
-SWITCH = {"nvswitch": ("0", {"xid": "nvidia-nvswitch0: SXid 20034, fatal"})}
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +155,11 @@ def test_a_fault_drains_the_node_and_its_end_brings_it_back(lab: TestLab, name: 
     in_service(lab, "gpu01")
 
 
-@pytest.mark.proves("check", "ECC, lost GPU, NVLink, NVSwitch or row remap drain the node until a diagnosis.")
+@pytest.mark.proves("check", "ECC, lost GPU, NVLink or row remap drain the node until a diagnosis.")
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*LASTING, *SWITCH])
+@pytest.mark.parametrize("name", LASTING)
 def test_a_fault_of_the_hardware_waits_for_a_diagnosis(lab: TestLab, name: str) -> None:
-    gpu, says = {**LASTING, **SWITCH}[name]
+    gpu, says = LASTING[name]
     drains(lab, gpu, name, says)
     fault(lab, "gpu01", "clear")
     lab.root("gpu01", "gpu-health")
@@ -324,6 +322,21 @@ def test_health_port__users_connect__are_rejected_before_a_program_starts(
     assert lab.root("head1", accepted) == before
     assert re.search(r"b'[0-9a-f]{32}\\n'", lab.root("gpu01", speak.format(address, port, of_root)))
     assert int(lab.root("head1", accepted)) > int(before)
+
+
+@pytest.mark.proves("check", "A fatal error of an NVSwitch drains the node until it was rebooted.")
+@pytest.mark.long
+def test_an_error_of_a_switch__waits_for_a_reboot(lab: TestLab) -> None:
+    fault(lab, "gpu02", "nvswitch")
+    until(lab, {"gpu02": "nvidia-nvswitch0: SXid 20034, fatal"})
+    (node,) = lab.run("check", "gpu02", "--diagnose", expect=4)["nodes"]
+    told = [one["text"] for one in node["answer"]["findings"] if one["drains"]]
+    assert told == ["nvidia-nvswitch0 had a fatal error, so the node has to be rebooted"]
+    podman("restart", "--time", "5", f"clusterctl-{lab.name}-gpu02")
+    lab.up()
+    assert lab.run("check", "gpu02", "--diagnose")["exit_code"] == 0
+    until(lab, {})
+    in_service(lab, "gpu02")
 
 
 @pytest.mark.proves("check", "Neither a purged log nor a restart ends a hardware XID.")

@@ -296,7 +296,9 @@ class Look:
         return float(self.given["timeouts"].get(check, SECONDS.get(check, OTHERWISE)))
 
     def name(self, place: str) -> str:
-        """Return how a GPU is called, by its place on the bus."""
+        """Return how a GPU is called, by its place on the bus; a switch by its own name."""
+        if place.startswith("nvidia-nvswitch"):
+            return place
         return f"GPU {self.index[place]}" if place in self.index else f"GPU at {place}"
 
     def recorded(self) -> Iterator[tuple[Gpu, Data]]:
