@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -183,6 +183,7 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
                 raise InputError([Problem(None, str(options.inventory), "left as it was: the answer was not yes")])
 
     def begin(site: Site, screen: Screen) -> Site:
+        _answered(site, new)
         if change:
             change.save()
         return site
@@ -194,6 +195,15 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
     if options.planned:
         return plan.preview(options, present, change)
     return converge.run(options, after, Work(begin=begin))
+
+
+def _answered(site: Site, new: Collection[str]) -> None:
+    """Refuse (PreflightError) to add nodes that --skip-unreachable has left out: the inventory would keep them."""
+    from clusterctl.preflight import Finding
+
+    found = "does not answer, so it is not added; --skip-unreachable is for the cluster's other nodes"
+    if silent := [Finding(name, "ssh", found, "leave it out of the command") for name in new if name in site.skipped]:
+        raise PreflightError(silent)
 
 
 def _limited(options: Options, after: Inventory, names: Sequence[str], screen: Screen) -> Options:

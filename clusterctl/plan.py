@@ -85,7 +85,7 @@ class Plan:
             for _, told, hosts in items:
                 table.add_row("    ~", told, at_commas(hosts, hosts_width))
             screen.print(table)
-        screen.say() if rows else None
+        screen.say(*([] if rows or self.reboots else ["  Nothing would change."]))
         # Why, stands above.
         restarts = [f"{unit.partition(' (')[0]} on {fold(hosts)}" for unit, hosts in self.restarts.items()]
         if any(name.startswith("/etc/slurm/") for _, _, name, _ in self.changes):

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl import converge, edit, home, inventory, leaving, membership, plan
 from clusterctl.converge import Options, Site, Work
-from clusterctl.errors import InputError
+from clusterctl.errors import InputError, PreflightError
 from clusterctl.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.outcome import Ledger
 from clusterctl.plan import Plan
@@ -320,6 +320,28 @@ def shown(plan: Plan) -> list[str]:
     screen._force_terminal, screen.width, screen.height, screen.no_color = True, 80, 50, True
     plan.show(screen)
     return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
+
+
+def test_a_plan_of_nothing_says_so() -> None:
+    assert "  Nothing would change." in shown(Plan())
+    assert "  Nothing would change." not in shown(Plan(reboots=["gpu01"]))
+
+
+@pytest.mark.proves("add-node", "A new node that does not answer is not written into the inventory.")
+def test_add_node__new_node_is_skipped__is_refused_and_not_written(
+    cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(options: Options, known: inventory.Inventory, work: Work) -> int:
+        site = Site(options, known, known.hosts, Access(known.directory / "known_hosts"), skipped=("gpu09",))
+        with pytest.raises(PreflightError, match="gpu09: ssh: does not answer, so it is not added"):
+            work.begin(site, Screen(io.StringIO()))
+        return 3
+
+    monkeypatch.setattr(converge, "run", run)
+    before = cluster.path.read_text()
+    options = Options("add-node", cluster.path, nodes=("gpu09",), skip_unreachable=True)
+    assert membership.add_node(options, ["10.0.0.19"], "slurm_workers", yes=True) == 3
+    assert cluster.path.read_text() == before
 
 
 def test_a_plan_keeps_a_name_whole_beside_what_fills_its_line() -> None:
