@@ -48,10 +48,9 @@ ADVISORIES = (
 )
 
 
-# NVIDIA's driver, by branch. From the changelog of Debian's packages (550), OpenMandriva's issue 3216 (575), what a
-# reader of NVIDIA's bulletin 5747 has noted (580.126.09), and else Flatcar's issues 1731, 2010 and 2155, which all name
-# NVIDIA's bulletins. Branches that are not named (550 and 570 in the last) get no more fixes, or nobody has said: they
-# are not judged.
+# NVIDIA's driver, by branch. Sources: the changelog of Debian's packages (550), OpenMandriva's issue 3216 (575), notes
+# on NVIDIA's bulletin 5747 in a public repository (580.126.09), and Flatcar's issues 1731, 2010 and 2155 for the rest;
+# all refer to NVIDIA's bulletins. A branch that an entry does not list is not judged by it: its state is not known.
 _ROOT = "may let any user of a GPU become root"
 DRIVER = (
     Advisory(

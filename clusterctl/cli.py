@@ -625,7 +625,7 @@ def secret_show(
 
 @_secrets.command("authority")
 def secret_authority(inventory: _Inventory) -> None:
-    """Print the certificate of the cluster's own authority, for browsers and other programs to trust."""
+    """Print the certificate of the cluster's own certificate authority."""
     from clusterctl import converge, rotation
 
     typer.echo(rotation.authority(converge.Options("secret", inventory)), nl=False)
@@ -645,10 +645,10 @@ def secret_rotate(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """Replace secrets by new ones on all nodes; jobs go on."""
+    """Replace secrets on all nodes while jobs run."""
     from clusterctl import rotation
 
-    options = _options("secret", locals(), planned="rotate", flags=tuple(dict.fromkeys(names)))
+    options = _options("secret", locals(), subverb="rotate", flags=tuple(dict.fromkeys(names)))
     _end("secret", output, lambda: rotation.rotate(options))
 
 

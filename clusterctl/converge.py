@@ -57,7 +57,9 @@ class Options:
     flags: tuple[str, ...] = ()
     """The nodes that a verb names, and what else it alone is given, as they are typed."""
     planned: str = ""
-    """The verb that `plan` plans, or what `secret` does."""
+    """The verb that `plan` plans."""
+    subverb: str = ""
+    """What `secret` does."""
     print_command: bool = False
     """Print the plain commands instead."""
 
@@ -73,7 +75,14 @@ class Options:
 
     def again(self) -> str:
         """Return the command that goes on where this one stopped: the same."""
-        argv = ["clusterctl", self.verb, *filter(None, [self.planned]), str(self.given), *self.nodes, *self.flags]
+        argv = [
+            "clusterctl",
+            self.verb,
+            *filter(None, [self.subverb, self.planned]),
+            str(self.given),
+            *self.nodes,
+            *self.flags,
+        ]
         argv += ["--limit", self.chosen] if self.chosen else []
         argv += ["--check"] * (self.check and not self.planned) + ["--skip-unreachable"] * bool(self.skip_unreachable)
         argv += ["--adopt"] * self.adopt
@@ -170,6 +179,8 @@ class Work:
     """Whether the site that `begin` returns is played before `finish`, which else plays all, and waits for each."""
     rest: str = ""
     """The playbook for nodes left behind, where the verb's own would do again what it has done to the head."""
+    goes_on: Callable[[], str] = lambda: ""
+    """The verb that goes on after an error, where that is another one by then."""
 
 
 def load(options: Options, inventory: Inventory | None = None) -> Site:
@@ -353,8 +364,9 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             error = raised
         except KeyboardInterrupt:
             error = Interrupted("Interrupted between two playbooks; nothing is under way any more.")
-        rest = bool(work.rest) and isinstance(error, WorkersFailed)  # what a verb does to the head alone is done
-        again = (replace(options, verb=work.rest, flags=()) if rest else options).again()
+        # What a verb does to the head alone is done then.
+        verb = work.goes_on() or (work.rest if isinstance(error, WorkersFailed) else "")
+        again = (replace(options, verb=verb, subverb="", flags=()) if verb else options).again()
         summary = _summary(site, kept, ledger, error, again)
         if work.conclude and error is None:
             summary["exit_code"] = work.conclude(ledger, screen)
@@ -610,6 +622,7 @@ def _asked(site: Site) -> dict[str, Any]:
         "check": options.check,
         "limit": options.chosen,
         "planned": options.planned or None,
+        "subverb": options.subverb or None,
         "nodes": list(options.nodes),
     }
 

@@ -773,7 +773,7 @@ def drift(options: Facts) -> Facts:
 def alerts(options: Facts) -> Facts:
     """Ask the Prometheus at `url` for the alerts that fire, the gravest first; `password_file` holds the password.
 
-    It is sent to nobody but who has a certificate of the cluster's `authority`, which is a file, too.
+    The password is sent only to a server with a certificate of `authority`, a file with the certificate of a CA.
     """
     found: Facts = {"error": None, "firing": [], "more": 0}
     try:

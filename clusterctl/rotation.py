@@ -1,8 +1,8 @@
 """`secret`: print a secret of the cluster or its authority's certificate, or replace secrets on all nodes.
 
-A new secret comes to the nodes as everything else does, by a bootstrap. Only munge's key needs more: two daemons of
-Slurm that have different keys refuse each other's messages. So it is laid beside the old one on all nodes first, counts
-from then on, and all nodes exchange it at one moment that they were told (roles/munge/tasks/exchange.yml).
+A bootstrap brings new secrets to the nodes. The munge key needs more, because daemons of Slurm with different keys
+refuse each other's messages: it is staged on all nodes in a second file, and all nodes exchange the two files at the
+same time (roles/munge/tasks/exchange.yml).
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from dataclasses import replace
 from clusterctl import certificates, converge, schema, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.document import shown
-from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem
+from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem, WorkersFailed
 from clusterctl.outcome import Ledger
 from clusterctl.screen import Screen
 
@@ -40,35 +40,42 @@ def authority(options: Options) -> str:
 def rotate(options: Options) -> int:
     """Replace the secrets that `options.flags` names, and bootstrap the cluster with the new ones; the exit status.
 
-    Until all nodes have the new munge key beside the old one, nothing is changed. An unknown name is an InputError, and
-    no node is contacted.
+    Nothing is changed until all nodes that are reached have the new munge key in its second file. An unknown name is an
+    InputError, and no node is contacted.
     """
-    can = secrets.rotatable()
+    rotatable = secrets.rotatable()
     for name in options.flags:
-        _known(name, [*can, _ALL])
-    names = can if _ALL in options.flags else list(options.flags)
+        _known(name, [*rotatable, _ALL])
+    names = rotatable if _ALL in options.flags else list(options.flags)
+    adopted = False
 
     def begin(site: Site, screen: Screen) -> Site:
+        if _BACKUP in names:
+            screen.say(
+                "  Earlier backups can no longer be restored after this; make a new one with `clusterctl backup`."
+            )
         secrets.propose(site.inventory.directory, names)
-        if _MUNGE in names:
-            return replace(site, playbook="rotate-munge-key")
-        secrets.adopt(site.inventory.directory)
-        return replace(site, playbook="bootstrap")
+        return site
 
     def finish(
         site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
     ) -> ClusterctlError | None:
-        if ledger.stopped:
-            return Interrupted(f"{ledger.why}; nothing is under way any more.")
-        error = None
+        nonlocal adopted
         if _MUNGE in names:
-            secrets.adopt(site.inventory.directory)
-            error = play(replace(site, playbook="exchange-munge-key"))
-        if _BACKUP in names:
-            screen.say("  Backups made before can be restored no more; `clusterctl backup` makes a new one.")
+            error = play(replace(site, playbook="stage-munge-key"))
+            if error and (not isinstance(error, WorkersFailed) or ledger.lost()):
+                return error
+        secrets.adopt(site.inventory.directory)
+        adopted = True
+        error = play(replace(site, playbook="exchange-munge-key" if _MUNGE in names else "bootstrap"))
+        if _MUNGE in names and isinstance(error, Interrupted):
+            then = "Nodes that were told to exchange the munge key still do so, within two minutes."
+            return Interrupted(f"{error} {then}")
         return error
 
-    return converge.run(options, work=Work(begin, finish, rest="bootstrap"))
+    # Once the new secrets are the cluster's, a bootstrap brings them to the nodes that do not have them yet.
+    goes_on = lambda: "bootstrap" if adopted else ""  # noqa: E731
+    return converge.run(options, work=Work(begin, finish, plays=False, goes_on=goes_on))
 
 
 def _known(name: str, names: list[str]) -> None:

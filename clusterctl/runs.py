@@ -24,7 +24,7 @@ _MAX_NODES = 5000
 class Run:
     """One run. Without an exit code it was killed, or is under way.
 
-    `check`, `limit`, `planned` (the verb that a plan is of) and `nodes` are what it was asked for.
+    `check`, `limit`, `planned` (the verb that a plan is of, or what `secret` did) and `nodes`: what it was asked for.
     """
 
     name: str
@@ -147,7 +147,7 @@ def load(directory: Path, name: str) -> Run:
         began,
         check=kept.get("check") is True,
         limit=printable(str(kept.get("limit") or ""), 400),
-        planned=printable(str(kept.get("planned") or ""), 40),
+        planned=printable(str(kept.get("planned") or kept.get("subverb") or ""), 40),
         nodes=tuple(printable(str(name), 64) for name in nodes[:_MAX_NODES]) if isinstance(nodes, list) else (),
         exit_code=code if isinstance(code, int) and not isinstance(code, bool) else None,
         error=printable(" ".join(str(kept.get("error") or "").split()), 400),

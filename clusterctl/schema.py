@@ -275,7 +275,7 @@ _RULES = (
         ),
     ),
     _Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
-    _Rule("_sha256", _matches("[0-9a-f]{64}"), "64 hexadecimal digits in lower case"),
+    _Rule("_sha256", _matches("([0-9a-f]{64})?"), "64 hexadecimal digits in lower case, or nothing"),
     _Rule(
         "_certificates",
         lambda v: v[:1] not in ("", "/", "~") and ".." not in v.split("/"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ansible.errors import AnsibleFilterError
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from clusterctl import certificates
 
@@ -56,7 +57,7 @@ def certificate(seed: str, cluster: str, host: str, addresses: Iterable[str] = (
     """Return a host's certificate, its key, and the authority's certificate."""
     try:
         issued = certificates.issue(str(seed), str(cluster), str(host), [str(address) for address in addresses])
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise AnsibleFilterError(f"{host}: no certificate can be made for {', '.join(addresses)}: {error}") from None
     authority = certificates.authority(str(seed), str(cluster))
     return {"certificate": issued.certificate, "key": issued.key, "authority": authority}

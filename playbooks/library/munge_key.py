@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: replaces munge's key on all nodes at one moment, so that Slurm's daemons understand each other."""
+"""Ansible module: exchanges munge's key on all nodes at the same time; Slurm's daemons must have the same key."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from ansible.module_utils.node_tools import NodeError, clean, run, write
 DOCUMENTATION = r"""
 module: munge_key
 author: the clusterctl authors
-short_description: Replace the key of munge on all nodes of a cluster at one moment
+short_description: Exchange the key of munge on all nodes of a cluster at the same time
 description:
-  - Two daemons of Slurm with different keys refuse each other's messages. So each node gets the new key beside the old
-    one, and later is told a moment at which it exchanges the two by itself, whoever is connected to it then.
+  - Daemons of Slurm with different keys refuse each other's messages. So each node first gets the new key in a second
+    file. Then a process on each node exchanges the two files at a given time, whether Ansible is connected or not.
   - A node that has no key yet is left alone.
 options:
   step:
     description:
-      - V(lay) writes the new key beside the old one, V(arm) starts what will exchange them, V(wait) waits until that is
-        done.
-    choices: [lay, arm, wait]
+      - V(stage) writes the new key into the second file, V(schedule) starts the process that exchanges the files, and
+        V(wait) waits for its end.
+    choices: [stage, schedule, wait]
     type: str
     required: true
   key:
-    description: The new key, as base64; for V(lay) and V(wait).
+    description: The new key, as base64.
     type: str
+    required: true
   at:
-    description: The moment, in seconds since 1970; for V(arm).
+    description: When to exchange the files, in seconds since 1970; for V(schedule).
     type: int
   stopped:
-    description: Units that are stopped some seconds before the moment and started after it; for V(arm).
+    description: Units to stop some seconds before that, if they are active, and to start after it; for V(schedule).
     type: list
     elements: str
     default: []
@@ -47,7 +48,8 @@ attributes:
 EXAMPLES = r"""
 - name: Exchange the key at noon
   munge_key:
-    step: arm
+    step: schedule
+    key: "{{ lookup('cluster_secret', 'munge_key') }}"
     at: 1767265200
 """
 
@@ -59,25 +61,29 @@ changed:
 """
 
 KEY = Path("/etc/munge/munge.key")
-NEXT = KEY.with_name("munge.key.next")
+STAGED = KEY.with_name("munge.key.next")
 UNIT = "clusterctl-munge-key"
-LIMIT = 600.0  # seconds from when it was told to its end
+LIMIT = 600.0  # seconds; a cluster of 1000 nodes is told its time at most some minutes ahead
 EXCHANGE = """
 import os, subprocess, sys, time
 
 def systemctl(*words):
     subprocess.run(["systemctl", *words], check=True)
 
+def is_active(unit):
+    return subprocess.run(["systemctl", "--quiet", "is-active", unit]).returncode == 0
+
 def sleep_until(moment):
     time.sleep(max(0.0, moment - time.time()))
 
-new, key, at, stopped = *sys.argv[1:3], int(sys.argv[3]), sys.argv[4:]
+staged, key, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+sleep_until(at - 3)
+stopped = [unit for unit in sys.argv[4:] if is_active(unit)]
 try:
     if stopped:
-        sleep_until(at - 3)
         systemctl("stop", *stopped)
     sleep_until(at)
-    os.replace(new, key)
+    os.replace(staged, key)
     systemctl("restart", "munge")
 finally:
     if stopped:
@@ -85,60 +91,61 @@ finally:
 """
 
 
-def state() -> str:
-    """Return what systemd says of the exchange's unit, `inactive` where there is none any more."""
-    return run("systemctl", "show", "--property=ActiveState", "--value", UNIT)[1].strip()
+def wait_for_exchange() -> str:
+    """Wait until no exchange is under way; return systemd's word for its unit, `inactive` where there is none."""
+    deadline = time.monotonic() + LIMIT
+    while True:
+        state = run("systemctl", "show", "--property=ActiveState", "--value", UNIT)[1].strip()
+        if state not in ("active", "activating") or time.monotonic() > deadline:
+            return state
+        time.sleep(0.2)
 
 
-def lay(key: bytes) -> bool:
-    """Write the new key beside the old one; return whether there is an old one that differs."""
-    if state() in ("active", "activating"):
-        raise NodeError("munge's key is being exchanged already; run again when that is done")
+def stage(key: bytes) -> bool:
+    """Write the new key into the second file; return whether the node has another key."""
+    wait_for_exchange()
     if not KEY.exists() or KEY.read_bytes() == key:
-        NEXT.unlink(missing_ok=True)
+        STAGED.unlink(missing_ok=True)
         return False
     owner = getpwnam("munge")
-    write(NEXT, key, owner.pw_uid, owner.pw_gid, 0o400)
+    write(STAGED, key, owner.pw_uid, owner.pw_gid, 0o400)
     return True
 
 
-def arm(at: int, stopped: list[str]) -> bool:
-    """Start what exchanges the keys at a moment; return whether there is a new key."""
-    if not NEXT.exists():
+def schedule(key: bytes, at: int, stopped: list[str]) -> bool:
+    """Start the process that exchanges the files; return whether this key is staged."""
+    if not STAGED.exists() or STAGED.read_bytes() != key:
         return False
     subprocess.run(["systemctl", "reset-failed", UNIT], capture_output=True, check=False)
-    argv = ["systemd-run", "--quiet", f"--unit={UNIT}", sys.executable, "-c", EXCHANGE, str(NEXT), str(KEY), str(at)]
+    argv = ["systemd-run", "--quiet", f"--unit={UNIT}", sys.executable, "-c", EXCHANGE, str(STAGED), str(KEY), str(at)]
     run(*argv, *stopped)
     return True
 
 
 def wait(key: bytes) -> bool:
-    """Wait until the exchange has ended; NodeError with what it said if it has failed."""
-    deadline = time.monotonic() + LIMIT
-    while (now := state()) in ("active", "activating") and time.monotonic() < deadline:
-        time.sleep(0.2)
-    if now == "failed" or (KEY.exists() and KEY.read_bytes() != key):
+    """Wait until the files are exchanged; NodeError with the words of the process if it failed."""
+    state = wait_for_exchange()
+    if state == "failed" or (KEY.exists() and KEY.read_bytes() != key):
         told = run("journalctl", "--quiet", "--no-pager", "-n", "15", "-o", "cat", "-u", UNIT, check=False)[1]
-        raise NodeError(f"munge's key was not exchanged; the unit {UNIT} is {now}\n{clean(told)}")
+        raise NodeError(f"munge's key was not exchanged; the unit {UNIT} is {state}\n{clean(told)}")
     return False
 
 
 def main() -> None:
     """Run as an Ansible module."""
     arguments = {
-        "step": {"type": "str", "choices": ["lay", "arm", "wait"], "required": True},
-        "key": {"type": "str", "no_log": True},
+        "step": {"type": "str", "choices": ["stage", "schedule", "wait"], "required": True},
+        "key": {"type": "str", "no_log": True, "required": True},
         "at": {"type": "int"},
         "stopped": {"type": "list", "elements": "str", "default": []},
     }
-    needed = [("step", "lay", ["key"]), ("step", "arm", ["at"]), ("step", "wait", ["key"])]
-    module = AnsibleModule(arguments, required_if=needed)
-    given = module.params
+    module = AnsibleModule(arguments, required_if=[("step", "schedule", ["at"])])
+    given, key = module.params, base64.b64decode(module.params["key"])
     try:
-        if given["step"] == "arm":
-            changed = arm(given["at"], given["stopped"])
+        if given["step"] == "schedule":
+            changed = schedule(key, given["at"], given["stopped"])
         else:
-            changed = {"lay": lay, "wait": wait}[given["step"]](base64.b64decode(given["key"]))
+            changed = {"stage": stage, "wait": wait}[given["step"]](key)
     except (NodeError, OSError) as error:
         module.fail_json(str(error))
     module.exit_json(changed=changed)

@@ -84,7 +84,7 @@ class SilentError(Exception):
 
 
 class Prometheus:
-    """The Prometheus at a URL; its login is sent there alone, to who has a certificate of the authority in a file."""
+    """The Prometheus at a URL. Its login is sent only there, and only if it has a certificate of the authority."""
 
     def __init__(self, url: str, login: str, authority: str) -> None:
         self.url, self.headers = url, {"Authorization": f"Basic {login}"}

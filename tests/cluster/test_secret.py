@@ -24,7 +24,7 @@ SHORT = 1000
 def rotate(lab: TestLab, *names: str) -> None:
     done = clusterctl("secret", "rotate", str(lab.inventory), *names, "--output", "json")
     assert done.returncode == 0, described(done)
-    assert json.loads(done.stdout)["planned"] == "rotate"
+    assert json.loads(done.stdout)["subverb"] == "rotate"
 
 
 def shown(lab: TestLab, name: str) -> str:

@@ -98,7 +98,7 @@ def test_a_new_role_adds_its_secret_and_leaves_the_others(cluster: Path, content
     assert secrets.vault_password_file(cluster) == password
 
 
-@pytest.mark.proves("secrets", "Files with secrets are private under any umask.")
+@pytest.mark.proves("secrets", "A proposed secret replaces the old one only when it is adopted.")
 def test_rotation__proposed__counts_when_adopted(cluster: Path, content: Path) -> None:
     before = secrets.values(cluster)
     for _ in range(2):  # the second time takes the place of the first
@@ -114,6 +114,7 @@ def test_rotation__proposed__counts_when_adopted(cluster: Path, content: Path) -
     assert after["demo_password"] == proposed["demo_password_next"]
 
 
+@pytest.mark.proves("secrets", "Files with secrets are private under any umask.")
 def test_files_are_private_under_any_umask(tmp_path: Path, content: Path, config: Path) -> None:
     for number, umask in enumerate((0o000, 0o777)):
         directory = tmp_path / f"cluster{number}"
