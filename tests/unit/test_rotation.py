@@ -1,0 +1,118 @@
+"""`secret rotate`: which playbooks it plays, when the new secrets count, and which command goes on."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl import converge, inventory, rotation, secrets
+from clusterctl.converge import Options, Site, Work
+from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, WorkersFailed
+from clusterctl.events import Result
+from clusterctl.outcome import Ledger
+from clusterctl.remote import Access
+from clusterctl.screen import Screen
+
+SKIPPED, STOPPED = WorkersFailed("gpu02 left out"), Interrupted("Ctrl-C")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    path = tmp_path / "aurora/inventory.yaml"
+    path.parent.mkdir()
+    path.write_text(
+        "all:\n  vars: {cluster_name: aurora}\n  children:\n"
+        "    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}\n"
+        "    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}}}\n"
+    )
+    secrets.ensure(path.parent, "aurora")
+    return path
+
+
+Played = Callable[..., tuple[list[str], str, ClusterctlError | None]]
+
+
+@pytest.fixture
+def rotated(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    """Rotate secrets where each playbook ends as given; return those played, the verb that goes on, and the error."""
+
+    def rotate(
+        names: str, *ends: ClusterctlError | None, failed: str = ""
+    ) -> tuple[list[str], str, ClusterctlError | None]:
+        told: list[tuple[list[str], str, ClusterctlError | None]] = []
+
+        def run(options: Options, known: inventory.Inventory | None = None, work: Work | None = None) -> int:
+            assert work
+            known = inventory.load(cluster)
+            site = Site(options, known, known.hosts, Access(cluster.parent / "known_hosts"))
+            ledger, played, screen = Ledger(), [], Screen(io.StringIO())
+            if failed:
+                ledger.add(Result(failed, "munge", "Stage", "", "failed", "broken"))
+
+            def play(site: Site) -> ClusterctlError | None:
+                played.append(site.playbook)
+                return ends[len(played) - 1]
+
+            error = work.finish(work.begin(site, screen), ledger, screen, play)
+            told.append((played, work.goes_on(), error))
+            return 0
+
+        monkeypatch.setattr(converge, "run", run)
+        rotation.rotate(Options("secret", cluster, subverb="rotate", flags=tuple(names.split())))
+        return told[0]
+
+    return rotate
+
+
+def test_rotate__munge_key__is_staged_then_exchanged(rotated: Played, cluster: Path) -> None:
+    old = secrets.values(cluster.parent)
+    assert rotated("munge_key", None, None) == (["stage-munge-key", "exchange-munge-key"], "bootstrap", None)
+    new = secrets.values(cluster.parent)
+    assert {name for name in old if old[name] != new[name]} == {"munge_key"}
+    assert old.keys() == new.keys()
+
+
+def test_rotate__worker_left_out__goes_on_without_it(rotated: Played, cluster: Path) -> None:
+    old = secrets.values(cluster.parent)["munge_key"]
+    assert rotated("munge_key", SKIPPED, SKIPPED)[::2] == (["stage-munge-key", "exchange-munge-key"], SKIPPED)
+    assert secrets.values(cluster.parent)["munge_key"] != old
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"), [(WorkersFailed("gpu01 failed"), "gpu01"), (HeadFailed("head1"), "head1"), (STOPPED, "")]
+)
+def test_rotate__key_is_not_staged_everywhere__changes_nothing(
+    rotated: Played, cluster: Path, error: ClusterctlError, failed: str
+) -> None:
+    """The same command begins anew."""
+    old = secrets.values(cluster.parent)
+    assert rotated("munge_key", error, failed=failed) == (["stage-munge-key"], "", error)
+    new = secrets.values(cluster.parent)
+    assert {name: new[name] for name in old} == old
+
+
+def test_rotate__stopped_during_the_exchange__says_that_it_goes_on(rotated: Played) -> None:
+    _, goes_on, error = rotated("munge_key", None, STOPPED)
+    assert goes_on == "bootstrap"
+    assert "still do so, within two minutes" in str(error)
+
+
+def test_rotate__all__are_replaced_with_their_hashes(rotated: Played, cluster: Path) -> None:
+    old = secrets.values(cluster.parent)
+    assert rotated("all", None, None)[0] == ["stage-munge-key", "exchange-munge-key"]
+    new = secrets.values(cluster.parent)
+    assert all(old[name] != new[name] for name in old)
+    assert rotated("prometheus_password", None)[0] == ["bootstrap"]
+
+
+def test_rotate__unknown_name__contacts_nobody(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converge, "run", lambda *_, **__: pytest.fail("it began"))
+    with pytest.raises(InputError, match="did you mean munge_key"):
+        rotation.rotate(Options("secret", cluster, subverb="rotate", flags=("mung_key",)))
+
+
+def test_again__of_a_rotation__is_what_was_typed(cluster: Path) -> None:
+    options = Options("secret", cluster, subverb="rotate", flags=("munge_key",), skip_unreachable=True)
+    assert options.again() == f"clusterctl secret rotate {cluster} munge_key --skip-unreachable"
