@@ -469,14 +469,17 @@ def test_what_the_head_may_have_kept_is_said_until_it_answers(monkeypatch: pytes
 
 def test_the_xids_that_wait_for_a_diagnosis_are_published(tmp_path: Path) -> None:
     given, file = GIVEN | {"textfiles": str(tmp_path / "metrics")}, tmp_path / "metrics/gpu-health.prom"
-    state = {"xids": {"0000:0f:00": {"79": 1.0, "48": 1.0}}}
-    HEALTH.publish(given, state)
+    state = {"xids": {"0000:0f:00": {"79": 1.0, "48": 1.0}, "nvidia-nvswitch0": {"20034": 1.0}}}
+    drains = [HEALTH.Finding("xid", "x"), *[HEALTH.Finding("fabric", "x")] * 2, HEALTH.Finding("advice", "x", False)]
+    HEALTH.publish(given, state, drains)
     file.parent.mkdir()
-    HEALTH.publish(given, state)
+    HEALTH.publish(given, state, drains)
     lines = [f'cluster_node_gpu_xid{{gpu="1",xid="{xid}"}} 1' for xid in (79, 48)]
+    lines += ['cluster_node_nvswitch_sxid{switch="nvidia-nvswitch0",sxid="20034"} 1']
+    lines += [f'cluster_node_gpu_unfit{{check="{check}"}} 1' for check in ("fabric", "xid")]
     assert file.read_text().splitlines() == lines
     assert file.stat().st_mode & 0o777 == 0o644
-    HEALTH.publish(given, {"xids": {}})
+    HEALTH.publish(given, {"xids": {}}, [])
     assert list(file.parent.iterdir()) == []
 
 
@@ -484,7 +487,7 @@ def test_publish__link_in_its_way__leaves_what_it_names(tmp_path: Path) -> None:
     (tmp_path / "shadow").write_text("root:*")
     (tmp_path / "shadow").chmod(0o600)
     (tmp_path / "gpu-health.new").symlink_to(tmp_path / "shadow")
-    HEALTH.publish(GIVEN | {"textfiles": str(tmp_path)}, {"xids": {"0000:0f:00": {"79": 1.0}}})
+    HEALTH.publish(GIVEN | {"textfiles": str(tmp_path)}, {"xids": {"0000:0f:00": {"79": 1.0}}}, [])
     assert (tmp_path / "shadow").read_text() == "root:*"
     assert (tmp_path / "shadow").stat().st_mode & 0o777 == 0o600
     assert "xid" in (tmp_path / "gpu-health.prom").read_text()

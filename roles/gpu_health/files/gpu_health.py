@@ -671,14 +671,18 @@ def save(path: Path, data: Data) -> None:
     new.replace(path)
 
 
-def publish(given: Data, state: Data) -> None:
-    """Have node_exporter, on a node that has it, tell which XIDs wait for a diagnosis."""
+def publish(given: Data, state: Data, found: list[Finding]) -> None:
+    """Have node_exporter, on a node that has it, tell which XIDs wait for a diagnosis and which checks drain the node."""
     file, gpus = Path(given["textfiles"]) / "gpu-health.prom", {bus(gpu["pci"]): gpu["index"] for gpu in given["gpus"]}
     lines = [
-        f'cluster_node_gpu_xid{{gpu="{gpus.get(place, place)}",xid="{code}"}} 1\n'
+        f'cluster_node_nvswitch_sxid{{switch="{place}",sxid="{code}"}} 1\n'
+        if place.startswith("nvidia-nvswitch")
+        else f'cluster_node_gpu_xid{{gpu="{gpus.get(place, place)}",xid="{code}"}} 1\n'
         for place, codes in state["xids"].items()
         for code in codes
     ]
+    checks = sorted({one.check for one in found if one.drains})
+    lines += [f'cluster_node_gpu_unfit{{check="{check}"}} 1\n' for check in checks]
     if not lines:
         file.unlink(missing_ok=True)
     elif file.parent.is_dir():
@@ -909,7 +913,7 @@ def main(arguments: list[str]) -> int:
             print(f"gpu-health: {failed}", file=sys.stderr)
         STOPPED.unlink(missing_ok=True)
         state = load()
-        status = 0
+        status, found = 0, []
         try:
             if arguments == ["--diagnose"]:
                 found, seen = diagnose(given, state)
@@ -921,7 +925,7 @@ def main(arguments: list[str]) -> int:
             print(f"gpu-health: {given['head']} could not be told: {error}", file=sys.stderr)
             status = 1
         save(STATE, state)
-        publish(given, state)
+        publish(given, state, found)
     if arguments and not status:
         answer = {"version": VERSION, "checks": list(seen.checks()), "recorded": len(given["gpus"])}
         answer["gpus"] = [gpu.text("product_name") for gpu in seen.gpus]
