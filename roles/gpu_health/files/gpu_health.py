@@ -672,7 +672,7 @@ def save(path: Path, data: Data) -> None:
 
 
 def publish(given: Data, state: Data, found: list[Finding]) -> None:
-    """Have node_exporter, on a node that has it, tell which XIDs wait for a diagnosis and which checks drain the node."""
+    """Have node_exporter, on a node that has it, tell which XIDs wait for a diagnosis, and which checks drain it."""
     file, gpus = Path(given["textfiles"]) / "gpu-health.prom", {bus(gpu["pci"]): gpu["index"] for gpu in given["gpus"]}
     lines = [
         f'cluster_node_nvswitch_sxid{{switch="{place}",sxid="{code}"}} 1\n'
