@@ -152,6 +152,9 @@ def started(lab: TestLab, node: str) -> str:
 @pytest.mark.proves("jobs", "A job that ends while the database is stopped is accounted for later.")
 def test_jobs_outlive_slurmctlds_sudden_end_and_the_databases_absence(lab: Growing, jobs: str) -> None:
     """Meanwhile a job begins and ends, of which accounting hears once there is a database, and packages are made."""
+    # slurmctld saves its state some seconds after a change; what it has not saved a sudden end takes with it.
+    now = int(lab.root("head1", f"scontrol update jobid={jobs} comment=saved; date +%s"))
+    wait_until(lambda: int(lab.root("head1", "stat --format=%Y /var/lib/slurm/slurmctld/job_state")) > now)
     lab.root("head1", "systemctl kill --signal KILL slurmctld")
     wait_until(lambda: lab.root("head1", "scontrol ping", check=False).count("is UP"))
     lab.root("head1", "systemctl stop mariadb")
