@@ -161,7 +161,8 @@ worker() { # NAME IP
   base "$1" "$2" "$HEAD_IP"
   munge_and_exporter "$2"
   printf 'server %s iburst\ndriftfile /var/lib/chrony/chrony.drift\nmakestep 1.0 3\nrtcsync\n' "$HEAD_IP" | put /etc/chrony/chrony.conf
-  install -d /var/lib/slurm /var/lib/slurm/slurmd /var/log/slurm
+  install -d -o slurm -g slurm /var/lib/slurm /var/log/slurm
+  install -d /var/lib/slurm/slurmd
   echo "SLURMD_OPTIONS=\"--conf-server $HEAD_IP\"" | put /etc/default/slurmd
   put /etc/systemd/system/slurmd.service.d/cluster.conf <<'END'
 [Unit]

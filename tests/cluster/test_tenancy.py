@@ -119,14 +119,6 @@ def test_metrics__asked_for_by_users__are_refused(two: TestLab) -> None:
     assert "ailed to connect" in two.root("gpu01", f"{ask} 2>&1 || true")
 
 
-@pytest.mark.proves("jobs", "On workers slurmd writes only below directories of root's.")
-def test_directories_of_slurmd__on_a_worker__are_roots(two: TestLab) -> None:
-    """Whoever owns one of them could put a link to any file in the place of what root writes."""
-    told = two.root("gpu01", "stat --format=%U /var/lib /var/lib/slurm /var/lib/slurm/slurmd /var/log /var/log/slurm")
-    assert set(told.split()) == {"root"}
-    assert "slurmd.log" in two.root("gpu01", "ls /var/log/slurm; scontrol show config | grep SlurmdSpoolDir")
-
-
 @pytest.mark.proves("jobs", "Slurm runs no job of root's.")
 def test_job__of_root__is_refused(two: TestLab) -> None:
     told = two.root("head1", "srun --chdir=/ true 2>&1 || echo refused")
