@@ -127,7 +127,7 @@ def test_cgroups_1__bootstrap__confines_cores_memory_devices() -> None:
         assert states(lab, job) == ["OUT_OF_MEMORY"]
         cores = lab.ssh("head1", *ALICE, "srun", "--chdir=/", "--cpus-per-task=1", "--mem=100M", "nproc").strip()
         assert (cores, int(lab.ssh("gpu01", "nproc")) > 1) == ("1", True)
-        limit = "systemctl show --property=MemoryMax --value user.slice"  # systemd's word; it limits nothing in a container
+        limit = "systemctl show --property=MemoryMax --value user.slice"  # in a container it limits nothing
         total = int(lab.ssh("head1", "awk '/^MemTotal:/ {print $2}' /proc/meminfo").strip()) * 1024
         assert 0.75 < int(lab.root("head1", limit)) / total < 0.85, "what users of the head have together"
         lab.unchanged()
