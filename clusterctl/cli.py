@@ -230,13 +230,14 @@ def bootstrap(
     _end("bootstrap", output, lambda: pruning.bootstrap(options, prune))
 
 
-_plans = typer.Typer(
-    help="Say what a verb would change, and change nothing (exit 0: nothing, 10: something).",
-    subcommand_metavar="VERB ...",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(_plans, name="plan")
+def _group(name: str, summary: str) -> typer.Typer:
+    """Add a verb that has verbs of its own."""
+    group = typer.Typer(help=summary, subcommand_metavar="VERB ...", no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name=name)
+    return group
+
+
+_plans = _group("plan", "Say what a verb would change, and change nothing (exit 0: nothing, 10: something).")
 
 
 @_plans.command("bootstrap")
@@ -603,13 +604,7 @@ def trust(
     _end("trust", Format.text, lambda: converge.trust(options))
 
 
-_secrets = typer.Typer(
-    help="Print one of the cluster's secrets, or replace some on all nodes.",
-    subcommand_metavar="VERB ...",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(_secrets, name="secret")
+_secrets = _group("secret", "Print one of the cluster's secrets, or replace some on all nodes.")
 
 
 @_secrets.command("show")
@@ -638,7 +633,6 @@ def secret_rotate(
     names: Annotated[
         list[str], typer.Argument(help="Their names, such as munge_key; `all` for all.", metavar="NAME...")
     ],
-    forks: _Forks = None,
     skip_unreachable: _Skip = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,

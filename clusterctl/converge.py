@@ -180,7 +180,7 @@ class Work:
     rest: str = ""
     """The playbook for nodes left behind, where the verb's own would do again what it has done to the head."""
     goes_on: Callable[[], str] = lambda: ""
-    """The verb that goes on after an error, where that is another one by then."""
+    """The verb that continues after an error, if that is no longer this one."""
 
 
 def load(options: Options, inventory: Inventory | None = None) -> Site:

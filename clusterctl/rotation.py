@@ -69,13 +69,13 @@ def rotate(options: Options) -> int:
         adopted = True
         error = play(replace(site, playbook="exchange-munge-key" if _MUNGE in names else "bootstrap"))
         if _MUNGE in names and isinstance(error, Interrupted):
-            then = "Nodes that were told to exchange the munge key still do so, within two minutes."
+            then = "If the exchange of the munge key is already scheduled, the nodes complete it within two minutes."
             return Interrupted(f"{error} {then}")
         return error
 
     # Once the new secrets are the cluster's, a bootstrap brings them to the nodes that do not have them yet.
-    goes_on = lambda: "bootstrap" if adopted else ""  # noqa: E731
-    return converge.run(options, work=Work(begin, finish, plays=False, goes_on=goes_on))
+    work = Work(begin, finish, plays=False, goes_on=lambda: "bootstrap" if adopted else "")
+    return converge.run(options, work=work)
 
 
 def _known(name: str, names: list[str]) -> None:

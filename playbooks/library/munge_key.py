@@ -63,7 +63,7 @@ changed:
 KEY = Path("/etc/munge/munge.key")
 STAGED = KEY.with_name("munge.key.next")
 UNIT = "clusterctl-munge-key"
-LIMIT = 600.0  # seconds; a cluster of 1000 nodes is told its time at most some minutes ahead
+LIMIT = 600.0  # seconds; with 1000 nodes the exchange is scheduled less than a minute ahead
 EXCHANGE = """
 import os, subprocess, sys, time
 
@@ -126,8 +126,8 @@ def wait(key: bytes) -> bool:
     """Wait until the files are exchanged; NodeError with the words of the process if it failed."""
     state = wait_for_exchange()
     if state == "failed" or (KEY.exists() and KEY.read_bytes() != key):
-        told = run("journalctl", "--quiet", "--no-pager", "-n", "15", "-o", "cat", "-u", UNIT, check=False)[1]
-        raise NodeError(f"munge's key was not exchanged; the unit {UNIT} is {state}\n{clean(told)}")
+        log = run("journalctl", "--quiet", "--no-pager", "-n", "15", "-o", "cat", "-u", UNIT, check=False)[1]
+        raise NodeError(f"the munge key was not exchanged; unit {UNIT} is {state}\n{clean(log)}")
     return False
 
 

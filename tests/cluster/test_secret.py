@@ -60,8 +60,9 @@ def test_munge_key__rotated_under_jobs__loses_none(whole: TestLab) -> None:
     whole.root("gpu01", "rm /var/tmp/enough /var/tmp/steps")
     whole.root("head1", f"scancel --state=PENDING {short}")
     wait_until(lambda: whole.root("head1", f"squeue --noheader --jobs={short}", check=False) == "")
-    rows = whole.root("head1", f"sacct -nPX --jobs={short},{long} --format=JobID,State,Restarts").split("\n")
-    ended = [row.split("|")[1:] for row in rows if row and "CANCELLED" not in row]
+    rows = whole.root("head1", f"sacct -nPX --jobs={short},{long} --format=JobID,State,Restarts,Start").split("\n")
+    begun = [row.split("|") for row in rows if row and row.split("|")[3] not in ("None", "Unknown")]
+    ended = [row[1:3] for row in begun]  # those that had not begun were cancelled
     assert ended == [["COMPLETED", "0"]] * len(ended)
     assert len(ended) > 5, rows
     assert {*whole.root("head1", f"sacct -nP --jobs={long} --format=State").split()} == {"COMPLETED"}

@@ -96,7 +96,7 @@ def test_rotate__key_is_not_staged_everywhere__changes_nothing(
 def test_rotate__stopped_during_the_exchange__says_that_it_goes_on(rotated: Played) -> None:
     _, goes_on, error = rotated("munge_key", None, STOPPED)
     assert goes_on == "bootstrap"
-    assert "still do so, within two minutes" in str(error)
+    assert "complete it within two minutes" in str(error)
 
 
 def test_rotate__all__are_replaced_with_their_hashes(rotated: Played, cluster: Path) -> None:
