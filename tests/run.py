@@ -1,7 +1,8 @@
 """Run tests as scripts/test is asked to, within a limit of time, and report what ran, what failed and what did not run.
 
-Without an argument: what a landing runs (tests/selection.py), with lint beside it. `--all`: everything. LAYER...: the
-layers of tests/layers.py, or `lint`. A path below tests/, or an option that is none of these, goes to pytest as it is.
+Without an argument: what a landing runs (tests/selection.py), with lint beside it. `--all`: everything; `--remaining`:
+what is left of that at this commit. LAYER...: the layers of tests/layers.py, or `lint`. A path below tests/, or an
+option that is none of these, goes to pytest as it is.
 """
 
 import argparse
@@ -43,6 +44,9 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("layers", nargs="*", metavar="LAYER", help="only these layers")
     parser.add_argument("--all", action="store_true", help="everything, long tests included")
+    parser.add_argument(
+        "--remaining", action="store_true", help="of everything, what the ledger does not show as passed at this commit"
+    )
     parser.add_argument("--long", action="store_true", help="the long tests of the named layers or paths as well")
     parser.add_argument(
         "--budget",
@@ -73,10 +77,11 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error(f"--budget: got {asked.budget:g}, expected 0 or more")
     if names and rest:
         parser.error(f"layers ({' '.join(names)}) and pytest's arguments ({' '.join(rest)}) do not go together")
-    if asked.budget is not None and (asked.all or names or rest):
-        parser.error("--budget goes with a landing, not with --all, layers, paths or pytest arguments")
-    if asked.all and (names or rest):
-        parser.error("--all takes no layers, paths or pytest arguments")
+    whole = "--all" if asked.all else "--remaining" if asked.remaining else ""
+    if asked.budget is not None and (whole or names or rest):
+        parser.error("--budget goes with a landing, not with --all, --remaining, layers, paths or pytest arguments")
+    if whole and (names or rest or (asked.all and asked.remaining)):
+        parser.error(f"{whole} takes no layers, paths or pytest arguments, and goes alone")
     asked.layers = names
     return asked, rest
 
@@ -85,8 +90,8 @@ def selection_of(asked: argparse.Namespace, rest: Sequence[str]) -> str:
     """Return pytest's --select; empty where pytest's own arguments choose."""
     if rest:
         return ""
-    if asked.all:
-        return "all"
+    if asked.all or asked.remaining:
+        return "all" if asked.all else "remaining"
     return ",".join(name for name in asked.layers if name != LINT) if asked.layers else "landing"
 
 

@@ -1,8 +1,10 @@
 """Which of the collected tests a run runs, and why: the core, what is due, then what was proven longest ago."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tests.git import WRITTEN
 from tests.layers import ALWAYS, LAYERS, layer_of, touched
 from tests.ledger import Entry, unit_of
 
@@ -46,6 +48,23 @@ class Selection:
 def everything(tests: Sequence[Test]) -> Selection:
     """Select all tests."""
     return Selection({test.unit: "everything" for test in tests})
+
+
+def remaining(
+    tests: Sequence[Test], ledger: Mapping[str, Entry], changed_since: Callable[[str], Collection[str] | None]
+) -> Selection:
+    """Select, of all tests, what the ledger does not show as passed with the very files that are here.
+
+    It goes on with a run of everything that was ended, or that had failures: what passed is not run again.
+    """
+    same: dict[str, bool] = {}
+    for commit in {entry.commit for entry in ledger.values()}:
+        paths = changed_since(commit)
+        same[commit] = paths is not None and not set(paths) - set(WRITTEN)
+    wanted = {unit: "remains" for unit in _units(tests) if unit not in ledger or not same[ledger[unit].commit]}
+    chosen = Selection()
+    _fill(chosen, tests, wanted, ledger, math.inf)
+    return _rest(chosen, tests)
 
 
 def layers(tests: Sequence[Test], names: Collection[str], long: bool) -> Selection:

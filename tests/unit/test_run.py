@@ -141,7 +141,10 @@ def test_run__path_that_is_not_there__is_named(capsys: pytest.CaptureFixture[str
     [
         (["gpus"], "gpus: no such layer"),
         (["gpu", "tests/unit"], "do not go together"),
-        (["--all", "gpu"], "takes no layers"),
+        (["--all", "gpu"], "--all takes no layers"),
+        (["--remaining", "--long", "tests/unit"], "--remaining takes no layers"),
+        (["--all", "--remaining"], "goes alone"),
+        (["--budget", "90", "--remaining"], "--budget goes with a landing"),
         (["--budget", "90", "gpu"], "--budget goes with a landing"),
         (["--budget", "-1"], "got -1, expected 0 or more"),
     ],
@@ -157,6 +160,7 @@ def test_arguments__bad__are_refused(argv: list[str], expected: str, capsys: pyt
     [
         ([], "landing"),
         (["--all"], "all"),
+        (["--remaining"], "remaining"),
         (["gpu", "day2"], "gpu,day2"),
         (["lint", "unit"], "unit"),
         (["tests/unit/test_cli.py", "-k", "x"], ""),

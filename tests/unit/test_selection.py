@@ -174,6 +174,30 @@ def test_everything__runs_all() -> None:
     assert set(selection.everything(TESTS).reasons) == UNITS
 
 
+def remaining(known: dict[str, Entry], **paths: tuple[str, ...]) -> set[str]:
+    """Return what remains where these paths differ from each commit's."""
+    found = selection.remaining(TESTS, known, lambda commit: paths.get(commit))
+    assert found.reasons.keys() | set(found.left) == UNITS
+    return set(found.reasons)
+
+
+def test_remaining__what_passed_with_these_files__is_not_run_again() -> None:
+    assert remaining(proven(), c1=()) == set()
+    assert remaining(proven(), c1=("tests/ledger.json", "docs/proof.md")) == set()
+    assert remaining({unit: entry for unit, entry in proven().items() if unit != MUNGE}, c1=()) == {MUNGE}
+
+
+def test_remaining__any_other_file_or_an_unknown_commit__is_everything() -> None:
+    assert remaining(proven(), c1=("README.md",)) == UNITS
+    assert remaining(proven()) == UNITS
+
+
+def test_remaining__a_long_test__brings_the_ordinary_ones_of_its_lab() -> None:
+    long = f"{HEALTH}::test_b"
+    known = proven() | {long: Entry("c0", "2026-01-01", 5.0)}
+    assert remaining(known, c1=(), c0=("README.md",)) == {METRICS, HEALTH, long}
+
+
 def test_order__the_longest_scope_first__units_last__files_of_a_lab_in_turn() -> None:
     known = {**proven(), BOOTSTRAP: Entry("c1", "2026-01-02", 30.0), "tests/unit": Entry("c1", "2026-01-02", 90.0)}
     key = scheduling.order(TESTS, known)
