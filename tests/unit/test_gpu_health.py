@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -88,6 +88,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
         links: str = LINKS,
         listing: str = LISTING,
         log: str = "",
+        kernel: Sequence[str] = (),
         units: str = "ActiveState=inactive\nUnitFileState=\n",
         given: dict[str, Any] | None = None,
         state: dict[str, Any] | None = None,
@@ -109,6 +110,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
             return said
 
         monkeypatch.setattr(HEALTH, "ask", answer)
+        monkeypatch.setattr(HEALTH, "kernel_records", lambda: iter(kernel))
         kept = {"cursor": "", "xids": {}, "stuck": 0} if state is None else state
         return [(one.check, one.text, one.drains) for one in HEALTH.Look(GIVEN | (given or {}), kept).run()]
 
@@ -223,6 +225,61 @@ def test_an_xid_of_the_hardware_stays(find: Find, number: int) -> None:
     assert state["cursor"] == "s=2"
 
 
+def record(text: str, number: int, priority: int = 3) -> str:
+    """What a read of /dev/kmsg returns for one line (Linux, Documentation/ABI/testing/dev-kmsg)."""
+    return f"{priority},{number},5140900,-;{text}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:0f:00.0\n"
+
+
+@pytest.mark.proves("check", "An XID drains although a flood has turned the journal over.")
+def test_an_xid__in_the_kernels_log_alone__drains_until_it_is_settled(find: Find) -> None:
+    state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
+    expected = [("xid", "GPU 1: XID 79, GPU has fallen off the bus", True)]
+    kernel = [record("usb 1-1: new device", 7), record(XID.format(79), 8)]
+    assert find(kernel=kernel, state=state) == expected
+    state["xids"] = {}  # a diagnosis has passed
+    assert find(kernel=kernel, state=state) == [], "the line was read already"
+    again = [*kernel, record(XID.format(79), 9)]
+    assert find(kernel=again, state=state) == expected
+
+
+def test_an_xid__of_a_boot_before__does_not_hide_one_of_this_boot(find: Find) -> None:
+    state: dict[str, Any] = {"cursor": "s=1", "xids": {}, "stuck": 0, "kernel": {"boot": "another", "number": 4000}}
+    assert find(kernel=[record(XID.format(79), 8)], state=state) != []
+
+
+def test_an_xid__that_a_program_wrote_into_the_kernels_log__is_none(find: Find) -> None:
+    assert find(kernel=[record(XID.format(79), 8, priority=1 << 3 | 3)]) == []
+
+
+def test_kernels_log__of_a_state_that_knew_the_journal_alone__is_settled(find: Find) -> None:
+    """Its first look by a newer version: what stands there may have been diagnosed since."""
+    state: dict[str, Any] = {"cursor": "s=1", "xids": {}, "stuck": 0}
+    assert find(kernel=[record(XID.format(79), 8)], state=state) == []
+    assert find(kernel=[record(XID.format(79), 8), record(XID.format(79), 9)], state=state) != []
+
+
+@pytest.mark.skipif(
+    not os.access("/dev/kmsg", os.R_OK | os.W_OK), reason="this machine's kernel shows its log to root alone"
+)
+def test_kernels_log__of_this_machine__is_read_to_its_end(find: Find) -> None:
+    """What a program writes there is told from the kernel's own words by the kernel itself."""
+    said = f"clusterctl test {os.getpid()}"
+    Path("/dev/kmsg").write_text(f"<3>{said}\n")
+    records = list(HEALTH.kernel_records())
+    (ours,) = (one for one in records if said in one)
+    assert int(ours.partition(",")[0]) >= HEALTH.FACILITY
+    assert any(int(one.partition(",")[0]) < HEALTH.FACILITY for one in records)
+    numbers = [int(one.split(",")[1]) for one in records]
+    assert numbers == sorted(numbers)
+
+
+def test_kernels_log__a_pipe_or_none__is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "none"):
+        monkeypatch.setattr(HEALTH, "KERNEL_LOG", tmp_path / name)
+        assert list(HEALTH.kernel_records()) == []
+
+
 def test_an_xid_of_an_instance_is_one_of_its_gpu(find: Find) -> None:
     of_an_instance = XID.format(95).replace("0f:00)", "0f:00 GPU-I:05 GPU-CI:00)")
     assert find(log=line(of_an_instance)) == [("xid", "GPU 1: XID 95, uncontained ECC error", True)]
@@ -239,6 +296,20 @@ def test_an_xid_of_an_application_never_drains(find: Find, number: int) -> None:
 )
 def test_what_is_no_xid_is_none(find: Find, message: str) -> None:
     assert find(log=line(message)) == []
+
+
+@pytest.mark.proves("check", "Persistence mode that is off beside its daemon is advised.")
+def test_persistence_mode__off_beside_its_daemon__is_advised(
+    find: Find, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Canonical's unit starts the daemon with --no-persistence-mode."""
+    before, _, after = DOCUMENT.rpartition("<persistence_mode>Enabled<")
+    off = f"{before}<persistence_mode>Disabled<{after}"
+    monkeypatch.setattr(HEALTH, "PERSISTENCED", tmp_path / "socket")
+    assert find(off) == []
+    (tmp_path / "socket").touch()
+    assert find(off) == [("advice", "GPU 1: persistence mode is off, though nvidia-persistenced runs", False)]
+    assert find() == []
 
 
 def test_fewer_nvlinks_than_recorded(find: Find) -> None:

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """Judges whether this node's GPUs are fit for jobs, and has the head keep the node out of service while they are not.
 
-It asks nvidia-smi, the kernel's lines in the journal and /sys, and compares them with what the role has written down of
-this node. What it finds either drains or is advice. An XID of the hardware drains until the GPU was reset, or the node
-restarted, and a diagnosis has passed: the log alone does not say that a GPU is well again.
+It asks nvidia-smi, the kernel's log, the kernel's lines in the journal and /sys, and compares them with what the role
+has written down of this node. What it finds either drains or is advice. An XID of the hardware drains until the GPU was
+reset, or the node restarted, and a diagnosis has passed: the log alone does not say that a GPU is well again.
 
 usage: gpu-health              as Slurm's HealthCheckProgram: look, and tell the head
        gpu-health --json       only look, and print what was found
@@ -12,6 +12,7 @@ usage: gpu-health              as Slurm's HealthCheckProgram: look, and tell the
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import hmac
@@ -21,13 +22,13 @@ import random
 import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
@@ -37,6 +38,10 @@ KEY = Path("/etc/clusterctl/gpu-health.key")
 STATE = Path("/var/lib/clusterctl/gpu-health.json")
 STOPPED = Path("/run/clusterctl/gpu-health.stopped")
 LOCK = Path("/run/clusterctl/gpu-health.lock")
+KERNEL_LOG, BOOT = Path("/dev/kmsg"), Path("/proc/sys/kernel/random/boot_id")
+PERSISTENCED = Path("/run/nvidia-persistenced/socket")
+RECORD_BYTES = 8192  # what the kernel asks a reader to have room for
+FACILITY = 8  # a priority below it is of facility 0, the kernel's own
 # Shared by looks. A diagnosis has it alone, and so has role nvidia_driver while it exchanges the driver.
 DIAGNOSES = Path("/run/clusterctl/gpu-health.diagnosis")
 # Of role gpu_config, where the node has it: what is set at every boot, and which clocks are locked now.
@@ -385,7 +390,33 @@ class Look:
         return place in self.index or place.startswith("nvidia-nvswitch")
 
     def new_xids(self) -> Iterator[tuple[str, str, float]]:
-        """Yield place, code and time of each error of the hardware since the last look; remember where that ended.
+        """Yield place, code and time of each error of the hardware since the last look; remember where that ended."""
+        for text, when in [*self.kernel_log(), *self.journal()]:
+            for place, code in self.errors(text):
+                if self.is_known(place):
+                    yield place, code, when
+
+    def kernel_log(self) -> Iterator[tuple[str, float]]:
+        """Yield text and time (seconds since 1970) of what the kernel's own log has had since the last look.
+
+        A user who fills the journal turns out old lines there, but not here. What programs write into this log has a
+        facility of their own (Linux, Documentation/ABI/testing/dev-kmsg).
+        """
+        boot, before = read(BOOT).strip(), self.state.get("kernel")
+        last = before["number"] if before and before["boot"] == boot else -1
+        # A state that knew the journal alone: what stands here by now may have been settled by a diagnosis.
+        settled = not before and self.state["cursor"]
+        for record in kernel_records():
+            head, _, text = record.partition(";")
+            priority, number, microseconds = (int(field) for field in head.split(",")[:3])
+            if number <= last:
+                continue
+            self.state["kernel"] = {"boot": boot, "number": number}
+            if priority < FACILITY and not settled:
+                yield text.partition("\n")[0], time.time() - time.monotonic() + microseconds / 1e6
+
+    def journal(self) -> Iterator[tuple[str, float]]:
+        """Yield text and time (seconds since 1970) of the kernel's lines in the journal since the last look.
 
         Their way is journald's own word, whatever name a user gives his; of what they say users choose parts, too.
         """
@@ -404,9 +435,7 @@ class Look:
             if not re.search(r'NVRM: |SXid|"MESSAGE" ?: ?\[', line):
                 continue
             entry = json.loads(line)
-            for place, code in self.errors(message(entry)):
-                if self.is_known(place):
-                    yield place, code, int(entry["__REALTIME_TIMESTAMP"]) / 1e6
+            yield message(entry), int(entry["__REALTIME_TIMESTAMP"]) / 1e6
         # What has come meanwhile was read too: read again, it would undo a diagnosis.
         cursor = re.search(r'"__CURSOR"\s*:\s*"([^"]+)"', lines[-1] if lines else end)
         self.state["cursor"] = cursor.group(1) if cursor else self.state["cursor"]
@@ -568,6 +597,9 @@ class Look:
             text = f"{cores} cores for {len(gpus)} GPUs, {self.given['cores_per_gpu']} for each are sensible"
             yield Finding("advice", text, drains=False)
         for gpu in self.gpus:
+            if PERSISTENCED.exists() and gpu.text("persistence_mode") == "Disabled":
+                text = f"{self.name(gpu.bus)}: persistence mode is off, though nvidia-persistenced runs"
+                yield Finding("advice", text, drains=False)
             places = [[f"{place}/{kind}_power_limit" for place in ("gpu_power_readings", "power_readings")]
                       for kind in ("current", "enforced", "default")]  # fmt: skip
             limit, usual = gpu.number(*places[0], *places[1]), gpu.number(*places[2])
@@ -606,6 +638,22 @@ class Look:
         except (Silent, ValueError, KeyError, TypeError, OSError) as error:
             done = [Finding(name, f"not judged: {error}", drains=False)]
         found.setdefault(name, done)
+
+
+def kernel_records() -> Iterator[str]:
+    """Yield all that the kernel's log holds; nothing where it is none, as in the lab, whose journal reads a pipe."""
+    try:
+        log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return
+    try:
+        while stat.S_ISCHR(os.fstat(log).st_mode):
+            with contextlib.suppress(BrokenPipeError):  # lines were overwritten meanwhile: the next is the oldest
+                yield os.read(log, RECORD_BYTES).decode(errors="replace")
+    except BlockingIOError:  # that was the last one
+        return
+    finally:
+        os.close(log)
 
 
 def message(entry: Data) -> str:
@@ -747,7 +795,7 @@ def started() -> float:
     return int(booted.group(1) if booted else 0) + ticks / os.sysconf("SC_CLK_TCK")
 
 
-@contextmanager
+@contextlib.contextmanager
 def switched(verb: str, back: str, *units: str) -> Iterator[list[Finding]]:
     """Stop those of these services that run, or start those that do not, and put them back as they were.
 
