@@ -167,6 +167,11 @@ static nvmlReturn_t give(nvmlDevice_t device, nvmlFieldValue_t *field)
         return give_unsigned(field, 0);
     case NVML_FIELD_MIG_WITHOUT_RESET:
         return give_unsigned(field, config_number_or(device->minor, "architecture", 0) >= NVML_ARCH_HOPPER);
+    case NVML_FIELD_RECOVERY_ACTION:
+        if (driver_branch() < 570)
+            return NVML_ERROR_NOT_SUPPORTED;
+        pending = config_number_or(device->minor, "reset_required", 0) ? NVML_RECOVERY_GPU_RESET : NVML_RECOVERY_NONE;
+        return give_unsigned(field, (unsigned)config_number_or(device->minor, "recovery_action", pending));
     case NVML_FIELD_NVSWITCH_LINKS:
         return device_switched(device) ? give_configured(device, NUMBER, "nvlink_links", field)
                                        : give_unsigned(field, 0);

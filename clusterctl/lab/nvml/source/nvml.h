@@ -103,7 +103,9 @@ enum {
     NVML_FIELD_TLIMIT_MEMORY_MAXIMUM = 195,
     NVML_FIELD_TLIMIT_GPU_MAXIMUM = 196,
     NVML_FIELD_RESET_REQUIRED = 226,
+    NVML_FIELD_RECOVERY_ACTION = 230, /* nvidia-ml-py has it from 12.570 on */
 };
+enum { NVML_RECOVERY_NONE, NVML_RECOVERY_GPU_RESET };
 
 typedef struct device *nvmlDevice_t;
 typedef struct gpu_instance *nvmlGpuInstance_t;

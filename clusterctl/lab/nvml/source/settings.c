@@ -144,7 +144,8 @@ nvmlReturn_t device_reset(nvmlDevice_t device)
         "power_limit", "clock_locked_lowest", "clock_locked_highest", "clock_memory_locked_lowest",
         "clock_memory_locked_highest", "clock_application", "clock_application_memory", "compute_mode",
         "mig_gpu_instances", "mig_compute_instances", "ecc_volatile_corrected", "ecc_volatile_uncorrected",
-        "remapped_pending", "retired_pending", "reset_required", "nvlink_down", "nvlink_errors",
+        "remapped_pending", "retired_pending", "reset_required", "recovery_action",
+        "nvlink_down", "nvlink_errors",
     };
     unsigned ecc, pending;
     int lock;
