@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils import nvidia_kernel as kernel_side
+from ansible.module_utils import slurm_steps
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_tools import RUN, NodeError, clean, exclusive, numbers, run
 
@@ -169,7 +170,7 @@ class Driver:
             self.notes.append(f"driver {wanted} is installed and {loaded} is loaded: clusterctl upgrade exchanges it")
             return loaded
         # A rehearsal for a node that will be drained: its jobs will have ended by then.
-        running = [] if self.check and self.given["change"] else kernel_side.jobs()
+        running = [] if self.check and self.given["change"] else slurm_steps.jobs()
         if running:
             raise NodeError(f"the driver is not touched under jobs: {', '.join(running[:10])} run here")
         with contextlib.nullcontext() if self.check else exclusive(DIAGNOSES, self.notes):

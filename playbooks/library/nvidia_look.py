@@ -96,6 +96,8 @@ notes:
 """
 
 ROLE = "nvidia_driver"
+# What makes up a kernel of the RHEL family; kernel-modules-core came with 9.2.
+RPM_PARTS = ("", "-core", "-modules", "-modules-core", "-modules-extra", "-devel-matched")
 DAEMONS = "nvidia_daemons"  # the scope of what needs the driver
 SECURE_BOOT = (
     "secure boot is on: the kernel takes the modules that dkms builds once its key is enrolled "
@@ -103,10 +105,16 @@ SECURE_BOOT = (
 )
 
 
+def rpms_of(kernel: str) -> list[str]:
+    """Return the names of a kernel's packages on the RHEL family; one of another kind ends so: 5.14.0-1.aarch64+64k."""
+    kind = re.search(r"\+(\w+)$", kernel)
+    return [f"kernel-{kind.group(1)}{part}" if kind else f"kernel{part}" for part in RPM_PARTS]
+
+
 def kernel_packages(kernel: str) -> list[str]:
     """Return the installed packages that are this kernel, or depend on it so that they bring the next one."""
     if not Path("/usr/bin/dpkg-query").exists():
-        names = ("kernel", "kernel-core", "kernel-modules")
+        names = rpms_of(kernel)
         told = run("rpm", "-q", "--qf", "%{NAME}\\n", *names, check=False)[1].splitlines()
         return [name for name in names if name in told]
     rows = run("dpkg-query", "-W", "-f", "${db:Status-Abbrev}\\t${Package}\\t${Depends}\\n", "linux-*", check=False)[1]

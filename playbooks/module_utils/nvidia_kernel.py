@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ansible.module_utils import slurm_steps
 from ansible.module_utils.node_tools import NodeError, run
 
 VENDOR = "0x10de"
@@ -121,33 +122,12 @@ def holders(units=(), jobs=True, proc="/proc"):
             if re.match(r"/dev/nvidia", os.readlink(link)):  # noqa: PTH115 (Python 3.8)
                 pid = link.parts[-3]
                 group = text(Path(proc, pid, "cgroup"))
-                ends = not jobs and re.search(r"/job_\d+", group)
+                ends = not jobs and slurm_steps.OF_A_JOB.search(group)
                 if not ends and not set(units).intersection(re.split("[/\n]", group)):
                     found[int(pid)] = text(Path(proc, pid, "comm"))
         except OSError:
             continue
     return [f"{name} ({pid})" for pid, name in sorted(found.items())]
-
-
-def jobs(proc="/proc"):
-    """The numbers of the jobs of Slurm that run here, by its steps."""
-    found = set()
-    for path in Path(proc).glob("[0-9]*/cmdline"):
-        title = re.match(r"slurmstepd: \[(\d+)", text(path))
-        if title and is_slurmstepd(path.parent):
-            found.add(title.group(1))
-    return sorted(found, key=int)
-
-
-def is_slurmstepd(process):
-    """Whether a process is Slurm's: root runs that program. Its title, and whose its files are, can be forged."""
-    try:
-        program = os.readlink(str(process / "exe"))  # noqa: PTH115 (Python 3.8)
-    except OSError:  # it has ended, or is the kernel's own
-        return False
-    # Debian calls it slurmstepd-wlm, and one that was replaced meanwhile is "(deleted)".
-    ours = re.search(r"/slurmstepd[^/]*$", program)
-    return bool(ours and re.search(r"(?m)^Uid:\s+0\s", text(process / "status")))
 
 
 def sources(packages):

@@ -18,7 +18,7 @@ from tests.unit.test_role_plugins import plugin
 NVIDIA = plugin("filter_plugins/nvidia")
 BUILD = plugin("library/nvidia_build")
 LOOK = plugin("library/nvidia_look")
-nvidia_kernel = BUILD.kernel_side
+nvidia_kernel, slurm_steps = BUILD.kernel_side, BUILD.slurm_steps
 
 _VARS = yaml.safe_load((paths.content() / "roles/nvidia_driver/vars/main.yml").read_text())
 DEVICES, NEEDS = _VARS["__nvidia_driver_devices"], _VARS["__nvidia_driver_needs"]
@@ -220,6 +220,13 @@ make: *** [Makefile:86: modules] Error 2
 """
 
 
+def test_kernel__of_the_rhel_family__is_held_with_all_its_parts() -> None:
+    assert LOOK.rpms_of("5.14.0-570.el9.x86_64")[:4] == [
+        "kernel", "kernel-core", "kernel-modules", "kernel-modules-core",
+    ]  # fmt: skip
+    assert LOOK.rpms_of("5.14.0-570.el9.aarch64+64k")[:2] == ["kernel-64k", "kernel-64k-core"]
+
+
 @pytest.mark.proves("driver", "The compiler's own error line is found in a build log.")
 def test_the_compilers_own_line_is_found() -> None:
     told = "nvidia/nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'"
@@ -346,7 +353,12 @@ def test_a_service_that_is_stopped_anyway_holds_nothing(tmp_path: Path, path: st
 
 
 @pytest.mark.parametrize(
-    "group", ["0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0", "3:freezer:/slurm/uid_1/job_12"]
+    "group",
+    [
+        "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0",
+        "0::/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_0",  # from 26.05 on, cgroup.conf(5)
+        "3:freezer:/slurm/uid_1/job_12",
+    ],
 )
 def test_a_jobs_process_holds_a_gpu_until_the_job_ends(tmp_path: Path, group: str) -> None:
     for pid, path in (("12", group), ("13", "0::/user.slice/user-1000.slice/session-2.scope")):
@@ -432,7 +444,7 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         return [*told["holders"], *(f"job {number}" for number in told["jobs"] if jobs)]
 
     monkeypatch.setattr(nvidia_kernel, "holders", holders)
-    monkeypatch.setattr(nvidia_kernel, "jobs", lambda: told["jobs"])
+    monkeypatch.setattr(slurm_steps, "jobs", lambda: told["jobs"])
     monkeypatch.setattr(nvidia_kernel, "in_use", lambda: told["used"])
     monkeypatch.setattr("ansible.module_utils.node_tools.RUN", tmp_path)
     monkeypatch.setattr("ansible.module_utils.node_tools.wait_until_free.__defaults__", (0,))
