@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def pinned(names: Iterable[str], version: str) -> list[str | dict[str, str]]:
-    """Return the packages with this version, which is a pattern; as they are where it is empty."""
-    return [{"name": name, "version": version} if version else name for name in names]
+def pinned(names: Iterable[str], version: str, hold: bool = False) -> list[str | dict[str, Any]]:
+    """Return the packages with this version, which is a pattern, and held where asked for; plain names without both."""
+    wanted = ({"version": version} if version else {}) | ({"hold": True} if hold else {})
+    return [{"name": name, **wanted} if wanted else name for name in names]
 
 
 class FilterModule:

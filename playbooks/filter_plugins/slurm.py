@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -143,6 +143,27 @@ def gres(records: Mapping[str, Record]) -> list[str]:
     return [f"NodeName={hostlist(names)} {line}" for lines, names in nodes.items() for line in lines]
 
 
+def partition(records: Sequence[Record], given: Mapping[str, Any], default_time: str, share: bool) -> dict[str, Any]:
+    """Return the options of a partition of these nodes; those that are given stand as they are.
+
+    With `share` a GPU counts as its share of a node: a job that says nothing of cores gets that many for each GPU, and
+    pays for the largest of its shares (PriorityFlags=MAX_TRES), so that one core and all GPUs cost what all GPUs cost.
+    """
+    able = [(record, len(units(record))) for record in records if units(record)]
+    options: dict[str, Any] = {"DefaultTime": default_time} if default_time else {}
+    if share and able:
+        if cores := min(record["cpu"]["cpus"] // count for record, count in able):
+            options["DefCpuPerGPU"] = cores
+        cpus, gpus = sum(record["cpu"]["cpus"] for record, _ in able), sum(count for _, count in able)
+        memory_gb = sum(real_memory(record) for record, _ in able) / 1024
+        weights = {"CPU": 1.0, "Mem": cpus / memory_gb, "GRES/gpu": cpus / gpus}
+        options["TRESBillingWeights"] = ",".join(
+            f"{name}={weight:.3f}{'G' if name == 'Mem' else ''}" for name, weight in weights.items()
+        )
+    known = {name.lower() for name in given}
+    return {name: value for name, value in options.items() if name.lower() not in known} | dict(given)
+
+
 def override(text: str, options: Mapping[str, Any]) -> str:
     """Return a configuration with options set otherwise: replaced where they stand, else added at the end.
 
@@ -190,5 +211,6 @@ class FilterModule:
             "slurm_memory_per_cpu": memory_per_cpu,
             "slurm_node": node,
             "slurm_override": override,
+            "slurm_partition": partition,
             "slurm_release": release,
         }

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils import slurm_steps
 from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
@@ -113,8 +114,6 @@ NOWHERE = "/nonexistent"
 CRONTABS = ("/var/spool/cron/crontabs", "/var/spool/cron")
 AT_JOBS = ("/var/spool/cron/atjobs", "/var/spool/at")
 LINGER = "/var/lib/systemd/linger"
-# A cgroup that Slurm made for a job, of version 1 or 2. Users can make groups below user.slice alone.
-OF_A_JOB = re.compile(r"(?m)^\d+:[^:]*:(?![^\n]*/user\.slice/)[^\n]*/job_\d+(/|$)")
 GRACE = 5.0  # seconds that processes have to end by themselves; and, after that, when they are killed
 FIRST = 500  # number of a person's account; one below may be the system's
 SECONDS = 300
@@ -201,7 +200,7 @@ def outside_of_jobs(numbers: Sequence[range], proc: str = "/proc") -> list[int]:
         with contextlib.suppress(OSError):  # it has ended
             told = dict(re.findall(r"(?m)^(State|Uid):\s+(\S+)", status.read_text("utf-8", "replace")))
             is_theirs = told.get("State") != "Z" and any(int(told.get("Uid", 0)) in these for these in numbers)
-            if is_theirs and not OF_A_JOB.search(status.with_name("cgroup").read_text("utf-8", "replace")):
+            if is_theirs and not slurm_steps.OF_A_JOB.search(status.with_name("cgroup").read_text("utf-8", "replace")):
                 found.append(int(status.parent.name))
     return found
 

@@ -12,17 +12,14 @@ from pathlib import Path
 from pwd import getpwnam
 from typing import Any
 
-import ansible.module_utils
 import pytest
+from ansible.module_utils import cluster_backup, node_tools
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from clusterctl import backup, paths, secrets
+from clusterctl import backup, secrets
 from clusterctl.errors import InputError
 
 from .test_role_plugins import plugin
-
-ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_utils"))
-from ansible.module_utils import cluster_backup, node_tools  # noqa: E402
 
 RESTORE = plugin("library/slurm_restore")
 KEY = "k" * 44

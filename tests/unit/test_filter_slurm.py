@@ -114,6 +114,34 @@ def test_a_device_that_is_none_is_refused() -> None:
         SLURM.gres({"gpu01": record(gpus=[bad])})
 
 
+def test_partition__with_gpus__shares_and_bills_them() -> None:
+    """128 cores, 504,700 MB and 4 GPUs: 32 cores and 123 GB for each GPU, so all GPUs cost as much as the node."""
+    options = SLURM.partition([record(), record()], {}, "1-00:00:00", True)
+    assert options == {
+        "DefaultTime": "1-00:00:00",
+        "DefCpuPerGPU": 32,
+        "TRESBillingWeights": "CPU=1.000,Mem=0.260G,GRES/gpu=32.000",
+    }
+    weights = {"CPU": 128 * 1.0, "Mem": 504_700 / 1024 * 0.260, "GRES/gpu": 4 * 32.0}
+    assert all(127 < cost < 129 for cost in weights.values())
+
+
+def test_partition__of_unlike_nodes__gives_what_each_can_give() -> None:
+    small = record(cpu={"sockets": 1, "cores_per_socket": 16, "threads_per_core": 1, "cpus": 16})
+    alone = record(gpus=[])
+    assert SLURM.partition([record(), small, alone], {}, "", True)["DefCpuPerGPU"] == 4
+    tiny = record(cpu={"sockets": 1, "cores_per_socket": 2, "threads_per_core": 1, "cpus": 2})
+    assert "DefCpuPerGPU" not in SLURM.partition([tiny], {}, "", True), "a GPU has less than one core"
+    assert SLURM.partition([alone], {}, "", True) == SLURM.partition([], {}, "", True) == {}
+
+
+def test_partition__given_options__stand_as_they_are() -> None:
+    given = {"defaulttime": "02:00:00", "MaxTime": "10:00:00", "TRESBillingWeights": "CPU=1"}
+    options = SLURM.partition([record()], given, "1-00:00:00", True)
+    assert options == {"DefCpuPerGPU": 32, **given}
+    assert SLURM.partition([record()], given, "1-00:00:00", False) == given
+
+
 def test_an_option_is_replaced_where_it_stands_added_or_left_out() -> None:
     text = "ClusterName=a\nSlurmdTimeout=300\nKillOnBadExit=1\n"
     changed = SLURM.override(text, {"slurmdtimeout": 60, "KillOnBadExit": None, "DisableRootJobs": True})

@@ -1,0 +1,73 @@
+"""Where slurm-conf-check looks for Slurm's plugins; molecule/slurm_head shows whether Slurm starts with a file."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl import paths
+
+CHECK = paths.content() / "roles/slurm_head/files/slurm-conf-check"
+# The library and the folder of the plugins. Debian: packages.debian.org, file list of slurm-wlm-basic-plugins.
+# SchedMD: debian/ in its source. EPEL: %files of slurm.spec (src.fedoraproject.org).
+LAYOUTS = {
+    "debian": ("usr/lib/x86_64-linux-gnu/slurm-wlm/libslurmfull.so", "usr/lib/x86_64-linux-gnu/slurm-wlm"),
+    "schedmd": ("usr/lib/x86_64-linux-gnu/slurm/libslurmfull.so", "usr/lib/x86_64-linux-gnu/slurm"),
+    "epel": ("lib64/libslurmfull-22.05.9.so", "lib64/slurm"),
+}
+CONFIGURATION = "AuthType=auth/munge\nMpiDefault=pmix\nTaskPlugin=task/affinity,task/cgroup\nSelectType=select/none\n"
+
+
+def check(root: Path, library: str, configuration: str) -> str:
+    """Run the check up to where slurmctld would start, on a machine with this library; return its complaint."""
+    tools = {"scontrol": "", "ldd": f"echo ' libslurmfull => {root / library} (0x1)'", "unshare": ""}
+    for name, script in tools.items():
+        (root / "bin").mkdir(exist_ok=True)
+        (root / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (root / "bin" / name).chmod(0o755)
+    (root / "slurm.conf").write_text(configuration)
+    environment = {**os.environ, "PATH": f"{root / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", CHECK, root / "slurm.conf"], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode == 0) == (done.stderr == "")
+    return done.stderr.replace(str(root), "")
+
+
+def install(folder: Path, *plugins: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for plugin in plugins:
+        (folder / f"{plugin}.so").touch()
+
+
+@pytest.mark.proves("bootstrap", "Slurm's plugins are found where Debian, EPEL and SchedMD have them.")
+@pytest.mark.parametrize("system", LAYOUTS)
+def test_plugins__of_each_packager__are_found_or_missed(tmp_path: Path, system: str) -> None:
+    library, folder = LAYOUTS[system]
+    install(tmp_path / folder, "auth_munge", "task_affinity", "task_cgroup")
+    assert check(tmp_path, library, CONFIGURATION) == f"mpi/pmix: there is no mpi_pmix.so in /{folder}\n"
+    install(tmp_path / folder, "mpi_pmix")
+    assert check(tmp_path, library, CONFIGURATION) == ""
+
+
+def test_plugins__in_folders_that_are_configured__are_looked_for_there(tmp_path: Path) -> None:
+    library, folder = LAYOUTS["epel"]
+    install(tmp_path / folder, "auth_munge", "task_affinity", "task_cgroup", "mpi_pmix")
+    own = f"PluginDir={tmp_path}/own:{tmp_path}/{folder}\n"
+    (tmp_path / "own").mkdir()
+    assert check(tmp_path, library, own + CONFIGURATION) == ""
+    assert "auth/munge: there is no" in check(tmp_path, library, f"PluginDir={tmp_path}/own\n{CONFIGURATION}")
+
+
+def test_job_container__from_25_11_on__is_a_namespace(tmp_path: Path) -> None:
+    library, folder = LAYOUTS["debian"]
+    install(tmp_path / folder, "auth_munge")
+    configuration = "AuthType=auth/munge\nJobContainerType=job_container/tmpfs\n"
+    assert "job_container/tmpfs: there is no job_container_tmpfs.so in" in check(tmp_path, library, configuration)
+    install(tmp_path / folder, "namespace_tmpfs")
+    assert check(tmp_path, library, configuration) == ""
+
+
+def test_plugins__in_no_folder_that_is_known__are_left_to_slurmctld(tmp_path: Path) -> None:
+    assert check(tmp_path, "opt/slurm/lib/libslurmfull.so", CONFIGURATION) == ""
