@@ -34,14 +34,16 @@ CLOCK_FAIL_SECONDS = 10.0
 
 # By ID and VERSION_ID of os-release; below, as people write them.
 SUPPORTED: Mapping[str, Sequence[str]] = {
-    "debian": ("12", "13"),
+    "debian": ("12", "13", "testing"),
     "ubuntu": ("22.04", "24.04"),
     "rocky": ("9", "10"),
     "almalinux": ("9", "10"),
     "rhel": ("9", "10"),
     "centos": ("9", "10"),
 }
-SUPPORTED_TEXT = "Debian 12 and 13, Ubuntu 22.04 and 24.04; Rocky Linux, AlmaLinux, RHEL and CentOS Stream 9 and 10"
+SUPPORTED_TEXT = (
+    "Debian 12, 13 and testing, Ubuntu 22.04 and 24.04; Rocky Linux, AlmaLinux, RHEL and CentOS Stream 9 and 10"
+)
 ARCHITECTURES = ("x86_64", "aarch64")
 # Names that installers give, so that two nodes of one name are not yet a mistake; base gives each its own.
 COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
@@ -116,6 +118,7 @@ def preflight(
             *_slurm_versions(inventory, known),
             *_slurm_offers(inventory, facts),
             *_confinement(inventory, known),
+            *_unpublished(inventory, known),
             *_advisories(inventory, facts),
             *(() if new_head is None else _lost_head(inventory, facts, records, new_head)),
         )
@@ -456,6 +459,24 @@ def _confinement(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
             yield Finding(worker.name, "confinement", found, hint)
 
 
+def _unpublished(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:
+    """Yield what a node's groups ask for and nobody publishes for its system, as roles declare in meta/systems.yml."""
+    declared = [
+        entry
+        for path in sorted(paths.content().glob("roles/*/meta/systems.yml"))
+        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))
+    ]
+    for entry in declared:
+        for host in inventory.in_group(entry["group"]):
+            variable, _, key = entry["unless"].partition(".")
+            given = host.variables.get(variable)
+            if key and isinstance(given, Mapping):
+                given = given.get(key)
+            if host.name in known and not given and _of_system({entry["system"]: "it"}, known[host.name]):
+                hint = f"leave {host.name} out of {entry['group']}, or say where it is: {entry['unless']}"
+                yield Finding(host.name, entry["group"], entry["lacks"], hint)
+
+
 _DRIVER_PIN = "nvidia_driver_version"
 
 
@@ -535,6 +556,11 @@ def slurm_version(versions: Mapping[str, str], node: Hardware, pin: str = "") ->
     """Return the Slurm release of a pin, else the one that a node's distribution brings, None where that is unknown."""
     if found := re.match(r"(?:\d+:)?(\d+\.\d+)", pin):
         return found[1]
+    return _of_system(versions, node)
+
+
+def _of_system(table: Mapping[str, str], node: Hardware) -> str | None:
+    """Return what a table by system says of a node's: ubuntu-24.04, debian-13 or, for a whole family, redhat-9."""
     major = node.os.version.split(".")[0]
     keys = f"{node.os.id}-{node.os.version}", f"{node.os.id}-{major}", f"{node.os.family.lower()}-{major}"
-    return next((versions[key] for key in keys if key in versions), None)
+    return next((table[key] for key in keys if key in table), None)

@@ -89,7 +89,8 @@ def operating_system() -> Facts:
     family = "Debian" if "debian" in likes else "RedHat" if likes & {"rhel", "fedora", "centos"} else distribution
     return {
         "id": distribution,
-        "version": release.get("VERSION_ID", ""),
+        # Debian's next release has no number yet.
+        "version": release.get("VERSION_ID", "testing" if distribution == "debian" else ""),
         "codename": release.get("VERSION_CODENAME", ""),
         "family": family,
         "architecture": platform.machine(),

@@ -386,6 +386,35 @@ def test_confinement__worker_lacks_a_controller__is_refused(
     assert all(found in finding.found and hint in finding.hint for finding in findings)
 
 
+@pytest.mark.proves("preflight", "A feature that nobody publishes for a node's system is refused.")
+@pytest.mark.parametrize(
+    ("system", "group", "variables", "found"),
+    [
+        (("debian", "13", "Debian"), "gpu_metrics", {}, "NVIDIA publishes no DCGM for Debian 13"),
+        (("debian", "13", "Debian"), "gpu_metrics", {"cluster_package_mirrors": {"debian": "http://m"}}, "no DCGM"),
+        (("debian", "13", "Debian"), "gpu_metrics", {"cluster_package_mirrors": {"nvidia": "http://m"}}, ""),
+        (("debian", "12", "Debian"), "gpu_metrics", {}, ""),
+        (("rocky", "10.1", "RedHat"), "gpu_metrics", {}, "no exporter of DCGM for RHEL 10"),
+        (("rocky", "10.1", "RedHat"), "monitoring", {}, "EPEL 10 has no Prometheus"),
+        (("rocky", "10.1", "RedHat"), "monitoring", {"prometheus_package": "prometheus"}, ""),
+        (("rocky", "9.6", "RedHat"), "monitoring", {}, ""),
+    ],
+)
+def test_system__what_nobody_publishes_for_it__is_refused(
+    tmp_path: Path, system: tuple[str, str, str], group: str, variables: dict[str, Any], found: str
+) -> None:
+    def runs(data: dict[str, Any]) -> None:
+        data["hardware"]["os"].update(id=system[0], version=system[1], family=system[2])
+
+    given = three(tmp_path)
+    hosts = tuple(replace(host, variables=variables) if host.name == "gpu02" else host for host in given.hosts)
+    hosts = tuple(replace(host, groups=host.groups | {group}) if host.name == "gpu02" else host for host in hosts)
+    given = replace(given, hosts=hosts)
+    findings = list(preflight._unpublished(given, {"gpu01": facts(runs).hardware, "gpu02": facts(runs).hardware}))
+    assert [(one.node, one.check, one.warning) for one in findings] == ([("gpu02", group, False)] if found else [])
+    assert all(found in one.found and "leave gpu02 out of" in one.hint for one in findings)
+
+
 def test_confinement__of_preflight_and_role__is_one() -> None:
     defaults = yaml.safe_load((paths.content() / "roles/slurm_head/defaults/main.yml").read_text())
     assert defaults["slurm_head_confine"] == [*preflight.CONFINED_BY]
