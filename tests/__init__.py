@@ -1,0 +1,8 @@
+"""The tests."""
+
+import ansible.module_utils
+
+from clusterctl import paths
+
+# Where modules find what they share, as ansible.cfg has it.
+ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_utils"))

@@ -17,12 +17,12 @@ from tests.selection import Selection, Test
 # The helpers of tests, too, are to show the values that an assert has seen.
 pytest.register_assert_rewrite("tests.cluster", "tests.faults")
 
-LANDING, EVERYTHING = "landing", "all"
+LANDING, EVERYTHING, REMAINING = "landing", "all", "remaining"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("clusterctl")
-    group.addoption("--select", default="", help="landing, all, or names of layers with commas (tests/layers.py)")
+    group.addoption("--select", default="", help="landing, all, remaining, or layers with commas (tests/layers.py)")
     group.addoption("--long", action="store_true", help="the tests that are marked long as well")
     group.addoption("--budget", type=float, default=selection.LANDING_MINUTES, help="minutes of a landing")
     group.addoption("--record", default="", help="directory for selection.json and results.jsonl (tests/run.py)")
@@ -80,6 +80,8 @@ def _chosen(config: pytest.Config, tests: list[Test], known: dict[str, ledger.En
         return selection.landing(tests, known, git.changed_since, config.getoption("--budget"))
     if asked == EVERYTHING:
         return selection.everything(tests)
+    if asked == REMAINING:
+        return selection.remaining(tests, known, git.changed_since)
     return selection.layers(tests, asked.split(","), config.getoption("--long")) if asked else None
 
 

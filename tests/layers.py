@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 LAYERS: dict[str, tuple[str, ...]] = {
     # Pure logic, and the command line without nodes.
-    "unit": ("tests/unit/",),
+    "unit": ("tests/unit/", "tests/systems/"),
     # One cluster's whole life, and what must survive what.
     "core": (
         "tests/cluster/test_bootstrap.py",
@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_demo.py",
         "tests/cluster/test_newer_python.py",
         "tests/cluster/test_shapes.py",
+        "tests/cluster/test_slurm_releases.py",
         "tests/cluster/test_systems.py",
         "tests/test_newer_python.py",
     ),

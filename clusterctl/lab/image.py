@@ -29,7 +29,7 @@ class Distribution:
     """A distribution that a lab node can run: built from Debian's mirror, or on a registry's image."""
 
     name: str
-    suite: str = ""  # Debian's code name; built with mmdebstrap
+    suite: str = ""  # Debian's, by its code name or as `testing`; built with mmdebstrap
     base: str = ""  # image of a container registry
     setup: str = ""  # the packages of a minimal server, for a registry's image
 
@@ -47,6 +47,7 @@ DISTRIBUTIONS = {
     for d in (
         Distribution("debian-13", suite="trixie"),
         Distribution("debian-12", suite="bookworm"),
+        Distribution("debian-testing", suite="testing"),
         Distribution("ubuntu-24.04", base="docker.io/library/ubuntu:24.04", setup=_APT_SETUP),
         Distribution("ubuntu-22.04", base="docker.io/library/ubuntu:22.04", setup=_APT_SETUP),
         Distribution("rocky-9", base="docker.io/library/rockylinux:9", setup=_RPM_SETUP),
@@ -101,8 +102,10 @@ def _build_debian(distribution: Distribution, mirror: str, name: str) -> None:
 def debian_root(archive: Path, suite: str, mirror: str, *options: str, further: Sequence[tuple[str, str]] = ()) -> None:
     """Make a minimal Debian of a suite as a tar archive; `further` sources are URLs and suites beside the mirror's."""
     components = _COMPONENTS.replace(",", " ")
+    # The index of testing expires within days, and that of a mirror which rests would be refused.
+    lasting = " check-valid-until=no" if suite == "testing" else ""
     sources = [
-        f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {url} {name} {components}"
+        f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg{lasting}] {url} {name} {components}"
         for url, name in ((mirror, suite), *further)
     ]
     dpkg = (f"--dpkgopt={option}" for option in (*_DPKG_OPTIONS, "force-unsafe-io"))

@@ -9,16 +9,13 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import ansible.module_utils
 import pytest
+from ansible.module_utils import cluster_backup
 
-from clusterctl import paths, secrets
+from clusterctl import secrets
 from tests import programs
 from tests.cluster.lab import TestLab, clusterctl, podman, submit
 from tests.faults.injury import container, fails, wait_until
-
-ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_utils"))
-from ansible.module_utils import cluster_backup  # noqa: E402
 
 # Counts until it is told to end, so that no test depends on how long anything takes.
 COUNTER = """n=0

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pynvml
 import pytest
 import yaml
 
@@ -19,7 +20,7 @@ from tests import programs
 from tests.cluster import test_bootstrap
 from tests.cluster.lab import ALICE, HERE, TestLab, clusterctl, fresh, fresh_as, podman, submit
 from tests.cluster.members import states
-from tests.cluster.test_bootstrap import declared
+from tests.cluster.test_bootstrap import declared, inject
 from tests.cluster.test_gpu_metrics import ask
 from tests.cluster.test_systems import refused
 from tests.faults.injury import fails, gateway, in_service, wait_until
@@ -169,6 +170,21 @@ def test_gpu_model__as_servers_have_it__is_fit_and_takes_jobs(model: str, type_:
         assert f"Gres=gpu:{type_}:2" in lab.root("head1", "scontrol show node gpu01")
         works(lab)
         lab.unchanged()
+        inject(lab, "gpu01", "ecc", "--gpu", "1")
+        lab.ssh("gpu01", "tee", "/tmp/pynvml.py", stdin=Path(pynvml.__file__).read_text())
+        actions = lab.ssh("gpu01", "sh", "-c", "'cd /tmp; python3 -'", stdin=RECOVERY_ACTIONS).split()
+        older = pynvml.NVML_ERROR_NOT_SUPPORTED
+        assert [int(one) for one in actions] == ([0, 0, older, older] if model == "t4" else [0, 1, 0, 0])
+
+
+# Value and return code of each GPU. nvidia-smi 550, Debian's, does not print them.
+RECOVERY_ACTIONS = """
+import pynvml
+pynvml.nvmlInit()
+devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
+found = [pynvml.nvmlDeviceGetFieldValues(one, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])[0] for one in devices]
+print(*(one.value.uiVal for one in found), *(one.nvmlReturn for one in found))
+"""
 
 
 @pytest.mark.proves("bootstrap", "An unmanaged Slurm is refused; `--adopt` replaces it and keeps its slurm.conf.")

@@ -6,19 +6,20 @@ import pytest
 
 from tests.cluster.lab import TestLab, clusterctl
 from tests.cluster.members import states
-from tests.faults.injury import wait_until
+from tests.faults.injury import in_service, wait_until
 
 DIRECTORIES = "/var/lib/slurm/job_directories/gpu01"  # each job's own below its number
 ALICES = "      - {name: alice, uid: 5001}\n"
+OTHERS = "      - {name: bob, uid: 5002}\n      - {name: carol, uid: 5003, admin: true}\n"
 MAY, MAY_NOT = "No such device or address", "Operation not permitted"  # what reading a simulated GPU says
 
 
 @pytest.fixture(scope="module")
 def two(whole: TestLab) -> TestLab:
-    """The lab with a second user."""
+    """The lab with a second user and an administrator."""
     text = whole.inventory.read_text()
     assert ALICES in text
-    whole.inventory.write_text(text.replace(ALICES, ALICES + ALICES.replace("alice", "bob").replace("1}", "2}")))
+    whole.inventory.write_text(text.replace(ALICES, ALICES + OTHERS))
     whole.run("bootstrap")
     return whole
 
@@ -124,3 +125,17 @@ def test_job__of_root__is_refused(two: TestLab) -> None:
     told = two.root("head1", "srun --chdir=/ true 2>&1 || echo refused")
     assert told.endswith("refused\n")
     assert "Invalid user id" in told  # ESLURM_USER_ID_MISSING, for root alone
+
+
+@pytest.mark.proves("jobs", "Root of a worker becomes root nowhere else in an administrator's name.")
+def test_root_of_a_worker__in_an_administrators_name__is_root_nowhere_else(two: TestLab) -> None:
+    """Whoever is root somewhere is any user there, as far as sudo and Slurm on other nodes can tell."""
+    as_carol = "runuser --user carol -- {} 2>&1 || true"
+    start = "srun --quiet --chdir=/ --nodelist=gpu02 --mem=50M {}"
+    assert two.root("gpu01", as_carol.format(start.format("id --user"))).strip() == "5003", "she may run jobs there"
+    told = two.root("gpu01", as_carol.format(start.format("sudo --non-interactive id")))
+    assert "uid=0" not in told
+    assert "sudo:" in told
+    told = two.root("gpu01", as_carol.format("scontrol update nodename=gpu02 state=down reason=mine"))
+    assert "Invalid user id" in told or "Access/permission denied" in told
+    assert in_service(two)["gpu02"] == "idle"

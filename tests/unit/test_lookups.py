@@ -172,7 +172,12 @@ def test_a_host_gets_the_packages_of_its_own_roles(groups: list[str], there: set
         "group_names": groups,
         "groups": {"all": ["node1"], **{group: ["node1"] for group in groups}},
         "cluster_name": "aurora",
-        "ansible_facts": {"os_family": "Debian", "distribution": "Debian", "distribution_major_version": "13"},
+        "ansible_facts": {
+            "os_family": "Debian",
+            "distribution": "Debian",
+            "distribution_major_version": "13",
+            "distribution_release": "trixie",
+        },
     }
     found = look_up("role_packages", [str(paths.content() / "playbooks/bootstrap.yml")], variables)
     names = [package if isinstance(package, str) else package["name"] for package in found]

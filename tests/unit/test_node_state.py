@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import ansible.module_utils
 import pytest
 import yaml
+from ansible.module_utils import node_drift, node_insert, node_items, node_packages, node_record, node_tools
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,9 +29,6 @@ from tests.programs import wait_until_shown
 
 PLAYBOOKS = paths.content() / "playbooks"
 LOGINS = yaml.safe_load((paths.content() / "roles/slurm_logins/vars/main.yml").read_text())
-ansible.module_utils.__path__.append(str(PLAYBOOKS / "module_utils"))  # where Ansible finds them by its own settings
-
-from ansible.module_utils import node_drift, node_insert, node_items, node_packages, node_record, node_tools  # noqa: E402
 
 
 def load(path: Path, name: str) -> Any:

@@ -25,6 +25,8 @@ PROCESSES = {
     "1": ("0", "0::/init.scope"),
     "7": ("5001", "0::/user.slice/user-5001.slice/session-3.scope"),
     "8": ("5001", "0::/system.slice/gpu01_slurmstepd.scope/job_9/step_0/user/task_0"),
+    "13": ("5001", "0::/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_0"),
+    "14": ("5001", "0::/user.slice/user-5001.slice/user@5001.service/app.slice/sEKNKTV3WPV500"),
     "9": ("5001", "4:devices:/node1/slurm/uid_5001/job_9/step_batch\n1:name=systemd:/system.slice/slurmd.service"),
     "10": ("5001", "0::/user.slice/user-5001.slice/user@5001.service/app.slice/slurmstepd.scope/job_9"),
     "12": ("100007", "0::/user.slice/user-5001.slice/session-3.scope"),
@@ -41,9 +43,9 @@ def test_outside_of_jobs__by_cgroup__are_the_processes_that_end(tmp_path: Path) 
     subuid = tmp_path / "subuid"
     subuid.write_text("bob:165536:65536\nada:100000:65536\n")
     numbers = MODULE.numbers_of("ada", 5001, str(subuid))
-    assert sorted(MODULE.outside_of_jobs(numbers, str(tmp_path))) == [7, 10, 12]
+    assert sorted(MODULE.outside_of_jobs(numbers, str(tmp_path))) == [7, 10, 12, 14]
     (tmp_path / "7/status").write_text("State:\tZ (zombie)\nUid:\t5001\t5001\t5001\t5001\n")
-    assert sorted(MODULE.outside_of_jobs(numbers, str(tmp_path))) == [10, 12]
+    assert sorted(MODULE.outside_of_jobs(numbers, str(tmp_path))) == [10, 12, 14]
 
 
 def test_left_behind__of_cron_at_and_systemd__is_found(tmp_path: Path) -> None:

@@ -4,16 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.inventory.manager import InventoryManager
-from ansible.parsing.dataloader import DataLoader
-from ansible.plugins.loader import filter_loader
 
 from clusterctl import paths, ports, schema
 from clusterctl.errors import ClusterctlError
+from tests.systems.rendering import CONTENT, a_cluster
 
 from .test_lookups import look_up
 from .test_role_plugins import plugin
-from .test_roles import CONTENT, cluster, render, templar
 
 NETWORKS = plugin("filter_plugins/networks")
 MEMBERS = plugin("lookup_plugins/cluster_members")
@@ -101,16 +98,12 @@ def test_networks_are_told_apart_by_family_and_none_is_within_another() -> None:
 
 def rules(tmp_path: Path, host: str, **variables: Any) -> list[str]:
     """The lines of a host's firewall; the worker's address is a name that only its record resolves."""
-    filter_loader.add_directory(str(CONTENT / "playbooks/filter_plugins"))
-    loader = DataLoader()
-    manager = InventoryManager(loader=loader, sources=[str(cluster(tmp_path, "debian-13"))])
-    role = CONTENT / "roles/base"
-    engine = templar(role, "debian-13", host, manager, loader)
-    for name, value in {"cluster_networks": [], **variables}.items():
-        for node in manager.hosts:
-            manager.hosts[node].set_variable(name, value)
-        engine.available_variables[name] = value
-    text = render(engine, role / "templates/firewall.nft.j2")
+    cluster = a_cluster(tmp_path, "debian-13")
+    known = {"cluster_networks": [], **variables}
+    for node in cluster.hosts:
+        cluster.set(node, **known)
+    role = cluster.role("base", host, **known)
+    text = role.render(role.path / "templates/firewall.nft.j2")
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

@@ -8,15 +8,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import ansible.module_utils
 import pytest
+from ansible.module_utils import cluster_backup
 
 from clusterctl import backup, home, paths, secrets
 
 from .test_cli import clusterctl
-
-ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_utils"))
-from ansible.module_utils import cluster_backup  # noqa: E402
 
 INVENTORY = """\
 all:

@@ -1,0 +1,295 @@
+"""What a role does on a supported system, by Ansible's own templating: its templates, and the data of its tasks.
+
+No node takes part. What tasks would have learned there is given, as modules return it.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.parsing.vault import VaultLib, VaultSecret
+from ansible.plugins.loader import filter_loader, init_plugin_loader, lookup_loader
+from ansible.template import Templar, trust_as_template
+from ansible.utils.collection_loader import AnsibleCollectionConfig
+from ansible.vars.hostvars import HostVars
+from ansible.vars.manager import VariableManager
+
+from clusterctl import paths
+
+CONTENT = paths.content()
+ROLES = sorted(path for path in (CONTENT / "roles").iterdir() if path.is_dir())
+
+
+@dataclass(frozen=True)
+class System:
+    """An operating system, as Ansible's facts name it."""
+
+    family: str
+    distribution: str
+    major: str
+    version: str
+    codename: str
+
+    @property
+    def id(self) -> str:
+        """Its ID in os-release."""
+        return self.distribution.lower().replace("redhat", "rhel")
+
+
+SYSTEMS = {
+    "debian-12": System("Debian", "Debian", "12", "12.12", "bookworm"),
+    "debian-13": System("Debian", "Debian", "13", "13.1", "trixie"),
+    "ubuntu-22.04": System("Debian", "Ubuntu", "22", "22.04", "jammy"),
+    "ubuntu-24.04": System("Debian", "Ubuntu", "24", "24.04", "noble"),
+    "rocky-9": System("RedHat", "Rocky", "9", "9.6", "Blue Onyx"),
+    "almalinux-10": System("RedHat", "AlmaLinux", "10", "10.0", "Purple Lion"),
+    "centos-9": System("RedHat", "CentOS", "9", "9", "Stream"),
+    "rhel-10": System("RedHat", "RedHat", "10", "10.0", "Coughlan"),
+}
+VAULT = VaultSecret(b"a vault password")
+SECRET = "c2VjcmV0"  # each secret of a cluster
+MIRRORED = ("debian", "ubuntu", "rocky", "almalinux", "centos")
+VARIABLES: Mapping[str, Any] = {
+    "cluster_ca_certificates": ["company.pem"],
+    "cluster_http_proxy": "http://proxy.example:3128",
+    "cluster_networks": ["10.0.0.0/24"],
+    "cluster_package_mirrors": {name: f"http://mirror.example/{name}" for name in MIRRORED},
+    "nvidia_cuda_compat": ["13.0"],
+    "nvidia_cuda_toolkits": ["12.8", "13.0"],
+    "nvidia_driver_imex_nodes": ["10.0.0.11"],
+    "containers_registry_mirrors": {
+        "docker.io": "http://mirror.example:5000",
+        "ghcr.io": "https://harbor.example/ghcr",
+    },
+    "enroot_caps_sha256": "c" * 64,
+    "enroot_sha256": "e" * 64,
+    "pyxis_source_sha256": "f" * 64,
+    "users_accounts": [
+        {"name": "ada", "uid": 10001, "admin": True, "ssh_keys": ["ssh-ed25519 AAAA ada"]},
+        {"name": "bob", "uid": 10002},
+    ],
+}
+"""Of a cluster that uses what it can."""
+
+KERNELS = {
+    "debian-12": "6.1.0-40-amd64",
+    "debian-13": "6.12.48+deb13-amd64",
+    "ubuntu-22.04": "5.15.0-157-generic",
+    "ubuntu-24.04": "6.8.0-85-generic",
+    "rocky-9": "5.14.0-570.42.2.el9_6.x86_64",
+    "centos-9": "5.14.0-620.el9.x86_64",
+    "almalinux-10": "6.12.0-55.32.1.el10_0.x86_64",
+    "rhel-10": "6.12.0-55.32.1.el10_0.x86_64",
+}
+"""A kernel of each system, as `uname -r` prints it."""
+
+
+def look(system: str, devices: Iterable[str] = ("2330",), fabric: str = "nvswitch", **more: Any) -> dict[str, Any]:
+    """Return what module nvidia_look returns on a server with these GPUs, by PCI device id."""
+    kernel = KERNELS[system]
+    if SYSTEMS[system].family == "RedHat":
+        kept, headers = ["kernel", "kernel-core", "kernel-modules"], []
+    else:
+        kind = "generic" if SYSTEMS[system].distribution == "Ubuntu" else "amd64"
+        kept, headers = [f"linux-image-{kernel}", f"linux-image-{kind}"], [f"linux-headers-{kind}"]
+    found = {"devices": list(devices), "fabric": fabric, "kernel": kernel, "kept": kept, "headers": headers}
+    return {**found, "brought": [], "driver": "", "imex": False, "left": "", "runfile": False, "waits": [], **more}
+
+
+def registered(system: str) -> dict[str, Any]:
+    """Return what earlier tasks of roles have registered, and what a template gets from its caller."""
+    return {
+        "__dcgm_exporter_look": look(system, driver="580.95.05"),
+        "__gpu_config_done": {"kept": {"mig": "3g.40gb,2g.20gb,2g.20gb"}},
+        "__slurm_head_job_container": {"use": True},
+        "__nvidia_cuda_look": {"devices": ["2330"], "driver": "580.95.05"},
+        "__nvidia_cuda_toolkit": "12.8",
+        "__nvidia_driver_key": {"key": "-----BEGIN PGP PUBLIC KEY BLOCK-----"},
+        "__nvidia_driver_look": look(system, imex=True),
+        "__nvidia_driver_state": {"changes": [], "versions": {}},
+        "mirror": "https://harbor.example/ghcr",
+        "registry": "ghcr.io",
+        "repositories": {"baseos": "BaseOS"},
+    }
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+
+
+def tasks(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield every task of a file, those in blocks included."""
+    pending = list(load(path))
+    while pending:
+        task = pending.pop(0)
+        yield task
+        for part in ("block", "rescue", "always"):
+            pending += task.get(part, [])
+
+
+def trusted(value: Any) -> Any:
+    """Return arguments as Ansible's own loader would hand them over: its strings may be templates."""
+    if isinstance(value, dict):
+        return {key: trusted(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [trusted(item) for item in value]
+    return trust_as_template(value) if isinstance(value, str) else value
+
+
+class Role:
+    """A role on one host: Ansible's templar with the variables that it has there."""
+
+    def __init__(self, path: Path, templar: Templar) -> None:
+        self.path, self.templar = path, templar
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """All that it sees; what is changed there holds from then on."""
+        return self.templar.available_variables  # type: ignore[no-any-return]
+
+    def value(self, name: str) -> Any:
+        """Return the value of an expression."""
+        return self.templar.template(trust_as_template("{{ " + name + " }}"))
+
+    def arguments(self, given: Any) -> Any:
+        """Return a task's arguments."""
+        return self.templar.template(trusted(given))
+
+    def render(self, path: Path) -> str:
+        """Return a template as node_state's action plugin renders it."""
+        text = trust_as_template(path.read_text(encoding="utf-8"))
+        return str(self.templar.template(text, escape_backslashes=False, overrides={"trim_blocks": True}))
+
+    def calls(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield the file and the arguments of every node_state task."""
+        for file in sorted((self.path / "tasks").glob("*.yml")):
+            for task in tasks(file):
+                if "node_state" in task:
+                    yield file, self.arguments(task["node_state"] or {})
+
+
+class Cluster:
+    """A cluster's directory whose hosts are all of one system."""
+
+    def __init__(self, inventory: Path, system: str, variables: Mapping[str, Any] | None = None) -> None:
+        self.system = system
+        self._loader = DataLoader()
+        self._loader.set_vault_secrets([("default", VAULT)])
+        self.manager = InventoryManager(loader=self._loader, sources=[str(inventory)])
+        if AnsibleCollectionConfig.collection_finder is None:  # another test may have come first
+            init_plugin_loader()
+        lookup_loader.add_directory(str(CONTENT / "playbooks/lookup_plugins"))
+        filter_loader.add_directory(str(CONTENT / "playbooks/filter_plugins"))
+        shared = self._loader.load_from_file(str(CONTENT / "playbooks/group_vars/all.yml"), trusted_as_template=True)
+        everybody = self.manager.groups["all"]
+        for name, value in {**shared, **everybody.vars, **(VARIABLES if variables is None else variables)}.items():
+            everybody.set_variable(name, value)
+
+    @property
+    def hosts(self) -> list[str]:
+        return list(self.manager.hosts)
+
+    def set(self, host: str, **variables: Any) -> None:
+        """Set variables of a host in the inventory."""
+        for name, value in variables.items():
+            self.manager.hosts[host].set_variable(name, value)
+
+    def role(self, name: str, host: str, **known: Any) -> Role:
+        """Return a role as it is on a host, with these variables above all others."""
+        path, system = CONTENT / "roles" / name, SYSTEMS[self.system]
+        self._loader.set_basedir(str(path))
+
+        def content(file: Path) -> Any:
+            return (self._loader.load_from_file(str(file), trusted_as_template=True) or {}) if file.is_file() else {}
+
+        defaults = content(CONTENT / "playbooks/group_vars/all.yml") | content(path / "defaults/main.yml")
+        private = content(path / "vars/main.yml") | content(path / f"vars/{system.family}.yml")
+        variables = VariableManager(loader=self._loader, inventory=self.manager)
+        everything = defaults | variables.get_vars(host=self.manager.get_host(host)) | private | registered(self.system)
+        everything |= {
+            "ansible_check_mode": False,
+            "ansible_facts": {
+                "architecture": "x86_64",
+                "distribution": system.distribution,
+                "distribution_major_version": system.major,
+                "distribution_release": system.codename,
+                "distribution_version": system.version,
+                "os_family": system.family,
+            },
+            "ansible_managed": "Managed.",
+            "ansible_play_hosts": self.hosts,
+            "ansible_play_hosts_all": self.hosts,
+            "ansible_search_path": [str(path), str(CONTENT / "playbooks")],
+            "hostvars": HostVars(self.manager, variables, self._loader),
+            "playbook_dir": str(CONTENT / "playbooks"),
+            "role_path": str(path),
+        }
+        return Role(path, Templar(loader=self._loader, variables={**everything, **known}))
+
+
+def record(name: str, number: int, system: str) -> dict[str, Any]:
+    """Return a hardware record as discovery writes it; the first host has no GPUs."""
+    os = SYSTEMS[system]
+    gpu = {
+        "model": "NVIDIA A100-SXM4-80GB",
+        "type": "a100",
+        "memory_mb": 81920,
+        "uuid": "",
+        "pci": "",
+        "cpus": None,
+        "links": {},
+        "pcie_generation": 4,
+        "pcie_width": 16,
+        "mig": None,
+    }
+    return {
+        "schema": 1,
+        "name": name,
+        "recorded": "2026-11-21T01:00:00Z",
+        "machine_id": f"{number:032x}",
+        "os": {
+            "id": os.id,
+            "version": os.version,
+            "codename": os.codename.split()[0],
+            "family": os.family,
+            "architecture": "x86_64",
+            "kernel": "6.12",
+        },
+        "cpu": {"model": "x", "sockets": 1, "cores_per_socket": 2, "threads_per_core": 1, "cpus": 2},
+        "memory_mb": 24105,
+        "gpus": [gpu | {"index": index, "device": f"/dev/nvidia{index}"} for index in range(4 * number)],
+        "driver_version": None,
+        "disks": [],
+        "nameservers": ["10.0.0.1"],
+        "resolver": "plain",
+        "cloud_init": True,
+        "nics": [{"name": "eth0", "mac": "", "speed_mbps": None, "addresses": [f"10.0.0.{10 + number}/24"]}],
+        "cgroup": {"version": 2, "controllers": ["cpu", "cpuset", "memory"]},
+    }
+
+
+def a_cluster(directory: Path, system: str) -> Cluster:
+    """Return a cluster of a head and a worker, whose address is a name, with records, secrets and a certificate."""
+    hosts = {"head1": {"ansible_host": "10.0.0.10"}, "gpu01": {"ansible_host": "gpu01.example"}}
+    groups = {"slurm_head": ["head1"], "slurm_workers": ["gpu01"], "monitoring": ["head1"]}
+    children = {group: {"hosts": {name: hosts[name] for name in names}} for group, names in groups.items()}
+    inventory = {"all": {"vars": {"cluster_name": "aurora"}, "children": children}}
+    (directory / "hardware").mkdir()
+    for number, name in enumerate(hosts):
+        (directory / f"hardware/{name}.json").write_text(json.dumps(record(name, number, system)), encoding="utf-8")
+    declared = [load(role / "meta/secrets.yml") for role in ROLES if (role / "meta/secrets.yml").is_file()]
+    secrets = {name: SECRET for names in declared for name in names}
+    sealed = VaultLib([("aurora-1", VAULT)]).encrypt(yaml.safe_dump(secrets), vault_id="aurora-1")
+    (directory / "secrets.yml").write_bytes(sealed)
+    (directory / "company.pem").write_text("-----BEGIN CERTIFICATE-----\n", encoding="utf-8")
+    (directory / "inventory.yaml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
+    return Cluster(directory / "inventory.yaml", system)
