@@ -92,6 +92,9 @@ RESERVATION = "clusterctl-proof"
 # A run that is killed leaves the reservation, and so its nodes out of service, until the next one or for so long.
 RESERVED = "1-00:00:00"
 
+# Of the signs that sinfo(1) puts behind a state, those of a node that runs as before: a reservation for maintenance, a
+# job that the scheduler has planned there.
+SIGNS = "$-"
 REGISTERED = ("idle", "mixed", "allocated", "completing", "planned", "draining", "drained", "reserved", "maint")
 FREE = ("idle", "mixed", "completing", "planned")
 
@@ -143,8 +146,7 @@ def states() -> dict[str, tuple[str, str]]:
     """Return (state, partition) of each node. A partition marked * is the default one."""
     lines = output(["sinfo", "--noheader", "--Node", "--format=%N|%T|%P"]).splitlines()
     rows = sorted((line.split("|") for line in lines), key=lambda row: row[2].endswith("*"))
-    # A state ends with a sign of its own where a reservation has the node.
-    return {name: (state.rstrip("$"), partition.rstrip("*")) for name, state, partition in rows}
+    return {name: (state.rstrip(SIGNS), partition.rstrip("*")) for name, state, partition in rows}
 
 
 def register(nodes: Nodes) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:

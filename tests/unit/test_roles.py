@@ -261,7 +261,8 @@ def test_logins__by_what_the_host_is__need_a_job(
     cluster.set("head1", **changes)
     role = cluster.role("slurm_logins", host, **changes)
     assert role.value("__slurm_logins_guarded") is guarded
-    assert role.value("__slurm_logins_packages") == (["libpam-slurm-adopt"] if guarded else [])
+    packages = [{"name": "libpam-slurm-adopt", "hold": True}]
+    assert role.value("__slurm_logins_packages") == (packages if guarded else [])
 
 
 @pytest.mark.proves("firewall", "Administrators, sudoers and who runs clusterctl reach workers without a job.")
