@@ -67,7 +67,8 @@ class SlurmPackages:
 class Node:
     """What changes by itself and is not recorded; sizes in MiB, services by name with systemd's ActiveState.
 
-    `security_updates` is how many seconds ago the node's own last succeeded, or were set up; None: it has none.
+    `security_updates` is how many seconds ago the node's own last succeeded, or were set up; None: it has none. `homes`
+    says of users' homes when each was last changed, in seconds since 1970.
     """
 
     hostname: Annotated[str, text()]
@@ -89,6 +90,7 @@ class Node:
     jobs: Annotated[tuple[str, ...], sequence(text(r"\d+", "a job's number"), probe.MAX_JOBS)]
     firewall: Annotated[str | None, optional(text())]
     services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]
+    homes: Annotated[Mapping[str, int], mapping(text(), number(0, 1 << 40), 64)]
 
 
 @dataclass(frozen=True)

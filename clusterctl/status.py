@@ -24,6 +24,7 @@ HEALTHY, DEGRADED, HEAD_DOWN = 0, 4, 5
 OUTDATED = 3 * 86400
 """Seconds after which security updates that come daily are late."""
 ABSENT = "not installed"
+MAX_HOMES = 16
 
 # Units by group; either name of one with a bar will do, for distributions differ.
 _SERVICES: Mapping[str, Sequence[str]] = {
@@ -128,6 +129,8 @@ class NodeStatus:
     """The version of NVIDIA's driver."""
     updated: int | None = None
     """Seconds since its own security updates last succeeded, or were set up; None where it has none."""
+    homes: Mapping[str, int] = field(default_factory=dict)
+    """When each of some users' homes there was last changed, in seconds since 1970."""
 
     @property
     def drifted(self) -> list[Item]:
@@ -158,6 +161,15 @@ class NodeStatus:
     def vital(self) -> bool:
         """Return whether one of the services that fail is the scheduler's."""
         return any(state != "active" and name in _SCHEDULER for name, state in self.services.items())
+
+
+def _same(homes: Mapping[str, int], others: Mapping[str, int]) -> bool | None:
+    """Tell whether two nodes have their homes from one file system, None where they have none in common.
+
+    A local home has another age on each node. That of a user who works right now may differ anyhow.
+    """
+    common = homes.keys() & others.keys()
+    return 2 * sum(homes[path] == others[path] for path in common) >= len(common) if common else None
 
 
 @dataclass(frozen=True)
@@ -205,6 +217,13 @@ class Status:
                 apart.setdefault(package, {}).update(versions)
         return apart
 
+    def homes_apart(self) -> list[str] | None:
+        """Return the workers whose homes are not those of the head; None where nothing tells."""
+        head = next((node.homes for node in self.nodes if node.head), {})
+        told = {node.name: _same(head, node.homes) for node in self.nodes if node.slurm_worker and not node.head}
+        known = any(same is not None for same in told.values())
+        return [name for name, same in told.items() if same is False] if known else None
+
     def unsafe(self) -> dict[str, list[str]]:
         """Return what is known of holes in the nodes' packages: each hole with the nodes that have it."""
         found: dict[str, list[str]] = {}
@@ -237,6 +256,7 @@ class Status:
             "alerts": asdict(self.alerts) if self.alerts else None,
             "versions_apart": self.versions_apart(),
             "unsafe": self.unsafe(),
+            "homes_apart": self.homes_apart(),
             "secrets_unjudged": self.unjudged or None,
             "leaving": dict(self.leaving),
             "last_run": self.last_run.as_dict() if self.last_run else None,
@@ -301,11 +321,19 @@ def services_of(host: Host) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def homes_of(host: Host) -> list[str]:
+    """Return the homes of some of the inventory's users, as role users makes them."""
+    folder = host.variables.get("users_home", "/home")
+    users = [user for user in host.variables.get("users_accounts", ()) if user.get("state") != "absent"]
+    return [str(user.get("home", f"{folder}/{user['name']}")) for user in users[:MAX_HOMES]]
+
+
 def _options(host: Host, wanted: Sequence[str], key: str | None) -> dict[str, Any]:
     """Return what the probe is asked there. The key goes to root by standard input and stands nowhere else."""
     options: dict[str, Any] = {
         "services": [name for names in wanted for name in names.split("|")],
         "drift": {"modules": dict(contact.drift_modules()), "key": key},
+        "homes": homes_of(host),
     }
     if "monitoring" in host.groups:
         address = str(host.variables.get("cluster_address", host.address))
@@ -355,6 +383,7 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
         unused,
         facts.hardware.driver_version,
         facts.node.security_updates,
+        facts.node.homes,
     )
     return _Answer(node, slurm, facts.alerts)
 

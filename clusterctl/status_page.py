@@ -251,6 +251,10 @@ def _sums(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:
     if status.slurm and not status.slurm.problem:
         jobs = ", ".join(f"{count} {state.lower()}" for state, count in sorted(status.slurm.jobs.items()))
         yield "Jobs", jobs or "none", ""
+    apart = status.homes_apart()
+    if apart is not None:
+        told = f"not shared: what a job writes at home stays on {_few(apart, len(status.nodes))}" if apart else "shared"
+        yield "Homes", told, ""
     if status.alerts and not status.alerts.error and not status.alerts.firing:
         yield "Alerts", "none", ""
     if run := status.last_run:

@@ -1,4 +1,4 @@
-"""Networks as nftables wants them: each family in a rule of its own, none within another."""
+"""Networks as nftables wants them, each family in a rule of its own, none within another; those of interfaces."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ def by_family(networks: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
+def networks_with(interfaces: Iterable[str], address: str) -> list[str]:
+    """Return the networks of those interfaces, such as C(10.0.0.5/24), that have the address."""
+    known = [ipaddress.ip_interface(interface) for interface in interfaces]
+    return [str(one.network) for one in known if one.ip == ipaddress.ip_address(address)]
+
+
 class FilterModule:
     """Ansible's entry point."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by name."""
-        return {"by_family": by_family}
+        return {"by_family": by_family, "networks_with": networks_with}

@@ -11,6 +11,8 @@ import re
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -23,6 +25,7 @@ description:
   - Waits until every node has registered, runs a small job on up to two of them as an ordinary user, and judges what
     the job could open. Runs on the head, as root.
   - Where other people's jobs hold every node it proves nothing and says so in a note.
+  - Where both nodes have MPI, a program that is compiled there passes messages between them.
   - Changes nothing, unless I(admit) names a cause.
 options:
   user:
@@ -30,13 +33,28 @@ options:
     type: str
     required: true
   nodes:
-    description: By node, C(gpus), how many it has, and C(confined), whether a job is kept from the GPUs of others.
+    description:
+      - By node, C(gpus), how many it has, C(confined), whether a job is kept from the GPUs of others, and C(mpi),
+        whether it has MPI.
     type: dict
     required: true
   script:
     description: Text of a Python program that prints what it sees on a node as a line of JSON.
     type: str
     required: true
+  homes:
+    description: Users' homes. A note says where they are not this host's, so that jobs leave their files elsewhere.
+    type: list
+    elements: str
+    default: []
+  mpi_script:
+    description: Text of a shell script that compiles and runs an MPI program within an allocation.
+    type: str
+    default: ""
+  mpi_program:
+    description: Text of that program; it prints how many ranks it has.
+    type: str
+    default: ""
   admit:
     description:
       - Prove each node that nothing but this cause of slurm-drain's keeps out of service, such as C(bootstrap), and put
@@ -82,6 +100,7 @@ admitted:
 REGISTER_S = 60
 DECIDED_S = 10
 JOB_S = 90
+MPI_S = 110  # less than a job's limit of two minutes
 IMMEDIATE_S = 20
 ACCOUNTED_S = 30
 MOST = 16 << 20  # sinfo says some MB of 5000 nodes
@@ -99,6 +118,16 @@ REGISTERED = ("idle", "mixed", "allocated", "completing", "planned", "draining",
 FREE = ("idle", "mixed", "completing", "planned")
 
 Nodes = dict[str, dict[str, Any]]  # Python 3.8 on a node has no dict[…] outside annotations
+
+
+@dataclass
+class Job:
+    """Who runs which script as the proof's job, whose homes it looks at, and what was found that is worth a note."""
+
+    user: str
+    script: str
+    homes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class FailedError(Exception):
@@ -192,29 +221,70 @@ def answers_in(told: str, chosen: list[str]) -> Nodes:
                 continue
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-        answer = {"listed": None, **answer}
+        answer = {"listed": None, "homes": {}, **answer}
         if found.setdefault(answer["node"], answer) != answer:
             raise FailedError(f"two different answers came in the name of {answer['node']}")
     return found
 
 
-def run_job(
-    user: str, script: str, nodes: Nodes, chosen: list[str], partition: str, reservation: str = ""
-) -> tuple[int, Nodes]:
+def run_job(job: Job, nodes: Nodes, chosen: list[str], partition: str, reservation: str = "") -> tuple[int, Nodes]:
     """Run the job; return how many GPUs it asked for, and what it saw on each node."""
     gpus = min(2, min(nodes[name]["gpus"] for name in chosen))
-    argv = ["runuser", "--user", user, "--", "srun", "--job-name=verify", f"--partition={partition}"]
-    argv += [f"--nodelist={','.join(chosen)}", f"--nodes={len(chosen)}"]
-    argv += ["--ntasks-per-node=1", "--mem=64M", "--time=2", f"--immediate={IMMEDIATE_S}"]
-    argv += [f"--reservation={reservation}"] * bool(reservation)
-    argv += [f"--gres=gpu:{gpus}"] * (gpus > 0) + ["--chdir=/", "--quiet", "python3", "-"]
+    options = [f"--reservation={reservation}"] * bool(reservation) + [f"--gres=gpu:{gpus}"] * (gpus > 0)
+    argv = ["srun", "--mem=64M", *options, *size(chosen, partition), "python3", "-", *job.homes]
+    return gpus, answers_in(small_job(job.user, chosen, argv, job.script), chosen)
+
+
+def homes_apart(homes: list[str], answers: Nodes) -> list[str]:
+    """Return the nodes whose homes are not those of this host.
+
+    A local home has another age on each node; that of a user who works right now may differ anyhow.
+    """
+    mine = {path: int(Path(path).stat().st_mtime) for path in homes if Path(path).is_dir()}
+    found = []
+    for name, answer in sorted(answers.items()):
+        theirs = answer["homes"] if isinstance(answer["homes"], dict) else {}
+        same = [theirs[path] == mine[path] for path in mine if isinstance(theirs.get(path), int)]
+        if same and 2 * sum(same) < len(same):
+            found.append(name)
+    return found
+
+
+def size(chosen: list[str], partition: str) -> list[str]:
+    """Return the options of a job that is one process on each of those nodes."""
+    nodes = [f"--partition={partition}", f"--nodelist={','.join(chosen)}", f"--nodes={len(chosen)}"]
+    return ["--job-name=verify", *nodes, "--ntasks-per-node=1", "--time=2", "--chdir=/", "--quiet"]
+
+
+def small_job(user: str, chosen: list[str], argv: list[str], text: str = "", timeout: int = JOB_S) -> str:
+    """Return what srun or salloc prints as that user. Raises BusyError where the nodes have no room for it."""
+    argv = ["runuser", "--user", user, "--", argv[0], f"--immediate={IMMEDIATE_S}", *argv[1:]]
     try:
-        told = output(argv, script)
+        return output(argv, text, timeout)
     except FailedError as failure:
         if "Unable to allocate resources" in str(failure) and ("busy" in str(failure) or "mmediate" in str(failure)):
             raise BusyError(f"no room for a small job on {' and '.join(chosen)} within {IMMEDIATE_S} s") from None
         raise
-    return gpus, answers_in(told, chosen)
+
+
+def prove_mpi(user: str, script: str, program: str, nodes: Nodes) -> str:
+    """Run an MPI program on two of the nodes; return what was proven, or nothing where no two of them have MPI.
+
+    Raises FailedError where its messages do not pass. The nodes stay in service: most jobs need no MPI.
+    """
+    known, down = register({name: node for name, node in nodes.items() if node.get("mpi")})
+    able = {name: nodes[name] for name in known.keys() & nodes.keys() - down.keys() if nodes[name].get("mpi")}
+    chosen, partition = choose(able, known) if len(able) > 1 else ([], "")
+    if len(chosen) < 2:
+        return ""
+    argv = ["salloc", "--mem=512M", *size(chosen, partition), "sh", "-c", script, "sh", program]
+    try:
+        told = small_job(user, chosen, argv, timeout=MPI_S)
+    except FailedError as failure:
+        raise FailedError(f"MPI across {' and '.join(chosen)}: {failure}") from None
+    if (expected := f"{len(chosen)} ranks, 0 wrong") not in told.splitlines():
+        raise FailedError(f"MPI across {' and '.join(chosen)} says {told[-200:]!r}, not {expected!r}")
+    return f"an MPI program passed messages between {' and '.join(chosen)}"
 
 
 def judge(gpus: int, confined: bool, answer: dict[str, Any] | None) -> list[str]:
@@ -242,7 +312,7 @@ def accounted(job: str) -> None:
         time.sleep(0.2)
 
 
-def prove(user: str, script: str, nodes: Nodes, admit: str = "") -> dict[str, Any]:
+def prove(job: Job, nodes: Nodes, admit: str = "") -> dict[str, Any]:
     """Return what was proven, and what is wrong with which node. Raises FailedError where Slurm itself fails."""
     known, down = register(nodes)
     if admit:
@@ -250,31 +320,35 @@ def prove(user: str, script: str, nodes: Nodes, admit: str = "") -> dict[str, An
     usable = {name: node for name, node in nodes.items() if name not in down}
     kept_out = waiting(usable, admit) if admit else []
     if kept_out:
-        job = functools.partial(examine, user, script, usable, reservation=RESERVATION)
-        told, notes, wrong = admitted(user, admit, kept_out, lambda names: by_partition(names, known, job))
-        return {"msg": told, "notes": notes, "down": {**down, **wrong}, "admitted": sorted({*kept_out} - {*wrong})}
+        proof = functools.partial(examine, job, usable, reservation=RESERVATION)
+        told, notes, wrong = admitted(job.user, admit, kept_out, lambda names: by_partition(names, known, proof))
+        done = sorted({*kept_out} - {*wrong})
+        return {"msg": told, "notes": notes + job.notes, "down": {**down, **wrong}, "admitted": done}
     if not usable:
         return {"msg": "no node is in service", "notes": [], "down": down}
     try:
-        told, wrong = examine(user, script, usable, *choose(usable, known))
+        told, wrong = examine(job, usable, *choose(usable, known))
     except BusyError as busy:
         told = f"no job was run to prove the scheduler: {busy}"
         return {"msg": told, "notes": [told], "down": down}
-    return {"msg": told, "notes": [], "down": {**down, **wrong}}
+    return {"msg": told, "notes": job.notes, "down": {**down, **wrong}}
 
 
 def examine(
-    user: str, script: str, nodes: Nodes, chosen: list[str], partition: str, reservation: str = ""
+    job: Job, nodes: Nodes, chosen: list[str], partition: str, reservation: str = ""
 ) -> tuple[str, dict[str, str]]:
     """Run a job on these nodes and judge it; return what was proven, once it is accounted for, and what is wrong."""
-    gpus, answers = run_job(user, script, nodes, chosen, partition, reservation)
+    gpus, answers = run_job(job, nodes, chosen, partition, reservation)
     found = {name: judge(gpus, nodes[name]["confined"], answers.get(name)) for name in chosen}
     wrong = {name: "; ".join(problems) for name, problems in found.items() if problems}
-    job = next((answer["job"] for answer in answers.values()), "")
-    if not job:
+    number = next((answer["job"] for answer in answers.values()), "")
+    if not number:
         raise FailedError(f"the job on {' and '.join(chosen)} printed nothing")
-    accounted(job)
-    told = f"job {job} of {user} saw exactly {gpus} GPUs on each of {', '.join(chosen)}, and is accounted for"
+    accounted(number)
+    if apart := homes_apart(job.homes, answers):
+        what = "homes are not shared: what a job writes at home stays on its node"
+        job.notes.append(f"{what}, seen on {', '.join(apart)} (the guide, under Homes)")
+    told = f"job {number} of {job.user} saw exactly {gpus} GPUs on each of {', '.join(chosen)}, and is accounted for"
     return "" if wrong else told, wrong
 
 
@@ -361,6 +435,19 @@ def forget_reservation() -> None:
     output(["scontrol", "delete", f"reservationname={RESERVATION}"])
 
 
+def proofs(job: Job, mpi_script: str, mpi_program: str, nodes: Nodes, admit: str) -> dict[str, Any]:
+    """Return what prove() does, and of MPI where a program of it is given."""
+    found = prove(job, nodes, admit)
+    if not mpi_program:
+        return found
+    well = {name: node for name, node in nodes.items() if name not in found["down"]}
+    try:
+        told = prove_mpi(job.user, mpi_script, mpi_program, well)
+    except BusyError as busy:
+        return {**found, "notes": [*found["notes"], f"MPI was not proven: {busy}"]}
+    return {**found, "msg": "; ".join(filter(None, [found["msg"], told]))}
+
+
 def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
@@ -368,11 +455,16 @@ def main() -> None:
             "user": {"type": "str", "required": True},
             "nodes": {"type": "dict", "required": True},
             "script": {"type": "str", "required": True},
+            "homes": {"type": "list", "elements": "str", "default": []},
+            "mpi_script": {"type": "str", "default": ""},
+            "mpi_program": {"type": "str", "default": ""},
             "admit": {"type": "str", "default": ""},
         },
     )
     try:
-        found = prove(**module.params)
+        given = dict(module.params)
+        job = Job(given.pop("user"), given.pop("script"), given.pop("homes"))
+        found = proofs(job, **given)
     except FailedError as failure:
         module.fail_json(msg=str(failure))
     module.exit_json(changed=bool(found.get("admitted")), **found)

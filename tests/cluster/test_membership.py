@@ -41,7 +41,7 @@ def test_a_plan_of_a_new_node_changes_nothing(lab: Growing, jobs: str) -> None:
     files = sorted(lab.inventory.parent.glob("h*/*"))
     done = clusterctl("plan", "add-node", str(lab.inventory), "gpu03", "--address", lab.address)
     assert done.returncode == 10, done.stdout + done.stderr
-    for told in ("package slurmd: installed  gpu03", "/etc/slurm/slurm.conf: content  head1", "no running job"):
+    for told in ("package slurmd: installed, held  gpu03", "/etc/slurm/slurm.conf: content  head1", "no running job"):
         assert told in done.stdout
     assert (lab.inventory.read_text(), sorted(lab.inventory.parent.glob("h*/*"))) == (text, files)
     assert differences(before, lab.manifests(*everywhere)) == []

@@ -75,7 +75,7 @@ def test_a_node_whose_gpus_are_not_well_is_not_proven(monkeypatch: pytest.Monkey
     monkeypatch.setattr(JOB, "register", lambda nodes: (dict.fromkeys(nodes, ("idle", "main")), {}))
     monkeypatch.setattr(JOB, "waiting", lambda nodes, cause: [name for name in nodes if name == "gpu03"])
     monkeypatch.setattr(JOB, "admitted", lambda user, cause, names, proof: ("proven", [], {}))
-    told = JOB.prove("alice", "", {name: {} for name in causes}, "upgrade")
+    told = JOB.prove(JOB.Job("alice", ""), {name: {} for name in causes}, "upgrade")
     assert told["down"] == {"gpu01": "it cannot be proven by a job, for its GPUs are not well: GPU 1: XID 79"}
     assert told["admitted"] == ["gpu03"]
 

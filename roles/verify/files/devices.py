@@ -1,5 +1,7 @@
 """Says which GPUs a job may use on a node. Runs in the job, fed to python3 by srun; prints one line of JSON.
 
+Its arguments are users' homes, of which it says when they were last changed.
+
 A simulated or unbound device that the job may open answers ENXIO or ENODEV; one that it may not, EPERM.
 """
 
@@ -9,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 OPENED = (errno.ENXIO, errno.ENODEV, errno.EBUSY)
 
@@ -39,11 +42,20 @@ def listed():
     return sum(max(1, block.count("  MIG ")) for block in blocks)
 
 
+def changed(path):
+    """Return when a directory was last changed, in seconds since 1970; None where there is none."""
+    try:
+        return int(os.stat(path).st_mtime)
+    except OSError:
+        return None
+
+
 answer = {
     "node": os.environ["SLURMD_NODENAME"],
     "job": os.environ["SLURM_JOB_ID"],
     "user": os.getuid(),
     "devices": {path: opening(path) for path in found()},
     "listed": listed(),
+    "homes": {path: changed(path) for path in sys.argv[1:]},
 }
 print(json.dumps(answer))

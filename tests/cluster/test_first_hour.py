@@ -1,0 +1,153 @@
+"""What users meet in their first hour: their files at home, MPI, limits that are told at once, GPUs that are billed.
+
+The shared home is a stand-in: the head's directory by SSH's file transfer (sshfs), for this kernel may have no NFS. The
+mount, its unit, and the order of its start are the product's.
+"""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.lab import TestLab, clusterctl, fresh
+from tests.cluster.members import of_jobs, states
+from tests.faults.injury import in_service, wait_until
+
+pytestmark = pytest.mark.long
+
+HOMES, HERS = "/srv/homes", "/srv/homes/alice"
+VARIABLES = f"""\
+    users_home: {HOMES}
+    users_ssh_root: true
+    slurm_head_partitions:
+      - {{name: main, default: true, options: {{MaxTime: "02:00:00"}}}}
+"""
+EXPORT = f"""\
+    slurm_workers:
+      vars:
+        users_home_export: "root@head1:{HOMES}"
+        users_home_type: fuse.sshfs
+        users_home_options: [allow_other, default_permissions, _netdev, IdentityFile=/root/.ssh/homes]
+"""
+MPI = "    mpi: {children: {slurm_head: {}, slurm_workers: {}}}\n"
+PROGRAM = r"""
+#include <mpi.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+    int rank, size, length, sum;
+    char name[MPI_MAX_PROCESSOR_NAME];
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Get_processor_name(name, &length);
+    MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    printf("%d of %d on %s, %d\n", rank, size, name, sum);
+    MPI_Finalize();
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    """A cluster whose users write to one home everywhere, with MPI and a limit of two hours."""
+    with fresh("hour", "--gpus", "4") as lab:
+        key = lab.root("head1", "ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/homes; cat /root/.ssh/homes")
+        lab.root("head1", f"cd /root/.ssh; cat homes.pub >> authorized_keys; mkdir {HOMES}")
+        known = lab.root("head1", "sed 's/^/head1 /' /etc/ssh/ssh_host_ed25519_key.pub")
+        for worker in ("gpu01", "gpu02"):
+            lab.root(worker, f"umask 077; mkdir -p /root/.ssh; cat > /root/.ssh/homes <<'END'\n{key}END")
+            lab.root(worker, f"cat >> /root/.ssh/known_hosts <<'END'\n{known}END")
+        text = lab.inventory.read_text()
+        text = text.replace("  children:\n", VARIABLES + "  children:\n", 1).replace("    slurm_workers:\n", EXPORT, 1)
+        lab.inventory.write_text(text + MPI)
+        yield lab
+
+
+def alice(lab: TestLab, script: str) -> str:
+    """Run a script in her home on the head; return all that it says."""
+    argv = ["sudo", "--login", "--user", "alice", "sh", "-eu"]
+    return lab.ssh("head1", *argv, stdin=f"exec 2>&1\n{script}\n")
+
+
+@pytest.mark.proves("jobs", "`users_home_export` mounts homes before Slurm starts; output is where its user submitted.")
+def test_homes__from_an_export__have_a_jobs_output(lab: TestLab) -> None:
+    done = lab.run("bootstrap")
+    assert "homes are not shared" not in str(done["notes"])
+    lab.unchanged()
+    told = alice(lab, "mkdir work; cd work; sbatch --nodelist=gpu02 --wrap 'pwd; hostname; id -u'")
+    job = re.findall(r"\d+", told)[0]
+    wait_until(lambda: states(lab, job) == ["COMPLETED"])
+    assert alice(lab, f"cat work/slurm-{job}.out; stat --format=%U work/slurm-{job}.out").split() == [
+        f"{HERS}/work",
+        "gpu02",
+        "5001",
+        "alice",
+    ]
+    assert lab.healthy()["homes_apart"] == []
+    page = clusterctl("status", str(lab.inventory)).stdout
+    assert re.search(r"^Homes +shared$", page, re.MULTILINE)
+
+
+@pytest.mark.proves("jobs", "Without its users' homes a worker gets no jobs.")
+def test_homes__that_are_gone__stop_slurm_there(lab: TestLab) -> None:
+    lab.root("gpu01", "systemctl stop srv-homes.mount")
+    assert lab.root("gpu01", "systemctl is-active slurmd || true").strip() == "inactive"
+    lab.run("bootstrap")
+    assert in_service(lab)["gpu01"] == "idle"
+    assert lab.root("gpu01", f"ls {HOMES}").split() == ["alice"]
+
+
+@pytest.mark.proves("bootstrap", "A mount that would hide files is refused, and nothing is hidden.")
+def test_homes__where_files_would_be_hidden__are_refused(lab: TestLab) -> None:
+    text = lab.inventory.read_text()
+    lab.inventory.write_text(text.replace(f"{HOMES}\n", "/srv/local\n", 1))
+    lab.root("gpu01", "mkdir -p /srv/local/carol")
+    done = lab.run("bootstrap", expect=4)
+    assert "/srv/local is no mount and has carol" in str(done["failures"])
+    assert lab.root("gpu01", "ls /srv/local; mountpoint /srv/local || true").split()[0] == "carol"
+    lab.root("gpu01", "rm -r /srv/local")
+    lab.root("gpu02", "systemctl disable --now srv-local.mount; rm /etc/systemd/system/srv-local.mount")
+    lab.inventory.write_text(text)
+    lab.run("bootstrap")
+
+
+@pytest.mark.proves("jobs", "An MPI program of a user's runs on two nodes, and so does the proof's.")
+def test_mpi__program_of_a_user__runs_on_two_nodes(lab: TestLab) -> None:
+    alice(lab, f"cat > ring.c <<'END'\n{PROGRAM}END\nmpicc -o ring ring.c")
+    told = alice(lab, "srun --quiet --nodes=2 --ntasks=4 --mem=100M ./ring")
+    assert sorted(told.splitlines()) == [
+        "0 of 4 on gpu01, 6",
+        "1 of 4 on gpu01, 6",
+        "2 of 4 on gpu02, 6",
+        "3 of 4 on gpu02, 6",
+    ]
+
+
+@pytest.mark.proves("verify", "MPI whose messages do not pass between nodes is reported; its nodes stay in service.")
+def test_mpi__on_a_network_that_is_not_there__fails_the_proof(lab: TestLab) -> None:
+    text = lab.inventory.read_text()
+    lab.declare("mpi_networks: [192.0.2.0/24]")
+    done = lab.run("bootstrap", expect=5)
+    assert "MPI across gpu01 and gpu02" in str(done["failures"])
+    assert set(in_service(lab).values()) == {"idle"}
+    lab.inventory.write_text(text)
+    lab.run("bootstrap")
+
+
+@pytest.mark.proves("jobs", "A job over its partition's limit is refused when it is submitted.")
+def test_limit__of_the_partition__is_told_at_once(lab: TestLab) -> None:
+    told = alice(lab, "sbatch --time=02:00:01 --wrap true || echo refused")
+    assert told.endswith("refused\n")
+    assert "time limit" in told.lower()
+    job = re.findall(r"\d+", alice(lab, "sbatch --wrap true"))[0]
+    assert of_jobs(lab, job, "Timelimit") == ["02:00:00"]
+
+
+@pytest.mark.proves("jobs", "A job is billed for the largest of its shares of cores, memory and GPUs.")
+def test_billing__of_all_gpus_of_a_node__is_that_of_the_node(lab: TestLab) -> None:
+    cores = int(lab.root("head1", "sinfo --noheader --node --nodes=gpu01 --format=%c"))
+    alice(lab, "srun --quiet --nodelist=gpu01 --gres=gpu:4 --mem=10M true")
+    alice(lab, "srun --quiet --nodelist=gpu01 --mem=10M true")
+    jobs = alice(lab, "sacct --noheader --allocations --parsable2 --format=JobID | tail -n 2").split()
+    told = [of_jobs(lab, job, "AllocTRES")[0] for job in jobs]
+    assert [int(re.findall(r"billing=(\d+)", one)[0]) for one in told] == [cores, 1]
