@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -297,7 +297,7 @@ def restore_command(options: Options, archive: Path, yes: bool) -> int:
         _fits(site, manifest)
         ended = _ended(site, manifest)
         _show(site, manifest, archive, ended, screen)
-        if not yes and not _agreed():
+        if not yes and not screen.agrees("Put it back?"):
             raise Interrupted("Nothing was put back, and no node was changed.")
         after.callback(asked.unlink, missing_ok=True)  # or the plain command would one day put it back once more
         secrets.write_private(asked, _request(path, ended), replace=True)
@@ -311,12 +311,6 @@ def _request(archive: str, ended: list[str]) -> bytes:
     """Return what playbooks/restore.yml reads: the variables of role restore."""
     asked = {"restore_archive": archive, "restore_ended": [int(job) for job in ended]}
     return (json.dumps(asked, indent=1) + "\n").encode()
-
-
-def _agreed() -> bool:
-    with suppress(EOFError):
-        return input("Type yes to put it back: ").strip().lower() == "yes"
-    return False
 
 
 def _fits(site: Site, manifest: Manifest) -> None:

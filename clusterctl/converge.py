@@ -415,10 +415,8 @@ def _same_head(site: Site, screen: Screen) -> None:
     screen.say((f"  {name}", "bold"), " is not the head that this machine last gave the cluster's secrets:")
     for change in changes:
         screen.say(f"    {change}")
-    with contextlib.suppress(EOFError):
-        if input("Is that right? Type yes to give them to this one: ").strip().lower() == "yes":
-            return
-    raise InputError([Problem(None, name, "was given nothing: the answer was not yes")])
+    if not screen.agrees("Is that right, and is this one to have them?"):
+        raise Interrupted(f"{name} was given nothing, and no node was changed.")
 
 
 def _keep_head(site: Site, screen: Screen) -> None:
@@ -531,9 +529,9 @@ def _ask(screen: Screen, recorded: Mapping[str, Sequence[str]] | None = None) ->
         screen.say(
             "Compare them with what the nodes' consoles show: ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub"
         )
-        with contextlib.suppress(EOFError):
-            return input("Are they right? Type yes to record them: ").strip().lower() == "yes"
-        return False
+        if not screen.agrees("Are they right, and to be recorded?"):
+            raise Interrupted("No host key was recorded, and no node was changed.")
+        return True
 
     return ask
 

@@ -88,6 +88,6 @@ class Locked(ClusterctlError):  # noqa: N818
 
 
 class Interrupted(ClusterctlError):  # noqa: N818
-    """A signal ended the run."""
+    """A signal ended the run, or a person's answer to its question."""
 
     exit_code = 7

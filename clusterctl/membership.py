@@ -6,7 +6,6 @@ elsewhere go on. There are two exceptions: a Slurm that learns of nodes by a res
 inventory without `cluster_networks`.
 """
 
-import contextlib
 import shlex
 import shutil
 import sys
@@ -114,9 +113,7 @@ def agree(screen: Screen, question: str, yes: bool, flag: str = "--yes") -> bool
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError([Problem(None, flag, "is needed where there is no terminal to ask on")])
-    with contextlib.suppress(EOFError):
-        return screen.input(f"{question} Type yes in full to go on: ").strip().lower() == "yes"
-    return False
+    return screen.agrees(question)
 
 
 def _show(screen: Screen, change: Change) -> None:
@@ -180,7 +177,7 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
         if not options.print_command:
             _show(screen, change)
             if not options.planned and not agree(screen, "Write this into the inventory?", yes):
-                raise InputError([Problem(None, str(options.inventory), "left as it was: the answer was not yes")])
+                raise Interrupted(f"{options.inventory} is as it was, and no node was changed.")
 
     def begin(site: Site, screen: Screen) -> Site:
         _answered(site, new)
@@ -306,7 +303,7 @@ def remove_node(
     if change and not options.print_command:
         _show(screen, change)
         if not options.planned and not agree(screen, f"Remove {fold(present)} from {before.cluster_name}?", yes):
-            raise InputError([Problem(None, str(options.inventory), "left as it was: the answer was not yes")])
+            raise Interrupted(f"{options.inventory} is as it was, and no node was changed.")
     gone = {name: begun.get(name) or leaving.Node.of(before.host(name), before) for name in names}
     reached = list(begun)  # those that a run has been on, with those that have a record
     slow = learns_by_restart(before)
@@ -487,7 +484,7 @@ def _empty(
         for job in jobs:
             screen.say(f"  {job}")
         if not agree(screen, f"Kill {plural(len(jobs), 'job')}?", yes):
-            raise InputError([Problem(None, "--force", "no job was killed; the nodes stay drained", keep)])
+            raise Interrupted(f"No job was killed; {fold(names)} stays drained ({keep}).")
         head.cancel(jobs)
     try:
         left = head.wait_until_empty(names, screen, None if minutes is None else minutes * 60)

@@ -6,6 +6,8 @@ import io
 import os
 import re
 import select
+import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
@@ -52,6 +54,14 @@ class Screen(Console):
             watch.register(self.file.fileno(), 0)
             if watch.poll(0) and not self.quiet:
                 self.on_broken_pipe()
+
+    def agrees(self, question: str) -> bool:
+        """Ask a person; `y` and `yes` agree. What was typed before the question stood there is no answer."""
+        with contextlib.suppress(termios.error, ValueError, io.UnsupportedOperation):  # no terminal
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        with contextlib.suppress(EOFError):
+            return self.input(f"{question} [y/N] ", markup=False).strip().lower() in ("y", "yes")
+        return False
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:

@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl import converge, hardware, home, known_head, known_hosts, secrets
 from clusterctl.converge import Options
-from clusterctl.errors import InputError
+from clusterctl.errors import InputError, Interrupted
 from clusterctl.known_hosts import HostKey
 from clusterctl.screen import Screen
 
@@ -97,7 +97,7 @@ def test_same_head__of_a_plan__names_the_inventory_that_was_given(directory: Pat
         converge._same_head(asked, screen())
 
 
-@pytest.mark.parametrize(("answer", "goes_on"), [("yes", True), ("y", False), ("", False)])
+@pytest.mark.parametrize(("answer", "goes_on"), [("yes", True), ("Y", True), ("", False), ("n", False)])
 def test_same_head__terminal__asks(
     directory: Path, monkeypatch: pytest.MonkeyPatch, answer: str, goes_on: bool
 ) -> None:
@@ -105,8 +105,8 @@ def test_same_head__terminal__asks(
     moves(directory)
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", lambda _: answer)
-    with contextlib.nullcontext() if goes_on else pytest.raises(InputError, match="was given nothing"):
+    monkeypatch.setattr("builtins.input", lambda *_: answer)
+    with contextlib.nullcontext() if goes_on else pytest.raises(Interrupted, match="was given nothing"):
         converge._same_head(site(directory), screen())
 
 
