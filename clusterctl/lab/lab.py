@@ -344,7 +344,7 @@ class Lab:
             *runtime_options(), "run", "--detach", "--name", name, "--hostname", node.name,
             "--label", f"clusterctl.lab={self.name}", "--label", f"{_DIRECTORY_LABEL}={self.directory}",
             "--network", f"{self.network}:ip={node.address}",
-            "--network-alias", node.name, "--systemd=always",
+            "--network-alias", node.name, "--systemd=always", "--restart=on-failure",
             # All that nested containers and cgroups need, less what reaches the host: its clock, modules, swap.
             "--cap-add=ALL", "--cap-drop=SYS_TIME", "--cap-drop=SYS_MODULE",
             "--security-opt", f"seccomp={image.HERE / 'node' / 'seccomp.json'}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -143,14 +144,32 @@ def gres(records: Mapping[str, Record]) -> list[str]:
     return [f"NodeName={hostlist(names)} {line}" for lines, names in nodes.items() for line in lines]
 
 
+def seconds(limit: str) -> float:
+    """Return a time limit as slurm.conf(5) has it in seconds; what is none has no end.
+
+    MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES or DAYS-HOURS:MINUTES:SECONDS.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit.strip())
+    if not match:
+        return math.inf
+    days, *rest = (int(part or 0) for part in match.groups())
+    if match[1] is None and match[4] is None:
+        rest = [0, *rest[:2]]  # without days or hours
+    hours, minutes, last = rest
+    return ((days * 24 + hours) * 60 + minutes) * 60 + last
+
+
 def partition(records: Sequence[Record], given: Mapping[str, Any], default_time: str, share: bool) -> dict[str, Any]:
     """Return the options of a partition of these nodes; those that are given stand as they are.
 
     With `share` a GPU counts as its share of a node: a job that says nothing of cores gets that many for each GPU, and
     pays for the largest of its shares (PriorityFlags=MAX_TRES), so that one core and all GPUs cost what all GPUs cost.
+    A default time above a partition's own limit is left out, for Slurm would refuse every job that names none.
     """
     able = [(record, len(units(record))) for record in records if units(record)]
-    options: dict[str, Any] = {"DefaultTime": default_time} if default_time else {}
+    known = {name.lower(): value for name, value in given.items()}
+    limited = seconds(str(known.get("maxtime", ""))) < seconds(default_time)
+    options: dict[str, Any] = {"DefaultTime": default_time} if default_time and not limited else {}
     if share and able:
         if cores := min(record["cpu"]["cpus"] // count for record, count in able):
             options["DefCpuPerGPU"] = cores
@@ -160,7 +179,6 @@ def partition(records: Sequence[Record], given: Mapping[str, Any], default_time:
         options["TRESBillingWeights"] = ",".join(
             f"{name}={weight:.3f}{'G' if name == 'Mem' else ''}" for name, weight in weights.items()
         )
-    known = {name.lower() for name in given}
     return {name: value for name, value in options.items() if name.lower() not in known} | dict(given)
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from tests import programs
 from tests.cluster.lab import TestLab, clusterctl, fresh, podman, submit
 from tests.cluster.members import PATIENT
 from tests.cluster.test_backup import COUNTER, counter, queue, records, wait_for
-from tests.cluster.test_upgrade import KEY, SOURCE, power, started
+from tests.cluster.test_upgrade import KEY, SOURCE, started, watched
 from tests.faults.injury import begin, container, ended, gateway, in_service, latest_run, wait_until
 from tests.faults.repository import repository
 
@@ -52,9 +52,22 @@ def root_of(lab: TestLab, node: str) -> tuple[int, Path]:
 
 def cut_off_when(lab: TestLab, node: str, sign: Callable[[Path], object], run: "subprocess.Popen[str]") -> None:
     """Take a node's power away as soon as there is a sign among its files."""
-    pid, files = root_of(lab, node)
+    _, files = root_of(lab, node)
+    processes = podman("inspect", "--format", "{{.State.ConmonPid}} {{.State.Pid}}", container(lab, node)).split()
     wait_until(lambda: sign(files) or run.poll() is not None)
-    os.kill(pid, signal.SIGKILL)
+    for pid in processes:  # podman's own first, which would start the node again
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def switched_off(lab: TestLab, node: str) -> AbstractContextManager[None]:
+    """Switch a node off for good as soon as its system has gone down."""
+    before, _ = root_of(lab, node)
+
+    def look() -> None:
+        if root_of(lab, node)[0] != before:
+            podman("stop", "--time", "0", container(lab, node))
+
+    return watched(look)
 
 
 def whole(lab: TestLab) -> None:
@@ -72,14 +85,14 @@ def test_a_node_that_does_not_come_back_is_rebooted_by_the_same_command(lab: Tes
     """Its system goes down, and nobody switches it on again."""
     names = (node, "gpu02")
     before = {name: started(lab, name) for name in lab.nodes}
-    said = ended(begin(lab, "reboot", *names), 5 if node == "head1" else 4)
+    with switched_off(lab, node):
+        said = ended(begin(lab, "reboot", *names), 5 if node == "head1" else 4)
     if node == "gpu01":
         assert "gpu01 failed, and gpu01 stays out of service; not begun: gpu02" in said
         assert "reboot" in json.loads(lab.root("head1", "slurm-drain"))["gpu01"]
     assert started(lab, "gpu02") == before["gpu02"]
     lab.up()
-    with power(lab):
-        summary = lab.run("reboot", *names)
+    summary = lab.run("reboot", *names)
     assert summary["steps"] == [[name] for name in names]
     assert started(lab, "gpu02") != before["gpu02"]
     whole(lab)
@@ -241,8 +254,7 @@ def test_a_node_that_dies_while_its_system_is_upgraded_is_by_the_same_command(
         if node == "gpu01":
             assert "gpu01 failed, and gpu01 stays out of service; not begun: gpu02" in said
         assert before <= versions()
-        with power(lab):
-            lab.run("upgrade", "--os")
+        lab.run("upgrade", "--os")
         assert versions() == {f"ii  {version}"}
         assert clusterctl("plan", "upgrade", str(lab.inventory), "--os").returncode == 0
     whole(lab)

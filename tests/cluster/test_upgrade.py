@@ -131,18 +131,6 @@ def drained(lab: TestLab) -> set[str]:
     return {node for node, state in (row.split("=") for row in rows) if state.startswith("drain")}
 
 
-def power(lab: TestLab) -> AbstractContextManager[None]:
-    """Start a node again whose system asked for that, as a server does by itself: its container ended with 129."""
-
-    def look() -> None:
-        for node in lab.nodes:
-            ended = podman("inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", container(lab, node))
-            if ended.split() == ["exited", "129"]:
-                podman("start", container(lab, node))
-
-    return watched(look)
-
-
 def started(lab: TestLab, node: str) -> str:
     """When a node's first process began; its kernel is the host's."""
     return lab.root(node, "awk '{print $22}' /proc/1/stat")
@@ -284,8 +272,7 @@ def test_the_rest_of_the_system_is_upgraded_and_rebooted_where_it_asks_for_it(la
     said = clusterctl("plan", "upgrade", str(lab.inventory), "--os", "--output", "json")
     assert said.returncode == 10, said.stdout + said.stderr
     assert json.loads(said.stdout)["reboots"] == ["gpu02"]
-    with power(lab):
-        lab.run("upgrade", "--os")
+    lab.run("upgrade", "--os")
     assert {node: versions(lab, node) for node in lab.nodes} == here
     assert {node for node in lab.nodes if started(lab, node) != before[node]} == {"gpu02"}
     for node in lab.nodes:
@@ -340,8 +327,7 @@ def test_nodes_are_rebooted_around_their_jobs(lab: Growing) -> None:
     number = submit(lab, "until [ -e /var/tmp/go ]; do sleep 1; done", "--nodelist=gpu02")
     wait_until(lambda: "RUNNING" in states(lab, number))
     before = {node: started(lab, node) for node in lab.nodes}
-    with power(lab):
-        summary = lab.run("reboot", "head1", "gpu01")
+    summary = lab.run("reboot", "head1", "gpu01")
     assert summary["steps"] == [["head1"], ["gpu01"]]
     assert {node for node in lab.nodes if started(lab, node) != before[node]} == {"head1", "gpu01"}
     assert states(lab, number) == ["RUNNING"]
@@ -358,13 +344,11 @@ def test_a_node_that_comes_back_with_a_gpu_less_stays_out(lab: Growing) -> None:
     whole = place.read_text()
     try:
         place.write_text(re.sub(r"(?m)^gpus=\d+", "gpus=1", whole))
-        with power(lab):
-            said = fails(lab, 4, "gpu01", verb="reboot")
+        said = fails(lab, 4, "gpu01", verb="reboot")
         assert "GPU" in said
         assert in_service(lab)["gpu01"] == "drained"
         assert "reboot" in json.loads(lab.root("head1", "slurm-drain"))["gpu01"]
     finally:
         place.write_text(whole)
-    with power(lab):
-        lab.run("reboot", "gpu01")
+    lab.run("reboot", "gpu01")
     assert set(in_service(lab).values()) == {"idle"}

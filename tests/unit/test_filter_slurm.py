@@ -142,6 +142,20 @@ def test_partition__given_options__stand_as_they_are() -> None:
     assert SLURM.partition([record()], given, "1-00:00:00", False) == given
 
 
+@pytest.mark.parametrize(
+    ("limit", "found"),
+    [("90", 5400), ("90:30", 5430), ("02:00:00", 7200), ("1-0", 86400), ("1-12:30", 131_400), ("1-00:00:01", 86_401)],
+)
+def test_time_limit__in_each_form_of_slurm__in_seconds(limit: str, found: int) -> None:
+    """The forms of slurm.conf(5) and sbatch(1)."""
+    assert SLURM.seconds(limit) == found
+
+
+@pytest.mark.parametrize(("most", "default"), [("02:00:00", None), ("1-0", "1-00:00:00"), ("UNLIMITED", "1-00:00:00")])
+def test_partition__with_a_limit_below_the_default_time__has_no_such_default(most: str, default: str | None) -> None:
+    assert SLURM.partition([], {"MaxTime": most}, "1-00:00:00", False).get("DefaultTime") == default
+
+
 def test_an_option_is_replaced_where_it_stands_added_or_left_out() -> None:
     text = "ClusterName=a\nSlurmdTimeout=300\nKillOnBadExit=1\n"
     changed = SLURM.override(text, {"slurmdtimeout": 60, "KillOnBadExit": None, "DisableRootJobs": True})
