@@ -3,6 +3,7 @@
 import ipaddress
 import re
 import stat
+import zoneinfo
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,6 +22,8 @@ TOOLKITS, COMPAT = "nvidia_cuda_toolkits", "nvidia_cuda_compat"
 def check(reading: Reading) -> None:
     """Report all that does not fit together to the reading; what is missing only where groups and hosts are clear."""
     _files(reading)
+    _time_zones(reading)
+    _slurm_options(reading)
     if reading.understood:
         _schedulers(reading)
         _submission(reading)
@@ -131,8 +134,7 @@ def _toolkits(reading: Reading) -> None:
 
 def _divisions(reading: Reading) -> None:
     """GPUs are named by their index."""
-    nodes = [host.merged[DIVISIONS] for host in reading.hosts.values() if DIVISIONS in host.merged]
-    for node in {id(node): node for node in nodes}.values():  # one is often shared by many hosts
+    for node in _given(reading, DIVISIONS):
         for name in node.value if isinstance(node.value, dict) else ():
             if not re.fullmatch("[0-9]|[1-5][0-9]|6[0-3]", name):
                 message = f'bad key, got "{shown(name)}", expected a GPU\'s index such as 0'
@@ -148,6 +150,40 @@ def _unread(reading: Reading) -> None:
             reading.refuse(
                 host.merged[named[0]].position, named[0], f"{host.name} is not in the group {SETTINGS}", hint
             )
+
+
+def _time_zones(reading: Reading) -> None:
+    """Judge names of time zones by this machine's database, where it has one."""
+    folders = [Path(folder) for folder in zoneinfo.TZPATH if Path(folder, "Etc/UTC").is_file()]
+    for node in _given(reading, "cluster_timezone"):
+        name = node.value
+        if not isinstance(name, str):
+            continue  # its type was refused
+        if folders and not any(Path(folder, name).is_file() and ".." not in Path(name).parts for folder in folders):
+            near = schema.did_you_mean(name, zoneinfo.available_timezones())
+            reading.refuse(node.position, "cluster_timezone", f'no time zone "{shown(name)}"', near)
+
+
+def _slurm_options(reading: Reading) -> None:
+    """Refuse options that no release of Slurm knows; the head's own is asked before it gets the file."""
+    known = yaml.safe_load((Path(__file__).parent / "slurm_options.yaml").read_text(encoding="utf-8"))
+    for variable, names in known.items():
+        taken = {name.lower() for name in names}
+        for node in _given(reading, variable):
+            partitions = node.value if isinstance(node.value, list) else []
+            fields = [field for part in partitions if isinstance(part.value, dict) for field in part.value.items()]
+            for options in [node, *(value for key, value in fields if key == "options")]:
+                for key in options.value if isinstance(options.value, dict) else ():
+                    if key.lower() not in taken:
+                        near = schema.did_you_mean(key, names)
+                        message = f'no option of Slurm, got "{shown(key)}"'
+                        reading.refuse(key.position, f"{variable}.{shown(key)}", message, near)
+
+
+def _given(reading: Reading, name: str) -> list[Node]:
+    """Return a variable's values, each once: one is often shared by many hosts."""
+    nodes = [host.merged[name] for host in reading.hosts.values() if name in host.merged]
+    return list({id(node): node for node in nodes}.values())
 
 
 def _required(reading: Reading) -> None:

@@ -652,14 +652,18 @@ def _summary(
             {"what": what, "url": url, "login": login}
             for what, url, login in report.addresses(site.inventory, site.options.given)
         ],
-        "log": str(kept.log),
+        "log": str(kept.log.resolve()),
         "next": again if error else None,
     }
 
 
 def _near(path: Path) -> str:
-    """Return a path as short as it can be typed from here."""
+    """Return a path as short as it can be typed from here.
+
+    A plan is played on a copy of the cluster's directory, whose state is a link to the real one.
+    """
     with contextlib.suppress(OSError, ValueError):
+        path = path.resolve()
         return str(path.relative_to(Path.cwd()))
     return str(path)
 

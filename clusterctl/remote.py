@@ -153,6 +153,19 @@ def _resolve(way: Route) -> list[tuple[socket.AddressFamily, tuple[object, ...]]
     return [(family, address) for family, _, _, _, address in answer]
 
 
+def unresolved(hosts: Sequence[Host]) -> list[str]:
+    """Return the hosts whose names are not known on this machine, of those that TCP leads to directly."""
+
+    def look_up(host: Host) -> bool:
+        way = route.of(host)
+        try:
+            return not way.proxy and "cluster_jump_host" not in host.variables and not _resolve(way)
+        except ContactError:
+            return True
+
+    return [name for name, unknown in each(hosts, look_up).items() if unknown]
+
+
 @dataclass
 class _Line:
     """Something that carries bytes to a node's SSH server, and the proxy's process where there is one."""

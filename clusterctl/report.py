@@ -16,6 +16,7 @@ from clusterctl import __version__, hardware
 from clusterctl.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.inventory import Inventory
 from clusterctl.outcome import Ledger, fold
+from clusterctl.schema import did_you_mean
 from clusterctl.screen import Screen, at_commas, duration, plural
 from clusterctl.untrusted import bare
 
@@ -158,11 +159,18 @@ class Shape:
 
     inventory: Inventory
     records: dict[str, hardware.Hardware]
+    unresolved: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, inventory: Inventory) -> "Shape":
         records = hardware.load_all(inventory.directory)
-        return cls(inventory, {host.name: records[host.name] for host in inventory.hosts if host.name in records})
+        known = {host.name: records[host.name] for host in inventory.hosts if host.name in records}
+        unresolved: list[str] = []
+        if by_name := [host for host in inventory.hosts if host.address == host.name]:
+            from clusterctl import remote  # its libraries are slow to load
+
+            unresolved = remote.unresolved(by_name)
+        return cls(inventory, known, tuple(unresolved))
 
     def gpus(self) -> dict[str, int]:
         """Return the number of GPUs by type."""
@@ -178,6 +186,7 @@ class Shape:
             "hosts": len(self.inventory.hosts),
             "groups": {group: list(hosts) for group, hosts in self.inventory.groups.items() if group != "all"},
             "recorded": sorted(self.records),
+            "unresolved": list(self.unresolved),
             "cpus": sum(record.cpu.cpus for record in self.records.values()),
             "memory_mb": sum(record.memory_mb for record in self.records.values()),
             "gpus": self.gpus(),
@@ -194,6 +203,10 @@ class Shape:
             gpus = [f"{count} x {name}" for name, count in self.gpus().items()] or ["no GPU"]
             parts = [f"{summary['cpus']} CPUs", f"{summary['memory_mb'] / 1024:.0f} GiB memory", *gpus]
             page.field("Hardware", dot.join(parts))
+        for name in self.unresolved:
+            near = did_you_mean(name, [host.name for host in self.inventory.hosts if host.name != name])
+            told = f"{name} does not resolve here: give it an ansible_host"
+            page.field("No address", f"{told} ({near})" if near else told)
         if missing := [host.name for host in self.inventory.hosts if host.name not in self.records]:
             page.field("No record", f"{fold(missing)} (made at the first contact)")
         command = (
