@@ -29,7 +29,8 @@ _ELSEWHERE = {
 }
 _ORDER = (
     *("init", "validate", "plan", "bootstrap", "verify", "status", "check", "logs"),
-    *("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "secret", "lab"),
+    *("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "secret"),
+    *("docs", "lab"),
 )
 _WATCH_SECONDS = 5
 
@@ -228,6 +229,27 @@ def bootstrap(
 
     options = _options("bootstrap", locals(), flags=("--prune",) * prune)
     _end("bootstrap", output, lambda: pruning.bootstrap(options, prune))
+
+
+@app.command()
+def docs(
+    page: Annotated[str, typer.Argument(metavar="[PAGE]", help="Its name; without, all names.")] = "",
+) -> None:
+    """Read the documentation: the guide, all variables, ports."""
+    import pydoc
+
+    from clusterctl import paths
+    from clusterctl.errors import InputError, Problem
+    from clusterctl.schema import did_you_mean
+
+    pages = {path.stem: path for path in sorted((paths.content() / "docs").glob("*.md"))}
+    if page and page not in pages:
+        raise InputError([Problem(None, "PAGE", f'no page "{page}"', did_you_mean(page, pages) or ", ".join(pages))])
+    text = pages[page].read_text(encoding="utf-8") if page else "".join(f"{name}\n" for name in pages)
+    if page and sys.stdout.isatty():
+        pydoc.pager(text)
+    else:
+        typer.echo(text, nl=False)
 
 
 def _group(name: str, summary: str) -> typer.Typer:

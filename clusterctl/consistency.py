@@ -24,6 +24,7 @@ def check(reading: Reading) -> None:
     _files(reading)
     _time_zones(reading)
     _slurm_options(reading)
+    _accounts(reading)
     if reading.understood:
         _schedulers(reading)
         _submission(reading)
@@ -178,6 +179,20 @@ def _slurm_options(reading: Reading) -> None:
                         near = schema.did_you_mean(key, names)
                         message = f'no option of Slurm, got "{shown(key)}"'
                         reading.refuse(key.position, f"{variable}.{shown(key)}", message, near)
+
+
+def _accounts(reading: Reading) -> None:
+    """Refuse two people of one name or number."""
+    for node in _given(reading, "users_accounts"):
+        taken: set[tuple[str, object]] = set()
+        accounts = node.value if isinstance(node.value, list) else []
+        for index, account in enumerate(accounts):
+            for key, value in account.value.items() if isinstance(account.value, dict) else ():
+                if key in ("name", "uid") and isinstance(value.value, str | int):
+                    if (str(key), value.value) in taken:
+                        told = f"duplicate {key}, got {shown(str(value.value))}, which another account has"
+                        reading.refuse(value.position, f"users_accounts[{index}].{key}", told)
+                    taken.add((str(key), value.value))
 
 
 def _given(reading: Reading, name: str) -> list[Node]:

@@ -16,7 +16,7 @@ from clusterctl.errors import InputError, Problem
 
 _INVENTORY = """\
 # The cluster: which hosts there are, how to reach them, and what each of them is.
-# Check it with `clusterctl validate inventory.yaml`; docs/variables.md lists all that can be set.
+# Check it with `clusterctl validate inventory.yaml`; `clusterctl docs variables` lists all that can be set.
 all:
   vars:
     cluster_name: {cluster_name}

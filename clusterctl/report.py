@@ -74,7 +74,10 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"connection refused|no route to host|timed out|timeout|unreachable|connection (closed|reset)",
         "see whether the node is up, its sshd runs and no firewall is between",
     ),
-    (r"\b(oom|out of memory|cannot allocate memory|killed)\b", "the node ran out of memory: see dmesg there"),
+    (
+        r"\b(oom|oom-kill|out of memory|cannot allocate memory)\b|\bkilled$",
+        "the node ran out of memory: see dmesg there",
+    ),
     (r"\b(unit|service)\b.*(fail|not (become )?active|inactive)|journalctl", "see journalctl -b -u UNIT on the node"),
 )
 

@@ -148,6 +148,23 @@ def _folded(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(fold(names), text) for text, names in notes.items()]
 
 
+# What helps, by how a line begins.
+_REMEDIES = (
+    ("drained by health: ", "clusterctl check --diagnose"),
+    ("drained by bootstrap: ", "clusterctl bootstrap"),
+    ("drained by upgrade: ", "clusterctl upgrade"),
+    ("drained by reboot: ", "clusterctl reboot"),
+    ("drained by an operator ", "sudo scontrol update nodename=NODE state=resume"),
+    ("drained by Slurm itself: ", "sudo scontrol update nodename=NODE state=resume"),
+    ("out of service for Slurm: ", "clusterctl bootstrap"),
+)
+
+
+def _with_remedy(line: str) -> str:
+    remedy = next((remedy for begin, remedy in _REMEDIES if line.startswith(begin)), "")
+    return f"{line} ({remedy})" if remedy else line
+
+
 def _notes(status: Status) -> Iterator[tuple[str, str]]:
     for node in status.nodes:
         if node.problem:
@@ -155,7 +172,7 @@ def _notes(status: Status) -> Iterator[tuple[str, str]]:
         for difference in node.differences:
             yield node.name, difference
         slurm = status.slurm.nodes.get(node.name) if status.slurm else None
-        yield from ((node.name, line) for line in (slurm.why() if slurm else ()))
+        yield from ((node.name, _with_remedy(line)) for line in (slurm.why() if slurm else ()))
     if status.slurm and status.slurm.problem:
         yield "slurm", status.slurm.problem
     elif status.slurm:
@@ -169,7 +186,7 @@ def _notes(status: Status) -> Iterator[tuple[str, str]]:
             yield node.name, f"could not be compared with its record: {node.drift.error}"
         for item in node.drifted:
             kind = "" if item.kind == "pending" else f"{item.kind} "
-            yield node.name, f"{item.scope}: {kind}{item.name}: {item.what}"
+            yield node.name, f"{item.scope}: {kind}{item.name}: {item.what} (clusterctl bootstrap)"
         if node.drift and node.drift.more:
             yield node.name, f"{plural(node.drift.more, 'more item')} not as recorded"
     for node in status.nodes:
@@ -260,7 +277,10 @@ def _sums(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:
     if run := status.last_run:
         asked = f" {run.asked}" if run.asked else ""
         yield "Last run", f"{run.verb}{asked}, {run.age(now)}: {printable(run.result, 200)}", ""
-    yield "Cluster", f"{status.cluster}: {_WORDS[status.exit_code]}", _COLOURS[status.exit_code]
+    word = _WORDS[status.exit_code]
+    if status.exit_code == HEAD_DOWN and not status.last_run:
+        word = "no run from this directory has built it yet: clusterctl bootstrap"
+    yield "Cluster", f"{status.cluster}: {word}", _COLOURS[status.exit_code]
 
 
 # --- again and again --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`clusterctl lab`: up, down, status, ssh, fault."""
+"""`clusterctl lab`: up, down, list, status, ssh, fault."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from rich.table import Table
 from clusterctl.cli import Format
 from clusterctl.lab import fault as faults
 from clusterctl.lab import image, kit, kit_recipe
-from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models, locked
+from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models, locked, names
 from clusterctl.lab.podman import LabError
 
 app = typer.Typer(
@@ -108,6 +108,24 @@ def down(name: Name = "lab") -> None:
     lab = Lab(name)
     said = f"Lab {name} is gone." if lab.down() else f"There was no lab named {name}; nothing was removed."
     Console(stderr=True).print(said, highlight=False)
+
+
+@app.command("list")
+def list_labs(output: Annotated[Format, typer.Option()] = Format.text) -> None:
+    """List your labs, with their inventories and how many of their nodes run."""
+    rows = []
+    for name in names():
+        lab = Lab(name)
+        _, nodes = lab.status()
+        running = sum(node.state == "running" for node in nodes)
+        rows.append({"name": name, "running": running, "nodes": len(nodes), "inventory": str(lab.inventory)})
+    if output is Format.json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        typer.echo(f"{row['name']:<12}  {row['running']} of {row['nodes']} nodes run  {row['inventory']}")
+    if not rows:
+        typer.echo("There is no lab; clusterctl lab up makes one.")
 
 
 @app.command()

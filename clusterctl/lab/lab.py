@@ -105,6 +105,11 @@ def locked() -> Iterator[None]:
         yield
 
 
+def names() -> list[str]:
+    """Return the labs of this user."""
+    return sorted(path.parent.parent.name for path in _state_directory().glob("*/.lab/lab.json"))
+
+
 class Lab:
     """A lab by name. Every method raises LabError with one clear text."""
 
@@ -214,7 +219,10 @@ class Lab:
         """Return the lab's settings and what each node's container is doing."""
         settings = self.settings()
         if settings is None:
-            raise LabError(f"there is no lab named {self.name}; `clusterctl lab up --name {self.name}` makes it")
+            others = f"; there are: {', '.join(names())}" if names() else ""
+            raise LabError(
+                f"there is no lab named {self.name}; `clusterctl lab up --name {self.name}` makes it{others}"
+            )
         rows = []
         for node in self.nodes(settings):
             state = container_state(self.container(node.name)) or "missing"

@@ -14,7 +14,7 @@ from tests.manifests import differences
 CHANGES: dict[str, Any] = {
     "time zone, a user, metrics' interval": {
         "cluster_name: ": "cluster_timezone: Asia/Tokyo\n    slurm_exporter_interval: 20\n    cluster_name: ",
-        "- {name: alice,": "- {name: carol, uid: 5003}\n      - {name: alice,",
+        "- {name: alice,": "- {name: dora, uid: 5004}\n      - {name: alice,",
     },
     "by hand": {"gpu01": "echo >> /etc/chrony/chrony.conf; systemctl disable --quiet munge",
                 "gpu02": "apt-get -qq remove -y prometheus-node-exporter; chmod 0600 /etc/hosts"},

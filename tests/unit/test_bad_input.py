@@ -547,6 +547,8 @@ together(
         ("unknown option of slurm.conf", "slurm_head_conf_extra: {§slurmdtimeot: 5}", "(did you mean SlurmdTimeout?)"),
         ("unknown option of slurmdbd.conf", "slurm_head_dbd_conf_extra: {§PurgeJobAftr: 5}", "PurgeJobAfter?"),
         ("unknown option of a partition", "slurm_head_partitions: [{name: a, options: {§Maxtme: 5}}]", "MaxTime?"),
+        ("a name twice", "users_accounts: [{name: a, uid: 5001}, {name: §a, uid: 5002}]", "duplicate name, got a"),
+        ("a number twice", "users_accounts: [{name: a, uid: 5001}, {name: b, uid: §5001}]", "duplicate uid, got 5001"),
         ("unknown variable of nobody", "§xyzzy: 1", 'unknown variable "xyzzy"'),
         ("trap 22:30", "cluster_timezone: §22:30", "got 22:30, which YAML reads as 1350, expected text (write"),
         ("trap 010", "cluster_timezone: §010", "got 010, which YAML reads as 8, expected text"),

@@ -40,6 +40,42 @@ def test_only_whole_answers_of_chosen_nodes_count() -> None:
     assert JOB.answers_in("\n".join([*foreign, json.dumps(GOOD)]), ["gpu01", "gpu02"]) == {"gpu01": GOOD}
 
 
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [("mixed-", "mixed"), ("idle$", "idle"), ("idle*", "idle*"), ("planned", "planned"), ("drained*", "drained*")],
+)
+def test_states__signs_of_sinfo__are_of_nodes_in_service_or_not(
+    monkeypatch: pytest.MonkeyPatch, told: str, state: str
+) -> None:
+    """sinfo(1): - a job is planned there, $ a reservation for maintenance has it, * it does not respond."""
+    monkeypatch.setattr(JOB, "output", lambda argv: f"gpu01|{told}|main*\n")
+    assert JOB.states() == {"gpu01": (state, "main")}
+
+
+def test_homes__of_a_job__are_compared_with_the_heads(tmp_path: Path) -> None:
+    homes = [str(tmp_path / name) for name in ("a", "b")]
+    for home in homes:
+        Path(home).mkdir()
+    ages = {home: int(Path(home).stat().st_mtime) for home in homes}
+    other = {home: age + 60 for home, age in ages.items()}
+    answers = {"gpu01": {"homes": ages}, "gpu02": {"homes": other}, "gpu03": {"homes": {}}, "gpu04": {"homes": "x"}}
+    assert JOB.homes_apart(homes, answers) == ["gpu02"]
+    assert JOB.homes_apart([], answers) == []
+
+
+@pytest.mark.parametrize("told", ["1 ranks, 0 wrong\n1 ranks, 0 wrong\n", "2 ranks, 3 wrong\n", ""])
+def test_mpi__ranks_that_do_not_know_each_other__prove_nothing(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    nodes = {name: {"gpus": 1, "mpi": True} for name in ("gpu01", "gpu02")}
+    monkeypatch.setattr(JOB, "states", lambda: dict.fromkeys(nodes, ("idle", "main")))
+    monkeypatch.setattr(JOB, "output", lambda *argv: "2 ranks, 0 wrong\n")
+    assert JOB.prove_mpi("alice", "", "", nodes) == "an MPI program passed messages between gpu01 and gpu02"
+    monkeypatch.setattr(JOB, "output", lambda *argv: told)
+    with pytest.raises(JOB.FailedError, match="MPI across gpu01 and gpu02"):
+        JOB.prove_mpi("alice", "", "", nodes)
+    del nodes["gpu02"]
+    assert JOB.prove_mpi("alice", "", "", nodes) == ""
+
+
 @pytest.mark.proves("untrusted", "Two different answers for one node prove nothing.")
 def test_two_answers_in_one_name_prove_nothing() -> None:
     twice = "\n".join([json.dumps(GOOD), json.dumps(GOOD)])

@@ -247,6 +247,7 @@ def test_a_closed_output_is_an_error_once_and_silence_afterwards(tmp_path: Path)
         ("ssh: connect to host 10.0.0.11 port 22: Connection timed out", "firewall"),
         ("/bin/sh: 1: /usr/bin/python3: not found, python3 not found", "python3"),
         ("unit slurmd did not become active", "journalctl"),
+        ("/bin/sh: line 1: 4711 Killed", "memory"),
     ],
 )
 def test_hints(message: str, part: str) -> None:
@@ -255,6 +256,7 @@ def test_hints(message: str, part: str) -> None:
 
 def test_no_hint_where_none_fits() -> None:
     assert report.hint("value of state must be one of: present, absent") == ""
+    assert report.hint("not able to guarantee that all other processes were killed!") == ""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The filters and lookups by which roles turn the inventory into a node's description."""
 
 import importlib.util
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ def plugin(path: str) -> ModuleType:
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module  # where a dataclass looks for its names
     specification.loader.exec_module(module)
     return module
 

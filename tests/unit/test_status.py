@@ -205,6 +205,35 @@ def page(one: Status, width: int | None = None) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue())
 
 
+@pytest.mark.proves("status", "Beside each fault stands the command that helps.")
+def test_page__fault__has_its_remedy() -> None:
+    drained = replace(slurm("IDLE", "DRAIN").nodes["gpu01"], reason="clusterctl: x", causes={"health": "GPU 0: XID 79"})
+    told = page(cluster(slurm=Slurm({"gpu01": drained})))
+    assert "drained by health: GPU 0: XID 79 (clusterctl check --diagnose)" in told
+    assert "(clusterctl bootstrap)" in page(cluster(slurm=slurm("DOWN", "NOT_RESPONDING")))
+    assert "state=resume)" in page(cluster(slurm=slurm("IDLE", "DRAIN")))
+    assert "/etc/hosts: edited (clusterctl bootstrap)" in page(cluster(worker=replace(WORKER, drift=drift(EDITED))))
+    unbuilt = cluster(head=replace(HEAD, problem="its host key is not known"), slurm=Slurm(problem="no answer"))
+    assert "no run from this directory has built it yet: clusterctl bootstrap" in page(unbuilt)
+
+
+@pytest.mark.proves("status", "It says whether the workers have the head's homes.")
+@pytest.mark.parametrize(
+    ("head", "worker", "told"),
+    [
+        ({"/home/a": 7}, {"/home/a": 7}, "Homes     shared"),
+        ({"/home/a": 7, "/home/b": 7, "/home/c": 7}, {"/home/a": 7, "/home/b": 7, "/home/c": 9}, "Homes     shared"),
+        ({"/home/a": 7}, {"/home/a": 8}, "Homes     not shared: what a job writes at home stays on gpu01"),
+        ({"/home/a": 7}, {}, ""),
+        ({}, {"/home/a": 7}, ""),
+    ],
+)
+def test_page__homes_of_head_and_worker__are_compared(head: dict[str, int], worker: dict[str, int], told: str) -> None:
+    text = page(cluster(head=replace(HEAD, homes=head), worker=replace(WORKER, homes=worker)))
+    assert told in text
+    assert ("Homes" in text) is bool(told)
+
+
 def test_the_page_is_ascii_where_the_terminal_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LC_ALL", "LC_CTYPE"):
         monkeypatch.delenv(name, raising=False)
