@@ -21,9 +21,9 @@ def by_family(networks: Iterable[str]) -> dict[str, list[str]]:
 
 
 def networks_with(interfaces: Iterable[str], address: str) -> list[str]:
-    """Return the networks of those interfaces, such as C(10.0.0.5/24), that have the address."""
+    """Return the networks of those interfaces, such as C(10.0.0.5/24), that have the address; of a name's none."""
     known = [ipaddress.ip_interface(interface) for interface in interfaces]
-    return [str(one.network) for one in known if one.ip == ipaddress.ip_address(address)]
+    return [str(one.network) for one in known if str(one.ip) == address]
 
 
 class FilterModule:

@@ -19,7 +19,7 @@ from tests.unit.test_role_plugins import plugin
 
 JOB = plugin("library/slurm_job_proof")
 TARGETS = plugin("library/prometheus_targets")
-GOOD = {"node": "gpu01", "job": "7", "user": 64999, "devices": {"/dev/nvidia0": "open"}, "listed": 1}
+GOOD = {"node": "gpu01", "job": "7", "user": 64999, "devices": {"/dev/nvidia0": "open"}, "listed": 1, "homes": {}}
 
 
 @pytest.mark.proves("untrusted", "A proof job's answer counts only if whole and of a chosen node.")

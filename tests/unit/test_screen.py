@@ -39,7 +39,7 @@ def answered(keys: int, answer: str) -> bool:
         typist.join()
 
 
-@pytest.mark.proves("answers", "`y` and `yes` agree, all else does not.")
+@pytest.mark.proves("faults", "`y` and `yes` agree, all else does not.")
 @pytest.mark.parametrize(
     ("answer", "agrees"),
     [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), ("yse\n", False), ("\x04", False)],
@@ -48,7 +48,7 @@ def test_question__answer__is_consent_if_it_says_so(keyboard: int, answer: str, 
     assert answered(keyboard, answer) is agrees
 
 
-@pytest.mark.proves("answers", "What was typed before a question does not answer it.")
+@pytest.mark.proves("faults", "What was typed before a question does not answer it.")
 def test_question__typed_ahead__is_no_answer(keyboard: int) -> None:
     os.write(keyboard, b"yes\n")
     assert answered(keyboard, "n\n") is False
