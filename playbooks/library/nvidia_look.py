@@ -32,6 +32,10 @@ options:
     description: Whether a driver that is loaded may become another.
     type: bool
     default: false
+  dma_buf:
+    description: Whether nvidia-peermem is wanted and DMA-BUF does what it is for.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -80,6 +84,10 @@ brought:
 waits:
   description: Those of I(wanted) that would make another driver of the loaded one, which is not allowed now.
   type: list
+  returned: always
+peer_memory:
+  description: Whether the kernel's InfiniBand takes the memory of GPUs by nvidia-peermem.
+  type: bool
   returned: always
 imex:
   description: Whether the role has ever had IMEX run here.
@@ -146,6 +154,12 @@ def recorded() -> dict[str, bool]:
     }
 
 
+DMA_BUF = (
+    "nvidia-peermem is left out: it needs the InfiniBand drivers of MLNX_OFED or DOCA; with the open modules the GPUs' "
+    "memory is reached by DMA-BUF"
+)
+
+
 def left(named: bool, gpus: list[str], driver: str, ours: bool, container: bool) -> str:
     """Return why the driver is none of the role's business."""
     if ours or named:
@@ -163,6 +177,7 @@ def main() -> None:
         "kernel": {"type": "str", "default": ""},
         "wanted": {"type": "list", "elements": "str", "default": []},
         "change": {"type": "bool", "default": False},
+        "dma_buf": {"type": "bool", "default": False},
     }
     module = AnsibleModule(spec, supports_check_mode=True)
     named = bool(module.params["kernel"])
@@ -184,6 +199,9 @@ def main() -> None:
     notes = [why] if driver and why else [SECURE_BOOT] if signed and not why else []
     if waits:
         notes = [f"driver {loaded} stays, and becomes {', '.join(waits)} by clusterctl upgrade"]
+    peer_memory = kernel_side.peer_memory(kernel)
+    if module.params["dma_buf"] and not peer_memory:
+        notes.append(DMA_BUF)
     module.exit_json(
         changed=False,
         devices=gpus,
@@ -193,6 +211,7 @@ def main() -> None:
         headers=headers(kept),
         driver=driver,
         left=why,
+        peer_memory=peer_memory,
         imex=imex,
         runfile=Path("/usr/bin/nvidia-uninstall").exists(),
         brought=[name for name, brought in here.items() if brought],

@@ -101,6 +101,11 @@ def in_use(root="/"):
     return found
 
 
+def peer_memory(kernel, root="/"):
+    """Whether a kernel's ib_core takes memory of other devices: that of MLNX_OFED and DOCA does, not Linux's own."""
+    return "ib_register_peer_memory_client" in text(Path(root, "lib/modules", kernel, "modules.symbols"))
+
+
 def secure_boot(root="/"):
     """Whether the firmware enforces signatures, also on the kernel's modules."""
     for path in sorted(Path(root, "sys/firmware/efi/efivars").glob("SecureBoot-*")):

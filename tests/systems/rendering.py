@@ -97,8 +97,21 @@ def look(system: str, devices: Iterable[str] = ("2330",), fabric: str = "nvswitc
     else:
         kind = "generic" if SYSTEMS[system].distribution == "Ubuntu" else "amd64"
         kept, headers = [f"linux-image-{kernel}", f"linux-image-{kind}"], [f"linux-headers-{kind}"]
-    found = {"devices": list(devices), "fabric": fabric, "kernel": kernel, "kept": kept, "headers": headers}
-    return {**found, "brought": [], "driver": "", "imex": False, "left": "", "runfile": False, "waits": [], **more}
+    return {
+        "brought": [],
+        "devices": list(devices),
+        "driver": "",
+        "fabric": fabric,
+        "headers": headers,
+        "imex": False,
+        "kept": kept,
+        "kernel": kernel,
+        "left": "",
+        "peer_memory": False,
+        "runfile": False,
+        "waits": [],
+        **more,
+    }
 
 
 def registered(system: str) -> dict[str, Any]:

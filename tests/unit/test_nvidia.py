@@ -562,3 +562,14 @@ def test_containers_have_the_gpus_described_by_the_driver_that_came(node: dict[s
         ("systemctl", "start", "nvidia-cdi-refresh.service"),
     ]
     assert [change["what"] for change in driver.changes] == ["2 loaded, was 1", "loaded", "loaded"]
+
+
+def test_peer_memory__symbols_of_a_kernel__tell_whose_ib_core_it_has(tmp_path: Path) -> None:
+    """depmod writes which module has a symbol into modules.symbols."""
+    folder = tmp_path / "lib/modules/6.8.0"
+    folder.mkdir(parents=True)
+    assert not nvidia_kernel.peer_memory("6.8.0", tmp_path)
+    (folder / "modules.symbols").write_text("alias symbol:ib_register_client ib_core\n")
+    assert not nvidia_kernel.peer_memory("6.8.0", tmp_path)
+    (folder / "modules.symbols").write_text("alias symbol:ib_register_peer_memory_client ib_core\n")
+    assert nvidia_kernel.peer_memory("6.8.0", tmp_path)

@@ -389,6 +389,35 @@ def test_nvidia_driver__switches_of_nvlink_5__get_what_their_manager_needs(tmp_p
         assert ("ib_umad" in role.value("__nvidia_driver_loads")) is bool(packages)
 
 
+@pytest.mark.proves("driver", "nvidia-peermem is loaded where it can be; DMA-BUF does without it.")
+@pytest.mark.parametrize(
+    ("devices", "kernel", "ofed", "loaded", "refused"),
+    [
+        (["2330"], "6.8.0-50-generic", False, False, False),  # H100, open modules: DMA-BUF
+        (["2330"], "6.8.0-50-generic", True, True, False),
+        (["1db4"], "6.8.0-50-generic", False, False, True),  # V100, for which there are no open ones
+        (["1db4"], "6.8.0-50-generic", True, True, False),
+        (["2330"], "5.4.0-200-generic", False, False, True),  # before DMA-BUF
+    ],
+)
+def test_peermem__by_modules_and_kernel__is_loaded_left_out_or_refused(
+    tmp_path: Path, devices: list[str], kernel: str, ofed: bool, loaded: bool, refused: bool
+) -> None:
+    found = look("ubuntu-24.04", devices, fabric="", kernel=kernel, peer_memory=ofed)
+    given = {"nvidia_driver_peermem": True, "__nvidia_driver_look": found}
+    role = a_cluster(tmp_path, "ubuntu-24.04").role("nvidia_driver", "gpu01", **given)
+    assert ("nvidia-peermem" in role.value("__nvidia_driver_loads")) is loaded
+    assert any("MLNX_OFED" in problem for problem in role.value("__nvidia_driver_problems")) is refused
+
+
+def test_imex_channel__asked_for__is_an_option_of_the_driver(tmp_path: Path) -> None:
+    cluster = a_cluster(tmp_path, "ubuntu-24.04")
+    role = cluster.role("nvidia_driver", "gpu01", nvidia_driver_imex_channel=True)
+    assert "\noptions nvidia NVreg_CreateImexChannel0=1\n" in role.value("__nvidia_driver_modprobe")
+    role = cluster.role("nvidia_driver", "gpu01")
+    assert role.value("__nvidia_driver_modprobe").endswith("options nouveau modeset=0\n")
+
+
 def test_every_template_is_used() -> None:
     for path in TEMPLATES:
         role = path.parent.parent
