@@ -56,6 +56,7 @@ def answer() -> dict[str, Any]:
             "jobs": [],
             "firewall": None,
             "services": {},
+            "homes": {},
         },
         "started": 1000.0,
         "ended": 1001.0,
