@@ -58,7 +58,10 @@ def test_munge_key__rotated_under_jobs__loses_none(whole: TestLab) -> None:
     whole.root("gpu01", "touch /var/tmp/enough")
     wait_until(lambda: states(whole, long) == ["COMPLETED"])
     whole.root("gpu01", "rm /var/tmp/enough /var/tmp/steps")
-    whole.root("head1", f"scancel --state=PENDING {short}")
+    # Held first: scancel --state=PENDING asks for the states and then cancels, and a task may begin in between.
+    whole.root("head1", f"scontrol hold {short}")
+    wait_until(lambda: set(states(whole, short)) == {"PENDING"})
+    whole.root("head1", f"scancel {short}")
     wait_until(lambda: whole.root("head1", f"squeue --noheader --jobs={short}", check=False) == "")
     rows = whole.root("head1", f"sacct -nPX --jobs={short},{long} --format=JobID,State,Restarts,Start").split("\n")
     begun = [row.split("|") for row in rows if row and row.split("|")[3] not in ("None", "Unknown")]
