@@ -107,8 +107,12 @@ _OLD_NAMES = {f"ansible_ssh_{name}": f"ansible_{name}" for name in ("host", "por
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the nearest known name, or nothing where none is near."""
-    near = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.7)
+    """Return a hint with the nearest known name, or the only one that ends with it; nothing where there is none."""
+    names = [*known]
+    near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.7)
+    ending = [one for one in names if one.endswith(f"_{name}")]  # `timezone` for `cluster_timezone`
+    if not near and len(ending) == 1:
+        near = ending
     return f"did you mean {near[0]}?" if near else ""
 
 

@@ -31,7 +31,7 @@ def compare(call, manager):
         states.update({f"{kind.label}:{name}": state for name, state in found.items()})
     drift = []
     for scope, record in records.items():
-        told = [("pending", name, "a run was interrupted before this took effect") for name in record["pending"]]
+        told = [("pending", name, "a run ended before this took effect") for name in record["pending"]]
         for label in [kind.label for kind in kinds]:
             for key in sorted(key for key in record["items"] if key.startswith(label + ":")):
                 what = words(label, record["items"][key], states[key], call)

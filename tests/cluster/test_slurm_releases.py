@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster.lab import CALL_LIMIT, TestLab, clusterctl, fresh_as, submit
 from tests.cluster.members import Growing, of_jobs, states
+from tests.cluster.test_first_hour import MPI, PROGRAM
 from tests.cluster.test_shapes import works
 from tests.faults.injury import in_service, wait_until
 
@@ -28,6 +29,12 @@ Package: slurm* libslurm* libpam-slurm*
 Pin: version {OLD}.*
 Pin-Priority: 1001
 END
+"""
+COMPILE_AND_RUN = f"""
+srun --chdir=/ sh -c 'mpicc -x c - -o /var/tmp/ring' <<'END'
+{PROGRAM}
+END
+mpirun --map-by ppr:1:node --np 2 /var/tmp/ring
 """
 UNTIL_ENOUGH = "until [ -e /var/tmp/enough ]; do sleep 1; done"
 
@@ -89,6 +96,19 @@ def test_membership__with_26_05__a_node_joins_and_leaves(lab: Growing) -> None:
     lab.verb("remove-node", lab.last, "--yes")
     assert lab.last not in in_service(lab)
     lab.unchanged()
+
+
+@pytest.mark.proves("jobs", "An MPI program runs on two nodes with Slurm 26.05, whose package has no PMIx.")
+def test_mpi__with_26_05__mpirun_starts_it_on_two_nodes(lab: Growing) -> None:
+    """The bootstrap's own proof runs one, and so does a user's job; homes are not shared, so each node compiles."""
+    lab.add()
+    lab.inventory.write_text(lab.inventory.read_text() + MPI)
+    lab.run("bootstrap")
+    job = submit(lab, COMPILE_AND_RUN, "--nodes=2", "--ntasks-per-node=1", "--mem=500M", "--output=/var/tmp/ring.out")
+    wait_until(lambda: states(lab, job)[0] not in ("PENDING", "RUNNING"))
+    told = lab.root("gpu01", "cat /var/tmp/ring.out")
+    assert sorted(told.splitlines()) == ["0 of 2 on gpu01, 1", f"1 of 2 on {lab.last}, 1"]
+    lab.verb("remove-node", lab.last, "--yes")
 
 
 @pytest.mark.proves("restore", "Queue and accounting of Slurm 26.05 are restored while a job runs.")

@@ -542,6 +542,7 @@ together(
     "Structure",
     [
         ("unknown variable", "§prometheus_prot: 9090", "(did you mean prometheus_port?)"),
+        ("unknown variable without its prefix", "§timezone: UTC", "(did you mean cluster_timezone?)"),
         ("unknown time zone", "cluster_timezone: §Europe/Berln", "(did you mean Europe/Berlin?)"),
         ("a file that is no time zone", "cluster_timezone: §../../etc/passwd", "no time zone"),
         ("unknown option of slurm.conf", "slurm_head_conf_extra: {§slurmdtimeot: 5}", "(did you mean SlurmdTimeout?)"),

@@ -254,7 +254,7 @@ def test_drift_is_told_once_by_the_role_that_owns_it() -> None:
             ("packages", "package", "tmux", "removed"),
             ("slurm_head_database", "unit", "mariadb.service", "not running"),
             ("sources", "file", "/etc/apt/apt.conf.d/90x", "edited"),
-            ("munge", "pending", "package:munge", "a run was interrupted before this took effect"),
+            ("munge", "pending", "package:munge", "a run ended before this took effect"),
         ),
     )
     assert node.drifted == [
@@ -262,7 +262,7 @@ def test_drift_is_told_once_by_the_role_that_owns_it() -> None:
         Item("packages", "package", "tmux", "removed"),
         Item("slurm_head", "unit", "mariadb.service", "not running"),
         Item("base", "file", "/etc/apt/apt.conf.d/90x", "edited"),
-        Item("munge", "pending", "package:munge", "a run was interrupted before this took effect"),
+        Item("munge", "pending", "package:munge", "a run ended before this took effect"),
     ]
     text = page(cluster(worker=node))
     assert "gpu01: munge: package:munge: a run was interrupted" in text
