@@ -265,7 +265,7 @@ def test_drift_is_told_once_by_the_role_that_owns_it() -> None:
         Item("munge", "pending", "package:munge", "a run ended before this took effect"),
     ]
     text = page(cluster(worker=node))
-    assert "gpu01: munge: package:munge: a run was interrupted" in text
+    assert "gpu01: munge: package:munge: a run ended" in text
     assert "gpu01: base: file /etc/apt/apt.conf.d/90x: edited" in text
 
 
