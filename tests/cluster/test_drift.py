@@ -53,7 +53,7 @@ record = json.load(open(path))
 record["pending"].append("package:slurmd")
 json.dump(record, open(path, "w"))
 END""",
-        ("slurm_worker", "pending", "package:slurmd", "a run was interrupted"),
+        ("slurm_worker", "pending", "package:slurmd", "a run ended"),
     ),
 }  # fmt: skip
 SECRETS = {"/etc/prometheus/web.yml"}
