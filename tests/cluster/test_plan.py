@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +35,9 @@ def planned(lab: TestLab, verb: str = "bootstrap") -> set[Item]:
     """All that the plan of a verb lists."""
     done = clusterctl("plan", verb, str(lab.inventory), "--output", "json")
     assert done.returncode == 10, done.stdout + done.stderr
-    return listed(json.loads(done.stdout))
+    document = json.loads(done.stdout)
+    assert Path(document["log"]).is_file(), "in the cluster's directory, not in the copy that was planned on"
+    return listed(document)
 
 
 def listed(plan: dict[str, Any]) -> set[Item]:
