@@ -181,10 +181,10 @@ def test_the_generation_counts_under_load_alone(find: Find) -> None:
 
 def test_a_missing_gpu_is_named_by_its_record(find: Find) -> None:
     one = re.sub(r"\t<gpu id=\"00000000:0F.*?</gpu>\n", "", DOCUMENT, flags=re.DOTALL)
-    assert ("count", "GPU 1 is missing", True) in find(one)
+    assert ("count", "GPU 1 is missing (0000:0f:00)", True) in find(one)
     assert find(re.sub(r"\t<gpu id.*</gpu>\n", "", DOCUMENT, flags=re.DOTALL))[:2] == [
-        ("count", "GPU 0 is missing", True),
-        ("count", "GPU 1 is missing", True),
+        ("count", "GPU 0 is missing (0000:07:00)", True),
+        ("count", "GPU 1 is missing (0000:0f:00)", True),
     ]
 
 

@@ -24,6 +24,7 @@ __all__ = ["ill"]
 SAMPLES = Path(__file__).parent.parent / "samples" / "gpu"
 DOCUMENTS = {path.stem: path.read_text() for path in sorted((SAMPLES / "xml").glob("*.xml"))}
 DEGRADED, GB200 = "k8stestinfra-qx-gb200-fabric-degraded", "k8stestinfra-hardware-qx-gb200"
+FAN = "aix-quadro-p5000-fan"
 MATRICES = {path.stem: path.read_text() for path in sorted((SAMPLES / "topo").glob("*.txt"))}
 LINES = (SAMPLES / "xid/lines-gpud.txt").read_text().splitlines()
 OTHERS = [
@@ -77,7 +78,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
 
 
 @pytest.mark.proves("check", "Real documents of healthy GPUs, T4 in x8 slots to GB200, report nothing.")
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != DEGRADED])
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name not in (DEGRADED, FAN)])
 def test_look__real_document_of_healthy_gpus__finds_nothing(find: Find, name: str) -> None:
     assert find(DOCUMENTS[name]) == []
 
@@ -134,8 +135,20 @@ def test_look__driver_has_lost_a_part__drains(find: Find, place: str, value: str
     b200 = DOCUMENTS["k8stestinfra-hardware-qx-b200"]
     bad = re.sub(rf"<{place}>[^<]*<", f"<{place}>{value}<", b200, count=1)
     found = find(bad, gpus=recorded(b200))
+    if place == "fan_speed" and value in ("Unknown Error", "ERR!"):
+        assert found == [("count", "GPU 0: its fan cannot be read", False)]
+        return
     assert ("count", "GPU 0: the driver has lost it", True) in found
     assert not any("GPU 1" in text for _, text, _ in found)
+
+
+@pytest.mark.proves("check", "A card under load of which only the fan cannot be read stays in service.")
+def test_look__fan_alone_cannot_be_read__is_advice(find: Find) -> None:
+    p5000 = DOCUMENTS[FAN]
+    assert "<gpu_util>100 %</gpu_util>" in p5000 and p5000.count("Unknown Error") == 1
+    assert find(p5000) == [("count", "GPU 0: its fan cannot be read", False)]
+    bad = re.sub(r"<power_draw>[^<]*<", "<power_draw>Unknown Error<", p5000)
+    assert find(bad) == [("count", "GPU 0: the driver has lost it", True)]
 
 
 # As nvidia-smi prints a process, here in a document that has none.
@@ -178,9 +191,19 @@ def codes(log: str, gpus: list[dict[str, Any]] | None = None) -> list[str]:
 @pytest.mark.parametrize("text", LINES)
 def test_errors__real_line__counts_by_the_catalog(text: str) -> None:
     """Some of gpud's own are broken on purpose, and have no number."""
-    number, said = re.findall(r"\): (\d+), (.*)", text)[0] if re.search(r"\): \d+, ", text) else ("", "")
-    counts = number and (int(number) in XIDS or (144 <= int(number) <= 150 and said.split()[1:2] == ["Fatal"]))
+    number = (re.findall(r"\): (\d+), ", text) or [""])[0]
+    counts = number and (int(number) in XIDS or (144 <= int(number) <= 150 and " Fatal " in text))
     assert codes(line(text)) == ([number] if counts else [])
+
+
+NVLINK_5 = [line for line in (SAMPLES / "xid/lines-nvlink5.txt").read_text().splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.proves("check", "A fatal NVLink 5 error drains, whatever its process is called.")
+@pytest.mark.parametrize("row", NVLINK_5)
+def test_errors__nvlink_5_with_a_process__counts_by_the_last_severity(row: str) -> None:
+    expected, text = row.split(" ", 1)
+    assert codes(line(text)) == ([] if expected == "-" else [expected])
 
 
 @pytest.mark.proves("check", "Every XID that NVIDIA answers with a reset or restart drains.")
@@ -273,7 +296,7 @@ def test_look__gpu_in_the_midst_is_lost__blames_no_other(find: Find) -> None:
             f"GPU {gpu['index']}: NVIDIA B200 (UUID: {gpu['uuid']})\n" + "\t Link 0: 50 GB/s\n" * 18 for gpu in here
         ),
     )
-    assert found == [("count", "GPU 3 is missing", True)]
+    assert found == [("count", f"GPU 3 is missing ({gpus[3]['uuid']})", True)]
 
 
 @pytest.mark.parametrize(

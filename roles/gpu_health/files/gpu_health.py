@@ -90,8 +90,10 @@ MEANINGS = {
     156: "resource retirement",
     158: "fatal timeout",
 }
-# NVLink 5: whether one is fatal is told by a word in the line, not by the number.
+# NVLink 5: whether one is fatal is told by a word in the line, not by the number. A process may be named before it, by
+# a name that its user chooses: the last such word counts.
 NVLINK_XIDS = range(144, 151)
+SEVERITY = re.compile(r".*\b(Nonfatal|Fatal)\s+XC\d+\s+i\d+\s+Link\b", re.S)
 # The driver has them, the catalog says nothing yet of what is to be done (open-gpu-kernel-modules 595, nverror.h).
 NEW_XIDS = (167, 168, 169, 171, 172, 173, 175)
 
@@ -108,8 +110,11 @@ DEAD = re.compile(
 )
 NO_START = "start"  # in the place of an XID's number: the driver could not start the GPU
 
-# What a driver that has lost a GPU writes in the place of a value (nvmlReturn_t 15, 16 and 999).
-LOST = re.compile(r"GPU is lost|GPU requires reset|Unknown Error|ERR!")
+# What a driver that has lost a GPU writes in the place of a value (nvmlReturn_t 15 and 16), and for a value that it
+# could not read (999).
+LOST = re.compile(r"GPU is lost|GPU requires reset")
+UNREADABLE = re.compile(r"Unknown Error|ERR!")
+FAN = "fan_speed"
 
 # Below fabric/health of `nvidia-smi -q -x`: the place, what is well besides N/A, and what is said of anything else.
 HEALTH_OF_FABRIC = (
@@ -211,10 +216,10 @@ class Gpu:
         )
         return any(self.text(place) == "Active" for place in places)
 
-    def lost(self) -> bool:
-        """Tell whether the driver has no access to it, or a part of it, any more; processes have names of users."""
+    def values(self, kind: re.Pattern[str]) -> list[str]:
+        """Return the tags of the values that are of a kind; the names of processes, which users choose, are none."""
         parts = (part for part in self.element if "process" not in part.tag)
-        return any(LOST.search(one.text or "") for part in parts for one in part.iter())
+        return [one.tag for part in parts for one in part.iter() if kind.search(one.text or "")]
 
 
 def parse(answer: str) -> list[Gpu]:
@@ -331,16 +336,21 @@ class Look:
         if not self.answered:
             return
         places = {gpu.bus for gpu in self.gpus}
-        missing = [place for place in self.index if place not in places]
-        for place in missing:
-            yield Finding("count", f"{self.name(place)} is missing")
+        missing = {bus(gpu["pci"]): gpu["uuid"] for gpu in self.given["gpus"] if gpu["pci"]}
+        missing = {place: uuid for place, uuid in missing.items() if place not in places}
+        for place, uuid in missing.items():
+            yield Finding("count", f"{self.name(place)} is missing ({uuid or place})")
         if not missing and len(self.gpus) < len(self.given["gpus"]):
             yield Finding("count", f"{len(self.gpus)} GPUs of {len(self.given['gpus'])} that are recorded")
         if len(self.gpus) > len(self.given["gpus"]):
             yield Finding("count", f"{len(self.gpus)} GPUs, {len(self.given['gpus'])} recorded", drains=False)
         for gpu in self.gpus:
-            if gpu.lost():
-                yield Finding("count", f"{self.name(gpu.bus)}: the driver has lost it")
+            unreadable = gpu.values(UNREADABLE)
+            if gpu.values(LOST) or {*unreadable} - {FAN}:
+                # What could not be read once may be there a moment later.
+                yield Finding("count", f"{self.name(gpu.bus)}: the driver has lost it", passing=not gpu.values(LOST))
+            elif unreadable:
+                yield Finding("count", f"{self.name(gpu.bus)}: its fan cannot be read", drains=False)
 
     def ecc(self) -> Iterator[Finding]:
         """No memory error since the last reset that could not be corrected, and no memory that waits to be replaced."""
@@ -444,8 +454,8 @@ class Look:
         """Yield place and code of the error of the hardware that a line of the kernel's is about."""
         if found := XID.match(text):
             number, said = int(found.group(2)), found.group(3)
-            fatal = number in NVLINK_XIDS and re.match(r"\s*\S+\s+Fatal\b", said)
-            if fatal or number in self.given["xids"] or number in NEW_XIDS:
+            severity = SEVERITY.match(said) if number in NVLINK_XIDS else None
+            if (severity and severity.group(1) == "Fatal") or number in self.given["xids"] or number in NEW_XIDS:
                 yield bus(found.group(1)), str(number)
         elif found := SXID.match(text):
             yield found.group(1).lower(), found.group(2)
