@@ -126,6 +126,9 @@ class Progress:
             self._screen.say(("  " + play, "bold"), cut=True)
 
     def _stage_line(self, stage: Stage) -> None:
+        if self._live:  # what it shows is of this stage, and would be drawn once more below its line
+            self._live.update(Text(""), refresh=True)
+            self._drawn = float("-inf")
         self._heading(stage.play)
         glyphs = self._screen.glyphs
         mark = (glyphs["failed"], "red") if stage.failed else (glyphs["done"], "green")

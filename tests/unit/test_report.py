@@ -104,6 +104,25 @@ def test_on_a_terminal_a_line_lives_and_the_result_stays(monkeypatch: pytest.Mon
     assert "1/1" in shown
 
 
+@pytest.mark.proves("bootstrap", "A role that has ended is not shown as under way too.")
+def test_progress__role_has_ended__its_live_line_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch, terminal=True)
+    now = [0.0]
+    progress = Progress(on, Ledger(clock=lambda: now[0]), clock=lambda: now[0])
+    with progress.running():
+        for event in run(result("gpu01"))[:3]:
+            now[0] += 1.0
+            progress.show(event)
+        for event in (result("gpu01"), TaskStarted("Workers", "base", "Converge base", PATH)):
+            now[0] += 0.01  # sooner than a live line is drawn again
+            progress.show(event)
+    shown = re.sub(" +", " ", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed(on)))
+    assert "munge 0/1" in shown, "it was under way"
+    after = shown[shown.index("✓ munge 1/1") :]
+    assert "base 0/1" in after
+    assert after.count("munge") == 1
+
+
 def test_a_live_line_is_never_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     on = screen(monkeypatch, terminal=True, width=30)
     progress = Progress(on, Ledger())
