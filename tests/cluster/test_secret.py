@@ -59,8 +59,10 @@ def test_munge_key__rotated_under_jobs__loses_none(whole: TestLab) -> None:
     wait_until(lambda: states(whole, long) == ["COMPLETED"])
     whole.root("gpu01", "rm /var/tmp/enough /var/tmp/steps")
     # Held first: scancel --state=PENDING asks for the states and then cancels, and a task may begin in between.
-    whole.root("head1", f"scontrol hold {short}")
-    wait_until(lambda: set(states(whole, short)) == {"PENDING"})
+    # It holds the tasks that wait, and fails for those that have ended.
+    whole.root("head1", f"scontrol hold {short}", check=False)
+    waiting = f"squeue --noheader --array --jobs={short} --format='%T %r'"
+    wait_until(lambda: set(whole.root("head1", waiting).splitlines()) == {"PENDING JobHeldAdmin"})
     whole.root("head1", f"scancel {short}")
     wait_until(lambda: whole.root("head1", f"squeue --noheader --jobs={short}", check=False) == "")
     rows = whole.root("head1", f"sacct -nPX --jobs={short},{long} --format=JobID,State,Restarts,Start").split("\n")

@@ -56,6 +56,12 @@ def test_jobs__of_two_users_on_one_node__share_nothing(two: TestLab, job: str) -
     wait_until(lambda: two.root("gpu01", f"ls {DIRECTORIES}; ls /tmp /dev/shm | grep hers || true") == "")
 
 
+@pytest.mark.proves("jobs", "A job that asks for no GPU opens none.")
+def test_job__without_gpus__opens_none(two: TestLab) -> None:
+    told = user(two, "bob", LOOK.replace("--gres=gpu:1 ", ""))
+    assert re.findall(f"{MAY}|{MAY_NOT}", told) == [MAY_NOT] * 4
+
+
 @pytest.mark.proves("jobs", "Users see nothing of each other's jobs in the queue and the accounting.")
 def test_queue__of_another_user__is_not_shown(two: TestLab, job: str) -> None:
     assert job in two.root("head1", "squeue --noheader --format=%A").split()
@@ -67,7 +73,10 @@ def test_queue__of_another_user__is_not_shown(two: TestLab, job: str) -> None:
     two.root("head1", f"scancel {job}")
 
 
-@pytest.mark.proves("jobs", "On the head users see their own processes alone.")
+OF_SYSTEMD = "org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager"
+
+
+@pytest.mark.proves("jobs", "On the head users see their own processes alone, by ps and by systemd.")
 def test_processes__of_another_user_on_the_head__are_not_shown(two: TestLab) -> None:
     user(two, "alice", "setsid sleep 4646 < /dev/null > /dev/null 2>&1 &")
     try:
@@ -75,26 +84,39 @@ def test_processes__of_another_user_on_the_head__are_not_shown(two: TestLab) -> 
         assert user(two, "alice", "pgrep --full '^sleep 4646'") != ""
         assert user(two, "bob", "pgrep --full '^sleep 4646' || true") == ""
         assert set(user(two, "bob", "ps -e -o user=").split()) == {"bob"}
+        # systemd has access to all processes and answers for them: to root, not to users.
+        asked = [f"busctl call {OF_SYSTEMD} GetUnitProcesses s user.slice", "systemctl status --full user.slice"]
+        for ask in asked:
+            assert "sleep 4646" in two.root("head1", f"{ask} 2>&1 || true"), ask
+            assert "sleep 4646" not in user(two, "bob", f"{ask} || true"), ask
+        assert "denied" in user(two, "bob", f"{asked[0]} || true").lower()
     finally:
         two.root("head1", "pkill --full '^sleep 4646'")
 
 
 SQUAT = """cat > squat.py <<'END'
-import socket
-taken = socket.create_server(("0.0.0.0", 9090))
+import socket, sys
+taken = socket.create_server(("0.0.0.0", int(sys.argv[1])))
 while True:
     with taken.accept()[0] as line, open("caught", "ab") as caught:
         caught.write(line.recv(4096) or b"nothing")
 END
-setsid python3 squat.py < /dev/null > /dev/null 2>&1 &"""
+rm -f caught
+setsid python3 squat.py {port} < /dev/null > /dev/null 2>&1 &"""
+
+
+def squat(lab: TestLab, port: int) -> None:
+    """Let a program of alice's take a port of the head; it keeps in `caught` what it is sent."""
+    user(lab, "alice", SQUAT.replace("{port}", str(port)))
+    listening = f"ss --listening --tcp --processes 'sport = :{port}'"
+    wait_until(lambda: "python3" in lab.root("head1", listening))
 
 
 @pytest.mark.proves("secrets", "No password is sent to a user's program that took Prometheus's port.")
 def test_prometheus_port__taken_by_a_user__is_sent_no_password(two: TestLab) -> None:
     two.root("head1", "systemctl stop prometheus")
     try:
-        user(two, "alice", SQUAT)
-        wait_until(lambda: "python3" in two.root("head1", "ss --listening --tcp --processes 'sport = :9090'"))
+        squat(two, 9090)
         done = clusterctl("status", str(two.inventory))
         assert done.returncode == 4
         assert "Prometheus does not answer" in done.stdout
@@ -107,6 +129,23 @@ def test_prometheus_port__taken_by_a_user__is_sent_no_password(two: TestLab) -> 
         assert "Authorization" not in caught
     finally:
         two.root("head1", "pkill --full squat.py; systemctl restart clusterctl-firewall; systemctl start prometheus")
+    two.healthy()
+
+
+@pytest.mark.proves("jobs", "No job of another user is sent to a user's program that took slurmctld's port.")
+def test_slurmctlds_port__taken_by_a_user__is_sent_no_job(two: TestLab) -> None:
+    send = "timeout 20 sbatch --chdir=/ --output=none --wrap 'echo topsecret' || true"
+    two.root("head1", "systemctl stop slurmctld")
+    try:
+        squat(two, 6817)
+        user(two, "bob", send)
+        assert user(two, "alice", "cat caught || true") == "cat: caught: No such file or directory\n"
+        # It would be sent otherwise: the same without the firewall.
+        two.root("head1", "nft delete table inet clusterctl")
+        user(two, "bob", send)
+        assert "topsecret" in user(two, "alice", "tr -cd '[:print:]' < caught")
+    finally:
+        two.root("head1", "pkill --full squat.py; systemctl restart clusterctl-firewall; systemctl start slurmctld")
     two.healthy()
 
 
