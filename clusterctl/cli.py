@@ -1,6 +1,7 @@
 """The command line: verbs, flags, exit codes. What a verb needs is imported when it is called, so `--help` is quick."""
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -742,17 +743,33 @@ def main() -> NoReturn:
             raise
         except Exception as error:
             code = ClusterctlError.exit_code
+            if _is_full(error):
+                raise
             _bug(error)
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            if _is_full(error):
+                code = code or ClusterctlError.exit_code
+            raise
     sys.exit(code)
+
+
+def _is_full(error: Exception) -> bool:
+    """Tell whether an error is of our output, which has no name, and of no reader that has gone away."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    return isinstance(error, OSError) and error.errno in full and error.filename is None
 
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """Let it be no error that nobody reads what we print."""
+    """Let it be no error that nobody reads what we print, and say where it cannot be written."""
     try:
         yield
-    except OSError:
+    except OSError as error:
+        if _is_full(error):
+            with contextlib.suppress(OSError):
+                print(f"clusterctl: cannot write the output: {error.strerror}", file=sys.stderr)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in (1, 2):
             os.dup2(nowhere, descriptor)

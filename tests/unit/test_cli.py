@@ -211,6 +211,24 @@ def test_closed_outputs_are_no_traceback(cluster: Path, home: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.proves("faults", "An output that cannot be written is reported, exit 1.")
+@pytest.mark.parametrize("argv", [("docs", "variables"), ("validate", "CLUSTER", "--output", "json")])
+def test_output__full_disk__is_reported_and_no_bug(
+    cluster: Path, home: Path, tmp_path: Path, argv: tuple[str, ...]
+) -> None:
+    """What `docs` prints is written at once, a JSON document at the end."""
+    words = [str(cluster) if word == "CLUSTER" else word for word in argv]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "clusterctl", *words],
+            env={**os.environ, "HOME": str(home), "TMPDIR": str(tmp_path)},
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    told = "clusterctl: cannot write the output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
+    assert list(tmp_path.iterdir()) == [], "no report of a bug"
+
+
 def test_a_bug_is_one_line_and_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise ValueError("something\x1b[2J odd")
