@@ -22,16 +22,19 @@ from tests.programs import output_of
 
 PACKAGE = "fault-probe"
 SLOW_BYTES = 10_000  # a second
+A_SITE = "Origin: a site\nCodename: here\n"
+# As Debian's own of 2026-11 says: Release of trixie-security.
+SECURITY = "Origin: Debian\nLabel: Debian-Security\nSuite: stable-security\nCodename: trixie-security\n"
 
 
 @contextmanager
 def repository(
-    address: str, fault: str = "none", packages: Path | None = None, key_name: str = ""
+    address: str, fault: str = "none", packages: Path | None = None, key_name: str = "", release: str = A_SITE
 ) -> Iterator[tuple[str, str]]:
     """Serve the packages of a folder, or one of our own, on this address; yields its URL and the key to trust.
 
     The same files are found below every path of it, as in a vendor's layout, flat or with a component `stable`, and the
-    key under a name, if one is given.
+    key under a name, if one is given. `release` is what its Release file says of it.
     """
     with tempfile.TemporaryDirectory(prefix="repository-") as name:
         directory = Path(name)
@@ -39,7 +42,7 @@ def repository(
             shutil.copytree(packages, directory / "served")
         else:
             _make(directory)
-        key = _publish(directory, fault)
+        key = _publish(directory, fault, release)
         if key_name:
             (directory / "served" / key_name).write_text(key)
         with http.server.ThreadingHTTPServer((address, 0), _handler(directory, fault)) as server:
@@ -85,20 +88,20 @@ def _make(directory: Path) -> None:
     _run("dpkg-deb", "--root-owner-group", "--build", str(root), str(served / f"{PACKAGE}.deb"))
 
 
-def _publish(directory: Path, fault: str) -> str:
+def _publish(directory: Path, fault: str, about: str) -> str:
     """Write the index and sign it; return the key that it should be signed by."""
     served, entries = directory / "served", []
     for package in sorted(served.glob("*.deb")):
         data = package.read_bytes()
-        about = f"Filename: ./{package.name}\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n"
-        entries.append(_run("dpkg-deb", "--field", str(package)) + about)
+        place = f"Filename: ./{package.name}\nSize: {len(data)}\nSHA256: {hashlib.sha256(data).hexdigest()}\n"
+        entries.append(_run("dpkg-deb", "--field", str(package)) + place)
         if fault == "hash":
             package.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     packages = "\n".join(entries).encode()
     (served / "Packages").write_bytes(packages)
     now = time.time()
     day = 24 * 3600
-    release = f"Origin: a site\nCodename: here\nDate: {formatdate(now - 9 * day, usegmt=True)}\n"
+    release = f"{about}Date: {formatdate(now - 9 * day, usegmt=True)}\n"
     if fault == "expired":
         release += f"Valid-Until: {formatdate(now - 2 * day, usegmt=True)}\n"
     index, architecture = (
@@ -110,7 +113,7 @@ def _publish(directory: Path, fault: str) -> str:
     trusted = _sign(directory / "trusted", served, renewed=fault == "renewed")
     if fault == "signature":
         signed = served / "InRelease"
-        signed.write_text(signed.read_text().replace("Origin: a site", "Origin: another"))
+        signed.write_text(signed.read_text().replace("Origin: ", "Origin: not "))
     elif fault == "key":
         _sign(directory / "other", served)
     elif fault == "unsigned":

@@ -391,6 +391,25 @@ def test_infiniband_that_was_up_has_to_be(tmp_path: Path) -> None:
     assert [one.text for one in look.infiniband(tmp_path)] == ["ib0 is down", "ib1 is missing"]
 
 
+@pytest.mark.proves("check", "What a GPU lacked when it was recorded is advice.")
+def test_advice__recorded_with_less__says_so(tmp_path: Path) -> None:
+    for number, (vendor, kind) in enumerate([("0x10de", "0x030200"), ("0x10de", "0x040300"), ("0x8086", "0x030000")]):
+        device = tmp_path / f"bus/pci/devices/0000:0{number}:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+    state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
+    one = GIVEN["gpus"][0] | {"width": 16}  # type: ignore[index]
+    enough = GIVEN | {"gpus": [one], "cores": 64}
+    assert list(HEALTH.Look(enough, state).advice(tmp_path)) == []
+    less = HEALTH.Look(enough | {"gpus": [one | {"lanes": 8}]}, state)
+    assert [(a.text, a.drains) for a in less.advice(tmp_path)] == [
+        ("GPU 0: recorded with 8 of its 16 PCIe lanes", False)
+    ]
+    none = HEALTH.Look(enough | {"gpus": []}, state)
+    assert [a.text for a in none.advice(tmp_path)] == ["NVIDIA GPUs on the PCI bus: 1, recorded: 0"]
+
+
 def test_advice_never_drains(find: Find) -> None:
     limited = DOCUMENT.replace("<current_power_limit>400.00 W", "<current_power_limit>320.00 W", 1)
     assert find(limited, given={"memory_mb": 24000, "cores": 3}) == [

@@ -151,6 +151,29 @@ def test_look__fan_alone_cannot_be_read__is_advice(find: Find) -> None:
     assert find(bad) == [("count", "GPU 0: the driver has lost it", True)]
 
 
+def test_gpu_config__gpu_in_the_midst_is_lost__numbers_the_others_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    b200 = DOCUMENTS["k8stestinfra-hardware-qx-b200"]
+    gpus = recorded(b200)
+    less = re.sub(rf"<gpu id=\"{gpus[3]['pci']}\">.*?</gpu>", "", b200, flags=re.DOTALL)
+    listing = "".join(f"GPU {gpu['index']}: NVIDIA B200 (UUID: {gpu['uuid']})\n" for gpu in gpus if gpu["index"] != 3)
+    monkeypatch.setattr(CONFIG, "ask", lambda *argv, **_: less if "-q" in argv else listing)
+    assert [(gpu.index, gpu.uuid) for gpu in CONFIG.look()] == [
+        (gpu["index"], gpu["uuid"]) for gpu in gpus if gpu["index"] != 3
+    ]
+
+
+@pytest.mark.proves("check", "No GPU gets the MIG layout that is meant for a lost one.")
+def test_gpu_config__a_gpu_is_missing__divides_none_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart nvidia-smi numbers the GPUs without the lost one."""
+    b200 = DOCUMENTS["k8stestinfra-hardware-qx-b200"]
+    gpus = recorded(b200)
+    less = re.sub(rf"<gpu id=\"{gpus[3]['pci']}\">.*?</gpu>", "", b200, flags=re.DOTALL)
+    monkeypatch.setattr(CONFIG, "ask", lambda *argv, **_: less if "-q" in argv else "")
+    given = {"mig_gpus": {"4": "1g.23gb"}, "uuids": [gpu["uuid"] for gpu in gpus]}
+    with pytest.raises(CONFIG.Unfit, match=f"{gpus[3]['uuid']} is missing"):
+        CONFIG.settle(given, {}, check=True)
+
+
 # As nvidia-smi prints a process, here in a document that has none.
 PROCESS = "<processes><process_info><process_name>{}</process_name></process_info></processes>"
 

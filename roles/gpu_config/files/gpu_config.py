@@ -160,14 +160,25 @@ def memory(profile: str) -> int:
 
 def look() -> list[Gpu]:
     """Return the GPUs; raises Unfit where the driver does not answer."""
-    answer, names = ask("nvidia-smi", "-q", "-x"), instances(ask("nvidia-smi", "-L"))
+    answer, listing = ask("nvidia-smi", "-q", "-x"), ask("nvidia-smi", "-L")
     # It prints the names of processes as they are. Characters that XML does not have would make it unreadable.
     answer = re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", answer)
     try:
         elements = list(ET.fromstring(answer).iter("gpu"))  # noqa: S314 - of the driver's own program
     except ET.ParseError as error:
         raise Unfit(f"nvidia-smi: not its XML: {error}") from None
-    return [Gpu(index, element, names.get(index, {})) for index, element in enumerate(elements)]
+    names, numbers = instances(listing), numbered(listing)
+    found = []
+    for place, element in enumerate(elements):
+        # Where a GPU is lost, nvidia-smi calls the others by their numbers as before.
+        index = numbers.get((element.findtext("uuid") or "").strip(), place)
+        found.append(Gpu(index, element, names.get(index, {})))
+    return found
+
+
+def numbered(listing: str) -> dict[str, int]:
+    """Return, of what `nvidia-smi -L` prints, nvidia-smi's number of each GPU by its UUID."""
+    return {uuid: int(number) for number, uuid in re.findall(r"^GPU (\d+): .*\(UUID: (\S+)\)", listing, re.MULTILINE)}
 
 
 def instances(listing: str) -> dict[int, dict[int, str]]:
@@ -617,6 +628,9 @@ def settle(given: Data, before: Data, *, drained: bool = False, check: bool = Fa
     settings = Settings(wanted, locks)
     if unknown := sorted({*given.get("mig_gpus", {})} - {str(gpu.index) for gpu in gpus}):
         raise Unfit(f"gpu_config_mig_gpus: there is no GPU {', '.join(unknown)}, expected 0 to {len(gpus) - 1}")
+    if given.get("mig_gpus") and (lost := sorted({*filter(None, given.get("uuids", []))} - {gpu.uuid for gpu in gpus})):
+        # After a restart the driver numbers the others without it.
+        raise Unfit(f"gpu_config_mig_gpus: {', '.join(lost)} is missing, so the numbers may be those of other GPUs")
     steps = list(settings.steps(gpus, *ALL))  # before anything is changed: every value is possible
     # A rehearsal for a node that will be drained: its jobs will have ended by then.
     free = (drained and check) or (not jobs() and (drained or not running(SLURMD)))

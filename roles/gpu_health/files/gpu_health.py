@@ -597,9 +597,15 @@ class Look:
                 drains = not re.search(r"\bIMEX\b", action)
                 yield Finding("reset", f"{self.name(gpu.bus)}: the driver asks for: {action or 'Reset'}", drains)
 
-    def advice(self) -> Iterator[Finding]:
-        """What makes jobs slower than the GPUs, and is nobody's fault today."""
+    def advice(self, sys: Path = Path("/sys")) -> Iterator[Finding]:
+        """What makes jobs slower than the GPUs, and was so when the node was recorded."""
         gpus, memory, cores = self.given["gpus"], self.given["memory_mb"], self.given["cores"]
+        if (there := on_the_bus(sys)) > len(gpus):
+            yield Finding("advice", f"NVIDIA GPUs on the PCI bus: {there}, recorded: {len(gpus)}", drains=False)
+        for gpu in gpus:
+            if gpu["lanes"] and gpu.get("width") and gpu["lanes"] < gpu["width"]:
+                text = f"GPU {gpu['index']}: recorded with {gpu['lanes']} of its {gpu['width']} PCIe lanes"
+                yield Finding("advice", text, drains=False)
         wanted = max(sum(gpu["memory_mb"] for gpu in gpus), self.given["least_memory_mb"])
         if gpus and memory < wanted:
             yield Finding("advice", f"{memory} MB of memory, {wanted} MB are sensible with these GPUs", drains=False)
@@ -648,6 +654,12 @@ class Look:
         except (Silent, ValueError, KeyError, TypeError, OSError) as error:
             done = [Finding(name, f"not judged: {error}", drains=False)]
         found.setdefault(name, done)
+
+
+def on_the_bus(sys: Path) -> int:
+    """Return how many GPUs of NVIDIA the PCI bus has (class 0x03, display), whether or not a driver has them."""
+    devices = (sys / "bus/pci/devices").glob("*")
+    return sum(1 for one in devices if read(one / "vendor") == "0x10de" and read(one / "class").startswith("0x03"))
 
 
 def kernel_records() -> Iterator[str]:
