@@ -20,7 +20,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from clusterctl import __version__
+from clusterctl import __version__, completion
 from clusterctl.errors import ClusterctlError, Interrupted
 
 # Verbs whose command line is a module's own: (module, a Typer app or one command's function, summary for --help).
@@ -36,7 +36,17 @@ _ORDER = (
 _WATCH_SECONDS = 5
 
 
-class _Verbs(TyperGroup):
+class Verbs(TyperGroup):
+    """A verb that has verbs of its own."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(limit=100)) for name in self.list_commands(ctx)]
+            )
+
+
+class _AllVerbs(TyperGroup):
     """Lists the verbs in the order in which a cluster meets them, and loads those of other modules when called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -47,7 +57,7 @@ class _Verbs(TyperGroup):
             module, name, _ = _ELSEWHERE[cmd_name]
             found = getattr(importlib.import_module(module), name)
             if not isinstance(found, typer.Typer):
-                function, found = found, typer.Typer(add_completion=False)
+                function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
                 found.command(cmd_name)(function)
             self.commands[cmd_name] = typer.main.get_command(found)
             self.commands[cmd_name].name = cmd_name
@@ -84,7 +94,7 @@ class Format(StrEnum):
 
 
 app = typer.Typer(
-    cls=_Verbs,
+    cls=_AllVerbs,
     name="clusterctl",
     no_args_is_help=True,
     subcommand_metavar="VERB ...",
@@ -105,21 +115,35 @@ _Verbose = Annotated[
 ]
 _Limit = Annotated[
     str | None,
-    typer.Option(metavar="NODES", help="Only these hosts or groups, with commas between.", show_default=False),
+    typer.Option(
+        metavar="NODES",
+        help="Only these hosts or groups, with commas between.",
+        show_default=False,
+        autocompletion=completion.limit,
+    ),
 ]
 _Forks = Annotated[int | None, typer.Option(min=1, max=1000, help="Nodes worked on at once. [default: 50]")]
 _NewKeys = Annotated[bool, typer.Option("--accept-new-host-keys", help="Record SSH host keys of nodes never seen.")]
 _Skip = Annotated[bool, typer.Option("--skip-unreachable", help="Leave out workers that do not answer (exit 4).")]
 _Adopt = Annotated[bool, typer.Option("--adopt", help="Replace a Slurm, or take over a head, that is another's.")]
-_Nodes = Annotated[list[str], typer.Argument(help="Names of workers.", metavar="NODE...", show_default=False)]
+_Nodes = Annotated[
+    list[str],
+    typer.Argument(help="Names of workers.", metavar="NODE...", show_default=False, autocompletion=completion.workers),
+]
 _Address = Annotated[
     list[str] | None,
     typer.Option(help="Its address; once for each node, in their order. [default: the name resolves]", metavar="A"),
 ]
-_Group = Annotated[str, typer.Option(help="The group of workers that it joins.", metavar="G")]
+_Group = Annotated[
+    str,
+    typer.Option(help="The group of workers that it joins.", metavar="G", autocompletion=completion.groups),
+]
 _Dead = Annotated[bool, typer.Option("--dead", help="They are gone: contact the head alone.")]
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-_Only = Annotated[list[str] | None, typer.Option(metavar="ROLE", help="Only this role's packages; may be repeated.")]
+_Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ROLE", help="Only this role's packages; may be repeated.", autocompletion=completion.roles),
+]
 _System = Annotated[
     bool, typer.Option("--os", help="All other packages: kernel, security. Reboots where that asks for it.")
 ]
@@ -234,7 +258,10 @@ def bootstrap(
 
 @app.command()
 def docs(
-    page: Annotated[str, typer.Argument(metavar="[PAGE]", help="Its name; without, all names.")] = "",
+    page: Annotated[
+        str,
+        typer.Argument(metavar="[PAGE]", help="Its name; without, all names.", autocompletion=completion.pages),
+    ] = "",
 ) -> None:
     """Read the documentation: the guide, all variables, ports."""
     import pydoc
@@ -255,7 +282,9 @@ def docs(
 
 def _group(name: str, summary: str) -> typer.Typer:
     """Add a verb that has verbs of its own."""
-    group = typer.Typer(help=summary, subcommand_metavar="VERB ...", no_args_is_help=True, rich_markup_mode=None)
+    group = typer.Typer(
+        cls=Verbs, help=summary, subcommand_metavar="VERB ...", no_args_is_help=True, rich_markup_mode=None
+    )
     app.add_typer(group, name=name)
     return group
 
@@ -407,7 +436,12 @@ def check(
     inventory: _Inventory,
     nodes: Annotated[
         list[str] | None,
-        typer.Argument(help="Names of workers; all, if none.", metavar="[NODE]...", show_default=False),
+        typer.Argument(
+            help="Names of workers; all, if none.",
+            metavar="[NODE]...",
+            show_default=False,
+            autocompletion=completion.workers,
+        ),
     ] = None,
     diagnose: Annotated[
         bool,
@@ -432,7 +466,12 @@ def logs(
     inventory: _Inventory,
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", show_default=False, help="A run's name, how only its name begins, or last."),
+        typer.Argument(
+            metavar="[RUN]",
+            show_default=False,
+            help="A run's name, how only its name begins, or last.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Print Ansible's whole log of that run.")] = False,
     output: _Output = Format.text,
@@ -547,7 +586,10 @@ def upgrade(
 def reboot(
     context: typer.Context,
     inventory: _Inventory,
-    nodes: Annotated[list[str], typer.Argument(help="Names of hosts.", metavar="NODE...", show_default=False)],
+    nodes: Annotated[
+        list[str],
+        typer.Argument(help="Names of hosts.", metavar="NODE...", show_default=False, autocompletion=completion.hosts),
+    ],
     batch: _Batch = "10%",
     max_failures: _MaxFailures = 1,
     timeout: _Timeout = None,
@@ -597,7 +639,7 @@ def restore(
     context: typer.Context,
     inventory: _Inventory,
     archive: Annotated[Path, typer.Argument(help="The backup.", metavar="BACKUP", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: _Yes = False,
     forks: _Forks = None,
     accept_new_host_keys: _NewKeys = False,
     skip_unreachable: _Skip = False,
@@ -617,7 +659,10 @@ def restore(
 @app.command()
 def trust(
     inventory: _Inventory,
-    nodes: Annotated[list[str], typer.Argument(help="Nodes that were reinstalled.", metavar="NODE...")],
+    nodes: Annotated[
+        list[str],
+        typer.Argument(help="Nodes that were reinstalled.", metavar="NODE...", autocompletion=completion.hosts),
+    ],
     accept_new_host_keys: _NewKeys = False,
 ) -> None:
     """Record the SSH host keys that nodes show now, in place of the ones on record."""
@@ -633,7 +678,12 @@ _secrets = _group("secret", "Print one of the cluster's secrets, or replace some
 @_secrets.command("show")
 def secret_show(
     inventory: _Inventory,
-    name: Annotated[str, typer.Argument(help="Its name, such as prometheus_password.", metavar="NAME")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Its name, such as prometheus_password.", metavar="NAME", autocompletion=completion.secrets
+        ),
+    ],
 ) -> None:
     """Print one of the cluster's secrets."""
     from clusterctl import converge, rotation
@@ -654,7 +704,12 @@ def secret_rotate(
     context: typer.Context,
     inventory: _Inventory,
     names: Annotated[
-        list[str], typer.Argument(help="Their names, such as munge_key; `all` for all.", metavar="NAME...")
+        list[str],
+        typer.Argument(
+            help="Their names, such as munge_key; `all` for all.",
+            metavar="NAME...",
+            autocompletion=completion.rotatable,
+        ),
     ],
     skip_unreachable: _Skip = False,
     ask_become_pass: _AskPass = False,

@@ -141,16 +141,17 @@ def _ask(question: str, accept: Callable[[str], None], default: str | None = Non
 
 
 def init_command(
-    name: Annotated[str, typer.Argument(help="The cluster's name; its directory is made here.")],
+    name: Annotated[str, typer.Argument(help="The cluster's name; its directory is made here.", metavar="NAME")],
     head: Annotated[str | None, typer.Option(metavar="NAME=ADDRESS", help="The host that runs the scheduler.")] = None,
     worker: Annotated[
         list[str] | None, typer.Option(metavar="NAME=ADDRESS", help="A host that runs jobs; give it once for each.")
     ] = None,
     user: Annotated[str | None, typer.Option(help="Who logs in to the hosts; default: you.")] = None,
-    example: Annotated[bool, typer.Option(help="Write example hosts, to be edited.")] = False,
+    example: Annotated[bool, typer.Option("--example", help="Write example hosts, to be edited.")] = False,
 ) -> None:
     """Make a cluster's directory: a small, commented inventory and the cluster's secrets."""
-    if example and not (head or worker):
+    example = example and not (head or worker)
+    if example:
         head, worker = EXAMPLE_HEAD, list(EXAMPLE_WORKERS)
     directory = Path(name).absolute()
     if not (head and worker):
@@ -167,4 +168,5 @@ def init_command(
     create(directory, str(head), worker or [], user)
     typer.echo(f"{name}/ has inventory.yaml and secrets.yml.")
     typer.echo(f"The password of secrets.yml is in {secrets.vault_password_file(directory)}: keep a copy of that file.")
-    typer.echo(f"Next: cd {name}, edit inventory.yaml, then clusterctl validate inventory.yaml")
+    edit = "edit inventory.yaml, then " if example else ""
+    typer.echo(f"Next: cd {name}, {edit}clusterctl validate inventory.yaml")

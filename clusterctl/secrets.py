@@ -6,6 +6,7 @@ user's config directory, so that a clone of the directory tells nobody anything.
 """
 
 import base64
+import hmac
 import os
 import re
 import secrets as random
@@ -65,6 +66,11 @@ def _write(path: Path, label: str, known: Mapping[str, str]) -> None:
         password = _password(label, create=not path.exists())
         encrypted = _vault(label, password).encrypt(yaml.safe_dump(dict(known)).encode(), vault_id=label)
         write_private(path, encrypted, replace=path.exists())
+
+
+def names(content: Path | None = None) -> list[str]:
+    """Return the names of all secrets that roles declare."""
+    return list(_declared(content or paths.content()))
 
 
 def rotatable(content: Path | None = None) -> list[str]:
@@ -135,17 +141,26 @@ def password_of(file: Path) -> str:
 
 
 def forget(directory: Path) -> None:
-    """Forget head and vault password of a cluster that is gone for good; a file of the user's own choice stays."""
-    if not (directory / FILE).exists():
+    """Forget head and vault password of a cluster that is gone for good.
+
+    A password file of the user's own choice stays, and so does what is kept about the head that got that password.
+    """
+    if not (directory / FILE).exists() or "CLUSTERCTL_VAULT_PASSWORD_FILE" in os.environ:
         return
-    head_file(directory).unlink(missing_ok=True)
-    if "CLUSTERCTL_VAULT_PASSWORD_FILE" not in os.environ:
-        _password_path(_label(directory / FILE)).unlink(missing_ok=True)
+    path = _password_path(_label(directory / FILE))
+    if path.exists():
+        head_file(directory).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def head_file(directory: Path) -> Path:
-    """Return the file of this machine that keeps who the cluster's head is (known_head.py)."""
-    return configuration() / "heads" / f"{_label(directory / FILE)}.json"
+    """Return the file of this machine that keeps who the cluster's head is (known_head.py).
+
+    It is named by an HMAC of the vault password. The label in the directory is not authenticated: with another label
+    and the same password (CLUSTERCTL_VAULT_PASSWORD_FILE) another file would be read.
+    """
+    mark = hmac.digest(_password(_label(directory / FILE)), b"clusterctl: the head", "sha256")
+    return configuration() / "heads" / f"{mark.hex()}.json"
 
 
 def redactor(directory: Path, sudo_password: str | None = None) -> Redactor:

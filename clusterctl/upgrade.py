@@ -52,12 +52,11 @@ class What:
 
     def variables(self) -> dict[str, Any]:
         """Return what the playbook is told of it; InputError for what cannot be meant."""
-        known = schema.load()
-        roles = {role for mine in (known.common, *known.groups.values()) for role in mine} - {*_NONE_OF_THEIR_OWN}
+        known = roles()
         told = [
-            (f'no role "{printable(role, 64)}"', did_you_mean(role, roles)) for role in self.only if role not in roles
+            (f'no role "{printable(role, 64)}"', did_you_mean(role, known)) for role in self.only if role not in known
         ]
-        problems = [Problem(None, "--only", what, hint or ", ".join(sorted(roles))) for what, hint in told]
+        problems = [Problem(None, "--only", what, hint or ", ".join(sorted(known))) for what, hint in told]
         if self.only and self.system:
             problems.append(Problem(None, "--os", "is of the packages that are no role's", "leave out --only"))
         if self.stay and not self.system:
@@ -65,6 +64,12 @@ class What:
         if problems:
             raise InputError(problems)
         return {"upgrade_roles": list(self.only)} if self.only else {"os_upgrade_reboot": False} if self.stay else {}
+
+
+def roles() -> set[str]:
+    """Return the roles that have packages of their own."""
+    known = schema.load()
+    return {role for mine in (known.common, *known.groups.values()) for role in mine} - {*_NONE_OF_THEIR_OWN}
 
 
 def upgrade(options: Options, what: What, pace: Pace) -> int:

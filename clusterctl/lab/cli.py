@@ -11,19 +11,26 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from clusterctl.cli import Format
+from clusterctl import completion
+from clusterctl.cli import Format, Verbs
 from clusterctl.lab import fault as faults
 from clusterctl.lab import image, kit, kit_recipe
 from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models, locked, names
 from clusterctl.lab.podman import LabError
 
 app = typer.Typer(
+    cls=Verbs,
     help="A cluster in containers on this machine, with simulated GPUs.",
     subcommand_metavar="VERB ...",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
 )
-Name = Annotated[str, typer.Option("--name", help="Name of the lab; several can stand side by side.")]
+Name = Annotated[
+    str,
+    typer.Option("--name", help="Name of the lab; there can be several.", autocompletion=completion.labs),
+]
+Node = Annotated[str, typer.Argument(help="Name of the node.", autocompletion=completion.lab_nodes)]
 
 
 @app.command()
@@ -156,7 +163,7 @@ def status(name: Name = "lab", output: Annotated[Format, typer.Option()] = Forma
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def ssh(
-    node: Annotated[str, typer.Argument(help="Name of the node.")] = HEAD,
+    node: Node = HEAD,
     command: Annotated[list[str] | None, typer.Argument(help="A command to run there; none opens a shell.")] = None,
     name: Name = "lab",
 ) -> None:
@@ -167,11 +174,14 @@ def ssh(
 
 @app.command(
     help="Bring a fault on a node's simulated GPUs.\n\n"
-    + "\n\n".join(f"**{name}**: {text}." for name, text in faults.FAULTS.items())
+    + "\n\n".join(f"{name}: {text}." for name, text in faults.FAULTS.items())
 )
 def fault(
-    node: Annotated[str, typer.Argument(help="Name of the node.")],
-    fault: Annotated[str, typer.Argument(help="What happens to the GPU.", metavar="FAULT")],
+    node: Node,
+    fault: Annotated[
+        str,
+        typer.Argument(help="What happens to the GPU.", metavar="FAULT", autocompletion=completion.faults),
+    ],
     number: Annotated[int | None, typer.Argument(min=1, max=999, help="Of gpu-xid: the XID.")] = None,
     gpu: Annotated[int | None, typer.Option(min=0, help="Which GPU. [default: 0; of clear: all]")] = None,
     name: Name = "lab",

@@ -217,12 +217,7 @@ class Lab:
 
     def status(self) -> tuple[Settings, list[NodeStatus]]:
         """Return the lab's settings and what each node's container is doing."""
-        settings = self.settings()
-        if settings is None:
-            others = f"; there are: {', '.join(names())}" if names() else ""
-            raise LabError(
-                f"there is no lab named {self.name}; `clusterctl lab up --name {self.name}` makes it{others}"
-            )
+        settings = self._existing()
         rows = []
         for node in self.nodes(settings):
             state = container_state(self.container(node.name)) or "missing"
@@ -236,14 +231,14 @@ class Lab:
 
     def fault(self, node: str, name: str, xid: int | None, gpu: int | None) -> None:
         """Bring a fault on a GPU of a node, on the first where none is named; `clear` clears all where none is."""
-        settings = self.settings()
+        settings = self._existing()
         found = self._node(node)
         if name not in fault.FAULTS:
             hint = did_you_mean(name, fault.FAULTS) or f"choose from {', '.join(fault.FAULTS)}"
             raise LabError(f"{name}: no such fault; {hint}")
         if (name == "gpu-xid") != (xid is not None):
             raise LabError(f"{name}: {'which XID? for instance 79' if xid is None else 'takes no number'}")
-        if settings is None or gpu not in (None, *range(found.gpus)):
+        if gpu not in (None, *range(found.gpus)):
             has = f"its GPUs: {', '.join(map(str, range(found.gpus)))}" if found.gpus else "it has none"
             raise LabError(f"{node} has no GPU {gpu}; {has}")
         if not found.gpus:
@@ -255,12 +250,19 @@ class Lab:
 
     # Parts
 
-    def _node(self, name: str) -> Node:
+    def _existing(self) -> Settings:
+        """Return the lab's settings; LabError, with the labs that there are, where it is not one of them."""
         settings = self.settings()
-        nodes = {node.name: node for node in self.nodes(settings)} if settings else {}
+        if settings is None:
+            others = f"; there are: {', '.join(names())}" if names() else ""
+            raise LabError(
+                f"there is no lab named {self.name}; `clusterctl lab up --name {self.name}` makes it{others}"
+            )
+        return settings
+
+    def _node(self, name: str) -> Node:
+        nodes = {node.name: node for node in self.nodes(self._existing())}
         if name not in nodes:
-            if not nodes:
-                raise LabError(f"there is no lab {self.name}; `clusterctl lab up --name {self.name}` makes it")
             known = f"its nodes: {', '.join(nodes)}"
             raise LabError(f"lab {self.name} has no node {name}; {did_you_mean(name, nodes) or known}")
         return nodes[name]

@@ -10,6 +10,15 @@ import pytest
 
 from clusterctl import __version__, cli, lock
 
+INVENTORY = """\
+all:
+  vars: {cluster_name: aurora}
+  children:
+    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
+    slurm_workers:
+      hosts: {gpu01: {ansible_host: 10.0.0.11}}
+      children: {a100: {hosts: {gpu02: {ansible_host: 10.0.0.12}}}}
+"""
 VERBS = ("init", "validate", "bootstrap", "verify", "status", "secret", "lab")
 
 
@@ -72,6 +81,70 @@ def test_every_verb_has_help(verb: str) -> None:
     done = clusterctl(verb, "--help")
     assert done.returncode == 0
     assert "Usage:" in done.stdout
+
+
+@pytest.mark.parametrize("argv", [("init",), ("lab",), ("lab", "fault"), ("plan",), ("secret",)])
+def test_help__of_every_verb__has_one_style(argv: tuple[str, ...]) -> None:
+    """No boxes, no marks of a markup, `Verbs` where a verb has verbs, and no flags of the program's own."""
+    told = clusterctl(*argv, "--help").stdout
+    assert told.isascii()
+    for word in ("Commands:", "--install-completion", "--no-example", "**"):
+        assert word not in told
+    assert ("Verbs:" in told) is (argv in [("lab",), ("plan",), ("secret",)])
+
+
+def completed(*words: str, **environment: str) -> list[str]:
+    """What bash offers for the last of these words."""
+    line = {"COMP_WORDS": " ".join(["clusterctl", *words]), "COMP_CWORD": str(len(words))}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("clusterctl")],
+        env={**os.environ, **line, "_CLUSTERCTL_COMPLETE": "complete_bash", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+@pytest.mark.proves("validate", "A shell completes nodes, secrets, runs, roles, pages and labs.")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("check", "CLUSTER", "g"), ["gpu01", "gpu02"]),
+        (("check", "CLUSTER/inventory.yaml", "gpu01", "g"), ["gpu02"]),
+        (("plan", "remove-node", "CLUSTER", "gpu01", "g"), ["gpu02"]),
+        (("reboot", "CLUSTER", "h"), ["head1"]),
+        (("trust", "CLUSTER", "h"), ["head1"]),
+        (("bootstrap", "CLUSTER", "--limit", "head1,g"), ["head1,gpu01", "head1,gpu02"]),
+        (("add-node", "CLUSTER", "gpu03", "--group", "a"), ["a100"]),
+        (("logs", "CLUSTER", "20"), ["20261121T110518Z-verify"]),
+        (("logs", "CLUSTER", "l"), ["last"]),
+        (("secret", "show", "CLUSTER", "prometheus_password_"), ["prometheus_password_hash"]),
+        (("secret", "rotate", "CLUSTER", "prometheus_password"), ["prometheus_password"]),
+        (("upgrade", "CLUSTER", "--only", "mun"), ["munge"]),
+        (("docs", "varia"), ["variables"]),
+        (("lab", "down", "--name", "t"), ["tried"]),
+        (("lab", "ssh", "--name", "tried", "g"), ["gpu01"]),
+        (("lab", "fault", "--name", "tried", "gpu01", "gpu-l"), ["gpu-lost"]),
+        (("check", "BROKEN", "g"), []),
+        (("check", "CLUSTER/nowhere", "g"), []),
+        (("logs", "BROKEN", "x"), []),
+        (("bootstrap", "--limit", "g"), []),
+    ],
+)
+def test_completion__word_that_begins__is_read_from_this_machine(
+    tmp_path: Path, words: tuple[str, ...], offered: list[str]
+) -> None:
+    cluster, broken, lab = tmp_path / "aurora", tmp_path / "broken", tmp_path / "clusterctl/labs/tried/.lab"
+    (cluster / ".clusterctl/runs/20261121T110518Z-verify").mkdir(parents=True)
+    broken.mkdir()
+    lab.mkdir(parents=True)
+    (lab / "lab.json").write_text('{"name": "tried", "workers": 1, "subnet": "10.213.9.0/24"}')
+    (cluster / "inventory.yaml").write_text(INVENTORY)
+    (broken / "inventory.yaml").write_text(INVENTORY.replace("hosts:", "{"))
+    given = [word.replace("CLUSTER", str(cluster)).replace("BROKEN", str(broken)) for word in words]
+    assert completed(*given, XDG_STATE_HOME=str(tmp_path)) == offered
 
 
 def test_a_directory_stands_for_the_inventory_in_it(cluster: Path, home: Path) -> None:

@@ -114,7 +114,7 @@ def run(*arguments: str, keys: str | None = None) -> tuple[int, str]:
 def test_flags_need_no_terminal() -> None:
     code, output = run("aurora", "--head", "head1=10.0.0.1", "--worker", "gpu01=10.0.0.2", "--worker", "gpu02=10.0.0.3")
     assert code == 0, output
-    assert "Next: " in output
+    assert "Next: cd aurora, clusterctl validate inventory.yaml" in output
     assert len(inventory.load(Path("aurora/inventory.yaml")).hosts) == 3
 
 
@@ -125,7 +125,8 @@ def test_without_flags_and_terminal_it_says_which_flags_it_needs(place: Path) ->
 
 
 def test_an_example_can_be_asked_for() -> None:
-    assert run("aurora", "--example")[0] == 0
+    code, output = run("aurora", "--example")
+    assert (code, "Next: cd aurora, edit inventory.yaml, then clusterctl validate" in output) == (0, True), output
     assert [host.name for host in inventory.load(Path("aurora/inventory.yaml")).hosts] == ["head1", "gpu01", "gpu02"]
 
 
