@@ -46,6 +46,8 @@ class Change:
 FAULTS = {
     "gpu-xid": "the driver reports the XID of this number",
     "gpu-lost": f"the GPU has fallen off the bus (XID {LOST})",
+    "gpu-gone": f"the GPU has fallen off the bus and the driver no longer lists it (XID {LOST})",
+    "gpu-reset": "the GPU requires a reset: the driver reads nothing of it (XID 119)",
     "ecc": "an uncorrected memory error; the row, or page, goes out of use with the next reset (XID 48, 63)",
     "row-remap": "a row with errors could not be remapped (XID 64)",
     "nvlink-down": "a link has failed (XID 74)",
@@ -84,6 +86,8 @@ def change(fault: str, xid: int | None, profile: Mapping[str, str], now: int) ->
     changes = {
         "gpu-xid": Change({"fault": "lost"}, xids=(LOST,)),
         "gpu-lost": Change({"fault": "lost"}, xids=(LOST,)),
+        "gpu-gone": Change({"fault": "gone"}, xids=(LOST,)),
+        "gpu-reset": Change({**reset, "fault": "reset"}, xids=(119,)),
         "ecc": Change(
             {**reset, "ecc_volatile_uncorrected": 1, ("remapped_pending" if remaps else "retired_pending"): 1},
             {"ecc_aggregate_uncorrected": 1, ("remapped_uncorrected" if remaps else "retired_pages"): 1},

@@ -34,6 +34,8 @@ PASSING = {
 LASTING = {
     "ecc": ("1", {"ecc": "GPU 1: 1 uncorrected ECC errors", "xid": "GPU 1: XID 48, double-bit ECC error"}),
     "gpu-lost": ("2", {"driver": "nvidia-smi: Unable to determine the device handle for GPU2", "xid": "GPU 2: XID 79"}),
+    "gpu-gone": ("1", {"count": "GPU 1 is missing (GPU-", "xid": "GPU 1: XID 79"}),
+    "gpu-reset": ("1", {"count": "GPU 1: the driver has lost it", "xid": "GPU 1: XID 119"}),
     "nvlink-down": ("0", {"xid": "GPU 0: XID 74, NVLink error", "nvlink": "GPU 0: 11 NVLinks, 12 recorded"}),
     "row-remap": ("3", {"ecc": "GPU 3: no spare memory is left", "xid": "GPU 3: XID 64"}),
 }
@@ -99,6 +101,7 @@ def drains(lab: TestLab, gpu: str, name: str, says: dict[str, str]) -> None:
     assert found["gpu02"] == []
     for check, text in says.items():
         assert any(one == check and told.startswith(text) for one, told in found["gpu01"]), found
+    assert {number for _, told in found["gpu01"] for number in re.findall(r"GPU ?(\d)", told)} == {gpu}, found
 
 
 @pytest.mark.proves("check", "A healthy cluster is fit, and Slurm runs the health check periodically.")
@@ -123,7 +126,7 @@ def test_every_fault_is_found_among_others(lab: TestLab) -> None:
     """What ends by itself on one worker, errors of the hardware on the other; the tests below take each alone."""
     for name, (gpu, _) in PASSING.items():
         fault(lab, "gpu01", name, "--gpu", gpu)
-    lasting = {name: LASTING[name] for name in LASTING if name != "gpu-lost"}  # it would hide all others
+    lasting = {name: LASTING[name] for name in ("ecc", "nvlink-down", "row-remap")}  # the rest would hide others
     for name, (gpu, _) in lasting.items():
         fault(lab, "gpu02", name, "--gpu", gpu)
     until(lab, {"gpu01": "GPU ", "gpu02": "GPU "})

@@ -81,8 +81,11 @@ def asked(function, *arguments):
 def read(gpu):
     try:
         device = nvmlDeviceGetHandleByIndex(gpu)
+        number = nvmlDeviceGetIndex(device)
     except NVMLError as error:
         return {"no device": str(error)}
+    if number != gpu:
+        return {"number": number}
     (reset,) = nvmlDeviceGetFieldValues(device, [NVML_FI_DEV_RESET_STATUS])
     found = {"name": asked(nvmlDeviceGetName, device), "reset": reset.value.ullVal}
     for counter, number in (("volatile", NVML_VOLATILE_ECC), ("aggregate", NVML_AGGREGATE_ECC)):
@@ -94,6 +97,7 @@ def read(gpu):
     found["links"] = [asked(nvmlDeviceGetNvLinkState, device, link) for link in range(18)]
     found["link errors"] = [asked(nvmlDeviceGetNvLinkErrorCounter, device, link, 0) for link in range(18)]
     found["temperature"] = asked(nvmlDeviceGetTemperature, device, NVML_TEMPERATURE_GPU)
+    found["temperature, newer"] = asked(nvmlDeviceGetTemperatureV, device, NVML_TEMPERATURE_GPU)
     found["reasons"] = asked(nvmlDeviceGetCurrentClocksThrottleReasons, device)
     for policy in (NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL):
         found[f"slow {policy}"] = asked(lambda: int(nvmlDeviceGetViolationStatus(device, policy).violationTime > 0))
@@ -103,8 +107,10 @@ def read(gpu):
         nvmlDeviceGetGpuFabricInfoV(device, byref(info))
         return [info.state, info.healthMask]
     found["fabric"] = asked(fabric)
-    rates = nvmlDeviceGetUtilizationRates(device)
-    found["load"] = [rates.gpu, rates.memory]
+    def load():
+        rates = nvmlDeviceGetUtilizationRates(device)
+        return [rates.gpu, rates.memory]
+    found["load"] = asked(load)
     return found
 for line in sys.stdin:
     nvmlInit()
@@ -176,11 +182,22 @@ def test_fault__on_a_gpu__library_reads_every_line_of_it(node: Node, name: str, 
     assert state.keys() <= set(fault.KEYS), "`clear` would leave some of it"
     sound, ill = node.read(model, {}), node.read(model, state)
     assert ill[0] != sound[0]
+    if name == "gpu-gone":
+        assert ill == [{"number": 1}, {"no device": "Invalid Argument"}], "the other one keeps its number"
+        return
     assert ill[1] == sound[1]
     for key in state:
         without = node.read(model, {other: value for other, value in state.items() if other != key})
         assert without[0] != ill[0], f"NVML says the same without {key}"
     assert node.read(model, {}) == sound
+
+
+@pytest.mark.proves("lab", "A function that is newer than the simulated driver is not found.")
+def test_function__of_newer_drivers__is_not_found_before(node: Node) -> None:
+    """nvitop and others ask for the newer one first, and take the older one only where it is not found."""
+    older, newer = node.read("a100-sxm4-80gb", {})[0], node.read("b200-sxm-180gb", {})[0]
+    assert older["temperature, newer"] == "Function Not Found"
+    assert newer["temperature, newer"] == newer["temperature"]
 
 
 @pytest.mark.proves("lab", "A fault that a GPU model cannot have is refused.")
@@ -217,7 +234,7 @@ def test_xids() -> None:
     ("arguments", "said"),
     [
         (["gpu01", "gpu-xit", "79"], "gpu-xit: no such fault; did you mean gpu-xid?"),
-        (["gpu01", "frobnicate"], "frobnicate: no such fault; choose from gpu-xid, gpu-lost, ecc"),
+        (["gpu01", "frobnicate"], "frobnicate: no such fault; choose from gpu-xid, gpu-lost, gpu-gone"),
         (["gpu1", "hot"], "lab described has no node gpu1; did you mean gpu01?"),
         (["gpu01", "hot", "--gpu", "4"], "gpu01 has no GPU 4; its GPUs: 0, 1, 2, 3"),
         (["head1", "hot"], "head1 has no GPUs"),

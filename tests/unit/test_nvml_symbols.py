@@ -22,7 +22,7 @@ SYMBOLS = list(BRANCHES)
 SOURCE = "\n".join(path.read_text() for path in sorted((NVML / "source").glob("*.[ch]")))
 PROFILES = sorted((NVML / "profiles").glob("*.conf"))
 #: Words in quotes in the source that are no keys: values, visibility, a mode of fopen().
-NOT_KEYS = {"default", "lost", "none", "re", "switch", "we"}
+NOT_KEYS = {"default", "gone", "lost", "none", "re", "reset", "switch", "we"}
 
 
 def read(profile: Path) -> dict[str, str]:

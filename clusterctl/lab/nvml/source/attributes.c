@@ -541,6 +541,19 @@ EXPORT nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, unsigned *
     return NVML_SUCCESS;
 }
 
+EXPORT nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *out)
+{
+    if (driver_branch() < 570)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    CHECK(device, out);
+    if (out->version != NVML_TEMPERATURE_V1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (out->sensor != 0)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    out->celsius = (int)device_temperature(device);
+    return NVML_SUCCESS;
+}
+
 EXPORT nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsigned threshold, unsigned *out)
 {
     static const char *const keys[] = {"temperature_shutdown", "temperature_slowdown", "temperature_memory_maximum",

@@ -70,17 +70,28 @@ int device_open_error(const char *path)
     return errno == ENXIO || errno == ENODEV ? 0 : errno;
 }
 
+static bool has_fault(int minor, const char *fault)
+{
+    char value[CONFIG_VALUE];
+    return config_text(minor, "fault", value) && strcmp(value, fault) == 0;
+}
+
+/* One that is gone leaves a hole in the numbers: the others keep theirs until the driver is loaded again. */
 static void find_visible(void)
 {
     long total = config_number_or(NO_DEVICE, "gpus", 0);
+    int number = 0;
     visible = 0;
     for (int minor = 0; minor < total && visible < MAX_DEVICES; minor++) {
         char path[32];
         snprintf(path, sizeof path, "/dev/nvidia%d", minor);
         if (device_open_error(path) != 0)
             continue;
+        int index = number++;
+        if (has_fault(minor, "gone"))
+            continue;
         describe(&devices[visible], minor);
-        devices[visible].index = visible;
+        devices[visible].index = index;
         visible++;
     }
 }
@@ -125,25 +136,21 @@ EXPORT nvmlShutdown(void)
     return result;
 }
 
-static bool lost(const struct device *device)
-{
-    char fault[CONFIG_VALUE];
-    return config_text(device->minor, "fault", fault) && strcmp(fault, "lost") == 0;
-}
-
 nvmlReturn_t handle_check(nvmlDevice_t device, const void *out)
 {
     if (users == 0)
         return NVML_ERROR_UNINITIALIZED;
     if (!out || ((device < devices || device >= devices + visible) && !mig_exists(device)))
         return NVML_ERROR_INVALID_ARGUMENT;
-    return lost(device) ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+    return has_fault(device->minor, "lost") ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
 nvmlReturn_t device_check(nvmlDevice_t device, const void *out)
 {
     TRY(handle_check(device, out));
-    return device->parent ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+    if (device->parent)
+        return NVML_ERROR_NOT_SUPPORTED;
+    return has_fault(device->minor, "reset") ? NVML_ERROR_RESET_REQUIRED : NVML_SUCCESS;
 }
 
 int device_count(void)

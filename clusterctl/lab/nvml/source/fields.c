@@ -190,12 +190,16 @@ static nvmlReturn_t give(nvmlDevice_t device, nvmlFieldValue_t *field)
 EXPORT nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *fields)
 {
     struct timespec now;
-    CHECK(device, fields);
+    CHECK_EITHER(device, fields);
+    if (device->parent)
+        return NVML_ERROR_NOT_SUPPORTED;
+    nvmlReturn_t readable = device_check(device, fields);
     clock_gettime(CLOCK_REALTIME, &now);
     for (int i = 0; i < count; i++) {
         fields[i].timestamp = now.tv_sec * 1000000LL + now.tv_nsec / 1000;
         fields[i].latencyUsec = 0;
-        fields[i].nvmlReturn = give(device, &fields[i]);
+        bool known = readable == NVML_SUCCESS || fields[i].fieldId == NVML_FIELD_RESET_REQUIRED;
+        fields[i].nvmlReturn = known ? give(device, &fields[i]) : readable;
     }
     return NVML_SUCCESS;
 }

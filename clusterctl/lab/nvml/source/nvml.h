@@ -24,6 +24,7 @@ typedef enum {
     NVML_ERROR_DRIVER_NOT_LOADED = 9,
     NVML_ERROR_TIMEOUT = 10,
     NVML_ERROR_GPU_IS_LOST = 15,
+    NVML_ERROR_RESET_REQUIRED = 16,
     NVML_ERROR_IN_USE = 19,
     NVML_ERROR_MEMORY = 20,
     NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
@@ -120,6 +121,13 @@ typedef struct {
     unsigned version;
     unsigned long long total, reserved, free, used;
 } nvmlMemory_v2_t;
+
+typedef struct {
+    unsigned version, sensor;
+    int celsius;
+} nvmlTemperature_t;
+
+enum { NVML_TEMPERATURE_V1 = 0x100000c };
 
 typedef struct {
     unsigned long long bar1Total, bar1Free, bar1Used;

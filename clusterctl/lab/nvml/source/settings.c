@@ -145,11 +145,13 @@ nvmlReturn_t device_reset(nvmlDevice_t device)
         "clock_memory_locked_highest", "clock_application", "clock_application_memory", "compute_mode",
         "mig_gpu_instances", "mig_compute_instances", "ecc_volatile_corrected", "ecc_volatile_uncorrected",
         "remapped_pending", "retired_pending", "reset_required", "recovery_action",
-        "nvlink_down", "nvlink_errors",
+        "nvlink_down", "nvlink_errors", "fault",
     };
     unsigned ecc, pending;
     int lock;
-    CHECK(device, forgotten);
+    CHECK_EITHER(device, forgotten);
+    if (device->parent)
+        return NVML_ERROR_NOT_SUPPORTED;
     if (device_busy(device))
         return NVML_ERROR_IN_USE;
     if (nvmlDeviceGetEccMode(device, &ecc, &pending) == NVML_SUCCESS && ecc != pending)
