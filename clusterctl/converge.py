@@ -286,12 +286,15 @@ def trust(options: Options) -> int:
 
     site = load(options)
     screen = Screen(sys.stderr if options.json else sys.stdout)
+    head_has_secrets = site.inventory.head in site.hosts and (site.inventory.directory / secrets.FILE).exists()
+    if head_has_secrets:
+        secrets.vault_password_file(site.inventory.directory)  # by it the head is known; without it nothing is recorded
     with _locked(site, screen), _writing(site.inventory.directory):
         old = {host.name: first_contact.recorded(site.access, route.of(host).name) for host in site.hosts}
         new = first_contact.renew(
             site.inventory, site.hosts, site.access, options.accept_new_host_keys, _ask(screen, old)
         )
-        if site.inventory.head in site.hosts and (site.inventory.directory / secrets.FILE).exists():
+        if head_has_secrets:
             # Whoever has just agreed to the head's new host key is not asked about the head once more.
             if site.inventory.head.name not in {key.node for key in new}:
                 _same_head(site, screen)
@@ -394,18 +397,28 @@ def _locked(site: Site, screen: Screen) -> Iterator[int]:
 
 
 def _same_head(site: Site, screen: Screen) -> None:
-    """See that the head is the one that last got the cluster's secrets, or ask; InputError where nobody agrees."""
+    """See that the head is the one that last got the cluster's secrets, or ask; InputError where nobody agrees.
+
+    `--accept-new-host-keys` is for nodes never seen. It is an answer for the head only where `trust` names it.
+    """
     from clusterctl import known_head
 
-    options, directory = site.options, site.inventory.directory
-    before = known_head.load(directory)
-    if before is None or options.new_head or options.accept_new_host_keys:
+    options, directory, name = site.options, site.inventory.directory, site.inventory.head.name
+    before, now = known_head.load(directory), known_head.of(site.inventory, site.access)
+    if before is None:
+        if now.keys:
+            found = f"{now.way}, host key {', '.join(now.keys)}"
+            screen.say(f"  {name} gets the cluster's secrets from this machine for the first time: {found}")
         return
-    if not (changes := list(known_head.changes(before, known_head.of(site.inventory, site.access)))):
+    if not (changes := list(known_head.changes(before, now))):
         return
-    name = site.inventory.head.name
+    if options.new_head or (options.verb == "trust" and options.accept_new_host_keys):
+        for change in changes:
+            screen.say((f"  {name}", "bold"), f"  {change}")
+        return
     if options.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        hint = f"if that is right: {shlex.join(['clusterctl', 'trust', str(options.given), name])}, on a terminal"
+        trust = shlex.join(["clusterctl", "trust", str(options.given), name])
+        hint = f"if that is right: {trust}, on a terminal or with --accept-new-host-keys"
         raise InputError(
             [
                 Problem(None, name, f"not the head that this machine gave the cluster's secrets; {change}", hint)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from clusterctl import files, hardware, inventory, secrets
-from clusterctl.errors import InputError, Problem
+from clusterctl.errors import InputError, Position, Problem
 from clusterctl.inventory import Inventory
 
 KNOWN_HOSTS = "known_hosts"
@@ -43,13 +43,25 @@ def load(path: Path) -> Inventory:
 
 
 def known_hosts(path: Path) -> list[str]:
-    """Return the lines of a cluster's known_hosts, none where it is not there yet; InputError where it is no file."""
+    """Return the lines of a cluster's known_hosts, none where it is not there yet.
+
+    Raises InputError where it is no file, or names a certificate authority: whoever holds its key passes for every
+    node to Ansible's ssh, and no line for a node shows it.
+    """
     try:
-        return files.read(path, MAX_KNOWN_HOSTS, path.parent).decode(errors="replace").splitlines()
+        lines = files.read(path, MAX_KNOWN_HOSTS, path.parent).decode(errors="replace").splitlines()
     except files.MissingError:
         return []
     except files.UnfitError as error:
         raise InputError([Problem(None, str(path), str(error))]) from None
+    message, hint = "@cert-authority is not allowed, expected the nodes' own host keys", "delete this line"
+    if problems := [
+        Problem(Position(path, number, 1), "", message, hint)
+        for number, line in enumerate(lines, 1)
+        if line.lstrip().lower().startswith("@cert-authority")
+    ]:
+        raise InputError(problems)
+    return lines
 
 
 def not_its_own(directory: Path) -> Iterator[Problem]:

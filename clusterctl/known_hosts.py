@@ -30,7 +30,7 @@ class HostKey:
 def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[paramiko.PKey]]:
     """Return the keys that the file has for `name`: the accepted and the revoked ones.
 
-    Lines that OpenSSH would pass over are passed over; certificate authorities are, too, for paramiko knows none.
+    Lines that OpenSSH would pass over are passed over; home.known_hosts refuses certificate authorities.
     """
     accepted: list[paramiko.PKey] = []
     revoked: list[paramiko.PKey] = []

@@ -72,6 +72,8 @@ def load(inventory: Inventory, name: str) -> Node | None:
         data = json.loads(files.read(path, inside=inventory.directory))
         groups, keys = (tuple(_line(item) for item in data[part]) for part in ("groups", "keys"))
         node = Node(name, groups, dict(data["variables"]), keys)
+        if any(key.lstrip().startswith("@") for key in keys):  # known_hosts.lines keeps none of these
+            raise ValueError("a host key has a marker")
         if data["name"] != name:
             raise ValueError("it is of another node")
         wrong = [f"{problem.key}: {problem.message}" for problem in judge(inventory, name, groups, node.variables)]

@@ -87,6 +87,62 @@ def test_same_head__directory_names_another__is_refused_without_a_terminal(direc
         converge._same_head(site(directory), screen())
 
 
+@pytest.mark.proves("secrets", "--accept-new-host-keys alone gives no other head the secrets.")
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("verb", ["bootstrap", "add-node", "restore"])
+def test_same_head__accept_new_host_keys__is_no_answer(directory: Path, what: str, verb: str) -> None:
+    converge._keep_head(site(directory), screen())
+    CHANGES[what](directory)
+    with pytest.raises(InputError, match=f"its {what}: .* before, .* now"):
+        converge._same_head(site(directory, verb=verb, accept_new_host_keys=True), screen())
+
+
+@pytest.mark.proves("secrets", "The head is known by the vault's password, whatever label the directory has.")
+def test_same_head__another_label__is_still_refused(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a password file of the user's own, any label opens the secrets."""
+    password = tmp_path / "password"
+    password.write_bytes(secrets.vault_password_file(directory).read_bytes())
+    password.chmod(0o600)
+    monkeypatch.setenv("CLUSTERCTL_VAULT_PASSWORD_FILE", str(password))
+    converge._keep_head(site(directory), screen())
+    sealed = directory / secrets.FILE
+    sealed.write_text(sealed.read_text().replace(secrets.label(directory), "aurora-00c0ffee", 1))
+    assert secrets.values(directory)
+    converge._same_head(site(directory), screen())
+    moves(directory)
+    with pytest.raises(InputError, match=r"its address: .* before"):
+        converge._same_head(site(directory), screen())
+    secrets.forget(directory)  # as a plan does whose copy of the directory had no secrets
+    with pytest.raises(InputError, match=r"its address: .* before"):
+        converge._same_head(site(directory), screen())
+
+
+@pytest.mark.proves("secrets", "A machine's first run for a head prints its address and host key.")
+def test_same_head__first_run_from_this_machine__is_said_once(directory: Path) -> None:
+    first, second = screen(), screen()
+    converge._same_head(site(directory), first)
+    converge._keep_head(site(directory), first)
+    converge._same_head(site(directory), second)
+    assert isinstance(first.file, Stream)
+    assert isinstance(second.file, Stream)
+    text = " ".join(first.file.getvalue().split())
+    assert "head1 gets the cluster's secrets from this machine for the first time: 10.0.0.10 port of ssh" in text
+    assert known_hosts.keys(directory / home.KNOWN_HOSTS, "10.0.0.10")[0][0].fingerprint in text
+    assert second.file.getvalue() == ""
+
+
+@pytest.mark.proves("untrusted", "A certificate authority in a cluster's known_hosts is refused.")
+@pytest.mark.parametrize("line", ["@cert-authority * ssh-ed25519 AAAA", " @cert-authority 10.0.0.10\tssh-rsa AAAA"])
+def test_load__certificate_authority_in_known_hosts__is_refused(directory: Path, line: str) -> None:
+    """Ansible's ssh would take it for the head's own key, which has not changed."""
+    known = directory / home.KNOWN_HOSTS
+    known.write_text(f"{known.read_text()}{line}\n")
+    with pytest.raises(InputError, match=r"known_hosts:2:1: @cert-authority is not allowed.*delete this line"):
+        site(directory)
+
+
 def test_same_head__of_a_plan__names_the_inventory_that_was_given(directory: Path, tmp_path: Path) -> None:
     """A plan is played on a copy of the directory, which is gone when the message is read."""
     converge._keep_head(site(directory), screen())
@@ -114,13 +170,16 @@ def test_same_head__terminal__asks(
     "given",
     [
         pytest.param({"new_head": True}, id="--new-head"),
-        pytest.param({"accept_new_host_keys": True}, id="--accept-new-host-keys"),
+        pytest.param({"verb": "trust", "accept_new_host_keys": True}, id="trust --accept-new-host-keys"),
     ],
 )
 def test_same_head__operator_has_said_so__is_not_asked(directory: Path, given: dict[str, object]) -> None:
     converge._keep_head(site(directory), screen())
     moves(directory)
-    converge._same_head(site(directory, **given), screen())
+    on = screen()
+    converge._same_head(site(directory, **given), on)
+    assert isinstance(on.file, Stream)
+    assert "its address: 10.0.0.10 port of ssh before, 10.9.9.9 port of ssh now" in on.file.getvalue()
 
 
 @pytest.mark.parametrize("change", [lambda path: (path / home.KNOWN_HOSTS).write_text(""), lambda path: None])

@@ -103,6 +103,13 @@ def test_an_edit_is_judged_with_the_files_that_variables_name(tmp_path: Path) ->
         membership.changed(tmp_path / "inventory.yaml", text)
 
 
+def test_leaving__a_key_with_a_marker__is_refused(cluster: inventory.Inventory) -> None:
+    """It would be a line of the known_hosts that Ansible is given to clean the node."""
+    after = kept(cluster, keys=[f"@cert-authority * {KEY}"])
+    with pytest.raises(InputError, match="a host key has a marker"):
+        leaving.load(after, "gpu01")
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 100_000, '{"name": 1, "groups": null, "variables": {}}'])
 def test_what_is_damaged_is_refused_with_its_path(cluster: inventory.Inventory, content: str) -> None:
     after = kept(cluster)

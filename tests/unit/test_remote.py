@@ -128,7 +128,7 @@ def test_every_way_to_write_a_name_is_understood(tmp_path: Path, node: Server, n
     name = f"[127.0.0.1]:{node.port}"
     written = names.format(name=name, port=node.port, hashed=paramiko.HostKeys.hash_host(name))
     line = known(node.port, *node.host_keys).replace(name, written)
-    junk = "not a line\n[x]:1 ssh-ed25519 !!!\nx ssh-unheard AAAA\n@cert-authority * ssh-rsa AAAA\n"
+    junk = "not a line\n[x]:1 ssh-ed25519 !!!\nx ssh-unheard AAAA\n@x * ssh-rsa AAAA\n"
     (tmp_path / "known_hosts").write_text(junk + line)
     with remote.connect(host(node.port, tmp_path / "id"), Access(tmp_path / "known_hosts")) as session:
         assert session.transport.is_authenticated()

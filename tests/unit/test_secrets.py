@@ -462,3 +462,20 @@ def test_a_forgotten_cluster_leaves_no_password(tmp_path: Path) -> None:
     assert password.exists()
     secrets.forget(tmp_path)
     assert not password.exists()
+    secrets.forget(tmp_path)  # without a password there is no file of the head either
+
+
+def test_head_file__same_password_another_label__is_the_same_file(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = secrets.head_file(cluster)
+    assert secrets.label(cluster) not in own.name
+    password = tmp_path / "password"
+    password.write_bytes(secrets.vault_password_file(cluster).read_bytes())
+    password.chmod(0o600)
+    monkeypatch.setenv("CLUSTERCTL_VAULT_PASSWORD_FILE", str(password))
+    path = cluster / "secrets.yml"
+    path.write_text(path.read_text().replace(secrets.label(cluster), "aurora-00c0ffee", 1))
+    assert secrets.head_file(cluster) == own
+    password.write_text("another password of enough characters\n")
+    assert secrets.head_file(cluster) != own
