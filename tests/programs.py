@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,33 @@ def started(argv: Sequence[Any], **options: Any) -> Iterator["subprocess.Popen[A
         finally:
             if process.poll() is None:
                 end(process)
+
+
+@contextmanager
+def conversation(argv: Sequence[Any], limit: float, **options: Any) -> Iterator["subprocess.Popen[Any]"]:
+    """Start a program whose pipes the `with` reads and writes, and end it there at the latest.
+
+    After `limit` seconds it is killed with its process group, so that no read waits longer, and the `with` ends with an
+    AssertionError, whatever it made of the end of the output.
+    """
+    over = threading.Event()
+
+    def kill() -> None:
+        over.set()
+        _signal(process, signal.SIGKILL)
+
+    with started(argv, **options) as process:
+        timer = threading.Timer(limit, kill)
+        timer.start()
+        try:
+            yield process
+        except Exception as error:
+            if over.is_set():
+                raise AssertionError(f"no end after {limit:g} s: {_command_line(argv)}") from error
+            raise
+        finally:
+            timer.cancel()
+    assert not over.is_set(), f"no end after {limit:g} s: {_command_line(argv)}"
 
 
 def end(

@@ -1,7 +1,6 @@
 """Containers on the GPUs of a job, with what the kit builds; the toolkit is NVIDIA's own, the GPUs are simulated."""
 
 import dataclasses
-import os
 import re
 import shutil
 import signal
@@ -19,8 +18,9 @@ import yaml
 from clusterctl.lab import cache, kit, kit_recipe
 from clusterctl.lab.podman import LabError
 from tests.cluster.gpus import Site
-from tests.cluster.lab import ALICE, TestLab, clusterctl, podman
+from tests.cluster.lab import ALICE, CALL_LIMIT, TestLab, clusterctl, podman
 from tests.faults.injury import GUARD
+from tests.programs import conversation
 
 TOOLKIT = "nvidia-container-toolkit"
 
@@ -177,14 +177,11 @@ def test_an_interrupted_build_leaves_nothing_half(elsewhere: Path) -> None:
     """
     for stop in (signal.SIGKILL, signal.SIGINT):
         build = ["env", "--default-signal=INT", sys.executable, "-m", "clusterctl", "lab", "kit", TOOLKIT]
-        with subprocess.Popen(build, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
-            try:
-                assert process.stderr
-                assert any("programs" in line for line in process.stderr)
-                process.send_signal(stop)
-                process.communicate(timeout=GUARD)
-            finally:
-                process.kill()
+        with conversation(build, CALL_LIMIT, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr
+            assert any("programs" in line for line in process.stderr)
+            process.send_signal(stop)
+            process.communicate()
         assert process.returncode != 0
         assert [path for path in elsewhere.iterdir() if not path.name.startswith(".")] == []
     assert list(elsewhere.iterdir()) == []

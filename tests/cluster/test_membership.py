@@ -4,15 +4,15 @@ The jobs go on in test_upgrade.py, which has the same lab after this and account
 """
 
 import json
-import subprocess
 
 import pytest
 
-from tests.cluster.lab import clusterctl, podman, submit
+from tests.cluster.lab import CALL_LIMIT, clusterctl, podman, submit
 from tests.cluster.members import Growing, go_on, growing, states
 from tests.cluster.test_plan import done_as_planned, edit, planned
 from tests.faults.injury import begin, container, ended, in_service, latest_run, silent, wait_until
 from tests.manifests import differences
+from tests.programs import output_of
 
 NEW_HOST_KEY = (
     "cd /etc/ssh; rm ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f ssh_host_ed25519_key; systemctl restart ssh"
@@ -159,8 +159,7 @@ def pasted(lab: Growing, verb: str, *options: str) -> None:
     """Run the command that a verb prints, in a shell."""
     printed = clusterctl(verb, str(lab.inventory), *options, "--print-command")
     assert printed.returncode == 0, printed.stderr
-    done = subprocess.run(["bash", "-c", printed.stdout], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(["bash", "-c", printed.stdout], CALL_LIMIT)
 
 
 @pytest.mark.proves("add-node", "A dead worker does not block adding another.")

@@ -27,8 +27,9 @@ import pytest
 from clusterctl import secrets
 from tests.cluster.lab import fresh, podman
 from tests.faults.canary import FORMS
-from tests.faults.canary_site import Run, Site, kill_tree
+from tests.faults.canary_site import RUN_LIMIT, Run, Site, kill_tree
 from tests.faults.injury import container, silent, wait_until
+from tests.programs import conversation
 
 # Where secrets belong: on each node, the file with its owner, group and mode. There is no other place.
 HOME_OF_SECRETS = {
@@ -473,7 +474,8 @@ def test_the_search_finds_a_leak_in_every_form(site: Site) -> None:
     told = len(site.there("gpu01")["journal"])
     told_here = site.here(site.searched)["files"]
     argv = ["clusterctl", "lab", "ssh", "--name", site.lab.name, "gpu01", "--", "sudo", "python3", "-c", quote(LEAKS)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as planted:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with conversation(argv, RUN_LIMIT, **pipes) as planted:
         assert planted.stdin
         assert planted.stdout
         planted.stdin.write(json.dumps({name: b64encode(data).decode() for name, data in leaks.items()}) + "\n")

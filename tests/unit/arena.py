@@ -53,6 +53,7 @@ def run(starts: Sequence[Start]) -> tuple[list[End], int]:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
+        timeout=_HANG_SECONDS * (len(starts) + 1),
     )
     answer = json.loads(done.stdout)
     return [End(**end) for end in answer["ends"]], answer["packets"]

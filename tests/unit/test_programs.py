@@ -88,3 +88,37 @@ def test_failure_of__each_end__is_named_and_the_output_kept(tmp_path: Path) -> N
         assert programs.failure_of(["true"], 60) == ""
         assert programs.failure_of(["sleep", "600"], 0.5) == "no end after 0.5 s"
     assert log.read_text() == "last\n"
+
+
+TALK = "echo ready; read word; echo got $word; exec sleep 60"
+
+
+def test_conversation__lines_both_ways__ends_the_program_behind_it() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with programs.conversation(["sh", "-c", TALK], 60.0, **pipes) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write("word\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "got word\n"
+    assert process.returncode == -15
+
+
+@pytest.mark.parametrize("expected", ["", "another line"])
+def test_conversation__a_line_that_does_not_come__ends_by_its_limit(expected: str) -> None:
+    """Whether or not an assertion fails on the end of the output, the command is what the test fails with."""
+    began = time.monotonic()
+    with (
+        pytest.raises(AssertionError, match=r"^no end after 0\.5 s: sh -c "),
+        programs.conversation(["sh", "-c", TALK], 0.5, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one,
+    ):
+        assert one.stdout
+        assert one.stdout.readline() == "ready\n"
+        assert one.stdout.readline() == expected
+    assert time.monotonic() - began < programs.END_LIMIT
+
+
+def test_conversation__an_assertion_fails_within_the_limit__is_shown_as_it_is() -> None:
+    with pytest.raises(AssertionError, match="mine"), programs.conversation(["sleep", "60"], 30.0):
+        raise AssertionError("mine")
