@@ -18,14 +18,15 @@ import yaml
 
 from clusterctl.lab.image import HERE as LAB
 from clusterctl.lab.lab import gpu_models
-from tests.cluster.lab import ALICE, CALL_LIMIT, HERE, TestLab, clusterctl, podman
+from tests.cluster.lab import ALICE, CALL_LIMIT, HERE, SSH_LIMIT, TestLab, clusterctl, podman
 from tests.faults.injury import in_service, outsider
 from tests.labs import REPOSITORY, lab_name
 from tests.manifests import differences, lasting
-from tests.programs import output_of
+from tests.programs import conversation, output_of
 from tests.pythons import Installed, install_wheel
 
 PROFILES = LAB / "nvml" / "profiles"
+SCAN_LIMIT = 300.0  # seconds for a look at all ports of two nodes; it takes some 30
 
 
 # Kernel settings that change by themselves: counters, and a rate that a busy kernel lowers.
@@ -169,20 +170,28 @@ def test_a_foreign_gpu_cannot_be_opened(cluster: TestLab) -> None:
         "        return errno.errorcode[error.errno]\n"
         "print(sorted(attempt(path) for path in glob.glob('/dev/nvidia[0-9]*')))\n"
     )
-    argv = cluster.ssh_argv("head1", *ALICE, "srun", "--gres=gpu:2", "python3", "-")
-    out = subprocess.run(argv, input=script, capture_output=True, text=True, check=True).stdout
+    out = cluster.ssh("head1", *ALICE, "srun", "--gres=gpu:2", "python3", "-", stdin=script)
     assert out.strip() == "['ENXIO', 'ENXIO', 'EPERM', 'EPERM']"
 
 
 @pytest.mark.proves("lab", "NVIDIA's `nvidia-smi` runs on the simulated library.")
 def test_nvidia_smi_speaks_on_the_simulated_library(cluster: TestLab) -> None:
+    version = driver_version(cluster)
     query = "index,name,memory.total,driver_version,temperature.gpu,pcie.link.width.max"
     rows = cluster.ssh("gpu01", "nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader").splitlines()
     assert len(rows) == 4
-    assert all("NVIDIA A100-SXM4-80GB, 81920 MiB, 550.163.01" in row for row in rows)
+    assert all(f"NVIDIA A100-SXM4-80GB, 81920 MiB, {version}," in row for row in rows)
     assert "NV12" in cluster.ssh("gpu01", "nvidia-smi", "topo", "-m")
     assert "<attached_gpus>4</attached_gpus>" in cluster.ssh("gpu01", "nvidia-smi", "-q", "-x")
-    assert "NVIDIA-SMI 550.163.01" in cluster.ssh("gpu01", "nvidia-smi")
+    assert f"NVIDIA-SMI {version} " in cluster.ssh("gpu01", "nvidia-smi")
+
+
+def driver_version(cluster: TestLab) -> str:
+    """Return the version of gpu01's package nvidia-smi, which is the driver's; without Debian's revision."""
+    shown = cluster.ssh("gpu01", "dpkg-query", "--show", "--showformat='${Version}'", "nvidia-smi")
+    version = re.fullmatch(r"(\d+(?:\.\d+)+)-[^-]+", shown)
+    assert version, shown
+    return version[1]
 
 
 @pytest.mark.proves("lab", "`nvidia-smi` lists GPUs of every model that the lab simulates.")
@@ -200,7 +209,7 @@ def test_nvidia_smi_lists_every_model_that_can_be_simulated(cluster: TestLab, mo
 def test_nvidia_ml_py_works_on_the_simulated_library(cluster: TestLab) -> None:
     cluster.ssh("gpu01", "tee", "/tmp/pynvml.py", stdin=Path(pynvml.__file__).read_text())
     cluster.ssh("gpu01", "tee", "/tmp/nvml_check.py", stdin=(HERE / "nvml_check.py").read_text())
-    expected = "--count 4 --name 'NVIDIA A100-SXM4-80GB' --memory-mib 81920 --driver 550.163.01"
+    expected = f"--count 4 --name 'NVIDIA A100-SXM4-80GB' --memory-mib 81920 --driver {driver_version(cluster)}"
     cluster.ssh(
         "gpu01", f"cd /tmp && python3 nvml_check.py {expected}; code=$?; rm pynvml.py nvml_check.py; exit $code"
     )
@@ -310,7 +319,7 @@ print(pynvml.nvmlDeviceGetIndex(event.device), event.eventData)
 def test_faults_show_where_real_ones_do(all_well: TestLab) -> None:
     all_well.ssh("gpu01", "tee", "/tmp/pynvml.py", stdin=Path(pynvml.__file__).read_text())
     argv = all_well.ssh_argv("gpu01", f"cd /tmp && python3 -c {shlex.quote(EVENT)}")
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as waiting:
+    with conversation(argv, SSH_LIMIT, stdout=subprocess.PIPE, text=True) as waiting:
         assert waiting.stdout is not None
         assert waiting.stdout.readline() == "waiting\n"
         inject(all_well, "gpu01", "gpu-xid", "31", "--gpu", "1")
@@ -504,7 +513,7 @@ def outside(lab: TestLab) -> Iterator[str]:
 def test_from_outside_the_declared_ports_alone_are_open(cluster: TestLab, outside: str) -> None:
     names, asked = question(cluster, outside)
     argv = [sys.executable, str(HERE / "scan.py"), asked]
-    seen = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    seen = json.loads(output_of(argv, SCAN_LIMIT))
     for address, node in names.items():
         assert {key: seen[address][key] for key in ("tcp", "udp")} == declared(node, "admin"), node
         for port, answers in seen[address]["pages"].items():
