@@ -71,6 +71,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/molecule/", ("roles",)),
     (r"(scripts/demo|tests/pythons\.py)$", ("systems",)),
     (r"tests/cluster/(crash|gpus|nvml_check)\.py$", ("gpu",)),
+    (r"tests/cluster/sid\.py$", ("gpu", "roles")),
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
     (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),
     (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),

@@ -1,16 +1,12 @@
 """One lab with all that GPUs can have: their metrics, every container runtime, NVIDIA's toolkit from the kit."""
 
-import functools
 import hashlib
-import http.client
 import json
-import lzma
 import re
 import shutil
 import subprocess
 import tarfile
 import tempfile
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,15 +14,13 @@ from pathlib import Path
 
 import yaml
 
+from tests.cluster import sid
 from tests.cluster.lab import TestLab, fresh
 from tests.faults.injury import gateway
 from tests.faults.repository import Registry, registry, repository
 
 INTERVAL = 5
 """Seconds after which Slurm has the GPUs' health checked again."""
-SID = "http://deb.debian.org/debian"
-ATTEMPTS, SECONDS = 3, 60
-"""How often an index is asked for at most, and how long one answer may take."""
 # It stands for NVIDIA's plugin, which cannot be had here: it is built, loaded and asked as that one is.
 PLUGIN = r"""
 #include <string.h>
@@ -78,41 +72,15 @@ def package(folder: Path, name: str, content: Mapping[str, str]) -> None:
     shutil.rmtree(root)
 
 
-def index_of_sid(lab: TestLab) -> str:
-    """The packages of Debian's next release, by way of the lab's package cache."""
-    proxy = yaml.safe_load(lab.inventory.read_text())["all"]["vars"]["cluster_package_proxy"]
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": proxy}))
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            with opener.open(f"{SID}/dists/sid/main/binary-amd64/Packages.xz", timeout=SECONDS) as answer:
-                return lzma.decompress(answer.read()).decode()
-        except (OSError, lzma.LZMAError, http.client.HTTPException):
-            if attempt == ATTEMPTS:
-                raise
-    raise AssertionError
-
-
-def newest(index: str, package: str) -> dict[str, str]:
-    """The fields of a package's newest version in an index; while one replaces another an index has both."""
-    found = re.findall(rf"(?ms)^(Package: {re.escape(package)}\n.*?)^$", index)
-    assert found, f"{package} is not in the index"
-    entries = [dict(re.findall(r"(?m)^([A-Z][\w-]*): (.*)$", text)) for text in found]
-
-    def newer(one: dict[str, str], other: dict[str, str]) -> dict[str, str]:
-        argv = ["dpkg", "--compare-versions", one["Version"], "gt", other["Version"]]
-        return one if subprocess.run(argv, check=False, timeout=60).returncode == 0 else other
-
-    return functools.reduce(newer, entries)
-
-
 def add_apptainer(lab: TestLab) -> None:
     """Install the Apptainer of Debian's next release on the workers; nothing else in the lab needs that release."""
-    entry = newest(index_of_sid(lab), "apptainer")
+    proxy = yaml.safe_load(lab.inventory.read_text())["all"]["vars"]["cluster_package_proxy"]
+    package = sid.find(proxy, "apptainer")
     lab.inventory.write_text(lab.inventory.read_text() + "    apptainer: {children: {slurm_workers: {}}}\n")
     lab.declare(
-        f"apptainer_version: {json.dumps(entry['Version'])}",
-        f"apptainer_package_url: {SID}/{entry['Filename']}",
-        f"apptainer_package_sha256: {entry['SHA256']}",
+        f"apptainer_version: {json.dumps(package['version'])}",
+        f"apptainer_package_url: {package['url']}",
+        f"apptainer_package_sha256: {package['sha256']}",
     )
     lab.run("bootstrap", "--limit", ",".join(lab.nodes[1:]))
 
