@@ -1,6 +1,7 @@
 """Roles in containers, by molecule: check mode on empty nodes, converge, converge again without a change, verify.
 
-CI plays three scenarios; `CI_ROLES` lists what each role gets there, and a test compares that with the playbooks.
+Three scenarios are ordinary tests, which run when layer `roles` is touched (tests/layers.py). What each role gets there
+is in tests/unit/test_scenarios.py.
 
 - `node_state`: the module alone, with apt and dnf.
 - `node`: base, munge and node_exporter, then removal. Role removal is converged once, in verify. It gets neither check
@@ -14,14 +15,10 @@ CI plays three scenarios; `CI_ROLES` lists what each role gets there, and a test
 All other scenarios are `long`: each role alone, and `gpu` and `runtimes` with several roles each.
 """
 
-import ast
 import os
-from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-import yaml
 
 from tests.cluster.lab import TestLab
 from tests.labs import REPOSITORY, lab_name, state_directory
@@ -29,9 +26,8 @@ from tests.programs import failure_of, tail
 
 HERE = Path(__file__).resolve().parent
 LOGS = REPOSITORY / ".cache" / "tests"
-ROLES = sorted(path.name for path in (REPOSITORY / "roles").iterdir())
 SCENARIOS = sorted(path.parent.name for path in HERE.glob("*/molecule.yml"))
-CI = ("node_state", "node", "slurm")
+ORDINARY = ("node_state", "node", "slurm")
 
 # Seconds. A scenario has less than the 15 minutes of a test. At the limit of a task Ansible itself names the task.
 SCENARIO_LIMIT = 13 * 60
@@ -162,7 +158,7 @@ def command(scenario: str) -> list[str]:
     only=["nvidia_container_toolkit", "runtimes"],
 )
 @pytest.mark.parametrize(
-    "scenario", [pytest.param(name, marks=[] if name in CI else [pytest.mark.long]) for name in SCENARIOS]
+    "scenario", [pytest.param(name, marks=[] if name in ORDINARY else [pytest.mark.long]) for name in SCENARIOS]
 )
 def test_role(scenario: str, tmp_path: Path) -> None:
     lab = TestLab(lab_name(f"m-{scenario.replace('_', '-')[:20]}"))  # a name has 30 characters at most
@@ -180,145 +176,3 @@ def test_role(scenario: str, tmp_path: Path) -> None:
             pytest.fail(f"scenario {scenario}: {failure}; the whole output: {log}\n{text}", pytrace=False)
     finally:
         lab.down()
-
-
-GROUPS = {"all", "slurm_head", "slurm_workers", "monitoring"}  # of a scenario's lab
-WHOLE = "check converge idempotence verify"
-CI_ROLES = {
-    "backup": "converge verify",
-    "base": WHOLE,
-    "gpu_health": "check converge idempotence",
-    "munge": WHOLE,
-    "node_exporter": WHOLE,
-    "nvidia_cuda": "check converge idempotence",
-    "nvidia_driver": "check converge idempotence",
-    "packages": WHOLE,
-    "prometheus": "check converge idempotence",
-    "removal": "converge verify",
-    "restore": "converge",
-    "slurm_exporter": WHOLE,
-    "slurm_head": WHOLE,
-    "slurm_logins": "check converge idempotence",
-    "slurm_worker": WHOLE,
-    "users": WHOLE,
-    "verify": "converge idempotence verify",
-}
-
-
-class Elsewhere(NamedTuple):
-    """A test of a whole cluster or a node that plays a role, for want of a scenario."""
-
-    tier: str  # ci, long
-    test: str  # file in tests/cluster, function
-    word: str  # in that function: what of the role it plays or uses
-
-
-ELSEWHERE = {
-    "enroot": Elsewhere("ci", "test_runtimes.py::test_enroots_directories_are_each_users_own", "/var/lib/enroot"),
-    "nvidia_cuda": Elsewhere("ci", "test_driver.py::test_users_choose_among_toolkits_side_by_side", '"nvidia_cuda"'),
-    "os_upgrade": Elsewhere(
-        "long",
-        "test_upgrade.py::test_the_rest_of_the_system_is_upgraded_and_rebooted_where_it_asks_for_it",
-        '"upgrade", "--os"',
-    ),
-    "pyxis": Elsewhere("ci", "test_runtimes.py::test_srun_knows_the_plugin_on_every_node", "--container-image"),
-    "reboot": Elsewhere("long", "test_upgrade.py::test_nodes_are_rebooted_around_their_jobs", '"reboot"'),
-    "restore": Elsewhere("ci", "test_backup.py::test_restore_onto_the_same_head", '"restore"'),
-    "slurm_logins": Elsewhere("ci", "test_logins.py::test_ssh__user_without_a_job__is_refused", "pam_slurm_adopt"),
-}
-
-
-def plays(playbook: Path) -> Iterator[dict[str, Any]]:
-    """Yield the plays of a playbook and of those that it imports."""
-    for play in yaml.safe_load(playbook.read_text()):
-        imported = play.get("ansible.builtin.import_playbook")
-        if imported:
-            yield from plays(playbook.parent / imported)
-        else:
-            yield play
-
-
-def roles(playbook: Path, groups: Collection[str] = ()) -> dict[str, bool]:
-    """Return the roles whose tasks a playbook runs, on these groups or on all; and whether it does so in check mode."""
-    found = {}
-    for play in plays(playbook):
-        if groups and play["hosts"] not in groups:
-            continue
-        for role in play.get("roles", []):
-            entry = role if isinstance(role, dict) else {"role": role}
-            found[entry["role"]] = "ansible_check_mode" not in str(entry.get("when", ""))
-        for task in tasks(play.get("tasks", [])):
-            included = task.get("ansible.builtin.include_role", {})
-            if included and "tasks_from" not in included:
-                names = task["loop"] if included["name"].startswith("{{") else [included["name"]]
-                found |= dict.fromkeys(names, True)
-    return found
-
-
-def tasks(block: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for task in block:
-        yield task
-        for part in ("block", "rescue", "always"):
-            yield from tasks(task.get(part, []))
-
-
-def sequence(scenario: str) -> list[str]:
-    """Return the steps of a scenario's test."""
-    for path in (HERE / scenario / "molecule.yml", HERE / "config.yml"):
-        steps: list[str] = yaml.safe_load(path.read_text())["scenario"].get("test_sequence", [])
-        if steps:
-            return steps
-    raise AssertionError(f"{scenario} has no steps")
-
-
-def imported(scenario: str, file: str) -> set[str]:
-    """Return the scenarios whose playbook of this name a scenario imports."""
-    playbooks = [path for path in (HERE / scenario).glob("*.yml") if path.stem in ("prepare", "verify")]
-    named = [
-        Path(play.get("ansible.builtin.import_playbook", ""))
-        for path in playbooks
-        for play in yaml.safe_load(path.read_text())
-    ]
-    return {path.parent.name for path in named if path.name == file}
-
-
-@pytest.mark.proves("roles", "Each role has a scenario of its own or a named test elsewhere.")
-def test_every_role_has_a_scenario() -> None:
-    """Its own, which plays it, or a test elsewhere that names it, and that CI runs or does not, as the table says."""
-    assert set(ROLES) - set(SCENARIOS) == ELSEWHERE.keys()
-    for role in set(ROLES) & set(SCENARIOS):
-        played = [roles(HERE / role / file) for file in ("converge.yml", "verify.yml")]
-        assert any(role in names for names in played), role
-    offered = {name for playbook in (REPOSITORY / "playbooks").glob("*.yml") for name in roles(playbook)}
-    for role, (tier, test, word) in ELSEWHERE.items():
-        file, name = test.split("::")
-        source = (REPOSITORY / "tests/cluster" / file).read_text()
-        (function,) = [
-            item for item in ast.parse(source).body if isinstance(item, ast.FunctionDef) and item.name == name
-        ]
-        long = [mark for mark in function.decorator_list if "pytest.mark.long" in ast.unparse(mark)]
-        assert role in offered
-        assert word in (ast.get_source_segment(source, function) or ""), (role, word)
-        assert tier == ("long" if long else "ci"), (role, tier)
-
-
-def test_roles_in_ci__get_what__the_table_says() -> None:
-    got: dict[str, set[str]] = {role: set() for role in ROLES}
-    for scenario in set(CI) - {"node_state"}:
-        steps = sequence(scenario)
-        for role, checked in roles(HERE / scenario / "converge.yml", GROUPS).items():
-            got[role] |= {"converge", *({"check"} if checked else ()), "idempotence"} & set(steps)
-        for role in roles(HERE / scenario / "verify.yml", GROUPS):
-            got[role] |= {"converge"}
-        for role in imported(scenario, "verify.yml"):
-            got[role] |= {"verify"} & set(steps)
-    assert {role: " ".join(sorted(steps)) for role, steps in got.items() if steps} == CI_ROLES
-
-
-def test_a_split_verification__is_played__as_a_whole() -> None:
-    split = {path.parent.name for path in HERE.glob("*/remove.yml")}
-    assert split
-    for name in split:
-        assert sequence(name).index("verify remove.yml") == sequence(name).index("verify") + 1
-    for name in SCENARIOS:
-        assert imported(name, "verify.yml") & split == imported(name, "remove.yml")
