@@ -77,11 +77,11 @@ def _long_asked(config: pytest.Config, nodeid: str) -> bool:
 def _chosen(config: pytest.Config, tests: list[Test], known: dict[str, ledger.Entry]) -> Selection | None:
     asked = config.getoption("--select")
     if asked == LANDING:
-        return selection.landing(tests, known, git.changed_since, config.getoption("--budget"))
+        return selection.landing(tests, known, git.changed_since, git.commits_since, config.getoption("--budget"))
     if asked == EVERYTHING:
         return selection.everything(tests)
     if asked == REMAINING:
-        return selection.remaining(tests, known, git.changed_since)
+        return selection.remaining(tests, known, git.changed_since, git.commits_since)
     return selection.layers(tests, asked.split(","), config.getoption("--long")) if asked else None
 
 

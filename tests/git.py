@@ -1,6 +1,7 @@
 """What git says of this checkout."""
 
 import ast
+import math
 from collections.abc import Collection
 
 from tests import programs
@@ -23,6 +24,22 @@ def changed_since(commit: str) -> Collection[str] | None:
     """
     changed = _differing(commit)
     return None if changed is None else {path for path in changed if not _does_the_same(commit, path)}
+
+
+def commits_since(commit: str) -> float:
+    """Return how many commits the checked out one has beyond this one; infinity where this clone has no such commit."""
+    count = _git("rev-list", "--count", f"{commit}..HEAD", "--")
+    return math.inf if count is None else int(count[0])
+
+
+def is_ancestor(commit: str) -> bool:
+    """Return whether the checked out commit is this one or comes from it."""
+    return _git("merge-base", "--is-ancestor", commit, "HEAD") is not None
+
+
+def is_whole() -> bool:
+    """Return whether this is a clone with all of its history."""
+    return _git("rev-parse", "--is-shallow-repository") == ["false"]
 
 
 def clean_commit() -> str | None:

@@ -1,4 +1,4 @@
-"""Which of the collected tests a run runs, and why: the core, what is due, then what was proven longest ago."""
+"""Which of the collected tests a run runs, and why: the core, a turn of what is not due, what is due, then all else."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -10,6 +10,9 @@ from tests.ledger import Entry, unit_of
 
 LANDING_MINUTES = 60.0
 """What a landing costs of test processes by the ledger, the core included; about half as much by the clock."""
+TURN_MINUTES = 8.0
+"""What a landing keeps of that for what is not due, `long` tests included, or they would never run: when each landing
+touches every layer, more is due than has room."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,10 @@ def everything(tests: Sequence[Test]) -> Selection:
 
 
 def remaining(
-    tests: Sequence[Test], ledger: Mapping[str, Entry], changed_since: Callable[[str], Collection[str] | None]
+    tests: Sequence[Test],
+    ledger: Mapping[str, Entry],
+    changed_since: Callable[[str], Collection[str] | None],
+    commits_since: Callable[[str], float],
 ) -> Selection:
     """Select, of all tests, what the ledger does not show as passed with the very files that are here.
 
@@ -63,7 +69,7 @@ def remaining(
         same[commit] = paths is not None and not set(paths) - set(WRITTEN)
     wanted = {unit: "remains" for unit in _units(tests) if unit not in ledger or not same[ledger[unit].commit]}
     chosen = Selection()
-    _fill(chosen, tests, wanted, ledger, math.inf)
+    _fill(chosen, tests, wanted, ledger, ages(ledger, commits_since), math.inf)
     return _rest(chosen, tests)
 
 
@@ -78,21 +84,30 @@ def landing(
     tests: Sequence[Test],
     ledger: Mapping[str, Entry],
     changed_since: Callable[[str], Collection[str] | None],
+    commits_since: Callable[[str], float],
     minutes: float = LANDING_MINUTES,
 ) -> Selection:
-    """Select what a landing runs: all of the core, then what is due, then all else, as far as the minutes suffice.
+    """Select what a landing runs: all of the core, TURN_MINUTES of what is not due, what is due, then all else.
+
+    Each as far as the minutes suffice, what was proven longest ago first.
 
     `changed_since` returns the paths that differ from a commit's, or None where that commit is not known. A unit that
     was never proven, or at an unknown commit, is due. `long` tests are never due; they have their turn. What is due and
-    does not run stays due, and comes first in a later landing, as it was proven longest ago.
+    does not run stays due, and comes first in a later landing, as it was proven longest ago. `commits_since` returns
+    how many commits there are since a commit.
     """
     chosen = Selection()
     chosen.add((test.unit for test in tests if test.layer in ALWAYS and not test.long), "every landing")
     due = _due(tests, ledger, changed_since)
     left = minutes - sum(minutes_of(unit, ledger) for unit in chosen.reasons)
-    left = _fill(chosen, tests, due, ledger, left)
     last = {unit: f"last on {ledger[unit].date}" if unit in ledger else "never yet" for unit in _units(tests)}
-    _fill(chosen, tests, {unit: f"in its turn ({when})" for unit, when in last.items()}, ledger, left)
+    others = {unit: f"in its turn ({when})" for unit, when in last.items() if unit not in due}
+    order, turn = ages(ledger, commits_since), min(TURN_MINUTES, left)
+    left -= turn - _fill(chosen, tests, others, ledger, order, turn)
+    left = _fill(chosen, tests, due, ledger, order, left)
+    _fill(chosen, tests, others, ledger, order, left)
+    brought = {unit: reason for unit, reason in due.items() if "in its turn" in chosen.reasons.get(unit, "")}
+    chosen.reasons |= brought
     chosen.due = {unit: reason for unit, reason in due.items() if unit not in chosen.reasons}
     return _rest(chosen, tests)
 
@@ -118,8 +133,28 @@ def _due(
     return due
 
 
+Age = tuple[str, float, str]
+"""Smaller for what was proven longer ago: the date, by how many commits (less than 0), and the unit's name."""
+
+
+def ages(ledger: Mapping[str, Entry], commits_since: Callable[[str], float]) -> Callable[[str], Age]:
+    """Return what orders units, those that were proven longest ago first, and before them those that never were.
+
+    A day has many runs: of two units of one day, that of the older commit is the older one.
+    """
+    since = {commit: commits_since(commit) for commit in {entry.commit for entry in ledger.values()}}
+    never = ("", 0.0)
+    known = {unit: (entry.date, -since[entry.commit]) for unit, entry in ledger.items()}
+    return lambda unit: (*known.get(unit, never), unit)
+
+
 def _fill(
-    chosen: Selection, tests: Sequence[Test], wanted: Mapping[str, str], ledger: Mapping[str, Entry], minutes: float
+    chosen: Selection,
+    tests: Sequence[Test],
+    wanted: Mapping[str, str],
+    ledger: Mapping[str, Entry],
+    age: Callable[[str], Age],
+    minutes: float,
 ) -> float:
     """Add wanted units, each with its reason, until the minutes are used up; return what is left of them.
 
@@ -131,10 +166,6 @@ def _fill(
     for test in tests:
         if not test.long:
             ordinary.setdefault(test.scope, []).append(test.unit)
-
-    def age(unit: str) -> tuple[str, str]:
-        return (ledger[unit].date if unit in ledger else "", unit)
-
     while waiting and minutes > 0:
         scope = waiting[min(waiting, key=age)].scope
         for unit in sorted((unit for unit, test in waiting.items() if test.scope == scope), key=age):
@@ -153,7 +184,9 @@ def minutes_of(unit: str, ledger: Mapping[str, Entry]) -> float:
     """Return what a unit costs: as measured, or a guess for one that never ran."""
     if unit in ledger:
         return ledger[unit].minutes
-    return 4.0 if "::" in unit else 6.0
+    if "::" in unit:
+        return 4.0
+    return 0.5 if unit.startswith(LAYERS["unit"]) else 6.0  # without a lab, and with one
 
 
 def _units(tests: Iterable[Test]) -> set[str]:

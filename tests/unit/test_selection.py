@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import ledger, scheduling, selection
+from tests import git, ledger, scheduling, selection
+from tests.labs import REPOSITORY
+from tests.layers import ALWAYS, LAYERS
 from tests.ledger import Entry
 from tests.selection import Test
 
@@ -40,13 +42,19 @@ def proven() -> dict[str, Entry]:
     return {unit: Entry("c1", "2026-01-02", 5.0) for unit in UNITS}
 
 
+A, B, C = (f"{FAULTS}::test_{name}" for name in "abc")
+OLD = dict.fromkeys((A, B), Entry("c1", "2026-01-01", 5.0))
+"""Two units that are not due and have their turn in the next landing."""
 CORE_MINUTES = 10.0  # two units of five minutes
+TURN = 10.0  # two units of five minutes: the second begins within TURN_MINUTES
 PLENTY = 1000.0
+HISTORY = {"c0": 9.0, "c1": 5.0, "c2": 3.0}
+"""How many commits there are since each."""
 
 
 def landing(known: dict[str, Entry], *paths: str, minutes: float = 0.0) -> selection.Selection:
     """Return a landing that has these minutes beyond the core."""
-    found = selection.landing(TESTS, known, lambda commit: paths, CORE_MINUTES + minutes)
+    found = selection.landing(TESTS, known, lambda commit: paths, HISTORY.__getitem__, CORE_MINUTES + minutes)
     assert found.reasons.keys() | set(found.left) == UNITS
     assert not found.reasons.keys() & set(found.left)
     assert found.due.keys() <= set(found.left)
@@ -83,47 +91,92 @@ def test_landing__an_unknown_path__runs_all_but_long_tests() -> None:
 
 
 def test_landing__an_unknown_commit__runs_all_but_long_tests() -> None:
-    found = selection.landing(TESTS, proven(), lambda commit: None, 0.0)
+    found = selection.landing(TESTS, proven(), lambda commit: None, HISTORY.__getitem__, 0.0)
     assert found.reasons.keys() | found.due.keys() == ORDINARY
 
 
 def test_landing__a_unit_without_an_entry__runs() -> None:
-    known = proven()
+    known = {**proven(), **OLD}
     del known[BACKUP]
-    assert landing(known, minutes=1.0).reasons == {
-        "tests/unit": "every landing", BOOTSTRAP: "every landing", BACKUP: "has never passed"
+    assert landing(known, minutes=TURN + 1.0).reasons == {
+        "tests/unit": "every landing", BOOTSTRAP: "every landing", BACKUP: "has never passed",
+        **dict.fromkeys(OLD, "in its turn (last on 2026-01-01)"),
     }  # fmt: skip
 
 
 def test_landing__a_unit_proven_at_a_later_commit__is_compared_with_that() -> None:
     known = {**proven(), HEALTH: Entry("c2", "2026-01-03", 5.0)}
     changes = {"c1": ["roles/gpu_health/tasks/main.yml"], "c2": []}
-    found = selection.landing(TESTS, known, changes.__getitem__, 0.0)
+    found = selection.landing(TESTS, known, changes.__getitem__, HISTORY.__getitem__, 0.0)
     assert HEALTH not in found.due
     assert METRICS in found.due
 
 
 def test_landing__more_due_than_minutes__leaves_the_newest_and_says_so() -> None:
-    known = {**proven(), BACKUP: Entry("c1", "2026-01-01", 5.0)}
-    found = landing(known, "no-such-path", minutes=1.0)
-    assert set(found.reasons) == CORE | {BACKUP}
+    known = {**proven(), **OLD, BACKUP: Entry("c1", "2026-01-01", 5.0)}
+    found = landing(known, "no-such-path", minutes=TURN + 1.0)
+    assert set(found.reasons) == CORE | {A, B, BACKUP}
     assert found.due == dict.fromkeys(ORDINARY - CORE - {BACKUP}, "its layer changed since 2026-01-02")
 
 
-def test_landing__what_is_due__comes_before_what_is_older() -> None:
-    known = {**proven(), f"{FAULTS}::test_b": Entry("c1", "2026-01-01", 5.0)}
-    assert chosen(known, "roles/backup/tasks/main.yml", minutes=1.0) == CORE | {BACKUP}
+def test_landing__all_is_due__keeps_minutes_for_the_oldest_that_is_not() -> None:
+    known = {**proven(), **OLD}
+    found = landing(known, "no-such-path", minutes=selection.TURN_MINUTES + 5.0)
+    assert found.reasons[A] == found.reasons[B] == "in its turn (last on 2026-01-01)"
+    assert set(found.reasons) - CORE - {A, B} == {BACKUP}
+    assert set(landing(known, "no-such-path", minutes=PLENTY).reasons) == UNITS
+
+
+def test_landing__what_is_due__comes_before_more_of_what_is_not() -> None:
+    """Beyond the minutes that are kept for what is not."""
+    known = {**proven(), **dict.fromkeys((A, B, C), Entry("c1", "2026-01-01", 5.0))}
+    assert chosen(known, "roles/backup/tasks/main.yml", minutes=TURN + 1.0) == CORE | {A, B, BACKUP}
+
+
+def test_landing__a_long_test_brings_what_is_due__which_keeps_its_reason() -> None:
+    long = f"{HEALTH}::test_b"
+    known = {**proven(), long: Entry("c1", "2026-01-01", 5.0)}
+    found = landing(known, "roles/gpu_health/tasks/main.yml", minutes=1.0)
+    assert found.reasons[HEALTH] == found.reasons[METRICS] == "its layer changed since 2026-01-02"
+    assert found.reasons[long] == "in its turn (last on 2026-01-01)"
 
 
 def test_landings__one_after_another__run_all_that_is_due() -> None:
     known, ran = proven(), set[str]()
     for day in range(2, 20):
-        new = landing(known, "no-such-path", minutes=1.0).reasons.keys() - CORE
+        new = landing(known, "no-such-path", minutes=TURN + 1.0).reasons.keys() - CORE
         ran |= new
         known |= {unit: Entry("c1", f"2026-02-{day:02}", 5.0) for unit in new}
-        if ran == ORDINARY - CORE:
+        if ran == UNITS - CORE:
             return
-    pytest.fail(f"never ran: {ORDINARY - CORE - ran}")
+    pytest.fail(f"never ran: {UNITS - CORE - ran}")
+
+
+def test_landings__each_touches_every_layer__still_run_all_that_is_long() -> None:
+    """Though what is due never ends: each is due again in the next one."""
+    known, ran = proven(), set[str]()
+    for day in range(2, 20):
+        found = landing(known, "no-such-path", minutes=TURN + 1.0)
+        assert found.due, "there is more due than room"
+        ran |= found.reasons.keys()
+        known |= {unit: Entry("c1", f"2026-02-{day:02}", 5.0) for unit in found.reasons.keys() - CORE}
+        if ran >= UNITS - ORDINARY:
+            return
+    pytest.fail(f"never ran: {UNITS - ORDINARY - ran}")
+
+
+@pytest.mark.parametrize("commit", ["c0", "c1"])
+def test_turn__units_of_one_day__the_older_commit_first(commit: str) -> None:
+    """Not the first by name."""
+    known = {unit: Entry("c2", entry.date, entry.minutes) for unit, entry in proven().items()}
+    known[MUNGE] = Entry(commit, "2026-01-02", 5.0)
+    assert min(UNITS - CORE) != MUNGE
+    assert chosen(known, minutes=1.0) == CORE | {MUNGE}
+
+
+def test_turn__an_older_day__comes_before_an_older_commit() -> None:
+    known = {**proven(), MUNGE: Entry("c2", "2026-01-01", 5.0), BACKUP: Entry("c0", "2026-01-02", 5.0)}
+    assert chosen(known, minutes=1.0) == CORE | {MUNGE}
 
 
 def test_turn__the_oldest_unit__runs_first() -> None:
@@ -176,7 +229,7 @@ def test_everything__runs_all() -> None:
 
 def remaining(known: dict[str, Entry], **paths: tuple[str, ...]) -> set[str]:
     """Return what remains where these paths differ from each commit's."""
-    found = selection.remaining(TESTS, known, lambda commit: paths.get(commit))
+    found = selection.remaining(TESTS, known, lambda commit: paths.get(commit), HISTORY.__getitem__)
     assert found.reasons.keys() | set(found.left) == UNITS
     return set(found.reasons)
 
@@ -226,3 +279,18 @@ def test_last_proven__a_unit_that_was_skipped__is_not_proven(skipped: bool, expe
     known = {BACKUP: Entry("c1", "2026-01-02", 5.0, skipped)}
     assert ledger.last_proven(f"{BACKUP}::test_a", False, known) == expected
     assert ledger.last_proven(f"{DRIFT}::test_a", False, known) is None
+
+
+@pytest.mark.skipif(not git.is_whole(), reason="a shallow clone, or none, does not have the ledger's commits")
+def test_ledger__its_commits__are_ancestors_of_what_is_checked_out() -> None:
+    """A unit of an unknown commit is always due, and its date on docs/proof.md cannot be checked."""
+    commits = sorted({entry.commit for entry in ledger.load().values()})
+    assert commits
+    assert [commit for commit in commits if not git.is_ancestor(commit)] == []
+
+
+def test_landing__by_the_ledger__the_core_leaves_minutes_for_the_turn_and_what_is_due() -> None:
+    core = [file for layer in ALWAYS for file in LAYERS[layer] if file.endswith(".py")]
+    systems = [f"tests/systems/{path.name}" for path in (REPOSITORY / "tests/systems").glob("test_*.py")]
+    minutes = sum(selection.minutes_of(unit, ledger.load()) for unit in (*core, *systems, "tests/unit"))
+    assert minutes + 2 * selection.TURN_MINUTES < selection.LANDING_MINUTES
