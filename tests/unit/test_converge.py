@@ -1,6 +1,8 @@
 """What leads up to a run."""
 
+import contextlib
 import io
+import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,10 @@ from typing import Any
 import pytest
 
 from clusterctl import converge, known_hosts, preflight
-from clusterctl.errors import InputError, PreflightError
+from clusterctl.errors import ClusterctlError, InputError, PreflightError
+from clusterctl.events import PlaybookStarted, Result, Status
 from clusterctl.known_hosts import HostKey
+from clusterctl.outcome import Ledger
 from clusterctl.preflight import Contact, Finding
 from clusterctl.remote import Access
 from clusterctl.report import Screen
@@ -53,3 +57,43 @@ def test_host_keys_that_cannot_be_written_are_no_bug(tmp_path: Path) -> None:
 def test_adopt__of_a_run__reaches_the_role_of_the_head(tmp_path: Path, adopt: bool, variables: dict[str, bool]) -> None:
     one = site(tmp_path)
     assert replace(one, options=replace(one.options, adopt=adopt)).command().variables == variables
+
+
+@pytest.fixture
+def patiences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float | None]]:
+    """The hosts and the patience of each playbook of a run that contacts and plays nothing; gpu02 is slow."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    seen: list[tuple[str, float | None]] = []
+
+    def play(
+        site: converge.Site, kept: object, ledger: Ledger, *rest: Any, **_: object
+    ) -> tuple[ClusterctlError | None, OSError | None]:
+        seen.append((" ".join(host.name for host in site.hosts), rest[4]))
+        status: Status = "behind" if rest[4] else "ok"
+        ledger.add(PlaybookStarted((), False))
+        ledger.add(Result("gpu02", "base", "Stage", "", status, ""))
+        return None, None
+
+    monkeypatch.setattr(converge, "play", play)
+    for name in ("meet", "_same_head", "_keep_head", "_require_lock", "_page"):
+        monkeypatch.setattr(converge, name, lambda *_: None)
+    monkeypatch.setattr(converge, "prepare", lambda site, *_: site)
+    on_head = types.SimpleNamespace(missing=None, lost=False)
+    monkeypatch.setattr(converge, "_locked_head", lambda site: contextlib.nullcontext(on_head))
+    return seen
+
+
+@pytest.mark.proves("faults", "The others wait for a slow node for 60 seconds in all.")
+def test_run__a_slow_node__is_waited_for_a_minute_in_all(
+    tmp_path: Path, patiences: list[tuple[str, float | None]]
+) -> None:
+    """What is left to do there is done afterwards, without a limit."""
+    made = inventory(tmp_path, host(22, None, "head1", "slurm_head"), host(22, None, "gpu01"), host(22, None, "gpu02"))
+    converge.run(converge.Options("bootstrap", tmp_path), made)
+    assert patiences == [("head1 gpu01 gpu02", 60.0), ("head1 gpu02", None)]
+
+
+def test_run__check_mode__waits_for_each_node(tmp_path: Path, patiences: list[tuple[str, float | None]]) -> None:
+    made = inventory(tmp_path, host(22, None, "head1", "slurm_head"), host(22, None, "gpu01"))
+    converge.run(converge.Options("bootstrap", tmp_path, check=True), made)
+    assert patiences == [("head1 gpu01", None)]

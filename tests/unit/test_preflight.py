@@ -191,12 +191,23 @@ def test_a_private_authority_is_a_problem_only_where_it_is_not_configured(privat
     assert finding.warning is private
 
 
-@pytest.mark.proves("preflight", "A known node's clock is reported at 3 s off, refused at 500 s.")
+@pytest.mark.proves("preflight", "A known node's clock is reported from 1 s off, refused past 10 s.")
+@pytest.mark.proves("preflight", "A new node's clock is reported and never refused.")
 @pytest.mark.parametrize(
     ("journey", "recorded", "expected"),
     [
         ((1000, 1001), True, []),
         ((990, 1030), True, []),  # a slow journey proves nothing against a clock
+        # The node's clock said 1000 at the beginning and 1001 at the end.
+        ((990, 1000.1), True, []),
+        ((990, 999.9), True, ["1.1 s ahead of this machine's"]),
+        ((1000.9, 1010), True, []),
+        ((1001.1, 1010), True, ["1.1 s behind this machine's"]),
+        ((990, 991.1), True, ["9.9 s ahead of this machine's"]),
+        ((990, 990.9), True, ["10.1 s ahead of this machine's"]),
+        ((990, 990.9), False, ["10.1 s ahead of this machine's"]),
+        ((1009.9, 1020), True, ["9.9 s behind this machine's"]),
+        ((1010.1, 1020), True, ["10.1 s behind this machine's"]),
         ((995, 996), False, ["5.0 s ahead of this machine's"]),
         ((1003, 1004.5), True, ["3.0 s behind this machine's"]),
         ((500, 501), False, ["500.0 s ahead of this machine's"]),
@@ -208,7 +219,8 @@ def test_a_clock_is_judged_by_what_is_certain(
 ) -> None:
     findings = list(preflight._clocks({"gpu01": facts(journey=journey)}, "head1", {"gpu01"} if recorded else ()))
     assert [(f.check, f.found) for f in findings] == [("clock", text) for text in expected]
-    assert [f.warning for f in findings] == [not (recorded and "500" in text) for text in expected]
+    refused = [text.startswith(("10.1 ", "500.0 ")) and recorded for text in expected]
+    assert [f.warning for f in findings] == [not one for one in refused]
 
 
 @pytest.mark.proves("preflight", "A wrong clock of the controller does not stop a cluster that agrees.")
@@ -453,7 +465,7 @@ def test_a_new_worker_gets_a_slurm_that_the_head_can_talk_to(
     tmp_path: Path, offered: list[str], found: str, hint: str
 ) -> None:
     def has(versions: dict[str, str]) -> Callable[[dict[str, Any]], object]:
-        return _set("node", "slurm_packages", to={"installed": versions, "offered": offered})
+        return _set("node", "slurm_packages", to={"installed": versions, "offered": offered, "user": None})
 
     def told(worker: dict[str, str], cluster: Inventory) -> list[Finding]:
         head = facts(has({"slurmctld": "24.11.5-4"}), "head1")
@@ -472,7 +484,11 @@ def test_a_new_worker_gets_a_slurm_that_the_head_can_talk_to(
 def test_advisories__installed_or_pinned__are_named(tmp_path: Path) -> None:
     def has(data: dict[str, Any]) -> None:
         data["hardware"]["os"].update(id="debian", version="13")
-        data["node"]["slurm_packages"] = {"installed": {"munge": "0.5.16-1", "slurmd": "24.11.5-9"}, "offered": []}
+        data["node"]["slurm_packages"] = {
+            "installed": {"munge": "0.5.16-1", "slurmd": "24.11.5-9"},
+            "offered": [],
+            "user": 64030,
+        }
 
     found = list(preflight._advisories(three(tmp_path), {"gpu01": facts(has)}))
     assert [(one.node, one.check, one.warning, one.hint) for one in found] == [
