@@ -92,7 +92,7 @@ def test_it_says_that_it_is_simulated(lab: TestLab) -> None:
     assert all("simulated" in version for version in packages)
 
 
-@pytest.mark.proves("monitoring", "The GPU exporter responds to the cluster's nodes, not to an address outside.")
+@pytest.mark.proves("monitoring", "The GPU exporter responds to root of monitoring's host alone.")
 def test_it_answers_monitoring_alone(lab: TestLab) -> None:
     """At the cluster's address of the node; the head has monitoring."""
     listening = lab.root("gpu01", f"ss --no-header --listening --tcp --numeric 'sport = :{PORT}'").split()[3]
