@@ -18,6 +18,8 @@ NAME = re.compile(r"(\d{8}T\d{6}Z)-([a-z-]+?)(-\d+)?")
 _MAX_SUMMARY = 256 << 20  # of 500 nodes, each with some hundred changes
 _NOT_READY, _CHANGES = 3, 10
 _MAX_NODES = 5000
+_BUILDS = ("bootstrap", "restore", "add-node", "remove-node", "replace-node", "upgrade", "reboot")
+"""Verbs that go to a whole cluster, or to one that is there already."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,11 @@ def past(directory: Path) -> Iterator[Run]:
 def latest(directory: Path) -> Run | None:
     """Return the newest run; None before the first."""
     return next(past(directory), None)
+
+
+def built(directory: Path) -> bool:
+    """Tell whether a run has set the cluster up, on all nodes or on all but some workers."""
+    return any(not run.check and run.verb in _BUILDS and run.exit_code in (0, 4) for run in past(directory))
 
 
 def load(directory: Path, name: str) -> Run:

@@ -6,6 +6,7 @@ head does not serve.
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +17,7 @@ from clusterctl.contact import Alerts, Drift, Item
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
 from clusterctl.outcome import fold
-from clusterctl.remote import Access, ContactError, Session, connect, each
+from clusterctl.remote import Access, ContactError, Failure, Session, connect, each
 from clusterctl.runs import Run
 from clusterctl.untrusted import printable
 
@@ -24,6 +25,7 @@ HEALTHY, DEGRADED, HEAD_DOWN = 0, 4, 5
 OUTDATED = 3 * 86400
 """Seconds after which security updates that come daily are late."""
 ABSENT = "not installed"
+UNRECORDED = "no hardware record yet"
 MAX_HOMES = 16
 
 # Units by group; either name of one with a bar will do, for distributions differ.
@@ -47,6 +49,7 @@ _MAX_SLURM_REPLY = 32 << 20
 _SLURM_SECONDS = 15.0
 _NO_SUCH_COMMAND = 127  # of a shell; sudo says it in words and ends with 1
 _LEDGER = "/usr/local/sbin/slurm-drain"
+_UNCONFIGURED = "resolve_ctls_from_dns_srv"  # what its commands do without a slurm.conf (src/common/fetch_config.c)
 _OURS = "clusterctl: "  # how that program's own reasons begin
 _SLURM_USER = "slurm"  # gives the reason where slurmctld drains a node by itself
 # Where slurmd or slurmstepd does, root gives one of these (src/slurmd of Slurm 24.11).
@@ -177,7 +180,8 @@ class Status:
     """The whole cluster; `last_run` is None before the first, `alerts` where nothing watches.
 
     `unjudged` says why the content of files that are secret was not compared. `leaving` are nodes whose removal has
-    stopped half-way, each with the command that goes on.
+    stopped half-way, each with the command that goes on. `given` is the inventory as it was typed. `built` says
+    whether a run from this directory has ever set the cluster up; it is looked up only where the head does not serve.
     """
 
     cluster: str
@@ -187,6 +191,8 @@ class Status:
     alerts: Alerts | None = None
     unjudged: str = ""
     leaving: Mapping[str, str] = field(default_factory=dict)
+    given: str = "INVENTORY"
+    built: bool = True
 
     @property
     def exit_code(self) -> int:
@@ -303,7 +309,7 @@ def collect(
         alerts = [Alerts(f"{fold([host.name for host in watchers])} does not answer")]
     nodes = tuple(answer.node for answer in answers)
     recorded = any(node.drift and node.drift.versions for node in nodes)
-    return Status(
+    found = Status(
         inventory.cluster_name,
         nodes,
         slurm,
@@ -311,6 +317,7 @@ def collect(
         alerts[0] if alerts else None,
         unjudged if recorded else "",
     )
+    return replace(found, built=found.exit_code != HEAD_DOWN or runs.built(inventory.directory))
 
 
 def services_of(host: Host) -> list[str]:
@@ -359,7 +366,7 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
             slurm = ask_slurm(session) if "slurm_head" in host.groups else None
             connected = check.ask(session).topology if topology and worker else ()
     except ContactError as error:
-        return _Answer(NodeStatus(host.name, head, error.found, worker))
+        return _Answer(NodeStatus(host.name, head, _advised(error, access), worker))
     facts, states = answer.facts, answer.facts.node.services
     services = {
         next((n for n in name.split("|") if n in states), name.split("|")[0]): next(
@@ -367,7 +374,7 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
         )
         for name in wanted
     }
-    differences = hardware.compare(recorded, facts.hardware) if recorded else ["no hardware record yet"]
+    differences = hardware.compare(recorded, facts.hardware) if recorded else [UNRECORDED]
     release = f"{facts.hardware.os.id} {facts.hardware.os.version}"
     unused = tuple(pruning.unused(host, facts.node.roles))
     node = NodeStatus(
@@ -386,6 +393,14 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
         facts.node.homes,
     )
     return _Answer(node, slurm, facts.alerts)
+
+
+def _advised(error: ContactError, access: Access) -> str:
+    """Return why there is no contact, and what helps; a new host key is recorded by another verb than this one."""
+    if error.failure is not Failure.HOST_KEY_UNKNOWN:
+        return str(error)
+    given = str(access.given or access.known_hosts.parent)
+    return f"{error.found} ({shlex.join(['clusterctl', 'validate', '--online', given])})"
 
 
 def ask_slurm(session: Session) -> Slurm:
@@ -420,6 +435,9 @@ def _slurm(session: Session, *argv: str) -> tuple[int, str, str]:
 
 
 def _first_line(said: str) -> str:
+    """Return the first line of what a command of Slurm's said."""
+    if _UNCONFIGURED in said:
+        return "Slurm is not set up there: no slurm.conf"
     return next((printable(line, 200) for line in said.splitlines() if line.strip()), "")
 
 

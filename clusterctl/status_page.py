@@ -1,13 +1,15 @@
 """`status` on the screen: nodes, what is wrong with them, sums; once, or again and again until Ctrl-C."""
 
 import json
+import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +20,18 @@ from clusterctl.errors import InputError, Problem
 from clusterctl.outcome import fold
 from clusterctl.redaction import throughout
 from clusterctl.screen import Screen, at_commas, plural, roughly
-from clusterctl.status import ABSENT, DEGRADED, HEAD_DOWN, HEALTHY, OUTDATED, NodeStatus, SlurmNode, Status, collect
+from clusterctl.status import (
+    ABSENT,
+    DEGRADED,
+    HEAD_DOWN,
+    HEALTHY,
+    OUTDATED,
+    UNRECORDED,
+    NodeStatus,
+    SlurmNode,
+    Status,
+    collect,
+)
 from clusterctl.untrusted import printable
 
 MAX_NOTES = 40  # lines; beyond them it is no page any more, and JSON has all
@@ -40,7 +53,8 @@ def status_command(options: converge.Options, every: float | None = None) -> int
 
     def ask() -> Status:
         status = collect(inventory, site.access, key, unjudged, topology=options.verbosity > 0)
-        return throughout(replace(status, leaving=_leaving(site)), redact)  # type: ignore[no-any-return]
+        status = replace(status, leaving=_leaving(site), given=str(site.options.given))
+        return throughout(status, redact)  # type: ignore[no-any-return]
 
     screen = Screen(sys.stderr if options.json else sys.stdout)
     with screen.working(f"Asking {plural(len(inventory.hosts), 'node')}"):
@@ -49,7 +63,7 @@ def status_command(options: converge.Options, every: float | None = None) -> int
         watch(screen, status, ask, every)
         return HEALTHY
     if options.json:
-        print(json.dumps(status.as_dict(), indent=2))
+        print(json.dumps({**status.as_dict(), "notes": [asdict(note) for note in fold_notes(status)]}, indent=2))
     else:
         show(screen, status, datetime.now(UTC))
     return status.exit_code
@@ -91,7 +105,7 @@ def show(screen: Screen, status: Status, now: datetime) -> None:
     notes = fold_notes(status)
     if notes:
         screen.say("")
-        _columns(screen, notes[:MAX_NOTES])
+        _columns(screen, [(fold(note.names), str(note)) for note in notes[:MAX_NOTES]])
         if len(notes) > MAX_NOTES:
             screen.say(f"and {plural(len(notes) - MAX_NOTES, 'more line')}; --output json has all")
     if connected := [(node.name, line) for node in status.nodes for line in node.topology]:
@@ -135,9 +149,24 @@ def _cells(screen: Screen, node: NodeStatus, slurm: SlurmNode | None) -> Iterato
     yield ", ".join(f"{slurm.allocated.get(kind, 0)}/{n} {kind}" for kind, n in pairs) if slurm and pairs else "-", ""
 
 
-def fold_notes(status: Status) -> list[tuple[str, str]]:
-    """Return what is worth a line, each once with all nodes that it is true of."""
-    return _folded(_notes(status))
+@dataclass(frozen=True)
+class Note:
+    """What is worth a line of the page, with all that it is true of, and the command that helps, if one does."""
+
+    names: tuple[str, ...]
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.remedy})" if self.remedy else self.text
+
+
+def fold_notes(status: Status) -> list[Note]:
+    """Return what is worth a line, each once with all nodes that it is true of, and the command for all of them."""
+    notes: dict[tuple[str, str], list[str]] = {}
+    for name, text, remedy in _notes(status):
+        notes.setdefault((text, remedy), []).append(name)
+    return [Note(tuple(names), text, _command(remedy, status, names)) for (text, remedy), names in notes.items()]
 
 
 def _folded(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -148,66 +177,110 @@ def _folded(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(fold(names), text) for text, names in notes.items()]
 
 
-# What helps, by how a line begins.
-_REMEDIES = (
-    ("drained by health: ", "clusterctl check --diagnose"),
-    ("drained by bootstrap: ", "clusterctl bootstrap"),
-    ("drained by upgrade: ", "clusterctl upgrade"),
-    ("drained by reboot: ", "clusterctl reboot"),
-    ("drained by an operator ", "sudo scontrol update nodename=NODE state=resume"),
-    ("drained by Slurm itself: ", "sudo scontrol update nodename=NODE state=resume"),
-    ("out of service for Slurm: ", "clusterctl bootstrap"),
-)
+# What helps, as it is typed once `_command` has put in the inventory and the nodes, and where it is to be typed.
+_BOOTSTRAP = "clusterctl bootstrap {inventory}"
+_UPGRADE = "clusterctl upgrade {inventory}"
+_RESUME = "on the head: sudo scontrol update nodename={hostlist} state=resume"
+_ADMIT = "on the head: sudo slurm-drain {cause} --in {{commas}}"
+_ACCEPT_HARDWARE = "if that is right: rm {directory}/hardware/{braces}.json && clusterctl bootstrap {inventory}"
+CAUSES = {
+    "bootstrap": _BOOTSTRAP,
+    "health": "clusterctl check {inventory} {braces} --diagnose",
+    "reboot": "clusterctl reboot {inventory} {braces}",
+    "remove-node": "clusterctl remove-node {inventory} {braces}",
+    "upgrade": _UPGRADE,
+    "upgrade-os": f"{_UPGRADE} --os",
+}
+"""What ends each cause of the drain ledger that is one of our own."""
+# States in which no job starts on a node, by sinfo(1), NODE STATE CODES: those that were asked for, and those that a
+# bootstrap ends.
+_REQUESTED = frozenset({"MAINTENANCE", "FUTURE", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
+_ENDED_BY_BOOTSTRAP = frozenset({"DOWN", "NOT_RESPONDING", "INVAL", "INVALID", "INVALID_REG", "UNKNOWN"})
 
 
-def _with_remedy(line: str) -> str:
-    remedy = next((remedy for begin, remedy in _REMEDIES if line.startswith(begin)), "")
-    return f"{line} ({remedy})" if remedy else line
+def _command(remedy: str, status: Status, names: Sequence[str]) -> str:
+    """Return a remedy for these nodes as it can be typed."""
+    given = Path(status.given)
+    directory = given if given.suffix not in (".yaml", ".yml") else given.parent
+    return remedy.format(
+        inventory=shlex.quote(status.given),
+        directory=shlex.quote(str(directory)),
+        braces=braces(names),
+        commas=",".join(names),
+        hostlist=shlex.quote(fold(names).replace(", ", ",")),
+    )
 
 
-def _notes(status: Status) -> Iterator[tuple[str, str]]:
+def braces(names: Sequence[str]) -> str:
+    """Return names as a shell expands them: `gpu[01-03,07], head1` of fold is `gpu{{01..03},07} head1`."""
+
+    def expansion(found: re.Match[str]) -> str:
+        parts = [f"{{{part.replace('-', '..')}}}" if "-" in part else part for part in found[1].split(",")]
+        return parts[0] if len(parts) == 1 else f"{{{','.join(parts)}}}"
+
+    return re.sub(r"\[([\d,-]+)\]", expansion, fold(names)).replace(", ", " ")
+
+
+def _remedy(slurm: SlurmNode, line: str) -> str:
+    """Return what helps against what keeps a node out of Slurm's service, which is a line of `SlurmNode.why`."""
+    begin = line.partition(": ")[0]
+    cause = begin.rpartition(" ")[2]
+    ours = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", cause) and cause in slurm.causes
+    if begin == f"drained by {cause}" and ours:
+        return CAUSES.get(cause, _ADMIT.format(cause=cause))
+    if begin.startswith("in service, though") and ours:
+        return _ADMIT.format(cause=cause)
+    states = {*slurm.state}
+    if begin.startswith("drained") or states & {"FAIL", "FAILING"}:
+        return _RESUME
+    return _BOOTSTRAP if states & _ENDED_BY_BOOTSTRAP and not states & _REQUESTED else ""
+
+
+def _notes(status: Status) -> Iterator[tuple[str, str, str]]:
+    """Yield whom a note is about, what it says, and what helps."""
     for node in status.nodes:
         if node.problem:
-            yield node.name, node.problem
+            yield node.name, node.problem, ""
         for difference in node.differences:
-            yield node.name, difference
+            yield node.name, difference, _BOOTSTRAP if difference == UNRECORDED else _ACCEPT_HARDWARE
         slurm = status.slurm.nodes.get(node.name) if status.slurm else None
-        yield from ((node.name, _with_remedy(line)) for line in (slurm.why() if slurm else ()))
+        yield from ((node.name, line, _remedy(slurm, line)) for line in (slurm.why() if slurm else ()) if slurm)
     if status.slurm and status.slurm.problem:
-        yield "slurm", status.slurm.problem
+        yield "slurm", status.slurm.problem, ""
     elif status.slurm:
-        yield from ((name, "not known to Slurm: bootstrap adds it") for name in status.strangers)
+        yield from ((name, "not known to Slurm", _BOOTSTRAP) for name in status.strangers)
     for name, command in status.leaving.items():
-        yield name, f"its removal is not finished: {command}"
+        yield name, f"its removal is not finished: {command}", ""
     if status.slurm and status.slurm.ledger_problem:
-        yield "slurm", f"the causes of drains are not known: {status.slurm.ledger_problem}"
+        yield "slurm", f"the causes of drains are not known: {status.slurm.ledger_problem}", ""
     for node in status.nodes:
         if node.drift and node.drift.error:
-            yield node.name, f"could not be compared with its record: {node.drift.error}"
+            yield node.name, f"could not be compared with its record: {node.drift.error}", ""
         for item in node.drifted:
             kind = "" if item.kind == "pending" else f"{item.kind} "
-            yield node.name, f"{item.scope}: {kind}{item.name}: {item.what} (clusterctl bootstrap)"
+            yield node.name, f"{item.scope}: {kind}{item.name}: {item.what}", _BOOTSTRAP
         if node.drift and node.drift.more:
-            yield node.name, f"{plural(node.drift.more, 'more item')} not as recorded"
+            yield node.name, f"{plural(node.drift.more, 'more item')} not as recorded", _BOOTSTRAP
     for node in status.nodes:
-        yield from ((node.name, f"{text} ({hint})") for text, hint in pruning.explain(node.unused))
+        for text, hint in pruning.explain(node.unused):
+            yield node.name, text, hint.replace(pruning.COMMAND, f"{_BOOTSTRAP} --prune")
     if status.alerts and status.alerts.error:
-        yield "alerts", f"not known: {status.alerts.error}"
+        yield "alerts", f"not known: {status.alerts.error}", ""
     if status.unjudged:
-        yield "secrets", f"whether files with secrets were edited was not judged: {status.unjudged}"
+        yield "secrets", f"whether files with secrets were edited was not judged: {status.unjudged}", ""
     for node in status.nodes:
         if node.updated is not None and node.updated > OUTDATED:
             how = "journalctl -u apt-daily-upgrade -u dnf-automatic"
-            yield node.name, f"no security updates for {node.updated // 86400} days ({how})"
+            yield node.name, f"no security updates for {node.updated // 86400} days", how
     for hole, names in status.unsafe().items():
-        yield "security", f"{hole}: {_few(names, len(status.nodes))} (clusterctl upgrade)"
+        yield "security", f"{hole}: {_few(names, len(status.nodes))}", _UPGRADE
     apart = status.versions_apart()
     for package, versions in list(apart.items())[:_MAX_APART]:
         # Where most have one version it is the others that are looked for.
         told = [(len(nodes), f"{one} on {_few(nodes, len(status.nodes))}") for one, nodes in versions.items()]
-        yield "versions", f"{package} " + "; ".join(text for _, text in sorted(told, reverse=True))
+        yield "versions", f"{package} " + "; ".join(text for _, text in sorted(told, reverse=True)), ""
     if len(apart) > _MAX_APART:
-        yield "versions", f"{plural(len(apart) - _MAX_APART, 'more package')} differ; --output json has all"
+        yield "versions", f"{plural(len(apart) - _MAX_APART, 'more package')} differ; --output json has all", ""
 
 
 def _few(nodes: list[str], all_nodes: int) -> str:
@@ -276,10 +349,11 @@ def _sums(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:
         yield "Alerts", "none", ""
     if run := status.last_run:
         asked = f" {run.asked}" if run.asked else ""
-        yield "Last run", f"{run.verb}{asked}, {run.age(now)}: {printable(run.result, 200)}", ""
+        yield "Last run", f"{run.verb}{asked}, {run.age(now)}: {printable(run.result, 400)}", ""
     word = _WORDS[status.exit_code]
-    if status.exit_code == HEAD_DOWN and not status.last_run:
-        word = "no run from this directory has built it yet: clusterctl bootstrap"
+    under_way = status.last_run and status.last_run.under_way
+    if status.exit_code == HEAD_DOWN and not status.built and not under_way:
+        word = f"no run from this directory has built it yet: {_command(_BOOTSTRAP, status, ())}"
     yield "Cluster", f"{status.cluster}: {word}", _COLOURS[status.exit_code]
 
 

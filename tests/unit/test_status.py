@@ -4,6 +4,7 @@ import io
 import json
 import re
 import ssl
+import subprocess
 import sys
 import tempfile
 import threading
@@ -18,13 +19,14 @@ from typing import Any
 import paramiko
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl import certificates, hardware, paths, probe, pruning, status, status_page
+from clusterctl import certificates, hardware, paths, probe, pruning, status, status_page, upgrade
 from clusterctl.contact import Alert, Alerts, Drift, Item
 from clusterctl.remote import Access
 from clusterctl.report import Screen
+from clusterctl.runs import Run
 from clusterctl.screen import at_commas
 from clusterctl.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Slurm, SlurmNode, Status
 
@@ -205,16 +207,151 @@ def page(one: Status, width: int | None = None) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue())
 
 
-@pytest.mark.proves("status", "Beside each fault stands the command that helps.")
-def test_page__fault__has_its_remedy() -> None:
-    drained = replace(slurm("IDLE", "DRAIN").nodes["gpu01"], reason="clusterctl: x", causes={"health": "GPU 0: XID 79"})
-    told = page(cluster(slurm=Slurm({"gpu01": drained})))
-    assert "drained by health: GPU 0: XID 79 (clusterctl check --diagnose)" in told
-    assert "(clusterctl bootstrap)" in page(cluster(slurm=slurm("DOWN", "NOT_RESPONDING")))
-    assert "state=resume)" in page(cluster(slurm=slurm("IDLE", "DRAIN")))
-    assert "/etc/hosts: edited (clusterctl bootstrap)" in page(cluster(worker=replace(WORKER, drift=drift(EDITED))))
-    unbuilt = cluster(head=replace(HEAD, problem="its host key is not known"), slurm=Slurm(problem="no answer"))
-    assert "no run from this directory has built it yet: clusterctl bootstrap" in page(unbuilt)
+GIVEN = "./aurora/inventory.yaml"
+
+
+def out_of_service(state: str, reason: str = "a reason", by: str = "root", **causes: str) -> Status:
+    """Three workers that are out of Slurm's service alike."""
+    names = ("gpu01", "gpu02", "gpu03")
+    node = SlurmNode(tuple(state.split("+")), reason, {}, {}, by, causes)
+    workers = [replace(WORKER, name=name) for name in names]
+    return replace(cluster(), nodes=(HEAD, *workers), slurm=Slurm(dict.fromkeys(names, node)), given=GIVEN)
+
+
+def our_causes() -> set[str]:
+    """The causes under which our own programs drain nodes, as they have them."""
+    found = {upgrade.What().cause, upgrade.What(system=True).cause, upgrade.REBOOT}
+    for pattern, paths_ in (
+        (r"\.drain\(\s*\"([^\"]+)\"", paths.content().glob("clusterctl/*.py")),
+        (r"slurm-drain, ([\w-]+),", paths.content().glob("roles/*/tasks/*.yml")),
+        (r"\[LEDGER, \"([^\"]+)\"", paths.content().glob("roles/slurm_head/files/slurm-health")),
+        (r"verify_cause: ([\w-]+)", paths.content().glob("roles/verify/defaults/main.yml")),
+    ):
+        causes = {cause for path in paths_ for cause in re.findall(pattern, path.read_text())}
+        assert causes, pattern
+        found |= causes
+    return found
+
+
+NODES_OF_IT = "gpu{01..03}"
+COMMANDS = {
+    "bootstrap": f"clusterctl bootstrap {GIVEN}",
+    "health": f"clusterctl check {GIVEN} {NODES_OF_IT} --diagnose",
+    "reboot": f"clusterctl reboot {GIVEN} {NODES_OF_IT}",
+    "remove-node": f"clusterctl remove-node {GIVEN} {NODES_OF_IT}",
+    "upgrade": f"clusterctl upgrade {GIVEN}",
+    "upgrade-os": f"clusterctl upgrade {GIVEN} --os",
+}
+RESUME = "on the head: sudo scontrol update nodename='gpu[01-03]' state=resume"
+
+
+@pytest.mark.proves("status", "Beside each cause of a drain stands the command that ends it, as it is typed.")
+@pytest.mark.parametrize("cause", sorted(our_causes()))
+def test_page__cause_of_a_drain__has_its_command(cause: str) -> None:
+    drained = out_of_service("IDLE+DRAIN", "clusterctl: x", **{cause: "XID 79"})
+    assert f"gpu[01-03]: drained by {cause}: XID 79 ({COMMANDS[cause]})\n" in page(drained)
+    back = out_of_service("IDLE", "", **{cause: "XID 79"})
+    assert f"(on the head: sudo slurm-drain {cause} --in gpu01,gpu02,gpu03)\n" in page(back)
+
+
+@pytest.mark.proves("status", "Beside each other fault stands the command that helps, as it is typed.")
+@pytest.mark.parametrize(
+    ("one", "told"),
+    [
+        (out_of_service("IDLE+DRAIN"), f"drained by an operator (root): a reason ({RESUME})"),
+        (out_of_service("IDLE+DRAIN", by="slurm"), f"drained by Slurm itself: a reason ({RESUME})"),
+        (out_of_service("IDLE+DRAIN", "clusterctl: x"), f"no cause any more: clusterctl: x ({RESUME})"),
+        (out_of_service("IDLE+DRAIN", "clusterctl: x", mine="x"), "(on the head: sudo slurm-drain mine --in gpu01,"),
+        (out_of_service("IDLE+DRAIN", "clusterctl: x", **{"{x}; id": "x"}), f"drained by {{x}}; id: x ({RESUME})\n"),
+        (out_of_service("DOWN+NOT_RESPONDING"), f"a reason ({COMMANDS['bootstrap']})"),
+        (out_of_service("IDLE+INVALID_REG"), f"a reason ({COMMANDS['bootstrap']})"),
+        (out_of_service("IDLE+FAIL"), f"a reason ({RESUME})"),
+        (out_of_service("MAINTENANCE"), "out of service for Slurm: a reason\n"),
+        (out_of_service("DOWN+REBOOT_ISSUED"), "out of service for Slurm: a reason\n"),
+        (out_of_service("IDLE+POWERED_DOWN"), "out of service for Slurm: a reason\n"),
+        (out_of_service("FUTURE"), "out of service for Slurm: a reason\n"),
+        (cluster(slurm=Slurm()), "gpu01: not known to Slurm (clusterctl bootstrap INVENTORY)"),
+        (cluster(worker=replace(WORKER, drift=drift(EDITED))), "/etc/hosts: edited (clusterctl bootstrap INVENTORY)"),
+        (
+            replace(cluster(worker=replace(WORKER, differences=("GPUs: 3",))), given="au rora/x.yaml"),
+            "GPUs: 3 (if that is right: rm 'au rora'/hardware/gpu01.json && clusterctl bootstrap 'au rora/x.yaml')",
+        ),
+        (cluster(worker=replace(WORKER, differences=(status.UNRECORDED,))), "(clusterctl bootstrap INVENTORY)"),
+    ],
+)
+def test_page__fault__has_its_remedy(one: Status, told: str) -> None:
+    assert told in page(one)
+
+
+@given(st.lists(st.builds("{}{:02}".format, st.sampled_from(["gpu", "a-b"]), st.integers(0, 12)), max_size=16))
+@settings(max_examples=50, deadline=None)
+def test_braces__of_any_names__are_those_names_to_a_shell(names: list[str]) -> None:
+    names = sorted(set(names))
+    done = subprocess.run(
+        ["bash", "-c", f"echo {status_page.braces(names)}"], capture_output=True, text=True, check=True
+    )
+    assert sorted(done.stdout.split()) == sorted(names)
+
+
+UNBUILT = "no run from this directory has built it yet: clusterctl bootstrap INVENTORY"
+
+
+@pytest.mark.proves("status", "A head that does not serve is `not built yet` until a bootstrap went well.")
+@pytest.mark.parametrize(
+    ("runs_", "built"),
+    [
+        ([], False),
+        ([("plan", {"exit_code": 10, "planned": "bootstrap"})], False),
+        ([("plan", {"exit_code": 3, "planned": "bootstrap"})], False),
+        ([("bootstrap", {"exit_code": 3})], False),
+        ([("bootstrap", {"exit_code": 5})], False),
+        ([("bootstrap", {"exit_code": 0, "check": True})], False),
+        ([("bootstrap", {"exit_code": 4})], True),
+        ([("restore", {"exit_code": 0})], True),
+        ([("bootstrap", {"exit_code": 0}), ("plan", {"exit_code": 3})], True),
+    ],
+)
+def test_page__head_is_down__was_it_ever_built(
+    tmp_path: Path, runs_: list[tuple[str, dict[str, Any]]], built: bool
+) -> None:
+    for second, (verb, summary) in enumerate(runs_):
+        folder = tmp_path / f".clusterctl/runs/20261121T18000{second}Z-{verb}"
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(summary))
+    head = replace(host(1, tmp_path / "id", "head1", "slurm_head"), user="root")
+    found = status.collect(inventory(tmp_path, head), Access(tmp_path / "known_hosts"))
+    assert found.exit_code == HEAD_DOWN
+    assert (UNBUILT in page(found)) is not built
+    assert ("the head does not serve" in page(found)) is built
+    assert ("Last run" in page(found)) is bool(runs_)
+
+
+def test_page__first_run_is_under_way__asks_for_no_other() -> None:
+    one = replace(cluster(slurm=Slurm(problem="no answer")), built=False)
+    run = Run("20261121T180000Z-bootstrap", "bootstrap", NOW, under_way=True)
+    assert UNBUILT in page(one)
+    assert UNBUILT not in page(replace(one, last_run=run))
+
+
+@pytest.mark.proves("status", "A node without contact is listed with what helps.")
+def test_collect__no_contact__says_what_helps(tmp_path: Path, stranger: Server) -> None:
+    unknown = replace(host(stranger.port, tmp_path / "id", "head1", "slurm_head"), user="root")
+    refusing = replace(host(1, tmp_path / "id"), user="root")
+    access = Access(tmp_path / "known_hosts", given=Path("au rora"))
+    nodes = {node.name: node.problem for node in status.collect(inventory(tmp_path, unknown, refusing), access).nodes}
+    assert nodes["head1"].endswith("(clusterctl validate --online 'au rora')")
+    assert nodes["gpu01"].endswith("(is sshd running, and on this port?)")
+
+
+def test_ask_slurm__no_slurm_conf__is_said_in_words() -> None:
+    """As Slurm 24.11.5 prints it."""
+    said = "scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nscontrol: error: fetch_config"
+
+    class Session:
+        def run(self, *_: object, **__: object) -> tuple[int, str, str]:
+            return 1, "", said
+
+    assert status.ask_slurm(Session()).problem == "Slurm is not set up there: no slurm.conf"  # type: ignore[arg-type]
 
 
 @pytest.mark.proves("status", "It says whether the workers have the head's homes.")
