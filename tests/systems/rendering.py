@@ -3,7 +3,10 @@
 No node takes part. What tasks would have learned there is given, as modules return it.
 """
 
+import base64
+import functools
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +72,7 @@ VARIABLES: Mapping[str, Any] = {
     "enroot_caps_sha256": "c" * 64,
     "enroot_sha256": "e" * 64,
     "pyxis_source_sha256": "f" * 64,
+    "users_home_export": "nas.example:/home",
     "users_accounts": [
         {"name": "ada", "uid": 10001, "admin": True, "ssh_keys": ["ssh-ed25519 AAAA ada"]},
         {"name": "bob", "uid": 10002},
@@ -189,6 +193,16 @@ class Role:
                 if "node_state" in task:
                     yield file, self.arguments(task["node_state"] or {})
 
+    def content(self, item: Mapping[str, Any]) -> bytes | None:
+        """Return what node_state writes for one of its files; None where it writes no whole file."""
+        if item.get("state") == "absent" or "link" in item or "insert" in item:
+            return None
+        if "template" in item:
+            return self.render(self.path / "templates" / item["template"]).encode()
+        if "copy" in item:
+            return (self.path / "files" / str(item["copy"])).read_bytes()
+        return base64.b64decode(item["content_base64"]) if "content_base64" in item else str(item["content"]).encode()
+
 
 class Cluster:
     """A cluster's directory whose hosts are all of one system."""
@@ -306,3 +320,28 @@ def a_cluster(directory: Path, system: str) -> Cluster:
     (directory / "company.pem").write_text("-----BEGIN CERTIFICATE-----\n", encoding="utf-8")
     (directory / "inventory.yaml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
     return Cluster(directory / "inventory.yaml", system)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that a role writes on a host."""
+
+    host: str
+    role: str
+    path: str
+    content: bytes
+
+
+@functools.cache
+def files(system: str) -> list[File]:
+    """Return every whole file that the roles write on a head and a worker of a system."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = a_cluster(Path(folder), system)
+        for host in cluster.hosts:
+            for path in ROLES:
+                role = cluster.role(path.name, host)
+                items = [item for _, call in role.calls() for item in call.get("files", [])]
+                written = {item["dest"]: role.content(item) for item in items}
+                found += [File(host, path.name, dest, text) for dest, text in written.items() if text is not None]
+    return found

@@ -1,0 +1,240 @@
+"""Every file that the roles write, of every supported system, read by the program that reads it on the node.
+
+The programs are this machine's: systemd 252 or newer, sudo, nftables and OpenSSH. scripts/prepare installs nftables and
+unpacks sshd below .cache, where nothing starts it.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.labs import REPOSITORY
+from tests.systems.rendering import SYSTEMS, VARIABLES, File, files
+
+SSHD = REPOSITORY / ".cache/programs/usr/sbin/sshd"
+UNITS = "etc/systemd/system"
+# What the unit of a drop-in says, where lines have to fit. Sources: slurm: etc/*.service.in of SchedMD/slurm
+# and Debian's packages; docker, containerd: moby/moby contrib/init/systemd, containerd/containerd; nvidia-cdi-refresh:
+# NVIDIA/nvidia-container-toolkit deployments/systemd; dcgm-exporter: NVIDIA/dcgm-exporter packaging; persistenced:
+# NVIDIA/nvidia-persistenced init; exporters: Debian's and EPEL's packages.
+VENDORS = {
+    "containerd.service": "Type=notify\nExecStart=/usr/bin/containerd",
+    "docker.service": "Type=notify\nExecStart=/usr/bin/dockerd",
+    "node_exporter.service": "ExecStart=/usr/bin/node_exporter",
+    "nvidia-cdi-refresh.service": "Type=oneshot\nExecStart=/usr/bin/nvidia-ctk cdi generate",
+    "nvidia-dcgm-exporter.service": "ExecStart=/usr/bin/dcgm-exporter",
+    "nvidia-persistenced.service": "Type=forking\nExecStart=/usr/bin/nvidia-persistenced",
+    "polkit.service": "Type=dbus\nBusName=org.freedesktop.PolicyKit1\nExecStart=/usr/lib/polkit-1/polkitd",
+    "prometheus.service": "ExecStart=/usr/bin/prometheus",
+    "prometheus-node-exporter.service": "ExecStart=/usr/bin/prometheus-node-exporter",
+    "slurmctld.service": "Type=simple\nExecStart=/usr/sbin/slurmctld -D\nPIDFile=/run/slurmctld.pid",
+    "slurmd.service": "Type=simple\nExecStart=/usr/sbin/slurmd -D\nLimitMEMLOCK=infinity\nPIDFile=/run/slurmd.pid",
+    "slurmdbd.service": "Type=simple\nExecStart=/usr/sbin/slurmdbd -D\nPIDFile=/run/slurmdbd.pid",
+}
+SECTIONS = {"nvidia-cdi-refresh.path": "[Path]\nPathChanged=/usr/bin/nvidia-ctk", "user.slice": "[Slice]"}
+
+
+class RefusedError(AssertionError):
+    """A program refuses a file, with what it prints."""
+
+
+def run(*argv: str | Path, quiet: bool = True) -> None:
+    """Run a program that reads a file; without `quiet` it may print something of a file that is right."""
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=60)
+    if done.returncode or (quiet and done.stdout.strip()):
+        raise RefusedError(f"{argv[0]} ended with {done.returncode}: {done.stdout}")
+
+
+def as_root(*words: str) -> list[str]:
+    """Return the prefix of a command that needs root, which an ordinary user is in a namespace of its own."""
+    own = [] if os.getuid() == 0 else ["--map-root-user"]
+    return ["unshare", *own, *words] if own or words else []
+
+
+def put(root: Path, path: str, content: bytes) -> Path:
+    place = root / path.lstrip("/")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(content)
+    return place
+
+
+def check_users(root: Path, written: Iterable[File]) -> None:
+    """systemd-sysusers ends with 0 for a line it cannot use, so the users are looked up as well."""
+    for file in written:
+        put(root, file.path, file.content)
+        asked = [line.split()[:3] for line in file.content.decode().splitlines() if line and line[0] not in "#"]
+        run(*as_root(), "systemd-sysusers", f"--root={root}", quiet=False)
+        users = {line.split(":")[0]: line.split(":")[2:4] for line in lines(root / "etc/passwd")}
+        groups = {line.split(":")[0]: line.split(":")[2] for line in lines(root / "etc/group")}
+        for kind, name, *number in asked:
+            numbers = [one for one in number if one.isdigit()]
+            if name not in groups or (kind == "u" and name not in users):
+                raise RefusedError(f"{file.path}: {name} is not made")
+            if numbers and (groups[name] != numbers[0] or (kind == "u" and users[name] != numbers * 2)):
+                raise RefusedError(f"{file.path}: {name} has the number {groups[name]}, expected {numbers[0]}")
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def check_units(root: Path, written: Iterable[File]) -> None:
+    """Check the units and drop-ins with all programs that they start in place, as stubs."""
+    own = root / "usr/lib/systemd/system"
+    shutil.copytree("/usr/lib/systemd/system", own, symlinks=True, ignore=shutil.ignore_patterns("*.d", "*.wants"))
+    for name, text in SECTIONS.items():
+        put(own, name, f"{text}\n".encode())
+    for name, text in VENDORS.items():
+        put(own, name, f"[Service]\n{text}\n".encode())
+    names = set()
+    for file in written:
+        put(root, file.path, file.content)
+        name = file.path.removeprefix(f"/{UNITS}/").split("/")[0].removesuffix(".d")
+        names.add(name.replace("@.", "@1."))
+    for unit in root.rglob("*"):
+        if unit.is_file() and not unit.is_symlink() and "systemd" in unit.parts:
+            for program in re.findall(r"(?m)^Exec\w+=[-+!@:|]*(/\S+)", unit.read_text(encoding="utf-8")):
+                put(root, program, b"#!/bin/sh\n").chmod(0o755)
+    run("systemd-analyze", "verify", f"--root={root}", "--man=no", "--recursive-errors=no", *sorted(names))
+
+
+def check_each(program: Callable[[Path], object]) -> Callable[[Path, Iterable[File]], None]:
+    """Return a check that gives a program each file by itself."""
+
+    def check(root: Path, written: Iterable[File]) -> None:
+        for file in written:
+            program(put(root, file.path, file.content))
+
+    return check
+
+
+def check_sshd(root: Path, written: Iterable[File]) -> None:
+    """Check all parts together, as the systems' own file includes them, then each alone."""
+    # As root it asks for a user and a directory of its own, which this machine need not have.
+    prefix = ["unshare", "--user"] if os.getuid() == 0 else []
+    key = root / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True, timeout=60)
+    parts = [put(root, file.path, file.content) for file in written]
+    whole = put(root, "sshd_config", f"Include {root}/etc/ssh/sshd_config.d/*.conf\n".encode())
+    for file in [whole, *parts]:
+        run(*prefix, SSHD, "-t", "-f", file, "-h", key)
+
+
+def check_python(path: Path) -> None:
+    compile(path.read_bytes(), path, "exec")
+
+
+def check_shell(path: Path) -> None:
+    run("sh", "-n", path)
+
+
+def check_program(path: Path) -> None:
+    first = path.read_bytes().splitlines()[0]
+    (check_python if b"python" in first else check_shell)(path)
+
+
+def check_tmpfiles(root: Path, written: Iterable[File]) -> None:
+    """Make what they say, for users that are there."""
+    known = {"root": 0} | {user["name"]: user["uid"] for user in VARIABLES["users_accounts"]}
+    put(root, "etc/passwd", "".join(f"{name}:x:{uid}:{uid}::/:/bin/sh\n" for name, uid in known.items()).encode())
+    put(root, "etc/group", "".join(f"{name}:x:{gid}:\n" for name, gid in known.items()).encode())
+    for file in written:
+        put(root, file.path, file.content)
+        run(*as_root(), "systemd-tmpfiles", f"--root={root}", "--create")
+
+
+Check = Callable[[Path, Iterable[File]], None]
+CHECKS: dict[str, Check] = {
+    r"/etc/sysusers\.d/": check_users,
+    rf"/{UNITS}/": check_units,
+    r"/etc/sudoers\.d/": check_each(lambda path: run("visudo", "--check", "--file", path, quiet=False)),
+    r"/etc/clusterctl/firewall\.nft$": check_each(
+        lambda path: run(*as_root("--net"), "nft", "--check", "--file", path)
+    ),
+    r"/etc/ssh/sshd_config\.d/": check_sshd,
+    r"/etc/tmpfiles\.d/": check_tmpfiles,
+    r"/usr/local/(bin|sbin|libexec)/|/etc/slurm/gpu-prolog$": check_each(check_program),
+    r"/etc/profile\.d/|/etc/dhc|/etc/dkms/framework": check_each(check_shell),
+    r".*\.json$": check_each(lambda path: json.loads(path.read_bytes())),
+    r".*\.toml$|/etc/containers/": check_each(lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
+    r".*\.(yml|cfg)$": check_each(lambda path: yaml.safe_load(path.read_bytes())),
+}
+# Their programs come with packages that this machine has no need of. Labs and role scenarios start them: Debian alone.
+BY_LABS = re.compile(
+    r"/etc/(apt|dnf|yum\.repos\.d|chrony|dnsmasq|dbus-1|slurm|munge|mysql|my\.cnf\.d|pam\.d|security|openmpi|lmod|modulefiles)\b"
+    r"|/etc/(openmpi-\w+|prometheus/(tls|own-password)|enroot/enroot\.conf|dcgm-exporter/|nvidia-|ssh/authorized_keys\.d/)"
+    r"|/etc/(modprobe\.d|modules-load\.d|environment\.d|systemd/journald\.conf\.d)/"
+)
+# Values alone, or data of ours.
+VALUES = re.compile(
+    r"/etc/(hostname|hosts|locale\.conf|timezone|resolv\.conf|cron\.allow|at\.allow|default/\w+|sysconfig/\w+)$"
+    r"|/etc/(clusterctl/gpu-health\.key|pki/ca-trust/.*)$|/usr/local/share/ca-certificates/|/var/lib/clusterctl"
+)
+
+
+def checks_of(path: str) -> list[str]:
+    """Return the patterns of the checks that a file gets."""
+    return [pattern for pattern in CHECKS if re.match(pattern, path)]
+
+
+def test_file__of_every_system__has_its_program_or_a_reason() -> None:
+    paths = {file.path for system in SYSTEMS for file in files(system)}
+    assert len(paths) > 80
+    unlisted = [path for path in sorted(paths) if not (checks_of(path) or BY_LABS.match(path) or VALUES.match(path))]
+    assert unlisted == [], "give it a check, or a reason why it has none"
+
+
+def have(pattern: str) -> None:
+    """Skip where a check's program is missing, with the reason."""
+    needed = {r"/etc/sudoers\.d/": "visudo", r"/etc/clusterctl/firewall\.nft$": "nft", rf"/{UNITS}/": "systemd-analyze"}
+    name = needed.get(pattern, "sh")
+    if not shutil.which(name):
+        pytest.skip(f"{name} is not installed: scripts/prepare dev")
+    if "sshd" in pattern and not SSHD.exists():
+        pytest.skip(f"{SSHD} is missing: scripts/prepare dev")
+
+
+@pytest.mark.proves("systems", "Units, users, sudo, firewall and SSH files of every system pass their own programs.")
+@pytest.mark.parametrize("pattern", CHECKS)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_files__of_every_role__pass_their_own_program(system: str, pattern: str, tmp_path: Path) -> None:
+    have(pattern)
+    for host in ("head1", "gpu01"):
+        root = tmp_path / host
+        root.mkdir()
+        CHECKS[pattern](root, [one for one in files(system) if one.host == host and re.match(pattern, one.path)])
+
+
+@pytest.mark.parametrize("pattern", CHECKS)
+def test_check__by_pattern__has_a_file_of_a_role(pattern: str) -> None:
+    assert any(re.match(pattern, file.path) for system in SYSTEMS for file in files(system))
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "reported"),
+    [
+        # What the roles once wrote: the name of a group where its number is due.
+        ("/etc/sysusers.d/slurm.conf", 'u slurm 64030:64030 "Slurm" /var/lib/slurm\n', "slurm"),
+        (f"/{UNITS}/slurmd.service.d/clusterctl.conf", "[Service]\nLimitMEMLOK=infinity\n", "LimitMEMLOK"),
+        (f"/{UNITS}/slurmd.service.d/clusterctl.conf", "[Service]\nType=oneshot\nRestart=always\n", "Restart"),
+        (f"/{UNITS}/gpu-config.service", "[Service]\nExecStart=gpu-config --now\n", "gpu-config"),
+        ("/etc/sudoers.d/60-clusterctl", "ada ALL=(ALL:ALL) NOPASSWD ALL\n", "syntax error"),
+        ("/etc/clusterctl/firewall.nft", "table inet x {\n chain y {\n tcp dprt 22 accept\n }\n}\n", "dprt"),
+        ("/etc/ssh/sshd_config.d/00-clusterctl.conf", "PasswordAuthentication maybe\n", "maybe"),
+        ("/etc/tmpfiles.d/clusterctl-enroot.conf", "d relative 0755\n", "relative"),
+        ("/usr/local/sbin/slurm-conf-check", "#!/bin/sh\nif true; then\n", "end of file"),
+    ],
+)
+def test_check__of_a_wrong_line__fails(tmp_path: Path, path: str, content: str, reported: str) -> None:
+    (pattern,) = checks_of(path)
+    have(pattern)
+    with pytest.raises(RefusedError, match=reported):
+        CHECKS[pattern](tmp_path, [File("gpu01", "x", path, content.encode())])

@@ -1,0 +1,84 @@
+"""What Slurm's configuration and packages are on each supported system, where a lost line would break no other test."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.systems.rendering import SYSTEMS, a_cluster
+
+# Slurm's release by system is in roles/slurm_head/vars/main.yml; switch/nvidia_imex comes with 24.05.
+# https://slurm.schedmd.com/slurm.conf.html: MpiDefault, SwitchType, PropagateResourceLimitsExcept, EnforcePartLimits.
+IMEX = {"debian-13", "almalinux-10", "rhel-10"}
+HELD = {
+    "Debian": {"slurmctld", "slurmdbd", "slurm-client", "slurmd", "libpam-slurm-adopt", "libslurm-dev"},
+    "RedHat": {"slurm", "slurm-slurmctld", "slurm-slurmdbd", "slurm-slurmd", "slurm-pam_slurm", "slurm-devel"},
+}
+
+
+def options(text: str) -> dict[str, str]:
+    """Return the options of a slurm.conf that are on lines of their own."""
+    lines = (line.split("=", 1) for line in text.splitlines() if "=" in line and " " not in line)
+    return {line[0]: line[1] for line in lines}
+
+
+def slurm_conf(directory: Path, system: str, **known: Any) -> dict[str, str]:
+    role = a_cluster(directory, system).role("slurm_head", "head1", **known)
+    return options(role.render(role.path / "templates/slurm.conf.j2"))
+
+
+@pytest.mark.proves("slurm", "slurm.conf of each system has PMIx, limits at submission, and IMEX where asked for.")
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_slurm_conf__of_each_system__has_mpi_limits_and_imex(tmp_path: Path, system: str) -> None:
+    found = slurm_conf(tmp_path, system)
+    assert found["MpiDefault"] == "pmix"
+    assert found["EnforcePartLimits"] == "ANY"
+    assert found["PropagateResourceLimitsExcept"] == "MEMLOCK"
+    assert found.get("SwitchType") == ("switch/nvidia_imex" if system in IMEX else None)
+
+
+def test_slurm_conf__debian_testing__has_no_pmix(tmp_path: Path) -> None:
+    """Its Slurm is built without the plugin (bug 1149781)."""
+    facts = {"os_family": "Debian", "distribution": "Debian", "distribution_release": "forky"}
+    assert slurm_conf(tmp_path, "debian-13", ansible_facts=facts)["MpiDefault"] == "pmi2"
+
+
+def test_slurm_conf__no_imex_nodes__has_no_switch(tmp_path: Path) -> None:
+    cluster = a_cluster(tmp_path, "debian-13")
+    cluster.set("gpu01", nvidia_driver_imex_nodes=[])
+    role = cluster.role("slurm_head", "head1")
+    assert "SwitchType" not in options(role.render(role.path / "templates/slurm.conf.j2"))
+
+
+@pytest.mark.proves("packages", "An upgrade of the system does not move Slurm's packages: all are held.")
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_packages__of_slurm__are_held_on_every_node(tmp_path: Path, system: str) -> None:
+    cluster = a_cluster(tmp_path, system)
+    asked = [
+        package if isinstance(package, dict) else {"name": package}
+        for role, host in (
+            ("slurm_head", "head1"),
+            ("slurm_worker", "gpu01"),
+            ("slurm_logins", "gpu01"),
+            ("pyxis", "gpu01"),
+        )
+        for _, call in cluster.role(role, host).calls()
+        for package in call.get("packages", [])
+        if not isinstance(call["packages"], str)
+    ]
+    slurms = [one for one in asked if "slurm" in one["name"] and one.get("state") != "absent"]
+    assert {one["name"] for one in slurms} == HELD[SYSTEMS[system].family]
+    assert [one["name"] for one in slurms if not one.get("hold")] == []
+
+
+@pytest.mark.proves("jobs", "Jobs can lock memory: no file for slurmd lowers the limit of its unit.")
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_memlock__of_slurmd_and_shells__is_unlimited(tmp_path: Path, system: str) -> None:
+    """The units of SchedMD (etc/slurmd.service.in, which EPEL packages) and of Debian have LimitMEMLOCK=infinity."""
+    cluster = a_cluster(tmp_path, system)
+    role = cluster.role("slurm_worker", "gpu01")
+    assert "LimitMEMLOCK" not in role.render(role.path / "templates/slurmd.service.j2")
+    base = cluster.role("base", "gpu01")
+    limits = [line.split() for line in base.render(base.path / "templates/limits.conf.j2").splitlines()]
+    locked = {(line[0], line[1]): line[3] for line in limits if line[2:3] == ["memlock"]}
+    assert locked == dict.fromkeys([("*", "soft"), ("*", "hard"), ("root", "soft"), ("root", "hard")], "unlimited")
