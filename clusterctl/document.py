@@ -21,6 +21,7 @@ Scalar = str | int | float | bool | datetime.date | None
 
 MAX_NODES = 60_000  # under a second to read
 MAX_DEPTH = 20
+_TOO_DEEP = f"nested too deep, expected at most {MAX_DEPTH} levels"
 MAX_SHOWN = 10_000  # characters that are looked at for what a message must not show
 _MAX_NUMBER = 40  # characters; Python takes quadratic time for long ones, and refuses to print them
 
@@ -155,6 +156,8 @@ def _syntax(text: str, position: Position | None, error: yaml.MarkedYAMLError) -
     indent = line[: len(line) - len(line.lstrip())]
     if "\t" in indent:
         return Problem(position, "", "a tab in the indentation, expected spaces")
+    if "nesting depth" in (error.problem or ""):  # of PyYAML 6.0.4 and newer, whose scanner has a limit of its own
+        return Problem(position, "", _TOO_DEEP)
     parts = [shown(part) for part in (error.problem, error.context) if part]
     return Problem(position, "", f"not valid YAML: {', '.join(parts)}")
 
@@ -207,7 +210,7 @@ class _Builder:
         position = self.at(event)
         self.count += 1
         if depth > MAX_DEPTH:
-            raise _TooMuchError(position, f"nested too deep, expected at most {MAX_DEPTH} levels")
+            raise _TooMuchError(position, _TOO_DEEP)
         if self.count > MAX_NODES:
             raise _TooMuchError(position, f"too much in one file, expected at most {MAX_NODES} keys and values")
         if isinstance(event, yaml.AliasEvent):
