@@ -6,14 +6,14 @@ A check is a function that yields findings; the list of checks is at the end of 
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from clusterctl import advisories, contact, hardware, paths, pruning, route, secrets
+from clusterctl import advisories, contact, hardware, paths, pruning, route, secrets, slurm_defaults
 from clusterctl.contact import Answer, Facts, lead
 from clusterctl.errors import PreflightError
 from clusterctl.hardware import Hardware
@@ -118,6 +118,7 @@ def preflight(
             *_slurm_versions(inventory, known),
             *_slurm_offers(inventory, facts),
             *_confinement(inventory, known),
+            *_slurm_defaults(inventory, known),
             *_unpublished(inventory, known),
             *_advisories(inventory, facts),
             *(() if new_head is None else _lost_head(inventory, facts, records, new_head)),
@@ -457,6 +458,34 @@ def _confinement(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
             )
             hint = f"{hint}; or confine no job of the cluster so: slurm_head_confine: [{rest}]"
             yield Finding(worker.name, "confinement", found, hint)
+
+
+def _slurm_defaults(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:
+    """Report workers whose records are too far below the others' to count for the defaults that jobs get.
+
+    A default that the inventory sets follows no record.
+    """
+    head = inventory.head.variables
+    everywhere = {name.lower() for name in head.get("slurm_head_conf_extra", {})}
+    names = [host.name for host in inventory.in_group("slurm_workers") if host.name in known]
+    workers = {name: asdict(known[name]) for name in names}
+    little = dict(slurm_defaults.low_memory(workers))
+    found: dict[tuple[str, str], str] = {}
+    for partition in head.get("slurm_head_partitions", [{}]):
+        given = everywhere | {name.lower() for name in partition.get("options", {})}
+        members = {
+            name
+            for part in partition.get("nodes", ["slurm_workers"])
+            for name in (part, *(host.name for host in inventory.in_group(part)))
+        }
+        if not given & {"defmempercpu", "defmempernode"}:
+            found |= {(name, text): "DefMemPerCPU" for name, text in little.items() if name in members}
+        if head.get("slurm_head_gpu_share", True) and "defcpupergpu" not in given:
+            inside = {name: record for name, record in workers.items() if name in members}
+            found |= dict.fromkeys(slurm_defaults.few_cpus(inside), "DefCpuPerGPU")
+    for (name, text), option in found.items():
+        hint = f"set {option} for its partition in slurm_head_partitions, or correct {hardware.DIRECTORY}/{name}.json"
+        yield Finding(name, "slurm defaults", f"{text}: {option} does not follow it", hint, warning=True)
 
 
 def _unpublished(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:

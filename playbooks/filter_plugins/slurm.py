@@ -12,7 +12,8 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-Record = Mapping[str, Any]
+from clusterctl import slurm_defaults
+from clusterctl.slurm_defaults import Record, memory_per_cpu, real_memory, units
 
 
 def release(record: Record, table: Mapping[str, str], pin: str = "") -> str:
@@ -29,16 +30,6 @@ def release(record: Record, table: Mapping[str, str], pin: str = "") -> str:
     return next((table[key] for key in keys if key in table), "")
 
 
-def real_memory(record: Record) -> int:
-    """Return the memory (MB) that Slurm may give to jobs.
-
-    A node that reports less than its configuration says is ``invalid`` and takes no job, and the same node reports
-    a few MB less after a kernel update: 2 % and at least 512 MB stay outside, but never more than half.
-    """
-    total = int(record["memory_mb"])
-    return max(total - max(512, total // 50), total // 2)
-
-
 def node(record: Record) -> dict[str, Any]:
     """Return the hardware of a node as options of a ``NodeName`` line."""
     cpu = record["cpu"]
@@ -53,16 +44,6 @@ def node(record: Record) -> dict[str, Any]:
     if count := Counter(units(record)):
         options["Gres"] = ",".join(f"gpu:{kind}:{number}" for kind, number in sorted(count.items()))
     return options
-
-
-def units(record: Record) -> list[str]:
-    """Return the type of each GPU that a job can ask for: of one that MIG divides, its instances' profiles instead."""
-    return [kind for gpu in record["gpus"] for kind in ([gpu["type"]] if gpu["mig"] is None else gpu["mig"])]
-
-
-def memory_per_cpu(records: Iterable[Record]) -> int:
-    """Return the memory (MB) per CPU that every node can give to each of its CPUs: the fair default of a job."""
-    return min((real_memory(record) // record["cpu"]["cpus"] for record in records), default=0)
 
 
 def gpu_types(records: Iterable[Record]) -> list[str]:
@@ -164,18 +145,17 @@ def partition(records: Sequence[Record], given: Mapping[str, Any], default_time:
 
     With `share` a GPU counts as its share of a node: a job that says nothing of cores gets that many for each GPU, and
     pays for the largest of its shares (PriorityFlags=MAX_TRES), so that one core and all GPUs cost what all GPUs cost.
+    Records that are far from the others do not count for this (slurm_defaults.py).
     A default time above a partition's own limit is left out, for Slurm would refuse every job that names none.
     """
-    able = [(record, len(units(record))) for record in records if units(record)]
     known = {name.lower(): value for name, value in given.items()}
     limited = seconds(str(known.get("maxtime", ""))) < seconds(default_time)
     options: dict[str, Any] = {"DefaultTime": default_time} if default_time and not limited else {}
-    if share and able:
-        if cores := min(record["cpu"]["cpus"] // count for record, count in able):
+    if share and (found := slurm_defaults.share(records)):
+        cores, per_gpu, per_gb = found
+        if cores:
             options["DefCpuPerGPU"] = cores
-        cpus, gpus = sum(record["cpu"]["cpus"] for record, _ in able), sum(count for _, count in able)
-        memory_gb = sum(real_memory(record) for record, _ in able) / 1024
-        weights = {"CPU": 1.0, "Mem": cpus / memory_gb, "GRES/gpu": cpus / gpus}
+        weights = {"CPU": 1.0, "Mem": per_gb, "GRES/gpu": per_gpu}
         options["TRESBillingWeights"] = ",".join(
             f"{name}={weight:.3f}{'G' if name == 'Mem' else ''}" for name, weight in weights.items()
         )

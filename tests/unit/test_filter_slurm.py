@@ -67,6 +67,59 @@ def test_the_poorest_node_sets_the_memory_per_cpu() -> None:
     assert SLURM.memory_per_cpu([]) == 0
 
 
+def cpus(number: int) -> dict[str, int]:
+    return {"sockets": 1, "cores_per_socket": number, "threads_per_core": 1, "cpus": number}
+
+
+SLIM = {"memory_mb": 131_072, "cpu": cpus(64)}
+ODD = {
+    "preflight's least memory, 1024 CPUs": {"memory_mb": 512, "cpu": cpus(1024)},
+    "preflight's least memory": {"memory_mb": 512},
+    "1 MB": {"memory_mb": 1},
+    "most CPUs that a record takes": {"cpu": cpus(65_536)},
+    "most memory that a record takes": {"memory_mb": 1 << 28},
+    "one CPU with that memory": {"memory_mb": 1 << 28, "cpu": cpus(1)},
+    "4 GPUs on 3 cores": {"cpu": cpus(3)},
+    "4 GPUs on 1 core": {"cpu": cpus(1)},
+    "64 GPUs on 64 CPUs": {"cpu": cpus(64), "gpus": [gpu(index) for index in range(64)]},
+    "one GPU in 7,200 parts": {"gpus": [gpu(0, mig=["1g.5gb"] * 7200)]},
+}
+
+
+@pytest.mark.proves("jobs", "One odd worker's record changes no other worker's defaults for jobs.")
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize(
+    "others", [[record()], [record()] * 10, [record(), record(**SLIM)] * 2], ids=["1", "10", "2+2"]
+)
+def test_defaults__with_an_odd_record__are_those_of_the_others(others: list[dict[str, Any]], odd: str) -> None:
+    if len(others) == 1 and odd == "64 GPUs on 64 CPUs":
+        pytest.skip("of two workers with 32 CPUs and with 1 CPU per GPU either may be the odd one")
+    for place in (0, len(others)):
+        with_it = [*others[:place], record(**ODD[odd]), *others[place:]]
+        assert SLURM.memory_per_cpu(iter(with_it)) == SLURM.memory_per_cpu(others)
+        assert SLURM.partition(iter(with_it), {}, "", True) == SLURM.partition(others, {}, "", True)
+
+
+@pytest.mark.parametrize("memory_mb", [1, 512, 2000])
+def test_memory_per_cpu__whatever_the_records_say__is_never_0(memory_mb: int) -> None:
+    """Slurm takes DefMemPerCPU=0 for no limit."""
+    assert SLURM.memory_per_cpu([record(memory_mb=memory_mb, cpu=cpus(4096))]) == 1
+    assert SLURM.node(record(memory_mb=memory_mb))["RealMemory"] >= 1
+
+
+def test_partition__fewer_cores_than_gpus__counts_where_no_worker_has_more() -> None:
+    usual, few = record(cpu=cpus(16)), record(cpu=cpus(3))
+    assert SLURM.partition([usual, few, usual], {}, "", True)["DefCpuPerGPU"] == 4
+    assert "DefCpuPerGPU" not in SLURM.partition([few, few], {}, "", True)
+
+
+def test_defaults__nodes_within_a_factor_of_eight__all_count() -> None:
+    """Of two that are further apart none is the odd one: the lower one sets the default."""
+    assert SLURM.memory_per_cpu([record(), record(memory_mb=65_000)]) == (65_000 - 1300) // 128
+    assert SLURM.memory_per_cpu([record(), record(memory_mb=40_000)]) == (40_000 - 800) // 128
+    assert SLURM.memory_per_cpu([record(), record(), record(memory_mb=60_000)]) == 504_700 // 128
+
+
 @pytest.mark.parametrize(
     ("names", "folded"),
     [
