@@ -177,7 +177,6 @@ _variants: tuple[tuple[str, str | bytes, str], ...] = (
     ("alias of itself", "all: &x {vars: §*x}", "got an alias (*x)"),
     ("merge key", "all: {§<<: {}}", "got <<, which YAML cannot read"),
     ("too many values", "all: [" + "1," * 59_997 + "§1," * 1 + "1," * 400_000, "too much in one file"),
-    ("deeper than PyYAML reads", "[" * 100_000, "nested too deep, expected at most 20 levels"),
     ("deep mapping", "{a: " * 20 + "{§a: " + "{a: " * 100_000, "nested too deep"),
     ("huge number", "ansible_port: §" + "9" * 5000, "which YAML cannot read"),
     ("huge octal number", "ansible_port: §0" + "7" * 9999, "which YAML cannot read"),

@@ -7,7 +7,7 @@ import pytest
 from ansible.plugins.inventory import detect_range, expand_hostname_range
 
 from clusterctl import document, hostrange, inventory, paths, reading, schema
-from clusterctl.errors import InputError
+from clusterctl.errors import InputError, Problem
 from clusterctl.schema import Schema
 
 from . import small_content
@@ -239,3 +239,10 @@ def test_the_examples_hold(example: Path) -> None:
     cluster = inventory.load(example)
     assert len(cluster.hosts) == 3
     assert cluster.variables["users_accounts"]
+
+
+def test_document__deeper_than_pyyaml_reads__says_how_deep_it_may_be() -> None:
+    """From 6.0.4 on PyYAML's scanner has a limit of its own, which it meets before it gives out the first level."""
+    problems: list[Problem] = []
+    assert document.parse("[" * 100_000, Path("inventory.yaml"), problems.append) is None
+    assert [problem.message for problem in problems] == ["nested too deep, expected at most 20 levels"]
