@@ -24,6 +24,7 @@ def check(reading: Reading) -> None:
     _files(reading)
     _time_zones(reading)
     _slurm_options(reading)
+    _slurm_source(reading)
     _accounts(reading)
     if reading.understood:
         _schedulers(reading)
@@ -179,6 +180,21 @@ def _slurm_options(reading: Reading) -> None:
                         near = schema.did_you_mean(key, names)
                         message = f'no option of Slurm, got "{shown(key)}"'
                         reading.refuse(key.position, f"{variable}.{shown(key)}", message, near)
+
+
+def _slurm_source(reading: Reading) -> None:
+    """Refuse another source of Slurm without its release: which options and nodes fit follows from that."""
+    refused = set()
+    for host in reading.hosts.values():
+        source, repository = host.merged.get("slurm_head_source"), host.merged.get("slurm_head_repository")
+        foreign = source if source is not None and source.value != "distribution" else repository
+        version = host.merged.get("slurm_head_version")
+        if foreign is None or not foreign.value or (version is not None and version.value) or id(foreign) in refused:
+            continue
+        refused.add(id(foreign))  # one is often shared by many hosts
+        name = "slurm_head_source" if foreign is source else "slurm_head_repository"
+        hint = 'for all hosts, such as slurm_head_version: "25.11.*"'
+        reading.refuse(foreign.position, name, "needs slurm_head_version, the release that it has", hint)
 
 
 def _accounts(reading: Reading) -> None:

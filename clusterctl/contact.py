@@ -57,10 +57,14 @@ class Network:
 
 @dataclass(frozen=True)
 class SlurmPackages:
-    """Versions of Slurm's daemons and munge that are installed, and of slurmd on offer, first what would be taken."""
+    """Versions of Slurm's daemons and munge that are installed, and of slurmd on offer, first what would be taken.
 
-    installed: Annotated[Mapping[str, str], mapping(text(), text(), 4)]
+    `user` is the number of the user slurm; None: there is none.
+    """
+
+    installed: Annotated[Mapping[str, str], mapping(text(), text(), 16)]
     offered: Annotated[tuple[str, ...], sequence(text(), probe.MAX_OFFERED)]
+    user: Annotated[int | None, optional(number(0, 1 << 32))]
 
 
 @dataclass(frozen=True)

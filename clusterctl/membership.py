@@ -232,7 +232,8 @@ def learns_by_restart(after: Inventory) -> bool:
     if not path.exists():
         return False
     table = yaml.safe_load((paths.content() / "roles/slurm_head/vars/main.yml").read_text())
-    release = slurm_version(table["__slurm_head_distribution_versions"], hardware.load(path))
+    pin = str(after.head.variables.get("slurm_head_version", ""))
+    release = slurm_version(table["__slurm_head_distribution_versions"], hardware.load(path), pin)
     return release is not None and release < "23.11"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from clusterctl import advisories, contact, hardware, paths, pruning, route, secrets, slurm_defaults
+from clusterctl import advisories, contact, hardware, paths, pruning, route, secrets, slurm_defaults, slurm_source
 from clusterctl.contact import Answer, Facts, lead
 from clusterctl.errors import PreflightError
 from clusterctl.hardware import Hardware
@@ -100,9 +100,12 @@ def preflight(
     label = secrets.label(inventory.directory) if (inventory.directory / secrets.FILE).exists() else ""
     asked = inventory.hosts if hosts is None else hosts
     before = refused or {}
-    answers = each(
-        asked, lambda host: contact.ask(host, access, {"network": network_options(host)}, before.get(host.name))
-    )
+
+    def ask(host: Host) -> Answer:
+        options = {"network": network_options(host), "slurm": slurm_options(inventory, host)}
+        return contact.ask(host, access, options, before.get(host.name))
+
+    answers = each(asked, ask)
     findings = [finding for host in asked for finding in judge(host, answers[host.name], label, adopt)]
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
     findings += _clocks(facts, inventory.head.name, records)
@@ -117,6 +120,7 @@ def preflight(
             *_host_keys(inventory, access.known_hosts),
             *_slurm_versions(inventory, known),
             *_slurm_offers(inventory, facts),
+            *_slurm_sources(inventory, facts),
             *_confinement(inventory, known),
             *_slurm_defaults(inventory, known),
             *_unpublished(inventory, known),
@@ -402,11 +406,13 @@ def _slurm_offers(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[
     _, oldest = slurm_tables()
     for head, worker in product(inventory.in_group("slurm_head"), inventory.in_group("slurm_workers")):
         here, there = (facts[host.name].node.slurm_packages if host.name in facts else None for host in (head, worker))
-        has = here.installed.get("slurmctld") if here else None
+        controllers = slurm_source.every(inventory, "controller")
+        workers = slurm_source.every(inventory, "worker")
+        has = next((here.installed[name] for name in controllers if name in here.installed), None) if here else None
         if (
             not has
             or not there
-            or "slurmd" in there.installed
+            or not there.installed.keys().isdisjoint(workers)
             or not there.offered
             or worker.variables.get("slurm_head_version")
         ):
@@ -428,6 +434,35 @@ def _slurm_offers(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[
         elif upstream(comes) != upstream(has):
             found = f"its package sources bring {comes}, while {head.name} has {has}"
             yield Finding(worker.name, "slurm version", found, "the two go together", warning=True)
+
+
+def slurm_options(inventory: Inventory, host: Host) -> dict[str, list[str]]:
+    """Return what the probe is to look for of Slurm's packages (probe.slurm_packages); nothing on other hosts."""
+    if not {"slurm_head", "slurm_workers"} & set(host.groups):
+        return {}
+    daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
+    return {"daemons": daemons, "worker": slurm_source.names(inventory, host, "worker")}
+
+
+def _slurm_sources(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Refuse packages of another source than the inventory's, and a user slurm of another number.
+
+    Both kinds of packages conflict. Munge's credentials carry UIDs, and Slurm's daemons take that of SlurmUser alone
+    (https://slurm.schedmd.com/quickstart_admin.html).
+    """
+    for host in (host for host in inventory.hosts if host.name in facts):
+        found = facts[host.name].node.slurm_packages
+        if not found:
+            continue
+        own = {name for part in slurm_source.DAEMONS for name in slurm_source.names(inventory, host, part)}
+        if others := sorted(found.installed.keys() - own - {"munge"}):
+            source = slurm_source.given(inventory, host, "slurm_head_source", "distribution")
+            hint = "uninstall them, or correct slurm_head_source"
+            yield Finding(host.name, "slurm source", f"has {', '.join(others)}, which are not from {source}", hint)
+        number = slurm_source.given(inventory, host, "slurm_head_user_id", slurm_source.USER_ID)
+        if found.user not in (None, number):
+            hint = f"if all nodes have it: slurm_head_user_id: {found.user}; else remove the user"
+            yield Finding(host.name, "slurm user", f"the user slurm has the number {found.user}, not {number}", hint)
 
 
 def _confinement(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:
@@ -497,13 +532,18 @@ def _unpublished(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
     ]
     for entry in declared:
         for host in inventory.in_group(entry["group"]):
-            variable, _, key = entry["unless"].partition(".")
-            given = host.variables.get(variable)
-            if key and isinstance(given, Mapping):
-                given = given.get(key)
+            names = [entry["unless"]] if isinstance(entry["unless"], str) else entry["unless"]
+            given = any(_is_given(host, name) for name in names)
             if host.name in known and not given and _of_system({entry["system"]: "it"}, known[host.name]):
-                hint = f"leave {host.name} out of {entry['group']}, or say where it is: {entry['unless']}"
+                hint = f"leave {host.name} out of {entry['group']}, or say where it is: {' or '.join(names)}"
                 yield Finding(host.name, entry["group"], entry["lacks"], hint)
+
+
+def _is_given(host: Host, name: str) -> bool:
+    """Return whether the inventory sets a variable of a host, or with `variable.key` a key of it."""
+    variable, _, key = name.partition(".")
+    value = host.variables.get(variable)
+    return bool(value.get(key) if key and isinstance(value, Mapping) else value)
 
 
 _DRIVER_PIN = "nvidia_driver_version"

@@ -14,6 +14,7 @@ import glob
 import json
 import os
 import platform
+import pwd
 import re
 import shutil
 import socket
@@ -647,19 +648,27 @@ def slurm(root: str = "") -> List[str]:
     return found
 
 
-def slurm_packages() -> Facts:
-    """Return the versions of Slurm's daemons and munge that are installed, and those of slurmd on offer.
+def slurm_packages(options: Facts) -> Facts:
+    """Return the versions of Slurm's daemons and munge that are installed, those of slurmd on offer, and slurm's UID.
 
-    What an installation would bring comes first. Only apt tells that from the index that it has.
+    `options` has the `daemons` of all sources, and the names that the `worker` of this node's source has. What an
+    installation would bring comes first. Only apt reads that from the index that it has.
     """
-    told = output("apt-cache", "policy", "slurmctld", "slurmd", "munge") if shutil.which("apt-cache") else ""
-    tables = dict(re.findall(r"(?m)^(slurm\w+|munge):\n((?: .*\n)+)", told))
+    asked = [*options["daemons"], "munge"]
+    policy = output("apt-cache", "policy", *asked) if shutil.which("apt-cache") else ""
+    tables = dict(re.findall(r"(?m)^([a-z0-9][a-z0-9+.-]*):\n((?: .*\n)+)", policy))
     installed = {name: re.search(r"(?m)^  Installed: (\d\S*)", table) for name, table in tables.items()}
-    table = tables.get("slurmd", "") if re.search(r"(?m)^  Candidate: \d", tables.get("slurmd", "")) else ""
+    workers = [tables[name] for name in options["worker"] if name in tables]
+    table = next((one for one in workers if re.search(r"(?m)^  Candidate: \d", one)), "")
     offered = re.findall(r"(?m)^(?:  Candidate:| \*\*\*|    ) (\d\S*)(?: -?\d+)?$", table)
+    try:
+        user = pwd.getpwnam("slurm").pw_uid  # type: Optional[int]
+    except KeyError:
+        user = None
     return {
-        "installed": {name: found.group(1) for name, found in installed.items() if found},
+        "installed": {name: found.group(1) for name, found in installed.items() if found and name in asked},
         "offered": list(dict.fromkeys(offered))[:MAX_OFFERED],
+        "user": user,
     }
 
 
@@ -736,7 +745,7 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "before": before(),
         "slurm": slurm(),
         "security_updates": security_updates(),
-        "slurm_packages": slurm_packages() if options.get("network") is not None else None,
+        "slurm_packages": slurm_packages(options["slurm"]) if options.get("slurm") else None,
         "jobs": jobs(),
         "firewall": firewall(),
         "services": services(options.get("services") or []),

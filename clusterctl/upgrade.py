@@ -5,11 +5,11 @@ A rehearsal in Ansible's check mode finds what would move, and on which nodes; t
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl import backup, converge, hardware, home, plan, schema
+from clusterctl import backup, converge, hardware, home, plan, schema, slurm_source
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, PreflightError, Problem, WorkersFailed
 from clusterctl.outcome import Ledger, fold
@@ -21,7 +21,6 @@ from clusterctl.slurm import DRAIN, Head, Job
 from clusterctl.untrusted import printable
 
 REBOOT = "reboot"
-_DAEMON = re.compile("(slurm-)?slurm(ctld|d)")
 _NONE_OF_THEIR_OWN = ("containers", "packages", "verify")
 
 
@@ -194,9 +193,10 @@ def _require_window(site: Site, found: Plan, ledger: Ledger) -> None:
     from clusterctl.preflight import Finding, slurm_tables
 
     _, oldest = slurm_tables()
-    moves = list(_slurm_moves(found))
+    daemons = {name for part in slurm_source.DAEMONS for name in slurm_source.every(site.inventory, part)}
+    moves = list(_slurm_moves(found, daemons))
     moved = {host for host, *_ in moves}
-    moves += [(host, is_at, is_at) for host, is_at in _slurm_here(ledger) if moved and host not in moved]
+    moves += [(host, is_at, is_at) for host, is_at in _slurm_here(ledger, daemons) if moved and host not in moved]
     head = site.inventory.head.name
     new = next((release for host, release, _ in moves if host == head), None)
     findings = []
@@ -211,18 +211,18 @@ def _require_window(site: Site, found: Plan, ledger: Ledger) -> None:
         raise PreflightError(findings)
 
 
-def _slurm_moves(found: Plan) -> Iterator[tuple[str, str, str]]:
+def _slurm_moves(found: Plan, daemons: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """Yield host, new and old release of each Slurm daemon that would move."""
     for (_, kind, name, what), hosts in found.changes.items():
         moved = re.match(r"version (?:\d+:)?(\d+\.\d+)\S*, was (?:\d+:)?(\d+\.\d+)", what)
-        if kind == "package" and _DAEMON.fullmatch(name) and moved:
+        if kind == "package" and name in daemons and moved:
             yield from ((host, moved[1], moved[2]) for host in hosts)
 
 
-def _slurm_here(ledger: Ledger) -> Iterator[tuple[str, str]]:
+def _slurm_here(ledger: Ledger, daemons: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield host and release of each Slurm daemon that a rehearsal has found installed."""
     for packages in ledger.installed.values():
         for name, hosts in packages.items():
-            for host, version in hosts.items() if _DAEMON.fullmatch(name) else ():
+            for host, version in hosts.items() if name in daemons else ():
                 if found := re.match(r"(?:\d+:)?(\d+\.\d+)", version):
                     yield host, found[1]

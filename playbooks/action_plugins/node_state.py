@@ -162,7 +162,7 @@ def directory(given: object) -> Data:
 
 def repository(given: object) -> Data:
     """One of `repositories`: its files for either package manager, the key before what refers to it."""
-    optional = ("suites", "components", "architectures", "signed")
+    optional = ("suites", "components", "architectures", "signed", "priority")
     item = take("repository", given, ["name", "url", "key", "fingerprint"], optional)
     name, url, key = named("repository", item["name"]), str(item["url"]), str(item["key"])
     fingerprint = "".join(str(item["fingerprint"]).split()).upper()
@@ -179,8 +179,12 @@ def repository(given: object) -> Data:
     fields.update({"Architectures": lists["architectures"], "Signed-By": [apt_key]})
     deb822 = f"# Key: {key} {fingerprint}\n"
     deb822 += "".join(f"{field}: {' '.join(value)}\n" for field, value in fields.items() if value)
+    priority = item.get("priority", 99)
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 1 <= priority <= 99:
+        raise ArgumentError(f"repository {name}: priority is {priority!r}, expected a number from 1 to 99")
     check = "gpgcheck=1" if signed == "packages" else "gpgcheck=0\nrepo_gpgcheck=1"
     repo = f"[{name}]\nname={name}\nbaseurl={url}\n{check}\ngpgkey=file://{rpm_key}\nskip_if_unavailable=0\n"
+    repo += f"priority={priority}\n" if "priority" in item else ""
     pinned = {"url": key, "fingerprint": fingerprint}
     sources = f"/etc/apt/sources.list.d/{name}.sources"
     return {

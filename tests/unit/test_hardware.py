@@ -609,21 +609,40 @@ slurmd:
 
 @pytest.mark.proves("preflight", "The Slurm versions that apt offers are read, the candidate first.")
 @pytest.mark.parametrize(
-    ("said", "installed", "offered"),
+    ("said", "worker", "installed", "offered"),
     [
-        ("", {}, []),  # no index
-        ("slurmd:\n  Installed: (none)\n  Candidate: (none)\n  Version table:\n", {}, []),
-        (POLICY.format("(none)"), {}, ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"]),
-        ("munge:\n  Installed: 0.5.16-1\n  Candidate: 0.5.16-1\n  Version table:\n", {"munge": "0.5.16-1"}, []),
-        (POLICY.format("24.11.5-4"), {"slurmctld": "24.11.5-4"}, ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"]),
+        ("", ["slurmd"], {}, []),  # no index
+        ("slurmd:\n  Installed: (none)\n  Candidate: (none)\n  Version table:\n", ["slurmd"], {}, []),
+        (POLICY.format("(none)"), ["slurmd"], {}, ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"]),
+        (POLICY.format("(none)"), ["slurm-smd-slurmd"], {}, []),
+        (
+            POLICY.format("24.11.5-4").replace("slurm", "slurm-smd-slurm"),
+            ["slurm-smd-slurmd", "slurm-slurmd"],
+            {"slurm-smd-slurmctld": "24.11.5-4"},
+            ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"],
+        ),
+        (
+            "munge:\n  Installed: 0.5.16-1\n  Candidate: 0.5.16-1\n  Version table:\n",
+            ["slurmd"],
+            {"munge": "0.5.16-1"},
+            [],
+        ),
+        (
+            POLICY.format("24.11.5-4"),
+            ["slurmd"],
+            {"slurmctld": "24.11.5-4"},
+            ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"],
+        ),
     ],
 )
 def test_what_apt_would_bring_of_slurm_comes_first(
-    monkeypatch: pytest.MonkeyPatch, said: str, installed: dict[str, str], offered: list[str]
+    monkeypatch: pytest.MonkeyPatch, said: str, worker: list[str], installed: dict[str, str], offered: list[str]
 ) -> None:
     monkeypatch.setattr(probe, "output", lambda *_: said)
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/apt-cache")
-    assert probe.slurm_packages() == {"installed": installed, "offered": offered}
+    monkeypatch.setattr(probe.pwd, "getpwnam", lambda _: (_ for _ in ()).throw(KeyError()))
+    asked = {"daemons": ["slurmctld", "slurmd", "slurm-smd-slurmctld", "slurm-smd-slurmd"], "worker": worker}
+    assert probe.slurm_packages(asked) == {"installed": installed, "offered": offered, "user": None}
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,18 @@ def test_a_source_whose_metadata_is_signed_says_so_to_dnf() -> None:
     assert "gpgcheck=0\nrepo_gpgcheck=1\ngpgkey=" in text(found["Dnf"][1])
 
 
+def test_source__with_a_priority__says_so_to_dnf() -> None:
+    """As dnf.conf(5) has it: a lower number wins, and 99 is the default."""
+    source = {"name": "n", "url": "https://x", **KEY}
+    found = normalise(repositories=[{**source, "priority": 10}])["repositories"][0]
+    assert text(found["Dnf"][1]).endswith("\npriority=10\n")
+    assert "priority" not in text(found["Apt"][1])
+    assert "priority" not in text(normalise(repositories=[source])["repositories"][0]["Dnf"][1])
+    for wrong in (0, 100, "10", True):
+        with pytest.raises(action.ArgumentError, match="expected a number from 1 to 99"):
+            normalise(repositories=[{**source, "priority": wrong}])
+
+
 def test_a_flat_source_has_no_components() -> None:
     found = normalise(repositories=[{"name": "n", "url": "https://x", **KEY}])["repositories"][0]
     assert "Suites: ./\nSigned-By:" in text(found["Apt"][1])

@@ -410,6 +410,7 @@ def test_confinement__worker_lacks_a_controller__is_refused(
         (("rocky", "10.1", "RedHat"), "gpu_metrics", {}, "no exporter of DCGM for RHEL 10"),
         (("rocky", "10.1", "RedHat"), "monitoring", {}, "EPEL 10 has no Prometheus"),
         (("rocky", "10.1", "RedHat"), "monitoring", {"prometheus_package": "prometheus"}, ""),
+        (("rocky", "10.1", "RedHat"), "monitoring", {"prometheus_release": {"version": "3.5.0"}}, ""),
         (("rocky", "9.6", "RedHat"), "monitoring", {}, ""),
     ],
 )
