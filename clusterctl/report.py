@@ -66,6 +66,10 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "the node cannot resolve names: see its /etc/resolv.conf and cluster_nameservers",
     ),
     (
+        r"apptainer.*(fetch|download|apt-helper|timed out|http error)|(fetch|download|apt-helper).*apptainer",
+        "where the node does not reach the package, set apptainer_package_url, or take the host out of the group apptainer",
+    ),
+    (
         r"failed to fetch|unable to fetch|error downloading|cannot download|status code: [45]|http error [45]",
         "the package source does not answer as it should: see cluster_package_mirrors and cluster_http_proxy",
     ),
@@ -95,7 +99,8 @@ def addresses(inventory: Inventory, given: Path) -> list[tuple[str, str, str]]:
         address = str(host.variables.get("cluster_address", host.address))
         record = hardware.path_of(inventory.directory, host.name)
         # Debian's package has the older pages alone, and under their own name.
-        page = "classic/targets" if record.exists() and hardware.load(record).os.family == "Debian" else "targets"
+        packaged = record.exists() and not host.variables.get("prometheus_release")
+        page = "classic/targets" if packaged and hardware.load(record).os.family == "Debian" else "targets"
         url = f"https://{address}:{host.variables.get('prometheus_port', 9090)}/{page}"
         found.append(("Prometheus", url, f"user {host.variables.get('prometheus_user', 'admin')}, password: {command}"))
     return found
@@ -197,7 +202,9 @@ class Shape:
 
     def show(self, screen: Screen, path: Path, online: bool) -> None:
         hosts, page = len(self.inventory.hosts), Page(screen)
-        screen.say((self.inventory.cluster_name, "bold"), f": {plural(hosts, 'host')}, the inventory is good.")
+        lost = len(self.unresolved)
+        but = f", but {plural(lost, 'host')} {'has' if lost == 1 else 'have'} no address" if lost else ""
+        screen.say((self.inventory.cluster_name, "bold"), f": {plural(hosts, 'host')}, the inventory is good{but}.")
         for group, names in self.inventory.groups.items():
             if group != "all":
                 page.field(group, fold(names))
