@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from tests.cluster import sid
-from tests.cluster.lab import TestLab, fresh
+from tests.cluster.lab import ALICES, TestLab, fresh
 from tests.faults.injury import gateway
 from tests.faults.repository import Registry, registry, repository
 
@@ -125,5 +125,7 @@ def configure(lab: TestLab, url: str, sha256: Mapping[str, str], mirror: Registr
         "slurm_head_health_interval": INTERVAL,
     }
     text = re.sub(r"(?m)^    cluster_no_proxy: .*\n", "", text)
+    assert ALICES in text
+    text = text.replace(ALICES, f"{ALICES}      - {{name: bob, uid: 5002}}\n")
     lab.inventory.write_text(text + "".join(f"    {group}: {{{of}}}\n" for group, of in GROUPS.items()))
     lab.declare(*(f"{name}: {json.dumps(value)}" for name, value in variables.items()))

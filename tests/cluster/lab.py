@@ -19,6 +19,8 @@ from tests.programs import call, described, output_of, tail
 
 HERE = Path(__file__).resolve().parent
 ALICE = ("sudo", "--login", "--user", "alice")
+ALICES = "      - {name: alice, uid: 5001}\n"
+"""The line of a lab's inventory that lists her."""
 CALL_LIMIT = 600.0  # seconds for one command of clusterctl or podman: seven times a bootstrap on a quiet machine
 SSH_LIMIT = 300.0  # seconds for one command on a node
 ALERTS_LIMIT = 180.0  # seconds in which alerts about a fault that was repaired must end

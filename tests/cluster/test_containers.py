@@ -77,19 +77,20 @@ def test_podman_in_a_job_sees_exactly_the_jobs_gpus(cluster: TestLab) -> None:
     assert len([line for line in inside if line.startswith("nvidia")]) == 2
 
 
-@pytest.mark.proves("containers", "Containers of two jobs share no GPU.")
-def test_two_jobs_containers_share_no_gpu(cluster: TestLab) -> None:
+@pytest.mark.proves("containers", "Containers of two users' jobs share no GPU.")
+def test_two_users_containers_share_no_gpu(cluster: TestLab) -> None:
     """Both jobs are on one node, and each keeps its GPU until the other has shown its own."""
-    image, meeting = cluster.image, f"meeting-{uuid.uuid4().hex}"
+    image, meeting = cluster.image, f"/var/tmp/meeting-{uuid.uuid4().hex}"
+    cluster.root("gpu01", f"mkdir --mode=1777 {meeting}")
     script = f"""
-    mkdir -p ~/{meeting}
     podman pull --quiet {image} > /dev/null; podman run --rm $(job-gpus) {image} sh -c "{SEEN}"
-    touch ~/{meeting}/$SLURM_JOB_ID
-    until [ "$(ls ~/{meeting} | wc -l)" = 2 ]; do sleep 0.2; done
+    touch {meeting}/$SLURM_JOB_ID
+    until [ "$(ls {meeting} | wc -l)" = 2 ]; do sleep 0.2; done
     """
     options = ("--gres=gpu:1", "--nodelist=gpu01", "--mem=500M")
-    argv = cluster.ssh_argv("head1", *ALICE, "srun", *options, "sh", "-eu", "-s")
-    both = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    users = (ALICE, (*ALICE[:-1], "bob"))
+    argvs = [cluster.ssh_argv("head1", *user, "srun", *options, "sh", "-eu", "-s") for user in users]
+    both = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for argv in argvs]
     try:
         for process in both:
             assert process.stdin

@@ -4,12 +4,11 @@ import re
 
 import pytest
 
-from tests.cluster.lab import TestLab, clusterctl
+from tests.cluster.lab import ALICES, TestLab, clusterctl
 from tests.cluster.members import states
 from tests.faults.injury import in_service, wait_until
 
 DIRECTORIES = "/var/lib/slurm/job_directories/gpu01"  # each job's own below its number
-ALICES = "      - {name: alice, uid: 5001}\n"
 OTHERS = "      - {name: bob, uid: 5002}\n      - {name: carol, uid: 5003, admin: true}\n"
 MAY, MAY_NOT = "No such device or address", "Operation not permitted"  # what reading a simulated GPU says
 
@@ -178,3 +177,31 @@ def test_root_of_a_worker__in_an_administrators_name__is_root_nowhere_else(two: 
     told = two.root("gpu01", as_carol.format("scontrol update nodename=gpu02 state=down reason=mine"))
     assert "Invalid user id" in told or "Access/permission denied" in told
     assert in_service(two)["gpu02"] == "idle"
+
+
+BOB = "      - {name: bob, uid: 5002}\n"
+HIS = """sbatch --parsable --chdir=/ --output=none --nodelist=gpu01 --mem=50M --wrap '
+until [ -e /var/tmp/left ]; do sleep 1; done'"""
+
+
+@pytest.mark.proves("jobs", "A running job of a user who left completes; its accounting record stays.")
+@pytest.mark.proves("jobs", "A user with `state: absent` is in no node's accounts; without jobs in Slurm's neither.")
+def test_user__who_leaves_while_a_job_runs__leaves_slurm_after_it(two: TestLab) -> None:
+    """Last, for the others need bob. Slurm refuses to forget a user whose job runs, which the run reports."""
+    number = user(two, "bob", HIS).strip()
+    wait_until(lambda: states(two, number) == ["RUNNING"])
+    text = two.inventory.read_text()
+    assert BOB in text
+    two.inventory.write_text(text.replace(BOB, BOB.replace("}", ", state: absent}")))
+    notes = [note["note"] for note in two.run("bootstrap")["notes"]]
+    assert [note for note in notes if "bob" in note], notes
+    for node in two.nodes:
+        assert two.root(node, "getent passwd bob || true; ls -d /home/bob") == "/home/bob\n", node
+    assert states(two, number) == ["RUNNING"]
+    two.root("gpu01", "touch /var/tmp/left")
+    wait_until(lambda: states(two, number) == ["COMPLETED"])
+    two.run("bootstrap", "--limit", "head1")
+    known = two.root("head1", "sacctmgr --noheader --parsable2 show user format=user").split()
+    assert "alice" in known
+    assert "bob" not in known
+    assert states(two, number) == ["COMPLETED"]
