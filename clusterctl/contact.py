@@ -71,6 +71,7 @@ class SlurmPackages:
 class Node:
     """What changes by itself and is not recorded; sizes in MiB, services by name with systemd's ActiveState.
 
+    `pci_gpus` has the device ids of NVIDIA's GPUs on the bus. `key_enrolled` is whether the firmware knows dkms's key.
     `security_updates` is how many seconds ago the node's own last succeeded, or were set up; None: it has none. `homes`
     says of users' homes when each was last changed, in seconds since 1970.
     """
@@ -79,10 +80,11 @@ class Node:
     root: Annotated[bool, flag]
     free_mb: Annotated[Mapping[str, int], mapping(text(), number(0, 1 << 40), 8)]
     memory_available_mb: Annotated[int, number(0, 1 << 32)]
-    pci_gpus: Annotated[int, number(0, 1024)]
+    pci_gpus: Annotated[tuple[str, ...], sequence(text(r"[0-9a-f]{4}", "a PCI device id"), probe.MAX_GPUS)]
     nvml_error: Annotated[str | None, optional(text())]
     container: Annotated[bool, flag]
     secure_boot: Annotated[bool | None, optional(flag)]
+    key_enrolled: Annotated[bool, flag]
     network: Annotated[Network | None, optional(nested(Network))]
     lock_holder: Annotated[str | None, optional(text())]
     roles: Annotated[tuple[str, ...], sequence(text(), 64)]

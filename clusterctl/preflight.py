@@ -3,10 +3,12 @@
 A check is a function that yields findings; the list of checks is at the end of this file's first half, on one screen.
 """
 
+import importlib.util
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,7 @@ def judge(host: Host, answer: Answer, label: str = "", adopt: bool | None = Fals
         if adopt is not None:
             yield from _before(host, answer.facts, label, adopt)
             yield from _unused(host, answer.facts)
+            yield from _driver(host, answer.facts)
         yield from _network(host, answer.facts)
         yield from _firewall(host, answer.facts)
 
@@ -314,7 +317,7 @@ def _firewall(host: Host, facts: Facts) -> Iterator[Finding]:
 
 def _gpus(name: str, facts: Facts) -> Iterator[Finding]:
     usable, hint = len(facts.hardware.gpus), f"mend that, delete {hardware.DIRECTORY}/{name}.json and run again"
-    unused = facts.node.pci_gpus - usable
+    unused = len(facts.node.pci_gpus) - usable
     if unused > 0:
         found = f"{unused} NVIDIA GPUs on the bus that no driver offers"
         then = f"they stay outside the cluster; {hint}" if usable else "bootstrap and add-node give a worker's a driver"
@@ -322,6 +325,47 @@ def _gpus(name: str, facts: Facts) -> Iterator[Finding]:
     if usable and facts.node.nvml_error:
         found = f"the driver does not answer, so models are unknown: {facts.node.nvml_error}"
         yield Finding(name, "gpu", found, hint, warning=True)
+
+
+def _driver(host: Host, facts: Facts) -> Iterator[Finding]:
+    """Yield why role nvidia_driver would refuse a worker's GPUs, by its own rule, before a run changes anything.
+
+    It leaves alone a driver that works and that it did not install.
+    """
+    node, hardware = facts.node, facts.hardware
+    unmanaged = hardware.driver_version and "nvidia_driver" not in node.roles
+    if "slurm_workers" not in host.groups or node.container or not node.pci_gpus or unmanaged:
+        return
+    choose, tables, defaults = _driver_rule()
+    asked = {**defaults, **{name: value for name, value in host.variables.items() if name in defaults}}
+    look: dict[str, Any] = {"devices": node.pci_gpus, "driver": hardware.driver_version or ""}
+    look |= {"secure_boot": node.secure_boot, "key_enrolled": node.key_enrolled}
+    wanted = {name: asked[f"nvidia_driver_{name}"] for name in ("source", "modules", "gdrcopy")}
+    wanted |= {name: str(asked[f"nvidia_driver_{name}"] or "") for name in ("branch", "version")}
+    wanted["fingerprint"] = asked["nvidia_driver_key_fingerprint"]
+    wanted["system"] = choose.system_of(hardware.os.id, hardware.os.family, hardware.os.version)
+    wanted["architecture"] = hardware.os.architecture
+    for problem in choose.driver(look, wanted, tables)["problems"]:
+        found, _, variable = problem.partition(": nvidia_driver_")
+        hint = f"set nvidia_driver_{variable}" if variable else "see docs/guide.md, GPUs and their driver"
+        yield Finding(host.name, "driver", found, hint)
+
+
+@cache
+def _driver_rule() -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
+    """Return the filters by which role nvidia_driver chooses, its tables without their prefix, and its defaults."""
+    content = paths.content()
+    specification = importlib.util.spec_from_file_location(
+        "clusterctl_filter_nvidia", content / "playbooks/filter_plugins/nvidia.py"
+    )
+    if specification is None or specification.loader is None:
+        raise ImportError("playbooks/filter_plugins/nvidia.py")
+    rule: Any = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(rule)
+    role = content / "roles/nvidia_driver"
+    tables = yaml.safe_load((role / "vars/main.yml").read_text(encoding="utf-8"))
+    defaults = yaml.safe_load((role / "defaults/main.yml").read_text(encoding="utf-8"))
+    return rule, {name: tables[f"__nvidia_driver_{name}"] for name in rule.TABLES}, defaults
 
 
 # --- all nodes together -----------------------------------------------------------------------------------------------

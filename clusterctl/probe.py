@@ -39,6 +39,7 @@ MAX_OFFERED = 16
 # Of what differs from its record, and of alerts: a node that was restored from elsewhere differs in everything.
 MAX_DRIFT = 500
 MAX_ALERTS = 200
+MAX_GPUS = 1024
 
 Facts = Dict[str, Any]
 
@@ -313,12 +314,16 @@ def driver_version() -> Optional[str]:
     return found.group(1) if found else None
 
 
-def pci_gpus() -> int:
-    """Count NVIDIA's display and 3D controllers on the bus, driver or not; 0 in a container: it sees its host's."""
-    if in_container():
-        return 0
-    devices = glob.glob("/sys/bus/pci/devices/*")
-    return sum(read(d + "/vendor") == "0x10de" and read(d + "/class")[:6] in ("0x0300", "0x0302") for d in devices)
+def pci_gpus(root: str = "") -> List[str]:
+    """Return the device ids of NVIDIA's display and 3D controllers on the bus, driver or not.
+
+    In a container there are none: it sees its host's.
+    """
+    if in_container(root):
+        return []
+    devices = sorted(glob.glob(root + "/sys/bus/pci/devices/*"))
+    found = [d for d in devices if read(d + "/vendor") == "0x10de" and read(d + "/class")[:6] in ("0x0300", "0x0302")]
+    return [read(d + "/device")[2:] for d in found][:MAX_GPUS]
 
 
 def nics() -> List[Facts]:
@@ -602,19 +607,46 @@ def lock_holder() -> Optional[str]:
 # --- the rest that a run needs to know --------------------------------------------------------------------------------
 
 
-def in_container() -> bool:
-    return any(os.path.exists(path) for path in ("/run/.containerenv", "/.dockerenv", "/run/systemd/container"))
+def in_container(root: str = "") -> bool:
+    return any(os.path.exists(root + path) for path in ("/run/.containerenv", "/.dockerenv", "/run/systemd/container"))
 
 
-def secure_boot() -> Optional[bool]:
-    """Return whether the firmware enforces signatures, None where there is no such firmware."""
-    for path in glob.glob("/sys/firmware/efi/efivars/SecureBoot-*"):
-        try:
-            with open(path, "rb") as file:
-                return file.read()[-1:] == b"\1"
-        except OSError:
-            return None
-    return None
+def firmware(root: str, *names: str) -> List[bytes]:
+    """Return the firmware's variables whose names begin so, and the tables that shim leaves beside them."""
+    found = []
+    for name in names:
+        for path in sorted(glob.glob(root + "/sys/firmware/efi/*/" + name)):
+            try:
+                with open(path, "rb") as file:
+                    found.append(file.read())
+            except OSError:
+                continue
+    return found
+
+
+def secure_boot(root: str = "") -> Optional[bool]:
+    """Return whether firmware and shim enforce signatures (`mokutil --sb-state`), None without such firmware."""
+    states = firmware(root, "SecureBoot-*")
+    if not states:
+        return None
+    # As nvidia_kernel.py has it, by which the role decides.
+    off = any(value[-1:] == b"\1" for value in firmware(root, "MokSBStateRT*"))
+    return any(value[-1:] == b"\1" for value in states) and not off
+
+
+def key_enrolled(root: str = "") -> bool:
+    """Return whether firmware or shim know the key by which dkms signs modules (dkms(8); Ubuntu's has shim's own)."""
+    settings = [root + "/etc/dkms/framework.conf", *sorted(glob.glob(root + "/etc/dkms/framework.conf.d/*.conf"))]
+    lines = "\n".join(read(path) for path in settings)
+    named = re.findall(r"(?m)^\s*mok_certificate=[\"']?(/[^\"'\s$]+)", lines)
+    ubuntu = assignments(read(root + "/etc/os-release")).get("ID") == "ubuntu"
+    usual = "/var/lib/shim-signed/mok/MOK.der" if ubuntu else "/var/lib/dkms/mok.pub"
+    try:
+        with open(root + [usual, *named][-1], "rb") as file:
+            certificate = file.read()
+    except OSError:
+        return False
+    return bool(certificate) and any(certificate in value for value in firmware(root, "MokListRT*", "db-*"))
 
 
 def services(names: List[str]) -> Dict[str, str]:
@@ -738,6 +770,7 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "nvml_error": nvml_error,
         "container": in_container(),
         "secure_boot": secure_boot(),
+        "key_enrolled": key_enrolled(),
         "network": network(options["network"]) if options.get("network") is not None else None,
         "lock_holder": lock_holder(),
         "roles": sorted(os.path.basename(path)[:-5] for path in glob.glob("/var/lib/clusterctl/state/*.json")),

@@ -8,6 +8,18 @@ from typing import Any
 
 UNKNOWN = "unknown"
 KINDS = ("open", "proprietary")
+# Variables of role nvidia_driver that `driver` goes by; there with the prefix __nvidia_driver_.
+TABLES = (
+    "default_branch", "devices", "distributions", "first_open", "first_versions", "last_proprietary", "needs",
+    "repositories",
+)  # fmt: skip
+# dkms signs by this key wherever it exists, but on Ubuntu (dkms(8), mok_signing_key). The console asks for the password
+# of the import at the next boot.
+ENROLL = (
+    "mkdir -p /var/lib/dkms; cd /var/lib/dkms; [ -e mok.pub ] || openssl req -new -x509 -nodes -days 36500 "
+    "-newkey rsa:2048 -subj /CN=dkms/ -keyout mok.key -outform DER -out mok.pub; mokutil --import mok.pub; "
+    "reboot, and confirm at the console"
+)
 
 
 def generation(device: str, table: Sequence[Mapping[str, str]]) -> str:
@@ -25,44 +37,55 @@ def numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def driver(
-    look: Mapping[str, Any], wanted: Mapping[str, str], table: Sequence[Mapping[str, str]], needs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return which driver a node's GPUs get: modules, branch, the version's pattern, and what speaks against it.
+def system_of(distribution: str, family: str, version: str) -> str:
+    """Return a system's name in the tables: debian-13, ubuntu-24 or, for the whole RHEL family, redhat-9."""
+    return f"{distribution.lower() if family == 'Debian' else 'redhat'}-{version.partition('.')[0]}"
 
-    ``wanted`` has what the inventory asks for (``modules``, ``branch``, ``version``), ``auto`` or empty where it leaves
-    the choice, the ``default`` branch, for which older GPUs get their own last one, the first branch that the package
-    source offers (empty where it has all), the first with open modules, and the last with proprietary ones; ``needs``
-    what each generation asks for. GPUs that no table knows are newer than it. Where it is not known which branch is
-    the first for a GPU, the inventory has to name one.
+
+def driver(look: Mapping[str, Any], wanted: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which driver a node's GPUs get: source, modules, branch, the version's pattern, and the problems.
+
+    ``look`` has the PCI ``devices``; ``secure_boot``, whether the firmware accepts signed modules alone;
+    ``key_enrolled``, whether it has the key of dkms; the version of the loaded ``driver``; and the packages that the
+    role has ``brought``. ``wanted`` has what the inventory asks for (``source``, ``modules``, ``branch``, ``version``,
+    ``fingerprint``, ``gdrcopy``), ``auto`` or empty where it leaves the choice, and the node's ``system`` and
+    ``architecture``. ``tables`` are those of TABLES in vars/main.yml of role nvidia_driver, without their prefix.
+    GPUs that no table knows are newer than it. Where it is not known which branch is the first for a GPU, the inventory
+    has to name one. Older GPUs than the default branch supports get their own last one.
     """
+    table, needs, problems = tables["devices"], tables["needs"], []
+    signed = _takes_signed(look, wanted)
+    source = "distribution" if signed else wanted["source"]
     known = dict.fromkeys(generation(device, table) for device in look["devices"])
     asked = [{**needs.get(name, needs["newest"]), "name": name} for name in known]
-    problems = []
     # Without GPUs (an image for servers that have some) all is possible.
     fit = [kind for kind in KINDS if all(kind in need["modules"] for need in asked)]
     if not fit:
-        told = "; ".join(f"{need['name']}: {' or '.join(need['modules']) or 'none'}" for need in asked)
-        problems.append(f"no kernel modules are for all GPUs here ({told})")
+        lists = "; ".join(f"{need['name']}: {' or '.join(need['modules']) or 'none'}" for need in asked)
+        problems.append(f"no kernel modules are for all GPUs here ({lists})")
     named = wanted["branch"] or wanted["version"].partition(".")[0]
-    closed = bool(named) and int(named) < int(wanted["first_open"])
+    closed = bool(named) and int(named) < int(tables["first_open"])
     choice = [kind for kind in fit or KINDS if not (closed and kind == "open")]
     modules = wanted["modules"] if wanted["modules"] in KINDS else (choice or fit or KINDS)[0]
     if closed and modules == "open":
-        problems.append(f"branch {wanted['first_open']} is the first with open modules, not {named}")
+        problems.append(f"branch {tables['first_open']} is the first with open modules, not {named}")
     if fit and modules not in fit:
         problems.append(f"{modules} modules do not support {_list(known)}: nvidia_driver_modules: {fit[0]}")
+    offered, obstacles = _offered(source, wanted, tables)
+    problems += obstacles
     last = [(need["last_branch"], need["name"]) for need in asked if need.get("last_branch")]
-    newest = min([wanted["default"], *(end for end, _ in last)], key=int)
+    newest = min([offered["default"], *(end for end, _ in last)], key=int)
     branch = named or newest
-    if not named and wanted["first_offered"] and int(newest) < int(wanted["first_offered"]):
+    if not named and offered["first"] and int(newest) < int(offered["first"]):
         problems.append(
-            f"the package source begins with branch {wanted['first_offered']}, and {newest} is the last for "
+            f"the package source begins with branch {offered['first']}, and {newest} is the last for "
             f"{_list(name for end, name in last if end == newest)}: nvidia_driver_source: distribution"
         )
+    if offered["only"] is not None and modules not in offered["only"].get(branch, ()):
+        problems.append(f"{_called_system(wanted)}'s own packages have no {modules} modules of branch {branch}")
     if wanted["version"] and wanted["version"].partition(".")[0] != branch:
         problems.append(f"nvidia_driver_version {wanted['version']} is not of nvidia_driver_branch {branch}")
-    last += [(wanted["last_proprietary"], "proprietary modules")] if modules == "proprietary" else []
+    last += [(tables["last_proprietary"], "proprietary modules")] if modules == "proprietary" else []
     problems += [f"branch {end} is the last for {what}, not {branch}" for end, what in last if int(branch) > int(end)]
     first = [(need["first_branch"], need["name"]) for need in asked if need.get("first_branch", UNKNOWN) != UNKNOWN]
     if not named:
@@ -75,14 +98,90 @@ def driver(
     problems += [
         f"{what} needs branch {begin} or newer, not {branch}" for begin, what in first if int(branch) < int(begin)
     ]
+    version = wanted["version"] or f"{branch}.*"
+    if all(int(branch) >= int(begin) for begin, _ in first):
+        begun = {device: tables["first_versions"].get(device) for device in look["devices"]}
+        late = [(row["name"], least_version(version, row["versions"])) for row in begun.values() if row]
+        problems += [f"{gpu} needs driver {least} or newer, not {version.rstrip('.*')}" for gpu, least in late if least]
     return {
         "generations": list(known),
         "fit": fit,
+        "source": source,
+        "signed": signed,
         "modules": modules,
         "branch": branch,
-        "version": wanted["version"] or f"{branch}.*",
-        "problems": problems,
+        "version": version,
+        "problems": problems + _unsigned(look, wanted, signed),
     }
+
+
+def least_version(version: str, least: Sequence[str]) -> str:
+    """Return the least driver that a GPU needs where a version is older, empty where it is not.
+
+    ``least`` has the first version with that GPU of each branch that began without it, in order. Of a version that is
+    a pattern (580.*) only what it says counts: the newest that fits it is installed.
+    """
+    given = numbers(version)
+    of_branch = [one for one in least if numbers(one)[0] == given[0]]
+    for one in of_branch or least[:1]:
+        if given < numbers(one)[: len(given)]:
+            return one
+    return ""
+
+
+def _takes_signed(look: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether a node gets the modules that Canonical has built and signed.
+
+    Those are for Secure Boot, and for amd64 alone (NVIDIA/gpu-driver-container, ubuntu24.04/precompiled/local-repo.sh).
+    Modules of dkms that are loaded have a key that the firmware knows, wherever it is.
+    """
+    ubuntu = wanted["system"].startswith("ubuntu-") and wanted["architecture"] == "x86_64"
+    built = bool(look.get("driver")) and any("dkms" in name for name in look.get("brought", ()))
+    return ubuntu and bool(look.get("secure_boot")) and not look.get("key_enrolled") and not built
+
+
+def _unsigned(look: Mapping[str, Any], wanted: Mapping[str, Any], signed: bool) -> list[str]:
+    """Return why the kernel would refuse modules that dkms builds here, and how to have it take them."""
+    if not look.get("secure_boot") or look.get("key_enrolled"):
+        return []
+    if signed:
+        gdrcopy = "Secure Boot is on, and the kernel refuses gdrdrv: the key of dkms is not enrolled"
+        return [f"{gdrcopy}: {ENROLL}"] if wanted["gdrcopy"] else []
+    if look.get("driver"):
+        return []
+    return [f"Secure Boot is on, and the kernel refuses modules that dkms builds: its key is not enrolled: {ENROLL}"]
+
+
+def _offered(source: str, wanted: Mapping[str, Any], tables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return what a package source offers on a system, and what keeps it from being used.
+
+    That is its ``default`` branch, the ``first`` that it has (empty: all), and the kinds of modules of ``only`` those
+    branches that it has (None: all).
+    """
+    system = wanted["system"]
+    if source == "distribution":
+        own = tables["distributions"].get(system)
+        if own is None:
+            reason = f"{_called_system(wanted)} has no NVIDIA driver of its own that is known here"
+            return _ANY | {"default": tables["default_branch"]}, [f"{reason}: nvidia_driver_source: nvidia"]
+        return {"default": own["branch"], "first": "", "only": own.get("modules")}, []
+    row = tables["repositories"].get(system, {})
+    first = row.get("first_branches", {}).get(wanted["architecture"], "")
+    offered = _ANY | {"default": max(tables["default_branch"], first or "0", key=int), "first": first}
+    if not row:
+        return offered, [f"NVIDIA has no packages for {_called_system(wanted)}: nvidia_driver_source: distribution"]
+    if wanted["fingerprint"] or row["fingerprint"]:
+        return offered, []
+    key = f"{row['key']}, the key that signs NVIDIA's {row['name']}"
+    return offered, [f"give the fingerprint of {key}: nvidia_driver_key_fingerprint"]
+
+
+_ANY: dict[str, Any] = {"default": "", "first": "", "only": None}
+
+
+def _called_system(wanted: Mapping[str, Any]) -> str:
+    name, _, version = wanted["system"].partition("-")
+    return f"{ {'debian': 'Debian', 'ubuntu': 'Ubuntu', 'redhat': 'RHEL'}.get(name, name) } {version}"
 
 
 def held(name: str, version: str = "") -> dict[str, Any]:
@@ -145,6 +244,7 @@ class FilterModule:
             "nvidia_driver": driver,
             "nvidia_generation": generation,
             "nvidia_held": held,
+            "nvidia_system": system_of,
             "nvidia_toolkits": toolkits,
             "nvidia_without": without,
         }

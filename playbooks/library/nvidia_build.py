@@ -38,6 +38,14 @@ options:
     description: Kernel that they are for.
     type: str
     required: true
+  signed:
+    description: Whether I(packages) have the modules themselves, signed for Secure Boot. Nothing is built then.
+    type: bool
+    default: false
+  libraries:
+    description: Version of the driver's libraries, which signed modules have to have; empty where it is not known.
+    type: str
+    default: ""
   newer:
     description: Whether newer kernels count as well.
     type: bool
@@ -112,9 +120,10 @@ STOPPED = RUN / "nvidia-driver.stopped"
 DIAGNOSES = RUN / "gpu-health.diagnosis"
 
 
-def kernels(kernel: str, newer: bool, root: str = "/") -> list[str]:
-    """Return the kernel, and with `newer` those with headers that would run after the next reboot."""
-    found = [path.parent.name for path in Path(root, "lib/modules").glob("*/build") if path.is_dir()]
+def kernels(kernel: str, newer: bool, root: str = "/", headers: bool = True) -> list[str]:
+    """Return the kernel, and with `newer` later ones that the next boot can have; with `headers` those with some."""
+    files = Path(root, "lib/modules").glob("*/build" if headers else "*/kernel")
+    found = [path.parent.name for path in files if path.is_dir()]
     later = [name for name in found if numbers(name) > numbers(kernel)]
     return [kernel, *sorted(later, key=numbers)] if newer else [kernel]
 
@@ -161,9 +170,9 @@ class Driver:
 
     def load(self) -> str:
         """Load them, in place of another version only where that is allowed; returns the version that is loaded."""
-        wanted = kernel_side.source(self.given["packages"])[1]
+        wanted, kernel = self.wanted()
         loaded = kernel_side.loaded()[0]
-        if loaded == wanted:
+        if loaded == wanted and not kernel:
             self.complete()
             return loaded
         if loaded and not self.given["change"]:
@@ -175,7 +184,29 @@ class Driver:
             raise NodeError(f"the driver is not touched under jobs: {', '.join(running[:10])} run here")
         with contextlib.nullcontext() if self.check else exclusive(DIAGNOSES, self.notes):
             self.changed(f"{wanted} loaded" + (f", was {loaded}" if loaded else ""))
-            return loaded if self.check else self.exchange(loaded)
+            if kernel:
+                self.wait_for_reboot(f"kernel {kernel} has the signed modules of driver {wanted}")
+            return loaded if self.check or kernel else self.exchange(loaded)
+
+    def wanted(self) -> tuple[str, str]:
+        """Return the version of the modules to load, and the kernel to boot for them, empty where that one runs.
+
+        Signed modules are built once for each kernel, and work with the libraries of their own version alone. NodeError
+        where no kernel here has those.
+        """
+        if not self.given["signed"]:
+            return kernel_side.source(self.given["packages"])[1], ""
+        kernel, libraries = self.given["kernel"], self.given["libraries"]
+        version = kernel_side.signed_module(kernel)
+        if version and (version == libraries or not re.fullmatch(r"[0-9.]+", libraries)):
+            return version, ""
+        for later in kernels(kernel, True, headers=False)[1:]:
+            if kernel_side.signed_module(later) == libraries:
+                return libraries, later
+        raise NodeError(
+            f"kernel {kernel} has signed modules of driver {version or '(none)'}, and the libraries are {libraries}: "
+            "install the newest kernel of Ubuntu's package sources, reboot, and run this again"
+        )
 
     def exchange(self, loaded: str) -> str:
         """Take out the driver that is loaded, if any, and load the built one; returns what is loaded then."""
@@ -267,6 +298,8 @@ def main() -> None:
         "packages": {"type": "list", "elements": "str", "required": True},
         "more": {"type": "list", "elements": "str", "default": []},
         "kernel": {"type": "str", "required": True},
+        "signed": {"type": "bool", "default": False},
+        "libraries": {"type": "str", "default": ""},
         "newer": {"type": "bool", "default": True},
         "change": {"type": "bool", "default": False},
         "foreseen": {"type": "list", "elements": "dict", "default": []},
@@ -275,6 +308,8 @@ def main() -> None:
     }
     module = AnsibleModule(spec, supports_check_mode=True)
     given = module.params
+    if given["newer"] and not kernel_side.in_container():
+        given["kernel"] = os.uname().release  # another one than before, where the node was rebooted for the driver
     driver = Driver(given, module.check_mode)
     here = given["kernel"] == os.uname().release and not kernel_side.in_container()
     loaded = ""
@@ -283,7 +318,7 @@ def main() -> None:
             if here:
                 driver.foresee()
         else:
-            for kernel in kernels(given["kernel"], given["newer"]):
+            for kernel in [] if given["signed"] else kernels(given["kernel"], given["newer"]):
                 driver.build(kernel, *kernel_side.source(given["packages"]))
                 for found in kernel_side.sources(given["more"]):  # they are built against the driver's source
                     driver.build(kernel, *found)

@@ -93,6 +93,14 @@ imex:
   description: Whether the role has ever had IMEX run here.
   type: bool
   returned: always
+secure_boot:
+  description: Whether the kernel takes signed modules alone.
+  type: bool
+  returned: always
+key_enrolled:
+  description: Whether it takes those that dkms signs.
+  type: bool
+  returned: always
 runfile:
   description: Whether a driver from NVIDIA's own installer is here.
   type: bool
@@ -107,10 +115,7 @@ ROLE = "nvidia_driver"
 # What makes up a kernel of the RHEL family; kernel-modules-core came with 9.2.
 RPM_PARTS = ("", "-core", "-modules", "-modules-core", "-modules-extra", "-devel-matched")
 DAEMONS = "nvidia_daemons"  # the scope of what needs the driver
-SECURE_BOOT = (
-    "secure boot is on: the kernel takes the modules that dkms builds once its key is enrolled "
-    "(mokutil --import /var/lib/dkms/mok.pub, then confirm at the console on the next boot)"
-)
+SIGNED_MODULES = re.compile(r"linux-(modules|objects|signatures)-nvidia-")
 
 
 def rpms_of(kernel: str) -> list[str]:
@@ -128,6 +133,8 @@ def kernel_packages(kernel: str) -> list[str]:
     rows = run("dpkg-query", "-W", "-f", "${db:Status-Abbrev}\\t${Package}\\t${Depends}\\n", "linux-*", check=False)[1]
     installed = [row.split("\t") for row in rows.splitlines() if row.startswith(("ii", "hi")) and row.count("\t") == 2]
     depends = {name: set(re.findall(r"[a-z0-9][a-z0-9.+-]+", needs)) for _, name, needs in installed}
+    # The modules that Canonical signs go with the driver, not with the kernel.
+    depends = {name: needs for name, needs in depends.items() if not SIGNED_MODULES.match(name)}
     kept = {name for name in depends if name.endswith("-" + kernel)}
     while more := {name for name, needs in depends.items() if needs & kept} - kept:
         kept |= more
@@ -136,7 +143,9 @@ def kernel_packages(kernel: str) -> list[str]:
 
 def headers(kept: list[str]) -> list[str]:
     """Return what brings the headers of the next kernel: linux-headers-amd64 for linux-image-amd64."""
-    metas = [name for name in kept if re.match(r"linux-image-[a-z]", name)]
+    # Those of unsigned kernels have the same headers.
+    images = [name.replace("linux-image-unsigned-", "linux-image-") for name in kept]
+    metas = [name for name in images if re.match(r"linux-image-[a-z]", name)]
     return [name.replace("linux-image-", "linux-headers-") for name in metas]
 
 
@@ -148,7 +157,7 @@ def recorded() -> dict[str, bool]:
     items = load_record(ROLE)["items"]
     states = {key.split(":", 1)[1]: item for key, item in items.items() if key.startswith("package:")}
     return {
-        name: not item["before"]["version"] and not re.match(r"(linux|kernel)-", name)
+        name: not item["before"]["version"] and (SIGNED_MODULES.match(name) or not re.match(r"(linux|kernel)-", name))
         for name, item in sorted(states.items())
         if item["now"]["version"]
     }
@@ -181,9 +190,10 @@ def main() -> None:
     }
     module = AnsibleModule(spec, supports_check_mode=True)
     named = bool(module.params["kernel"])
-    signed = kernel_side.secure_boot()
     kernel = module.params["kernel"] or os.uname().release
     container = kernel_side.in_container()
+    # Of the machine that boots the kernel, and that is another one in a container, or where an image is made.
+    boots = kernel == os.uname().release and not container
     gpus, fabric = kernel_side.pci()
     driver = kernel_side.answers() or kernel_side.loaded()[0]
     try:
@@ -196,7 +206,7 @@ def main() -> None:
         module.fail_json(msg=clean(str(error)))
     loaded = kernel_side.loaded()[0] if here and not container and not module.params["change"] else ""
     waits = [name for name in module.params["wanted"] if loaded and name not in here]
-    notes = [why] if driver and why else [SECURE_BOOT] if signed and not why else []
+    notes = [why] if driver and why else []
     if waits:
         notes = [f"driver {loaded} stays, and becomes {', '.join(waits)} by clusterctl upgrade"]
     peer_memory = kernel_side.peer_memory(kernel)
@@ -213,6 +223,8 @@ def main() -> None:
         left=why,
         peer_memory=peer_memory,
         imex=imex,
+        secure_boot=boots and kernel_side.secure_boot(),
+        key_enrolled=boots and kernel_side.key_enrolled(),
         runfile=Path("/usr/bin/nvidia-uninstall").exists(),
         brought=[name for name, brought in here.items() if brought],
         waits=waits,

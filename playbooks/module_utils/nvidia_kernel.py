@@ -30,6 +30,21 @@ library, told = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(80
 if library.nvmlInit_v2() == 0 and library.nvmlSystemGetDriverVersion(told, 80) == 0:
     print(told.value.decode("ascii", "replace"))
 """
+# nvmlPciInfo_t of nvml.h: 16 characters, four numbers, and the address at 36.
+ASK_MODES = """
+import ctypes
+library = ctypes.CDLL("libnvidia-ml.so.1")
+count, handle, mode = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_uint()
+pci = ctypes.create_string_buffer(96)
+if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+    raise SystemExit(1)
+for index in range(count.value):
+    if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
+        continue
+    if library.nvmlDeviceGetPciInfo_v3(handle, pci) or library.nvmlDeviceGetPersistenceMode(handle, ctypes.byref(mode)):
+        continue
+    print(pci.raw[36:68].split(bytes(1))[0].decode("ascii", "replace"), "on" if mode.value else "off")
+"""
 
 
 def text(path):
@@ -74,17 +89,29 @@ def loaded(root="/"):
 
 
 def answers():
-    """The version of the driver that answers its own library here; empty where none does.
+    """The version of the driver that answers its own library here; empty where none does."""
+    return (asked(ASK) or "").strip()
+
+
+def asked(program):
+    """What a program prints that asks the driver; None where it fails, or the driver does not answer.
 
     A process of its own asks, and is left behind where it hangs in the kernel: it could not be killed.
     """
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen((sys.executable, "-I", "-c", ASK), text=True, **streams)
+    process = subprocess.Popen((sys.executable, "-I", "-c", program), text=True, **streams)
     try:
-        return process.communicate(timeout=ANSWER_LIMIT_S)[0].strip()
+        said = process.communicate(timeout=ANSWER_LIMIT_S)[0]
     except subprocess.TimeoutExpired:
         process.kill()
-        return ""
+        return None
+    return None if process.returncode else said
+
+
+def without_persistence():
+    """The GPUs without persistence mode, by PCI address; None where the driver does not answer."""
+    said = asked(ASK_MODES)
+    return None if said is None else re.findall(r"(?m)^(\S+) off$", said)
 
 
 def in_use(root="/"):
@@ -106,14 +133,41 @@ def peer_memory(kernel, root="/"):
     return "ib_register_peer_memory_client" in text(Path(root, "lib/modules", kernel, "modules.symbols"))
 
 
+def firmware(root, *names):
+    """The contents of the firmware's variables whose names begin so, and of the tables that shim leaves beside them."""
+    found = []
+    for folder in ("efivars", "mok-variables"):
+        for name in names:
+            for path in sorted(Path(root, "sys/firmware/efi", folder).glob(name)):
+                try:
+                    found.append(path.read_bytes())
+                except OSError:
+                    continue
+    return found
+
+
 def secure_boot(root="/"):
-    """Whether the firmware enforces signatures, also on the kernel's modules."""
-    for path in sorted(Path(root, "sys/firmware/efi/efivars").glob("SecureBoot-*")):
-        try:
-            return path.read_bytes()[-1:] == b"\1"
-        except OSError:
-            return False
-    return False
+    """Whether firmware and shim enforce signatures, also on the kernel's modules (`mokutil --sb-state`)."""
+    on = any(value[-1:] == b"\1" for value in firmware(root, "SecureBoot-*"))
+    return on and not any(value[-1:] == b"\1" for value in firmware(root, "MokSBStateRT*"))
+
+
+def signing_certificate(root="/"):
+    """Where the certificate is by whose key dkms signs modules (dkms(8)): Ubuntu's has shim's own."""
+    settings = [Path(root, "etc/dkms/framework.conf"), *sorted(Path(root, "etc/dkms/framework.conf.d").glob("*.conf"))]
+    named = re.findall(r"(?m)^\s*mok_certificate=[\"']?(/[^\"'\s$]+)", "\n".join(map(text, settings)))
+    ubuntu = re.search(r"(?m)^ID=\"?ubuntu", text(Path(root, "etc/os-release")))
+    usual = "/var/lib/shim-signed/mok/MOK.der" if ubuntu else "/var/lib/dkms/mok.pub"
+    return [usual, *named][-1].lstrip("/")
+
+
+def key_enrolled(root="/"):
+    """Whether the firmware or shim knows the key by which dkms signs modules."""
+    try:
+        certificate = Path(root, signing_certificate(root)).read_bytes()
+    except OSError:
+        return False
+    return bool(certificate) and any(certificate in value for value in firmware(root, "MokListRT*", "db-*"))
 
 
 def holders(units=(), jobs=True, proc="/proc"):
@@ -151,6 +205,13 @@ def source(packages):
     for found in sources(packages):
         return found
     raise NodeError(f"none of {', '.join(packages)} brings a kernel module that dkms can build")
+
+
+def signed_module(kernel):
+    """The version of the driver's module that a package has brought for a kernel, empty where none has."""
+    status, said = run("modinfo", "-k", kernel, "-F", "version", "nvidia", check=False)
+    version = re.search(_VERSION, said)
+    return version.group(0) if version and not status else ""
 
 
 def state(name, version, kernel):

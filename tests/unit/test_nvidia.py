@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import itertools
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,24 @@ import pytest
 import yaml
 
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
-from clusterctl import paths
+from clusterctl import paths, probe
 from tests.unit.test_gpu_health import HEALTH
 from tests.unit.test_role_plugins import plugin
 
 NVIDIA = plugin("filter_plugins/nvidia")
 BUILD = plugin("library/nvidia_build")
 LOOK = plugin("library/nvidia_look")
+PERSISTENCE = plugin("library/nvidia_persistence")
 nvidia_kernel, slurm_steps = BUILD.kernel_side, BUILD.slurm_steps
 
 _VARS = yaml.safe_load((paths.content() / "roles/nvidia_driver/vars/main.yml").read_text())
-DEVICES, NEEDS = _VARS["__nvidia_driver_devices"], _VARS["__nvidia_driver_needs"]
+TABLES = {name: _VARS[f"__nvidia_driver_{name}"] for name in NVIDIA.TABLES}
+DEVICES, NEEDS = TABLES["devices"], TABLES["needs"]
 SAMPLES = Path(__file__).parent.parent / "samples" / "gpu"
 PROPRIETARY = {"modules": "proprietary"}
 V100, T4, A100, H100, L40S, B200, B300 = "1db1", "1eb8", "20b2", "2330", "26b9", "2901", "3182"
+H200 = "2335"
+DISTRIBUTION: dict[str, Any] = {"source": "distribution"}
 
 
 @pytest.mark.parametrize(
@@ -73,12 +78,12 @@ def test_the_ranges_of_ids_do_not_overlap() -> None:
     assert {row["generation"] for row in DEVICES} <= NEEDS.keys()
 
 
-def driver(*devices: str, **wanted: str) -> dict[str, Any]:
+def driver(*devices: str, look: dict[str, Any] | None = None, **wanted: Any) -> dict[str, Any]:
     asked = {
-        "modules": "auto", "branch": "", "version": "", "default": "580", "first_offered": "", "first_open": "515",
-        "last_proprietary": "615", **wanted,
+        "source": "nvidia", "modules": "auto", "branch": "", "version": "", "fingerprint": "", "gdrcopy": False,
+        "system": "ubuntu-24", "architecture": "x86_64", **wanted,
     }  # fmt: skip
-    found: dict[str, Any] = NVIDIA.driver({"devices": list(devices)}, asked, DEVICES, NEEDS)
+    found: dict[str, Any] = NVIDIA.driver({"devices": list(devices), **(look or {})}, asked, TABLES)
     return found
 
 
@@ -127,22 +132,65 @@ def test_the_kind_of_modules_follows_the_gpus(devices: list[str], modules: str) 
         ),
         (
             [V100],
-            {"default": "590", "first_offered": "590"},
+            {"system": "debian-13"},
             "the package source begins with branch 590, and 580 is the last for volta: "
             "nvidia_driver_source: distribution",
         ),
+        ([V100], {"system": "debian-13", "architecture": "aarch64"}, "the package source begins with branch 595, and"),
+        (["102d"], {"system": "debian-12"}, "the package source begins with branch 545, and 470 is the last for kepl"),
+        ([H100], {"system": "debian-testing"}, "NVIDIA has no packages for Debian testing: nvidia_driver_source: dis"),
+        ([H100], {"system": "redhat-10"}, "give the fingerprint of CDF6BA43.pub, the key that signs NVIDIA's rhel10"),
+        (
+            [H100],
+            {"system": "redhat-9"} | DISTRIBUTION,
+            "RHEL 9 has no NVIDIA driver of its own that is known here: nvidia_driver_source: nvidia",
+        ),
+        ([B200], {"system": "debian-12"} | DISTRIBUTION, "blackwell needs branch 570 or newer, not 535"),
+        (
+            [H100],
+            {"system": "debian-13", "branch": "535", "modules": "open"} | DISTRIBUTION,
+            "Debian 13's own packages have no open modules of branch 535",
+        ),
+        (
+            [H100],
+            {"system": "debian-13", "branch": "580"} | DISTRIBUTION,
+            "Debian 13's own packages have no open modules of branch 580",
+        ),
+        ([B200], {"version": "570.86.15"}, "B200 needs driver 570.133.20 or newer, not 570.86.15"),
+        ([B300], {"version": "580.65.06"}, "B300 needs driver 580.82.07 or newer, not 580.65.06"),
+        ([B300], {"branch": "575"}, "B300 needs driver 580.82.07 or newer, not 575"),
+        ([H200], {"version": "555.42.02"}, "H200 needs driver 555.42.06 or newer, not 555.42.02"),
+        ([H200], {"branch": "535"}, "H200 needs driver 550.90.07 or newer, not 535"),
+        ([L40S], {"branch": "525"}, "L40S needs driver 535.104.05 or newer, not 525"),
     ],
 )  # fmt: skip
 def test_a_driver_that_cannot_be_is_told_before_it_is_installed(
-    devices: list[str], wanted: dict[str, str], problem: str
+    devices: list[str], wanted: dict[str, Any], problem: str
 ) -> None:
-    assert problem in driver(*devices, **wanted)["problems"]
+    assert any(said.startswith(problem) for said in driver(*devices, **wanted)["problems"])
+
+
+@pytest.mark.parametrize(
+    ("devices", "version"),
+    [([B200], "570.133.20"), ([B200], "570.195.03"), ([H200], "560.35.03"), ([B300], "580.*"), ([L40S], "535.*"),
+     ([H200, L40S], "550.163.01"), ([B300], "580.105.08")],
+)  # fmt: skip
+def test_driver__first_version_of_a_gpu_or_later__is_taken(devices: list[str], version: str) -> None:
+    assert driver(*devices, version=version)["problems"] == []
+
+
+def test_first_versions__of_every_gpu__are_those_of_nvidias_lists() -> None:
+    """The list of supported GPUs at each tag of NVIDIA's open kernel modules begins with these versions."""
+    rows = [line.split() for line in (SAMPLES / "first-versions.txt").read_text().splitlines() if line[0] != "#"]
+    known = {device: row["versions"] for device, row in TABLES["first_versions"].items()}
+    assert known.pop(B200) == ["570.133.20"], "the list has it from 570.86.15 on, NVIDIA/cloud-native-docs#184 later"
+    assert known == {device: versions for device, *versions in rows}
 
 
 def test_gpus_older_than_the_default_get_their_last_branch() -> None:
     found = driver("102d")
     assert (found["modules"], found["branch"], found["problems"]) == ("proprietary", "470", [])
-    assert driver(V100, default="550")["branch"] == "550"
+    assert driver(V100, system="debian-13", **DISTRIBUTION)["branch"] == "550"
     assert "branch 470 is the last for kepler, not 580" in driver("102d", branch="580")["problems"]
 
 
@@ -154,7 +202,43 @@ def test_driver__named_branch__is_taken_with_the_modules_that_it_has() -> None:
     ):
         found = driver(*devices, branch=branch)
         assert (found["modules"], found["branch"], found["problems"]) == (modules, branch, [])
-    assert driver(V100, branch="580", default="590", first_offered="590")["problems"] == [], "a mirror may have it"
+    assert driver(V100, branch="580", system="debian-13")["problems"] == [], "a mirror may have it"
+
+
+def test_driver__debian_on_arm__begins_where_its_repository_does() -> None:
+    assert driver(H100, system="debian-13", architecture="aarch64")["branch"] == "595"
+    assert driver(H100, system="debian-12", architecture="aarch64")["branch"] == "590"
+    assert driver(H100, system="debian-12")["branch"] == "580"
+
+
+SECURE = {"secure_boot": True, "key_enrolled": False}
+REFUSED = "Secure Boot is on, and the kernel refuses modules that dkms builds: its key is not enrolled: mkdir -p /var"
+
+
+@pytest.mark.proves("driver", "With Secure Boot, Ubuntu gets signed modules; elsewhere an unknown key is refused.")
+@pytest.mark.parametrize(
+    ("wanted", "look", "signed", "problem"),
+    [
+        ({}, SECURE, True, ""),
+        ({}, SECURE | {"driver": "580.95.05", "brought": ["linux-modules-nvidia-580-server-open-generic"]}, True, ""),
+        ({}, {"secure_boot": False}, False, ""),
+        ({}, SECURE | {"key_enrolled": True}, False, ""),
+        ({}, SECURE | {"driver": "580.95.05", "brought": ["nvidia-dkms-580-open"]}, False, ""),
+        ({"architecture": "aarch64"}, SECURE, False, REFUSED),
+        ({"system": "debian-12"}, SECURE, False, REFUSED),
+        ({"system": "redhat-9"}, SECURE, False, REFUSED),
+        ({"system": "redhat-9"}, SECURE | {"key_enrolled": True}, False, ""),
+        ({"system": "redhat-9"}, SECURE | {"driver": "580.95.05"}, False, ""),
+        ({"gdrcopy": True}, SECURE, True, "Secure Boot is on, and the kernel refuses gdrdrv"),
+        ({"gdrcopy": True}, {}, False, ""),
+    ],
+)
+def test_secure_boot__by_system_and_key__takes_signed_modules_or_is_refused(
+    wanted: dict[str, Any], look: dict[str, Any], signed: bool, problem: str
+) -> None:
+    found = driver(H100, look=look, **wanted)
+    assert (found["signed"], found["source"]) == (signed, "distribution" if signed else "nvidia")
+    assert [said[: len(problem)] for said in found["problems"]] == ([problem] if problem else [])
 
 
 def test_a_version_says_its_branch() -> None:
@@ -274,6 +358,10 @@ def test_gpus_and_their_fabric_are_found_on_the_bus(tmp_path: Path) -> None:
     bridge = device("0000:07:00.0", "0x15b3", "0x020700", "0x1021", vpd=b"\x82\0SW_MNG\0")
     assert nvidia_kernel.pci(write(tmp_path / "c", gpus | bridge)) == (["1eb8", "2330"], "nvlink5")
     assert nvidia_kernel.pci(tmp_path / "none") == ([], "")
+    for name in ("a", "b", "c"):
+        assert probe.pci_gpus(str(tmp_path / name)) == ["1eb8", "2330"]
+    (tmp_path / "a/.dockerenv").touch()
+    assert probe.pci_gpus(str(tmp_path / "a")) == []
 
 
 @pytest.mark.parametrize(
@@ -288,11 +376,58 @@ def test_the_loaded_driver_says_its_version_and_kind(tmp_path: Path, told: str, 
     assert nvidia_kernel.loaded(write(tmp_path, {"proc/driver/nvidia/version": told})) == found
 
 
-def test_secure_boot_is_read_from_the_firmware(tmp_path: Path) -> None:
-    name = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-    assert nvidia_kernel.secure_boot(write(tmp_path / "on", {name: b"\6\0\0\0\1"}))
-    assert not nvidia_kernel.secure_boot(write(tmp_path / "off", {name: b"\6\0\0\0\0"}))
-    assert not nvidia_kernel.secure_boot(tmp_path / "bios")
+EFI = "sys/firmware/efi/efivars/"
+STATE, SHIM, KEYS = (
+    f"{EFI}SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c",
+    f"{EFI}MokSBStateRT-605dab50-e046-4300-abb6-3dd810dd8b23",
+    f"{EFI}MokListRT-605dab50-e046-4300-abb6-3dd810dd8b23",
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "role", "preflight"),
+    [
+        ({STATE: b"\6\0\0\0\1"}, True, True),
+        ({STATE: b"\6\0\0\0\0"}, False, False),
+        ({}, False, None),
+        ({STATE: b"\6\0\0\0\1", SHIM: b"\6\0\0\0\1"}, False, False),  # mokutil --disable-validation
+    ],
+)
+def test_secure_boot_is_read_from_the_firmware(
+    tmp_path: Path, files: dict[str, str | bytes], role: bool, preflight: bool | None
+) -> None:
+    write(tmp_path, files)
+    assert nvidia_kernel.secure_boot(tmp_path) is role
+    assert probe.secure_boot(str(tmp_path)) is preflight
+
+
+DER = b"0\x82\x03\x0f a certificate"
+ENROLLED = {KEYS: b"\6\0\0\0\xa1Y\xc0\xa5" + DER + b"\0"}
+SITE = {"etc/dkms/framework.conf.d/site.conf": 'mok_certificate="/etc/keys/site.der"', "etc/keys/site.der": DER}
+
+
+@pytest.mark.parametrize(
+    ("files", "enrolled"),
+    [
+        ({"var/lib/dkms/mok.pub": DER} | ENROLLED, True),
+        ({"var/lib/dkms/mok.pub": b"another"} | ENROLLED, False),
+        ({"var/lib/dkms/mok.pub": DER}, False),
+        (ENROLLED, False),
+        ({"var/lib/dkms/mok.pub": b""} | ENROLLED, False),
+        ({"etc/os-release": "ID=ubuntu", "var/lib/shim-signed/mok/MOK.der": DER} | ENROLLED, True),
+        ({"etc/os-release": "ID=ubuntu", "var/lib/dkms/mok.pub": DER} | ENROLLED, False),
+        (SITE | ENROLLED, True),
+        (SITE | {"sys/firmware/efi/efivars/db-d719b2cb-3d3a-4596-a3bc-dad00e67656f": DER}, True),
+        (SITE | {"sys/firmware/efi/mok-variables/MokListRT": DER}, True),
+    ],
+)
+def test_key_of_dkms__by_what_the_firmware_lists__is_enrolled(
+    tmp_path: Path, files: dict[str, str | bytes], enrolled: bool
+) -> None:
+    """The role and preflight have the same answer, each by its own code: nodes run the one, the probe is the other."""
+    write(tmp_path, files)
+    assert nvidia_kernel.key_enrolled(tmp_path) is enrolled
+    assert probe.key_enrolled(str(tmp_path)) is enrolled
 
 
 @pytest.mark.proves("driver", "A driver of another origin that works is left alone.")
@@ -320,6 +455,22 @@ def test_the_next_kernels_headers_come_with_it() -> None:
     kept = ["linux-headers-6.12.1-amd64", "linux-image-6.12.1-amd64", "linux-image-amd64"]
     assert LOOK.headers(kept) == ["linux-headers-amd64"]
     assert LOOK.headers(kept[:2]) == []
+    assert LOOK.headers(["linux-image-unsigned-6.8.0-85-generic", "linux-image-generic"]) == ["linux-headers-generic"]
+
+
+def test_kernel__signed_modules_beside_it__go_with_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = (
+        "ii \tlinux-image-6.8.0-85-generic\tkmod\nii \tlinux-image-generic\tlinux-image-6.8.0-85-generic\n"
+        "ii \tlinux-modules-nvidia-580-server-open-6.8.0-85-generic\tlinux-image-6.8.0-85-generic\n"
+        "ii \tlinux-modules-nvidia-580-server-open-generic\tlinux-modules-nvidia-580-server-open-6.8.0-85-generic\n"
+    )
+    monkeypatch.setattr(LOOK, "run", lambda *_argv, **_options: (0, listed))
+    assert LOOK.kernel_packages("6.8.0-85-generic") == ["linux-image-6.8.0-85-generic", "linux-image-generic"]
+    names = ("linux-image-generic", "linux-modules-nvidia-580-server-open-generic", "nvidia-utils-580-server")
+    item = {"before": {"version": ""}, "now": {"version": "1"}}
+    record = {"items": {f"package:{name}": item for name in names}}
+    monkeypatch.setattr(LOOK, "load_record", lambda _scope: record)
+    assert [name for name, brought in LOOK.recorded().items() if brought] == [*names[1:]]
 
 
 def test_modules_are_built_for_the_kernel_and_for_what_boots_next(tmp_path: Path) -> None:
@@ -328,6 +479,8 @@ def test_modules_are_built_for_the_kernel_and_for_what_boots_next(tmp_path: Path
     running = "6.12.48+deb13-amd64"
     assert BUILD.kernels(running, True, str(tmp_path)) == [running, "6.12.117+deb13-amd64"]
     assert BUILD.kernels(running, False, str(tmp_path)) == [running]
+    (tmp_path / "lib/modules/6.12.120+deb13-amd64/kernel").mkdir(parents=True)
+    assert BUILD.kernels(running, True, str(tmp_path), headers=False) == [running, "6.12.120+deb13-amd64"]
 
 
 def test_who_holds_a_gpu_is_told(tmp_path: Path) -> None:
@@ -459,7 +612,12 @@ def made(check: bool = False, **given: Any) -> Any:
         "change": False,
         "units": ["nvidia-persistenced.service"],
     }
-    asked |= {"modules": ["nvidia-uvm", "nvidia-peermem"]}
+    asked |= {
+        "modules": ["nvidia-uvm", "nvidia-peermem"],
+        "signed": False,
+        "libraries": "",
+        "kernel": "6.8.0-85-generic",
+    }
     return BUILD.Driver(asked | given, check)
 
 
@@ -475,6 +633,83 @@ def test_a_dry_run_foresees_a_reboot_only_where_the_driver_may_be_exchanged(node
     free = made(check=True, change=True)
     free.foresee()
     assert (free.changes, free.reboot) == ([], "")
+
+
+SIGNED: dict[str, Any] = {"signed": True, "libraries": "580.126.09"}
+
+
+@pytest.mark.proves("driver", "Signed modules of another version than the libraries wait for their kernel.")
+@pytest.mark.parametrize(
+    ("modules", "loaded", "change", "outcome", "reboot"),
+    [
+        ({"6.8.0-85-generic": "580.126.09"}, "", False, "2", ""),
+        ({"6.8.0-85-generic": "580.126.09"}, "580.126.09", False, "580.126.09", ""),
+        (
+            {"6.8.0-85-generic": "580.95.05", "6.8.0-90-generic": "580.126.09"},
+            "",
+            False,
+            "",
+            "kernel 6.8.0-90-generic has the signed modules of driver 580.126.09",
+        ),
+        (
+            {"6.8.0-85-generic": "580.95.05", "6.8.0-90-generic": "580.126.09"},
+            "580.95.05",
+            True,
+            "580.95.05",
+            "kernel 6.8.0-90-generic has the signed modules of driver 580.126.09",
+        ),
+        ({"6.8.0-85-generic": "580.95.05", "6.8.0-90-generic": "580.126.09"}, "580.95.05", False, "580.95.05", ""),
+        ({"6.8.0-85-generic": "580.95.05"}, "", False, None, ""),
+        ({}, "", False, None, ""),
+    ],
+)
+def test_signed_modules__by_version_of_the_libraries__are_loaded_or_wait(
+    node: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    modules: dict[str, str],
+    loaded: str,
+    change: bool,
+    outcome: str | None,
+    reboot: str,
+) -> None:
+    node.update(loaded=loaded, used=[])
+    monkeypatch.setattr(nvidia_kernel, "signed_module", lambda kernel: modules.get(kernel, ""))
+    monkeypatch.setattr(BUILD, "kernels", lambda kernel, *_newer, **_headers: [kernel, "6.8.0-90-generic"])
+    built = made(False, change=change, **SIGNED)
+    if outcome is None:
+        found = modules.get("6.8.0-85-generic", "(none)")
+        with pytest.raises(
+            BUILD.NodeError, match=re.escape(f"modules of driver {found}, and the libraries are 580.126")
+        ):
+            built.load()
+    else:
+        assert (built.load(), built.reboot) == (outcome, reboot)
+    assert (("modprobe", "nvidia") in node["ran"]) is (outcome == "2")
+
+
+def test_signed_module__as_modinfo_prints_it__has_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer, version in (((0, "580.126.09\n"), "580.126.09"), ((1, "modinfo: ERROR: Module nvidia not found."), "")):
+        monkeypatch.setattr(nvidia_kernel, "run", lambda *_argv, answer=answer, **_options: answer)
+        assert nvidia_kernel.signed_module("6.8.0-85-generic") == version
+
+
+@pytest.mark.proves("driver", "Persistence mode that stays off after installation is reported by GPU.")
+def test_persistence_mode__after_installation__is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = "00000000:3B:00.0 {}\n00000000:5E:00.0 on\n"
+    for program, said in (
+        (f"print({modes.format('on')!r})", ""),
+        (f"print({modes.format('off')!r})", "persistence mode is off on 00000000:3B:00.0, so"),
+        ("raise SystemExit(1)", "persistence mode is not known: the driver does not answer"),
+    ):
+        monkeypatch.setattr(nvidia_kernel, "ASK_MODES", program)
+        assert [note[: len(said)] for note in PERSISTENCE.notes(0)] == ([said] if said else [])
+
+
+def test_persistence_mode__daemon_needs_a_while__is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [["00000000:3B:00.0"], []]
+    monkeypatch.setattr(nvidia_kernel, "without_persistence", lambda: answers.pop(0))
+    assert PERSISTENCE.notes(0.05) == []
+    assert answers == []
 
 
 def test_a_module_is_in_use_by_what_is_none_of_the_drivers(tmp_path: Path) -> None:

@@ -36,10 +36,11 @@ def answer() -> dict[str, Any]:
             "root": True,
             "free_mb": {"/": 77_000, "/var": 77_000, "/tmp": 12_000},
             "memory_available_mb": 400_000,
-            "pci_gpus": 2,
+            "pci_gpus": ["2330", "2330"],
             "nvml_error": None,
             "container": False,
             "secure_boot": None,
+            "key_enrolled": False,
             "network": {
                 "name": "deb.debian.org",
                 "name_error": None,
@@ -120,7 +121,7 @@ def _set(*path: str, to: object) -> Callable[[dict[str, Any]], object]:
         (_set("node", "before", to=["nvidia-uninstall"]), "found", ".run file", True),
         (_set("node", "firewall", to="firewalld"), "firewall", "firewalld filters there already", False),
         (_set("node", "nvml_error", to="Driver/library version mismatch"), "gpu", "version mismatch", True),
-        (_set("node", "pci_gpus", to=8), "gpu", "6 NVIDIA GPUs on the bus", True),
+        (_set("node", "pci_gpus", to=["2330"] * 8), "gpu", "6 NVIDIA GPUs on the bus", True),
     ],
 )
 def test_what_is_wrong_is_found(
@@ -397,6 +398,65 @@ def test_confinement__worker_lacks_a_controller__is_refused(
     findings = list(preflight._confinement(given, known))
     assert [finding.node for finding in findings] == (["gpu02"] if found else [])
     assert all(found in finding.found and hint in finding.hint for finding in findings)
+
+
+def _new(system: tuple[str, str, str], *devices: str, **node: Any) -> Facts:
+    """Return a node of that id, version and architecture with GPUs and without a driver."""
+
+    def change(data: dict[str, Any]) -> None:
+        family = "Debian" if system[0] in ("debian", "ubuntu") else "RedHat"
+        data["hardware"]["os"].update(id=system[0], version=system[1], architecture=system[2], family=family)
+        data["hardware"].update(driver_version=None, gpus=[])
+        data["node"].update(pci_gpus=list(devices), **node)
+
+    return facts(change)
+
+
+TRIXIE, NOBLE = ("debian", "13", "x86_64"), ("ubuntu", "24.04", "x86_64")
+
+
+@pytest.mark.proves("preflight", "GPUs that no driver branch fits are refused, with the role's own reason.")
+@pytest.mark.parametrize(
+    ("found", "variables", "said", "hint"),
+    [
+        (_new(TRIXIE, "26b9"), {}, "", ""),
+        (_new(TRIXIE, "1db4"), {}, "580 is the last for volta", "set nvidia_driver_source: distribution"),
+        (_new(TRIXIE, "1db4"), {"nvidia_driver_source": "distribution"}, "", ""),
+        (_new(("debian", "13", "aarch64"), "2342"), {}, "", ""),
+        (_new(("debian", "13", "aarch64"), "2342"), {"nvidia_driver_version": "580.95.05"}, "", ""),
+        (_new(NOBLE, "1091"), {}, "no kernel modules are for all GPUs here (fermi: none)", "see docs/guide.md"),
+        (_new(NOBLE, "2901"), {"nvidia_driver_branch": 550}, "blackwell needs branch 570 or newer, not 550", "docs/"),
+        (_new(NOBLE, "2901"), {"nvidia_driver_version": "570.86.15"}, "B200 needs driver 570.133.20 or newer", "docs/"),
+        (_new(NOBLE, "3500"), {}, "first for GPUs of the PCI id 3500", "set nvidia_driver_branch"),
+        (_new(("rocky", "9.6", "x86_64"), "1db4"), {}, "", ""),
+        (_new(("rocky", "10.1", "x86_64"), "2330"), {}, "give the fingerprint of CDF6BA43.pub", "key_fingerprint"),
+        (_new(("debian", "12", "x86_64"), "2330", secure_boot=True), {}, "Secure Boot is on, and the kernel", "docs/"),
+        (_new(("debian", "12", "x86_64"), "2330", secure_boot=True, key_enrolled=True), {}, "", ""),
+        (_new(NOBLE, "2330", secure_boot=True), {}, "", ""),
+        (_new(TRIXIE, "1db4", container=True), {}, "", ""),
+        (_new(TRIXIE), {}, "", ""),
+    ],
+)
+def test_driver__no_branch_fits_the_gpus__is_refused(
+    found: Facts, variables: dict[str, Any], said: str, hint: str
+) -> None:
+    worker = replace(host(22), groups=frozenset({"slurm_workers"}), variables=variables)
+    findings = list(preflight._driver(worker, found))
+    assert [finding.check for finding in findings] == (["driver"] if said else [])
+    assert all(said in one.found and hint in one.hint and not one.warning for one in findings)
+    if said:
+        (refused,) = [one for one in judged(found, worker) if not one.warning]
+        assert refused == findings[0], "it is among what ends a run with exit code 3"
+
+
+def test_driver__that_the_role_leaves_alone__is_not_refused() -> None:
+    worker = replace(host(22), groups=frozenset({"slurm_workers"}))
+    found = _new(TRIXIE, "1db4")
+    works = replace(found, hardware=replace(found.hardware, driver_version="580.95.05"))
+    assert list(preflight._driver(worker, works)) == []
+    ours = replace(works, node=replace(works.node, roles=("base", "nvidia_driver")))
+    assert [finding.check for finding in preflight._driver(worker, ours)] == ["driver"]
+    assert list(preflight._driver(replace(worker, groups=frozenset({"docker"})), found)) == [], "it is no worker"
 
 
 @pytest.mark.proves("preflight", "A feature that nobody publishes for a node's system is refused.")

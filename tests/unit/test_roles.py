@@ -316,30 +316,104 @@ def test_users__by_host_and_who_runs_it__become_root(
     assert role.value("__users_listed_keys_only") == listed_keys_only
 
 
-@pytest.mark.proves("driver", "Fabric Manager and IMEX have NVIDIA's name for system and branch.")
+@pytest.mark.proves("driver", "Fabric Manager, IMEX, NSCQ and NVSDM have NVIDIA's name for system and branch.")
 @pytest.mark.parametrize(
-    ("system", "branch", "fabric", "imex"),
+    ("system", "branch", "fabric", "imex", "nscq", "nvsdm"),
     [
-        # NVIDIA/gpu-driver-container@51d4966 and its rhel9/precompiled/Dockerfile.
-        ("debian-12", "580", "nvidia-fabricmanager", "nvidia-imex"),
-        ("debian-12", "575", "nvidia-fabricmanager-575", "nvidia-imex-575"),
-        ("debian-13", "", "nvidia-fabricmanager", "nvidia-imex"),
-        ("ubuntu-24.04", "580", "nvidia-fabricmanager", "nvidia-imex"),
-        ("ubuntu-24.04", "570", "nvidia-fabricmanager-570", "nvidia-imex-570"),
-        ("rocky-9", "580", "nvidia-fabricmanager", "nvidia-imex"),
-        ("rocky-9", "570", "nvidia-fabric-manager", "nvidia-imex-570"),
+        # NVIDIA/gpu-driver-container@51d4966 and its rhel9/precompiled/Dockerfile; of NSCQ and NVSDM @06a208c,
+        # ubuntu24.04/precompiled/nvidia-driver besides.
+        ("debian-12", "580", "nvidia-fabricmanager", "nvidia-imex", "libnvidia-nscq", "libnvsdm"),
+        ("debian-12", "575", "nvidia-fabricmanager-575", "nvidia-imex-575", "libnvidia-nscq-575", "libnvsdm-575"),
+        ("debian-13", "", "nvidia-fabricmanager", "nvidia-imex", "libnvidia-nscq", "libnvsdm"),
+        ("ubuntu-24.04", "580", "nvidia-fabricmanager", "nvidia-imex", "libnvidia-nscq", "libnvsdm"),
+        ("ubuntu-24.04", "570", "nvidia-fabricmanager-570", "nvidia-imex-570", "libnvidia-nscq-570", "libnvsdm-570"),
+        ("rocky-9", "580", "nvidia-fabricmanager", "nvidia-imex", "libnvidia-nscq", "libnvsdm"),
+        ("rocky-9", "570", "nvidia-fabric-manager", "nvidia-imex-570", "libnvidia-nscq-570", "libnvsdm-570"),
     ],
 )
 def test_nvidia_driver__fabric_of_a_branch__has_nvidias_names(
-    tmp_path: Path, system: str, branch: str, fabric: str, imex: str
+    tmp_path: Path, system: str, branch: str, fabric: str, imex: str, nscq: str, nvsdm: str
 ) -> None:
     cluster = a_cluster(tmp_path, system)
-    role = cluster.role("nvidia_driver", "gpu01", nvidia_driver_branch=branch)
-    found = role.value("__nvidia_driver_of_nvidia")
-    assert (found["fabric"], found["imex"]) == ([fabric], [imex])
-    assert role.value("__nvidia_driver_problems") == []
+    for joined, library in (("nvswitch", nscq), ("nvlink5", nvsdm)):
+        known = {"nvidia_driver_branch": branch, "__nvidia_driver_look": look(system, fabric=joined)}
+        role = cluster.role("nvidia_driver", "gpu01", **known)
+        installed = [one for one in role.value("__nvidia_driver_fabric_packages") if isinstance(one, dict)]
+        assert [one["name"] for one in installed] == [fabric, library, imex]
+        assert {one["version"] for one in installed} == {f"{role.value('__nvidia_driver_branch')}.*"}
+        assert role.value("__nvidia_driver_problems") == []
     if not branch:
         assert role.value("__nvidia_driver_branch") == "590", "all that NVIDIA has for Debian 13"
+    role.variables["ansible_facts"]["architecture"] = "aarch64"
+    assert library not in str(role.value("__nvidia_driver_fabric_packages")), "there is none for arm64"
+
+
+@pytest.mark.proves("driver", "On Ubuntu with Secure Boot the modules are Canonical's, and held.")
+@pytest.mark.parametrize(
+    ("devices", "headers", "modules"),
+    [
+        (["2330"], ["linux-headers-generic"], ["580-server-open-generic"]),
+        (["1db4"], ["linux-headers-generic-hwe-24.04"], ["580-server-generic-hwe-24.04"]),
+        (["2330"], ["linux-headers-virtual"], ["580-server-open-generic"]),
+        (["2330"], [], []),
+    ],
+)
+def test_nvidia_driver__secure_boot_on_ubuntu__has_signed_modules(
+    tmp_path: Path, devices: list[str], headers: list[str], modules: list[str]
+) -> None:
+    found = look("ubuntu-24.04", devices, headers=headers, secure_boot=True, key_enrolled=False)
+    known = {"nvidia_driver_imex_nodes": [], "__nvidia_driver_look": found}
+    role = a_cluster(tmp_path, "ubuntu-24.04").role("nvidia_driver", "gpu01", **known)
+    kind = "580-server-open" if devices == ["2330"] else "580-server"
+    names = [f"linux-modules-nvidia-{name}" for name in (*modules, f"{kind}-6.8.0-85-generic")]
+    wanted = {one["name"]: one for one in role.value("__nvidia_driver_wanted")}
+    assert role.value("__nvidia_driver_problems") == []
+    assert [one for one in wanted.values() if one["name"].startswith("linux-modules-")] == [
+        {"name": name, "hold": True} for name in names
+    ]
+    assert wanted["nvidia-utils-580-server"]["version"] == "580.*"
+    built = {"dkms", "gcc", "make", "linux-headers-6.8.0-85-generic", *headers}
+    assert not wanted.keys() & (built | {"nvidia-persistenced"})
+    assert role.value("__nvidia_driver_branch_files") == [], "the pin is for NVIDIA's packages"
+    # What another kernel has under another name makes no other driver.
+    assert role.value("__nvidia_driver_names")[: len(names)] == [
+        *(names[:-1] or names), *role.value("__nvidia_driver_offered.tools")
+    ][: len(names)]  # fmt: skip
+    build = role.value("__nvidia_driver_build")
+    assert (build["signed"], build["packages"]) == (True, names)
+    fabric = [one["name"] for one in role.value("__nvidia_driver_fabric_packages")]
+    assert fabric[:2] == ["nvidia-fabricmanager-580", "libnvidia-nscq-580"]
+
+
+def test_nvidia_driver__libraries_of_signed_modules__are_of_one_version(tmp_path: Path) -> None:
+    found = look("ubuntu-24.04", secure_boot=True, key_enrolled=False)
+    versions = {
+        "linux-modules-nvidia-580-server-open-generic": "6.8.0-85.85",
+        "libnvidia-compute-580-server": "580.126.09-0ubuntu0.24.04.1",
+    }
+    state = {"changes": [], "versions": versions}
+    known = {"nvidia_driver_imex_nodes": [], "__nvidia_driver_look": found, "__nvidia_driver_state": state}
+    role = a_cluster(tmp_path, "ubuntu-24.04").role("nvidia_driver", "gpu01", **known)
+    assert role.value("__nvidia_driver_build")["libraries"] == "580.126.09"
+    assert {one["version"] for one in role.value("__nvidia_driver_fabric_packages")[:2]} == {"580.126.09"}
+
+
+@pytest.mark.proves("driver", "The persistence daemon's own package is held wherever there is one.")
+@pytest.mark.parametrize(
+    ("system", "source", "held"),
+    [
+        ("debian-13", "nvidia", True),
+        ("debian-13", "distribution", True),
+        ("ubuntu-24.04", "nvidia", True),
+        ("ubuntu-24.04", "distribution", False),  # it is in nvidia-compute-utils
+        ("rocky-9", "nvidia", True),
+    ],
+)
+def test_nvidia_driver__persistence_daemon__is_held(tmp_path: Path, system: str, source: str, held: bool) -> None:
+    known = {"nvidia_driver_source": source, "__nvidia_driver_look": look(system, fabric="")}
+    wanted = a_cluster(tmp_path, system).role("nvidia_driver", "gpu01", **known).value("__nvidia_driver_wanted")
+    daemon = [one for one in wanted if isinstance(one, dict) and one["name"] == "nvidia-persistenced"]
+    assert daemon == ([{"name": "nvidia-persistenced", "hold": True}] if held else [])
 
 
 @pytest.mark.proves("driver", "Kernels with 64 KiB pages and real-time kernels get their own headers.")
@@ -359,6 +433,11 @@ def test_nvidia_driver__kernel_of_another_kind__gets_its_headers(tmp_path: Path,
     assert f"{built['name']} {built['version']}" == headers
 
 
+def test_nvidia_driver__modules_that_are_built__need_the_kernels_headers(tmp_path: Path) -> None:
+    builders = a_cluster(tmp_path, "ubuntu-24.04").role("nvidia_driver", "gpu01").value("__nvidia_driver_builders")
+    assert builders == ["dkms", "gcc", "make", {"name": "linux-headers-6.8.0-85-generic", "hold": True}]
+
+
 @pytest.mark.proves("monitoring", "DCGM gets the diagnostics that driver and GPUs need.")
 @pytest.mark.parametrize(
     ("driver", "devices", "cuda"),
@@ -375,6 +454,35 @@ def test_dcgm__by_driver_and_gpus__has_its_diagnostics(
     found = look("ubuntu-24.04", devices, driver=driver)
     role = a_cluster(tmp_path, "ubuntu-24.04").role("dcgm_exporter", "gpu01", __dcgm_exporter_look=found)
     assert role.value("__dcgm_exporter_diagnostics") == [f"datacenter-gpu-manager-4-cuda{one}" for one in cuda]
+
+
+@pytest.mark.proves("monitoring", "DCGM is asked for the NVLink counters that the generation of the GPUs has.")
+@pytest.mark.parametrize(
+    ("devices", "recorded", "nvlink_5"),
+    [
+        (["2330"], "h100", False),
+        (["2901"], "b200", True),
+        ([], "gb200", True),
+        ([], "a100", False),
+        (["3182"], "x", True),
+    ],
+)
+def test_dcgm__by_generation__has_its_nvlink_counters(
+    tmp_path: Path, devices: list[str], recorded: str, nvlink_5: bool
+) -> None:
+    """Field 310 beside those of NVLink 5 leaves all of them without a value (NVIDIA/DCGM#265)."""
+    known = {
+        "__dcgm_exporter_look": look("ubuntu-24.04", devices, driver="580.95.05"),
+        "__dcgm_exporter_record": {"gpus": [{"type": recorded}]},
+    }
+    role = a_cluster(tmp_path, "ubuntu-24.04").role("dcgm_exporter", "gpu01", **known)
+    text = role.render(role.path / "templates/collectors.csv.j2")
+    named = {line.split(",")[0] for line in text.splitlines() if not line.startswith("#")}
+    new = {name for name in named if "_NVLINK_COUNT_" in name}
+    old = {name for name in named if "_NVLINK_" in name} - new
+    assert (len(new), len(old)) == ((3, 0) if nvlink_5 else (0, 4))
+    assert ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL" in named) is not nvlink_5
+    assert {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "DCGM_FI_DEV_XID_ERRORS"} <= named
 
 
 @pytest.mark.proves("driver", "NVLink 5 switches get the subnet manager, its tools and ib_umad.")
