@@ -1,11 +1,11 @@
 """Packages whose installed version lets a user of the cluster become root or Slurm's administrator, as far as is known.
 
-A version is judged only where its distribution has said in which version of its own the hole is closed, or by the
-authors' release where that is newer. What a distribution has not said is not judged.
+Where a distribution has said in which version of its own a hole is closed, that version counts. Elsewhere the authors'
+release counts: an older one is not known to be fixed, for a distribution may close a hole without a new release.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl.report import upstream
@@ -13,37 +13,60 @@ from clusterctl.report import upstream
 
 @dataclass(frozen=True)
 class Advisory:
-    """A hole in a package: `fixed` has, by system and release, the first version of the distribution's without it."""
+    """A hole in packages of distributions and in those that the `authors` publish themselves.
+
+    `fixed` has the first version of a distribution's own without it, by system: the id and the release of os-release,
+    or its major release alone, such as `ubuntu 24.04` and `rocky 9`. `releases` are the first ones of the authors
+    without it, one for each branch that they fixed, the newest last.
+    """
 
     packages: tuple[str, ...]
     names: str
     lets: str
     fixed: Mapping[str, str]
-    release: str = ""
-    """The first release of its authors that no longer has the hole; empty where they fixed older branches as well."""
+    releases: Sequence[str] = ()
+    authors: tuple[str, ...] = ()
 
 
-# From the changelogs of Debian's packages, read on 2026-11-23, with two exceptions: Ubuntu's munge is what
-# nebius/soperator#2174 moved to, and that Debian 12's Slurm is fixed is from a review and was not read there.
+_SLURM = ("slurmctld", "slurmd", "slurmdbd", "slurm-slurmctld", "slurm-slurmd", "slurm-slurmdbd")
+_SCHEDMD = ("slurm-smd-slurmctld", "slurm-smd-slurmd", "slurm-smd-slurmdbd")
+TOOLKIT = ("nvidia-container-toolkit-base", "nvidia-container-toolkit")
+# Debian's versions are from the changelogs of its packages, read on 2026-11-23; that Debian 12's Slurm is fixed is from
+# a review and was not read there. Ubuntu 24.04's munge is what nebius/soperator#2174 moved to. Red Hat has errata for
+# munge (https://access.redhat.com/security/cve/CVE-2026-25506): which versions they brought to RHEL and its rebuilds
+# was not found, and neither was Ubuntu 22.04's.
 ADVISORIES = (
     Advisory(
         ("munge",),
         "CVE-2026-25506",
         "lets any user of the node read the munge key",
         {"debian 12": "0.5.15-2+deb12u1", "debian 13": "0.5.16-1.1~deb13u1", "ubuntu 24.04": "0.5.15-4ubuntu0.1"},
-        release="0.5.18",  # https://github.com/dun/munge/security/advisories/GHSA-r9cr-jf4v-75gh
+        ("0.5.18",),  # https://github.com/dun/munge/security/advisories/GHSA-r9cr-jf4v-75gh
     ),
     Advisory(
-        ("slurmctld", "slurmd", "slurmdbd"),
+        _SLURM,
         "CVE-2025-43904",
         "lets a coordinator of an account become Slurm's administrator",
         {"debian 12": "22.05.8-4+deb12u3", "debian 13": "24.11.5-1"},
+        ("23.11.11", "24.05.8", "24.11.5"),  # CHANGELOG of each branch, https://github.com/SchedMD/slurm
+        _SCHEDMD,
     ),
     Advisory(
-        ("slurmctld", "slurmd", "slurmdbd"),
+        _SLURM,
         "CVE-2026-65107, CVE-2026-65140",
         "lets users skip a check of credentials, and operators become Slurm's administrators",
         {"debian 13": "24.11.5-4+deb13u1"},
+        ("25.05.9", "25.11.8", "26.05.4"),  # https://github.com/SchedMD/slurm/releases
+        _SCHEDMD,
+    ),
+    # https://nvidia.custhelp.com/app/answers/detail/a_id/5850; role nvidia_container_toolkit refuses what is older.
+    Advisory(
+        (),
+        "CVE-2026-24260 and others before it",
+        "lets a container out onto its host",
+        {},
+        ("1.19.1",),
+        TOOLKIT,
     ),
 )
 
@@ -71,7 +94,7 @@ DRIVER = (
 
 @dataclass(frozen=True)
 class Unsafe:
-    """A package of a node that is older than the version which closed a hole."""
+    """A package of a node that is older than the version which closed a hole; `fixed` is empty where none is known."""
 
     package: str
     version: str
@@ -79,19 +102,30 @@ class Unsafe:
     fixed: str
 
     def __str__(self) -> str:
-        return f"{self.package} {self.version} {self.advisory.lets} ({self.advisory.names}), {self.fixed} does not"
+        hole = f"{self.advisory.lets} ({self.advisory.names})"
+        if self.fixed:
+            return f"{self.package} {self.version} {hole}, {self.fixed} does not"
+        release = _release(self.version, self.advisory.releases)
+        return f"{self.package} {self.version} is not known to be fixed: before {release} it {hole}"
 
 
 def unsafe(system: str, versions: Mapping[str, str]) -> Iterator[Unsafe]:
-    """Yield the packages of these versions that have a known hole; `system` is id and release, such as `debian 13`."""
+    """Yield the packages of these versions that have a known hole; `system` is id and release, such as `rocky 9.6`."""
     for advisory in ADVISORIES:
-        fixed = advisory.fixed.get(system)
-        for package in advisory.packages:
-            version = versions.get(package)
-            if not fixed or not version or not is_older(version, fixed):
+        fixed = advisory.fixed.get(system) or advisory.fixed.get(system.partition(".")[0], "")
+        for package in (*advisory.packages, *advisory.authors):
+            if not (version := versions.get(package)):
                 continue
-            if not advisory.release or is_older(upstream(version), advisory.release):
-                yield Unsafe(package, version, advisory, fixed)
+            release = _release(version, advisory.releases)
+            own = release if package in advisory.authors else fixed
+            if is_older(upstream(version), release) and (not own or is_older(version, own)):
+                yield Unsafe(package, version, advisory, own)
+
+
+def _release(version: str, releases: Sequence[str]) -> str:
+    """Return the release that closed a hole in the branch of a version, or the newest one if none did."""
+    branch = upstream(version).split(".")[:2]
+    return next((one for one in releases if one.split(".")[:2] == branch), releases[-1])
 
 
 def unsafe_driver(version: str | None) -> Iterator[Unsafe]:

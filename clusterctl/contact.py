@@ -93,6 +93,7 @@ class Node:
     slurm: Annotated[tuple[str, ...], sequence(text(), 4)]
     security_updates: Annotated[int | None, optional(number(0, 1 << 40))]
     slurm_packages: Annotated[SlurmPackages | None, optional(nested(SlurmPackages))]
+    watched_packages: Annotated[Mapping[str, str], mapping(text(), text(), len(probe.WATCHED))]
     jobs: Annotated[tuple[str, ...], sequence(text(r"\d+", "a job's number"), probe.MAX_JOBS)]
     firewall: Annotated[str | None, optional(text())]
     services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]

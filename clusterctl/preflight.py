@@ -21,6 +21,7 @@ from clusterctl.errors import PreflightError
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
 from clusterctl.known_hosts import keys
+from clusterctl.outcome import fold
 from clusterctl.remote import Access, ContactError, Failure, each
 from clusterctl.report import upstream
 
@@ -52,6 +53,8 @@ COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalin
 # The cgroup controller by which Slurm confines jobs to each thing of slurm_head_confine.
 CONFINED_BY = {"cores": "cpuset", "devices": "devices", "memory": "memory", "swap": "swap"}
 PINNED = {"munge": "munge_version", "slurmctld": "slurm_head_version", "slurmd": "slurm_head_version"}
+TOOLKIT = "nvidia_container_toolkit"  # role and group
+TOOLKIT_PINNED = {"nvidia-container-toolkit-base": "nvidia_container_toolkit_version"}
 UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
 WITHOUT_THEM = "With --skip-unreachable it goes on without the workers that do not answer."
 
@@ -594,21 +597,39 @@ _DRIVER_PIN = "nvidia_driver_version"
 
 
 def _advisories(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Name the packages with known holes, those that are installed and those that an inventory pins."""
+    """Name the packages with known holes, those that are installed and those that an inventory pins, each once."""
+    nodes: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, found in facts.items():
-        system = f"{found.hardware.os.id} {found.hardware.os.version}"
-        pins = {package: str(inventory.host(name).variables.get(variable, "")) for package, variable in PINNED.items()}
-        exact = {package: pin for package, pin in pins.items() if pin and not re.search(r"[*?^]", pin)}
-        installed = found.node.slurm_packages.installed if found.node.slurm_packages else {}
-        for one in advisories.unsafe(system, {**installed, **exact}):
-            hint = f"correct {PINNED[one.package]}" if one.package in exact else "clusterctl upgrade brings it"
-            yield Finding(name, "security", str(one), hint, warning=True)
-        pin = str(inventory.host(name).variables.get(_DRIVER_PIN, ""))
-        pinned = bool(pin) and not re.search(r"[*?^]", pin)
-        driver = pin if pinned and found.hardware.gpus else found.hardware.driver_version
-        for one in advisories.unsafe_driver(driver):
-            hint = f"correct {_DRIVER_PIN}" if pinned else "clusterctl upgrade --only nvidia_driver brings it"
-            yield Finding(name, "security", str(one), hint, warning=True)
+        for text, hint in _unsafe(inventory.host(name), found):
+            nodes[text, hint].append(name)
+    for (text, hint), (first, *others) in nodes.items():
+        also = f"; also on {fold(others)}" if others else ""
+        yield Finding(first, "security", f"{text}{also}", hint, warning=True)
+
+
+def _unsafe(host: Host, found: Facts) -> Iterator[tuple[str, str]]:
+    """Yield what is unsafe on a host, and what to do."""
+    system = f"{found.hardware.os.id} {found.hardware.os.version}"
+    variables = PINNED | (TOOLKIT_PINNED if TOOLKIT in host.groups else {})
+    pins = {package: str(host.variables.get(variable, "")) for package, variable in variables.items()}
+    exact = {package: pin for package, pin in pins.items() if pin and not re.search(r"[*?^]", pin)}
+    installed = found.node.slurm_packages.installed if found.node.slurm_packages else {}
+    for one in advisories.unsafe(system, {**installed, **found.node.watched_packages, **exact}):
+        hint = "clusterctl upgrade brings it"
+        if one.package in exact:
+            hint = f"correct {variables[one.package]}"
+        elif one.package in advisories.TOOLKIT:
+            hint = "not managed by clusterctl: update it"
+            if TOOLKIT in found.node.roles:
+                hint = f"clusterctl upgrade --only {TOOLKIT} brings it"
+        elif not one.fixed:
+            hint = "see the changelog of the distribution's package; clusterctl upgrade brings its newest"
+        yield str(one), hint
+    pin = str(host.variables.get(_DRIVER_PIN, ""))
+    pinned = bool(pin) and not re.search(r"[*?^]", pin)
+    driver = pin if pinned and found.hardware.gpus else found.hardware.driver_version
+    for one in advisories.unsafe_driver(driver):
+        yield str(one), f"correct {_DRIVER_PIN}" if pinned else "clusterctl upgrade --only nvidia_driver brings it"
 
 
 def _release(version: str) -> str:

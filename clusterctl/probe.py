@@ -40,6 +40,8 @@ MAX_OFFERED = 16
 MAX_DRIFT = 500
 MAX_ALERTS = 200
 MAX_GPUS = 1024
+# Packages whose versions preflight holds against the known holes (advisories.py), besides Slurm's.
+WATCHED = ("munge", "nvidia-container-toolkit", "nvidia-container-toolkit-base")
 
 Facts = Dict[str, Any]
 
@@ -704,6 +706,15 @@ def slurm_packages(options: Facts) -> Facts:
     }
 
 
+def watched_packages() -> Dict[str, str]:
+    """Return the installed versions of WATCHED, as dpkg or else rpm has them."""
+    # Each fails for a name that it does not know, and lists all without one.
+    listed = output("dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Status}\\n")
+    listed = listed or output("rpm", "--query", "--all", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE} installed\\n")
+    found = (line.split() for line in listed.splitlines())
+    return {one[0]: one[1] for one in found if len(one) == 3 and one[0] in WATCHED and one[2] == "installed"}
+
+
 def security_updates(root: str = "") -> Optional[int]:
     """Return how many seconds ago the node's own security updates last succeeded, or were set up; None: they are not.
 
@@ -779,6 +790,7 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "slurm": slurm(),
         "security_updates": security_updates(),
         "slurm_packages": slurm_packages(options["slurm"]) if options.get("slurm") else None,
+        "watched_packages": watched_packages() if options.get("network") is not None else {},
         "jobs": jobs(),
         "firewall": firewall(),
         "services": services(options.get("services") or []),

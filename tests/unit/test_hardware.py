@@ -645,6 +645,29 @@ def test_what_apt_would_bring_of_slurm_comes_first(
     assert probe.slurm_packages(asked) == {"installed": installed, "offered": offered, "user": None}
 
 
+@pytest.mark.proves("preflight", "Installed versions of munge and the container toolkit are read, by dpkg or rpm.")
+@pytest.mark.parametrize(
+    ("program", "listed"),
+    [
+        (
+            "dpkg-query",
+            "bash 5.2 installed\nmunge 0.5.16-1 installed\nnvidia-container-toolkit 1.17.8-1 config-files\n",
+        ),
+        ("rpm", "bash 5.1-9.el9 installed\nmunge 0.5.16-1 installed\ngpg-pubkey (none) x installed\n"),
+    ],
+)
+def test_watched_packages__by_dpkg_or_rpm__are_the_installed_ones(
+    monkeypatch: pytest.MonkeyPatch, program: str, listed: str
+) -> None:
+    monkeypatch.setattr(probe, "output", lambda *argv: listed if argv[0] == program else "")
+    assert probe.watched_packages() == {"munge": "0.5.16-1"}
+
+
+def test_watched_packages__of_this_machine__are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "WATCHED", ("bash", "no-such-package"))
+    assert list(probe.watched_packages()) == ["bash"]
+
+
 @pytest.mark.parametrize(
     ("files", "age"),
     [

@@ -54,6 +54,7 @@ def answer() -> dict[str, Any]:
             "slurm": [],
             "security_updates": None,
             "slurm_packages": None,
+            "watched_packages": {},
             "jobs": [],
             "firewall": None,
             "services": {},
@@ -572,6 +573,44 @@ def test_advisories__of_the_driver__installed_or_pinned__are_named(tmp_path: Pat
         pinned = [replace(one, variables={"nvidia_driver_version": pin}) for one in three(tmp_path).hosts]
         told = preflight._advisories(replace(three(tmp_path), hosts=tuple(pinned)), {"gpu01": facts()})
         assert [one.hint for one in told] == hints
+
+
+@pytest.mark.parametrize(
+    ("roles", "groups", "pin", "hint"),
+    [
+        (["nvidia_container_toolkit"], [], "", "clusterctl upgrade --only nvidia_container_toolkit brings it"),
+        ([], [], "", "not managed by clusterctl: update it"),
+        ([], [], "1.18.0", "not managed by clusterctl: update it"),  # whose pin is of another host's group
+        ([], ["nvidia_container_toolkit"], "1.18.0", "correct nvidia_container_toolkit_version"),
+        ([], ["nvidia_container_toolkit"], "1.20.1", None),
+    ],
+)
+def test_advisories__of_the_container_toolkit__are_named(
+    tmp_path: Path, roles: list[str], groups: list[str], pin: str, hint: str | None
+) -> None:
+    def has(data: dict[str, Any]) -> None:
+        data["hardware"]["os"].update(id="rocky", version="9.6", family="RedHat")
+        data["node"] |= {"roles": roles, "watched_packages": {"nvidia-container-toolkit-base": "1.17.8-1"}}
+
+    given = three(tmp_path)
+    variables = {"nvidia_container_toolkit_version": pin} if pin else {}
+    hosts = [replace(one, variables=variables, groups=one.groups | {*groups}) for one in given.hosts]
+    found = list(preflight._advisories(replace(given, hosts=tuple(hosts)), {"gpu01": facts(has)}))
+    assert [(one.hint, one.warning) for one in found] == ([(hint, True)] if hint else [])
+    assert all("lets a container out onto its host (CVE-2026-24260" in one.found for one in found)
+
+
+def test_advisories__the_same_on_several_nodes__is_one_note(tmp_path: Path) -> None:
+    def has(data: dict[str, Any]) -> None:
+        data["hardware"]["os"].update(id="rocky", version="9.6", family="RedHat")
+        data["node"]["watched_packages"] = {"munge": "0.5.13-13.el9"}
+
+    nodes = {name: facts(has, name) for name in ("head1", "gpu01", "gpu02")}
+    (found,) = preflight._advisories(three(tmp_path), nodes)
+    assert found.node == "head1"
+    assert found.found.startswith("munge 0.5.13-13.el9 is not known to be fixed: before 0.5.18 it lets any user")
+    assert found.found.endswith("(CVE-2026-25506); also on gpu01, gpu02")
+    assert found.hint.startswith("see the changelog of the distribution's package")
 
 
 def test_every_supported_system_has_a_slurm() -> None:

@@ -431,7 +431,7 @@ def test_a_hundred_nodes_are_a_page() -> None:
     edited = drift(EDITED, versions={"slurmd": "24.11.5-5"})
     nodes = [replace(WORKER, name=name, release="debian 13", drift=edited) for name in names]
     nodes[49] = replace(nodes[49], drift=drift(EDITED, versions={"slurmd": "24.11.5-4+deb13u1"}))
-    nodes[50] = replace(nodes[50], release="ubuntu 24.04", drift=drift(EDITED, versions={"slurmd": "23.11"}))
+    nodes[50] = replace(nodes[50], release="ubuntu 24.04", drift=drift(EDITED, versions={"slurmd": "26.05.5"}))
     nodes[99] = replace(WORKER, name=names[99], problem="no answer from 10.0.0.100 port 22 within 6 s")
     known = Slurm({name: SlurmNode(("IDLE",), "", {"a100": 4}, {"a100": 0}) for name in names})
     for width in (80, 120, None):
@@ -443,7 +443,7 @@ def test_a_hundred_nodes_are_a_page() -> None:
         assert "base: file /etc/hosts: edited" in joined
         assert "gpu100" in joined
         assert "slurmd 24.11.5-5 on 97 nodes; 24.11.5-4+deb13u1 on gpu050" in joined
-        assert "23.11" not in joined, "another release may have another version"
+        assert "26.05.5" not in joined, "another release may have another version"
 
 
 @pytest.mark.proves("status", "Packages with known holes are named, with their nodes.")
@@ -454,6 +454,15 @@ def test_unsafe_packages__of_some_nodes__are_named() -> None:
     assert "munge 0.5.16-1 lets any user of the node read the munge key (CVE-2026-25506)" in text
     assert "NVIDIA driver 550.144.03 may let any user of a GPU become root (CVE-2025-23244)" in text
     assert known.as_dict()["unsafe"] == {hole: [old.name, "gpu02"] for hole in known.unsafe()}
+
+
+@pytest.mark.proves("status", "Packages that are not known to be fixed, and an old container toolkit, are named.")
+def test_unsafe_packages__of_other_systems__are_named_once() -> None:
+    versions = {"munge": "0.5.13-13.el9", "nvidia-container-toolkit-base": "1.17.8-1"}
+    old = replace(WORKER, release="rocky 9.6", drift=drift(versions=versions))
+    text = " ".join(page(Status("aurora", (HEAD, old, replace(old, name="gpu02")), None, None), 200).split())
+    assert text.count("munge 0.5.13-13.el9 is not known to be fixed: before 0.5.18 it lets any user") == 1
+    assert text.count("nvidia-container-toolkit-base 1.17.8-1 lets a container out onto its host (CVE-2026-24260") == 1
 
 
 @pytest.mark.proves("status", "What a node's own security updates moved up is no drift.")
