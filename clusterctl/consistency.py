@@ -16,14 +16,21 @@ from clusterctl.reading import HostDraft, Reading
 JUMP = "cluster_jump_host"
 SETTINGS = "gpu_config"
 DIVISIONS = "gpu_config_mig_gpus"
+WORKERS = "slurm_workers"
+PARTITIONS = "slurm_head_partitions"
+_LIMITS = ("defaulttime", "maxtime")  # options of a partition
 TOOLKITS, COMPAT = "nvidia_cuda_toolkits", "nvidia_cuda_compat"
 
 
-def check(reading: Reading) -> None:
-    """Report all that does not fit together to the reading; what is missing only where groups and hosts are clear."""
+def check(reading: Reading, whole: bool = True) -> None:
+    """Report all that does not fit together to the reading; what is missing only where groups and hosts are clear.
+
+    A reading that is not `whole` lacks groups of the inventory.
+    """
     _files(reading)
     _time_zones(reading)
     _slurm_options(reading)
+    _time_limits(reading)
     _slurm_source(reading)
     _accounts(reading)
     if reading.understood:
@@ -36,6 +43,8 @@ def check(reading: Reading) -> None:
         _divisions(reading)
         _unread(reading)
         _required(reading)
+        if whole:
+            _partitions(reading)
 
 
 def _schedulers(reading: Reading) -> None:
@@ -166,15 +175,44 @@ def _time_zones(reading: Reading) -> None:
             reading.refuse(node.position, "cluster_timezone", f'no time zone "{shown(name)}"', near)
 
 
+def _of_partitions(node: Node, field: str) -> list[Node]:
+    """Return a field of each partition that has it."""
+    partitions = node.value if isinstance(node.value, list) else []
+    fields = [item for part in partitions if isinstance(part.value, dict) for item in part.value.items()]
+    return [value for key, value in fields if key == field]
+
+
+def _time_limits(reading: Reading) -> None:
+    """Refuse time limits of partitions that Slurm cannot read."""
+    for node in _given(reading, PARTITIONS):
+        for options in _of_partitions(node, "options"):
+            for key, value in options.value.items() if isinstance(options.value, dict) else ():
+                fits = isinstance(value.value, str | int) and schema.TIME_LIMIT.fullmatch(str(value.value))
+                if key.lower() in _LIMITS and not fits:
+                    message = f"got {value.describe()}, expected a time limit such as 1-12:00:00"
+                    reading.refuse(value.position, f"{PARTITIONS}.{shown(key)}", message)
+
+
+def _partitions(reading: Reading) -> None:
+    """The nodes of a partition are workers, or sub-groups of them."""
+    workers = [host.name for host in reading.hosts.values() if WORKERS in host.groups]
+    below = [name for name, group in reading.groups.items() if WORKERS in group.lineage and name != WORKERS]
+    for node in _given(reading, PARTITIONS):
+        for nodes in _of_partitions(node, "nodes"):
+            for item, _ in _texts(nodes, PARTITIONS):
+                if item.value not in [*workers, *below]:
+                    near = schema.did_you_mean(str(item.value), [*workers, *below])
+                    message = f'no worker and no sub-group of {WORKERS}, got "{shown(str(item.value))}"'
+                    reading.refuse(item.position, f"{PARTITIONS}.nodes", message, near)
+
+
 def _slurm_options(reading: Reading) -> None:
     """Refuse options that no release of Slurm knows; the head's own is asked before it gets the file."""
     known = yaml.safe_load((Path(__file__).parent / "slurm_options.yaml").read_text(encoding="utf-8"))
     for variable, names in known.items():
         taken = {name.lower() for name in names}
         for node in _given(reading, variable):
-            partitions = node.value if isinstance(node.value, list) else []
-            fields = [field for part in partitions if isinstance(part.value, dict) for field in part.value.items()]
-            for options in [node, *(value for key, value in fields if key == "options")]:
+            for options in [node, *_of_partitions(node, "options")]:
                 for key in options.value if isinstance(options.value, dict) else ():
                     if key.lower() not in taken:
                         near = schema.did_you_mean(key, names)

@@ -126,7 +126,7 @@ def judge(inventory: Inventory, name: str, groups: Collection[str], variables: M
             for host in inventory.hosts
         }
         reading.hosts = others | reading.hosts
-        consistency.check(reading)
+        consistency.check(reading, whole=False)
     return reading.problems
 
 

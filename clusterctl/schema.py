@@ -229,6 +229,8 @@ def _rises(text: str) -> bool:
     return clocks == sorted(clocks)
 
 
+# As Slurm's time_str2secs reads it (src/common/parse_time.c).
+TIME_LIMIT = re.compile(r"(\d+-)?\d+(:\d+){0,2}|-1|INFINITE|UNLIMITED", re.IGNORECASE)
 # Of the eight slices of memory and seven of computing that GPUs have, what an instance takes by its compute slices.
 _MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 
@@ -270,6 +272,8 @@ _RULES = (
     _Rule("_domain", is_domain, "a DNS domain"),
     _Rule("_networks", _is_network, "a network such as 10.0.0.0/24"),
     _Rule("_no_proxy", _matches(r"[\w.*:/-]+"), "a name, a domain or a network"),
+    # A key server's query has it; a key is fetched by Python and stands in no file of a shell.
+    _Rule("_key_url", lambda v: v == "" or _is_url(v.replace("&", "")), "a URL such as https://example.com/key.asc"),
     _Rule(
         "_proxy|_url|_mirrors",
         lambda v: v == "" or _is_url(v),
@@ -344,6 +348,7 @@ _RULES = (
     _Rule("gpu_config_mig(_gpus)?", _is_division, "profiles that fit on a GPU, 3g.40gb,2g.20gb,2g.20gb, or none"),
     _Rule("_fingerprint", _matches("([0-9A-Fa-f]{40})?"), "40 hexadecimal digits"),
     _Rule("_imex_nodes", is_ip, "an IP address"),
+    _Rule("_default_time", lambda v: v == "" or bool(TIME_LIMIT.fullmatch(v)), "a time limit such as 1-12:00:00"),
     _Rule("_time|_interval|_age|_size", _matches("[0-9]+[A-Za-z]*"), "a number with its unit"),
 )
 

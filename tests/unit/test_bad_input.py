@@ -558,13 +558,6 @@ together(
             f'slurm_head_repository: §{{url: "http://x/", key: "http://x/k", fingerprint: {"A" * 40}}}',
             "needs slurm_head_version",
         ),
-        (
-            "a partition of no node",
-            "slurm_head_partitions: [{name: a, nodes: [gpu01, §nix]}]",
-            "no worker and no sub-gr",
-        ),
-        ("a partition of a head", "slurm_head_partitions: [{name: a, nodes: [§head1]}]", "no worker and no sub-group"),
-        ("a partition of a typo", "slurm_head_partitions: [{name: a, nodes: [§a10]}]", "(did you mean a100?)"),
         ("no time limit", "slurm_head_partitions: [{name: a, options: {MaxTime: §99x}}]", 'got "99x", expected a time'),
         ("no time limit at all", "slurm_head_partitions: [{name: a, options: {maxtime: §}}]", "got nothing, expected"),
         ("no default time", "slurm_head_default_time: §1x", 'got "1x", expected a time limit'),
@@ -795,6 +788,9 @@ together(
 together(
     "Meaning",
     [
+        ("a partition of nobody", "slurm_head_partitions: [{name: a, nodes: [gpu01, §nix]}]", "no worker and no sub"),
+        ("a partition of a head", "slurm_head_partitions: [{name: a, nodes: [§head1]}]", "no worker and no sub-group"),
+        ("a partition of a typo", "slurm_head_partitions: [{name: a, nodes: [§a10]}]", "(did you mean a100?)"),
         ("plaintext password", f"§ansible_password: {CANARY}", "a password does not belong in an inventory"),
         ("plaintext password by its old name", f"§ansible_ssh_pass: {CANARY}", "a password does not belong"),
         ("plaintext password of sudo", f"§ansible_become_password: {CANARY}", "(log in with a key: ansible_ssh"),

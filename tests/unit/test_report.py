@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import __version__, report
+from clusterctl import __version__, inventory, remote, report
 from clusterctl.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.events import Change, Ended, Event, PlaybookStarted, PlayStarted, Result, Stopped, TaskStarted
+from clusterctl.inventory import Host
 from clusterctl.outcome import Ledger, fold
 from clusterctl.preflight import Finding
 from clusterctl.progress import Progress
@@ -265,6 +266,11 @@ def test_a_closed_output_is_an_error_once_and_silence_afterwards(tmp_path: Path)
         ("E: Release file for http://x is expired: Release file http://x expired", "mirror"),
         ("ssh: connect to host 10.0.0.11 port 22: Connection timed out", "firewall"),
         ("/bin/sh: 1: /usr/bin/python3: not found, python3 not found", "python3"),
+        (
+            "/usr/lib/apt/apt-helper download-file ended with 100\n"
+            "E: Failed to fetch https://snapshot.debian.org/x/apptainer_1.4.5-2_amd64.deb  Connection timed out",
+            "apptainer_package_url",
+        ),
         ("unit slurmd did not become active", "journalctl"),
         ("/bin/sh: line 1: 4711 Killed", "memory"),
     ],
@@ -346,6 +352,40 @@ def test_a_stop_too_late_to_end_a_playbook_ends_what_is_to_follow() -> None:
     made.stopped = True
     assert made.judge({}, []) is None
     assert str(made.judge({}, [], more=True)) == "interrupted as asked; nothing is under way any more."
+
+
+@pytest.mark.proves("validate", "Hosts without an address are in the first line, with the name that may be meant.")
+@pytest.mark.parametrize(
+    ("unresolved", "told"),
+    [
+        ([], "aurora: 3 hosts, the inventory is good.\n"),
+        (["hed1"], "aurora: 3 hosts, the inventory is good, but 1 host has no address.\n"),
+        (["hed1", "gpu01"], "aurora: 3 hosts, the inventory is good, but 2 hosts have no address.\n"),
+    ],
+)
+def test_shape__hosts_without_an_address__are_told_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unresolved: list[str], told: str
+) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(
+        "all:\n  vars: {cluster_name: aurora}\n  children:\n"
+        "    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}\n"
+        "    slurm_workers: {hosts: {gpu01: {}}}\n    monitoring: {hosts: {hed1: {}}}\n"
+    )
+    looked_up: list[str] = []
+
+    def look_up(hosts: list[Host]) -> list[str]:
+        looked_up.extend(host.name for host in hosts)
+        return unresolved
+
+    monkeypatch.setattr(remote, "unresolved", look_up)
+    on, shape = screen(monkeypatch), report.Shape.of(inventory.load(path))
+    shape.show(on, path, online=False)
+    assert printed(on).startswith(told)
+    assert ("hed1 does not resolve here: give it an ansible_host (did you mean head1?)" in printed(on)) is bool(
+        unresolved
+    )
+    assert (sorted(looked_up), shape.summary()["unresolved"]) == (["gpu01", "hed1"], unresolved)
 
 
 KEYS = [f"SHA256:{letter * 43}" for letter in "ab"]

@@ -64,6 +64,31 @@ def test_list_with_choices__each_of_them__is_accepted(tmp_path: Path, option: sc
     assert inventory.load(path).variables[option.name] == list(option.choices)
 
 
+def loaded(directory: Path, **variables: Any) -> dict[str, Any]:
+    """What a small inventory with these variables comes to; InputError where it is refused."""
+    path = directory / "inventory.yaml"
+    groups: dict[str, Any] = {"slurm_head": {"hosts": {"head1": {}}}, "slurm_workers": {"hosts": {"gpu01": {}}}}
+    groups["gpu_config"] = {"children": {"slurm_workers": {}}}
+    path.write_text(yaml.safe_dump({"all": {"vars": {"cluster_name": "aurora", **variables}, "children": groups}}))
+    return dict(inventory.load(path).variables)
+
+
+DEFAULTS = {name: value for name, value in schema.load().defaults.items() if "{{" not in str(value)}
+
+
+@pytest.mark.proves("inventory", "Every default can be written into an inventory as it is.")
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_default__written_into_an_inventory__is_accepted(tmp_path: Path, name: str) -> None:
+    assert loaded(tmp_path, **{name: DEFAULTS[name]})[name] == DEFAULTS[name]
+
+
+@pytest.mark.parametrize("limit", ["60", "10:00", "1:00:00", "1-12", "2-00:00", "1-00:00:00", "UNLIMITED", "-1"])
+def test_time_limit__as_slurm_writes_it__is_accepted(tmp_path: Path, limit: str) -> None:
+    partitions = [{"name": "a", "options": {"MaxTime": limit, "defaulttime": limit}}]
+    found = loaded(tmp_path, slurm_head_default_time=limit, slurm_head_partitions=partitions)
+    assert found["slurm_head_default_time"] == limit
+
+
 def test_the_page_names_each_variable_with_type_default_and_meaning(content: Path) -> None:
     page = docs_variables.markdown(schema.load(content))
     assert "- `cluster_name` (str, required): Name of the cluster.\n" in page
