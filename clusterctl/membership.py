@@ -149,6 +149,8 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
 
     Returns the exit status. Raises InputError for names and addresses that cannot be meant, as the other verbs do.
     """
+    from clusterctl.preflight import Finding
+
     present = home.load(options.inventory)
     names = list(dict.fromkeys(options.nodes))
     if len(addresses) not in (0, len(names)):
@@ -170,6 +172,10 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
     if problems:
         raise InputError(problems)
     screen = _screen(options)
+    if there := [name for name in names if name in known]:
+        one = len(there) == 1
+        they = "is in the inventory already; it is" if one else "are in the inventory already; they are"
+        screen.say(f"{fold(there)} {they} set up again.")
     change = None
     if new:
         old = options.inventory.read_text()
@@ -191,16 +197,22 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
         return converge.print_command(converge.load(options, after), first=_to_write(change))
     if options.planned:
         return plan.preview(options, present, change)
-    return converge.run(options, after, Work(begin=begin))
+    try:
+        return converge.run(options, after, Work(begin=begin))
+    except PreflightError as error:
+        # --skip-unreachable, which it may suggest, adds no node that does not answer.
+        if any(isinstance(problem, Finding) and problem.node in new for problem in error.problems):
+            raise PreflightError(error.problems) from None
+        raise
 
 
 def _answered(site: Site, new: Collection[str]) -> None:
     """Refuse (PreflightError) to add nodes that --skip-unreachable has left out: the inventory would keep them."""
     from clusterctl.preflight import Finding
 
-    found = "does not answer, so it is not added; --skip-unreachable is for the cluster's other nodes"
-    if silent := [Finding(name, "ssh", found, "leave it out of the command") for name in new if name in site.skipped]:
-        raise PreflightError(silent)
+    found = "is left out for the reason above, so it is not added; --skip-unreachable is for the cluster's other nodes"
+    if left := [Finding(name, "node", found, "leave it out of the command") for name in new if name in site.skipped]:
+        raise PreflightError(left)
 
 
 def _limited(options: Options, after: Inventory, names: Sequence[str], screen: Screen) -> Options:

@@ -148,7 +148,7 @@ def _resolve(way: Route) -> list[tuple[socket.AddressFamily, tuple[object, ...]]
         raise ContactError(
             Failure.UNRESOLVED,
             f"the name {way.address} does not resolve: {said}",
-            "give the host's IP address as ansible_host",
+            "give the host's IP address as ansible_host, or to add-node as --address",
         )
     return [(family, address) for family, _, _, _, address in answer]
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl import converge, edit, home, inventory, leaving, membership, plan
+from clusterctl import converge, edit, home, inventory, leaving, membership, plan, preflight
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import InputError, PreflightError
 from clusterctl.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.outcome import Ledger
 from clusterctl.plan import Plan
+from clusterctl.preflight import Finding
 from clusterctl.remote import Access
 from clusterctl.screen import Screen
 from clusterctl.slurm import Job
@@ -171,6 +172,14 @@ def test_a_node_that_leaves_keeps_the_groups_below_the_workers(cluster: inventor
     node = leaving.load(kept(cluster, groups=["a100", "slurm_workers"]), "gpu01")
     assert node
     assert node.groups == ("a100", "slurm_workers")
+
+
+def test_a_node_that_leaves_may_be_in_a_partition_of_others(cluster: inventory.Inventory) -> None:
+    partitions = [{"name": "a", "nodes": ["gpu01", "a100", "gpu02"]}]
+    given = {"cluster_name": "aurora", "ansible_host": "10.0.0.11", "slurm_head_partitions": partitions}
+    node = leaving.load(kept(cluster, variables=given), "gpu01")
+    assert node
+    assert node.variables["slurm_head_partitions"] == partitions
 
 
 @pytest.mark.parametrize("name", ["--yes", "../gpu01", "gpu01;id", "all", "GPU01"])
@@ -340,7 +349,7 @@ def test_add_node__new_node_is_skipped__is_refused_and_not_written(
 ) -> None:
     def run(options: Options, known: inventory.Inventory, work: Work) -> int:
         site = Site(options, known, known.hosts, Access(known.directory / "known_hosts"), skipped=("gpu09",))
-        with pytest.raises(PreflightError, match="gpu09: ssh: does not answer, so it is not added"):
+        with pytest.raises(PreflightError, match="gpu09: node: is left out for the reason above, so it is not added"):
             work.begin(site, Screen(io.StringIO()))
         return 3
 
@@ -349,6 +358,45 @@ def test_add_node__new_node_is_skipped__is_refused_and_not_written(
     options = Options("add-node", cluster.path, nodes=("gpu09",), skip_unreachable=True)
     assert membership.add_node(options, ["10.0.0.19"], "slurm_workers", yes=True) == 3
     assert cluster.path.read_text() == before
+
+
+@pytest.mark.proves("add-node", "--skip-unreachable is not suggested where a new node does not answer.")
+@pytest.mark.parametrize(("silent", "hint"), [("gpu09", ""), ("gpu02", preflight.WITHOUT_THEM)])
+def test_add_node__does_not_answer__is_not_told_to_skip_it(
+    cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch, silent: str, hint: str
+) -> None:
+    def run(options: Options, known: inventory.Inventory, work: Work) -> int:
+        raise PreflightError([Finding(silent, "silence", "no answer")], preflight.WITHOUT_THEM)
+
+    monkeypatch.setattr(converge, "run", run)
+    options = Options("add-node", cluster.path, nodes=("gpu09",), skip_unreachable=False)
+    with pytest.raises(PreflightError, match=silent) as caught:
+        membership.add_node(options, ["10.0.0.19"], "slurm_workers", yes=True)
+    assert caught.value.hint == hint
+
+
+@pytest.mark.proves("add-node", "A node that is a member already is reported before it is set up again.")
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        (("gpu01",), "gpu01 is in the inventory already; it is set up again.\n"),
+        (("gpu01", "gpu02"), "gpu01, gpu02 are in the inventory already; they are set up again.\n"),
+        (("gpu09", "gpu02"), "gpu02 is in the inventory already; it is set up again.\n"),
+        (("gpu09",), ""),
+    ],
+)
+def test_add_node__of_a_member__is_said_before_the_run(
+    cluster: inventory.Inventory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    nodes: tuple[str, ...],
+    told: str,
+) -> None:
+    monkeypatch.setattr(converge, "run", lambda options, known, work: 0)
+    membership.add_node(Options("add-node", cluster.path, nodes=nodes), (), "slurm_workers", yes=True)
+    said = capsys.readouterr().out
+    assert said.startswith(told)
+    assert ("in the inventory already" in said) is bool(told)
 
 
 def test_a_plan_keeps_a_name_whole_beside_what_fills_its_line() -> None:

@@ -204,7 +204,11 @@ def test_a_closed_port_refuses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gpu99.invalid", "gpu..01", "x" * 300])
 def test_a_name_that_does_not_resolve(tmp_path: Path, name: str) -> None:
-    assert failure(22, tmp_path, name).failure is Failure.UNRESOLVED
+    error = failure(22, tmp_path, name)
+    assert (error.failure, error.hint.endswith("as ansible_host, or to add-node as --address")) == (
+        Failure.UNRESOLVED,
+        True,
+    )
 
 
 def test_a_hung_sshd_is_told_from_one_that_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
