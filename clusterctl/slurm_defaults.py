@@ -55,6 +55,16 @@ def bounds(values: Sequence[float], least: float) -> tuple[float, float]:
     return max(middle / FAR, least if likely else 0), middle * FAR
 
 
+def whole_cpus_per_gpu(record: Record) -> int:
+    """Return the CPUs in whole cores that a node can give to each GPU, or all where a GPU has less than a core.
+
+    With CR_Core a job gets whole cores. Of 128 CPUs, two to a core, each of six GPUs would have 21: jobs get 22, and
+    the last GPU finds no core.
+    """
+    cpus, threads = int(record["cpu"]["cpus"]) // len(units(record)), int(record["cpu"]["threads_per_core"])
+    return cpus // threads * threads or cpus
+
+
 def memory_per_cpu(records: Iterable[Record]) -> int:
     """Return the memory (MB, at least 1) per CPU that every usual node has for each CPU; 0 where there is no node."""
     if not (values := [mb_per_cpu(one) for one in records]):
@@ -68,13 +78,13 @@ def share(records: Iterable[Record]) -> tuple[int, float, float] | None:
 
     None where no node has a GPU. A node that is unusual in its CPUs or its memory counts for neither.
     """
-    if not (able := [(cpus_per_gpu(one), mb_per_cpu(one)) for one in records if units(one)]):
+    if not (able := [(cpus_per_gpu(one), mb_per_cpu(one), whole_cpus_per_gpu(one)) for one in records if units(one)]):
         return None
-    few, many = bounds([cpus for cpus, _ in able], LEAST_CPUS_PER_GPU)
-    little, much = bounds([memory for _, memory in able], LEAST_MB_PER_CPU)
+    few, many = bounds([cpus for cpus, *_ in able], LEAST_CPUS_PER_GPU)
+    little, much = bounds([memory for _, memory, _ in able], LEAST_MB_PER_CPU)
     usual = [one for one in able if few <= one[0] <= many and little <= one[1] <= much] or able
-    cpus, memory = zip(*usual, strict=True)
-    return int(min(cpus)), statistics.median(cpus), 1024 / statistics.median(memory)
+    cpus, memory, whole = zip(*usual, strict=True)
+    return min(whole), statistics.median(cpus), 1024 / statistics.median(memory)
 
 
 def low_memory(records: Mapping[str, Record]) -> Iterator[tuple[str, str]]:

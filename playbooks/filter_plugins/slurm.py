@@ -140,17 +140,26 @@ def seconds(limit: str) -> float:
     return ((days * 24 + hours) * 60 + minutes) * 60 + last
 
 
-def partition(records: Sequence[Record], given: Mapping[str, Any], default_time: str, share: bool) -> dict[str, Any]:
+def partition(
+    records: Sequence[Record], given: Mapping[str, Any], default_time: str, share: bool, mb_per_cpu: int = 0
+) -> dict[str, Any]:
     """Return the options of a partition of these nodes; those that are given stand as they are.
 
     With `share` a GPU counts as its share of a node: a job that says nothing of cores gets that many for each GPU, and
     pays for the largest of its shares (PriorityFlags=MAX_TRES), so that one core and all GPUs cost what all GPUs cost.
     Records that are far from the others do not count for this (slurm_defaults.py).
     A default time above a partition's own limit is left out, for Slurm would refuse every job that names none.
+    `mb_per_cpu` is the whole cluster's DefMemPerCPU. A partition whose nodes have more gets its own, so that the memory
+    of a job follows its cores, and those its GPUs. DefMemPerGPU would be all memory for a job without GPUs: Slurm takes
+    one of DefMemPerCPU, DefMemPerGPU and DefMemPerNode (slurm.conf(5)).
     """
+    records = list(records)
     known = {name.lower(): value for name, value in given.items()}
     limited = seconds(str(known.get("maxtime", ""))) < seconds(default_time)
     options: dict[str, Any] = {"DefaultTime": default_time} if default_time and not limited else {}
+    own_mb = memory_per_cpu(records)
+    if 0 < mb_per_cpu < own_mb and known.keys().isdisjoint(("defmempercpu", "defmempergpu", "defmempernode")):
+        options["DefMemPerCPU"] = own_mb
     if share and (found := slurm_defaults.share(records)):
         cores, per_gpu, per_gb = found
         if cores:

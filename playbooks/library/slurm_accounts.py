@@ -58,6 +58,12 @@ options:
         type: str
         choices: [None, Operator, Administrator]
         default: None
+  deny_on_limit:
+    description: >-
+      Whether to give the QOS C(normal), which associations have by default, the flag DenyOnLimit, so that a job over
+      a limit is refused at submission. Otherwise the QOS is left as it is.
+    type: bool
+    default: false
   state:
     description:
       - C(absent) takes away the listed associations, a whole user where C(accounts) is empty, then the listed accounts.
@@ -95,6 +101,9 @@ notes:
 """
 
 
+QOS, DENY = "normal", "DenyOnLimit"
+
+
 class SacctmgrError(Exception):
     """sacctmgr refused; the text is its own."""
 
@@ -122,6 +131,7 @@ class Accounting:
         self.users: dict[str, tuple[str, str]] = {}
         self.parents: dict[str, str] = {}
         self.associations: set[tuple[str, str]] = set()
+        self.qos_flags: set[str] = set()
         self.commands: list[list[str]] = []
 
     def read(self) -> None:
@@ -134,6 +144,8 @@ class Accounting:
         for line in sacctmgr("show", "user", "format=user,defaultaccount,adminlevel").splitlines():
             name, default, level = line.split("|")
             self.users[name] = (default, level)
+        flags = sacctmgr("show", "qos", QOS, "format=flags").strip()
+        self.qos_flags = {flag.lower() for flag in flags.split(",")}
         chosen = ("show", "assoc", f"cluster={self.cluster}", "format=account,user,parentname")
         for line in sacctmgr(*chosen).splitlines() if self.known else ():
             account, user, parent = line.split("|")
@@ -147,6 +159,11 @@ class Accounting:
         if not self.known:
             self.commands.append(["add", "cluster", self.cluster])
             self.parents["root"] = ""
+
+    def refuse_over_limit(self) -> None:
+        """Plan to have jobs refused that exceed a limit. Source: DenyOnLimit in sacctmgr(1)."""
+        if DENY.lower() not in self.qos_flags:
+            self.commands.append(["modify", "qos", QOS, "set", f"flags+={DENY}"])
 
     def add_account(self, name: str, description: str, parent: str) -> None:
         """Plan to have an account on this cluster, under its parent. Slurm keeps both texts in lower case."""
@@ -197,6 +214,8 @@ def plan(accounting: Accounting, params: dict[str, Any]) -> None:
     """Turn the module's parameters into commands."""
     if params["state"] == "present":
         accounting.add_cluster()
+        if params["deny_on_limit"]:
+            accounting.refuse_over_limit()
         for account in params["accounts"]:
             accounting.add_account(account["name"], account["description"], account["parent"])
         for user in params["users"]:
@@ -226,6 +245,7 @@ def main() -> None:
             "cluster": {"type": "str", "required": True},
             "accounts": {"type": "list", "elements": "dict", "default": [], "options": account},
             "users": {"type": "list", "elements": "dict", "default": [], "options": user},
+            "deny_on_limit": {"type": "bool", "default": False},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,

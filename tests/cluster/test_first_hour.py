@@ -152,6 +152,32 @@ def test_limit__of_the_partition__is_told_at_once(lab: TestLab) -> None:
     assert of_jobs(lab, job, "Timelimit") == ["02:00:00"]
 
 
+@pytest.mark.proves("jobs", "A job over a limit of its account is refused when it is submitted.")
+def test_limit__of_the_account__is_refused_at_once(lab: TestLab) -> None:
+    """Of all cores at once: a job that would fit beside no other waits as before."""
+    lab.root("head1", "sacctmgr --immediate modify user alice set MaxTRESPerJob=cpu=1")
+    try:
+        refused = alice(lab, "sbatch --ntasks=2 --wrap true || echo refused")
+        assert refused.endswith("refused\n")
+        assert "limit" in refused.lower()
+        job = re.findall(r"\d+", alice(lab, "sbatch --ntasks=1 --wrap true"))[0]
+        wait_until(lambda: states(lab, job) == ["COMPLETED"])
+    finally:
+        lab.root("head1", "sacctmgr --immediate modify user alice set MaxTRESPerJob=cpu=-1")
+
+
+@pytest.mark.proves("jobs", "On the head users have git, an editor, compilers and modules; unsent mail is logged.")
+def test_tools__of_users_on_the_head__are_there(lab: TestLab) -> None:
+    alice(lab, "command -v gcc g++ git htop jq make nano wget")
+    alice(
+        lab,
+        "printf '#include <stdio.h>\\nint main(){puts(\"hello\");}' > hello.c; gcc hello.c -o hello; ./hello | grep -x hello",
+    )
+    assert "module" in lab.ssh("head1", "sudo", "--login", "--user", "alice", "bash", "-lc", "type module")
+    job = re.findall(r"\d+", alice(lab, "sbatch --mail-type=END --wrap true"))[0]
+    wait_until(lambda: f"Job_id={job}" in lab.root("head1", "journalctl --identifier=slurm-mail --output=cat"))
+
+
 @pytest.mark.proves("jobs", "A job is billed for the largest of its shares of cores, memory and GPUs.")
 def test_billing__of_all_gpus_of_a_node__is_that_of_the_node(lab: TestLab) -> None:
     cores = int(lab.root("head1", "sinfo --noheader --nodes=gpu01 --format=%c"))

@@ -72,7 +72,7 @@ def cpus(number: int) -> dict[str, int]:
 
 
 SLIM = {"memory_mb": 131_072, "cpu": cpus(64)}
-ODD = {
+ODD: dict[str, dict[str, Any]] = {
     "preflight's least memory, 1024 CPUs": {"memory_mb": 512, "cpu": cpus(1024)},
     "preflight's least memory": {"memory_mb": 512},
     "1 MB": {"memory_mb": 1},
@@ -249,3 +249,35 @@ def test_a_divided_gpu_is_its_instances() -> None:
         f"NodeName=gpu01 Name=gpu Type=2g.20gb MultipleFiles=/dev/nvidia0,{own.format('2g.20gb-0')}",
         f"NodeName=gpu01 Name=gpu Type=2g.20gb MultipleFiles=/dev/nvidia0,{own.format('2g.20gb-1')}",
     ]
+
+
+@pytest.mark.proves("jobs", "A GPU's default share is whole cores, so every GPU of a node finds cores.")
+@pytest.mark.parametrize(
+    ("cores", "threads", "gpus", "share"),
+    [(64, 2, 6, 20), (64, 2, 8, 16), (64, 1, 6, 10), (4, 2, 8, 1), (1, 2, 1, 2)],
+)
+def test_partition__cores_that_gpus_do_not_divide__are_rounded_down(
+    cores: int, threads: int, gpus: int, share: int
+) -> None:
+    """64 cores of two threads and 6 GPUs: 21 CPUs would be 11 cores, and six times 11 are 66."""
+    cpu = {"sockets": 1, "cores_per_socket": cores, "threads_per_core": threads, "cpus": cores * threads}
+    options = SLURM.partition([record(cpu=cpu, gpus=[gpu(index) for index in range(gpus)])], {}, "", True)
+    assert options["DefCpuPerGPU"] == share
+
+
+@pytest.mark.parametrize(
+    ("cluster", "given", "own"),
+    [
+        (1000, {}, 3942),
+        (3942, {}, None),
+        (5000, {}, None),
+        (0, {}, None),  # the inventory sets it for the whole cluster
+        (1000, {"defmempernode": 1}, None),
+        (1000, {"DefMemPerGPU": 1}, None),
+    ],
+)
+def test_partition__with_more_memory_than_the_poorest_node__has_its_own_default(
+    cluster: int, given: dict[str, Any], own: int | None
+) -> None:
+    assert SLURM.memory_per_cpu([record()]) == 3942
+    assert SLURM.partition([record()], given, "", False, cluster).get("DefMemPerCPU") == own

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.test_role_plugins import plugin
 
 MODULE = plugin("library/slurm_accounts")
-LISTED = {"cluster": "aurora", "state": "present", "accounts": [], "users": []}
+LISTED = {"cluster": "aurora", "state": "present", "accounts": [], "users": [], "deny_on_limit": False}
 VISION = {"name": "vision", "description": "Computer vision", "parent": "root"}
 ADA = {"name": "ada", "accounts": ["vision", "robots"], "admin_level": "None"}
 
@@ -70,6 +70,27 @@ def test_a_new_default_account_is_added_before_it_becomes_the_default() -> None:
         "add user ada cluster=aurora account=art",
         "modify user ada set defaultaccount=art",
     ]
+
+
+@pytest.mark.proves("users", "The default QOS refuses a job over a limit at submission, unless the inventory says no.")
+def test_deny_on_limit__by_the_flags_of_the_qos__is_set_once() -> None:
+    known = accounting()
+    assert commands(known, deny_on_limit=True) == ["modify qos normal set flags+=DenyOnLimit"]
+    assert commands(accounting()) == []
+    known = accounting()
+    known.qos_flags = {"denyonlimit", "nodecay"}
+    assert commands(known, deny_on_limit=True) == []
+    assert commands(known, state="absent", deny_on_limit=True) == []
+
+
+def test_read__what_sacctmgr_prints__is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"cluster": "aurora\n", "account": "root|top\n", "user": "ada|root|None\n", "qos": "DenyOnLimit,NoDecay\n"}
+    said["assoc"] = "root||\nroot|ada|\n"
+    monkeypatch.setattr(MODULE, "sacctmgr", lambda _, what, *rest: said[what])
+    known = MODULE.Accounting("aurora")
+    known.read()
+    assert known.qos_flags == {"denyonlimit", "nodecay"}
+    assert known.associations == {("ada", "root")}
 
 
 def test_absent_takes_away_what_is_listed_and_there() -> None:
