@@ -56,7 +56,7 @@ PINNED = {"munge": "munge_version", "slurmctld": "slurm_head_version", "slurmd":
 TOOLKIT = "nvidia_container_toolkit"  # role and group
 TOOLKIT_PINNED = {"nvidia-container-toolkit-base": "nvidia_container_toolkit_version"}
 UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
-WITHOUT_THEM = "With --skip-unreachable it goes on without the workers that do not answer."
+WITHOUT_THEM = "With --skip-unreachable it continues without the workers that do not answer or cannot confine jobs."
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,10 @@ def preflight(
     """Contact the hosts (default: all) at once and judge them.
 
     Raises PreflightError with every Finding that is no warning. With `skip_unreachable` workers that cannot be
-    reached are left out instead; the head never is. It is None for a run that has no such choice. With `adopt` what
-    clusterctl does not manage is a warning, and nothing at all where it is None, for a run that replaces nothing. So it
-    is with `new_head` and a head that has lost what it knew of a cluster's jobs. `refused` is as in contact.ask.
+    reached or cannot confine jobs are left out instead, and so are their facts; the head never is. It is None for a run
+    that has no such choice. With `adopt` what clusterctl does not manage is a warning, and nothing at all where it is
+    None, for a run that replaces nothing. So it is with `new_head` and a head that has lost what it knew of a cluster's
+    jobs. `refused` is as in contact.ask.
     Raises InputError for a hardware record that cannot be used.
     """
     records = hardware.load_all(inventory.directory)
@@ -117,6 +118,7 @@ def preflight(
     # Hosts that this run leaves alone are known by their records, and get no finding of their own.
     known = {name: record for name, record in records.items() if name in {host.name for host in inventory.hosts}}
     known |= {name: found.hardware for name, found in facts.items()}
+    unconfined = {finding.node: finding for finding in _confinement(inventory, known)}
     findings += [
         finding
         for finding in (
@@ -126,24 +128,28 @@ def preflight(
             *_slurm_versions(inventory, known),
             *_slurm_offers(inventory, facts),
             *_slurm_sources(inventory, facts),
-            *_confinement(inventory, known),
+            *unconfined.values(),
             *_slurm_defaults(inventory, known),
             *_unpublished(inventory, known),
-            *_advisories(inventory, facts),
+            *_advisories(inventory, {name: found for name, found in facts.items() if name not in unconfined}),
             *(() if new_head is None else _lost_head(inventory, facts, records, new_head)),
         )
         if finding.node in answers
     ]
     optional = {name for name in answers if name != inventory.head.name}
-    unreachable = {name for name in optional if any(e.failure in UNREACHABLE for e in answers[name].errors)}
-    if unreachable == set(answers):  # with nobody left there is nothing to go on with
-        unreachable = set()
-    skipped = [finding for finding in findings if finding.node in unreachable]
-    others = [finding for finding in findings if finding.node not in unreachable]
+    # A worker that has another problem besides, such as a changed host key, still stops the run.
+    other = {one.node for one in findings if not one.warning and one is not unconfined.get(one.node)}
+    unfit = {name for name in optional if any(e.failure in UNREACHABLE for e in answers[name].errors)}
+    unfit |= optional & unconfined.keys() - other
+    if unfit == set(answers):  # with no node left there is nothing to continue with
+        unfit = set()
+    skipped = [finding for finding in findings if finding.node in unfit]
+    others = [finding for finding in findings if finding.node not in unfit]
     problems = [finding for finding in (others if skip_unreachable else findings) if not finding.warning]
     if problems:
         alone = skip_unreachable is False and all(finding.warning for finding in others)
         raise PreflightError(problems, WITHOUT_THEM if alone else "")
+    facts = {name: found for name, found in facts.items() if name not in unfit}
     compared = {
         name: tuple(hardware.compare(records[name], facts[name].hardware))
         for name in facts

@@ -748,6 +748,50 @@ def test_workers_that_cannot_be_reached_may_be_left_out_but_not_the_head(tmp_pat
             preflight.preflight(bad, Access(tmp_path / "known_hosts"), skip_unreachable=True)
 
 
+@pytest.mark.proves("preflight", "A worker that cannot confine jobs can be left out, and is not recorded.")
+def test_skip_unreachable__worker_cannot_confine_jobs__is_left_out(tmp_path: Path) -> None:
+    def unconfined(data: dict[str, Any]) -> None:
+        named("gpu01")(data)
+        data["hardware"]["cgroup"] = {"version": 2, "controllers": ["cpu", "cpuset"]}
+
+    (head, worker), key = served(tmp_path, says(named("head1")), says(unconfined))
+    with listening(head.serve) as one, listening(worker.serve) as two:
+        (tmp_path / "known_hosts").write_text(known(one, *head.host_keys) + known(two, *worker.host_keys))
+        cluster = inventory(tmp_path, host(one, key, "head1", "slurm_head"), host(two, key, "gpu01"))
+        assert told(tmp_path, cluster) == preflight.WITHOUT_THEM
+        with pytest.raises(PreflightError, match="gpu01: confinement: cannot confine jobs to their memory"):
+            preflight.preflight(cluster, Access(tmp_path / "known_hosts"), skip_unreachable=None)
+        found = preflight.preflight(cluster, Access(tmp_path / "known_hosts"), skip_unreachable=True)
+        assert [(one.node, one.check) for one in found.skipped] == [("gpu01", "confinement")]
+        assert list(found.facts) == ["head1"]
+        assert [path.name for path in preflight.record(cluster, found)] == ["head1.json"]
+
+        def tiny(data: dict[str, Any]) -> None:
+            unconfined(data)
+            data["hardware"]["memory_mb"] = 100
+
+        worker.program = says(tiny)
+        with pytest.raises(PreflightError, match="gpu01: memory: 100 MB"):
+            preflight.preflight(cluster, Access(tmp_path / "known_hosts"), skip_unreachable=True)
+
+
+def test_skip_unreachable__head_cannot_confine_jobs__is_refused(tmp_path: Path) -> None:
+    """One that is a worker too."""
+
+    def unconfined(data: dict[str, Any]) -> None:
+        named("head1")(data)
+        data["hardware"]["cgroup"] = {"version": 2, "controllers": ["cpu", "cpuset"]}
+
+    (head, worker), key = served(tmp_path, says(unconfined), says(named("gpu01")))
+    with listening(head.serve) as one, listening(worker.serve) as two:
+        (tmp_path / "known_hosts").write_text(known(one, *head.host_keys) + known(two, *worker.host_keys))
+        both = host(one, key, "head1", "slurm_head")
+        both = replace(both, groups=both.groups | {"slurm_workers"})
+        cluster = inventory(tmp_path, both, host(two, key, "gpu01"))
+        with pytest.raises(PreflightError, match="head1: confinement"):
+            preflight.preflight(cluster, Access(tmp_path / "known_hosts"), skip_unreachable=True)
+
+
 def test_a_changed_host_key_is_no_unreachable_node(tmp_path: Path) -> None:
     (head, worker), key = served(tmp_path, says(named("head1")), says(named("gpu01")))
     with listening(head.serve) as one, listening(worker.serve) as two:
