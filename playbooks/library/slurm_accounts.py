@@ -227,6 +227,17 @@ def plan(accounting: Accounting, params: dict[str, Any]) -> None:
             accounting.remove_account(account["name"])
 
 
+def kept(command: list[str]) -> str:
+    """Return what to say of a deletion that Slurm refuses while jobs run, and what ends it."""
+    words = dict(word.split("=", 1) for word in command if "=" in word)
+    name, then = words["name"], "then bootstrap again"
+    if command[1] == "account":
+        return f"account {name} stays in Slurm until its jobs have ended; {then}"
+    if "account" in words:
+        return f"{name} stays in Slurm's account {words['account']} until the jobs there have ended; {then}"
+    return f"{name} stays in Slurm until the running jobs have ended, and waiting ones do not start; {then}"
+
+
 def main() -> None:
     """Ansible's entry point."""
     account = {
@@ -270,7 +281,7 @@ def main() -> None:
         except SacctmgrError as error:
             if module.params["state"] == "present" or "active" not in str(error):
                 module.fail_json(msg=str(error))
-            notes.append(f"stays in Slurm until the jobs have ended: {command[-1].partition('=')[2]}")
+            notes.append(kept(command))
     text = "".join(f"sacctmgr {' '.join(command)}\n" for command in commands)
     module.exit_json(changed=bool(commands), commands=commands, notes=notes, diff={"before": "", "after": text})
 

@@ -1,8 +1,10 @@
 """The commands by which accounting comes to what is wanted."""
 
+import json
 from typing import Any
 
 import pytest
+from ansible.module_utils.testing import patch_module_args
 
 from tests.unit.test_role_plugins import plugin
 
@@ -91,6 +93,34 @@ def test_read__what_sacctmgr_prints__is_known(monkeypatch: pytest.MonkeyPatch) -
     known.read()
     assert known.qos_flags == {"denyonlimit", "nodecay"}
     assert known.associations == {("ada", "root")}
+
+
+@pytest.mark.proves("jobs", "The note on a user whose jobs run says what becomes of them, and when to bootstrap.")
+def test_absent__jobs_run__each_note_says_what_to_do_next(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = {"users": [{"name": "ada", "accounts": []}, ADA | {"accounts": ["robots"]}], "accounts": [VISION]}
+    said = {"cluster": "aurora\n", "account": "vision|x\n", "user": "ada|vision|None\n", "qos": "\n"}
+    said["assoc"] = "root||\nvision||root\nrobots|ada|\n"
+
+    def sacctmgr(verb: str, what: str, *rest: str) -> str:
+        if verb == "delete":
+            raise MODULE.SacctmgrError(
+                "sacctmgr delete: Error with request: Job(s) active, cancel job(s) before remove"
+            )
+        return said[what]
+
+    monkeypatch.setattr(MODULE, "sacctmgr", sacctmgr)
+    given = {"cluster": "aurora", "state": "absent", **listed}
+    with patch_module_args(given), pytest.raises(SystemExit):
+        MODULE.main()
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["changed"], answer["commands"]) == (False, [])
+    assert answer["notes"] == [
+        "ada stays in Slurm until the running jobs have ended, and waiting ones do not start; then bootstrap again",
+        "ada stays in Slurm's account robots until the jobs there have ended; then bootstrap again",
+        "account vision stays in Slurm until its jobs have ended; then bootstrap again",
+    ]
 
 
 def test_absent_takes_away_what_is_listed_and_there() -> None:
