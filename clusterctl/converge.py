@@ -620,7 +620,7 @@ def play(
                 ansible.stop()
     ledger.stopped |= ansible.stopped
     if ansible.trouble:
-        ledger.why = f"stopped, for {ansible.trouble.filename or kept.path} takes no more: {ansible.trouble.strerror}"
+        ledger.why = f"stopped, for {_full(ansible.trouble, kept)} takes no more: {ansible.trouble.strerror}"
     return ledger.judge(site.groups(), critical, site.skipped, more), ansible.trouble
 
 
@@ -681,6 +681,11 @@ def _near(path: Path) -> str:
     return str(path)
 
 
+def _full(trouble: OSError, kept: runner.RunDirectory) -> str:
+    """Return the path that takes no more."""
+    return _near(Path(trouble.filename or kept.path))
+
+
 def _page(
     site: Site,
     kept: runner.RunDirectory,
@@ -702,8 +707,7 @@ def _page(
         return
     page.failed(error, ledger)
     if trouble:
-        where = trouble.filename or kept.path
-        page.field("Trouble", f"{where}: {trouble.strerror}; the log is incomplete", "red")
+        page.field("Trouble", f"{_full(trouble, kept)}: {trouble.strerror}; the log is incomplete", "red")
     if type(error) is ClusterctlError:
         page.tail(kept.log)
     page.field("Log", _near(kept.log))

@@ -21,6 +21,7 @@ from clusterctl.screen import Screen, duration, plural
 from clusterctl.untrusted import bare, printable
 
 _LAST = "last"
+_NARROW = 80  # columns, below which what was asked for and the result have lines of their own
 _MAX_EVENTS = 1 << 30  # bytes: a run on 500 nodes that changes everything has some hundred MB of them
 _HALF_DONE: dict[int, type[ClusterctlError]] = {4: WorkersFailed, 5: HeadFailed, 7: Interrupted}
 
@@ -96,6 +97,11 @@ def show_all(screen: Screen, past: list[Run], now: datetime) -> None:
         for row in rows:
             cells = [f"{cell:<{width}}" for cell, width in zip(row[:4], widths, strict=True)]
             screen.say("  ".join([*cells, row[4]]))
+        return
+    if screen.width < _NARROW:
+        for run, (name, age, took, asked, verdict) in zip(past, rows, strict=True):
+            screen.say((name, "" if run.well else "cyan" if run.under_way else "red"), f"  {age}  {took}", cut=True)
+            screen.hang(("    ", ""), verdict if asked == "-" else f"{asked}: {verdict}")
         return
     table = Table("Run", "Began", "Took", "Asked for", "Result", box=None, pad_edge=False, header_style="dim")
     table.padding = (0, 2, 0, 0)

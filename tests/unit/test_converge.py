@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusterctl import converge, known_hosts, preflight
-from clusterctl.errors import ClusterctlError, InputError, PreflightError
+from clusterctl.errors import ClusterctlError, InputError, PreflightError, WorkersFailed
 from clusterctl.events import PlaybookStarted, Result, Status
 from clusterctl.known_hosts import HostKey
 from clusterctl.outcome import Ledger
@@ -57,6 +57,19 @@ def test_host_keys_that_cannot_be_written_are_no_bug(tmp_path: Path) -> None:
 def test_adopt__of_a_run__reaches_the_role_of_the_head(tmp_path: Path, adopt: bool, variables: dict[str, bool]) -> None:
     one = site(tmp_path)
     assert replace(one, options=replace(one.options, adopt=adopt)).command().variables == variables
+
+
+def test_page__disk_is_full_during_a_plan__names_the_directory_that_stays(tmp_path: Path) -> None:
+    """A plan has a copy of the cluster's directory, whose state is a link to the real one."""
+    (tmp_path / "aurora/runs").mkdir(parents=True)
+    (tmp_path / "copy").symlink_to(tmp_path / "aurora")
+    kept = types.SimpleNamespace(path=tmp_path / "copy/runs", log=tmp_path / "copy/runs/ansible.log")
+    for name in (None, str(tmp_path / "copy/runs/events.jsonl")):
+        page, trouble = io.StringIO(), OSError(28, "No space left on device", name)
+        converge._page(site(tmp_path), kept, Ledger(), WorkersFailed("x"), trouble, Screen(page), "again")  # type: ignore[arg-type]
+        full = tmp_path / "aurora/runs" / Path(name or "").name
+        assert f"{full}: No space left on device; the log is incomplete" in page.getvalue()
+        assert "copy" not in page.getvalue()
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """Past runs: what is kept of them, how one is chosen, and what is shown."""
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +15,8 @@ import pytest
 
 from clusterctl import lock, runs
 from clusterctl.errors import InputError
-from clusterctl.logs import choose, replay
+from clusterctl.logs import choose, replay, show_all
+from clusterctl.screen import Screen
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 FAILED = "20261121T010000Z-bootstrap"
@@ -54,6 +57,21 @@ def cluster(tmp_path: Path) -> Path:
     keep(tmp_path, "99991399T030000Z-verify", exit_code=0)
     (tmp_path / ".clusterctl/runs/20261121T040000Z-verify").symlink_to("/tmp")
     return tmp_path
+
+
+@pytest.mark.proves("logs", "A narrow terminal breaks no word of the list of runs.")
+@pytest.mark.parametrize("width", [40, 60, 79, 80, 120])
+def test_show_all__by_width__breaks_lines_between_words(cluster: Path, width: int) -> None:
+    keep(cluster, PLAN, planned="remove-node", nodes=["gpu01"], exit_code=7, error="interrupted as asked; it goes on")
+    text = io.StringIO()
+    screen = Screen(text)
+    screen._force_terminal, screen.width, screen.no_color = True, width, True
+    show_all(screen, list(runs.past(cluster)), NOW)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    for word in ("interrupted", "remove-node", "gpu01", "asked", PLAN, FAILED):
+        assert word in words or f"{word}:" in words, word
 
 
 def logs(cluster: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
