@@ -73,7 +73,7 @@ class Node:
 
     `pci_gpus` has the device ids of NVIDIA's GPUs on the bus. `key_enrolled` is whether the firmware knows dkms's key.
     `security_updates` is how many seconds ago the node's own last succeeded, or were set up; None: it has none. `homes`
-    says of users' homes when each was last changed, in seconds since 1970.
+    says of users' homes when each was last changed, in nanoseconds since 1970.
     """
 
     hostname: Annotated[str, text()]
@@ -97,7 +97,7 @@ class Node:
     jobs: Annotated[tuple[str, ...], sequence(text(r"\d+", "a job's number"), probe.MAX_JOBS)]
     firewall: Annotated[str | None, optional(text())]
     services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]
-    homes: Annotated[Mapping[str, int], mapping(text(), number(0, 1 << 40), 64)]
+    homes: Annotated[Mapping[str, int], mapping(text(), number(0, 1 << 63), 64)]
 
 
 @dataclass(frozen=True)

@@ -799,11 +799,11 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
 
 
 def homes(paths: List[str]) -> Dict[str, int]:
-    """Return when each of these directories was last changed, in seconds since 1970; a dead server's are left out."""
+    """Return when each of these directories was last changed, in ns since 1970; a dead server's are left out."""
     # Those that are missing make stat fail.
-    found = output("sh", "-c", 'stat --printf="%Y %n\\n" -- "$@"; true', "sh", *paths) if paths else ""
+    found = output("sh", "-c", 'stat --printf="%.9Y %n\\n" -- "$@"; true', "sh", *paths) if paths else ""
     lines = (line.split(" ", 1) for line in found.splitlines())
-    return {path: int(changed) for changed, path in lines if path in paths}
+    return {path: int(re.sub(r"\D", "", changed)) for changed, path in lines if path in paths}
 
 
 # --- what status asks besides -----------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class NodeStatus:
     updated: int | None = None
     """Seconds since its own security updates last succeeded, or were set up; None where it has none."""
     homes: Mapping[str, int] = field(default_factory=dict)
-    """When each of some users' homes there was last changed, in seconds since 1970."""
+    """When each of some users' homes there was last changed, in nanoseconds since 1970."""
 
     @property
     def drifted(self) -> list[Item]:
@@ -172,7 +172,16 @@ def _same(homes: Mapping[str, int], others: Mapping[str, int]) -> bool | None:
     A local home has another age on each node. That of a user who works right now may differ anyhow.
     """
     common = homes.keys() & others.keys()
-    return 2 * sum(homes[path] == others[path] for path in common) >= len(common) if common else None
+    return 2 * sum(_same_time(homes[path], others[path]) for path in common) >= len(common) if common else None
+
+
+def _same_time(one: int, other: int) -> bool:
+    """Tell whether two times in nanoseconds are one; a file system may keep whole seconds alone, as sshfs does.
+
+    Local homes are made on all nodes within the same second.
+    """
+    seconds = 0 in (one % 10**9, other % 10**9) and one // 10**9 == other // 10**9
+    return one == other or seconds
 
 
 @dataclass(frozen=True)

@@ -235,16 +235,25 @@ def run_job(job: Job, nodes: Nodes, chosen: list[str], partition: str, reservati
     return gpus, answers_in(small_job(job.user, chosen, argv, job.script), chosen)
 
 
+def same_time(one: int, other: int) -> bool:
+    """Tell whether two times in nanoseconds are one; a file system may keep whole seconds alone, as sshfs does.
+
+    Local homes are made on all nodes within the same second.
+    """
+    seconds = 0 in (one % 10**9, other % 10**9) and one // 10**9 == other // 10**9
+    return one == other or seconds
+
+
 def homes_apart(homes: list[str], answers: Nodes) -> list[str]:
     """Return the nodes whose homes are not those of this host.
 
     A local home has another age on each node; that of a user who works right now may differ anyhow.
     """
-    mine = {path: int(Path(path).stat().st_mtime) for path in homes if Path(path).is_dir()}
+    mine = {path: Path(path).stat().st_mtime_ns for path in homes if Path(path).is_dir()}
     found = []
     for name, answer in sorted(answers.items()):
         theirs = answer["homes"] if isinstance(answer["homes"], dict) else {}
-        same = [theirs[path] == mine[path] for path in mine if isinstance(theirs.get(path), int)]
+        same = [same_time(theirs[path], mine[path]) for path in mine if isinstance(theirs.get(path), int)]
         if same and 2 * sum(same) < len(same):
             found.append(name)
     return found

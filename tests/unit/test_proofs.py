@@ -1,6 +1,7 @@
 """What nodes and jobs say to those who prove and empty a cluster: no more than data, and of nobody else."""
 
 import json
+import os
 import re
 import socket
 import ssl
@@ -56,10 +57,14 @@ def test_homes__of_a_job__are_compared_with_the_heads(tmp_path: Path) -> None:
     homes = [str(tmp_path / name) for name in ("a", "b")]
     for home in homes:
         Path(home).mkdir()
-    ages = {home: int(Path(home).stat().st_mtime) for home in homes}
-    other = {home: age + 60 for home, age in ages.items()}
+        os.utime(home, ns=(0, 1_700_000_000_123_456_789))
+    ages = {home: Path(home).stat().st_mtime_ns for home in homes}
+    whole = {home: age // 10**9 * 10**9 for home, age in ages.items()}  # as sshfs tells them
+    other = {home: age + 60 * 10**9 for home, age in ages.items()}
+    near = {home: age + 1 for home, age in ages.items()}
     answers = {"gpu01": {"homes": ages}, "gpu02": {"homes": other}, "gpu03": {"homes": {}}, "gpu04": {"homes": "x"}}
     assert JOB.homes_apart(homes, answers) == ["gpu02"]
+    assert JOB.homes_apart(homes, {"gpu01": {"homes": whole}, "gpu02": {"homes": near}}) == ["gpu02"]
     assert JOB.homes_apart([], answers) == []
 
 

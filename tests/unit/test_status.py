@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import ssl
 import subprocess
@@ -361,6 +362,8 @@ def test_ask_slurm__no_slurm_conf__is_said_in_words() -> None:
         ({"/home/a": 7}, {"/home/a": 7}, "Homes     shared"),
         ({"/home/a": 7, "/home/b": 7, "/home/c": 7}, {"/home/a": 7, "/home/b": 7, "/home/c": 9}, "Homes     shared"),
         ({"/home/a": 7}, {"/home/a": 8}, "Homes     not shared: what a job writes at home stays on gpu01"),
+        ({"/home/a": 7 * 10**9 + 5}, {"/home/a": 7 * 10**9}, "Homes     shared"),
+        ({"/home/a": 7 * 10**9 + 5}, {"/home/a": 7 * 10**9 + 6}, "Homes     not shared: what a job writes at home"),
         ({"/home/a": 7}, {}, ""),
         ({}, {"/home/a": 7}, ""),
     ],
@@ -369,6 +372,14 @@ def test_page__homes_of_head_and_worker__are_compared(head: dict[str, int], work
     text = page(cluster(head=replace(HEAD, homes=head), worker=replace(WORKER, homes=worker)))
     assert told in text
     assert ("Homes" in text) is bool(told)
+
+
+def test_homes__of_a_node__have_the_nanoseconds(tmp_path: Path) -> None:
+    """Local homes are made on all nodes within the same second."""
+    there = tmp_path / "al ice"
+    there.mkdir()
+    os.utime(there, ns=(0, 1_700_000_000_023_456_789))
+    assert probe.homes([str(there), str(tmp_path / "gone")]) == {str(there): 1_700_000_000_023_456_789}
 
 
 def test_the_page_is_ascii_where_the_terminal_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,9 +43,9 @@ def listed():
 
 
 def changed(path):
-    """Return when a directory was last changed, in seconds since 1970; None where there is none."""
+    """Return when a directory was last changed, in nanoseconds since 1970; None where there is none."""
     try:
-        return int(os.stat(path).st_mtime)
+        return os.stat(path).st_mtime_ns
     except OSError:
         return None
 
