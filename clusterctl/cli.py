@@ -124,7 +124,9 @@ _Limit = Annotated[
 ]
 _Forks = Annotated[int | None, typer.Option(min=1, max=1000, help="Nodes worked on at once. [default: 50]")]
 _NewKeys = Annotated[bool, typer.Option("--accept-new-host-keys", help="Record SSH host keys of nodes never seen.")]
-_Skip = Annotated[bool, typer.Option("--skip-unreachable", help="Leave out unreachable or unconfined workers (exit 4).")]
+_Skip = Annotated[
+    bool, typer.Option("--skip-unreachable", help="Leave out unreachable or unconfined workers (exit 4).")
+]
 _Adopt = Annotated[bool, typer.Option("--adopt", help="Replace a Slurm, or take over a head, that is another's.")]
 _Nodes = Annotated[
     list[str],

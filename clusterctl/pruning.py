@@ -17,6 +17,7 @@ from clusterctl.screen import Screen
 ROLE_OF = {
     "nvidia_daemons": "nvidia_driver",
     "nvidia_repository": "nvidia_driver",
+    "prometheus_release": "prometheus",
     "pyxis_slurm": "pyxis",
     "slurm_head_database": "slurm_head",
     "sources": "base",

@@ -67,7 +67,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"apptainer.*(fetch|download|apt-helper|timed out|http error)|(fetch|download|apt-helper).*apptainer",
-        "where the node does not reach the package, set apptainer_package_url, or take the host out of the group apptainer",
+        "set apptainer_package_url to one that the node reaches, or take the host out of the group apptainer",
     ),
     (
         r"failed to fetch|unable to fetch|error downloading|cannot download|status code: [45]|http error [45]",
