@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from clusterctl import __version__, cli, lock
+from clusterctl import __version__, cli, lock, paths
 
 INVENTORY = """\
 all:
@@ -81,6 +82,20 @@ def test_every_verb_has_help(verb: str) -> None:
     done = clusterctl(verb, "--help")
     assert done.returncode == 0
     assert "Usage:" in done.stdout
+
+
+@pytest.mark.proves("systems", "`docs` lists and prints the pages, and the wheel has them.")
+def test_docs__of_a_page__is_printed_and_a_typo_suggests() -> None:
+    listed = clusterctl("docs")
+    assert listed.stdout.split() == sorted(path.stem for path in (paths.content() / "docs").glob("*.md"))
+    printed = clusterctl("docs", "variables")
+    assert (printed.returncode, printed.stdout) == (0, (paths.content() / "docs/variables.md").read_text())
+    wrong = clusterctl("docs", "varables")
+    assert (wrong.returncode, "(did you mean variables?)" in wrong.stderr) == (2, True)
+    build = tomllib.loads((paths.content() / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    for folder in ("docs", "playbooks", "roles"):
+        assert build["wheel"]["force-include"][folder] == f"clusterctl/content/{folder}"
+        assert f"/{folder}" in build["sdist"]["include"]
 
 
 @pytest.mark.parametrize("argv", [("init",), ("lab",), ("lab", "fault"), ("plan",), ("secret",)])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.lab import podman
+from clusterctl.lab import lab, podman
 
 
 @pytest.mark.proves("lab", "The lab uses sudo only for a user who is not root.")
@@ -23,6 +23,18 @@ def test_runtime_options__by_cgroups__leave_crun_to_unified_ones(
 ) -> None:
     monkeypatch.setattr(Path, "exists", lambda path: unified and str(path) == "/sys/fs/cgroup/cgroup.controllers")
     assert podman.runtime_options() == options
+
+
+@pytest.mark.proves("lab", "A node whose system reboots starts again.")
+def test_container__of_a_node__starts_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its init ends with a signal's number when the system reboots, which for podman is a failure."""
+    argv: list[str] = []
+    monkeypatch.setattr(lab, "podman", lambda *words: argv.extend(words))
+    monkeypatch.setattr(lab, "container_state", lambda name: "")
+    one = lab.Lab("tried")
+    [head, *_] = one.nodes(settings := lab.Settings("tried", subnet="10.213.9.0/24"))
+    one._ensure_container(head, settings, "an-image")
+    assert argv[: argv.index("an-image")].count("--restart=on-failure") == 1
 
 
 def test_require_programs__for_an_ordinary_user__names_sudo(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,14 @@
 """Which labs of this checkout no process uses any more."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from clusterctl.lab import cli, lab
 from tests import golden, labs
 from tests.programs import started
 
@@ -16,6 +19,31 @@ USE = "import sys; from tests import labs; labs.lab_name(sys.argv[1]); print(flu
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(labs, "_marks", {})
+
+
+@pytest.mark.proves("lab", "`lab list` lists the labs; a lab that there is not names those that there are.")
+def test_list__of_two_labs__names_them_and_so_does_a_wrong_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*argv: str) -> Result:
+        return CliRunner().invoke(cli.app, argv)
+
+    monkeypatch.setattr(lab, "container_state", lambda name: "running" if name.endswith("gpu01") else "")
+    assert run("list").output == "There is no lab; clusterctl lab up makes one.\n"
+    for name, workers in (("two", 1), ("one", 3)):
+        folder = labs.state_directory() / name / ".lab"
+        folder.mkdir(parents=True)
+        (folder / "lab.json").write_text(json.dumps({"name": name, "workers": workers, "subnet": "10.213.9.0/24"}))
+    assert lab.names() == ["one", "two"]
+    assert [line.split()[:6] for line in run("list").output.splitlines()] == [
+        ["one", "1", "of", "4", "nodes", "run"],
+        ["two", "1", "of", "2", "nodes", "run"],
+    ]
+    rows = json.loads(run("list", "--output", "json").output)
+    assert [(row["name"], row["running"], row["nodes"]) for row in rows] == [("one", 1, 4), ("two", 1, 2)]
+    for argv in (("status",), ("ssh", "gpu01"), ("fault", "gpu01", "gpu-lost")):
+        error = run(*argv, "--name", "three").exception
+        assert str(error) == (
+            "there is no lab named three; `clusterctl lab up --name three` makes it; there are: one, two"
+        )
 
 
 def make(directory: Path, *purposes: str) -> None:
