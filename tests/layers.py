@@ -48,6 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_newer_python.py",
         "tests/cluster/test_shapes.py",
         "tests/cluster/test_slurm_releases.py",
+        "tests/cluster/test_slurm_source.py",
         "tests/cluster/test_systems.py",
         "tests/test_newer_python.py",
     ),

@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import platform
+import pwd
 import shutil
 import subprocess
 import sys
@@ -640,7 +641,7 @@ def test_what_apt_would_bring_of_slurm_comes_first(
 ) -> None:
     monkeypatch.setattr(probe, "output", lambda *_: said)
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/apt-cache")
-    monkeypatch.setattr(probe.pwd, "getpwnam", lambda _: (_ for _ in ()).throw(KeyError()))
+    monkeypatch.setattr(pwd, "getpwnam", dict[str, object]().__getitem__)
     asked = {"daemons": ["slurmctld", "slurmd", "slurm-smd-slurmctld", "slurm-smd-slurmd"], "worker": worker}
     assert probe.slurm_packages(asked) == {"installed": installed, "offered": offered, "user": None}
 

@@ -74,7 +74,7 @@ def test_a_new_default_account_is_added_before_it_becomes_the_default() -> None:
     ]
 
 
-@pytest.mark.proves("users", "The default QOS refuses a job over a limit at submission, unless the inventory says no.")
+@pytest.mark.proves("jobs", "The default QOS refuses a job over a limit at submission, unless the inventory says no.")
 def test_deny_on_limit__by_the_flags_of_the_qos__is_set_once() -> None:
     known = accounting()
     assert commands(known, deny_on_limit=True) == ["modify qos normal set flags+=DenyOnLimit"]

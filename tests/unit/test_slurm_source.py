@@ -21,8 +21,8 @@ NAMES = {
     ),
     # debian/control and slurm.spec of github.com/SchedMD/slurm at 284c3b95f0.
     ("Debian", "schedmd"): (
-        {"slurm-smd-slurmctld", "slurm-smd-slurmdbd", "slurm-smd-client"},
-        {"slurm-smd-slurmd", "slurm-smd-client", "slurm-smd-libpam-slurm-adopt"},
+        {"slurm-smd-slurmctld", "slurm-smd-slurmdbd", "slurm-smd", "slurm-smd-client"},
+        {"slurm-smd-slurmd", "slurm-smd", "slurm-smd-client", "slurm-smd-libpam-slurm-adopt"},
         ["slurm-smd-dev"],
     ),
     ("RedHat", "distribution"): EPEL,
@@ -181,7 +181,7 @@ def test_slurmd__before_23_11__is_restarted_for_new_nodes(
 def having(tmp_path: Path, variables: dict[str, Any], installed: dict[str, str], user: int | None) -> list[str]:
     """Return what preflight finds on a worker with these packages and this user."""
     cluster = three(tmp_path)
-    hosts = [replace(host, variables=host.variables | variables) for host in cluster.hosts]
+    hosts = [replace(host, variables={**host.variables, **variables}) for host in cluster.hosts]
     cluster = replace(cluster, hosts=tuple(hosts))
     told = facts(_set("node", "slurm_packages", to={"installed": installed, "offered": [], "user": user}), "gpu02")
     return [str(finding) for finding in preflight._slurm_sources(cluster, {"gpu02": told})]
@@ -218,10 +218,10 @@ def test_node__with_another_source_or_user__is_refused(
 def test_probe__is_asked_for_all_daemons_and_the_own_worker(tmp_path: Path) -> None:
     cluster = three(tmp_path)
     own = {"slurm_head_source": "schedmd", "slurm_head_package_names": {"controller": ["our-ctld"]}}
-    hosts = [replace(host, variables=host.variables | own) for host in cluster.hosts]
+    hosts = [replace(host, variables={**host.variables, **own}) for host in cluster.hosts]
     cluster = replace(cluster, hosts=tuple(hosts))
     asked = preflight.slurm_options(cluster, cluster.hosts[0])
     assert {"slurmctld", "slurm-slurmctld", "slurm-smd-slurmctld", "our-ctld", "slurmd"} <= {*asked["daemons"]}
     assert asked["worker"] == ["slurm-smd-slurmd", "slurm-slurmd"]
-    alone = replace(cluster.hosts[0], groups=("monitoring",))
+    alone = replace(cluster.hosts[0], groups=frozenset({"monitoring"}))
     assert preflight.slurm_options(cluster, alone) == {}
