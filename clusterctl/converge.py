@@ -397,8 +397,9 @@ def _locked(site: Site, screen: Screen) -> Iterator[int]:
 
 
 def _same_head(site: Site, screen: Screen) -> None:
-    """See that the head is the one that last got the cluster's secrets, or ask; InputError where nobody agrees.
+    """See that the head is the one that last got the cluster's secrets, or ask.
 
+    Raises Interrupted for a no, and InputError where there is nobody to ask.
     `--accept-new-host-keys` is for nodes never seen. It is an answer for the head only where `trust` names it.
     """
     from clusterctl import known_head
@@ -478,7 +479,10 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def meet(site: Site, screen: Screen) -> None:
-    """Record the host keys of nodes never seen, where somebody agrees; PreflightError for wrong ones."""
+    """Record the host keys of nodes never seen, where somebody agrees.
+
+    Raises Interrupted for a no, and PreflightError for wrong keys.
+    """
     from clusterctl import trust
 
     options = site.options

@@ -85,7 +85,7 @@ def _agreed(hosts: Sequence[Host], shown: Sequence[HostKey], accept: bool, ask: 
 def renew(inventory: Inventory, hosts: Sequence[Host], access: Access, accept: bool, ask: Ask | None) -> list[HostKey]:
     """Put the keys that the hosts show now in the place of those on record; return the ones that changed.
 
-    Raises PreflightError where a host cannot be asked, and InputError where nobody agrees.
+    Raises PreflightError where a host cannot be asked, InputError where there is nobody to ask, and what `ask` raises.
     """
     found = scan(hosts, access)
     silent = [

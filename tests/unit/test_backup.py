@@ -5,6 +5,7 @@ import io
 import json
 import os
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,8 +17,10 @@ import pytest
 from ansible.module_utils import cluster_backup, node_tools
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from clusterctl import backup, secrets
-from clusterctl.errors import InputError
+from clusterctl import backup, converge, home, secrets
+from clusterctl.converge import Options, Work
+from clusterctl.errors import InputError, Interrupted
+from clusterctl.screen import Screen
 
 from .test_role_plugins import plugin
 
@@ -434,6 +437,37 @@ def test_an_empty_queue_is_one() -> None:
 
 
 @pytest.mark.proves("backup", "Only the newest backups of a cluster are kept; other files stay.")
+@pytest.mark.proves("restore", "Who declines gets exit 7, and nothing is put back.")
+def test_restore__declined__ends_with_7_and_puts_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda *_: "n")
+    monkeypatch.setattr(secrets, "label", lambda directory: MANIFEST["cluster"])
+    monkeypatch.setattr(secrets, "check", lambda *_: None)
+    for name in ("_fits", "_show"):
+        monkeypatch.setattr(backup, name, lambda *_: None)
+    monkeypatch.setattr(backup, "_ended", lambda *_: [])
+
+    def run(options: Options, work: Work) -> int:
+        site: Any = None
+        work.begin(site, Screen(io.StringIO()))
+        return 0
+
+    monkeypatch.setattr(converge, "run", run)
+    directory = tmp_path / "aurora"
+    (directory / home.STATE).mkdir(parents=True)
+    (directory / secrets.FILE).touch(0o600)
+    (directory / "inventory.yaml").write_text(
+        "all:\n  vars: {cluster_name: aurora}\n  children:\n"
+        "    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}\n"
+        "    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}}}\n"
+    )
+    with pytest.raises(Interrupted, match="Nothing was put back, and no node was changed") as caught:
+        backup.restore_command(Options("restore", directory), archive(tmp_path / "kept"), yes=False)
+    assert caught.value.exit_code == 7
+    assert list((directory / home.STATE).iterdir()) == []
+
+
 def test_the_newest_are_kept_of_one_cluster(tmp_path: Path) -> None:
     days = [f"aurora-0a1b2c3d-202611{day:02}T190000Z.tar" for day in (3, 21, 1, 30)]
     others = ["borealis-0a1b2c3d-20261101T190000Z.tar", "aurora-0a1b2c3d-20261101T190000Z.tar.new", "notes"]

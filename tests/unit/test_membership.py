@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from clusterctl import converge, edit, home, inventory, leaving, membership, plan, preflight
 from clusterctl.converge import Options, Site, Work
-from clusterctl.errors import InputError, PreflightError
+from clusterctl.errors import InputError, Interrupted, PreflightError
 from clusterctl.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.outcome import Ledger
 from clusterctl.plan import Plan
@@ -358,6 +359,58 @@ def test_add_node__new_node_is_skipped__is_refused_and_not_written(
     options = Options("add-node", cluster.path, nodes=("gpu09",), skip_unreachable=True)
     assert membership.add_node(options, ["10.0.0.19"], "slurm_workers", yes=True) == 3
     assert cluster.path.read_text() == before
+
+
+@pytest.fixture
+def answers_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person on a terminal who declines."""
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda *_: "n")
+
+
+@pytest.mark.usefixtures("answers_no")
+@pytest.mark.proves("add-node", "Who declines a change of the inventory gets exit 7, and nothing changes.")
+@pytest.mark.parametrize("verb", ["add-node", "remove-node"])
+def test_question__declined__ends_with_7_and_no_change(
+    cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    def run(*_: object) -> int:
+        pytest.fail("it went on")
+
+    monkeypatch.setattr(converge, "run", run)
+    before = cluster.path.read_text()
+    with pytest.raises(Interrupted, match="is as it was, and no node was changed") as caught:
+        if verb == "add-node":
+            membership.add_node(Options(verb, cluster.path, nodes=("gpu09",)), ["10.0.0.19"], "slurm_workers")
+        else:
+            membership.remove_node(Options(verb, cluster.path, nodes=("gpu01",)), dead=False)
+    assert caught.value.exit_code == 7
+    assert cluster.path.read_text() == before
+
+
+@pytest.mark.usefixtures("answers_no")
+@pytest.mark.proves("remove-node", "Who declines to kill jobs gets exit 7, and the jobs go on.")
+def test_force__declined__kills_no_job() -> None:
+    done: list[str] = []
+
+    class Slurm:
+        def has_slurm(self) -> bool:
+            return True
+
+        def drain(self, cause: str, nodes: list[str], reason: str) -> None:
+            done.append("drain")
+
+        def jobs(self, nodes: list[str]) -> list[Job]:
+            return [Job("57", "alice", "train", "RUNNING", "gpu01")]
+
+        def cancel(self, jobs: list[Job]) -> None:
+            done.append("cancel")
+
+    head: Any = Slurm()
+    with pytest.raises(Interrupted, match=r"No job was killed; gpu01 stays drained \(to keep it in service") as caught:
+        membership._empty(head, ["gpu01"], Screen(io.StringIO()), dead=False, force=True, minutes=None, yes=False)
+    assert (caught.value.exit_code, done) == (7, ["drain"])
 
 
 @pytest.mark.proves("add-node", "--skip-unreachable is not suggested where a new node does not answer.")

@@ -1,6 +1,8 @@
 """Host keys at first contact and after a reinstallation: none is believed that nobody stood up for."""
 
+import io
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +11,13 @@ from typing import Any
 import paramiko
 import pytest
 
+from clusterctl import converge, remote, trust
 from clusterctl import known_hosts as trusted
-from clusterctl import remote, trust
-from clusterctl.errors import InputError, PreflightError
+from clusterctl.errors import InputError, Interrupted, PreflightError
 from clusterctl.inventory import Host
 from clusterctl.known_hosts import HostKey
 from clusterctl.remote import Access
+from clusterctl.screen import Screen
 
 from .ssh_server import Server, ed25519, host, inventory, known, listening
 
@@ -80,6 +83,28 @@ def test_keys_are_shown_before_they_are_recorded(tmp_path: Path, node: Server, a
     assert [(key.node, key.fingerprint) for key in shown] == [("gpu01", node.host_keys[0].fingerprint)]
     assert access.known_hosts.exists() is answer
     assert node.attempts == []
+
+
+@pytest.mark.proves("trust", "Who declines a host key gets exit 7, and nothing is recorded.")
+@pytest.mark.parametrize("verb", ["bootstrap", "trust"])
+def test_host_keys__declined__are_not_recorded_and_exit_7(
+    tmp_path: Path, node: Server, access: Access, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda *_: "n")
+    recorded = known(node.port, ed25519(tmp_path / "old")) if verb == "trust" else ""
+    access.known_hosts.write_text(recorded)
+    told = io.StringIO()
+    ask, one = converge._ask(Screen(told)), host(node.port)
+    with pytest.raises(Interrupted, match="No host key was recorded, and no node was changed") as caught:
+        if verb == "trust":
+            trust.renew(inventory(tmp_path, one), [one], access, accept=False, ask=ask)
+        else:
+            trust.ensure(inventory(tmp_path, one), access, ask=ask)
+    assert caught.value.exit_code == 7
+    assert node.host_keys[0].fingerprint in told.getvalue()
+    assert access.known_hosts.read_text() == recorded
 
 
 def test_without_leave_nothing_is_asked_and_nothing_recorded(tmp_path: Path, node: Server, access: Access) -> None:
