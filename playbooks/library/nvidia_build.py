@@ -128,6 +128,11 @@ def kernels(kernel: str, newer: bool, root: str = "/", headers: bool = True) -> 
     return [kernel, *sorted(later, key=numbers)] if newer else [kernel]
 
 
+def target(kernel: str, newer: bool) -> str:
+    """Return the kernel that the driver is for: with `newer` the running one, which a reboot may have changed."""
+    return os.uname().release if newer and not kernel_side.in_container() else kernel
+
+
 def coming(changes: list[dict[str, str]]) -> set[str]:
     """Return the packages that would be installed, or be of another version, by these changes."""
     return {it["name"] for it in changes if it["kind"] == "package" and re.search("installed|version ", it["what"])}
@@ -308,8 +313,7 @@ def main() -> None:
     }
     module = AnsibleModule(spec, supports_check_mode=True)
     given = module.params
-    if given["newer"] and not kernel_side.in_container():
-        given["kernel"] = os.uname().release  # another one than before, where the node was rebooted for the driver
+    given["kernel"] = target(given["kernel"], given["newer"])
     driver = Driver(given, module.check_mode)
     here = given["kernel"] == os.uname().release and not kernel_side.in_container()
     loaded = ""

@@ -6,6 +6,7 @@ import itertools
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -481,6 +482,18 @@ def test_modules_are_built_for_the_kernel_and_for_what_boots_next(tmp_path: Path
     assert BUILD.kernels(running, False, str(tmp_path)) == [running]
     (tmp_path / "lib/modules/6.12.120+deb13-amd64/kernel").mkdir(parents=True)
     assert BUILD.kernels(running, True, str(tmp_path), headers=False) == [running, "6.12.120+deb13-amd64"]
+
+
+@pytest.mark.parametrize(
+    ("newer", "container", "kernel"),
+    [(True, False, "6.8.0-90-generic"), (False, False, "6.8.0-85-generic"), (True, True, "6.8.0-85-generic")],
+)
+def test_kernel_of_the_driver__after_a_reboot__is_the_running_one(
+    monkeypatch: pytest.MonkeyPatch, newer: bool, container: bool, kernel: str
+) -> None:
+    monkeypatch.setattr(BUILD.os, "uname", lambda: SimpleNamespace(release="6.8.0-90-generic"))
+    monkeypatch.setattr(nvidia_kernel, "in_container", lambda: container)
+    assert BUILD.target("6.8.0-85-generic", newer) == kernel
 
 
 def test_who_holds_a_gpu_is_told(tmp_path: Path) -> None:
