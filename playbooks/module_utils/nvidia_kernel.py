@@ -30,7 +30,7 @@ library, told = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(80
 if library.nvmlInit_v2() == 0 and library.nvmlSystemGetDriverVersion(told, 80) == 0:
     print(told.value.decode("ascii", "replace"))
 """
-# nvmlPciInfo_t of nvml.h: 16 characters, four numbers, and the address at 36.
+# nvmlPciInfo_t of nvml.h: 16 characters, five numbers, and the address at 36.
 ASK_MODES = """
 import ctypes
 library = ctypes.CDLL("libnvidia-ml.so.1")

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import itertools
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -716,6 +717,37 @@ def test_persistence_mode__after_installation__is_asked_for(monkeypatch: pytest.
     ):
         monkeypatch.setattr(nvidia_kernel, "ASK_MODES", program)
         assert [note[: len(said)] for note in PERSISTENCE.notes(0)] == ([said] if said else [])
+
+
+LIBRARY = """
+#include <string.h>
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; } pci_info;
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device)
+{
+    *device = (void *)(long)(index + 1);
+    return index == 1 ? 15 : 0;
+}
+int nvmlDeviceGetPciInfo_v3(void *device, pci_info *pci)
+{
+    memset(pci, 'x', sizeof *pci);
+    strcpy(pci->address, (long)device == 1 ? "00000000:3B:00.0" : "00000000:5E:00.0");
+    return 0;
+}
+int nvmlDeviceGetPersistenceMode(void *device, unsigned *mode) { *mode = (long)device == 1; return 0; }
+"""
+
+
+def test_persistence_mode__by_nvidias_own_interface__is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost GPU (code 15) has none; the library's functions and structure are those of nvml.h."""
+    if not shutil.which("gcc"):
+        pytest.skip("no C compiler")
+    (tmp_path / "nvml.c").write_text(LIBRARY)
+    build = ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", "libnvidia-ml.so.1", "nvml.c"]
+    subprocess.run(build, cwd=tmp_path, check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert nvidia_kernel.without_persistence() == ["00000000:5E:00.0"]
 
 
 def test_persistence_mode__daemon_needs_a_while__is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
