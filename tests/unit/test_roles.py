@@ -162,8 +162,11 @@ def check_call(role: Role, call: dict[str, Any], host: str) -> None:
 
 
 # Conditions of tasks, by the keyword that has them.
-CONDITIONS = ("when", "until", "failed_when", "changed_when", "that")
-BOOLEAN_RESULTS = {"__nvidia_driver_built.ready"}  # what modules return as true or false
+CONDITIONS = ("when", "until", "failed_when", "changed_when", "break_when", "that")
+# What modules return as true or false, and what molecule's own tasks set so.
+BOOLEAN_RESULTS = {"__nvidia_driver_built.ready", "demo_killed", "refused_version"}
+# What Ansible documents as true or false: common return values, and those of stat.
+BOOLEAN_ENDS = re.compile(r"\.(failed|changed|skipped|stat\.(exists|isdir|isreg|islnk))$")
 
 
 def results(node: nodes.Node) -> Iterator[nodes.Node]:
@@ -172,8 +175,18 @@ def results(node: nodes.Node) -> Iterator[nodes.Node]:
         yield from [*results(node.left), *results(node.right)]
     elif isinstance(node, nodes.CondExpr) and node.expr2 is not None:
         yield from [*results(node.expr1), *results(node.expr2)]
-    elif not isinstance(node, nodes.Not | nodes.Compare | nodes.Test | nodes.Const):
+    elif isinstance(node, nodes.Filter) and node.name == "default" and node.node is not None and len(node.args) == 1:
+        yield from [*results(node.node), *results(node.args[0])]
+    elif isinstance(node, nodes.Const) and isinstance(node.value, bool):
+        return
+    elif not isinstance(node, nodes.Not | nodes.Compare | nodes.Test):
         yield node
+
+
+def parts(condition: str) -> list[str]:
+    """Return the parts of a condition that may be no bool."""
+    (output,) = Environment(autoescape=True).parse("{{" + condition + "}}").body
+    return list(map(named, results(output.nodes[0])))  # type: ignore[attr-defined]
 
 
 def named(node: nodes.Node) -> str:
@@ -181,6 +194,26 @@ def named(node: nodes.Node) -> str:
     if isinstance(node, nodes.Getattr):
         return f"{named(node.node)}.{node.attr}"
     return str(node.name) if isinstance(node, nodes.Name) else type(node).__name__
+
+
+@pytest.mark.parametrize(
+    ("condition", "doubtful"),
+    [
+        ("not a and b.c", ["b.c"]),
+        ("a is defined and 'abc'", ["Const"]),
+        ("a | length", ["Filter"]),
+        ("a.failed | default(false)", ["a.failed"]),
+        ("a | default('')", ["a", "Const"]),
+        ("a == 1 if b else ''", ["Const"]),
+        ("a == 1 if b", ["CondExpr"]),
+        ("a == 1 if b else true", []),
+        ("a or 0", ["a", "Const"]),
+        ("a is changed or b > 2 or not c", []),
+        ("{}", ["Dict"]),
+    ],
+)
+def test_parts__of_a_condition__are_those_that_may_be_no_bool(condition: str, doubtful: list[str]) -> None:
+    assert parts(condition) == doubtful
 
 
 def conditions(value: Any) -> Iterator[str]:
@@ -202,11 +235,13 @@ def test_conditions__of_all_tasks__are_true_or_false(tmp_path: Path) -> None:
         options = load(role / "meta/argument_specs.yml")["argument_specs"]["main"].get("options", {})
         booleans |= {name for name, option in options.items() if option["type"] == "bool"}
     files = [(role, path) for role in ROLES for path in (role / "tasks").glob("*.yml")]
-    for role, path in [*files, *((ROLES[0], path) for path in (CONTENT / "playbooks").glob("*.yml"))]:
+    molecule = sorted((CONTENT / "tests/molecule").rglob("*.yml"))
+    assert molecule
+    files += [(ROLES[0], path) for path in [*(CONTENT / "playbooks").glob("*.yml"), *molecule]]
+    for role, path in files:
         for condition in conditions(load(path)):
-            (output,) = Environment(autoescape=True).parse("{{" + condition + "}}").body
-            for name in map(named, results(output.nodes[0])):  # type: ignore[attr-defined]
-                if name not in booleans:
+            for name in parts(condition):
+                if name not in booleans and not BOOLEAN_ENDS.search(name):
                     value = cluster.role(role.name, "gpu01").value(f"{name} | default('a result')")
                     assert isinstance(value, bool), f"{path}: {condition}: {name} is not known as a bool"
 
