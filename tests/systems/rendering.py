@@ -7,7 +7,7 @@ import base64
 import functools
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,16 +118,17 @@ def look(system: str, devices: Iterable[str] = ("2330",), fabric: str = "nvswitc
     }
 
 
-def registered(system: str) -> dict[str, Any]:
+def registered(system: str, found: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what earlier tasks of roles have registered, and what a template gets from its caller."""
+    found = found or look(system, imex=True)
     return {
-        "__dcgm_exporter_look": look(system, driver="580.95.05"),
+        "__dcgm_exporter_look": {**found, "driver": "580.95.05"},
         "__gpu_config_done": {"kept": {"mig": "3g.40gb,2g.20gb,2g.20gb"}},
         "__slurm_head_job_container": {"use": True},
-        "__nvidia_cuda_look": {"devices": ["2330"], "driver": "580.95.05"},
+        "__nvidia_cuda_look": {"devices": found["devices"], "driver": "580.95.05"},
         "__nvidia_cuda_toolkit": "12.8",
         "__nvidia_driver_key": {"key": "-----BEGIN PGP PUBLIC KEY BLOCK-----"},
-        "__nvidia_driver_look": look(system, imex=True),
+        "__nvidia_driver_look": found,
         "__nvidia_driver_state": {"changes": [], "versions": {}},
         "mirror": "https://harbor.example/ghcr",
         "registry": "ghcr.io",
@@ -186,9 +187,9 @@ class Role:
         text = trust_as_template(path.read_text(encoding="utf-8"))
         return str(self.templar.template(text, escape_backslashes=False, overrides={"trim_blocks": True}))
 
-    def calls(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yield the file and the arguments of every node_state task."""
-        for file in sorted((self.path / "tasks").glob("*.yml")):
+    def calls(self, wanted: Callable[[Path], bool] = lambda _: True) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield the file and the arguments of every node_state task in the files that are wanted."""
+        for file in filter(wanted, sorted((self.path / "tasks").glob("*.yml"))):
             for task in tasks(file):
                 if "node_state" in task:
                     yield file, self.arguments(task["node_state"] or {})
@@ -205,10 +206,16 @@ class Role:
 
 
 class Cluster:
-    """A cluster's directory whose hosts are all of one system."""
+    """A cluster's directory whose hosts are all of one system; `found` is what nvidia_look returns on its workers."""
 
-    def __init__(self, inventory: Path, system: str, variables: Mapping[str, Any] | None = None) -> None:
-        self.system = system
+    def __init__(
+        self,
+        inventory: Path,
+        system: str,
+        variables: Mapping[str, Any] | None = None,
+        found: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.system, self.found = system, found
         self._loader = DataLoader()
         self._loader.set_vault_secrets([("default", VAULT)])
         self.manager = InventoryManager(loader=self._loader, sources=[str(inventory)])
@@ -241,7 +248,8 @@ class Cluster:
         defaults = content(CONTENT / "playbooks/group_vars/all.yml") | content(path / "defaults/main.yml")
         private = content(path / "vars/main.yml") | content(path / f"vars/{system.family}.yml")
         variables = VariableManager(loader=self._loader, inventory=self.manager)
-        everything = defaults | variables.get_vars(host=self.manager.get_host(host)) | private | registered(self.system)
+        everything = defaults | variables.get_vars(host=self.manager.get_host(host)) | private
+        everything |= registered(self.system, self.found)
         everything |= {
             "ansible_check_mode": False,
             "ansible_facts": {
@@ -304,6 +312,14 @@ def record(name: str, number: int, system: str) -> dict[str, Any]:
     }
 
 
+def seal(directory: Path) -> None:
+    """Write the encrypted secrets of a cluster."""
+    declared = [load(role / "meta/secrets.yml") for role in ROLES if (role / "meta/secrets.yml").is_file()]
+    secrets = {name: SECRET for names in declared for name in names}
+    sealed = VaultLib([("aurora-1", VAULT)]).encrypt(yaml.safe_dump(secrets), vault_id="aurora-1")
+    (directory / "secrets.yml").write_bytes(sealed)
+
+
 def a_cluster(directory: Path, system: str) -> Cluster:
     """Return a cluster of a head and a worker, whose address is a name, with records, secrets and a certificate."""
     hosts = {"head1": {"ansible_host": "10.0.0.10"}, "gpu01": {"ansible_host": "gpu01.example"}}
@@ -313,10 +329,7 @@ def a_cluster(directory: Path, system: str) -> Cluster:
     (directory / "hardware").mkdir()
     for number, name in enumerate(hosts):
         (directory / f"hardware/{name}.json").write_text(json.dumps(record(name, number, system)), encoding="utf-8")
-    declared = [load(role / "meta/secrets.yml") for role in ROLES if (role / "meta/secrets.yml").is_file()]
-    secrets = {name: SECRET for names in declared for name in names}
-    sealed = VaultLib([("aurora-1", VAULT)]).encrypt(yaml.safe_dump(secrets), vault_id="aurora-1")
-    (directory / "secrets.yml").write_bytes(sealed)
+    seal(directory)
     (directory / "company.pem").write_text("-----BEGIN CERTIFICATE-----\n", encoding="utf-8")
     (directory / "inventory.yaml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
     return Cluster(directory / "inventory.yaml", system)

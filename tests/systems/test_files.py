@@ -153,19 +153,19 @@ def check_tmpfiles(root: Path, written: Iterable[File]) -> None:
 
 Check = Callable[[Path, Iterable[File]], None]
 CHECKS: dict[str, Check] = {
-    r"/etc/sysusers\.d/": check_users,
+    r"/etc/sysusers[.]d/": check_users,
     rf"/{UNITS}/": check_units,
-    r"/etc/sudoers\.d/": check_each(lambda path: run("visudo", "--check", "--file", path, quiet=False)),
-    r"/etc/clusterctl/firewall\.nft$": check_each(
+    r"/etc/sudoers[.]d/": check_each(lambda path: run("visudo", "--check", "--file", path, quiet=False)),
+    r"/etc/clusterctl/firewall[.]nft$": check_each(
         lambda path: run(*as_root("--net"), "nft", "--check", "--file", path)
     ),
-    r"/etc/ssh/sshd_config\.d/": check_sshd,
-    r"/etc/tmpfiles\.d/": check_tmpfiles,
+    r"/etc/ssh/sshd_config[.]d/": check_sshd,
+    r"/etc/tmpfiles[.]d/": check_tmpfiles,
     r"/usr/local/(bin|sbin|libexec)/|/etc/slurm/gpu-prolog$": check_each(check_program),
     r"/etc/profile\.d/|/etc/dhc|/etc/dkms/framework": check_each(check_shell),
-    r".*\.json$": check_each(lambda path: json.loads(path.read_bytes())),
-    r".*\.toml$|/etc/containers/": check_each(lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
-    r".*\.(yml|cfg)$": check_each(lambda path: yaml.safe_load(path.read_bytes())),
+    r".*[.]json$": check_each(lambda path: json.loads(path.read_bytes())),
+    r".*[.]toml$|/etc/containers/": check_each(lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
+    r".*[.](yml|cfg)$": check_each(lambda path: yaml.safe_load(path.read_bytes())),
 }
 # Their programs come with packages that this machine has no need of. Labs and role scenarios start them: Debian alone.
 BY_LABS = re.compile(
@@ -194,7 +194,11 @@ def test_file__of_every_system__has_its_program_or_a_reason() -> None:
 
 def have(pattern: str) -> None:
     """Skip where a check's program is missing, with the reason."""
-    needed = {r"/etc/sudoers\.d/": "visudo", r"/etc/clusterctl/firewall\.nft$": "nft", rf"/{UNITS}/": "systemd-analyze"}
+    needed = {
+        r"/etc/sudoers[.]d/": "visudo",
+        r"/etc/clusterctl/firewall[.]nft$": "nft",
+        rf"/{UNITS}/": "systemd-analyze",
+    }
     name = needed.get(pattern, "sh")
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed: scripts/prepare dev")
