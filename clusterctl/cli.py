@@ -101,8 +101,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 ok, 1 bug or unwritable output, 2 bad input, 3 nodes unfit and unchanged, 4 some workers failed, "
-    "5 head failed, 6 another run holds the lock, 7 interrupted, 10 a plan with changes.",
+    epilog="Exit codes: 0 ok, 1 bug or unwritable output, 2 bad input, 3 nodes unfit and unchanged, "
+    "4 some workers failed, 5 head failed, 6 another run holds the lock, 7 interrupted, 10 a plan with changes.",
 )
 
 _Inventory = Annotated[

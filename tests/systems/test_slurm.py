@@ -34,6 +34,7 @@ def test_slurm_conf__of_each_system__has_mpi_limits_and_imex(tmp_path: Path, sys
     assert found["MpiDefault"] == "pmix"
     assert found["EnforcePartLimits"] == "ANY"
     assert found["PropagateResourceLimitsExcept"] == "MEMLOCK"
+    assert found["PriorityFlags"] == "MAX_TRES"
     assert found.get("SwitchType") == ("switch/nvidia_imex" if system in IMEX else None)
 
 
