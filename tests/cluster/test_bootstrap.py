@@ -114,6 +114,14 @@ def test_check_mode_of_a_finished_cluster_announces_nothing(cluster: TestLab) ->
     assert differences(before, cluster.manifests()) == []
 
 
+@pytest.mark.proves("verify", "`verify` notes homes that are not shared, and `status` names the workers.")
+def test_homes__of_each_node_alone__are_noted(cluster: TestLab) -> None:
+    notes = [note["note"] for note in cluster.run("verify")["notes"]]
+    note = "homes are not shared: what a job writes at home stays on its node, seen on gpu01, gpu02"
+    assert f"{note} (the guide, under Homes)" in notes
+    assert cluster.healthy()["homes_apart"] == ["gpu01", "gpu02"]
+
+
 def found(document: dict[str, Any]) -> dict[str, tuple[dict[str, str], list[str]]]:
     """By node, the services that do not run, and how it differs from its record."""
     return {
@@ -382,6 +390,12 @@ def test_wheel__recovered_directory_newest_python__changes_nothing(
     changes = {name: host["changes"] for name, host in hosts.items() if host["changed"]}
     assert changes == {}, f"{installed} and the recovered directory are not what built the cluster"
     assert set(hosts) == set(cluster.nodes), "the recovered inventory has not all nodes"
+
+
+@pytest.mark.proves("systems", "The documentation travels in the wheel.")
+def test_wheel__docs__are_in_it(installed: Installed, tmp_path: Path) -> None:
+    page = output_of([installed.program, "docs", "variables"], CALL_LIMIT, cwd=tmp_path)
+    assert page == (REPOSITORY / "docs/variables.md").read_text()
 
 
 @pytest.mark.proves("systems", "Under Python 3.12 or newer the wheel gets ansible-core 2.20 or newer.")
