@@ -309,6 +309,13 @@ def test_slurm_moves_no_further_than_it_reads_its_own_state(tmp_path: Path, new:
         ("gpu01", "slurmd", "24.11.6-1", {"slurmctld": {"head1": "24.11.5-4"}}, ""),
         ("head1", "slurmctld", "25.11.1-1", {"slurmd": {"gpu01": "23.11.1-1"}}, "Slurm 23.11 and the head's 25.11"),
         ("head1", "slurmctld", "25.11.1-1", {"slurmd": {"gpu01": "24.11.5-4"}}, ""),
+        (
+            "gpu01",
+            "slurm-smd-slurmd",
+            "25.05.1-1",
+            {"slurm-smd-slurmctld": {"head1": "24.11.5-1"}},
+            "Slurm 25.05 and the head's 24.11",
+        ),
         ("gpu01", "munge", "0.5.17", {"slurmctld": {"head1": "99.05.1"}}, ""),
     ],
 )

@@ -1,5 +1,6 @@
 """Whose packages of Slurm a cluster takes: their names on every system, their source, and the user that they need."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,8 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleError
 
-from clusterctl import preflight
-from tests.systems.rendering import SYSTEMS, Cluster, a_cluster
+from clusterctl import membership, preflight
+from tests.systems.rendering import SYSTEMS, Cluster, a_cluster, record
 from tests.unit.test_preflight import _set, facts, three
 
 SITE = {"url": "http://site.example/slurm", "key": "http://site.example/key.asc", "fingerprint": "A" * 40}
@@ -225,3 +226,14 @@ def test_probe__is_asked_for_all_daemons_and_the_own_worker(tmp_path: Path) -> N
     assert asked["worker"] == ["slurm-smd-slurmd", "slurm-slurmd"]
     alone = replace(cluster.hosts[0], groups=frozenset({"monitoring"}))
     assert preflight.slurm_options(cluster, alone) == {}
+
+
+@pytest.mark.parametrize(("version", "by_restart"), [("", True), ("25.11.*", False), ("22.05.*", True)])
+def test_new_nodes__by_the_release_of_the_source__come_without_a_restart(
+    tmp_path: Path, version: str, by_restart: bool
+) -> None:
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware/head1.json").write_text(json.dumps(record("head1", 0, "debian-12")), encoding="utf-8")
+    known = three(tmp_path)
+    hosts = [replace(host, variables={**host.variables, "slurm_head_version": version}) for host in known.hosts]
+    assert membership.learns_by_restart(replace(known, hosts=tuple(hosts))) is by_restart
