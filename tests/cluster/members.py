@@ -19,6 +19,11 @@ JOBS, AT_ONCE = 100, 50
 # Fifty of them at a time on two nodes of few processors; and a worker may say nothing for long.
 CROWDED = "slurm_head_partitions: [{name: main, default: true, options: {OverSubscribe: 'FORCE:40'}}]"
 PATIENT = "slurm_head_conf_extra: {SlurmdTimeout: 3000}"
+# A group below the workers, of the second one.
+RACK = "rack1"
+RACKS = f"      children:\n        {RACK}:\n          hosts:\n            gpu02: {{}}\n"
+
+MONITORING = "    monitoring:\n"  # the group behind the workers in a lab's inventory
 
 
 class Growing(TestLab):
@@ -66,13 +71,16 @@ class Growing(TestLab):
         """What add-node is given; a host key went with its node the last time."""
         return (self.last, "--address", self.address, "--yes", "--accept-new-host-keys")
 
-    def add(self) -> str:
-        return self.verb("add-node", *self.adding)
+    def add(self, *options: str) -> str:
+        return self.verb("add-node", *self.adding, *options)
 
 
 def crowd(lab: Growing) -> None:
     """Start the lab with its last worker, and bootstrap it for many jobs to a processor and packages of our own."""
     lab.up()
+    text = lab.inventory.read_text()
+    assert text.count(MONITORING) == 1
+    lab.inventory.write_text(text.replace(MONITORING, RACKS + MONITORING))
     lab.declare("# Many jobs to a processor.", CROWDED, PATIENT, f"cluster_no_proxy: [{gateway(lab)}]")
     lab.run("bootstrap")
 

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from tests.cluster.lab import CALL_LIMIT, clusterctl, podman, submit
-from tests.cluster.members import Growing, go_on, growing, states
+from tests.cluster.lab import ALICE, CALL_LIMIT, clusterctl, podman, submit
+from tests.cluster.members import RACK, RACKS, Growing, go_on, growing, of_jobs, states
 from tests.cluster.test_plan import done_as_planned, edit, planned
 from tests.faults.injury import begin, container, ended, in_service, latest_run, silent, wait_until
 from tests.manifests import differences
@@ -34,6 +34,27 @@ def test_a_second_bootstrap_changes_nothing(lab: Growing, jobs: str) -> None:
     lab.unchanged()
 
 
+def features(lab: Growing) -> dict[str, str]:
+    """What Slurm's controller has as the features of each node."""
+    rows = lab.ssh("head1", "sinfo", "--noheader", "--Node", "--format='%N %b'").splitlines()
+    return dict(row.split(maxsplit=1) for row in rows)
+
+
+@pytest.mark.proves("jobs", "A group below the workers is a feature; a job asks for it with `--constraint`.")
+def test_constraint__a_group_of_workers__runs_there_alone(lab: Growing, jobs: str) -> None:
+    assert f" Feature={RACK}" in lab.root("head1", "grep ^NodeName=gpu02 /etc/slurm/slurm.conf")
+    assert features(lab) == {"gpu01": "(null)", "gpu02": RACK}
+    number = submit(lab, "true", f"--constraint={RACK}")
+    wait_until(lambda: states(lab, number) == ["COMPLETED"])
+    assert of_jobs(lab, number, "NodeList") == ["gpu02"]
+    wish = " ".join((*ALICE, "sbatch", "--mem=1M", "--chdir=/", "--output=none", "--wrap=true"))
+    for more, answer in (
+        (f"--constraint={RACK} --nodes=2", "Requested node configuration is not available"),
+        ("--constraint=rack9", "Invalid feature specification"),
+    ):
+        assert answer in lab.ssh("head1", f"{wish} {more} 2>&1 || true")
+
+
 @pytest.mark.proves("plan", "`plan add-node` lists packages and files and changes no node and no record.")
 def test_a_plan_of_a_new_node_changes_nothing(lab: Growing, jobs: str) -> None:
     everywhere = (*lab.nodes, lab.last)
@@ -53,18 +74,24 @@ def drains(lab: Growing) -> int:
     return int(lab.root("head1", f"grep -c '{line}' /var/log/slurm/slurmctld.log || [ $? = 1 ]"))
 
 
-def grows(lab: Growing) -> None:
-    """Add the last worker; no other is contacted or changed, and what runs there goes on."""
+def grows(lab: Growing, group: str = "") -> None:
+    """Add the last worker, to a group below the workers if one is named.
+
+    No other is contacted or changed, and what runs there goes on.
+    """
     others = lab.nodes[1:]
     before = lab.manifests(*others)
     steps = {node: lab.root(node, "pgrep slurmstepd | sort") for node in others}
     logins = {node: connections(lab, node) for node in others}
     text, drained = lab.inventory.read_text(), drains(lab)
-    said = lab.add()
+    said = lab.add(*(("--group", group) if group else ()))
+    line = f"    {lab.line}" if group else lab.line  # the group's hosts are further in
     assert drains(lab) == drained + 1, "it was drained until it was proven"
     assert {node: connections(lab, node) - 1 for node in others} == logins
-    assert f"+{lab.line}" in said
-    assert lab.inventory.read_text().replace(lab.line, "") == text
+    assert f"+{line}" in said
+    before_it, _, behind_it = lab.inventory.read_text().partition(line)
+    assert before_it + behind_it == text
+    assert not group or before_it.endswith(f"        {group}:\n          hosts:\n            gpu02: {{}}\n")
     after = lab.manifests(*others)
     # slurmd has started itself anew, as Slurm lets it on a new configuration.
     changed = [line for line in differences(before, after) if "/daemons/slurmd.service/" not in line]
@@ -80,8 +107,10 @@ def grows(lab: Growing) -> None:
 @pytest.mark.proves("add-node", "Adding a node changes nothing on other workers except that slurmd restarts itself.")
 @pytest.mark.proves("add-node", "Job processes on other workers continue while a node is added.")
 @pytest.mark.proves("add-node", "A bootstrap after add-node changes nothing.")
+@pytest.mark.proves("add-node", "`--group` adds a node to a group below the workers, in inventory and Slurm.")
 def test_a_node_is_added_and_nobody_else_is_contacted(lab: Growing, jobs: str) -> None:
-    grows(lab)
+    grows(lab, RACK)
+    assert features(lab) == {"gpu01": "(null)", "gpu02": RACK, lab.last: RACK}
 
 
 def reinstall(lab: Growing) -> None:
@@ -167,7 +196,8 @@ def pasted(lab: Growing, verb: str, *options: str) -> None:
 def test_a_dead_worker_holds_up_no_other(lab: Growing, jobs: str) -> None:
     """The node is added as one can by hand: written into the inventory, met, and the printed command."""
     text = lab.inventory.read_text()
-    lab.inventory.write_text(text.replace("    monitoring:", f"{lab.line}    monitoring:", 1))
+    assert RACKS in text
+    lab.inventory.write_text(text.replace(RACKS, lab.line + RACKS))
     with silent(lab, "gpu02"):
         done = clusterctl("validate", "--online", str(lab.inventory), "--limit", "gpu03", "--accept-new-host-keys")
         assert done.returncode == 0, done.stdout + done.stderr
