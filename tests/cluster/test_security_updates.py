@@ -49,7 +49,7 @@ def versions(lab: TestLab) -> Mapping[str, str]:
     return dict(row.split() for row in rows.splitlines())
 
 
-@pytest.mark.proves("base", "Nodes install their distribution's security updates, but none that is held or pinned.")
+@pytest.mark.proves("packages", "Nodes install their distribution's security updates, but none that is held or pinned.")
 def test_security_updates__of_the_distribution__are_installed_alone(lab: TestLab, tmp_path: Path) -> None:
     names = (PLAIN, HELD, PINNED, OTHERS)
     for package in build(tmp_path, "1", *names).iterdir():
@@ -73,7 +73,7 @@ def test_security_updates__of_the_distribution__are_installed_alone(lab: TestLab
         lab.root(NODE, "rm /etc/apt/sources.list.d/probe-*; apt-get --quiet update")
 
 
-@pytest.mark.proves("base", "With security updates on, a second bootstrap changes nothing.")
+@pytest.mark.proves("packages", "With security updates on, a second bootstrap changes nothing.")
 def test_security_updates__second_bootstrap__changes_nothing(lab: TestLab) -> None:
     timers = lab.root(NODE, "systemctl is-enabled apt-daily.timer apt-daily-upgrade.timer")
     assert timers.split() == ["enabled", "enabled"]

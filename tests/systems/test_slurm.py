@@ -27,7 +27,7 @@ def slurm_conf(directory: Path, system: str, **known: Any) -> dict[str, str]:
     return options(role.render(role.path / "templates/slurm.conf.j2"))
 
 
-@pytest.mark.proves("slurm", "slurm.conf of each system has PMIx, limits at submission, and IMEX where asked for.")
+@pytest.mark.proves("jobs", "slurm.conf of each system has PMIx, limits at submission, and IMEX where asked for.")
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_slurm_conf__of_each_system__has_mpi_limits_and_imex(tmp_path: Path, system: str) -> None:
     found = slurm_conf(tmp_path, system)

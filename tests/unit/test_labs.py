@@ -21,7 +21,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labs, "_marks", {})
 
 
-@pytest.mark.proves("lab", "`lab list` lists the labs; a lab that there is not names those that there are.")
+@pytest.mark.proves("lab", "`lab list` lists the labs; for an unknown name the error lists them, too.")
 def test_list__of_two_labs__names_them_and_so_does_a_wrong_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*argv: str) -> Result:
         return CliRunner().invoke(cli.app, argv)

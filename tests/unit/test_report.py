@@ -354,7 +354,7 @@ def test_a_stop_too_late_to_end_a_playbook_ends_what_is_to_follow() -> None:
     assert str(made.judge({}, [], more=True)) == "interrupted as asked; nothing is under way any more."
 
 
-@pytest.mark.proves("validate", "Hosts without an address are in the first line, with the name that may be meant.")
+@pytest.mark.proves("validate", "The first line lists hosts without an address, with the name that may be meant.")
 @pytest.mark.parametrize(
     ("unresolved", "told"),
     [

@@ -74,7 +74,7 @@ def test_a_new_default_account_is_added_before_it_becomes_the_default() -> None:
     ]
 
 
-@pytest.mark.proves("jobs", "The default QOS refuses a job over a limit at submission, unless the inventory says no.")
+@pytest.mark.proves("jobs", "The default QOS refuses a job over a limit at submission; a variable disables that.")
 def test_deny_on_limit__by_the_flags_of_the_qos__is_set_once() -> None:
     known = accounting()
     assert commands(known, deny_on_limit=True) == ["modify qos normal set flags+=DenyOnLimit"]
@@ -95,7 +95,7 @@ def test_read__what_sacctmgr_prints__is_known(monkeypatch: pytest.MonkeyPatch) -
     assert known.associations == {("ada", "root")}
 
 
-@pytest.mark.proves("jobs", "The note on a user whose jobs run says what becomes of them, and when to bootstrap.")
+@pytest.mark.proves("jobs", "For an absent user with running jobs the note says when to bootstrap again.")
 def test_absent__jobs_run__each_note_says_what_to_do_next(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

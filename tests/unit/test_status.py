@@ -246,7 +246,7 @@ COMMANDS = {
 RESUME = "on the head: sudo scontrol update nodename='gpu[01-03]' state=resume"
 
 
-@pytest.mark.proves("status", "Beside each cause of a drain stands the command that ends it, as it is typed.")
+@pytest.mark.proves("status", "Each cause of a drain is shown with the command that ends it.")
 @pytest.mark.parametrize("cause", sorted(our_causes()))
 def test_page__cause_of_a_drain__has_its_command(cause: str) -> None:
     drained = out_of_service("IDLE+DRAIN", "clusterctl: x", **{cause: "XID 79"})
@@ -255,7 +255,7 @@ def test_page__cause_of_a_drain__has_its_command(cause: str) -> None:
     assert f"(on the head: sudo slurm-drain {cause} --in gpu01,gpu02,gpu03)\n" in page(back)
 
 
-@pytest.mark.proves("status", "Beside each other fault stands the command that helps, as it is typed.")
+@pytest.mark.proves("status", "Each other fault is shown with the command that repairs it.")
 @pytest.mark.parametrize(
     ("one", "told"),
     [
