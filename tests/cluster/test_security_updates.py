@@ -1,6 +1,5 @@
 """Security updates that nodes install by themselves: unattended-upgrades is real, the distribution's server is ours."""
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -28,9 +27,9 @@ def lab(golden: Golden) -> Iterator[TestLab]:
         text = lab.inventory.read_text()
         assert "base_security_updates: false" in text
         text = text.replace("base_security_updates: false", "base_security_updates: true")
+        lab.inventory.write_text(text)
         # The test's own servers are asked past the lab's package cache.
-        lab.inventory.write_text(re.sub(r"(?m)^    cluster_no_proxy: \[", rf"\g<0>\"{gateway(lab)}\", ", text))
-        lab.declare(f'munge_version: "{version}"')
+        lab.declare(f'munge_version: "{version}"', f"cluster_no_proxy: [{gateway(lab)}]")
         lab.run("bootstrap")
         yield lab
 
