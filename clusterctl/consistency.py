@@ -18,6 +18,7 @@ SETTINGS = "gpu_config"
 DIVISIONS = "gpu_config_mig_gpus"
 WORKERS = "slurm_workers"
 PARTITIONS = "slurm_head_partitions"
+_WHOLE = {"slurm_head_repository": ("url", "key", "fingerprint"), "prometheus_release": ("version", "sha256")}
 _LIMITS = ("defaulttime", "maxtime")  # options of a partition
 TOOLKITS, COMPAT = "nvidia_cuda_toolkits", "nvidia_cuda_compat"
 
@@ -31,6 +32,7 @@ def check(reading: Reading, whole: bool = True) -> None:
     _time_zones(reading)
     _slurm_options(reading)
     _time_limits(reading)
+    _whole_or_empty(reading)
     _slurm_source(reading)
     _accounts(reading)
     if reading.understood:
@@ -218,6 +220,15 @@ def _slurm_options(reading: Reading) -> None:
                         near = schema.did_you_mean(key, names)
                         message = f'no option of Slurm, got "{shown(key)}"'
                         reading.refuse(key.position, f"{variable}.{shown(key)}", message, near)
+
+
+def _whole_or_empty(reading: Reading) -> None:
+    """Refuse mappings that are neither empty nor have all that they need; argument specs refuse the empty ones too."""
+    for name, keys in _WHOLE.items():
+        for node in _given(reading, name):
+            missing = [key for key in keys if isinstance(node.value, dict) and node.value and key not in node.value]
+            for key in missing:
+                reading.refuse(node.position, name, f'incomplete, expected the key "{key}" in it')
 
 
 def _slurm_source(reading: Reading) -> None:

@@ -558,6 +558,16 @@ together(
             f'slurm_head_repository: §{{url: "http://x/", key: "http://x/k", fingerprint: {"A" * 40}}}',
             "needs slurm_head_version",
         ),
+        (
+            "a repository of Slurm without its key's fingerprint",
+            'slurm_head_repository: §{url: "http://x/", key: "http://x/k"}',
+            'slurm_head_repository: incomplete, expected the key "fingerprint" in it',
+        ),
+        (
+            "a release of Prometheus without its hash",
+            "prometheus_release: §{version: 3.5.0}",
+            'prometheus_release: incomplete, expected the key "sha256" in it',
+        ),
         ("no time limit", "slurm_head_partitions: [{name: a, options: {MaxTime: §99x}}]", 'got "99x", expected a time'),
         ("no time limit at all", "slurm_head_partitions: [{name: a, options: {maxtime: §}}]", "got nothing, expected"),
         ("no default time", "slurm_head_default_time: §1x", 'got "1x", expected a time limit'),

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.playbook.task import Task
 from jinja2 import Environment, nodes
 
@@ -244,6 +245,16 @@ def test_conditions__of_all_tasks__are_true_or_false(tmp_path: Path) -> None:
                 if name not in booleans and not BOOLEAN_ENDS.search(name):
                     value = cluster.role(role.name, "gpu01").value(f"{name} | default('a result')")
                     assert isinstance(value, bool), f"{path}: {condition}: {name} is not known as a bool"
+
+
+@pytest.mark.parametrize("role", ROLES, ids=NAMES)
+def test_defaults__of_a_role__pass_its_argument_specs(role: Path) -> None:
+    """Ansible takes the keys that an optional mapping requires for required in an empty one, too."""
+    options = load(role / "meta/argument_specs.yml")["argument_specs"]["main"].get("options", {})
+    defaults = load(role / "defaults/main.yml") or {}
+    plain = {name: value for name, value in defaults.items() if name in options and "{{" not in str(value)}
+    for name, value in plain.items():
+        assert ArgumentSpecValidator({name: options[name]}).validate({name: value}).error_messages == []
 
 
 def test_settings_that_are_empty_again_leave_units_that_can_be_looked_for(tmp_path: Path) -> None:
