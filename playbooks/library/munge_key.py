@@ -77,7 +77,7 @@ def sleep_until(moment):
     time.sleep(max(0.0, moment - time.time()))
 
 staged, key, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
-sleep_until(at - 3)
+sleep_until(at - 6)  # slurmctld takes a second to let no job begin, and some to save its state
 stopped = [unit for unit in sys.argv[4:] if is_active(unit)]
 try:
     if stopped:
