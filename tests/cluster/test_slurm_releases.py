@@ -118,8 +118,7 @@ def test_restore__with_26_05__keeps_the_job_that_runs(lab: Growing) -> None:
     lab.root("gpu01", "rm -f /var/tmp/enough")
     job = submit(lab, UNTIL_ENOUGH, "--nodelist=gpu01")
     wait_until(lambda: states(lab, job) == ["RUNNING"])
-    lab.run("backup")
-    (archive,) = (lab.inventory.parent / ".clusterctl/backups").glob("*.tar")
+    archive = lab.run("backup")["backup"]
     later = submit(lab, "true", "--hold")
     done = clusterctl("restore", str(lab.inventory), str(archive), "--yes")
     assert done.returncode == 0, done.stdout + done.stderr

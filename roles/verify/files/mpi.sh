@@ -10,5 +10,7 @@ printf '%s\n' "$1" | $step sh -euc 'mkdir -m 700 "$HOME"; mpicc -x c - -o "$HOME
 if srun --mpi=list 2>&1 | grep -q pmix; then
   $step --mpi=pmix "$folder/program"
 else
-  $step --overlap --nodes=1 --ntasks=1 mpirun --map-by ppr:1:node --np "$SLURM_JOB_NUM_NODES" "$folder/program"
+  # A step has its own SLURM_TASKS_PER_NODE, of one node here; mpirun takes the slots of the allocation from it.
+  $step --overlap --nodes=1 --ntasks=1 env SLURM_TASKS_PER_NODE="$SLURM_TASKS_PER_NODE" \
+    mpirun --map-by ppr:1:node --np "$SLURM_JOB_NUM_NODES" "$folder/program"
 fi
