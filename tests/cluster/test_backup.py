@@ -302,14 +302,26 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
 @pytest.mark.proves("restore", "A bootstrap after the restore of a lost head changes nothing.")
 @pytest.mark.proves("restore", "A job that ended while there was no head is accounted for.")
 @pytest.mark.proves("restore", "A job that waited runs after the lost head is restored.")
-def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(cluster: TestLab, jobs: dict[str, str]) -> None:
+@pytest.mark.proves("backup", "`--to` copies the backup to another directory, for its owner, and nowhere else.")
+@pytest.mark.proves("check", "No health check drains a node before the head of the lab is replaced.")
+def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(
+    cluster: TestLab, jobs: dict[str, str], tmp_path: Path
+) -> None:
     meanwhile = submit(cluster, "until test -e /var/tmp/meanwhile; do sleep 0.2; done", "--nodelist=gpu02")
     wait_for(cluster, meanwhile, "RUNNING")
     rule = "/etc/prometheus/rules/site.yml"
     cluster.root("head1", f"echo 'groups: []  # of the site' > {rule}")
-    archive = Path(cluster.run("backup")["backup"])
+    usual = cluster.inventory.parent / ".clusterctl/backups"
+    before = sorted(usual.iterdir())
+    archive = Path(cluster.run("backup", "--to", str(tmp_path))["backup"])
+    assert [archive] == list(tmp_path.iterdir())
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    assert before
+    assert sorted(usual.iterdir()) == before
     kept = records(cluster, *jobs.values())
     count, process = counter(cluster)
+    # The new head's journal begins without them, and test_plan.py asks that one.
+    assert cluster.alarms() == ""
     podman("rm", "--force", "--volumes", "--time", "0", container(cluster, "head1"))
     cluster.ssh("gpu02", "touch", "/var/tmp/meanwhile")
     cluster.up()

@@ -107,14 +107,14 @@ def done_as_planned(lab: TestLab, plan: set[Item], before: dict[str, Any], in_wo
 def lab(whole: TestLab) -> Iterator[TestLab]:
     """The last file that needs it takes it down."""
     yield whole
-    # No GPU was ill there, so none was told to be, whatever was done to the nodes.
+    # No GPU had a fault there, whatever was done to the nodes. test_backup.py asserts it of the head before this one.
     assert whole.alarms() == ""
     whole.down()
 
 
 @pytest.mark.proves("plan", "A run changes what its plan lists and nothing else, judged by independent manifests.")
 @pytest.mark.proves("plan", "A plan changes no node.")
-@pytest.mark.proves("check", "No health check drains a node during all tests of one lab.")
+@pytest.mark.proves("check", "No health check drains a node in a lab's tests since its head was installed.")
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_run_changes_what_the_plan_has_listed(lab: TestLab, what: str) -> None:
     """A fifth change, of Slurm's own configuration, is in test_membership.py, and an upgrade in test_upgrade.py."""

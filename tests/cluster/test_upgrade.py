@@ -307,6 +307,24 @@ def test_upgrade__batch_of_two__moves_both_workers_at_once(lab: Growing, newer: 
     lab.unchanged()
 
 
+@pytest.mark.proves("upgrade", "`--max-failures 2` continues with the other worker after one fails; exit 4.")
+@pytest.mark.long
+def test_upgrade__one_failure_is_allowed__moves_the_other_worker(lab: Growing, newer: None, pinned: str) -> None:
+    """Downwards, as the pin says; the same command then moves the one that failed."""
+    assert all(versions(lab, node)["slurmd"] == pinned + RAISED for node in WORKERS), "there is something to move"
+    with stuck_file(lab, "gpu01"):
+        said = fails(lab, 4, "--max-failures", "2", verb="upgrade")
+        assert "gpu01 failed" in said
+        assert "not begun" not in said
+        assert versions(lab, "gpu02")["slurmd"] == pinned
+        assert in_service(lab) == {"gpu01": "drained", "gpu02": "idle"}
+    summary = lab.run("upgrade", "--max-failures", "2")
+    assert "gpu01" in [node for step in summary["steps"] for node in step]
+    assert {*versions(lab, "gpu01").values(), *versions(lab, "gpu02").values()} == {pinned}
+    assert set(in_service(lab).values()) == {"idle"}
+    lab.unchanged()
+
+
 def moves(lab: TestLab, package: str) -> list[set[str]]:
     """The hosts on which each playbook of the last run moved a package, rehearsals left out."""
     playbooks: list[set[str]] = []

@@ -27,6 +27,7 @@ OF_ZONE = (
     "/var/lib/clusterctl/recovery.tar",
     "/var/lib/clusterctl/state/base.json",
 )
+BERLIN = "cluster_timezone: Europe/Berlin"
 CHEAP = 0.02  # seconds that a condition takes which starts no process and can be checked often
 
 
@@ -158,6 +159,23 @@ def inventory_with(lab: TestLab, line: str) -> Iterator[None]:
         yield
     finally:
         lab.inventory.write_text(text)
+
+
+def change_zone(lab: TestLab) -> str:
+    """Let the inventory ask for another time zone than gpu01 has, for good; return it.
+
+    So each fault strikes a run that has something to change, and no run is needed to undo the change.
+    """
+    kept = lab.inventory.read_text().replace(f"    {BERLIN}\n", "")
+    lab.inventory.write_text(kept)
+    if lab.ssh("gpu01", "readlink", "/etc/localtime").strip().endswith("/Berlin"):
+        return "UTC"
+    lab.declare(BERLIN)
+    return "Europe/Berlin"
+
+
+def zone(lab: TestLab, node: str) -> str:
+    return lab.ssh(node, "readlink", "/etc/localtime").strip().partition("/zoneinfo/")[2]
 
 
 def begin(lab: TestLab, verb: str = "bootstrap", *options: str) -> "subprocess.Popen[str]":

@@ -1,6 +1,8 @@
 """What must survive what: each fault is inflicted for real, named where it strikes, and mended by the same command."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -13,6 +15,7 @@ from tests.cluster.lab import TestLab, clusterctl, podman
 from tests.faults.injury import (
     GUARD,
     begin,
+    change_zone,
     container,
     converges,
     cut_off,
@@ -20,15 +23,16 @@ from tests.faults.injury import (
     fails,
     in_service,
     inventory_with,
+    latest_run,
     silent,
     stuck_file,
     wait_until,
+    zone,
 )
 from tests.golden import Golden
 from tests.manifests import differences
 from tests.programs import described
 
-BERLIN = "cluster_timezone: Europe/Berlin"
 # What a reinstalled node whose key was accepted has of its own: its keys, and the head's copy of known_hosts.
 REINSTALLED = (
     "/etc/ssh/ssh_host_ed25519_key",
@@ -44,23 +48,6 @@ def lab(golden: Golden) -> Iterator[TestLab]:
     with golden.taken() as lab:
         lab.remember()
         yield lab
-
-
-def change_zone(lab: TestLab) -> str:
-    """Let the inventory ask for another time zone than gpu01 has, for good; return it.
-
-    So each fault strikes a run that has something to change, and no run is needed to undo the change.
-    """
-    kept = lab.inventory.read_text().replace(f"    {BERLIN}\n", "")
-    lab.inventory.write_text(kept)
-    if lab.ssh("gpu01", "readlink", "/etc/localtime").strip().endswith("/Berlin"):
-        return "UTC"
-    lab.declare(BERLIN)
-    return "Europe/Berlin"
-
-
-def zone(lab: TestLab, node: str) -> str:
-    return lab.ssh(node, "readlink", "/etc/localtime").strip().partition("/zoneinfo/")[2]
 
 
 @pytest.mark.proves("faults", "All workers that do not respond are reported; the head stays unchanged; exit 3.")
@@ -123,6 +110,22 @@ def test_a_worker_that_cannot_converge_gets_no_jobs_and_an_operators_drain_stays
     assert in_service(lab) == {"gpu01": "idle", "gpu02": "idle"}
 
 
+def assert_shown_as_under_way(lab: TestLab) -> None:
+    """See that `status` and `logs` respond during a run and have it as their last."""
+    done = clusterctl("status", str(lab.inventory), "--output", "json")
+    assert done.returncode in (0, 4), described(done)  # 4: what the run has changed so far is drift
+    document = json.loads(done.stdout)
+    assert {node["name"]: node["problem"] for node in document["nodes"]} == dict.fromkeys(lab.nodes, "")
+    done = clusterctl("logs", str(lab.inventory), "--output", "json")
+    assert done.returncode == 0, described(done)
+    for last in (document["last_run"], json.loads(done.stdout)["runs"][0]):
+        assert (last["run"], last["verb"]) == (latest_run(lab).name, "bootstrap")
+        assert (last["under_way"], last["exit_code"]) == (True, None)
+
+
+@pytest.mark.proves("status", "`status` responds during a run and shows it as under way.")
+@pytest.mark.proves("logs", "`logs` lists a run that is under way.")
+@pytest.mark.proves("validate", "`validate --online` is refused during a run, exit 6.")
 @pytest.mark.proves("faults", "During a run other runs and machines are refused with exit 6.")
 @pytest.mark.proves("faults", "After a kill the same command continues; other machines stay refused.")
 def test_a_killed_run_is_taken_over_and_other_machines_are_kept_out(lab: TestLab, tmp_path: Path) -> None:
@@ -139,6 +142,9 @@ def test_a_killed_run_is_taken_over_and_other_machines_are_kept_out(lab: TestLab
         said = fails(lab, 6, inventory=inventory)
         assert f"process {run.pid}" in said
         assert "since 20" in said
+    assert f"process {run.pid}" in fails(lab, 6, "--online", verb="validate")
+    assert_shown_as_under_way(lab)
+    assert run.poll() is None, "all of that was while it ran"
     os.killpg(run.pid, signal.SIGKILL)
     run.communicate(timeout=GUARD)
     assert f"process {run.pid}" in fails(lab, 6, inventory=other / "inventory.yaml")
@@ -197,6 +203,45 @@ def test_nodes_behind_the_head_with_a_password_for_sudo(lab: TestLab, tmp_path: 
                 "/etc/sudoers.d/admin",
             )
     converges(lab)
+
+
+COPY = "/var/lib/clusterctl/recovery.tar"
+
+
+@pytest.mark.proves("secrets", "A directory that names another node as the head gets no secrets there; exit 2.")
+def test_another_head_in_the_directory__is_given_nothing(lab: TestLab, tmp_path: Path) -> None:
+    """A commit of someone who writes the directory: gpu02's address and record are head1's; its key is on record."""
+    clone = tmp_path / lab.inventory.parent.name
+    clone.mkdir()
+    for name in ("inventory.yaml", "known_hosts", "secrets.yml"):
+        shutil.copy(lab.inventory.parent / name, clone)
+    shutil.copytree(lab.inventory.parent / "hardware", clone / "hardware")
+    text = (clone / "inventory.yaml").read_text()
+    head, gpu02 = (re.findall(rf"{name}: {{ansible_host: (\S+)}}", text)[0] for name in ("head1", "gpu02"))
+    text = text.replace(f"head1: {{ansible_host: {head}}}", f"head1: {{ansible_host: {gpu02}}}")
+    text = text.replace(f"gpu02: {{ansible_host: {gpu02}}}", f"gpu02: {{ansible_host: {head}}}")
+    (clone / "inventory.yaml").write_text(text)
+    records = {name: json.loads((clone / f"hardware/{name}.json").read_text()) for name in ("head1", "gpu02")}
+    for name, other in (("head1", "gpu02"), ("gpu02", "head1")):
+        (clone / f"hardware/{name}.json").write_text(json.dumps(records[other] | {"name": name}))
+    label = (lab.inventory.parent / "secrets.yml").read_text().splitlines()[0].rpartition(";")[2]
+    password = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "clusterctl/vault" / label
+    another = {**os.environ, "CLUSTERCTL_VAULT_PASSWORD_FILE": str(password)}
+    count = "journalctl --quiet --output=cat --grep='^Accepted ' | wc -l"
+    logins = ["exec", container(lab, "gpu02"), "sh", "-c", count]
+    before = podman(*logins)
+    assert int(before) > 0
+    for options, environment in (([], None), (["--accept-new-host-keys"], None), ([], another)):
+        if environment:  # a label that is not authenticated, and a password file that any label opens
+            sealed = (clone / "secrets.yml").read_text()
+            (clone / "secrets.yml").write_text(sealed.replace(label, f"{label.rpartition('-')[0]}-00c0ffee", 1))
+        done = clusterctl("bootstrap", str(clone / "inventory.yaml"), *options, env=environment)
+        assert done.returncode == 2, described(done)
+        assert f"head1: not the head that this machine gave the cluster's secrets; its address: {head}" in done.stderr
+        assert f"clusterctl trust {clone}/inventory.yaml head1" in done.stderr
+    assert podman(*logins) == before
+    assert lab.root("gpu02", f"test -e {COPY} || echo absent").strip() == "absent"
+    assert lab.root("head1", f"test -e {COPY} && echo present").strip() == "present"
 
 
 @pytest.mark.proves("trust", "A reinstalled node is refused, with old and new fingerprint, until it is trusted.")
