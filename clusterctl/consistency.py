@@ -198,7 +198,7 @@ def _time_limits(reading: Reading) -> None:
 def _partitions(reading: Reading) -> None:
     """The nodes of a partition are workers, or sub-groups of them."""
     workers = [host.name for host in reading.hosts.values() if WORKERS in host.groups]
-    below = [name for name, group in reading.groups.items() if WORKERS in group.lineage and name != WORKERS]
+    below = [name for name, group in reading.groups.items() if name == WORKERS or WORKERS in group.lineage]
     for node in _given(reading, PARTITIONS):
         for nodes in _of_partitions(node, "nodes"):
             for item, _ in _texts(nodes, PARTITIONS):
@@ -232,18 +232,25 @@ def _whole_or_empty(reading: Reading) -> None:
 
 
 def _slurm_source(reading: Reading) -> None:
-    """Refuse another source of Slurm without its release: which options and nodes fit follows from that."""
+    """Refuse another source of Slurm without its release: which options and nodes fit follows from that.
+
+    Hosts that name no source have that of the head, and not its release.
+    """
     refused = set()
-    for host in reading.hosts.values():
-        source, repository = host.merged.get("slurm_head_source"), host.merged.get("slurm_head_repository")
+    members = [host for host in reading.hosts.values() if host.groups & {"slurm_head", WORKERS}]
+    of_head = next((host.merged for host in members if "slurm_head" in host.groups), {})
+    for host in members:
+        names = ("slurm_head_source", "slurm_head_repository")
+        source, repository = (host.merged.get(name) or of_head.get(name) for name in names)
         foreign = source if source is not None and source.value != "distribution" else repository
         version = host.merged.get("slurm_head_version")
         if foreign is None or not foreign.value or (version is not None and version.value) or id(foreign) in refused:
             continue
         refused.add(id(foreign))  # one is often shared by many hosts
         name = "slurm_head_source" if foreign is source else "slurm_head_repository"
-        hint = 'for all hosts, such as slurm_head_version: "25.11.*"'
-        reading.refuse(foreign.position, name, "needs slurm_head_version, the release that it has", hint)
+        hint = 'for all hosts, in all.vars, such as slurm_head_version: "25.11.*"'
+        message = f"needs slurm_head_version, the release that it has, for {host.name} too"
+        reading.refuse(foreign.position, name, message, hint)
 
 
 def _accounts(reading: Reading) -> None:

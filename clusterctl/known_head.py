@@ -41,10 +41,12 @@ def _way(host: Host) -> str:
 
 def load(directory: Path) -> Head | None:
     """Return who the head was; None where this machine has not been there, or what it kept cannot be read."""
-    try:
-        return decode(Head, json.loads(files.read(secrets.head_file(directory))))
-    except (files.UnfitError, OSError, ValueError, Malformed):
-        return None
+    for path in (secrets.head_file(directory), secrets.old_head_file(directory)):
+        try:
+            return decode(Head, json.loads(files.read(path)))
+        except (files.UnfitError, OSError, ValueError, Malformed):
+            continue
+    return None
 
 
 def save(directory: Path, head: Head) -> None:
@@ -52,6 +54,7 @@ def save(directory: Path, head: Head) -> None:
     path = secrets.head_file(directory)
     secrets.private_directory(path.parent)
     secrets.write_private(path, (json.dumps(asdict(head)) + "\n").encode(), replace=True)
+    secrets.old_head_file(directory).unlink(missing_ok=True)
 
 
 def changes(before: Head, now: Head) -> Iterator[str]:

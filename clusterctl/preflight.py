@@ -107,8 +107,10 @@ def preflight(
     asked = inventory.hosts if hosts is None else hosts
     before = refused or {}
 
+    daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
+
     def ask(host: Host) -> Answer:
-        options = {"network": network_options(host), "slurm": slurm_options(inventory, host)}
+        options = {"network": network_options(host), "slurm": slurm_options(inventory, host, daemons)}
         return contact.ask(host, access, options, before.get(host.name))
 
     answers = each(asked, ask)
@@ -348,7 +350,10 @@ def _driver(host: Host, facts: Facts) -> Iterator[Finding]:
     choose, tables, defaults = _driver_rule()
     asked = {**defaults, **{name: value for name, value in host.variables.items() if name in defaults}}
     look: dict[str, Any] = {"devices": node.pci_gpus, "driver": hardware.driver_version or ""}
-    look |= {"secure_boot": node.secure_boot, "key_enrolled": node.key_enrolled}
+    # The modules of a managed driver that works are signed by a key that the firmware knows, and those for another
+    # kernel are not loaded here.
+    signed = bool(hardware.driver_version) or bool(host.variables.get("nvidia_driver_kernel"))
+    look |= {"secure_boot": node.secure_boot and not signed, "key_enrolled": node.key_enrolled}
     wanted = {name: asked[f"nvidia_driver_{name}"] for name in ("source", "modules", "gdrcopy")}
     wanted |= {name: str(asked[f"nvidia_driver_{name}"] or "") for name in ("branch", "version")}
     wanted["fingerprint"] = asked["nvidia_driver_key_fingerprint"]
@@ -457,10 +462,9 @@ def _slurm_versions(inventory: Inventory, known: Mapping[str, Hardware]) -> Iter
 def _slurm_offers(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:
     """Hold what a new worker gets where nothing is pinned against what the head has, for package sources move on."""
     _, oldest = slurm_tables()
+    controllers, workers = (slurm_source.every(inventory, part) for part in slurm_source.DAEMONS)
     for head, worker in product(inventory.in_group("slurm_head"), inventory.in_group("slurm_workers")):
         here, there = (facts[host.name].node.slurm_packages if host.name in facts else None for host in (head, worker))
-        controllers = slurm_source.every(inventory, "controller")
-        workers = slurm_source.every(inventory, "worker")
         has = next((here.installed[name] for name in controllers if name in here.installed), None) if here else None
         if (
             not has
@@ -489,12 +493,14 @@ def _slurm_offers(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[
             yield Finding(worker.name, "slurm version", found, "the two go together", warning=True)
 
 
-def slurm_options(inventory: Inventory, host: Host) -> dict[str, list[str]]:
-    """Return what the probe is to look for of Slurm's packages (probe.slurm_packages); nothing on other hosts."""
+def slurm_options(inventory: Inventory, host: Host, daemons: Sequence[str]) -> dict[str, list[str]]:
+    """Return what the probe is to look for of Slurm's packages (probe.slurm_packages); nothing on other hosts.
+
+    `daemons` are those of all sources.
+    """
     if not {"slurm_head", "slurm_workers"} & set(host.groups):
         return {}
-    daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
-    return {"daemons": daemons, "worker": slurm_source.names(inventory, host, "worker")}
+    return {"daemons": list(daemons), "worker": slurm_source.names(inventory, host, "worker")}
 
 
 def _slurm_sources(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:

@@ -163,6 +163,11 @@ def head_file(directory: Path) -> Path:
     return configuration() / "heads" / f"{mark.hex()}.json"
 
 
+def old_head_file(directory: Path) -> Path:
+    """Return where an earlier clusterctl kept the same: named by the label."""
+    return configuration() / "heads" / f"{_label(directory / FILE)}.json"
+
+
 def redactor(directory: Path, sudo_password: str | None = None) -> Redactor:
     """Return what takes the cluster's secrets out of text, and the passwords of its vault and of sudo with them."""
     password = _password(_label(directory / FILE)).decode(errors="replace")

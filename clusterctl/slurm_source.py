@@ -23,13 +23,7 @@ def table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 
 def given(inventory: Inventory, host: Host, name: str, default: Any) -> Any:
     """Return a variable of the host, or of the head where the host has none."""
-    return host.variables.get(name, inventory.head.variables.get(name, default))
-
-
-def is_foreign(inventory: Inventory, host: Host) -> bool:
-    """Return whether the host's Slurm is not its distribution's, so that only its pin says which release it is."""
-    source = given(inventory, host, "slurm_head_source", "distribution")
-    return source != "distribution" or bool(given(inventory, host, "slurm_head_repository", {}))
+    return host.variables[name] if name in host.variables else inventory.head.variables.get(name, default)
 
 
 def names(inventory: Inventory, host: Host, part: str) -> list[str]:

@@ -121,7 +121,7 @@ def least_version(version: str, least: Sequence[str]) -> str:
     ``least`` has the first version with that GPU of each branch that began without it, in order. Of a version that is
     a pattern (580.*) only what it says counts: the newest that fits it is installed.
     """
-    given = numbers(version)
+    given = numbers(re.sub(r"\d+\*$", "", version))  # 580.9* may be 580.95
     of_branch = [one for one in least if numbers(one)[0] == given[0]]
     for one in of_branch or least[:1]:
         if given < numbers(one)[: len(given)]:

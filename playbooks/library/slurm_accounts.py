@@ -131,7 +131,7 @@ class Accounting:
         self.users: dict[str, tuple[str, str]] = {}
         self.parents: dict[str, str] = {}
         self.associations: set[tuple[str, str]] = set()
-        self.qos_flags: set[str] = set()
+        self.qos_flags: set[str] | None = None  # None: there is no such QOS
         self.commands: list[list[str]] = []
 
     def read(self) -> None:
@@ -144,8 +144,8 @@ class Accounting:
         for line in sacctmgr("show", "user", "format=user,defaultaccount,adminlevel").splitlines():
             name, default, level = line.split("|")
             self.users[name] = (default, level)
-        flags = sacctmgr("show", "qos", QOS, "format=flags").strip()
-        self.qos_flags = {flag.lower() for flag in flags.split(",")}
+        rows = sacctmgr("show", "qos", QOS, "format=name,flags").splitlines()
+        self.qos_flags = {flag.lower() for flag in rows[0].partition("|")[2].split(",")} if rows else None
         chosen = ("show", "assoc", f"cluster={self.cluster}", "format=account,user,parentname")
         for line in sacctmgr(*chosen).splitlines() if self.known else ():
             account, user, parent = line.split("|")
@@ -162,7 +162,7 @@ class Accounting:
 
     def refuse_over_limit(self) -> None:
         """Plan to have jobs refused that exceed a limit. Source: DenyOnLimit in sacctmgr(1)."""
-        if DENY.lower() not in self.qos_flags:
+        if self.qos_flags is not None and DENY.lower() not in self.qos_flags:
             self.commands.append(["modify", "qos", QOS, "set", f"flags+={DENY}"])
 
     def add_account(self, name: str, description: str, parent: str) -> None:

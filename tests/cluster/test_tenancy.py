@@ -146,6 +146,7 @@ def test_slurmctlds_port__taken_by_a_user__is_sent_no_job(two: TestLab) -> None:
         assert "topsecret" in user(two, "alice", "tr -cd '[:print:]' < caught")
     finally:
         two.root("head1", "pkill --full squat.py; systemctl restart clusterctl-firewall; systemctl start slurmctld")
+    wait_until(lambda: set(in_service(two).values()) == {"idle"})  # slurmctld has to hear of its nodes first
     two.healthy()
 
 

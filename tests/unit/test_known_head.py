@@ -87,6 +87,15 @@ def test_same_head__directory_names_another__is_refused_without_a_terminal(direc
         converge._same_head(site(directory), screen())
 
 
+@pytest.mark.parametrize("what", CHANGES)
+def test_same_head__kept_by_an_earlier_clusterctl__still_counts(directory: Path, what: str) -> None:
+    converge._keep_head(site(directory), screen())
+    secrets.head_file(directory).rename(secrets.old_head_file(directory))
+    CHANGES[what](directory)
+    with pytest.raises(InputError, match=f"its {what}: .* before, .* now"):
+        converge._same_head(site(directory), screen())
+
+
 @pytest.mark.proves("secrets", "--accept-new-host-keys alone gives no other head the secrets.")
 @pytest.mark.parametrize("what", CHANGES)
 @pytest.mark.parametrize("verb", ["bootstrap", "add-node", "restore"])

@@ -175,7 +175,7 @@ def test_a_driver_that_cannot_be_is_told_before_it_is_installed(
 @pytest.mark.parametrize(
     ("devices", "version"),
     [([B200], "570.133.20"), ([B200], "570.195.03"), ([H200], "560.35.03"), ([B300], "580.*"), ([L40S], "535.*"),
-     ([H200, L40S], "550.163.01"), ([B300], "580.105.08")],
+     ([H200, L40S], "550.163.01"), ([B300], "580.105.08"), ([B300], "580.9*")],
 )  # fmt: skip
 def test_driver__first_version_of_a_gpu_or_later__is_taken(devices: list[str], version: str) -> None:
     assert driver(*devices, version=version)["problems"] == []

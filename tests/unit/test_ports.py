@@ -139,6 +139,13 @@ def test_firewall__users_program_on_a_services_port__cannot_answer(tmp_path: Pat
     assert any(line.startswith(f"{users} tcp sport {{ {ports} }} drop") for line in rules(tmp_path, host))
 
 
+def test_firewall__slurms_own_user_has_a_number_of_people__may_answer(tmp_path: Path) -> None:
+    found = rules(tmp_path, "head1", slurm_head_user_id=1001)
+    ports = "tcp sport { 3306, 6817, 6819, 6822, 9090, 9100 }"
+    own = found.index(f'meta skuid 1001 {ports} accept comment "Slurm\'s daemons"')
+    assert found[own + 1].startswith(f"meta skuid {{ 1000-59999, 65536-4294967293 }} {ports} drop")
+
+
 @pytest.mark.proves("firewall", "Metrics are read by monitoring's hosts alone, and by no program of a user's.")
 @pytest.mark.parametrize("host", ["head1", "gpu01"])
 def test_firewall__metrics__are_for_monitoring_alone(tmp_path: Path, host: str) -> None:

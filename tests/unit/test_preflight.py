@@ -433,6 +433,7 @@ TRIXIE, NOBLE = ("debian", "13", "x86_64"), ("ubuntu", "24.04", "x86_64")
         (_new(("rocky", "10.1", "x86_64"), "2330"), {}, "give the fingerprint of CDF6BA43.pub", "key_fingerprint"),
         (_new(("debian", "12", "x86_64"), "2330", secure_boot=True), {}, "Secure Boot is on, and the kernel", "docs/"),
         (_new(("debian", "12", "x86_64"), "2330", secure_boot=True, key_enrolled=True), {}, "", ""),
+        (_new(("debian", "12", "x86_64"), "2330", secure_boot=True), {"nvidia_driver_kernel": "6.1.0-9"}, "", ""),
         (_new(NOBLE, "2330", secure_boot=True), {}, "", ""),
         (_new(TRIXIE, "1db4", container=True), {}, "", ""),
         (_new(TRIXIE), {}, "", ""),
@@ -455,6 +456,10 @@ def test_driver__that_the_role_leaves_alone__is_not_refused() -> None:
     found = _new(TRIXIE, "1db4")
     works = replace(found, hardware=replace(found.hardware, driver_version="580.95.05"))
     assert list(preflight._driver(worker, works)) == []
+    loaded = replace(_new(NOBLE, "2330", secure_boot=True), hardware=works.hardware)
+    loaded = replace(loaded, node=replace(loaded.node, roles=("base", "nvidia_driver")))
+    wants = replace(worker, variables={"nvidia_driver_gdrcopy": True})
+    assert list(preflight._driver(wants, loaded)) == [], "the firmware knows the key of modules that are loaded"
     ours = replace(works, node=replace(works.node, roles=("base", "nvidia_driver")))
     assert [finding.check for finding in preflight._driver(worker, ours)] == ["driver"]
     assert list(preflight._driver(replace(worker, groups=frozenset({"docker"})), found)) == [], "it is no worker"

@@ -17,6 +17,7 @@ ADA = {"name": "ada", "accounts": ["vision", "robots"], "admin_level": "None"}
 def accounting(empty: bool = False) -> Any:
     """Accounting as sacctmgr tells it when VISION and ADA are there."""
     known = MODULE.Accounting("aurora")
+    known.qos_flags = set()
     if not empty:
         known.known = True
         known.accounts = {"root": "default root account", "vision": "computer vision", "robots": "robots"}
@@ -83,10 +84,17 @@ def test_deny_on_limit__by_the_flags_of_the_qos__is_set_once() -> None:
     known.qos_flags = {"denyonlimit", "nodecay"}
     assert commands(known, deny_on_limit=True) == []
     assert commands(known, state="absent", deny_on_limit=True) == []
+    known.qos_flags = None
+    assert commands(known, deny_on_limit=True) == [], "the site has deleted the QOS"
 
 
 def test_read__what_sacctmgr_prints__is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {"cluster": "aurora\n", "account": "root|top\n", "user": "ada|root|None\n", "qos": "DenyOnLimit,NoDecay\n"}
+    said = {
+        "cluster": "aurora\n",
+        "account": "root|top\n",
+        "user": "ada|root|None\n",
+        "qos": "normal|DenyOnLimit,NoDecay\n",
+    }
     said["assoc"] = "root||\nroot|ada|\n"
     monkeypatch.setattr(MODULE, "sacctmgr", lambda _, what, *rest: said[what])
     known = MODULE.Accounting("aurora")
@@ -100,7 +108,7 @@ def test_absent__jobs_run__each_note_says_what_to_do_next(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = {"users": [{"name": "ada", "accounts": []}, ADA | {"accounts": ["robots"]}], "accounts": [VISION]}
-    said = {"cluster": "aurora\n", "account": "vision|x\n", "user": "ada|vision|None\n", "qos": "\n"}
+    said = {"cluster": "aurora\n", "account": "vision|x\n", "user": "ada|vision|None\n", "qos": "normal|\n"}
     said["assoc"] = "root||\nvision||root\nrobots|ada|\n"
 
     def sacctmgr(verb: str, what: str, *rest: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleError
 
-from clusterctl import membership, preflight
+from clusterctl import membership, preflight, slurm_source
 from tests.systems.rendering import SYSTEMS, Cluster, a_cluster, record
 from tests.unit.test_preflight import _set, facts, three
 
@@ -221,11 +221,12 @@ def test_probe__is_asked_for_all_daemons_and_the_own_worker(tmp_path: Path) -> N
     own = {"slurm_head_source": "schedmd", "slurm_head_package_names": {"controller": ["our-ctld"]}}
     hosts = [replace(host, variables={**host.variables, **own}) for host in cluster.hosts]
     cluster = replace(cluster, hosts=tuple(hosts))
-    asked = preflight.slurm_options(cluster, cluster.hosts[0])
+    daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(cluster, part)]
+    asked = preflight.slurm_options(cluster, cluster.hosts[0], daemons)
     assert {"slurmctld", "slurm-slurmctld", "slurm-smd-slurmctld", "our-ctld", "slurmd"} <= {*asked["daemons"]}
     assert asked["worker"] == ["slurm-smd-slurmd", "slurm-slurmd"]
     alone = replace(cluster.hosts[0], groups=frozenset({"monitoring"}))
-    assert preflight.slurm_options(cluster, alone) == {}
+    assert preflight.slurm_options(cluster, alone, daemons) == {}
 
 
 @pytest.mark.parametrize(("version", "by_restart"), [("", True), ("25.11.*", False), ("22.05.*", True)])

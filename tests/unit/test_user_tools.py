@@ -9,7 +9,7 @@ import pytest
 from tests.systems.rendering import CONTENT, SYSTEMS, a_cluster
 
 TOOLS = {"gcc", "git", "htop", "jq", "make", "nano", "wget"}
-OF_FAMILY = {"Debian": {"g++", "libc6-dev", "lmod"}, "RedHat": {"gcc-c++", "environment-modules"}}
+OF_FAMILY = {"Debian": {"g++", "libc6-dev"}, "RedHat": {"gcc-c++", "environment-modules"}}
 PROGRAMS = ("/usr/bin/mail", "/usr/bin/mailx", "/usr/bin/s-nail", "/usr/sbin/sendmail")
 
 
