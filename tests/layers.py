@@ -71,7 +71,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(tests/bench/|scripts/bench$)", ("bench",)),
     (r"tests/molecule/", ("roles",)),
     (r"(scripts/demo|tests/pythons\.py)$", ("systems",)),
-    (r"tests/cluster/(crash|gpus|nvml_check)\.py$", ("gpu",)),
+    (r"tests/cluster/(crash|gpus|nvml_check|sessions)\.py$", ("gpu",)),
     (r"tests/cluster/sid\.py$", ("gpu", "roles")),
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
     (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),

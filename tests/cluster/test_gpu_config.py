@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.lab import ALICE, TestLab, clusterctl, fresh, podman, submit
+from tests.cluster.lab import ALICE, ALICES, TestLab, clusterctl, fresh, podman, submit
+from tests.cluster.members import states
+from tests.cluster.sessions import alice, key_of_alice
 from tests.faults.injury import begin, ended, wait_until
 
 THREE = "3g.40gb,2g.20gb,2g.20gb"
@@ -33,6 +35,9 @@ def lab() -> Iterator[TestLab]:
         lab.declare("gpu_config_power_limit: 85%", 'gpu_config_graphics_clock: "345,1500"')
         lab.declare("slurm_head_health_interval: 5")
         of(lab, "gpu01", f'gpu_config_mig: "{THREE}"')
+        lab.inventory.write_text(
+            lab.inventory.read_text().replace(ALICES, f"{ALICES}      - {{name: bob, uid: 5002}}\n")
+        )
         lab.run("bootstrap")
         yield lab
 
@@ -66,8 +71,10 @@ def power(lab: TestLab, node: str) -> list[str]:
     return lab.ssh(node, "nvidia-smi", "--query-gpu=power.limit", "--format=csv,noheader").splitlines()
 
 
-def seen(lab: TestLab, *options: str) -> str:
-    return lab.ssh("head1", *ALICE, "srun", "--mem=1M", "--chdir=/", "--quiet", *options, "sh", "-s", stdin=SEES)
+def seen(lab: TestLab, *options: str, user: str = "alice") -> str:
+    return lab.ssh(
+        "head1", *ALICE[:-1], user, "srun", "--mem=1M", "--chdir=/", "--quiet", *options, "sh", "-s", stdin=SEES
+    )
 
 
 @pytest.mark.proves("gpu", "Power limits and MIG layouts are set as in the inventory.")
@@ -94,6 +101,29 @@ def test_a_job_gets_one_instance_and_no_other(lab: TestLab) -> None:
     assert re.fullmatch("/dev/nvidia-mig/gpu[01]/ci-2g.20gb-[01]", opened[1])
     assert re.findall(r"  MIG (\S+)", seen(lab, "--gres=gpu:3g.40gb:2")) == ["3g.40gb"] * 2
     assert "MIG" not in seen(lab, "--gres=gpu:h100:1")
+
+
+@pytest.mark.proves("gpu", "Two users' MIG instances on one node are their own, in jobs and by SSH.")
+def test_two_users_instances_are_their_own(lab: TestLab, tmp_path: Path) -> None:
+    key = key_of_alice(lab, tmp_path, ["gpu01"])
+    job = submit(lab, "sleep 900", "--gres=gpu:2g.20gb:1", "--nodelist=gpu01")
+    try:
+        wait_until(lambda: states(lab, job) == ["RUNNING"])
+        done = alice(lab, key, "gpu01", SEES)
+        assert done.returncode == 0, done.stderr
+        others = [seen(lab, "--nodelist=gpu01", f"--gres=gpu:2g.20gb:{n}", user="bob") for n in (1, 3)]
+        for told, count in zip((done.stdout, *others), (1, 1, 3), strict=True):
+            assert re.findall(r"  MIG (\S+)", told) == ["2g.20gb"] * count, told
+            assert len(re.findall("opens=/dev/nvidia-mig/", told)) == count, told
+        assert not owned(done.stdout) & (owned(others[0]) | owned(others[1]))
+    finally:
+        lab.ssh("head1", *ALICE, "scancel", job)
+    wait_until(lambda: states(lab, job)[:1] == ["CANCELLED"])
+
+
+def owned(told: str) -> set[str]:
+    """The MIG instances of what SEES prints: their UUIDs and the files that may be opened."""
+    return {*re.findall(r"UUID: (MIG-[0-9a-f-]+)", told), *re.findall("opens=(/dev/nvidia-mig/.*)", told)}
 
 
 @pytest.mark.proves("containers", "A job's container has the job's MIG instances and no others.")

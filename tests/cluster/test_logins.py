@@ -1,15 +1,14 @@
 """Who gets into a worker by SSH: users while a job of theirs runs there, and then with that job's GPUs alone."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests import programs
-from tests.cluster.lab import ALICE, SSH_LIMIT, TestLab, podman, submit
+from tests.cluster.lab import ALICE, TestLab, submit
 from tests.cluster.members import states
-from tests.faults.injury import container, wait_until
+from tests.cluster.sessions import alice, key_of_alice
+from tests.faults.injury import wait_until
 
 WORKERS = ("gpu01", "gpu02")
 REFUSED = "Access denied by pam_slurm_adopt: you have no active jobs on this node"
@@ -17,23 +16,7 @@ REFUSED = "Access denied by pam_slurm_adopt: you have no active jobs on this nod
 
 @pytest.fixture(scope="module")
 def key(whole: TestLab, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key that alice lets in on every worker by a job of hers, which nothing keeps anybody from doing."""
-    path = tmp_path_factory.mktemp("alice") / "key"
-    programs.output_of(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], 60)
-    script = f"mkdir -p -m 700 ~/.ssh; echo '{Path(f'{path}.pub').read_text().strip()}' >> ~/.ssh/authorized_keys"
-    for node in WORKERS:
-        whole.ssh("head1", *ALICE, "srun", f"--nodelist={node}", "--chdir=/", "sh", "-eu", "-s", stdin=script)
-    return path
-
-
-def alice(lab: TestLab, key: Path, node: str, command: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command on a node as alice, by SSH with that key."""
-    known = lab.inventory.parent / "known_hosts"
-    options = ("IdentitiesOnly=yes", "BatchMode=yes", "StrictHostKeyChecking=yes", f"UserKnownHostsFile={known}")
-    shown = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-    address = podman("inspect", "--format", shown, container(lab, node))
-    argv = ["ssh", "-F", "none", "-q", "-i", str(key), *(word for option in options for word in ("-o", option))]
-    return programs.call([*argv, f"alice@{address.strip()}", command], SSH_LIMIT)
+    return key_of_alice(whole, tmp_path_factory.mktemp("alice"), WORKERS)
 
 
 @pytest.mark.proves("firewall", "Without a job there, a user's SSH to a worker is refused.")
