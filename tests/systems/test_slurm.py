@@ -38,6 +38,19 @@ def test_slurm_conf__of_each_system__has_mpi_limits_and_imex(tmp_path: Path, sys
     assert found.get("SwitchType") == ("switch/nvidia_imex" if system in IMEX else None)
 
 
+@pytest.mark.proves("jobs", "Jobs are confined to cores, devices, memory and swap on every system, as asked for.")
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("left", ["", "cores", "devices", "memory", "swap"])
+def test_cgroup_conf__of_each_system__confines_jobs(tmp_path: Path, system: str, left: str) -> None:
+    places = {"cores": "Cores", "devices": "Devices", "memory": "RAMSpace", "swap": "SwapSpace"}
+    asked = [name for name in places if name != left]
+    role = a_cluster(tmp_path, system).role("slurm_head", "head1", slurm_head_confine=asked)
+    found = options(role.render(role.path / "templates/cgroup.conf.j2"))
+    assert {name: found[f"Constrain{place}"] for name, place in places.items()} == {
+        name: "yes" if name in asked else "no" for name in places
+    }
+
+
 def test_slurm_conf__debian_testing__has_no_pmix(tmp_path: Path) -> None:
     """Its Slurm is built without the plugin (bug 1149781)."""
     facts = {"os_family": "Debian", "distribution": "Debian", "distribution_release": "forky"}

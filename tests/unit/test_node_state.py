@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -620,6 +621,18 @@ def test_a_changed_file_restarts_or_reloads_what_runs() -> None:
     assert node_items.verbs(item, unit(CanReload="no"), reload=True) == ["restart"]
     assert node_items.verbs(item, unit(ActiveState="inactive"), restart=True) == ["start"]
     assert node_items.verbs(node_items.Unit("u", started=False), unit(ActiveState="inactive"), restart=True) == []
+
+
+@pytest.mark.parametrize(
+    ("waits", "expected"),
+    [({"restart_on": ["/x"]}, ["restart"]), ({"reload_on": ["/x"]}, ["reload"]), ({"restart_on": ["/y"]}, [])],
+)
+def test_units__of_what_they_wait_for_changed__restart_or_reload(
+    waits: dict[str, list[str]], expected: list[str]
+) -> None:
+    units = node_items.Units.__new__(node_items.Units)
+    units.found = {"u": unit()}
+    assert units.verbs(SimpleNamespace(pending=["/x", "/z"]), node_items.Unit("u", **waits)) == expected
 
 
 @pytest.mark.parametrize(

@@ -675,6 +675,7 @@ def test_all_problems_of_all_nodes_come_at_once_and_nothing_is_written(tmp_path:
         named("gpu01")(data)
         data["node"]["free_mb"] = {"/": 10}
         data["hardware"]["memory_mb"] = 100
+        data["hardware"]["machine_id"] = f"{sum(b'head1'):032x}"  # a clone of it
 
     (head, worker), key = served(tmp_path, says(named("head1")), says(poor))
     with listening(head.serve) as one, listening(worker.serve) as two:
@@ -689,7 +690,8 @@ def test_all_problems_of_all_nodes_come_at_once_and_nothing_is_written(tmp_path:
         with pytest.raises(PreflightError) as caught:
             preflight.preflight(cluster, Access(tmp_path / "known_hosts"))
     found = [(f.node, f.check) for f in caught.value.problems if isinstance(f, Finding)]
-    assert found == [("gpu01", "disk"), ("gpu01", "memory"), ("gpu02", "connection"), ("gpu03", "name")]
+    clones = [("head1", "machine id"), ("gpu01", "machine id")]
+    assert found == [("gpu01", "disk"), ("gpu01", "memory"), ("gpu02", "connection"), ("gpu03", "name"), *clones]
     assert caught.value.exit_code == 3
     assert not (tmp_path / "hardware").exists()
 
