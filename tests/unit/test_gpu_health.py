@@ -31,8 +31,9 @@ MATRIX = (
     "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X \tNV12\tPXB\t0-3\t0\t\tN/A\n"
 )
 MATRIX += "GPU1\tNV12\t X \tSYS\t0-3\t0\t\tN/A\nNIC0\tPXB\tSYS\t X \t\t\t\t\n\nLegend:\n\n  X    = Self\n"
+UUIDS = re.findall(r"<uuid>(GPU-\S+)</uuid>", DOCUMENT)
 LINKS = "".join(
-    f"GPU {gpu}: NVIDIA A100-SXM4-80GB (UUID: GPU-{gpu})\n" + "".join(f"\t Link {n}: 25 GB/s\n" for n in range(12))
+    f"GPU {gpu}: NVIDIA A100-SXM4-80GB (UUID: {UUIDS[gpu]})\n" + "".join(f"\t Link {n}: 25 GB/s\n" for n in range(12))
     for gpu in range(2)
 )
 LISTING = (

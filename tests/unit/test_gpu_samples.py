@@ -295,12 +295,18 @@ def test_topology__real_matrix__is_the_same_both_ways(name: str) -> None:
 
 
 def test_active__real_status__counts_the_links() -> None:
-    assert HEALTH.active((SAMPLES / "nvlink/good_nvlink_status.txt").read_text()) == {"GPU7": 12}
+    assert HEALTH.active((SAMPLES / "nvlink/good_nvlink_status.txt").read_text()) == {
+        "GPU-c7e253b0-c227-6f10-e860-7482c85e7ce8": 12
+    }
 
 
 @pytest.mark.proves("check", "A lost GPU is named; its healthy neighbours are not.")
-def test_look__gpu_in_the_midst_is_lost__blames_no_other(find: Find) -> None:
-    """nvidia-smi leaves its number out, and calls the others as before."""
+@pytest.mark.parametrize("renumbered", [False, True])
+def test_look__gpu_in_the_midst_is_lost__blames_no_other(find: Find, renumbered: bool) -> None:
+    """nvidia-smi leaves its number out, and calls the others as before.
+
+    That of branch 550 does so in `nvlink -s` alone: `-L` and `topo -m` number them anew (seen on the simulated library).
+    """
     b200 = DOCUMENTS["k8stestinfra-hardware-qx-b200"]
     gpus = recorded(b200)
     for gpu in gpus:
@@ -308,12 +314,15 @@ def test_look__gpu_in_the_midst_is_lost__blames_no_other(find: Find) -> None:
     here = [gpu for gpu in gpus if gpu["index"] != 3]
     less = re.sub(rf"<gpu id=\"{gpus[3]['pci']}\">.*?</gpu>", "", b200, flags=re.DOTALL)
     assert less.count("<gpu id") == 7
-    names = [f"GPU{gpu['index']}" for gpu in here]
+    numbers = [*range(len(here))] if renumbered else [gpu["index"] for gpu in here]
+    names = [f"GPU{number}" for number in numbers]
     rows = ["\t".join([one, *(" X " if other == one else "NV18" for other in names)]) for one in names]
     found = find(
         less,
         gpus=gpus,
-        listing="".join(f"GPU {gpu['index']}: NVIDIA B200 (UUID: {gpu['uuid']})\n" for gpu in here),
+        listing="".join(
+            f"GPU {number}: NVIDIA B200 (UUID: {gpu['uuid']})\n" for number, gpu in zip(numbers, here, strict=True)
+        ),
         matrix="\t" + "\t".join(names) + "\n" + "\n".join(rows) + "\n",
         links="".join(
             f"GPU {gpu['index']}: NVIDIA B200 (UUID: {gpu['uuid']})\n" + "\t Link 0: 50 GB/s\n" * 18 for gpu in here

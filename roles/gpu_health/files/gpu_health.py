@@ -252,8 +252,12 @@ def topology(answer: str) -> dict[str, dict[str, str]]:
 
 
 def active(answer: str) -> dict[str, int]:
-    """Return how many NVLinks of each GPU are up, by its name in the matrix, of what `nvidia-smi nvlink -s` prints."""
-    return {f"GPU{number}": len(re.findall(r"Link \d+: [\d.]+ GB/s", links)) for number, links in below(answer).items()}
+    """Return how many NVLinks of each GPU are up, by its UUID, of what `nvidia-smi nvlink -s` prints.
+
+    Where a GPU is lost its numbers are not those of `-L` and `topo -m` (seen with nvidia-smi 550).
+    """
+    found = re.findall(r"^GPU \d+: .*\(UUID: (\S+)\).*\n((?:[ \t]+.*\n?)*)", answer, re.MULTILINE)
+    return {uuid: len(re.findall(r"Link \d+: [\d.]+ GB/s", links)) for uuid, links in found}
 
 
 def below(answer: str) -> dict[int, str]:
@@ -494,7 +498,7 @@ class Look:
                 continue
             # Those to a switch serve all pairs, so a GPU has at least as many as its best pair.
             most = max((count(link) for link in record["links"].values()), default=0)
-            if (here := links.get(position[gpu.bus], 0)) < most:
+            if (here := links.get(gpu.text("uuid"), 0)) < most:
                 yield Finding("nvlink", f"{self.name(gpu.bus)}: {here} NVLinks, {most} recorded")
             for other, link in record["links"].items():
                 there = known.get(other, "")
