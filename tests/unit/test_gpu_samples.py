@@ -305,7 +305,7 @@ def test_active__real_status__counts_the_links() -> None:
 def test_look__gpu_in_the_midst_is_lost__blames_no_other(find: Find, renumbered: bool) -> None:
     """nvidia-smi leaves its number out, and calls the others as before.
 
-    That of branch 550 does so in `nvlink -s` alone: `-L` and `topo -m` number them anew (seen on the simulated library).
+    That of branch 550 does so in `nvlink -s` alone, not in `-L` and `topo -m` (seen on the simulated library).
     """
     b200 = DOCUMENTS["k8stestinfra-hardware-qx-b200"]
     gpus = recorded(b200)
