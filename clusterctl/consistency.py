@@ -249,7 +249,7 @@ def _slurm_source(reading: Reading) -> None:
         refused.add(id(foreign))  # one is often shared by many hosts
         name = "slurm_head_source" if foreign is source else "slurm_head_repository"
         hint = 'for all hosts, in all.vars, such as slurm_head_version: "25.11.*"'
-        message = f"needs slurm_head_version, the release that it has, for {host.name} too"
+        message = f"needs slurm_head_version for {host.name}, the release that it has"
         reading.refuse(foreign.position, name, message, hint)
 
 

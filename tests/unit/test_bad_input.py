@@ -551,7 +551,7 @@ together(
         (
             "another source of Slurm without its release",
             "slurm_head_source: §schedmd",
-            "needs slurm_head_version, the release that it has, for gpu01 too (for all hosts, in all.vars, such as",
+            "needs slurm_head_version for",
         ),
         (
             "a repository of Slurm without its release",
