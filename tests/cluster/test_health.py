@@ -35,7 +35,7 @@ LASTING = {
     "ecc": ("1", {"ecc": "GPU 1: 1 uncorrected ECC errors", "xid": "GPU 1: XID 48, double-bit ECC error"}),
     "gpu-lost": ("2", {"driver": "nvidia-smi: Unable to determine the device handle for GPU2", "xid": "GPU 2: XID 79"}),
     "gpu-gone": ("1", {"count": "GPU 1 is missing (GPU-", "xid": "GPU 1: XID 79"}),
-    "gpu-reset": ("1", {"count": "GPU 1: the driver has lost it", "xid": "GPU 1: XID 119"}),
+    "gpu-reset": ("1", {"driver": "nvidia-smi: ", "xid": "GPU 1: XID 119"}),  # nvidia-smi 550 gives up
     "nvlink-down": ("0", {"xid": "GPU 0: XID 74, NVLink error", "nvlink": "GPU 0: 11 NVLinks, 12 recorded"}),
     "row-remap": ("3", {"ecc": "GPU 3: no spare memory is left", "xid": "GPU 3: XID 64"}),
 }

@@ -168,10 +168,9 @@ def ask(*argv: str, seconds: float = OTHERWISE, failing: bool = False) -> str:
         process.kill()
         raise Silent(f"{argv[0]} does not answer within {seconds:g} s", process.pid) from None
     if process.returncode and not (failing and out.strip()):
-        said = next(
-            (line for line in (err + "\n" + out).splitlines() if line.strip()), f"ended with {process.returncode}"
-        )
-        raise Silent(f"{argv[0]}: {said.strip()}")
+        lines = (line.strip() for line in (err + "\n" + out).splitlines())
+        words = (line for line in lines if line and not line.startswith("<"))  # of XML that it had begun
+        raise Silent(f"{argv[0]}: {next(words, f'ended with {process.returncode}')}")
     return out
 
 
