@@ -423,3 +423,10 @@ def test_run_dcgm__what_it_prints__is_judged(
     found = HEALTH.run_dcgm()
     assert [one.drains for one in found] == ([] if drains is None else [drains])
     assert all(one.text.startswith(text) for one in found)
+
+
+def test_ask__program_fails_in_the_midst_of_its_xml__its_words_are_the_reason() -> None:
+    with pytest.raises(HEALTH.Silent, match=r"^sh: Unable to determine it: GPU requires reset$"):
+        HEALTH.ask(
+            "sh", "-c", "echo '<?xml ?>'; echo '  <a>'; echo 'Unable to determine it: GPU requires reset'; exit 3"
+        )
