@@ -251,5 +251,5 @@ def test_what_cannot_be_is_refused_with_the_nearest_name(lab: Lab, arguments: li
 
 
 def test_a_lab_that_is_not_there_is_named() -> None:
-    with pytest.raises(LabError, match="there is no lab nowhere; `clusterctl lab up --name nowhere` makes it"):
+    with pytest.raises(LabError, match="there is no lab named nowhere; `clusterctl lab up --name nowhere` makes it"):
         Lab("nowhere").fault("gpu01", "hot", None, None)
