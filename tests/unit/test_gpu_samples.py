@@ -430,3 +430,29 @@ def test_ask__program_fails_in_the_midst_of_its_xml__its_words_are_the_reason() 
         HEALTH.ask(
             "sh", "-c", "echo '<?xml ?>'; echo '  <a>'; echo 'Unable to determine it: GPU requires reset'; exit 3"
         )
+
+
+CAPTURES = {path.stem: path.read_text() for path in sorted((SAMPLES / "captures").glob("*.txt"))}
+
+
+def printed(capture: str, command: str) -> str:
+    """What a command printed on a server, of a capture of many."""
+    found = re.search(rf"\n# \$ nvidia-smi {re.escape(command)}\n#+\n(.*?)(?=\n#{{20}}|\Z)", capture, re.DOTALL)
+    assert found, command
+    return found[1] + "\n"
+
+
+@pytest.mark.proves("check", "Lists, matrices and link states of real servers are read by every parser.")
+@pytest.mark.parametrize("name", CAPTURES)
+def test_capture__of_a_real_server__is_read(name: str) -> None:
+    listing, links = printed(CAPTURES[name], "-L"), printed(CAPTURES[name], "nvlink -s")
+    numbers = CONFIG.numbered(listing)
+    assert [*numbers.values()] == [0]
+    assert [*HEALTH.below(listing)] == [0]
+    layout = list(CONFIG.instances(listing).get(0, {}).values())
+    assert layout == (["3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"] if "mig" in name else [])
+    assert HEALTH.topology(printed(CAPTURES[name], "topo -m")) == {"GPU0": {}}
+    up = HEALTH.active(links)
+    assert up.keys() <= numbers.keys()
+    assert sum(up.values()) == links.count(" GB/s")
+    assert (sum(up.values()) == 18) is ("h100-80gb" in name), "a divided GPU uses none"
