@@ -90,8 +90,8 @@ MEANINGS = {
     156: "resource retirement",
     158: "fatal timeout",
 }
-# NVLink 5: whether one is fatal is told by a word in the line, not by the number. A process may be named before it, by
-# a name that its user chooses: the last such word counts.
+# NVLink 5: a word in the line says whether one is fatal, not the number. Before it the line may name a process, whose
+# name its user chooses: the last such word counts.
 NVLINK_XIDS = range(144, 151)
 SEVERITY = re.compile(r".*\b(Nonfatal|Fatal)\s+XC\d+\s+i\d+\s+Link\b", re.S)
 # The driver has them, the catalog says nothing yet of what is to be done (open-gpu-kernel-modules 595, nverror.h).
