@@ -6,6 +6,7 @@ kernel may have no NFS. The mount, its unit and the order of its start are the p
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.cluster.lab import TestLab, clusterctl, fresh, podman
 from tests.cluster.members import of_jobs, states
 from tests.faults.injury import container, in_service, wait_until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("built")]
 
 EXPORT, HOMES, HERS = "/srv/export", "/srv/homes", "/srv/homes/alice"
 # Gives a directory a second place, in the mount namespace of another process; see open_tree(2) and move_mount(2).
@@ -71,6 +72,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestLab]:
         yield lab
 
 
+@pytest.fixture(scope="module")
+def built(lab: TestLab) -> dict[str, Any]:
+    """What the first bootstrap says; each test may run by itself."""
+    return lab.run("bootstrap")
+
+
 def alice(lab: TestLab, script: str) -> str:
     """Run a script in her home on the head; return all that it says."""
     argv = ["sudo", "--login", "--user", "alice", "sh", "-eu"]
@@ -78,9 +85,8 @@ def alice(lab: TestLab, script: str) -> str:
 
 
 @pytest.mark.proves("jobs", "`users_home_export` mounts homes before Slurm starts; output is where its user submitted.")
-def test_homes__from_an_export__have_a_jobs_output(lab: TestLab) -> None:
-    done = lab.run("bootstrap")
-    assert "homes are not shared" not in str(done["notes"])
+def test_homes__from_an_export__have_a_jobs_output(lab: TestLab, built: dict[str, Any]) -> None:
+    assert "homes are not shared" not in str(built["notes"])
     lab.unchanged()
     told = alice(lab, "mkdir work; cd work; sbatch --nodelist=gpu02 --wrap 'pwd; hostname; id -u'")
     job = re.findall(r"\d+", told)[0]
