@@ -479,7 +479,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def meet(site: Site, screen: Screen) -> None:
-    """Record the host keys of nodes never seen, where somebody agrees.
+    """Record the host keys of nodes never seen, if the operator agrees.
 
     Raises Interrupted for a no, and PreflightError for wrong keys.
     """
