@@ -319,11 +319,9 @@ _LEFT_ALONE = {
 
 def _firewall(host: Host, facts: Facts) -> Iterator[Finding]:
     """Where two firewalls filter, a packet has to pass both; the role refuses that as well, later."""
-    other = facts.node.firewall
-    if other and host.variables.get("base_firewall", True):
-        off = "ufw disable" if other == "ufw" else "systemctl disable --now firewalld"
-        hint = f"let clusterctl do it alone: {off}; or keep {other}: base_firewall: false"
-        yield Finding(host.name, "firewall", f"{other} filters there already", hint)
+    if facts.node.firewall == "ufw" and host.variables.get("base_firewall", True):
+        hint = "let clusterctl do it alone: ufw disable; or keep ufw: base_firewall: false"
+        yield Finding(host.name, "firewall", "ufw filters there already", hint)
 
 
 def _gpus(name: str, facts: Facts) -> Iterator[Finding]:

@@ -763,10 +763,9 @@ def before() -> List[str]:
 
 
 def firewall(root: str = "") -> Optional[str]:
-    """Return which other program filters what comes in: ours beside it would not open what that one drops."""
-    if os.path.exists(root + "/usr/sbin/ufw") and re.search("^ENABLED=yes", read(root + "/etc/ufw/ufw.conf"), re.M):
-        return "ufw"
-    return "firewalld" if services(["firewalld"]).get("firewalld") == "active" else None
+    """Return the firewall that would drop what ours accepts; firewalld is configured by clusterctl-firewall."""
+    enabled = re.search("^ENABLED=yes", read(root + "/etc/ufw/ufw.conf"), re.M)
+    return "ufw" if os.path.exists(root + "/usr/sbin/ufw") and enabled else None
 
 
 def node(options: Facts, nvml_error: Optional[str]) -> Facts:

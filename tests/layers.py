@@ -44,6 +44,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # Other systems, Pythons and versions; the demo; clusters of another shape.
     "systems": (
         "tests/cluster/test_demo.py",
+        "tests/cluster/test_firewalld.py",
         "tests/cluster/test_first_hour.py",
         "tests/cluster/test_newer_python.py",
         "tests/cluster/test_shapes.py",

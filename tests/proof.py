@@ -80,7 +80,6 @@ BEYOND = (
     ("containers", "containerd's CRI gives a container GPUs through CDI.", "a client of CRI"),
     ("containers", "A container engine works with systemd's cgroup driver.", "cgroups version 2"),
     ("monitoring", "NVIDIA's DCGM exporter reports real GPUs.", "real GPUs"),
-    ("firewall", "An active firewalld is refused with the command that disables it.", "nodes with firewalld"),
     ("systems", "A cluster of Ubuntu 22.04 or 24.04 works.", "nodes with Ubuntu"),
     ("systems", "A cluster of the RHEL family 9 or 10 works.", "nodes of that family"),
     ("lab", "The lab runs with crun.", "a host with cgroups version 2 alone"),

@@ -129,6 +129,8 @@ def test_administrators_networks_narrow_what_else_is_open(tmp_path: Path) -> Non
     assert 'ip6 saddr { 2001:db8::/64 } tcp dport 9090 accept comment "Prometheus\'s pages"' in told
     assert not [line for line in told if line.startswith("tcp dport") and "accept" in line]
     theirs = [line for line in told if "203.0.113.0/24" in line or "2001:db8::/64" in line]
+    accepted = [line.removeprefix("# firewalld: ") for line in told if line.startswith("# firewalld: ")]
+    assert accepted == ["10.0.0.10/31", "203.0.113.0/24", "2001:db8::/64"]
     assert not [line for line in theirs if "9100" in line or "6817" in line], "what is the cluster's is not theirs"
 
 

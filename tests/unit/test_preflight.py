@@ -120,7 +120,7 @@ def _set(*path: str, to: object) -> Callable[[dict[str, Any]], object]:
         (_set("node", "before", to=["kubelet"]), "found", "a kubelet runs", True),
         (_set("node", "before", to=["containers"]), "found", "containers run under Docker", True),
         (_set("node", "before", to=["nvidia-uninstall"]), "found", ".run file", True),
-        (_set("node", "firewall", to="firewalld"), "firewall", "firewalld filters there already", False),
+        (_set("node", "firewall", to="ufw"), "firewall", "ufw filters there already", False),
         (_set("node", "nvml_error", to="Driver/library version mismatch"), "gpu", "version mismatch", True),
         (_set("node", "pci_gpus", to=["2330"] * 8), "gpu", "6 NVIDIA GPUs on the bus", True),
     ],
