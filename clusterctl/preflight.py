@@ -633,7 +633,8 @@ def _unsafe(host: Host, found: Facts) -> Iterator[tuple[str, str]]:
             if TOOLKIT in found.node.roles:
                 hint = f"clusterctl upgrade --only {TOOLKIT} brings it"
         elif not one.fixed:
-            hint = "see the changelog of the distribution's package; clusterctl upgrade brings its newest"
+            log = "rpm --query --changelog" if found.hardware.os.family == "RedHat" else "apt-get changelog"
+            hint = f"clusterctl upgrade brings its newest; whether that is fixed: {log} {one.package}"
         yield str(one), hint
     pin = str(host.variables.get(_DRIVER_PIN, ""))
     pinned = bool(pin) and not re.search(r"[*?^]", pin)

@@ -682,37 +682,35 @@ def slurm(root: str = "") -> List[str]:
     return found
 
 
+def installed_packages(names: Iterable[str]) -> Dict[str, str]:
+    """Return the installed versions of these packages, as dpkg or else rpm has them."""
+    # Each fails for a name that it does not know, and lists all without one.
+    listed = output("dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Status}\\n")
+    listed = listed or output("rpm", "--query", "--all", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE} installed\\n")
+    found = (line.split() for line in listed.splitlines())
+    return {one[0]: one[1] for one in found if len(one) == 3 and one[0] in names and one[2] == "installed"}
+
+
 def slurm_packages(options: Facts) -> Facts:
     """Return the versions of Slurm's daemons and munge that are installed, those of slurmd on offer, and slurm's UID.
 
     `options` has the `daemons` of all sources, and the names that the `worker` of this node's source has. What an
-    installation would bring comes first. Only apt reads that from the index that it has.
+    installation would bring comes first. Only apt reads that from its index; a new node of the RHEL family has no
+    repository with Slurm yet.
     """
-    asked = [*options["daemons"], "munge"]
-    policy = output("apt-cache", "policy", *asked) if shutil.which("apt-cache") else ""
-    tables = dict(re.findall(r"(?m)^([a-z0-9][a-z0-9+.-]*):\n((?: .*\n)+)", policy))
-    installed = {name: re.search(r"(?m)^  Installed: (\d\S*)", table) for name, table in tables.items()}
-    workers = [tables[name] for name in options["worker"] if name in tables]
-    table = next((one for one in workers if re.search(r"(?m)^  Candidate: \d", one)), "")
+    policy = output("apt-cache", "policy", *options["worker"]) if shutil.which("apt-cache") else ""
+    tables = re.findall(r"(?m)^[a-z0-9][a-z0-9+.-]*:\n((?: .*\n)+)", policy)
+    table = next((one for one in tables if re.search(r"(?m)^  Candidate: \d", one)), "")
     offered = re.findall(r"(?m)^(?:  Candidate:| \*\*\*|    ) (\d\S*)(?: -?\d+)?$", table)
     try:
         user = pwd.getpwnam("slurm").pw_uid  # type: Optional[int]
     except KeyError:
         user = None
     return {
-        "installed": {name: found.group(1) for name, found in installed.items() if found and name in asked},
+        "installed": installed_packages({*options["daemons"], "munge"}),
         "offered": list(dict.fromkeys(offered))[:MAX_OFFERED],
         "user": user,
     }
-
-
-def watched_packages() -> Dict[str, str]:
-    """Return the installed versions of WATCHED, as dpkg or else rpm has them."""
-    # Each fails for a name that it does not know, and lists all without one.
-    listed = output("dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Status}\\n")
-    listed = listed or output("rpm", "--query", "--all", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE} installed\\n")
-    found = (line.split() for line in listed.splitlines())
-    return {one[0]: one[1] for one in found if len(one) == 3 and one[0] in WATCHED and one[2] == "installed"}
 
 
 def security_updates(root: str = "") -> Optional[int]:
@@ -789,7 +787,7 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "slurm": slurm(),
         "security_updates": security_updates(),
         "slurm_packages": slurm_packages(options["slurm"]) if options.get("slurm") else None,
-        "watched_packages": watched_packages() if options.get("network") is not None else {},
+        "watched_packages": installed_packages(WATCHED) if options.get("network") is not None else {},
         "jobs": jobs(),
         "firewall": firewall(),
         "services": services(options.get("services") or []),

@@ -586,15 +586,6 @@ def test_what_slurm_has_left_on_a_node_is_noticed(tmp_path: Path) -> None:
 
 
 POLICY = """\
-slurmctld:
-  Installed: {0}
-  Candidate: 24.11.5-4+lab1
-  Version table:
-     24.11.5-4+lab1 500
-        500 http://10.0.0.1:36573 ./ Packages
- *** 24.11.5-4 500
-        500 http://deb.debian.org/debian trixie/main amd64 Packages
-        100 /var/lib/dpkg/status
 slurmd:
   Installed: (none)
   Candidate: 24.11.5-4+lab1
@@ -610,63 +601,52 @@ slurmd:
 
 @pytest.mark.proves("preflight", "The Slurm versions that apt offers are read, the candidate first.")
 @pytest.mark.parametrize(
-    ("said", "worker", "installed", "offered"),
+    ("said", "offered"),
     [
-        ("", ["slurmd"], {}, []),  # no index
-        ("slurmd:\n  Installed: (none)\n  Candidate: (none)\n  Version table:\n", ["slurmd"], {}, []),
-        (POLICY.format("(none)"), ["slurmd"], {}, ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"]),
-        (POLICY.format("(none)"), ["slurm-smd-slurmd"], {}, []),
+        ("", []),  # no index
+        ("slurmd:\n  Installed: (none)\n  Candidate: (none)\n  Version table:\n", []),
+        (POLICY, ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"]),
         (
-            POLICY.format("24.11.5-4").replace("slurm", "slurm-smd-slurm"),
-            ["slurm-smd-slurmd", "slurm-slurmd"],
-            {"slurm-smd-slurmctld": "24.11.5-4"},
-            ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"],
-        ),
-        (
-            "munge:\n  Installed: 0.5.16-1\n  Candidate: 0.5.16-1\n  Version table:\n",
-            ["slurmd"],
-            {"munge": "0.5.16-1"},
-            [],
-        ),
-        (
-            POLICY.format("24.11.5-4"),
-            ["slurmd"],
-            {"slurmctld": "24.11.5-4"},
+            "slurm-smd-slurmd:\n  Installed: (none)\n  Candidate: (none)\n  Version table:\n" + POLICY,
             ["24.11.5-4+lab1", "1:25.05.1-1", "24.11.5-4"],
         ),
     ],
 )
-def test_what_apt_would_bring_of_slurm_comes_first(
-    monkeypatch: pytest.MonkeyPatch, said: str, worker: list[str], installed: dict[str, str], offered: list[str]
+def test_slurm_packages__apt_offers_some__are_read_candidate_first(
+    monkeypatch: pytest.MonkeyPatch, said: str, offered: list[str]
 ) -> None:
-    monkeypatch.setattr(probe, "output", lambda *_: said)
+    monkeypatch.setattr(probe, "output", lambda *argv: said if argv[0] == "apt-cache" else "")
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/apt-cache")
     monkeypatch.setattr(pwd, "getpwnam", dict[str, object]().__getitem__)
-    asked = {"daemons": ["slurmctld", "slurmd", "slurm-smd-slurmctld", "slurm-smd-slurmd"], "worker": worker}
-    assert probe.slurm_packages(asked) == {"installed": installed, "offered": offered, "user": None}
+    asked = {"daemons": ["slurmctld", "slurmd"], "worker": ["slurm-smd-slurmd", "slurmd"]}
+    assert probe.slurm_packages(asked) == {"installed": {}, "offered": offered, "user": None}
 
 
-@pytest.mark.proves("preflight", "Installed versions of munge and the container toolkit are read, by dpkg or rpm.")
+@pytest.mark.proves("preflight", "Installed versions of Slurm, munge and the toolkit are read, by dpkg or rpm.")
 @pytest.mark.parametrize(
     ("program", "listed"),
     [
         (
             "dpkg-query",
-            "bash 5.2 installed\nmunge 0.5.16-1 installed\nnvidia-container-toolkit 1.17.8-1 config-files\n",
+            "bash 5 installed\nmunge 0.5.16-1 installed\nslurmd 24.11.5-4 installed\nslurmctld 24.11.5-4 config-files\n",
         ),
-        ("rpm", "bash 5.1-9.el9 installed\nmunge 0.5.16-1 installed\ngpg-pubkey (none) x installed\n"),
+        (
+            "rpm",
+            "bash 5.1-9.el9 installed\nmunge 0.5.16-1 installed\nslurmd 24.11.5-4 installed\ngpg-pubkey (none) x\n",
+        ),
     ],
 )
-def test_watched_packages__by_dpkg_or_rpm__are_the_installed_ones(
+def test_installed_packages__by_dpkg_or_rpm__are_read(
     monkeypatch: pytest.MonkeyPatch, program: str, listed: str
 ) -> None:
     monkeypatch.setattr(probe, "output", lambda *argv: listed if argv[0] == program else "")
-    assert probe.watched_packages() == {"munge": "0.5.16-1"}
+    assert probe.installed_packages(probe.WATCHED) == {"munge": "0.5.16-1"}
+    told = probe.slurm_packages({"daemons": ["slurmctld", "slurmd"], "worker": ["slurmd"]})
+    assert told["installed"] == {"munge": "0.5.16-1", "slurmd": "24.11.5-4"}
 
 
-def test_watched_packages__of_this_machine__are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "WATCHED", ("bash", "no-such-package"))
-    assert list(probe.watched_packages()) == ["bash"]
+def test_installed_packages__of_this_machine__are_read() -> None:
+    assert list(probe.installed_packages(("bash", "no-such-package"))) == ["bash"]
 
 
 @pytest.mark.parametrize(
