@@ -628,7 +628,7 @@ def test_slurm_packages__apt_offers_some__are_read_candidate_first(
     [
         (
             "dpkg-query",
-            "bash 5 installed\nmunge 0.5.16-1 installed\nslurmd 24.11.5-4 installed\nslurmctld 24.11.5-4 config-files\n",
+            "munge 0.5.16-1 installed\nslurmd 24.11.5-4 installed\nslurmctld 24.11.5-4 config-files\n",
         ),
         (
             "rpm",
