@@ -102,12 +102,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that is not as a role left it. `scope` is what the role recorded it under."""
+    """One thing that is not as a role left it. `scope` is what the role recorded it under.
+
+    `what` is for people; `old` and `new` are the recorded and the present version of a package, or empty.
+    """
 
     scope: Annotated[str, text()]
     kind: Annotated[str, text()]
     name: Annotated[str, text()]
     what: Annotated[str, text()]
+    old: Annotated[str, text()] = ""
+    new: Annotated[str, text()] = ""
 
 
 @dataclass(frozen=True)

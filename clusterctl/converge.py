@@ -564,7 +564,7 @@ def _found_gpus(site: Site, ledger: Ledger) -> list[str]:
     def given(name: str) -> bool:
         changes = ledger.hosts[name].changes if name in ledger.hosts else ()
         return any(
-            (role == _DRIVER and change.kind == "kernel module") or change.name == hardware.LAYOUT
+            (role == _DRIVER and change.kind == "kernel module") or change.action == "partitioned"
             for role, change in changes
         )
 

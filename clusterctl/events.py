@@ -17,11 +17,25 @@ LOST: frozenset[Status] = frozenset({"failed", "unreachable"})
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that `node_state` changed: `file`, `/etc/munge/munge.key`, `created`."""
+    """One thing that a task changed: `file`, `/etc/munge/munge.key`, `content`, `changed`.
+
+    `what` is text for people; all that is decided by a change is decided by the other fields. `action` is one of
+    ACTIONS in playbooks/module_utils/node_tools.py. `old` and `new` are a package's versions or a setting's values,
+    empty where there is none.
+    """
 
     kind: str
     name: str
     what: str
+    action: str = "changed"
+    old: str = ""
+    new: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """Return it as plain data, with the keys that events have."""
+        keys = ("kind", "name", "action", "what", "from", "to")
+        values = (self.kind, self.name, self.action, self.what, self.old, self.new)
+        return dict(zip(keys, values, strict=True))
 
 
 @dataclass(frozen=True)
@@ -158,12 +172,17 @@ def _result(data: Mapping[str, Any]) -> Event | None:
         message=_text(data, "message"),
         seconds=_number(data, "seconds"),
         changes=tuple(
-            Change(_text(change, "kind"), _text(change, "name"), _text(change, "what"))
-            for change in (changes if isinstance(changes, list) else ())
-            if isinstance(change, dict)
+            _change(change) for change in (changes if isinstance(changes, list) else ()) if isinstance(change, dict)
         ),
         versions={k: v for k, v in _mapping(data, "versions").items() if isinstance(v, str)},
         notes=_texts(data, "notes"),
+    )
+
+
+def _change(data: Mapping[str, Any]) -> Change:
+    texts = {key: _text(data, key) for key in ("kind", "name", "what", "action", "from", "to")}
+    return Change(
+        texts["kind"], texts["name"], texts["what"], texts["action"] or "changed", old=texts["from"], new=texts["to"]
     )
 
 

@@ -33,8 +33,6 @@ from clusterctl.untrusted import (
 
 SCHEMA = 1
 DIRECTORY = "hardware"
-# How role gpu_config calls a change of how a GPU is divided.
-LAYOUT = "MIG layout"
 # A kernel update or a crash kernel's reservation moves MemTotal by some tens of MB; a lost module is far more.
 MEMORY_TOLERANCE = 0.02
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._+~-]*"

@@ -253,10 +253,7 @@ class Ledger:
                     "status": host.status,
                     "ok": host.ok,
                     "changed": host.changed,
-                    "changes": [
-                        {"role": role, "kind": change.kind, "name": change.name, "what": change.what}
-                        for role, change in host.changes
-                    ],
+                    "changes": [{"role": role, **change.as_dict()} for role, change in host.changes],
                 }
                 for name, host in self.hosts.items()
             },

@@ -18,23 +18,25 @@ from rich.table import Table
 from clusterctl import converge, files, home, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError
+from clusterctl.events import Change
 from clusterctl.inventory import Inventory
 from clusterctl.outcome import Ledger, fold
 from clusterctl.screen import Screen, at_commas
 from clusterctl.slurm import Job
 
 if TYPE_CHECKING:
-    from clusterctl.membership import Change
+    from clusterctl import membership
 
 NOTHING, CHANGES = 0, 10
-_REBOOT = "reboot"  # the role, or what another one says that it needs
+_REBOOT = "reboot"  # the role
+_RESTARTS = ("restarted", "reloaded")
 
 
 @dataclass
 class Plan:
     """What would change, by role and item with its hosts; units and nodes that would start anew; jobs waited for."""
 
-    changes: dict[tuple[str, str, str, str], list[str]] = field(default_factory=dict)
+    changes: dict[tuple[str, Change], list[str]] = field(default_factory=dict)
     restarts: dict[str, list[str]] = field(default_factory=dict)
     reboots: list[str] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
@@ -45,19 +47,19 @@ class Plan:
         plan = cls(jobs=list(jobs))
         for name in ledger.ordered(ledger.hosts):
             for role, change in ledger.hosts[name].changes:
-                if _REBOOT in (role, change.kind):
+                if role == _REBOOT or change.action == "rebooted":
                     plan.reboots.append(name)
                     continue
-                plan.changes.setdefault((role, change.kind, change.name, change.what), []).append(name)
-                if change.kind == "unit" and ("restarted" in change.what or "reloaded" in change.what):
+                plan.changes.setdefault((role, change), []).append(name)
+                if change.kind == "unit" and change.action in _RESTARTS:
                     plan.restarts.setdefault(f"{change.name} {change.what}", []).append(name)
         return plan
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data for `--output json`."""
-        keys = ("role", "kind", "name", "what")
+        changes = self.changes.items()
         return {
-            "changes": [dict(zip(keys, item, strict=True)) | {"hosts": hosts} for item, hosts in self.changes.items()],
+            "changes": [{"role": role, **change.as_dict(), "hosts": hosts} for (role, change), hosts in changes],
             "restarts": [{"unit": unit, "hosts": hosts} for unit, hosts in self.restarts.items()],
             "reboots": self.reboots,
             "jobs": [vars(job) for job in self.jobs],
@@ -67,8 +69,8 @@ class Plan:
         """Print it: role by role, each item once with its hosts; on a terminal each wraps within its column."""
         screen.say()
         rows = [
-            (role, f"{kind} {name}" + f": {what}" * bool(what), fold(hosts))
-            for (role, kind, name, what), hosts in sorted(self.changes.items(), key=lambda item: item[0][0])
+            (role, f"{change.kind} {change.name}" + f": {change.what}" * bool(change.what), fold(hosts))
+            for (role, change), hosts in sorted(self.changes.items(), key=lambda item: item[0][0])
         ]
         hosts_width = min(max((len(hosts) for *_, hosts in rows), default=0), max(16, screen.width // 4))
         width = min(max((len(told) for _, told, _ in rows), default=0), screen.width - hosts_width - 9)
@@ -88,7 +90,7 @@ class Plan:
         screen.say(*([] if rows or self.reboots else ["  Nothing would change."]))
         # Why, stands above.
         restarts = [f"{unit.partition(' (')[0]} on {fold(hosts)}" for unit, hosts in self.restarts.items()]
-        if any(name.startswith("/etc/slurm/") for _, _, name, _ in self.changes):
+        if any(change.name.startswith("/etc/slurm/") for _, change in self.changes):
             restarts.append("each worker's slurmd takes the new configuration and starts itself anew, its jobs go on")
         jobs = [f"would be waited for: {job}" for job in self.jobs[:10]]
         jobs += [f"and {len(self.jobs) - 10} more"] if len(self.jobs) > 10 else []
@@ -110,7 +112,7 @@ def bootstrap(options: Options) -> int:
 def preview(
     options: Options,
     before: Inventory,
-    change: "Change | None" = None,
+    change: "membership.Change | None" = None,
     leave: Callable[[Site, Path], tuple[Site, list[Job]]] | None = None,
     clean: Callable[[Site, Path], Site] | None = None,
     begun: Callable[[Site, Screen], Site] = lambda site, screen: replace(site, playbook="bootstrap"),
@@ -151,7 +153,7 @@ def preview(
 
 
 @contextmanager
-def _copy(inventory: Inventory, change: "Change | None") -> Iterator[Path]:
+def _copy(inventory: Inventory, change: "membership.Change | None") -> Iterator[Path]:
     """Give a private copy of the cluster's directory, after the change, which has the real one's `.clusterctl`."""
     with tempfile.TemporaryDirectory(prefix="clusterctl-plan-") as place:
         directory = inventory.directory

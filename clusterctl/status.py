@@ -108,8 +108,7 @@ class Slurm:
 
 def _moved_up(item: Item) -> bool:
     """Tell whether an item is a package that is newer than a run has left it."""
-    found = re.fullmatch(r"version (\S+), was (\S+)", item.what) if item.kind == "package" else None
-    return bool(found and advisories.is_older(found[2], found[1]))
+    return bool(item.old and item.new and advisories.is_older(item.old, item.new))
 
 
 @dataclass(frozen=True)
@@ -138,15 +137,15 @@ class NodeStatus:
     @property
     def drifted(self) -> list[Item]:
         """Return how the node is not as it was left: each item once, `scope` being the role that owns it."""
-        roles: dict[tuple[str, str, str], list[str]] = {}
+        roles: dict[Item, list[str]] = {}
         for item in self.drift.items if self.drift else ():
             if self.updated is not None and _moved_up(item):
                 continue  # by its own security updates
-            roles.setdefault((item.kind, item.name, item.what), []).append(pruning.ROLE_OF.get(item.scope, item.scope))
+            roles.setdefault(replace(item, scope=""), []).append(pruning.ROLE_OF.get(item.scope, item.scope))
         told = []
-        for (kind, name, what), owners in roles.items():
+        for item, owners in roles.items():
             mine = [role for role in dict.fromkeys(owners) if role != _UNION] or [_UNION]
-            told.append(Item(", ".join(mine), kind, name, what))
+            told.append(replace(item, scope=", ".join(mine)))
         return told
 
     @property

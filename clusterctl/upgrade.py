@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from clusterctl import backup, converge, hardware, home, plan, schema, slurm_source
+from clusterctl import backup, converge, home, plan, schema, slurm_source
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, PreflightError, Problem, WorkersFailed
 from clusterctl.outcome import Ledger, fold
@@ -21,6 +21,7 @@ from clusterctl.slurm import DRAIN, Head, Job
 from clusterctl.untrusted import printable
 
 REBOOT = "reboot"
+_RELEASE = re.compile(r"(?:\d+:)?(\d+\.\d+)")  # Slurm's, at the beginning of a package's version
 _NONE_OF_THEIR_OWN = ("containers", "packages", "verify")
 
 
@@ -97,7 +98,8 @@ def upgrade(options: Options, what: What, pace: Pace) -> int:
             due = {*_moved(found), *head.out_for(what.cause)}
         reboots = what.system or bool(found.reboots)
         rolling = Rolling(site, ledger, screen, play, what.cause, what.playbook, pace, variables, reboots=reboots)
-        rolling.divided = {host for item, hosts in found.changes.items() if hardware.LAYOUT in item for host in hosts}
+        changes = found.changes.items()
+        rolling.divided = {host for (_, one), hosts in changes if one.action == "partitioned" for host in hosts}
         if not due:
             return rolling.over(())
         found.show(screen)
@@ -213,10 +215,10 @@ def _require_window(site: Site, found: Plan, ledger: Ledger) -> None:
 
 def _slurm_moves(found: Plan, daemons: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """Yield host, new and old release of each Slurm daemon that would move."""
-    for (_, kind, name, what), hosts in found.changes.items():
-        moved = re.match(r"version (?:\d+:)?(\d+\.\d+)\S*, was (?:\d+:)?(\d+\.\d+)", what)
-        if kind == "package" and name in daemons and moved:
-            yield from ((host, moved[1], moved[2]) for host in hosts)
+    for (_, change), hosts in found.changes.items():
+        new, old = (_RELEASE.match(version) for version in (change.new, change.old))
+        if change.kind == "package" and change.name in daemons and new and old:
+            yield from ((host, new[1], old[1]) for host in hosts)
 
 
 def _slurm_here(ledger: Ledger, daemons: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -224,5 +226,5 @@ def _slurm_here(ledger: Ledger, daemons: Collection[str]) -> Iterator[tuple[str,
     for packages in ledger.installed.values():
         for name, hosts in packages.items():
             for host, version in hosts.items() if name in daemons else ():
-                if found := re.match(r"(?:\d+:)?(\d+\.\d+)", version):
+                if found := _RELEASE.match(version):
                     yield host, found[1]

@@ -37,6 +37,7 @@ DOCUMENTATION = """
 _MESSAGE, _TEXT, _NAME = 4096, 512, 256
 _CHANGES, _VERSIONS, _NOTES = 200, 500, 20
 _TOOL_LINES = 12
+_CHANGE = ("kind", "name", "action", "what", "from", "to")  # clusterctl.events.Change
 
 # C0 and C1 controls but for tab and newline, and what turns text around or hides it.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
@@ -266,7 +267,7 @@ def _message(parts: list[dict[str, Any]]) -> str:
 
 def _changes(parts: list[dict[str, Any]]) -> list[dict[str, str]]:
     found = [change for part in parts for change in _list(part.get("changes")) if isinstance(change, dict)]
-    return [{key: _line(change.get(key, "")) for key in ("kind", "name", "what")} for change in found[:_CHANGES]]
+    return [{key: _line(change.get(key, "")) for key in _CHANGE} for change in found[:_CHANGES]]
 
 
 def _versions(parts: list[dict[str, Any]]) -> dict[str, str]:

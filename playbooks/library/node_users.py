@@ -15,6 +15,7 @@ from typing import Any
 
 from ansible.module_utils import slurm_steps
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.node_tools import change
 
 DOCUMENTATION = r"""
 module: node_users
@@ -290,7 +291,8 @@ def main() -> None:
                     if uid >= FIRST and [entry[1] for entry in passwd.values()].count(str(uid)) == 1:
                         notes.extend(filter(None, [end(name, uid)]))
                 perform(argv)
-            changes.append({"kind": kind, "name": name, "what": what})
+            action = {"useradd": "created", "groupadd": "created", "userdel": "removed", "groupdel": "removed"}
+            changes.append(change(kind, name, action.get(argv[0], "changed"), what))
 
     def told() -> dict[str, Any]:
         text = "".join(f"{change['kind']} {change['name']}: {change['what']}\n" for change in changes)

@@ -12,7 +12,7 @@ from typing import Any
 from ansible.module_utils import nvidia_kernel as kernel_side
 from ansible.module_utils import slurm_steps
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_tools import RUN, NodeError, clean, exclusive, numbers, run
+from ansible.module_utils.node_tools import RUN, NodeError, change, clean, exclusive, numbers, run
 
 DOCUMENTATION = r"""
 module: nvidia_build
@@ -135,7 +135,7 @@ def target(kernel: str, newer: bool) -> str:
 
 def coming(changes: list[dict[str, str]]) -> set[str]:
     """Return the packages that would be installed, or be of another version, by these changes."""
-    return {it["name"] for it in changes if it["kind"] == "package" and re.search("installed|version ", it["what"])}
+    return {it["name"] for it in changes if it["kind"] == "package" and it["action"] in ("installed", "upgraded")}
 
 
 class Driver:
@@ -147,15 +147,15 @@ class Driver:
         self.notes: list[str] = []
         self.reboot = ""
 
-    def changed(self, what: str, name: str = "nvidia") -> None:
-        self.changes.append({"kind": "kernel module", "name": name, "what": what})
+    def changed(self, action: str, what: str, name: str = "nvidia") -> None:
+        self.changes.append(change("kernel module", name, action, what))
 
     def build(self, kernel: str, name: str, version: str) -> None:
         """Build and install a module for one kernel; NodeError with what the compiler said."""
         state = kernel_side.state(name, version, kernel)
         if state == "installed":
             return
-        self.changed(f"{version} built for {kernel}", name)
+        self.changed("built", f"{version} built for {kernel}", name)
         if self.check:
             return
         if not Path("/lib/modules", kernel, "build").is_dir():
@@ -188,7 +188,7 @@ class Driver:
         if running:
             raise NodeError(f"the driver is not touched under jobs: {', '.join(running[:10])} run here")
         with contextlib.nullcontext() if self.check else exclusive(DIAGNOSES, self.notes):
-            self.changed(f"{wanted} loaded" + (f", was {loaded}" if loaded else ""))
+            self.changed("loaded", f"{wanted} loaded" + (f", was {loaded}" if loaded else ""))
             if kernel:
                 self.wait_for_reboot(f"kernel {kernel} has the signed modules of driver {wanted}")
             return loaded if self.check or kernel else self.exchange(loaded)
@@ -229,7 +229,7 @@ class Driver:
         """Load what belongs to the driver and is not loaded."""
         for module in self.given["modules"]:
             if not Path("/sys/module", module.replace("-", "_")).exists():
-                self.changed("loaded", module)
+                self.changed("loaded", "loaded", module)
                 if not self.check:
                     self.insert(module)
 
@@ -270,7 +270,7 @@ class Driver:
     def wait_for_reboot(self, why: str) -> None:
         self.changes.pop()
         self.reboot = why
-        self.changes.append({"kind": "reboot", "name": os.uname().nodename, "what": why})
+        self.changes.append(change("reboot", os.uname().nodename, "rebooted", why))
 
     def insert(self, module: str) -> None:
         """Load one module; NodeError with the kernel's own line."""
@@ -291,7 +291,7 @@ class Driver:
         drawing = kernel_side.text("/sys/module/nvidia_drm/refcnt") not in ("", "0")
         if loaded and (others or drawing):
             by = ", ".join(others[:5]) or "the console"
-            self.changed(f"exchanged, now {loaded}")
+            self.changed("replaced", f"exchanged, now {loaded}")
             self.wait_for_reboot(f"the driver is in use by {by}")
         elif Path("/sys/module/nouveau").exists():
             self.notes.append("nouveau is loaded: where it does not let go of the GPUs, the node is rebooted")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_packages import move_text, package_manager
+from ansible.module_utils.node_packages import moved, package_manager
 from ansible.module_utils.node_record import load_record, recorded_scopes
-from ansible.module_utils.node_tools import RUN, STORE, NodeError, clean, exclusive, numbers, run, store
+from ansible.module_utils.node_tools import RUN, STORE, NodeError, change, clean, exclusive, numbers, run, store
 
 DOCUMENTATION = r"""
 module: os_upgrade
@@ -162,8 +162,8 @@ def main() -> None:
             reboot = reason(manager, comes, module.check_mode, notes)
     except NodeError as error:
         module.fail_json(msg=clean(str(error)), notes=notes)
-    changes = [{"kind": "package", "name": name, "what": move_text(new, old)} for name, (new, old) in moves.items()]
-    changes += [{"kind": "package", "name": name, "what": "repaired"} for name in left if name not in moves]
+    changes = [moved(name, new, old) for name, (new, old) in moves.items()]
+    changes += [change("package", name, "repaired", "repaired") for name in left if name not in moves]
     module.exit_json(changed=bool(changes), changes=changes, notes=notes, reboot=reboot)
 
 

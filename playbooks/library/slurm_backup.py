@@ -43,7 +43,7 @@ from ansible.module_utils.cluster_backup import (
     try_state,
     unseal,
 )
-from ansible.module_utils.node_tools import ENVIRONMENT, NodeError, clean, run, sync
+from ansible.module_utils.node_tools import ENVIRONMENT, NodeError, change, clean, run, sync
 
 DOCUMENTATION = r"""
 module: slurm_backup
@@ -314,8 +314,8 @@ def main() -> None:
         gone = prune(path, max(1, module.params["keep"]))
     except (NodeError, OSError, tarfile.TarError) as error:
         module.fail_json(msg=f"No backup was made, and those from before are as they were. {error}")
-    changes = [{"kind": "backup", "name": str(path), "what": json.dumps(manifest["records"])}]
-    changes += [{"kind": "old backup", "name": str(old), "what": "removed"} for old in gone]
+    changes = [change("backup", str(path), "created", json.dumps(manifest["records"]))]
+    changes += [change("old backup", str(old), "removed", "removed") for old in gone]
     module.exit_json(changed=True, changes=changes, notes=notes)
 
 

@@ -34,7 +34,7 @@ from ansible.module_utils.cluster_backup import (
     unpack,
     unseal,
 )
-from ansible.module_utils.node_tools import RUN, STORE, NodeError, clean, exclusive, run, store, sync, write
+from ansible.module_utils.node_tools import RUN, STORE, NodeError, change, clean, exclusive, run, store, sync, write
 
 DOCUMENTATION = r"""
 module: slurm_restore
@@ -288,7 +288,7 @@ def restore(given: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
             take(archive, DUMP, workplace / DUMP)
             loaded(workplace / DUMP, manifest)
         back, notes = rules_back(archive, workplace / MONITORING) if given["prometheus"] else ([], [])
-        changes += [{"kind": "rules", "name": path, "what": was(manifest, "")} for path in back]
+        changes += [change("rules", path, "restored", was(manifest, "")) for path in back]
         kept = causes(workplace / LEDGER) if take(archive, LEDGER, workplace / LEDGER) else {}
         causes(DRAINED)  # one that is damaged is said now
         note_drained()
@@ -297,13 +297,13 @@ def restore(given: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
         if database:
             former = exchange_database(database, now)
             over |= ended(former, given["cluster"], manifest["running"]) if former else set()
-            changes.append({"kind": "database", "name": database, "what": was(manifest, former)})
+            changes.append(change("database", database, "restored", was(manifest, former)))
         prepare_start(over, state)
         aside = exchange_state(state, new, now)
-        changes.append({"kind": "state", "name": str(state), "what": was(manifest, aside)})
+        changes.append(change("state", str(state), "restored", was(manifest, aside)))
         if kept:
             add_causes(kept, notes)
-            changes.append({"kind": "ledger", "name": str(DRAINED), "what": f"with the causes of {manifest['made']}"})
+            changes.append(change("ledger", str(DRAINED), "restored", f"with the causes of {manifest['made']}"))
         prune(state, database)
         return changes, notes
     finally:

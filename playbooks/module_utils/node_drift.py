@@ -16,7 +16,9 @@ def kind_of_hash(state):
 
 
 def compare(call, manager):
-    """Compare every recorded scope with the node: ([{scope, kind, name, what}], {recorded package: its version}).
+    """Compare every recorded scope with the node: ([{scope, kind, name, what, old, new}], {package: its version}).
+
+    `what` is for people; `old` and `new` are a package's versions, or empty.
 
     Each kind is read once for all scopes: a question to systemd or to the package manager costs more than its answer.
     """
@@ -31,12 +33,16 @@ def compare(call, manager):
         states.update({f"{kind.label}:{name}": state for name, state in found.items()})
     drift = []
     for scope, record in records.items():
-        told = [("pending", name, "a run ended before this took effect") for name in record["pending"]]
+        told = [("pending", name, "a run ended before this took effect", "", "") for name in record["pending"]]
         for label in [kind.label for kind in kinds]:
             for key in sorted(key for key in record["items"] if key.startswith(label + ":")):
                 what = words(label, record["items"][key], states[key], call)
-                told += [(label, key.split(":", 1)[1], what)] if what else []
-        drift += [{"scope": scope, "kind": kind, "name": name, "what": what} for kind, name, what in told]
+                moved = versions(record["items"][key], states[key]) if label == "package" else ("", "")
+                told += [(label, key.split(":", 1)[1], what, *moved)] if what else []
+        drift += [
+            {"scope": scope, "kind": kind, "name": name, "what": what, "old": old, "new": new}
+            for kind, name, what, old, new in told
+        ]
     packages = {key.split(":", 1)[1]: state["version"] for key, state in states.items() if key.startswith("package:")}
     return drift, {name: version for name, version in packages.items() if version}
 
@@ -53,6 +59,11 @@ def words(label, recorded, state, call):
     if label == "sysctl":
         return "" if was == now else f"{now['value'] or 'absent'}, was {was['value'] or 'absent'}"
     return re.sub(r"\bcontent$", "edited", difference(was, now))
+
+
+def versions(recorded, state):
+    """The recorded version of a package and the present one; empty where it is not installed."""
+    return recorded["now"]["version"] or "", state["version"] or ""
 
 
 def package_words(was, now):

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import itertools
 import os
-import re
 import shlex
 import stat
 import time
@@ -29,9 +28,11 @@ from ansible.module_utils.node_tools import (
     TEXT_LIMIT,
     NodeError,
     about,
+    change,
     clean,
     complaint,
     run,
+    seconds,
     store,
     successor,
     sync,
@@ -44,12 +45,12 @@ UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/usr/loc
 
 def converge(call, kind, items):
     """Compare all items, write down what will change, change it, and note what is there then."""
-    states, plan, told = kind.read(items), {}, {}
+    states, plan, changes = kind.read(items), {}, {}
     for item in items:
         with about(kind.label, item.name):
-            what = kind.difference(call, item, states[item.name])
-        if what:
-            plan[item.name], told[item.name] = item, what
+            due = kind.difference(call, item, states[item.name])
+        if due:
+            plan[item.name], changes[item.name] = item, change(kind.label, item.name, *due)
         call.note(f"{kind.label}:{item.name}", states[item.name], **kind.beside(item))
     triggers = [kind.trigger(item, states[name]) for name, item in plan.items()]
     call.pending += [trigger for trigger in triggers if trigger and trigger not in call.pending]
@@ -62,14 +63,17 @@ def converge(call, kind, items):
                 call.note(f"{kind.label}:{name}", state)
     except (NodeError, OSError):
         after = kind.read(items)
-        told = {name: what for name, what in told.items() if after[name] != states[name]}
+        changes = {name: made for name, made in changes.items() if after[name] != states[name]}
         raise
     finally:
-        call.changes += [{"kind": kind.label, "name": name, "what": what} for name, what in told.items()]
+        call.changes += changes.values()
 
 
 class Kind:
-    """What `converge` asks of a kind of item. A state is a flat mapping; `item` makes an item from a name alone."""
+    """What `converge` asks of a kind of item. A state is a flat mapping; `item` makes an item from a name alone.
+
+    `difference(call, item, state)` has the arguments of node_tools.change after the name; () where all is right.
+    """
 
     label = ""
     item = None
@@ -184,7 +188,8 @@ class Paths(Kind):
             lines = ["binary content"] if b"\0" in old + item.content else lines
             text = clean("\n".join([*lines, f"{self.label} {item.name}: {what}", ""]), 1 << 20)
             call.diffs.append({"prepared": text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "\n[…]\n"})
-        return what
+        kept = "changed" if state["type"] == item.type else "created" if state["type"] == "absent" else "replaced"
+        return ("removed" if item.type == "absent" else kept, what) if what else ()
 
     def prepare(self, call, plan, states):
         """Keep what is replaced for the first time, and see to the folders that are missing."""
@@ -245,7 +250,7 @@ def run_commands(call, items):
         with about("on_change", " ".join(argv)):
             if not call.check:
                 run(*argv, timeout=600)
-        call.changes.append({"kind": "command", "name": argv[0], "what": "run"})
+        call.changes.append(change("command", argv[0], "ran", "run"))
 
 
 # ------------------------------------------------------------------------------------------------------- packages
@@ -280,16 +285,17 @@ class Packages(Kind):
         return "" if held_alone else "package:" + item.name
 
     def difference(self, call, item, state):
-        told = ["repaired"] if item.name in self.manager.broken else []
+        steps = [("repaired", "repaired")] if item.name in self.manager.broken else []
+        here, target = state["version"], self.targets.get(item.name)
         if not self.fit(item, state):
-            target = self.targets.get(item.name)
-            what = f"version {target}, was {state['version']}" if state["version"] else "installed"
-            told.append("removed" if item.absent else what)
+            comes = ("upgraded", f"version {target}, was {here}", here, target) if here else ("installed", "installed")
+            steps.append(("removed", "removed") if item.absent else comes)
         elif not item.met(state):
             call.notes.append(f"{item.name} {state['version']} is pinned to {item.version}: see clusterctl upgrade")
         if item.hold not in (None, state["held"]) and not item.absent:
-            told.append("held" if item.hold else "no longer held")
-        return ", ".join(told)
+            steps.append(("held", "held") if item.hold else ("released", "no longer held"))
+        action, _, *versions = next((step for step in steps if step[0] != "repaired"), steps[0]) if steps else ("", "")
+        return (action, ", ".join(step[1] for step in steps), *versions) if steps else ()
 
     def apply(self, call, plan, states):
         items, before = list(plan.values()), set(self.all)
@@ -368,12 +374,12 @@ class Settings(Kind):
 
     def difference(self, call, item, state):
         if state["value"] == item.value:
-            return ""
+            return ()
         if os.access(item.path, os.W_OK):
-            return f"{item.value}, was {state['value']}"
+            return "changed", f"{item.value}, was {state['value']}", state["value"], item.value
         known = call.record["items"].get(f"{self.label}:{item.name}", {})
         if (known.get("now"), known.get("wanted")) == (state, item.value) and not call.verbose:
-            return ""  # told when it came to be so
+            return ()  # told when it came to be so
         begin, told = (
             "kernel settings that stay as they are here: ",
             f"{item.name} {state['value'] or 'absent'}, not {item.value}",
@@ -382,7 +388,7 @@ class Settings(Kind):
             call.notes[-1] += "; " + told
         else:
             call.notes.append(begin + told)
-        return ""
+        return ()
 
     def apply(self, call, plan, states):
         for name, item in plan.items():
@@ -402,13 +408,6 @@ class Unit:
     restart_on: list = field(default_factory=list)
     reload_on: list = field(default_factory=list)
     reload_tells: bool = False  # others learn of a change by its reload, which a start anew does not make good
-
-
-def seconds(text):
-    """systemd's time span ("1min 30s", "infinity") in seconds, at most ten minutes."""
-    units = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}
-    spans = [float(number) * units.get(unit, 600) for number, unit in re.findall(r"([\d.]+)([a-z]+)", text)]
-    return min(600.0, sum(spans)) if spans else 600.0
 
 
 def is_up(unit):
@@ -488,7 +487,8 @@ class Units(Kind):
             raise NodeError(f"systemd says {unit['LoadState']}; {self.last_words(item.name, unit)}")
         because = sorted(set(call.pending) & {*item.restart_on, *item.reload_on})
         because = because if {"restarted", "reloaded"} & set(told) else []
-        return ", ".join(told) + (f" ({', '.join(because)} changed)" if because else "")
+        action = next((one for one in ("restarted", "started", "reloaded", "stopped") if one in told), "changed")
+        return (action, ", ".join(told) + f" ({', '.join(because)} changed)" * bool(because)) if told else ()
 
     def apply(self, call, plan, states):
         if any(unit["NeedDaemonReload"] == "yes" for unit in self.found.values()):

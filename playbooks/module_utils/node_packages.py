@@ -20,6 +20,7 @@ from ansible.module_utils.node_tools import (
     RUN,
     STORE,
     NodeError,
+    change,
     complaint,
     exclusive,
     lock_holder,
@@ -65,9 +66,11 @@ def matches(version, pattern):
     return not pattern or any(fnmatch.fnmatchcase(form, pattern) for form in forms)
 
 
-def move_text(new, old):
-    """What a plan and a summary say of a package that moves from version `old` to `new`; "" is none."""
-    return f"version {new}, was {old}" if new and old else f"installed ({new})" if new else f"removed ({old})"
+def moved(name, new, old):
+    """The change of a package that moves from version `old` to `new`; "" is none."""
+    action = "upgraded" if new and old else "installed" if new else "removed"
+    what = f"version {new}, was {old}" if new and old else f"{action} ({new or old})"
+    return change("package", name, action, what, old, new)
 
 
 @dataclass
@@ -105,7 +108,7 @@ def come_along(manager, versions, items):
     """
     install = {item.name: versions[item.name] for item in items if item.name in versions and not item.url}
     moves, ours = manager.rehearse(install) if install else {}, {item.name for item in items}
-    return [{"kind": "package", "name": n, "what": move_text(*move)} for n, move in moves.items() if n not in ours]
+    return [moved(name, *move) for name, move in moves.items() if name not in ours]
 
 
 def fetched(package, suffix, fetch):

@@ -27,6 +27,20 @@ ENVIRONMENT = {
 }
 
 
+ACTIONS = (
+    "built", "changed", "created", "held", "installed", "loaded", "partitioned", "released", "reloaded", "removed",
+    "repaired", "replaced", "restarted", "restored", "rebooted", "ran", "started", "stopped", "upgraded",
+)  # fmt: skip
+"""What a change can be: `upgraded` is a package that moved to another version, `partitioned` a GPU's MIG layout."""
+
+
+def change(kind, name, action, what="", old="", new=""):
+    """One change as a result of Ansible has it. `what` is for people alone; `old` and `new` are versions or values."""
+    if action not in ACTIONS:
+        raise ValueError(action)
+    return {"kind": kind, "name": name, "action": action, "what": what, "from": str(old or ""), "to": str(new or "")}
+
+
 class NodeError(Exception):
     """What the user reads; it names the item."""
 
@@ -45,6 +59,13 @@ def complaint(output, lines=15):
         more = line.startswith(" ") and told and told[-1] == kept[at - 1]
         told += [line] if more or re.match(r"[EW]:|Err:|dpkg: error|[Ee]rrors?[: ]", line) else []
     return clean("\n".join((told or kept)[-lines:]))
+
+
+def seconds(text):
+    """systemd's time span ("1min 30s", "infinity") in seconds, at most ten minutes."""
+    units = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}
+    spans = [float(number) * units.get(unit, 600) for number, unit in re.findall(r"([\d.]+)([a-z]+)", text)]
+    return min(600.0, sum(spans)) if spans else 600.0
 
 
 def run(*argv, check=True, timeout=None, pass_fds=(), both=False):

@@ -349,7 +349,7 @@ def test_a_system_and_a_name_that_cannot_be_are_told_with_what_can(lab: TestLab)
         lab.root("gpu01", "umount /etc/os-release")
         lab.root("gpu02", "hostname gpu02")
     assert "debian 11 is not supported" in said
-    assert "Debian 12 and 13, Ubuntu 22.04 and 24.04" in said
+    assert "Debian 12, 13 and testing, Ubuntu 22.04 and 24.04" in said
     assert "gpu01 is that of gpu02 too" in said
     assert "gpu01 is that of gpu01 too" in said
     converges(lab)

@@ -15,7 +15,10 @@ RESULT = {
     "status": "changed",
     "message": "",
     "seconds": 1.5,
-    "changes": [{"kind": "file", "name": "/etc/munge/munge.key", "what": "created"}],
+    "changes": [
+        {"kind": "file", "name": "/etc/munge/munge.key", "what": "created"},
+        {"kind": "package", "name": "munge", "action": "upgraded", "what": "1", "from": "0.5.15", "to": "0.5.16"},
+    ],
     "versions": {"munge": "0.5.16-1"},
     "notes": ["a note"],
 }
@@ -31,7 +34,10 @@ def test_a_result_with_every_field() -> None:
         "changed",
         "",
         1.5,
-        (events.Change("file", "/etc/munge/munge.key", "created"),),
+        (
+            events.Change("file", "/etc/munge/munge.key", "created"),
+            events.Change("package", "munge", "1", "upgraded", "0.5.15", "0.5.16"),
+        ),
         {"munge": "0.5.16-1"},
         ("a note",),
     )

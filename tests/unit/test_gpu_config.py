@@ -192,7 +192,8 @@ def test_what_is_no_longer_asked_for_goes_back_to_the_cards_own() -> None:
 def test_alike_changes_of_several_gpus_are_told_as_one() -> None:
     settings = CONFIG.Settings({"power_limit": "300"}, {})
     told = CONFIG.told(list(settings.steps(gpus()[:2], "power_limit")))
-    assert told == [{"kind": "GPU 0, 1", "name": "power limit", "what": "300 W, was 400 W"}]
+    values = {"action": "changed", "what": "300 W, was 400 W", "from": "400 W", "to": "300 W"}
+    assert told == [{"kind": "GPU 0, 1", "name": "power limit", **values}]
 
 
 STOPS = ["stop slurmd", "stop nvidia-dcgm", "stop nvidia-persistenced"]

@@ -317,15 +317,17 @@ def test_a_plan_lists_each_item_once_with_its_hosts() -> None:
     ledger.add(PlayStarted("Set up", "all", ("head1", "gpu01"), ("base",)))
     ledger.add(TaskStarted("Set up", "base", "Converge", ""))
     item = Change("file", "/etc/hosts", "content")
-    ledger.add(changed("gpu01", "Converge", item, Change("unit", "munge.service", "enabled, restarted (x changed)")))
-    ledger.add(changed("head1", "Converge", item, Change("unit", "chrony.service", "started")))
+    munge = Change("unit", "munge.service", "enabled, restarted (x changed)", "restarted")
+    chrony = Change("unit", "chrony.service", "restarted, as it says", "started")  # the words decide nothing
+    ledger.add(changed("gpu01", "Converge", item, munge))
+    ledger.add(changed("head1", "Converge", item, chrony))
     ledger.add(changed("head1", "Enter the users"))
     plan = Plan.of(ledger)
     assert plan.changes == {
-        ("base", "file", "/etc/hosts", "content"): ["head1", "gpu01"],
-        ("base", "unit", "chrony.service", "started"): ["head1"],
-        ("base", "task", "Enter the users", ""): ["head1"],
-        ("base", "unit", "munge.service", "enabled, restarted (x changed)"): ["gpu01"],
+        ("base", item): ["head1", "gpu01"],
+        ("base", chrony): ["head1"],
+        ("base", Change("task", "Enter the users", "")): ["head1"],
+        ("base", munge): ["gpu01"],
     }
     assert plan.restarts == {"munge.service enabled, restarted (x changed)": ["gpu01"]}
 
@@ -454,13 +456,16 @@ def test_add_node__of_a_member__is_said_before_the_run(
 
 def test_a_plan_keeps_a_name_whole_beside_what_fills_its_line() -> None:
     versions = "version 24.11.5-4+deb13u1+lab1, was 24.11.5-4+deb13u1"
-    plan = Plan({("slurm_worker", "package", "slurmd", versions): ["gpu01", "gpu02", "gpu03"]})
+    plan = Plan({("slurm_worker", Change("package", "slurmd", versions)): ["gpu01", "gpu02", "gpu03"]})
     assert sum(line.endswith(" gpu[01-03]") for line in shown(plan)) == 1
+
+
+REBOOT = Change("reboot", "gpu01", "in use", "rebooted")
 
 
 def test_a_plan_announces_what_a_role_needs_a_reboot_for() -> None:
     ledger = Ledger()
-    ledger.add(Result("gpu01", "nvidia_driver", "Load", "", "changed", changes=(Change("reboot", "gpu01", "in use"),)))
+    ledger.add(Result("gpu01", "nvidia_driver", "Load", "", "changed", changes=(REBOOT,)))
     ledger.add(Result("gpu02", "reboot", "Reboot", "", "changed"))
     plan = Plan.of(ledger)
     assert (plan.reboots, plan.changes) == (["gpu01", "gpu02"], {})
@@ -469,7 +474,9 @@ def test_a_plan_announces_what_a_role_needs_a_reboot_for() -> None:
 def test_a_plan_breaks_no_line_within_a_word_or_a_name() -> None:
     hosts = [f"gpu{number:02}" for number in (1, 2, 3, 5, 7, 9, 11, 13)]
     what = "enabled, restarted (/etc/prometheus/prometheus.yml, package prometheus changed)"
-    plan = Plan({("prometheus", "unit", "prometheus.service", what): hosts}, {f"prometheus.service {what}": hosts})
+    plan = Plan(
+        {("prometheus", Change("unit", "prometheus.service", what)): hosts}, {f"prometheus.service {what}": hosts}
+    )
     plan.jobs.append(Job("57", "alice", "train", "RUNNING", "gpu03"))
     lines = shown(plan)
     assert all(len(line) <= 80 for line in lines)

@@ -403,7 +403,7 @@ def test_an_upgrade_moves_to_the_newest_that_the_pin_allows(pin: str, offered: l
     assert packages.targets.get("a") == target
     assert packages.fit(wanted, state) is (target is None)
     told = packages.difference(node_record.Call("x"), wanted, state)
-    assert told == (f"version {target}, was 1.0-1" if target else "")
+    assert told == (("upgraded", f"version {target}, was 1.0-1", "1.0-1", target) if target else ())
 
 
 @pytest.mark.proves("plan", "A plan of an upgrade lists packages that come along as dependencies.")
@@ -413,9 +413,11 @@ def test_upgrade__packages_come_along__are_listed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(index, "rehearse", lambda install: moves if install == {"a": "2.0-1"} else {})
     packages = node_items.Packages(index)
     along = packages.aim([node_items.Package("a"), node_items.Package("b")], planned=True)
-    assert {change["name"]: change["what"] for change in along} == {
-        "needed": "version 2.0-1, was 1.0-1", "new": "installed (3)", "gone": "removed (1)"
-    }  # fmt: skip
+    assert along == [
+        node_tools.change("package", "needed", "upgraded", "version 2.0-1, was 1.0-1", "1.0-1", "2.0-1"),
+        node_tools.change("package", "new", "installed", "installed (3)", "", "3"),
+        node_tools.change("package", "gone", "removed", "removed (1)", "1", ""),
+    ]
     assert packages.aim([node_items.Package("b")], planned=True) == []
 
 
@@ -425,9 +427,9 @@ def test_without_an_upgrade_what_is_installed_stays_and_the_pin_is_told() -> Non
     packages = node_items.Packages(Upgradable({"a": "1.0-1"}, {"a": ["2.0-1"]}))
     pinned = node_items.Package("a", "2.*")
     state = {"version": "1.0-1", "held": False}
-    assert packages.difference(noted, pinned, state) == ""
+    assert packages.difference(noted, pinned, state) == ()
     assert noted.notes == ["a 1.0-1 is pinned to 2.*: see clusterctl upgrade"]
-    assert packages.difference(noted, pinned, NOTHING) == "installed"
+    assert packages.difference(noted, pinned, NOTHING) == ("installed", "installed")
 
 
 @pytest.mark.proves("upgrade", "An upgrade leaves packages that an administrator holds.")
@@ -550,10 +552,15 @@ def test_a_new_version_restarts_what_waits_for_it_and_a_hold_does_not() -> None:
     assert packages.trigger(pinned, {"version": "1.0-1", "held": True}) == "package:a"
     assert packages.trigger(pinned, {"version": None, "held": False}) == "package:a"
     assert packages.trigger(pinned, {"version": "2.0-1", "held": False}) == ""
-    assert packages.difference(None, pinned, {"version": "2.0-1", "held": False}) == "held"
-    assert packages.difference(None, pinned, {"version": "1.0-1", "held": True}) == "version 2.0-1, was 1.0-1"
-    assert packages.difference(None, node_items.Package("a", absent=True), {"version": "1", "held": False}) == "removed"
-    assert packages.difference(None, node_items.Package("b"), {"version": "1", "held": True}) == ""
+    assert packages.difference(None, pinned, {"version": "2.0-1", "held": False}) == ("held", "held")
+    assert packages.difference(None, pinned, {"version": "1.0-1", "held": True}) == (
+        "upgraded", "version 2.0-1, was 1.0-1", "1.0-1", "2.0-1"
+    )  # fmt: skip
+    assert packages.difference(None, node_items.Package("a", absent=True), {"version": "1", "held": False}) == (
+        "removed",
+        "removed",
+    )
+    assert packages.difference(None, node_items.Package("b"), {"version": "1", "held": True}) == ()
 
 
 # Units
@@ -600,10 +607,27 @@ def test_what_systemctl_is_told(wanted: dict[str, Any], properties: dict[str, st
     assert node_items.verbs(node_items.Unit("u", **wanted), unit(**properties)) == told
 
 
+@pytest.mark.parametrize(
+    ("properties", "pending", "action"),
+    [
+        ({"UnitFileState": "disabled"}, [], "changed"),
+        ({"UnitFileState": "disabled", "ActiveState": "inactive"}, [], "started"),
+        ({}, ["/etc/u"], "restarted"),
+        ({"CanReload": "yes"}, ["/etc/v"], "reloaded"),
+    ],
+)
+def test_unit__by_what_is_due__has_an_action(properties: dict[str, str], pending: list[str], action: str) -> None:
+    """Plans and upgrades decide by it, not by the words."""
+    kind, due = node_items.Units(), call()
+    kind.found, due.pending = {"u": unit(**properties)}, pending
+    wanted = node_items.Unit("u", restart_on=["/etc/u"], reload_on=["/etc/v"])
+    assert kind.difference(due, wanted, {})[0] == action
+
+
 def test_a_unit_that_is_not_there_is_as_good_as_stopped(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = node_items.Units()
     kind.found = {"u": unit(Id="u.service", LoadState="not-found", UnitFileState="", ActiveState="inactive")}
-    assert kind.difference(call(), node_items.Unit("u", enabled=False, started=False), {}) == ""
+    assert kind.difference(call(), node_items.Unit("u", enabled=False, started=False), {}) == ()
     monkeypatch.setattr(node_items, "run", lambda *_, **__: (0, ""))
     with pytest.raises(node_tools.NodeError, match="systemd says not-found"):
         kind.difference(call(), node_items.Unit("u"), {})
@@ -667,8 +691,9 @@ class Notebook:
     def read(self, items: list[Any]) -> dict[str, dict[str, str]]:
         return {item.name: {"value": self.pages.get(item.name, "")} for item in items}
 
-    def difference(self, _call: Any, item: Any, state: dict[str, str]) -> str:
-        return "" if state["value"] == item.value else f"{item.value}, was {state['value']}"
+    def difference(self, _call: Any, item: Any, state: dict[str, str]) -> tuple[str, ...]:
+        old, new = state["value"], item.value
+        return () if old == new else ("changed", f"{new}, was {old}", old, new)
 
     def beside(self, _item: Any) -> dict[str, Any]:
         return {}
@@ -693,7 +718,7 @@ def test_what_is_right_is_not_touched(store: Path) -> None:
     done, pages = call(), Notebook({"a": "1", "b": "0"})
     node_items.converge(done, pages, WANTED)
     assert pages.prepared == ["b"]
-    assert done.changes == [{"kind": "page", "name": "b", "what": "2, was 0"}]
+    assert done.changes == [node_tools.change("page", "b", "changed", "2, was 0", "0", "2")]
     assert done.record["items"]["page:a"] == {"before": {"value": "1"}, "now": {"value": "1"}}
     assert done.record["items"]["page:b"] == {"before": {"value": "0"}, "now": {"value": "2"}}
 
@@ -713,7 +738,7 @@ def test_what_an_interrupted_call_began_is_known_to_the_next(store: Path) -> Non
     first = call()
     with pytest.raises(node_tools.NodeError):
         node_items.converge(first, Notebook({"a": "0", "b": "0"}, fail=True), WANTED)
-    assert first.changes == [{"kind": "page", "name": "a", "what": "1, was 0"}], "b was not reached"
+    assert [change["name"] for change in first.changes] == ["a"], "b was not reached"
     following = call()
     assert following.pending == ["/a", "/b"]
     assert following.record["items"]["page:a"]["before"] == {"value": "0"}
@@ -909,18 +934,22 @@ def put(store: Path, *items: Any, label: str = "file", **options: Any) -> Any:
 def test_a_file_is_created_changed_and_then_left_alone(store: Path, tmp_path: Path) -> None:
     path = tmp_path / "etc/x.d/x.conf"
     assert put(store, entry(path, b"one\n", mode="0640")).changes == [
-        {"kind": "directory", "name": str(path.parents[1]), "what": "created"},
-        {"kind": "directory", "name": str(path.parent), "what": "created"},
-        {"kind": "file", "name": str(path), "what": "created"},
+        node_tools.change("directory", str(path.parents[1]), "created", "created"),
+        node_tools.change("directory", str(path.parent), "created", "created"),
+        node_tools.change("file", str(path), "created", "created"),
     ]
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"one\n", 0o640)
     inode = path.stat().st_ino
     assert put(store, entry(path, b"one\n", mode="0640")).changes == []
     assert put(store, entry(path, b"one\n", mode="0600")).changes[0]["what"] == "mode 0600, was 0640"
     assert path.stat().st_ino == inode, "a mode is changed in place"
-    assert put(store, entry(path, b"two\n", mode="0600")).changes[0]["what"] == "content"
+    assert put(store, entry(path, b"two\n", mode="0600")).changes == [
+        node_tools.change("file", str(path), "changed", "content")
+    ]
     assert sorted(file.name for file in path.parent.iterdir()) == ["x.conf"], "no temporary file is left"
-    assert put(store, entry(path, type="absent")).changes[0]["what"] == "removed"
+    assert put(store, entry(path, type="absent")).changes == [
+        node_tools.change("file", str(path), "removed", "removed")
+    ]
     assert not path.exists()
 
 

@@ -551,13 +551,11 @@ def test_a_driver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_only_packages_of_another_version_bring_another_driver() -> None:
-    changes = [
-        {"kind": "package", "name": "nvidia-kernel-open-dkms", "what": what}
-        for what in ("held", "no longer held", "repaired", "removed")
-    ]
-    assert BUILD.coming([*changes, {"kind": "file", "name": "/etc/x", "what": "installed"}]) == set()
-    assert BUILD.coming([{**changes[0], "what": "installed, held"}]) == {"nvidia-kernel-open-dkms"}
-    assert BUILD.coming([{**changes[0], "what": "version 2, was 1"}]) == {"nvidia-kernel-open-dkms"}
+    name = "nvidia-kernel-open-dkms"
+    others = [BUILD.change("package", name, action) for action in ("held", "released", "repaired", "removed")]
+    assert BUILD.coming([*others, BUILD.change("file", "/etc/x", "installed")]) == set()
+    for action in ("installed", "upgraded"):
+        assert BUILD.coming([BUILD.change("package", name, action)]) == {name}
 
 
 def test_each_module_that_packages_bring_is_known_to_dkms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -775,7 +773,7 @@ def test_a_driver_that_stays_has_its_services_back(node: dict[str, Any]) -> None
     units = ["nvidia-dcgm.service", "nvidia-persistenced.service", "nvidia-imex.service"]
     node["down"] = units[2:]
     driver = made(change=True, units=units)
-    driver.changed("2 loaded, was 1")
+    driver.changed("loaded", "2 loaded, was 1")
     assert not driver.unload()
     assert driver.reboot == "nvidia is in use by bash (7)"
     assert node["ran"] == [
@@ -828,7 +826,8 @@ def test_a_rehearsal_counts_on_the_end_of_jobs_where_the_node_will_be_drained(no
 def test_what_is_to_be_loaded_with_a_driver_that_runs_is_loaded_beside_it(node: dict[str, Any]) -> None:
     rehearsal, driver = made(check=True), made()
     assert rehearsal.load() == driver.load() == "1"
-    told = [{"kind": "kernel module", "name": name, "what": "loaded"} for name in ("nvidia-uvm", "nvidia-peermem")]
+    modules = ("nvidia-uvm", "nvidia-peermem")
+    told = [BUILD.change("kernel module", name, "loaded", "loaded") for name in modules]
     assert rehearsal.changes == driver.changes == told
     assert node["ran"] == [("modprobe", "nvidia-uvm"), ("modprobe", "nvidia-peermem")]
 

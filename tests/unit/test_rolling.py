@@ -277,8 +277,8 @@ def test_who_was_left_out_is_told(tmp_path: Path, slurm: Slurm) -> None:
     assert run.played == [("upgrade", "gpu01"), ("verify", "head1,gpu01")]
 
 
-def moved(host: str, name: str, what: str) -> Plan:
-    return Plan({("r", "package", name, what): [host]})
+def moved(host: str, name: str, new: str, old: str) -> Plan:
+    return Plan({("r", Change("package", name, "", "upgraded", old, new)): [host]})
 
 
 @pytest.mark.proves("upgrade", "Slurm moves no further than it can read its own state.")
@@ -293,7 +293,7 @@ def moved(host: str, name: str, what: str) -> Plan:
     ],
 )
 def test_slurm_moves_no_further_than_it_reads_its_own_state(tmp_path: Path, new: str, old: str, told: str) -> None:
-    site, plan = Run(tmp_path).site, moved("head1", "slurmctld", f"version {new}, was {old}")
+    site, plan = Run(tmp_path).site, moved("head1", "slurmctld", new, old)
     if told:
         with pytest.raises(PreflightError, match=told):
             upgrade._require_window(site, plan, Ledger())
@@ -325,7 +325,7 @@ def test_what_stays_counts_beside_what_moves(
     """As with --only, which moves the one and not the other."""
     ledger = Ledger()
     ledger.installed["r"] = stays
-    site, plan = Run(tmp_path).site, moved(host, name, f"version {to}, was 24.11.5-4")
+    site, plan = Run(tmp_path).site, moved(host, name, to, "24.11.5-4")
     if told:
         with pytest.raises(PreflightError, match=told):
             upgrade._require_window(site, plan, ledger)

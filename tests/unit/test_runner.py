@@ -30,7 +30,7 @@ MODULE = """#!/usr/bin/python
 import json
 print(json.dumps({
     "changed": True,
-    "changes": [{"kind": "file", "name": "/etc/x\\u001b[2J", "what": "created"}],
+    "changes": [{"kind": "file", "name": "/etc/x\\u001b[2J", "what": "new", "action": "created", "to": "9"}],
     "versions": {"munge": "0.5.16-1"},
     "notes": ["n" * 5000, "kernel setting\\nis read-only"],
     "invocation": {"module_args": {"content": "argument-of-a-module"}},
@@ -208,7 +208,7 @@ def test_a_result_carries_what_node_state_says_cleaned_and_cut(
     result = mixed[2][0]
     assert (result.role, result.task) == ("munge", "Converge munge")
     assert result.path.endswith("roles/munge/tasks/main.yml:1")
-    assert result.changes == (events.Change("file", "/etc/x[2J", "created"),)
+    assert result.changes == (events.Change("file", "/etc/x[2J", "new", "created", "", "9"),)
     assert result.versions == {"munge": "0.5.16-1"}
     assert [len(note) for note in result.notes] == [512, 27]
     assert result.notes[1] == "kernel setting is read-only"

@@ -483,10 +483,21 @@ def joined(before: Data, now: Data) -> Data:
 
 def told(steps: list[Step]) -> list[Data]:
     """Return changes for a person, alike ones of several GPUs as one."""
-    bundles: dict[tuple[str, str], list[str]] = {}
+    bundles: dict[tuple[str, str, str, str], list[str]] = {}
     for step in steps:
-        bundles.setdefault((step.name, f"{step.to}, was {step.was}"), []).append(str(step.gpu.index))
-    return [{"kind": f"GPU {', '.join(gpus)}", "name": name, "what": what} for (name, what), gpus in bundles.items()]
+        action = "partitioned" if step.setting == "mig" else "changed"
+        bundles.setdefault((step.name, action, str(step.was), str(step.to)), []).append(str(step.gpu.index))
+    return [
+        {
+            "kind": f"GPU {', '.join(gpus)}",
+            "name": name,
+            "action": action,
+            "what": f"{to}, was {was}",
+            "from": was,
+            "to": to,
+        }
+        for (name, action, was, to), gpus in bundles.items()
+    ]
 
 
 def load_locks() -> dict[str, dict[str, str]]:
@@ -652,7 +663,7 @@ def settle(given: Data, before: Data, *, drained: bool = False, check: bool = Fa
     answer["changes"] = told(done)
     if UNFINISHED.exists() or (HALTED.exists() and not any(step.setting == "mig" for step in done)):
         what = "started, which an earlier run has not come to"
-        answer["changes"].append({"kind": "services", "name": "of the GPUs", "what": what})
+        answer["changes"].append({"kind": "services", "name": "of the GPUs", "action": "started", "what": what})
     answer["notes"] = [
         f"{one['kind']}: {one['name']} {one['what']}, once the node is drained for it: "
         "clusterctl upgrade --only gpu_config"
@@ -715,7 +726,7 @@ def main(arguments: list[str]) -> None:
     given = kept if boot else options.given
     try:
         answer = settle(given, joined(kept, load(RECORD)), drained=options.drained, check=options.check, boot=boot)
-        if options.halt and any(change["name"] == LAYOUT for change in answer["changes"]):
+        if options.halt and any(change["action"] == "partitioned" for change in answer["changes"]):
             halt()
     except Unfit as error:
         if asked(given):
