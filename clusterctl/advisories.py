@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.report import upstream
+from clusterctl.text import upstream
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from clusterctl import converge, files, hardware, home, schema, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, Problem
 from clusterctl.inventory import Inventory
-from clusterctl.outcome import Ledger, fold
-from clusterctl.screen import Screen, duration, plural
+from clusterctl.outcome import Ledger
+from clusterctl.screen import Screen
+from clusterctl.text import duration, fold, plural
 from clusterctl.untrusted import Malformed, bare, decode, mapping, number, sequence, text
 
 DIRECTORY = "backups"
@@ -315,7 +316,8 @@ def _request(archive: str, ended: list[str]) -> bytes:
 
 def _fits(site: Site, manifest: Manifest) -> None:
     """Refuse (PreflightError) a backup that this head's Slurm cannot read."""
-    from clusterctl.preflight import Finding, slurm_tables, slurm_version
+    from clusterctl.errors import Finding
+    from clusterctl.preflight import slurm_tables, slurm_version
 
     head = site.inventory.head.name
     versions, oldest = slurm_tables()
@@ -363,7 +365,7 @@ def _drained(site: Site) -> list[str]:
     """Return who is drained now; nobody where no slurmctld answers."""
     from clusterctl.slurm import Head
 
-    with Head.of(site) as head:
+    with Head.of(site.inventory.head, site.access) as head:
         return head.drained()
 
 

@@ -16,11 +16,10 @@ from rich.text import Text
 from clusterctl import converge
 from clusterctl.errors import InputError, Problem
 from clusterctl.inventory import Host
-from clusterctl.outcome import fold
 from clusterctl.redaction import Redactor, throughout
 from clusterctl.remote import Access, ContactError, Session, connect, each
-from clusterctl.schema import did_you_mean
-from clusterctl.screen import Screen, at_commas, plural
+from clusterctl.screen import Screen, at_commas
+from clusterctl.text import did_you_mean, fold, plural
 from clusterctl.untrusted import Malformed, decode, flag, mapping, nested, number, printable, sequence, text
 
 HEALTHY, UNFIT = 0, 4

@@ -270,7 +270,7 @@ def docs(
 
     from clusterctl import paths
     from clusterctl.errors import InputError, Problem
-    from clusterctl.schema import did_you_mean
+    from clusterctl.text import did_you_mean
 
     pages = {path.stem: path for path in sorted((paths.content() / "docs").glob("*.md"))}
     if page and page not in pages:
@@ -742,7 +742,8 @@ def _show(error: ClusterctlError) -> None:
     """Say on stderr what ended a verb."""
     from clusterctl import report
     from clusterctl.errors import InputError, PreflightError
-    from clusterctl.screen import Screen, plural
+    from clusterctl.screen import Screen
+    from clusterctl.text import plural
 
     screen = Screen(sys.stderr)
     match error:

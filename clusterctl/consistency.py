@@ -12,6 +12,7 @@ import yaml
 from clusterctl import files, paths, schema
 from clusterctl.document import Node, shown
 from clusterctl.reading import HostDraft, Reading
+from clusterctl.text import did_you_mean
 
 JUMP = "cluster_jump_host"
 SETTINGS = "gpu_config"
@@ -124,7 +125,7 @@ def _jumps(reading: Reading) -> None:
         if not isinstance(name, str):
             continue  # its type was refused
         if name not in reading.hosts:
-            reading.refuse(at, key, f'no host "{shown(name)}"', schema.did_you_mean(name, reading.hosts))
+            reading.refuse(at, key, f'no host "{shown(name)}"', did_you_mean(name, reading.hosts))
         elif name != host.name and (further := reading.hosts[name].get(JUMP, name)) != name:
             reading.refuse(at, key, f"{name} is itself behind {further}, expected a host that is reached directly")
 
@@ -173,7 +174,7 @@ def _time_zones(reading: Reading) -> None:
         if not isinstance(name, str):
             continue  # its type was refused
         if folders and not any(Path(folder, name).is_file() and ".." not in Path(name).parts for folder in folders):
-            near = schema.did_you_mean(name, zoneinfo.available_timezones())
+            near = did_you_mean(name, zoneinfo.available_timezones())
             reading.refuse(node.position, "cluster_timezone", f'no time zone "{shown(name)}"', near)
 
 
@@ -203,7 +204,7 @@ def _partitions(reading: Reading) -> None:
         for nodes in _of_partitions(node, "nodes"):
             for item, _ in _texts(nodes, PARTITIONS):
                 if item.value not in [*workers, *below]:
-                    near = schema.did_you_mean(str(item.value), [*workers, *below])
+                    near = did_you_mean(str(item.value), [*workers, *below])
                     message = f'no worker and no sub-group of {WORKERS}, got "{shown(str(item.value))}"'
                     reading.refuse(item.position, f"{PARTITIONS}.nodes", message, near)
 
@@ -217,7 +218,7 @@ def _slurm_options(reading: Reading) -> None:
             for options in [node, *_of_partitions(node, "options")]:
                 for key in options.value if isinstance(options.value, dict) else ():
                     if key.lower() not in taken:
-                        near = schema.did_you_mean(key, names)
+                        near = did_you_mean(key, names)
                         message = f'no option of Slurm, got "{shown(key)}"'
                         reading.refuse(key.position, f"{variable}.{shown(key)}", message, near)
 

@@ -4,13 +4,14 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 from clusterctl import hardware, paths, probe
+from clusterctl.errors import Finding
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host
 from clusterctl.remote import Access, ContactError, Failure, Session, connect
@@ -288,3 +289,13 @@ def _install_python(release: Mapping[str, str]) -> str:
 def _last_line(said: str) -> str:
     lines = [line for line in said.splitlines() if line.strip() and not re.match(r"\s*clusterctl-", line)]
     return printable(lines[-1], 200) if lines else ""
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What a good preflight brought: facts of every host that answered, what to mention, and who was left out."""
+
+    facts: Mapping[str, Facts]
+    warnings: tuple[Finding, ...] = ()
+    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    skipped: tuple[Finding, ...] = ()

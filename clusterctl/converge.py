@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from clusterctl import hardware, home, lock, paths, report, route, runner, secrets
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, PreflightError, Problem, WorkersFailed
 from clusterctl.inventory import Host, Inventory
-from clusterctl.outcome import Ledger, fold
+from clusterctl.outcome import Ledger
 from clusterctl.progress import Progress
 from clusterctl.redaction import Redactor, throughout
-from clusterctl.screen import Screen, plural
+from clusterctl.run_directory import RunDirectory
+from clusterctl.screen import Screen
+from clusterctl.text import fold, plural
 
 if TYPE_CHECKING:
     from clusterctl.contact import Facts
@@ -341,7 +343,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             raise
         redact = _redactor(site, needed=True).redact  # of secrets that `begin` made, too
         with _writing(site.state):
-            kept = runner.RunDirectory.create(site.state, options.verb)
+            kept = RunDirectory.create(site.state, options.verb)
         ledger = Ledger()
         trouble: list[OSError] = []
         shown: set[str] = set()  # nodes that were played again for their GPUs
@@ -452,7 +454,7 @@ def _locked_head(site: Site) -> contextlib.AbstractContextManager[Any]:
 
 def _require_lock(site: Site, on_head: Any, screen: Screen) -> None:
     """Let no run go to a head that cannot keep others out; one that leaves the head alone may do without."""
-    from clusterctl.preflight import Finding
+    from clusterctl.errors import Finding
 
     head, error = site.inventory.head, on_head.missing
     if error and head in site.hosts:
@@ -581,12 +583,12 @@ def _found_gpus(site: Site, ledger: Ledger) -> list[str]:
     }
     answers = remote.each(hosts, lambda host: contact.ask(host, site.access, {}))
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
-    return sorted(unproven | {path.stem for path in preflight.record(site.inventory, preflight.Contact(facts))})
+    return sorted(unproven | {path.stem for path in preflight.record(site.inventory, contact.Contact(facts))})
 
 
 def play(
     site: Site,
-    kept: runner.RunDirectory,
+    kept: RunDirectory,
     ledger: Ledger,
     held: int,
     redact: Any,
@@ -649,7 +651,7 @@ def _keep_refusal(site: Site, error: ClusterctlError, seconds: float) -> None:
     """
     with contextlib.suppress(OSError, ClusterctlError):
         redact = secrets.redactor(site.inventory.directory, site.access.sudo_password).redact
-        kept = runner.RunDirectory.create(site.state, site.options.verb)
+        kept = RunDirectory.create(site.state, site.options.verb)
         problems = [str(problem) for problem in getattr(error, "problems", ())]
         summary = {**_asked(site), "exit_code": error.exit_code, "error": str(error), "problems": problems}
         summary = throughout({**summary, "seconds": round(seconds, 1), "log": None}, redact)
@@ -657,7 +659,7 @@ def _keep_refusal(site: Site, error: ClusterctlError, seconds: float) -> None:
 
 
 def _summary(
-    site: Site, kept: runner.RunDirectory, ledger: Ledger, error: ClusterctlError | None, again: str
+    site: Site, kept: RunDirectory, ledger: Ledger, error: ClusterctlError | None, again: str
 ) -> dict[str, Any]:
     return {
         **_asked(site),
@@ -685,14 +687,14 @@ def _near(path: Path) -> str:
     return str(path)
 
 
-def _full(trouble: OSError, kept: runner.RunDirectory) -> str:
+def _full(trouble: OSError, kept: RunDirectory) -> str:
     """Return the path that takes no more."""
     return _near(Path(trouble.filename or kept.path))
 
 
 def _page(
     site: Site,
-    kept: runner.RunDirectory,
+    kept: RunDirectory,
     ledger: Ledger,
     error: ClusterctlError | None,
     trouble: OSError | None,

@@ -23,6 +23,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
 from clusterctl import document, hostrange, schema
 from clusterctl.document import shown
 from clusterctl.errors import InputError, Problem, printable
+from clusterctl.text import did_you_mean
 
 _WORKERS = "slurm_workers"
 _ADDRESS = "ansible_host"
@@ -66,7 +67,7 @@ def remove(text: str, names: Collection[str]) -> str:
     old = new = _Draft(text)
     known = {name for there in old.members.values() for name, _ in there}
     if unknown := sorted(set(names) - known):
-        problems = [Problem(None, "", f'no host "{shown(name)}"', schema.did_you_mean(name, known)) for name in unknown]
+        problems = [Problem(None, "", f'no host "{shown(name)}"', did_you_mean(name, known)) for name in unknown]
         raise InputError(problems)
     expected = {at: [member for member in there if member[0] not in names] for at, there in old.members.items()}
     for path, left in expected.items():

@@ -91,3 +91,18 @@ class Interrupted(ClusterctlError):  # noqa: N818
     """A signal ended the run, or a person's answer to its question."""
 
     exit_code = 7
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or noteworthy, about one node."""
+
+    node: str
+    check: str
+    found: str
+    hint: str = ""
+    warning: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.node}: {self.check}: {self.found}"
+        return f"{text} ({self.hint})" if self.hint else text

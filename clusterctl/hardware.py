@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from clusterctl import files
 from clusterctl.errors import InputError, Problem
+from clusterctl.schema import PROFILE
 from clusterctl.untrusted import (
     Malformed,
     address,
@@ -37,8 +38,6 @@ DIRECTORY = "hardware"
 MEMORY_TOLERANCE = 0.02
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._+~-]*"
 _MAX_CPUS = 65536
-# Of MIG: compute slices, memory, and what it has besides, such as 1g.10gb+me; parts of one such as 1c.3g.40gb.
-PROFILE = r"([1-9]c\.)?[1-9]g\.[1-9]\d{0,2}gb([+-][a-z]+(\.[a-z]+)?)*"
 _INSTANCES = sequence(text(PROFILE, "a MIG profile"), 64)
 
 

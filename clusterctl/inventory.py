@@ -18,7 +18,8 @@ from clusterctl import consistency, schema
 from clusterctl.document import Node, parse, shown
 from clusterctl.errors import InputError, Position, Problem
 from clusterctl.reading import HostDraft, Reading, TooMuchError
-from clusterctl.schema import Schema, did_you_mean
+from clusterctl.schema import Schema
+from clusterctl.text import did_you_mean
 
 __all__ = ["JUMP", "Host", "Inventory", "Position", "Problem", "judge", "load"]
 

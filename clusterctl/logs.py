@@ -10,14 +10,15 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from clusterctl import events, files, home, runs, schema
+from clusterctl import events, files, home, runs
 from clusterctl.document import shown
 from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, Problem, WorkersFailed
 from clusterctl.outcome import Ledger
 from clusterctl.redaction import throughout
 from clusterctl.report import Page
 from clusterctl.runs import Run
-from clusterctl.screen import Screen, duration, plural
+from clusterctl.screen import Screen
+from clusterctl.text import did_you_mean, duration, plural
 from clusterctl.untrusted import bare, printable
 
 _LAST = "last"
@@ -73,7 +74,7 @@ def choose(wanted: str, names: list[str]) -> str:
     if begin:
         message = f'"{shown(wanted)}" begins {len(begin)} names'
         raise InputError([Problem(None, "RUN", message, f"{begin[-1]}, ..., {begin[0]}")])
-    near = (schema.did_you_mean(wanted, [*names, _LAST]) or f"try {_LAST}") if names else "there are none yet"
+    near = (did_you_mean(wanted, [*names, _LAST]) or f"try {_LAST}") if names else "there are none yet"
     raise InputError([Problem(None, "RUN", f'no run "{shown(wanted)}"', near)])
 
 

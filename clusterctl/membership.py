@@ -20,12 +20,12 @@ from clusterctl import converge, edit, files, hardware, home, inventory, leaving
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Position, PreflightError, Problem, WorkersFailed
 from clusterctl.inventory import Host, Inventory
-from clusterctl.outcome import Ledger, fold
+from clusterctl.outcome import Ledger
 from clusterctl.reading import listing
 from clusterctl.remote import Access, ContactError, connect, each
-from clusterctl.schema import did_you_mean
-from clusterctl.screen import Screen, plural
+from clusterctl.screen import Screen
 from clusterctl.slurm import DRAIN, Head, Job
+from clusterctl.text import did_you_mean, fold, plural
 from clusterctl.untrusted import printable
 
 WORKERS = "slurm_workers"
@@ -149,7 +149,7 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
 
     Returns the exit status. Raises InputError for names and addresses that cannot be meant, as the other verbs do.
     """
-    from clusterctl.preflight import Finding
+    from clusterctl.errors import Finding
 
     present = home.load(options.inventory)
     names = list(dict.fromkeys(options.nodes))
@@ -208,7 +208,7 @@ def add_node(options: Options, addresses: Sequence[str], group: str, yes: bool =
 
 def _answered(site: Site, new: Collection[str]) -> None:
     """Refuse (PreflightError) to add nodes that --skip-unreachable has left out: the inventory would keep them."""
-    from clusterctl.preflight import Finding
+    from clusterctl.errors import Finding
 
     found = "is left out for the reason above, so it is not added; --skip-unreachable is for the cluster's other nodes"
     if left := [Finding(name, "node", found, "leave it out of the command") for name in new if name in site.skipped]:
@@ -268,7 +268,7 @@ def replace_node(options: Options) -> int:
 
     def begin(site: Site, screen: Screen) -> Site:
         # Slurm knows the name, and would hand it jobs as soon as its slurmd speaks.
-        with Head.of(site) as head:
+        with Head.of(site.inventory.head, site.access) as head:
             if head.has_slurm():
                 head.drain("bootstrap", options.nodes, "not proven yet")
         return site
@@ -325,7 +325,7 @@ def remove_node(
         screen.say(_BY_RESTART.format(len(stay)))
 
     def begin(site: Site, screen: Screen) -> Site:
-        with Head.of(site) as head:
+        with Head.of(site.inventory.head, site.access) as head:
             if present:
                 if dead and not force:
                     _must_be_dead(head, [before.host(name) for name in present], site.access)
@@ -349,7 +349,7 @@ def remove_node(
     ) -> ClusterctlError | None:
         if ledger.stopped:  # when the last task was under way
             return Interrupted(f"{ledger.why}; nothing is under way any more.")
-        with Head.of(site) as head:
+        with Head.of(site.inventory.head, site.access) as head:
             head.forget(names)
         error = None if dead else play(leaving.site(site, list(gone.values()), state / leaving.FOLDER))
         if error is None:
@@ -402,7 +402,7 @@ def _print_removal(
 
 def _or_dead(problem: object, names: Sequence[str]) -> object:
     """Add to what preflight has against a node that is to go what helps if it is gone already."""
-    from clusterctl.preflight import Finding
+    from clusterctl.errors import Finding
 
     if not isinstance(problem, Finding) or problem.node not in names or problem.warning:
         return problem
@@ -419,7 +419,7 @@ def _plan_removal(
 ) -> int:
     def leave(site: Site, directory: Path) -> tuple[Site, list[Job]]:
         names = [node.name for node in gone]
-        with Head.of(site) as head:
+        with Head.of(site.inventory.head, site.access) as head:
             jobs = head.jobs(names) if head.has_slurm() else []
         for name in names:
             hardware.path_of(directory, name).unlink(missing_ok=True)
@@ -466,7 +466,8 @@ def _must_be_dead(head: Head, hosts: Sequence[Host], access: Access) -> None:
 
     Slurm alone would take minutes to notice that a node is gone.
     """
-    from clusterctl.preflight import UNREACHABLE, Finding
+    from clusterctl.errors import Finding
+    from clusterctl.preflight import UNREACHABLE
 
     def answers(host: Host) -> bool:
         try:
@@ -500,7 +501,7 @@ def _empty(
             raise Interrupted(f"No job was killed; {fold(names)} stays drained ({keep}).")
         head.cancel(jobs)
     try:
-        left = head.wait_until_empty(names, screen, None if minutes is None else minutes * 60)
+        left = head.wait_until_empty(names, screen.say, None if minutes is None else minutes * 60)
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted while jobs went on; {fold(names)} stays drained ({keep}).") from None
     if left:

@@ -20,9 +20,10 @@ from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError
 from clusterctl.events import Change
 from clusterctl.inventory import Inventory
-from clusterctl.outcome import Ledger, fold
+from clusterctl.outcome import Ledger
 from clusterctl.screen import Screen, at_commas
 from clusterctl.slurm import Job
+from clusterctl.text import fold
 
 if TYPE_CHECKING:
     from clusterctl import membership

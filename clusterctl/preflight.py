@@ -7,7 +7,7 @@ import importlib.util
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -16,14 +16,13 @@ from typing import Any
 import yaml
 
 from clusterctl import advisories, contact, hardware, paths, pruning, route, secrets, slurm_defaults, slurm_source
-from clusterctl.contact import Answer, Facts, lead
-from clusterctl.errors import PreflightError
+from clusterctl.contact import Answer, Contact, Facts, lead
+from clusterctl.errors import Finding, PreflightError
 from clusterctl.hardware import Hardware
 from clusterctl.inventory import Host, Inventory
 from clusterctl.known_hosts import keys
-from clusterctl.outcome import fold
 from clusterctl.remote import Access, ContactError, Failure, each
-from clusterctl.report import upstream
+from clusterctl.text import fold, upstream
 
 # What our roles' packages unpack to, their index and cache, with room for a first month of logs and metrics.
 MIN_ROOT_MB = 5_000
@@ -57,31 +56,6 @@ TOOLKIT = "nvidia_container_toolkit"  # role and group
 TOOLKIT_PINNED = {"nvidia-container-toolkit-base": "nvidia_container_toolkit_version"}
 UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
 WITHOUT_THEM = "With --skip-unreachable it continues without the workers that do not answer or cannot confine jobs."
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong, or noteworthy, about one node."""
-
-    node: str
-    check: str
-    found: str
-    hint: str = ""
-    warning: bool = False
-
-    def __str__(self) -> str:
-        text = f"{self.node}: {self.check}: {self.found}"
-        return f"{text} ({self.hint})" if self.hint else text
-
-
-@dataclass(frozen=True)
-class Contact:
-    """What a good preflight brought: facts of every host that answered, what to mention, and who was left out."""
-
-    facts: Mapping[str, Facts]
-    warnings: tuple[Finding, ...] = ()
-    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    skipped: tuple[Finding, ...] = ()
 
 
 def preflight(

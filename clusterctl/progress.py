@@ -10,9 +10,10 @@ from rich.live import Live
 from rich.text import Text
 
 from clusterctl.events import LOST, Event, Result, Stats
-from clusterctl.outcome import Ledger, Stage, fold
+from clusterctl.outcome import Ledger, Stage
 from clusterctl.runner import Output
-from clusterctl.screen import Screen, duration, shorten
+from clusterctl.screen import Screen, shorten
+from clusterctl.text import duration, fold
 from clusterctl.untrusted import bare
 
 _FRAMES = 5  # a second; a live line changes no faster

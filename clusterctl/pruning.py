@@ -10,8 +10,9 @@ from clusterctl import converge, paths, schema
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem, WorkersFailed
 from clusterctl.inventory import Host
-from clusterctl.outcome import Ledger, fold
+from clusterctl.outcome import Ledger
 from clusterctl.screen import Screen
+from clusterctl.text import fold
 
 # What a role records its items under, where that is not the role's own name.
 ROLE_OF = {

@@ -13,7 +13,8 @@ from typing import Any
 from clusterctl import document, files, hostrange
 from clusterctl.document import Key, Node, shown
 from clusterctl.errors import Position, Problem
-from clusterctl.schema import Schema, did_you_mean
+from clusterctl.schema import Schema
+from clusterctl.text import did_you_mean
 
 MAX_PROBLEMS = 100
 MAX_MEMBERSHIPS = 10 * hostrange.MAX_HOSTS

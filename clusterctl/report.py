@@ -15,14 +15,14 @@ from rich.text import Text
 from clusterctl import __version__, hardware
 from clusterctl.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.inventory import Inventory
-from clusterctl.outcome import Ledger, fold
-from clusterctl.schema import did_you_mean
-from clusterctl.screen import Screen, at_commas, duration, plural
+from clusterctl.outcome import Ledger
+from clusterctl.screen import Screen, at_commas
+from clusterctl.text import did_you_mean, duration, fold, plural, upstream
 from clusterctl.untrusted import bare
 
 if TYPE_CHECKING:
+    from clusterctl.contact import Contact
     from clusterctl.known_hosts import HostKey
-    from clusterctl.preflight import Contact
 
 __all__ = ["Page", "Screen", "Shape", "addresses", "checked", "findings", "hint", "host_keys", "upstream"]
 
@@ -128,7 +128,7 @@ def checked(screen: Screen, contact: "Contact", recorded: int, seconds: float, r
 
 def findings(screen: Screen, problems: Sequence[object]) -> int:
     """Print what preflight has against the nodes, in columns on a terminal; returns how many nodes that are."""
-    from clusterctl.preflight import Finding
+    from clusterctl.errors import Finding
 
     found = [problem for problem in problems if isinstance(problem, Finding)]
     if not screen.is_terminal or len(found) < len(problems):
@@ -364,11 +364,6 @@ def _installed(ledger: Ledger) -> Iterator[tuple[str, list[str], list[str]]]:
         if len(packages) > len(shown):
             versions.append(f"{len(packages) - len(shown)} more")
         yield role, ledger.roles.get(role, []), versions
-
-
-def upstream(version: str) -> str:
-    """Return a package's version as its authors count: `1:24.11.5-4+deb13u1` is 24.11.5."""
-    return re.sub(r"^\d+:|-[^-]*$", "", version)
 
 
 def _changed(ledger: Ledger) -> Iterator[tuple[str, str, str]]:

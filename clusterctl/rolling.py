@@ -15,10 +15,11 @@ from clusterctl import contact, hardware
 from clusterctl.converge import Site
 from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, Problem, WorkersFailed
 from clusterctl.events import Result
-from clusterctl.outcome import Ledger, fold
+from clusterctl.outcome import Ledger
 from clusterctl.remote import each, forget_gateways
-from clusterctl.screen import Screen, plural
+from clusterctl.screen import Screen
 from clusterctl.slurm import Head
+from clusterctl.text import fold, plural
 
 WORKERS = "slurm_workers"
 BATCH = "10%"
@@ -113,7 +114,7 @@ class Rolling:
     def _still_out(self, names: Sequence[str]) -> str:
         """Say who stays out of service for this; where the head cannot be asked, that is whom the batch has drained."""
         out = self._workers(names)
-        with suppress(HeadFailed), Head.of(self.site) as head:
+        with suppress(HeadFailed), Head.of(self.site.inventory.head, self.site.access) as head:
             out = head.out_for(self.cause)
         if not out:
             return ""
@@ -135,7 +136,7 @@ class Rolling:
             self._compare(ready)
         good = [name for name in ready if name in out and name not in self.failed]
         if bad := [name for name in ready if name in out and name in self.failed]:
-            with Head.of(self.site) as head:
+            with Head.of(self.site.inventory.head, self.site.access) as head:
                 head.drain(self.cause, bad, f"the last {self.cause} failed there")
         if heads := [name for name in names if name in self.failed and name in self.site.critical()]:
             return HeadFailed(f"{fold(heads)}, the head, could not be done; nothing was begun after it.")
@@ -170,9 +171,9 @@ class Rolling:
         """Take nodes out of service and wait for their jobs; return those that still have some after the time."""
         seconds = None if self.pace.minutes is None else self.pace.minutes * 60
         try:
-            with Head.of(self.site) as head:
+            with Head.of(self.site.inventory.head, self.site.access) as head:
                 head.drain(self.cause, names, f"{self.cause} under way")
-                left = head.wait_until_empty(names, self.screen, seconds)
+                left = head.wait_until_empty(names, self.screen.say, seconds)
                 busy = [name for name in names if head.jobs([name])] if left else []
         except KeyboardInterrupt:
             raise Interrupted("Interrupted while jobs went on.") from None

@@ -8,12 +8,13 @@ same time (roles/munge/tasks/exchange.yml).
 from collections.abc import Callable
 from dataclasses import replace
 
-from clusterctl import certificates, converge, schema, secrets
+from clusterctl import certificates, converge, secrets
 from clusterctl.converge import Options, Site, Work
 from clusterctl.document import shown
 from clusterctl.errors import ClusterctlError, InputError, Interrupted, Problem, WorkersFailed
 from clusterctl.outcome import Ledger
 from clusterctl.screen import Screen
+from clusterctl.text import did_you_mean
 
 _ALL = "all"
 _MUNGE = "munge_key"
@@ -80,5 +81,5 @@ def rotate(options: Options) -> int:
 
 def _known(name: str, names: list[str]) -> None:
     if name not in names:
-        near = schema.did_you_mean(name, names) or "there are: " + ", ".join(names)
+        near = did_you_mean(name, names) or "there are: " + ", ".join(names)
         raise InputError([Problem(None, "NAME", f'no secret "{shown(name)}"', near)])

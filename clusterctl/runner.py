@@ -21,16 +21,14 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from clusterctl import events, paths, redaction, runs
-from clusterctl.errors import ClusterctlError
+from clusterctl import events, paths, redaction
+from clusterctl.run_directory import RunDirectory
 from clusterctl.untrusted import bare
 
-RUNS_KEPT = 100
 _TICK = 0.25  # seconds between two looks at the clock while nothing happens
 _GRACE = 3.0  # seconds that Ansible has to end after the second signal
 # No line is longer, in bytes. An event's own texts are cut by the callback, so that a whole one has room.
@@ -106,46 +104,6 @@ def environment(command: Command, private: Path) -> dict[str, str]:
         "SSH_ASKPASS_REQUIRE": "never",  # no window may ask for what this run cannot show
     }
     return {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")} | ours
-
-
-@dataclass(frozen=True)
-class RunDirectory:
-    """`.clusterctl/runs/<UTC time>-<verb>`: what is kept of a run; only its owner can read it."""
-
-    path: Path
-
-    @property
-    def log(self) -> Path:
-        return self.path / "ansible.log"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @classmethod
-    def create(cls, state: Path, verb: str) -> "RunDirectory":
-        """Make the directory under `state` (the cluster's `.clusterctl`); the oldest beyond RUNS_KEPT go."""
-        for directory in (state, state / "runs"):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            directory.chmod(0o700)
-        mine = [path for path in (state / "runs").iterdir() if runs.NAME.fullmatch(path.name) and not path.is_symlink()]
-        for old in sorted(mine)[: -RUNS_KEPT + 1]:
-            shutil.rmtree(old, ignore_errors=True)
-        name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{verb}"
-        for number in range(1000):
-            path = state / "runs" / (f"{name}-{number + 1}" if number else name)
-            with contextlib.suppress(FileExistsError):
-                path.mkdir(mode=0o700)
-                path.chmod(0o700)
-                return cls(path)
-        raise ClusterctlError(f"{state / 'runs'}: a thousand runs in one second")
-
-    def open(self, path: Path) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import files, home, lock
-from clusterctl.outcome import fold
-from clusterctl.screen import roughly
+from clusterctl.run_directory import NAME
+from clusterctl.text import fold, roughly
 from clusterctl.untrusted import printable
 
-NAME = re.compile(r"(\d{8}T\d{6}Z)-([a-z-]+?)(-\d+)?")
 _MAX_SUMMARY = 256 << 20  # of 500 nodes, each with some hundred changes
 _NOT_READY, _CHANGES = 3, 10
 _MAX_NODES = 5000

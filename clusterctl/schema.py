@@ -5,11 +5,10 @@ Types are judged more strictly than Ansible does: a value must be written as wha
 1350, `010` as 8 and `no` as false, and Ansible would convert each of them in silence.
 """
 
-import difflib
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,10 @@ import yaml
 from clusterctl import paths
 from clusterctl.document import Key, Node, Report, shown
 from clusterctl.errors import ClusterctlError, Position, Problem
-from clusterctl.hardware import PROFILE
+from clusterctl.text import did_you_mean
+
+# Of MIG: compute slices, memory, and what it has besides, such as 1g.10gb+me; parts of one such as 1c.3g.40gb.
+PROFILE = r"([1-9]c\.)?[1-9]g\.[1-9]\d{0,2}gb([+-][a-z]+(\.[a-z]+)?)*"
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -104,16 +106,6 @@ class Schema:
 
 
 _OLD_NAMES = {f"ansible_ssh_{name}": f"ansible_{name}" for name in ("host", "port", "user")}
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the nearest known name, or the only one that ends with it; nothing where there is none."""
-    names = [*known]
-    near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.7)
-    ending = [one for one in names if one.endswith(f"_{name}")]  # `timezone` for `cluster_timezone`
-    if not near and len(ending) == 1:
-        near = ending
-    return f"did you mean {near[0]}?" if near else ""
 
 
 # --- types ----------------------------------------------------------------------------------------------------------

@@ -116,31 +116,3 @@ def at_commas(text: str, width: int) -> str:
         else:
             lines[-1] += part
     return "\n".join(line.rstrip() for line in lines)
-
-
-def duration(seconds: float) -> str:
-    """Return a time as people say it: `0.4 s`, `12 s`, `1 min 05 s`, `2 h 03 min`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def roughly(seconds: float) -> str:
-    """Return a time in one unit, as `ago` is said: `12 s`, `90 min`, `3 days`; never less than nothing."""
-    whole = max(0, round(seconds))
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if whole >= 2 * size:
-            return f"{whole // size} {unit}"
-    return f"{whole} s"
-
-
-def plural(count: int, noun: str) -> str:
-    """Return `1 node`, `2 nodes`, `3 directories`."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"

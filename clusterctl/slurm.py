@@ -3,15 +3,15 @@
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from clusterctl.converge import Site
 from clusterctl.errors import HeadFailed
-from clusterctl.remote import ContactError, Session, connect
-from clusterctl.screen import Screen, duration, plural
-from clusterctl.status import STATES, parse_ledger, parse_states
+from clusterctl.inventory import Host
+from clusterctl.remote import Access, ContactError, Session, connect
+from clusterctl.slurm_state import STATES, parse_ledger, parse_states
+from clusterctl.text import duration, plural
 from clusterctl.untrusted import printable
 
 DRAIN = "/usr/local/sbin/slurm-drain"
@@ -41,11 +41,10 @@ class Head:
         self._session, self._name = session, name
 
     @classmethod
-    def of(cls, site: Site) -> "Head":
+    def of(cls, head: Host, access: Access) -> "Head":
         """Connect to the head of a cluster."""
-        head = site.inventory.head
         try:
-            return cls(connect(head, site.access), head.name)
+            return cls(connect(head, access), head.name)
         except ContactError as error:
             raise HeadFailed(f"{head.name}: {error}") from None
 
@@ -124,8 +123,8 @@ class Head:
         """Cancel jobs."""
         self._run("scancel", *[job.number for job in jobs if re.fullmatch(r"[\d_]+", job.number)])
 
-    def wait_until_empty(self, nodes: Sequence[str], screen: Screen, seconds: float | None) -> list[Job]:
-        """Wait until no job is left on these nodes, at most so many seconds, and show it; return those left."""
+    def wait_until_empty(self, nodes: Sequence[str], say: Callable[[str], None], seconds: float | None) -> list[Job]:
+        """Wait until no job is left on these nodes, at most so many seconds, and say so; return those left."""
         began, said = time.monotonic(), -1
         while True:
             jobs = self.jobs(nodes)
@@ -135,5 +134,5 @@ class Head:
             if len(jobs) != said:
                 said = len(jobs)
                 limit = "" if seconds is None else f", at most {duration(seconds)}"
-                screen.say(f"  waiting for {plural(said, 'job')} to end{limit}: {jobs[0]}" + ", ..." * (said > 1))
+                say(f"  waiting for {plural(said, 'job')} to end{limit}: {jobs[0]}" + ", ..." * (said > 1))
             time.sleep(POLL_SECONDS if seconds is None else min(POLL_SECONDS, max(0.05, seconds - waited)))

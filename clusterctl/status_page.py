@@ -17,21 +17,11 @@ from rich.text import Text
 from clusterctl import converge, leaving, pruning, secrets
 from clusterctl.contact import Alert
 from clusterctl.errors import InputError, Problem
-from clusterctl.outcome import fold
 from clusterctl.redaction import throughout
-from clusterctl.screen import Screen, at_commas, plural, roughly
-from clusterctl.status import (
-    ABSENT,
-    DEGRADED,
-    HEAD_DOWN,
-    HEALTHY,
-    OUTDATED,
-    UNRECORDED,
-    NodeStatus,
-    SlurmNode,
-    Status,
-    collect,
-)
+from clusterctl.screen import Screen, at_commas
+from clusterctl.slurm_state import SlurmNode
+from clusterctl.status import ABSENT, DEGRADED, HEAD_DOWN, HEALTHY, OUTDATED, UNRECORDED, NodeStatus, Status, collect
+from clusterctl.text import fold, plural, roughly
 from clusterctl.untrusted import printable
 
 MAX_NOTES = 40  # lines; beyond them it is no page any more, and JSON has all

@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 
 from clusterctl import known_hosts as trusted
 from clusterctl import route
-from clusterctl.errors import InputError, PreflightError, Problem
+from clusterctl.errors import Finding, InputError, PreflightError, Problem
 from clusterctl.inventory import Host, Inventory
 from clusterctl.known_hosts import HostKey
-from clusterctl.preflight import Finding
 from clusterctl.remote import Access, ContactError, Failure, each, shown_key
 
 FINGERPRINT = "cluster_host_key"

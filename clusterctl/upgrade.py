@@ -12,12 +12,12 @@ from typing import Any
 from clusterctl import backup, converge, home, plan, schema, slurm_source
 from clusterctl.converge import Options, Site, Work
 from clusterctl.errors import ClusterctlError, InputError, PreflightError, Problem, WorkersFailed
-from clusterctl.outcome import Ledger, fold
+from clusterctl.outcome import Ledger
 from clusterctl.plan import Plan
 from clusterctl.rolling import WORKERS, Pace, Rolling
-from clusterctl.schema import did_you_mean
 from clusterctl.screen import Screen
 from clusterctl.slurm import DRAIN, Head, Job
+from clusterctl.text import did_you_mean, fold
 from clusterctl.untrusted import printable
 
 REBOOT = "reboot"
@@ -94,7 +94,7 @@ def upgrade(options: Options, what: What, pace: Pace) -> int:
             untouched = WorkersFailed(f"{lost} cannot say what would change; nothing was changed on any node.")
             return untouched if isinstance(error, WorkersFailed) else error
         found = Plan.of(ledger, _affected(site, ledger))
-        with Head.of(site) as head:
+        with Head.of(site.inventory.head, site.access) as head:
             due = {*_moved(found), *head.out_for(what.cause)}
         reboots = what.system or bool(found.reboots)
         rolling = Rolling(site, ledger, screen, play, what.cause, what.playbook, pace, variables, reboots=reboots)
@@ -159,7 +159,7 @@ def _print(site: Site, cause: str, *first: str) -> int:
 
 def _begun(site: Site, screen: Screen) -> Site:
     """Refuse (PreflightError) nodes that were never set up: they are no upgrade's."""
-    from clusterctl.preflight import Finding
+    from clusterctl.errors import Finding
 
     findings = []
     for host in site.hosts:
@@ -179,7 +179,7 @@ def _affected(site: Site, ledger: Ledger) -> list[Job]:
     workers = [host.name for host in site.inventory.in_group(WORKERS) if host.name in _moved(found)]
     if not workers:
         return []
-    with Head.of(site) as head:
+    with Head.of(site.inventory.head, site.access) as head:
         return head.jobs(workers)
 
 
@@ -192,7 +192,8 @@ def _require_window(site: Site, found: Plan, ledger: Ledger) -> None:
 
     Until the last batch the new head talks to old workers, so their versions count as well; so do those that stay.
     """
-    from clusterctl.preflight import Finding, slurm_tables
+    from clusterctl.errors import Finding
+    from clusterctl.preflight import slurm_tables
 
     _, oldest = slurm_tables()
     daemons = {name for part in slurm_source.DAEMONS for name in slurm_source.every(site.inventory, part)}

@@ -32,7 +32,7 @@ from clusterctl.lab.podman import (
     run_as_root,
     runtime_options,
 )
-from clusterctl.schema import did_you_mean
+from clusterctl.text import did_you_mean
 
 USER = "admin"
 HEAD = "head1"

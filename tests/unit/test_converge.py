@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from clusterctl import converge, known_hosts, preflight
-from clusterctl.errors import ClusterctlError, InputError, PreflightError, WorkersFailed
+from clusterctl.contact import Contact
+from clusterctl.errors import ClusterctlError, Finding, InputError, PreflightError, WorkersFailed
 from clusterctl.events import PlaybookStarted, Result, Status
 from clusterctl.known_hosts import HostKey
 from clusterctl.outcome import Ledger
-from clusterctl.preflight import Contact, Finding
 from clusterctl.remote import Access
 from clusterctl.report import Screen
 

@@ -12,11 +12,10 @@ import pytest
 
 from clusterctl import converge, edit, home, inventory, leaving, membership, plan, preflight
 from clusterctl.converge import Options, Site, Work
-from clusterctl.errors import InputError, Interrupted, PreflightError
+from clusterctl.errors import Finding, InputError, Interrupted, PreflightError
 from clusterctl.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.outcome import Ledger
 from clusterctl.plan import Plan
-from clusterctl.preflight import Finding
 from clusterctl.remote import Access
 from clusterctl.screen import Screen
 from clusterctl.slurm import Job
@@ -288,7 +287,7 @@ def test_node__removed_or_replaced__is_drained_first(
         def drain(self, cause: str, nodes: list[str], reason: str) -> None:
             done.append(f"drain {cause} {','.join(nodes)}: {reason}")
 
-        def wait_until_empty(self, nodes: list[str], screen: Screen, seconds: float | None) -> list[Job]:
+        def wait_until_empty(self, nodes: list[str], say: object, seconds: float | None) -> list[Job]:
             done.append(f"wait {','.join(nodes)}")
             return []
 

@@ -15,9 +15,8 @@ import yaml
 
 from clusterctl import contact, hardware, paths, preflight, remote
 from clusterctl.contact import Answer, Facts
-from clusterctl.errors import InputError, PreflightError
+from clusterctl.errors import Finding, InputError, PreflightError
 from clusterctl.inventory import Host, Inventory
-from clusterctl.preflight import Finding
 from clusterctl.remote import Access
 from clusterctl.untrusted import Malformed
 

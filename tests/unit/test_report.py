@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl import __version__, inventory, remote, report
-from clusterctl.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
+from clusterctl.errors import ClusterctlError, Finding, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.events import Change, Ended, Event, PlaybookStarted, PlayStarted, Result, Stopped, TaskStarted
 from clusterctl.inventory import Host
-from clusterctl.outcome import Ledger, fold
-from clusterctl.preflight import Finding
+from clusterctl.outcome import Ledger
 from clusterctl.progress import Progress
 from clusterctl.runner import Output
-from clusterctl.screen import Screen, duration, plural
+from clusterctl.screen import Screen
+from clusterctl.text import duration, fold, plural
 
 ROLE = "munge"
 PATH = "roles/munge/tasks/main.yml:3"

@@ -57,7 +57,7 @@ class Slurm:
     def jobs(self, nodes: list[str]) -> list[str]:
         return [f"a job on {name}" for name in nodes if name in self.busy]
 
-    def wait_until_empty(self, nodes: list[str], screen: Any, seconds: float | None) -> list[str]:
+    def wait_until_empty(self, nodes: list[str], say: Any, seconds: float | None) -> list[str]:
         self.limits.append(seconds)
         return self.jobs(nodes)
 

@@ -22,6 +22,7 @@ import pytest
 from clusterctl import events, lock, paths, redaction, runner
 from clusterctl.errors import ClusterctlError, Interrupted, Locked, WorkersFailed
 from clusterctl.outcome import Ledger
+from clusterctl.run_directory import RUNS_KEPT, RunDirectory
 
 GUARD = 60.0  # seconds after which a test that waits is stuck
 
@@ -106,8 +107,8 @@ class Site:
 
     def run(
         self, playbook: str, critical: tuple[str, ...] = (), patience: float | None = None, **settings: Any
-    ) -> tuple[Ledger, runner.RunDirectory]:
-        kept = runner.RunDirectory.create(self.path / ".clusterctl", "bootstrap")
+    ) -> tuple[Ledger, RunDirectory]:
+        kept = RunDirectory.create(self.path / ".clusterctl", "bootstrap")
         ledger = Ledger()
         ansible = runner.Runner(self.command(playbook, **settings), kept, critical=critical, patience=patience)
         for item in ansible.watch():
@@ -143,7 +144,7 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledger, runner.RunDirectory, list[events.Result]]:
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledger, RunDirectory, list[events.Result]]:
     """One run that has everything in it; several tests look at it."""
     ledger, kept = make_site(tmp_path_factory.mktemp("mixed") / "x").run(MIXED)
     return ledger, kept, [event for event in told_in(kept.events) if isinstance(event, events.Result)]
@@ -153,7 +154,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ledger, runner.RunD
 
 
 def test_each_result_has_the_status_that_ansible_gave_it(
-    mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]],
+    mixed: tuple[Ledger, RunDirectory, list[events.Result]],
 ) -> None:
     assert {(result.host, result.task): result.status for result in mixed[2]} == {
         ("head1", "Converge munge"): "changed",
@@ -174,16 +175,18 @@ def test_each_result_has_the_status_that_ansible_gave_it(
 
 def test_the_last_hundred_runs_are_kept(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    for number in range(runner.RUNS_KEPT + 20):
+    for number in range(RUNS_KEPT + 20):
         (runs / f"20260101T{number:06}Z-bootstrap").mkdir(parents=True)
-    new = runner.RunDirectory.create(tmp_path, "verify")
+    new = RunDirectory.create(tmp_path, "verify")
     left = sorted(runs.iterdir())
-    assert len(left) == runner.RUNS_KEPT
+    assert len(left) == RUNS_KEPT
     assert left[0].name == "20260101T000021Z-bootstrap"
     assert left[-1] == new.path
 
 
-def test_plays_name_their_hosts_and_roles(mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]]) -> None:
+def test_plays_name_their_hosts_and_roles(
+    mixed: tuple[Ledger, RunDirectory, list[events.Result]],
+) -> None:
     told = list(told_in(mixed[1].events))
     assert told[0] == events.PlaybookStarted(("Head", "Workers", "Nobody is left"))
     assert [event for event in told if isinstance(event, events.PlayStarted)] == [
@@ -194,7 +197,7 @@ def test_plays_name_their_hosts_and_roles(mixed: tuple[Ledger, runner.RunDirecto
 
 
 def test_a_role_inside_a_role_counts_as_the_one_that_the_play_names(
-    mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]],
+    mixed: tuple[Ledger, RunDirectory, list[events.Result]],
 ) -> None:
     roles = {result.task: (result.role, result.path.rpartition("roles/")[2]) for result in mixed[2]}
     assert roles["Work inside"] == ("outer", "inner/tasks/main.yml:1")
@@ -203,7 +206,7 @@ def test_a_role_inside_a_role_counts_as_the_one_that_the_play_names(
 
 
 def test_a_result_carries_what_node_state_says_cleaned_and_cut(
-    mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]],
+    mixed: tuple[Ledger, RunDirectory, list[events.Result]],
 ) -> None:
     result = mixed[2][0]
     assert (result.role, result.task) == ("munge", "Converge munge")
@@ -214,7 +217,9 @@ def test_a_result_carries_what_node_state_says_cleaned_and_cut(
     assert result.notes[1] == "kernel setting is read-only"
 
 
-def test_a_failure_says_what_the_tool_said(mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]]) -> None:
+def test_a_failure_says_what_the_tool_said(
+    mixed: tuple[Ledger, RunDirectory, list[events.Result]],
+) -> None:
     messages = {(result.host, result.task): result.message for result in mixed[2]}
     said, output = messages["gpu02", "Fail on one"].splitlines()
     assert ("non-zero return code" in said, output) == (True, "cannot do it")
@@ -225,7 +230,7 @@ def test_a_failure_says_what_the_tool_said(mixed: tuple[Ledger, runner.RunDirect
 
 
 def test_no_secret_and_no_module_argument_is_in_the_events(
-    mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]],
+    mixed: tuple[Ledger, RunDirectory, list[events.Result]],
 ) -> None:
     text = mixed[1].events.read_text()
     assert '"task": "Fail in a secret loop"' in text
@@ -237,7 +242,7 @@ def test_no_secret_and_no_module_argument_is_in_the_events(
 
 
 def test_failed_workers_are_named_and_so_is_what_was_not_run(
-    mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]],
+    mixed: tuple[Ledger, RunDirectory, list[events.Result]],
 ) -> None:
     verdict = mixed[0].judge(GROUPS, ["head1"])
     assert isinstance(verdict, WorkersFailed)
@@ -326,13 +331,13 @@ def test_a_hostile_environment_changes_nothing_and_what_is_kept_is_private(
 
 
 def test_two_run_directories_of_one_second_differ(tmp_path: Path) -> None:
-    made = [runner.RunDirectory.create(tmp_path, "verify").path for _ in range(3)]
+    made = [RunDirectory.create(tmp_path, "verify").path for _ in range(3)]
     assert len(set(made)) == 3
 
 
 @pytest.mark.proves("secrets", "Screen, log and events of a run are redacted.")
 def test_everything_kept_and_shown_is_redacted(site: Site) -> None:
-    kept = runner.RunDirectory.create(site.path, "bootstrap")
+    kept = RunDirectory.create(site.path, "bootstrap")
     command = site.command(
         "- {name: Head, hosts: slurm_head, gather_facts: false, tasks: [{name: Tell the canary,"
         " ansible.builtin.command: sh -c 'echo canary >&2; false'}]}",
@@ -350,7 +355,7 @@ def test_everything_kept_and_shown_is_redacted(site: Site) -> None:
 def test_an_event_is_whole_after_a_secret_was_taken_out_of_it(site: Site) -> None:
     secret = '\\"\\n\' a pass\\word of "some" length, with what JSON escapes\\'
     (site.path / "library/says.py").write_text(SAYS.replace("TEXT", repr(f'"{secret}" {json.dumps(secret)} end')))
-    kept = runner.RunDirectory.create(site.path, "bootstrap")
+    kept = RunDirectory.create(site.path, "bootstrap")
     command = site.command("- {name: Head, hosts: slurm_head, gather_facts: false, tasks: [{name: Listen, says: }]}")
     redact = redaction.Redactor([secret]).redact
     told = [item for item in runner.Runner(command, kept, redact=redact).watch() if isinstance(item, events.Result)]
@@ -363,7 +368,7 @@ def test_an_event_is_whole_after_a_secret_was_taken_out_of_it(site: Site) -> Non
 @pytest.mark.proves("secrets", "A password that is a common word removes no event.")
 def test_a_password_that_is_a_word_of_ours_takes_no_event_away(site: Site) -> None:
     for word in ("result", "host", "changed", "name", "gpu01"):
-        kept = runner.RunDirectory.create(site.path, "bootstrap")
+        kept = RunDirectory.create(site.path, "bootstrap")
         command = site.command("- {name: Head, hosts: gpu01, gather_facts: false, roles: [munge]}")
         redact = redaction.Redactor([word]).redact
         told = [item for item in runner.Runner(command, kept, redact=redact).watch() if isinstance(item, events.Result)]
@@ -382,7 +387,7 @@ def test_what_a_node_says_is_data_without_control_characters(site: Site) -> None
     marker = site.path.parent / "marker"
     said = f"\x1b]0;title\x07\x1b[31mred \x9b2J\r\u202e\b{{{{ lookup('pipe', 'touch {marker}') }}}}"
     (site.path / "library/says.py").write_text(SAYS.replace("TEXT", repr(said)))
-    kept = runner.RunDirectory.create(site.path, "bootstrap")
+    kept = RunDirectory.create(site.path, "bootstrap")
     command = site.command("- {name: Head, hosts: slurm_head, gather_facts: false, tasks: [{name: Listen, says: }]}")
     shown = [item.text for item in runner.Runner(command, kept).watch() if isinstance(item, runner.Output)]
     for text in (*shown, *kept.log.read_text().split("\n")):
@@ -521,7 +526,7 @@ class Site:
 def work():
     screen = Screen(sys.stdout)
     with lock.hold(here / ".clusterctl", "bootstrap", say=screen.say) as held:
-        kept = runner.RunDirectory.create(here / ".clusterctl", "bootstrap")
+        kept = RunDirectory.create(here / ".clusterctl", "bootstrap")
         error, _ = converge.play(Site(), kept, Ledger(), held, str, screen, patience=1)
     if error:
         raise error
@@ -682,7 +687,7 @@ def test_a_killed_run_ends_its_task_and_the_next_one_waits_for_that(driven: Driv
 
 
 def test_stop_before_ansible_has_begun(site: Site) -> None:
-    kept = runner.RunDirectory.create(site.path, "bootstrap")
+    kept = RunDirectory.create(site.path, "bootstrap")
     ansible = runner.Runner(site.command(SLOW), kept)
     ansible.stop()
     ledger = Ledger()
@@ -695,8 +700,8 @@ def test_stop_before_ansible_has_begun(site: Site) -> None:
 
 @pytest.mark.proves("faults", "A log that cannot be written stops the run before the next task.")
 def test_a_full_disk_stops_the_run_in_order_and_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = runner.RunDirectory.create(site.path, "bootstrap")
-    monkeypatch.setattr(runner.RunDirectory, "open", lambda self, path: os.open("/dev/full", os.O_WRONLY))
+    kept = RunDirectory.create(site.path, "bootstrap")
+    monkeypatch.setattr(RunDirectory, "open", lambda self, path: os.open("/dev/full", os.O_WRONLY))
     ansible = runner.Runner(site.command(SLOW), kept)
     for _ in ansible.watch():
         if ansible.stopped:
@@ -847,7 +852,7 @@ def test_a_signal_reaches_what_is_under_way_on_a_host_that_was_left_behind(site:
         driven.process.communicate()
 
 
-def test_summary_is_plain_data(mixed: tuple[Ledger, runner.RunDirectory, list[events.Result]]) -> None:
+def test_summary_is_plain_data(mixed: tuple[Ledger, RunDirectory, list[events.Result]]) -> None:
     summary = json.loads(json.dumps(mixed[0].summary()))
     assert [failure["host"] for failure in summary["failures"]] == ["gpu03", "gpu02", "gpu01"]
     assert summary["hosts"]["gpu03"]["status"] == "unreachable"

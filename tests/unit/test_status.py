@@ -23,13 +23,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl import certificates, hardware, paths, probe, pruning, status, status_page, upgrade
+from clusterctl import certificates, hardware, paths, probe, pruning, slurm_state, status, status_page, upgrade
 from clusterctl.contact import Alert, Alerts, Drift, Item
 from clusterctl.remote import Access
 from clusterctl.report import Screen
 from clusterctl.runs import Run
 from clusterctl.screen import at_commas
-from clusterctl.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Slurm, SlurmNode, Status
+from clusterctl.slurm_state import Slurm, SlurmNode
+from clusterctl.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Status
 
 from .ssh_server import Server, ed25519, host, inventory, known, listening, shell
 from .test_hardware import node as recorded
@@ -46,7 +47,7 @@ NodeName=gpu03 Gres=(null) GresUsed=gpu:0 State=DOWN* Reason=Not responding [slu
 
 
 def test_nodes_are_read() -> None:
-    nodes = status.parse_nodes("a warning on the way\n" + NODES)
+    nodes = slurm_state.parse_nodes("a warning on the way\n" + NODES)
     assert list(nodes) == ["gpu01", "gpu02", "gpu03"]
     assert nodes["gpu01"] == SlurmNode(("MIXED",), "", {"a100": 4}, {"a100": 2})
     assert nodes["gpu01"].in_service
@@ -60,18 +61,18 @@ def test_nodes_are_read() -> None:
 
 def test_a_node_does_not_choose_its_state_by_what_it_says_of_itself() -> None:
     said = NODES.replace("OS=Linux 6.12", "OS=Linux State=DOWN").replace("State=IDLE+DRAIN", "State=IDLE", 1)
-    assert status.parse_nodes(said)["gpu01"].state == ("DOWN",), "scontrol alone does not tell them apart"
-    states = status.parse_states(
+    assert slurm_state.parse_nodes(said)["gpu01"].state == ("DOWN",), "scontrol alone does not tell them apart"
+    states = slurm_state.parse_states(
         "gpu01   mixed  \ngpu02  idle+drain\ngpu02  idle+drain\ngpu03 down*\na warning on the way\n"
     )
     assert states == {"gpu01": ("MIXED",), "gpu02": ("IDLE", "DRAIN"), "gpu03": ("DOWN", "NOT_RESPONDING")}
-    nodes = status.parse_nodes(said, states)
+    nodes = slurm_state.parse_nodes(said, states)
     assert {name: node.state for name, node in nodes.items()} == states
 
 
 @pytest.mark.parametrize("answer", ["", "{", "NodeName=", "State=IDLE", "NodeName=x " * 100_000])
 def test_what_slurm_cannot_say_is_no_node(answer: str) -> None:
-    assert status.parse_nodes(answer) == {}
+    assert slurm_state.parse_nodes(answer) == {}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_what_slurm_cannot_say_is_no_node(answer: str) -> None:
     ],
 )
 def test_gpus_are_counted_by_type(gres: str, expected: dict[str, int]) -> None:
-    assert status.count_gpus(gres) == expected
+    assert slurm_state.count_gpus(gres) == expected
 
 
 @pytest.mark.proves("status", "`status` distinguishes drains by an operator, by Slurm and by clusterctl.")
@@ -128,11 +129,11 @@ def test_who_keeps_a_node_out_of_service(
 
 
 def test_the_drain_ledger_is_data() -> None:
-    assert status.parse_ledger('{"gpu01": {"boot\\u001b[2Jstrap": "did not\\ncomplete"}, "gpu02": 3}') == {
+    assert slurm_state.parse_ledger('{"gpu01": {"boot\\u001b[2Jstrap": "did not\\ncomplete"}, "gpu02": 3}') == {
         "gpu01": {"boot[2Jstrap": "did notcomplete"}
     }
     for answer in ("", "[]", "{", "[" * 100_000):
-        assert status.parse_ledger(answer) == {}
+        assert slurm_state.parse_ledger(answer) == {}
 
 
 GOOD = {"munge": "active", "slurmctld": "active", "chrony": "active"}
@@ -352,7 +353,7 @@ def test_ask_slurm__no_slurm_conf__is_said_in_words() -> None:
         def run(self, *_: object, **__: object) -> tuple[int, str, str]:
             return 1, "", said
 
-    assert status.ask_slurm(Session()).problem == "Slurm is not set up there: no slurm.conf"  # type: ignore[arg-type]
+    assert slurm_state.ask_slurm(Session()).problem == "Slurm is not set up there: no slurm.conf"  # type: ignore[arg-type]
 
 
 @pytest.mark.proves("status", "It says whether the workers have the head's homes.")
