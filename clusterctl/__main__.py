@@ -1,5 +1,5 @@
 """`python -m clusterctl`."""
 
-from clusterctl.cli import main
+from clusterctl.cli.app import main
 
 main()

@@ -2,7 +2,7 @@
 
 import ansible.module_utils
 
-from clusterctl import paths
+from clusterctl.util import paths
 
 # Where modules find what they share, as ansible.cfg has it.
 ansible.module_utils.__path__.append(str(paths.content() / "playbooks/module_utils"))

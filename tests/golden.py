@@ -27,8 +27,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl import secrets
 from clusterctl.lab.podman import as_root, podman_json, remove_containers
+from clusterctl.workspace import secrets
 from tests.cluster.lab import CALL_LIMIT, AnyLab, TestLab, clusterctl, podman
 from tests.faults.injury import container, wait_until
 from tests.labs import REPOSITORY, abandoned, lab_name, process_name, release, snapshots_directory

@@ -59,6 +59,7 @@ SUBJECTS = {
     "systems": "Operating systems and Python",
     "costs": "What a run costs, in counts",
     "lab": "The lab",
+    "code": "The structure of the program",
 }
 """What a promise can be about: a verb of clusterctl or a part of it, and its heading, in the order of the page."""
 

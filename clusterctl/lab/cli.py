@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from clusterctl import completion
-from clusterctl.cli import Format, Verbs
+from clusterctl.cli import completion
+from clusterctl.cli.app import Format, Verbs
 from clusterctl.lab import fault as faults
 from clusterctl.lab import image, kit, kit_recipe
 from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models, locked, names

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from clusterctl.errors import ClusterctlError
 from clusterctl.lab.podman import LabError
+from clusterctl.util.errors import ClusterctlError
 
 RECIPES = Path(__file__).resolve().parent / "recipes"
 

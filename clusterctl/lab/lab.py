@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from clusterctl import secrets
-from clusterctl.errors import InputError
 from clusterctl.lab import cache, fault, image, kit, kit_recipe
 from clusterctl.lab.podman import (
     LIMITS,
@@ -32,7 +30,9 @@ from clusterctl.lab.podman import (
     run_as_root,
     runtime_options,
 )
-from clusterctl.text import did_you_mean
+from clusterctl.util.errors import InputError
+from clusterctl.util.text import did_you_mean
+from clusterctl.workspace import secrets
 
 USER = "admin"
 HEAD = "head1"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import ClusterctlError
+from clusterctl.util.errors import ClusterctlError
 
 # What the lab runs on its host, and the Debian package that brings it.
 PREREQUISITES = {

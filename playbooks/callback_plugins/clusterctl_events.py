@@ -1,7 +1,7 @@
 """Write what a run does as JSON lines, one event a line, for clusterctl to follow.
 
 The events are ``playbook``, ``play``, ``task``, ``result``, ``stats`` and ``end``; ``stopped`` stands in for the
-last two when a stop was asked for. clusterctl/events.py is the other side and describes every field.
+last two when a stop was asked for. clusterctl/ansible/events.py is the other side and describes every field.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DOCUMENTATION = """
 _MESSAGE, _TEXT, _NAME = 4096, 512, 256
 _CHANGES, _VERSIONS, _NOTES = 200, 500, 20
 _TOOL_LINES = 12
-_CHANGE = ("kind", "name", "action", "what", "from", "to")  # clusterctl.events.Change
+_CHANGE = ("kind", "name", "action", "what", "from", "to")  # clusterctl.ansible.events.Change
 
 # C0 and C1 controls but for tab and newline, and what turns text around or hides it.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")

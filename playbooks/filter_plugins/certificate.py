@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ansible.errors import AnsibleFilterError
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from clusterctl import certificates
+from clusterctl.workspace import certificates
 
 DOCUMENTATION = r"""
 name: certificate

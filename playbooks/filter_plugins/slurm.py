@@ -12,8 +12,8 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from clusterctl import slurm_defaults
-from clusterctl.slurm_defaults import Record, memory_per_cpu, real_memory, units
+from clusterctl.inventory import slurm_defaults
+from clusterctl.inventory.slurm_defaults import Record, memory_per_cpu, real_memory, units
 
 
 def release(record: Record, table: Mapping[str, str], pin: str = "") -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 
-from clusterctl import hardware
-from clusterctl.errors import InputError
+from clusterctl.util.errors import InputError
+from clusterctl.workspace import hardware
 
 DOCUMENTATION = """
 name: cluster_hardware
@@ -34,7 +34,7 @@ EXAMPLES = """
 
 RETURN = """
 _raw:
-  description: Host name to record, or the records; see clusterctl/hardware.py for the fields.
+  description: Host name to record, or the records; see clusterctl/workspace/hardware.py for the fields.
   type: list
   elements: dict
 """

@@ -13,7 +13,7 @@ from ansible.errors import AnsibleError
 from ansible.parsing.vault import AnsibleVaultError, VaultLib, parse_vaulttext_envelope
 from ansible.plugins.lookup import LookupBase
 
-from clusterctl import hardware
+from clusterctl.workspace import hardware
 
 DOCUMENTATION = r"""
 name: cluster_recovery

@@ -9,8 +9,8 @@ from ansible.plugins.loader import lookup_loader
 from ansible.plugins.lookup import LookupBase
 from ansible.template import trust_as_template
 
-from clusterctl import ports
-from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import ports
+from clusterctl.util.errors import ClusterctlError
 
 DOCUMENTATION = r"""
 name: role_ports

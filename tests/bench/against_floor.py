@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from clusterctl import certificates, hardware, inventory, secrets
-from clusterctl.paths import content
+from clusterctl.inventory import model as inventory
+from clusterctl.util.paths import content
+from clusterctl.workspace import certificates, hardware, secrets
 from tests.bench import profile
 from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Cost, Document, load, say
 from tests.cluster.lab import TestLab

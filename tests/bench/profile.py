@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl import runner
-from clusterctl.paths import content
+from clusterctl.ansible import runner
+from clusterctl.util.paths import content
 from tests.bench.measure import BenchError, Cost, Document, say
 
 _SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=5s -o ConnectTimeout=10"

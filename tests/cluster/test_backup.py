@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ansible.module_utils import cluster_backup
 
-from clusterctl import secrets
+from clusterctl.workspace import secrets
 from tests import programs
 from tests.cluster.lab import TestLab, clusterctl, podman, submit
 from tests.faults.injury import container, fails, wait_until

@@ -14,8 +14,8 @@ import pynvml
 import pytest
 import yaml
 
-from clusterctl import secrets
 from clusterctl.lab.podman import host_has_v1, remove_containers, run_as_root
+from clusterctl.workspace import secrets
 from tests import programs
 from tests.cluster import test_bootstrap
 from tests.cluster.lab import ALICE, HERE, TestLab, clusterctl, fresh, fresh_as, podman, submit

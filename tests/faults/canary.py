@@ -2,7 +2,7 @@
 
 A value is a unit of twelve bytes over and over: the mark, and a tag that tells which secret it is. So every piece of
 two units holds the mark, and base64 of it, in each of its three alignments, holds one of three words. Nothing here is
-shared with clusterctl/redaction.py, which it is to judge.
+shared with clusterctl/util/redaction.py, which it is to judge.
 """
 
 import base64

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl import paths, secrets
+from clusterctl.util import paths
+from clusterctl.workspace import secrets
 from tests.cluster.lab import TestLab
 from tests.faults.canary import Canaries
 from tests.faults.injury import container

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl import secrets
+from clusterctl.workspace import secrets
 from tests.cluster.lab import fresh, podman
 from tests.faults.canary import FORMS
 from tests.faults.canary_site import RUN_LIMIT, Run, Site, kill_tree

@@ -22,7 +22,7 @@ from ansible.utils.collection_loader import AnsibleCollectionConfig
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 
-from clusterctl import paths
+from clusterctl.util import paths
 
 CONTENT = paths.content()
 ROLES = sorted(path for path in (CONTENT / "roles").iterdir() if path.is_dir())

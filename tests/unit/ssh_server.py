@@ -13,8 +13,8 @@ import paramiko
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from clusterctl.errors import Position
-from clusterctl.inventory import Host, Inventory
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.util.errors import Position
 
 Program = Callable[[paramiko.Channel, str], int]
 

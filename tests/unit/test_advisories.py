@@ -7,7 +7,8 @@ import subprocess
 import pytest
 import yaml
 
-from clusterctl import advisories, paths
+from clusterctl.nodes import advisories
+from clusterctl.util import paths
 
 # Made to differ in each thing that counts, and some that packages really have.
 VERSIONS = (

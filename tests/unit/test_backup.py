@@ -17,10 +17,12 @@ import pytest
 from ansible.module_utils import cluster_backup, node_tools
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from clusterctl import backup, converge, home, secrets
-from clusterctl.converge import Options, Work
-from clusterctl.errors import InputError, Interrupted
-from clusterctl.screen import Screen
+from clusterctl.commands import backup
+from clusterctl.run import converge
+from clusterctl.run.converge import Options, Work
+from clusterctl.ui.screen import Screen
+from clusterctl.util.errors import InputError, Interrupted
+from clusterctl.workspace import home, secrets
 
 from .test_role_plugins import plugin
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from clusterctl import certificates
+from clusterctl.workspace import certificates
 
 SEED = "3pWS9J0e2Xb1"
 ADDRESSES = ["10.0.0.10", "fd00::10", "head.example.org"]

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import __version__, cli, lock, paths
+from clusterctl import __version__
+from clusterctl.cli import app as cli
+from clusterctl.run import lock
+from clusterctl.util import paths
 
 INVENTORY = """\
 all:

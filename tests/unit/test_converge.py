@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from clusterctl import converge, known_hosts, preflight
-from clusterctl.contact import Contact
-from clusterctl.errors import ClusterctlError, Finding, InputError, PreflightError, WorkersFailed
-from clusterctl.events import PlaybookStarted, Result, Status
-from clusterctl.known_hosts import HostKey
-from clusterctl.outcome import Ledger
-from clusterctl.remote import Access
-from clusterctl.report import Screen
+from clusterctl.ansible.events import PlaybookStarted, Result, Status
+from clusterctl.ansible.outcome import Ledger
+from clusterctl.nodes import known_hosts
+from clusterctl.nodes.contact import Contact
+from clusterctl.nodes.known_hosts import HostKey
+from clusterctl.nodes.remote import Access
+from clusterctl.run import converge, preflight
+from clusterctl.ui.report import Screen
+from clusterctl.util.errors import ClusterctlError, Finding, InputError, PreflightError, WorkersFailed
 
 from .ssh_server import host, inventory
 

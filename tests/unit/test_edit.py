@@ -12,10 +12,14 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clusterctl import edit, home, hostrange, initialise, inventory, paths
-from clusterctl.errors import InputError
+from clusterctl.commands import initialise
+from clusterctl.inventory import edit, hostrange
+from clusterctl.inventory import model as inventory
 from clusterctl.lab.lab import Lab, Settings
 from clusterctl.lab.podman import LabError
+from clusterctl.util import paths
+from clusterctl.util.errors import InputError
+from clusterctl.workspace import home
 
 EXAMPLES = 200
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from clusterctl import events
+from clusterctl.ansible import events
 
 RESULT = {
     "event": "result",

@@ -22,9 +22,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from clusterctl import home, hostrange, known_hosts, paths, schema
-from clusterctl.errors import InputError
-from clusterctl.inventory import Inventory
+from clusterctl.inventory import hostrange, schema
+from clusterctl.inventory.model import Inventory
+from clusterctl.nodes import known_hosts
+from clusterctl.util import paths
+from clusterctl.util.errors import InputError
+from clusterctl.workspace import home
 
 HANG_SECONDS = 60  # a guard, not a measurement
 EXAMPLES, LONG_EXAMPLES = 400, 12_000

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl import paths, probe
+from clusterctl.nodes import probe
+from clusterctl.util import paths
 from tests.programs import started
 from tests.unit.test_gpu_health import DOCUMENT, HEALTH, program
 from tests.unit.test_nvidia import slurm_steps

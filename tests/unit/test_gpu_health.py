@@ -22,8 +22,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl import check, paths
-from clusterctl.untrusted import Malformed, decode
+from clusterctl.commands import check
+from clusterctl.util import paths
+from clusterctl.util.untrusted import Malformed, decode
 
 HERE = Path(__file__).parent / "gpu_health"
 DOCUMENT = (HERE / "a100-550.163.xml").read_text()

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from clusterctl import paths
+from clusterctl.util import paths
 from tests.unit.test_role_plugins import plugin
 
 SOURCE = """

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl import paths
+from clusterctl.util import paths
 from tests.unit.test_gpu_config import CONFIG
 from tests.unit.test_gpu_health import GIVEN, HEALTH, RECORD, ill, line
 

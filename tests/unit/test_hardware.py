@@ -22,10 +22,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl import hardware, paths, probe
-from clusterctl.errors import InputError
-from clusterctl.hardware import Hardware
-from clusterctl.untrusted import Malformed, printable
+from clusterctl.nodes import probe
+from clusterctl.util import paths
+from clusterctl.util.errors import InputError
+from clusterctl.util.untrusted import Malformed, printable
+from clusterctl.workspace import hardware
+from clusterctl.workspace.hardware import Hardware
 
 NOW = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 TEMPLATE = "{{ lookup('pipe','touch MARKER') }}"

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl import headlock, lock
-from clusterctl.errors import InputError
-from clusterctl.remote import Access
+from clusterctl.nodes.remote import Access
+from clusterctl.run import headlock, lock
+from clusterctl.util.errors import InputError
 
 from .ssh_server import host
 

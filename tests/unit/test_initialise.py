@@ -7,8 +7,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from clusterctl import initialise, inventory, schema, secrets
-from clusterctl.errors import InputError
+from clusterctl.commands import initialise
+from clusterctl.inventory import model as inventory
+from clusterctl.inventory import schema
+from clusterctl.util.errors import InputError
+from clusterctl.workspace import secrets
 
 from . import small_content
 

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from ansible.plugins.inventory import detect_range, expand_hostname_range
 
-from clusterctl import document, hostrange, inventory, paths, reading, schema
-from clusterctl.errors import InputError, Problem
-from clusterctl.schema import Schema
+from clusterctl.inventory import document, hostrange, reading, schema
+from clusterctl.inventory import model as inventory
+from clusterctl.inventory.schema import Schema
+from clusterctl.util import paths
+from clusterctl.util.errors import InputError, Problem
 
 from . import small_content
 

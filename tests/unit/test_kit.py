@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from clusterctl.errors import ClusterctlError
 from clusterctl.lab import cache, cli, image, kit, kit_recipe, lab
 from clusterctl.lab.podman import LabError
+from clusterctl.util.errors import ClusterctlError
 
 ALL = kit_recipe.load()
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from clusterctl import converge, hardware, home, known_head, known_hosts, secrets
-from clusterctl.converge import Options
-from clusterctl.errors import InputError, Interrupted
-from clusterctl.known_hosts import HostKey
-from clusterctl.screen import Screen
+from clusterctl.nodes import known_head, known_hosts
+from clusterctl.nodes.known_hosts import HostKey
+from clusterctl.run import converge
+from clusterctl.run.converge import Options
+from clusterctl.ui.screen import Screen
+from clusterctl.util.errors import InputError, Interrupted
+from clusterctl.workspace import hardware, home, secrets
 
 from .test_hardware import NOW, reply
 

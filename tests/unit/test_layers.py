@@ -42,9 +42,9 @@ def test_touches__every_line__matches_a_file(pattern: str) -> None:
         ("tests/cluster/gpus.py", {"gpu"}),
         ("roles/gpu_health/tasks/main.yml", {"gpu", "roles"}),
         ("roles/backup/tasks/main.yml", {"day2", "roles"}),
-        ("clusterctl/backup.py", {"day2", "contract"}),
+        ("clusterctl/commands/backup.py", {"day2", "contract"}),
         ("roles/base/tasks/main.yml", set(layers.ALL)),
-        ("clusterctl/runner.py", set(layers.ALL)),
+        ("clusterctl/ansible/runner.py", set(layers.ALL)),
         ("a-file-in-no-line", set(layers.ALL)),
         ("pyproject.toml", set(layers.ALL)),
         ("scripts/prepare", set(layers.ALL)),
@@ -60,7 +60,7 @@ def test_touched__a_path__touches_what_the_map_says(path: str, expected: set[str
 
 
 def test_touched__several_paths__touch_the_layers_of_all() -> None:
-    assert layers.touched(["clusterctl/backup.py", "tests/cluster/gpus.py"]) == {"contract", "day2", "gpu"}
+    assert layers.touched(["clusterctl/commands/backup.py", "tests/cluster/gpus.py"]) == {"contract", "day2", "gpu"}
 
 
 def test_layer_of__unknown_test_file__is_refused() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import lock
-from clusterctl.errors import Locked
+from clusterctl.run import lock
+from clusterctl.util.errors import Locked
 
 # Holds the lock until its standard input ends; `spawn` leaves behind a child that has inherited it, as Ansible does.
 HOLD = """
 import subprocess, sys
 from pathlib import Path
-from clusterctl import lock
+from clusterctl.run import lock
 with lock.hold(Path(sys.argv[1]), "bootstrap") as descriptor:
     if "spawn" in sys.argv:
         subprocess.Popen(["cat"], pass_fds=[descriptor], stdin=0)

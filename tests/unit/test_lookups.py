@@ -14,7 +14,7 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible.plugins.loader import init_plugin_loader, lookup_loader
 from ansible.template import Templar
 
-from clusterctl import paths
+from clusterctl.util import paths
 from tests.unit.test_role_plugins import plugin
 
 SUBGROUPS = plugin("lookup_plugins/subgroups")

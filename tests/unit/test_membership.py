@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
-from clusterctl import converge, edit, home, inventory, leaving, membership, plan, preflight
-from clusterctl.converge import Options, Site, Work
-from clusterctl.errors import Finding, InputError, Interrupted, PreflightError
-from clusterctl.events import Change, PlayStarted, Result, TaskStarted
-from clusterctl.outcome import Ledger
-from clusterctl.plan import Plan
-from clusterctl.remote import Access
-from clusterctl.screen import Screen
-from clusterctl.slurm import Job
+from clusterctl.ansible.events import Change, PlayStarted, Result, TaskStarted
+from clusterctl.ansible.outcome import Ledger
+from clusterctl.commands import membership, plan
+from clusterctl.commands.plan import Plan
+from clusterctl.inventory import edit
+from clusterctl.inventory import model as inventory
+from clusterctl.nodes.remote import Access
+from clusterctl.run import converge, leaving, preflight
+from clusterctl.run.converge import Options, Site, Work
+from clusterctl.slurm.client import Job
+from clusterctl.ui.screen import Screen
+from clusterctl.util.errors import Finding, InputError, Interrupted, PreflightError
+from clusterctl.workspace import home
 
 INVENTORY = """\
 all:
@@ -269,7 +273,7 @@ def test_node__removed_or_replaced__is_drained_first(
 
     class Slurm:
         @classmethod
-        def of(cls, site: Site) -> "Slurm":
+        def of(cls, head: object, access: object) -> "Slurm":
             return cls()
 
         def __enter__(self) -> "Slurm":

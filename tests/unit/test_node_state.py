@@ -25,7 +25,7 @@ from ansible.module_utils import node_drift, node_insert, node_items, node_packa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusterctl import paths
+from clusterctl.util import paths
 from tests.programs import wait_until_shown
 
 PLAYBOOKS = paths.content() / "playbooks"

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
-from clusterctl import paths, probe
+from clusterctl.nodes import probe
+from clusterctl.util import paths
 from tests.unit.test_gpu_health import HEALTH
 from tests.unit.test_role_plugins import plugin
 

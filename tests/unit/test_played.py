@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 import pytest
 
-from clusterctl import contact, converge, hardware, secrets
-from clusterctl.converge import Options, Site, Work
-from clusterctl.errors import ClusterctlError, HeadFailed, WorkersFailed
-from clusterctl.events import Change, Ended, HostStats, PlaybookStarted, Result, Stats
-from clusterctl.redaction import Redactor
+from clusterctl.ansible.events import Change, Ended, HostStats, PlaybookStarted, Result, Stats
+from clusterctl.nodes import contact
+from clusterctl.run import converge
+from clusterctl.run.converge import Options, Site, Work
+from clusterctl.util.errors import ClusterctlError, HeadFailed, WorkersFailed
+from clusterctl.util.redaction import Redactor
+from clusterctl.workspace import hardware, secrets
 
 from .test_hardware import NOW, reply
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl import paths, ports, schema
-from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import ports, schema
+from clusterctl.util import paths
+from clusterctl.util.errors import ClusterctlError
 from tests.systems.rendering import CONTENT, a_cluster
 
 from .test_lookups import look_up
@@ -21,7 +22,7 @@ DECLARED = ports.load_all()
 @pytest.mark.proves("firewall", "docs/ports.md is generated from the roles' declarations.")
 def test_the_documentation_is_what_the_generator_prints() -> None:
     page = (CONTENT / "docs/ports.md").read_text(encoding="utf-8")
-    assert page == ports.markdown(DECLARED, schema.load()), "run python -m clusterctl.ports > docs/ports.md"
+    assert page == ports.markdown(DECLARED, schema.load()), "run python -m clusterctl.inventory.ports > docs/ports.md"
 
 
 def test_a_port_is_declared_once_and_its_variable_is_the_roles_own() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import inventory, paths, schema
+from clusterctl.inventory import model as inventory
+from clusterctl.inventory import schema
+from clusterctl.util import paths
 
 from . import small_content
 

@@ -13,12 +13,15 @@ import paramiko
 import pytest
 import yaml
 
-from clusterctl import contact, hardware, paths, preflight, remote
-from clusterctl.contact import Answer, Facts
-from clusterctl.errors import Finding, InputError, PreflightError
-from clusterctl.inventory import Host, Inventory
-from clusterctl.remote import Access
-from clusterctl.untrusted import Malformed
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.nodes import contact, remote
+from clusterctl.nodes.contact import Answer, Facts
+from clusterctl.nodes.remote import Access
+from clusterctl.run import preflight
+from clusterctl.util import paths
+from clusterctl.util.errors import Finding, InputError, PreflightError
+from clusterctl.util.untrusted import Malformed
+from clusterctl.workspace import hardware
 
 from .ssh_server import Server, ed25519, host, inventory, known, listening, shell
 from .test_hardware import gpu, reply

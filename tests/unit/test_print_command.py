@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from ansible.module_utils import cluster_backup
 
-from clusterctl import backup, home, paths, secrets
+from clusterctl.commands import backup
+from clusterctl.util import paths
+from clusterctl.workspace import home, secrets
 
 from .test_cli import clusterctl
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl import paths
-from clusterctl.slurm import Head
+from clusterctl.slurm.client import Head
+from clusterctl.util import paths
 from tests.unit.test_role_plugins import plugin
 
 JOB = plugin("library/slurm_job_proof")

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl import converge, paths, pruning, schema, secrets
-from clusterctl.errors import InputError, Interrupted, WorkersFailed
-from clusterctl.outcome import Ledger
-from clusterctl.screen import Screen
+from clusterctl.ansible.outcome import Ledger
+from clusterctl.inventory import schema
+from clusterctl.run import converge, pruning
+from clusterctl.ui.screen import Screen
+from clusterctl.util import paths
+from clusterctl.util.errors import InputError, Interrupted, WorkersFailed
+from clusterctl.workspace import secrets
 
 from .test_cli import clusterctl
 

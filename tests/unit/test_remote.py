@@ -9,8 +9,8 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from clusterctl import remote, trust
-from clusterctl.remote import Access, ContactError, Failure, Session
+from clusterctl.nodes import remote, trust
+from clusterctl.nodes.remote import Access, ContactError, Failure, Session
 
 from .ssh_server import Server, ed25519, host, known, listening
 

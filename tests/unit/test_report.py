@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import __version__, inventory, remote, report
-from clusterctl.errors import ClusterctlError, Finding, HeadFailed, Interrupted, WorkersFailed
-from clusterctl.events import Change, Ended, Event, PlaybookStarted, PlayStarted, Result, Stopped, TaskStarted
-from clusterctl.inventory import Host
-from clusterctl.outcome import Ledger
-from clusterctl.progress import Progress
-from clusterctl.runner import Output
-from clusterctl.screen import Screen
-from clusterctl.text import duration, fold, plural
+from clusterctl import __version__
+from clusterctl.ansible.events import Change, Ended, Event, PlaybookStarted, PlayStarted, Result, Stopped, TaskStarted
+from clusterctl.ansible.outcome import Ledger
+from clusterctl.ansible.runner import Output
+from clusterctl.inventory import model as inventory
+from clusterctl.inventory.model import Host
+from clusterctl.nodes import remote
+from clusterctl.ui import report
+from clusterctl.ui.progress import Progress
+from clusterctl.ui.screen import Screen
+from clusterctl.util.errors import ClusterctlError, Finding, HeadFailed, Interrupted, WorkersFailed
+from clusterctl.util.text import duration, fold, plural
 
 ROLE = "munge"
 PATH = "roles/munge/tasks/main.yml:3"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleError
 
-from clusterctl import paths
+from clusterctl.util import paths
 
 
 def plugin(path: str) -> ModuleType:

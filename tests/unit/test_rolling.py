@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 
-from clusterctl import converge, hardware, inventory, rolling, runner, upgrade
-from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, WorkersFailed
-from clusterctl.events import Change, Ended, HostStats, PlaybookStarted, PlayStarted, Result, Stats, TaskStarted
-from clusterctl.outcome import Ledger
-from clusterctl.plan import Plan
-from clusterctl.remote import Access
-from clusterctl.rolling import Pace, Rolling
-from clusterctl.screen import Screen
+from clusterctl.ansible import runner
+from clusterctl.ansible.events import Change, Ended, HostStats, PlaybookStarted, PlayStarted, Result, Stats, TaskStarted
+from clusterctl.ansible.outcome import Ledger
+from clusterctl.commands import upgrade
+from clusterctl.commands.plan import Plan
+from clusterctl.inventory import model as inventory
+from clusterctl.nodes.remote import Access
+from clusterctl.run import converge, rolling
+from clusterctl.run.rolling import Pace, Rolling
+from clusterctl.ui.screen import Screen
+from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, WorkersFailed
+from clusterctl.workspace import hardware
 
 INVENTORY = """\
 all:
@@ -38,7 +42,7 @@ class Slurm:
         self.busy: set[str] = set()
         self.out: set[str] = set()
 
-    def of(self, site: converge.Site) -> "Slurm":
+    def of(self, head: object, access: object) -> "Slurm":
         return self
 
     def __enter__(self) -> "Slurm":

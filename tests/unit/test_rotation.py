@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import converge, inventory, rotation, secrets
-from clusterctl.converge import Options, Site, Work
-from clusterctl.errors import ClusterctlError, HeadFailed, InputError, Interrupted, WorkersFailed
-from clusterctl.events import Result
-from clusterctl.outcome import Ledger
-from clusterctl.remote import Access
-from clusterctl.screen import Screen
+from clusterctl.ansible.events import Result
+from clusterctl.ansible.outcome import Ledger
+from clusterctl.commands import rotation
+from clusterctl.inventory import model as inventory
+from clusterctl.nodes.remote import Access
+from clusterctl.run import converge
+from clusterctl.run.converge import Options, Site, Work
+from clusterctl.ui.screen import Screen
+from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, Interrupted, WorkersFailed
+from clusterctl.workspace import secrets
 
 SKIPPED, STOPPED = WorkersFailed("gpu02 left out"), Interrupted("Ctrl-C")
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterctl import paths, remote, route
-from clusterctl.errors import InputError
-from clusterctl.inventory import Host
-from clusterctl.remote import Access, ContactError, Failure
-from clusterctl.route import Route
+from clusterctl.inventory.model import Host
+from clusterctl.nodes import remote, route
+from clusterctl.nodes.remote import Access, ContactError, Failure
+from clusterctl.nodes.route import Route
+from clusterctl.util import paths
+from clusterctl.util.errors import InputError
 
 from .ssh_server import Server, host
 

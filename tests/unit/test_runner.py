@@ -19,10 +19,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl import events, lock, paths, redaction, runner
-from clusterctl.errors import ClusterctlError, Interrupted, Locked, WorkersFailed
-from clusterctl.outcome import Ledger
-from clusterctl.run_directory import RUNS_KEPT, RunDirectory
+from clusterctl.ansible import events, runner
+from clusterctl.ansible.outcome import Ledger
+from clusterctl.ansible.run_directory import RUNS_KEPT, RunDirectory
+from clusterctl.run import lock
+from clusterctl.util import paths, redaction
+from clusterctl.util.errors import ClusterctlError, Interrupted, Locked, WorkersFailed
 
 GUARD = 60.0  # seconds after which a test that waits is stuck
 
@@ -508,10 +510,13 @@ SLOW = """
 DRIVER = """
 import sys
 from pathlib import Path
-from clusterctl import cli, converge, lock, runner
-from clusterctl.outcome import Ledger
-from clusterctl.remote import Access
-from clusterctl.screen import Screen
+from clusterctl.ansible import runner
+from clusterctl.ansible.outcome import Ledger
+from clusterctl.ansible.run_directory import RunDirectory
+from clusterctl.cli import app as cli
+from clusterctl.run import converge, lock
+from clusterctl.nodes.remote import Access
+from clusterctl.ui.screen import Screen
 
 here = Path(sys.argv[1])
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl import lock, runs
-from clusterctl.errors import InputError
-from clusterctl.logs import choose, replay, show_all
-from clusterctl.screen import Screen
+from clusterctl.commands.logs import choose, replay, show_all
+from clusterctl.run import lock, runs
+from clusterctl.ui.screen import Screen
+from clusterctl.util.errors import InputError
 
 NOW = datetime(2026, 11, 21, 4, tzinfo=UTC)
 FAILED = "20261121T010000Z-bootstrap"

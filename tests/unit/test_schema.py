@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl import docs_variables, inventory, paths, schema
-from clusterctl.errors import ClusterctlError, InputError
+from clusterctl.cli import docs_variables
+from clusterctl.inventory import model as inventory
+from clusterctl.inventory import schema
+from clusterctl.util import paths
+from clusterctl.util.errors import ClusterctlError, InputError
 
 from . import small_content
 
@@ -135,7 +138,7 @@ def test_no_spec_has_a_default_and_no_variable_two_specs() -> None:
 
 def test_the_documentation_is_what_the_generator_prints() -> None:
     page = (CONTENT / "docs/variables.md").read_text(encoding="utf-8")
-    assert page == docs_variables.markdown(schema.load()), "run python -m clusterctl.docs_variables > docs/variables.md"
+    assert page == docs_variables.markdown(schema.load()), "python -m clusterctl.cli.docs_variables > docs/variables.md"
 
 
 @pytest.mark.parametrize("name", ["a'b", 'a"b', "a%h", "a$b", "a`b", "a\\b"])

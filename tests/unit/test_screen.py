@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusterctl.screen import Screen
+from clusterctl.ui.screen import Screen
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from urllib.parse import quote, quote_plus
 import bcrypt
 import pytest
 
-from clusterctl import secrets
-from clusterctl.errors import ClusterctlError, InputError
-from clusterctl.redaction import Redactor
-from clusterctl.untrusted import bare
+from clusterctl.util.errors import ClusterctlError, InputError
+from clusterctl.util.redaction import Redactor
+from clusterctl.util.untrusted import bare
+from clusterctl.workspace import secrets
 from tests.labs import REPOSITORY
 
 from . import small_content
@@ -170,14 +170,13 @@ def test_ansibles_settings_of_a_user_do_not_reach_us(cluster: Path, tmp_path: Pa
     (tmp_path / "ansible.cfg").write_text(
         "[defaults]\nvault_id_match = true\nlog_path = stolen.log\n[", encoding="utf-8"
     )
-    script = (
-        "import sys, pathlib; from clusterctl import secrets; print(len(secrets.values(pathlib.Path(sys.argv[1]))))"
-    )
+    read = "len(secrets.values(pathlib.Path(sys.argv[1])))"
+    script = f"import sys, pathlib; from clusterctl.workspace import secrets; print({read})"
     hostile = {"ANSIBLE_CONFIG": "/no/such.cfg", "ANSIBLE_LOG_PATH": "stolen.log", "ANSIBLE_DEBUG": "1"}
     run = subprocess.run(
         [sys.executable, "-c", script, str(cluster)],
         cwd=tmp_path,
-        env=dict(os.environ) | hostile | {"PYTHONPATH": str(Path(secrets.__file__).parents[1])},
+        env=dict(os.environ) | hostile | {"PYTHONPATH": str(Path(secrets.__file__).parents[2])},
         capture_output=True,
         text=True,
         check=False,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import paths
+from clusterctl.util import paths
 
 CHECK = paths.content() / "roles/slurm_head/files/slurm-conf-check"
 # The library and the folder of the plugins. Debian: packages.debian.org, file list of slurm-wlm-basic-plugins.

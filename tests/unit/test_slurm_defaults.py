@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl import preflight, slurm_defaults
-from clusterctl.hardware import Hardware
+from clusterctl.inventory import slurm_defaults
+from clusterctl.run import preflight
+from clusterctl.workspace.hardware import Hardware
 
 from .ssh_server import host, inventory
 from .test_hardware import gpu

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from clusterctl import paths
+from clusterctl.util import paths
 
 NODE = (
     "NodeName=gpu01 Arch=x86_64 CoresPerSocket=2  CPUAlloc=2 CPUEfctv=2 CPUTot=2 CPULoad=3.39 AvailableFeatures=(null) "

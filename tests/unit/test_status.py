@@ -23,14 +23,19 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clusterctl import certificates, hardware, paths, probe, pruning, slurm_state, status, status_page, upgrade
-from clusterctl.contact import Alert, Alerts, Drift, Item
-from clusterctl.remote import Access
-from clusterctl.report import Screen
-from clusterctl.runs import Run
-from clusterctl.screen import at_commas
-from clusterctl.slurm_state import Slurm, SlurmNode
-from clusterctl.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Status
+from clusterctl.commands import status, status_page, upgrade
+from clusterctl.commands.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Status
+from clusterctl.nodes import probe
+from clusterctl.nodes.contact import Alert, Alerts, Drift, Item
+from clusterctl.nodes.remote import Access
+from clusterctl.run import pruning
+from clusterctl.run.runs import Run
+from clusterctl.slurm import state as slurm_state
+from clusterctl.slurm.state import Slurm, SlurmNode
+from clusterctl.ui.report import Screen
+from clusterctl.ui.screen import at_commas
+from clusterctl.util import paths
+from clusterctl.workspace import certificates, hardware
 
 from .ssh_server import Server, ed25519, host, inventory, known, listening, shell
 from .test_hardware import node as recorded
@@ -224,7 +229,7 @@ def our_causes() -> set[str]:
     """The causes under which our own programs drain nodes, as they have them."""
     found = {upgrade.What().cause, upgrade.What(system=True).cause, upgrade.REBOOT}
     for pattern, paths_ in (
-        (r"\.drain\(\s*\"([^\"]+)\"", paths.content().glob("clusterctl/*.py")),
+        (r"\.drain\(\s*\"([^\"]+)\"", paths.content().glob("clusterctl/*/*.py")),
         (r"slurm-drain, ([\w-]+),", paths.content().glob("roles/*/tasks/*.yml")),
         (r"\[LEDGER, \"([^\"]+)\"", paths.content().glob("roles/slurm_head/files/slurm-health")),
         (r"verify_cause: ([\w-]+)", paths.content().glob("roles/verify/defaults/main.yml")),

@@ -11,13 +11,14 @@ from typing import Any
 import paramiko
 import pytest
 
-from clusterctl import converge, remote, trust
-from clusterctl import known_hosts as trusted
-from clusterctl.errors import InputError, Interrupted, PreflightError
-from clusterctl.inventory import Host
-from clusterctl.known_hosts import HostKey
-from clusterctl.remote import Access
-from clusterctl.screen import Screen
+from clusterctl.inventory.model import Host
+from clusterctl.nodes import known_hosts as trusted
+from clusterctl.nodes import remote, trust
+from clusterctl.nodes.known_hosts import HostKey
+from clusterctl.nodes.remote import Access
+from clusterctl.run import converge
+from clusterctl.ui.screen import Screen
+from clusterctl.util.errors import InputError, Interrupted, PreflightError
 
 from .ssh_server import Server, ed25519, host, inventory, known, listening
 

@@ -1,0 +1,1 @@
+"""Start Ansible, follow its events, and judge what became of a run."""

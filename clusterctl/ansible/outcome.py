@@ -1,0 +1,301 @@
+"""What became of a run, told from its events alone: per role, per host, and as an exit code.
+
+Ansible's own exit code is no witness: it is 0 for a misspelled group and 4 for four different things.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from clusterctl.ansible.events import (
+    LOST,
+    Change,
+    Ended,
+    Event,
+    PlaybookStarted,
+    PlayStarted,
+    Result,
+    Stats,
+    Stopped,
+    TaskStarted,
+)
+from clusterctl.util.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
+from clusterctl.util.text import fold
+
+
+@dataclass
+class Stage:
+    """One role in one play (or the play's own tasks): what a progress line shows. Times are of `time.monotonic`."""
+
+    play: str
+    role: str
+    total: int
+    began: float
+    ended: float | None = None
+    task: str = ""
+    answered: set[str] = field(default_factory=set)  # hosts that are through with the task under way
+    hosts: set[str] = field(default_factory=set)  # hosts heard of at all
+    busy: set[str] = field(default_factory=set)  # hosts where a task was not skipped
+    changed: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+    @property
+    def label(self) -> str:
+        return self.role or self.task
+
+    def seconds(self, now: float) -> float:
+        return (self.ended if self.ended is not None else now) - self.began
+
+
+@dataclass
+class Host:
+    """One host's part in a run; `changed` counts tasks that changed something, as Ansible does."""
+
+    ok: int = 0
+    changed: int = 0
+    failed: bool = False
+    unreachable: bool = False
+    behind: bool = False
+    changes: list[tuple[str, Change]] = field(default_factory=list)  # (role, change)
+
+    @property
+    def status(self) -> str:
+        if self.unreachable or self.failed:
+            return "unreachable" if self.unreachable else "failed"
+        return "behind" if self.behind else "ok"
+
+
+class Ledger:
+    """Adds up a run's events as they come."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.began = clock()
+        self.stages: list[Stage] = []
+        self.hosts: dict[str, Host] = {}
+        self.failures: list[Result] = []
+        self.notes: dict[str, list[str]] = {}  # note -> hosts
+        self.installed: dict[str, dict[str, dict[str, str]]] = {}  # role -> package -> host -> version
+        self.roles: dict[str, list[str]] = {}  # role -> hosts that ran it without failing
+        self.empty_plays: list[PlayStarted] = []
+        self.plays_to_come: list[str] = []
+        self.results = 0
+        self.stopped = False  # also set by who asked for it: a run that is killed cannot say so itself
+        self.why = "interrupted as asked"
+        self.orderly = False
+        self.ended = False
+        self._play = PlayStarted("")
+        self._rehearsed = False
+        self._before: dict[str, int] = {}  # changes of a host by the playbooks before this one
+        self._left: set[str] = set()  # hosts that failed or could not be reached in the playbook under way
+        self._order: dict[str, int] = {}
+
+    @property
+    def stage(self) -> Stage | None:
+        """The stage under way."""
+        return self.stages[-1] if self.stages and self.stages[-1].ended is None else None
+
+    def seconds(self) -> float:
+        return self._clock() - self.began
+
+    def _forget(self) -> None:
+        """Forget what came so far, which was a rehearsal; the time goes on."""
+        began = self.began
+        self.__init__(self._clock)  # type: ignore[misc]
+        self.began = began
+
+    def lost(self) -> set[str]:
+        """Hosts that failed or could not be reached: nothing more runs on them."""
+        return {name for name, host in self.hosts.items() if host.failed or host.unreachable}
+
+    def behind(self) -> set[str]:
+        """Hosts that the others did not wait for: what is left to do there is still to be done."""
+        return {name for name, host in self.hosts.items() if host.status == "behind"}
+
+    def ordered(self, hosts: Collection[str]) -> list[str]:
+        """Return hosts in the order of the inventory."""
+        return sorted(hosts, key=lambda name: (self._order.get(name, len(self._order)), name))
+
+    def add(self, event: Event) -> Stage | None:
+        """Take an event in; returns the stage that it brought to its end, if any."""
+        match event:
+            case PlaybookStarted():  # a run may have several, one after the other
+                if self._rehearsed and not event.check:
+                    self._forget()
+                self._rehearsed = event.check
+                self.plays_to_come, self.empty_plays, self.ended = list(event.plays), [], False
+                self._before = {name: host.changed for name, host in self.hosts.items()}
+                self._left.clear()
+                for host in self.hosts.values():
+                    host.behind = False
+            case PlayStarted():
+                ended = self._close()
+                if event.name in self.plays_to_come:
+                    self.plays_to_come.remove(event.name)
+                self._play = event
+                for name in event.hosts:
+                    self._order.setdefault(name, len(self._order))
+                if not event.hosts:
+                    self.empty_plays.append(event)
+                return ended
+            case TaskStarted():
+                return self._task(event)
+            case Result():
+                self._result(event)
+            case Stats():
+                self._stats(event)
+            case Stopped():
+                self.stopped = self.orderly = True
+                return self._close()
+            case Ended():
+                self.ended = True
+                return self._close()
+        return None
+
+    def _close(self) -> Stage | None:
+        stage = self.stage
+        if stage:
+            stage.ended = self._clock()
+            if stage.role:
+                had = self.roles.get(stage.role, [])
+                self.roles[stage.role] = self.ordered({*had, *stage.busy} - stage.failed)
+        return stage
+
+    def _task(self, event: TaskStarted) -> Stage | None:
+        stage, ended = self.stage, None
+        if stage is None or stage.role != event.role:
+            ended = self._close()
+            total = len(set(self._play.hosts) - self._left - self.behind())
+            stage = Stage(event.play, event.role, total, self._clock())
+            self.stages.append(stage)
+        stage.task = event.task
+        stage.answered.clear()
+        return ended
+
+    def _result(self, result: Result) -> None:
+        self.results += 1
+        host = self.hosts.setdefault(result.host, Host())
+        host.ok += result.status == "ok"
+        host.changed += result.status == "changed"
+        host.failed |= result.status == "failed"
+        host.unreachable |= result.status == "unreachable"
+        host.behind |= result.status == "behind"
+        # What is no node_state's says only that it changed something.
+        changes = result.changes or ((Change("task", result.task, ""),) if result.status == "changed" else ())
+        host.changes.extend((result.role, change) for change in changes)
+        if result.status in LOST:
+            self._left.add(result.host)
+            self.failures.append(result)
+        for note in result.notes:
+            hosts = self.notes.setdefault(note, [])
+            if result.host not in hosts:
+                hosts.append(result.host)
+        for package, version in result.versions.items():
+            self.installed.setdefault(result.role, {}).setdefault(package, {})[result.host] = version
+        if (stage := self.stage) and result.status != "behind":
+            stage.hosts.add(result.host)
+            stage.answered.add(result.host)
+            if result.status != "skipped":
+                stage.busy.add(result.host)
+            if result.status == "changed":
+                stage.changed.add(result.host)
+            if result.status in LOST:
+                stage.failed.add(result.host)
+
+    def _stats(self, event: Stats) -> None:
+        """Let Ansible's final count correct ours where a playbook's own rescue, or a bug, made them part."""
+        for name, count in event.hosts.items():
+            host = self.hosts.setdefault(name, Host())
+            host.failed, host.unreachable = count.failed > 0, count.unreachable > host.behind
+            host.changed = self._before.get(name, 0) + count.changed
+        self.failures = [result for result in self.failures if self.hosts[result.host].status != "ok"]
+
+    def judge(
+        self,
+        groups: Mapping[str, Collection[str]],
+        critical: Collection[str],
+        skipped: Collection[str] = (),
+        more: bool = False,
+    ) -> ClusterctlError | None:
+        """Return what the run failed with, None if all is well.
+
+        `groups` has the hosts of each group that the run was meant for, `critical` are the hosts without which
+        nothing goes on (the heads), `skipped` those left out because they could not be reached. Where `more` playbooks
+        are to come, a stop counts that was asked for too late to end this one.
+        """
+        lost = self.lost()
+        if not self.ended and not self.stopped:
+            return ClusterctlError("Ansible ended without finishing the playbook.")
+        if heads := sorted(lost & set(critical)):
+            return HeadFailed(f"{fold(heads)}, the head, failed; the run stopped there.")
+        if not self.ended or (self.stopped and (more or self.behind())):
+            orderly = self.orderly or (more and self.ended)
+            under_way = "nothing is under way any more" if orderly else "a task may still run to its end on a node"
+            left = f"; {fold(self.ordered(behind))} was left behind" if (behind := self.behind()) else ""
+            return Interrupted(f"{self.why}{left}; {under_way}.")
+        if lost or skipped:
+            rest = f"not run: {', '.join(self.plays_to_come)}" if self.plays_to_come else "everything else is done"
+            parts = [f"{fold(sorted(lost))} failed"] if lost else []
+            parts += [f"{fold(skipped)} left out"] if skipped else []
+            return WorkersFailed(f"{', '.join(parts)}; {rest}.")
+        if forgotten := [play.name for play in self.empty_plays if _expected(play.pattern, groups)]:
+            return ClusterctlError(f"Ansible found no host for: {', '.join(forgotten)}. The inventory has some.")
+        if not self.results:
+            return ClusterctlError("Ansible did nothing at all.")
+        return None
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run as plain data for summary.json and `--output json`."""
+        return {
+            "seconds": round(self.seconds(), 1),
+            "hosts": {
+                name: {
+                    "status": host.status,
+                    "ok": host.ok,
+                    "changed": host.changed,
+                    "changes": [{"role": role, **change.as_dict()} for role, change in host.changes],
+                }
+                for name, host in self.hosts.items()
+            },
+            "stages": [
+                {
+                    "play": stage.play,
+                    "role": stage.role,
+                    "hosts": sorted(stage.hosts),
+                    "changed": sorted(stage.changed),
+                    "failed": sorted(stage.failed),
+                    "seconds": round(stage.seconds(self._clock()), 1),
+                }
+                for stage in self.stages
+            ],
+            "roles": {
+                role: {"hosts": hosts, "versions": self.installed.get(role, {})}
+                for role, hosts in self.roles.items()
+                if hosts
+            },
+            "failures": [
+                {
+                    "host": r.host,
+                    "role": r.role,
+                    "task": r.task,
+                    "path": r.path,
+                    "status": r.status,
+                    "message": r.message,
+                }
+                for r in self.failures
+            ],
+            "notes": [{"note": note, "hosts": hosts} for note, hosts in self.notes.items()],
+        }
+
+
+def _expected(pattern: str, groups: Mapping[str, Collection[str]]) -> set[str]:
+    """Return the hosts that a play's pattern means: `a:b` either, `:&c` only those also in c, `:!d` but those in d."""
+    parts = [part.strip() for part in pattern.replace(",", ":").split(":")]
+    hosts = {host for part in parts for host in groups.get(part, ())}
+    for part in parts:
+        if part.startswith("&"):
+            hosts &= set(groups.get(part[1:], ()))
+        elif part.startswith("!"):
+            hosts -= set(groups.get(part[1:], ()))
+    return hosts

@@ -1,0 +1,840 @@
+"""The command line: verbs, flags, exit codes. What a verb needs is imported when it is called, so `--help` is quick."""
+
+import contextlib
+import errno
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from clusterctl import __version__
+from clusterctl.cli import completion
+from clusterctl.util.errors import ClusterctlError, Interrupted
+
+# Verbs whose command line is a module's own: (module, a Typer app or one command's function, summary for --help).
+_ELSEWHERE = {
+    "init": (
+        "clusterctl.commands.initialise",
+        "init_command",
+        "Make a cluster's directory with a small, commented inventory.",
+    ),
+    "lab": ("clusterctl.lab.cli", "app", "A cluster in containers on this machine, with simulated GPUs."),
+}
+_ORDER = (
+    *("init", "validate", "plan", "bootstrap", "verify", "status", "check", "logs"),
+    *("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "secret"),
+    *("docs", "lab"),
+)
+_WATCH_SECONDS = 5
+
+
+class Verbs(TyperGroup):
+    """A verb that has verbs of its own."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(limit=100)) for name in self.list_commands(ctx)]
+            )
+
+
+class _AllVerbs(TyperGroup):
+    """Lists the verbs in the order in which a cluster meets them, and loads those of other modules when called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_ORDER)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and cmd_name in _ELSEWHERE:
+            module, name, _ = _ELSEWHERE[cmd_name]
+            found = getattr(importlib.import_module(module), name)
+            if not isinstance(found, typer.Typer):
+                function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
+                found.command(cmd_name)(function)
+            self.commands[cmd_name] = typer.main.get_command(found)
+            self.commands[cmd_name].name = cmd_name
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in _ORDER:  # a typo: let the search for the nearest verb know all
+            for name in _ELSEWHERE:
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        rows = []
+        for name in _ORDER:
+            summary = _ELSEWHERE[name][2] if name in _ELSEWHERE else self.commands[name].get_short_help_str(limit=100)
+            rows.append((name, summary))
+        with formatter.section("Verbs"):
+            formatter.write_dl(rows)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, typer.Abort):  # before click turns them into "Aborted!" and exit 1
+            raise Interrupted("Interrupted.") from None
+        except BrokenPipeError:
+            raise typer.Exit(Interrupted.exit_code) from None
+
+
+class Format(StrEnum):
+    """What `--output` may be."""
+
+    text = "text"
+    json = "json"
+
+
+app = typer.Typer(
+    cls=_AllVerbs,
+    name="clusterctl",
+    no_args_is_help=True,
+    subcommand_metavar="VERB ...",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 ok, 1 bug or unwritable output, 2 bad input, 3 nodes unfit and unchanged, "
+    "4 some workers failed, 5 head failed, 6 another run holds the lock, 7 interrupted, 10 a plan with changes.",
+)
+
+_Inventory = Annotated[
+    Path,
+    typer.Argument(help="The cluster's inventory.yaml, or its directory.", metavar="INVENTORY", show_default=False),
+]
+_Output = Annotated[Format, typer.Option(help="json: one object on stdout, progress on stderr.")]
+_Verbose = Annotated[
+    int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Show Ansible's own output; -vvv: all.")
+]
+_Limit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NODES",
+        help="Only these hosts or groups, with commas between.",
+        show_default=False,
+        autocompletion=completion.limit,
+    ),
+]
+_Forks = Annotated[int | None, typer.Option(min=1, max=1000, help="Nodes worked on at once. [default: 50]")]
+_NewKeys = Annotated[bool, typer.Option("--accept-new-host-keys", help="Record SSH host keys of nodes never seen.")]
+_Skip = Annotated[
+    bool, typer.Option("--skip-unreachable", help="Leave out unreachable or unconfined workers (exit 4).")
+]
+_Adopt = Annotated[bool, typer.Option("--adopt", help="Replace a Slurm, or take over a head, that is another's.")]
+_Nodes = Annotated[
+    list[str],
+    typer.Argument(help="Names of workers.", metavar="NODE...", show_default=False, autocompletion=completion.workers),
+]
+_Address = Annotated[
+    list[str] | None,
+    typer.Option(help="Its address; once for each node, in their order. [default: the name resolves]", metavar="A"),
+]
+_Group = Annotated[
+    str,
+    typer.Option(help="The group of workers that it joins.", metavar="G", autocompletion=completion.groups),
+]
+_Dead = Annotated[bool, typer.Option("--dead", help="They are gone: contact the head alone.")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ROLE", help="Only this role's packages; may be repeated.", autocompletion=completion.roles),
+]
+_System = Annotated[
+    bool, typer.Option("--os", help="All other packages: kernel, security. Reboots where that asks for it.")
+]
+_Stay = Annotated[bool, typer.Option("--no-reboot", help="With --os: reboot no node, and say which would have to be.")]
+_Batch = Annotated[str, typer.Option(metavar="N|P%", help="Workers at once; of P% at least one.")]
+_MaxFailures = Annotated[
+    int, typer.Option(min=1, metavar="K", help="Failed workers after which no other batch begins.")
+]
+_Timeout = Annotated[
+    float | None,
+    typer.Option(min=0, help="Minutes for which a batch waits for its jobs. [default: for ever]", metavar="T"),
+]
+_AskPass = Annotated[bool, typer.Option("-K", "--ask-become-pass", help="Ask once for the password that sudo wants.")]
+_PassFile = Annotated[
+    Path | None,
+    typer.Option("--become-password-file", metavar="FILE", help="Read it from a 0600 file.", show_default=False),
+]
+_Print = Annotated[
+    bool, typer.Option("--print-command", help="Print the plain ansible-playbook command, and what it leaves to you.")
+]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"clusterctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    context: typer.Context,
+    verbose: _Verbose = 0,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None:
+    """Turn a list of Linux servers into a working GPU cluster, and keep it working."""
+    context.obj = verbose
+    try:
+        Path.cwd()
+    except OSError as error:
+        from clusterctl.util.errors import InputError, Problem
+
+        raise InputError([Problem(None, "working directory", f"cannot be used: {error.strerror}", "cd")]) from None
+
+
+def _options(verb: str, given: dict[str, Any], **more: Any) -> Any:
+    """Return what a verb was asked for: of its parameters those that mean the same for every verb, and `more`."""
+    from clusterctl.run.converge import Options
+
+    known = {field.name for field in fields(Options)}
+    asked: dict[str, Any] = {name: value for name, value in given.items() if name in known}
+    if "nodes" in asked:
+        asked["nodes"] = tuple(dict.fromkeys(asked["nodes"]))
+    if context := given.get("context"):
+        asked["verbosity"] = given.get("verbose", 0) + int(context.find_root().obj or 0)
+    asked["json"] = given.get("output") is Format.json
+    return Options(**{"verb": verb, "given": given["inventory"], **asked, **more})
+
+
+def _plan(verb: str, given: dict[str, Any], **more: Any) -> Any:
+    """Return the same for a plan; with -v it shows how files would change."""
+    options = _options("plan", given, planned=verb, **more)
+    return replace(options, diff=options.verbosity > 0, verbosity=max(0, options.verbosity - 1))
+
+
+@app.command()
+def validate(
+    context: typer.Context,
+    inventory: _Inventory,
+    online: Annotated[bool, typer.Option("--online", help="Contact the nodes too, and record their hardware.")] = False,
+    limit: _Limit = None,
+    accept_new_host_keys: _NewKeys = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+) -> None:
+    """Judge an inventory, and with --online the nodes."""
+    from clusterctl.run import converge
+
+    options = _options("validate", locals())
+    _end("validate", output, lambda: converge.validate(options, online))
+
+
+@app.command()
+def bootstrap(
+    context: typer.Context,
+    inventory: _Inventory,
+    limit: _Limit = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what would change, and change nothing.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show how files change.")] = False,
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    skip_unreachable: _Skip = False,
+    adopt: _Adopt = False,
+    new_head: Annotated[
+        bool, typer.Option("--new-head", help="Begin with an empty queue where the head was lost; jobs that run end.")
+    ] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Uninstall the roles of groups that hosts have left.")] = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Build the cluster, or bring it back to what the inventory says."""
+    from clusterctl.run import pruning
+
+    options = _options("bootstrap", locals(), flags=("--prune",) * prune)
+    _end("bootstrap", output, lambda: pruning.bootstrap(options, prune))
+
+
+@app.command()
+def docs(
+    page: Annotated[
+        str,
+        typer.Argument(metavar="[PAGE]", help="Its name; without, all names.", autocompletion=completion.pages),
+    ] = "",
+) -> None:
+    """Read the documentation: the guide, all variables, ports."""
+    import pydoc
+
+    from clusterctl.util import paths
+    from clusterctl.util.errors import InputError, Problem
+    from clusterctl.util.text import did_you_mean
+
+    pages = {path.stem: path for path in sorted((paths.content() / "docs").glob("*.md"))}
+    if page and page not in pages:
+        raise InputError([Problem(None, "PAGE", f'no page "{page}"', did_you_mean(page, pages) or ", ".join(pages))])
+    text = pages[page].read_text(encoding="utf-8") if page else "".join(f"{name}\n" for name in pages)
+    if page and sys.stdout.isatty():
+        pydoc.pager(text)
+    else:
+        typer.echo(text, nl=False)
+
+
+def _group(name: str, summary: str) -> typer.Typer:
+    """Add a verb that has verbs of its own."""
+    group = typer.Typer(
+        cls=Verbs, help=summary, subcommand_metavar="VERB ...", no_args_is_help=True, rich_markup_mode=None
+    )
+    app.add_typer(group, name=name)
+    return group
+
+
+_plans = _group("plan", "Say what a verb would change, and change nothing (exit 0: nothing, 10: something).")
+
+
+@_plans.command("bootstrap")
+def plan_bootstrap(
+    context: typer.Context,
+    inventory: _Inventory,
+    limit: _Limit = None,
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    skip_unreachable: _Skip = False,
+    adopt: _Adopt = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """What bootstrap would change."""
+    from clusterctl.commands import plan
+
+    options = _plan("bootstrap", locals())
+    _end("plan", output, lambda: plan.bootstrap(options))
+
+
+@_plans.command("add-node")
+def plan_add_node(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: _Nodes,
+    address: _Address = None,
+    group: _Group = "slurm_workers",
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    adopt: _Adopt = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """What add-node would change."""
+    from clusterctl.commands import membership
+
+    options = _plan("add-node", locals(), flags=membership.flags(address or (), group))
+    _end("plan", output, lambda: membership.add_node(options, address or (), group))
+
+
+@_plans.command("remove-node")
+def plan_remove_node(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: _Nodes,
+    dead: _Dead = False,
+    forks: _Forks = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """What remove-node would change."""
+    from clusterctl.commands import membership
+
+    options = _plan("remove-node", locals(), flags=("--dead",) * dead)
+    _end("plan", output, lambda: membership.remove_node(options, dead))
+
+
+@_plans.command("upgrade")
+def plan_upgrade(
+    context: typer.Context,
+    inventory: _Inventory,
+    only: _Only = None,
+    system: _System = False,
+    no_reboot: _Stay = False,
+    forks: _Forks = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """What upgrade would change."""
+    from clusterctl.commands import upgrade as work
+
+    what = work.What(tuple(only or ()), system, no_reboot)
+    options = _plan("upgrade", locals(), flags=what.flags())
+    _end("plan", output, lambda: work.preview(options, what))
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    inventory: _Inventory,
+    forks: _Forks = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Prove that the cluster works: services, a GPU job on two nodes, accounting, metrics."""
+    from clusterctl.run import converge
+
+    options = _options("verify", locals())
+    _end("verify", output, lambda: converge.run(options))
+
+
+class _Watching(TyperCommand):
+    """Lets `--watch` stand without its value, whatever follows it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = [*args, ""]
+        for at, word in enumerate(args):
+            if word in ("--watch", "-w") and not re.fullmatch(r"[0-9.]+", given[at + 1]):
+                args = [*args[:at], f"--watch={_WATCH_SECONDS}", *args[at + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_Watching)
+def status(
+    context: typer.Context,
+    inventory: _Inventory,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            "--watch", "-w", min=1, max=86400, metavar="[SECONDS]", show_default=False, help="Redraw until Ctrl-C."
+        ),
+    ] = None,
+    output: _Output = Format.text,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "-v", "--verbose", count=True, show_default=False, help="Show how each node's GPUs are connected."
+        ),
+    ] = 0,
+) -> None:
+    """Show how the cluster is, what it does, and where a node differs from what was set up."""
+    from clusterctl.commands.status_page import status_command
+
+    options = _options("status", locals())
+    _end("status", output, lambda: status_command(options, watch))
+
+
+@app.command()
+def check(
+    inventory: _Inventory,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Names of workers; all, if none.",
+            metavar="[NODE]...",
+            show_default=False,
+            autocompletion=completion.workers,
+        ),
+    ] = None,
+    diagnose: Annotated[
+        bool,
+        typer.Option(
+            "--diagnose", help="Reset GPUs with an XID of the hardware, and let the nodes back if all is well."
+        ),
+    ] = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+) -> None:
+    """Check the GPUs' health: driver, ECC, XIDs, links, heat, power (exit 4: something is wrong)."""
+    from clusterctl.commands.check import check_command
+
+    nodes = nodes or []
+    options = _options("check", locals())
+    _end("check", output, lambda: check_command(options, diagnose))
+
+
+@app.command()
+def logs(
+    inventory: _Inventory,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            show_default=False,
+            help="A run's name, how only its name begins, or last.",
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Print Ansible's whole log of that run.")] = False,
+    output: _Output = Format.text,
+) -> None:
+    """List past runs, or show what became of one."""
+    from clusterctl.commands.logs import logs_command
+
+    _end("logs", output, lambda: logs_command(inventory, run, full, output is Format.json))
+
+
+@app.command("add-node")
+def add_node(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: _Nodes,
+    address: _Address = None,
+    group: _Group = "slurm_workers",
+    yes: _Yes = False,
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    skip_unreachable: _Skip = False,
+    adopt: _Adopt = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Take workers in, new ones or such as stand in the inventory already; all others are left alone."""
+    from clusterctl.commands import membership
+
+    options = _options("add-node", locals(), flags=membership.flags(address or (), group))
+    _end("add-node", output, lambda: membership.add_node(options, address or (), group, yes))
+
+
+@app.command("remove-node")
+def remove_node(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: _Nodes,
+    dead: _Dead = False,
+    force: Annotated[bool, typer.Option("--force", help="Kill their jobs, after asking.")] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0, help="Minutes to wait for jobs; then exit 4. [default: for ever]", metavar="T"),
+    ] = None,
+    yes: _Yes = False,
+    forks: _Forks = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Take workers out: drain, wait for their jobs, unregister them on the head, clean them."""
+    from clusterctl.commands import membership
+
+    flags = ["--dead"] * dead + ["--force"] * force + (["--timeout", f"{timeout:g}"] if timeout is not None else [])
+    options = _options("remove-node", locals(), flags=tuple(flags))
+    _end("remove-node", output, lambda: membership.remove_node(options, dead, force, timeout, yes))
+
+
+@app.command("replace-node")
+def replace_node(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: _Nodes,
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    adopt: _Adopt = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Take reinstalled hardware in under its old name: new host key, new hardware record, bootstrap."""
+    from clusterctl.commands import membership
+
+    options = _options("replace-node", locals())
+    _end("replace-node", output, lambda: membership.replace_node(options))
+
+
+@app.command()
+def upgrade(
+    context: typer.Context,
+    inventory: _Inventory,
+    only: _Only = None,
+    system: _System = False,
+    no_reboot: _Stay = False,
+    batch: _Batch = "10%",
+    max_failures: _MaxFailures = 1,
+    timeout: _Timeout = None,
+    forks: _Forks = None,
+    skip_unreachable: _Skip = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Move packages to their pins, or to what the package sources carry: the head, then the workers around jobs."""
+    from clusterctl.commands import upgrade as work
+    from clusterctl.run.rolling import Pace
+
+    what, pace = work.What(tuple(only or ()), system, no_reboot), Pace(batch, max_failures, timeout)
+    options = _options("upgrade", locals(), flags=(*what.flags(), *pace.flags()))
+    _end("upgrade", output, lambda: work.upgrade(options, what, pace))
+
+
+@app.command()
+def reboot(
+    context: typer.Context,
+    inventory: _Inventory,
+    nodes: Annotated[
+        list[str],
+        typer.Argument(help="Names of hosts.", metavar="NODE...", show_default=False, autocompletion=completion.hosts),
+    ],
+    batch: _Batch = "10%",
+    max_failures: _MaxFailures = 1,
+    timeout: _Timeout = None,
+    forks: _Forks = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Reboot nodes around their jobs, and prove that they came back as they were."""
+    from clusterctl.commands import upgrade as work
+    from clusterctl.run.rolling import Pace
+
+    pace = Pace(batch, max_failures, timeout)
+    options = _options("reboot", locals(), flags=pace.flags())
+    _end("reboot", output, lambda: work.reboot(options, pace))
+
+
+@app.command()
+def backup(
+    context: typer.Context,
+    inventory: _Inventory,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Where the copy goes. [default: .clusterctl/backups in the cluster's directory]",
+            show_default=False,
+        ),
+    ] = None,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Save the queue and the accounting, and prove by a test restore that they are whole."""
+    from clusterctl.commands.backup import backup_command
+
+    options = _options("backup", locals(), flags=("--to", str(to)) if to else ())
+    _end("backup", output, lambda: backup_command(options, to))
+
+
+@app.command()
+def restore(
+    context: typer.Context,
+    inventory: _Inventory,
+    archive: Annotated[Path, typer.Argument(help="The backup.", metavar="BACKUP", show_default=False)],
+    yes: _Yes = False,
+    forks: _Forks = None,
+    accept_new_host_keys: _NewKeys = False,
+    skip_unreachable: _Skip = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    print_command: _Print = False,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Put the queue and the accounting back, on this head or on a new one, and bootstrap the cluster with them."""
+    from clusterctl.commands.backup import restore_command
+
+    options = _options("restore", locals(), flags=(str(archive), *["--yes"] * yes))
+    _end("restore", output, lambda: restore_command(options, archive, yes))
+
+
+@app.command()
+def trust(
+    inventory: _Inventory,
+    nodes: Annotated[
+        list[str],
+        typer.Argument(help="Nodes that were reinstalled.", metavar="NODE...", autocompletion=completion.hosts),
+    ],
+    accept_new_host_keys: _NewKeys = False,
+) -> None:
+    """Record the SSH host keys that nodes show now, in place of the ones on record."""
+    from clusterctl.run import converge
+
+    options = converge.Options("trust", inventory, ",".join(nodes), accept_new_host_keys=accept_new_host_keys)
+    _end("trust", Format.text, lambda: converge.trust(options))
+
+
+_secrets = _group("secret", "Print one of the cluster's secrets, or replace some on all nodes.")
+
+
+@_secrets.command("show")
+def secret_show(
+    inventory: _Inventory,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Its name, such as prometheus_password.", metavar="NAME", autocompletion=completion.secrets
+        ),
+    ],
+) -> None:
+    """Print one of the cluster's secrets."""
+    from clusterctl.commands import rotation
+    from clusterctl.run import converge
+
+    typer.echo(rotation.show(converge.Options("secret", inventory), name))
+
+
+@_secrets.command("authority")
+def secret_authority(inventory: _Inventory) -> None:
+    """Print the certificate of the cluster's own certificate authority."""
+    from clusterctl.commands import rotation
+    from clusterctl.run import converge
+
+    typer.echo(rotation.authority(converge.Options("secret", inventory)), nl=False)
+
+
+@_secrets.command("rotate")
+def secret_rotate(
+    context: typer.Context,
+    inventory: _Inventory,
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Their names, such as munge_key; `all` for all.",
+            metavar="NAME...",
+            autocompletion=completion.rotatable,
+        ),
+    ],
+    skip_unreachable: _Skip = False,
+    ask_become_pass: _AskPass = False,
+    become_password_file: _PassFile = None,
+    output: _Output = Format.text,
+    verbose: _Verbose = 0,
+) -> None:
+    """Replace secrets on all nodes while jobs run."""
+    from clusterctl.commands import rotation
+
+    options = _options("secret", locals(), subverb="rotate", flags=tuple(dict.fromkeys(names)))
+    _end("secret", output, lambda: rotation.rotate(options))
+
+
+def _end(verb: str, output: Format, work: Callable[[], int | None]) -> NoReturn:
+    """Do a verb's work and end with its exit code; with --output json an error is an object on stdout too."""
+    try:
+        raise typer.Exit(work() or 0)
+    except ClusterctlError as error:
+        if output is not Format.json:
+            raise
+        problems = [str(problem) for problem in getattr(error, "problems", ())]
+        print(json.dumps({"verb": verb, "exit_code": error.exit_code, "error": str(error), "problems": problems}))
+        raise typer.Exit(error.exit_code) from None
+
+
+def _show(error: ClusterctlError) -> None:
+    """Say on stderr what ended a verb."""
+    from clusterctl.ui import report
+    from clusterctl.ui.screen import Screen
+    from clusterctl.util.errors import InputError, PreflightError
+    from clusterctl.util.text import plural
+
+    screen = Screen(sys.stderr)
+    match error:
+        case PreflightError():
+            nodes = report.findings(screen, error.problems)
+            screen.say(("Not ready", "bold red"), f": {plural(nodes, 'node')}. Nothing was changed on any node.")
+            if error.hint:
+                screen.say(error.hint)
+        case InputError():
+            for problem in error.problems:
+                screen.say(str(problem))
+            screen.say((plural(len(error.problems), "problem"), "bold red"), "; no node was contacted.")
+        case _:
+            screen.say(("clusterctl: ", "bold red"), str(error))
+
+
+def _bug(error: BaseException) -> None:
+    handle, path = tempfile.mkstemp(prefix="clusterctl-bug-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+        file.write(f"clusterctl {__version__}, Python {sys.version}\n{''.join(traceback.format_exception(error))}")
+    text = " ".join("".join(c if c.isprintable() else " " for c in str(error)[:300]).split())
+    print(
+        f"clusterctl: this is a bug of ours: {type(error).__name__}: {text}\nPlease report it with {path}",
+        file=sys.stderr,
+    )
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> NoReturn:
+    """Run the command line and exit; the only place where an exception becomes words."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 - closed by the caller (>&-)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
+    code = 0
+    with _unheard():
+        try:
+            app()
+        except ClusterctlError as error:
+            code = error.exit_code
+            _show(error)
+        except KeyboardInterrupt:
+            code = Interrupted.exit_code
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BrokenPipeError:
+            code = Interrupted.exit_code
+            raise
+        except Exception as error:
+            code = ClusterctlError.exit_code
+            if _is_full(error):
+                raise
+            _bug(error)
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            if _is_full(error):
+                code = code or ClusterctlError.exit_code
+            raise
+    sys.exit(code)
+
+
+def _is_full(error: Exception) -> bool:
+    """Tell whether an error is of our output, which has no name, and of no reader that has gone away."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    return isinstance(error, OSError) and error.errno in full and error.filename is None
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Let it be no error that nobody reads what we print, and say where it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if _is_full(error):
+            with contextlib.suppress(OSError):
+                print(f"clusterctl: cannot write the output: {error.strerror}", file=sys.stderr)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)

@@ -1,0 +1,132 @@
+"""What a shell may complete: nodes, secrets, runs, roles, pages, labs. Read from this machine; no node is contacted.
+
+What cannot be read completes nothing: a shell would show an error in the middle of the line that is being typed.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import typer
+
+
+def _matching(find: Callable[[], Iterable[str]], begin: str, given: object = ()) -> list[str]:
+    """Return the names found that begin so and are not given yet; none where they cannot be read."""
+    taken = given if isinstance(given, list | tuple) else ()
+    try:
+        return [name for name in find() if name.startswith(begin) and name not in taken]
+    except Exception:
+        return []
+
+
+def _inventory(context: typer.Context) -> Path:
+    """Return the file of the inventory that was typed before."""
+    from clusterctl.workspace import home
+
+    # After an option whose value is being typed, click gives up on the words before it and leaves them in `args`.
+    given = context.params.get("inventory") or context.args[0]
+    return home.inventory_file(Path(given))
+
+
+def workers(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a worker's name."""
+    from clusterctl.workspace import home
+
+    def find() -> Iterable[str]:
+        return [host.name for host in home.load(_inventory(ctx)).in_group("slurm_workers")]
+
+    return _matching(find, incomplete, ctx.params.get("nodes"))
+
+
+def hosts(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a host's name."""
+    from clusterctl.workspace import home
+
+    return _matching(
+        lambda: [host.name for host in home.load(_inventory(ctx)).hosts], incomplete, ctx.params.get("nodes")
+    )
+
+
+def limit(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the last of several hosts and groups with commas between."""
+    from clusterctl.workspace import home
+
+    before, comma, last = incomplete.rpartition(",")
+
+    def find() -> Iterable[str]:
+        inventory = home.load(_inventory(ctx))
+        return [*(host.name for host in inventory.hosts), *(name for name in inventory.groups if name != "all")]
+
+    return [f"{before}{comma}{name}" for name in _matching(find, last, before.split(","))]
+
+
+def groups(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a group of workers."""
+    from clusterctl.workspace import home
+
+    def find() -> Iterable[str]:
+        inventory = home.load(_inventory(ctx))
+        workers = {host.name for host in inventory.in_group("slurm_workers")}
+        return [name for name, members in inventory.groups.items() if name != "all" and {*members} <= workers]
+
+    return _matching(find, incomplete)
+
+
+def runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a run's name."""
+    from clusterctl.run import runs
+
+    return _matching(lambda: ["last", *runs.names(_inventory(ctx).parent)], incomplete)
+
+
+def secrets(incomplete: str) -> list[str]:
+    """Complete a secret's name."""
+    from clusterctl.workspace import secrets
+
+    return _matching(lambda: secrets.names(), incomplete)
+
+
+def rotatable(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a secret that can be replaced."""
+    from clusterctl.workspace import secrets
+
+    return _matching(lambda: ["all", *secrets.rotatable()], incomplete, ctx.params.get("names"))
+
+
+def roles(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a role that has packages."""
+    from clusterctl.commands import upgrade
+
+    return _matching(lambda: sorted(upgrade.roles()), incomplete, ctx.params.get("only"))
+
+
+def pages(incomplete: str) -> list[str]:
+    """Complete a page of the documentation."""
+    from clusterctl.util import paths
+
+    return _matching(lambda: sorted(path.stem for path in (paths.content() / "docs").glob("*.md")), incomplete)
+
+
+def labs(incomplete: str) -> list[str]:
+    """Complete a lab's name."""
+    from clusterctl.lab import lab
+
+    return _matching(lab.names, incomplete)
+
+
+def lab_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a node of a lab."""
+    from clusterctl.lab.lab import Lab
+
+    def find() -> Iterable[str]:
+        lab = Lab(ctx.params.get("name") or "lab")
+        settings = lab.settings()
+        return [node.name for node in lab.nodes(settings)] if settings else []
+
+    return _matching(find, incomplete)
+
+
+def faults(incomplete: str) -> list[str]:
+    """Complete a fault."""
+    from clusterctl.lab import fault
+
+    return _matching(lambda: fault.FAULTS, incomplete)

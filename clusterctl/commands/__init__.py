@@ -1,0 +1,1 @@
+"""One module for each verb, or for verbs that belong together."""

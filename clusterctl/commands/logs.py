@@ -1,0 +1,172 @@
+"""Past runs, as a table, and each as its own last page said it. Nothing is contacted and nothing is written."""
+
+import json
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from clusterctl.ansible import events
+from clusterctl.ansible.outcome import Ledger
+from clusterctl.inventory.document import shown
+from clusterctl.run import runs
+from clusterctl.run.runs import Run
+from clusterctl.ui.report import Page
+from clusterctl.ui.screen import Screen
+from clusterctl.util import files
+from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, Interrupted, Problem, WorkersFailed
+from clusterctl.util.redaction import throughout
+from clusterctl.util.text import did_you_mean, duration, plural
+from clusterctl.util.untrusted import bare, printable
+from clusterctl.workspace import home
+
+_LAST = "last"
+_NARROW = 80  # columns, below which what was asked for and the result have lines of their own
+_MAX_EVENTS = 1 << 30  # bytes: a run on 500 nodes that changes everything has some hundred MB of them
+_HALF_DONE: dict[int, type[ClusterctlError]] = {4: WorkersFailed, 5: HeadFailed, 7: Interrupted}
+
+
+def logs_command(given: Path, wanted: str | None, full: bool, as_json: bool) -> int:
+    """Print the past runs of the cluster, or one of them. Raises InputError."""
+    inventory = home.inventory_file(given)
+    directory = inventory.parent
+    # The inventory itself is not judged: what became of a run is wanted most where it was just broken.
+    try:
+        files.read(inventory)
+    except files.UnfitError as error:
+        raise InputError([Problem(None, str(inventory), str(error))]) from None
+    if problems := list(home.not_its_own(directory)):
+        raise InputError(problems)
+    screen = Screen(sys.stdout)
+    if wanted is None:
+        if full:
+            raise InputError([Problem(None, "--full", "names no run", f"give one, such as {_LAST}")])
+        past = list(runs.past(directory))
+        if as_json:
+            print(json.dumps({"runs": [run.as_dict() for run in past]}, indent=2))
+        else:
+            show_all(screen, past, datetime.now(UTC))
+        return 0
+    run = runs.load(directory, choose(wanted, runs.names(directory)))
+    place = runs.folder(directory) / run.name
+    log = place / "ansible.log"
+    if as_json:
+        document = {**(runs.summary(directory, run.name) or {}), **run.as_dict(), "log": str(log)}
+        if full:
+            document["text"] = [bare(line) for line in _lines(log)]
+        print(json.dumps(document, indent=2))
+    elif full:
+        for line in _lines(log):
+            print(bare(line))
+    else:
+        show(screen, run, place, runs.summary(directory, run.name) or {})
+    return 0
+
+
+def choose(wanted: str, names: list[str]) -> str:
+    """Return the run that is meant by a name, by what only one name begins with, or by `last`; InputError else."""
+    if wanted == _LAST and names:
+        return names[0]
+    begin = [name for name in names if name.startswith(wanted)] if wanted else []
+    if wanted in names or len(begin) == 1:
+        return wanted if wanted in names else begin[0]
+    if begin:
+        message = f'"{shown(wanted)}" begins {len(begin)} names'
+        raise InputError([Problem(None, "RUN", message, f"{begin[-1]}, ..., {begin[0]}")])
+    near = (did_you_mean(wanted, [*names, _LAST]) or f"try {_LAST}") if names else "there are none yet"
+    raise InputError([Problem(None, "RUN", f'no run "{shown(wanted)}"', near)])
+
+
+def _lines(log: Path) -> list[str]:
+    try:
+        return files.read(log, 1 << 32, log.parent).decode(errors="replace").splitlines()
+    except files.MissingError:
+        return []
+    except files.UnfitError as error:
+        raise InputError([Problem(None, str(log), str(error))]) from None
+
+
+def show_all(screen: Screen, past: list[Run], now: datetime) -> None:
+    """Print a line for each run, newest first."""
+    if not past:
+        screen.say("No run yet.")
+        return
+    rows = [(run.name, run.age(now), _took(run), run.asked or "-", run.verdict) for run in past]
+    if not screen.is_terminal:
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        for row in rows:
+            cells = [f"{cell:<{width}}" for cell, width in zip(row[:4], widths, strict=True)]
+            screen.say("  ".join([*cells, row[4]]))
+        return
+    if screen.width < _NARROW:
+        for run, (name, age, took, asked, verdict) in zip(past, rows, strict=True):
+            screen.say((name, "" if run.well else "cyan" if run.under_way else "red"), f"  {age}  {took}", cut=True)
+            screen.hang(("    ", ""), verdict if asked == "-" else f"{asked}: {verdict}")
+        return
+    table = Table("Run", "Began", "Took", "Asked for", "Result", box=None, pad_edge=False, header_style="dim")
+    table.padding = (0, 2, 0, 0)
+    for column in table.columns[:3]:
+        column.no_wrap = True
+    for column in table.columns[3:]:
+        column.overflow = "fold"
+    for run, row in zip(past, rows, strict=True):
+        result = Text(row[4], "" if run.well else "cyan" if run.under_way else "red")
+        table.add_row(*row[:4], result)
+    screen.print(table)
+
+
+def _took(run: Run) -> str:
+    return "-" if run.seconds is None else duration(run.seconds)
+
+
+def show(screen: Screen, run: Run, place: Path, summary: dict[str, Any]) -> None:
+    """Print one run as its own last page said it, made anew from the events that it left."""
+    page, ledger = Page(screen), replay(place / "events.jsonl", run.seconds)
+    asked = f" {run.asked}" if run.asked else ""
+    screen.say((f"{run.verb}{asked}", "bold"), f"  began {run.began:%Y-%m-%d %H:%M:%S} UTC")
+    if run.well:
+        changed = sum(host.changed for host in ledger.hosts.values())
+        what = plural(changed, "change") + " to make" * run.check if changed else "nothing to change"
+        screen.say()
+        nodes = plural(len(ledger.hosts), "node")
+        screen.say(("Done", "bold green"), f" in {_took(run)}: {nodes}, {what}.")
+        page.content(ledger, run.check)
+        screen.say()
+    elif run.exit_code is None:
+        screen.say()
+        title = "Under way" if run.under_way else "Killed"
+        screen.say((title, "bold yellow"), "." if run.under_way else ", or its machine went down.")
+        page.content(ledger, run.check)
+        screen.say()
+    elif not ledger.hosts:
+        screen.say()
+        problems = summary.get("problems")
+        for problem in problems if isinstance(problems, list) else [run.error]:
+            screen.say(f"  {printable(str(problem), 400)}")
+        screen.say(("Not ready", "bold red"), ": nothing was changed on any node.")
+        screen.say()
+    else:
+        page.failed(_HALF_DONE.get(run.exit_code, ClusterctlError)(run.error), ledger)
+    for name in ("ansible.log", "summary.json"):
+        if (place / name).exists():
+            page.field({"ansible.log": "Log", "summary.json": "Summary"}[name], str(place / name))
+
+
+def _lines_bare(text: str) -> str:
+    """Return text without what a terminal could take for a command; lines stay lines."""
+    return "\n".join(map(bare, text.splitlines()))
+
+
+def replay(path: Path, seconds: float | None) -> Ledger:
+    """Return a ledger of the events in a file, which took `seconds`."""
+    ledger = Ledger(clock=lambda: 0.0)
+    with suppress(files.UnfitError):
+        text = files.read(path, _MAX_EVENTS, inside=path.parent).decode(errors="replace")
+        for event in filter(None, map(events.parse, text.split("\n"))):
+            ledger.add(throughout(event, _lines_bare))
+    ledger.began = -(seconds or 0.0)
+    return ledger

@@ -1,0 +1,386 @@
+"""`status` on the screen: nodes, what is wrong with them, sums; once, or again and again until Ctrl-C."""
+
+import json
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from clusterctl.commands.status import (
+    ABSENT,
+    DEGRADED,
+    HEAD_DOWN,
+    HEALTHY,
+    OUTDATED,
+    UNRECORDED,
+    NodeStatus,
+    Status,
+    collect,
+)
+from clusterctl.nodes.contact import Alert
+from clusterctl.run import converge, leaving, pruning
+from clusterctl.slurm.state import SlurmNode
+from clusterctl.ui.screen import Screen, at_commas
+from clusterctl.util.errors import InputError, Problem
+from clusterctl.util.redaction import throughout
+from clusterctl.util.text import fold, plural, roughly
+from clusterctl.util.untrusted import printable
+from clusterctl.workspace import secrets
+
+MAX_NOTES = 40  # lines; beyond them it is no page any more, and JSON has all
+_MAX_APART = 8  # packages
+_WORDS = {HEALTHY: "healthy", DEGRADED: "degraded", HEAD_DOWN: "the head does not serve"}
+_COLOURS = {HEALTHY: "green", DEGRADED: "yellow", HEAD_DOWN: "red"}
+
+
+def status_command(options: converge.Options, every: float | None = None) -> int:
+    """Print the cluster's status as text or JSON and return the exit status; with `every`, again after so many seconds.
+
+    Raises InputError, as `load` does.
+    """
+    if every is not None:
+        _require_terminal(options.json)
+    site = converge.authorise(converge.load(options))
+    inventory = site.inventory
+    key, unjudged, redact = _secrets(site)
+
+    def ask() -> Status:
+        status = collect(inventory, site.access, key, unjudged, topology=options.verbosity > 0)
+        status = replace(status, leaving=_leaving(site), given=str(site.options.given))
+        return throughout(status, redact)  # type: ignore[no-any-return]
+
+    screen = Screen(sys.stderr if options.json else sys.stdout)
+    with screen.working(f"Asking {plural(len(inventory.hosts), 'node')}"):
+        status = ask()
+    if every is not None:
+        watch(screen, status, ask, every)
+        return HEALTHY
+    if options.json:
+        print(json.dumps({**status.as_dict(), "notes": [asdict(note) for note in fold_notes(status)]}, indent=2))
+    else:
+        show(screen, status, datetime.now(UTC))
+    return status.exit_code
+
+
+def _leaving(site: converge.Site) -> dict[str, str]:
+    """Return the nodes whose removal has stopped half-way, with the command that goes on with all of them."""
+    names = leaving.unfinished(site.inventory)
+    return dict.fromkeys(names, shlex.join(["clusterctl", "remove-node", str(site.options.given), *names]))
+
+
+def _require_terminal(as_json: bool) -> None:
+    if as_json:
+        raise InputError([Problem(None, "--watch", "cannot be given with --output json", "repeat the command instead")])
+    if not sys.stdout.isatty():
+        raise InputError([Problem(None, "--watch", "there is no terminal to draw on", "repeat the command instead")])
+
+
+def _secrets(site: converge.Site) -> tuple[str | None, str, Callable[[str], str]]:
+    """Return the key of the secrets' recorded hashes, why there is none, and what takes secrets out of text."""
+    directory = site.inventory.directory
+    try:
+        key = secrets.values(directory).get("record_key")
+        return (
+            key,
+            "" if key else "there is no record_key yet",
+            secrets.redactor(directory, site.access.sudo_password).redact,
+        )
+    except InputError as error:
+        return None, str(error), lambda text: text
+
+
+# --- one page ---------------------------------------------------------------------------------------------------------
+
+
+def show(screen: Screen, status: Status, now: datetime) -> None:
+    """Print the status: nodes that are alike in one line, what is wrong below, then sums."""
+    _nodes(screen, status)
+    notes = fold_notes(status)
+    if notes:
+        screen.say("")
+        _columns(screen, [(fold(note.names), str(note)) for note in notes[:MAX_NOTES]])
+        if len(notes) > MAX_NOTES:
+            screen.say(f"and {plural(len(notes) - MAX_NOTES, 'more line')}; --output json has all")
+    if connected := [(node.name, line) for node in status.nodes for line in node.topology]:
+        screen.say("")
+        _columns(screen, _folded(connected))
+    if status.alerts and status.alerts.firing:
+        screen.say("")
+        _alerts(screen, status, now)
+    screen.say("")
+    for name, text, style in _sums(status, now):
+        screen.say((f"{name:<10}", "dim"), (text, style))
+
+
+def _nodes(screen: Screen, status: Status) -> None:
+    rows: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for node in status.nodes:
+        slurm = status.slurm.nodes.get(node.name) if status.slurm else None
+        rows.setdefault(tuple(_cells(screen, node, slurm)), []).append(node.name)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("", "Node", "Services", "Slurm", "GPUs"):
+        table.add_column(title, overflow="fold")
+    for (mark, *cells), names in rows.items():
+        table.add_row(Text(*mark), at_commas(fold(names), _names_width(screen)), *(Text(*cell) for cell in cells))
+    screen.print(table)
+
+
+def _cells(screen: Screen, node: NodeStatus, slurm: SlurmNode | None) -> Iterator[tuple[str, str]]:
+    """Yield the cells of a node's line beside its name, each with its style; nodes that are alike share a line."""
+    well = not (node.problem or node.failed)
+    colour = "red" if not well else "green" if node.sound else "yellow"
+    yield screen.glyphs["done" if node.sound else "failed"], colour
+    if node.problem:
+        yield "no contact", "red"
+    else:
+        bare = set(node.services.values()) == {ABSENT}
+        failed = "not set up" if bare else ", ".join(node.failed)
+        yield (failed, "red") if failed else (f"{len(node.services)} active", "")
+    style = "" if not slurm or slurm.in_service else "yellow"
+    yield "-" if slurm is None else "+".join(slurm.state).lower(), style
+    pairs = slurm.gpus.items() if slurm else ()
+    yield ", ".join(f"{slurm.allocated.get(kind, 0)}/{n} {kind}" for kind, n in pairs) if slurm and pairs else "-", ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is worth a line of the page, with all that it is true of, and the command that helps, if one does."""
+
+    names: tuple[str, ...]
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.remedy})" if self.remedy else self.text
+
+
+def fold_notes(status: Status) -> list[Note]:
+    """Return what is worth a line, each once with all nodes that it is true of, and the command for all of them."""
+    notes: dict[tuple[str, str], list[str]] = {}
+    for name, text, remedy in _notes(status):
+        notes.setdefault((text, remedy), []).append(name)
+    return [Note(tuple(names), text, _command(remedy, status, names)) for (text, remedy), names in notes.items()]
+
+
+def _folded(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return each text once, with all nodes of which it is told."""
+    notes: dict[str, list[str]] = {}
+    for name, text in told:
+        notes.setdefault(text, []).append(name)
+    return [(fold(names), text) for text, names in notes.items()]
+
+
+# What helps, as it is typed once `_command` has put in the inventory and the nodes, and where it is to be typed.
+_BOOTSTRAP = "clusterctl bootstrap {inventory}"
+_UPGRADE = "clusterctl upgrade {inventory}"
+_RESUME = "on the head: sudo scontrol update nodename={hostlist} state=resume"
+_ADMIT = "on the head: sudo slurm-drain {cause} --in {{commas}}"
+_ACCEPT_HARDWARE = "if that is right: rm {directory}/hardware/{braces}.json && clusterctl bootstrap {inventory}"
+CAUSES = {
+    "bootstrap": _BOOTSTRAP,
+    "health": "clusterctl check {inventory} {braces} --diagnose",
+    "reboot": "clusterctl reboot {inventory} {braces}",
+    "remove-node": "clusterctl remove-node {inventory} {braces}",
+    "upgrade": _UPGRADE,
+    "upgrade-os": f"{_UPGRADE} --os",
+}
+"""What ends each cause of the drain ledger that is one of our own."""
+# States in which no job starts on a node, by sinfo(1), NODE STATE CODES: those that were asked for, and those that a
+# bootstrap ends.
+_REQUESTED = frozenset({"MAINTENANCE", "FUTURE", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
+_ENDED_BY_BOOTSTRAP = frozenset({"DOWN", "NOT_RESPONDING", "INVAL", "INVALID", "INVALID_REG", "UNKNOWN"})
+
+
+def _command(remedy: str, status: Status, names: Sequence[str]) -> str:
+    """Return a remedy for these nodes as it can be typed."""
+    given = Path(status.given)
+    directory = given if given.suffix not in (".yaml", ".yml") else given.parent
+    return remedy.format(
+        inventory=shlex.quote(status.given),
+        directory=shlex.quote(str(directory)),
+        braces=braces(names),
+        commas=",".join(names),
+        hostlist=shlex.quote(fold(names).replace(", ", ",")),
+    )
+
+
+def braces(names: Sequence[str]) -> str:
+    """Return names as a shell expands them: `gpu[01-03,07], head1` of fold is `gpu{{01..03},07} head1`."""
+
+    def expansion(found: re.Match[str]) -> str:
+        parts = [f"{{{part.replace('-', '..')}}}" if "-" in part else part for part in found[1].split(",")]
+        return parts[0] if len(parts) == 1 else f"{{{','.join(parts)}}}"
+
+    return re.sub(r"\[([\d,-]+)\]", expansion, fold(names)).replace(", ", " ")
+
+
+def _remedy(slurm: SlurmNode, line: str) -> str:
+    """Return what helps against what keeps a node out of Slurm's service, which is a line of `SlurmNode.why`."""
+    begin = line.partition(": ")[0]
+    cause = begin.rpartition(" ")[2]
+    ours = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", cause) and cause in slurm.causes
+    if begin == f"drained by {cause}" and ours:
+        return CAUSES.get(cause, _ADMIT.format(cause=cause))
+    if begin.startswith("in service, though") and ours:
+        return _ADMIT.format(cause=cause)
+    states = {*slurm.state}
+    if begin.startswith("drained") or states & {"FAIL", "FAILING"}:
+        return _RESUME
+    return _BOOTSTRAP if states & _ENDED_BY_BOOTSTRAP and not states & _REQUESTED else ""
+
+
+def _notes(status: Status) -> Iterator[tuple[str, str, str]]:
+    """Yield whom a note is about, what it says, and what helps."""
+    for node in status.nodes:
+        if node.problem:
+            yield node.name, node.problem, ""
+        for difference in node.differences:
+            yield node.name, difference, _BOOTSTRAP if difference == UNRECORDED else _ACCEPT_HARDWARE
+        slurm = status.slurm.nodes.get(node.name) if status.slurm else None
+        yield from ((node.name, line, _remedy(slurm, line)) for line in (slurm.why() if slurm else ()) if slurm)
+    if status.slurm and status.slurm.problem:
+        yield "slurm", status.slurm.problem, ""
+    elif status.slurm:
+        yield from ((name, "not known to Slurm", _BOOTSTRAP) for name in status.strangers)
+    for name, command in status.leaving.items():
+        yield name, f"its removal is not finished: {command}", ""
+    if status.slurm and status.slurm.ledger_problem:
+        yield "slurm", f"the causes of drains are not known: {status.slurm.ledger_problem}", ""
+    for node in status.nodes:
+        if node.drift and node.drift.error:
+            yield node.name, f"could not be compared with its record: {node.drift.error}", ""
+        for item in node.drifted:
+            kind = "" if item.kind == "pending" else f"{item.kind} "
+            yield node.name, f"{item.scope}: {kind}{item.name}: {item.what}", _BOOTSTRAP
+        if node.drift and node.drift.more:
+            yield node.name, f"{plural(node.drift.more, 'more item')} not as recorded", _BOOTSTRAP
+    for node in status.nodes:
+        for text, hint in pruning.explain(node.unused):
+            yield node.name, text, hint.replace(pruning.COMMAND, f"{_BOOTSTRAP} --prune")
+    if status.alerts and status.alerts.error:
+        yield "alerts", f"not known: {status.alerts.error}", ""
+    if status.unjudged:
+        yield "secrets", f"whether files with secrets were edited was not judged: {status.unjudged}", ""
+    for node in status.nodes:
+        if node.updated is not None and node.updated > OUTDATED:
+            how = "journalctl -u apt-daily-upgrade -u dnf-automatic"
+            yield node.name, f"no security updates for {node.updated // 86400} days", how
+    for hole, names in status.unsafe().items():
+        yield "security", f"{hole}: {_few(names, len(status.nodes))}", _UPGRADE
+    apart = status.versions_apart()
+    for package, versions in list(apart.items())[:_MAX_APART]:
+        # Where most have one version it is the others that are looked for.
+        told = [(len(nodes), f"{one} on {_few(nodes, len(status.nodes))}") for one, nodes in versions.items()]
+        yield "versions", f"{package} " + "; ".join(text for _, text in sorted(told, reverse=True)), ""
+    if len(apart) > _MAX_APART:
+        yield "versions", f"{plural(len(apart) - _MAX_APART, 'more package')} differ; --output json has all", ""
+
+
+def _few(nodes: list[str], all_nodes: int) -> str:
+    return fold(nodes) if len(nodes) <= max(2, all_nodes // 2) else plural(len(nodes), "node")
+
+
+def _columns(screen: Screen, rows: list[tuple[str, str]]) -> None:
+    """Print names and what is said of them; on a terminal each wraps within its column."""
+    if not screen.is_terminal:
+        for names, text in rows:
+            screen.say(f"{names}: {text}")
+        return
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(max_width=_names_width(screen), overflow="fold")
+    table.add_column(overflow="fold")
+    for names, text in rows:
+        table.add_row(Text(at_commas(names, _names_width(screen)), "bold"), text)
+    screen.print(table)
+
+
+def _names_width(screen: Screen) -> int:
+    return max(16, screen.width // 3)
+
+
+def _alerts(screen: Screen, status: Status, now: datetime) -> None:
+    alerts = status.alerts
+    if not alerts:
+        return
+    same: dict[tuple[str, str], list[Alert]] = {}
+    for alert in alerts.firing:
+        same.setdefault((alert.severity, alert.name), []).append(alert)
+    for (severity, name), group in same.items():
+        nodes = fold(list(dict.fromkeys(alert.node for alert in group if alert.node)))
+        told = "; ".join(dict.fromkeys(alert.summary for alert in group if alert.summary)) if len(group) <= 3 else ""
+        parts = [name, f"on {nodes}" * bool(nodes), _since(group, now)]
+        line = " ".join(filter(None, parts)) + (f": {told}" if told else "")
+        screen.say((f"{severity:<10}", "red" if severity == "critical" else "yellow"), line)
+    if alerts.more:
+        screen.say(f"and {plural(alerts.more, 'more alert')}")
+
+
+def _since(group: list[Alert], now: datetime) -> str:
+    """Return when the oldest of these alerts began."""
+    times = []
+    for alert in group:
+        with suppress(ValueError):  # Prometheus writes nanoseconds, which Python reads as far as it can
+            times.append(datetime.fromisoformat(alert.since))
+    began = min((time for time in times if time.tzinfo), default=None)
+    if began is None:
+        return ""
+    return f"since {began.astimezone(UTC):%Y-%m-%d %H:%M} UTC ({roughly((now - began).total_seconds())})"
+
+
+def _sums(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:
+    for kind, sums in status.gpus().items():
+        out = f", {sums['out_of_service']} out of service" if sums["out_of_service"] else ""
+        yield "GPUs", f"{sums['total']} {kind}: {sums['allocated']} allocated, {sums['idle']} idle{out}", ""
+    if status.slurm and not status.slurm.problem:
+        jobs = ", ".join(f"{count} {state.lower()}" for state, count in sorted(status.slurm.jobs.items()))
+        yield "Jobs", jobs or "none", ""
+    apart = status.homes_apart()
+    if apart is not None:
+        told = f"not shared: what a job writes at home stays on {_few(apart, len(status.nodes))}" if apart else "shared"
+        yield "Homes", told, ""
+    if status.alerts and not status.alerts.error and not status.alerts.firing:
+        yield "Alerts", "none", ""
+    if run := status.last_run:
+        asked = f" {run.asked}" if run.asked else ""
+        yield "Last run", f"{run.verb}{asked}, {run.age(now)}: {printable(run.result, 400)}", ""
+    word = _WORDS[status.exit_code]
+    under_way = status.last_run and status.last_run.under_way
+    if status.exit_code == HEAD_DOWN and not status.built and not under_way:
+        word = f"no run from this directory has built it yet: {_command(_BOOTSTRAP, status, ())}"
+    yield "Cluster", f"{status.cluster}: {word}", _COLOURS[status.exit_code]
+
+
+# --- again and again --------------------------------------------------------------------------------------------------
+
+
+def watch(screen: Screen, status: Status, ask: Callable[[], Status], every: float) -> None:
+    """Redraw the page until Ctrl-C, then leave the last one on the screen."""
+    try:
+        with screen.screen():
+            while True:
+                draw(screen, status, every, datetime.now(UTC))
+                time.sleep(every)
+                status = ask()
+    except KeyboardInterrupt:
+        show(screen, status, datetime.now(UTC))
+
+
+def draw(screen: Screen, status: Status, every: float, now: datetime) -> None:
+    """Draw one page over the last one. Written in one piece, and cleared line by line, so that nothing flickers."""
+    with screen.capture() as page:
+        screen.say((f"Every {every:g} s; {now.astimezone():%H:%M:%S}; Ctrl-C ends", "dim"), cut=True)
+        show(screen, status, now)
+    lines, height = page.get().splitlines(), max(2, screen.height)
+    if len(lines) > height:
+        rest = plural(len(lines) - height + 1, "more line")
+        lines = [*lines[: height - 1], f"{screen.glyphs['more']} {rest}; the window is too small"]
+    screen.file.write("\x1b[H" + "\x1b[K\n".join(lines) + "\x1b[K\x1b[J")
+    screen.file.flush()

@@ -1,0 +1,1 @@
+"""What people write: the inventory, read strictly and checked as a whole."""

@@ -1,0 +1,172 @@
+"""The inventory as frozen dataclasses: read whole, judged against a closed schema, refused with every problem at once.
+
+Nothing here connects to anything, runs anything or hands anything to Ansible. Variables merge as Ansible merges them
+under our ansible.cfg: all, groups (parents first), group_vars/all, group_vars of groups, host, host_vars.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from clusterctl.inventory import consistency, schema
+from clusterctl.inventory.document import Node, parse, shown
+from clusterctl.inventory.reading import HostDraft, Reading, TooMuchError
+from clusterctl.inventory.schema import Schema
+from clusterctl.util.errors import InputError, Position, Problem
+from clusterctl.util.text import did_you_mean
+
+__all__ = ["JUMP", "Host", "Inventory", "Position", "Problem", "judge", "load"]
+
+JUMP = consistency.JUMP
+_NAME = "cluster_name"
+_REACHED = ("ansible_host", "ansible_port", "cluster_address", JUMP)
+
+
+@dataclass(frozen=True)
+class Host:
+    """One server: how to reach it, the groups it is in (parents and sub-groups, not `all`), its merged variables.
+
+    A port or user of None is the one of ssh's own configuration.
+    """
+
+    name: str
+    address: str
+    port: int | None
+    user: str | None
+    private_key_file: Path | None
+    become: bool
+    groups: frozenset[str]
+    variables: Mapping[str, Any]
+    position: Position
+    jump: "Host | None" = None
+    """The host through which SSH reaches this one; None where it does directly, or as ssh's own configuration says."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A whole cluster: hosts in the order of the file, group name to host names, and the variables of `all`."""
+
+    path: Path
+    directory: Path
+    cluster_name: str
+    hosts: tuple[Host, ...]
+    groups: Mapping[str, tuple[str, ...]]
+    variables: Mapping[str, Any]
+
+    def host(self, name: str) -> Host:
+        """Return the host called `name`; InputError with the nearest name where there is none."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        near = did_you_mean(name, [host.name for host in self.hosts])
+        raise InputError([Problem(None, str(self.path), f'no host "{shown(name)}"', near)])
+
+    def in_group(self, group: str) -> tuple[Host, ...]:
+        """Return the hosts of a group, sub-groups included; none where the inventory does not have the group."""
+        return tuple(host for host in self.hosts if group == "all" or group in host.groups)
+
+    @property
+    def head(self) -> Host:
+        """The host that runs the scheduler; `load` has made sure that there is one."""
+        return next(host for host in self.hosts if any(group.endswith("_head") for group in host.groups))
+
+
+def load(path: Path, known: Schema | None = None) -> Inventory:
+    """Return the inventory in `path` with the group_vars/ and host_vars/ beside it, judged by `known` (default: ours).
+
+    Raises InputError with all problems (at most MAX_PROBLEMS) in the order in which the files have them.
+    """
+    # Ansible gives the path to OpenSSH within quotes, where these signs have a meaning.
+    if bad := re.search(r"""["'\\%$`\x00-\x1f]""", str(path.absolute().parent.resolve())):
+        what = f"the directory's name holds {bad[0]!a}, expected none of \" ' \\ % $ ` and control characters"
+        raise InputError([Problem(None, str(path), what)])
+    reading = Reading(path, known or schema.load())
+    try:
+        reading.read()
+        consistency.check(reading)
+    except TooMuchError:
+        rest = Problem(None, str(path), "too much is wrong, the rest was not judged")
+        raise InputError([*reading.problems, rest]) from None
+    if reading.problems:
+        raise InputError(reading.sorted())
+    return _finished(reading)
+
+
+def judge(inventory: Inventory, name: str, groups: Collection[str], variables: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with a host that the inventory does not name, judged as if it did, by the same schema.
+
+    `groups` and `variables` are as a Host has them: groups all in one list, variables merged.
+    """
+    reading = Reading(inventory.path, schema.load())
+    own = {key: value for key, value in variables.items() if key != _NAME}
+    children: dict[str, Any] = {group: {"hosts": {name: {}}} for group in groups if group in reading.known.groups}
+    below: dict[str, Any] = {group: {"hosts": {name: {}}} for group in groups if group not in children}
+    if below:
+        workers = next((group for group in children if group.endswith("_workers")), "ungrouped")
+        children.setdefault(workers, {})["children"] = below
+    document = {"vars": {_NAME: variables.get(_NAME)}, "hosts": {name: own}, "children": children}
+    with suppress(TooMuchError):
+        if root := parse(yaml.safe_dump(document), inventory.path, reading.report):
+            reading.group(reading.groups["all"], root, "all")
+        for host in reading.hosts.values():
+            host.merged = reading.merge(host)
+        shared = {*_REACHED, *reading.known.required()}
+        others = {  # they are judged already
+            host.name: HostDraft(
+                host.name,
+                host.position,
+                set(host.groups),
+                merged={key: Node(host.position, value) for key, value in host.variables.items() if key in shared},
+            )
+            for host in inventory.hosts
+        }
+        reading.hosts = others | reading.hosts
+        consistency.check(reading, whole=False)
+    return reading.problems
+
+
+def _finished(reading: Reading) -> Inventory:
+    everything = reading.groups["all"]
+    variables = _plain(everything.inline | everything.files)
+    named = {draft.name: _host(draft) for draft in reading.hosts.values()}
+    hosts = tuple(
+        replace(host, jump=named[jump]) if (jump := host.variables.get(JUMP, host.name)) != host.name else host
+        for host in named.values()
+    )
+    members: dict[str, list[str]] = {name: [] for name in reading.groups if name != "all"}
+    for host in hosts:
+        for group in host.groups:
+            members[group].append(host.name)
+    return Inventory(
+        path=reading.path,
+        directory=reading.path.parent.resolve(),
+        cluster_name=str(variables[_NAME]),
+        hosts=hosts,
+        groups=MappingProxyType({name: tuple(names) for name, names in members.items()}),
+        variables=variables,
+    )
+
+
+def _host(draft: HostDraft) -> Host:
+    key = draft.get("ansible_ssh_private_key_file", None)
+    return Host(
+        name=draft.name,
+        address=draft.get("ansible_host", draft.name),
+        port=draft.get("ansible_port", None),
+        user=draft.get("ansible_user", None),
+        private_key_file=Path(key).expanduser() if key else None,
+        become=draft.get("ansible_become", True),
+        groups=frozenset(draft.groups),
+        variables=_plain(draft.merged),
+        position=draft.position,
+    )
+
+
+def _plain(values: Mapping[str, Node]) -> Mapping[str, Any]:
+    return MappingProxyType({name: node.plain() for name, node in values.items()})

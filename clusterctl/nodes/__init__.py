@@ -1,0 +1,1 @@
+"""Talk to nodes over SSH: host keys, the probe, and what it found."""

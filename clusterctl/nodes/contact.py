@@ -1,0 +1,303 @@
+"""Ask a node what it is: one connection, one run of probe.py, and an answer of checked types or what prevented it."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from clusterctl.inventory.model import Host
+from clusterctl.nodes import probe
+from clusterctl.nodes.remote import Access, ContactError, Failure, Session, connect
+from clusterctl.util import paths
+from clusterctl.util.errors import Finding
+from clusterctl.util.untrusted import (
+    Malformed,
+    decode,
+    flag,
+    mapping,
+    nested,
+    number,
+    optional,
+    printable,
+    seconds,
+    sequence,
+    text,
+)
+from clusterctl.workspace import hardware
+from clusterctl.workspace.hardware import Hardware
+
+# A package source that is silent costs the probe 8 s, a node under load some more.
+PROBE_SECONDS = 40.0
+PYTHON = "/usr/bin/python3"  # as interpreter_python in ansible.cfg
+_FOR_ROOT = ("drift", "alerts")
+_SHELL_MARK = "clusterctl-shell:"
+_NO_PYTHON = 97
+_SHELL = f"echo {_SHELL_MARK}; [ -x {PYTHON} ] || {{ cat /etc/os-release; exit {_NO_PYTHON}; }}; exec {PYTHON} -I -"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A package source and why it does not answer, None where it does."""
+
+    url: Annotated[str, text()]
+    error: Annotated[str | None, optional(text())]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The way to packages: the first name that it needs, the proxy on it, the sources at its end."""
+
+    name: Annotated[str, text()]
+    name_error: Annotated[str | None, optional(text())]
+    proxy: Annotated[str | None, optional(text())]
+    sources: Annotated[tuple[Source, ...], sequence(nested(Source), probe.MAX_SOURCES)]
+
+
+@dataclass(frozen=True)
+class SlurmPackages:
+    """Versions of Slurm's daemons and munge that are installed, and of slurmd on offer, first what would be taken.
+
+    `user` is the number of the user slurm; None: there is none.
+    """
+
+    installed: Annotated[Mapping[str, str], mapping(text(), text(), 16)]
+    offered: Annotated[tuple[str, ...], sequence(text(), probe.MAX_OFFERED)]
+    user: Annotated[int | None, optional(number(0, 1 << 32))]
+
+
+@dataclass(frozen=True)
+class Node:
+    """What changes by itself and is not recorded; sizes in MiB, services by name with systemd's ActiveState.
+
+    `pci_gpus` has the device ids of NVIDIA's GPUs on the bus. `key_enrolled` is whether the firmware knows dkms's key.
+    `security_updates` is how many seconds ago the node's own last succeeded, or were set up; None: it has none. `homes`
+    says of users' homes when each was last changed, in nanoseconds since 1970.
+    """
+
+    hostname: Annotated[str, text()]
+    root: Annotated[bool, flag]
+    free_mb: Annotated[Mapping[str, int], mapping(text(), number(0, 1 << 40), 8)]
+    memory_available_mb: Annotated[int, number(0, 1 << 32)]
+    pci_gpus: Annotated[tuple[str, ...], sequence(text(r"[0-9a-f]{4}", "a PCI device id"), probe.MAX_GPUS)]
+    nvml_error: Annotated[str | None, optional(text())]
+    container: Annotated[bool, flag]
+    secure_boot: Annotated[bool | None, optional(flag)]
+    key_enrolled: Annotated[bool, flag]
+    network: Annotated[Network | None, optional(nested(Network))]
+    lock_holder: Annotated[str | None, optional(text())]
+    roles: Annotated[tuple[str, ...], sequence(text(), 64)]
+    cluster: Annotated[str | None, optional(text())]
+    before: Annotated[tuple[str, ...], sequence(text(), 16)]
+    slurm: Annotated[tuple[str, ...], sequence(text(), 4)]
+    security_updates: Annotated[int | None, optional(number(0, 1 << 40))]
+    slurm_packages: Annotated[SlurmPackages | None, optional(nested(SlurmPackages))]
+    watched_packages: Annotated[Mapping[str, str], mapping(text(), text(), len(probe.WATCHED))]
+    jobs: Annotated[tuple[str, ...], sequence(text(r"\d+", "a job's number"), probe.MAX_JOBS)]
+    firewall: Annotated[str | None, optional(text())]
+    services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]
+    homes: Annotated[Mapping[str, int], mapping(text(), number(0, 1 << 63), 64)]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that is not as a role left it. `scope` is what the role recorded it under.
+
+    `what` is for people; `old` and `new` are the recorded and the present version of a package, or empty.
+    """
+
+    scope: Annotated[str, text()]
+    kind: Annotated[str, text()]
+    name: Annotated[str, text()]
+    what: Annotated[str, text()]
+    old: Annotated[str, text()] = ""
+    new: Annotated[str, text()] = ""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How a node differs from its records, how many more items do, and the versions of the packages in them."""
+
+    error: Annotated[str | None, optional(text())]
+    items: Annotated[tuple[Item, ...], sequence(nested(Item), probe.MAX_DRIFT)]
+    more: Annotated[int, number(0, 1 << 20)]
+    versions: Annotated[Mapping[str, str], mapping(text(), text(), 1 << 12)]
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alert that fires; `since` as Prometheus writes it, in UTC."""
+
+    name: Annotated[str, text()]
+    severity: Annotated[str, text()]
+    node: Annotated[str, text()]
+    since: Annotated[str, text()]
+    summary: Annotated[str, text()]
+
+
+@dataclass(frozen=True)
+class Alerts:
+    """The alerts that fire, the gravest first, and how many more do; or why nobody knows."""
+
+    error: Annotated[str | None, optional(text())] = None
+    firing: Annotated[tuple[Alert, ...], sequence(nested(Alert), probe.MAX_ALERTS)] = ()
+    more: Annotated[int, number(0, 1 << 20)] = 0
+
+
+@dataclass(frozen=True)
+class _Reply:
+    node: Annotated[Node, nested(Node)]
+    drift: Annotated[Drift | None, optional(nested(Drift))]
+    alerts: Annotated[Alerts | None, optional(nested(Alerts))]
+    started: Annotated[float, seconds]
+    ended: Annotated[float, seconds]
+
+
+def lead(bounds: tuple[float, float]) -> float:
+    """Return the least lead or lag that is certain within these bounds, in seconds."""
+    low, high = bounds
+    return max(low, 0.0) or min(high, 0.0)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A node's answer. `clock` has the bounds of its clock's lead over ours in seconds; behind is negative."""
+
+    hardware: Hardware
+    node: Node
+    clock: tuple[float, float]
+    drift: Drift | None = None
+    alerts: Alerts | None = None
+
+    @property
+    def skew(self) -> float:
+        """Return the least lead or lag that is certain, in seconds: the journey's time is not held against a node."""
+        return lead(self.clock)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one contact brought: facts, the errors that prevented them, or both (facts gathered without sudo)."""
+
+    facts: Facts | None = None
+    errors: tuple[ContactError, ...] = ()
+    release: tuple[str, str] | None = None  # os-release's ID and VERSION_ID, known without python too
+
+
+def ask(host: Host, access: Access, options: Mapping[str, Any], refused: ContactError | None = None) -> Answer:
+    """Contact one node and run the probe there with `options` (see probe.main). Never raises for what a node does.
+
+    `refused` is how it refused our password for sudo just before: that is not tried again, for some nodes lock an
+    account after a few times.
+    """
+    try:
+        with connect(host, access) as session:
+            return converse(host, session, options, refused)
+    except ContactError as error:
+        return Answer(errors=(error,))
+
+
+def converse(host: Host, session: Session, options: Mapping[str, Any], refused: ContactError | None = None) -> Answer:
+    """Run the probe over a connection that is there; raises ContactError where that ends."""
+    errors: list[ContactError] = []
+    started = time.time()
+    try:
+        if refused:
+            raise refused
+        status, answer, complaint = _run_probe(session, options, True)
+        if session.becomes and _SHELL_MARK not in answer:
+            said = _last_line(complaint) or _last_line(answer) or f"exit status {status}"
+            raise _no_root(session.user, said)
+    except ContactError as error:
+        if error.failure is not Failure.SUDO:
+            raise
+        errors.append(error)
+        # All else that is wrong belongs into the same report. What root alone may know is not for this user.
+        options = {name: value for name, value in options.items() if name not in _FOR_ROOT}
+        started = time.time()
+        status, answer, complaint = _run_probe(session, options, False)
+    ended = time.time()
+    if status == _NO_PYTHON:
+        release = probe.assignments(answer)
+        found = printable(release.get("ID", "")), printable(release.get("VERSION_ID", ""))
+        missing = ContactError(Failure.PYTHON, f"there is no {PYTHON}", _install_python(release))
+        return Answer(errors=(*errors, missing), release=found)
+    try:
+        facts = read(host, answer, (started, ended))
+    except Malformed as error:
+        said = _last_line(complaint)
+        errors.append(
+            ContactError(Failure.REPLY, f"the probe's answer is no answer: {error}" + (f" ({said})" if said else ""))
+        )
+        return Answer(errors=tuple(errors))
+    if not facts.node.root and not errors:
+        hint = "log in as root, or leave ansible_become at true"
+        errors.append(
+            ContactError(Failure.SUDO, f"{session.user} is not root there, and ansible_become is false", hint)
+        )
+    return Answer(facts, tuple(errors), (facts.hardware.os.id, facts.hardware.os.version))
+
+
+def _no_root(user: str, said: str) -> ContactError:
+    hint = "install sudo, or log in as root"
+    if "not found" not in said:
+        allow = f'echo "{user} ALL=(ALL) NOPASSWD: ALL" > /etc/sudoers.d/{user}'
+        hint = f"give the password with --ask-become-pass, or allow it without one: {allow}"
+    return ContactError(Failure.SUDO, f"{user} cannot become root: {said}", hint)
+
+
+def _run_probe(session: Session, options: Mapping[str, Any], root: bool) -> tuple[int, str, str]:
+    # By standard input, for arguments can be seen by every user of the node.
+    script = f"{Path(probe.__file__).read_text()}\n\nmain({dict(options)!r})\n"
+    return session.run(["/bin/sh", "-c", _SHELL], stdin=script, root=root, timeout=PROBE_SECONDS)
+
+
+def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
+    """Read what the probe printed; `journey` is when we asked and when we had heard. Raises Malformed."""
+    lines = [line for line in answer.splitlines() if line.startswith(probe.MARK)]
+    if not lines:
+        raise Malformed("there is none")
+    try:
+        data = json.loads(lines[-1][len(probe.MARK) :])
+    except (ValueError, RecursionError):
+        raise Malformed("it is no JSON") from None
+    reply = decode(_Reply, data)
+    record = hardware.from_reply(host.name, data.get("hardware"), datetime.now(UTC))
+    started, ended = journey
+    # The node's clock was read after we asked and before we heard, which bounds its lead from both sides.
+    clock = (reply.ended - ended, reply.started - started)
+    return Facts(record, reply.node, clock, reply.drift, reply.alerts)
+
+
+@cache
+def drift_modules() -> Mapping[str, str]:
+    """Return the text of the modules by which `node_state` compares a node with its records, in order of import."""
+    folder = paths.content() / "playbooks/module_utils"
+    names = ("node_tools", "node_keys", "node_packages", "node_record", "node_items", "node_drift")
+    return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in names}
+
+
+def _install_python(release: Mapping[str, str]) -> str:
+    likes = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".split()
+    if "debian" in likes:
+        return "run there: apt-get install -y python3"
+    return "run there: dnf install -y python3" if {"rhel", "fedora", "centos"} & set(likes) else "install it there"
+
+
+def _last_line(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip() and not re.match(r"\s*clusterctl-", line)]
+    return printable(lines[-1], 200) if lines else ""
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What a good preflight brought: facts of every host that answered, what to mention, and who was left out."""
+
+    facts: Mapping[str, Facts]
+    warnings: tuple[Finding, ...] = ()
+    differences: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    skipped: tuple[Finding, ...] = ()

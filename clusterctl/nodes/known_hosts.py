@@ -1,0 +1,136 @@
+"""The cluster's own known_hosts: the only host keys that are believed, by us and by Ansible's ssh alike."""
+
+import base64
+import fnmatch
+import hmac
+import os
+import tempfile
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import paramiko
+from paramiko.hostkeys import HostKeyEntry
+
+from clusterctl.util.errors import InputError, Problem
+from clusterctl.workspace import home
+
+
+@dataclass(frozen=True)
+class HostKey:
+    """The public key that a node shows: what a person compares, and the line for known_hosts."""
+
+    node: str
+    name: str
+    type: str
+    fingerprint: str
+    line: str
+
+
+def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[paramiko.PKey]]:
+    """Return the keys that the file has for `name`: the accepted and the revoked ones.
+
+    Lines that OpenSSH would pass over are passed over; home.known_hosts refuses certificate authorities.
+    """
+    accepted: list[paramiko.PKey] = []
+    revoked: list[paramiko.PKey] = []
+    for line in home.known_hosts(known_hosts):
+        fields = line.split()
+        marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+        if len(fields) < 3 or fields[0].startswith("#") or marker not in ("", "@revoked"):
+            continue
+        if not _names(fields[0].split(","), name):
+            continue
+        try:
+            entry = HostKeyEntry.from_line(" ".join(fields[:3]))
+        except Exception:  # noqa: S112 - paramiko raises a dozen unrelated types for what is no key
+            continue
+        if entry and entry.key:
+            (revoked if marker else accepted).append(entry.key)
+    return accepted, revoked
+
+
+def add(known_hosts: Path, new: Sequence[HostKey]) -> None:
+    """Add keys: whole or not at all, 0600; a name that has an entry keeps it."""
+    added = [key.line for key in new if not any(keys(known_hosts, key.name))]
+    if added:
+        _write(known_hosts, [*home.known_hosts(known_hosts), *dict.fromkeys(added)])
+
+
+def replace(known_hosts: Path, key: HostKey) -> None:
+    """Put a key in the place of all that the file has for its name; what else its lines name keeps theirs."""
+    kept = []
+    for line in home.known_hosts(known_hosts):
+        fields = line.split()
+        names = fields[0].split(",") if len(fields) > 2 and not fields[0].startswith(("#", "@")) else []
+        # A pattern is somebody's own work, and stands for other nodes too.
+        others = [name for name in names if set(name) & set("!*?") or not _names([name], key.name)]
+        if others == names:
+            kept.append(line)
+        elif others:
+            kept.append(" ".join([",".join(others), *fields[1:]]))
+    _write(known_hosts, [*kept, key.line])
+
+
+def lines(known_hosts: Path, name: str) -> list[str]:
+    """Return the lines that name this host itself, a pattern not among them."""
+    found = []
+    for line in home.known_hosts(known_hosts):
+        fields = line.split()
+        names = fields[0].split(",") if len(fields) > 2 and not fields[0].startswith(("#", "@")) else []
+        if any(not set(one) & set("!*?") and _names([one], name) for one in names):
+            found.append(line)
+    return found
+
+
+def remove(known_hosts: Path, gone: Collection[str]) -> None:
+    """Take whole lines out."""
+    content = home.known_hosts(known_hosts)
+    kept = [line for line in content if line not in gone]
+    if kept != content:
+        _write(known_hosts, kept)
+
+
+def _write(known_hosts: Path, content: Sequence[str]) -> None:
+    try:
+        _replace(known_hosts, content)
+    except OSError as error:
+        raise InputError([Problem(None, str(known_hosts), f"cannot be written: {error.strerror}")]) from None
+
+
+def _replace(known_hosts: Path, content: Sequence[str]) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=known_hosts.parent, prefix=f".{known_hosts.name}.", delete=False) as file:
+        try:
+            file.write("".join(f"{line}\n" for line in content))
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).replace(known_hosts)  # NamedTemporaryFile made it 0600, whatever the umask
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _names(patterns: Iterable[str], name: str) -> bool:
+    found = False
+    for pattern in patterns:
+        if pattern.startswith("|1|"):
+            found |= _is_hash_of(pattern, name)
+            continue
+        if not set(pattern) & set("!*?"):
+            found |= pattern.lower() == name
+            continue
+        # Only * and ? have a meaning. A regular expression of many .* would take for ever to fail.
+        if fnmatch.fnmatchcase(name, pattern.lstrip("!").lower().replace("[", "[[]")):
+            if pattern.startswith("!"):
+                return False
+            found = True
+    return found
+
+
+def _is_hash_of(pattern: str, name: str) -> bool:
+    """Tell whether `|1|salt|hash` stands for `name`; paramiko's own function raises for what is damaged."""
+    try:
+        salt, wanted = (base64.b64decode(part) for part in pattern.split("|")[2:])
+    except ValueError:
+        return False
+    return hmac.digest(salt, name.encode(), "sha1") == wanted

@@ -1,0 +1,1 @@
+"""What all verbs that change nodes share: locks, preflight, plays, batches."""

@@ -1,0 +1,1 @@
+"""Slurm's commands on the head, and what they print."""

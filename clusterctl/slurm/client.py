@@ -1,0 +1,138 @@
+"""Slurm as an administrator uses it on the head: jobs on nodes, and who is out of service."""
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from clusterctl.inventory.model import Host
+from clusterctl.nodes.remote import Access, ContactError, Session, connect
+from clusterctl.slurm.state import STATES, parse_ledger, parse_states
+from clusterctl.util.errors import HeadFailed
+from clusterctl.util.text import duration, plural
+from clusterctl.util.untrusted import printable
+
+DRAIN = "/usr/local/sbin/slurm-drain"
+SECONDS = 30.0
+POLL_SECONDS = 1.0
+MAX_REPLY = 32 << 20  # 100,000 jobs at some bytes each
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that holds a node."""
+
+    number: str
+    user: str
+    name: str
+    state: str
+    nodes: str
+
+    def __str__(self) -> str:
+        return f"job {self.number} of {self.user} ({self.name}, {self.state.lower()} on {self.nodes})"
+
+
+class Head:
+    """The head at the other end of a connection; a command that fails there is a HeadFailed with its own words."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self._session, self._name = session, name
+
+    @classmethod
+    def of(cls, head: Host, access: Access) -> "Head":
+        """Connect to the head of a cluster."""
+        try:
+            return cls(connect(head, access), head.name)
+        except ContactError as error:
+            raise HeadFailed(f"{head.name}: {error}") from None
+
+    def __enter__(self) -> "Head":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session.close()
+
+    def _try(self, *argv: str) -> tuple[int, str, str]:
+        try:
+            return self._session.run(argv, root=True, timeout=SECONDS, limit=MAX_REPLY)
+        except ContactError as error:
+            raise HeadFailed(f"{self._name}: {argv[0]}: {error}") from None
+
+    def _run(self, *argv: str) -> str:
+        status, out, err = self._try(*argv)
+        if status:
+            said = printable((err.strip() or out.strip()).splitlines()[-1] if err.strip() or out.strip() else "", 200)
+            raise HeadFailed(f"{self._name}: {argv[0].rpartition('/')[2]} ended with {status}: {said}")
+        return out
+
+    def has_slurm(self) -> bool:
+        """Tell whether clusterctl has set Slurm up there."""
+        return self._try("test", "-x", DRAIN)[0] == 0
+
+    def drain(self, cause: str, nodes: Sequence[str], reason: str) -> None:
+        """Take nodes out of service for this cause."""
+        self._run(DRAIN, cause, "--out", ",".join(nodes), "--reason", reason)
+
+    def out_for(self, cause: str) -> list[str]:
+        """Return the nodes that are out of service for this cause, among others perhaps."""
+        return [node for node, causes in parse_ledger(self._run(DRAIN)).items() if cause in causes]
+
+    def forget(self, nodes: Sequence[str]) -> None:
+        """Drop all causes of nodes that left the cluster."""
+        if self.has_slurm():
+            self._run(DRAIN, "--forget", ",".join(nodes))
+
+    def hears(self, node: str) -> bool:
+        """Tell whether slurmctld has lately heard from a node; of one that it does not know it has not."""
+        status, out, _ = self._try(*STATES, f"--nodes={node}")
+        words = parse_states(out).get(node, ()) if status == 0 else ()
+        return bool(words) and not {"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & {*words}
+
+    def drained(self) -> list[str]:
+        """Return the nodes that are drained, whatever for; none where slurmctld does not answer."""
+        status, out, _ = self._try(*STATES)
+        states = parse_states(out) if status == 0 else {}
+        return sorted(name for name, words in states.items() if any(word.startswith("DRAIN") for word in words))
+
+    def set_down(self, nodes: Sequence[str], reason: str) -> None:
+        """Tell Slurm that nodes are gone: what ran there ends as NODE_FAIL, or is put back into the queue."""
+        for node in nodes:
+            if self._try("scontrol", "--oneliner", "show", "node", node)[0] == 0:
+                self._run("scontrol", "update", f"NodeName={node}", "State=DOWN", f"Reason=clusterctl: {reason}")
+
+    def jobs(self, nodes: Sequence[str]) -> list[Job]:
+        """Return the jobs that hold one of these nodes; nodes that Slurm does not know have none."""
+        # A name is its user's own text, line breaks included: what does not begin with our mark is the rest of one.
+        mark = secrets.token_hex(16)
+        status, out, err = self._try(
+            "squeue", "--all", "--noheader", f"--nodelist={','.join(nodes)}", f"--format={mark} %i|%u|%T|%N|%j"
+        )
+        if status:
+            if "Invalid node name" in err or "invalid node" in err.lower():
+                return []
+            raise HeadFailed(f"{self._name}: squeue: {printable(err.strip(), 200)}")
+        rows = (line.removeprefix(f"{mark} ").split("|", 4) for line in out.split("\n") if line.startswith(f"{mark} "))
+        told = ([printable(text, 64) for text in row] for row in rows if len(row) == 5)
+        return [Job(number, user, name, state, where) for number, user, state, where, name in told]
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        """Cancel jobs."""
+        self._run("scancel", *[job.number for job in jobs if re.fullmatch(r"[\d_]+", job.number)])
+
+    def wait_until_empty(self, nodes: Sequence[str], say: Callable[[str], None], seconds: float | None) -> list[Job]:
+        """Wait until no job is left on these nodes, at most so many seconds, and say so; return those left."""
+        began, said = time.monotonic(), -1
+        while True:
+            jobs = self.jobs(nodes)
+            waited = time.monotonic() - began
+            if not jobs or (seconds is not None and waited >= seconds):
+                return jobs
+            if len(jobs) != said:
+                said = len(jobs)
+                limit = "" if seconds is None else f", at most {duration(seconds)}"
+                say(f"  waiting for {plural(said, 'job')} to end{limit}: {jobs[0]}" + ", ..." * (said > 1))
+            time.sleep(POLL_SECONDS if seconds is None else min(POLL_SECONDS, max(0.05, seconds - waited)))

@@ -1,0 +1,172 @@
+"""What Slurm's own commands say of nodes and jobs, as data."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from clusterctl.nodes.remote import ContactError, Session
+from clusterctl.util.untrusted import printable
+
+# Slurm's base states and flags that take a node out of service.
+_OUT_OF_SERVICE = frozenset(
+    {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID", "INVALID_REG"}
+    | {"MAINTENANCE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED", "UNKNOWN"}
+)
+# 5000 nodes at some KB each; a queue of 100,000 jobs at some bytes each.
+_MAX_SLURM_REPLY = 32 << 20
+_SLURM_SECONDS = 15.0
+_NO_SUCH_COMMAND = 127  # of a shell; sudo says it in words and ends with 1
+_LEDGER = "/usr/local/sbin/slurm-drain"
+_UNCONFIGURED = "resolve_ctls_from_dns_srv"  # what its commands do without a slurm.conf (src/common/fetch_config.c)
+_OURS = "clusterctl: "  # how that program's own reasons begin
+_SLURM_USER = "slurm"  # gives the reason where slurmctld drains a node by itself
+# Where slurmd or slurmstepd does, root gives one of these (src/slurmd of Slurm 24.11).
+_SLURMD_REASONS = ("Job step not running", "Kill task failed", "SlurmdSpoolDir is full", "switch_g_job_postfini failed")
+# In scontrol's lines a node's own words, as the name of its system, stand before its state and may look like one.
+STATES = ("sinfo", "--noheader", "--all", "--Node", "--Format=NodeList:65,StateComplete:200")
+
+
+@dataclass(frozen=True)
+class SlurmNode:
+    """A node as slurmctld sees it; GPUs by type. `by` gave the reason; `causes` are those of the drain ledger."""
+
+    state: tuple[str, ...]
+    reason: str
+    gpus: Mapping[str, int]
+    allocated: Mapping[str, int]
+    by: str = ""
+    causes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def in_service(self) -> bool:
+        return not _OUT_OF_SERVICE & set(self.state)
+
+    def why(self) -> list[str]:
+        """Return who or what keeps the node out of service, a line for each."""
+        causes = [f"{cause}: {reason}" for cause, reason in sorted(self.causes.items())]
+        if self.in_service:
+            return [f"in service, though the drain ledger has {cause}" for cause in causes]
+        told = []
+        if not any(state.startswith("DRAIN") for state in self.state):
+            told.append(f"out of service for Slurm: {self.reason or '+'.join(self.state).lower()}")
+        elif not self.reason.startswith(_OURS):
+            own = self.by == _SLURM_USER or (self.by == "root" and self.reason in _SLURMD_REASONS)
+            who = "Slurm itself" if own else f"an operator ({self.by or 'unknown'})"
+            told.append(f"drained by {who}: {self.reason or 'no reason given'}")
+        elif not causes:
+            told.append(f"drained, and the drain ledger has no cause any more: {self.reason}")
+        return told + [f"drained by {cause}" for cause in causes]
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """What the head's slurmctld says; jobs by state. `problem` is set where it says nothing.
+
+    `ledger_problem` says why nobody knows the causes by which nodes are drained.
+    """
+
+    nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
+    jobs: Mapping[str, int] = field(default_factory=dict)
+    problem: str = ""
+    ledger_problem: str = ""
+
+
+def ask_slurm(session: Session) -> Slurm:
+    """Ask the slurmctld of the node at the other end for its nodes and jobs."""
+    try:
+        found, nodes, error = _slurm(session, "scontrol", "--oneliner", "--details", "show", "nodes")
+        if found != 0:
+            absent = found == _NO_SUCH_COMMAND or "command not found" in error
+            told = "not on the head yet" if absent else _first_line(error)
+            return Slurm(problem=told or f"scontrol ended with {found}")
+        found, states, error = _slurm(session, *STATES)
+        if found != 0:
+            return Slurm(problem=_first_line(error) or f"sinfo ended with {found}")
+        found, jobs, error = _slurm(session, "squeue", "--noheader", "--all", "--format=%T")
+        if found != 0:
+            return Slurm(problem=_first_line(error) or f"squeue ended with {found}")
+        found, ledger, error = _slurm(session, _LEDGER)
+    except ContactError as problem:
+        return Slurm(problem=problem.found)
+    counts = dict(Counter(printable(line, 32) for line in jobs.split()))
+    causes = parse_ledger(ledger) if found == 0 else {}
+    known = {
+        name: replace(node, causes=causes.get(name, {}))
+        for name, node in parse_nodes(nodes, parse_states(states)).items()
+    }
+    damaged = "" if found == 0 else _first_line(error) or f"{_LEDGER} ended with {found}"
+    return Slurm(known, counts, ledger_problem=damaged)
+
+
+def _slurm(session: Session, *argv: str) -> tuple[int, str, str]:
+    return session.run(argv, root=True, timeout=_SLURM_SECONDS, limit=_MAX_SLURM_REPLY)
+
+
+def _first_line(said: str) -> str:
+    """Return the first line of what a command of Slurm's said."""
+    if _UNCONFIGURED in said:
+        return "Slurm is not set up there: no slurm.conf"
+    return next((printable(line, 200) for line in said.splitlines() if line.strip()), "")
+
+
+def parse_states(answer: str) -> dict[str, tuple[str, ...]]:
+    """Return what sinfo says to STATES: the states of each node that is in a partition, in capitals."""
+    rows = (line.split() for line in answer.splitlines())
+    return {printable(row[0], 64): _words(row[1]) for row in rows if len(row) == 2}
+
+
+def _words(state: str) -> tuple[str, ...]:
+    # An asterisk is how older releases write NOT_RESPONDING.
+    return tuple(printable(state, 200).upper().replace("*", "+NOT_RESPONDING").split("+"))
+
+
+def parse_nodes(answer: str, states: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, SlurmNode]:
+    """Return Slurm's nodes from its one-line listing; what is no node's line is passed over.
+
+    `states` are those that sinfo knows; it knows of no node that is in no partition.
+
+    (Releases before 23.02 list nodes in no other form that a program can read.)
+    """
+    found = {}
+    for line in answer.splitlines():
+        fields: dict[str, str] = {}
+        for key, value in re.findall(r"(?:^|\s)([A-Za-z_]+)=(\S*)", line[:100_000]):
+            fields.setdefault(key, value)
+        if "NodeName" not in fields or "State" not in fields:
+            continue
+        said = re.search(r"\sReason=(.*?)\s\[([^\s@\]]+)@[^\s\]]+\](?:\s[A-Z]\w*=|$)", line.rstrip())
+        said = said or re.search(r"\sReason=(.*?)()(?:\s[A-Z][A-Za-z]*=.*)?$", line.rstrip())
+        name = printable(fields["NodeName"], 64)
+        found[name] = SlurmNode(
+            (states or {}).get(name) or _words(fields["State"]),
+            printable(said.group(1), 200) if said else "",
+            count_gpus(fields.get("Gres", "")),
+            count_gpus(fields.get("GresUsed", "")),
+            printable(said.group(2), 64) if said else "",
+        )
+    return found
+
+
+def parse_ledger(answer: str) -> dict[str, dict[str, str]]:
+    """Return the causes of the drain ledger by node; what is no cause is passed over."""
+    try:
+        data = json.loads(answer)
+    except (ValueError, RecursionError):
+        return {}
+    return {
+        printable(node, 64): {printable(cause, 64): printable(str(reason), 200) for cause, reason in causes.items()}
+        for node, causes in (data.items() if isinstance(data, dict) else ())
+        if isinstance(causes, dict)
+    }
+
+
+def count_gpus(gres: str) -> dict[str, int]:
+    """Count the GPUs by type in a GRES such as `gpu:a100:4(S:0-1),gpu:2`; those without a type are called gpu."""
+    found: Counter[str] = Counter()
+    for kind, count in re.findall(
+        r"(?:^|,)gpu(?::([a-z0-9][\w.-]*?))?:(\d{1,4})(?![\w.-])", gres[:10_000].replace(":(null)", "")
+    ):
+        found[kind or "gpu"] += int(count)
+    return dict(found)

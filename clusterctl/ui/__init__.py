@@ -1,0 +1,1 @@
+"""The screen: text, progress, the page at the end of a run."""

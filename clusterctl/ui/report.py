@@ -1,0 +1,384 @@
+"""What stands under a run when it is over: where what is, or what failed and how to go on; and what preflight says."""
+
+import contextlib
+import re
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from clusterctl import __version__
+from clusterctl.ansible.outcome import Ledger
+from clusterctl.inventory.model import Inventory
+from clusterctl.ui.screen import Screen, at_commas
+from clusterctl.util.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
+from clusterctl.util.text import did_you_mean, duration, fold, plural, upstream
+from clusterctl.util.untrusted import bare
+from clusterctl.workspace import hardware
+
+if TYPE_CHECKING:
+    from clusterctl.nodes.contact import Contact
+    from clusterctl.nodes.known_hosts import HostKey
+
+__all__ = ["Page", "Screen", "Shape", "addresses", "checked", "findings", "hint", "host_keys", "upstream"]
+
+_MESSAGE_LINES = 20  # of a failure's message; the log has the whole
+_UNION = "packages"  # the role that installs what the others ask for; it has nothing of its own
+_OURS = ("slurm_exporter",)  # roles whose program comes with clusterctl, and needs a package to run
+_NODES_WIDTH = 24  # of the names in a table, from which on they take more lines
+_NOTES = 12  # of a run; summary.json has them all
+
+# What a failure's own words point to. The first that matches is shown, and never more than one.
+_HINTS: tuple[tuple[str, str], ...] = (
+    (
+        r"host key verification failed|host identification has changed",
+        "the node shows another SSH host key than known_hosts has: find out why before removing the old entry",
+    ),
+    (
+        r"permission denied \(|publickey",
+        "the node takes no key of yours: see ansible_user and ansible_ssh_private_key_file, or use ssh-agent",
+    ),
+    (
+        r"sudo: a password is required|missing sudo password|not in the sudoers",
+        "the user needs sudo without a password",
+    ),
+    (r"no space left on device|disk quota exceeded", "make room on the filesystem that the message names"),
+    (r"read-only file system", "a disk error makes a filesystem read-only: see dmesg on the node"),
+    (
+        r"could not get lock|is locked by|lock-frontend|is held by",
+        "another package manager is at work there: let it end",
+    ),
+    (r"dpkg was interrupted|dpkg --configure", "the same command repairs it; if not: dpkg --configure -a on the node"),
+    (
+        r"no_pubkey|not signed|expkeysig|gpg.*(fail|error)|signature|nothing is installed from there",
+        "the repository's signature does not hold: check its key and the node's clock; never install unsigned",
+    ),
+    (
+        r"hash sum mismatch|is not valid yet|release file .* expired",
+        "the package mirror is stale or being updated: try again later, or set cluster_package_mirrors",
+    ),
+    (
+        r"temporary failure (in name resolution|resolving)|could not resolve|name or service not known",
+        "the node cannot resolve names: see its /etc/resolv.conf and cluster_nameservers",
+    ),
+    (
+        r"apptainer.*(fetch|download|apt-helper|timed out|http error)|(fetch|download|apt-helper).*apptainer",
+        "set apptainer_package_url to one that the node reaches, or take the host out of the group apptainer",
+    ),
+    (
+        r"failed to fetch|unable to fetch|error downloading|cannot download|status code: [45]|http error [45]",
+        "the package source does not answer as it should: see cluster_package_mirrors and cluster_http_proxy",
+    ),
+    (r"no module named|python.*not found|interpreter", "the node needs python3 as /usr/bin/python3"),
+    (
+        r"connection refused|no route to host|timed out|timeout|unreachable|connection (closed|reset)",
+        "see whether the node is up, its sshd runs and no firewall is between",
+    ),
+    (
+        r"\b(oom|oom-kill|out of memory|cannot allocate memory)\b|\bkilled$",
+        "the node ran out of memory: see dmesg there",
+    ),
+    (r"\b(unit|service)\b.*(fail|not (become )?active|inactive)|journalctl", "see journalctl -b -u UNIT on the node"),
+)
+
+
+def hint(message: str) -> str:
+    """Return the one hint that fits a failure's message best; empty where none does."""
+    return next((text for pattern, text in _HINTS if re.search(pattern, message, re.IGNORECASE)), "")
+
+
+def addresses(inventory: Inventory, given: Path) -> list[tuple[str, str, str]]:
+    """Return what a cluster offers in a browser: (what, URL, how to log in); `given` is the inventory as typed."""
+    command = shlex.join(["clusterctl", "secret", "show", str(given), "prometheus_password"])
+    found = []
+    for host in inventory.in_group("monitoring"):
+        address = str(host.variables.get("cluster_address", host.address))
+        record = hardware.path_of(inventory.directory, host.name)
+        # Debian's package has the older pages alone, and under their own name.
+        packaged = record.exists() and not host.variables.get("prometheus_release")
+        page = "classic/targets" if packaged and hardware.load(record).os.family == "Debian" else "targets"
+        url = f"https://{address}:{host.variables.get('prometheus_port', 9090)}/{page}"
+        found.append(("Prometheus", url, f"user {host.variables.get('prometheus_user', 'admin')}, password: {command}"))
+    return found
+
+
+def checked(screen: Screen, contact: "Contact", recorded: int, seconds: float, renewed: Collection[str] = ()) -> None:
+    """Print what a good preflight found; of nodes that are `renewed` the record is a new one."""
+    good = len(contact.facts)
+    screen.say(
+        f"  {plural(good, 'node')} ready in {duration(seconds)}"
+        + (f"; hardware of {recorded} recorded" if recorded else ""),
+        cut=True,
+    )
+    for finding in contact.skipped:
+        screen.say(("  left out: ", "yellow"), str(finding))
+    for finding in contact.warnings:
+        screen.say(("  note: ", "yellow"), str(finding))
+    for name, lines in contact.differences.items():
+        for line in lines:
+            told = "new hardware: " if name in renewed else "differs from its record: "
+            screen.say((f"  {told}", "yellow"), f"{name}: {line}")
+    if contact.differences.keys() - {*renewed}:
+        screen.say(("  If that is meant to be, delete hardware/NODE.json; the next run records it anew.", "dim"))
+
+
+def findings(screen: Screen, problems: Sequence[object]) -> int:
+    """Print what preflight has against the nodes, in columns on a terminal; returns how many nodes that are."""
+    from clusterctl.util.errors import Finding
+
+    found = [problem for problem in problems if isinstance(problem, Finding)]
+    if not screen.is_terminal or len(found) < len(problems):
+        for problem in problems:
+            screen.say(str(problem))
+        screen.say()
+        return len({finding.node for finding in found})
+    nodes: dict[tuple[str, str, str], list[str]] = {}
+    for finding in found:
+        nodes.setdefault((finding.check, finding.found, finding.hint), []).append(finding.node)
+    # Two columns: with more of them a fingerprint or a command would be cut where the terminal is narrow.
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for (check, what, todo), who in nodes.items():
+        text = Text.assemble((f"{check}: {what}", "red"), f"\n{todo}" if todo else "")
+        table.add_row(Text(at_commas(fold(who), _NODES_WIDTH), "bold"), text)
+    screen.print(table)
+    screen.say()
+    return len({finding.node for finding in found})
+
+
+def host_keys(screen: Screen, keys: Sequence["HostKey"], recorded: Mapping[str, Sequence[str]]) -> None:
+    """Print the keys of nodes for a person to compare, and those that they would replace."""
+    screen.say("The SSH host keys of these nodes are:" if recorded else "These nodes are new; their SSH host keys are:")
+    width = max(len(key.node) for key in keys)
+    for key in keys:
+        screen.say((f"  {key.node:<{width}}", "bold"), f"  {key.type}  {key.fingerprint}")
+        for old in recorded.get(key.node, ()):
+            screen.say(f"  {'':<{width}}  on record: {old}")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What kind of cluster an inventory describes, as far as the hardware records know."""
+
+    inventory: Inventory
+    records: dict[str, hardware.Hardware]
+    unresolved: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, inventory: Inventory) -> "Shape":
+        records = hardware.load_all(inventory.directory)
+        known = {host.name: records[host.name] for host in inventory.hosts if host.name in records}
+        unresolved: list[str] = []
+        if by_name := [host for host in inventory.hosts if host.address == host.name]:
+            from clusterctl.nodes import remote  # its libraries are slow to load
+
+            unresolved = remote.unresolved(by_name)
+        return cls(inventory, known, tuple(unresolved))
+
+    def gpus(self) -> dict[str, int]:
+        """Return the number of GPUs by type."""
+        counts: dict[str, int] = {}
+        for record in self.records.values():
+            for gpu in record.gpus:
+                counts[gpu.type] = counts.get(gpu.type, 0) + 1
+        return counts
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "cluster": self.inventory.cluster_name,
+            "hosts": len(self.inventory.hosts),
+            "groups": {group: list(hosts) for group, hosts in self.inventory.groups.items() if group != "all"},
+            "recorded": sorted(self.records),
+            "unresolved": list(self.unresolved),
+            "cpus": sum(record.cpu.cpus for record in self.records.values()),
+            "memory_mb": sum(record.memory_mb for record in self.records.values()),
+            "gpus": self.gpus(),
+        }
+
+    def show(self, screen: Screen, path: Path, online: bool) -> None:
+        hosts, page = len(self.inventory.hosts), Page(screen)
+        lost = len(self.unresolved)
+        but = f", but {plural(lost, 'host')} {'has' if lost == 1 else 'have'} no address" if lost else ""
+        screen.say((self.inventory.cluster_name, "bold"), f": {plural(hosts, 'host')}, the inventory is good{but}.")
+        for group, names in self.inventory.groups.items():
+            if group != "all":
+                page.field(group, fold(names))
+        if self.records:
+            summary, dot = self.summary(), f" {screen.glyphs['dot']} "
+            gpus = [f"{count} x {name}" for name, count in self.gpus().items()] or ["no GPU"]
+            parts = [f"{summary['cpus']} CPUs", f"{summary['memory_mb'] / 1024:.0f} GiB memory", *gpus]
+            page.field("Hardware", dot.join(parts))
+        for name in self.unresolved:
+            near = did_you_mean(name, [host.name for host in self.inventory.hosts if host.name != name])
+            told = f"{name} does not resolve here: give it an ansible_host"
+            page.field("No address", f"{told} ({near})" if near else told)
+        if missing := [host.name for host in self.inventory.hosts if host.name not in self.records]:
+            page.field("No record", f"{fold(missing)} (made at the first contact)")
+        command = (
+            ["clusterctl", "bootstrap", str(path)] if online else ["clusterctl", "validate", "--online", str(path)]
+        )
+        page.field("Next", shlex.join(command), "bold")
+
+
+class Page:
+    """What stands under a run when it is over."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+
+    def field(self, name: str, value: str, style: str = "") -> None:
+        self._screen.say((f"  {name:<14}", "dim"), (value, style))
+
+    def rows(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
+        """Print a block of three columns under a title; on a terminal the last two wrap within themselves."""
+        if not rows:
+            return
+        self._screen.say()
+        self._screen.say((f"  {title}", "dim"))
+        if self._screen.is_terminal:
+            table = Table.grid(padding=(0, 2, 0, 0))
+            table.add_column(no_wrap=True, min_width=2)
+            table.add_column(overflow="fold")
+            table.add_column(overflow="fold")
+            for row in rows:
+                table.add_row(f"    {row[0]}", *row[1:])
+            self._screen.print(table)
+            return
+        first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
+        for row in rows:
+            self._screen.say(f"    {row[0]:<{min(first, 24)}}  {row[1]:<{min(second, 32)}}  {row[2]}".rstrip())
+
+    def done(self, ledger: Ledger, inventory: Inventory, verb: str, given: Path, check: bool) -> None:
+        """Print the summary of a run that went well; `given` is the inventory as it was typed."""
+        changed = sum(host.changed for host in ledger.hosts.values())
+        what = plural(changed, "change") + " to make" * check if changed else "nothing to change"
+        title = "Checked" if check else "Done"
+        if verb == "verify":
+            title, what = "Verified", "the cluster works"
+        if verb == "backup":
+            title, what = "Backed up", "and restored for a test"
+        nodes = plural(len(ledger.hosts), "node")
+        self._screen.say()
+        self._screen.say((title, "bold green"), f" in {duration(ledger.seconds())}: {nodes}, {what}.")
+        self.content(ledger, check)
+        if not check and verb != "backup":
+            offers = addresses(inventory, given)
+            if offers:
+                self._screen.say()
+                self._screen.say(("  Open in a browser", "dim"))
+            for what, url, login in offers:
+                # Not in columns: a command that is to be copied must not be broken.
+                self._screen.say(f"    {what}  {url}")
+                self._screen.say(f"    {' ' * len(what)}  {login}")
+        self._screen.say()
+
+    def content(self, ledger: Ledger, check: bool = False) -> None:
+        """Print what is where, what changed, and what the roles want to be known."""
+        dot = f" {self._screen.glyphs['dot']} "
+        self.rows("In place", [(role, fold(hosts), dot.join(versions)) for role, hosts, versions in _installed(ledger)])
+        self.rows("Would change" if check else "Changed", list(_changed(ledger)))
+        notes = [(fold(ledger.ordered(hosts)), note, "") for note, hosts in ledger.notes.items()]
+        rest = plural(len(notes) - _NOTES, "more note") + " in summary.json"
+        self.rows("Notes", notes if len(notes) <= _NOTES else [*notes[:_NOTES], ("", rest, "")])
+
+    def failed(self, error: ClusterctlError, ledger: Ledger) -> None:
+        """Print what ended a run: each failure once, with the hosts that have it."""
+        self._screen.say()
+        half_done = isinstance(error, WorkersFailed | HeadFailed)
+        title = "Stopped" if isinstance(error, Interrupted) else "Incomplete" if half_done else "Failed"
+        self._screen.say(
+            (title, "bold yellow" if title == "Stopped" else "bold red"),
+            f" after {duration(ledger.seconds())}: {error}",
+        )
+        same: dict[tuple[str, str, str, str], list[str]] = {}
+        for result in ledger.failures:
+            key = (result.role, result.task, result.path, result.message.replace(result.host, "\0"))
+            same.setdefault(key, []).append(result.host)
+        for (role, task, path, message), hosts in same.items():
+            self._screen.say()
+            self._screen.say(
+                (f"  {fold(ledger.ordered(hosts))}", "bold"),
+                f"  {role + ': ' if role else ''}{task}",
+                (f"  {path}", "dim"),
+            )
+            lines = message.replace("\0", hosts[0]).splitlines() or ["(no message: the task's output is secret)"]
+            for line in lines[:_MESSAGE_LINES]:
+                self._screen.say(f"    {line}")
+            if len(lines) > _MESSAGE_LINES:
+                self._screen.say(
+                    (f"    {self._screen.glyphs['more']} {len(lines) - _MESSAGE_LINES} lines more in the log", "dim")
+                )
+            if found := hint(message):
+                self._screen.say(("    Hint: ", "yellow"), found)
+        if not isinstance(error, Interrupted):
+            self.state(error, ledger)
+        self._screen.say()
+
+    def tail(self, log: Path, most: int = 20) -> None:
+        """Print the end of Ansible's log, from its last error on: all there is where the events do not explain it."""
+        self._screen.say((f"  The end of {log.name}:", "dim"))
+        with contextlib.suppress(OSError):
+            lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-2 * most :]
+            errors = [number for number, line in enumerate(lines) if line.startswith("[ERROR]")]
+            for line in lines[errors[-1] :][:most] if errors else lines[-most:]:
+                self._screen.say(f"    {bare(line)}")
+        self._screen.say()
+
+    def state(self, error: ClusterctlError, ledger: Ledger) -> None:
+        """Say how far the run came: what a person needs to know before the next command."""
+        good = [name for name in ledger.ordered(ledger.hosts) if ledger.hosts[name].status == "ok"]
+        rows = []
+        if isinstance(error, WorkersFailed) and good:
+            rows.append((fold(good), "complete" if not ledger.plays_to_come else "as far as the run came", ""))
+        if isinstance(error, HeadFailed):
+            untouched = [name for name in good if not ledger.hosts[name].changed]
+            changed = [name for name in good if ledger.hosts[name].changed]
+            rows += [(fold(untouched), "not changed", "")] if untouched else []
+            rows += [(fold(changed), "changed as far as the run came", "")] if changed else []
+        states: dict[str, list[str]] = {}
+        for name in ledger.ordered(ledger.lost()):
+            states.setdefault(_has(ledger, name), []).append(name)
+        rows += [(fold(names), state, "") for state, names in states.items()]
+        self.rows("State", rows)
+
+
+def _installed(ledger: Ledger) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each role that has packages, its hosts, and the versions that tell it best.
+
+    Those are of packages that share the role's name, else of its first few; a program of ours has clusterctl's.
+    Distributions' own revisions are left out.
+    """
+    for role, packages in ledger.installed.items():
+        if role == _UNION:
+            continue
+        if role in _OURS:
+            yield role, ledger.roles.get(role, []), [f"clusterctl {__version__}"]
+            continue
+        shown = ([name for name in packages if re.split("[_-]", role)[0] in name] or list(packages))[:3]
+        versions = [f"{name} {' / '.join(sorted(set(map(upstream, packages[name].values()))))}" for name in shown]
+        if len(packages) > len(shown):
+            versions.append(f"{len(packages) - len(shown)} more")
+        yield role, ledger.roles.get(role, []), versions
+
+
+def _changed(ledger: Ledger) -> Iterator[tuple[str, str, str]]:
+    """Yield what changed, in one row for all hosts where the same did."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name in ledger.ordered(ledger.hosts):
+        host = ledger.hosts[name]
+        if host.changed:
+            kinds = Counter(change.kind for _, change in host.changes)
+            what = ", ".join(plural(count, kind) for kind, count in kinds.items())
+            rows.setdefault((plural(host.changed, "task"), what), []).append(name)
+    yield from ((fold(names), *row) for row, names in rows.items())
+
+
+def _has(ledger: Ledger, name: str) -> str:
+    roles = [role for role, hosts in ledger.roles.items() if name in hosts]
+    return "has " + ", ".join(roles) if roles else "nothing completed in this run"

@@ -1,0 +1,1 @@
+"""A cluster's directory: hardware records, secrets, certificates."""
