@@ -28,6 +28,7 @@ from typing import Any
 import pytest
 
 from clusterctl.lab.podman import as_root, podman_json, remove_containers
+from clusterctl.util import files
 from clusterctl.workspace import secrets
 from tests.cluster.lab import CALL_LIMIT, AnyLab, TestLab, clusterctl, podman
 from tests.faults.injury import container, wait_until
@@ -308,7 +309,7 @@ class Golden:
         copy_tree(self.folder / "directory", directory)
         for password in (self.folder / "vault").glob("*"):
             target = secrets._password_path(password.name)
-            secrets.private_directory(target.parent)
+            files.make_private_directory(target.parent)
             shutil.copy2(password, target)
 
 

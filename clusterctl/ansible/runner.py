@@ -28,7 +28,7 @@ from typing import Any
 from clusterctl.ansible import events
 from clusterctl.ansible.run_directory import RunDirectory
 from clusterctl.util import paths, redaction
-from clusterctl.util.untrusted import bare
+from clusterctl.util.text import strip_controls
 
 _TICK = 0.25  # seconds between two looks at the clock while nothing happens
 _GRACE = 3.0  # seconds that Ansible has to end after the second signal
@@ -235,7 +235,7 @@ class Runner:
 
     def _made(self, pipe: "_Pipe", lines: list[str]) -> Iterator[events.Event | Output]:
         """Clean, redact and keep the lines, and yield what they are."""
-        lines = [self._clean(bare(line), pipe.is_events) for line in lines]
+        lines = [self._clean(strip_controls(line), pipe.is_events) for line in lines]
         try:
             pipe.keep(lines)
         except OSError as error:

@@ -2,10 +2,8 @@
 
 import contextlib
 import errno
-import importlib
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -18,77 +16,11 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from clusterctl import __version__
 from clusterctl.cli import completion
+from clusterctl.cli.groups import INVENTORY, INVENTORY_VARIABLE, AllVerbs, Verb, Verbs, WatchVerb
 from clusterctl.util.errors import ClusterctlError, Interrupted
-
-# Verbs whose command line is a module's own: (module, a Typer app or one command's function, summary for --help).
-_ELSEWHERE = {
-    "init": (
-        "clusterctl.commands.initialise",
-        "init_command",
-        "Make a cluster's directory with a small, commented inventory.",
-    ),
-    "lab": ("clusterctl.lab.cli", "app", "A cluster in containers on this machine, with simulated GPUs."),
-}
-_ORDER = (
-    *("init", "validate", "plan", "bootstrap", "verify", "status", "check", "logs"),
-    *("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "secret"),
-    *("docs", "lab"),
-)
-_WATCH_SECONDS = 5
-
-
-class Verbs(TyperGroup):
-    """A verb that has verbs of its own."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(
-                [(name, self.commands[name].get_short_help_str(limit=100)) for name in self.list_commands(ctx)]
-            )
-
-
-class _AllVerbs(TyperGroup):
-    """Lists the verbs in the order in which a cluster meets them, and loads those of other modules when called."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(_ORDER)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.commands and cmd_name in _ELSEWHERE:
-            module, name, _ = _ELSEWHERE[cmd_name]
-            found = getattr(importlib.import_module(module), name)
-            if not isinstance(found, typer.Typer):
-                function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-                found.command(cmd_name)(function)
-            self.commands[cmd_name] = typer.main.get_command(found)
-            self.commands[cmd_name].name = cmd_name
-        return super().get_command(ctx, cmd_name)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in _ORDER:  # a typo: let the search for the nearest verb know all
-            for name in _ELSEWHERE:
-                self.get_command(ctx, name)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        rows = []
-        for name in _ORDER:
-            summary = _ELSEWHERE[name][2] if name in _ELSEWHERE else self.commands[name].get_short_help_str(limit=100)
-            rows.append((name, summary))
-        with formatter.section("Verbs"):
-            formatter.write_dl(rows)
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (KeyboardInterrupt, typer.Abort):  # before click turns them into "Aborted!" and exit 1
-            raise Interrupted("Interrupted.") from None
-        except BrokenPipeError:
-            raise typer.Exit(Interrupted.exit_code) from None
 
 
 class Format(StrEnum):
@@ -99,7 +31,7 @@ class Format(StrEnum):
 
 
 app = typer.Typer(
-    cls=_AllVerbs,
+    cls=AllVerbs,
     name="clusterctl",
     no_args_is_help=True,
     subcommand_metavar="VERB ...",
@@ -112,65 +44,67 @@ app = typer.Typer(
 
 _Inventory = Annotated[
     Path,
-    typer.Argument(help="The cluster's inventory.yaml, or its directory.", metavar="INVENTORY", show_default=False),
+    typer.Argument(
+        help=f"inventory.yaml or its directory. [default: ${INVENTORY_VARIABLE} or ./{INVENTORY}]",
+        metavar="INVENTORY",
+        show_default=False,
+    ),
 ]
 _Output = Annotated[Format, typer.Option(help="json: one object on stdout, progress on stderr.")]
 _Verbose = Annotated[
-    int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Show Ansible's own output; -vvv: all.")
+    int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Show Ansible's output; -vvv: all of it.")
 ]
 _Limit = Annotated[
     str | None,
     typer.Option(
         metavar="NODES",
-        help="Only these hosts or groups, with commas between.",
+        help="Only these hosts or groups, separated by commas.",
         show_default=False,
         autocompletion=completion.limit,
     ),
 ]
-_Forks = Annotated[int | None, typer.Option(min=1, max=1000, help="Nodes worked on at once. [default: 50]")]
-_NewKeys = Annotated[bool, typer.Option("--accept-new-host-keys", help="Record SSH host keys of nodes never seen.")]
+_Forks = Annotated[int | None, typer.Option(min=1, max=1000, help="Nodes to work on at the same time. [default: 50]")]
+_NewKeys = Annotated[
+    bool, typer.Option("--accept-new-host-keys", help="Record the SSH host keys of new nodes, unasked.")
+]
 _Skip = Annotated[
     bool, typer.Option("--skip-unreachable", help="Leave out unreachable or unconfined workers (exit 4).")
 ]
-_Adopt = Annotated[bool, typer.Option("--adopt", help="Replace a Slurm, or take over a head, that is another's.")]
+_Adopt = Annotated[bool, typer.Option("--adopt", help="Replace unmanaged software; take over a head.")]
 _Nodes = Annotated[
     list[str],
     typer.Argument(help="Names of workers.", metavar="NODE...", show_default=False, autocompletion=completion.workers),
 ]
 _Address = Annotated[
     list[str] | None,
-    typer.Option(help="Its address; once for each node, in their order. [default: the name resolves]", metavar="A"),
+    typer.Option(help="Address; repeat it in the order of NODE. [default: the name resolves]", metavar="A"),
 ]
 _Group = Annotated[
     str,
-    typer.Option(help="The group of workers that it joins.", metavar="G", autocompletion=completion.groups),
+    typer.Option(help="Group of workers to add them to.", metavar="G", autocompletion=completion.groups),
 ]
-_Dead = Annotated[bool, typer.Option("--dead", help="They are gone: contact the head alone.")]
-_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_Dead = Annotated[bool, typer.Option("--dead", help="The nodes are permanently down; contact only the head.")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 _Only = Annotated[
     list[str] | None,
-    typer.Option(metavar="ROLE", help="Only this role's packages; may be repeated.", autocompletion=completion.roles),
+    typer.Option(metavar="ROLE", help="Only the packages of this role; repeatable.", autocompletion=completion.roles),
 ]
-_System = Annotated[
-    bool, typer.Option("--os", help="All other packages: kernel, security. Reboots where that asks for it.")
-]
-_Stay = Annotated[bool, typer.Option("--no-reboot", help="With --os: reboot no node, and say which would have to be.")]
-_Batch = Annotated[str, typer.Option(metavar="N|P%", help="Workers at once; of P% at least one.")]
-_MaxFailures = Annotated[
-    int, typer.Option(min=1, metavar="K", help="Failed workers after which no other batch begins.")
-]
+_System = Annotated[bool, typer.Option("--os", help="All other packages, kernel included; reboot if needed.")]
+_Stay = Annotated[bool, typer.Option("--no-reboot", help="With --os: list nodes that need a reboot instead.")]
+_Batch = Annotated[str, typer.Option(metavar="N|P%", help="Workers per batch, or P% of all (at least one).")]
+_MaxFailures = Annotated[int, typer.Option(min=1, metavar="K", help="Stop after this many failed workers.")]
 _Timeout = Annotated[
     float | None,
-    typer.Option(min=0, help="Minutes for which a batch waits for its jobs. [default: for ever]", metavar="T"),
+    typer.Option(min=0, help="Minutes to wait for a batch's jobs. [default: no limit]", metavar="T"),
 ]
-_AskPass = Annotated[bool, typer.Option("-K", "--ask-become-pass", help="Ask once for the password that sudo wants.")]
+_AskPass = Annotated[bool, typer.Option("-K", "--ask-become-pass", help="Ask once for the sudo password.")]
 _PassFile = Annotated[
     Path | None,
-    typer.Option("--become-password-file", metavar="FILE", help="Read it from a 0600 file.", show_default=False),
+    typer.Option(
+        "--become-password-file", metavar="FILE", help="Read the sudo password from a 0600 file.", show_default=False
+    ),
 ]
-_Print = Annotated[
-    bool, typer.Option("--print-command", help="Print the plain ansible-playbook command, and what it leaves to you.")
-]
+_Print = Annotated[bool, typer.Option("--print-command", help="Print the equivalent ansible-playbook command.")]
 
 
 def _version(value: bool) -> None:
@@ -184,7 +118,7 @@ def _common(
     context: typer.Context,
     verbose: _Verbose = 0,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Turn a list of Linux servers into a working GPU cluster, and keep it working."""
@@ -198,7 +132,7 @@ def _common(
 
 
 def _options(verb: str, given: dict[str, Any], **more: Any) -> Any:
-    """Return what a verb was asked for: of its parameters those that mean the same for every verb, and `more`."""
+    """Return what a verb was asked for: of its parameters those that mean the same no limity verb, and `more`."""
     from clusterctl.run.converge import Options
 
     known = {field.name for field in fields(Options)}
@@ -217,60 +151,58 @@ def _plan(verb: str, given: dict[str, Any], **more: Any) -> Any:
     return replace(options, diff=options.verbosity > 0, verbosity=max(0, options.verbosity - 1))
 
 
-@app.command()
+@app.command(cls=Verb)
 def validate(
     context: typer.Context,
     inventory: _Inventory,
-    online: Annotated[bool, typer.Option("--online", help="Contact the nodes too, and record their hardware.")] = False,
+    online: Annotated[bool, typer.Option("--online", help="Contact the nodes and record their hardware.")] = False,
     limit: _Limit = None,
     accept_new_host_keys: _NewKeys = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
     output: _Output = Format.text,
 ) -> None:
-    """Judge an inventory, and with --online the nodes."""
+    """Check the inventory; with --online also the nodes."""
     from clusterctl.run import converge
 
     options = _options("validate", locals())
     _end("validate", output, lambda: converge.validate(options, online))
 
 
-@app.command()
+@app.command(cls=Verb)
 def bootstrap(
     context: typer.Context,
     inventory: _Inventory,
     limit: _Limit = None,
-    check: Annotated[bool, typer.Option("--check", help="Say what would change, and change nothing.")] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Show how files change.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Show what would change; change nothing.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Show differences of files.")] = False,
     forks: _Forks = None,
     accept_new_host_keys: _NewKeys = False,
     skip_unreachable: _Skip = False,
     adopt: _Adopt = False,
-    new_head: Annotated[
-        bool, typer.Option("--new-head", help="Begin with an empty queue where the head was lost; jobs that run end.")
-    ] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Uninstall the roles of groups that hosts have left.")] = False,
+    new_head: Annotated[bool, typer.Option("--new-head", help="Start with an empty queue; running jobs end.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Uninstall roles of groups that hosts left.")] = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
     print_command: _Print = False,
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """Build the cluster, or bring it back to what the inventory says."""
+    """Build the cluster; repair what differs from the inventory."""
     from clusterctl.run import pruning
 
     options = _options("bootstrap", locals(), flags=("--prune",) * prune)
     _end("bootstrap", output, lambda: pruning.bootstrap(options, prune))
 
 
-@app.command()
+@app.command(cls=Verb)
 def docs(
     page: Annotated[
         str,
-        typer.Argument(metavar="[PAGE]", help="Its name; without, all names.", autocompletion=completion.pages),
+        typer.Argument(metavar="[PAGE]", help="Name of a page; without it, list all.", autocompletion=completion.pages),
     ] = "",
 ) -> None:
-    """Read the documentation: the guide, all variables, ports."""
+    """Show the documentation."""
     import pydoc
 
     from clusterctl.util import paths
@@ -296,10 +228,10 @@ def _group(name: str, summary: str) -> typer.Typer:
     return group
 
 
-_plans = _group("plan", "Say what a verb would change, and change nothing (exit 0: nothing, 10: something).")
+_plans = _group("plan", "Show what a verb would change; exit 10 if anything.")
 
 
-@_plans.command("bootstrap")
+@_plans.command("bootstrap", cls=Verb)
 def plan_bootstrap(
     context: typer.Context,
     inventory: _Inventory,
@@ -313,14 +245,14 @@ def plan_bootstrap(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """What bootstrap would change."""
+    """Show what bootstrap would change."""
     from clusterctl.commands import plan
 
     options = _plan("bootstrap", locals())
     _end("plan", output, lambda: plan.bootstrap(options))
 
 
-@_plans.command("add-node")
+@_plans.command("add-node", cls=Verb)
 def plan_add_node(
     context: typer.Context,
     inventory: _Inventory,
@@ -335,14 +267,14 @@ def plan_add_node(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """What add-node would change."""
+    """Show what add-node would change."""
     from clusterctl.commands import membership
 
     options = _plan("add-node", locals(), flags=membership.flags(address or (), group))
     _end("plan", output, lambda: membership.add_node(options, address or (), group))
 
 
-@_plans.command("remove-node")
+@_plans.command("remove-node", cls=Verb)
 def plan_remove_node(
     context: typer.Context,
     inventory: _Inventory,
@@ -354,14 +286,14 @@ def plan_remove_node(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """What remove-node would change."""
+    """Show what remove-node would change."""
     from clusterctl.commands import membership
 
     options = _plan("remove-node", locals(), flags=("--dead",) * dead)
     _end("plan", output, lambda: membership.remove_node(options, dead))
 
 
-@_plans.command("upgrade")
+@_plans.command("upgrade", cls=Verb)
 def plan_upgrade(
     context: typer.Context,
     inventory: _Inventory,
@@ -374,7 +306,7 @@ def plan_upgrade(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """What upgrade would change."""
+    """Show what upgrade would change."""
     from clusterctl.commands import upgrade as work
 
     what = work.What(tuple(only or ()), system, no_reboot)
@@ -382,7 +314,7 @@ def plan_upgrade(
     _end("plan", output, lambda: work.preview(options, what))
 
 
-@app.command()
+@app.command(cls=Verb)
 def verify(
     context: typer.Context,
     inventory: _Inventory,
@@ -393,25 +325,14 @@ def verify(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """Prove that the cluster works: services, a GPU job on two nodes, accounting, metrics."""
+    """Test the cluster: services, GPU jobs, accounting, metrics."""
     from clusterctl.run import converge
 
     options = _options("verify", locals())
     _end("verify", output, lambda: converge.run(options))
 
 
-class _Watching(TyperCommand):
-    """Lets `--watch` stand without its value, whatever follows it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        given = [*args, ""]
-        for at, word in enumerate(args):
-            if word in ("--watch", "-w") and not re.fullmatch(r"[0-9.]+", given[at + 1]):
-                args = [*args[:at], f"--watch={_WATCH_SECONDS}", *args[at + 1 :]]
-        return super().parse_args(ctx, args)
-
-
-@app.command(cls=_Watching)
+@app.command(cls=WatchVerb)
 def status(
     context: typer.Context,
     inventory: _Inventory,
@@ -420,7 +341,7 @@ def status(
     watch: Annotated[
         float | None,
         typer.Option(
-            "--watch", "-w", min=1, max=86400, metavar="[SECONDS]", show_default=False, help="Redraw until Ctrl-C."
+            "--watch", "-w", min=1, max=86400, metavar="[SECONDS]", show_default=False, help="Refresh until Ctrl-C."
         ),
     ] = None,
     output: _Output = Format.text,
@@ -431,20 +352,20 @@ def status(
         ),
     ] = 0,
 ) -> None:
-    """Show how the cluster is, what it does, and where a node differs from what was set up."""
+    """Show nodes, jobs, alerts and drift."""
     from clusterctl.commands.status_page import status_command
 
     options = _options("status", locals())
     _end("status", output, lambda: status_command(options, watch))
 
 
-@app.command()
+@app.command(cls=Verb)
 def check(
     inventory: _Inventory,
     nodes: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Names of workers; all, if none.",
+            help="Names of workers. [default: all]",
             metavar="[NODE]...",
             show_default=False,
             autocompletion=completion.workers,
@@ -452,15 +373,13 @@ def check(
     ] = None,
     diagnose: Annotated[
         bool,
-        typer.Option(
-            "--diagnose", help="Reset GPUs with an XID of the hardware, and let the nodes back if all is well."
-        ),
+        typer.Option("--diagnose", help="Reset GPUs with a hardware XID; resume healthy nodes."),
     ] = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
     output: _Output = Format.text,
 ) -> None:
-    """Check the GPUs' health: driver, ECC, XIDs, links, heat, power (exit 4: something is wrong)."""
+    """Check GPUs: driver, ECC, XIDs, links, heat, power."""
     from clusterctl.commands.check import check_command
 
     nodes = nodes or []
@@ -468,7 +387,7 @@ def check(
     _end("check", output, lambda: check_command(options, diagnose))
 
 
-@app.command()
+@app.command(cls=Verb)
 def logs(
     inventory: _Inventory,
     run: Annotated[
@@ -483,13 +402,13 @@ def logs(
     full: Annotated[bool, typer.Option("--full", help="Print Ansible's whole log of that run.")] = False,
     output: _Output = Format.text,
 ) -> None:
-    """List past runs, or show what became of one."""
+    """List past runs, or show one."""
     from clusterctl.commands.logs import logs_command
 
     _end("logs", output, lambda: logs_command(inventory, run, full, output is Format.json))
 
 
-@app.command("add-node")
+@app.command("add-node", cls=Verb)
 def add_node(
     context: typer.Context,
     inventory: _Inventory,
@@ -507,14 +426,14 @@ def add_node(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """Take workers in, new ones or such as stand in the inventory already; all others are left alone."""
+    """Add workers to the cluster."""
     from clusterctl.commands import membership
 
     options = _options("add-node", locals(), flags=membership.flags(address or (), group))
     _end("add-node", output, lambda: membership.add_node(options, address or (), group, yes))
 
 
-@app.command("remove-node")
+@app.command("remove-node", cls=Verb)
 def remove_node(
     context: typer.Context,
     inventory: _Inventory,
@@ -523,7 +442,7 @@ def remove_node(
     force: Annotated[bool, typer.Option("--force", help="Kill their jobs, after asking.")] = False,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0, help="Minutes to wait for jobs; then exit 4. [default: for ever]", metavar="T"),
+        typer.Option(min=0, help="Minutes to wait for jobs; then exit 4. [default: no limit]", metavar="T"),
     ] = None,
     yes: _Yes = False,
     forks: _Forks = None,
@@ -533,7 +452,7 @@ def remove_node(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """Take workers out: drain, wait for their jobs, unregister them on the head, clean them."""
+    """Remove workers: drain, wait for jobs, clean up."""
     from clusterctl.commands import membership
 
     flags = ["--dead"] * dead + ["--force"] * force + (["--timeout", f"{timeout:g}"] if timeout is not None else [])
@@ -541,7 +460,7 @@ def remove_node(
     _end("remove-node", output, lambda: membership.remove_node(options, dead, force, timeout, yes))
 
 
-@app.command("replace-node")
+@app.command("replace-node", cls=Verb)
 def replace_node(
     context: typer.Context,
     inventory: _Inventory,
@@ -555,14 +474,14 @@ def replace_node(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """Take reinstalled hardware in under its old name: new host key, new hardware record, bootstrap."""
+    """Add reinstalled workers again under their old names."""
     from clusterctl.commands import membership
 
     options = _options("replace-node", locals())
     _end("replace-node", output, lambda: membership.replace_node(options))
 
 
-@app.command()
+@app.command(cls=Verb)
 def upgrade(
     context: typer.Context,
     inventory: _Inventory,
@@ -580,7 +499,7 @@ def upgrade(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """Move packages to their pins, or to what the package sources carry: the head, then the workers around jobs."""
+    """Upgrade packages around running jobs, in batches."""
     from clusterctl.commands import upgrade as work
     from clusterctl.run.rolling import Pace
 
@@ -589,7 +508,7 @@ def upgrade(
     _end("upgrade", output, lambda: work.upgrade(options, what, pace))
 
 
-@app.command()
+@app.command(cls=Verb)
 def reboot(
     context: typer.Context,
     inventory: _Inventory,
@@ -607,7 +526,7 @@ def reboot(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """Reboot nodes around their jobs, and prove that they came back as they were."""
+    """Reboot nodes around running jobs, in batches."""
     from clusterctl.commands import upgrade as work
     from clusterctl.run.rolling import Pace
 
@@ -616,7 +535,7 @@ def reboot(
     _end("reboot", output, lambda: work.reboot(options, pace))
 
 
-@app.command()
+@app.command(cls=Verb)
 def backup(
     context: typer.Context,
     inventory: _Inventory,
@@ -624,7 +543,7 @@ def backup(
         Path | None,
         typer.Option(
             metavar="DIRECTORY",
-            help="Where the copy goes. [default: .clusterctl/backups in the cluster's directory]",
+            help="Directory for the copy. [default: .clusterctl/backups in the cluster's directory]",
             show_default=False,
         ),
     ] = None,
@@ -634,18 +553,20 @@ def backup(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """Save the queue and the accounting, and prove by a test restore that they are whole."""
+    """Back up Slurm's queue and accounting."""
     from clusterctl.commands.backup import backup_command
 
     options = _options("backup", locals(), flags=("--to", str(to)) if to else ())
     _end("backup", output, lambda: backup_command(options, to))
 
 
-@app.command()
+@app.command(cls=Verb)
 def restore(
     context: typer.Context,
     inventory: _Inventory,
-    archive: Annotated[Path, typer.Argument(help="The backup.", metavar="BACKUP", show_default=False)],
+    archive: Annotated[
+        Path, typer.Argument(help="Archive that `clusterctl backup` made.", metavar="BACKUP", show_default=False)
+    ],
     yes: _Yes = False,
     forks: _Forks = None,
     accept_new_host_keys: _NewKeys = False,
@@ -656,40 +577,38 @@ def restore(
     output: _Output = Format.text,
     verbose: _Verbose = 0,
 ) -> None:
-    """Put the queue and the accounting back, on this head or on a new one, and bootstrap the cluster with them."""
+    """Restore Slurm's queue and accounting from a backup."""
     from clusterctl.commands.backup import restore_command
 
     options = _options("restore", locals(), flags=(str(archive), *["--yes"] * yes))
     _end("restore", output, lambda: restore_command(options, archive, yes))
 
 
-@app.command()
+@app.command(cls=Verb)
 def trust(
     inventory: _Inventory,
     nodes: Annotated[
         list[str],
-        typer.Argument(help="Nodes that were reinstalled.", metavar="NODE...", autocompletion=completion.hosts),
+        typer.Argument(help="Reinstalled nodes.", metavar="NODE...", autocompletion=completion.hosts),
     ],
     accept_new_host_keys: _NewKeys = False,
 ) -> None:
-    """Record the SSH host keys that nodes show now, in place of the ones on record."""
+    """Accept the new SSH host keys of reinstalled nodes."""
     from clusterctl.run import converge
 
     options = converge.Options("trust", inventory, ",".join(nodes), accept_new_host_keys=accept_new_host_keys)
     _end("trust", Format.text, lambda: converge.trust(options))
 
 
-_secrets = _group("secret", "Print one of the cluster's secrets, or replace some on all nodes.")
+_secrets = _group("secret", "Print or replace the cluster's secrets.")
 
 
-@_secrets.command("show")
+@_secrets.command("show", cls=Verb)
 def secret_show(
     inventory: _Inventory,
     name: Annotated[
         str,
-        typer.Argument(
-            help="Its name, such as prometheus_password.", metavar="NAME", autocompletion=completion.secrets
-        ),
+        typer.Argument(help="Name, such as prometheus_password.", metavar="NAME", autocompletion=completion.secrets),
     ],
 ) -> None:
     """Print one of the cluster's secrets."""
@@ -699,23 +618,23 @@ def secret_show(
     typer.echo(rotation.show(converge.Options("secret", inventory), name))
 
 
-@_secrets.command("authority")
+@_secrets.command("authority", cls=Verb)
 def secret_authority(inventory: _Inventory) -> None:
-    """Print the certificate of the cluster's own certificate authority."""
+    """Print the certificate of the cluster's authority."""
     from clusterctl.commands import rotation
     from clusterctl.run import converge
 
     typer.echo(rotation.authority(converge.Options("secret", inventory)), nl=False)
 
 
-@_secrets.command("rotate")
+@_secrets.command("rotate", cls=Verb)
 def secret_rotate(
     context: typer.Context,
     inventory: _Inventory,
     names: Annotated[
         list[str],
         typer.Argument(
-            help="Their names, such as munge_key; `all` for all.",
+            help="Names, such as munge_key, or `all`.",
             metavar="NAME...",
             autocompletion=completion.rotatable,
         ),

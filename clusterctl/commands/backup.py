@@ -27,8 +27,8 @@ from clusterctl.run.converge import Options, Site, Work
 from clusterctl.ui.screen import Screen
 from clusterctl.util import files
 from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, Problem
-from clusterctl.util.text import duration, fold, plural
-from clusterctl.util.untrusted import Malformed, bare, decode, mapping, number, sequence, text
+from clusterctl.util.text import duration, fold, plural, strip_controls
+from clusterctl.util.untrusted import Malformed, decode, mapping, number, sequence, text
 from clusterctl.workspace import hardware, home, secrets
 
 DIRECTORY = "backups"
@@ -147,7 +147,7 @@ def backup_command(options: Options, to: Path | None) -> int:
         return converge.print_command(converge.load(replace(options, limit=head), inventory), after=after)
     try:
         if to is None:
-            secrets.private_directory(target)
+            files.make_private_directory(target)
         # Now, and not when the head has worked for an hour.
         with tempfile.TemporaryFile(dir=target):
             pass
@@ -170,7 +170,7 @@ def make(
 ) -> ClusterctlError | None:
     """Make a backup and bring a copy here, as the first step of another verb."""
     target = site.state / DIRECTORY
-    secrets.private_directory(target)
+    files.make_private_directory(target)
     error = play(replace(site, playbook="backup", hosts=(site.inventory.head,)))
     if error is None:
         fetch(site, ledger, screen, target, prune=True)
@@ -304,7 +304,7 @@ def restore_command(options: Options, archive: Path, yes: bool) -> int:
         if not yes and not screen.agrees("Put it back?"):
             raise Interrupted("Nothing was put back, and no node was changed.")
         after.callback(asked.unlink, missing_ok=True)  # or the plain command would one day put it back once more
-        secrets.write_private(asked, _request(path, ended), replace=True)
+        files.write_atomically(asked, _request(path, ended), replace=True)
         return site
 
     with after:
@@ -357,7 +357,9 @@ def _show(site: Site, manifest: Manifest, archive: Path, ended: list[str], scree
     if not fresh and (drained := _drained(site)):
         rows.append(("Keeps", f"{fold(drained)} drained, as now"))
     if other := differing(archive, site.inventory.directory):
-        rows.append(("Leaves", f"{bare(_some(other))} in the cluster's directory, which the backup has otherwise"))
+        rows.append(
+            ("Leaves", f"{strip_controls(_some(other))} in the cluster's directory, which the backup has otherwise")
+        )
     screen.say()
     for name, value in rows:
         screen.hang((f"  {name:<14}", "dim"), value)

@@ -19,8 +19,8 @@ from clusterctl.run import converge
 from clusterctl.ui.screen import Screen, at_commas
 from clusterctl.util.errors import InputError, Problem
 from clusterctl.util.redaction import Redactor, throughout
-from clusterctl.util.text import did_you_mean, fold, plural
-from clusterctl.util.untrusted import Malformed, decode, flag, mapping, nested, number, printable, sequence, text
+from clusterctl.util.text import did_you_mean, fold, plural, printable
+from clusterctl.util.untrusted import Malformed, decode, flag, mapping, nested, number, sequence, text
 
 HEALTHY, UNFIT = 0, 4
 WORKERS = "slurm_workers"

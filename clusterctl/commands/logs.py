@@ -20,8 +20,7 @@ from clusterctl.ui.screen import Screen
 from clusterctl.util import files
 from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, Interrupted, Problem, WorkersFailed
 from clusterctl.util.redaction import throughout
-from clusterctl.util.text import did_you_mean, duration, plural
-from clusterctl.util.untrusted import bare, printable
+from clusterctl.util.text import did_you_mean, duration, plural, printable, strip_controls
 from clusterctl.workspace import home
 
 _LAST = "last"
@@ -57,11 +56,11 @@ def logs_command(given: Path, wanted: str | None, full: bool, as_json: bool) -> 
     if as_json:
         document = {**(runs.summary(directory, run.name) or {}), **run.as_dict(), "log": str(log)}
         if full:
-            document["text"] = [bare(line) for line in _lines(log)]
+            document["text"] = [strip_controls(line) for line in _lines(log)]
         print(json.dumps(document, indent=2))
     elif full:
         for line in _lines(log):
-            print(bare(line))
+            print(strip_controls(line))
     else:
         show(screen, run, place, runs.summary(directory, run.name) or {})
     return 0
@@ -158,7 +157,7 @@ def show(screen: Screen, run: Run, place: Path, summary: dict[str, Any]) -> None
 
 def _lines_bare(text: str) -> str:
     """Return text without what a terminal could take for a command; lines stay lines."""
-    return "\n".join(map(bare, text.splitlines()))
+    return "\n".join(map(strip_controls, text.splitlines()))
 
 
 def replay(path: Path, seconds: float | None) -> Ledger:

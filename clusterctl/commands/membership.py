@@ -37,9 +37,8 @@ from clusterctl.util.errors import (
     Problem,
     WorkersFailed,
 )
-from clusterctl.util.text import did_you_mean, fold, plural
-from clusterctl.util.untrusted import printable
-from clusterctl.workspace import hardware, home, secrets
+from clusterctl.util.text import did_you_mean, fold, plural, printable
+from clusterctl.workspace import hardware, home
 
 WORKERS = "slurm_workers"
 _BY_RESTART = (
@@ -77,7 +76,7 @@ class Change:
         """Put the new text in the place of the old one, whole or not at all, with the same mode; InputError else."""
         try:
             mode = self.path.stat().st_mode & 0o777
-            secrets.write_private(self.path, self.new.encode(), replace=True)
+            files.write_atomically(self.path, self.new.encode(), replace=True)
             self.path.chmod(mode)
             files.discard(self.gone)
         except OSError as error:

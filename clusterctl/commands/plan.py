@@ -162,7 +162,7 @@ def _copy(inventory: Inventory, change: "membership.Change | None") -> Iterator[
         directory = inventory.directory
         made = Path(place).resolve() / directory.name  # which stands in the head's copy of it
         shutil.copytree(directory, made, symlinks=True, ignore=shutil.ignore_patterns(home.STATE, ".git"))
-        secrets.private_directory(directory / home.STATE)
+        files.make_private_directory(directory / home.STATE)
         (made / home.STATE).symlink_to(directory / home.STATE)
         path = made / inventory.path.name
         if change:

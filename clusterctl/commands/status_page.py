@@ -31,8 +31,7 @@ from clusterctl.slurm.state import SlurmNode
 from clusterctl.ui.screen import Screen, at_commas
 from clusterctl.util.errors import InputError, Problem
 from clusterctl.util.redaction import throughout
-from clusterctl.util.text import fold, plural, roughly
-from clusterctl.util.untrusted import printable
+from clusterctl.util.text import fold, plural, printable, roughly
 from clusterctl.workspace import secrets
 
 MAX_NOTES = 40  # lines; beyond them it is no page any more, and JSON has all

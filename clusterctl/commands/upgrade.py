@@ -19,8 +19,7 @@ from clusterctl.run.rolling import WORKERS, Pace, Rolling
 from clusterctl.slurm.client import DRAIN, Head, Job
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import ClusterctlError, InputError, PreflightError, Problem, WorkersFailed
-from clusterctl.util.text import did_you_mean, fold
-from clusterctl.util.untrusted import printable
+from clusterctl.util.text import did_you_mean, fold, printable
 from clusterctl.workspace import home
 
 REBOOT = "reboot"

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from clusterctl.util import files
-from clusterctl.util.errors import Position, Problem, printable
+from clusterctl.util.errors import Position, Problem
+from clusterctl.util.text import escape_controls
 
 Report = Callable[[Problem], None]
 Scalar = str | int | float | bool | datetime.date | None
@@ -96,7 +97,7 @@ class Node:
 
 def shown(text: str) -> str:
     """Return `text` on one line of at most 60 printable characters, without the user and password of a URL."""
-    escaped = printable(_USERINFO.sub("//[hidden]@", text[:MAX_SHOWN])[:61])
+    escaped = escape_controls(_USERINFO.sub("//[hidden]@", text[:MAX_SHOWN])[:61])
     return escaped if len(escaped) <= 60 else escaped[:57] + "..."
 
 

@@ -22,8 +22,8 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
 
 from clusterctl.inventory import document, hostrange, schema
 from clusterctl.inventory.document import shown
-from clusterctl.util.errors import InputError, Problem, printable
-from clusterctl.util.text import did_you_mean
+from clusterctl.util.errors import InputError, Problem
+from clusterctl.util.text import did_you_mean, escape_controls
 
 _WORKERS = "slurm_workers"
 _ADDRESS = "ansible_host"
@@ -83,7 +83,7 @@ def diff(old: str, new: str, name: str, after: str = "") -> str:
     before, now = (list(io.StringIO(text, newline="\n")) for text in (old, new))
     for line in difflib.unified_diff(before, now, name, after or name):
         body = line.rstrip("\r\n")
-        lines.append("\t".join(printable(part) for part in body.split("\t")))
+        lines.append("\t".join(escape_controls(part) for part in body.split("\t")))
         if body == line:
             lines.append("\\ No newline at end of file")
     return "".join(f"{line}\n" for line in lines)

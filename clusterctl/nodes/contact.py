@@ -15,6 +15,7 @@ from clusterctl.nodes import probe
 from clusterctl.nodes.remote import Access, ContactError, Failure, Session, connect
 from clusterctl.util import paths
 from clusterctl.util.errors import Finding
+from clusterctl.util.text import printable
 from clusterctl.util.untrusted import (
     Malformed,
     decode,
@@ -23,7 +24,6 @@ from clusterctl.util.untrusted import (
     nested,
     number,
     optional,
-    printable,
     seconds,
     sequence,
     text,

@@ -54,8 +54,8 @@ def load(directory: Path) -> Head | None:
 def save(directory: Path, head: Head) -> None:
     """Keep who the head is. Raises OSError."""
     path = secrets.head_file(directory)
-    secrets.private_directory(path.parent)
-    secrets.write_private(path, (json.dumps(asdict(head)) + "\n").encode(), replace=True)
+    files.make_private_directory(path.parent)
+    files.write_atomically(path, (json.dumps(asdict(head)) + "\n").encode(), replace=True)
     secrets.old_head_file(directory).unlink(missing_ok=True)
 
 

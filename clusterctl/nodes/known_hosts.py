@@ -3,8 +3,6 @@
 import base64
 import fnmatch
 import hmac
-import os
-import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import paramiko
 from paramiko.hostkeys import HostKeyEntry
 
+from clusterctl.util import files
 from clusterctl.util.errors import InputError, Problem
 from clusterctl.workspace import home
 
@@ -93,21 +92,9 @@ def remove(known_hosts: Path, gone: Collection[str]) -> None:
 
 def _write(known_hosts: Path, content: Sequence[str]) -> None:
     try:
-        _replace(known_hosts, content)
+        files.write_atomically(known_hosts, "".join(f"{line}\n" for line in content).encode(), replace=True)
     except OSError as error:
         raise InputError([Problem(None, str(known_hosts), f"cannot be written: {error.strerror}")]) from None
-
-
-def _replace(known_hosts: Path, content: Sequence[str]) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=known_hosts.parent, prefix=f".{known_hosts.name}.", delete=False) as file:
-        try:
-            file.write("".join(f"{line}\n" for line in content))
-            file.flush()
-            os.fsync(file.fileno())
-            Path(file.name).replace(known_hosts)  # NamedTemporaryFile made it 0600, whatever the umask
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
 
 
 def _names(patterns: Iterable[str], name: str) -> bool:

@@ -31,7 +31,7 @@ from clusterctl.nodes import route
 from clusterctl.nodes.route import Access as Access
 from clusterctl.nodes.route import Route
 from clusterctl.util.errors import ClusterctlError
-from clusterctl.util.untrusted import printable
+from clusterctl.util.text import printable, strip_controls
 
 R = TypeVar("R")
 
@@ -551,5 +551,4 @@ def _drain(
         data += chunk
         if len(data) > limit:
             raise ContactError(Failure.REPLY, f"the node says more than {limit} bytes")
-    text = data.decode("utf-8", "replace")
-    return "".join(c for c in text if c.isprintable() or c in "\n\t")
+    return strip_controls(data.decode("utf-8", "replace"), keep="\n\t")

@@ -17,7 +17,7 @@ from typing import Any
 
 from clusterctl.inventory.model import Host
 from clusterctl.util.errors import InputError, Problem
-from clusterctl.util.untrusted import printable
+from clusterctl.util.text import printable
 
 _SECONDS = 20.0
 

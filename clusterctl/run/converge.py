@@ -21,7 +21,7 @@ from clusterctl.run import lock
 from clusterctl.ui import report
 from clusterctl.ui.progress import Progress
 from clusterctl.ui.screen import Screen
-from clusterctl.util import paths
+from clusterctl.util import files, paths
 from clusterctl.util.errors import ClusterctlError, InputError, Interrupted, PreflightError, Problem, WorkersFailed
 from clusterctl.util.redaction import Redactor, throughout
 from clusterctl.util.text import fold, plural
@@ -382,7 +382,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
             summary["exit_code"] = work.conclude(ledger, screen)
         summary = throughout(summary | work.told, redact)
         with contextlib.suppress(OSError):  # a full disk is told below, the run's outcome counts
-            secrets.write_private(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
+            files.write_atomically(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
     with contextlib.suppress(OSError):  # nobody listens any more; the summary is on disk
         if options.json:
             print(json.dumps(summary), flush=True)
@@ -662,7 +662,7 @@ def _keep_refusal(site: Site, error: ClusterctlError, seconds: float) -> None:
         problems = [str(problem) for problem in getattr(error, "problems", ())]
         summary = {**_asked(site), "exit_code": error.exit_code, "error": str(error), "problems": problems}
         summary = throughout({**summary, "seconds": round(seconds, 1), "log": None}, redact)
-        secrets.write_private(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
+        files.write_atomically(kept.summary, (json.dumps(summary, indent=2) + "\n").encode())
 
 
 def _summary(

@@ -25,8 +25,7 @@ from clusterctl.nodes.remote import Access, ContactError, Failure, Session, conn
 from clusterctl.run.lock import Holder, holder_of
 from clusterctl.util import files
 from clusterctl.util.errors import InputError, Locked, Problem
-from clusterctl.util.untrusted import printable
-from clusterctl.workspace import secrets
+from clusterctl.util.text import printable
 
 HEARTBEAT = 5.0
 EXPIRY = 60.0
@@ -86,7 +85,7 @@ def controller_of(state: Path) -> str:
     """
     path = state / "id"
     with suppress(FileExistsError):
-        secrets.write_private(path, f"{random.SystemRandom().getrandbits(128):032x}\n".encode())
+        files.write_atomically(path, f"{random.SystemRandom().getrandbits(128):032x}\n".encode())
     try:
         found = files.read(path, inside=state).strip()
     except files.UnfitError as error:

@@ -19,8 +19,8 @@ from clusterctl.nodes import known_hosts, route
 from clusterctl.run.converge import Site
 from clusterctl.util import files
 from clusterctl.util.errors import InputError, Position, Problem
-from clusterctl.util.untrusted import printable
-from clusterctl.workspace import home, secrets
+from clusterctl.util.text import printable
+from clusterctl.workspace import home
 
 FOLDER = "leaving"
 GROUP = "leaving"
@@ -103,9 +103,9 @@ def unfinished(inventory: Inventory) -> list[str]:
 
 def save(state: Path, node: Node) -> None:
     """Keep a node's file, 0600."""
-    secrets.private_directory(state / FOLDER)
+    files.make_private_directory(state / FOLDER)
     document = {"name": node.name, "groups": node.groups, "variables": node.variables, "keys": node.keys}
-    secrets.write_private(_path(state, node.name), (json.dumps(document, indent=1) + "\n").encode(), replace=True)
+    files.write_atomically(_path(state, node.name), (json.dumps(document, indent=1) + "\n").encode(), replace=True)
 
 
 def forget(state: Path, names: Collection[str]) -> None:
@@ -124,12 +124,12 @@ def forget_keys(path: Path, nodes: Iterable[Node], after: Inventory) -> None:
 
 def site(site: Site, nodes: Sequence[Node], folder: Path) -> Site:
     """Return the leaving nodes as a site of their own, and write its inventory into `folder`: they and nobody else."""
-    secrets.private_directory(folder)
+    files.make_private_directory(folder)
     made = unwritten(site, nodes, folder)
-    secrets.write_private(made.inventory.path, inventory_text(made, nodes).encode(), replace=True)
+    files.write_atomically(made.inventory.path, inventory_text(made, nodes).encode(), replace=True)
     keys = [*home.known_hosts(site.access.known_hosts), *(line for node in nodes for line in node.keys)]
     lines = "".join(f"{line}\n" for line in dict.fromkeys(keys))
-    secrets.write_private(folder / home.KNOWN_HOSTS, lines.encode(), replace=True)
+    files.write_atomically(folder / home.KNOWN_HOSTS, lines.encode(), replace=True)
     return made
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from clusterctl.util.errors import Locked
+from clusterctl.util.text import strip_controls
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def holder_of(said: str) -> Holder | None:
     try:
         data = json.loads(said)
         text = {key: str(data[key])[:128] for key in ("user", "host", "start", "verb")}
-        return Holder(pid=int(data["pid"]), **{k: "".join(filter(str.isprintable, v)) for k, v in text.items()})
+        return Holder(pid=int(data["pid"]), **{k: strip_controls(v, keep="") for k, v in text.items()})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -12,8 +12,7 @@ from typing import Any
 from clusterctl.ansible.run_directory import NAME
 from clusterctl.run import lock
 from clusterctl.util import files
-from clusterctl.util.text import fold, roughly
-from clusterctl.util.untrusted import printable
+from clusterctl.util.text import fold, printable, roughly
 from clusterctl.workspace import home
 
 _MAX_SUMMARY = 256 << 20  # of 500 nodes, each with some hundred changes

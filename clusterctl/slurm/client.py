@@ -11,8 +11,7 @@ from clusterctl.inventory.model import Host
 from clusterctl.nodes.remote import Access, ContactError, Session, connect
 from clusterctl.slurm.state import STATES, parse_ledger, parse_states
 from clusterctl.util.errors import HeadFailed
-from clusterctl.util.text import duration, plural
-from clusterctl.util.untrusted import printable
+from clusterctl.util.text import duration, plural, printable
 
 DRAIN = "/usr/local/sbin/slurm-drain"
 SECONDS = 30.0

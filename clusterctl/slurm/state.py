@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from clusterctl.nodes.remote import ContactError, Session
-from clusterctl.util.untrusted import printable
+from clusterctl.util.text import printable
 
 # Slurm's base states and flags that take a node out of service.
 _OUT_OF_SERVICE = frozenset(

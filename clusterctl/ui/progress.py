@@ -13,8 +13,7 @@ from clusterctl.ansible.events import LOST, Event, Result, Stats
 from clusterctl.ansible.outcome import Ledger, Stage
 from clusterctl.ansible.runner import Output
 from clusterctl.ui.screen import Screen, shorten
-from clusterctl.util.text import duration, fold
-from clusterctl.util.untrusted import bare
+from clusterctl.util.text import duration, fold, strip_controls
 
 _FRAMES = 5  # a second; a live line changes no faster
 # How Ansible's own display ends a difference: with the host that it is of.
@@ -87,7 +86,7 @@ class Progress:
 
     def _output(self, text: str) -> None:
         """Show Ansible's own lines: all with -v, the differences alone with --diff."""
-        text = bare(text)
+        text = strip_controls(text)
         if self._verbose:
             self._screen.say((f"    {text}", "dim"))
         elif self._diff:

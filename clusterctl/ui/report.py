@@ -17,8 +17,7 @@ from clusterctl.ansible.outcome import Ledger
 from clusterctl.inventory.model import Inventory
 from clusterctl.ui.screen import Screen, at_commas
 from clusterctl.util.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
-from clusterctl.util.text import did_you_mean, duration, fold, plural, upstream
-from clusterctl.util.untrusted import bare
+from clusterctl.util.text import did_you_mean, duration, fold, plural, strip_controls, upstream
 from clusterctl.workspace import hardware
 
 if TYPE_CHECKING:
@@ -327,7 +326,7 @@ class Page:
             lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-2 * most :]
             errors = [number for number, line in enumerate(lines) if line.startswith("[ERROR]")]
             for line in lines[errors[-1] :][:most] if errors else lines[-most:]:
-                self._screen.say(f"    {bare(line)}")
+                self._screen.say(f"    {strip_controls(line)}")
         self._screen.say()
 
     def state(self, error: ClusterctlError, ledger: Ledger) -> None:

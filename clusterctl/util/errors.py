@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from clusterctl.util.text import escape_controls
+
 
 @dataclass(frozen=True, order=True)
 class Position:
@@ -33,12 +35,7 @@ class Problem:
     def __str__(self) -> str:
         where = ": ".join(str(part) for part in (self.position, self.key) if part)
         text = f"{where}: {self.message}" if where else self.message
-        return printable(f"{text} ({self.hint})" if self.hint else text)
-
-
-def printable(text: str) -> str:
-    """Return `text` on one line, with whatever a terminal could take for a command escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        return escape_controls(f"{text} ({self.hint})" if self.hint else text)
 
 
 class ClusterctlError(Exception):

@@ -1,4 +1,6 @@
-"""Read the files of a cluster's directory, whoever sent it: ordinary files of ordinary size, or refused at once.
+"""Read and write the files of a cluster's directory, whoever sent it.
+
+What is read are ordinary files of ordinary size; others are refused at once.
 
 A pipe that nobody writes to would hang us, a device might act, and a link may lead to a file that is none of the
 cluster's business.
@@ -6,6 +8,7 @@ cluster's business.
 
 import contextlib
 import os
+import secrets
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -70,3 +73,37 @@ def _judge(status: os.stat_result, limit: int) -> None:
         raise UnfitError("is not a regular file")
     if status.st_size > limit:
         raise UnfitError(f"is too big, got {status.st_size} bytes, expected at most {limit}")
+
+
+def make_private_directory(path: Path) -> None:
+    """Make a directory for its owner alone (0700 under any umask), and so the parents that are missing."""
+    if not path.is_dir():
+        make_private_directory(path.parent)
+        path.mkdir(mode=0o700)
+        path.chmod(0o700)
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, replace: bool = False) -> None:
+    """Write a file of this mode, whatever the umask, whole or not at all, also through a power cut.
+
+    Without `replace` an existing file is an error (FileExistsError), whoever made it in the meantime.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            temporary.replace(path)
+        else:
+            path.hardlink_to(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from clusterctl.util.untrusted import bare
+from clusterctl.util.text import strip_controls
 
 MARK = "[redacted]"
 _SHORTEST = 4  # shorter values would blank out ordinary words
@@ -63,7 +63,7 @@ def throughout(data: Any, redact: Callable[[str], str]) -> Any:
             return redact(data)
         case dict():
             return {
-                redact(key) if len(key) >= _PIECE else bare(key): throughout(value, redact)
+                redact(key) if len(key) >= _PIECE else strip_controls(key): throughout(value, redact)
                 for key, value in data.items()
             }
         case list() | tuple():
@@ -90,7 +90,7 @@ def _forms(value: str) -> Iterator[str]:
     for data in _decoded(value):
         if len(data) >= _SHORTEST_ENCODED:
             # What a program shows of a file with the bytes themselves.
-            yield bare(data.decode(errors="replace"))
+            yield strip_controls(data.decode(errors="replace"))
             yield repr(data)[2:-1]
     for data in {value.encode(), *_decoded(value)}:
         if len(data) >= _SHORTEST_ENCODED:

@@ -4,6 +4,8 @@ import difflib
 import re
 from collections.abc import Collection, Iterable
 
+MAX_TEXT = 128
+
 
 def fold(names: Collection[str]) -> str:
     """Return host names as Slurm writes them: `gpu01 gpu02 gpu03 gpu07 head1` is `gpu[01-03,07], head1`; in order.
@@ -76,3 +78,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def upstream(version: str) -> str:
     """Return a package's version as its authors count: `1:24.11.5-4+deb13u1` is 24.11.5."""
     return re.sub(r"^\d+:|-[^-]*$", "", version)
+
+
+def escape_controls(text: str) -> str:
+    """Return `text` on one line, with whatever a terminal could take for a command escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable(text: str, limit: int = MAX_TEXT) -> str:
+    """Return `text` without control and invisible characters (escapes, line breaks, bidi marks), cut to `limit`."""
+    # Cut twice: each character is looked at for what can be shown at all, not for all of ten megabytes.
+    start = text[: 4 * limit]
+    return (start if start.isprintable() else "".join(c for c in start if c.isprintable())).strip()[:limit]
+
+
+def strip_controls(text: str, keep: str = "\t") -> str:
+    """Return `text`, however long, without control and invisible characters but those in `keep`."""
+    return text if text.isprintable() else "".join(c for c in text if c.isprintable() or c in keep)

@@ -11,26 +11,14 @@ from functools import cache
 from ipaddress import ip_address, ip_interface
 from typing import Any, TypeVar, cast, get_type_hints
 
+from clusterctl.util.text import printable
+
 Reader = Callable[[object, str], Any]
 T = TypeVar("T")
-
-MAX_TEXT = 128
 
 
 class Malformed(ValueError):  # noqa: N818 - named for what it says of a value
     """A value is not what its place asks for; the text names the place, what was got and what was expected."""
-
-
-def printable(text: str, limit: int = MAX_TEXT) -> str:
-    """Return `text` without control and invisible characters (escapes, line breaks, bidi marks), cut to `limit`."""
-    # Cut twice: each character is looked at for what can be shown at all, not for all of ten megabytes.
-    start = text[: 4 * limit]
-    return (start if start.isprintable() else "".join(c for c in start if c.isprintable())).strip()[:limit]
-
-
-def bare(text: str) -> str:
-    """Return a line of `text`, however long, without control and invisible characters; tabs stay."""
-    return text if text.isprintable() else "".join(c for c in text if c.isprintable() or c == "\t")
 
 
 def _malformed(path: str, got: object, expected: str) -> Malformed:

@@ -4,9 +4,7 @@ The record is typed and whitelisted at every reading, whoever wrote it, and is n
 """
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -16,6 +14,7 @@ from typing import Annotated, Any
 from clusterctl.inventory.schema import PROFILE
 from clusterctl.util import files
 from clusterctl.util.errors import InputError, Problem
+from clusterctl.util.text import printable
 from clusterctl.util.untrusted import (
     Malformed,
     address,
@@ -26,7 +25,6 @@ from clusterctl.util.untrusted import (
     nested,
     number,
     optional,
-    printable,
     ranges,
     sequence,
     text,
@@ -231,16 +229,7 @@ def save(directory: Path, record: Hardware) -> Path:
     """Write the record into the cluster's directory, whole or not at all; 0644, for it is fit for git."""
     path = path_of(directory, record.name)
     path.parent.mkdir(mode=0o755, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(written(record))
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    files.write_atomically(path, written(record).encode(), mode=0o644, replace=True)
     return path
 
 

@@ -21,6 +21,7 @@ import yaml
 
 from clusterctl.util import files, paths
 from clusterctl.util.errors import ClusterctlError, InputError, Problem
+from clusterctl.util.files import make_private_directory, write_atomically
 from clusterctl.util.redaction import Redactor
 
 FILE = "secrets.yml"
@@ -65,7 +66,7 @@ def _write(path: Path, label: str, known: Mapping[str, str]) -> None:
     with _writing(path):
         password = _password(label, create=not path.exists())
         encrypted = _vault(label, password).encrypt(yaml.safe_dump(dict(known)).encode(), vault_id=label)
-        write_private(path, encrypted, replace=path.exists())
+        write_atomically(path, encrypted, replace=path.exists())
 
 
 def names(content: Path | None = None) -> list[str]:
@@ -252,8 +253,8 @@ def _password(label: str, create: bool = False) -> bytes:
     path = _password_path(label)
     if create and "CLUSTERCTL_VAULT_PASSWORD_FILE" not in os.environ:
         for parent in (path.parent.parent, path.parent):
-            private_directory(parent)
-        write_private(path, random.token_urlsafe(MIN_BYTES).encode() + b"\n")
+            make_private_directory(parent)
+        write_atomically(path, random.token_urlsafe(MIN_BYTES).encode() + b"\n")
     password = _first_line(path, f"the vault password of {FILE} ({label})", _RESTORE)
     if len(password) < MIN_PASSWORD:
         what = f"holds a weak vault password of {FILE}, got {len(password)} characters, expected {MIN_PASSWORD} or more"
@@ -308,37 +309,3 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise _refusal(Path(error.filename or path), f"cannot be written: {error.strerror}") from None
-
-
-def private_directory(path: Path) -> None:
-    """Make a directory for its owner alone (0700 under any umask), and so the parents that are missing."""
-    if not path.is_dir():
-        private_directory(path.parent)
-        path.mkdir(mode=0o700)
-        path.chmod(0o700)
-
-
-def write_private(path: Path, data: bytes, replace: bool = False) -> None:
-    """Write a file for its owner alone (0600 under any umask), whole or not at all, also through a power cut.
-
-    Without `replace` an existing file is an error (FileExistsError), whoever made it in the meantime.
-    """
-    temporary = path.with_name(f".{path.name}.{random.token_hex(8)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            temporary.replace(path)
-        else:
-            path.hardlink_to(temporary)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

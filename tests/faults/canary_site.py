@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.util import paths
+from clusterctl.util import files, paths
 from clusterctl.workspace import secrets
 from tests.cluster.lab import TestLab
 from tests.faults.canary import Canaries
@@ -71,12 +71,12 @@ class Site:
             (private / name).mkdir(mode=0o700)
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
         site.environment = kept | {"HOME": str(private / "home"), "TMPDIR": str(private / "tmp")}
-        secrets.private_directory(site.vault.parent)
-        secrets.write_private(site.vault, site.canaries.password.encode() + b"\n")
-        secrets.write_private(site.secrets, site.canaries.document().encode())
+        files.make_private_directory(site.vault.parent)
+        files.write_atomically(site.vault, site.canaries.password.encode() + b"\n")
+        files.write_atomically(site.secrets, site.canaries.document().encode())
         argv = ["ansible-vault", "encrypt", "--vault-id", f"{site.vault.name}@{site.vault}", str(site.secrets)]
         subprocess.run(argv, env=site.environment, check=True, capture_output=True, timeout=60)
-        secrets.write_private(site.sudo_password, site.canaries.sudo_password.encode() + b"\n")
+        files.write_atomically(site.sudo_password, site.canaries.sudo_password.encode() + b"\n")
         for node in lab.nodes:
             lab.ssh(node, "sudo", "sh", "-euc", shlex.quote(OPERATOR), stdin=f"ops:{site.canaries.sudo_password}\n")
         text = lab.inventory.read_text()

@@ -67,12 +67,10 @@ def test_version() -> None:
 def test_help_lists_the_verbs_in_order_and_loads_nothing_heavy() -> None:
     done = clusterctl("--help")
     assert done.returncode == 0
-    listed = [
-        line.split()[0]
-        for line in done.stdout.split("Verbs:")[1].splitlines()
-        if line.startswith("  ") and line[2] != " "
-    ]
-    assert tuple(name for name in listed if name in VERBS) == VERBS
+    lines = done.stdout.partition("Set up:")[2].partition("Exit codes:")[0].splitlines()
+    rows = dict(line.split(maxsplit=1) for line in lines if line.startswith("  ") and line.strip())
+    assert tuple(name for name in rows if name in VERBS) == VERBS
+    assert {name: len(text) for name, text in rows.items() if len(text) > 60} == {}, "a line is 60 characters at most"
     loaded = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "clusterctl", "--help"], capture_output=True, text=True, check=True
     ).stderr
@@ -169,6 +167,33 @@ def test_a_directory_stands_for_the_inventory_in_it(cluster: Path, home: Path) -
     done = clusterctl("validate", str(cluster), HOME=str(home))
     assert (done.returncode, done.stderr) == (0, "")
     assert "aurora: 2 hosts" in done.stdout
+
+
+@pytest.mark.proves("validate", "In a cluster's directory, or with $CLUSTERCTL_INVENTORY, INVENTORY may be left out.")
+@pytest.mark.parametrize(
+    ("argv", "place", "code", "said"),
+    [
+        (["validate"], "aurora", 0, "aurora"),
+        (["validate"], "ENVIRONMENT", 0, "aurora"),
+        (["validate"], ".", 2, "Missing argument 'INVENTORY'"),
+        (["validate", "aurroa"], "aurora", 2, "aurroa"),
+        (["verify", "--print-command"], "aurora", 0, "/aurora/inventory.yaml --user"),
+        (["check", "gpu09"], "aurora", 2, 'no worker "gpu09"'),
+        (["check", "./elsewhere"], "aurora", 2, "elsewhere"),
+        (["status", "--watch"], "aurora", 2, "--watch"),
+        (["restore", "backup.tar"], "aurora", 2, "backup.tar"),
+        (["secret", "show", "no_such"], "aurora", 2, "no_such"),
+        (["add-node", "--no-such"], "aurora", 2, "clusterctl add-node [OPTIONS]"),
+    ],
+)
+def test_inventory__left_out__is_found_here_or_in_the_environment(
+    cluster: Path, home: Path, argv: list[str], place: str, code: int, said: str
+) -> None:
+    by_variable = place == "ENVIRONMENT"
+    where, variable = (home, str(cluster)) if by_variable else (home / place, None)
+    done = clusterctl(*argv, cwd=where, HOME=str(home), CLUSTERCTL_INVENTORY=variable)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
 
 
 def test_validate_as_json(cluster: Path, home: Path) -> None:

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from clusterctl.nodes import probe
 from clusterctl.util import paths
 from clusterctl.util.errors import InputError
-from clusterctl.util.untrusted import Malformed, printable
+from clusterctl.util.text import printable
+from clusterctl.util.untrusted import Malformed
 from clusterctl.workspace import hardware
 from clusterctl.workspace.hardware import Hardware
 

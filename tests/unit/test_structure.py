@@ -15,7 +15,7 @@ TOP = {"cli", "lab"}
 MODULE_LINES, FUNCTION_LINES = 400, 60
 # Longer than that today. A line goes when its module is divided; none may grow, and none may be added.
 LONG_MODULES = {
-    "cli/app.py": 840,
+    "cli/app.py": 759,
     "commands/membership.py": 525,
     "inventory/edit.py": 409,
     "inventory/schema.py": 466,

@@ -1,0 +1,120 @@
+"""How verbs are listed, found and read: sections of `--help`, verbs of other modules, INVENTORY that is left out."""
+
+import importlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from clusterctl.util.errors import Interrupted
+
+# Verbs whose command line is a module's own: (module, a Typer app or one command's function, summary for --help).
+_ELSEWHERE = {
+    "init": (
+        "clusterctl.commands.initialise",
+        "init_command",
+        "Create a cluster's directory with a commented inventory.",
+    ),
+    "lab": ("clusterctl.lab.cli", "app", "Run a test cluster in containers, with simulated GPUs."),
+}
+_SECTIONS = {
+    "Set up": ("init", "validate", "plan", "bootstrap", "verify"),
+    "Look": ("status", "check", "logs"),
+    "Operate": ("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "secret"),
+    "Try and read": ("lab", "docs"),
+}
+_ORDER = tuple(name for names in _SECTIONS.values() for name in names)
+_WATCH_SECONDS = 5
+INVENTORY = "inventory.yaml"
+INVENTORY_VARIABLE = "CLUSTERCTL_INVENTORY"
+
+
+class Verb(TyperCommand):
+    """A verb that finds its INVENTORY where none is given: in $CLUSTERCTL_INVENTORY, or in this directory."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        found = os.environ.get(INVENTORY_VARIABLE) or (INVENTORY if Path(INVENTORY).is_file() else "")
+        if found and any(parameter.name == "inventory" for parameter in self.params):
+            given, *_ = self.make_parser(ctx).parse_args(args=list(args))
+            if not self._is_inventory(given.get("inventory")):
+                args = [found, *args]  # before all others, so it is the first argument
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for parameter in self.params:
+            parameter.required &= parameter.name != "inventory"
+        super().format_help(ctx, formatter)
+
+    def _is_inventory(self, word: object) -> bool:
+        """Return whether a first argument is meant for INVENTORY: a path, or all that the verb takes."""
+        if not isinstance(word, str):
+            return False
+        alone = sum(parameter.param_type_name == "argument" for parameter in self.params) == 1
+        return alone or "/" in word or word.endswith((".yaml", ".yml")) or Path(word).exists()
+
+
+class Verbs(TyperGroup):
+    """A verb that has verbs of its own."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(
+                [(name, self.commands[name].get_short_help_str(limit=100)) for name in self.list_commands(ctx)]
+            )
+
+
+class AllVerbs(TyperGroup):
+    """Lists the verbs in the order in which a cluster meets them, and loads those of other modules when called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_ORDER)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands and cmd_name in _ELSEWHERE:
+            module, name, _ = _ELSEWHERE[cmd_name]
+            found = getattr(importlib.import_module(module), name)
+            if not isinstance(found, typer.Typer):
+                function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
+                found.command(cmd_name)(function)
+            self.commands[cmd_name] = typer.main.get_command(found)
+            self.commands[cmd_name].name = cmd_name
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in _ORDER:  # a typo: let the search for the nearest verb know all
+            for name in _ELSEWHERE:
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, _ORDER))
+        for title, names in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), self._summary(name)) for name in names])
+
+    def _summary(self, name: str) -> str:
+        if name in _ELSEWHERE:
+            return _ELSEWHERE[name][2]
+        return str(self.commands[name].get_short_help_str(limit=100))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, typer.Abort):  # before click turns them into "Aborted!" and exit 1
+            raise Interrupted("Interrupted.") from None
+        except BrokenPipeError:
+            raise typer.Exit(Interrupted.exit_code) from None
+
+
+class WatchVerb(Verb):
+    """Lets `--watch` stand without its value, whatever follows it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = [*args, ""]
+        for at, word in enumerate(args):
+            if word in ("--watch", "-w") and not re.fullmatch(r"[0-9.]+", given[at + 1]):
+                args = [*args[:at], f"--watch={_WATCH_SECONDS}", *args[at + 1 :]]
+        return super().parse_args(ctx, args)
