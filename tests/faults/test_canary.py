@@ -124,11 +124,13 @@ def being_written(path: str, rights: list[str], homes: dict[str, list[str]]) -> 
 
 
 def nothing_shows_here(site: Site, since: float) -> None:
+    marker = site.private / "looked-at"
+    marker.write_text("a file that the search has to see, for a verb may write none")
     here = site.here(since)
     allowed = {str(site.vault), str(site.sudo_password)}
     assert {path: found[:3] for path, found in here["files"].items()} == dict.fromkeys(allowed & {*here["files"]}, OURS)
     assert here["journal"] == []
-    assert here["looked"] > 3
+    assert here["looked"] > 0
 
 
 def private(site: Site) -> None:
