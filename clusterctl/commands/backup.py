@@ -281,7 +281,7 @@ def restore_command(options: Options, archive: Path, yes: bool) -> int:
     if any(sign in path for sign in ("{{", "{%", "{#")):
         raise _refused(archive, "has a name that Ansible takes for a template", "give it another")
     if not (inventory.directory / secrets.FILE).exists():
-        hint = "docs/guide.md says how to get the cluster's directory back"
+        hint = "`clusterctl docs inventory` says how to recover the cluster's directory"
         raise _refused(inventory.directory / secrets.FILE, "is missing: the workers have what is in it", hint)
     manifest, label = read(archive, inventory.directory), secrets.label(inventory.directory)
     if manifest.cluster != label:

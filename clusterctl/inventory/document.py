@@ -152,7 +152,7 @@ def _text(path: Path) -> str | Problem:
 
 def _syntax(text: str, position: Position | None, error: yaml.MarkedYAMLError) -> Problem:
     if _INI.search(text):
-        return Problem(position, "", "looks like an INI inventory, expected YAML", "see `clusterctl docs guide`")
+        return Problem(position, "", "looks like an INI inventory, expected YAML", "see `clusterctl docs inventory`")
     line = text.splitlines()[position.line - 1] if position and position.line <= len(text.splitlines()) else ""
     indent = line[: len(line) - len(line.lstrip())]
     if "\t" in indent:

@@ -270,7 +270,7 @@ def _before(host: Host, facts: Facts, label: str, adopt: bool) -> Iterator[Findi
         hint = (
             "it is taken over"
             if adopt
-            else "docs/guide.md says how to get its directory back; to take it over: --adopt"
+            else "`clusterctl docs inventory` says how to recover its directory; to take it over: --adopt"
         )
         yield Finding(name, "cluster", found, hint, warning=adopt)
     taken = "containers" if "docker" in host.groups else ""
@@ -337,7 +337,7 @@ def _driver(host: Host, facts: Facts) -> Iterator[Finding]:
     wanted["architecture"] = hardware.os.architecture
     for problem in choose.driver(look, wanted, tables)["problems"]:
         found, _, variable = problem.partition(": nvidia_driver_")
-        hint = f"set nvidia_driver_{variable}" if variable else "see docs/guide.md, GPUs and their driver"
+        hint = f"set nvidia_driver_{variable}" if variable else "see `clusterctl docs gpus`"
         yield Finding(host.name, "driver", found, hint)
 
 

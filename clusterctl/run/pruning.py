@@ -49,7 +49,7 @@ def explain(roles: Collection[str]) -> list[tuple[str, str]]:
     """Return what to say of a host's unused roles, and what helps: those that can be uninstalled, then the others."""
     can = [role for role in roles if role in optional()]
     others = [role for role in roles if role not in optional()]
-    hints = ((can, f"to uninstall: {COMMAND}"), (others, "the guide, under Groups, says how to remove what is Slurm's"))
+    hints = ((can, f"to uninstall: {COMMAND}"), (others, "`clusterctl docs inventory` says how to remove Slurm's"))
     return [(f"installed, but no group of the host has it: {', '.join(names)}", hint) for names, hint in hints if names]
 
 

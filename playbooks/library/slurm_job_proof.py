@@ -356,7 +356,7 @@ def examine(
     accounted(number)
     if apart := homes_apart(job.homes, answers):
         what = "homes are not shared: what a job writes at home stays on its node"
-        job.notes.append(f"{what}, seen on {', '.join(apart)} (the guide, under Homes)")
+        job.notes.append(f"{what}, seen on {', '.join(apart)} (see clusterctl docs slurm)")
     told = f"job {number} of {job.user} saw exactly {gpus} GPUs on each of {', '.join(chosen)}, and is accounted for"
     return "" if wrong else told, wrong
 

@@ -120,7 +120,7 @@ def test_a_backup_has_the_queue_and_the_accounting(cluster: TestLab, jobs: dict[
 
 @pytest.mark.proves("backup", "A backup contains the cluster's directory unchanged; bootstrap with it changes nothing.")
 def test_a_lost_controllers_directory_comes_out_of_a_backup(cluster: TestLab, archive: Path, tmp_path: Path) -> None:
-    """As docs/guide.md says; the password of its vault is somewhere else."""
+    """As docs/operations.md says; the password of its vault is somewhere else."""
     programs.output_of(["tar", "--extract", "--directory", tmp_path, "--file", archive, "directory.tar"], 60)
     programs.output_of(["tar", "--extract", "--directory", tmp_path, "--file", tmp_path / "directory.tar"], 60)
     (tmp_path / "directory.tar").unlink()

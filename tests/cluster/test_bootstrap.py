@@ -118,7 +118,7 @@ def test_check_mode_of_a_finished_cluster_announces_nothing(cluster: TestLab) ->
 def test_homes__of_each_node_alone__are_noted(cluster: TestLab) -> None:
     notes = [note["note"] for note in cluster.run("verify")["notes"]]
     note = "homes are not shared: what a job writes at home stays on its node, seen on gpu01, gpu02"
-    assert f"{note} (the guide, under Homes)" in notes
+    assert f"{note} (see clusterctl docs slurm)" in notes
     assert cluster.healthy()["homes_apart"] == ["gpu01", "gpu02"]
 
 
@@ -368,7 +368,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_wheel__recovered_directory_newest_python__changes_nothing(
     cluster: TestLab, installed: Installed, tmp_path: Path
 ) -> None:
-    """As docs/guide.md says for a controller that is lost, on one that has the wheel and the way in, nothing else."""
+    """As docs/inventory.md says for a controller that is lost, on one that has the wheel and the way in, nothing else."""
     argv = cluster.ssh_argv("head1", "sudo", "cat", "/var/lib/clusterctl/recovery.tar")
     copy = subprocess.run(argv, capture_output=True, check=True, timeout=60).stdout
     subprocess.run(["tar", "--extract", "--directory", str(tmp_path)], input=copy, check=True, timeout=60)

@@ -36,7 +36,7 @@ def test_touches__every_line__matches_a_file(pattern: str) -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("docs/guide.md", set()),
+        ("docs/operations.md", set()),
         ("tests/unit/test_cli.py", {"unit"}),
         ("tests/cluster/test_driver.py", {"gpu"}),
         ("tests/cluster/gpus.py", {"gpu"}),

@@ -1,0 +1,44 @@
+"""The pages that people write: their links lead somewhere, and their words are plain."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.labs import REPOSITORY
+
+GENERATED = {"proof.md", "variables.md", "ports.md", "packages.md"}
+PAGES = [
+    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted(path for path in (REPOSITORY / "docs").glob("*.md") if path.name not in GENERATED),
+]
+# What the field says instead: restart, check, repair, no limit, no user, unhealthy, add, remove, undo, continue, is in.
+WORDS = re.compile(
+    r"\b(anew|for ever|go(?:es)? on|judge[sd]?|mend(?:s|ed)?|nobody|sick|somebody|stands? in|lies in|lay out|"
+    r"takes? (?:back|in|out)|taken (?:back|in|out)|tells?|told|whoever)\b",
+    re.IGNORECASE,
+)
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as forges make them."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", text.lower()).strip().replace(" ", "-") for text in found}
+
+
+@pytest.mark.proves("code", "Links between the pages lead to pages and headings that exist.")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_links__of_a_page__lead_somewhere(page: Path) -> None:
+    for path, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8")):
+        if not path.startswith("http"):
+            target = page.parent / path if path else page
+            assert target.exists(), path
+            assert not anchor or anchor in headings(target), f"{path}#{anchor}"
+
+
+@pytest.mark.proves("code", "Pages for people use the field's words.")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_words__of_a_page__are_plain(page: Path) -> None:
+    text = re.sub(r"(?s)```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"))
+    found = [line for line in text.splitlines() if WORDS.search(line)]
+    assert found == []
