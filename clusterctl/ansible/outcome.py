@@ -80,6 +80,7 @@ class Ledger:
         self.roles: dict[str, list[str]] = {}  # role -> hosts that ran it without failing
         self.empty_plays: list[PlayStarted] = []
         self.plays_to_come: list[str] = []
+        self.plays = 0  # of the playbook under way
         self.results = 0
         self.stopped = False  # also set by who asked for it: a run that is killed cannot say so itself
         self.why = "interrupted as asked"
@@ -125,6 +126,7 @@ class Ledger:
                     self._forget()
                 self._rehearsed = event.check
                 self.plays_to_come, self.empty_plays, self.ended = list(event.plays), [], False
+                self.plays = len(event.plays)
                 self._before = {name: host.changed for name, host in self.hosts.items()}
                 self._left.clear()
                 for host in self.hosts.values():

@@ -83,6 +83,10 @@ class AllVerbs(TyperGroup):
             self.commands[cmd_name].name = cmd_name
         return super().get_command(ctx, cmd_name)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`clusterctl help VERB` is `clusterctl VERB --help`."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in _ORDER:  # a typo: let the search for the nearest verb know all
             for name in _ELSEWHERE:

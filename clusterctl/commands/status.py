@@ -22,6 +22,7 @@ from clusterctl.workspace import hardware
 from clusterctl.workspace.hardware import Hardware
 
 HEALTHY, DEGRADED, HEAD_DOWN = 0, 4, 5
+_HEALTH = {HEALTHY: "healthy", DEGRADED: "degraded", HEAD_DOWN: "head down"}
 OUTDATED = 3 * 86400
 """Seconds after which security updates that come daily are late."""
 ABSENT = "not installed"
@@ -202,6 +203,7 @@ class Status:
         return {
             "cluster": self.cluster,
             "exit_code": self.exit_code,
+            "health": _HEALTH[self.exit_code],
             "nodes": [self._node(node) for node in self.nodes],
             "slurm": asdict(self.slurm) if self.slurm else None,
             "gpus": self.gpus(),

@@ -110,6 +110,9 @@ class Progress:
         lines = [self._row(stage, mark, len(stage.answered), stage.task) if stage else Text.assemble("   ", mark)]
         if stage and stage.play != self._play:
             lines.insert(0, Text(f"  {stage.play}", "bold"))
+        plays, begun = self._ledger.plays, self._ledger.plays - len(self._ledger.plays_to_come)
+        if plays > 1 and begun:
+            lines.append(Text(f"  play {begun} of {plays}", "dim"))
         if self._notice:
             lines.append(Text(f"  {self._notice}", "yellow"))
         width = self._screen.width - 1

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Page", "Screen", "Shape", "addresses", "checked", "findings", "hint", "host_keys", "upstream"]
 
 _MESSAGE_LINES = 20  # of a failure's message; the log has the whole
+_BUILDS = ("bootstrap", "restore")  # verbs after which people look at what they have built
 _UNION = "packages"  # the role that installs what the others ask for; it has nothing of its own
 _OURS = ("slurm_exporter",)  # roles whose program comes with clusterctl, and needs a package to run
 _NODES_WIDTH = 24  # of the names in a table, from which on they take more lines
@@ -266,7 +267,7 @@ class Page:
         self._screen.say()
         self._screen.say((title, "bold green"), f" in {duration(ledger.seconds())}: {nodes}, {what}.")
         self.content(ledger, check)
-        if not check and verb != "backup":
+        if not check and verb in _BUILDS:
             offers = addresses(inventory, given)
             if offers:
                 self._screen.say()
@@ -280,7 +281,8 @@ class Page:
     def content(self, ledger: Ledger, check: bool = False) -> None:
         """Print what is where, what changed, and what the roles want to be known."""
         dot = f" {self._screen.glyphs['dot']} "
-        self.rows("In place", [(role, fold(hosts), dot.join(versions)) for role, hosts, versions in _installed(ledger)])
+        installed = [(role, fold(hosts), dot.join(versions)) for role, hosts, versions in _installed(ledger)]
+        self.rows("Installed", installed if any(host.changed for host in ledger.hosts.values()) else [])
         self.rows("Would change" if check else "Changed", list(_changed(ledger)))
         notes = [(fold(ledger.ordered(hosts)), note, "") for note, hosts in ledger.notes.items()]
         rest = plural(len(notes) - _NOTES, "more note") + " in summary.json"
@@ -368,14 +370,14 @@ def _installed(ledger: Ledger) -> Iterator[tuple[str, list[str], list[str]]]:
 
 def _changed(ledger: Ledger) -> Iterator[tuple[str, str, str]]:
     """Yield what changed, in one row for all hosts where the same did."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for name in ledger.ordered(ledger.hosts):
         host = ledger.hosts[name]
         if host.changed:
-            kinds = Counter(change.kind for _, change in host.changes)
-            what = ", ".join(plural(count, kind) for kind, count in kinds.items())
-            rows.setdefault((plural(host.changed, "task"), what), []).append(name)
-    yield from ((fold(names), *row) for row, names in rows.items())
+            kinds = Counter("other change" if change.kind == "task" else change.kind for _, change in host.changes)
+            what = ", ".join(plural(kinds[kind], kind) for kind in sorted(kinds, key="other change".__eq__))
+            rows.setdefault(what, []).append(name)
+    yield from ((fold(names), what, "") for what, names in rows.items())
 
 
 def _has(ledger: Ledger, name: str) -> str:

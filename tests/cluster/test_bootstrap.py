@@ -368,7 +368,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_wheel__recovered_directory_newest_python__changes_nothing(
     cluster: TestLab, installed: Installed, tmp_path: Path
 ) -> None:
-    """As docs/inventory.md says for a controller that is lost, on one that has the wheel and the way in, nothing else."""
+    """As docs/inventory.md says for a lost controller, on one that has the wheel and the way in, nothing else."""
     argv = cluster.ssh_argv("head1", "sudo", "cat", "/var/lib/clusterctl/recovery.tar")
     copy = subprocess.run(argv, capture_output=True, check=True, timeout=60).stdout
     subprocess.run(["tar", "--extract", "--directory", str(tmp_path)], input=copy, check=True, timeout=60)

@@ -78,6 +78,11 @@ def test_help_lists_the_verbs_in_order_and_loads_nothing_heavy() -> None:
         assert f" {module}\n" not in loaded
 
 
+def test_help__as_a_verb__is_the_help_of_the_next_word() -> None:
+    assert clusterctl("help").stdout == clusterctl("--help").stdout
+    assert clusterctl("help", "status").stdout == clusterctl("status", "--help").stdout
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(verb: str) -> None:
     done = clusterctl(verb, "--help")

@@ -127,6 +127,17 @@ def test_progress__role_has_ended__its_live_line_is_gone(monkeypatch: pytest.Mon
     assert after.count("munge") == 1
 
 
+def test_progress__several_plays__shows_which_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    on, now = screen(monkeypatch, terminal=True), [0.0]
+    progress = Progress(on, Ledger(clock=lambda: now[0]), clock=lambda: now[0])
+    with progress.running():
+        for event in (PlaybookStarted(("Workers", "Head", "Proof")), *run(result("gpu01"))[1:3]):
+            now[0] += 1.0
+            progress.show(event)
+    assert "play 1 of 3" in printed(on)
+    assert "play 0" not in printed(on)
+
+
 def test_a_live_line_is_never_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     on = screen(monkeypatch, terminal=True, width=30)
     progress = Progress(on, Ledger())
@@ -205,14 +216,27 @@ def test_the_summary_says_what_is_where(monkeypatch: pytest.MonkeyPatch) -> None
     )
     report.Page(on).content(ledger(events))
     text = re.sub(" +", " ", printed(on))
-    for part in ("munge gpu01, gpu02 munge 0.5.15 / 0.5.16", "gpu01 1 task 2 files", "gpu01, gpu02 reboot"):
+    for part in ("munge gpu01, gpu02 munge 0.5.15 / 0.5.16", "gpu01 2 files", "gpu01, gpu02 reboot"):
         assert part in text
-    assert "gpu02 1 task" not in text
+    assert "gpu02 2 files" not in text
+
+
+def test_summary__nothing_changed__lists_no_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch)
+    report.Page(on).content(ledger(run(result("gpu01", versions={"munge": "0.5.16-1"}))))
+    assert printed(on) == ""
+
+
+def test_summary__task_without_details__is_another_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = screen(monkeypatch)
+    change = Change("file", "/etc/munge/munge.key", "created")
+    report.Page(on).content(ledger(run(result("gpu01", "changed"), result("gpu01", "changed", changes=(change,)))))
+    assert re.search(r"gpu01 +1 file, 1 other change\n", printed(on))
 
 
 def test_a_program_of_ours_has_our_version_and_not_that_of_what_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     on = screen(monkeypatch)
-    counted = replace(result("head1", versions={"python3": "3.13.5-1"}), role="slurm_exporter")
+    counted = replace(result("head1", "changed", versions={"python3": "3.13.5-1"}), role="slurm_exporter")
     report.Page(on).content(ledger(run(counted)))
     assert re.search(rf"slurm_exporter +clusterctl {re.escape(__version__)}\n", printed(on))
     assert "python3" not in printed(on)

@@ -679,4 +679,5 @@ def test_a_cluster_is_asked_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.slurm is not None
     assert found.slurm.nodes["gpu02"].causes == {"bootstrap": "did not complete"}
     assert found.slurm.jobs == {"RUNNING": 2, "PENDING": 1}
-    assert json.loads(json.dumps(found.as_dict()))["gpus"]["a100"]["idle"] == 2
+    document = json.loads(json.dumps(found.as_dict()))
+    assert (document["gpus"]["a100"]["idle"], document["health"]) == (2, "head down")
