@@ -1,5 +1,5 @@
 """`python -m clusterctl`."""
 
-from clusterctl.cli.app import main
+from clusterctl.cli.main import main
 
 main()

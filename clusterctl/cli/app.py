@@ -1,18 +1,11 @@
 """The command line: verbs, flags, exit codes. What a verb needs is imported when it is called, so `--help` is quick."""
 
-import contextlib
-import errno
 import json
-import os
-import signal
 import sys
-import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -20,7 +13,7 @@ import typer
 from clusterctl import __version__
 from clusterctl.cli import completion
 from clusterctl.cli.groups import INVENTORY, INVENTORY_VARIABLE, AllVerbs, Verb, Verbs, WatchVerb
-from clusterctl.util.errors import ClusterctlError, Interrupted
+from clusterctl.util.errors import ClusterctlError
 
 
 class Format(StrEnum):
@@ -152,21 +145,29 @@ def _plan(verb: str, given: dict[str, Any], **more: Any) -> Any:
 
 
 @app.command(cls=Verb)
-def validate(
+def validate(inventory: _Inventory, output: _Output = Format.text) -> None:
+    """Check the inventory; contact no node."""
+    from clusterctl.commands import discover as work
+
+    options = _options("validate", locals())
+    _end("validate", output, lambda: work.validate(options))
+
+
+@app.command(cls=Verb)
+def discover(
     context: typer.Context,
     inventory: _Inventory,
-    online: Annotated[bool, typer.Option("--online", help="Contact the nodes and record their hardware.")] = False,
     limit: _Limit = None,
     accept_new_host_keys: _NewKeys = False,
     ask_become_pass: _AskPass = False,
     become_password_file: _PassFile = None,
     output: _Output = Format.text,
 ) -> None:
-    """Check the inventory; with --online also the nodes."""
-    from clusterctl.run import converge
+    """Check all nodes and record their hardware; change none."""
+    from clusterctl.commands import discover as work
 
-    options = _options("validate", locals())
-    _end("validate", output, lambda: converge.validate(options, online))
+    options = _options("discover", locals())
+    _end("discover", output, lambda: work.discover(options))
 
 
 @app.command(cls=Verb)
@@ -360,7 +361,7 @@ def status(
 
 
 @app.command(cls=Verb)
-def check(
+def health(
     inventory: _Inventory,
     nodes: Annotated[
         list[str] | None,
@@ -380,11 +381,11 @@ def check(
     output: _Output = Format.text,
 ) -> None:
     """Check GPUs: driver, ECC, XIDs, links, heat, power."""
-    from clusterctl.commands.check import check_command
+    from clusterctl.commands.health import health_command
 
     nodes = nodes or []
-    options = _options("check", locals())
-    _end("check", output, lambda: check_command(options, diagnose))
+    options = _options("health", locals())
+    _end("health", output, lambda: health_command(options, diagnose))
 
 
 @app.command(cls=Verb)
@@ -662,98 +663,3 @@ def _end(verb: str, output: Format, work: Callable[[], int | None]) -> NoReturn:
         problems = [str(problem) for problem in getattr(error, "problems", ())]
         print(json.dumps({"verb": verb, "exit_code": error.exit_code, "error": str(error), "problems": problems}))
         raise typer.Exit(error.exit_code) from None
-
-
-def _show(error: ClusterctlError) -> None:
-    """Say on stderr what ended a verb."""
-    from clusterctl.ui import report
-    from clusterctl.ui.screen import Screen
-    from clusterctl.util.errors import InputError, PreflightError
-    from clusterctl.util.text import plural
-
-    screen = Screen(sys.stderr)
-    match error:
-        case PreflightError():
-            nodes = report.findings(screen, error.problems)
-            screen.say(("Not ready", "bold red"), f": {plural(nodes, 'node')}. Nothing was changed on any node.")
-            if error.hint:
-                screen.say(error.hint)
-        case InputError():
-            for problem in error.problems:
-                screen.say(str(problem))
-            screen.say((plural(len(error.problems), "problem"), "bold red"), "; no node was contacted.")
-        case _:
-            screen.say(("clusterctl: ", "bold red"), str(error))
-
-
-def _bug(error: BaseException) -> None:
-    handle, path = tempfile.mkstemp(prefix="clusterctl-bug-", suffix=".txt")
-    with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-        file.write(f"clusterctl {__version__}, Python {sys.version}\n{''.join(traceback.format_exception(error))}")
-    text = " ".join("".join(c if c.isprintable() else " " for c in str(error)[:300]).split())
-    print(
-        f"clusterctl: this is a bug of ours: {type(error).__name__}: {text}\nPlease report it with {path}",
-        file=sys.stderr,
-    )
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def main() -> NoReturn:
-    """Run the command line and exit; the only place where an exception becomes words."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 - closed by the caller (>&-)
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
-    for stream in (sys.stdout, sys.stderr):
-        if reconfigure := getattr(stream, "reconfigure", None):
-            reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
-    signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _interrupt)
-    code = 0
-    with _unheard():
-        try:
-            app()
-        except ClusterctlError as error:
-            code = error.exit_code
-            _show(error)
-        except KeyboardInterrupt:
-            code = Interrupted.exit_code
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BrokenPipeError:
-            code = Interrupted.exit_code
-            raise
-        except Exception as error:
-            code = ClusterctlError.exit_code
-            if _is_full(error):
-                raise
-            _bug(error)
-        try:
-            sys.stdout.flush()
-        except OSError as error:
-            if _is_full(error):
-                code = code or ClusterctlError.exit_code
-            raise
-    sys.exit(code)
-
-
-def _is_full(error: Exception) -> bool:
-    """Tell whether an error is of our output, which has no name, and of no reader that has gone away."""
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-    return isinstance(error, OSError) and error.errno in full and error.filename is None
-
-
-@contextlib.contextmanager
-def _unheard() -> Iterator[None]:
-    """Let it be no error that nobody reads what we print, and say where it cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        if _is_full(error):
-            with contextlib.suppress(OSError):
-                print(f"clusterctl: cannot write the output: {error.strerror}", file=sys.stderr)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in (1, 2):
-            os.dup2(nowhere, descriptor)

@@ -21,8 +21,8 @@ _ELSEWHERE = {
     "lab": ("clusterctl.lab.cli", "app", "Run a test cluster in containers, with simulated GPUs."),
 }
 _SECTIONS = {
-    "Set up": ("init", "validate", "plan", "bootstrap", "verify"),
-    "Look": ("status", "check", "logs"),
+    "Set up": ("init", "validate", "discover", "plan", "bootstrap", "verify"),
+    "Look": ("status", "health", "logs"),
     "Operate": ("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "secret"),
     "Try and read": ("lab", "docs"),
 }

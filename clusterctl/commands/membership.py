@@ -294,7 +294,7 @@ def _print_replacement(options: Options, present: Inventory) -> int:
     first = [
         shlex.join(["clusterctl", "trust", given, *options.nodes]),
         f"{shlex.join(['rm', '-f', *records])} && "
-        + shlex.join(["clusterctl", "validate", "--online", given, "--limit", ",".join(options.nodes)]),
+        + shlex.join(["clusterctl", "discover", given, "--limit", ",".join(options.nodes)]),
         f"on {present.head.name}, or Slurm hands out jobs before they are proven: sudo "
         + shlex.join([DRAIN, "bootstrap", "--out", ",".join(options.nodes), "--reason", "not proven yet"]),
     ]

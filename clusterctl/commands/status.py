@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from clusterctl.commands import check
+from clusterctl.commands import health
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.nodes import advisories, contact
 from clusterctl.nodes.contact import Alerts, Drift, Item
@@ -312,7 +312,7 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
             if answer.facts is None or answer.errors:
                 return _Answer(NodeStatus(host.name, head, str(answer.errors[0]), worker))
             slurm = ask_slurm(session) if "slurm_head" in host.groups else None
-            connected = check.ask(session).topology if topology and worker else ()
+            connected = health.ask(session).topology if topology and worker else ()
     except ContactError as error:
         return _Answer(NodeStatus(host.name, head, _advised(error, access), worker))
     facts, states = answer.facts, answer.facts.node.services
@@ -348,4 +348,4 @@ def _advised(error: ContactError, access: Access) -> str:
     if error.failure is not Failure.HOST_KEY_UNKNOWN:
         return str(error)
     given = str(access.given or access.known_hosts.parent)
-    return f"{error.found} ({shlex.join(['clusterctl', 'validate', '--online', given])})"
+    return f"{error.found} ({shlex.join(['clusterctl', 'discover', given])})"

@@ -185,7 +185,7 @@ _ADMIT = "on the head: sudo slurm-drain {cause} --in {{commas}}"
 _ACCEPT_HARDWARE = "if that is right: rm {directory}/hardware/{braces}.json && clusterctl bootstrap {inventory}"
 CAUSES = {
     "bootstrap": _BOOTSTRAP,
-    "health": "clusterctl check {inventory} {braces} --diagnose",
+    "health": "clusterctl health {inventory} {braces} --diagnose",
     "reboot": "clusterctl reboot {inventory} {braces}",
     "remove-node": "clusterctl remove-node {inventory} {braces}",
     "upgrade": _UPGRADE,

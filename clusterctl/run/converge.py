@@ -78,7 +78,7 @@ class Options:
     @property
     def chosen(self) -> str | None:
         """The limit that was asked for; other verbs limit themselves."""
-        return self.limit if (self.planned or self.verb) in ("bootstrap", "validate") else None
+        return self.limit if (self.planned or self.verb) in ("bootstrap", "discover") else None
 
     def again(self) -> str:
         """Return the command that goes on where this one stopped: the same."""
@@ -261,30 +261,12 @@ def _lacking(site: Site) -> list[str]:
     lacking = [host.name for host in hosts if not hardware.path_of(directory, host.name).exists()]
     if not lacking and all((directory / name).exists() for name in (home.KNOWN_HOSTS, secrets.FILE)):
         return []
-    argv = ["clusterctl", "validate", "--online", str(site.options.given)]
+    argv = ["clusterctl", "discover", str(site.options.given)]
     argv += ["--limit", ",".join(lacking)] if 0 < len(lacking) < len(hosts) else []
     return [
         f"{fold(lacking) or 'the cluster'}: host keys, hardware records and secrets are not all there yet: "
         f"{shlex.join(argv)}"
     ]
-
-
-def validate(options: Options, online: bool) -> int:
-    """Judge the inventory, with `online` the nodes too, and say what kind of cluster it is."""
-    site = load(options)
-    screen = Screen(sys.stderr if options.json else sys.stdout, plain=options.json)
-    if online:
-        site = authorise(site)
-        with _locked(site, screen):
-            secrets.ensure(site.inventory.directory, site.inventory.cluster_name)
-            meet(site, screen)
-            site = prepare(site, screen)
-    shape = report.Shape.of(site.inventory)
-    if options.json:
-        print(json.dumps({"verb": "validate", "exit_code": 0, **shape.summary()}))
-    else:
-        shape.show(screen, options.given, online)
-    return 0
 
 
 def trust(options: Options) -> int:
@@ -296,7 +278,7 @@ def trust(options: Options) -> int:
     head_has_secrets = site.inventory.head in site.hosts and (site.inventory.directory / secrets.FILE).exists()
     if head_has_secrets:
         secrets.vault_password_file(site.inventory.directory)  # by it the head is known; without it nothing is recorded
-    with _locked(site, screen), _writing(site.inventory.directory):
+    with locked(site, screen), _writing(site.inventory.directory):
         old = {host.name: first_contact.recorded(site.access, route.of(host).name) for host in site.hosts}
         new = first_contact.renew(
             site.inventory, site.hosts, site.access, options.accept_new_host_keys, _ask(screen, old)
@@ -329,7 +311,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
         cut=True,
     )
     with contextlib.ExitStack() as stack:
-        descriptor = stack.enter_context(_locked(site, screen))
+        descriptor = stack.enter_context(locked(site, screen))
         directory = site.inventory.directory
         if options.verb not in _REPLACE_NOTHING:
             secrets.ensure(directory, site.inventory.cluster_name)
@@ -392,7 +374,7 @@ def run(options: Options, inventory: Inventory | None = None, work: Work = Work(
 
 
 @contextlib.contextmanager
-def _locked(site: Site, screen: Screen) -> Iterator[int]:
+def locked(site: Site, screen: Screen) -> Iterator[int]:
     with contextlib.ExitStack() as stack:
         with _writing(site.state):
             held = stack.enter_context(lock.hold(site.state, site.options.verb, say=screen.say))

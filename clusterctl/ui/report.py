@@ -201,7 +201,7 @@ class Shape:
             "gpus": self.gpus(),
         }
 
-    def show(self, screen: Screen, path: Path, online: bool) -> None:
+    def show(self, screen: Screen, path: Path, discovered: bool) -> None:
         hosts, page = len(self.inventory.hosts), Page(screen)
         lost = len(self.unresolved)
         but = f", but {plural(lost, 'host')} {'has' if lost == 1 else 'have'} no address" if lost else ""
@@ -220,9 +220,7 @@ class Shape:
             page.field("No address", f"{told} ({near})" if near else told)
         if missing := [host.name for host in self.inventory.hosts if host.name not in self.records]:
             page.field("No record", f"{fold(missing)} (made at the first contact)")
-        command = (
-            ["clusterctl", "bootstrap", str(path)] if online else ["clusterctl", "validate", "--online", str(path)]
-        )
+        command = ["clusterctl", "bootstrap", str(path)] if discovered else ["clusterctl", "discover", str(path)]
         page.field("Next", shlex.join(command), "bold")
 
 

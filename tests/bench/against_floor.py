@@ -102,7 +102,7 @@ def by_hand(lab: BenchLab) -> tuple[Cost, str]:
     It is given for nothing what clusterctl finds out or makes within its time: hardware and secrets.
     """
     secrets.ensure(lab.directory, inventory.load(lab.inventory).cluster_name)
-    lab.clusterctl("validate", "--online")
+    lab.clusterctl("discover")
     return lab.measure(FLOOR, lab.directory, env=settings(lab))
 
 

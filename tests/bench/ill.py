@@ -30,7 +30,7 @@ def main(faults: tuple[tuple[str, ...], ...] = FAULTS, interval: int = INTERVAL)
             ratios[" ".join(fault)] = round(took / interval, 2)
             say(f"  {' '.join(fault):12}  {took:4.1f} s, {took / interval:.2f} intervals: {reason}")
             _fault(lab, "clear")
-            lab.clusterctl("check", _NODE, "--diagnose")
+            lab.clusterctl("health", _NODE, "--diagnose")
             _until(lab, _TRIES * interval, out=False)
     finally:
         lab.down()

@@ -25,7 +25,7 @@ def main(rounds: int = ROUNDS) -> Document:
         nodes = TestLab(lab.name, lab.workers)
         with cut_off(nodes, "gpu02"):
             silent = _median(rounds, 3, "bootstrap", lab.inventory)
-        answered = _median(rounds, 0, "validate", lab.inventory, "--online")
+        answered = _median(rounds, 0, "discover", lab.inventory)
         hung = statistics.median(_hung(nodes) for _ in range(rounds))
         refused, version = _refused(nodes, rounds), _median(rounds, 0, "--version")
     finally:

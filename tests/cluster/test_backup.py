@@ -303,7 +303,7 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
 @pytest.mark.proves("restore", "A job that ended while there was no head is accounted for.")
 @pytest.mark.proves("restore", "A job that waited runs after the lost head is restored.")
 @pytest.mark.proves("backup", "`--to` copies the backup to another directory, for its owner, and nowhere else.")
-@pytest.mark.proves("check", "No health check drains a node before the head of the lab is replaced.")
+@pytest.mark.proves("health", "No health check drains a node before the head of the lab is replaced.")
 def test_a_lost_head_is_restored_and_a_job_runs_all_the_while(
     cluster: TestLab, jobs: dict[str, str], tmp_path: Path
 ) -> None:

@@ -138,7 +138,7 @@ def test_status_of_a_healthy_cluster(cluster: TestLab) -> None:
 
 
 @pytest.mark.proves("status", "`status` reports a stopped slurmd and memory that differs from the record.")
-@pytest.mark.proves("validate", "`validate --online` reports memory that differs from the hardware record.")
+@pytest.mark.proves("validate", "`discover` reports memory that differs from the hardware record.")
 def test_status_and_validate_tell_what_is_not_as_it_was(cluster: TestLab) -> None:
     record = cluster.inventory.parent / "hardware" / "gpu01.json"
     kept = record.read_text()
@@ -150,7 +150,7 @@ def test_status_and_validate_tell_what_is_not_as_it_was(cluster: TestLab) -> Non
         assert told["gpu01"][0] == {}
         assert [line.startswith("memory: recorded 9") for line in told["gpu01"][1]] == [True]
         assert told["gpu02"] == ({"slurmd": "inactive"}, [])
-        validated = clusterctl("validate", "--online", str(cluster.inventory))
+        validated = clusterctl("discover", str(cluster.inventory))
         assert "memory: recorded 9" in validated.stdout + validated.stderr
     finally:
         record.write_text(kept)

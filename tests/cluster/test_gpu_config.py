@@ -141,7 +141,7 @@ def contained(lab: TestLab, *options: str) -> list[str]:
     return [found.group(1) for line in inside if (found := re.search(r"  MIG (\S+)", line))]
 
 
-@pytest.mark.proves("check", "A fabric that is not up drains its node only; repair resumes it.")
+@pytest.mark.proves("health", "A fabric that is not up drains its node only; repair resumes it.")
 def test_a_fabric_that_is_not_up_drains_its_node(lab: TestLab) -> None:
     """Of a fault that these have and test_health.py's GPUs do not."""
     assert clusterctl("lab", "fault", "--name", lab.name, "gpu02", "fabric-down").returncode == 0
@@ -267,7 +267,7 @@ def test_slurm_asks_the_driver_itself_where_that_is_its_source(lab: TestLab) -> 
     lab.unchanged()
 
 
-@pytest.mark.proves("check", "A node resumes with its GPU after Slurm itself reported it missing.")
+@pytest.mark.proves("health", "A node resumes with its GPU after Slurm itself reported it missing.")
 @pytest.mark.long
 def test_a_node_comes_back_with_its_gpu_though_slurm_itself_had_found_it_missing(lab: TestLab) -> None:
     """Slurm's reason takes the place of ours whenever the node registers with one less."""

@@ -135,7 +135,7 @@ def test_a_gpu_that_is_lost_raises_two(lab: TestLab) -> None:
 def mended(lab: TestLab, node: str) -> None:
     """End the faults of a node, and with the diagnosis its alerts."""
     assert clusterctl("lab", "fault", "--name", lab.name, node, "clear").returncode == 0
-    assert lab.run("check", node, "--diagnose")["exit_code"] == 0
+    assert lab.run("health", node, "--diagnose")["exit_code"] == 0
     until(lab, lambda found: not found)
     lab.healthy()
 
@@ -152,5 +152,5 @@ def test_faults_of_memory_and_links_raise_theirs(lab: TestLab) -> None:
     }
     until(lab, lambda found: found.keys() >= wanted)
     assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", "clear").returncode == 0
-    assert lab.run("check", "gpu01", "--diagnose")["exit_code"] == 0
+    assert lab.run("health", "gpu01", "--diagnose")["exit_code"] == 0
     until(lab, lambda found: not {name for name, _, _ in found} - {"GpuNvlinkErrors"})

@@ -97,20 +97,20 @@ def drains(lab: TestLab, gpu: str, name: str, says: dict[str, str]) -> None:
     assert state == "drained"
     assert reason.startswith(f"clusterctl: health: {first}")
     assert slurm(lab, "gpu02")[0] == "idle"
-    found = health(lab.run("check", expect=4))
+    found = health(lab.run("health", expect=4))
     assert found["gpu02"] == []
     for check, text in says.items():
         assert any(one == check and told.startswith(text) for one, told in found["gpu01"]), found
     assert {number for _, told in found["gpu01"] for number in re.findall(r"GPU ?(\d)", told)} == {gpu}, found
 
 
-@pytest.mark.proves("check", "A healthy cluster is fit, and Slurm runs the health check periodically.")
+@pytest.mark.proves("health", "A healthy cluster is fit, and Slurm runs the health check periodically.")
 @pytest.mark.proves("status", "`status -v` shows how the GPUs are connected.")
 def test_a_healthy_cluster_is_fit_and_slurm_checks_it(lab: TestLab) -> None:
-    document = lab.run("check")
+    document = lab.run("health")
     assert health(document) == {"gpu01": [], "gpu02": []}
     assert {(node["fit"], len(node["answer"]["gpus"])) for node in document["nodes"]} == {(True, 4)}
-    page = clusterctl("check", str(lab.inventory))
+    page = clusterctl("health", str(lab.inventory))
     assert page.returncode == 0
     assert "gpu01, gpu02" in page.stdout
     assert "fit for jobs" in page.stdout
@@ -120,8 +120,8 @@ def test_a_healthy_cluster_is_fit_and_slurm_checks_it(lab: TestLab) -> None:
     assert "GPU0: NV12 to GPU[1-3]" in clusterctl("status", str(lab.inventory), "-v").stdout
 
 
-@pytest.mark.proves("check", "Six simultaneous kinds of GPU fault are each reported with GPU and reason.")
-@pytest.mark.proves("check", "Passing faults end by themselves, hardware errors by a diagnosis; nodes resume.")
+@pytest.mark.proves("health", "Six simultaneous kinds of GPU fault are each reported with GPU and reason.")
+@pytest.mark.proves("health", "Passing faults end by themselves, hardware errors by a diagnosis; nodes resume.")
 def test_every_fault_is_found_among_others(lab: TestLab) -> None:
     """What ends by itself on one worker, errors of the hardware on the other; the tests below take each alone."""
     for name, (gpu, _) in PASSING.items():
@@ -135,7 +135,7 @@ def test_every_fault_is_found_among_others(lab: TestLab) -> None:
         assert state == "drained"
         assert re.match(r"clusterctl: health: GPU .* \(and \d+ more\)$", reason)
     assert {line.split()[0] for line in lab.alarms().splitlines()} == {"gpu01", "gpu02"}
-    found = health(lab.run("check", expect=4))
+    found = health(lab.run("health", expect=4))
     for node, faults in (("gpu01", PASSING), ("gpu02", lasting)):
         for check, text in ((check, text) for _, says in faults.values() for check, text in says.items()):
             assert any(one == check and told.startswith(text) for one, told in found[node]), (check, text, found[node])
@@ -143,12 +143,12 @@ def test_every_fault_is_found_among_others(lab: TestLab) -> None:
         fault(lab, node, "clear")
     until(lab, {"gpu02": "GPU 1: XID 48"})
     in_service(lab, "gpu01")
-    assert lab.run("check", "gpu02", "--diagnose")["exit_code"] == 0
+    assert lab.run("health", "gpu02", "--diagnose")["exit_code"] == 0
     until(lab, {})
     in_service(lab, "gpu02")
 
 
-@pytest.mark.proves("check", "Heat, power brake or lost lanes drain only that node until they end.")
+@pytest.mark.proves("health", "Heat, power brake or lost lanes drain only that node until they end.")
 @pytest.mark.long
 @pytest.mark.parametrize("name", PASSING)
 def test_a_fault_drains_the_node_and_its_end_brings_it_back(lab: TestLab, name: str) -> None:
@@ -158,7 +158,7 @@ def test_a_fault_drains_the_node_and_its_end_brings_it_back(lab: TestLab, name: 
     in_service(lab, "gpu01")
 
 
-@pytest.mark.proves("check", "ECC, lost GPU, NVLink or row remap drain the node until a diagnosis.")
+@pytest.mark.proves("health", "ECC, lost GPU, NVLink or row remap drain the node until a diagnosis.")
 @pytest.mark.long
 @pytest.mark.parametrize("name", LASTING)
 def test_a_fault_of_the_hardware_waits_for_a_diagnosis(lab: TestLab, name: str) -> None:
@@ -166,14 +166,14 @@ def test_a_fault_of_the_hardware_waits_for_a_diagnosis(lab: TestLab, name: str) 
     drains(lab, gpu, name, says)
     fault(lab, "gpu01", "clear")
     lab.root("gpu01", "gpu-health")
-    assert next(check for check, _ in health(lab.run("check", "gpu01", expect=4))["gpu01"]) == "xid"
+    assert next(check for check, _ in health(lab.run("health", "gpu01", expect=4))["gpu01"]) == "xid"
     assert ledger(lab)["gpu01"]["health"].startswith(says["xid"])
-    assert lab.run("check", "gpu01", "--diagnose")["exit_code"] == 0
+    assert lab.run("health", "gpu01", "--diagnose")["exit_code"] == 0
     until(lab, {})
     in_service(lab, "gpu01")
 
 
-@pytest.mark.proves("check", "A driver that does not respond drains its node until it does.")
+@pytest.mark.proves("health", "A driver that does not respond drains its node until it does.")
 @pytest.mark.long
 def test_a_driver_that_hangs_drains_its_node(lab: TestLab) -> None:
     """A program in the place of nvidia-smi never ends; of a driver that hangs even a kill would not end it."""
@@ -185,7 +185,7 @@ def test_a_driver_that_hangs_drains_its_node(lab: TestLab) -> None:
     in_service(lab, "gpu02")
 
 
-@pytest.mark.proves("check", "Application XIDs, load and a user's forged kernel line drain no node.")
+@pytest.mark.proves("health", "Application XIDs, load and a user's forged kernel line drain no node.")
 def test_no_application_no_load_and_no_user_drains_a_node(lab: TestLab) -> None:
     """Errors of programs, a GPU at work, and a line that a user writes in the kernel's name."""
     for number in (13, 31, 43, 45):
@@ -193,7 +193,7 @@ def test_no_application_no_load_and_no_user_drains_a_node(lab: TestLab) -> None:
     fault(lab, "gpu01", "busy")
     line = "NVRM: Xid (PCI:0000:07:00): 79, pid=1, name=x, GPU has fallen off the bus."
     lab.root("gpu01", f"runuser -u nobody -- logger -t kernel '{line}'; journalctl --sync; gpu-health")
-    assert health(lab.run("check")) == {"gpu01": [], "gpu02": []}
+    assert health(lab.run("health")) == {"gpu01": [], "gpu02": []}
     assert ledger(lab) == {}
     log = lab.root("gpu01", "journalctl --output=cat --grep='NVRM: Xid'")
     assert all(f"): {number}," in log for number in (13, 31, 43, 45, 79)), "they were all there to be read"
@@ -211,12 +211,12 @@ kill "$pid"
 """
 
 
-@pytest.mark.proves("check", "A user's process drains no node, whatever bytes its name has.")
+@pytest.mark.proves("health", "A user's process drains no node, whatever bytes its name has.")
 def test_users_process__of_bytes_that_are_no_text__drains_nothing(lab: TestLab) -> None:
     try:
         told = lab.root("gpu01", PROCESS)
         assert " 033 & l t ; x 001 377 " in re.sub(r"\s+", " ", told), "or nvidia-smi has not shown its name"
-        assert health(lab.run("check"))["gpu01"] == []
+        assert health(lab.run("health"))["gpu01"] == []
         assert ledger(lab) == {}
     finally:
         fault(lab, "gpu01", "clear")
@@ -233,7 +233,7 @@ NAMES = (
 )
 
 
-@pytest.mark.proves("check", "A user's program that crashes drains no node, whatever its name.")
+@pytest.mark.proves("health", "A user's program that crashes drains no node, whatever its name.")
 @pytest.mark.skipif(
     os.uname().machine != "x86_64" or not TRACED.exists() or TRACED.read_text().strip() == "0",
     reason="this kernel says nothing of programs that crash",
@@ -244,11 +244,11 @@ def test_users_program_crashes__under_the_drivers_words__drains_nothing(lab: Tes
     kernel_says(lab, "gpu01", *lines)
     log = lab.root("gpu01", "journalctl --sync; journalctl --output=cat _TRANSPORT=kernel; gpu-health")
     assert all(line in log for line in lines)
-    assert health(lab.run("check")) == {"gpu01": [], "gpu02": []}
+    assert health(lab.run("health")) == {"gpu01": [], "gpu02": []}
     assert ledger(lab) == {}
 
 
-@pytest.mark.proves("check", "A health drain and its end keep an operator's drain.")
+@pytest.mark.proves("health", "A health drain and its end keep an operator's drain.")
 def test_an_operators_drain_is_kept(lab: TestLab) -> None:
     lab.root("head1", "scontrol update NodeName=gpu01 State=DRAIN Reason='new fan'")
     fault(lab, "gpu01", "hot")
@@ -260,7 +260,7 @@ def test_an_operators_drain_is_kept(lab: TestLab) -> None:
     lab.root("head1", "scontrol update NodeName=gpu01 State=RESUME")
 
 
-@pytest.mark.proves("check", "A lost GPU takes its node out before the next job begins there.")
+@pytest.mark.proves("health", "A lost GPU takes its node out before the next job begins there.")
 def test_lost_gpu__job_comes_before_the_check__begins_elsewhere(lab: TestLab) -> None:
     """Slurm's own interval is longer than the test; the job asks for a GPU, of which the other node has some."""
     lab.root("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason='for later'")
@@ -279,12 +279,12 @@ def test_lost_gpu__job_comes_before_the_check__begins_elsewhere(lab: TestLab) ->
     finally:
         lab.root("head1", "scontrol update NodeName=gpu02 State=RESUME || true")
         fault(lab, "gpu01", "clear")
-    lab.run("check", "gpu01", "--diagnose")
+    lab.run("health", "gpu01", "--diagnose")
     until(lab, {})
     lab.run("bootstrap", "--limit", "head1,gpu01")
 
 
-@pytest.mark.proves("check", "Root of one worker cannot drain another node.")
+@pytest.mark.proves("health", "Root of one worker cannot drain another node.")
 def test_a_worker_cannot_speak_for_another(lab: TestLab) -> None:
     """With all that root finds on one worker."""
     speak = """python3 - <<'END'
@@ -310,7 +310,7 @@ END
     wait_until(lambda: [lab.root("gpu01", again), ledger(lab)][1] == {})
 
 
-@pytest.mark.proves("check", "Users' connections to the head's health port start no process.")
+@pytest.mark.proves("health", "Users' connections to the head's health port start no process.")
 @pytest.mark.parametrize(("node", "of_root"), [("gpu01", 599), ("head1", 598)])
 def test_health_port__users_connect__are_rejected_before_a_program_starts(
     lab: TestLab, node: str, of_root: int
@@ -327,22 +327,22 @@ def test_health_port__users_connect__are_rejected_before_a_program_starts(
     assert int(lab.root("head1", accepted)) > int(before)
 
 
-@pytest.mark.proves("check", "A fatal error of an NVSwitch drains the node until it was rebooted.")
+@pytest.mark.proves("health", "A fatal error of an NVSwitch drains the node until it was rebooted.")
 @pytest.mark.long
 def test_an_error_of_a_switch__waits_for_a_reboot(lab: TestLab) -> None:
     fault(lab, "gpu02", "nvswitch")
     until(lab, {"gpu02": "nvidia-nvswitch0: SXid 20034, fatal"})
-    (node,) = lab.run("check", "gpu02", "--diagnose", expect=4)["nodes"]
+    (node,) = lab.run("health", "gpu02", "--diagnose", expect=4)["nodes"]
     told = [one["text"] for one in node["answer"]["findings"] if one["drains"]]
     assert told == ["nvidia-nvswitch0 had a fatal error, so the node has to be rebooted"]
     podman("restart", "--time", "5", f"clusterctl-{lab.name}-gpu02")
     lab.up()
-    assert lab.run("check", "gpu02", "--diagnose")["exit_code"] == 0
+    assert lab.run("health", "gpu02", "--diagnose")["exit_code"] == 0
     until(lab, {})
     in_service(lab, "gpu02")
 
 
-@pytest.mark.proves("check", "Neither a purged log nor a restart ends a hardware XID.")
+@pytest.mark.proves("health", "Neither a purged log nor a restart ends a hardware XID.")
 def test_neither_time_nor_a_restart_ends_an_error_of_the_hardware(lab: TestLab) -> None:
     """The log forgets, and a GPU that works again says nothing; what lets the node back is a diagnosis."""
     fault(lab, "gpu02", "gpu-xid", "119")
@@ -355,16 +355,16 @@ def test_neither_time_nor_a_restart_ends_an_error_of_the_hardware(lab: TestLab) 
     lab.up()
     lab.root("gpu02", "gpu-health")
     until(lab, {"gpu02": reason})
-    assert lab.run("check", "gpu02", "--diagnose")["exit_code"] == 0
+    assert lab.run("health", "gpu02", "--diagnose")["exit_code"] == 0
     until(lab, {})
     lab.healthy()
 
 
-@pytest.mark.proves("check", "`check` reports a node that is down and judges the others; exit 4.")
+@pytest.mark.proves("health", "`health` reports a node that is down and judges the others; exit 4.")
 def test_a_node_that_is_down_is_named(lab: TestLab) -> None:
     podman("stop", "--time", "0", f"clusterctl-{lab.name}-gpu02")
     try:
-        nodes = {node["name"]: node for node in lab.run("check", expect=4)["nodes"]}
+        nodes = {node["name"]: node for node in lab.run("health", expect=4)["nodes"]}
     finally:
         lab.up()
     assert nodes["gpu01"]["fit"]

@@ -199,7 +199,7 @@ def test_a_dead_worker_holds_up_no_other(lab: Growing, jobs: str) -> None:
     assert RACKS in text
     lab.inventory.write_text(text.replace(RACKS, lab.line + RACKS))
     with silent(lab, "gpu02"):
-        done = clusterctl("validate", "--online", str(lab.inventory), "--limit", "gpu03", "--accept-new-host-keys")
+        done = clusterctl("discover", str(lab.inventory), "--limit", "gpu03", "--accept-new-host-keys")
         assert done.returncode == 0, done.stdout + done.stderr
         pasted(lab, "add-node", "gpu03")
         assert in_service(lab)["gpu03"] == "idle"

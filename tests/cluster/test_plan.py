@@ -114,7 +114,7 @@ def lab(whole: TestLab) -> Iterator[TestLab]:
 
 @pytest.mark.proves("plan", "A run changes what its plan lists and nothing else, judged by independent manifests.")
 @pytest.mark.proves("plan", "A plan changes no node.")
-@pytest.mark.proves("check", "No health check drains a node in a lab's tests since its head was installed.")
+@pytest.mark.proves("health", "No health check drains a node in a lab's tests since its head was installed.")
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_run_changes_what_the_plan_has_listed(lab: TestLab, what: str) -> None:
     """A fifth change, of Slurm's own configuration, is in test_membership.py, and an upgrade in test_upgrade.py."""

@@ -159,12 +159,12 @@ systemctl restart {daemon}
 KEPT = "/var/lib/clusterctl/original/%2Fetc%2Fslurm%2Fslurm.conf"
 
 
-@pytest.mark.proves("check", "GPUs in slots of eight lanes, and of the Blackwell generation, are fit.")
+@pytest.mark.proves("health", "GPUs in slots of eight lanes, and of the Blackwell generation, are fit.")
 @pytest.mark.parametrize(("model", "type_"), [("t4", "t4"), ("b200-sxm-180gb", "b200")])
 def test_gpu_model__as_servers_have_it__is_fit_and_takes_jobs(model: str, type_: str) -> None:
     with fresh(f"model-{type_}", "--gpu-model", model, "--gpus", "2", workers=1) as lab:
         lab.run("bootstrap")
-        (node,) = lab.run("check")["nodes"]
+        (node,) = lab.run("health")["nodes"]
         assert (node["fit"], len(node["answer"]["gpus"])) == (True, 2)
         assert [one for one in node["answer"]["findings"] if one["drains"]] == []
         assert f"Gres=gpu:{type_}:2" in lab.root("head1", "scontrol show node gpu01")

@@ -225,7 +225,7 @@ VERBS = {
     "all that Ansible says": ("bootstrap", "--diff", "-vvv"),  # beside those that every run here has
     "verify": ("verify",),
     "status": ("status",),
-    "validate": ("validate", "--online"),
+    "discover": ("discover",),
     "plan": ("plan bootstrap", "-v"),
     "plan of an upgrade": ("plan upgrade", "-v"),
     "upgrade": ("upgrade",),
@@ -271,7 +271,7 @@ STOP = ("gpu01", "systemctl stop slurmd", 4, "systemctl start slurmd")
 NO_DATABASE = ("head1", "systemctl stop mariadb", 5, "systemctl start mariadb")
 FAILURES = {**dict.fromkeys(VERBS, SPOIL), "verify": STOP, "status": STOP, "backup": NO_DATABASE}
 # These only ask the nodes, and fail where one says nothing.
-ASKING = ("validate", "trust", "reboot")
+ASKING = ("discover", "trust", "reboot")
 
 
 def command(site: Site, verb: str) -> list[str]:
@@ -414,10 +414,10 @@ def test_a_node_that_tells_what_it_knows(site: Site, telling: Run) -> None:
 @pytest.mark.proves("secrets", "`verify`, `status` and `validate` show no secret that a node prints.")
 @pytest.mark.long
 @pytest.mark.usefixtures("telling")
-@pytest.mark.parametrize("verb", ["verify", "status", "validate"])
+@pytest.mark.parametrize("verb", ["verify", "status", "discover"])
 def test_other_verbs_on_a_node_that_tells(site: Site, verb: str) -> None:
     run = site.run(*command(site, verb))
-    assert run.code == (0 if verb == "validate" else 4), run.text
+    assert run.code == (0 if verb == "discover" else 4), run.text
     assert run.processes["processes"] == {}
     nothing_shows_here(site, site.searched)
 

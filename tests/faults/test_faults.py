@@ -125,7 +125,7 @@ def assert_shown_as_under_way(lab: TestLab) -> None:
 
 @pytest.mark.proves("status", "`status` responds during a run and shows it as under way.")
 @pytest.mark.proves("logs", "`logs` lists a run that is under way.")
-@pytest.mark.proves("validate", "`validate --online` is refused during a run, exit 6.")
+@pytest.mark.proves("validate", "`discover` is refused during a run, exit 6.")
 @pytest.mark.proves("faults", "During a run other runs and machines are refused with exit 6.")
 @pytest.mark.proves("faults", "After a kill the same command continues; other machines stay refused.")
 def test_a_killed_run_is_taken_over_and_other_machines_are_kept_out(lab: TestLab, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_killed_run_is_taken_over_and_other_machines_are_kept_out(lab: TestLab
         said = fails(lab, 6, inventory=inventory)
         assert f"process {run.pid}" in said
         assert "since 20" in said
-    assert f"process {run.pid}" in fails(lab, 6, "--online", verb="validate")
+    assert f"process {run.pid}" in fails(lab, 6, verb="discover")
     assert_shown_as_under_way(lab)
     assert run.poll() is None, "all of that was while it ran"
     os.killpg(run.pid, signal.SIGKILL)

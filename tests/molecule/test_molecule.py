@@ -110,10 +110,10 @@ def command(scenario: str) -> list[str]:
     "gpu", "Each unsupported GPU setting is refused with the card's choices.", only=["gpu", "gpu_config"]
 )
 @pytest.mark.proves(
-    "check", "After a diagnosis reset the GPU has its layout and power limit again.", only=["gpu", "gpu_health"]
+    "health", "After a diagnosis reset the GPU has its layout and power limit again.", only=["gpu", "gpu_health"]
 )
 @pytest.mark.proves(
-    "check", "A lost MIG instance becomes a health cause in the drain ledger.", only=["gpu", "gpu_health"]
+    "health", "A lost MIG instance becomes a health cause in the drain ledger.", only=["gpu", "gpu_health"]
 )
 @pytest.mark.proves(
     "driver", "A working driver is left as it is, and the role reports that.", only=["gpu", "nvidia_driver"]

@@ -856,7 +856,6 @@ for _line, _said, *_words in (
     ("unknown verb int", "Did you mean 'init'", "int", "x"),
     ("unknown verb of the lab", "up", "lab", "upp"),
     ("unknown flag", "--limit", "bootstrap", ".", "--limt", "gpu01"),
-    ("no inventory", "INVENTORY", "bootstrap"),
     ("an argument too many", "gpu01", "bootstrap", ".", "gpu01"),
     ("--forks 0", "--forks", "bootstrap", ".", "--forks", "0"),
     ("--forks none", "--forks", "bootstrap", ".", "--forks", "none"),
@@ -885,13 +884,13 @@ for _nodes in ("", " , "):
     command(_line, "--limit: names no node", "bootstrap", ".", "--limit", _nodes, judged=True)
 _verbs: tuple[tuple[str, ...], ...] = (
     ("validate", "."),
-    ("validate", ".", "--online"),
+    ("discover", "."),
     ("bootstrap", ".", "--check", "-vvv"),
     ("bootstrap", ".", "--print-command"),
     ("bootstrap", ".", "--skip-unreachable", "--accept-new-host-keys"),
     ("verify", "."),
     ("status", "."),
-    ("check", "."),
+    ("health", "."),
     ("trust", ".", "gpu01"),
     ("secret", "show", ".", "munge_key"),
     ("secret", "rotate", ".", "munge_key"),

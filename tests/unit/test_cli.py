@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import __version__
-from clusterctl.cli import app as cli
+from clusterctl.cli import main
 from clusterctl.run import lock
 from clusterctl.util import paths
 
@@ -132,8 +132,8 @@ def completed(*words: str, **environment: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (("check", "CLUSTER", "g"), ["gpu01", "gpu02"]),
-        (("check", "CLUSTER/inventory.yaml", "gpu01", "g"), ["gpu02"]),
+        (("health", "CLUSTER", "g"), ["gpu01", "gpu02"]),
+        (("health", "CLUSTER/inventory.yaml", "gpu01", "g"), ["gpu02"]),
         (("plan", "remove-node", "CLUSTER", "gpu01", "g"), ["gpu02"]),
         (("reboot", "CLUSTER", "h"), ["head1"]),
         (("trust", "CLUSTER", "h"), ["head1"]),
@@ -148,8 +148,8 @@ def completed(*words: str, **environment: str) -> list[str]:
         (("lab", "down", "--name", "t"), ["tried"]),
         (("lab", "ssh", "--name", "tried", "g"), ["gpu01"]),
         (("lab", "fault", "--name", "tried", "gpu01", "gpu-l"), ["gpu-lost"]),
-        (("check", "BROKEN", "g"), []),
-        (("check", "CLUSTER/nowhere", "g"), []),
+        (("health", "BROKEN", "g"), []),
+        (("health", "CLUSTER/nowhere", "g"), []),
         (("logs", "BROKEN", "x"), []),
         (("bootstrap", "--limit", "g"), []),
     ],
@@ -183,8 +183,8 @@ def test_a_directory_stands_for_the_inventory_in_it(cluster: Path, home: Path) -
         (["validate"], ".", 2, "Missing argument 'INVENTORY'"),
         (["validate", "aurroa"], "aurora", 2, "aurroa"),
         (["verify", "--print-command"], "aurora", 0, "/aurora/inventory.yaml --user"),
-        (["check", "gpu09"], "aurora", 2, 'no worker "gpu09"'),
-        (["check", "./elsewhere"], "aurora", 2, "elsewhere"),
+        (["health", "gpu09"], "aurora", 2, 'no worker "gpu09"'),
+        (["health", "./elsewhere"], "aurora", 2, "elsewhere"),
         (["status", "--watch"], "aurora", 2, "--watch"),
         (["restore", "backup.tar"], "aurora", 2, "backup.tar"),
         (["secret", "show", "no_such"], "aurora", 2, "no_such"),
@@ -223,13 +223,13 @@ def test_unfit_nodes_are_exit_3_each_named_and_nothing_is_recorded(cluster: Path
     assert "head1: connection: 127.0.0.1 port 1 refuses" in shown.stdout
 
 
-@pytest.mark.proves("check", "`check` names a node that does not respond; exit 4.")
+@pytest.mark.proves("health", "`health` names a node that does not respond; exit 4.")
 def test_a_check_names_who_does_not_answer(cluster: Path, home: Path) -> None:
-    done = clusterctl("check", str(cluster), "--output", "json", HOME=str(home))
+    done = clusterctl("health", str(cluster), "--output", "json", HOME=str(home))
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["exit_code"], [node["name"] for node in answer["nodes"]]) == (4, 4, ["gpu01"])
     assert "127.0.0.2 port 1 refuses" in answer["nodes"][0]["problem"]
-    done = clusterctl("check", str(cluster), HOME=str(home))
+    done = clusterctl("health", str(cluster), HOME=str(home))
     assert (done.returncode, "gpu01: 127.0.0.2 port 1 refuses" in done.stdout) == (4, True), done.stdout
 
 
@@ -242,7 +242,7 @@ def test_a_check_names_who_does_not_answer(cluster: Path, home: Path) -> None:
     ],
 )
 def test_a_check_of_nobody_is_bad_input(cluster: Path, home: Path, argv: list[str], said: str) -> None:
-    done = clusterctl("check", str(cluster), *argv, HOME=str(home))
+    done = clusterctl("health", str(cluster), *argv, HOME=str(home))
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr
 
 
@@ -281,7 +281,7 @@ def test_print_command_contacts_nobody_and_is_one_line(cluster: Path, home: Path
     assert done.stdout.count("\n") == 1
     assert done.stdout.endswith("playbooks/bootstrap.yml --limit gpu01 --check -v\n")
     assert "hostile" not in done.stdout
-    assert "validate --online" in done.stderr
+    assert "discover" in done.stderr
     assert sorted(cluster.rglob("*")) == before
 
 
@@ -354,9 +354,9 @@ def test_a_bug_is_one_line_and_a_file(capsys: pytest.CaptureFixture[str], monkey
     def fail() -> None:
         raise ValueError("something\x1b[2J odd")
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(main, "app", fail)
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        main.main()
     said = capsys.readouterr().err
     assert end.value.code == 1
     assert "ValueError: something [2J odd" in said

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.commands import check
+from clusterctl.commands import health
 from clusterctl.util import paths
 from clusterctl.util.untrusted import Malformed, decode
 
@@ -155,7 +155,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.proves("check", "Twelve kinds of fault in nvidia-smi's document are each reported alone.")
+@pytest.mark.proves("health", "Twelve kinds of fault in nvidia-smi's document are each reported alone.")
 @pytest.mark.parametrize(("path", "value", "name", "text"), FAULTS.values(), ids=FAULTS.keys())
 def test_each_fault_drains_and_is_told(find: Find, path: str, value: str, name: str, text: str) -> None:
     assert find(changed(path, value)) == [(name, text, True)]
@@ -173,7 +173,7 @@ def test_newer_drivers_tell_the_distance_to_the_limit(find: Find) -> None:
     ]
 
 
-@pytest.mark.proves("check", "A slow PCIe link counts under load only.")
+@pytest.mark.proves("health", "A slow PCIe link counts under load only.")
 def test_the_generation_counts_under_load_alone(find: Find) -> None:
     idle = changed("pcie_gen/current_link_gen", "1")
     assert find(idle) == []
@@ -216,7 +216,7 @@ def test_a_node_without_gpus_asks_for_none(find: Find) -> None:
     assert find("!there is no driver", "!nor this", given={"gpus": []}) == []
 
 
-@pytest.mark.proves("check", "A hardware XID stays although the log no longer has it.")
+@pytest.mark.proves("health", "A hardware XID stays although the log no longer has it.")
 @pytest.mark.parametrize("number", [48, 63, 64, 74, 79, 95, 119])
 def test_an_xid_of_the_hardware_stays(find: Find, number: int) -> None:
     state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
@@ -232,7 +232,7 @@ def record(text: str, number: int, priority: int = 3) -> str:
     return f"{priority},{number},5140900,-;{text}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:0f:00.0\n"
 
 
-@pytest.mark.proves("check", "An XID drains although a flood has turned the journal over.")
+@pytest.mark.proves("health", "An XID drains although a flood has turned the journal over.")
 def test_an_xid__in_the_kernels_log_alone__drains_until_it_is_settled(find: Find) -> None:
     state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
     expected = [("xid", "GPU 1: XID 79, GPU has fallen off the bus", True)]
@@ -287,7 +287,7 @@ def test_an_xid_of_an_instance_is_one_of_its_gpu(find: Find) -> None:
     assert find(log=line(of_an_instance)) == [("xid", "GPU 1: XID 95, uncontained ECC error", True)]
 
 
-@pytest.mark.proves("check", "An application's XID never drains.")
+@pytest.mark.proves("health", "An application's XID never drains.")
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 94])
 def test_an_xid_of_an_application_never_drains(find: Find, number: int) -> None:
     assert find(log=line(XID.format(number))) == []
@@ -300,7 +300,7 @@ def test_what_is_no_xid_is_none(find: Find, message: str) -> None:
     assert find(log=line(message)) == []
 
 
-@pytest.mark.proves("check", "Persistence mode that is off beside its daemon is advised.")
+@pytest.mark.proves("health", "Persistence mode that is off beside its daemon is advised.")
 def test_persistence_mode__off_beside_its_daemon__is_advised(
     find: Find, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -334,7 +334,7 @@ def test_the_matrix_is_read() -> None:
     }
 
 
-@pytest.mark.proves("check", "A MIG layout that differs from the recorded setting drains the node.")
+@pytest.mark.proves("health", "A MIG layout that differs from the recorded setting drains the node.")
 @pytest.mark.parametrize(
     ("kept", "text"),
     [
@@ -373,16 +373,16 @@ def test_gpu_config_is_known_at_its_work(tmp_path: Path) -> None:
 def test_of_an_older_drivers_matrix_the_gpus_are_read() -> None:
     found = HEALTH.topology(MATRIX.replace("NIC0", "mlx5_0"))
     assert found == {"GPU0": {"GPU1": "NV12"}, "GPU1": {"GPU0": "NV12"}}
-    decode(check.Answer, ANSWER | {"topology": found})
+    decode(health.Answer, ANSWER | {"topology": found})
 
 
-@pytest.mark.proves("check", "A failed Fabric Manager counts only where it is enabled.")
+@pytest.mark.proves("health", "A failed Fabric Manager counts only where it is enabled.")
 def test_fabric_manager_counts_where_it_is_enabled(find: Find) -> None:
     assert find(units="ActiveState=failed\nUnitFileState=disabled\n") == []
     assert find(units="ActiveState=failed\nUnitFileState=enabled\n") == [("fabric", "Fabric Manager is failed", True)]
 
 
-@pytest.mark.proves("check", "An InfiniBand port that was up and is down is reported.")
+@pytest.mark.proves("health", "An InfiniBand port that was up and is down is reported.")
 def test_infiniband_that_was_up_has_to_be(tmp_path: Path) -> None:
     port = tmp_path / "class/net/ib0/device/infiniband/mlx5_0/ports/1"
     port.mkdir(parents=True)
@@ -393,7 +393,7 @@ def test_infiniband_that_was_up_has_to_be(tmp_path: Path) -> None:
     assert [one.text for one in look.infiniband(tmp_path)] == ["ib0 is down", "ib1 is missing"]
 
 
-@pytest.mark.proves("check", "What a GPU lacked when it was recorded is advice.")
+@pytest.mark.proves("health", "What a GPU lacked when it was recorded is advice.")
 def test_advice__recorded_with_less__says_so(tmp_path: Path) -> None:
     for number, (vendor, kind) in enumerate([("0x10de", "0x030200"), ("0x10de", "0x040300"), ("0x8086", "0x030000")]):
         device = tmp_path / f"bus/pci/devices/0000:0{number}:00.0"
@@ -434,7 +434,7 @@ def test_what_hangs_is_late_in_its_own_time(find: Find, monkeypatch: pytest.Monk
     assert look.seconds("xid") == 10
 
 
-@pytest.mark.proves("check", "A fault that can pass drains only if seen twice.")
+@pytest.mark.proves("health", "A fault that can pass drains only if seen twice.")
 def test_what_may_be_over_has_to_be_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [[HEALTH.Finding("power", "brake", passing=True), HEALTH.Finding("ecc", "errors")],
              [HEALTH.Finding("ecc", "errors"), HEALTH.Finding("temperature", "hot", passing=True)]]  # fmt: skip
@@ -469,7 +469,7 @@ def test_the_head_believes_a_node_of_itself() -> None:
     assert EAR.understood(said("gpu01", ""), "key", "c1") == ("gpu01", "")
 
 
-@pytest.mark.proves("check", "The head refuses reports for another node, replayed or altered.")
+@pytest.mark.proves("health", "The head refuses reports for another node, replayed or altered.")
 @pytest.mark.parametrize(
     "line",
     [
@@ -531,7 +531,7 @@ def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.Monk
     ]
 
 
-@pytest.mark.proves("check", "The head refuses a report from an unprivileged port.")
+@pytest.mark.proves("health", "The head refuses a report from an unprivileged port.")
 def test_the_head_hears_root_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert HEALTH.PORTS.stop == EAR.ROOTS.stop
     monkeypatch.setenv("REMOTE_PORT", "1024")
@@ -598,12 +598,12 @@ ANSWER: dict[str, Any] = {
 
 
 def test_an_answer_is_read_and_judged() -> None:
-    health = check.Health("gpu01", "", decode(check.Answer, ANSWER))
-    assert not health.fit
-    assert health.of(drains=True) == ["ecc: GPU 1: 2 uncorrected ECC errors"]
+    found = health.Health("gpu01", "", decode(health.Answer, ANSWER))
+    assert not found.fit
+    assert found.of(drains=True) == ["ecc: GPU 1: 2 uncorrected ECC errors"]
     advice = ANSWER | {"findings": [{"check": "advice", "text": "little memory", "drains": False}]}
-    assert check.Health("gpu01", "", decode(check.Answer, advice)).fit
-    assert not check.Health("gpu01", "no contact").fit
+    assert health.Health("gpu01", "", decode(health.Answer, advice)).fit
+    assert not health.Health("gpu01", "no contact").fit
 
 
 @pytest.mark.parametrize(
@@ -618,12 +618,12 @@ def test_an_answer_is_read_and_judged() -> None:
 )
 def test_what_is_no_answer_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
-        decode(check.Answer, ANSWER | wrong)
+        decode(health.Answer, ANSWER | wrong)
 
 
 def test_the_topology_is_told_in_a_line_for_each_gpu() -> None:
-    answer = decode(check.Answer, ANSWER | {"topology": {"GPU0": {"GPU1": "NV12", "GPU2": "NV12", "NIC0": "PXB"}}})
-    assert check.Health("gpu01", "", answer).topology == ("GPU0: NV12 to GPU1, GPU2, PXB to NIC0",)
+    answer = decode(health.Answer, ANSWER | {"topology": {"GPU0": {"GPU1": "NV12", "GPU2": "NV12", "NIC0": "PXB"}}})
+    assert health.Health("gpu01", "", answer).topology == ("GPU0: NV12 to GPU1, GPU2, PXB to NIC0",)
 
 
 @pytest.mark.parametrize(
@@ -735,7 +735,7 @@ def test_a_service_that_does_not_come_back_is_told_and_the_rest_goes_on(
     assert HEALTH.STOPPED.read_text() == "nvidia-dcgm.service"
 
 
-@pytest.mark.proves("check", "Settings that a reset lost and cannot be restored keep the node drained.")
+@pytest.mark.proves("health", "Settings that a reset lost and cannot be restored keep the node drained.")
 @pytest.mark.parametrize("answer", ['{"notes": ["GPU 1: it waits"]}', "no JSON", ""])
 def test_what_could_not_be_set_again_keeps_the_node_out(
     ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, answer: str
@@ -752,7 +752,7 @@ def test_what_could_not_be_set_again_keeps_the_node_out(
     assert state["xids"]
 
 
-@pytest.mark.proves("check", "A diagnosis resets no GPU before the head has drained the node.")
+@pytest.mark.proves("health", "A diagnosis resets no GPU before the head has drained the node.")
 def test_nothing_is_reset_that_jobs_may_come_to(ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     def deaf(given: dict[str, Any], text: str) -> None:
         raise TimeoutError

@@ -77,7 +77,7 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
     return look
 
 
-@pytest.mark.proves("check", "Real documents of healthy GPUs, T4 in x8 slots to GB200, report nothing.")
+@pytest.mark.proves("health", "Real documents of healthy GPUs, T4 in x8 slots to GB200, report nothing.")
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name not in (DEGRADED, FAN)])
 def test_look__real_document_of_healthy_gpus__finds_nothing(find: Find, name: str) -> None:
     assert find(DOCUMENTS[name]) == []
@@ -89,7 +89,7 @@ def test_gpu_config__real_document__is_read(monkeypatch: pytest.MonkeyPatch, nam
     assert [gpu.uuid for gpu in CONFIG.look()] == [gpu["uuid"] for gpu in recorded(DOCUMENTS[name])]
 
 
-@pytest.mark.proves("check", "An unhealthy NVLink fabric of a real GB200 is reported.")
+@pytest.mark.proves("health", "An unhealthy NVLink fabric of a real GB200 is reported.")
 def test_look__fabric_of_a_real_gb200_is_degraded__names_the_gpu(find: Find) -> None:
     assert find(DOCUMENTS[DEGRADED]) == [
         ("fabric", "GPU 1: fabric health: unhealthy", True),
@@ -126,7 +126,7 @@ def test_look__repair_is_pending__drains(find: Find, place: str, text: str) -> N
     assert find(bad) == [("ecc", f"GPU 0: {text}", True)]
 
 
-@pytest.mark.proves("check", "`GPU requires reset` and `Unknown Error` in any place are reported.")
+@pytest.mark.proves("health", "`GPU requires reset` and `Unknown Error` in any place are reported.")
 @pytest.mark.parametrize(
     "value", ["GPU requires reset", "[GPU requires reset]", "Unknown Error", "GPU is lost", "ERR!"]
 )
@@ -142,7 +142,7 @@ def test_look__driver_has_lost_a_part__drains(find: Find, place: str, value: str
     assert not any("GPU 1" in text for _, text, _ in found)
 
 
-@pytest.mark.proves("check", "A card under load of which only the fan cannot be read stays in service.")
+@pytest.mark.proves("health", "A card under load of which only the fan cannot be read stays in service.")
 def test_look__fan_alone_cannot_be_read__is_advice(find: Find) -> None:
     p5000 = DOCUMENTS[FAN]
     assert "<gpu_util>100 %</gpu_util>" in p5000 and p5000.count("Unknown Error") == 1
@@ -162,7 +162,7 @@ def test_gpu_config__gpu_in_the_midst_is_lost__numbers_the_others_as_before(monk
     ]
 
 
-@pytest.mark.proves("check", "No GPU gets the MIG layout that is meant for a lost one.")
+@pytest.mark.proves("health", "No GPU gets the MIG layout that is meant for a lost one.")
 def test_gpu_config__a_gpu_is_missing__divides_none_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart nvidia-smi numbers the GPUs without the lost one."""
     b200 = DOCUMENTS["k8stestinfra-hardware-qx-b200"]
@@ -178,7 +178,7 @@ def test_gpu_config__a_gpu_is_missing__divides_none_by_number(monkeypatch: pytes
 PROCESS = "<processes><process_info><process_name>{}</process_name></process_info></processes>"
 
 
-@pytest.mark.proves("check", "No process name that a user chooses drains a node.")
+@pytest.mark.proves("health", "No process name that a user chooses drains a node.")
 @pytest.mark.parametrize(
     "name", ["\x1b[31m", "a\x01b", "\x00", "\uffff", "GPU is lost", "Unknown Error", "GPU requires reset", "ERR!"]
 )
@@ -210,7 +210,7 @@ def codes(log: str, gpus: list[dict[str, Any]] | None = None) -> list[str]:
     ]
 
 
-@pytest.mark.proves("check", "Real kernel lines: XIDs by NVIDIA's catalog, NVLink 5 by its severity word.")
+@pytest.mark.proves("health", "Real kernel lines: XIDs by NVIDIA's catalog, NVLink 5 by its severity word.")
 @pytest.mark.parametrize("text", LINES)
 def test_errors__real_line__counts_by_the_catalog(text: str) -> None:
     """Some of gpud's own are broken on purpose, and have no number."""
@@ -222,14 +222,14 @@ def test_errors__real_line__counts_by_the_catalog(text: str) -> None:
 NVLINK_5 = [line for line in (SAMPLES / "xid/lines-nvlink5.txt").read_text().splitlines() if not line.startswith("#")]
 
 
-@pytest.mark.proves("check", "A fatal NVLink 5 error drains, whatever its process is called.")
+@pytest.mark.proves("health", "A fatal NVLink 5 error drains, whatever its process is called.")
 @pytest.mark.parametrize("row", NVLINK_5)
 def test_errors__nvlink_5_with_a_process__counts_by_the_last_severity(row: str) -> None:
     expected, text = row.split(" ", 1)
     assert codes(line(text)) == ([] if expected == "-" else [expected])
 
 
-@pytest.mark.proves("check", "Every XID that NVIDIA answers with a reset or restart drains.")
+@pytest.mark.proves("health", "Every XID that NVIDIA answers with a reset or restart drains.")
 def test_xids__by_default__are_those_that_a_reset_or_restart_ends() -> None:
     rows = csv.reader(row for row in (SAMPLES / "xid/catalog.csv").read_text().splitlines() if not row.startswith("#"))
     action = {int(number): what for number, what in rows}
@@ -240,14 +240,14 @@ def test_xids__by_default__are_those_that_a_reset_or_restart_ends() -> None:
     assert {*HEALTH.MEANINGS} == {*XIDS}
 
 
-@pytest.mark.proves("check", "Fatal errors of NVSwitch and GPUs that could not start are reported.")
+@pytest.mark.proves("health", "Fatal errors of NVSwitch and GPUs that could not start are reported.")
 def test_errors__real_lines_of_others__are_those_that_are_fatal() -> None:
     found = {text: codes(line(text)) for text in OTHERS}
     assert [code for each in found.values() for code in each] == ["20034", "start", "start", "start", "start"]
     assert HEALTH.meaning("nvidia-nvswitch0", "20034") == "SXid 20034, fatal"
 
 
-@pytest.mark.proves("check", "A crash of a program that is named like the driver's line drains nothing.")
+@pytest.mark.proves("health", "A crash of a program that is named like the driver's line drains nothing.")
 @pytest.mark.parametrize("text", [text for text in OTHERS if "segfault" in text])
 def test_errors__crash_of_a_program_with_such_a_name__is_none(text: str) -> None:
     everywhere = places_of("0000:07:00 0000:05:00", text)
@@ -265,7 +265,7 @@ def test_errors__wide_domain__is_that_of_its_record() -> None:
     assert codes(line("NVRM: Xid (PCI:10000:01:00): 79, pid=1"), places_of("00010000:01:00")) == ["79"]
 
 
-@pytest.mark.proves("check", "A name that is not UTF-8 hides no XID.")
+@pytest.mark.proves("health", "A name that is not UTF-8 hides no XID.")
 def test_errors__name_that_is_not_utf8__is_seen(find: Find) -> None:
     """The journal has such a line as numbers (https://systemd.io/JOURNAL_EXPORT_FORMATS/)."""
     t4 = DOCUMENTS["telegraf-tesla-t4"]
@@ -300,7 +300,7 @@ def test_active__real_status__counts_the_links() -> None:
     }
 
 
-@pytest.mark.proves("check", "A lost GPU is named; its healthy neighbours are not.")
+@pytest.mark.proves("health", "A lost GPU is named; its healthy neighbours are not.")
 @pytest.mark.parametrize("renumbered", [False, True])
 def test_look__gpu_in_the_midst_is_lost__blames_no_other(find: Find, renumbered: bool) -> None:
     """nvidia-smi leaves its number out, and calls the others as before.
@@ -389,7 +389,7 @@ DCGM_3 = """\tWARNING: something\n{"DCGM GPU Diagnostic": {"test_categories": [{
 {"name": "NVML Library", "results": [{"gpu_ids": "0,1", "status": "STATUS"}]}]}], "version": "3.2.0"}}"""
 
 
-@pytest.mark.proves("check", "A diagnosis of DCGM that cannot start is no verdict.")
+@pytest.mark.proves("health", "A diagnosis of DCGM that cannot start is no verdict.")
 @pytest.mark.parametrize(
     ("answer", "text", "drains"),
     [
@@ -442,7 +442,7 @@ def printed(capture: str, command: str) -> str:
     return found[1] + "\n"
 
 
-@pytest.mark.proves("check", "Lists, matrices and link states of real servers are read by every parser.")
+@pytest.mark.proves("health", "Lists, matrices and link states of real servers are read by every parser.")
 @pytest.mark.parametrize("name", CAPTURES)
 def test_capture__of_a_real_server__is_read(name: str) -> None:
     listing, links = printed(CAPTURES[name], "-L"), printed(CAPTURES[name], "nvlink -s")

@@ -407,7 +407,7 @@ def test_shape__hosts_without_an_address__are_told_first(
 
     monkeypatch.setattr(remote, "unresolved", look_up)
     on, shape = screen(monkeypatch), report.Shape.of(inventory.load(path))
-    shape.show(on, path, online=False)
+    shape.show(on, path, discovered=False)
     assert printed(on).startswith(told)
     assert ("hed1 does not resolve here: give it an ansible_host (did you mean head1?)" in printed(on)) is bool(
         unresolved

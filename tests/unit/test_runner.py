@@ -513,7 +513,7 @@ from pathlib import Path
 from clusterctl.ansible import runner
 from clusterctl.ansible.outcome import Ledger
 from clusterctl.ansible.run_directory import RunDirectory
-from clusterctl.cli import app as cli
+from clusterctl.cli import main
 from clusterctl.run import converge, lock
 from clusterctl.nodes.remote import Access
 from clusterctl.ui.screen import Screen
@@ -536,8 +536,8 @@ def work():
     if error:
         raise error
 
-cli.app = work
-cli.main()
+main.app = work
+main.main()
 """
 
 

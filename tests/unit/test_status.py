@@ -243,7 +243,7 @@ def our_causes() -> set[str]:
 NODES_OF_IT = "gpu{01..03}"
 COMMANDS = {
     "bootstrap": f"clusterctl bootstrap {GIVEN}",
-    "health": f"clusterctl check {GIVEN} {NODES_OF_IT} --diagnose",
+    "health": f"clusterctl health {GIVEN} {NODES_OF_IT} --diagnose",
     "reboot": f"clusterctl reboot {GIVEN} {NODES_OF_IT}",
     "remove-node": f"clusterctl remove-node {GIVEN} {NODES_OF_IT}",
     "upgrade": f"clusterctl upgrade {GIVEN}",
@@ -346,7 +346,7 @@ def test_collect__no_contact__says_what_helps(tmp_path: Path, stranger: Server) 
     refusing = replace(host(1, tmp_path / "id"), user="root")
     access = Access(tmp_path / "known_hosts", given=Path("au rora"))
     nodes = {node.name: node.problem for node in status.collect(inventory(tmp_path, unknown, refusing), access).nodes}
-    assert nodes["head1"].endswith("(clusterctl validate --online 'au rora')")
+    assert nodes["head1"].endswith("(clusterctl discover 'au rora')")
     assert nodes["gpu01"].endswith("(is sshd running, and on this port?)")
 
 

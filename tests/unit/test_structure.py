@@ -15,14 +15,14 @@ TOP = {"cli", "lab"}
 MODULE_LINES, FUNCTION_LINES = 400, 60
 # Longer than that today. A line goes when its module is divided; none may grow, and none may be added.
 LONG_MODULES = {
-    "cli/app.py": 759,
+    "cli/app.py": 665,
     "commands/membership.py": 525,
     "inventory/edit.py": 409,
     "inventory/schema.py": 466,
     "lab/lab.py": 443,
     "nodes/probe.py": 883,
     "nodes/remote.py": 555,
-    "run/converge.py": 727,
+    "run/converge.py": 709,
     "run/preflight.py": 711,
 }
 LONG_FUNCTIONS = {

@@ -88,7 +88,7 @@ class Health:
         )
 
 
-def check_command(options: converge.Options, diagnose: bool) -> int:
+def health_command(options: converge.Options, diagnose: bool) -> int:
     """Print the health of the workers that are named, of all where none is, and return HEALTHY or UNFIT.
 
     Raises InputError for names that no worker has.
