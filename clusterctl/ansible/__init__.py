@@ -1,1 +1,1 @@
-"""Start Ansible, follow its events, and judge what became of a run."""
+"""Start Ansible, read its events, and decide what a run came to."""

@@ -125,7 +125,7 @@ def _common(
 
 
 def _options(verb: str, given: dict[str, Any], **more: Any) -> Any:
-    """Return what a verb was asked for: of its parameters those that mean the same no limity verb, and `more`."""
+    """Return what a verb was asked for: of its parameters those that mean the same for every verb, and `more`."""
     from clusterctl.run.converge import Options
 
     known = {field.name for field in fields(Options)}

@@ -81,11 +81,11 @@ class NodeStatus:
             if self.updated is not None and _moved_up(item):
                 continue  # by its own security updates
             roles.setdefault(replace(item, scope=""), []).append(pruning.ROLE_OF.get(item.scope, item.scope))
-        told = []
+        drifted = []
         for item, owners in roles.items():
             mine = [role for role in dict.fromkeys(owners) if role != _UNION] or [_UNION]
-            told.append(replace(item, scope=", ".join(mine)))
-        return told
+            drifted.append(replace(item, scope=", ".join(mine)))
+        return drifted
 
     @property
     def sound(self) -> bool:

@@ -48,16 +48,16 @@ class SlurmNode:
         causes = [f"{cause}: {reason}" for cause, reason in sorted(self.causes.items())]
         if self.in_service:
             return [f"in service, though the drain ledger has {cause}" for cause in causes]
-        told = []
+        lines = []
         if not any(state.startswith("DRAIN") for state in self.state):
-            told.append(f"out of service for Slurm: {self.reason or '+'.join(self.state).lower()}")
+            lines.append(f"out of service for Slurm: {self.reason or '+'.join(self.state).lower()}")
         elif not self.reason.startswith(_OURS):
             own = self.by == _SLURM_USER or (self.by == "root" and self.reason in _SLURMD_REASONS)
             who = "Slurm itself" if own else f"an operator ({self.by or 'unknown'})"
-            told.append(f"drained by {who}: {self.reason or 'no reason given'}")
+            lines.append(f"drained by {who}: {self.reason or 'no reason given'}")
         elif not causes:
-            told.append(f"drained, and the drain ledger has no cause any more: {self.reason}")
-        return told + [f"drained by {cause}" for cause in causes]
+            lines.append(f"drained, and the drain ledger has no cause any more: {self.reason}")
+        return lines + [f"drained by {cause}" for cause in causes]
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def ask_slurm(session: Session) -> Slurm:
         found, nodes, error = _slurm(session, "scontrol", "--oneliner", "--details", "show", "nodes")
         if found != 0:
             absent = found == _NO_SUCH_COMMAND or "command not found" in error
-            told = "not on the head yet" if absent else _first_line(error)
-            return Slurm(problem=told or f"scontrol ended with {found}")
+            problem = "not on the head yet" if absent else _first_line(error)
+            return Slurm(problem=problem or f"scontrol ended with {found}")
         found, states, error = _slurm(session, *STATES)
         if found != 0:
             return Slurm(problem=_first_line(error) or f"sinfo ended with {found}")

@@ -56,7 +56,7 @@ def test_firewalld__zone_is_lost__is_reported_and_restored(lab: TestLab) -> None
     assert lab.root("gpu01", STATUS) == ""
 
 
-@pytest.mark.proves("firewall", "A network that firewalld has in a stricter zone is refused; nothing changes.")
+@pytest.mark.proves("firewall", "A network that firewalld has in a stricter zone is refused.")
 def test_firewalld__network_in_another_zone__is_refused_or_left(lab: TestLab) -> None:
     network = lab.root("gpu01", NETWORK).split()[0]
     bind = "firewall-cmd --quiet --permanent --zone={} --add-source=" + network
