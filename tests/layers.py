@@ -84,7 +84,10 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"playbooks/(add|backup|reboot|remove|replace|restore|upgrade)[^/]*\.yml$", ("day2", "contract")),
     (r"playbooks/.*/(os_upgrade|slurm_backup|slurm_restore|cluster_backup)\.py$", ("day2", "roles")),
     (r"playbooks/.*/(gpu_config|nvidia\w*)\.py$", ("gpu", "roles")),
-    (r"clusterctl/(commands|run)/(backup|leaving|membership|plan|rolling|rotation|upgrade)\.py$", ("day2", "contract")),
+    (
+        r"clusterctl/(commands|run|workspace)/(\w+_node|archive|backup|draining|edits|membership|planning|reboot|removals|restore|rolling|secret|upgrade)\.py$",
+        ("day2", "contract"),
+    ),
     (r"clusterctl/lab/(kit|kit_recipe|fault)\.py$", ("gpu",)),
     (r"clusterctl/lab/(kit_server|nvml|recipes)/", ("gpu",)),
 )

@@ -3,36 +3,49 @@
 import json
 import sys
 
-from clusterctl.run import converge
+from clusterctl.run import context, engine
+from clusterctl.run.context import Options, Site
+from clusterctl.run.entry import CheckHostKeys, EnsureSecrets, LockDirectory, Preflight
+from clusterctl.run.phases import Phase, Run
 from clusterctl.ui import report
 from clusterctl.ui.screen import Screen
-from clusterctl.workspace import secrets
 
 
-def validate(options: converge.Options) -> int:
+def validate(options: Options) -> int:
     """Check the inventory and print what kind of cluster it is."""
-    return _shape(converge.load(options), _screen(options), discovered=False)
+    _show(context.load(options), _screen(options), discovered=False)
+    return 0
 
 
-def discover(options: converge.Options) -> int:
+def discover(options: Options) -> int:
     """Check the inventory and all nodes, record host keys and hardware, and print what kind of cluster it is."""
-    screen = _screen(options)
-    site = converge.authorise(converge.load(options))
-    with converge.locked(site, screen):
-        secrets.ensure(site.inventory.directory, site.inventory.cluster_name)
-        converge.meet(site, screen)
-        site = converge.prepare(site, screen)
-    return _shape(site, screen, discovered=True)
+    phases = [
+        LockDirectory(),
+        EnsureSecrets(),
+        CheckHostKeys(),
+        Preflight(),
+        ShowCluster(),
+    ]
+    return engine.execute(options, phases)
 
 
-def _screen(options: converge.Options) -> Screen:
+class ShowCluster(Phase):
+    """Print what kind of cluster it is."""
+
+    title = "Show the cluster"
+    changes_nodes = False
+
+    def run(self, run: Run) -> None:
+        _show(run.site, run.screen, discovered=True)
+
+
+def _screen(options: Options) -> Screen:
     return Screen(sys.stderr if options.json else sys.stdout, plain=options.json)
 
 
-def _shape(site: converge.Site, screen: Screen, discovered: bool) -> int:
+def _show(site: Site, screen: Screen, discovered: bool) -> None:
     shape = report.Shape.of(site.inventory)
     if site.options.json:
         print(json.dumps({"verb": site.options.verb, "exit_code": 0, **shape.summary()}))
     else:
         shape.show(screen, site.options.given, discovered)
-    return 0

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from clusterctl.inventory.model import Host
 from clusterctl.nodes.remote import Access, ContactError, Session, connect, each
-from clusterctl.run import converge
+from clusterctl.run import context
+from clusterctl.run.context import Options
 from clusterctl.ui.screen import Screen, at_commas
 from clusterctl.util.errors import InputError, Problem
 from clusterctl.util.redaction import Redactor, throughout
@@ -23,7 +24,6 @@ from clusterctl.util.text import did_you_mean, fold, plural, printable
 from clusterctl.util.untrusted import Malformed, decode, flag, mapping, nested, number, sequence, text
 
 HEALTHY, UNFIT = 0, 4
-WORKERS = "slurm_workers"
 PROGRAM = "/usr/local/sbin/gpu-health"
 # What the program waits for at most, and some more: the driver, a second look, resets, settings and a diagnosis.
 SECONDS = 90.0
@@ -88,20 +88,20 @@ class Health:
         )
 
 
-def health_command(options: converge.Options, diagnose: bool) -> int:
+def health_command(options: Options, diagnose: bool) -> int:
     """Print the health of the workers that are named, of all where none is, and return HEALTHY or UNFIT.
 
     Raises InputError for names that no worker has.
     """
-    site = converge.load(options)
-    workers = site.inventory.in_group(WORKERS)
+    site = context.load(options)
+    workers = site.inventory.workers
     names = [host.name for host in workers]
     if unknown := [name for name in options.nodes if name not in names]:
         told = [(f'no worker "{printable(name, 64)}"', did_you_mean(name, names)) for name in unknown]
         raise InputError([Problem(None, "NODE", what, hint) for what, hint in told])
     if diagnose and not options.nodes:
         raise InputError([Problem(None, "--diagnose", "names no node", "it may reset GPUs: name the nodes")])
-    site = converge.authorise(site)
+    site = context.authorise(site)
     chosen = [host for host in workers if not options.nodes or host.name in options.nodes]
     screen = Screen(sys.stderr if options.json else sys.stdout)
     with screen.working(f"{'Diagnosing' if diagnose else 'Checking'} {plural(len(chosen), 'node')}"):

@@ -26,7 +26,8 @@ from clusterctl.commands.status import (
     collect,
 )
 from clusterctl.nodes.contact import Alert
-from clusterctl.run import converge, leaving, pruning
+from clusterctl.run import context, pruning, removals
+from clusterctl.run.context import Options, Site
 from clusterctl.slurm.state import SlurmNode
 from clusterctl.ui.screen import Screen, at_commas
 from clusterctl.util.errors import InputError, Problem
@@ -40,14 +41,14 @@ _WORDS = {HEALTHY: "healthy", DEGRADED: "degraded", HEAD_DOWN: "the head does no
 _COLOURS = {HEALTHY: "green", DEGRADED: "yellow", HEAD_DOWN: "red"}
 
 
-def status_command(options: converge.Options, every: float | None = None) -> int:
+def status_command(options: Options, every: float | None = None) -> int:
     """Print the cluster's status as text or JSON and return the exit status; with `every`, again after so many seconds.
 
     Raises InputError, as `load` does.
     """
     if every is not None:
         _require_terminal(options.json)
-    site = converge.authorise(converge.load(options))
+    site = context.authorise(context.load(options))
     inventory = site.inventory
     key, unjudged, redact = _secrets(site)
 
@@ -69,9 +70,9 @@ def status_command(options: converge.Options, every: float | None = None) -> int
     return status.exit_code
 
 
-def _leaving(site: converge.Site) -> dict[str, str]:
+def _leaving(site: Site) -> dict[str, str]:
     """Return the nodes whose removal has stopped half-way, with the command that goes on with all of them."""
-    names = leaving.unfinished(site.inventory)
+    names = removals.unfinished(site.inventory)
     return dict.fromkeys(names, shlex.join(["clusterctl", "remove-node", str(site.options.given), *names]))
 
 
@@ -82,7 +83,7 @@ def _require_terminal(as_json: bool) -> None:
         raise InputError([Problem(None, "--watch", "there is no terminal to draw on", "repeat the command instead")])
 
 
-def _secrets(site: converge.Site) -> tuple[str | None, str, Callable[[str], str]]:
+def _secrets(site: Site) -> tuple[str | None, str, Callable[[str], str]]:
     """Return the key of the secrets' recorded hashes, why there is none, and what takes secrets out of text."""
     directory = site.inventory.directory
     try:
@@ -181,7 +182,7 @@ def _folded(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 _BOOTSTRAP = "clusterctl bootstrap {inventory}"
 _UPGRADE = "clusterctl upgrade {inventory}"
 _RESUME = "on the head: sudo scontrol update nodename={hostlist} state=resume"
-_ADMIT = "on the head: sudo slurm-drain {cause} --in {{commas}}"
+_ADMIT = "on the head: sudo /usr/local/sbin/slurm-drain {cause} --in {{commas}}"
 _ACCEPT_HARDWARE = "if that is right: rm {directory}/hardware/{braces}.json && clusterctl bootstrap {inventory}"
 CAUSES = {
     "bootstrap": _BOOTSTRAP,

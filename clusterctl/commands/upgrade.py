@@ -1,28 +1,26 @@
-"""`upgrade`, `plan upgrade` and `reboot`: packages move to what the inventory or their sources say, around the jobs.
+"""`upgrade`: packages move to what the inventory or their sources say, around the jobs.
 
 A rehearsal in Ansible's check mode finds what would move, and on which nodes; the others are left alone.
 """
 
 import re
-import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.ansible.outcome import Ledger
-from clusterctl.commands import backup, plan
-from clusterctl.commands.plan import Plan
+from clusterctl.commands.backup import MakeBackup
 from clusterctl.inventory import schema, slurm_source
-from clusterctl.run import converge
-from clusterctl.run.converge import Options, Site, Work
-from clusterctl.run.rolling import WORKERS, Pace, Rolling
-from clusterctl.slurm.client import DRAIN, Head, Job
-from clusterctl.ui.screen import Screen
-from clusterctl.util.errors import ClusterctlError, InputError, PreflightError, Problem, WorkersFailed
+from clusterctl.run import engine, scheduler
+from clusterctl.run.context import Options, Site
+from clusterctl.run.entry import ENTRY
+from clusterctl.run.phases import Phase, Run
+from clusterctl.run.planning import Plan
+from clusterctl.run.plays import play
+from clusterctl.run.rolling import Pace, Rolling
+from clusterctl.util.errors import Finding, InputError, PreflightError, Problem, WorkersFailed
 from clusterctl.util.text import did_you_mean, fold, printable
-from clusterctl.workspace import home
 
-REBOOT = "reboot"
 _RELEASE = re.compile(r"(?:\d+:)?(\d+\.\d+)")  # Slurm's, at the beginning of a package's version
 _NONE_OF_THEIR_OWN = ("containers", "packages", "verify")
 
@@ -40,12 +38,8 @@ class What:
 
     @property
     def playbook(self) -> str:
+        """The playbook, and the cause for which nodes are drained meanwhile: each kind resumes its own."""
         return "upgrade-os" if self.system else "upgrade"
-
-    @property
-    def cause(self) -> str:
-        """The cause for which nodes are out of service meanwhile: one kind does not mend what failed in the other."""
-        return self.playbook
 
     def flags(self) -> tuple[str, ...]:
         """Return its flags as they are typed."""
@@ -74,119 +68,90 @@ def roles() -> set[str]:
     return {role for mine in (known.common, *known.groups.values()) for role in mine} - {*_NONE_OF_THEIR_OWN}
 
 
-def upgrade(options: Options, what: What, pace: Pace) -> int:
-    """Move packages: backup, the head, then the workers in batches. Returns the exit status."""
+def upgrade(options: Options, what: What, pace: Pace | None = None) -> int:
+    """Move packages: backup, the head, then the workers in batches; return the exit code."""
+    pace = pace or Pace()
     pace.check()
-    variables, known = what.variables(), home.load(options.inventory)
-    if options.print_command:
-        backed_up = shlex.join(["clusterctl", "backup", str(options.given)])
-        site = converge.load(options, known)
-        return _print(replace(site, playbook=what.playbook, variables=variables), what.cause, backed_up)
-    told: dict[str, Any] = {}
+    rolling = Rolling("Upgrade the nodes", what.playbook, what.playbook, pace)
+    rolling.variables = what.variables()
+    phases = [
+        *ENTRY,
+        RequireSetUp(),
+        Rehearse(rolling, what.system),
+        MakeBackup(lambda: bool(rolling.due)),
+        rolling,
+    ]
+    return engine.execute(options, phases)
 
-    def finish(
-        site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
-    ) -> ClusterctlError | None:
-        there = tuple(host for host in site.hosts if host.name not in site.skipped)
-        screen.say()
-        screen.say(("rehearsal", "bold"), "  what would change, and where")
-        rehearsal = replace(site, options=replace(site.options, check=True), hosts=there, skipped=())
-        if error := play(replace(rehearsal, playbook=what.playbook, variables=variables)):
-            lost = fold(ledger.ordered(ledger.lost()))
-            untouched = WorkersFailed(f"{lost} cannot say what would change; nothing was changed on any node.")
-            return untouched if isinstance(error, WorkersFailed) else error
-        found = Plan.of(ledger, _affected(site, ledger))
-        with Head.of(site.inventory.head, site.access) as head:
-            due = {*_moved(found), *head.out_for(what.cause)}
-        reboots = what.system or bool(found.reboots)
-        rolling = Rolling(site, ledger, screen, play, what.cause, what.playbook, pace, variables, reboots=reboots)
+
+class RequireSetUp(Phase):
+    """Refuse nodes that were never set up: they are for bootstrap and add-node. PreflightError."""
+
+    title = "Require nodes that are set up"
+    changes_nodes = False
+
+    def run(self, run: Run) -> None:
+        findings = []
+        for host in run.site.hosts:
+            part = "controller" if host.is_head else "worker" if host.is_worker else ""
+            if part and host.name in run.site.facts and part not in run.site.facts[host.name].node.slurm:
+                verb = "bootstrap" if part == "controller" else "add-node"
+                findings.append(Finding(host.name, "upgrade", "was never set up", f"clusterctl {verb} first"))
+        if findings:
+            raise PreflightError(findings)
+
+    def plan(self, run: Run) -> None:
+        self.run(run)
+
+
+class Rehearse(Phase):
+    """Find what would change, and on which nodes, in Ansible's check mode.
+
+    PreflightError for a move of Slurm that cannot be made.
+    """
+
+    title = "Rehearse: what would change, and where"
+
+    def __init__(self, rolling: Rolling, reboots: bool) -> None:
+        self.rolling, self.reboots = rolling, reboots
+
+    def run(self, run: Run) -> None:
+        found = self._rehearse(run)
+        with scheduler.connect(run.site) as controller:
+            self.rolling.due = {*found.moved(), *controller.drained_for(self.rolling.cause)}
+        self.rolling.reboots = self.reboots or bool(found.reboots)
         changes = found.changes.items()
-        rolling.divided = {host for (_, one), hosts in changes if one.action == "partitioned" for host in hosts}
-        if not due:
-            return rolling.over(())
-        found.show(screen)
-        error = backup.make(site, ledger, screen, play) or rolling.over(due)
-        told.update({"planned": found.as_dict(), "steps": rolling.steps, "failed": rolling.failed})
-        return error
+        self.rolling.divided = {host for (_, one), hosts in changes if one.action == "partitioned" for host in hosts}
+        if self.rolling.due:
+            found.show(run.screen)
+            run.told["planned"] = found.as_dict()
 
-    return converge.run(options, known, Work(_begun, finish, told=told, plays=False))
+    def plan(self, run: Run) -> None:
+        run.jobs += self._rehearse(run).jobs
 
-
-def preview(options: Options, what: What) -> int:
-    """Show what an upgrade would change, and whose jobs it would wait for; returns the exit status."""
-    variables = what.variables()
-
-    def begun(site: Site, screen: Screen) -> Site:
-        return replace(_begun(site, screen), playbook=what.playbook, variables=variables)
-
-    return plan.preview(options, home.load(options.inventory), begun=begun, affected=_affected)
-
-
-def reboot(options: Options, pace: Pace) -> int:
-    """Reboot nodes around their jobs, and prove that they came back as they were. Returns the exit status."""
-    pace.check()
-    known = home.load(options.inventory)
-    names = [host.name for host in known.hosts]
-    if unknown := [name for name in options.nodes if name not in names]:
-        told = [(f'no host "{printable(name, 64)}"', did_you_mean(name, names)) for name in unknown]
-        raise InputError([Problem(None, "NODE", what, hint) for what, hint in told])
-    if options.print_command:
-        return _print(converge.load(replace(options, limit=",".join(options.nodes)), known), REBOOT)
-    told_of: dict[str, Any] = {}
-
-    def finish(
-        site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
-    ) -> ClusterctlError | None:
-        rolling = Rolling(site, ledger, screen, play, REBOOT, REBOOT, pace, reboots=True)
-        error = rolling.over(options.nodes)
-        told_of.update({"steps": rolling.steps, "failed": rolling.failed})
-        return error
-
-    limit = ",".join(dict.fromkeys([known.head.name, *options.nodes]))
-    work = Work(_begun, finish, told=told_of, plays=False)
-    return converge.run(replace(options, limit=limit), known, work)
-
-
-def _print(site: Site, cause: str, *first: str) -> int:
-    """Print the plain command, which changes all nodes at once, and what keeps jobs out of its way."""
-    workers = ",".join(host.name for host in site.hosts if WORKERS in host.groups)
-    if not workers:
-        return converge.print_command(site, first=first)
-    on_head = f"on {site.inventory.head.name}"
-    drain = shlex.join([DRAIN, cause, "--out", workers, "--reason", f"{cause} under way"])
-    wait = f"{on_head}, until no job is listed: squeue --nodelist={workers}"
-    back = f"{on_head}, for those that are well: sudo {shlex.join([DRAIN, cause, '--in', workers])}"
-    return converge.print_command(site, first=[*first, f"{on_head}: sudo {drain}", wait], after=[back])
-
-
-def _begun(site: Site, screen: Screen) -> Site:
-    """Refuse (PreflightError) nodes that were never set up: they are no upgrade's."""
-    from clusterctl.util.errors import Finding
-
-    findings = []
-    for host in site.hosts:
-        part = "controller" if host.name in site.critical() else "worker" if WORKERS in host.groups else ""
-        if part and host.name in site.facts and part not in site.facts[host.name].node.slurm:
-            verb = "bootstrap" if part == "controller" else "add-node"
-            findings.append(Finding(host.name, "upgrade", "was never set up", f"clusterctl {verb} first"))
-    if findings:
-        raise PreflightError(findings)
-    return site
-
-
-def _affected(site: Site, ledger: Ledger) -> list[Job]:
-    """Return the jobs on the workers that a rehearsal would change; PreflightError for a change that cannot be."""
-    found = Plan.of(ledger)
-    _require_window(site, found, ledger)
-    workers = [host.name for host in site.inventory.in_group(WORKERS) if host.name in _moved(found)]
-    if not workers:
-        return []
-    with Head.of(site.inventory.head, site.access) as head:
-        return head.jobs(workers)
-
-
-def _moved(found: Plan) -> set[str]:
-    return {*found.reboots, *(host for hosts in found.changes.values() for host in hosts)}
+    def _rehearse(self, run: Run) -> Plan:
+        site = run.site
+        there = tuple(host for host in site.hosts if host.name not in site.skipped)
+        check = replace(
+            site,
+            options=replace(site.options, check=True),
+            hosts=there,
+            skipped=() if not run.options.planned else site.skipped,
+            playbook=self.rolling.playbook,
+            variables=self.rolling.variables,
+        )
+        if error := play(run, check, more=True):
+            if isinstance(error, WorkersFailed) and not run.options.planned:
+                lost = fold(run.ledger.ordered(run.ledger.lost()))
+                raise WorkersFailed(f"{lost} cannot say what would change; nothing was changed on any node.")
+            raise error
+        found = Plan.of(run.ledger)
+        _require_window(site, found, run.ledger)
+        workers = [host.name for host in site.inventory.workers if host.name in found.moved()]
+        if workers:
+            with scheduler.connect(site) as controller:
+                found.jobs = list(controller.workloads(workers))
+        return found
 
 
 def _require_window(site: Site, found: Plan, ledger: Ledger) -> None:
@@ -195,7 +160,6 @@ def _require_window(site: Site, found: Plan, ledger: Ledger) -> None:
     Until the last batch the new head talks to old workers, so their versions count as well; so do those that stay.
     """
     from clusterctl.run.preflight import slurm_tables
-    from clusterctl.util.errors import Finding
 
     _, oldest = slurm_tables()
     daemons = {name for part in slurm_source.DAEMONS for name in slurm_source.every(site.inventory, part)}

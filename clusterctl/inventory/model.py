@@ -21,9 +21,9 @@ from clusterctl.inventory.schema import Schema
 from clusterctl.util.errors import InputError, Position, Problem
 from clusterctl.util.text import did_you_mean
 
-__all__ = ["JUMP", "Host", "Inventory", "Position", "Problem", "judge", "load"]
+__all__ = ["JUMP", "WORKERS", "Host", "Inventory", "Position", "Problem", "judge", "load"]
 
-JUMP = consistency.JUMP
+JUMP, WORKERS = consistency.JUMP, consistency.WORKERS
 _NAME = "cluster_name"
 _REACHED = ("ansible_host", "ansible_port", "cluster_address", JUMP)
 
@@ -46,6 +46,16 @@ class Host:
     position: Position
     jump: "Host | None" = None
     """The host through which SSH reaches this one; None where it does directly, or as ssh's own configuration says."""
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is the head of a scheduler."""
+        return any(group.endswith("_head") for group in self.groups)
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it runs jobs."""
+        return WORKERS in self.groups
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,23 @@ class Inventory:
     @property
     def head(self) -> Host:
         """The host that runs the scheduler; `load` has made sure that there is one."""
-        return next(host for host in self.hosts if any(group.endswith("_head") for group in host.groups))
+        return next(host for host in self.hosts if host.is_head)
+
+    @property
+    def heads(self) -> frozenset[str]:
+        """The hosts without which nothing continues: a failure there ends a run."""
+        return frozenset(host.name for host in self.hosts if host.is_head)
+
+    @property
+    def workers(self) -> tuple[Host, ...]:
+        """The hosts that run jobs."""
+        return self.in_group(WORKERS)
+
+    @property
+    def informed(self) -> tuple[str, ...]:
+        """The hosts that must know who belongs to the cluster: the head, and monitoring's."""
+        watching = [host.name for host in self.in_group("monitoring")]
+        return tuple(dict.fromkeys([host.name for host in self.hosts if host.is_head] + watching))
 
 
 def load(path: Path, known: Schema | None = None) -> Inventory:

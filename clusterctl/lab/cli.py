@@ -12,8 +12,8 @@ from rich.status import Status
 from rich.table import Table
 
 from clusterctl.cli import completion
-from clusterctl.cli.app import Format
 from clusterctl.cli.groups import Verbs
+from clusterctl.cli.options import Format
 from clusterctl.lab import fault as faults
 from clusterctl.lab import image, kit, kit_recipe
 from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models, locked, names

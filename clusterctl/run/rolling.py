@@ -6,25 +6,24 @@ same command goes on.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.ansible.events import Result
-from clusterctl.ansible.outcome import Ledger
 from clusterctl.nodes import contact
 from clusterctl.nodes.remote import each, forget_gateways
-from clusterctl.run.converge import Site
-from clusterctl.slurm.client import Head
-from clusterctl.ui.screen import Screen
+from clusterctl.run import scheduler
+from clusterctl.run.context import Site
+from clusterctl.run.draining import wait_for_jobs
+from clusterctl.run.phases import Phase, Run, Step
+from clusterctl.run.plays import play
 from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, Interrupted, Problem, WorkersFailed
-from clusterctl.util.text import fold, plural
+from clusterctl.util.text import fold
 from clusterctl.workspace import hardware
 
-WORKERS = "slurm_workers"
 BATCH = "10%"
-Play = Callable[[Site], ClusterctlError | None]
 
 
 @dataclass(frozen=True)
@@ -57,32 +56,50 @@ class Pace:
         return (*given, *(["--timeout", f"{self.minutes:g}"] if self.minutes is not None else []))
 
 
-@dataclass
-class Rolling:
-    """One such work: a playbook for the nodes of each batch, under a cause of the drain ledger."""
+class Rolling(Phase):
+    """Play a playbook for nodes, the head first and then the workers in batches, under a cause of the drain ledger."""
 
-    site: Site
-    ledger: Ledger
-    screen: Screen
-    play: Play
-    cause: str
-    playbook: str
-    pace: Pace
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    divided: Collection[str] = ()
-    """Nodes whose GPUs will be divided otherwise: the head has to know of it when their turn comes."""
-    reboots: bool = False
-    """Whether the playbook may reboot nodes, after which they have to be what their hardware records say."""
-    failed: list[str] = field(default_factory=list)
-    steps: list[list[str]] = field(default_factory=list)
-    """What was begun, in order."""
+    def __init__(
+        self, title: str, cause: str, playbook: str, pace: Pace, due: Collection[str] = (), *, reboots: bool = False
+    ) -> None:
+        self.title, self.cause, self.playbook, self.pace = title, cause, playbook, pace
+        self.due = due
+        """The hosts."""
+        self.reboots = reboots
+        """Whether the playbook may reboot nodes, after which they have to be what their hardware records say."""
+        self.variables: Mapping[str, Any] = {}
+        """What the playbook is asked to do."""
+        self.divided: Collection[str] = ()
+        """Nodes whose GPUs will be divided otherwise: the head has to know of it when their turn comes."""
+        self.failed: list[str] = []
+        self.steps: list[list[str]] = []
+        """What was begun, in order."""
 
-    def over(self, due: Collection[str]) -> ClusterctlError | None:
-        """Do it to these nodes; returns what it failed with. A head that fails ends it, and so do enough workers."""
-        here = [host for host in self.site.hosts if host.name in due and host.name not in self.site.skipped]
-        first = [host.name for host in here if WORKERS not in host.groups or host.name in self.site.critical()]
+    def run(self, run: Run) -> None:
+        try:
+            if error := self.over(run):
+                raise error
+        finally:
+            run.told |= {"steps": self.steps, "failed": self.failed}
+
+    def describe(self, run: Run) -> Iterator[Step]:
+        """The plain command changes all nodes at once; before it their jobs are waited for."""
+        workers = [host.name for host in run.site.hosts if host.is_worker]
+        where, kind = f"on {run.site.inventory.head.name}", scheduler.of(run.site.inventory)
+        if workers:
+            yield f"{where}: {kind.drain_command(self.cause, workers, f'{self.cause} under way')}"
+            yield f"{where}, until no job is listed: {kind.wait_command(workers)}"
+        yield replace(run.site, playbook=self.playbook, variables=self.variables)
+        if workers:
+            yield f"{where}, for those that are healthy: {kind.resume_command(self.cause, workers)}"
+
+    def over(self, run: Run) -> ClusterctlError | None:
+        """Do it to the hosts; return what it failed with. A head that fails ends it, and so do enough workers."""
+        site = run.site
+        here = [host for host in site.hosts if host.name in self.due and host.name not in site.skipped]
+        first = [host.name for host in here if not host.is_worker or host.is_head]
         workers = [host.name for host in here if host.name not in first]
-        size = self.pace.size(len(self.site.inventory.in_group(WORKERS)))
+        size = self.pace.size(len(site.inventory.workers))
         # A jump host's reboot would cut off those behind it, so it has a turn of its own.
         ways = {host.jump.name for host in here if host.jump}
         single = [[name for name in first if (name in ways) == way] for way in (True, False)]
@@ -90,106 +107,98 @@ class Rolling:
         for at, names in enumerate(batches):
             if len(self.failed) >= self.pace.failures:
                 break
-            self.screen.say()
-            self.screen.say((f"{self.cause} {at + 1} of {len(batches)}", "bold"), f"  {fold(names)}")
+            run.screen.say()
+            run.screen.say((f"{self.cause} {at + 1} of {len(batches)}", "bold"), f"  {fold(names)}")
             self.steps.append(names)
             try:
-                error = self._step(names)
+                error = self._step(run, names)
             except (Interrupted, KeyboardInterrupt) as stop:
                 error = stop if isinstance(stop, Interrupted) else Interrupted("Interrupted between two playbooks.")
             if isinstance(error, Interrupted):
-                return Interrupted(f"{error}{self._still_out(names)}")
+                return Interrupted(f"{error}{self._still_out(site, names)}")
             if error:
                 return error
-        return self._outcome([name for names in batches[len(self.steps) :] for name in names])
+        return self._outcome(site, [name for names in batches[len(self.steps) :] for name in names])
 
-    def _outcome(self, left: Sequence[str]) -> ClusterctlError | None:
+    def _outcome(self, site: Site, left: Sequence[str]) -> ClusterctlError | None:
         told = []
         if self.failed:
-            out = self._workers(self.failed)
+            out = _workers(site, self.failed)
             told.append(f"{fold(self.failed)} failed" + (f", and {fold(out)} stays out of service" if out else ""))
         told += [f"not begun: {fold(left)}"] if left else []
-        told += [f"{fold(self.site.skipped)} left out"] if self.site.skipped else []
+        told += [f"{fold(site.skipped)} left out"] if site.skipped else []
         return WorkersFailed("; ".join(told) + ".") if told else None
 
-    def _still_out(self, names: Sequence[str]) -> str:
+    def _still_out(self, site: Site, names: Sequence[str]) -> str:
         """Say who stays out of service for this; where the head cannot be asked, that is whom the batch has drained."""
-        out = self._workers(names)
-        with suppress(HeadFailed), Head.of(self.site.inventory.head, self.site.access) as head:
-            out = head.out_for(self.cause)
+        out = _workers(site, names)
+        with suppress(HeadFailed), scheduler.connect(site) as controller:
+            out = controller.drained_for(self.cause)
         if not out:
             return ""
         stay, them = ("stays", "it") if len(out) == 1 else ("stay", "them")
-        back = f"to have {them} back as now, on the head: sudo slurm-drain {self.cause} --in {','.join(out)}"
-        return f" {fold(out)} {stay} drained, and the same command goes on there ({back})."
+        back = scheduler.of(site.inventory).resume_command(self.cause, out)
+        return (
+            f" {fold(out)} {stay} drained; the same command resumes there (to resume {them} now, on the head: {back})."
+        )
 
-    def _workers(self, names: Collection[str]) -> list[str]:
-        return [host.name for host in self.site.inventory.in_group(WORKERS) if host.name in names]
-
-    def _step(self, names: Sequence[str]) -> ClusterctlError | None:
-        out = self._workers(names)
-        busy = self._drain(out) if out else []
+    def _step(self, run: Run, names: Sequence[str]) -> ClusterctlError | None:
+        site, head = run.site, run.site.inventory.head.name
+        out = _workers(site, names)
+        busy = wait_for_jobs(site, run.screen, self.cause, out, self.pace.minutes) if out else []
+        self.failed += busy
         ready = [name for name in names if name not in busy]
-        informed = [self.site.inventory.head.name] if {*ready} & {*self.divided} else []
-        if error := self._play(self.playbook, list(dict.fromkeys([*informed, *ready])), self.variables):
+        informed = [head] if {*ready} & {*self.divided} else []
+        if error := self._play(run, self.playbook, list(dict.fromkeys([*informed, *ready])), self.variables):
             return error
         if self.reboots:
-            self._compare(ready)
+            self._compare(run, ready)
         good = [name for name in ready if name in out and name not in self.failed]
         if bad := [name for name in ready if name in out and name in self.failed]:
-            with Head.of(self.site.inventory.head, self.site.access) as head:
-                head.drain(self.cause, bad, f"the last {self.cause} failed there")
-        if heads := [name for name in names if name in self.failed and name in self.site.critical()]:
-            return HeadFailed(f"{fold(heads)}, the head, could not be done; nothing was begun after it.")
+            with scheduler.connect(site) as controller:
+                controller.drain(self.cause, bad, f"the last {self.cause} failed there")
+        if heads := [name for name in names if name in self.failed and name in site.inventory.heads]:
+            return HeadFailed(f"{fold(heads)}, the head, failed; nothing was begun after it.")
         if not good and not self.reboots:
             return None
         proof = {"verify_drain": True, "verify_cause": self.cause}
-        return self._play("verify", list(dict.fromkeys([self.site.inventory.head.name, *good])), proof)
+        return self._play(run, "verify", list(dict.fromkeys([head, *good])), proof)
 
-    def _compare(self, names: Sequence[str]) -> None:
+    def _compare(self, run: Run, names: Sequence[str]) -> None:
         """Let workers have failed whose hardware is not what is recorded of it: a GPU that did not come back, say.
 
         Of one that has failed already this may be why. Of other hosts, which Slurm offers nobody, it is said.
         """
         forget_gateways()  # a jump host may have been rebooted
-        hosts = [host for host in self.site.inventory.hosts if host.name in names]
-        answers = each(hosts, lambda host: contact.ask(host, self.site.access, {}))
+        hosts = [host for host in run.site.inventory.hosts if host.name in names]
+        answers = each(hosts, lambda host: contact.ask(host, run.site.access, {}))
         for name, answer in answers.items():
-            record = hardware.load(hardware.path_of(self.site.inventory.directory, name))
+            record = hardware.load(hardware.path_of(run.site.inventory.directory, name))
             told = hardware.compare(record, answer.facts.hardware) if answer.facts else []
-            if not self._workers([name]):
+            if not _workers(run.site, [name]):
                 for line in told:
-                    self.ledger.notes.setdefault(f"differs from its record: {line}", []).append(name)
+                    run.ledger.notes.setdefault(f"differs from its record: {line}", []).append(name)
                 told = []
             if not answer.facts and name not in self.failed:
                 told = [str(error) for error in answer.errors]
             if told:
                 task = "Compare the hardware with its record"
-                self.ledger.add(Result(name, self.playbook, task, "", "failed", "; ".join(told)))
+                run.ledger.add(Result(name, self.playbook, task, "", "failed", "; ".join(told)))
                 self.failed += [name] if name not in self.failed else []
 
-    def _drain(self, names: Sequence[str]) -> list[str]:
-        """Take nodes out of service and wait for their jobs; return those that still have some after the time."""
-        seconds = None if self.pace.minutes is None else self.pace.minutes * 60
-        try:
-            with Head.of(self.site.inventory.head, self.site.access) as head:
-                head.drain(self.cause, names, f"{self.cause} under way")
-                left = head.wait_until_empty(names, self.screen.say, seconds)
-                busy = [name for name in names if head.jobs([name])] if left else []
-        except KeyboardInterrupt:
-            raise Interrupted("Interrupted while jobs went on.") from None
-        if busy:
-            told = f"{plural(len(left), 'job')} still on {fold(busy)}: {left[0]}" + ", ..." * (len(left) > 1)
-            self.screen.say(("  ", ""), told)
-            self.failed += busy
-        return busy
-
-    def _play(self, playbook: str, names: Sequence[str], variables: Mapping[str, Any]) -> ClusterctlError | None:
-        """Play it for these hosts; those that fail are noted, and an error is what nothing can go on after."""
+    def _play(
+        self, run: Run, playbook: str, names: Sequence[str], variables: Mapping[str, Any]
+    ) -> ClusterctlError | None:
+        """Play it for these hosts; those that fail are noted, and an error is what nothing can continue after."""
         if not names:
             return None
-        hosts = tuple(host for host in self.site.inventory.hosts if host.name in names)
-        error = self.play(replace(self.site, hosts=hosts, skipped=(), playbook=playbook, variables=variables))
-        lost = self.ledger.lost()
+        hosts = tuple(host for host in run.site.inventory.hosts if host.name in names)
+        site = replace(run.site, hosts=hosts, skipped=(), playbook=playbook, variables=variables)
+        error = play(run, site, more=True)
+        lost = run.ledger.lost()
         self.failed += [name for name in names if name in lost and name not in self.failed]
         return None if isinstance(error, WorkersFailed) else error
+
+
+def _workers(site: Site, names: Collection[str]) -> list[str]:
+    return [host.name for host in site.inventory.workers if host.name in names]

@@ -2,10 +2,10 @@
 
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import asdict, dataclass
 
 from clusterctl.inventory.model import Host
 from clusterctl.nodes.remote import Access, ContactError, Session, connect
@@ -29,30 +29,40 @@ class Job:
     state: str
     nodes: str
 
+    @property
+    def id(self) -> str:
+        """The number, as the scheduler knows the job."""
+        return self.number
+
+    def as_dict(self) -> dict[str, str]:
+        """Return it as plain data."""
+        return asdict(self)
+
     def __str__(self) -> str:
         return f"job {self.number} of {self.user} ({self.name}, {self.state.lower()} on {self.nodes})"
 
 
-class Head:
-    """The head at the other end of a connection; a command that fails there is a HeadFailed with its own words."""
+class SlurmController:
+    """Slurm on the head at the other end of a connection (run/scheduler.py says what each method is for).
+
+    A command that fails there is a HeadFailed with its own words.
+    """
 
     def __init__(self, session: Session, name: str) -> None:
         self._session, self._name = session, name
 
     @classmethod
-    def of(cls, head: Host, access: Access) -> "Head":
+    def connect(cls, head: Host, access: Access) -> "SlurmController":
         """Connect to the head of a cluster."""
         try:
             return cls(connect(head, access), head.name)
         except ContactError as error:
             raise HeadFailed(f"{head.name}: {error}") from None
 
-    def __enter__(self) -> "Head":
+    def __enter__(self) -> "SlurmController":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._session.close()
 
     def _try(self, *argv: str) -> tuple[int, str, str]:
@@ -68,7 +78,7 @@ class Head:
             raise HeadFailed(f"{self._name}: {argv[0].rpartition('/')[2]} ended with {status}: {said}")
         return out
 
-    def has_slurm(self) -> bool:
+    def is_set_up(self) -> bool:
         """Tell whether clusterctl has set Slurm up there."""
         return self._try("test", "-x", DRAIN)[0] == 0
 
@@ -76,16 +86,16 @@ class Head:
         """Take nodes out of service for this cause."""
         self._run(DRAIN, cause, "--out", ",".join(nodes), "--reason", reason)
 
-    def out_for(self, cause: str) -> list[str]:
+    def drained_for(self, cause: str) -> list[str]:
         """Return the nodes that are out of service for this cause, among others perhaps."""
         return [node for node, causes in parse_ledger(self._run(DRAIN)).items() if cause in causes]
 
     def forget(self, nodes: Sequence[str]) -> None:
         """Drop all causes of nodes that left the cluster."""
-        if self.has_slurm():
+        if self.is_set_up():
             self._run(DRAIN, "--forget", ",".join(nodes))
 
-    def hears(self, node: str) -> bool:
+    def hears_from(self, node: str) -> bool:
         """Tell whether slurmctld has lately heard from a node; of one that it does not know it has not."""
         status, out, _ = self._try(*STATES, f"--nodes={node}")
         words = parse_states(out).get(node, ()) if status == 0 else ()
@@ -97,13 +107,13 @@ class Head:
         states = parse_states(out) if status == 0 else {}
         return sorted(name for name, words in states.items() if any(word.startswith("DRAIN") for word in words))
 
-    def set_down(self, nodes: Sequence[str], reason: str) -> None:
+    def mark_down(self, nodes: Sequence[str], reason: str) -> None:
         """Tell Slurm that nodes are gone: what ran there ends as NODE_FAIL, or is put back into the queue."""
         for node in nodes:
             if self._try("scontrol", "--oneliner", "show", "node", node)[0] == 0:
                 self._run("scontrol", "update", f"NodeName={node}", "State=DOWN", f"Reason=clusterctl: {reason}")
 
-    def jobs(self, nodes: Sequence[str]) -> list[Job]:
+    def workloads(self, nodes: Sequence[str]) -> list[Job]:
         """Return the jobs that hold one of these nodes; nodes that Slurm does not know have none."""
         # A name is its user's own text, line breaks included: what does not begin with our mark is the rest of one.
         mark = secrets.token_hex(16)
@@ -118,15 +128,15 @@ class Head:
         told = ([printable(text, 64) for text in row] for row in rows if len(row) == 5)
         return [Job(number, user, name, state, where) for number, user, state, where, name in told]
 
-    def cancel(self, jobs: Sequence[Job]) -> None:
+    def cancel(self, ids: Sequence[str]) -> None:
         """Cancel jobs."""
-        self._run("scancel", *[job.number for job in jobs if re.fullmatch(r"[\d_]+", job.number)])
+        self._run("scancel", *[one for one in ids if re.fullmatch(r"[\d_]+", one)])
 
     def wait_until_empty(self, nodes: Sequence[str], say: Callable[[str], None], seconds: float | None) -> list[Job]:
         """Wait until no job is left on these nodes, at most so many seconds, and say so; return those left."""
         began, said = time.monotonic(), -1
         while True:
-            jobs = self.jobs(nodes)
+            jobs = self.workloads(nodes)
             waited = time.monotonic() - began
             if not jobs or (seconds is not None and waited >= seconds):
                 return jobs
@@ -135,3 +145,23 @@ class Head:
                 limit = "" if seconds is None else f", at most {duration(seconds)}"
                 say(f"  waiting for {plural(said, 'job')} to end{limit}: {jobs[0]}" + ", ..." * (said > 1))
             time.sleep(POLL_SECONDS if seconds is None else min(POLL_SECONDS, max(0.05, seconds - waited)))
+
+    @staticmethod
+    def drain_command(cause: str, nodes: Sequence[str], reason: str) -> str:
+        """Return the command that drains nodes."""
+        return "sudo " + shlex.join([DRAIN, cause, "--out", ",".join(nodes), "--reason", reason])
+
+    @staticmethod
+    def wait_command(nodes: Sequence[str]) -> str:
+        """Return the command that lists nothing once no job is left."""
+        return f"squeue --nodelist={','.join(nodes)}"
+
+    @staticmethod
+    def resume_command(cause: str, nodes: Sequence[str]) -> str:
+        """Return the command that drops a cause."""
+        return "sudo " + shlex.join([DRAIN, cause, "--in", ",".join(nodes)])
+
+    @staticmethod
+    def forget_command(nodes: Sequence[str]) -> str:
+        """Return the command that drops all causes of nodes that left."""
+        return "sudo " + shlex.join([DRAIN, "--forget", ",".join(nodes)])

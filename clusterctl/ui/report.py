@@ -252,11 +252,11 @@ class Page:
         for row in rows:
             self._screen.say(f"    {row[0]:<{min(first, 24)}}  {row[1]:<{min(second, 32)}}  {row[2]}".rstrip())
 
-    def done(self, ledger: Ledger, inventory: Inventory, verb: str, given: Path, check: bool) -> None:
+    def done(self, ledger: Ledger, inventory: Inventory, verb: str, given: Path) -> None:
         """Print the summary of a run that went well; `given` is the inventory as it was typed."""
         changed = sum(host.changed for host in ledger.hosts.values())
-        what = plural(changed, "change") + " to make" * check if changed else "nothing to change"
-        title = "Checked" if check else "Done"
+        what = plural(changed, "change") if changed else "nothing to change"
+        title = "Done"
         if verb == "verify":
             title, what = "Verified", "the cluster works"
         if verb == "backup":
@@ -264,8 +264,8 @@ class Page:
         nodes = plural(len(ledger.hosts), "node")
         self._screen.say()
         self._screen.say((title, "bold green"), f" in {duration(ledger.seconds())}: {nodes}, {what}.")
-        self.content(ledger, check)
-        if not check and verb in _BUILDS:
+        self.content(ledger)
+        if verb in _BUILDS:
             offers = addresses(inventory, given)
             if offers:
                 self._screen.say()

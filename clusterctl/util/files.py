@@ -10,10 +10,22 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from clusterctl.util.errors import InputError, Problem
+
 MAX_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what cannot be written into an InputError with its path; `path` where the error names none."""
+    try:
+        yield
+    except OSError as error:
+        at = str(error.filename or path)
+        raise InputError([Problem(None, at, f"cannot be written: {error.strerror}")]) from None
 
 
 class UnfitError(Exception):

@@ -83,7 +83,7 @@ class TestLab:
     def run(self, *argv: str, expect: int = 0) -> dict[str, Any]:
         """Run a verb on the lab's inventory with JSON output."""
         verb, *options = argv
-        done = clusterctl(verb, str(self.inventory), "--output", "json", *options)
+        done = clusterctl(*verb.split(), str(self.inventory), "--output", "json", *options)
         assert done.returncode == expect, described(done)
         document: dict[str, Any] = json.loads(done.stdout)
         return document

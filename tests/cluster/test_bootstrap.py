@@ -107,10 +107,10 @@ def test_second_run_changes_nothing(cluster: TestLab) -> None:
     assert differences(before, cluster.manifests()) == []
 
 
-@pytest.mark.proves("bootstrap", "`--check` of a finished cluster reports no change and makes none.")
-def test_check_mode_of_a_finished_cluster_announces_nothing(cluster: TestLab) -> None:
+@pytest.mark.proves("plan", "A plan of a finished cluster reports no change and makes none.")
+def test_plan__of_a_finished_cluster__announces_nothing(cluster: TestLab) -> None:
     before = cluster.manifests()
-    cluster.unchanged("bootstrap", "--check")
+    cluster.unchanged("plan bootstrap")
     assert differences(before, cluster.manifests()) == []
 
 

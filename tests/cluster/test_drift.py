@@ -1,4 +1,4 @@
-"""Changes by hand on nodes: `status` and `--check` name each of them and nothing else, and a run repairs them."""
+"""Changes by hand on nodes: `status` and `plan` name each of them and nothing else, and a run repairs them."""
 
 import os
 import pty
@@ -104,15 +104,15 @@ def named(summary: dict[str, Any]) -> set[tuple[str, str, str]]:
 
 
 @pytest.mark.proves(
-    "bootstrap", "`--check` reports twelve kinds of manual change and their restarts, nothing else; changes nothing."
+    "plan", "`plan bootstrap` reports twelve kinds of manual change and their restarts, nothing else; changes nothing."
 )
-@pytest.mark.proves("bootstrap", "A run repairs exactly what `--check` reported; the next one changes nothing.")
+@pytest.mark.proves("bootstrap", "A run repairs exactly what its plan reported; the next one changes nothing.")
 @pytest.mark.proves("status", "`status` reports exactly thirteen kinds of manual change, with node and role.")
 @pytest.mark.proves("status", "`status` shows a package version that differs between nodes.")
 @pytest.mark.proves("status", "Without the vault password only the drift of secrets is missing.")
 @pytest.mark.proves("status", "After a run that repairs manual changes `status` shows no drift.")
-def test_changes_by_hand__status_check_and_a_run__name_and_repair_them(lab: TestLab) -> None:
-    """`status` comes after --check and still finds all of them, so --check has repaired nothing."""
+def test_changes_by_hand__status_plan_and_a_run__name_and_repair_them(lab: TestLab) -> None:
+    """`status` comes after the plan and still finds all of them, so it has repaired nothing."""
     before = lab.manifests()
     for node in lab.nodes:
         scripts = [script for where, script, _ in (*BY_HAND.values(), SHELL) if where == node]
@@ -122,8 +122,8 @@ def test_changes_by_hand__status_check_and_a_run__name_and_repair_them(lab: Test
     repairs = {(node, kind, name) for node, _, kind, name in expected} | {(SHELL[0], *SHELL[2])} | FOLLOW_UPS
     repairs -= {MOVED, PENDING}
 
-    assert named(lab.run("bootstrap", "--check")) == repairs, "--check announces each of them, and nothing else"
-    assert differences(injured, lab.manifests()) == [], "--check changes nothing"
+    assert named(lab.run("plan bootstrap", expect=10)) == repairs, "plan announces each of them, and nothing else"
+    assert differences(injured, lab.manifests()) == [], "plan changes nothing"
 
     document = lab.run("status", expect=4)
     found = drift(document)
@@ -218,13 +218,13 @@ def test_a_dead_worker_hides_nothing_of_the_rest(lab: TestLab) -> None:
 def test_a_run_that_ended_in_preflight_is_told_from_one_that_ran(lab: TestLab) -> None:
     lab.root("gpu01", "mv /usr/bin/python3 /usr/bin/python3.aside")
     try:
-        lab.run("bootstrap", "--check", "--limit", "gpu01", expect=3)
+        lab.run("plan bootstrap", "--limit", "gpu01", expect=3)
     finally:
         podman("exec", f"clusterctl-{lab.name}-gpu01", "mv", "/usr/bin/python3.aside", "/usr/bin/python3")
     past = lab.run("logs")["runs"]
     ended = [(run["verb"], run["check"], run["limit"], run["exit_code"]) for run in past]
-    assert ended[:2] == [("bootstrap", True, "gpu01", 3), ("bootstrap", False, None, 0)]
-    told = "bootstrap --check --limit gpu01, .* nodes were not ready, nothing was changed"
+    assert ended[:2] == [("plan", True, "gpu01", 3), ("bootstrap", False, None, 0)]
+    told = "plan bootstrap --limit gpu01, .* nodes were not ready, nothing was changed"
     assert re.search(told, clusterctl("status", str(lab.inventory)).stdout)
     assert "gpu01: python" in clusterctl("logs", str(lab.inventory), "last").stdout
     assert Path(lab.run("logs", past[1]["run"])["log"]).is_file()

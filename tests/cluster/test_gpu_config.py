@@ -175,7 +175,7 @@ def test_power_changes_under_a_job_and_a_layout_waits_until_it_has_ended(lab: Te
     number = submit(lab, "sleep 100000", "--nodelist=gpu01", "--gres=gpu:2g.20gb:1")
     wait_until(lambda: lab.root("head1", f"squeue --noheader --jobs={number} --format=%T").strip() == "RUNNING")
     of(lab, "gpu01", 'gpu_config_mig: "7g.80gb"', 'gpu_config_power_limit: "500"')
-    assert "500 W, was 595 W" in json.dumps(lab.run("bootstrap", "--check"))
+    assert "500 W, was 595 W" in json.dumps(lab.run("plan bootstrap", expect=10))
     assert power(lab, "gpu01") == ["595.00 W"] * 2
     document = lab.run("bootstrap")
     waits = f"MIG layout 7g.80gb, was {THREE}, once the node is drained for it: clusterctl upgrade --only gpu_config"

@@ -221,13 +221,12 @@ def secrets_of(site: Site) -> dict[str, str]:
 # {address} is that of the second worker, {backup} the newest one.
 VERBS = {
     "bootstrap": ("bootstrap",),
-    "dry run": ("bootstrap", "--check", "--diff"),
     "all that Ansible says": ("bootstrap", "--diff", "-vvv"),  # beside those that every run here has
     "verify": ("verify",),
     "status": ("status",),
     "discover": ("discover",),
-    "plan": ("plan bootstrap", "-v"),
-    "plan of an upgrade": ("plan upgrade", "-v"),
+    "plan": ("plan bootstrap", "--diff"),
+    "plan of an upgrade": ("plan upgrade", "--diff"),
     "upgrade": ("upgrade",),
     "reboot": ("reboot", "gpu02"),
     "trust": ("trust", "gpu01", "--accept-new-host-keys"),

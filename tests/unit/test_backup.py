@@ -17,11 +17,10 @@ import pytest
 from ansible.module_utils import cluster_backup, node_tools
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from clusterctl.commands import backup
-from clusterctl.run import converge
-from clusterctl.run.converge import Options, Work
-from clusterctl.ui.screen import Screen
+from clusterctl.commands import backup, restore
+from clusterctl.run.context import Options
 from clusterctl.util.errors import InputError, Interrupted
+from clusterctl.workspace import archive as sealed
 from clusterctl.workspace import home, secrets
 
 from .test_role_plugins import plugin
@@ -68,7 +67,7 @@ def archive(path: Path, **other: Any) -> Path:
 def test_what_the_head_writes_the_controller_reads(tmp_path: Path) -> None:
     path = archive(tmp_path)
     assert cluster_backup.unseal(path, KEY) == MANIFEST
-    manifest = backup.read(path, tmp_path)
+    manifest = sealed.read(path, tmp_path)
     assert backup._plain(manifest) == MANIFEST
     assert manifest.release == "24.11"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -139,14 +138,14 @@ def test_what_differs_between_a_backups_directory_and_ours_is_named(tmp_path: Pa
     here.mkdir()
     (here / "inventory.yaml").write_text("all: {}\n")
     (here / "secrets.yml").write_text("another's")
-    assert backup.differing(path, here) == ["group_vars/all.yml", "secrets.yml"]
+    assert sealed.differing(path, here) == ["group_vars/all.yml", "secrets.yml"]
     assert sorted(one.name for one in here.iterdir()) == ["inventory.yaml", "secrets.yml"]
-    assert backup.differing(archive(tmp_path / "old"), here) == []
+    assert sealed.differing(archive(tmp_path / "old"), here) == []
 
 
 def refused(path: Path) -> None:
     with pytest.raises(InputError, match="is damaged, or no backup"):
-        backup.read(path, path.parent)
+        sealed.read(path, path.parent)
     with pytest.raises(node_tools.NodeError, match="is damaged or no backup"):
         cluster_backup.unseal(path, KEY)
 
@@ -190,7 +189,7 @@ def test_an_archive_that_is_cut_off_or_none_at_all_is_refused(tmp_path: Path) ->
 )
 def test_what_an_archive_says_is_data(tmp_path: Path, other: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"is damaged, or no backup|is of version 2, expected 1"):
-        backup.read(archive(tmp_path, **other), tmp_path)
+        sealed.read(archive(tmp_path, **other), tmp_path)
 
 
 @pytest.mark.proves("restore", "A backup without this cluster's seal is refused.")
@@ -205,10 +204,10 @@ def test_an_archive_that_another_has_sealed_or_nobody_is_refused(
         cluster_backup.add(tar, "sha256", b"0" * 64)
     refused(tmp_path / "old")
     with pytest.raises(InputError, match="an earlier clusterctl made it, without a seal"):
-        backup.read(tmp_path / "old", tmp_path)
+        sealed.read(tmp_path / "old", tmp_path)
     monkeypatch.setattr(secrets, "values", lambda directory: {})
     with pytest.raises(InputError, match="has no backup_key yet"):
-        backup.read(archive(tmp_path), tmp_path)
+        sealed.read(archive(tmp_path), tmp_path)
 
 
 @pytest.mark.proves("restore", "A backup with a link or directory as a part is refused.")
@@ -236,7 +235,7 @@ def test_a_copy_of_the_directory_that_is_none_is_refused(tmp_path: Path, inner: 
                 cluster_backup.add(other, inner, b"x")
             cluster_backup.add(tar, "directory.tar", copy.getvalue())
     with pytest.raises(InputError, match=r"is damaged: directory\.tar"):
-        backup.differing(tmp_path / "archive", tmp_path)
+        sealed.differing(tmp_path / "archive", tmp_path)
 
 
 @pytest.mark.proves("backup", "A database table whose name is an SQL statement is refused.")
@@ -438,7 +437,6 @@ def test_an_empty_queue_is_one() -> None:
     assert cluster_backup.jobs("7 RUNNING\n12 PENDING\n") == {"7": "RUNNING", "12": "PENDING"}
 
 
-@pytest.mark.proves("backup", "Only the newest backups of a cluster are kept; other files stay.")
 @pytest.mark.proves("restore", "Who declines gets exit 7, and nothing is put back.")
 def test_restore__declined__ends_with_7_and_puts_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for stream in (sys.stdin, sys.stderr):
@@ -447,15 +445,10 @@ def test_restore__declined__ends_with_7_and_puts_nothing_back(tmp_path: Path, mo
     monkeypatch.setattr(secrets, "label", lambda directory: MANIFEST["cluster"])
     monkeypatch.setattr(secrets, "check", lambda *_: None)
     for name in ("_fits", "_show"):
-        monkeypatch.setattr(backup, name, lambda *_: None)
-    monkeypatch.setattr(backup, "_ended", lambda *_: [])
-
-    def run(options: Options, work: Work) -> int:
-        site: Any = None
-        work.begin(site, Screen(io.StringIO()))
-        return 0
-
-    monkeypatch.setattr(converge, "run", run)
+        monkeypatch.setattr(restore, name, lambda *_: None)
+    monkeypatch.setattr(restore, "_ended", lambda *_: [])
+    for entry in ("EnsureSecrets", "CheckHostKeys", "ConfirmHead", "LockHead", "Preflight"):
+        monkeypatch.setattr(getattr(restore, entry), "run", lambda *_: None)
     directory = tmp_path / "aurora"
     (directory / home.STATE).mkdir(parents=True)
     (directory / secrets.FILE).touch(0o600)
@@ -465,11 +458,12 @@ def test_restore__declined__ends_with_7_and_puts_nothing_back(tmp_path: Path, mo
         "    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}}}\n"
     )
     with pytest.raises(Interrupted, match="Nothing was put back, and no node was changed") as caught:
-        backup.restore_command(Options("restore", directory), archive(tmp_path / "kept"), yes=False)
+        restore.restore(Options("restore", directory), archive(tmp_path / "kept"))
     assert caught.value.exit_code == 7
-    assert list((directory / home.STATE).iterdir()) == []
+    assert not (directory / home.STATE / restore.REQUEST).exists()
 
 
+@pytest.mark.proves("backup", "Only the newest backups of a cluster are kept; other files stay.")
 def test_the_newest_are_kept_of_one_cluster(tmp_path: Path) -> None:
     days = [f"aurora-0a1b2c3d-202611{day:02}T190000Z.tar" for day in (3, 21, 1, 30)]
     others = ["borealis-0a1b2c3d-20261101T190000Z.tar", "aurora-0a1b2c3d-20261101T190000Z.tar.new", "notes"]

@@ -885,7 +885,7 @@ for _nodes in ("", " , "):
 _verbs: tuple[tuple[str, ...], ...] = (
     ("validate", "."),
     ("discover", "."),
-    ("bootstrap", ".", "--check", "-vvv"),
+    ("plan", "bootstrap", ".", "--diff", "-vvv"),
     ("bootstrap", ".", "--print-command"),
     ("bootstrap", ".", "--skip-unreachable", "--accept-new-host-keys"),
     ("verify", "."),

@@ -274,12 +274,12 @@ def test_a_second_run_is_exit_6_before_anything_else(cluster: Path, home: Path) 
 def test_print_command_contacts_nobody_and_is_one_line(cluster: Path, home: Path) -> None:
     before = sorted(cluster.rglob("*"))
     done = clusterctl(
-        "bootstrap", str(cluster), "--print-command", "--limit", "gpu01", "--check", "-v", HOME=str(home),
+        "bootstrap", str(cluster), "--print-command", "--limit", "gpu01", "--diff", "-v", HOME=str(home),
         ANSIBLE_CONFIG="/hostile",
     )  # fmt: skip
     assert done.returncode == 0
     assert done.stdout.count("\n") == 1
-    assert done.stdout.endswith("playbooks/bootstrap.yml --limit gpu01 --check -v\n")
+    assert done.stdout.endswith("playbooks/bootstrap.yml --limit gpu01 --diff -v\n")
     assert "hostile" not in done.stdout
     assert "discover" in done.stderr
     assert sorted(cluster.rglob("*")) == before

@@ -12,8 +12,8 @@ import pytest
 
 from clusterctl.nodes import known_head, known_hosts
 from clusterctl.nodes.known_hosts import HostKey
-from clusterctl.run import converge
-from clusterctl.run.converge import Options
+from clusterctl.run import context, entry
+from clusterctl.run.context import Options, Site
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import InputError, Interrupted
 from clusterctl.workspace import hardware, home, secrets
@@ -54,8 +54,8 @@ def shows(directory: Path, name: str) -> None:
     known_hosts.replace(directory / home.KNOWN_HOSTS, HostKey("head1", name, key.get_name(), key.fingerprint, line))
 
 
-def site(directory: Path, **more: object) -> converge.Site:
-    return converge.load(replace(Options("bootstrap", directory / "inventory.yaml"), **more))  # type: ignore[arg-type]
+def site(directory: Path, **more: object) -> Site:
+    return context.load(replace(Options("bootstrap", directory / "inventory.yaml"), **more))  # type: ignore[arg-type]
 
 
 def screen() -> Screen:
@@ -82,30 +82,30 @@ CHANGES = {"address": moves, "host key": shows_another_key, "machine id": is_ano
 @pytest.mark.proves("secrets", "A head with another address, host key or machine gets no secrets unasked.")
 @pytest.mark.parametrize("what", CHANGES)
 def test_same_head__directory_names_another__is_refused_without_a_terminal(directory: Path, what: str) -> None:
-    converge._keep_head(site(directory), screen())
-    converge._same_head(site(directory), screen())
+    entry.keep_head(site(directory), screen())
+    entry.require_same_head(site(directory), screen())
     CHANGES[what](directory)
     with pytest.raises(InputError, match=rf"its {what}: .* before, .* now.*\n?.*clusterctl trust .*head1"):
-        converge._same_head(site(directory), screen())
+        entry.require_same_head(site(directory), screen())
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_same_head__kept_by_an_earlier_clusterctl__still_counts(directory: Path, what: str) -> None:
-    converge._keep_head(site(directory), screen())
+    entry.keep_head(site(directory), screen())
     secrets.head_file(directory).rename(secrets.old_head_file(directory))
     CHANGES[what](directory)
     with pytest.raises(InputError, match=f"its {what}: .* before, .* now"):
-        converge._same_head(site(directory), screen())
+        entry.require_same_head(site(directory), screen())
 
 
 @pytest.mark.proves("secrets", "--accept-new-host-keys alone gives no other head the secrets.")
 @pytest.mark.parametrize("what", CHANGES)
 @pytest.mark.parametrize("verb", ["bootstrap", "add-node", "restore"])
 def test_same_head__accept_new_host_keys__is_no_answer(directory: Path, what: str, verb: str) -> None:
-    converge._keep_head(site(directory), screen())
+    entry.keep_head(site(directory), screen())
     CHANGES[what](directory)
     with pytest.raises(InputError, match=f"its {what}: .* before, .* now"):
-        converge._same_head(site(directory, verb=verb, accept_new_host_keys=True), screen())
+        entry.require_same_head(site(directory, verb=verb, accept_new_host_keys=True), screen())
 
 
 @pytest.mark.proves("secrets", "The head is known by the vault's password, whatever label the directory has.")
@@ -117,25 +117,25 @@ def test_same_head__another_label__is_still_refused(
     password.write_bytes(secrets.vault_password_file(directory).read_bytes())
     password.chmod(0o600)
     monkeypatch.setenv("CLUSTERCTL_VAULT_PASSWORD_FILE", str(password))
-    converge._keep_head(site(directory), screen())
+    entry.keep_head(site(directory), screen())
     sealed = directory / secrets.FILE
     sealed.write_text(sealed.read_text().replace(secrets.label(directory), "aurora-00c0ffee", 1))
     assert secrets.values(directory)
-    converge._same_head(site(directory), screen())
+    entry.require_same_head(site(directory), screen())
     moves(directory)
     with pytest.raises(InputError, match=r"its address: .* before"):
-        converge._same_head(site(directory), screen())
+        entry.require_same_head(site(directory), screen())
     secrets.forget(directory)  # as a plan does whose copy of the directory had no secrets
     with pytest.raises(InputError, match=r"its address: .* before"):
-        converge._same_head(site(directory), screen())
+        entry.require_same_head(site(directory), screen())
 
 
 @pytest.mark.proves("secrets", "A machine's first run for a head prints its address and host key.")
 def test_same_head__first_run_from_this_machine__is_said_once(directory: Path) -> None:
     first, second = screen(), screen()
-    converge._same_head(site(directory), first)
-    converge._keep_head(site(directory), first)
-    converge._same_head(site(directory), second)
+    entry.require_same_head(site(directory), first)
+    entry.keep_head(site(directory), first)
+    entry.require_same_head(site(directory), second)
     assert isinstance(first.file, Stream)
     assert isinstance(second.file, Stream)
     text = " ".join(first.file.getvalue().split())
@@ -156,25 +156,25 @@ def test_load__certificate_authority_in_known_hosts__is_refused(directory: Path,
 
 def test_same_head__of_a_plan__names_the_inventory_that_was_given(directory: Path, tmp_path: Path) -> None:
     """A plan is played on a copy of the directory, which is gone when the message is read."""
-    converge._keep_head(site(directory), screen())
+    entry.keep_head(site(directory), screen())
     is_another_machine(directory)
     asked = site(directory)
     asked = replace(asked, options=replace(asked.options, given=tmp_path / "as typed.yaml"))
     with pytest.raises(InputError, match=rf"clusterctl trust '{tmp_path}/as typed.yaml' head1"):
-        converge._same_head(asked, screen())
+        entry.require_same_head(asked, screen())
 
 
 @pytest.mark.parametrize(("answer", "goes_on"), [("yes", True), ("Y", True), ("", False), ("n", False)])
 def test_same_head__terminal__asks(
     directory: Path, monkeypatch: pytest.MonkeyPatch, answer: str, goes_on: bool
 ) -> None:
-    converge._keep_head(site(directory), screen())
+    entry.keep_head(site(directory), screen())
     moves(directory)
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda *_: answer)
     with contextlib.nullcontext() if goes_on else pytest.raises(Interrupted, match="was given nothing"):
-        converge._same_head(site(directory), screen())
+        entry.require_same_head(site(directory), screen())
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_same_head__terminal__asks(
     ],
 )
 def test_same_head__operator_has_said_so__is_not_asked(directory: Path, given: dict[str, object]) -> None:
-    converge._keep_head(site(directory), screen())
+    entry.keep_head(site(directory), screen())
     moves(directory)
     on = screen()
-    converge._same_head(site(directory, **given), on)
+    entry.require_same_head(site(directory, **given), on)
     assert isinstance(on.file, Stream)
     assert "its address: 10.0.0.10 port of ssh before, 10.9.9.9 port of ssh now" in on.file.getvalue()
 
@@ -196,13 +196,13 @@ def test_same_head__operator_has_said_so__is_not_asked(directory: Path, given: d
 @pytest.mark.parametrize("change", [lambda path: (path / home.KNOWN_HOSTS).write_text(""), lambda path: None])
 def test_same_head__nothing_new__is_not_asked(directory: Path, change: Callable[[Path], object]) -> None:
     """A key that is no longer on record is asked for by preflight."""
-    converge._keep_head(site(directory), screen())
+    entry.keep_head(site(directory), screen())
     change(directory)
-    converge._same_head(site(directory), screen())
+    entry.require_same_head(site(directory), screen())
 
 
 def test_keep_head__cluster_is_gone__forgets_it(directory: Path) -> None:
-    converge._keep_head(site(directory), screen())
+    entry.keep_head(site(directory), screen())
     kept = secrets.head_file(directory)
     assert kept.stat().st_mode & 0o777 == 0o600
     assert known_head.load(directory) is not None
@@ -218,6 +218,6 @@ def test_keep_head__home_is_read_only__is_said(directory: Path, monkeypatch: pyt
 
     monkeypatch.setattr(known_head, "save", refuse)
     on = screen()
-    converge._keep_head(site(directory), on)
+    entry.keep_head(site(directory), on)
     assert isinstance(on.file, Stream)
     assert "Read-only file system" in on.file.getvalue()

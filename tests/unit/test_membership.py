@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,18 @@ import pytest
 
 from clusterctl.ansible.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.ansible.outcome import Ledger
-from clusterctl.commands import membership, plan
-from clusterctl.commands.plan import Plan
-from clusterctl.inventory import edit
+from clusterctl.commands import add_node, remove_node, replace_node
 from clusterctl.inventory import model as inventory
 from clusterctl.nodes.remote import Access
-from clusterctl.run import converge, leaving, preflight
-from clusterctl.run.converge import Options, Site, Work
+from clusterctl.run import engine, membership, planning, preflight, removals, scheduler
+from clusterctl.run.context import Options, Site
+from clusterctl.run.draining import Drain
+from clusterctl.run.phases import Phase, Run
+from clusterctl.run.planning import Plan
 from clusterctl.slurm.client import Job
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import Finding, InputError, Interrupted, PreflightError
-from clusterctl.workspace import home
+from clusterctl.workspace import edits, home
 
 INVENTORY = """\
 all:
@@ -52,25 +54,25 @@ def without_gpu01(cluster: inventory.Inventory) -> inventory.Inventory:
 def test_a_node_that_leaves_can_still_be_reached(cluster: inventory.Inventory) -> None:
     state = cluster.directory / home.STATE
     state.mkdir()
-    leaving.save(state, leaving.Node.of(cluster.host("gpu01"), cluster))
+    removals.save(state, removals.Node.of(cluster.host("gpu01"), cluster))
     assert (state / "leaving/gpu01.json").stat().st_mode & 0o777 == 0o600
-    assert leaving.load(cluster, "gpu01") is None, "gpu01 is in that inventory"
-    node = leaving.load(without_gpu01(cluster), "gpu01")
-    assert node == leaving.Node.of(cluster.host("gpu01"), cluster)
+    assert removals.load(cluster, "gpu01") is None, "gpu01 is in that inventory"
+    node = removals.load(without_gpu01(cluster), "gpu01")
+    assert node == removals.Node.of(cluster.host("gpu01"), cluster)
     host = node.host([cluster.host("head1")])
     assert (host.address, host.port, host.user, host.become) == ("10.0.0.11", 2222, "admin", True)
     assert host.jump == cluster.host("head1")
     assert node.keys == (f"[10.0.0.11]:2222 {KEY}",)  # a pattern is somebody's own work
-    assert leaving.unfinished(cluster) == [], "gpu01 is in that inventory"
-    leaving.forget_keys(cluster.directory / "known_hosts", [node], cluster)
+    assert removals.unfinished(cluster) == [], "gpu01 is in that inventory"
+    removals.forget_keys(cluster.directory / "known_hosts", [node], cluster)
     assert len(home.known_hosts(cluster.directory / "known_hosts")) == 3, "gpu01 is in that inventory"
     after = without_gpu01(cluster)
-    leaving.forget_keys(cluster.directory / "known_hosts", [node], after)
+    removals.forget_keys(cluster.directory / "known_hosts", [node], after)
     assert home.known_hosts(cluster.directory / "known_hosts") == [f"10.0.0.* {KEY}", f"10.0.0.10 {KEY}"]
-    assert leaving.unfinished(after) == ["gpu01"]
-    leaving.forget(state, ["gpu01"])
-    assert leaving.load(after, "gpu01") is None
-    assert leaving.unfinished(after) == []
+    assert removals.unfinished(after) == ["gpu01"]
+    removals.forget(state, ["gpu01"])
+    assert removals.load(after, "gpu01") is None
+    assert removals.unfinished(after) == []
 
 
 @pytest.mark.proves("add-node", "Without `cluster_networks`, add-node says that it contacts every node, and why.")
@@ -79,16 +81,16 @@ def test_limited__no_networks_named__is_all_nodes(tmp_path: Path, networks: str,
     path = tmp_path / "inventory.yaml"
     path.write_text(INVENTORY.replace("{cluster_name", f"{{{networks}cluster_name"))
     told = io.StringIO()
-    limited = membership._limited(Options("add-node", path), inventory.load(path), ["gpu02"], Screen(told))
+    limited = membership.limited(Options("add-node", path), inventory.load(path), ["gpu02"], Screen(told))
     assert limited.limit == limit
     assert ("all 3 hosts are contacted" in told.getvalue()) is (limit is None)
 
 
 def kept(cluster: inventory.Inventory, file: str = "gpu01", **other: Any) -> inventory.Inventory:
     """Leave gpu01's file, changed, as somebody may have committed it; return the inventory without gpu01."""
-    node = leaving.Node.of(cluster.host("gpu01"), cluster)
+    node = removals.Node.of(cluster.host("gpu01"), cluster)
     document = {"name": "gpu01", "groups": node.groups, "variables": node.variables, "keys": node.keys, **other}
-    folder = cluster.directory / home.STATE / leaving.FOLDER
+    folder = cluster.directory / home.STATE / removals.FOLDER
     folder.mkdir(parents=True)
     (folder / f"{file}.json").write_text(json.dumps(document))
     return without_gpu01(cluster)
@@ -101,18 +103,18 @@ def test_an_edit_is_judged_with_the_files_that_variables_name(tmp_path: Path) ->
     (tmp_path / "ca/site.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "nowhere").symlink_to("/nonexistent")
-    change = membership.changed(tmp_path / "inventory.yaml", text.replace("gpu02", "gpu03"))
+    change = edits.changed(tmp_path / "inventory.yaml", text.replace("gpu02", "gpu03"))
     assert [host.name for host in change.inventory.hosts] == ["head1", "gpu01", "gpu03"]
     (tmp_path / "ca/site.pem").unlink()
     with pytest.raises(InputError, match=rf"{tmp_path}/inventory.yaml.*ca/site.pem"):
-        membership.changed(tmp_path / "inventory.yaml", text)
+        edits.changed(tmp_path / "inventory.yaml", text)
 
 
 def test_leaving__a_key_with_a_marker__is_refused(cluster: inventory.Inventory) -> None:
     """It would be a line of the known_hosts that Ansible is given to clean the node."""
     after = kept(cluster, keys=[f"@cert-authority * {KEY}"])
     with pytest.raises(InputError, match="a host key has a marker"):
-        leaving.load(after, "gpu01")
+        removals.load(after, "gpu01")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "[" * 100_000, '{"name": 1, "groups": null, "variables": {}}'])
@@ -120,7 +122,7 @@ def test_what_is_damaged_is_refused_with_its_path(cluster: inventory.Inventory, 
     after = kept(cluster)
     (cluster.directory / home.STATE / "leaving/gpu01.json").write_text(content)
     with pytest.raises(InputError, match=r"leaving/gpu01\.json: cannot be used"):
-        leaving.load(after, "gpu01")
+        removals.load(after, "gpu01")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +148,7 @@ def test_a_node_that_leaves_says_nothing_that_an_inventory_may_not(
     given = {"cluster_name": "aurora", "ansible_host": "10.0.0.11", **variables}
     after = kept(cluster, variables=given)
     with pytest.raises(InputError, match=rf"leaving/gpu01\.json: cannot be used: .*{re.escape(told)}"):
-        leaving.load(after, "gpu01")
+        removals.load(after, "gpu01")
 
 
 @pytest.mark.parametrize(
@@ -169,11 +171,11 @@ def test_a_node_that_leaves_is_the_one_that_its_file_is_named_for(
     cluster: inventory.Inventory, other: dict[str, Any]
 ) -> None:
     with pytest.raises(InputError, match=r"leaving/gpu01\.json: cannot be used"):
-        leaving.load(kept(cluster, **other), "gpu01")
+        removals.load(kept(cluster, **other), "gpu01")
 
 
 def test_a_node_that_leaves_keeps_the_groups_below_the_workers(cluster: inventory.Inventory) -> None:
-    node = leaving.load(kept(cluster, groups=["a100", "slurm_workers"]), "gpu01")
+    node = removals.load(kept(cluster, groups=["a100", "slurm_workers"]), "gpu01")
     assert node
     assert node.groups == ("a100", "slurm_workers")
 
@@ -181,7 +183,7 @@ def test_a_node_that_leaves_keeps_the_groups_below_the_workers(cluster: inventor
 def test_a_node_that_leaves_may_be_in_a_partition_of_others(cluster: inventory.Inventory) -> None:
     partitions = [{"name": "a", "nodes": ["gpu01", "a100", "gpu02"]}]
     given = {"cluster_name": "aurora", "ansible_host": "10.0.0.11", "slurm_head_partitions": partitions}
-    node = leaving.load(kept(cluster, variables=given), "gpu01")
+    node = removals.load(kept(cluster, variables=given), "gpu01")
     assert node
     assert node.variables["slurm_head_partitions"] == partitions
 
@@ -191,14 +193,13 @@ def test_a_name_leads_nowhere_else(cluster: inventory.Inventory, name: str) -> N
     after = kept(cluster)
     (cluster.directory / home.STATE / "leaving/gpu01.json").rename(cluster.directory / home.STATE / "gpu01.json")
     (cluster.directory / home.STATE / "leaving" / f"{name}.json").write_text("{}")
-    assert leaving.load(after, name) is None
-    assert leaving.unfinished(after) == []
+    assert removals.load(after, name) is None
+    assert removals.unfinished(after) == []
 
 
-def removal(cluster: inventory.Inventory) -> membership.Change:
+def removal(cluster: inventory.Inventory) -> edits.Change:
     """What remove-node gpu01 writes."""
-    path = cluster.path
-    return membership.changed(path, edit.remove(path.read_text(), ["gpu01"]), membership._own_files(cluster, ["gpu01"]))
+    return edits.removing(cluster, cluster.path, ["gpu01"])
 
 
 def test_a_node_takes_its_own_files_with_it_and_no_others(cluster: inventory.Inventory) -> None:
@@ -229,32 +230,78 @@ def test_no_file_behind_a_link_is_deleted(cluster: inventory.Inventory, tmp_path
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(elsewhere)
     with pytest.raises(InputError, match=f"{linked}: is a link, expected a directory"):
-        membership._own_files(cluster, ["gpu01"])
+        edits.own_files(cluster, ["gpu01"])
+
+
+def a_run(cluster: inventory.Inventory, verb: str = "remove-node", **options: Any) -> Run:
+    """A run of the cluster that has contacted nobody."""
+    asked = Options(verb, cluster.path, **options)
+    site = Site(asked, cluster, cluster.hosts, Access(cluster.directory / "known_hosts"))
+    return Run(site, Screen(io.StringIO()))
 
 
 @pytest.mark.proves("plan", "A plan edits a copy of the inventory only.")
 def test_a_plan_writes_into_its_copy_alone(cluster: inventory.Inventory, tmp_path: Path) -> None:
+    """Where the inventory is a link, too."""
     real = tmp_path / "elsewhere.yaml"
     cluster.path.rename(real)
     cluster.path.symlink_to(real)
-    with plan._copy(cluster, removal(cluster)) as directory:
-        assert "gpu01" not in (directory / "inventory.yaml").read_text()
+    node = removals.Node.of(cluster.host("gpu01"), cluster)
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware/gpu01.json").touch()
+    with planning.on_a_copy(a_run(cluster, planned="remove-node").site) as site:
+        run = Run(site, Screen(io.StringIO()))
+        remove_node.RemoveFromDirectory(removal(cluster), {"gpu01": node}, ["head1"]).plan(run)
+        assert "gpu01" not in (site.inventory.directory / "inventory.yaml").read_text()
+        assert not (site.inventory.directory / "hardware/gpu01.json").exists()
+        assert [host.name for host in run.site.hosts] == ["head1"]
     assert real.read_text() == INVENTORY
+    assert (tmp_path / "hardware/gpu01.json").exists()
+    assert "[10.0.0.11]:2222" in (tmp_path / "known_hosts").read_text()
+    assert list((tmp_path / home.STATE).iterdir()) == []
 
 
 def test_a_plan_cleans_from_a_folder_that_nobody_has_put_anything_into(
-    cluster: inventory.Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: inventory.Inventory, tmp_path: Path
 ) -> None:
-    copy, trap = tmp_path / "plan/aurora", tmp_path / "trap"
-    copy.mkdir(parents=True)
+    trap = tmp_path / "trap"
     trap.mkdir()
-    (copy / "leaving").symlink_to(trap)
-    site = Site(Options("plan", cluster.path), cluster, cluster.hosts, Access(cluster.directory / "known_hosts"))
-    monkeypatch.setattr(plan, "preview", lambda options, before, change, leave, clean: clean(site, copy))
-    node = leaving.Node.of(cluster.host("gpu01"), cluster)
-    made: Any = membership._plan_removal(site.options, cluster, removal(cluster), [node], False, lambda one, _: one)
-    assert made.inventory.path.exists()
+    (cluster.directory / "leaving").symlink_to(trap)
+    node = removals.Node.of(cluster.host("gpu01"), cluster)
+    with planning.on_a_copy(a_run(cluster, planned="remove-node").site) as site:
+        made = removals.written(site, [node])
+        assert made.inventory.path.exists()
+        assert not made.inventory.path.is_relative_to(cluster.directory)
     assert list(trap.iterdir()) == []
+
+
+class Slurm:
+    """A controller that does as it is told; gpu01 has a job."""
+
+    def __init__(self, *jobs: Job) -> None:
+        self.jobs, self.done = list(jobs), list[str]()
+
+    def __enter__(self) -> "Slurm":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def is_set_up(self) -> bool:
+        return True
+
+    def workloads(self, nodes: list[str]) -> list[Job]:
+        return self.jobs
+
+    def drain(self, cause: str, nodes: list[str], reason: str) -> None:
+        self.done.append(f"drain {cause} {','.join(nodes)}: {reason}")
+
+    def wait_until_empty(self, nodes: list[str], say: object, seconds: float | None) -> list[Job]:
+        self.done.append(f"wait {','.join(nodes)}")
+        return []
+
+    def cancel(self, ids: list[str]) -> None:
+        self.done.append(f"cancel {','.join(ids)}")
 
 
 @pytest.mark.proves("replace-node", "A replaced node is drained before the run that proves it.")
@@ -269,46 +316,18 @@ def test_a_plan_cleans_from_a_folder_that_nobody_has_put_anything_into(
 def test_node__removed_or_replaced__is_drained_first(
     cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch, verb: str, steps: list[str]
 ) -> None:
-    done: list[str] = []
-
-    class Slurm:
-        @classmethod
-        def of(cls, head: object, access: object) -> "Slurm":
-            return cls()
-
-        def __enter__(self) -> "Slurm":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def has_slurm(self) -> bool:
-            return True
-
-        def jobs(self, nodes: list[str]) -> list[Job]:
-            return []
-
-        def drain(self, cause: str, nodes: list[str], reason: str) -> None:
-            done.append(f"drain {cause} {','.join(nodes)}: {reason}")
-
-        def wait_until_empty(self, nodes: list[str], say: object, seconds: float | None) -> list[Job]:
-            done.append(f"wait {','.join(nodes)}")
-            return []
-
-    def run(options: Options, known: inventory.Inventory, work: Work) -> int:
-        work.begin(Site(options, known, known.hosts, Access(known.directory / "known_hosts")), Screen(io.StringIO()))
-        return 0
-
-    monkeypatch.setattr(membership, "Head", Slurm)
-    monkeypatch.setattr(converge, "trust", lambda options: 0)
-    monkeypatch.setattr(converge, "run", run)
+    slurm, phases = Slurm(), list[Phase]()
+    monkeypatch.setattr(scheduler, "connect", lambda site: slurm)
+    monkeypatch.setattr(engine, "execute", lambda options, found, known: phases.extend(found))
     options = Options(verb, cluster.path, nodes=("gpu01",))
     if verb == "replace-node":
-        membership.replace_node(options)
+        replace_node.replace_node(options)
     else:
-        (cluster.directory / home.STATE).mkdir()
-        membership.remove_node(options, dead=False, yes=True)
-    assert done == steps
+        remove_node.remove_node(options, dead=False)
+    (at,) = [at for at, phase in enumerate(phases) if isinstance(phase, Drain)]
+    phases[at].run(a_run(cluster, verb))
+    assert slurm.done == steps
+    assert not [phase for phase in phases[:at] if phase.changes_nodes]
 
 
 def changed(host: str, task: str, *changes: Change) -> Result:
@@ -353,17 +372,25 @@ def test_a_plan_of_nothing_says_so() -> None:
 def test_add_node__new_node_is_skipped__is_refused_and_not_written(
     cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(options: Options, known: inventory.Inventory, work: Work) -> int:
-        site = Site(options, known, known.hosts, Access(known.directory / "known_hosts"), skipped=("gpu09",))
-        with pytest.raises(PreflightError, match="gpu09: node: is left out for the reason above, so it is not added"):
-            work.begin(site, Screen(io.StringIO()))
-        return 3
+    """The inventory is written after all nodes were checked."""
+    monkeypatch.setattr(add_node, "ENTRY", ())
+    monkeypatch.setattr(membership.ConfirmChange, "run", lambda self, run: setattr(run, "site", skipping(run.site)))
 
-    monkeypatch.setattr(converge, "run", run)
+    def skipping(site: Site) -> Site:
+        return replace(site, skipped=("gpu09",))
+
     before = cluster.path.read_text()
-    options = Options("add-node", cluster.path, nodes=("gpu09",), skip_unreachable=True)
-    assert membership.add_node(options, ["10.0.0.19"], "slurm_workers", yes=True) == 3
+    options = Options("add-node", cluster.path, nodes=("gpu09",), skip_unreachable=True, yes=True)
+    with pytest.raises(PreflightError, match="gpu09: node: is left out for the reason above, so it is not added"):
+        add_node.add_node(options, ["10.0.0.19"], "slurm_workers")
     assert cluster.path.read_text() == before
+
+
+class Unexpected(Phase):
+    """A phase that must not be reached."""
+
+    def run(self, run: Run) -> None:
+        pytest.fail("it went on")
 
 
 @pytest.fixture
@@ -380,42 +407,33 @@ def answers_no(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_question__declined__ends_with_7_and_no_change(
     cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    def run(*_: object) -> int:
-        pytest.fail("it went on")
-
-    monkeypatch.setattr(converge, "run", run)
+    for verb_module in (add_node, remove_node):
+        monkeypatch.setattr(verb_module, "ENTRY", (Unexpected(),))
     before = cluster.path.read_text()
     with pytest.raises(Interrupted, match="is as it was, and no node was changed") as caught:
         if verb == "add-node":
-            membership.add_node(Options(verb, cluster.path, nodes=("gpu09",)), ["10.0.0.19"], "slurm_workers")
+            add_node.add_node(Options(verb, cluster.path, nodes=("gpu09",)), ["10.0.0.19"], "slurm_workers")
         else:
-            membership.remove_node(Options(verb, cluster.path, nodes=("gpu01",)), dead=False)
+            remove_node.remove_node(Options(verb, cluster.path, nodes=("gpu01",)), dead=False)
     assert caught.value.exit_code == 7
     assert cluster.path.read_text() == before
 
 
 @pytest.mark.usefixtures("answers_no")
 @pytest.mark.proves("remove-node", "Who declines to kill jobs gets exit 7, and the jobs go on.")
-def test_force__declined__kills_no_job() -> None:
-    done: list[str] = []
-
-    class Slurm:
-        def has_slurm(self) -> bool:
-            return True
-
-        def drain(self, cause: str, nodes: list[str], reason: str) -> None:
-            done.append("drain")
-
-        def jobs(self, nodes: list[str]) -> list[Job]:
-            return [Job("57", "alice", "train", "RUNNING", "gpu01")]
-
-        def cancel(self, jobs: list[Job]) -> None:
-            done.append("cancel")
-
-    head: Any = Slurm()
+def test_force__declined__kills_no_job(cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = Slurm(Job("57", "alice", "train", "RUNNING", "gpu01"))
+    monkeypatch.setattr(scheduler, "connect", lambda site: slurm)
     with pytest.raises(Interrupted, match=r"No job was killed; gpu01 stays drained \(to keep it in service") as caught:
-        membership._empty(head, ["gpu01"], Screen(io.StringIO()), dead=False, force=True, minutes=None, yes=False)
-    assert (caught.value.exit_code, done) == (7, ["drain"])
+        Drain("remove-node", ["gpu01"], "why", force=True).run(a_run(cluster))
+    assert (caught.value.exit_code, slurm.done) == (7, ["drain remove-node gpu01: why"])
+
+
+def test_force__agreed__kills_the_jobs_and_waits(cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = Slurm(Job("57", "alice", "train", "RUNNING", "gpu01"))
+    monkeypatch.setattr(scheduler, "connect", lambda site: slurm)
+    Drain("remove-node", ["gpu01"], "why", force=True).run(a_run(cluster, yes=True))
+    assert slurm.done == ["drain remove-node gpu01: why", "cancel 57", "wait gpu01"]
 
 
 @pytest.mark.proves("add-node", "--skip-unreachable is not suggested where a new node does not answer.")
@@ -423,13 +441,14 @@ def test_force__declined__kills_no_job() -> None:
 def test_add_node__does_not_answer__is_not_told_to_skip_it(
     cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch, silent: str, hint: str
 ) -> None:
-    def run(options: Options, known: inventory.Inventory, work: Work) -> int:
-        raise PreflightError([Finding(silent, "silence", "no answer")], preflight.WITHOUT_THEM)
+    class Silent(Phase):
+        def run(self, run: Run) -> None:
+            raise PreflightError([Finding(silent, "silence", "no answer")], preflight.WITHOUT_THEM)
 
-    monkeypatch.setattr(converge, "run", run)
-    options = Options("add-node", cluster.path, nodes=("gpu09",), skip_unreachable=False)
+    monkeypatch.setattr(add_node, "ENTRY", (Silent(),))
+    options = Options("add-node", cluster.path, nodes=("gpu09",), skip_unreachable=False, yes=True)
     with pytest.raises(PreflightError, match=silent) as caught:
-        membership.add_node(options, ["10.0.0.19"], "slurm_workers", yes=True)
+        add_node.add_node(options, ["10.0.0.19"], "slurm_workers")
     assert caught.value.hint == hint
 
 
@@ -450,8 +469,8 @@ def test_add_node__of_a_member__is_said_before_the_run(
     nodes: tuple[str, ...],
     told: str,
 ) -> None:
-    monkeypatch.setattr(converge, "run", lambda options, known, work: 0)
-    membership.add_node(Options("add-node", cluster.path, nodes=nodes), (), "slurm_workers", yes=True)
+    monkeypatch.setattr(engine, "execute", lambda options, phases, known: 0)
+    add_node.add_node(Options("add-node", cluster.path, nodes=nodes), (), "slurm_workers")
     said = capsys.readouterr().out
     assert said.startswith(told)
     assert ("in the inventory already" in said) is bool(told)

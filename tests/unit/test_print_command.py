@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible.module_utils import cluster_backup
 
-from clusterctl.commands import backup
+from clusterctl.commands import restore
 from clusterctl.util import paths
 from clusterctl.workspace import home, secrets
 
@@ -80,11 +80,12 @@ def test_a_node_leaves_by_two_commands(cluster: Path) -> None:
     folder = cluster / home.STATE / "leaving"
     assert node[node.index("-i") + 1] == str(folder / "inventory.yaml")
     steps, _, text = left.partition(f"write {folder}/inventory.yaml:\n")
+    assert steps.index("-        gpu02") < steps.index("slurm-drain")
     assert "slurm-drain remove-node --out gpu02 --reason 'it is being removed'\n" in steps
     assert "squeue --nodelist=gpu02\n" in steps
     assert "-        gpu02: {ansible_host: 127.0.0.3}\n" in steps
     assert "    leaving:\n" in text.replace("      ", "", 1)
-    assert "After it:\n  - on head1: sudo /usr/local/sbin/slurm-drain --forget gpu02\n" in text
+    assert "Then:\n  - on head1: sudo /usr/local/sbin/slurm-drain --forget gpu02\n" in text
     [head], left = printed(cluster, "remove-node", "gpu02", "--dead")
     assert tail(head)[1] == "bootstrap.yml"
     assert "leaving" not in left
@@ -115,8 +116,8 @@ def test_what_is_restored_is_to_be_written_where_the_playbook_reads_it(cluster: 
     cluster_backup.seal(archive, manifest, [], secrets.values(cluster)["backup_key"])
     [words], left = printed(cluster, "restore", str(archive))
     assert tail(words) == ["inventory.yaml", "restore.yml"]
-    file = cluster / home.STATE / backup.REQUEST
-    assert f"{{{{ inventory_dir }}}}/{home.STATE}/{backup.REQUEST}" in Path(words[-1]).read_text()
+    file = cluster / home.STATE / restore.REQUEST
+    assert f"{{{{ inventory_dir }}}}/{home.STATE}/{restore.REQUEST}" in Path(words[-1]).read_text()
     _, _, text = left.partition(f"write {file}:\n")
     asked, end = json.JSONDecoder().raw_decode(text.lstrip())
     assert asked == {"restore_archive": str(archive), "restore_ended": []}
@@ -129,8 +130,8 @@ def test_an_upgrade_is_of_drained_workers_with_a_backup(cluster: Path) -> None:
     assert [tail(words) for words in commands] == [
         ["inventory.yaml", "upgrade.yml", "--extra-vars", '{"upgrade_roles": ["munge"]}']
     ]
-    first, drain, *_ = left.partition("Before it:\n")[2].splitlines()
-    assert first == f"  - clusterctl backup {cluster}"
+    _, backup, drain, *_ = left.partition("Before it:\n")[2].splitlines()
+    assert backup == f"  - clusterctl backup {cluster}"
     assert drain.endswith("slurm-drain upgrade --out gpu01,gpu02 --reason 'upgrade under way'")
     assert left.endswith("slurm-drain upgrade --in gpu01,gpu02\n")
 

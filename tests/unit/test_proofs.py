@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.slurm.client import Head
+from clusterctl.slurm.client import SlurmController
 from clusterctl.util import paths
 from tests.unit.test_role_plugins import plugin
 
@@ -284,8 +284,8 @@ class Session:
 
 @pytest.mark.proves("untrusted", "A job's name cannot pass for another job.")
 def test_a_job_is_no_other_by_its_name() -> None:
-    head = Head(Session(), "head1")  # type: ignore[arg-type]
-    found = head.jobs(["gpu01"])
+    head = SlurmController(Session(), "head1")  # type: ignore[arg-type]
+    found = head.workloads(["gpu01"])
     assert [(job.number, job.user, job.name, job.state) for job in found] == [
         ("7", "eve", "x", "RUNNING"),
         ("8", "bob", "a|b", "RUNNING"),
@@ -293,8 +293,8 @@ def test_a_job_is_no_other_by_its_name() -> None:
 
 
 def test_a_node_that_slurm_hears_from_is_one_that_it_has() -> None:
-    head = Head(Session(), "head1")  # type: ignore[arg-type]
-    assert [head.hears(name) for name in ("gpu01", "gpu02", "gpu03")] == [True, False, False]
+    head = SlurmController(Session(), "head1")  # type: ignore[arg-type]
+    assert [head.hears_from(name) for name in ("gpu01", "gpu02", "gpu03")] == [True, False, False]
 
 
 @pytest.mark.proves("untrusted", "A metrics target that responds without end is not read to its end.")

@@ -1,5 +1,6 @@
 """Roles that a host still has after it left their group."""
 
+import io
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl.ansible.outcome import Ledger
+from clusterctl.commands import bootstrap
 from clusterctl.inventory import schema
-from clusterctl.run import converge, pruning
+from clusterctl.run import context, pruning
+from clusterctl.run.context import Options, Site
+from clusterctl.run.phases import Run
 from clusterctl.ui.screen import Screen
 from clusterctl.util import paths
-from clusterctl.util.errors import InputError, Interrupted, WorkersFailed
+from clusterctl.util.errors import WorkersFailed
 from clusterctl.workspace import secrets
 
 from .test_cli import clusterctl
@@ -34,9 +37,9 @@ WORKER = (*BASE, "munge", "slurm_worker", "gpu_health", "nvidia_driver", "nvidia
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> converge.Site:
+def site(tmp_path: Path) -> Site:
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    return converge.load(converge.Options("bootstrap", tmp_path))
+    return context.load(Options("bootstrap", tmp_path))
 
 
 @pytest.mark.proves("status", "Unused roles are those recorded on a host without a group for them.")
@@ -53,7 +56,7 @@ def site(tmp_path: Path) -> converge.Site:
     ],
 )
 def test_unused__by_records_and_groups__are_those_of_no_group(
-    site: converge.Site, name: str, recorded: tuple[str, ...], unused: list[str]
+    site: Site, name: str, recorded: tuple[str, ...], unused: list[str]
 ) -> None:
     assert sorted(pruning.unused(site.inventory.host(name), recorded)) == sorted(unused)
 
@@ -79,12 +82,6 @@ def test_optional__roles__are_whole_groups_and_none_of_slurms() -> None:
         assert (paths.content() / f"roles/{role}/tasks/remove.yml").exists()
 
 
-@pytest.mark.proves("bootstrap", "`--prune` with `--check` is refused.")
-def test_bootstrap__prune_with_check__is_refused(site: converge.Site) -> None:
-    with pytest.raises(InputError, match="--check"):
-        pruning.bootstrap(replace(site.options, check=True), prune=True)
-
-
 @pytest.mark.proves("print-command", "`bootstrap --prune` prints both of its commands.")
 def test_print_command__prune__adds_its_playbook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -99,29 +96,31 @@ def test_print_command__prune__adds_its_playbook(tmp_path: Path, monkeypatch: py
 
 
 @pytest.fixture
-def finish(site: converge.Site) -> Callable[..., tuple[Any, list[tuple[str, list[str]]]]]:
+def uninstall(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return what --prune ends with, and plays, where these hosts have these roles and jobs."""
 
-    def run(found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]], stopped: bool = False) -> Any:
+    def run(found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]) -> Any:
         facts: Any = {
             name: SimpleNamespace(node=SimpleNamespace(roles=roles, jobs=jobs)) for name, (roles, jobs) in found.items()
         }
         played: list[tuple[str, list[str]]] = []
 
-        def play(one: converge.Site) -> None:
+        def play(_: Run, one: Site) -> None:
             played.append((one.playbook, [host.name for host in one.hosts]))
 
-        ledger = Ledger()
-        ledger.stopped = stopped
-        screen = Screen(open("/dev/null", "w"))  # noqa: SIM115 - for one line
-        return pruning._finish(replace(site, facts=facts), ledger, screen, play), played
+        monkeypatch.setattr(bootstrap, "play", play)
+        try:
+            bootstrap.UninstallUnused().run(Run(replace(site, facts=facts), Screen(io.StringIO())))
+        except WorkersFailed as error:
+            return error, played
+        return None, played
 
     return run
 
 
 @pytest.mark.proves("bootstrap", "`--prune` skips a host with jobs and fails it.")
-def test_finish__with_jobs_on_a_host__leaves_it_and_fails(finish: Any) -> None:
-    error, played = finish(
+def test_uninstall_unused__with_jobs_on_a_host__leaves_it_and_fails(uninstall: Any) -> None:
+    error, played = uninstall(
         {
             "gpu01": ((*WORKER, "podman"), ("17",)),
             "gpu02": ((*WORKER, "podman"), ()),
@@ -133,11 +132,5 @@ def test_finish__with_jobs_on_a_host__leaves_it_and_fails(finish: Any) -> None:
     assert "gpu01" in str(error)
 
 
-def test_finish__without_unused_roles__plays_nothing(finish: Any) -> None:
-    assert finish({"gpu01": ((*WORKER, "docker", "containers"), ("17",))}) == (None, [])
-
-
-def test_finish__after_a_stop__plays_nothing(finish: Any) -> None:
-    error, played = finish({"gpu02": ((*WORKER, "podman"), ())}, stopped=True)
-    assert isinstance(error, Interrupted)
-    assert played == []
+def test_uninstall_unused__without_unused_roles__plays_nothing(uninstall: Any) -> None:
+    assert uninstall({"gpu01": ((*WORKER, "docker", "containers"), ("17",))}) == (None, [])

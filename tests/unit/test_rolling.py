@@ -12,10 +12,12 @@ from clusterctl.ansible import runner
 from clusterctl.ansible.events import Change, Ended, HostStats, PlaybookStarted, PlayStarted, Result, Stats, TaskStarted
 from clusterctl.ansible.outcome import Ledger
 from clusterctl.commands import upgrade
-from clusterctl.commands.plan import Plan
 from clusterctl.inventory import model as inventory
 from clusterctl.nodes.remote import Access
-from clusterctl.run import converge, rolling
+from clusterctl.run import plays, rolling, scheduler
+from clusterctl.run.context import Options, Site
+from clusterctl.run.phases import Run as Phases
+from clusterctl.run.planning import Plan
 from clusterctl.run.rolling import Pace, Rolling
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, Interrupted, PreflightError, WorkersFailed
@@ -42,9 +44,6 @@ class Slurm:
         self.busy: set[str] = set()
         self.out: set[str] = set()
 
-    def of(self, head: object, access: object) -> "Slurm":
-        return self
-
     def __enter__(self) -> "Slurm":
         return self
 
@@ -55,37 +54,38 @@ class Slurm:
         self.told.append((reason, ",".join(nodes)))
         self.out.update(nodes)
 
-    def out_for(self, cause: str) -> list[str]:
+    def drained_for(self, cause: str) -> list[str]:
         return [name for name in WORKERS if name in self.out]
 
-    def jobs(self, nodes: list[str]) -> list[str]:
+    def workloads(self, nodes: list[str]) -> list[str]:
         return [f"a job on {name}" for name in nodes if name in self.busy]
 
     def wait_until_empty(self, nodes: list[str], say: Any, seconds: float | None) -> list[str]:
         self.limits.append(seconds)
-        return self.jobs(nodes)
+        return self.workloads(nodes)
 
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     found = Slurm()
-    monkeypatch.setattr(rolling, "Head", found)
+    monkeypatch.setattr(scheduler, "connect", lambda site: found)
+    monkeypatch.setattr(rolling, "play", lambda run, site, more: run.play(site))
     return found
 
 
-class Run:
-    """Plays that fail on chosen hosts; keeps what was played and for whom."""
+class Run(Phases):
+    """A run whose plays fail on chosen hosts; keeps what was played and for whom."""
 
     def __init__(
         self, directory: Path, *bad: str, error: ClusterctlError | None = None, inventory_text: str = INVENTORY
     ) -> None:
         (directory / "inventory.yaml").write_text(inventory_text)
         known = inventory.load(directory / "inventory.yaml")
-        options = converge.Options("upgrade", directory)
-        self.site = converge.Site(options, known, known.hosts, Access(directory / "known_hosts"))
-        self.bad, self.error, self.ledger, self.played = bad, error, Ledger(), list[tuple[str, str]]()
+        access = Access(directory / "known_hosts")
+        super().__init__(Site(Options("upgrade", directory), known, known.hosts, access), Screen(io.StringIO()))
+        self.bad, self.error, self.played = bad, error, list[tuple[str, str]]()
 
-    def play(self, site: converge.Site) -> ClusterctlError | None:
+    def play(self, site: Site) -> ClusterctlError | None:
         names = [host.name for host in site.hosts]
         self.played.append((site.playbook, ",".join(names)))
         for name in names:
@@ -93,10 +93,11 @@ class Run:
             self.ledger.add(Result(name, "r", "t", "", status))
         return self.error or (WorkersFailed("some") if self.ledger.lost() else None)
 
-    def over(self, due: list[str], pace: Pace) -> tuple[ClusterctlError | None, Rolling]:
-        screen: Any = SimpleNamespace(say=lambda *_: None)
-        work = Rolling(self.site, self.ledger, screen, self.play, "upgrade", "upgrade", pace)
-        return work.over(due), work
+    def over(
+        self, due: list[str], pace: Pace, cause: str = "upgrade", **more: Any
+    ) -> tuple[ClusterctlError | None, Rolling]:
+        work = Rolling("In batches", cause, cause, pace, due, **more)
+        return work.over(self), work
 
 
 @pytest.mark.proves("upgrade", "`--batch` takes a number or a percentage of the workers.")
@@ -141,15 +142,15 @@ def test_batch__in_its_turn__is_drained_before_the_playbook(
     tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, reboots: bool
 ) -> None:
     monkeypatch.setattr(rolling, "each", lambda hosts, ask: {})
-    run, screen = Run(tmp_path), Screen(io.StringIO())
     drained: list[tuple[str, list[str]]] = []
 
-    def play(site: converge.Site) -> ClusterctlError | None:
+    def play(run: Run, site: Site, more: bool) -> ClusterctlError | None:
         drained.append((site.playbook, sorted(slurm.out)))
         return run.play(site)
 
-    work = Rolling(run.site, run.ledger, screen, play, "reboot", "reboot", Pace(), reboots=reboots)
-    assert work.over(["gpu01", "head1"]) is None
+    monkeypatch.setattr(rolling, "play", play)
+    error, _ = Run(tmp_path).over(["gpu01", "head1"], Pace(), "reboot", reboots=reboots)
+    assert error is None
     assert [names for playbook, names in drained if playbook == "reboot"] == [[], ["gpu01"]]
     assert slurm.told == [("reboot under way", "gpu01")]
 
@@ -163,9 +164,10 @@ def test_batch__with_jobs__is_waited_for_as_long_as_asked(
 
 
 def test_the_head_learns_of_divided_gpus_when_their_turn_comes(tmp_path: Path, slurm: Slurm) -> None:
-    run, screen = Run(tmp_path), Screen(io.StringIO())
-    work = Rolling(run.site, run.ledger, screen, run.play, "upgrade", "upgrade", Pace("1"), divided=["gpu03"])
-    assert work.over(["gpu01", "gpu03"]) is None
+    run = Run(tmp_path)
+    work = Rolling("Upgrade", "upgrade", "upgrade", Pace("1"), ["gpu01", "gpu03"])
+    work.divided = ["gpu03"]
+    assert work.over(run) is None
     assert [names for playbook, names in run.played if playbook == "upgrade"] == ["gpu01", "head1,gpu03"]
 
 
@@ -223,7 +225,7 @@ def test_a_stop_ends_it_after_the_play_under_way(tmp_path: Path, slurm: Slurm) -
     run = Run(tmp_path, error=Interrupted("stopped."))
     error, _ = run.over(WORKERS, Pace("2"))
     assert isinstance(error, Interrupted)
-    assert str(error).startswith("stopped. gpu01, gpu02 stay drained, and the same command goes on there")
+    assert str(error).startswith("stopped. gpu01, gpu02 stay drained; the same command resumes there")
     assert run.played == [("upgrade", "gpu01,gpu02")]
 
 
@@ -240,7 +242,7 @@ def test_whoever_stops_it_is_told_who_stays_out(
     monkeypatch.setattr(slurm, at, interrupted)
     error, _ = Run(tmp_path).over(["gpu01"], Pace())
     assert isinstance(error, Interrupted)
-    assert ("sudo slurm-drain upgrade --in gpu01)" in str(error)) == (at != "drain")
+    assert ("sudo /usr/local/sbin/slurm-drain upgrade --in gpu01)" in str(error)) == (at != "drain")
 
 
 @pytest.mark.proves("reboot", "Missing hardware after a reboot fails workers, and is a note elsewhere.")
@@ -252,9 +254,7 @@ def test_hardware_that_is_missing_is_a_failure_of_workers_alone(
     answer = SimpleNamespace(facts=SimpleNamespace(hardware=None), errors=[])
     monkeypatch.setattr(rolling, "each", lambda hosts, ask: {host.name: answer for host in hosts})
     run = Run(tmp_path)
-    screen: Any = SimpleNamespace(say=lambda *_: None)
-    work = Rolling(run.site, run.ledger, screen, run.play, "reboot", "reboot", Pace(), reboots=True)
-    error = work.over(["head1", "mon1", "gpu01", "gpu02"])
+    error, _ = run.over(["head1", "mon1", "gpu01", "gpu02"], Pace(), "reboot", reboots=True)
     assert str(error) == "gpu01 failed, and gpu01 stays out of service; not begun: gpu02."
     assert run.ledger.notes == {"differs from its record: GPUs: recorded 2, found 1": ["head1", "mon1"]}
 
@@ -267,8 +267,7 @@ def test_a_playbook_that_never_begins_is_not_judged_by_the_one_before(
         run.ledger.add(event)
     died: Any = SimpleNamespace(watch=lambda: iter(()), stopped=False, trouble=None)
     monkeypatch.setattr(runner, "Runner", lambda *_, **__: died)
-    kept: Any = None
-    error, _ = converge.play(run.site, kept, run.ledger, 0, str, Screen(io.StringIO()))
+    error, _ = plays.watch(run, run.site, str)
     assert type(error) is ClusterctlError
     assert str(error) == "Ansible ended without finishing the playbook."
 

@@ -511,28 +511,30 @@ DRIVER = """
 import sys
 from pathlib import Path
 from clusterctl.ansible import runner
-from clusterctl.ansible.outcome import Ledger
-from clusterctl.ansible.run_directory import RunDirectory
 from clusterctl.cli import main
-from clusterctl.run import converge, lock
+from clusterctl.run import lock, plays
+from clusterctl.run.context import Options
+from clusterctl.run.phases import Run
 from clusterctl.nodes.remote import Access
 from clusterctl.ui.screen import Screen
 
 here = Path(sys.argv[1])
 
 class Site:
-    options = converge.Options("bootstrap", here)
+    options = Options("bootstrap", here)
+    state = here / ".clusterctl"
     skipped = ()
     access = Access(here / "known_hosts")
     def command(self): return runner.Command(here / sys.argv[2], here / "inventory.yaml", verbosity=int(sys.argv[3]))
     def groups(self): return {"slurm_head": ["head1"]}
-    def critical(self): return set(sys.argv[4].split(","))
+    class inventory:
+        heads = set(sys.argv[4].split(","))
 
 def work():
     screen = Screen(sys.stdout)
     with lock.hold(here / ".clusterctl", "bootstrap", say=screen.say) as held:
-        kept = RunDirectory.create(here / ".clusterctl", "bootstrap")
-        error, _ = converge.play(Site(), kept, Ledger(), held, str, screen, patience=1)
+        run = Run(Site(), screen, lock=held)
+        error, _ = plays.watch(run, run.site, str, patience=1)
     if error:
         raise error
 

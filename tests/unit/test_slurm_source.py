@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleError
 
-from clusterctl.commands import membership
 from clusterctl.inventory import slurm_source
-from clusterctl.run import preflight
+from clusterctl.run import membership, preflight
 from tests.systems.rendering import SYSTEMS, Cluster, a_cluster, record
 from tests.unit.test_preflight import _set, facts, three
 

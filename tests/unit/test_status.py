@@ -227,9 +227,9 @@ def out_of_service(state: str, reason: str = "a reason", by: str = "root", **cau
 
 def our_causes() -> set[str]:
     """The causes under which our own programs drain nodes, as they have them."""
-    found = {upgrade.What().cause, upgrade.What(system=True).cause, upgrade.REBOOT}
+    found = {upgrade.What().playbook, upgrade.What(system=True).playbook, "reboot"}
     for pattern, paths_ in (
-        (r"\.drain\(\s*\"([^\"]+)\"", paths.content().glob("clusterctl/*/*.py")),
+        (r"Drain\(\s*\"([^\"]+)\"", paths.content().glob("clusterctl/*/*.py")),
         (r"slurm-drain, ([\w-]+),", paths.content().glob("roles/*/tasks/*.yml")),
         (r"\[LEDGER, \"([^\"]+)\"", paths.content().glob("roles/slurm_head/files/slurm-health")),
         (r"verify_cause: ([\w-]+)", paths.content().glob("roles/verify/defaults/main.yml")),
@@ -258,7 +258,7 @@ def test_page__cause_of_a_drain__has_its_command(cause: str) -> None:
     drained = out_of_service("IDLE+DRAIN", "clusterctl: x", **{cause: "XID 79"})
     assert f"gpu[01-03]: drained by {cause}: XID 79 ({COMMANDS[cause]})\n" in page(drained)
     back = out_of_service("IDLE", "", **{cause: "XID 79"})
-    assert f"(on the head: sudo slurm-drain {cause} --in gpu01,gpu02,gpu03)\n" in page(back)
+    assert f"(on the head: sudo /usr/local/sbin/slurm-drain {cause} --in gpu01,gpu02,gpu03)\n" in page(back)
 
 
 @pytest.mark.proves("status", "Each other fault is shown with the command that repairs it.")
@@ -268,7 +268,10 @@ def test_page__cause_of_a_drain__has_its_command(cause: str) -> None:
         (out_of_service("IDLE+DRAIN"), f"drained by an operator (root): a reason ({RESUME})"),
         (out_of_service("IDLE+DRAIN", by="slurm"), f"drained by Slurm itself: a reason ({RESUME})"),
         (out_of_service("IDLE+DRAIN", "clusterctl: x"), f"no cause any more: clusterctl: x ({RESUME})"),
-        (out_of_service("IDLE+DRAIN", "clusterctl: x", mine="x"), "(on the head: sudo slurm-drain mine --in gpu01,"),
+        (
+            out_of_service("IDLE+DRAIN", "clusterctl: x", mine="x"),
+            "(on the head: sudo /usr/local/sbin/slurm-drain mine --in gpu01,",
+        ),
         (out_of_service("IDLE+DRAIN", "clusterctl: x", **{"{x}; id": "x"}), f"drained by {{x}}; id: x ({RESUME})\n"),
         (out_of_service("DOWN+NOT_RESPONDING"), f"a reason ({COMMANDS['bootstrap']})"),
         (out_of_service("IDLE+INVALID_REG"), f"a reason ({COMMANDS['bootstrap']})"),

@@ -15,19 +15,14 @@ TOP = {"cli", "lab"}
 MODULE_LINES, FUNCTION_LINES = 400, 60
 # Longer than that today. A line goes when its module is divided; none may grow, and none may be added.
 LONG_MODULES = {
-    "cli/app.py": 665,
-    "commands/membership.py": 524,
     "inventory/edit.py": 409,
     "inventory/schema.py": 458,
     "lab/lab.py": 443,
     "nodes/probe.py": 883,
     "nodes/remote.py": 554,
-    "run/converge.py": 709,
     "run/preflight.py": 689,
 }
 LONG_FUNCTIONS = {
-    "commands/membership.py:remove_node": 76,
-    "run/converge.py:run": 76,
     "run/preflight.py:preflight": 79,
 }
 

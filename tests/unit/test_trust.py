@@ -16,7 +16,7 @@ from clusterctl.nodes import known_hosts as trusted
 from clusterctl.nodes import remote, trust
 from clusterctl.nodes.known_hosts import HostKey
 from clusterctl.nodes.remote import Access
-from clusterctl.run import converge
+from clusterctl.run import entry
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import InputError, Interrupted, PreflightError
 
@@ -97,7 +97,7 @@ def test_host_keys__declined__are_not_recorded_and_exit_7(
     recorded = known(node.port, ed25519(tmp_path / "old")) if verb == "trust" else ""
     access.known_hosts.write_text(recorded)
     told = io.StringIO()
-    ask, one = converge._ask(Screen(told)), host(node.port)
+    ask, one = entry.ask_about_keys(Screen(told)), host(node.port)
     with pytest.raises(Interrupted, match="No host key was recorded, and no node was changed") as caught:
         if verb == "trust":
             trust.renew(inventory(tmp_path, one), [one], access, accept=False, ask=ask)

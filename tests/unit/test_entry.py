@@ -1,8 +1,6 @@
-"""What leads up to a run."""
+"""What leads up to a run, and how long its nodes are waited for."""
 
-import contextlib
 import io
-import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,24 +8,29 @@ from typing import Any
 import pytest
 
 from clusterctl.ansible.events import PlaybookStarted, Result, Status
-from clusterctl.ansible.outcome import Ledger
+from clusterctl.ansible.run_directory import RunDirectory
+from clusterctl.commands import bootstrap
 from clusterctl.nodes import known_hosts
 from clusterctl.nodes.contact import Contact
 from clusterctl.nodes.known_hosts import HostKey
 from clusterctl.nodes.remote import Access
-from clusterctl.run import converge, preflight
+from clusterctl.run import plays, preflight, record
+from clusterctl.run.context import Options, Site
+from clusterctl.run.entry import EnsureSecrets, Preflight
+from clusterctl.run.phases import Run
 from clusterctl.ui.report import Screen
 from clusterctl.util.errors import ClusterctlError, Finding, InputError, PreflightError, WorkersFailed
+from clusterctl.workspace import home
 
 from .ssh_server import host, inventory
 
 PASSWORD = "correct horse battery"
 
 
-def site(directory: Path) -> converge.Site:
+def site(directory: Path) -> Site:
     made = inventory(directory, host(22))
-    options = converge.Options("verify", directory)
-    return converge.Site(options, made, made.hosts, Access(directory / "known_hosts", PASSWORD))
+    options = Options("verify", directory)
+    return Site(options, made, made.hosts, Access(directory / "known_hosts", PASSWORD))
 
 
 @pytest.mark.proves("secrets", "Preflight's problems and notes show no sudo password.")
@@ -39,11 +42,11 @@ def test_what_a_node_says_before_a_run_shows_no_password(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(preflight, "preflight", refuse)
     with pytest.raises(PreflightError, match=r"cannot become root: \[redacted\]: not found") as refused:
-        converge.prepare(site(tmp_path), Screen(io.StringIO()))
+        Preflight(replaces=False).run(Run(site(tmp_path), Screen(io.StringIO())))
     assert PASSWORD not in str(refused.value)
     monkeypatch.setattr(preflight, "preflight", lambda *_: Contact({}, (replace(finding, warning=True),), {}, ()))
     page = io.StringIO()
-    converge.prepare(site(tmp_path), Screen(page))
+    Preflight(replaces=False).run(Run(site(tmp_path), Screen(page)))
     assert "note: gpu01: sudo" in page.getvalue()
     assert PASSWORD not in page.getvalue()
 
@@ -64,10 +67,11 @@ def test_page__disk_is_full_during_a_plan__names_the_directory_that_stays(tmp_pa
     """A plan has a copy of the cluster's directory, whose state is a link to the real one."""
     (tmp_path / "aurora/runs").mkdir(parents=True)
     (tmp_path / "copy").symlink_to(tmp_path / "aurora")
-    kept = types.SimpleNamespace(path=tmp_path / "copy/runs", log=tmp_path / "copy/runs/ansible.log")
+    kept = RunDirectory(tmp_path / "copy/runs")
     for name in (None, str(tmp_path / "copy/runs/events.jsonl")):
         page, trouble = io.StringIO(), OSError(28, "No space left on device", name)
-        converge._page(site(tmp_path), kept, Ledger(), WorkersFailed("x"), trouble, Screen(page), "again")  # type: ignore[arg-type]
+        run = Run(site(tmp_path), Screen(page), kept=kept, trouble=trouble)
+        record.page(run, WorkersFailed("x"), "again")
         full = tmp_path / "aurora/runs" / Path(name or "").name
         assert f"{full}: No space left on device; the log is incomplete" in page.getvalue()
         assert "copy" not in page.getvalue()
@@ -77,23 +81,21 @@ def test_page__disk_is_full_during_a_plan__names_the_directory_that_stays(tmp_pa
 def patiences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float | None]]:
     """The hosts and the patience of each playbook of a run that contacts and plays nothing; gpu02 is slow."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    made = inventory(tmp_path, host(22, None, "head1", "slurm_head"), host(22, None, "gpu01"), host(22, None, "gpu02"))
     seen: list[tuple[str, float | None]] = []
 
-    def play(
-        site: converge.Site, kept: object, ledger: Ledger, *rest: Any, **_: object
+    def watch(
+        run: Run, site: Site, *_: object, patience: float | None, more: bool
     ) -> tuple[ClusterctlError | None, OSError | None]:
-        seen.append((" ".join(host.name for host in site.hosts), rest[4]))
-        status: Status = "behind" if rest[4] else "ok"
-        ledger.add(PlaybookStarted((), False))
-        ledger.add(Result("gpu02", "base", "Stage", "", status, ""))
+        seen.append((" ".join(host.name for host in site.hosts), patience))
+        status: Status = "behind" if patience else "ok"
+        run.ledger.add(PlaybookStarted((), False))
+        run.ledger.add(Result("gpu02", "base", "Stage", "", status, ""))
         return None, None
 
-    monkeypatch.setattr(converge, "play", play)
-    for name in ("meet", "_same_head", "_keep_head", "_require_lock", "_page"):
-        monkeypatch.setattr(converge, name, lambda *_: None)
-    monkeypatch.setattr(converge, "prepare", lambda site, *_: site)
-    on_head = types.SimpleNamespace(missing=None, lost=False)
-    monkeypatch.setattr(converge, "_locked_head", lambda site: contextlib.nullcontext(on_head))
+    monkeypatch.setattr(plays, "watch", watch)
+    monkeypatch.setattr(bootstrap, "ENTRY", (EnsureSecrets(),))
+    monkeypatch.setattr(home, "load", lambda _: made)
     return seen
 
 
@@ -102,12 +104,10 @@ def test_run__a_slow_node__is_waited_for_a_minute_in_all(
     tmp_path: Path, patiences: list[tuple[str, float | None]]
 ) -> None:
     """What is left to do there is done afterwards, without a limit."""
-    made = inventory(tmp_path, host(22, None, "head1", "slurm_head"), host(22, None, "gpu01"), host(22, None, "gpu02"))
-    converge.run(converge.Options("bootstrap", tmp_path), made)
+    bootstrap.bootstrap(Options("bootstrap", tmp_path))
     assert patiences == [("head1 gpu01 gpu02", 60.0), ("head1 gpu02", None)]
 
 
 def test_run__check_mode__waits_for_each_node(tmp_path: Path, patiences: list[tuple[str, float | None]]) -> None:
-    made = inventory(tmp_path, host(22, None, "head1", "slurm_head"), host(22, None, "gpu01"))
-    converge.run(converge.Options("bootstrap", tmp_path, check=True), made)
-    assert patiences == [("head1 gpu01", None)]
+    bootstrap.bootstrap(Options("plan", tmp_path, planned="bootstrap"))
+    assert patiences == [("head1 gpu01 gpu02", None)]

@@ -1,19 +1,15 @@
 """`secret rotate`: which playbooks it plays, when the new secrets count, and which command goes on."""
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from clusterctl.ansible.events import Result
-from clusterctl.ansible.outcome import Ledger
-from clusterctl.commands import rotation
-from clusterctl.inventory import model as inventory
-from clusterctl.nodes.remote import Access
-from clusterctl.run import converge
-from clusterctl.run.converge import Options, Site, Work
-from clusterctl.ui.screen import Screen
+from clusterctl.commands import secret
+from clusterctl.run import engine, plays, record
+from clusterctl.run.context import Options, Site
+from clusterctl.run.phases import Run
 from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, Interrupted, WorkersFailed
 from clusterctl.workspace import secrets
 
@@ -44,27 +40,23 @@ def rotated(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     def rotate(
         names: str, *ends: ClusterctlError | None, failed: str = ""
     ) -> tuple[list[str], str, ClusterctlError | None]:
-        told: list[tuple[list[str], str, ClusterctlError | None]] = []
+        played: list[str] = []
+        runs: list[Run] = []
 
-        def run(options: Options, known: inventory.Inventory | None = None, work: Work | None = None) -> int:
-            assert work
-            known = inventory.load(cluster)
-            site = Site(options, known, known.hosts, Access(cluster.parent / "known_hosts"))
-            ledger, played, screen = Ledger(), [], Screen(io.StringIO())
+        def play(run: Run, site: Site, **_: object) -> ClusterctlError | None:
+            runs.append(run)
+            run.directory()
+            played.append(site.playbook)
             if failed:
-                ledger.add(Result(failed, "munge", "Stage", "", "failed", "broken"))
+                run.ledger.add(Result(failed, "munge", "Stage", "", "failed", "broken"))
+            return ends[len(played) - 1]
 
-            def play(site: Site) -> ClusterctlError | None:
-                played.append(site.playbook)
-                return ends[len(played) - 1]
-
-            error = work.finish(work.begin(site, screen), ledger, screen, play)
-            told.append((played, work.goes_on(), error))
-            return 0
-
-        monkeypatch.setattr(converge, "run", run)
-        rotation.rotate(Options("secret", cluster, subverb="rotate", flags=tuple(names.split())))
-        return told[0]
+        errors: list[ClusterctlError | None] = []
+        monkeypatch.setattr(plays, "play", play)
+        monkeypatch.setattr(secret, "ENTRY", ())
+        monkeypatch.setattr(record, "close", lambda _, error: errors.append(error))
+        secret.rotate(Options("secret", cluster, subverb="rotate", flags=tuple(names.split())))
+        return played, runs[-1].resume_with, errors[0]
 
     return rotate
 
@@ -111,9 +103,9 @@ def test_rotate__all__are_replaced_with_their_hashes(rotated: Played, cluster: P
 
 
 def test_rotate__unknown_name__contacts_nobody(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(converge, "run", lambda *_, **__: pytest.fail("it began"))
+    monkeypatch.setattr(engine, "execute", lambda *_, **__: pytest.fail("it began"))
     with pytest.raises(InputError, match="did you mean munge_key"):
-        rotation.rotate(Options("secret", cluster, subverb="rotate", flags=("mung_key",)))
+        secret.rotate(Options("secret", cluster, subverb="rotate", flags=("mung_key",)))
 
 
 def test_again__of_a_rotation__is_what_was_typed(cluster: Path) -> None:

@@ -1,34 +1,28 @@
-"""What a verb would do: its playbook in Ansible's check mode, on a copy of the cluster's directory.
+"""What a verb would change: its plays in Ansible's check mode, on a copy of the cluster's directory.
 
 So the inventory, the hardware records and the secrets stay as they are, though a plan may add nodes, meet new ones, or
-be the first that a cluster sees. Exit status: 0 where nothing would change, 10 where something would.
+be the first that a cluster sees. Exit code: 0 where nothing would change, 10 where something would.
 """
 
 import itertools
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
 from clusterctl.ansible.events import Change
 from clusterctl.ansible.outcome import Ledger
-from clusterctl.inventory.model import Inventory
-from clusterctl.run import converge
-from clusterctl.run.converge import Options, Site, Work
-from clusterctl.slurm.client import Job
+from clusterctl.run.context import Site
+from clusterctl.run.scheduler import Workload
 from clusterctl.ui.screen import Screen, at_commas
 from clusterctl.util import files
-from clusterctl.util.errors import ClusterctlError
 from clusterctl.util.text import fold
 from clusterctl.workspace import home, secrets
-
-if TYPE_CHECKING:
-    from clusterctl.commands import membership
 
 NOTHING, CHANGES = 0, 10
 _REBOOT = "reboot"  # the role
@@ -42,10 +36,10 @@ class Plan:
     changes: dict[tuple[str, Change], list[str]] = field(default_factory=dict)
     restarts: dict[str, list[str]] = field(default_factory=dict)
     reboots: list[str] = field(default_factory=list)
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[Workload] = field(default_factory=list)
 
     @classmethod
-    def of(cls, ledger: Ledger, jobs: Sequence[Job] = ()) -> "Plan":
+    def of(cls, ledger: Ledger, jobs: Sequence[Workload] = ()) -> "Plan":
         """Read a plan from a run in check mode."""
         plan = cls(jobs=list(jobs))
         for name in ledger.ordered(ledger.hosts):
@@ -58,6 +52,15 @@ class Plan:
                     plan.restarts.setdefault(f"{change.name} {change.what}", []).append(name)
         return plan
 
+    @property
+    def exit_code(self) -> int:
+        """Whether something would change, as an exit code."""
+        return CHANGES if self.changes or self.reboots else NOTHING
+
+    def moved(self) -> set[str]:
+        """Return the hosts on which something would change."""
+        return {*self.reboots, *(host for hosts in self.changes.values() for host in hosts)}
+
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data for `--output json`."""
         changes = self.changes.items()
@@ -65,7 +68,7 @@ class Plan:
             "changes": [{"role": role, **change.as_dict(), "hosts": hosts} for (role, change), hosts in changes],
             "restarts": [{"unit": unit, "hosts": hosts} for unit, hosts in self.restarts.items()],
             "reboots": self.reboots,
-            "jobs": [vars(job) for job in self.jobs],
+            "jobs": [job.as_dict() for job in self.jobs],
         }
 
     def show(self, screen: Screen) -> None:
@@ -107,71 +110,30 @@ def _field(screen: Screen, name: str, lines: Sequence[str]) -> None:
         screen.hang((f"  {'' if number else name:<10}", "dim"), line)
 
 
-def bootstrap(options: Options) -> int:
-    """Plan a bootstrap; returns the exit status."""
-    return preview(options, home.load(options.inventory))
-
-
-def preview(
-    options: Options,
-    before: Inventory,
-    change: "membership.Change | None" = None,
-    leave: Callable[[Site, Path], tuple[Site, list[Job]]] | None = None,
-    clean: Callable[[Site, Path], Site] | None = None,
-    begun: Callable[[Site, Screen], Site] = lambda site, screen: replace(site, playbook="bootstrap"),
-    affected: Callable[[Site, Ledger], list[Job]] = lambda site, ledger: [],
-) -> int:
-    """Show what a run would change, after this change of the inventory; returns the exit status.
-
-    Where nodes are to leave, `leave` gives the site without them and the jobs that hold them, and `clean` the site that
-    they are, with an inventory in a directory. `begun` is as a Work's; `affected` finds the jobs that would be waited
-    for.
-    """
-    jobs: list[Job] = []
-    told: dict[str, Any] = {}
-    with _copy(before, change) as directory:
-
-        def begin(site: Site, screen: Screen) -> Site:
-            if leave:
-                site, found = leave(site, directory)
-                jobs.extend(found)
-            return begun(site, screen)
-
-        def finish(
-            site: Site, ledger: Ledger, screen: Screen, play: Callable[[Site], ClusterctlError | None]
-        ) -> ClusterctlError | None:
-            jobs.extend(affected(site, ledger))
-            return play(clean(site, directory)) if clean else None
-
-        def conclude(ledger: Ledger, screen: Screen) -> int:
-            plan = Plan.of(ledger, jobs)
-            plan.show(screen)
-            screen.say()
-            told.update(plan.as_dict())
-            return CHANGES if plan.changes or plan.reboots else NOTHING
-
-        contacted = change.inventory if change and not leave else before  # who leaves is there yet
-        contacted = replace(contacted, path=directory / before.path.name, directory=directory)
-        return converge.run(replace(options, check=True), contacted, Work(begin, finish, conclude, told))
-
-
 @contextmanager
-def _copy(inventory: Inventory, change: "membership.Change | None") -> Iterator[Path]:
-    """Give a private copy of the cluster's directory, after the change, which has the real one's `.clusterctl`."""
+def on_a_copy(site: Site) -> Iterator[Site]:
+    """Give the site on a private copy of the cluster's directory, in check mode.
+
+    The copy has the real directory's `.clusterctl`. No phase writes there in a plan, but locks and the run's directory.
+    """
     with tempfile.TemporaryDirectory(prefix="clusterctl-plan-") as place:
-        directory = inventory.directory
-        made = Path(place).resolve() / directory.name  # which stands in the head's copy of it
-        shutil.copytree(directory, made, symlinks=True, ignore=shutil.ignore_patterns(home.STATE, ".git"))
-        files.make_private_directory(directory / home.STATE)
-        (made / home.STATE).symlink_to(directory / home.STATE)
-        path = made / inventory.path.name
-        if change:
-            path.unlink()  # where it is a link, what it leads to is nobody's copy
-            path.write_text(change.new)
-            files.discard(made / gone.relative_to(directory) for gone in change.gone)
+        real = site.inventory.directory
+        made = Path(place).resolve() / real.name  # which stands in the head's copy of it
+        shutil.copytree(real, made, symlinks=True, ignore=shutil.ignore_patterns(home.STATE, ".git"))
+        files.make_private_directory(real / home.STATE)
+        (made / home.STATE).symlink_to(real / home.STATE)
+        path = made / site.inventory.path.name
+        if path.is_symlink():  # what it leads to is nobody's copy
+            path.unlink()
+            path.write_bytes(site.inventory.path.read_bytes())
         fresh = not (made / secrets.FILE).exists()
         try:
-            yield made
+            yield replace(
+                site,
+                options=replace(site.options, check=True),
+                inventory=replace(site.inventory, path=path, directory=made),
+                access=replace(site.access, known_hosts=made / home.KNOWN_HOSTS),
+            )
         finally:
             if fresh and (made / secrets.FILE).exists():  # those of a cluster that does not exist yet
                 secrets.forget(made)

@@ -16,7 +16,7 @@ import yaml
 from clusterctl.inventory import hostrange
 from clusterctl.inventory.model import JUMP, Host, Inventory, judge
 from clusterctl.nodes import known_hosts, route
-from clusterctl.run.converge import Site
+from clusterctl.run.context import Site
 from clusterctl.util import files
 from clusterctl.util.errors import InputError, Position, Problem
 from clusterctl.util.text import printable
@@ -122,10 +122,14 @@ def forget_keys(path: Path, nodes: Iterable[Node], after: Inventory) -> None:
     known_hosts.remove(path, {line for node in nodes for line in node.keys} - kept)
 
 
-def site(site: Site, nodes: Sequence[Node], folder: Path) -> Site:
-    """Return the leaving nodes as a site of their own, and write its inventory into `folder`: they and nobody else."""
+def written(site: Site, nodes: Sequence[Node]) -> Site:
+    """Return the nodes that leave as a site of their own, and write its inventory: they and nobody else.
+
+    A plan writes it beside its copy of the cluster's directory, into a folder that is nobody's yet.
+    """
+    made = unwritten(site, nodes)
+    folder = made.inventory.directory
     files.make_private_directory(folder)
-    made = unwritten(site, nodes, folder)
     files.write_atomically(made.inventory.path, inventory_text(made, nodes).encode(), replace=True)
     keys = [*home.known_hosts(site.access.known_hosts), *(line for node in nodes for line in node.keys)]
     lines = "".join(f"{line}\n" for line in dict.fromkeys(keys))
@@ -133,12 +137,13 @@ def site(site: Site, nodes: Sequence[Node], folder: Path) -> Site:
     return made
 
 
-def unwritten(site: Site, nodes: Sequence[Node], folder: Path) -> Site:
+def unwritten(site: Site, nodes: Sequence[Node]) -> Site:
     """Return the same, and write nothing."""
+    directory = site.inventory.directory
+    folder = directory.with_name(f"{directory.name}-{FOLDER}") if site.options.planned else site.state / FOLDER
     hosts = tuple(node.host(site.inventory.hosts) for node in nodes)
     groups = MappingProxyType({GROUP: tuple(host.name for host in hosts)})
-    path = folder / "inventory.yaml"
-    inventory = replace(site.inventory, path=path, directory=folder, hosts=hosts, groups=groups)
+    inventory = replace(site.inventory, path=folder / "inventory.yaml", directory=folder, hosts=hosts, groups=groups)
     return replace(site, inventory=inventory, hosts=hosts, skipped=(), playbook="remove-node")
 
 

@@ -1,6 +1,5 @@
 """Which hosts a run plays, in what order, and what it says to run next. Nodes, Ansible and locks are replaced."""
 
-import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +8,15 @@ from typing import Any, Literal
 import pytest
 
 from clusterctl.ansible.events import Change, Ended, HostStats, PlaybookStarted, Result, Stats
+from clusterctl.commands import bootstrap
 from clusterctl.nodes import contact
-from clusterctl.run import converge
-from clusterctl.run.converge import Options, Site, Work
+from clusterctl.run import engine, plays
+from clusterctl.run.context import Options, Site
+from clusterctl.run.phases import Run
+from clusterctl.run.plays import Play
 from clusterctl.util.errors import ClusterctlError, HeadFailed, WorkersFailed
 from clusterctl.util.redaction import Redactor
-from clusterctl.workspace import hardware, secrets
+from clusterctl.workspace import hardware
 
 from .test_hardware import NOW, reply
 
@@ -31,14 +33,8 @@ all:
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster whose nodes nobody asks."""
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    lock: Any = SimpleNamespace(missing=None)
-    monkeypatch.setattr(converge, "meet", lambda *_: None)
-    monkeypatch.setattr(converge, "prepare", lambda site, *_: site)
-    monkeypatch.setattr(converge, "_same_head", lambda *_: None)
-    monkeypatch.setattr(converge, "_keep_head", lambda *_: None)
-    monkeypatch.setattr(converge, "_locked_head", lambda _: contextlib.nullcontext(lock))
-    monkeypatch.setattr(converge, "_redactor", lambda *_, **__: Redactor([]))
-    monkeypatch.setattr(secrets, "ensure", lambda *_: None)
+    monkeypatch.setattr(bootstrap, "ENTRY", ())
+    monkeypatch.setattr(Site, "redactor", lambda *_, **__: Redactor([]))
 
 
 @pytest.mark.proves("restore", "A worker left behind by a restore gets a bootstrap, no second restore.")
@@ -50,14 +46,14 @@ def test_what_was_left_behind_gets_the_rest(
     """A restore that was played to the head once more would put back a state from before the jobs since."""
     played: list[tuple[str, str]] = []
 
-    def play(site: Site, kept: Any, ledger: Any, *_: Any, **__: Any) -> tuple[None, None]:
+    def watch(run: Run, site: Site, *_: Any, **__: Any) -> tuple[None, None]:
         played.append((site.command().playbook.stem, ",".join(host.name for host in site.hosts)))
-        ledger.add(PlaybookStarted(()))
-        ledger.add(Result("gpu02", "r", "t", "", "ok" if len(played) > 1 else "behind"))
+        run.ledger.add(PlaybookStarted(()))
+        run.ledger.add(Result("gpu02", "r", "t", "", "ok" if len(played) > 1 else "behind"))
         return None, None
 
-    monkeypatch.setattr(converge, "play", play)
-    assert converge.run(Options("restore", tmp_path), work=Work(rest=rest)) == 0
+    monkeypatch.setattr(plays, "watch", watch)
+    assert engine.execute(Options("restore", tmp_path), [Play("restore", "Restore", rest=rest)]) == 0
     assert played == [("restore", "head1,gpu01,gpu02"), (second, "head1,gpu02")]
 
 
@@ -69,9 +65,9 @@ def test_what_was_left_behind_gets_the_rest(
 def test_nobody_is_told_to_restore_what_is_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: ClusterctlError, verb: str
 ) -> None:
-    monkeypatch.setattr(converge, "play", lambda *_, **__: (error, None))
+    monkeypatch.setattr(plays, "watch", lambda *_, **__: (error, None))
     asked = Options("restore", tmp_path, flags=("a.tar",))
-    assert converge.run(asked, work=Work(rest="bootstrap")) == error.exit_code
+    assert engine.execute(asked, [Play("restore", "Restore", rest="bootstrap")]) == error.exit_code
     (summary,) = (tmp_path / ".clusterctl/runs").glob("*/summary.json")
     assert json.loads(summary.read_text())["next"] == f"clusterctl {verb.format(tmp_path)}"
 
@@ -87,27 +83,27 @@ def test_run__proof_fails_before_slurm_has_the_new_gpus__counts_the_second_time(
     hardware.save(tmp_path, hardware.from_reply("gpu02", reply() | {"gpus": [], "driver_version": None}, NOW))
     played: list[str] = []
 
-    def play(site: Site, kept: Any, ledger: Any, *_: Any, **__: Any) -> tuple[ClusterctlError | None, None]:
+    def watch(run: Run, site: Site, *_: Any, **__: Any) -> tuple[ClusterctlError | None, None]:
         names = [host.name for host in site.hosts]
         played.append(",".join(names))
         first = len(played) == 1
-        ledger.add(PlaybookStarted(()))
+        run.ledger.add(PlaybookStarted(()))
         built = Change("kernel module", "nvidia", "580.95.05 loaded")
-        ledger.add(
+        run.ledger.add(
             Result("gpu02", "nvidia_driver", "t", "", "changed" if first else "ok", changes=(built,) if first else ())
         )
-        ledger.add(Result("gpu02", "verify", "t", "", "failed" if first else "ok"))
+        run.ledger.add(Result("gpu02", "verify", "t", "", "failed" if first else "ok"))
         if first:
-            ledger.add(Result("gpu01", "base", "t", "", other))
+            run.ledger.add(Result("gpu01", "base", "t", "", other))
         failed = {"gpu02": first, "gpu01": other == "failed"}
-        ledger.add(Stats({name: HostStats(failed=int(failed.get(name, False))) for name in names}))
-        ledger.add(Ended())
-        return ledger.judge(site.groups(), site.critical()), None
+        run.ledger.add(Stats({name: HostStats(failed=int(failed.get(name, False))) for name in names}))
+        run.ledger.add(Ended())
+        return run.ledger.judge(site.groups(), site.inventory.heads), None
 
-    monkeypatch.setattr(converge, "play", play)
+    monkeypatch.setattr(plays, "watch", watch)
     answer = SimpleNamespace(facts=SimpleNamespace(hardware=hardware.from_reply("gpu02", reply(), NOW)))
     monkeypatch.setattr(contact, "ask", lambda *_: answer)
-    assert converge.run(Options("bootstrap", tmp_path)) == code
+    assert bootstrap.bootstrap(Options("bootstrap", tmp_path)) == code
     assert played == ["head1,gpu01,gpu02", "head1,gpu02"]
 
 
@@ -118,14 +114,14 @@ def a_driver_comes(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> li
     """Let each play give gpu02 a driver, and the node answer so afterwards; return the hosts of each play."""
     played: list[str] = []
 
-    def play(site: Site, kept: Any, ledger: Any, *_: Any, **__: Any) -> tuple[None, None]:
+    def watch(run: Run, site: Site, *_: Any, **__: Any) -> tuple[None, None]:
         played.append(",".join(host.name for host in site.hosts))
-        ledger.add(PlaybookStarted(()))
+        run.ledger.add(PlaybookStarted(()))
         built = Change("kernel module", "nvidia", "580.95.05 loaded")
-        ledger.add(Result("gpu02", "nvidia_driver", "t", "", "changed", changes=(built,)))
+        run.ledger.add(Result("gpu02", "nvidia_driver", "t", "", "changed", changes=(built,)))
         return None, None
 
-    monkeypatch.setattr(converge, "play", play)
+    monkeypatch.setattr(plays, "watch", watch)
     answer = SimpleNamespace(facts=SimpleNamespace(hardware=hardware.from_reply("gpu02", found, NOW)))
     monkeypatch.setattr(contact, "ask", lambda *_: answer)
     return played
@@ -137,7 +133,7 @@ def test_run__driver_without_a_gpu__plays_the_node_once_more(tmp_path: Path, mon
     (tmp_path / "hardware").mkdir()
     hardware.save(tmp_path, hardware.from_reply("gpu02", BARE, NOW))
     played = a_driver_comes(monkeypatch, BARE)
-    assert converge.run(Options("bootstrap", tmp_path)) == 0
+    assert bootstrap.bootstrap(Options("bootstrap", tmp_path)) == 0
     assert played == ["head1,gpu01,gpu02", "head1,gpu02"]
 
 
@@ -154,8 +150,8 @@ def test_run__a_node_got_a_driver__plays_it_once_more_with_its_record(
     for name in ("gpu01", "gpu02"):
         hardware.save(tmp_path, hardware.from_reply(name, BARE, NOW))
     played = a_driver_comes(monkeypatch, reply())
-    assert converge.run(Options("bootstrap", tmp_path)) == 0
+    assert bootstrap.bootstrap(Options("bootstrap", tmp_path)) == 0
     assert played == ["head1,gpu01,gpu02", "head1,gpu02"]
     assert len(hardware.load(hardware.path_of(tmp_path, "gpu02")).gpus) == 2
-    assert converge.run(Options("bootstrap", tmp_path)) == 0
+    assert bootstrap.bootstrap(Options("bootstrap", tmp_path)) == 0
     assert played[2:] == ["head1,gpu01,gpu02"]

@@ -1,0 +1,50 @@
+"""`bootstrap`: build the cluster, and repair what differs from the inventory."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from clusterctl.run import engine, pruning
+from clusterctl.run.context import Options
+from clusterctl.run.entry import ENTRY
+from clusterctl.run.phases import Phase, Run, Step
+from clusterctl.run.plays import Play, play
+from clusterctl.util.errors import WorkersFailed
+from clusterctl.util.text import fold
+
+
+class UninstallUnused(Phase):
+    """Uninstall the roles of groups that hosts left, where no job runs that may need them.
+
+    WorkersFailed names the hosts with jobs.
+    """
+
+    title = "Uninstall unused roles"
+
+    def run(self, run: Run) -> None:
+        nodes = {name: found.node for name, found in run.site.facts.items()}
+        due = [
+            host
+            for host in run.site.hosts
+            if host.name in nodes and pruning.optional().intersection(pruning.unused(host, nodes[host.name].roles))
+        ]
+        busy = [host.name for host in due if nodes[host.name].jobs]
+        idle = tuple(host for host in due if host.name not in busy)
+        if not due:
+            run.screen.say("  Nothing to uninstall.")
+        if idle and (error := play(run, replace(run.site, hosts=idle, playbook="prune"))):
+            raise error
+        if busy:
+            raise WorkersFailed(f"Jobs run on {fold(busy)}; nothing was uninstalled there. Drain it first.")
+
+    def describe(self, run: Run) -> Iterator[Step]:
+        yield replace(run.site, playbook="prune")
+
+
+def bootstrap(options: Options, prune: bool = False) -> int:
+    """Build the cluster, and with `prune` uninstall what hosts have no group for; return the exit code."""
+    phases = [
+        *ENTRY,
+        Play("bootstrap", "Configure all nodes"),
+        *[UninstallUnused()] * prune,
+    ]
+    return engine.execute(options, phases)

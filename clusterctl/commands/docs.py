@@ -1,0 +1,20 @@
+"""`docs`: show a page of the documentation, which comes with the program."""
+
+import pydoc
+import sys
+
+from clusterctl.util import paths
+from clusterctl.util.errors import InputError, Problem
+from clusterctl.util.text import did_you_mean
+
+
+def docs_command(page: str) -> None:
+    """Print a page, through a pager on a terminal; without a name list all. Raises InputError."""
+    pages = {path.stem: path for path in sorted((paths.content() / "docs").glob("*.md"))}
+    if page and page not in pages:
+        raise InputError([Problem(None, "PAGE", f'no page "{page}"', did_you_mean(page, pages) or ", ".join(pages))])
+    text = pages[page].read_text(encoding="utf-8") if page else "".join(f"{name}\n" for name in pages)
+    if page and sys.stdout.isatty():
+        pydoc.pager(text)
+    else:
+        print(text, end="")

@@ -1,0 +1,119 @@
+"""`secret`: print a secret of the cluster or its authority's certificate, or replace secrets on all nodes.
+
+A bootstrap brings new secrets to the nodes. The munge key needs more, because daemons of Slurm with different keys
+refuse each other's messages: it is staged on all nodes in a second file, and all nodes exchange the two files at the
+same time (roles/munge/tasks/exchange.yml).
+"""
+
+from clusterctl.inventory.document import shown
+from clusterctl.run import context, engine
+from clusterctl.run.context import Options
+from clusterctl.run.entry import ENTRY
+from clusterctl.run.phases import Phase, Run
+from clusterctl.run.plays import Play
+from clusterctl.util.errors import InputError, Interrupted, Problem, WorkersFailed
+from clusterctl.util.text import did_you_mean
+from clusterctl.workspace import certificates, secrets
+
+_ALL = "all"
+_MUNGE = "munge_key"
+_BACKUP = "backup_key"
+_SEED = "certificate_authority_seed"
+
+
+def show(options: Options, name: str) -> str:
+    """Return a secret; InputError names those that there are."""
+    values = secrets.values(context.load(options).inventory.directory)
+    _known(name, [name for name in values if not name.endswith(secrets.NEXT)])
+    return values[name]
+
+
+def authority(options: Options) -> str:
+    """Return the certificate of the cluster's authority as PEM."""
+    inventory = context.load(options).inventory
+    known = secrets.values(inventory.directory)
+    if _SEED not in known:
+        raise InputError([Problem(None, secrets.FILE, f"has no {_SEED} yet", "bootstrap makes it")])
+    return certificates.authority(known[_SEED], inventory.cluster_name)
+
+
+def rotate(options: Options) -> int:
+    """Replace the secrets that `options.flags` names, and bootstrap the cluster with the new ones; the exit code.
+
+    Nothing is changed until all nodes that are reached have the new munge key in its second file. An unknown name is an
+    InputError, and no node is contacted.
+    """
+    rotatable = secrets.rotatable()
+    for name in options.flags:
+        _known(name, [*rotatable, _ALL])
+    names = rotatable if _ALL in options.flags else list(options.flags)
+    munge = _MUNGE in names
+    phases = [
+        *ENTRY,
+        ProposeSecrets(names),
+        *[StageMungeKey()] * munge,
+        AdoptSecrets(),
+        ExchangeMungeKey() if munge else Play("bootstrap", "Configure all nodes", patience=None),
+    ]
+    return engine.execute(options, phases)
+
+
+class ProposeSecrets(Phase):
+    """Generate the new secrets, which are not the cluster's yet."""
+
+    title = "Generate the new secrets"
+    changes_nodes = False
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def run(self, run: Run) -> None:
+        if _BACKUP in self.names:
+            run.screen.say(
+                "  Earlier backups can no longer be restored after this; make a new one with `clusterctl backup`."
+            )
+        secrets.propose(run.site.inventory.directory, self.names)
+
+
+class StageMungeKey(Play):
+    """Bring the new munge key to all nodes, beside the one in use."""
+
+    def __init__(self) -> None:
+        super().__init__("stage-munge-key", "Stage the new munge key", patience=None)
+
+    def run(self, run: Run) -> None:
+        try:
+            super().run(run)
+        except WorkersFailed:
+            if run.ledger.lost():
+                raise  # but not for nodes that were left out: they get it by a bootstrap
+
+
+class AdoptSecrets(Phase):
+    """Make the new secrets the cluster's; from then on a bootstrap brings them to the nodes that lack them."""
+
+    title = "Adopt the new secrets"
+
+    def run(self, run: Run) -> None:
+        secrets.adopt(run.site.inventory.directory)
+        run.resume_with = "bootstrap"
+
+
+class ExchangeMungeKey(Play):
+    """Exchange the two keys on all nodes at the same time, and bootstrap."""
+
+    def __init__(self) -> None:
+        super().__init__("exchange-munge-key", "Exchange the munge key, and configure all nodes", patience=None)
+
+    def run(self, run: Run) -> None:
+        try:
+            super().run(run)
+        except Interrupted as error:
+            then = "If the exchange of the munge key is already scheduled, the nodes complete it within two minutes."
+            raise Interrupted(f"{error} {then}") from None
+
+
+def _known(name: str, names: list[str]) -> None:
+    if name not in names:
+        near = did_you_mean(name, names) or "there are: " + ", ".join(names)
+        raise InputError([Problem(None, "NAME", f'no secret "{shown(name)}"', near)])

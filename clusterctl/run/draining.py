@@ -1,0 +1,97 @@
+"""The phase that takes nodes out of service and waits for what runs there."""
+
+from collections.abc import Iterator, Sequence
+
+from clusterctl.run import context, scheduler
+from clusterctl.run.context import Site
+from clusterctl.run.phases import Phase, Run, Step
+from clusterctl.run.scheduler import Workload
+from clusterctl.ui.screen import Screen
+from clusterctl.util.errors import Interrupted, WorkersFailed
+from clusterctl.util.text import fold, plural
+
+
+class Drain(Phase):
+    """Drain nodes for a cause, and with `wait` until nothing runs there.
+
+    With `force` what runs there is ended instead, after a question. `minutes` is how long is waited, None: as long as
+    it takes; WorkersFailed after that, and the nodes stay drained.
+    """
+
+    def __init__(
+        self,
+        cause: str,
+        nodes: Sequence[str],
+        reason: str,
+        *,
+        wait: bool = True,
+        force: bool = False,
+        minutes: float | None = None,
+    ) -> None:
+        self.cause, self.nodes, self.reason = cause, nodes, reason
+        self.wait, self.force, self.minutes = wait, force, minutes
+        self.title = f"Drain {fold(nodes)}" + " and wait for its jobs" * wait
+
+    def should_run(self, run: Run) -> bool:
+        return bool(self.nodes)
+
+    def run(self, run: Run) -> None:
+        with scheduler.connect(run.site) as controller:
+            if not controller.is_set_up():
+                return
+            controller.drain(self.cause, self.nodes, self.reason)
+            if self.wait and self.force and (found := controller.workloads(self.nodes)):
+                self._confirm(run, found)
+                controller.cancel([one.id for one in found])
+            if self.wait:
+                self._wait(run, controller)
+
+    def _confirm(self, run: Run, found: Sequence[Workload]) -> None:
+        for one in found:
+            run.screen.say(f"  {one}")
+        if not context.agree(run.screen, f"Kill {plural(len(found), 'job')}?", run.options.yes):
+            raise Interrupted(f"No job was killed; {fold(self.nodes)} stays drained ({self._keep(run.site)}).")
+
+    def _wait(self, run: Run, controller: scheduler.Scheduler) -> None:
+        seconds = None if self.minutes is None else self.minutes * 60
+        try:
+            left = controller.wait_until_empty(self.nodes, run.screen.say, seconds)
+        except KeyboardInterrupt:
+            stays = f"{fold(self.nodes)} stays drained ({self._keep(run.site)})"
+            raise Interrupted(f"Interrupted while jobs went on; {stays}.") from None
+        if left:
+            told = "; ".join(str(one) for one in left[:5]) + (f"; and {len(left) - 5} more" if len(left) > 5 else "")
+            raise WorkersFailed(
+                f"{plural(len(left), 'job')} still on {fold(self.nodes)} after {self.minutes:g} min; {told}.\n"
+                f"It stays drained, and nothing was changed; the same command waits again ({self._keep(run.site)})."
+            )
+
+    def _keep(self, site: Site) -> str:
+        back = scheduler.of(site.inventory).resume_command(self.cause, self.nodes)
+        return f"to keep it in service, on the head: {back}"
+
+    def plan(self, run: Run) -> None:
+        if self.wait:
+            with scheduler.connect(run.site) as controller:
+                run.jobs += controller.workloads(self.nodes) if controller.is_set_up() else []
+
+    def describe(self, run: Run) -> Iterator[Step]:
+        where, kind = f"on {run.site.inventory.head.name}", scheduler.of(run.site.inventory)
+        yield f"{where}: {kind.drain_command(self.cause, self.nodes, self.reason)}"
+        if self.wait:
+            yield f"{where}, until no job is listed: {kind.wait_command(self.nodes)}"
+
+
+def wait_for_jobs(site: Site, screen: Screen, cause: str, nodes: Sequence[str], minutes: float | None) -> list[str]:
+    """Drain the nodes of a batch and wait for their jobs; return those that still have some after the time."""
+    seconds = None if minutes is None else minutes * 60
+    try:
+        with scheduler.connect(site) as controller:
+            controller.drain(cause, nodes, f"{cause} under way")
+            left = controller.wait_until_empty(nodes, screen.say, seconds)
+            busy = [name for name in nodes if controller.workloads([name])] if left else []
+    except KeyboardInterrupt:
+        raise Interrupted("Interrupted while jobs went on.") from None
+    if busy:
+        screen.say(f"  {plural(len(left), 'job')} still on {fold(busy)}: {left[0]}" + ", ..." * (len(left) > 1))
+    return busy
