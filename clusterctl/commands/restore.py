@@ -10,6 +10,7 @@ from clusterctl.run.context import Options, Site
 from clusterctl.run.entry import CheckHostKeys, ConfirmHead, EnsureSecrets, LockDirectory, LockHead, Preflight
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import Play
+from clusterctl.slurm import versions
 from clusterctl.ui.screen import Screen
 from clusterctl.util import files
 from clusterctl.util.errors import Finding, InputError, Interrupted, PreflightError, Problem
@@ -86,14 +87,15 @@ def _request(path: Path, ended: list[str]) -> bytes:
 
 def _fits(site: Site, manifest: Manifest) -> None:
     """Refuse (PreflightError) a backup that this head's Slurm cannot read."""
-    from clusterctl.run.preflight import slurm_tables, slurm_version
-
-    head = site.inventory.head.name
-    versions, oldest = slurm_tables()
-    ours = slurm_version(versions, hardware.load(hardware.path_of(site.inventory.directory, head)))
-    if ours and not oldest[ours] <= manifest.release <= ours:
-        found = f"is of Slurm {manifest.slurm}, and {ours} here reads {oldest[ours]} to {ours}"
-        raise PreflightError([Finding(head, "backup", found, "install the distribution that it was made on")])
+    head = site.inventory.head
+    ours = versions.of_node(head, hardware.load(hardware.path_of(site.inventory.directory, head.name)))
+    if ours and not versions.work_together(ours, manifest.release):
+        range_ = f"{versions.oldest().get(ours, ours)} to {ours}"
+        found = f"is of Slurm {manifest.slurm}, and {ours} here reads {range_}"
+        hint = "install the distribution that it was made on"
+        if head.variables.get(versions.PIN):
+            hint = f"correct {versions.PIN}"
+        raise PreflightError([Finding(head.name, "backup", found, hint)])
 
 
 def _ended(site: Site, manifest: Manifest) -> list[str]:

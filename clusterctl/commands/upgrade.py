@@ -18,6 +18,7 @@ from clusterctl.run.phases import Phase, Run
 from clusterctl.run.planning import Plan
 from clusterctl.run.plays import play
 from clusterctl.run.rolling import Pace, Rolling
+from clusterctl.slurm import versions
 from clusterctl.util.errors import Finding, InputError, PreflightError, Problem, WorkersFailed
 from clusterctl.util.text import did_you_mean, fold, printable
 
@@ -159,9 +160,7 @@ def _require_window(site: Site, found: Plan, ledger: Ledger) -> None:
 
     Until the last batch the new head talks to old workers, so their versions count as well; so do those that stay.
     """
-    from clusterctl.run.preflight import slurm_tables
-
-    _, oldest = slurm_tables()
+    oldest = versions.oldest()
     daemons = {name for part in slurm_source.DAEMONS for name in slurm_source.every(site.inventory, part)}
     moves = list(_slurm_moves(found, daemons))
     moved = {host for host, *_ in moves}
@@ -173,7 +172,7 @@ def _require_window(site: Site, found: Plan, ledger: Ledger) -> None:
         findings.append(Finding(head, "slurm version", f"{new} is not known here", "use a later clusterctl"))
     elif new:
         for host, to, was in moves:
-            if wrong := [release for release in (to, was) if not oldest[new] <= release <= new]:
+            if wrong := [release for release in (to, was) if not versions.work_together(new, release)]:
                 told = f"Slurm {wrong[0]} and the head's {new}, which takes {oldest[new]} to {new}, do not go together"
                 findings.append(Finding(host, "slurm version", told, "upgrade in smaller steps: slurm_head_version"))
     if findings:

@@ -8,14 +8,12 @@ inventory without `cluster_networks`.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import yaml
-
 from clusterctl.inventory.model import Inventory
 from clusterctl.run import context
 from clusterctl.run.context import Options
 from clusterctl.run.phases import Phase, Run, Step
+from clusterctl.slurm import versions
 from clusterctl.ui.screen import Screen
-from clusterctl.util import paths
 from clusterctl.util.errors import Interrupted, Problem
 from clusterctl.util.text import did_you_mean, printable
 from clusterctl.workspace import hardware
@@ -98,12 +96,6 @@ def learns_by_restart(after: Inventory) -> bool:
 
     Source: https://slurm.schedmd.com/faq.html#add_nodes and the release notes of 23.11.
     """
-    from clusterctl.run.preflight import slurm_version
-
     path = hardware.path_of(after.directory, after.head.name)
-    if not path.exists():
-        return False
-    table = yaml.safe_load((paths.content() / "roles/slurm_head/vars/main.yml").read_text())
-    pin = str(after.head.variables.get("slurm_head_version", ""))
-    release = slurm_version(table["__slurm_head_distribution_versions"], hardware.load(path), pin)
+    release = versions.of_node(after.head, hardware.load(path)) if path.exists() else None
     return release is not None and release < "23.11"

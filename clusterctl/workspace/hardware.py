@@ -308,3 +308,10 @@ def compare(record: Hardware, reality: Hardware) -> list[str]:
 
 def _shape(cpu: Cpu) -> str:
     return f"{cpu.cpus} ({cpu.sockets} x {cpu.cores_per_socket} cores x {cpu.threads_per_core} threads)"
+
+
+def of_system(table: Mapping[str, str], node: Hardware) -> str | None:
+    """Return what a table by system says of a node's: ubuntu-24.04, debian-13 or, for a whole family, redhat-9."""
+    major = node.os.version.split(".")[0]
+    keys = f"{node.os.id}-{node.os.version}", f"{node.os.id}-{major}", f"{node.os.family.lower()}-{major}"
+    return next((table[key] for key in keys if key in table), None)

@@ -18,11 +18,14 @@ from ansible.module_utils import cluster_backup, node_tools
 from ansible.parsing.vault import VaultLib, VaultSecret
 
 from clusterctl.commands import backup, restore
+from clusterctl.run import context
 from clusterctl.run.context import Options
-from clusterctl.util.errors import InputError, Interrupted
+from clusterctl.util import untrusted
+from clusterctl.util.errors import InputError, Interrupted, PreflightError
 from clusterctl.workspace import archive as sealed
-from clusterctl.workspace import home, secrets
+from clusterctl.workspace import hardware, home, secrets
 
+from .test_hardware import NOW, reply
 from .test_role_plugins import plugin
 
 RESTORE = plugin("library/slurm_restore")
@@ -471,3 +474,30 @@ def test_the_newest_are_kept_of_one_cluster(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     backup._prune(tmp_path / days[3], 2)
     assert {path.name for path in tmp_path.iterdir()} == {days[1], days[3], *others}
+
+
+@pytest.mark.proves("restore", "A backup is held against the release that the head is pinned to.")
+@pytest.mark.parametrize(
+    ("pin", "made_by", "told"),
+    [
+        ("", "24.11.5", ""),
+        ("", "25.11.2", "is of Slurm 25.11.2, and 24.11 here reads 23.02 to 24.11"),
+        ("25.11.*", "25.11.2", ""),
+        ("25.11.*", "24.11.5", ""),
+        ("25.11.*", "22.05.8", "correct slurm_head_version"),
+    ],
+)
+def test_fits__release_of_the_backup__is_read_by_the_pinned_head(
+    tmp_path: Path, pin: str, made_by: str, told: str
+) -> None:
+    (tmp_path / "inventory.yaml").write_text(
+        f"all:\n  vars: {{cluster_name: aurora, slurm_head_version: '{pin}'}}\n  children:\n"
+        "    slurm_head: {hosts: {head1: {}}}\n    slurm_workers: {hosts: {gpu01: {}}}\n"
+    )
+    (tmp_path / "hardware").mkdir()
+    system = {"os": {**reply()["os"], "id": "debian", "version": "13", "family": "Debian"}}
+    hardware.save(tmp_path, hardware.from_reply("head1", {**reply(), **system}, NOW))
+    site = context.load(Options("restore", tmp_path))
+    manifest = untrusted.decode(sealed.Manifest, {**MANIFEST, "slurm": made_by})
+    with contextlib.nullcontext() if not told else pytest.raises(PreflightError, match=told):
+        restore._fits(site, manifest)

@@ -17,7 +17,8 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.nodes import contact, remote
 from clusterctl.nodes.contact import Answer, Facts
 from clusterctl.nodes.remote import Access
-from clusterctl.run import preflight
+from clusterctl.run import gpu_checks, preflight
+from clusterctl.slurm import checks, versions
 from clusterctl.util import paths
 from clusterctl.util.errors import Finding, InputError, PreflightError
 from clusterctl.util.untrusted import Malformed
@@ -294,7 +295,7 @@ def test_a_head_that_knows_none_of_its_workers_jobs_is_not_set_up_anew(
 
         known_nodes["gpu01"] = facts(served)
     for wanted in (False, True):
-        findings = list(preflight._lost_head(cluster, known_nodes, records, wanted))
+        findings = list(checks.lost_head(cluster, known_nodes, records, wanted))
         assert [(one.node, one.warning) for one in findings] == ([("head1", wanted)] if found else [])
         assert all(one.found.startswith(found) for one in findings)
 
@@ -346,7 +347,7 @@ def test_slurm_versions_that_cannot_talk_are_refused(
         return lambda data: data["hardware"]["os"].update(id=distribution, version=version, family=family)
 
     known_nodes = {"head1": facts(runs(*head)).hardware, "gpu02": facts(runs(*worker)).hardware}
-    found = list(preflight._slurm_versions(three(tmp_path), known_nodes))
+    found = list(checks.releases(three(tmp_path), known_nodes))
     assert [f.node for f in found] == ([] if fits else ["gpu02"])
 
 
@@ -398,7 +399,7 @@ def test_confinement__worker_lacks_a_controller__is_refused(
         head = replace(given.head, variables={"slurm_head_confine": wanted})
         given = replace(given, hosts=(head, *(host for host in given.hosts if host.name != head.name)))
     known = {"gpu01": facts().hardware, "gpu02": facts(runs).hardware}
-    findings = list(preflight._confinement(given, known))
+    findings = list(checks.confinement(given, known))
     assert [finding.node for finding in findings] == (["gpu02"] if found else [])
     assert all(found in finding.found and hint in finding.hint for finding in findings)
 
@@ -465,7 +466,7 @@ def test_driver__no_branch_fits_the_gpus__is_refused(
     found: Facts, variables: dict[str, Any], said: str, hint: str
 ) -> None:
     worker = replace(host(22), groups=frozenset({"slurm_workers"}), variables=variables)
-    findings = list(preflight._driver(worker, found))
+    findings = list(gpu_checks.driver(worker, found))
     assert [finding.check for finding in findings] == (["driver"] if said else [])
     assert all(said in one.found and hint in one.hint and not one.warning for one in findings)
     if said:
@@ -477,14 +478,14 @@ def test_driver__that_the_role_leaves_alone__is_not_refused() -> None:
     worker = replace(host(22), groups=frozenset({"slurm_workers"}))
     found = _new(TRIXIE, "1db4")
     works = replace(found, hardware=replace(found.hardware, driver_version="580.95.05"))
-    assert list(preflight._driver(worker, works)) == []
+    assert list(gpu_checks.driver(worker, works)) == []
     loaded = replace(_new(NOBLE, "2330", secure_boot=True), hardware=works.hardware)
     loaded = replace(loaded, node=replace(loaded.node, roles=("base", "nvidia_driver")))
     wants = replace(worker, variables={"nvidia_driver_gdrcopy": True})
-    assert list(preflight._driver(wants, loaded)) == [], "the firmware knows the key of modules that are loaded"
+    assert list(gpu_checks.driver(wants, loaded)) == [], "the firmware knows the key of modules that are loaded"
     ours = replace(works, node=replace(works.node, roles=("base", "nvidia_driver")))
-    assert [finding.check for finding in preflight._driver(worker, ours)] == ["driver"]
-    assert list(preflight._driver(replace(worker, groups=frozenset({"docker"})), found)) == [], "it is no worker"
+    assert [finding.check for finding in gpu_checks.driver(worker, ours)] == ["driver"]
+    assert list(gpu_checks.driver(replace(worker, groups=frozenset({"docker"})), found)) == [], "it is no worker"
 
 
 @pytest.mark.proves("preflight", "A feature that nobody publishes for a node's system is refused.")
@@ -519,7 +520,7 @@ def test_system__what_nobody_publishes_for_it__is_refused(
 
 def test_confinement__of_preflight_and_role__is_one() -> None:
     defaults = yaml.safe_load((paths.content() / "roles/slurm_head/defaults/main.yml").read_text())
-    assert defaults["slurm_head_confine"] == [*preflight.CONFINED_BY]
+    assert defaults["slurm_head_confine"] == [*checks.CONFINED_BY]
 
 
 @pytest.mark.proves(
@@ -558,7 +559,7 @@ def test_a_new_worker_gets_a_slurm_that_the_head_can_talk_to(
 
     def told(worker: dict[str, str], cluster: Inventory) -> list[Finding]:
         head = facts(has({"slurmctld": "24.11.5-4"}), "head1")
-        return list(preflight._slurm_offers(cluster, {"head1": head, "gpu02": facts(has(worker), "gpu02")}))
+        return list(checks.offers(cluster, {"head1": head, "gpu02": facts(has(worker), "gpu02")}))
 
     findings = told({}, three(tmp_path))
     assert [one.node for one in findings] == ["gpu02"] * bool(found)
@@ -579,26 +580,26 @@ def test_advisories__installed_or_pinned__are_named(tmp_path: Path) -> None:
             "user": 64030,
         }
 
-    found = list(preflight._advisories(three(tmp_path), {"gpu01": facts(has)}))
+    found = list(gpu_checks.security(three(tmp_path), {"gpu01": facts(has)}))
     assert [(one.node, one.check, one.warning, one.hint) for one in found] == [
         ("gpu01", "security", True, "clusterctl upgrade brings it")
     ]
     assert "munge 0.5.16-1 lets any user of the node read the munge key (CVE-2026-25506), 0.5.16-1.1" in found[0].found
     pins = {"munge_version": "0.5.16-1", "slurm_head_version": "24.11.*"}
     pinned = [replace(one, variables=pins) for one in three(tmp_path).hosts]
-    found = list(preflight._advisories(replace(three(tmp_path), hosts=tuple(pinned)), {"gpu01": facts(has)}))
+    found = list(gpu_checks.security(replace(three(tmp_path), hosts=tuple(pinned)), {"gpu01": facts(has)}))
     assert [one.hint for one in found] == ["correct munge_version"]
 
 
 def test_advisories__of_the_driver__installed_or_pinned__are_named(tmp_path: Path) -> None:
     found = list(
-        preflight._advisories(three(tmp_path), {"gpu01": facts(_set("hardware", "driver_version", to="580.82.07"))})
+        gpu_checks.security(three(tmp_path), {"gpu01": facts(_set("hardware", "driver_version", to="580.82.07"))})
     )
     assert [one.hint for one in found] == ["clusterctl upgrade --only nvidia_driver brings it"]
     assert "NVIDIA driver 580.82.07 may let any user of a GPU become root" in found[0].found
     for pin, hints in (("535.230.02", ["correct nvidia_driver_version"]), ("580.159.03", [])):
         pinned = [replace(one, variables={"nvidia_driver_version": pin}) for one in three(tmp_path).hosts]
-        told = preflight._advisories(replace(three(tmp_path), hosts=tuple(pinned)), {"gpu01": facts()})
+        told = gpu_checks.security(replace(three(tmp_path), hosts=tuple(pinned)), {"gpu01": facts()})
         assert [one.hint for one in told] == hints
 
 
@@ -622,7 +623,7 @@ def test_advisories__of_the_container_toolkit__are_named(
     given = three(tmp_path)
     variables = {"nvidia_container_toolkit_version": pin} if pin else {}
     hosts = [replace(one, variables=variables, groups=one.groups | {*groups}) for one in given.hosts]
-    found = list(preflight._advisories(replace(given, hosts=tuple(hosts)), {"gpu01": facts(has)}))
+    found = list(gpu_checks.security(replace(given, hosts=tuple(hosts)), {"gpu01": facts(has)}))
     assert [(one.hint, one.warning) for one in found] == ([(hint, True)] if hint else [])
     assert all("lets a container out onto its host (CVE-2026-24260" in one.found for one in found)
 
@@ -633,7 +634,7 @@ def test_advisories__the_same_on_several_nodes__is_one_note(tmp_path: Path) -> N
         data["node"]["watched_packages"] = {"munge": "0.5.13-13.el9"}
 
     nodes = {name: facts(has, name) for name in ("head1", "gpu01", "gpu02")}
-    (found,) = preflight._advisories(three(tmp_path), nodes)
+    (found,) = gpu_checks.security(three(tmp_path), nodes)
     assert found.node == "head1"
     assert found.found.startswith("munge 0.5.13-13.el9 is not known to be fixed: before 0.5.18 it lets any user")
     assert found.found.endswith("(CVE-2026-25506); also on gpu01, gpu02")
@@ -641,14 +642,12 @@ def test_advisories__the_same_on_several_nodes__is_one_note(tmp_path: Path) -> N
 
 
 def test_every_supported_system_has_a_slurm() -> None:
-    table = yaml.safe_load((paths.content() / "roles/slurm_head/vars/main.yml").read_text())
-    versions, oldest = table["__slurm_head_distribution_versions"], table["__slurm_head_oldest_worker"]
     for distribution, releases in preflight.SUPPORTED.items():
         family = "Debian" if distribution in ("debian", "ubuntu") else "RedHat"
         for release in releases:
             change = {"id": distribution, "version": release, "family": family}
             node = facts(lambda data, change=change: data["hardware"]["os"].update(change)).hardware  # type: ignore[misc]
-            assert preflight.slurm_version(versions, node) in oldest
+            assert versions.of_node(host(22), node) in versions.oldest()
 
 
 # --- the whole, over SSH ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clusterctl.inventory import slurm_defaults
-from clusterctl.run import preflight
+from clusterctl.slurm import checks
 from clusterctl.workspace.hardware import Hardware
 
 from .ssh_server import host, inventory
@@ -60,13 +60,13 @@ USUAL = {name: worker(name) for name in ("gpu01", "gpu02", "gpu03")}
 def test_slurm_defaults__worker_far_below_the_others__is_reported(
     tmp_path: Path, odd: Hardware, variables: dict[str, Any], found: list[str]
 ) -> None:
-    findings = list(preflight._slurm_defaults(cluster(tmp_path, **variables), {**USUAL, "gpu04": odd}))
+    findings = list(checks.job_defaults(cluster(tmp_path, **variables), {**USUAL, "gpu04": odd}))
     assert [(one.node, one.found, one.warning) for one in findings] == [("gpu04", text, True) for text in found]
     assert all("slurm_head_partitions, or correct hardware/gpu04.json" in one.hint for one in findings)
 
 
 def test_slurm_defaults__no_worker_is_known__reports_nothing(tmp_path: Path) -> None:
-    assert list(preflight._slurm_defaults(cluster(tmp_path), {})) == []
+    assert list(checks.job_defaults(cluster(tmp_path), {})) == []
 
 
 def test_bounds__one_value__is_within_them() -> None:

@@ -9,7 +9,8 @@ import pytest
 from ansible.errors import AnsibleError
 
 from clusterctl.inventory import slurm_source
-from clusterctl.run import membership, preflight
+from clusterctl.run import membership
+from clusterctl.slurm import checks
 from tests.systems.rendering import SYSTEMS, Cluster, a_cluster, record
 from tests.unit.test_preflight import _set, facts, three
 
@@ -186,7 +187,7 @@ def having(tmp_path: Path, variables: dict[str, Any], installed: dict[str, str],
     hosts = [replace(host, variables={**host.variables, **variables}) for host in cluster.hosts]
     cluster = replace(cluster, hosts=tuple(hosts))
     told = facts(_set("node", "slurm_packages", to={"installed": installed, "offered": [], "user": user}), "gpu02")
-    return [str(finding) for finding in preflight._slurm_sources(cluster, {"gpu02": told})]
+    return [str(finding) for finding in checks.sources(cluster, {"gpu02": told})]
 
 
 @pytest.mark.proves("preflight", "Slurm's packages of another source, and a user slurm of another number, are refused.")
@@ -223,11 +224,11 @@ def test_probe__is_asked_for_all_daemons_and_the_own_worker(tmp_path: Path) -> N
     hosts = [replace(host, variables={**host.variables, **own}) for host in cluster.hosts]
     cluster = replace(cluster, hosts=tuple(hosts))
     daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(cluster, part)]
-    asked = preflight.slurm_options(cluster, cluster.hosts[0], daemons)
+    asked = checks.probe_options(cluster, cluster.hosts[0], daemons)
     assert {"slurmctld", "slurm-slurmctld", "slurm-smd-slurmctld", "our-ctld", "slurmd"} <= {*asked["daemons"]}
     assert asked["worker"] == ["slurm-smd-slurmd", "slurm-slurmd"]
     alone = replace(cluster.hosts[0], groups=frozenset({"monitoring"}))
-    assert preflight.slurm_options(cluster, alone, daemons) == {}
+    assert checks.probe_options(cluster, alone, daemons) == {}
 
 
 @pytest.mark.parametrize(("version", "by_restart"), [("", True), ("25.11.*", False), ("22.05.*", True)])
