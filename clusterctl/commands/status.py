@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from clusterctl.commands import health
+from clusterctl.inventory import services
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.services import Service
 from clusterctl.nodes import advisories, contact
 from clusterctl.nodes.contact import Alerts, Drift, Item
 from clusterctl.nodes.remote import Access, ContactError, Failure, connect, each
@@ -29,17 +31,6 @@ ABSENT = "not installed"
 UNRECORDED = "no hardware record yet"
 MAX_HOMES = 16
 
-# Units by group; either name of one with a bar will do, for distributions differ.
-_SERVICES: Mapping[str, Sequence[str]] = {
-    "all": ("chrony|chronyd", "prometheus-node-exporter"),
-    "slurm_head": ("munge", "slurmctld", "slurmdbd", "dnsmasq", "slurm-health.socket", "slurm-metrics.timer"),
-    "slurm_workers": ("munge", "slurmd"),
-    "monitoring": ("prometheus",),
-    "containerd": ("containerd",),
-    "docker": ("docker",),
-}
-# Without these on the head nothing is scheduled.
-_SCHEDULER = frozenset({"munge", "slurmctld", "slurmdbd", "mariadb"})
 _PROMETHEUS_AUTHORITY = "/etc/prometheus/tls/authority.pem"
 _PROMETHEUS_PASSWORD = "/etc/prometheus/own-password"  # noqa: S105 - where it stands
 _UNION = "packages"  # the role that installs what the others ask for
@@ -101,7 +92,7 @@ class NodeStatus:
     @property
     def vital(self) -> bool:
         """Return whether one of the services that fail is the scheduler's."""
-        return any(state != "active" and name in _SCHEDULER for name, state in self.services.items())
+        return any(state != "active" and name in services.scheduling() for name, state in self.services.items())
 
 
 def _same(homes: Mapping[str, int], others: Mapping[str, int]) -> bool | None:
@@ -268,14 +259,6 @@ def collect(
     return replace(found, built=found.exit_code != HEAD_DOWN or runs.built(inventory.directory))
 
 
-def services_of(host: Host) -> list[str]:
-    """Return the units that a host of these groups runs, alternatives with a bar between."""
-    names = [name for group, units in _SERVICES.items() if group == "all" or group in host.groups for name in units]
-    if "slurm_head" in host.groups and host.variables.get("slurm_head_database_host", "localhost") == "localhost":
-        names.append("mariadb")
-    return list(dict.fromkeys(names))
-
-
 def homes_of(host: Host) -> list[str]:
     """Return the homes of some of the inventory's users, as role users makes them."""
     folder = host.variables.get("users_home", "/home")
@@ -283,10 +266,10 @@ def homes_of(host: Host) -> list[str]:
     return [str(user.get("home", f"{folder}/{user['name']}")) for user in users[:MAX_HOMES]]
 
 
-def _options(host: Host, wanted: Sequence[str], key: str | None) -> dict[str, Any]:
+def _options(host: Host, wanted: Sequence[Service], key: str | None) -> dict[str, Any]:
     """Return what the probe is asked there. The key goes to root by standard input and stands nowhere else."""
     options: dict[str, Any] = {
-        "services": [name for names in wanted for name in names.split("|")],
+        "services": [name for one in wanted for name in one.names],
         "drift": {"modules": dict(contact.drift_modules()), "key": key},
         "homes": homes_of(host),
     }
@@ -303,9 +286,9 @@ def _options(host: Host, wanted: Sequence[str], key: str | None) -> dict[str, An
 
 
 def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None, topology: bool) -> _Answer:
-    head = any(group.endswith("_head") for group in host.groups)
-    worker = "slurm_workers" in host.groups
-    wanted = services_of(host)
+    head = host.is_head
+    worker = host.is_worker
+    wanted = services.of_host(host)
     try:
         with connect(host, access) as session:
             answer = contact.converse(host, session, _options(host, wanted, key))
@@ -316,12 +299,8 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
     except ContactError as error:
         return _Answer(NodeStatus(host.name, head, _advised(error, access), worker))
     facts, states = answer.facts, answer.facts.node.services
-    services = {
-        next((n for n in name.split("|") if n in states), name.split("|")[0]): next(
-            (states[n] for n in name.split("|") if n in states), ABSENT
-        )
-        for name in wanted
-    }
+    # Of the names on different systems the node has one.
+    here = [next((name for name in one.names if name in states), one.names[0]) for one in wanted]
     differences = hardware.compare(recorded, facts.hardware) if recorded else [UNRECORDED]
     release = f"{facts.hardware.os.id} {facts.hardware.os.version}"
     unused = tuple(pruning.unused(host, facts.node.roles))
@@ -330,7 +309,7 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
         head,
         "",
         worker,
-        services,
+        {name: states.get(name, ABSENT) for name in here},
         tuple(differences),
         release,
         facts.drift,

@@ -22,13 +22,13 @@ PACKAGES = plugin("lookup_plugins/role_packages")
 init_plugin_loader()
 
 
-def look_up(name: str, terms: list[str], variables: dict[str, Any], vault: str = "") -> Any:
+def look_up(name: str, terms: list[str], variables: dict[str, Any], vault: str = "", **options: Any) -> Any:
     lookup_loader.add_directory(str(paths.content() / "playbooks/lookup_plugins"))
     loader = DataLoader()
     if vault:
         loader.set_vault_secrets([("default", VaultSecret(vault.encode()))])
     lookup = lookup_loader.get(name, loader=loader, templar=Templar(loader, variables))
-    return lookup.run(terms, variables=variables)
+    return lookup.run(terms, variables=variables, **options)
 
 
 @pytest.fixture

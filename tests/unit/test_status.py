@@ -634,15 +634,6 @@ def test_alerts__certificate_of_another__no_password_is_sent(options: dict[str, 
     assert asked == []
 
 
-def test_services_follow_groups() -> None:
-    head = replace(host(22), groups=frozenset({"slurm_head", "monitoring"}))
-    assert set(status.services_of(head)) >= {"munge", "slurmctld", "slurmdbd", "mariadb", "prometheus"}
-    assert "slurmd" not in status.services_of(head)
-    elsewhere = replace(head, variables={"slurm_head_database_host": "10.0.0.9"})
-    assert "mariadb" not in status.services_of(elsewhere)
-    assert {"munge", "slurmd"} <= set(status.services_of(host(22)))
-
-
 def test_a_cluster_is_asked_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe runs for real; Slurm's commands are answered by the server."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,0 +1,61 @@
+"""Lookup of the services that a host's roles declare, so that verify and metrics have the list that status has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.plugins.loader import lookup_loader
+from ansible.plugins.lookup import LookupBase
+
+from clusterctl.inventory import services
+from clusterctl.util.errors import ClusterctlError
+
+DOCUMENTATION = r"""
+name: role_services
+author: the clusterctl authors
+short_description: List the units that all roles of a host declare
+description:
+  - Returns what the C(meta/services.yml) of the roles says that a playbook gives this host, by the names of its
+    operating system, each unit once.
+options:
+  _terms:
+    description: The playbook's path.
+    required: true
+  everywhere:
+    description: Return the units of all roles on all systems, also those that need not run.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Show what has to run here
+  ansible.builtin.debug:
+    msg: "{{ query('role_services', playbook_dir ~ '/bootstrap.yml') }}"
+"""
+
+RETURN = r"""
+_raw:
+  description: Names of units, with their suffix.
+  type: list
+  elements: str
+"""
+
+
+class LookupModule(LookupBase):
+    """Finds the roles as role_packages does."""
+
+    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[str]:
+        """Return the units of the host that ``variables`` describes."""
+        variables = dict(variables or {})
+        self.set_options(var_options=variables, direct=kwargs)
+        try:
+            if self.get_option("everywhere"):
+                found = [one for of_role in services.load_all().values() for one in of_role]
+                return sorted({name for one in found for name in one.unit.values()})
+            finder = lookup_loader.get("role_packages", loader=self._loader, templar=self._templar)
+            declared = [one for role in finder.roles(terms, variables) for one in services.load(role)]
+        except ClusterctlError as error:
+            raise AnsibleError(str(error)) from error
+        family = variables["ansible_facts"]["os_family"]
+        return list(dict.fromkeys(one.unit[family] for one in declared if one.runs_here(variables)))
