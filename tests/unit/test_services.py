@@ -62,7 +62,7 @@ def test_declared__units_that_roles_start__are_all_there() -> None:
     assert started - declared - NOT_EVERYWHERE == set()
 
 
-# One acts at boot and ends; the other is systemd's own, which role users restarts.
+# One acts at boot and ends; the other is masked where logins follow jobs.
 NOT_EVERYWHERE = {"gpu-config.service", "systemd-logind.service"}
 
 
