@@ -39,7 +39,7 @@ KEEP = "CLUSTERCTL_KEEP_GOLDEN"
 """Environment variable: tests keep their golden lab and its snapshot, and use them while the code is the same."""
 STOP_LIMIT = 60  # seconds that a node's services have to end
 # What a snapshot is made from. The inventory of a lab is a template in clusterctl/.
-SOURCES = ("ansible.cfg", "clusterctl", "playbooks", "roles")
+SOURCES = ("ansible.cfg", "clusterctl", "playbooks", "plugins", "roles")
 
 
 def sources_key() -> str:

@@ -82,8 +82,8 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"roles/(dcgm_exporter|gpu_\w+|nvidia_\w+|slurm_logins)/", ("gpu", "roles")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "roles")),
     (r"playbooks/(add|backup|reboot|remove|replace|restore|upgrade)[^/]*\.yml$", ("day2", "contract")),
-    (r"playbooks/.*/(os_upgrade|slurm_backup|slurm_restore|cluster_backup)\.py$", ("day2", "roles")),
-    (r"playbooks/.*/(gpu_config|nvidia\w*)\.py$", ("gpu", "roles")),
+    (r"plugins/.*/(os_upgrade|slurm_backup|slurm_restore|cluster_backup)\.py$", ("day2", "roles")),
+    (r"plugins/.*/(gpu_config|nvidia\w*)\.py$", ("gpu", "roles")),
     (
         r"clusterctl/(commands|run|workspace)/(\w+_node|archive|backup|draining|edits|membership|planning|reboot|removals|restore|rolling|secret|upgrade)\.py$",
         ("day2", "contract"),

@@ -1,6 +1,6 @@
 """What a run reports while it goes on: the JSON lines of our Ansible callback as typed events.
 
-The other side is playbooks/callback_plugins/clusterctl_events.py. Its text comes from nodes, so nothing here trusts a
+The other side is plugins/callback/clusterctl_events.py. Its text comes from nodes, so nothing here trusts a
 line: one that is no JSON object of a known kind is passed over, and a missing or wrong field has its empty value.
 """
 
@@ -20,7 +20,7 @@ class Change:
     """One thing that a task changed: `file`, `/etc/munge/munge.key`, `content`, `changed`.
 
     `what` is text for people; all that is decided by a change is decided by the other fields. `action` is one of
-    ACTIONS in playbooks/module_utils/node_tools.py. `old` and `new` are a package's versions or a setting's values,
+    ACTIONS in plugins/module_utils/node_state/tools.py. `old` and `new` are a package's versions or a setting's values,
     empty where there is none.
     """
 

@@ -120,7 +120,7 @@ class Runner:
     The first SIGINT, SIGTERM or SIGHUP lets the tasks under way end and no other begin; the second ends Ansible at
     once. `stop()` is the first one by hand. After a failure on one of the `critical` hosts no other task begins either:
     Ansible itself would go on with the other hosts in the next play. A host that the others have waited for as long as
-    `patience` (seconds, in all) is left behind, its task under way let end (playbooks/strategy_plugins/patient.py).
+    `patience` (seconds, in all) is left behind, its task under way let end (plugins/strategy/patient.py).
     """
 
     def __init__(

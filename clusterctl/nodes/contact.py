@@ -276,8 +276,8 @@ def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
 @cache
 def drift_modules() -> Mapping[str, str]:
     """Return the text of the modules by which `node_state` compares a node with its records, in order of import."""
-    folder = paths.content() / "playbooks/module_utils"
-    names = ("node_tools", "node_keys", "node_packages", "node_record", "node_items", "node_drift")
+    folder = paths.content() / "plugins/module_utils/node_state"
+    names = ("tools", "keys", "packages", "record", "items", "drift")
     return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in names}
 
 

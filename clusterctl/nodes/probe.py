@@ -812,16 +812,17 @@ def drift(options: Facts) -> Facts:
     `modules` has them by name, each after those that it imports; `key` is the one of the secrets' hashes, or None.
     """
     found: Facts = {"error": None, "items": [], "more": 0, "versions": {}}
+    package = "ansible.module_utils.node_state"
     try:
-        for name in ("ansible", "ansible.module_utils"):
+        for name in ("ansible", "ansible.module_utils", package):
             sys.modules[name] = types.ModuleType(name)
         for name, source in options["modules"].items():
-            module = types.ModuleType("ansible.module_utils." + name)
+            module = types.ModuleType(package + "." + name)
             sys.modules[module.__name__] = module
             exec(compile(source, name + ".py", "exec"), module.__dict__)  # noqa: S102 - it is ours
-        record, packages = (sys.modules["ansible.module_utils.node_" + name] for name in ("record", "packages"))
+        record, packages = (sys.modules[package + "." + name] for name in ("record", "packages"))
         call = record.Call(None, record_key=options["key"])
-        compare = sys.modules["ansible.module_utils.node_drift"].compare
+        compare = sys.modules[package + ".drift"].compare
         items, found["versions"] = compare(call, lambda: packages.package_manager("auto", []))
         found["items"], found["more"] = items[:MAX_DRIFT], max(0, len(items) - MAX_DRIFT)
     except SyntaxError:

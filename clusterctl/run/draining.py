@@ -63,7 +63,7 @@ class Drain(Phase):
             told = "; ".join(str(one) for one in left[:5]) + (f"; and {len(left) - 5} more" if len(left) > 5 else "")
             raise WorkersFailed(
                 f"{plural(len(left), 'job')} still on {fold(self.nodes)} after {self.minutes:g} min; {told}.\n"
-                f"It stays drained, and nothing else was changed; the same command waits again ({self._keep(run.site)})."
+                f"It stays drained, and nothing else was changed. The same command waits again ({self._keep(run.site)})"
             )
 
     def _keep(self, site: Site) -> str:

@@ -67,10 +67,10 @@ def _driver_rule() -> tuple[Any, Mapping[str, Any], Mapping[str, Any]]:
     """Return the filters by which role nvidia_driver chooses, its tables without their prefix, and its defaults."""
     content = paths.content()
     specification = importlib.util.spec_from_file_location(
-        "clusterctl_filter_nvidia", content / "playbooks/filter_plugins/nvidia.py"
+        "clusterctl_filter_nvidia", content / "plugins/filter/nvidia.py"
     )
     if specification is None or specification.loader is None:
-        raise ImportError("playbooks/filter_plugins/nvidia.py")
+        raise ImportError("plugins/filter/nvidia.py")
     rule: Any = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(rule)
     role = content / "roles/nvidia_driver"

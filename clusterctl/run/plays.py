@@ -69,7 +69,7 @@ def play(
 
 def _once(run: Run, site: Site, patience: float | None, more: bool) -> ClusterctlError | None:
     """Run Ansible once and show it; return what it failed with."""
-    redact = site.redactor(needed=True).redact
+    redact = run.site.redactor(needed=True).redact  # a site of nodes that left has no secrets
     run.directory()  # or why it cannot be made, before Ansible starts
     error, trouble = watch(run, site, redact, patience=patience, more=more)
     run.trouble = run.trouble or trouble

@@ -49,7 +49,7 @@ def keep_refusal(run: Run, error: ClusterctlError, seconds: float) -> None:
 
     Nothing of it is worth a second error: a disk that is full, secrets that are not there yet.
     """
-    if run.options.verb in _KEEPS_NOTHING:
+    if run.options.verb in _KEEPS_NOTHING or run.lock < 0:  # another run has the directory
         return
     with contextlib.suppress(OSError, ClusterctlError):
         redact = secrets.redactor(run.site.inventory.directory, run.site.access.sudo_password).redact

@@ -1,7 +1,7 @@
 """A backup of a cluster: what an archive says of itself, and whether it is whole and of this cluster.
 
 An archive is a tar file whose last member is the HMAC-SHA256 of every byte before it, under a secret of the cluster
-(playbooks/module_utils/cluster_backup.py writes them).
+(plugins/module_utils/cluster_backup.py writes them).
 """
 
 import hmac

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible.module_utils.node_packages import Apt, Dnf
+from ansible.module_utils.node_state.packages import Apt, Dnf
 
 from tests.systems.packages import Request, judge, of_call
 from tests.systems.rendering import CONTENT, SYSTEMS, Cluster, Role, load, look, seal, tasks
@@ -179,7 +179,7 @@ def of_tasks(role: Role) -> Iterator[str]:
 
 def of_module(name: str) -> Iterator[str]:
     """Yield what a module runs, a variable word as `...`."""
-    tree = ast.parse((CONTENT / f"playbooks/library/{name}.py").read_text(encoding="utf-8"))
+    tree = ast.parse((CONTENT / f"plugins/modules/{name}.py").read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "run":
             yield " ".join(str(word.value) if isinstance(word, ast.Constant) else "..." for word in node.args)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.node_packages import matches
+from ansible.module_utils.node_state.packages import matches
 
 from tests.systems.rendering import CONTENT, KERNELS, ROLES, SYSTEMS, Cluster, Role, a_cluster, load, look
 

@@ -221,8 +221,8 @@ class Cluster:
         self.manager = InventoryManager(loader=self._loader, sources=[str(inventory)])
         if AnsibleCollectionConfig.collection_finder is None:  # another test may have come first
             init_plugin_loader()
-        lookup_loader.add_directory(str(CONTENT / "playbooks/lookup_plugins"))
-        filter_loader.add_directory(str(CONTENT / "playbooks/filter_plugins"))
+        lookup_loader.add_directory(str(CONTENT / "plugins/lookup"))
+        filter_loader.add_directory(str(CONTENT / "plugins/filter"))
         shared = self._loader.load_from_file(str(CONTENT / "playbooks/group_vars/all.yml"), trusted_as_template=True)
         everybody = self.manager.groups["all"]
         for name, value in {**shared, **everybody.vars, **(VARIABLES if variables is None else variables)}.items():

@@ -14,7 +14,8 @@ from pwd import getpwnam
 from typing import Any
 
 import pytest
-from ansible.module_utils import cluster_backup, node_tools
+from ansible.module_utils import cluster_backup
+from ansible.module_utils.node_state import tools as node_tools
 from ansible.parsing.vault import VaultLib, VaultSecret
 
 from clusterctl.commands import backup, restore
@@ -28,7 +29,7 @@ from clusterctl.workspace import hardware, home, secrets
 from .test_hardware import NOW, reply
 from .test_role_plugins import plugin
 
-RESTORE = plugin("library/slurm_restore")
+RESTORE = plugin("modules/slurm_restore")
 KEY = "k" * 44
 MANIFEST: dict[str, Any] = {
     "version": 1,

@@ -99,7 +99,7 @@ def test_docs__of_a_page__is_printed_and_a_typo_suggests() -> None:
     wrong = clusterctl("docs", "varables")
     assert (wrong.returncode, "(did you mean variables?)" in wrong.stderr) == (2, True)
     build = tomllib.loads((paths.content() / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    for folder in ("docs", "playbooks", "roles"):
+    for folder in ("docs", "playbooks", "plugins", "roles"):
         assert build["wheel"]["force-include"][folder] == f"clusterctl/content/{folder}"
         assert f"/{folder}" in build["sdist"]["include"]
 

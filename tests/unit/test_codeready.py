@@ -8,7 +8,7 @@ from ansible.errors import AnsibleError
 from tests.systems.rendering import a_cluster
 from tests.unit.test_role_plugins import plugin
 
-CODEREADY = plugin("filter_plugins/codeready")
+CODEREADY = plugin("filter/codeready")
 # Ids: github.com/oamg/leapp-repository, etc/leapp/files/repomap.json of 2026-07-29; columns: `dnf repolist --all`.
 REGISTERED = """repo id                                     repo name                                        status
 codeready-builder-for-rhel-9-x86_64-eus-rpms  Red Hat CodeReady Linux Builder, EUS   disabled

@@ -8,7 +8,7 @@ from ansible.errors import AnsibleFilterError
 
 from tests.unit.test_role_plugins import plugin
 
-SLURM = plugin("filter_plugins/slurm")
+SLURM = plugin("filter/slurm")
 A100 = "a100"
 
 

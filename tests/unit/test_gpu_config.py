@@ -408,8 +408,8 @@ def test_a_program_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("check", [True, False])
 def test_a_rehearsal_on_a_node_without_a_driver_says_that_its_gpus_wait_for_it(check: bool, tmp_path: Path) -> None:
-    folder = paths.content() / "playbooks"
-    environment = {"ANSIBLE_LIBRARY": str(folder / "library"), "ANSIBLE_MODULE_UTILS": str(folder / "module_utils")}
+    folder = paths.content() / "plugins"
+    environment = {"ANSIBLE_LIBRARY": str(folder / "modules"), "ANSIBLE_MODULE_UTILS": str(folder / "module_utils")}
     asked = json.dumps({"program": "raise SystemExit('no driver')", "given": {"power_limit": "300"}})
     ansible = [str(Path(sys.executable).parent / "ansible"), "node", "--inventory", "node,", "--connection", "local"]
     argv = [*ansible, "--module-name", "gpu_config", "--args", asked, *["--check"] * check]

@@ -557,7 +557,7 @@ def test_records_reach_templates_and_are_never_templated(tmp_path: Path) -> None
     )
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("ANSIBLE_")},
-        "ANSIBLE_LOOKUP_PLUGINS": str(paths.content() / "playbooks" / "lookup_plugins"),
+        "ANSIBLE_LOOKUP_PLUGINS": str(paths.content() / "plugins/lookup"),
         "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
         "ANSIBLE_LOCAL_TEMP": str(tmp_path / "local"),
     }

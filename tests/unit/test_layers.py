@@ -52,7 +52,7 @@ def test_touches__every_line__matches_a_file(pattern: str) -> None:
         (".ci/run", set()),
         ("scripts/test", set()),
         ("playbooks/replace-node.yml", {"day2", "contract"}),
-        ("playbooks/library/nvidia_build.py", {"gpu", "roles"}),
+        ("plugins/modules/nvidia_build.py", {"gpu", "roles"}),
     ],
 )
 def test_touched__a_path__touches_what_the_map_says(path: str, expected: set[str]) -> None:

@@ -17,13 +17,13 @@ from ansible.template import Templar
 from clusterctl.util import paths
 from tests.unit.test_role_plugins import plugin
 
-SUBGROUPS = plugin("lookup_plugins/subgroups")
-PACKAGES = plugin("lookup_plugins/role_packages")
+SUBGROUPS = plugin("lookup/subgroups")
+PACKAGES = plugin("lookup/role_packages")
 init_plugin_loader()
 
 
 def look_up(name: str, terms: list[str], variables: dict[str, Any], vault: str = "", **options: Any) -> Any:
-    lookup_loader.add_directory(str(paths.content() / "playbooks/lookup_plugins"))
+    lookup_loader.add_directory(str(paths.content() / "plugins/lookup"))
     loader = DataLoader()
     if vault:
         loader.set_vault_secrets([("default", VaultSecret(vault.encode()))])

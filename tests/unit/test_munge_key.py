@@ -12,7 +12,7 @@ import pytest
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
 from tests.unit.test_role_plugins import plugin
 
-MODULE = plugin("library/munge_key")
+MODULE = plugin("modules/munge_key")
 OLD, NEW = b"old" * 40, b"new" * 40
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
 from tests.unit.test_role_plugins import plugin
 
-KEYS = plugin("module_utils/node_keys")
+KEYS = plugin("module_utils/node_state/keys")
 
 # EPEL's key, and its fingerprint as Fedora's page of keys shows it.
 EPEL = Path(__file__).with_name("epel-9.asc").read_text()

@@ -21,14 +21,19 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.module_utils import node_drift, node_insert, node_items, node_packages, node_record, node_tools
+from ansible.module_utils.node_state import drift as node_drift
+from ansible.module_utils.node_state import insert as node_insert
+from ansible.module_utils.node_state import items as node_items
+from ansible.module_utils.node_state import packages as node_packages
+from ansible.module_utils.node_state import record as node_record
+from ansible.module_utils.node_state import tools as node_tools
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.util import paths
 from tests.programs import wait_until_shown
 
-PLAYBOOKS = paths.content() / "playbooks"
+PLUGINS = paths.content() / "plugins"
 LOGINS = yaml.safe_load((paths.content() / "roles/slurm_logins/vars/main.yml").read_text())
 
 
@@ -42,8 +47,8 @@ def load(path: Path, name: str) -> Any:
     return module
 
 
-action = load(PLAYBOOKS / "action_plugins/node_state.py", "node_state_action")
-module = load(PLAYBOOKS / "library/node_state.py", "node_state_module")
+action = load(PLUGINS / "action/node_state.py", "node_state_action")
+module = load(PLUGINS / "modules/node_state.py", "node_state_module")
 KEY = {"key": "https://x/key.asc", "fingerprint": "0123 4567 89AB CDEF 0123  4567 89ab cdef 0123 4567"}
 PRINT = "0123456789ABCDEF0123456789ABCDEF01234567"
 
@@ -1359,14 +1364,14 @@ def test_the_policy_denies_only_while_the_lock_is_held(tmp_path: Path, asked: li
 @pytest.mark.parametrize(
     "file",
     [
-        "library/node_state.py",
-        *sorted(f"module_utils/{path.name}" for path in (PLAYBOOKS / "module_utils").glob("*.py")),
+        "modules/node_state.py",
+        *sorted(str(path.relative_to(PLUGINS)) for path in (PLUGINS / "module_utils").rglob("*.py")),
     ],
 )
 def test_nodes_may_have_an_old_python(file: str) -> None:
-    ast.parse((PLAYBOOKS / file).read_text(encoding="utf-8"), feature_version=(3, 8))
+    ast.parse((PLUGINS / file).read_text(encoding="utf-8"), feature_version=(3, 8))
 
 
 def test_the_module_stays_small() -> None:
-    files = [PLAYBOOKS / file for file in ("library/node_state.py", "module_utils/node_items.py")]
+    files = [PLUGINS / file for file in ("modules/node_state.py", "module_utils/node_state/items.py")]
     assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) < 700

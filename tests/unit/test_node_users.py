@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.test_role_plugins import plugin
 
-MODULE = plugin("library/node_users")
+MODULE = plugin("modules/node_users")
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nada:x:10001:10001::/home/ada:/bin/bash\n"
 GROUP = "root:x:0:\nada:x:10001:\ncluster:x:64900:ada,bob\nvision:x:20001:ada\nbroken line\n"
 ADA = {

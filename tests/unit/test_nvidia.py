@@ -19,10 +19,10 @@ from clusterctl.util import paths
 from tests.unit.test_gpu_health import HEALTH
 from tests.unit.test_role_plugins import plugin
 
-NVIDIA = plugin("filter_plugins/nvidia")
-BUILD = plugin("library/nvidia_build")
-LOOK = plugin("library/nvidia_look")
-PERSISTENCE = plugin("library/nvidia_persistence")
+NVIDIA = plugin("filter/nvidia")
+BUILD = plugin("modules/nvidia_build")
+LOOK = plugin("modules/nvidia_look")
+PERSISTENCE = plugin("modules/nvidia_persistence")
 nvidia_kernel, slurm_steps = BUILD.kernel_side, BUILD.slurm_steps
 
 _VARS = yaml.safe_load((paths.content() / "roles/nvidia_driver/vars/main.yml").read_text())
@@ -612,8 +612,8 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(nvidia_kernel, "holders", holders)
     monkeypatch.setattr(slurm_steps, "jobs", lambda: told["jobs"])
     monkeypatch.setattr(nvidia_kernel, "in_use", lambda: told["used"])
-    monkeypatch.setattr("ansible.module_utils.node_tools.RUN", tmp_path)
-    monkeypatch.setattr("ansible.module_utils.node_tools.wait_until_free.__defaults__", (0,))
+    monkeypatch.setattr("ansible.module_utils.node_state.tools.RUN", tmp_path)
+    monkeypatch.setattr("ansible.module_utils.node_state.tools.wait_until_free.__defaults__", (0,))
     monkeypatch.setattr(BUILD, "STOPPED", tmp_path / "stopped")
     monkeypatch.setattr(BUILD, "DIAGNOSES", tmp_path / "diagnosis")
     return told

@@ -10,7 +10,7 @@ import pytest
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
 from tests.unit.test_role_plugins import plugin
 
-OS = plugin("library/os_upgrade")
+OS = plugin("modules/os_upgrade")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Which hosts a run plays, in what order, and what it says to run next. Nodes, Ansible and locks are replaced."""
 
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +11,14 @@ import pytest
 from clusterctl.ansible.events import Change, Ended, HostStats, PlaybookStarted, Result, Stats
 from clusterctl.commands import bootstrap
 from clusterctl.nodes import contact
-from clusterctl.run import engine, plays
+from clusterctl.run import context, engine, plays, removals
 from clusterctl.run.context import Options, Site
-from clusterctl.run.phases import Run
+from clusterctl.run.phases import Phase, Run
 from clusterctl.run.plays import Play
-from clusterctl.util.errors import ClusterctlError, HeadFailed, WorkersFailed
+from clusterctl.ui.screen import Screen
+from clusterctl.util.errors import ClusterctlError, HeadFailed, Locked, WorkersFailed
 from clusterctl.util.redaction import Redactor
-from clusterctl.workspace import hardware
+from clusterctl.workspace import hardware, secrets
 
 from .test_hardware import NOW, reply
 
@@ -155,3 +157,48 @@ def test_run__a_node_got_a_driver__plays_it_once_more_with_its_record(
     assert len(hardware.load(hardware.path_of(tmp_path, "gpu02")).gpus) == 2
     assert bootstrap.bootstrap(Options("bootstrap", tmp_path)) == 0
     assert played[2:] == ["head1,gpu01,gpu02"]
+
+
+@pytest.mark.usefixtures("_alone")
+def test_play__nodes_that_left__are_played_with_the_clusters_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their directory has none; what Ansible says is still redacted."""
+    asked: list[Path] = []
+    monkeypatch.setattr(Site, "redactor", lambda site, **_: asked.append(site.inventory.directory) or Redactor([]))
+    monkeypatch.setattr(plays, "watch", lambda *_, **__: (None, None))
+    run = Run(context.load(Options("remove-node", tmp_path)), Screen(io.StringIO()))
+    node = removals.Node.of(run.site.inventory.host("gpu01"), run.site.inventory)
+    plays.play(run, removals.written(run.site, [node]))
+    assert asked == [tmp_path]
+
+
+class Refused(Phase):
+    """A phase before which the directory may be locked."""
+
+    title, changes_nodes = "Refuse", False
+
+    def __init__(self, locked: bool) -> None:
+        self.locked = locked
+
+    def run(self, run: Run) -> None:
+        run.lock = 3 if self.locked else -1
+        raise Locked("another run")
+
+
+@pytest.mark.proves("faults", "A refused run leaves the other run's entry the latest.")
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("locked", [True, False])
+def test_execute__refused__is_kept_where_the_directory_is_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: bool
+) -> None:
+    monkeypatch.setattr(secrets, "redactor", lambda *_: Redactor([]))
+    with pytest.raises(Locked):
+        engine.execute(Options("bootstrap", tmp_path), [Refused(locked), Play("bootstrap", "Configure")])
+    kept = list((tmp_path / ".clusterctl/runs").glob("*/summary.json")) if locked else []
+    assert len(kept) == locked
+    assert locked or not (tmp_path / ".clusterctl").exists()
+    phases = [json.loads(path.read_text())["phases"] for path in kept]
+    assert [[(one["title"], one["result"]) for one in found] for found in phases] == [
+        [("Refuse", "failed"), ("Configure", "not begun")]
+    ] * locked

@@ -13,8 +13,8 @@ from tests.systems.rendering import CONTENT, a_cluster
 from .test_lookups import look_up
 from .test_role_plugins import plugin
 
-NETWORKS = plugin("filter_plugins/networks")
-MEMBERS = plugin("lookup_plugins/cluster_members")
+NETWORKS = plugin("filter/networks")
+MEMBERS = plugin("lookup/cluster_members")
 PLAYBOOK = str(paths.content() / "playbooks/bootstrap.yml")
 DECLARED = ports.load_all()
 

@@ -18,8 +18,8 @@ from clusterctl.slurm.client import SlurmController
 from clusterctl.util import paths
 from tests.unit.test_role_plugins import plugin
 
-JOB = plugin("library/slurm_job_proof")
-TARGETS = plugin("library/prometheus_targets")
+JOB = plugin("modules/slurm_job_proof")
+TARGETS = plugin("modules/prometheus_targets")
 GOOD = {"node": "gpu01", "job": "7", "user": 64999, "devices": {"/dev/nvidia0": "open"}, "listed": 1, "homes": {}}
 
 

@@ -13,7 +13,7 @@ from clusterctl.util import paths
 
 def plugin(path: str) -> ModuleType:
     specification = importlib.util.spec_from_file_location(
-        path.replace("/", "_"), paths.content() / f"playbooks/{path}.py"
+        path.replace("/", "_"), paths.content() / f"plugins/{path}.py"
     )
     assert specification is not None
     assert specification.loader is not None
@@ -23,9 +23,9 @@ def plugin(path: str) -> ModuleType:
     return module
 
 
-USERS = plugin("filter_plugins/users")
-FILES = plugin("filter_plugins/absent_unless")
-NODE_IP = plugin("lookup_plugins/node_ip")
+USERS = plugin("filter/users")
+FILES = plugin("filter/absent_unless")
+NODE_IP = plugin("lookup/node_ip")
 
 ADA = {"name": "ada", "uid": 10001, "groups": ["vision"], "ssh_keys": [" ssh-ed25519 AAAA ada\n"]}
 

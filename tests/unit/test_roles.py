@@ -22,7 +22,7 @@ from jinja2 import Environment, nodes
 from tests.systems.rendering import CONTENT, ROLES, SECRET, SYSTEMS, Role, a_cluster, load, look, tasks
 
 NAMES = [role.name for role in ROLES]
-OUR_MODULES = {path.stem for path in (CONTENT / "playbooks/library").glob("*.py")}
+OUR_MODULES = {path.stem for path in (CONTENT / "plugins/modules").glob("*.py")}
 KEYWORDS = {*Task.fattributes, "args", "block", "rescue", "always"}
 
 
@@ -98,7 +98,7 @@ def visits(role: str, file: str = "main.yml") -> int:
 def test_a_worker_is_visited_by_fewer_than_forty_tasks() -> None:
     """The whole bootstrap, facts and checks of arguments included."""
     groups = {"all", "slurm_workers", "gpu01"}
-    path = CONTENT / "playbooks/lookup_plugins/role_packages.py"
+    path = CONTENT / "plugins/lookup/role_packages.py"
     specification = importlib.util.spec_from_file_location("role_packages", path)
     assert specification is not None
     assert specification.loader is not None

@@ -429,7 +429,7 @@ def test_a_line_without_end_is_cut_and_said_to_be(tmp_path: Path) -> None:
 
 def test_no_event_is_as_long_as_a_line_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a node that says enough would have its own failure cut, and nobody would hear of it."""
-    path = paths.content() / "playbooks/callback_plugins/clusterctl_events.py"
+    path = paths.content() / "plugins/callback/clusterctl_events.py"
     spec = importlib.util.spec_from_file_location("clusterctl_events", path)
     assert spec
     assert spec.loader

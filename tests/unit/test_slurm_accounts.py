@@ -8,7 +8,7 @@ from ansible.module_utils.testing import patch_module_args
 
 from tests.unit.test_role_plugins import plugin
 
-MODULE = plugin("library/slurm_accounts")
+MODULE = plugin("modules/slurm_accounts")
 LISTED = {"cluster": "aurora", "state": "present", "accounts": [], "users": [], "deny_on_limit": False}
 VISION = {"name": "vision", "description": "Computer vision", "parent": "root"}
 ADA = {"name": "ada", "accounts": ["vision", "robots"], "admin_level": "None"}

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.test_role_plugins import plugin
 
-LOOK = plugin("library/slurm_job_container")
+LOOK = plugin("modules/slurm_job_container")
 WITH, WITHOUT = (
     "ClusterName=a\nJobContainerType=job_container/tmpfs\n",
     "ClusterName=a\n#JobContainerType=job_container/tmpfs\n",

@@ -41,7 +41,7 @@ from .ssh_server import Server, ed25519, host, inventory, known, listening, shel
 from .test_hardware import node as recorded
 from .test_role_plugins import plugin
 
-TARGETS = plugin("library/prometheus_targets")
+TARGETS = plugin("modules/prometheus_targets")
 
 # As Slurm 24.11.5 prints it, shortened.
 NODES = """\

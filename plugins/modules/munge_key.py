@@ -11,7 +11,7 @@ from pathlib import Path
 from pwd import getpwnam
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_tools import NodeError, clean, run, write
+from ansible.module_utils.node_state.tools import NodeError, clean, run, write
 
 DOCUMENTATION = r"""
 module: munge_key

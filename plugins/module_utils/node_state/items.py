@@ -1,7 +1,7 @@
 """The kinds of item that node_state knows: paths, packages, kernel settings, units.
 
 Each is a class that can read items, say what is wrong with them and put them right; `converge` is the one loop over
-them. It writes down what it is about to do before it does it (node_record.py), so that the next run finishes what a
+them. It writes down what it is about to do before it does it (record.py), so that the next run finishes what a
 killed one began.
 """
 
@@ -22,9 +22,9 @@ from grp import getgrnam
 from pathlib import Path
 from pwd import getpwnam
 
-from ansible.module_utils.node_packages import Package, come_along, matches, targets
-from ansible.module_utils.node_record import original
-from ansible.module_utils.node_tools import (
+from ansible.module_utils.node_state.packages import Package, come_along, matches, targets
+from ansible.module_utils.node_state.record import original
+from ansible.module_utils.node_state.tools import (
     TEXT_LIMIT,
     NodeError,
     about,

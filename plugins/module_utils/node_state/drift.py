@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from ansible.module_utils.node_items import Packages, Paths, Settings, Units, difference
-from ansible.module_utils.node_record import load_record, recorded_scopes
+from ansible.module_utils.node_state.items import Packages, Paths, Settings, Units, difference
+from ansible.module_utils.node_state.record import load_record, recorded_scopes
 
 
 def kind_of_hash(state):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ansible.module_utils import nvidia_kernel as kernel_side
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_record import load_record, record_path
-from ansible.module_utils.node_tools import NodeError, clean, run
+from ansible.module_utils.node_state.record import load_record, record_path
+from ansible.module_utils.node_state.tools import NodeError, clean, run
 
 DOCUMENTATION = r"""
 module: nvidia_look

@@ -13,7 +13,7 @@ import hmac
 import json
 import urllib.parse
 
-from ansible.module_utils.node_tools import STORE, NodeError, store
+from ansible.module_utils.node_state.tools import STORE, NodeError, store
 
 SCHEMA = 1
 

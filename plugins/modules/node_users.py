@@ -15,7 +15,7 @@ from typing import Any
 
 from ansible.module_utils import slurm_steps
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_tools import change
+from ansible.module_utils.node_state.tools import change
 
 DOCUMENTATION = r"""
 module: node_users

@@ -2,8 +2,8 @@
 """Bring one role's part of a node to a described state, record it, compare it later, undo it.
 
 The node's half of `node_state`; its documentation is node_state.yml beside it. The controller's half
-(action_plugins/node_state.py) has checked the arguments and rendered the templates: what arrives here is data.
-What it knows of packages, files and the other kinds of item is in module_utils/node_items.py.
+(plugins/action/node_state.py) has checked the arguments and rendered the templates: what arrives here is data.
+What it knows of packages, files and the other kinds of item is in module_utils/node_state/items.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import os
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_drift import compare
-from ansible.module_utils.node_insert import earlier, entries
-from ansible.module_utils.node_items import (
+from ansible.module_utils.node_state.drift import compare
+from ansible.module_utils.node_state.insert import earlier, entries
+from ansible.module_utils.node_state.items import (
     Entry,
     Packages,
     Paths,
@@ -29,10 +29,10 @@ from ansible.module_utils.node_items import (
     reload_units,
     run_commands,
 )
-from ansible.module_utils.node_keys import with_key
-from ansible.module_utils.node_packages import Package, package_manager
-from ansible.module_utils.node_record import Call, original, record_path
-from ansible.module_utils.node_tools import RUN, NodeError, clean, exclusive, run
+from ansible.module_utils.node_state.keys import with_key
+from ansible.module_utils.node_state.packages import Package, package_manager
+from ansible.module_utils.node_state.record import Call, original, record_path
+from ansible.module_utils.node_state.tools import RUN, NodeError, clean, exclusive, run
 
 
 def present(call, given, manager):

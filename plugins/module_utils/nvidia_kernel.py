@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from ansible.module_utils import slurm_steps
-from ansible.module_utils.node_tools import NodeError, run
+from ansible.module_utils.node_state.tools import NodeError, run
 
 VENDOR = "0x10de"
 # PCI classes: display and 3D controllers; the NVSwitch chips of HGX boards up to Hopper are bridges of no known kind.

@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ansible.module_utils.node_keys import renewed
-from ansible.module_utils.node_tools import (
+from ansible.module_utils.node_state.keys import renewed
+from ansible.module_utils.node_state.tools import (
     LOCK_WAIT_S,
     RUN,
     STORE,

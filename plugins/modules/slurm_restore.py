@@ -34,7 +34,18 @@ from ansible.module_utils.cluster_backup import (
     unpack,
     unseal,
 )
-from ansible.module_utils.node_tools import RUN, STORE, NodeError, change, clean, exclusive, run, store, sync, write
+from ansible.module_utils.node_state.tools import (
+    RUN,
+    STORE,
+    NodeError,
+    change,
+    clean,
+    exclusive,
+    run,
+    store,
+    sync,
+    write,
+)
 
 DOCUMENTATION = r"""
 module: slurm_restore

@@ -12,7 +12,7 @@ from typing import Any
 from ansible.module_utils import nvidia_kernel as kernel_side
 from ansible.module_utils import slurm_steps
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_tools import RUN, NodeError, change, clean, exclusive, numbers, run
+from ansible.module_utils.node_state.tools import RUN, NodeError, change, clean, exclusive, numbers, run
 
 DOCUMENTATION = r"""
 module: nvidia_build

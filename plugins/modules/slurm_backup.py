@@ -43,7 +43,7 @@ from ansible.module_utils.cluster_backup import (
     try_state,
     unseal,
 )
-from ansible.module_utils.node_tools import ENVIRONMENT, NodeError, change, clean, run, sync
+from ansible.module_utils.node_state.tools import ENVIRONMENT, NodeError, change, clean, run, sync
 
 DOCUMENTATION = r"""
 module: slurm_backup

@@ -6,8 +6,8 @@ import base64
 import re
 from pathlib import Path
 
-from ansible.module_utils.node_items import Entry
-from ansible.module_utils.node_tools import NodeError, about
+from ansible.module_utils.node_state.items import Entry
+from ansible.module_utils.node_state.tools import NodeError, about
 
 
 def entries(scope, items):

@@ -23,7 +23,7 @@ import tarfile
 from pathlib import Path
 from pwd import getpwnam
 
-from ansible.module_utils.node_tools import ENVIRONMENT, STORE, NodeError, clean, run
+from ansible.module_utils.node_state.tools import ENVIRONMENT, STORE, NodeError, clean, run
 
 VERSION = 1
 MANIFEST, STATE, DUMP, LEDGER, SEAL = "manifest.json", "slurmctld.tar.gz", "database.sql.gz", "drain.json", "seal"

@@ -7,7 +7,7 @@ import json
 import sys
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_tools import clean
+from ansible.module_utils.node_state.tools import clean
 
 DOCUMENTATION = r"""
 module: gpu_config

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_packages import moved, package_manager
-from ansible.module_utils.node_record import load_record, recorded_scopes
-from ansible.module_utils.node_tools import RUN, STORE, NodeError, change, clean, exclusive, numbers, run, store
+from ansible.module_utils.node_state.packages import moved, package_manager
+from ansible.module_utils.node_state.record import load_record, recorded_scopes
+from ansible.module_utils.node_state.tools import RUN, STORE, NodeError, change, clean, exclusive, numbers, run, store
 
 DOCUMENTATION = r"""
 module: os_upgrade

@@ -9,7 +9,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from ansible.module_utils.node_tools import NodeError, write
+from ansible.module_utils.node_state.tools import NodeError, write
 
 _ARMOR = re.compile(
     r"\s*-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?:[A-Za-z]+:[ -~]*\r?\n)*\r?\n"

@@ -1,0 +1,1 @@
+"""Packages, files, units and kernel settings of a node: what they are, their records, and how they differ from them."""
