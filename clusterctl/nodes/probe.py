@@ -820,10 +820,9 @@ def drift(options: Facts) -> Facts:
             module = types.ModuleType(package + "." + name)
             sys.modules[module.__name__] = module
             exec(compile(source, name + ".py", "exec"), module.__dict__)  # noqa: S102 - it is ours
-        record, packages = (sys.modules[package + "." + name] for name in ("record", "packages"))
+        record, packages, differ = (sys.modules[package + "." + name] for name in ("record", "packages", "drift"))
         call = record.Call(None, record_key=options["key"])
-        compare = sys.modules[package + ".drift"].compare
-        items, found["versions"] = compare(call, lambda: packages.package_manager("auto", []))
+        items, found["versions"] = differ.compare(call, lambda: packages.package_manager("auto", []))
         found["items"], found["more"] = items[:MAX_DRIFT], max(0, len(items) - MAX_DRIFT)
     except SyntaxError:
         found["error"] = "its Python is %s, and 3.8 is needed to compare it" % platform.python_version()

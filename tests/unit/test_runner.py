@@ -817,7 +817,7 @@ def test_a_task_that_never_ends_fails_on_its_host_alone(
     assert hour in settings
     content.mkdir()
     (content / "ansible.cfg").write_text(settings.replace(hour, f"\ntask_timeout = {TASK_LIMIT}\n"))
-    for name in ("playbooks", "roles"):
+    for name in ("playbooks", "plugins", "roles"):
         (content / name).symlink_to(ours / name)
     monkeypatch.setattr(paths, "content", lambda: content)
     ledger, kept = site.run(playbook_behind(), critical=("head1",))  # nobody says go
