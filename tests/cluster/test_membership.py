@@ -174,7 +174,7 @@ def test_a_removed_node_keeps_nothing_of_the_cluster(lab: Growing) -> None:
     events = map(json.loads, (latest_run(lab) / "events.jsonl").read_text().splitlines())
     tasks = [event["task"] for event in events if event["event"] == "result" and event["host"] == "gpu03"]
     parts = ["the node exporter", "Slurm's worker", "munge", "keys and sudo", "the base of the node", "the packages"]
-    assert [task for task in tasks if task.removeprefix("Take back ") in parts] == [f"Take back {one}" for one in parts]
+    assert [task for task in tasks if task.removeprefix("Remove ") in parts] == [f"Remove {one}" for one in parts]
     left = lab.remains()
     key = lab.manifest("head1")["files"]["/etc/munge/munge.key"][3]
     assert key not in [what for *_, what in left["files"].values()]
@@ -279,7 +279,7 @@ def test_a_node_that_dies_while_it_is_cleaned_is_cleaned_by_the_same_command(lab
     """Its jobs are not waited for, but killed, as was asked."""
     lab.add()
     number = occupied(lab, "sleep 3000")
-    dies(lab, '"task": "Take back munge"', "remove-node", "gpu03", "--force", "--yes")
+    dies(lab, '"task": "Remove munge"', "remove-node", "gpu03", "--force", "--yes")
     assert states(lab, number)[0].startswith("CANCELLED")
     assert "gpu03" not in lab.inventory.read_text()
     told = lab.run("status", expect=4)["leaving"]

@@ -144,7 +144,7 @@ def private(site: Site) -> None:
 @pytest.mark.proves("secrets", "A killed first run with `-vvv` leaves no secret outside its file.")
 @pytest.mark.proves("secrets", "Run directories, state and secrets.yml are private under umask 0.")
 def test_a_first_run_that_is_killed(site: Site, sealed: bytes) -> None:
-    wait = site.when('"task": "Converge munge"')
+    wait = site.when('"task": "Configure munge"')
 
     def kill(process: "subprocess.Popen[bytes]") -> None:
         wait(process)
@@ -160,7 +160,7 @@ def test_a_first_run_that_is_killed(site: Site, sealed: bytes) -> None:
 @pytest.mark.proves("secrets", "An interrupted run with `-vvv --diff` leaves no secret outside its file.")
 @pytest.mark.proves("secrets", "Run directories, state and secrets.yml are private under umask 077.")
 def test_a_run_that_is_interrupted(site: Site, sealed: bytes) -> None:
-    wait = site.when('''"task": "Converge Slurm's controller"''')
+    wait = site.when('''"task": "Configure Slurm's controller"''')
 
     def interrupt(process: "subprocess.Popen[bytes]") -> None:
         wait(process)
@@ -241,17 +241,17 @@ VERBS = {
 GO_ON = ("upgrade", "reboot", "add-node", "replace-node", "remove-node", "restore")
 # A task of each in whose midst it is ended; the others are while they wait for a node that says nothing.
 MIDST = {
-    "bootstrap": '"task": "Converge munge"',
-    "dry run": '"task": "Converge Prometheus"',
-    "all that Ansible says": """"task": "Converge Slurm's controller\"""",
-    "verify": '"task": "Prove that an ordinary user',
-    "upgrade": '"task": "Converge munge"',
-    "reboot": '"task": "Learn what is mounted',
-    "add-node": '"task": "Converge munge"',
-    "replace-node": '"task": "Converge munge"',
-    "remove-node": '"task": "Converge munge"',
+    "bootstrap": '"task": "Configure munge"',
+    "plan": '"task": "Configure Prometheus"',
+    "all that Ansible says": """"task": "Configure Slurm's controller\"""",
+    "verify": '"task": "Verify that a user',
+    "upgrade": '"task": "Configure munge"',
+    "reboot": '"task": "Read what is mounted',
+    "add-node": '"task": "Configure munge"',
+    "replace-node": '"task": "Configure munge"',
+    "remove-node": '"task": "Configure munge"',
     "backup": """"task": "Back up Slurm's state""",
-    "restore": """"task": "Put Slurm's state""",
+    "restore": """"task": "Restore Slurm's state""",
 }
 # How to make each fail on a node, its exit code, and how to undo that.
 SPOIL = (

@@ -165,7 +165,12 @@ def test_play__nodes_that_left__are_played_with_the_clusters_secrets(
 ) -> None:
     """Their directory has none; what Ansible says is still redacted."""
     asked: list[Path] = []
-    monkeypatch.setattr(Site, "redactor", lambda site, **_: asked.append(site.inventory.directory) or Redactor([]))
+
+    def redactor(site: Site, **_: object) -> Redactor:
+        asked.append(site.inventory.directory)
+        return Redactor([])
+
+    monkeypatch.setattr(Site, "redactor", redactor)
     monkeypatch.setattr(plays, "watch", lambda *_, **__: (None, None))
     run = Run(context.load(Options("remove-node", tmp_path)), Screen(io.StringIO()))
     node = removals.Node.of(run.site.inventory.host("gpu01"), run.site.inventory)
