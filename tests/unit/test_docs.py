@@ -42,3 +42,11 @@ def test_words__of_a_page__are_plain(page: Path) -> None:
     text = re.sub(r"(?s)```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"))
     found = [line for line in text.splitlines() if WORDS.search(line)]
     assert found == []
+
+
+@pytest.mark.proves("code", "Names of plays and tasks use the field's words.")
+def test_words__of_plays_and_tasks__are_plain() -> None:
+    files = [*(REPOSITORY / "playbooks").glob("*.yml"), *(REPOSITORY / "roles").glob("*/tasks/*.yml")]
+    names = [name for file in files for name in re.findall(r"(?m)^\s*- name: (.*)$", file.read_text(encoding="utf-8"))]
+    assert len(names) > 150
+    assert [name for name in names if WORDS.search(name)] == []
