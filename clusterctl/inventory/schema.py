@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from clusterctl.inventory import bootstrap_plays
 from clusterctl.inventory.document import Key, Node, Report, shown
 from clusterctl.util import paths
 from clusterctl.util.errors import ClusterctlError, Position, Problem
@@ -83,6 +84,8 @@ class Schema:
     """Each known variable, connection variables included."""
     defaults: Mapping[str, Any]
     """The default of each variable that has one."""
+    optional: tuple[str, ...] = ()
+    """The roles that a host in service may lose, in the playbook's order; the others are Slurm's, GPUs' or the base."""
 
     def check(self, name: str, node: Node, key: str, at: Position, report: Report) -> None:
         """Report everything that is wrong with `name: node`, where `name` stands at `at` and is called `key`."""
@@ -419,8 +422,10 @@ def load(content: Path | None = None) -> Schema:
                 variables |= {name: _option(name, role, raw) for name, raw in entry.get("options", {}).items()}
         for file in (content / "playbooks/group_vars/all.yml", *sorted(content.glob("roles/*/defaults/main.yml"))):
             defaults |= (_yaml(file) or {}) if file.exists() else {}
-        groups = _groups(_yaml(content / "playbooks/bootstrap.yml"))
-        return Schema(groups, groups.pop("all", ()), variables, defaults)
+        plays = _yaml(content / "playbooks/bootstrap.yml")
+        groups = bootstrap_plays.groups(plays)
+        common = groups.pop("all", ())
+        return Schema(groups, common, variables, defaults, bootstrap_plays.optional(plays, groups, common))
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ClusterctlError(f"the content in {content} is damaged: {type(error).__name__}: {error}") from error
 
@@ -445,14 +450,3 @@ def _option(name: str, role: str, raw: Mapping[str, Any]) -> Option:
         (description,) if isinstance(description, str) else tuple(description),
         {key: _option(key, role, value) for key, value in raw.get("options", {}).items()},
     )
-
-
-def _groups(plays: list[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    groups: dict[str, tuple[str, ...]] = {}
-    for play in plays:
-        roles = [role if isinstance(role, str) else role["role"] for role in play.get("roles", ())]
-        for part in re.split("[:,]", play["hosts"]):
-            name = part.strip(" &!")
-            mine = () if "!" in part else roles
-            groups[name] = tuple(dict.fromkeys((*groups.get(name, ()), *mine)))
-    return groups

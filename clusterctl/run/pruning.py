@@ -3,11 +3,8 @@
 from collections.abc import Collection
 from functools import cache
 
-import yaml
-
 from clusterctl.inventory import schema
 from clusterctl.inventory.model import Host
-from clusterctl.util import paths
 
 # What a role records its items under, where that is not the role's own name.
 ROLE_OF = {
@@ -25,8 +22,7 @@ COMMAND = "clusterctl bootstrap --prune"
 @cache
 def optional() -> frozenset[str]:
     """Return the roles that a host in service may lose, which are those that playbooks/prune.yml uninstalls."""
-    table = yaml.safe_load((paths.content() / "roles/removal/vars/main.yml").read_text())
-    return frozenset(table["__removal_optional"])
+    return frozenset(schema.load().optional)
 
 
 def unused(host: Host, recorded: Collection[str]) -> list[str]:

@@ -7,6 +7,8 @@ from typing import Any
 from ansible.plugins.loader import lookup_loader
 from ansible.plugins.lookup import LookupBase
 
+from clusterctl.inventory import schema
+
 DOCUMENTATION = r"""
 name: host_roles
 author: the clusterctl authors
@@ -17,6 +19,10 @@ options:
   _terms:
     description: The playbook's path.
     required: true
+  optional:
+    description: Return the roles that any host may lose while it stays in the cluster, in the order of the bootstrap.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -36,7 +42,10 @@ _raw:
 class LookupModule(LookupBase):
     """Finds the roles as role_packages does."""
 
-    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
+    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[str]:
         """Return the roles of the host that ``variables`` describes."""
+        self.set_options(var_options=variables, direct=kwargs)
+        if self.get_option("optional"):
+            return list(schema.load().optional)
         finder = lookup_loader.get("role_packages", loader=self._loader, templar=self._templar)
         return [role.name for role in finder.roles(terms, dict(variables or {}))]

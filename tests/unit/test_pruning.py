@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from clusterctl.commands import bootstrap
 from clusterctl.inventory import schema
@@ -22,6 +21,7 @@ from clusterctl.util.errors import WorkersFailed
 from clusterctl.workspace import secrets
 
 from .test_cli import clusterctl
+from .test_lookups import look_up
 
 INVENTORY = """\
 all:
@@ -69,17 +69,13 @@ def test_explain__roles_of_slurm__are_not_offered_to_prune() -> None:
     assert pruning.explain([]) == []
 
 
-def test_optional__roles__are_whole_groups_and_none_of_slurms() -> None:
-    """Each group but Slurm's, and that of the GPUs' settings, can be left; its roles come in the playbook's order."""
-    known = schema.load()
-    stay = {*known.common, *(role for group in ("slurm_head", "slurm_workers") for role in known.groups[group])}
-    table = yaml.safe_load((paths.content() / "roles/removal/vars/main.yml").read_text())["__removal_optional"]
-    stay |= {*known.groups["gpu_config"]}
-    plays = yaml.safe_load((paths.content() / "playbooks/bootstrap.yml").read_text())
-    names = [role if isinstance(role, str) else role["role"] for play in plays for role in play["roles"]]
-    assert table == list(dict.fromkeys(role for role in names if role not in stay))
-    for role in table:
+def test_optional__roles__are_none_of_slurms_and_can_be_uninstalled() -> None:
+    runtimes = ("containers", "containerd", "docker", "podman", "apptainer", "enroot", "pyxis")
+    found = schema.load().optional
+    assert found == ("mpi", *runtimes, "nvidia_container_toolkit", "prometheus", "dcgm_exporter")
+    for role in found:
         assert (paths.content() / f"roles/{role}/tasks/remove.yml").exists()
+    assert look_up("host_roles", [], {}, optional=True) == list(found)
 
 
 @pytest.mark.proves("print-command", "`bootstrap --prune` prints both of its commands.")
