@@ -92,7 +92,11 @@ _PLAY = """\
 """
 # Before it all roles of their own groups are played, after it monitoring's.
 _BEFORE = "- name: Set up Prometheus\n"
-_GENERATED = {"docs/variables.md": "clusterctl.cli.docs_variables", "docs/ports.md": "clusterctl.inventory.ports"}
+_GENERATED = {
+    "docs/variables.md": "clusterctl.cli.docs_variables",
+    "docs/ports.md": "clusterctl.inventory.ports",
+    "docs/packages.md": "tests.systems.packages",
+}
 
 
 def make(name: str, root: Path = REPOSITORY) -> list[Path]:

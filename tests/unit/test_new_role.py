@@ -25,7 +25,7 @@ def test_make__a_role__is_known_by_its_play_and_files(content: Path) -> None:
     assert outside == [content / "playbooks/bootstrap.yml"]
     known = schema.load(content)
     assert known.groups["tuned"] == ("tuned",)
-    assert known.variables["tuned_version"].kind == "str"
+    assert known.variables["tuned_version"].role == "tuned"
     assert "tuned" in known.optional
     assert [one.names for one in services.load_all(content)["tuned"]] == [("tuned",)]
     for path in made:
