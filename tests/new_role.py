@@ -70,8 +70,9 @@ scenario:
   hosts: slurm_workers
   gather_facts: true
   tasks:
-    - name: Ask systemd
-      ansible.builtin.command: systemctl is-active NAME
+    - name: Ask systemd whether it runs, now and after a reboot
+      ansible.builtin.command: systemctl {{ item }} NAME
+      loop: [is-active, is-enabled]
       changed_when: false
 
     - name: Remove the role
@@ -122,17 +123,21 @@ def make(name: str, root: Path = REPOSITORY) -> list[Path]:
 def main() -> int:
     """Make the role that the command line names."""
     parser = argparse.ArgumentParser(prog="scripts/new-role", description="Make a role with all its parts.")
-    parser.add_argument("name", metavar="NAME", help="the role's name, which is its group's and its package's too")
-    name = parser.parse_args().name
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("name", nargs="?", metavar="NAME", help="the role's name, and that of its group and package")
+    what.add_argument("--docs", action="store_true", help="only generate the pages of variables, ports and packages")
+    asked = parser.parse_args()
+    name = asked.name
     try:
-        made = make(name)
+        made = [] if asked.docs else make(name)
     except ValueError as error:
         parser.error(str(error))
     for page, module in _GENERATED.items():
         text = subprocess.run([sys.executable, "-m", module], check=True, capture_output=True, text=True).stdout
         (REPOSITORY / page).write_text(text)
     print(*(str(path.relative_to(REPOSITORY)) for path in (*made, *map(REPOSITORY.joinpath, _GENERATED))), sep="\n")
-    print(f'Next: edit them, then scripts/role {name}. CONTRIBUTING.md, "Add a role", says what each is for.')
+    if made:
+        print(f'Next: edit them, then scripts/role {name}. CONTRIBUTING.md, "Add a role", says what each is for.')
     return 0
 
 

@@ -107,7 +107,7 @@ def bootstrap(
     """Build the cluster; repair what differs from the inventory."""
     from clusterctl.commands import bootstrap
 
-    return bootstrap.bootstrap(replace(options, new_head=new_head, flags=("--prune",) * prune), prune)
+    return bootstrap.bootstrap(replace(options, flags=("--prune",) * prune), prune)
 
 
 @verb(app, "verify", "print_command", *PLAY)
@@ -121,7 +121,7 @@ def verify(options: Any) -> int:
 _plans = _group("plan", "Show what a verb would change; exit 10 if anything.")
 
 
-@verb(_plans, "bootstrap", "limit", "diff", "accept_new_host_keys", "skip_unreachable", "adopt", *PLAY, planned=True)
+@verb(_plans, "bootstrap", "limit", "diff", "accept_new_host_keys", "skip_unreachable", "adopt", *PLAY, of="plan")
 def plan_bootstrap(options: Any) -> int:
     """Show what bootstrap would change."""
     from clusterctl.commands import bootstrap
@@ -129,7 +129,7 @@ def plan_bootstrap(options: Any) -> int:
     return bootstrap.bootstrap(options)
 
 
-@verb(_plans, "add-node", "diff", "accept_new_host_keys", "adopt", *PLAY, planned=True)
+@verb(_plans, "add-node", "diff", "accept_new_host_keys", "adopt", *PLAY, of="plan")
 def plan_add_node(options: Any, nodes: Nodes, address: _Address = None, group: _Group = "slurm_workers") -> int:
     """Show what add-node would change."""
     from clusterctl.commands import add_node
@@ -137,7 +137,7 @@ def plan_add_node(options: Any, nodes: Nodes, address: _Address = None, group: _
     return add_node.add_node(replace(options, flags=add_node.flags(address or (), group)), address or (), group)
 
 
-@verb(_plans, "remove-node", "diff", *PLAY, planned=True)
+@verb(_plans, "remove-node", "diff", *PLAY, of="plan")
 def plan_remove_node(options: Any, nodes: Nodes, dead: _Dead = False) -> int:
     """Show what remove-node would change."""
     from clusterctl.commands import remove_node
@@ -145,7 +145,7 @@ def plan_remove_node(options: Any, nodes: Nodes, dead: _Dead = False) -> int:
     return remove_node.remove_node(replace(options, flags=("--dead",) * dead), dead)
 
 
-@verb(_plans, "upgrade", "diff", *PLAY, planned=True)
+@verb(_plans, "upgrade", "diff", *PLAY, of="plan")
 def plan_upgrade(options: Any, only: _Only = None, system: _System = False, no_reboot: _Stay = False) -> int:
     """Show what upgrade would change."""
     from clusterctl.commands import upgrade
@@ -325,7 +325,12 @@ def restore(
 
 
 @verb(app, "trust", "accept_new_host_keys")
-def trust(options: Any, nodes: Hosts) -> int:
+def trust(
+    options: Any,
+    nodes: Annotated[
+        list[str], typer.Argument(help="Reinstalled nodes.", metavar="NODE...", autocompletion=completion.hosts)
+    ],
+) -> int:
     """Accept the new SSH host keys of reinstalled nodes."""
     from clusterctl.commands import trust
 
@@ -335,7 +340,7 @@ def trust(options: Any, nodes: Hosts) -> int:
 _secrets = _group("secret", "Print or replace the cluster's secrets.")
 
 
-@verb(_secrets, "show")
+@verb(_secrets, "show", of="secret")
 def secret_show(
     options: Any,
     name: Annotated[
@@ -349,7 +354,7 @@ def secret_show(
     typer.echo(secret.show(options, name))
 
 
-@verb(_secrets, "authority")
+@verb(_secrets, "authority", of="secret")
 def secret_authority(options: Any) -> None:
     """Print the certificate of the cluster's authority."""
     from clusterctl.commands import secret
@@ -357,7 +362,7 @@ def secret_authority(options: Any) -> None:
     typer.echo(secret.authority(options), nl=False)
 
 
-@verb(_secrets, "rotate", "skip_unreachable", *SUDO, "output", "verbose")
+@verb(_secrets, "rotate", "skip_unreachable", *SUDO, "output", "verbose", of="secret")
 def secret_rotate(
     options: Any,
     names: Annotated[
@@ -370,7 +375,7 @@ def secret_rotate(
     """Replace secrets on all nodes while jobs run."""
     from clusterctl.commands import secret
 
-    return secret.rotate(replace(options, verb="secret", subverb="rotate", flags=tuple(dict.fromkeys(names))))
+    return secret.rotate(replace(options, flags=tuple(dict.fromkeys(names))))
 
 
 # --- read -------------------------------------------------------------------------------------------------------------

@@ -112,11 +112,11 @@ PLAY = ("forks", *SUDO, "output", "verbose")
 
 
 def verb(
-    group: typer.Typer, name: str, *shared: str, planned: bool = False, cls: type[Verb] = Verb
+    group: typer.Typer, name: str, *shared: str, of: str = "", cls: type[Verb] = Verb
 ) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
     """Make a verb of a function: its own parameters, after `options` (run.context.Options), and the `shared` ones.
 
-    The function returns the exit code. With `planned` it plans the verb of that name.
+    The function returns the exit code. `of` is the verb whose verb it is: `plan`, `secret`.
     """
 
     def register(function: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -128,7 +128,7 @@ def verb(
         own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
 
         def command(**given: Any) -> NoReturn:
-            options = _options(name, given, planned)
+            options = _options(name, given, of)
             mine = {parameter.name: given[parameter.name] for parameter in own}
             _end(options.verb, options.json, lambda: function(options, **mine))
 
@@ -141,7 +141,7 @@ def verb(
     return register
 
 
-def _options(name: str, given: dict[str, Any], planned: bool) -> Any:
+def _options(name: str, given: dict[str, Any], of: str) -> Any:
     """Return what a verb was asked for: its parameters that are fields of Options."""
     from clusterctl.run.context import Options
 
@@ -150,7 +150,8 @@ def _options(name: str, given: dict[str, Any], planned: bool) -> Any:
     asked["nodes"] = tuple(dict.fromkeys(asked.get("nodes") or ()))
     asked["verbosity"] = given.get("verbose", 0) + int(given["context"].find_root().obj or 0)
     asked["json"] = given.get("output") is Format.json
-    return Options(verb="plan" if planned else name, planned=name * planned, given=given["inventory"], **asked)
+    asked |= {"plan": {"planned": name}, "secret": {"subverb": name}}.get(of, {})
+    return Options(verb=of or name, given=given["inventory"], **asked)
 
 
 def _end(name: str, as_json: bool, work: Callable[[], int | None]) -> NoReturn:

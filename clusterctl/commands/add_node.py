@@ -24,7 +24,7 @@ def add_node(options: Options, addresses: Sequence[str], group: str) -> int:
     new = _new(present, names, addresses, group)
     change = edits.adding(present, options.inventory, group, new)
     phases = [
-        ConfirmChange(change, "Write this into the inventory?"),
+        ConfirmChange(change, "Write this into the inventory?", first=True),
         *ENTRY,
         RequireNewNodes(new),
         WriteInventory(change),
@@ -47,7 +47,7 @@ class RequireNewNodes(Phase):
     """Refuse to add nodes that --skip-unreachable has left out: the inventory would keep them. PreflightError."""
 
     title = "Require answers of the new nodes"
-    changes_nodes = False
+    changes_nodes = announced = False
 
     def __init__(self, new: Collection[str]) -> None:
         self.new = new

@@ -49,7 +49,7 @@ class PlayBackup(Play):
         super().__init__("backup", "Make a backup on the head")
 
     def site(self, run: Run) -> Site:
-        return replace(super().site(run), hosts=(run.site.inventory.head,))
+        return replace(super().site(run), hosts=(run.site.inventory.head,), skipped=())
 
 
 class FetchBackup(Phase):
@@ -76,16 +76,13 @@ class MakeBackup(PlayBackup):
         self.due = due
 
     def should_run(self, run: Run) -> bool:
-        return run.options.print_command or run.options.planned != "" or self.due()
+        return run.options.print_command or self.due()
 
     def run(self, run: Run) -> None:
         target = run.site.state / DIRECTORY
         files.make_private_directory(target)
         super().run(run)
         fetch(run, target, prune=True)
-
-    def plan(self, run: Run) -> None:
-        """A backup changes nothing."""
 
     def describe(self, run: Run) -> Iterator[Step]:
         yield shlex.join(["clusterctl", "backup", str(run.options.given)])

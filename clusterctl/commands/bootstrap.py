@@ -7,7 +7,7 @@ from clusterctl.run import engine, pruning
 from clusterctl.run.context import Options
 from clusterctl.run.entry import ENTRY
 from clusterctl.run.phases import Phase, Run, Step
-from clusterctl.run.plays import Play, play
+from clusterctl.run.plays import PATIENCE, Play, play
 from clusterctl.util.errors import WorkersFailed
 from clusterctl.util.text import fold
 
@@ -31,7 +31,7 @@ class UninstallUnused(Phase):
         idle = tuple(host for host in due if host.name not in busy)
         if not due:
             run.screen.say("  Nothing to uninstall.")
-        if idle and (error := play(run, replace(run.site, hosts=idle, playbook="prune"))):
+        if idle and (error := play(run, replace(run.site, hosts=idle, playbook="prune"), patience=PATIENCE)):
             raise error
         if busy:
             raise WorkersFailed(f"Jobs run on {fold(busy)}; nothing was uninstalled there. Drain it first.")

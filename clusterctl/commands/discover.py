@@ -5,7 +5,7 @@ import sys
 
 from clusterctl.run import context, engine
 from clusterctl.run.context import Options, Site
-from clusterctl.run.entry import CheckHostKeys, EnsureSecrets, LockDirectory, Preflight
+from clusterctl.run.entry import Authorise, CheckHostKeys, EnsureSecrets, LockDirectory, Preflight
 from clusterctl.run.phases import Phase, Run
 from clusterctl.ui import report
 from clusterctl.ui.screen import Screen
@@ -20,6 +20,7 @@ def validate(options: Options) -> int:
 def discover(options: Options) -> int:
     """Check the inventory and all nodes, record host keys and hardware, and print what kind of cluster it is."""
     phases = [
+        Authorise(),
         LockDirectory(),
         EnsureSecrets(),
         CheckHostKeys(),
@@ -33,7 +34,7 @@ class ShowCluster(Phase):
     """Print what kind of cluster it is."""
 
     title = "Show the cluster"
-    changes_nodes = False
+    changes_nodes = announced = False
 
     def run(self, run: Run) -> None:
         _show(run.site, run.screen, discovered=True)

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from clusterctl.inventory.model import Host
 from clusterctl.nodes.remote import Access, ContactError, Session, connect, each
-from clusterctl.run import context
+from clusterctl.run import context, membership
 from clusterctl.run.context import Options
 from clusterctl.ui.screen import Screen, at_commas
 from clusterctl.util.errors import InputError, Problem
 from clusterctl.util.redaction import Redactor, throughout
-from clusterctl.util.text import did_you_mean, fold, plural, printable
+from clusterctl.util.text import fold, plural, printable
 from clusterctl.util.untrusted import Malformed, decode, flag, mapping, nested, number, sequence, text
 
 HEALTHY, UNFIT = 0, 4
@@ -97,8 +97,7 @@ def health_command(options: Options, diagnose: bool) -> int:
     workers = site.inventory.workers
     names = [host.name for host in workers]
     if unknown := [name for name in options.nodes if name not in names]:
-        told = [(f'no worker "{printable(name, 64)}"', did_you_mean(name, names)) for name in unknown]
-        raise InputError([Problem(None, "NODE", what, hint) for what, hint in told])
+        raise InputError(membership.unknown(unknown, names))
     if diagnose and not options.nodes:
         raise InputError([Problem(None, "--diagnose", "names no node", "it may reset GPUs: name the nodes")])
     site = context.authorise(site)

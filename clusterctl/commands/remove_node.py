@@ -51,7 +51,8 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
     ]
     try:
         reached = [] if dead or options.print_command else present
-        return engine.execute(replace(options, limit=",".join([*stay, *reached])), phases, before)
+        options = replace(options, limit=",".join([*stay, *reached]))
+        return engine.execute(options, phases, change.inventory if options.print_command else before)
     except PreflightError as error:
         raise PreflightError([_or_dead(problem, present) for problem in error.problems]) from None
 
@@ -72,10 +73,13 @@ class RequireDead(Phase):
     """
 
     title = "Require that the nodes are down"
-    changes_nodes = False
+    changes_nodes = announced = False
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
+
+    def should_run(self, run: Run) -> bool:
+        return bool(self.names)
 
     def run(self, run: Run) -> None:
         from clusterctl.run.preflight import UNREACHABLE
@@ -104,11 +108,14 @@ class MarkDown(Drain):
         super().__init__(cause, nodes, _REASON, wait=False)
         self.title = f"Mark {fold(nodes)} as down"
 
-    def run(self, run: Run) -> None:
-        super().run(run)
-        with scheduler.connect(run.site) as controller:
-            if controller.is_set_up():
-                controller.mark_down(self.nodes, f"{self.cause} --dead")
+    def finish(self, run: Run, controller: scheduler.Scheduler) -> None:
+        controller.mark_down(self.nodes, f"{self.cause} --dead")
+
+    def describe(self, run: Run) -> Iterator[Step]:
+        yield from super().describe(run)
+        kind = scheduler.of(run.site.inventory)
+        for command in kind.mark_down_commands(self.nodes, f"{self.cause} --dead"):
+            yield f"on {run.site.inventory.head.name}: {command}"
 
     def plan(self, run: Run) -> None:
         with scheduler.connect(run.site) as controller:
@@ -146,6 +153,8 @@ class RemoveFromDirectory(Phase):
         site = run.site
         if not self.dead:
             yield from _describe_cleaning(site, list(self.nodes.values()))
+        if self.change:
+            yield f"change {self.change.path.parent}:\n{self.change.diff()}"
         yield shlex.join(["rm", "-f", *(str(hardware.path_of(site.inventory.directory, name)) for name in self.nodes)])
         yield f"take the host keys of {fold(list(self.nodes))} out of {site.access.known_hosts}"
         self._leave(run, self.change.inventory)

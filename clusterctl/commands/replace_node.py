@@ -7,6 +7,7 @@ from clusterctl.run import engine, membership
 from clusterctl.run.context import Options
 from clusterctl.run.draining import Drain
 from clusterctl.run.entry import (
+    Authorise,
     CheckHostKeys,
     ConfirmHead,
     EnsureSecrets,
@@ -32,6 +33,7 @@ def replace_node(options: Options) -> int:
     if strangers := [name for name in names if name not in workers]:
         raise InputError(membership.unknown(strangers, workers))
     phases = [
+        Authorise(),
         LockDirectory(),
         RenewHostKeys(names),
         EnsureSecrets(),
@@ -40,7 +42,7 @@ def replace_node(options: Options) -> int:
         LockHead(),
         RecordAgain(names),
         # Slurm knows the name, and would give it jobs as soon as its slurmd answers.
-        Drain("bootstrap", names, "not proven yet", wait=False),
+        Drain("bootstrap", names, "not proven yet", wait=False, why="or Slurm starts jobs before they are proven"),
         Play("replace-node", f"Configure {fold(names)}"),
     ]
     return engine.execute(membership.limited(options, present, names, options.screen()), phases, present)
@@ -53,3 +55,4 @@ class RecordAgain(Preflight):
         records = [str(hardware.path_of(run.site.inventory.directory, name)) for name in self.renewed]
         discover = ["clusterctl", "discover", str(run.options.given), "--limit", ",".join(self.renewed)]
         yield f"{shlex.join(['rm', '-f', *records])} && {shlex.join(discover)}"
+        yield from super().describe(run)

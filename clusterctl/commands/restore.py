@@ -7,7 +7,15 @@ from pathlib import Path
 
 from clusterctl.run import context, engine, scheduler
 from clusterctl.run.context import Options, Site
-from clusterctl.run.entry import CheckHostKeys, ConfirmHead, EnsureSecrets, LockDirectory, LockHead, Preflight
+from clusterctl.run.entry import (
+    Authorise,
+    CheckHostKeys,
+    ConfirmHead,
+    EnsureSecrets,
+    LockDirectory,
+    LockHead,
+    Preflight,
+)
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import Play
 from clusterctl.slurm import versions
@@ -23,8 +31,10 @@ REQUEST = "restore.json"
 
 def restore(options: Options, path: Path) -> int:
     """Put the backup in `path` back; return the exit code. Raises InputError for one that is not this cluster's."""
-    manifest = _manifest(home.load(options.inventory).directory, path)
+    inventory = home.load(options.inventory)
+    manifest = _manifest(inventory.directory, path)
     phases = [
+        Authorise(),
         LockDirectory(),
         EnsureSecrets(),
         CheckHostKeys(),
@@ -39,7 +49,7 @@ def restore(options: Options, path: Path) -> int:
         if options.json:
             raise InputError([Problem(None, "--yes", "is needed with --output json")])
         context.require_terminal("--yes")
-    return engine.execute(options, phases)
+    return engine.execute(options, phases, inventory)
 
 
 def _manifest(directory: Path, path: Path) -> Manifest:
@@ -58,7 +68,7 @@ class ConfirmRestore(Phase):
     """Show what is in the backup and what it replaces, ask, and write what the playbook reads."""
 
     title = "Confirm the restore"
-    changes_nodes = False
+    changes_nodes = announced = False
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest

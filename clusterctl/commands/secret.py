@@ -62,7 +62,7 @@ class ProposeSecrets(Phase):
     """Generate the new secrets, which are not the cluster's yet."""
 
     title = "Generate the new secrets"
-    changes_nodes = False
+    changes_nodes = announced = False
 
     def __init__(self, names: list[str]) -> None:
         self.names = names

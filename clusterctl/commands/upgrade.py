@@ -89,7 +89,7 @@ class RequireSetUp(Phase):
     """Refuse nodes that were never set up: they are for bootstrap and add-node. PreflightError."""
 
     title = "Require nodes that are set up"
-    changes_nodes = False
+    changes_nodes = announced = False
 
     def run(self, run: Run) -> None:
         findings = []
@@ -112,6 +112,7 @@ class Rehearse(Phase):
     """
 
     title = "Rehearse: what would change, and where"
+    changes_nodes = False
 
     def __init__(self, rolling: Rolling, reboots: bool) -> None:
         self.rolling, self.reboots = rolling, reboots
@@ -137,7 +138,7 @@ class Rehearse(Phase):
             site,
             options=replace(site.options, check=True),
             hosts=there,
-            skipped=() if not run.options.planned else site.skipped,
+            skipped=(),
             playbook=self.rolling.playbook,
             variables=self.rolling.variables,
         )

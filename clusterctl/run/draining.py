@@ -27,9 +27,12 @@ class Drain(Phase):
         wait: bool = True,
         force: bool = False,
         minutes: float | None = None,
+        why: str = "",
     ) -> None:
         self.cause, self.nodes, self.reason = cause, nodes, reason
         self.wait, self.force, self.minutes = wait, force, minutes
+        self.why = why
+        """What a person who does it by hand has to know."""
         self.title = f"Drain {fold(nodes)}" + " and wait for its jobs" * wait
 
     def should_run(self, run: Run) -> bool:
@@ -40,11 +43,15 @@ class Drain(Phase):
             if not controller.is_set_up():
                 return
             controller.drain(self.cause, self.nodes, self.reason)
-            if self.wait and self.force and (found := controller.workloads(self.nodes)):
-                self._confirm(run, found)
-                controller.cancel([one.id for one in found])
-            if self.wait:
-                self._wait(run, controller)
+            self.finish(run, controller)
+
+    def finish(self, run: Run, controller: scheduler.Scheduler) -> None:
+        """Do what comes after the drain, as the options of the phase ask."""
+        if self.wait and self.force and (found := controller.workloads(self.nodes)):
+            self._confirm(run, found)
+            controller.cancel([one.id for one in found])
+        if self.wait:
+            self._wait(run, controller)
 
     def _confirm(self, run: Run, found: Sequence[Workload]) -> None:
         for one in found:
@@ -77,7 +84,8 @@ class Drain(Phase):
 
     def describe(self, run: Run) -> Iterator[Step]:
         where, kind = f"on {run.site.inventory.head.name}", scheduler.of(run.site.inventory)
-        yield f"{where}: {kind.drain_command(self.cause, self.nodes, self.reason)}"
+        why = f", {self.why}" if self.why else ""
+        yield f"{where}{why}: {kind.drain_command(self.cause, self.nodes, self.reason)}"
         if self.wait:
             yield f"{where}, until no job is listed: {kind.wait_command(self.nodes)}"
 

@@ -22,42 +22,52 @@ def execute(options: Options, phases: Sequence[Phase], inventory: Inventory | No
     site = context.load(options, inventory)
     if options.print_command:
         return _print(Run(site, options.screen()), phases)
-    site = context.authorise(site)
     with contextlib.ExitStack() as stack:
         if options.planned:
             site = stack.enter_context(planning.on_a_copy(site))
         run = Run(site, options.screen(), stack)
         run.screen.say((site.inventory.cluster_name, "bold"), f"  {options.verb}", cut=True)
         error = _all(run, phases)
-        return record.close(run, error) if run.kept else 0
+        closing = record.write(run, error) if run.kept else None
+    return record.show(run, error, closing) if closing else 0  # other runs may begin meanwhile
 
 
 def _all(run: Run, phases: Sequence[Phase]) -> ClusterctlError | None:
-    """Run the phases in order; return what ended them, or raise it where nothing was played yet."""
+    """Run the phases in order; return what ended them, or raise it where no node may have been changed yet."""
     began, error, done = time.monotonic(), None, list[dict[str, Any]]()
-    due, changing = list(phases), False
-    titled = sum(phase.changes_nodes for phase in phases) > 1 and not run.options.planned
+    due = list(phases)
+    titled = sum(phase.announced for phase in phases) > 1 and not run.options.planned
     while due and error is None:
-        phase = due.pop(0)
+        phase, started = due.pop(0), time.monotonic()
         run.is_last = not due
-        if not phase.should_run(run):
-            continue
-        changing, started = changing or phase.changes_nodes, time.monotonic()
-        if phase.changes_nodes and titled:
-            run.screen.say((phase.title, "bold"))
         try:
+            if not phase.should_run(run):
+                continue
+            if phase.changes_nodes:
+                run.directory()
+            if phase.announced and titled:
+                run.screen.say((phase.title, "bold"))
             (phase.plan if run.options.planned else phase.run)(run)
         except ClusterctlError as raised:
             error = raised
         except KeyboardInterrupt:
-            when = "between two playbooks; nothing is under way any more" if changing else "before any node was changed"
-            error = Interrupted(f"Interrupted {when}.")
+            error = Interrupted(f"Interrupted {_when(run, phase)}.")
+        except BrokenPipeError:
+            run.screen.mute()
+            error = Interrupted(f"Nobody reads the output; stopped {_when(run, phase)}.")
         done.append(_result(phase, "failed" if error else "ok", time.monotonic() - started))
     run.told["phases"] = done + [_result(phase, "not begun") for phase in due]
     if error and run.kept is None:
         record.keep_refusal(run, error, time.monotonic() - began)
         raise error
     return error
+
+
+def _when(run: Run, phase: Phase) -> str:
+    if run.kept is None:
+        return "before any node was changed"
+    between = "between two playbooks; nothing is under way any more"
+    return between if run.ledger.results else f"in the phase: {phase.title}"
 
 
 def _result(phase: Phase, result: str, seconds: float = 0.0) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from clusterctl.run import lock
+from clusterctl.run import context, lock
 from clusterctl.run.context import Site
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.ui import report
@@ -25,10 +25,19 @@ MIN_STATE_MB = 50
 class _Entry(Phase):
     """A phase that changes no node, and that a plan needs as well."""
 
-    changes_nodes = False
+    changes_nodes = announced = False
 
     def plan(self, run: Run) -> None:
         self.run(run)
+
+
+class Authorise(_Entry):
+    """Read or ask for the password for sudo, where the command line promises one."""
+
+    title = "Ask for the sudo password"
+
+    def run(self, run: Run) -> None:
+        run.site = context.authorise(run.site)
 
 
 class LockDirectory(_Entry):
@@ -39,11 +48,12 @@ class LockDirectory(_Entry):
     def run(self, run: Run) -> None:
         state = run.site.state
         with files.writing(state):
-            run.lock = run.stack.enter_context(lock.hold(state, run.options.verb, say=run.screen.say))
+            held = run.stack.enter_context(lock.hold(state, run.options.verb, say=run.screen.say))
             free = shutil.disk_usage(state).free >> 20
         if free < MIN_STATE_MB:
             found = f"{free} MB free there, expected at least {MIN_STATE_MB} MB"
             raise InputError([Problem(None, str(state), found, "a run writes its log there")])
+        run.lock = held
 
 
 class EnsureSecrets(_Entry):
@@ -201,9 +211,9 @@ class Preflight(_Entry):
         yield f"{fold(lacking) or 'the cluster'}: {missing}: {shlex.join(argv)}"
 
 
-ENTRY = (LockDirectory(), EnsureSecrets(), CheckHostKeys(), ConfirmHead(), LockHead(), Preflight())
+ENTRY = (Authorise(), LockDirectory(), EnsureSecrets(), CheckHostKeys(), ConfirmHead(), LockHead(), Preflight())
 """How runs begin that build or change the cluster."""
-ENTRY_OF_A_TEST = (LockDirectory(), CheckHostKeys(), ConfirmHead(), LockHead(), Preflight(replaces=False))
+ENTRY_OF_A_TEST = (Authorise(), LockDirectory(), CheckHostKeys(), ConfirmHead(), LockHead(), Preflight(replaces=False))
 """How runs begin that replace nothing."""
 
 

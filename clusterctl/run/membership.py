@@ -33,10 +33,11 @@ class ConfirmChange(Phase):
     """Show how the inventory would change, and ask."""
 
     title = "Confirm the change of the inventory"
-    changes_nodes = False
+    changes_nodes = announced = False
 
-    def __init__(self, change: Change, question: str) -> None:
-        self.change, self.question = change, question
+    def __init__(self, change: Change, question: str, *, first: bool = False) -> None:
+        self.change, self.question, self.first = change, question, first
+        """`first`: by hand the change is made before all else, for new nodes have to be in the inventory."""
 
     def should_run(self, run: Run) -> bool:
         return bool(self.change)
@@ -52,14 +53,15 @@ class ConfirmChange(Phase):
             run.screen.say((f"  {line}", style))
 
     def describe(self, run: Run) -> Iterator[Step]:
-        yield f"change {self.change.path.parent}:\n{self.change.diff()}"
+        if self.first:
+            yield f"change {self.change.path.parent}:\n{self.change.diff()}"
 
 
 class WriteInventory(Phase):
     """Write the changed inventory."""
 
     title = "Write the inventory"
-    changes_nodes = False
+    changes_nodes = announced = False
 
     def __init__(self, change: Change) -> None:
         self.change = change

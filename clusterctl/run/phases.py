@@ -1,7 +1,7 @@
 """A verb is a list of phases. Here is what a phase is, and what the phases of a run share; engine.py runs the list."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,9 @@ class Run:
     """The descriptor of the directory's lock, which Ansible inherits."""
     head_lock: "HeadLock | None" = None
     kept: RunDirectory | None = None
-    """The run's directory, from the first play on."""
+    """The run's directory, once it is made."""
+    redact: Callable[[str], str] = str
+    """Takes the secrets out of text: those that there were when the run's directory was made, old ones and new ones."""
     trouble: OSError | None = None
     """What kept us from writing about a play."""
     told: dict[str, Any] = field(default_factory=dict)
@@ -52,10 +54,12 @@ class Run:
         return self.site.options
 
     def directory(self) -> RunDirectory:
-        """Return the run's directory, which the first play makes."""
+        """Return the run's directory, which the first phase makes that may change nodes."""
         if self.kept is None:
+            redactor = self.site.redactor(needed=True)
             with files.writing(self.site.state):
                 self.kept = RunDirectory.create(self.site.state, self.options.verb)
+            self.redact = redactor.redact
         return self.kept
 
 
@@ -64,7 +68,9 @@ class Phase:
 
     title = ""
     changes_nodes = True
-    """Whether it may change nodes; before the first that does, a run can be stopped and has changed nothing."""
+    """Whether it may change nodes. Before the first that does, the run's directory is made."""
+    announced = True
+    """Whether its title is printed, where a verb has several such phases."""
 
     def should_run(self, run: Run) -> bool:
         """Return whether there is something to do."""
@@ -75,7 +81,7 @@ class Phase:
         raise NotImplementedError
 
     def plan(self, run: Run) -> None:
-        """Do what tells a plan what `run` would change. Nothing outside the copy of the cluster's directory changes."""
+        """Do what a plan needs of it; no node and no file of the cluster's directory may change."""
 
     def describe(self, run: Run) -> Iterable[Step]:
         """Return what a person does instead; contacts nobody."""

@@ -114,7 +114,7 @@ def _field(screen: Screen, name: str, lines: Sequence[str]) -> None:
 def on_a_copy(site: Site) -> Iterator[Site]:
     """Give the site on a private copy of the cluster's directory, in check mode.
 
-    The copy has the real directory's `.clusterctl`. No phase writes there in a plan, but locks and the run's directory.
+    The copy has the real directory's `.clusterctl`, for the lock and the run's directory.
     """
     with tempfile.TemporaryDirectory(prefix="clusterctl-plan-") as place:
         real = site.inventory.directory

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from clusterctl.ansible import runner
 from clusterctl.run import record
@@ -69,15 +68,14 @@ def play(
 
 def _once(run: Run, site: Site, patience: float | None, more: bool) -> ClusterctlError | None:
     """Run Ansible once and show it; return what it failed with."""
-    redact = run.site.redactor(needed=True).redact  # a site of nodes that left has no secrets
     run.directory()  # or why it cannot be made, before Ansible starts
-    error, trouble = watch(run, site, redact, patience=patience, more=more)
+    error, trouble = watch(run, site, patience=patience, more=more)
     run.trouble = run.trouble or trouble
     return error
 
 
 def watch(
-    run: Run, site: Site, redact: Any, *, patience: float | None = None, more: bool = False
+    run: Run, site: Site, *, patience: float | None = None, more: bool = False
 ) -> tuple[ClusterctlError | None, OSError | None]:
     """Run Ansible and show it; return what it failed with, and what kept us from writing about it."""
     kept, screen, ledger, options = run.directory(), run.screen, run.ledger, site.options
@@ -89,7 +87,7 @@ def watch(
         patience=patience,
         lock=run.lock,
         become_password=site.access.sudo_password,
-        redact=redact,
+        redact=run.redact,
         notify=progress.stopping,
     )
     ledger.ended = False  # or a playbook that never begins would be judged by the end of the one before it

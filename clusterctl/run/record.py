@@ -3,7 +3,7 @@
 import contextlib
 import json
 import shlex
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +21,41 @@ _NO_STATUS_AFTER = ("verify", "backup")
 _KEEPS_NOTHING = ("discover", "trust")  # verbs without a play
 
 
-def close(run: Run, error: ClusterctlError | None) -> int:
-    """Write the summary of a run that has played, print its last page, and return its exit code."""
-    options = run.options
-    verb = run.resume_with
+@dataclass(frozen=True)
+class Closing:
+    """What is shown of a run when its locks are given back."""
+
+    summary: dict[str, Any]
+    again: str
+    """The command that resumes."""
+    plan: planning.Plan | None
+
+
+def write(run: Run, error: ClusterctlError | None) -> Closing:
+    """Write the summary of a run that may have changed nodes, or has planned to; return what is to be shown."""
+    options, verb = run.options, run.resume_with
     again = (replace(options, verb=verb, subverb="", flags=()) if verb else options).again()
     summary = {**_asked(run.site), **_came_of(run, error, again)}
     plan = planning.Plan.of(run.ledger, run.jobs) if options.planned and error is None else None
     if plan:
         summary |= {"exit_code": plan.exit_code, **plan.as_dict()}
-    summary = throughout(summary | run.told, run.site.redactor(needed=True).redact)
+    summary = throughout(summary | run.told, run.redact)
     with contextlib.suppress(OSError):  # a full disk is reported below, the run's outcome counts
         files.write_atomically(run.directory().summary, (json.dumps(summary, indent=2) + "\n").encode())
+    return Closing(summary, again, plan)
+
+
+def show(run: Run, error: ClusterctlError | None, closing: Closing) -> int:
+    """Print the last page of a run, and its summary as JSON where that is asked for; return its exit code."""
+    if closing.plan:
+        closing.plan.show(run.screen)
+        run.screen.say()
     with contextlib.suppress(OSError):  # nobody listens any more; the summary is on disk
-        if plan:
-            plan.show(run.screen)
-            run.screen.say()
-        if options.json:
-            print(json.dumps(summary), flush=True)
-        if not plan:
-            page(run, error, again)
-    return int(summary["exit_code"])
+        if run.options.json:
+            print(json.dumps(closing.summary), flush=True)
+        if not closing.plan:
+            page(run, error, closing.again)
+    return int(closing.summary["exit_code"])
 
 
 def keep_refusal(run: Run, error: ClusterctlError, seconds: float) -> None:
@@ -116,7 +130,8 @@ def page(run: Run, error: ClusterctlError | None, again: str) -> None:
             shown.field("Next", _status(run.options), "bold")
         return
     shown.failed(error, run.ledger)
-    _phase(run, shown)
+    if not run.options.planned:
+        _phase(run, shown)
     if run.trouble:
         told = f"{full(run.trouble, run.directory())}: {run.trouble.strerror}; the log is incomplete"
         shown.field("Trouble", told, "red")

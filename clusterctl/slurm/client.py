@@ -42,6 +42,10 @@ class Job:
         return f"job {self.number} of {self.user} ({self.name}, {self.state.lower()} on {self.nodes})"
 
 
+def _down(node: str, reason: str) -> list[str]:
+    return ["scontrol", "update", f"NodeName={node}", "State=DOWN", f"Reason=clusterctl: {reason}"]
+
+
 class SlurmController:
     """Slurm on the head at the other end of a connection (run/scheduler.py says what each method is for).
 
@@ -111,7 +115,7 @@ class SlurmController:
         """Tell Slurm that nodes are gone: what ran there ends as NODE_FAIL, or is put back into the queue."""
         for node in nodes:
             if self._try("scontrol", "--oneliner", "show", "node", node)[0] == 0:
-                self._run("scontrol", "update", f"NodeName={node}", "State=DOWN", f"Reason=clusterctl: {reason}")
+                self._run(*_down(node, reason))
 
     def workloads(self, nodes: Sequence[str]) -> list[Job]:
         """Return the jobs that hold one of these nodes; nodes that Slurm does not know have none."""
@@ -150,6 +154,11 @@ class SlurmController:
     def drain_command(cause: str, nodes: Sequence[str], reason: str) -> str:
         """Return the command that drains nodes."""
         return "sudo " + shlex.join([DRAIN, cause, "--out", ",".join(nodes), "--reason", reason])
+
+    @staticmethod
+    def mark_down_commands(nodes: Sequence[str], reason: str) -> list[str]:
+        """Return the commands that tell Slurm that nodes are gone."""
+        return ["sudo " + shlex.join(_down(node, reason)) for node in nodes]
 
     @staticmethod
     def wait_command(nodes: Sequence[str]) -> str:

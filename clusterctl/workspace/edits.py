@@ -33,13 +33,11 @@ class Change:
         removed = (edit.diff(path.read_text(), "", str(path), "/dev/null") for path in self.gone)
         return edit.diff(self.old, self.new, self.path.name) + "".join(removed)
 
-    def save(self, directory: Path | None = None) -> Inventory:
+    def save(self, directory: Path) -> Inventory:
         """Write the new text, whole or not at all, with the same mode, and return the inventory that it makes.
 
-        `directory` is the copy of the cluster's directory to write into, instead of the directory itself. InputError
-        where it cannot be written.
+        `directory` is the cluster's, or the copy of it that a plan has. InputError where it cannot be written.
         """
-        directory = directory or self.inventory.directory
         path = directory / self.path.name
         with files.writing(path):
             mode = path.stat().st_mode & 0o777

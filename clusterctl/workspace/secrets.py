@@ -63,7 +63,7 @@ def ensure(directory: Path, cluster_name: str, content: Path | None = None) -> N
 
 def _write(path: Path, label: str, known: Mapping[str, str]) -> None:
     """Write the file, encrypted with the label's password, which the first one gets now."""
-    with _writing(path):
+    with files.writing(path):
         password = _password(label, create=not path.exists())
         encrypted = _vault(label, password).encrypt(yaml.safe_dump(dict(known)).encode(), vault_id=label)
         write_atomically(path, encrypted, replace=path.exists())
@@ -298,14 +298,3 @@ def _no_ansible_settings() -> Iterator[None]:
         for name in ours:
             del os.environ[name]
         os.environ.update(foreign)
-
-
-# --- private files --------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _refusal(Path(error.filename or path), f"cannot be written: {error.strerror}") from None

@@ -213,7 +213,7 @@ def test_a_node_takes_its_own_files_with_it_and_no_others(cluster: inventory.Inv
     with pytest.raises(InputError, match='host_vars/gpu01: no host "gpu01"'):  # it would stand there for nobody
         removal(cluster)
     (own / ".mine").unlink()
-    change.save()
+    change.save(cluster.directory)
     assert not own.exists()
     assert "gpu01" not in cluster.path.read_text()
 
@@ -442,6 +442,8 @@ def test_add_node__does_not_answer__is_not_told_to_skip_it(
     cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch, silent: str, hint: str
 ) -> None:
     class Silent(Phase):
+        changes_nodes = False
+
         def run(self, run: Run) -> None:
             raise PreflightError([Finding(silent, "silence", "no answer")], preflight.WITHOUT_THEM)
 

@@ -20,14 +20,14 @@ def content(tmp_path: Path) -> Path:
 
 @pytest.mark.proves("code", "A new role is known as a group, with its variables and services, from its own files.")
 def test_make__a_role__is_known_by_its_play_and_files(content: Path) -> None:
-    made = new_role.make("tuned", content)
-    outside = [path for path in made if "tuned" not in path.parts]
+    made = new_role.make("newrole", content)
+    outside = [path for path in made if "newrole" not in path.parts]
     assert outside == [content / "playbooks/bootstrap.yml"]
     known = schema.load(content)
-    assert known.groups["tuned"] == ("tuned",)
-    assert known.variables["tuned_version"].role == "tuned"
-    assert "tuned" in known.optional
-    assert [one.names for one in services.load_all(content)["tuned"]] == [("tuned",)]
+    assert known.groups["newrole"] == ("newrole",)
+    assert known.variables["newrole_version"].role == "newrole"
+    assert "newrole" in known.optional
+    assert [one.names for one in services.load_all(content)["newrole"]] == [("newrole",)]
     for path in made:
         assert yaml.safe_load(path.read_text(encoding="utf-8"))
 

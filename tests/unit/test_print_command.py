@@ -80,13 +80,15 @@ def test_a_node_leaves_by_two_commands(cluster: Path) -> None:
     folder = cluster / home.STATE / "leaving"
     assert node[node.index("-i") + 1] == str(folder / "inventory.yaml")
     steps, _, text = left.partition(f"write {folder}/inventory.yaml:\n")
-    assert steps.index("-        gpu02") < steps.index("slurm-drain")
     assert "slurm-drain remove-node --out gpu02 --reason 'it is being removed'\n" in steps
     assert "squeue --nodelist=gpu02\n" in steps
-    assert "-        gpu02: {ansible_host: 127.0.0.3}\n" in steps
+    assert "-        gpu02: {ansible_host: 127.0.0.3}\n" in left
     assert "    leaving:\n" in text.replace("      ", "", 1)
     assert "Then:\n  - on head1: sudo /usr/local/sbin/slurm-drain --forget gpu02\n" in text
+    assert steps.index("slurm-drain") < left.index("-        gpu02: {ansible_host")
+    assert "discover" in steps and "gpu02: host keys" not in steps, "who leaves needs no record"
     [head], left = printed(cluster, "remove-node", "gpu02", "--dead")
+    assert "scontrol update NodeName=gpu02 State=DOWN 'Reason=clusterctl: remove-node --dead'\n" in left
     assert tail(head)[1] == "bootstrap.yml"
     assert "leaving" not in left
 

@@ -72,7 +72,8 @@ def test_explain__roles_of_slurm__are_not_offered_to_prune() -> None:
 def test_optional__roles__are_none_of_slurms_and_can_be_uninstalled() -> None:
     runtimes = ("containers", "containerd", "docker", "podman", "apptainer", "enroot", "pyxis")
     found = schema.load().optional
-    assert found == ("mpi", *runtimes, "nvidia_container_toolkit", "prometheus", "dcgm_exporter")
+    assert {*found} >= {"mpi", *runtimes, "nvidia_container_toolkit", "prometheus", "dcgm_exporter"}
+    assert not {*found} & {*WORKER, "slurm_head", "slurm_logins", "slurm_exporter", "gpu_config", "verify"}
     for role in found:
         assert (paths.content() / f"roles/{role}/tasks/remove.yml").exists()
     assert look_up("host_roles", [], {}, optional=True) == list(found)
@@ -101,7 +102,7 @@ def uninstall(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
         }
         played: list[tuple[str, list[str]]] = []
 
-        def play(_: Run, one: Site) -> None:
+        def play(_: Run, one: Site, patience: float) -> None:
             played.append((one.playbook, [host.name for host in one.hosts]))
 
         monkeypatch.setattr(bootstrap, "play", play)

@@ -11,6 +11,7 @@ import pytest
 from clusterctl.ansible import runner
 from clusterctl.ansible.events import Change, Ended, HostStats, PlaybookStarted, PlayStarted, Result, Stats, TaskStarted
 from clusterctl.ansible.outcome import Ledger
+from clusterctl.ansible.run_directory import RunDirectory
 from clusterctl.commands import upgrade
 from clusterctl.inventory import model as inventory
 from clusterctl.nodes.remote import Access
@@ -267,7 +268,8 @@ def test_a_playbook_that_never_begins_is_not_judged_by_the_one_before(
         run.ledger.add(event)
     died: Any = SimpleNamespace(watch=lambda: iter(()), stopped=False, trouble=None)
     monkeypatch.setattr(runner, "Runner", lambda *_, **__: died)
-    error, _ = plays.watch(run, run.site, str)
+    run.kept = RunDirectory(tmp_path)
+    error, _ = plays.watch(run, run.site)
     assert type(error) is ClusterctlError
     assert str(error) == "Ansible ended without finishing the playbook."
 

@@ -511,6 +511,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from clusterctl.ansible import runner
+from clusterctl.ansible.run_directory import RunDirectory
 from clusterctl.cli import main
 from clusterctl.run import lock, plays
 from clusterctl.run.context import Options
@@ -533,8 +534,8 @@ class Site:
 def work():
     screen = Screen(sys.stdout)
     with lock.hold(here / ".clusterctl", "bootstrap", say=screen.say) as held:
-        run = Run(Site(), screen, lock=held)
-        error, _ = plays.watch(run, run.site, str, patience=1)
+        run = Run(Site(), screen, lock=held, kept=RunDirectory.create(state, "bootstrap"))
+        error, _ = plays.watch(run, run.site, patience=1)
     if error:
         raise error
 

@@ -37,15 +37,15 @@ Played = Callable[..., tuple[list[str], str, ClusterctlError | None]]
 def rotated(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     """Rotate secrets where each playbook ends as given; return those played, the verb that goes on, and the error."""
 
+    runs: list[Run] = []
+
     def rotate(
         names: str, *ends: ClusterctlError | None, failed: str = ""
     ) -> tuple[list[str], str, ClusterctlError | None]:
         played: list[str] = []
-        runs: list[Run] = []
 
         def play(run: Run, site: Site, **_: object) -> ClusterctlError | None:
             runs.append(run)
-            run.directory()
             played.append(site.playbook)
             if failed:
                 run.ledger.add(Result(failed, "munge", "Stage", "", "failed", "broken"))
@@ -54,10 +54,11 @@ def rotated(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
         errors: list[ClusterctlError | None] = []
         monkeypatch.setattr(plays, "play", play)
         monkeypatch.setattr(secret, "ENTRY", ())
-        monkeypatch.setattr(record, "close", lambda _, error: errors.append(error))
+        monkeypatch.setattr(record, "show", lambda _, error, closing: errors.append(error))
         secret.rotate(Options("secret", cluster, subverb="rotate", flags=tuple(names.split())))
         return played, runs[-1].resume_with, errors[0]
 
+    rotate.runs = runs  # type: ignore[attr-defined]
     return rotate
 
 
@@ -111,3 +112,12 @@ def test_rotate__unknown_name__contacts_nobody(cluster: Path, monkeypatch: pytes
 def test_again__of_a_rotation__is_what_was_typed(cluster: Path) -> None:
     options = Options("secret", cluster, subverb="rotate", flags=("munge_key",), skip_unreachable=True)
     assert options.again() == f"clusterctl secret rotate {cluster} munge_key --skip-unreachable"
+
+
+def test_rotate__old_and_new_secrets__are_redacted_to_the_end(rotated: Played, cluster: Path) -> None:
+    """While keys are exchanged the nodes still have the old ones; a backup key protects old archives for good."""
+    old = secrets.values(cluster.parent)
+    rotated("munge_key backup_key", None, None)
+    new = secrets.values(cluster.parent)
+    said = " ".join([old["munge_key"], new["munge_key"], old["backup_key"], new["backup_key"]])
+    assert rotated.runs[-1].redact(said) == " ".join(["[redacted]"] * 4)  # type: ignore[attr-defined]
