@@ -18,7 +18,7 @@ def content(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.proves("code", "A new role is known as a group, with its variables and services, from its own files.")
+@pytest.mark.proves("code", "A new role is a known group, with variables and services of its files.")
 def test_make__a_role__is_known_by_its_play_and_files(content: Path) -> None:
     made = new_role.make("newrole", content)
     outside = [path for path in made if "newrole" not in path.parts]
