@@ -50,3 +50,15 @@ def test_words__of_plays_and_tasks__are_plain() -> None:
     names = [name for file in files for name in re.findall(r"(?m)^\s*- name: (.*)$", file.read_text(encoding="utf-8"))]
     assert len(names) > 150
     assert [name for name in names if WORDS.search(name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_pictures__of_a_page__are_there_and_load_nothing(page: Path) -> None:
+    for path in re.findall(r'(?:src|srcset)="([^"]+)"', page.read_text(encoding="utf-8")):
+        text = (page.parent / path).read_text(encoding="utf-8")
+        assert set(re.findall(r"https?://[^\s\"')]+", text)) <= {"http://www.w3.org/2000/svg", *on_screen(text)}, path
+
+
+def on_screen(text: str) -> list[str]:
+    """Addresses that a picture shows as text."""
+    return [found for shown in re.findall(r">([^<]*)<", text) for found in re.findall(r"https?://[^\s\"')]+", shown)]
