@@ -123,7 +123,7 @@ def svg(title: str, shown: Sequence[Text], theme: str) -> str:
     for line in shown:
         console.print(line, no_wrap=True, overflow="crop")
     text = console.export_svg(title=title, theme=THEMES[theme], unique_id="terminal")
-    return re.sub(r"(?s)\s*@font-face \{.*?\}\s*(?=\n)", "", text)
+    return re.sub(r"(?s)\s*@font-face \{.*?\}\s*(?=\n)|<!--.*?-->", "", text)
 
 
 def main() -> int:
