@@ -166,7 +166,8 @@ def _reading(site: Site, source: str) -> Iterator[Iterator[bytes]]:
     """Yield a file of the head's root in pieces; what SSH raises is an OSError, for the caller to tell one kind."""
     import paramiko
 
-    from clusterctl.nodes.remote import ContactError, connect
+    from clusterctl.nodes.remote import connect
+    from clusterctl.nodes.session import ContactError
 
     try:
         with connect(site.inventory.head, site.access) as session, closing(session.transport.open_session()) as channel:

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from clusterctl.inventory.model import Host
-from clusterctl.nodes.remote import Access, ContactError, Session, connect, each
+from clusterctl.nodes.remote import Access, connect, each
+from clusterctl.nodes.session import ContactError, Session
 from clusterctl.run import context, membership
 from clusterctl.run.context import Options
 from clusterctl.ui.screen import Screen, at_commas

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.nodes.remote import ContactError, connect, each
+from clusterctl.nodes.remote import connect, each
+from clusterctl.nodes.session import ContactError
 from clusterctl.run import engine, membership, removals, scheduler
 from clusterctl.run.context import Options, Site
 from clusterctl.run.draining import Drain

@@ -15,7 +15,8 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.services import Service
 from clusterctl.nodes import advisories, contact
 from clusterctl.nodes.contact import Alerts, Drift, Item
-from clusterctl.nodes.remote import Access, ContactError, Failure, connect, each
+from clusterctl.nodes.remote import Access, connect, each
+from clusterctl.nodes.session import ContactError, Failure
 from clusterctl.run import pruning, runs
 from clusterctl.run.runs import Run
 from clusterctl.slurm.state import Slurm, ask_slurm

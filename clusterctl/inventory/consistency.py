@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from clusterctl.inventory import schema
+from clusterctl.inventory import rules
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
 from clusterctl.util import files, paths
@@ -191,7 +191,7 @@ def _time_limits(reading: Reading) -> None:
     for node in _given(reading, PARTITIONS):
         for options in _of_partitions(node, "options"):
             for key, value in options.value.items() if isinstance(options.value, dict) else ():
-                fits = isinstance(value.value, str | int) and schema.TIME_LIMIT.fullmatch(str(value.value))
+                fits = isinstance(value.value, str | int) and rules.TIME_LIMIT.fullmatch(str(value.value))
                 if key.lower() in _LIMITS and not fits:
                     message = f"got {value.describe()}, expected a time limit such as 1-12:00:00"
                     reading.refuse(value.position, f"{PARTITIONS}.{shown(key)}", message)
@@ -284,7 +284,7 @@ def _required(reading: Reading) -> None:
 def _address(value: object) -> str:
     """Return one spelling for each address."""
     text = str(value)
-    return str(ipaddress.ip_address(text)) if schema.is_ip(text) else text.lower()
+    return str(ipaddress.ip_address(text)) if rules.is_ip(text) else text.lower()
 
 
 # --- files that variables name --------------------------------------------------------------------------------------

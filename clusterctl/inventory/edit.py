@@ -6,7 +6,6 @@ out as it would without the change stays as it stood, and so do the blank lines 
 
 import bisect
 import copy
-import difflib
 import io
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -20,10 +19,10 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
 
-from clusterctl.inventory import document, hostrange, schema
+from clusterctl.inventory import document, hostrange, rules
 from clusterctl.inventory.document import shown
 from clusterctl.util.errors import InputError, Problem
-from clusterctl.util.text import did_you_mean, escape_controls
+from clusterctl.util.text import did_you_mean
 
 _WORKERS = "slurm_workers"
 _ADDRESS = "ansible_host"
@@ -77,18 +76,6 @@ def remove(text: str, names: Collection[str]) -> str:
     return text
 
 
-def diff(old: str, new: str, name: str, after: str = "") -> str:
-    """Return what changes in the file `name`, then called `after`, as a unified diff to show, nothing where none."""
-    lines = []
-    before, now = (list(io.StringIO(text, newline="\n")) for text in (old, new))
-    for line in difflib.unified_diff(before, now, name, after or name):
-        body = line.rstrip("\r\n")
-        lines.append("\t".join(escape_controls(part) for part in body.split("\t")))
-        if body == line:
-            lines.append("\\ No newline at end of file")
-    return "".join(f"{line}\n" for line in lines)
-
-
 def _judge(group: str, hosts: Mapping[str, str | None]) -> None:
     problems = []
     if not re.fullmatch("[a-z][a-z0-9_]{0,62}", group):
@@ -97,7 +84,7 @@ def _judge(group: str, hosts: Mapping[str, str | None]) -> None:
         if not hostrange.is_host_name(name):
             expected = "expected a short name of lower-case letters, digits and hyphens"
             problems.append(Problem(None, shown(name), "bad host name", expected))
-        if address is not None and not (schema.is_ip(address) or schema.is_domain(address)):
+        if address is not None and not (rules.is_ip(address) or rules.is_domain(address)):
             message = f'bad address, got "{shown(address)}", expected an IP address or a host name'
             problems.append(Problem(None, shown(name), message))
     if problems:

@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Collection, Sequence
 
-from clusterctl.inventory import schema
+from clusterctl.inventory import rules
 from clusterctl.inventory.document import shown
 
 MAX_HOSTS = 5000
@@ -76,15 +76,15 @@ def without(pattern: str, names: Collection[str]) -> tuple[str, ...]:
 
 def is_host_name(name: str) -> bool:
     """Tell whether a host may be called so: one DNS label, because it becomes a node's name in Slurm and in DNS."""
-    return schema.is_label(name) and name not in _RESERVED
+    return rules.is_label(name) and name not in _RESERVED
 
 
 def hint(pattern: str) -> str:
     """Return what was probably meant by a pattern that `expand` refuses."""
     lower = pattern.lower()
-    if schema.is_ip(pattern):
+    if rules.is_ip(pattern):
         return f"name the host and give its address: gpu01: {{ansible_host: {pattern}}}"
-    if "." in pattern and schema.is_domain(pattern) and is_host_name(lower.split(".")[0]):
+    if "." in pattern and rules.is_domain(pattern) and is_host_name(lower.split(".")[0]):
         return f"write {lower.split('.')[0]}: {{ansible_host: {pattern}}}"
     return f"write {lower}" if lower != pattern and is_host_name(_RANGE.sub("0", lower)) else ""
 

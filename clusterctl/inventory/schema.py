@@ -5,7 +5,6 @@ Types are judged more strictly than Ansible does: a value must be written as wha
 1350, `010` as 8 and `no` as false, and Ansible would convert each of them in silence.
 """
 
-import ipaddress
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -13,18 +12,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 
 from clusterctl.inventory import bootstrap_plays
 from clusterctl.inventory.document import Key, Node, Report, shown
+from clusterctl.inventory.rules import FREE_KEY, Rule, rule_of
 from clusterctl.util import paths
 from clusterctl.util.errors import ClusterctlError, Position, Problem
 from clusterctl.util.text import did_you_mean
-
-# Of MIG: compute slices, memory, and what it has besides, such as 1g.10gb+me; parts of one such as 1c.3g.40gb.
-PROFILE = r"([1-9]c\.)?[1-9]g\.[1-9]\d{0,2}gb([+-][a-z]+(\.[a-z]+)?)*"
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -93,7 +89,7 @@ class Schema:
         if option is None:
             report(Problem(at, key, *self._unknown(name)))
         else:
-            _check(option, node, key, report, _rule(name, option.number))
+            _check(option, node, key, report, rule_of(name, option.number))
 
     def required(self) -> Iterator[str]:
         """Yield the variables that must be set because nothing else gives them a value."""
@@ -157,206 +153,7 @@ def _hint(node: Node, wanted: str) -> str:
     return f'write "{shown(node.text)}" with the quotes' if meant_as_text else ""
 
 
-# --- values that argument specs cannot describe ---------------------------------------------------------------------
-
-_FREE_KEY = "[A-Za-z0-9_.*/:-]{1,253}"  # an option of somebody else's program, a host, a kernel setting
-_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-_LABEL_ANY = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-
-
-def is_label(text: str) -> bool:
-    """Tell whether `text` is a host name's label in lower case (RFC 1123, section 2.1)."""
-    return re.fullmatch(_LABEL, text) is not None
-
-
-def is_domain(text: str) -> bool:
-    """Tell whether `text` is a DNS domain; the last label is no number, so that 10.0.0.300 is none (RFC 1123, 2.1)."""
-    labels = text.split(".")
-    return len(text) <= 253 and not labels[-1].isdigit() and all(re.fullmatch(_LABEL_ANY, label) for label in labels)
-
-
-def is_ip(text: str) -> bool:
-    """Tell whether `text` is an IPv4 or IPv6 address without a zone."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return "%" not in text
-
-
-def _is_network(text: str) -> bool:
-    try:
-        ipaddress.ip_network(text)
-    except ValueError:
-        return False
-    return "/" in text and "%" not in text
-
-
-def _is_url(text: str) -> bool:
-    # In shells' and package managers' files it stands as it is: no quote, blank or sign of theirs; and no password.
-    if not re.fullmatch(r"[A-Za-z0-9._~:/?%+=,\[\]-]+", text):
-        return False
-    try:
-        url = urlsplit(text)
-        return url.scheme in ("http", "https") and bool(url.hostname) and (url.port is None or url.port > 0)
-    except ValueError:
-        return False
-
-
-def _matches(pattern: str) -> Callable[[str], bool]:
-    return lambda text: re.fullmatch(pattern, text) is not None
-
-
-# Users and groups that distributions and our own packages make; an account of such a name would change theirs.
-_SYSTEM_NAMES = frozenset(
-    """root daemon bin sys adm sync games man lp mail news uucp proxy www-data backup list irc nobody nogroup sudo wheel
-    sshd messagebus polkitd dbus chrony _chrony ntp dnsmasq munge slurm mysql mariadb prometheus shadow systemd-network
-    systemd-resolve systemd-timesync systemd-coredump docker video render""".split()  # noqa: SIM905 - a text to read
-)
-
-
-def _is_account(text: str) -> bool:
-    return re.fullmatch("[a-z_][a-z0-9_.-]{0,31}", text) is not None and text not in _SYSTEM_NAMES
-
-
-def _rises(text: str) -> bool:
-    clocks = [int(part) for part in text.split(",") if part]
-    return clocks == sorted(clocks)
-
-
-# As Slurm's time_str2secs reads it (src/common/parse_time.c).
-TIME_LIMIT = re.compile(r"(\d+-)?\d+(:\d+){0,2}|-1|INFINITE|UNLIMITED", re.IGNORECASE)
-# Of the eight slices of memory and seven of computing that GPUs have, what an instance takes by its compute slices.
-_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
-
-
-def _is_division(text: str) -> bool:
-    """Tell whether some GPU can be divided like this; the card itself knows what its own profiles need."""
-    if text in ("", "none"):
-        return True
-    names = text.replace(" ", "").split(",")
-    if not all(re.fullmatch(PROFILE, name) and "c." not in name for name in names):
-        return False
-    sizes = [int(name[0]) for name in names]
-    return {*sizes} <= {*_MEMORY_SLICES} and sum(sizes) <= 7 and sum(_MEMORY_SLICES[size] for size in sizes) <= 8
-
-
-@dataclass(frozen=True)
-class _Rule:
-    names: str  # a pattern for the end of a variable's name
-    holds: Callable[[Any], bool]
-    expected: str
-    hint: Callable[[Any], str] = lambda value: ""
-    number: bool = False  # whether it is for numbers; else for texts
-
-
-_RULES = (
-    _Rule("^cluster_name", lambda v: is_label(v) and len(v) <= 30, "1 to 30 lower-case letters, digits and hyphens"),
-    _Rule("^ansible_user", _matches("[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}"), "a user name"),
-    _Rule("^cluster_host_key", _matches("SHA256:[A-Za-z0-9+/]{43}"), "SHA256: and 43 characters"),
-    # OpenSSH takes it through two shells when a jump host has one.
-    _Rule(
-        "^ansible_ssh_private_key_file",
-        _matches(r"""(/|~/)[^"'\\%$`\x00-\x1f]+"""),
-        "a path that starts with / or ~/, without quotes, \\ % $ and `",
-    ),
-    _Rule("^cluster_jump_host", lambda v: is_domain(v) or is_ip(v), "the name of a host of this inventory"),
-    _Rule("^ansible_host|_address", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
-    _Rule("_ntp_servers", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
-    _Rule("_nameservers|_extra_hosts", is_ip, "an IP address"),
-    _Rule("_domain", is_domain, "a DNS domain"),
-    _Rule("_networks", _is_network, "a network such as 10.0.0.0/24"),
-    _Rule("_no_proxy", _matches(r"[\w.*:/-]+"), "a name, a domain or a network"),
-    # A key server's query has it; a key is fetched by Python and stands in no file of a shell.
-    _Rule("_key_url", lambda v: v == "" or _is_url(v.replace("&", "")), "a URL such as https://example.com/key.asc"),
-    _Rule(
-        "_proxy|_url|_mirrors",
-        lambda v: v == "" or _is_url(v),
-        "a URL without user or password such as http://proxy.example.com:3128",
-        lambda v: (
-            "everybody on the nodes could read the password: have the nodes admitted by address" if "@" in v else ""
-        ),
-    ),
-    _Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
-    _Rule("_sha256", _matches("([0-9a-f]{64})?"), "64 hexadecimal digits in lower case, or nothing"),
-    _Rule(
-        "_certificates",
-        lambda v: v[:1] not in ("", "/", "~") and ".." not in v.split("/"),
-        "a file below the cluster's directory",
-    ),
-    _Rule(
-        "_interfaces", _matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}[*]?"), "an interface's name, or its beginning and *"
-    ),
-    # The driver is asked first, the rest all at once; Slurm ends a program that takes 60 s for all.
-    _Rule(r"gpu_health_timeouts\.driver", lambda v: 1 <= v <= 40, "1 to 40", number=True),
-    _Rule(r"gpu_health_timeouts\.\w+", lambda v: 1 <= v <= 15, "1 to 15", number=True),
-    _Rule("_seconds", lambda v: 1 <= v <= 86_400, "1 to 86400", number=True),
-    _Rule("(^|_)port", lambda v: 1 <= v <= 65535, "1 to 65535", number=True),
-    _Rule(
-        r"(^|[_.])uid",
-        lambda v: 500 <= v <= 2**31 - 1 and v != 65534,
-        "500 to 2147483647, not the system's own",
-        number=True,
-    ),
-    _Rule(r"(^|[_.])gid", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
-    _Rule("_keep|_max_files", lambda v: 1 <= v <= 1000, "1 to 1000", number=True),
-    _Rule("_interval|_mb", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
-    _Rule(
-        r"users_(accounts|groups)\.name|users_verify_user|_common_group|\.groups|docker_users",
-        _is_account,
-        "up to 32 of a-z 0-9 . _ -, and not a name of the system's own",
-    ),
-    _Rule(
-        r"(_|\.slurm_)account|_partitions\.(name|nodes)|prometheus_user",
-        _matches("(?!(?i:default)$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"),  # slurm.conf has a meaning of its own for that
-        "a name of letters, digits, . _ -, and not default",
-    ),
-    _Rule("_database_(name|user)", _matches("[A-Za-z0-9_]{1,64}"), "a name of letters, digits and _"),
-    _Rule("_database_host", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
-    _Rule(r"[._]shell|_home|_directory", _matches(r"(/[\w.+-]+)+"), "an absolute path of letters, digits, . _ + -"),
-    _Rule(r"\.comment", _matches(r"[^:,=\n]*"), "text without colon, comma and equals sign"),
-    _Rule(r"\.ssh_keys", _matches(r"\s*[a-z][\w@.-]+ [\w+/=]+( [^\n]*)?\n?"), "a public key: type, key, comment"),
-    _Rule("_units|_packages?|_locale", _matches("[A-Za-z0-9@:_.+-]*"), "a name of letters, digits, @ : _ . + -"),
-    _Rule(
-        "_version",
-        lambda v: v == "" or (v != "latest" and _matches("[A-Za-z0-9*][A-Za-z0-9.+~:*?^-]*")(v)),
-        "a version such as 24.11.5-4, 24.11.5 or 24.11.*, never latest",
-    ),
-    _Rule("_cuda_(toolkits|compat)", _matches("[1-9][0-9][.][0-9]"), "a release such as 12.8"),
-    _Rule("_driver_branch", _matches("([1-9][0-9]{2})?"), "a release branch such as 580"),
-    _Rule("_driver_kernel", _matches("([0-9][A-Za-z0-9.+_~-]*)?"), "a kernel's release, as uname -r names it"),
-    _Rule(
-        "gpu_config_power_limit",
-        _matches("([1-9][0-9]{1,3}( ?W)?|[1-9][0-9]{1,2}%)?"),
-        "watts such as 300, or per cent of the card's default such as 85%",
-    ),
-    _Rule(
-        "gpu_config_(graphics|memory)_clock",
-        lambda v: _matches("([1-9][0-9]{1,4}(,[1-9][0-9]{1,4})?)?")(v) and _rises(v),
-        "MHz such as 1410, or a lowest and a highest such as 210,1410",
-    ),
-    _Rule(
-        "gpu_config_application_clocks",
-        _matches("([1-9][0-9]{1,4},[1-9][0-9]{1,4})?"),
-        "MHz of memory and graphics such as 1593,1275",
-    ),
-    _Rule("gpu_config_mig(_gpus)?", _is_division, "profiles that fit on a GPU, 3g.40gb,2g.20gb,2g.20gb, or none"),
-    _Rule("_fingerprint", _matches("([0-9A-Fa-f]{40})?"), "40 hexadecimal digits"),
-    _Rule("_imex_nodes", is_ip, "an IP address"),
-    _Rule("_default_time", lambda v: v == "" or bool(TIME_LIMIT.fullmatch(v)), "a time limit such as 1-12:00:00"),
-    _Rule("_time|_interval|_age|_size", _matches("[0-9]+[A-Za-z]*"), "a number with its unit"),
-)
-
-
-@cache
-def _rule(name: str, number: bool) -> _Rule | None:
-    return next((rule for rule in _RULES if rule.number == number and re.search(f"({rule.names})$", name)), None)
-
-
-# --- checks ---------------------------------------------------------------------------------------------------------
-
-
-def _check(option: Option, node: Node, key: str, report: Report, rule: _Rule | None) -> None:
+def _check(option: Option, node: Node, key: str, report: Report, rule: Rule | None) -> None:
     """Check a value against its spec; `rule` is what its own or its parents' names ask for beyond that."""
 
     def refuse(what: str, expected: str, hint: str = "") -> None:
@@ -390,15 +187,15 @@ def _check(option: Option, node: Node, key: str, report: Report, rule: _Rule | N
         refuse("bad value", rule.expected, rule.hint(node.value))
 
 
-def _check_key(option: Option, name: Key, value: Node, key: str, report: Report, rule: _Rule | None) -> None:
+def _check_key(option: Option, name: Key, value: Node, key: str, report: Report, rule: Rule | None) -> None:
     if not option.options:
-        if not re.fullmatch(_FREE_KEY, name):
+        if not re.fullmatch(FREE_KEY, name):
             expected = "a name of letters, digits, . _ / : * -"
             report(Problem(name.position, key, f'bad name, got "{shown(name)}", expected {expected}'))
         _check(Option(name, option.role, "raw", secret=option.secret), value, key, report, rule)
     elif name in option.options:
         inner = option.options[name]
-        _check(inner, value, key, report, _rule(f"{option.name}.{name}", inner.number) or rule)
+        _check(inner, value, key, report, rule_of(f"{option.name}.{name}", inner.number) or rule)
     else:
         report(Problem(name.position, key, f'unknown key "{shown(name)}"', did_you_mean(name, option.options)))
 

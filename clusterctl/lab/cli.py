@@ -16,8 +16,9 @@ from clusterctl.cli.groups import Verbs
 from clusterctl.cli.options import Format
 from clusterctl.lab import fault as faults
 from clusterctl.lab import image, kit, kit_recipe
-from clusterctl.lab.lab import HEAD, Lab, Settings, gpu_models, locked, names
+from clusterctl.lab.lab import HEAD, Lab, locked, names
 from clusterctl.lab.podman import LabError
+from clusterctl.lab.settings import Settings, gpu_models
 
 app = typer.Typer(
     cls=Verbs,

@@ -10,9 +10,9 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from clusterctl.lab import cache, fault, image, kit, kit_recipe
@@ -30,12 +30,12 @@ from clusterctl.lab.podman import (
     run_as_root,
     runtime_options,
 )
+from clusterctl.lab.settings import Node, NodeStatus, Settings
 from clusterctl.util.errors import InputError
 from clusterctl.util.text import did_you_mean
 from clusterctl.workspace import secrets
 
-USER = "admin"
-HEAD = "head1"
+USER, HEAD = "admin", "head1"
 _SUBNETS = ipaddress.ip_network("10.213.0.0/16")
 _FIRST_HOST = 10
 # A nested container engine needs a file system that is not the container's own overlay.
@@ -45,49 +45,6 @@ INOTIFY_PER_NODE = 5  # instances that root holds in a node, of systemd and its 
 _DIRECTORY_LABEL = "clusterctl.lab.directory"
 # What a node has from its first boot on.
 _FIXED = ("os", "worker_os", "gpus", "gpu_model", "cgroups")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a lab consists of; kept in its directory so that `up` without flags is the same lab again."""
-
-    name: str
-    os: str = "debian-13"
-    worker_os: str = ""  # of workers, where it is another than the head's
-    workers: int = 2
-    gpus: int = 4
-    gpu_model: str = "a100-sxm4-80gb"
-    cgroups: int = 2  # version
-    mirror: str = image.DEBIAN_MIRROR
-    kit: bool = False  # whether its inventory points at the kit
-    recipes: Sequence[str] = ()  # of the kit; all when empty
-    subnet: str = ""
-
-
-@dataclass(frozen=True)
-class Node:
-    """One container of a lab."""
-
-    name: str
-    address: str
-    distribution: image.Distribution
-    gpus: int
-
-
-@dataclass(frozen=True)
-class NodeStatus:
-    """What `lab status` says of a node."""
-
-    name: str
-    address: str
-    state: str  # running, stopped, missing
-    os: str
-    gpus: str
-
-
-def gpu_models() -> list[str]:
-    """Return the names of the GPU models that can be simulated."""
-    return sorted(path.stem for path in (image.HERE / "nvml" / "profiles").iterdir() if path.is_file())
 
 
 def _state_directory() -> Path:

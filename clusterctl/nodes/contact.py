@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 from clusterctl.inventory.model import Host
 from clusterctl.nodes import probe
-from clusterctl.nodes.remote import Access, ContactError, Failure, Session, connect
+from clusterctl.nodes.remote import Access, connect
+from clusterctl.nodes.session import ContactError, Failure, Session
 from clusterctl.util import paths
 from clusterctl.util.errors import Finding
 from clusterctl.util.text import printable

@@ -6,20 +6,15 @@ is not the recorded one is refused before anything is said about who we are.
 
 import errno
 import logging
-import os
 import selectors
 import shlex
 import socket
-import subprocess
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import paramiko
@@ -30,45 +25,20 @@ from clusterctl.nodes import known_hosts as trusted
 from clusterctl.nodes import route
 from clusterctl.nodes.route import Access as Access
 from clusterctl.nodes.route import Route
-from clusterctl.util.errors import ClusterctlError
-from clusterctl.util.text import printable, strip_controls
+from clusterctl.nodes.session import ContactError, Failure, Line, Session
+from clusterctl.util.text import printable
 
 R = TypeVar("R")
 
 # Together under 15 s, so that a node that is down or silent is named by then. TCP sends again after 1 s and 3 s.
 CONNECT_SECONDS = 6.0
 LOGIN_SECONDS = 8.0
-MAX_OUTPUT = 1 << 20
 # Key exchange costs this machine some 10 ms of CPU for each node; more of them at once would only make each one late.
 _handshakes = threading.BoundedSemaphore(64)
 
 # paramiko logs each failure of a node with a traceback on stderr; ContactError says it instead.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
-
-
-class Failure(Enum):
-    """Why there is no contact, as a user would look for it."""
-
-    UNRESOLVED = "name"
-    NO_ROUTE = "route"
-    REFUSED = "connection"
-    SILENT = "silence"
-    CLOSED = "protocol"
-    HOST_KEY_UNKNOWN = "host key unknown"
-    HOST_KEY_CHANGED = "host key changed"
-    AUTHENTICATION = "login"
-    SUDO = "sudo"
-    PYTHON = "python"
-    REPLY = "reply"
-
-
-class ContactError(ClusterctlError):
-    """A node could not be used over SSH: which way it failed, what was found, and one hint."""
-
-    def __init__(self, failure: Failure, found: str, hint: str = "") -> None:
-        self.failure, self.found, self.hint = failure, found, hint
-        super().__init__(f"{found} ({hint})" if hint else found)
 
 
 def each(hosts: Sequence[Host], work: Callable[[Host], R]) -> dict[str, R]:
@@ -166,36 +136,11 @@ def unresolved(hosts: Sequence[Host]) -> list[str]:
     return [name for name, unknown in each(hosts, look_up).items() if unknown]
 
 
-@dataclass
-class _Line:
-    """Something that carries bytes to a node's SSH server, and the proxy's process where there is one."""
-
-    end: "socket.socket | paramiko.Channel"
-    proxy: "subprocess.Popen[bytes] | None" = None
-
-    def close(self) -> None:
-        self.end.close()
-        if self.proxy:
-            self.proxy.kill()
-            self.proxy.wait()
-
-    def complaint(self) -> str:
-        """Return the last line that the proxy said, which has ended or is about to."""
-        if not self.proxy or not self.proxy.stderr:
-            return ""
-        with suppress(subprocess.TimeoutExpired):
-            self.proxy.wait(1)
-        self.proxy.kill()
-        os.set_blocking(self.proxy.stderr.fileno(), False)  # what it started may keep the other end open
-        lines = (self.proxy.stderr.read(4096) or b"").decode(errors="replace").split("\n")
-        return next((printable(line, 200) for line in reversed(lines) if line.strip()), "")
-
-
-def _open(host: Host, way: Route, access: Access) -> _Line:
+def _open(host: Host, way: Route, access: Access) -> Line:
     if host.jump:
-        return _Line(_through(host.jump, way, access))
+        return Line(_through(host.jump, way, access))
     if way.proxy:
-        return _Line(*route.open_proxy(way.proxy))
+        return Line(*route.open_proxy(way.proxy))
     deadline = time.monotonic() + CONNECT_SECONDS
     addresses = _resolve(way)
     where = f"{way.address} port {way.port}"
@@ -210,7 +155,7 @@ def _open(host: Host, way: Route, access: Access) -> _Line:
             last = error
             continue
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return _Line(sock)
+        return Line(sock)
     if isinstance(last, ConnectionRefusedError):
         raise ContactError(Failure.REFUSED, f"{where} refuses the connection", "is sshd running, and on this port?")
     if isinstance(last, TimeoutError) or getattr(last, "errno", None) == errno.ETIMEDOUT:
@@ -265,7 +210,7 @@ def forget_gateways() -> None:
 
 
 @contextmanager
-def _explained(way: Route, line: _Line, deadline: float) -> Iterator[None]:
+def _explained(way: Route, line: Line, deadline: float) -> Iterator[None]:
     """Turn what paramiko and the socket say during the handshake into a ContactError."""
     try:
         yield
@@ -293,7 +238,7 @@ def _explained(way: Route, line: _Line, deadline: float) -> Iterator[None]:
 
 
 @contextmanager
-def _turn(way: Route, line: _Line) -> Iterator[float]:
+def _turn(way: Route, line: Line) -> Iterator[float]:
     """Wait for the node's greeting, then for a turn at the key exchange; yields the time by which all must be over.
 
     However many nodes say nothing, none of them keeps another from its turn.
@@ -310,7 +255,7 @@ def _turn(way: Route, line: _Line) -> Iterator[float]:
         yield time.monotonic() + left
 
 
-def _handshake(way: Route, line: _Line, types: Collection[str], deadline: float) -> paramiko.Transport:
+def _handshake(way: Route, line: Line, types: Collection[str], deadline: float) -> paramiko.Transport:
     """Exchange keys, not yet names. Asks first for the types of host key that are known, as OpenSSH does."""
     seconds = max(0.1, deadline - time.monotonic())
     with _explained(way, line, deadline):
@@ -369,7 +314,7 @@ def _load(path: Path) -> paramiko.PKey | None:
         raise ContactError(Failure.AUTHENTICATION, f"{path} is no private key that can be used") from None
 
 
-def _authenticate(host: Host, way: Route, line: _Line, transport: paramiko.Transport, deadline: float) -> None:
+def _authenticate(host: Host, way: Route, line: Line, transport: paramiko.Transport, deadline: float) -> None:
     tried: list[str] = []
     refusal = ""
     with _explained(way, line, deadline):
@@ -448,107 +393,3 @@ def _connect(host: Host, access: Access) -> "Session":
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
-
-_READY = "clusterctl-ready:"
-_PROMPT = "clusterctl-sudo:"
-
-
-@dataclass
-class Session:
-    """A connection to a node, logged in as `user`, who needs sudo to be root where `becomes`."""
-
-    transport: paramiko.Transport
-    line: _Line = field(repr=False)
-    user: str
-    becomes: bool
-    _password: str | None = field(default=None, repr=False)
-
-    def __enter__(self) -> "Session":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self.transport.close()
-        self.line.close()
-
-    def run(
-        self, argv: Sequence[str], stdin: str = "", root: bool = False, timeout: float = 30, limit: int = MAX_OUTPUT
-    ) -> tuple[int, str, str]:
-        """Run a program on the node and return its exit status, output and errors, without control characters.
-
-        `root` runs it through sudo where that is needed. A password is given once, and only when sudo asks for it.
-        Raises ContactError where it is not taken, the connection ends, the program takes longer than `timeout` seconds
-        or says more than `limit` bytes.
-        """
-        deadline = time.monotonic() + timeout
-        try:
-            with closing(self.transport.open_session(timeout=timeout)) as channel:
-                begun = self.start(channel, argv, root, deadline)
-                with suppress(OSError):  # a program that ends before it has read its input is judged by its exit status
-                    channel.sendall(stdin.encode())
-                    channel.shutdown_write()
-                out = _drain(channel, channel.recv, deadline, limit, begun)
-                err = _drain(channel, channel.recv_stderr, deadline, limit)
-                if not channel.status_event.wait(max(0.1, deadline - time.monotonic())):
-                    raise TimeoutError
-                return channel.recv_exit_status(), out, err
-        except TimeoutError:
-            raise ContactError(Failure.REPLY, f"{argv[0]} did not end within {timeout:.0f} s") from None
-        except (paramiko.SSHException, OSError, EOFError) as error:
-            raise ContactError(Failure.CLOSED, f"the connection ended: {printable(str(error), 200)}") from None
-
-    def start(self, channel: paramiko.Channel, argv: Sequence[str], root: bool, deadline: float) -> bytes:
-        """Start a program on a channel and return what it has said so far; its input is ours from then on."""
-        channel.settimeout(max(0.1, deadline - time.monotonic()))
-        if not (root and self.becomes):
-            channel.exec_command(shlex.join(argv))
-            return b""
-        if self._password is None:
-            channel.exec_command(shlex.join(["sudo", "-n", "--", *argv]))
-            return b""
-        # Whatever stood on standard input before sudo has the password would be taken for it.
-        begin = ["/bin/sh", "-c", f'echo {_READY}; exec "$@"', "sh", *argv]
-        channel.exec_command(shlex.join(["sudo", "-S", "-p", _PROMPT, "--", *begin]))
-        return self._authorise(channel, self._password, deadline)
-
-    def _authorise(self, channel: paramiko.Channel, password: str, deadline: float) -> bytes:
-        out, err, asked = b"", b"", False
-        ready, prompt = f"{_READY}\n".encode(), _PROMPT.encode()
-        while ready not in out:
-            if channel.recv_ready():
-                out += channel.recv(1 << 12)
-            elif channel.recv_stderr_ready():
-                err += channel.recv_stderr(1 << 12)
-            elif channel.exit_status_ready():
-                lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
-                said = printable(lines[-1], 200) if lines else "sudo says nothing"
-                raise ContactError(Failure.SUDO, f"{self.user} cannot become root: {said}")
-            elif time.monotonic() > deadline or len(out) + len(err) > MAX_OUTPUT:
-                raise TimeoutError
-            else:
-                time.sleep(0.01)
-            if prompt in err:
-                if asked:  # once only: some systems lock the account after a few
-                    raise ContactError(Failure.SUDO, f"sudo does not take the password of {self.user}")
-                asked, err = True, err.partition(prompt)[2]
-                channel.sendall(f"{password}\n".encode())
-        return out.partition(ready)[2]
-
-
-def _drain(
-    channel: paramiko.Channel, receive: Callable[[int], bytes], deadline: float, limit: int, begun: bytes = b""
-) -> str:
-    data = bytearray(begun)
-    while True:
-        channel.settimeout(max(0.01, deadline - time.monotonic()))
-        chunk = receive(1 << 15)
-        if not chunk:
-            break
-        data += chunk
-        if len(data) > limit:
-            raise ContactError(Failure.REPLY, f"the node says more than {limit} bytes")
-    return strip_controls(data.decode("utf-8", "replace"), keep="\n\t")

@@ -6,7 +6,8 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.nodes import known_hosts as trusted
 from clusterctl.nodes import route
 from clusterctl.nodes.known_hosts import HostKey
-from clusterctl.nodes.remote import Access, ContactError, Failure, each, shown_key
+from clusterctl.nodes.remote import Access, each, shown_key
+from clusterctl.nodes.session import ContactError, Failure
 from clusterctl.util.errors import Finding, InputError, PreflightError, Problem
 
 FINGERPRINT = "cluster_host_key"

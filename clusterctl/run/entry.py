@@ -168,6 +168,7 @@ class Preflight(_Entry):
 
             with files.writing(site.inventory.directory):
                 recorded = preflight.record(site.inventory, contact, self.renewed)
+
         from clusterctl.nodes import remote
 
         remote.forget_gateways()
@@ -179,14 +180,14 @@ class Preflight(_Entry):
             _require_lock(run)
 
     def _contact(self, run: Run) -> Any:
-        from clusterctl.nodes import remote
+        from clusterctl.nodes.session import Failure
         from clusterctl.run import preflight
 
         site, options = run.site, run.options
         redact = site.redactor().redact
         missing = run.head_lock.missing if run.head_lock else None
         # A password that the head has refused is not tried there once more.
-        refused = {site.inventory.head.name: missing} if missing and missing.failure is remote.Failure.SUDO else None
+        refused = {site.inventory.head.name: missing} if missing and missing.failure is Failure.SUDO else None
         adopt, new_head = options.adopt if self.replaces else None, options.new_head if self.new_head else None
 
         def redacted(findings: Iterable[Any]) -> tuple[Any, ...]:

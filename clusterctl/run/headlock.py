@@ -21,7 +21,8 @@ from pathlib import Path
 import paramiko
 
 from clusterctl.inventory.model import Host
-from clusterctl.nodes.remote import Access, ContactError, Failure, Session, connect
+from clusterctl.nodes.remote import Access, connect
+from clusterctl.nodes.session import ContactError, Failure, Session
 from clusterctl.run.lock import Holder, holder_of
 from clusterctl.util import files
 from clusterctl.util.errors import InputError, Locked, Problem

@@ -15,7 +15,8 @@ from clusterctl.inventory.model import Host, Inventory
 from clusterctl.nodes import contact, route
 from clusterctl.nodes.contact import Answer, Contact, Facts, lead
 from clusterctl.nodes.known_hosts import keys
-from clusterctl.nodes.remote import Access, ContactError, Failure, each
+from clusterctl.nodes.remote import Access, each
+from clusterctl.nodes.session import ContactError, Failure
 from clusterctl.run import gpu_checks, pruning
 from clusterctl.slurm import checks
 from clusterctl.util import paths

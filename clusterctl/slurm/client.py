@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from clusterctl.inventory.model import Host
-from clusterctl.nodes.remote import Access, ContactError, Session, connect
+from clusterctl.nodes.remote import Access, connect
+from clusterctl.nodes.session import ContactError, Session
 from clusterctl.slurm.state import STATES, parse_ledger, parse_states
 from clusterctl.util.errors import HeadFailed
 from clusterctl.util.text import duration, plural, printable

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from clusterctl.nodes.remote import ContactError, Session
+from clusterctl.nodes.session import ContactError, Session
 from clusterctl.util.text import printable
 
 # Slurm's base states and flags that take a node out of service.

@@ -1,5 +1,7 @@
 """A change of the inventory, checked as a whole before anything is written."""
 
+import difflib
+import io
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.reading import listing
 from clusterctl.util import files
 from clusterctl.util.errors import InputError, Position, Problem
+from clusterctl.util.text import escape_controls
 from clusterctl.workspace import home
 
 
@@ -30,8 +33,8 @@ class Change:
 
     def diff(self) -> str:
         """Return what changes, as `diff -u` writes it."""
-        removed = (edit.diff(path.read_text(), "", str(path), "/dev/null") for path in self.gone)
-        return edit.diff(self.old, self.new, self.path.name) + "".join(removed)
+        removed = (diff(path.read_text(), "", str(path), "/dev/null") for path in self.gone)
+        return diff(self.old, self.new, self.path.name) + "".join(removed)
 
     def save(self, directory: Path) -> Inventory:
         """Write the new text, whole or not at all, with the same mode, and return the inventory that it makes.
@@ -86,6 +89,18 @@ def own_files(before: Inventory, names: Sequence[str]) -> list[Path]:
         hint = "what it leads to may be another's: put the files themselves there"
         raise InputError([Problem(None, str(path), "is a link, expected a directory", hint) for path in led])
     return found
+
+
+def diff(old: str, new: str, name: str, after: str = "") -> str:
+    """Return what changes in the file `name`, then called `after`, as a unified diff to show, nothing where none."""
+    lines = []
+    before, now = (list(io.StringIO(text, newline="\n")) for text in (old, new))
+    for line in difflib.unified_diff(before, now, name, after or name):
+        body = line.rstrip("\r\n")
+        lines.append("\t".join(escape_controls(part) for part in body.split("\t")))
+        if body == line:
+            lines.append("\\ No newline at end of file")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _unread(directory: str, names: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from clusterctl.inventory.schema import PROFILE
+from clusterctl.inventory.rules import PROFILE
 from clusterctl.util import files
 from clusterctl.util.errors import InputError, Problem
 from clusterctl.util.text import printable

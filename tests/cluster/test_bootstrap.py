@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from clusterctl.lab.image import HERE as LAB
-from clusterctl.lab.lab import gpu_models
+from clusterctl.lab.settings import gpu_models
 from tests.cluster.lab import ALICE, CALL_LIMIT, HERE, SSH_LIMIT, TestLab, clusterctl, podman
 from tests.faults.injury import in_service, outsider
 from tests.labs import REPOSITORY, lab_name

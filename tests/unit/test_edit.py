@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from clusterctl.commands import initialise
 from clusterctl.inventory import edit, hostrange
 from clusterctl.inventory import model as inventory
-from clusterctl.lab.lab import Lab, Settings
+from clusterctl.lab.lab import Lab
 from clusterctl.lab.podman import LabError
+from clusterctl.lab.settings import Settings
 from clusterctl.util import paths
 from clusterctl.util.errors import InputError
-from clusterctl.workspace import home
+from clusterctl.workspace import edits, home
 
 EXAMPLES = 200
 
@@ -55,7 +56,7 @@ def test_a_group_that_has_the_workers_as_members_stays_as_it_is() -> None:
 
 def changes(old: str, new: str) -> list[str]:
     """Return the lines that go and come, as a diff shows them."""
-    lines = edit.diff(old, new, "inventory.yaml").splitlines()
+    lines = edits.diff(old, new, "inventory.yaml").splitlines()
     return [line for line in lines[2:] if line[0] in "+-\\"]
 
 
@@ -455,11 +456,11 @@ def test_nothing_to_do_changes_nothing() -> None:
     old = workers("hosts: {gpu1: {}}")
     assert edit.add(old, "slurm_workers", {}) == old
     assert edit.remove(old, []) == old
-    assert edit.diff(old, old, "inventory.yaml") == ""
+    assert edits.diff(old, old, "inventory.yaml") == ""
 
 
 def test_the_diff_is_safe_to_show() -> None:
-    shown = edit.diff("a\tb\r\nc\x1b[2J\nd", "a\tb\r\nc\x1b[2J\ne\n", "inventory.yaml")
+    shown = edits.diff("a\tb\r\nc\x1b[2J\nd", "a\tb\r\nc\x1b[2J\ne\n", "inventory.yaml")
     assert shown == (
         "--- inventory.yaml\n+++ inventory.yaml\n@@ -1,3 +1,3 @@\n a\tb\n c\\x1b[2J\n"
         "-d\n\\ No newline at end of file\n+e\n"

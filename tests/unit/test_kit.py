@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from clusterctl.lab import cache, cli, image, kit, kit_recipe, lab
 from clusterctl.lab.podman import LabError
+from clusterctl.lab.settings import Settings
 from clusterctl.util.errors import ClusterctlError
 
 ALL = kit_recipe.load()
@@ -144,7 +145,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def test_kit__another_lab_goes_while_one_is_made__server_stays(machine: Machine) -> None:
     """The other `down` comes between the start of the server and the first container of the lab that needs it."""
     machine.meanwhile = Thread(target=lab.Lab("old").down)
-    lab.Lab("new").up(lab.Settings("new", kit=True))
+    lab.Lab("new").up(Settings("new", kit=True))
     machine.meanwhile.join(timeout=60)
     assert machine.running == {"kit", "clusterctl-new-head1", "clusterctl-new-gpu01", "clusterctl-new-gpu02"}
     lab.Lab("old").down()

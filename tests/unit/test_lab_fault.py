@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from clusterctl.lab import fault
 from clusterctl.lab import image as lab_files
 from clusterctl.lab.cli import app
-from clusterctl.lab.lab import Lab, Settings, gpu_models
+from clusterctl.lab.lab import Lab
 from clusterctl.lab.podman import LabError
+from clusterctl.lab.settings import Settings, gpu_models
 
 from .test_gpu_samples import SAMPLES
 from .test_nvml_symbols import library  # noqa: F401 - a fixture

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.lab import lab, podman
+from clusterctl.lab.settings import Settings
 
 
 @pytest.mark.proves("lab", "The lab uses sudo only for a user who is not root.")
@@ -32,7 +33,7 @@ def test_container__of_a_node__starts_again_by_itself(monkeypatch: pytest.Monkey
     monkeypatch.setattr(lab, "podman", lambda *words: argv.extend(words))
     monkeypatch.setattr(lab, "container_state", lambda name: "")
     one = lab.Lab("tried")
-    [head, *_] = one.nodes(settings := lab.Settings("tried", subnet="10.213.9.0/24"))
+    [head, *_] = one.nodes(settings := Settings("tried", subnet="10.213.9.0/24"))
     one._ensure_container(head, settings, "an-image")
     assert argv[: argv.index("an-image")].count("--restart=on-failure") == 1
 

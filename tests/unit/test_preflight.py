@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from clusterctl.inventory.model import Host, Inventory
-from clusterctl.nodes import contact, remote
+from clusterctl.nodes import contact
 from clusterctl.nodes.contact import Answer, Facts
 from clusterctl.nodes.remote import Access
+from clusterctl.nodes.session import ContactError, Failure
 from clusterctl.run import gpu_checks, preflight
 from clusterctl.slurm import checks, versions
 from clusterctl.util import paths
@@ -864,7 +865,7 @@ def test_without_sudo_the_rest_is_still_looked_at(tmp_path: Path) -> None:
         return good(channel, command)
 
     found = ask(tmp_path, program)
-    assert [error.failure for error in found.errors] == [remote.Failure.SUDO]
+    assert [error.failure for error in found.errors] == [Failure.SUDO]
     assert found.errors[0].found == "ops cannot become root: [31msudo: a password is required"
     assert found.facts is not None
 
@@ -883,7 +884,7 @@ def test_a_password_that_a_head_has_refused_is_not_tried_there_again(tmp_path: P
     with listening(head.serve) as port:
         (tmp_path / "known_hosts").write_text(known(port, *head.host_keys))
         cluster = inventory(tmp_path, replace(host(port, key, "head1", "slurm_head"), become=True))
-        refused = remote.ContactError(remote.Failure.SUDO, "not like this")
+        refused = ContactError(Failure.SUDO, "not like this")
         with pytest.raises(PreflightError) as caught:
             preflight.preflight(cluster, Access(tmp_path / "known_hosts", "a password"), refused={"head1": refused})
     (finding,) = (f for f in caught.value.problems if isinstance(f, Finding))
@@ -914,7 +915,7 @@ def test_a_probe_that_fails_is_a_problem_of_that_node(tmp_path: Path, said: byte
 
     found = ask(tmp_path, program)
     assert found.facts is None
-    assert found.errors[-1].failure is remote.Failure.REPLY
+    assert found.errors[-1].failure is Failure.REPLY
     assert "MemoryError: no memory" in found.errors[-1].found
 
 

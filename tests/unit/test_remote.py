@@ -10,7 +10,8 @@ import paramiko
 import pytest
 
 from clusterctl.nodes import remote, trust
-from clusterctl.nodes.remote import Access, ContactError, Failure, Session
+from clusterctl.nodes.remote import Access
+from clusterctl.nodes.session import ContactError, Failure, Session
 
 from .ssh_server import Server, ed25519, host, known, listening
 

@@ -12,8 +12,9 @@ import yaml
 
 from clusterctl.inventory.model import Host
 from clusterctl.nodes import remote, route
-from clusterctl.nodes.remote import Access, ContactError, Failure
+from clusterctl.nodes.remote import Access
 from clusterctl.nodes.route import Route
+from clusterctl.nodes.session import ContactError, Failure, Session
 from clusterctl.util import paths
 from clusterctl.util.errors import InputError
 
@@ -70,7 +71,7 @@ while data := peer.recv(65536):
 """
 
 
-def through(proxy: str, server: Server, directory: Path, monkeypatch: pytest.MonkeyPatch) -> remote.Session:
+def through(proxy: str, server: Server, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     """Connect as if ssh's configuration had this proxy for the server; it leads there, the address does not."""
     way = Route("192.0.2.1", server.port, "ops", f"[127.0.0.1]:{server.port}", (directory / "id",), False, proxy)
     monkeypatch.setattr(route, "of", lambda one: way)

@@ -15,11 +15,7 @@ TOP = {"cli", "lab"}
 MODULE_LINES, FUNCTION_LINES = 400, 60
 # Longer than that today. A line goes when its module is divided; none may grow, and none may be added.
 LONG_MODULES = {
-    "inventory/edit.py": 409,
-    "inventory/schema.py": 458,
-    "lab/lab.py": 443,
     "nodes/probe.py": 883,
-    "nodes/remote.py": 554,
 }
 LONG_FUNCTIONS: dict[str, int] = {}
 
