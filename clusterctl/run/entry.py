@@ -161,16 +161,14 @@ class Preflight(_Entry):
         """Whether a head that has lost its queue begins with an empty one."""
 
     def run(self, run: Run) -> None:
+        from clusterctl.nodes import remote
+        from clusterctl.run import preflight
+
         site, began = run.site, time.monotonic()
         with run.screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
             contact = self._contact(run)
-            from clusterctl.run import preflight
-
             with files.writing(site.inventory.directory):
                 recorded = preflight.record(site.inventory, contact, self.renewed)
-
-        from clusterctl.nodes import remote
-
         remote.forget_gateways()
         report.checked(run.screen, contact, len(recorded), time.monotonic() - began, self.renewed)
         skipped = tuple(dict.fromkeys(finding.node for finding in contact.skipped))

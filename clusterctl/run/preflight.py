@@ -75,7 +75,6 @@ def preflight(
     label = secrets.label(inventory.directory) if (inventory.directory / secrets.FILE).exists() else ""
     asked = inventory.hosts if hosts is None else hosts
     before = refused or {}
-
     daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
 
     def ask(host: Host) -> Answer:
