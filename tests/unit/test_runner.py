@@ -523,7 +523,6 @@ here = Path(sys.argv[1])
 
 class Site:
     options = Options("bootstrap", here)
-    state = here / ".clusterctl"
     skipped = ()
     access = Access(here / "known_hosts")
     def command(self): return runner.Command(here / sys.argv[2], here / "inventory.yaml", verbosity=int(sys.argv[3]))
@@ -534,7 +533,7 @@ class Site:
 def work():
     screen = Screen(sys.stdout)
     with lock.hold(here / ".clusterctl", "bootstrap", say=screen.say) as held:
-        run = Run(Site(), screen, lock=held, kept=RunDirectory.create(state, "bootstrap"))
+        run = Run(Site(), screen, lock=held, kept=RunDirectory.create(here / ".clusterctl", "bootstrap"))
         error, _ = plays.watch(run, run.site, patience=1)
     if error:
         raise error
