@@ -1,4 +1,4 @@
-"""`restore`: put a backup of Slurm's queue and accounting back, once somebody agrees."""
+"""`restore`: restore Slurm's queue and accounting from a backup, once the operator agrees."""
 
 import json
 from collections.abc import Iterator
