@@ -7,15 +7,7 @@ from pathlib import Path
 
 from clusterctl.run import context, engine, scheduler
 from clusterctl.run.context import Options, Site
-from clusterctl.run.entry import (
-    Authorise,
-    CheckHostKeys,
-    ConfirmHead,
-    EnsureSecrets,
-    LockDirectory,
-    LockHead,
-    Preflight,
-)
+from clusterctl.run.entry import CONTACT, Preflight
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import Play
 from clusterctl.slurm import versions
@@ -34,12 +26,7 @@ def restore(options: Options, path: Path) -> int:
     inventory = home.load(options.inventory)
     manifest = _manifest(inventory.directory, path)
     phases = [
-        Authorise(),
-        LockDirectory(),
-        EnsureSecrets(),
-        CheckHostKeys(),
-        ConfirmHead(),
-        LockHead(),
+        *CONTACT,
         Preflight(new_head=False),
         ConfirmRestore(path, manifest),
         # What it does to the head is done once: nodes left behind need a bootstrap.

@@ -210,9 +210,11 @@ class Preflight(_Entry):
         yield f"{fold(lacking) or 'the cluster'}: {missing}: {shlex.join(argv)}"
 
 
-ENTRY = (Authorise(), LockDirectory(), EnsureSecrets(), CheckHostKeys(), ConfirmHead(), LockHead(), Preflight())
+CONTACT = (Authorise(), LockDirectory(), EnsureSecrets(), CheckHostKeys(), ConfirmHead(), LockHead())
+"""What comes before the checks of the nodes."""
+ENTRY = (*CONTACT, Preflight())
 """How runs begin that build or change the cluster."""
-ENTRY_OF_A_TEST = (Authorise(), LockDirectory(), CheckHostKeys(), ConfirmHead(), LockHead(), Preflight(replaces=False))
+ENTRY_OF_A_TEST = (*(phase for phase in CONTACT if not isinstance(phase, EnsureSecrets)), Preflight(replaces=False))
 """How runs begin that replace nothing."""
 
 

@@ -19,7 +19,7 @@ from ansible.module_utils.node_state import tools as node_tools
 from ansible.parsing.vault import VaultLib, VaultSecret
 
 from clusterctl.commands import backup, restore
-from clusterctl.run import context
+from clusterctl.run import context, entry
 from clusterctl.run.context import Options
 from clusterctl.util import untrusted
 from clusterctl.util.errors import InputError, Interrupted, PreflightError
@@ -451,8 +451,8 @@ def test_restore__declined__ends_with_7_and_puts_nothing_back(tmp_path: Path, mo
     for name in ("_fits", "_show"):
         monkeypatch.setattr(restore, name, lambda *_: None)
     monkeypatch.setattr(restore, "_ended", lambda *_: [])
-    for entry in ("EnsureSecrets", "CheckHostKeys", "ConfirmHead", "LockHead", "Preflight"):
-        monkeypatch.setattr(getattr(restore, entry), "run", lambda *_: None)
+    for phase in ("EnsureSecrets", "CheckHostKeys", "ConfirmHead", "LockHead", "Preflight"):
+        monkeypatch.setattr(getattr(entry, phase), "run", lambda *_: None)
     directory = tmp_path / "aurora"
     (directory / home.STATE).mkdir(parents=True)
     (directory / secrets.FILE).touch(0o600)
