@@ -53,6 +53,8 @@ class Verb(TyperCommand):
         if not isinstance(word, str):
             return False
         alone = sum(parameter.param_type_name == "argument" for parameter in self.params) == 1
+        if word.endswith(".tar"):  # the BACKUP of restore
+            return False
         return alone or "/" in word or word.endswith((".yaml", ".yml")) or Path(word).exists()
 
 

@@ -183,6 +183,8 @@ def test_a_directory_stands_for_the_inventory_in_it(cluster: Path, home: Path) -
         (["validate"], ".", 2, "Missing argument 'INVENTORY'"),
         (["validate", "aurroa"], "aurora", 2, "aurroa"),
         (["verify", "--print-command"], "aurora", 0, "/aurora/inventory.yaml --user"),
+        # A backup is a path as well, and no inventory.
+        (["restore", ".clusterctl/backups/x.tar", "--yes"], "aurora", 2, "x.tar: cannot be read"),
         (["health", "gpu09"], "aurora", 2, 'no worker "gpu09"'),
         (["health", "./elsewhere"], "aurora", 2, "elsewhere"),
         (["status", "--watch"], "aurora", 2, "--watch"),
