@@ -166,17 +166,12 @@ def status(
             "--watch", "-w", min=1, max=86400, metavar="[SECONDS]", show_default=False, help="Refresh until Ctrl-C."
         ),
     ] = None,
-    verbose: Annotated[
-        int,
-        typer.Option(
-            "-v", "--verbose", count=True, show_default=False, help="Show how each node's GPUs are connected."
-        ),
-    ] = 0,
+    topology: Annotated[bool, typer.Option("--topology", help="Show how each node's GPUs are connected.")] = False,
 ) -> int:
     """Show nodes, jobs, alerts and drift."""
     from clusterctl.commands.status_page import status_command
 
-    return status_command(options, watch)
+    return status_command(options, watch, topology)
 
 
 @verb(app, "health", *SUDO, "output")

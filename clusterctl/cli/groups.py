@@ -32,6 +32,21 @@ INVENTORY = "inventory.yaml"
 INVENTORY_VARIABLE = "CLUSTERCTL_INVENTORY"
 
 
+_TYPES = {"int range": "N", "int": "N", "str": "TEXT", "list[str]": "TEXT", "path": "PATH"}
+
+
+def _plain(name: str) -> str:
+    """Return a parameter's name as people write it: typer shows Python's types, and brackets around brackets."""
+    word, _, kind = name.partition(" <")
+    if kind and word.startswith("-"):
+        kind = kind.rstrip(">")
+        return f"{word} {_TYPES.get(kind, kind)}"
+    if found := re.fullmatch(r"([\[{]*)([A-Za-z]+)([\]}.]*)", word):
+        optional, repeated = "[" in found[1], "..." in found[3]
+        return (f"[{found[2]}]" if optional else found[2]) + "..." * repeated
+    return name
+
+
 class Verb(TyperCommand):
     """A verb that finds its INVENTORY where none is given: in $CLUSTERCTL_INVENTORY, or in this directory."""
 
@@ -46,7 +61,12 @@ class Verb(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for parameter in self.params:
             parameter.required &= parameter.name != "inventory"
+        write = formatter.write_dl
+        formatter.write_dl = lambda rows, **layout: write([(_plain(name), text) for name, text in rows], **layout)
         super().format_help(ctx, formatter)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [_plain(piece) for piece in super().collect_usage_pieces(ctx)]
 
     def _is_inventory(self, word: object) -> bool:
         """Return whether a first argument is meant for INVENTORY: a path, or all that the verb takes."""
@@ -80,7 +100,7 @@ class AllVerbs(TyperGroup):
             found = getattr(importlib.import_module(module), name)
             if not isinstance(found, typer.Typer):
                 function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-                found.command(cmd_name)(function)
+                found.command(cmd_name, cls=Verb)(function)
             self.commands[cmd_name] = typer.main.get_command(found)
             self.commands[cmd_name].name = cmd_name
         return super().get_command(ctx, cmd_name)

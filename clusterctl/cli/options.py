@@ -62,7 +62,10 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "yes": (Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")], False),
     "diff": (Annotated[bool, typer.Option("--diff", help="Show differences of files.")], False),
     "forks": (
-        Annotated[int | None, typer.Option(min=1, max=1000, help="Nodes to work on at the same time. [default: 50]")],
+        Annotated[
+            int | None,
+            typer.Option(min=1, max=1000, metavar="N", help="Nodes to work on at the same time. [default: 50]"),
+        ],
         None,
     ),
     "accept_new_host_keys": (

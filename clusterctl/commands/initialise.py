@@ -24,6 +24,7 @@ all:
     cluster_name: {cluster_name}
     # cluster_networks: [10.0.0.0/24]  # who reaches every port; default: the nodes' own addresses
     {user}
+    # ansible_ssh_private_key_file: ~/.ssh/cluster  # default: the keys that ssh would use, of your agent first
   children:
     # The host that runs the scheduler, its database and the cluster's name service. It needs no GPU.
     slurm_head:

@@ -41,8 +41,10 @@ _WORDS = {HEALTHY: "healthy", DEGRADED: "degraded", HEAD_DOWN: "the head does no
 _COLOURS = {HEALTHY: "green", DEGRADED: "yellow", HEAD_DOWN: "red"}
 
 
-def status_command(options: Options, every: float | None = None) -> int:
+def status_command(options: Options, every: float | None = None, topology: bool = False) -> int:
     """Print the cluster's status as text or JSON and return the exit status; with `every`, again after so many seconds.
+
+    `topology`: how the GPUs of each node are connected, too.
 
     Raises InputError, as `load` does.
     """
@@ -53,7 +55,7 @@ def status_command(options: Options, every: float | None = None) -> int:
     key, unjudged, redact = _secrets(site)
 
     def ask() -> Status:
-        status = collect(inventory, site.access, key, unjudged, topology=options.verbosity > 0)
+        status = collect(inventory, site.access, key, unjudged, topology=topology)
         status = replace(status, leaving=_leaving(site), given=str(site.options.given))
         return throughout(status, redact)  # type: ignore[no-any-return]
 
@@ -350,7 +352,7 @@ def _sums(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:
         yield "Alerts", "none", ""
     if run := status.last_run:
         asked = f" {run.asked}" if run.asked else ""
-        yield "Last run", f"{run.verb}{asked}, {run.age(now)}: {printable(run.result, 400)}", ""
+        yield "Last run", f"{run.verb}{asked}, {run.age(now)}: {printable(run.result, 1000)}", ""
     word = _WORDS[status.exit_code]
     under_way = status.last_run and status.last_run.under_way
     if status.exit_code == HEAD_DOWN and not status.built and not under_way:

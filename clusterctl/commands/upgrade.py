@@ -86,20 +86,31 @@ def upgrade(options: Options, what: What, pace: Pace | None = None) -> int:
 
 
 class RequireSetUp(Phase):
-    """Refuse nodes that were never set up: they are for bootstrap and add-node. PreflightError."""
+    """Refuse nodes that were never set up: they are for bootstrap and add-node. PreflightError.
+
+    With `--skip-unreachable` workers of that kind are left out instead.
+    """
 
     title = "Require nodes that are set up"
     changes_nodes = announced = False
 
     def run(self, run: Run) -> None:
+        site = run.site
         findings = []
-        for host in run.site.hosts:
+        for host in site.hosts:
             part = "controller" if host.is_head else "worker" if host.is_worker else ""
-            if part and host.name in run.site.facts and part not in run.site.facts[host.name].node.slurm:
-                verb = "bootstrap" if part == "controller" else "add-node"
-                findings.append(Finding(host.name, "upgrade", "was never set up", f"clusterctl {verb} first"))
-        if findings:
-            raise PreflightError(findings)
+            if part and host.name in site.facts and part not in site.facts[host.name].node.slurm:
+                verb = "bootstrap" if part == "controller" else f"add-node {host.name}"
+                findings.append(Finding(host.name, "upgrade", "was never set up", f"clusterctl {verb}"))
+        workers = {host.name for host in site.hosts if not host.is_head}
+        refused = [finding for finding in findings if not (run.options.skip_unreachable and finding.node in workers)]
+        if refused:
+            alone = {finding.node for finding in refused} <= workers
+            hint = "With --skip-unreachable it continues without these workers." if alone else ""
+            raise PreflightError(findings, hint)
+        for finding in findings:
+            run.screen.say((f"  {finding.node}", "bold"), f"  left out: {finding.found} ({finding.hint})")
+        run.site = replace(site, skipped=(*site.skipped, *(finding.node for finding in findings)))
 
     def plan(self, run: Run) -> None:
         self.run(run)

@@ -12,7 +12,7 @@ from rich.status import Status
 from rich.table import Table
 
 from clusterctl.cli import completion
-from clusterctl.cli.groups import Verbs
+from clusterctl.cli.groups import Verb, Verbs
 from clusterctl.cli.options import Format
 from clusterctl.lab import fault as faults
 from clusterctl.lab import image, kit, kit_recipe
@@ -35,7 +35,7 @@ Name = Annotated[
 Node = Annotated[str, typer.Argument(help="Name of the node.", autocompletion=completion.lab_nodes)]
 
 
-@app.command()
+@app.command(cls=Verb)
 def up(
     name: Name = "lab",
     workers: Annotated[int | None, typer.Option(min=1, max=200, help="Number of workers. [default: 2]")] = None,
@@ -82,7 +82,7 @@ def up(
     console.print(f"Next: clusterctl bootstrap {lab.inventory}", highlight=False, soft_wrap=True)
 
 
-@app.command("kit")
+@app.command("kit", cls=Verb)
 def build_kit(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="What to build; all without.")] = None,
     mirror: Annotated[str, typer.Option(help="Debian mirror to build from.")] = image.DEBIAN_MIRROR,
@@ -111,7 +111,7 @@ class Steps:
         self.shown.update(f"kit: {step}")
 
 
-@app.command()
+@app.command(cls=Verb)
 def down(name: Name = "lab") -> None:
     """Remove a lab: its containers, volumes, network and directory."""
     lab = Lab(name)
@@ -119,7 +119,7 @@ def down(name: Name = "lab") -> None:
     Console(stderr=True).print(said, highlight=False)
 
 
-@app.command("list")
+@app.command("list", cls=Verb)
 def list_labs(output: Annotated[Format, typer.Option()] = Format.text) -> None:
     """List your labs, with their inventories and how many of their nodes run."""
     rows = []
@@ -137,7 +137,7 @@ def list_labs(output: Annotated[Format, typer.Option()] = Format.text) -> None:
         typer.echo("There is no lab; clusterctl lab up makes one.")
 
 
-@app.command()
+@app.command(cls=Verb)
 def status(name: Name = "lab", output: Annotated[Format, typer.Option()] = Format.text) -> None:
     """Show a lab's nodes, and what of them is simulated."""
     lab = Lab(name)
@@ -163,7 +163,7 @@ def status(name: Name = "lab", output: Annotated[Format, typer.Option()] = Forma
         raise typer.Exit(4)
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+@app.command(cls=Verb, context_settings={"ignore_unknown_options": True})
 def ssh(
     node: Node = HEAD,
     command: Annotated[list[str] | None, typer.Argument(help="A command to run there; none opens a shell.")] = None,
@@ -175,8 +175,9 @@ def ssh(
 
 
 @app.command(
+    cls=Verb,
     help="Bring a fault on a node's simulated GPUs.\n\n"
-    + "\n\n".join(f"{name}: {text}." for name, text in faults.FAULTS.items())
+    + "\n\n".join(f"{name}: {text}." for name, text in faults.FAULTS.items()),
 )
 def fault(
     node: Node,

@@ -148,6 +148,18 @@ def test_mpi__broken_on_one_node__fails_the_proof(lab: TestLab) -> None:
     lab.run("verify")
 
 
+@pytest.mark.proves("jobs", "Users reach their own running jobs by srun --overlap; locked memory has no limit.")
+def test_job__under_way__is_reached_from_the_head(lab: TestLab) -> None:
+    """As docs/slurm.md has it, since nobody logs in from the head to a worker."""
+    job = re.findall(r"\d+", alice(lab, "sbatch --nodelist=gpu02 --wrap 'sleep 600'"))[0]
+    try:
+        wait_until(lambda: states(lab, job) == ["RUNNING"])
+        found = alice(lab, f"srun --jobid={job} --overlap --pty sh -c 'hostname -s; ulimit -l' | tr -d '\\r'")
+        assert found.split() == ["gpu02", "unlimited"]
+    finally:
+        alice(lab, f"scancel {job}")
+
+
 @pytest.mark.proves("jobs", "A job over its partition's limit is refused when it is submitted.")
 def test_limit__of_the_partition__is_told_at_once(lab: TestLab) -> None:
     told = alice(lab, "sbatch --time=02:00:01 --wrap true || echo refused")

@@ -105,7 +105,7 @@ def drains(lab: TestLab, gpu: str, name: str, says: dict[str, str]) -> None:
 
 
 @pytest.mark.proves("health", "A healthy cluster is fit, and Slurm runs the health check periodically.")
-@pytest.mark.proves("status", "`status -v` shows how the GPUs are connected.")
+@pytest.mark.proves("status", "`status --topology` shows how the GPUs are connected.")
 def test_a_healthy_cluster_is_fit_and_slurm_checks_it(lab: TestLab) -> None:
     document = lab.run("health")
     assert health(document) == {"gpu01": [], "gpu02": []}
@@ -117,7 +117,7 @@ def test_a_healthy_cluster_is_fit_and_slurm_checks_it(lab: TestLab) -> None:
     told = lab.root("head1", "scontrol show config")
     assert re.search(rf"HealthCheckInterval\s+= {INTERVAL} sec", told)
     assert re.search(r"HealthCheckProgram\s+= /usr/local/sbin/gpu-health", told)
-    assert "GPU0: NV12 to GPU[1-3]" in clusterctl("status", str(lab.inventory), "-v").stdout
+    assert "GPU0: NV12 to GPU[1-3]" in clusterctl("status", str(lab.inventory), "--topology").stdout
 
 
 @pytest.mark.proves("health", "Six simultaneous kinds of GPU fault are each reported with GPU and reason.")

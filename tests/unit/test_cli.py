@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -102,6 +103,33 @@ def test_docs__of_a_page__is_printed_and_a_typo_suggests() -> None:
     for folder in ("docs", "playbooks", "plugins", "roles"):
         assert build["wheel"]["force-include"][folder] == f"clusterctl/content/{folder}"
         assert f"/{folder}" in build["sdist"]["include"]
+
+
+NESTED = [
+    ("add-node",),
+    ("upgrade",),
+    ("health",),
+    ("logs",),
+    ("restore",),
+    ("docs",),
+    ("lab", "up"),
+    ("lab", "fault"),
+    ("lab", "ssh"),
+    ("plan", "add-node"),
+    ("secret", "rotate"),
+]
+
+
+@pytest.mark.parametrize("argv", [*((verb,) for verb in VERBS), *NESTED])
+def test_help__of_every_verb__names_parameters_as_people_do(argv: tuple[str, ...]) -> None:
+    """`[NODE]...` and `N`, as a manual page has them; no types of Python's and no brackets around brackets."""
+    told = clusterctl(*argv, "--help").stdout
+    assert re.findall(r"<[a-z\[]+.*?>|\[\[.*|\{.*|\.{4,}", told) == []
+
+
+@pytest.mark.parametrize("verb", ["add-node", "remove-node", "restore"])
+def test_help__of_verbs_that_ask__has_yes(verb: str) -> None:
+    assert "-y, --yes" in clusterctl(verb, "--help").stdout
 
 
 @pytest.mark.parametrize("argv", [("init",), ("lab",), ("lab", "fault"), ("plan",), ("secret",)])

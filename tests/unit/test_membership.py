@@ -16,7 +16,7 @@ from clusterctl.ansible.outcome import Ledger
 from clusterctl.commands import add_node, remove_node, replace_node
 from clusterctl.inventory import model as inventory
 from clusterctl.nodes.remote import Access
-from clusterctl.run import engine, membership, planning, preflight, removals, scheduler
+from clusterctl.run import engine, membership, planning, preflight, record, removals, scheduler
 from clusterctl.run.context import Options, Site
 from clusterctl.run.draining import Drain
 from clusterctl.run.phases import Phase, Run
@@ -271,6 +271,10 @@ def test_a_plan_cleans_from_a_folder_that_nobody_has_put_anything_into(
     with planning.on_a_copy(a_run(cluster, planned="remove-node").site) as site:
         made = removals.written(site, [node])
         assert made.inventory.path.exists()
+        # What a plan names of its own run is where it is kept: the copy is gone by the time that it is read.
+        assert record.full(OSError(28, "", str(site.state / "runs/x")), None) == str(
+            cluster.directory / home.STATE / "runs/x"
+        )
         assert not made.inventory.path.is_relative_to(cluster.directory)
     assert list(trap.iterdir()) == []
 

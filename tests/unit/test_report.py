@@ -19,6 +19,9 @@ from clusterctl.ui.progress import Progress
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import ClusterctlError, Finding, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.util.text import duration, fold, plural
+from clusterctl.workspace import hardware
+
+from .test_hardware import NOW, reply
 
 ROLE = "munge"
 PATH = "roles/munge/tasks/main.yml:3"
@@ -225,6 +228,25 @@ def test_summary__nothing_changed__lists_no_versions(monkeypatch: pytest.MonkeyP
     on = screen(monkeypatch)
     report.Page(on).content(ledger(run(result("gpu01", versions={"munge": "0.5.16-1"}))))
     assert printed(on) == ""
+
+
+@pytest.mark.parametrize(("verb", "shown"), [("bootstrap", True), ("upgrade", False), ("reboot", False)])
+def test_summary__of_a_verb__has_the_addresses_if_it_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, shown: bool
+) -> None:
+    """Debian's Prometheus has pages below /classic alone: the others say that they are not part of the package."""
+    (tmp_path / "hardware").mkdir()
+    hardware.save(tmp_path, hardware.from_reply("head1", reply(), NOW))
+    (tmp_path / "inventory.yaml").write_text(
+        "all:\n  vars: {cluster_name: aurora}\n  children:\n"
+        "    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}\n    monitoring: {hosts: {head1: {}}}\n"
+        "    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}}}\n"
+    )
+    on = screen(monkeypatch)
+    report.Page(on).done(ledger(run(result("gpu01"))), inventory.load(tmp_path / "inventory.yaml"), verb, tmp_path)
+    text = printed(on)
+    assert ("https://10.0.0.10:9090/classic/targets\n" in text) is shown
+    assert ("secret show" in text) is shown
 
 
 def test_summary__task_without_details__is_another_change(monkeypatch: pytest.MonkeyPatch) -> None:

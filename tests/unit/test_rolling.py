@@ -366,3 +366,31 @@ def test_the_changes_of_several_playbooks_add_up_and_a_rehearsal_counts_for_noth
             ledger.add(Result("gpu01", "r", "t", "", "changed"))
         ledger.add(Stats({"gpu01": HostStats(changed=count)}))
     assert ledger.hosts["gpu01"].changed == 3
+
+
+@pytest.mark.proves("upgrade", "With --skip-unreachable workers that were never set up are left out, exit 4.")
+@pytest.mark.parametrize("skip", [False, True])
+def test_upgrade__worker_was_never_set_up__is_refused_or_left_out(tmp_path: Path, skip: bool) -> None:
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    cluster = inventory.load(tmp_path / "inventory.yaml")
+    parts = {"head1": ("controller",), "mon1": (), "gpu03": ()}
+    facts = {
+        host.name: SimpleNamespace(node=SimpleNamespace(slurm=parts.get(host.name, ("worker",))))
+        for host in cluster.hosts
+    }
+    asked = Options("upgrade", tmp_path, skip_unreachable=skip)
+    site = Site(asked, cluster, cluster.hosts, Access(tmp_path / "known_hosts"), facts=facts)  # type: ignore[arg-type]
+    screen = io.StringIO()
+    run = Phases(site, Screen(screen))
+    if skip:
+        upgrade.RequireSetUp().run(run)
+        assert run.site.skipped == ("gpu03",)
+        assert "gpu03  left out: was never set up (clusterctl add-node gpu03)" in screen.getvalue()
+    else:
+        with pytest.raises(PreflightError, match="gpu03: upgrade: was never set up") as refused:
+            upgrade.RequireSetUp().run(run)
+        assert "--skip-unreachable" in refused.value.hint
+    facts["head1"].node.slurm = ()
+    with pytest.raises(PreflightError, match="head1: upgrade: was never set up") as refused:
+        upgrade.RequireSetUp().run(Phases(site, Screen(screen)))
+    assert refused.value.hint == ""

@@ -336,6 +336,18 @@ def test_page__head_is_down__was_it_ever_built(
     assert ("Last run" in page(found)) is bool(runs_)
 
 
+def test_page__last_run_failed_at_length__keeps_its_command() -> None:
+    """What helps is at the end of the text."""
+    last = Run(
+        "20261121T180000Z-bootstrap",
+        "bootstrap",
+        NOW,
+        exit_code=5,
+        error="gpu01 failed; " * 60 + "on the head: sudo slurm-drain",
+    )
+    assert "sudo slurm-drain" in " ".join(page(replace(cluster(slurm=Slurm(problem="")), last_run=last)).split())
+
+
 def test_page__first_run_is_under_way__asks_for_no_other() -> None:
     one = replace(cluster(slurm=Slurm(problem="no answer")), built=False)
     run = Run("20261121T180000Z-bootstrap", "bootstrap", NOW, under_way=True)

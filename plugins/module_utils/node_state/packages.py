@@ -117,7 +117,11 @@ def fetched(package, suffix, fetch):
     if not (path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == package.sha256):
         FETCHED.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
-        fetch(package.url, str(path))
+        try:
+            fetch(package.url, str(path))
+        except NodeError as error:  # its first line has the tool's name, which says nothing to the reader
+            why = str(error).partition("\n")[2] or str(error)
+            raise NodeError(f"package {package.name}: {package.url} cannot be downloaded\n{why}") from None
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != package.sha256:
             path.unlink()
