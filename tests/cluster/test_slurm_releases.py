@@ -137,3 +137,13 @@ def test_confinement__with_26_05__is_as_before(lab: Growing) -> None:
     group = lab.ssh("head1", "sudo", "-u", "alice", "srun", "--chdir=/", "cat", "/proc/self/cgroup")
     assert re.search(r"slurmstepd\.scope/s[0-9A-Z]{13}/step_0", group), "named by its SLUID"
     assert "pam_slurm_adopt" in lab.root("gpu01", "cat /etc/pam.d/sshd")
+
+
+@pytest.mark.proves("bootstrap", "A cluster is built from nothing with Slurm 26.05.")
+def test_bootstrap__from_nothing_with_26_05__runs_jobs() -> None:
+    with fresh_as(Growing, "newest", "--os", "debian-testing", "--gpus", "2", workers=1) as lab:
+        lab.run("bootstrap")
+        assert (release(lab, "head1"), release(lab, "gpu01")) == (NEW, NEW)
+        works(lab)
+        lab.unchanged()
+        lab.healthy()
