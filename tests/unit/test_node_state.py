@@ -293,6 +293,13 @@ def test_a_fetched_package_is_kept_only_with_its_hash(tmp_path: Path, monkeypatc
     assert (fetched, Path(path).read_bytes()) == (["https://x/a"], b"content")
     with pytest.raises(node_packages.NodeError, match="has the sha256"):
         node_packages.fetched(node_items.Package("a", "1", url="https://x/b", sha256="0" * 64), ".deb", fetch)
+
+    def fail(url: str, path: str) -> None:
+        raise node_packages.NodeError("/usr/lib/apt/apt-helper -o ended with 100\nE: Failed to fetch it")
+
+    with pytest.raises(node_packages.NodeError) as refused:
+        node_packages.fetched(node_items.Package("b", "1", url="https://x/b", sha256="0" * 64), ".deb", fail)
+    assert str(refused.value) == "package b: https://x/b cannot be downloaded\nE: Failed to fetch it"
     assert [str(left) for left in (tmp_path / "cache").iterdir()] == [path]
     node_packages.forget_fetched(["install", path])
     assert not (tmp_path / "cache").exists()
