@@ -376,8 +376,9 @@ def _unpublished(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
     for entry in declared:
         for host in inventory.in_group(entry["group"]):
             names = [entry["unless"]] if isinstance(entry["unless"], str) else entry["unless"]
-            given = any(_is_given(host, name) for name in names)
-            if host.name in known and not given and of_system({entry["system"]: "it"}, known[host.name]):
+            systems = [entry["system"]] if isinstance(entry["system"], str) else entry["system"]
+            given = any(_is_given(one, name) for one in (host, inventory.head) for name in names)
+            if host.name in known and not given and of_system(dict.fromkeys(systems, "it"), known[host.name]):
                 hint = f"leave {host.name} out of {entry['group']}, or say where it is: {' or '.join(names)}"
                 yield Finding(host.name, entry["group"], entry["lacks"], hint)
 
