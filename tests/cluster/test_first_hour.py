@@ -148,14 +148,23 @@ def test_mpi__broken_on_one_node__fails_the_proof(lab: TestLab) -> None:
     lab.run("verify")
 
 
-@pytest.mark.proves("jobs", "Users reach their own running jobs by srun --overlap; locked memory has no limit.")
+@pytest.mark.proves("jobs", "Users reach their own running jobs by srun --overlap.")
+@pytest.mark.proves("jobs", "A job's limit of locked memory is its node's, not that of the login.")
 def test_job__under_way__is_reached_from_the_head(lab: TestLab) -> None:
     """As docs/slurm.md has it, since nobody logs in from the head to a worker."""
-    job = re.findall(r"\d+", alice(lab, "sbatch --nodelist=gpu02 --wrap 'sleep 600'"))[0]
+    limits = lab.root("gpu02", "cat /proc/$(pgrep --oldest slurmd)/limits")
+    locked = re.findall(r"Max locked memory +(\d+|unlimited)", limits)[0]
+    job = re.findall(r"\d+", alice(lab, "ulimit -l 64; sbatch --nodelist=gpu02 --wrap 'ulimit -l > mine; sleep 600'"))[
+        0
+    ]
     try:
         wait_until(lambda: states(lab, job) == ["RUNNING"])
-        found = alice(lab, f"srun --jobid={job} --overlap --pty sh -c 'hostname -s; ulimit -l' | tr -d '\\r'")
-        assert found.split() == ["gpu02", "unlimited"]
+        command = f"srun --jobid={job} --overlap --pty sh -c 'hostname -s; ulimit -l'"
+        found = alice(lab, f'ulimit -l 64; script --quiet --return --command "{command}" /dev/null | tr -d "\\0\\r"')
+        # Containers cannot raise a limit to what the unit of slurmd asks for.
+        of_the_node = "unlimited" if locked == "unlimited" else str(int(locked) // 1024)
+        assert found.split() == ["gpu02", of_the_node]
+        wait_until(lambda: alice(lab, "cat mine").split() == [of_the_node])
     finally:
         alice(lab, f"scancel {job}")
 
