@@ -1,5 +1,6 @@
 """The three clusters that users are most likely to have: every role, package name, pin and command line."""
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from tests.systems.clusters import HERE, NAMES, calls, command_lines, described,
 from tests.systems.rendering import CONTENT, ROLES, File, load
 from tests.systems.test_files import CHECKS, checks_of, have
 
-COMPARED = {"table", "run", "read", "own", "not yet"}
+COMPARED = {"table", "run", "read", "own", "unknown"}
 
 
 def test_clusters__with_nvidias_repository__are_three() -> None:
@@ -77,6 +78,8 @@ def test_commands__of_the_list__have_one_source_each(name: str) -> None:
     for entry in entries:
         source = str(entry["source"])
         assert entry["compared"] in COMPARED, source
+        assert (entry["compared"] == "read") is isinstance(entry.get("read"), date), source
+        assert entry["compared"] != "unknown" or entry["note"], source
         assert (entry["compared"] == "own") is not source.startswith("https://")
         assert source.startswith("https://") or (CONTENT / source).is_file(), source
 
