@@ -21,12 +21,6 @@ from tests.systems.packages import (
 )
 from tests.systems.rendering import CONTENT, PACKAGED, SYSTEMS, a_cluster, load
 
-# What a role asks for although its system is known to lack it.
-REPORTED = {
-    # Debian removed it from testing; only 12 and 13 have a package_url of the role's own.
-    "debian-testing": ["apptainer: no repository of debian-testing has apptainer"],
-    "debian-testing-aarch64": ["apptainer: no repository of debian-testing-aarch64 has apptainer"],
-}
 WHERE = re.compile(r"https?://[a-z0-9.-]+/|github:[\w.-]+/[\w.-]+ \S")
 WHEN = re.compile(r"\b20\d\d-\d\d-\d\d$")
 
@@ -39,7 +33,7 @@ def test_packages__of_all_roles__are_in_the_systems_repositories(system: str) ->
     wrong = [
         f"{one.role}: {why}" for one in sorted(asked) for verdict, why in [judge(system, one)] if verdict == "wrong"
     ]
-    assert wrong == REPORTED.get(system, [])
+    assert wrong == []
 
 
 @pytest.mark.proves("roles", "Package names that could not be verified are listed in docs/packages.md.")
