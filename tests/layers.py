@@ -69,6 +69,7 @@ ALL = tuple(LAYERS)
 TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(docs/|inventory/|README|CONTRIBUTING|CHANGELOG|LICENSE|tests/ledger\.json$|tests/costs\.)", ()),
     (r"(tests/unit/|tests/samples/|scripts/(lint|new-role|pictures|role|test|warm)$|\.ci/|\.gitignore$)", ()),
+    (r"scripts/recordings$", ()),
     (r"(tests/bench/|scripts/bench$)", ("bench",)),
     (r"tests/molecule/", ("roles",)),
     (r"(scripts/demo|tests/pythons\.py)$", ("systems",)),
@@ -77,7 +78,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
     (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),
     (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),
-    (r"tests/(git|layers|ledger|new_role|pictures|proof|report|role|run|scheduling|selection)\.py$", ()),
+    (r"tests/(git|layers|ledger|new_role|pictures|proof|recordings|report|role|run|scheduling|selection)\.py$", ()),
     (r"roles/(apptainer|containerd|containers|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(dcgm_exporter|gpu_\w+|nvidia_\w+|slurm_logins)/", ("gpu", "roles")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "roles")),

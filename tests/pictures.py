@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fcntl import ioctl
 from io import StringIO
@@ -47,9 +47,7 @@ class Picture:
     after: Sequence[str] = ()
 
 
-_ON_GPU02 = f"lab ssh --name {LAB} gpu02 -- sudo sh -c"  # ssh joins its words: the script is quoted twice
 PICTURES = (
-    Picture("bootstrap", "clusterctl bootstrap"),
     Picture("status", "clusterctl status"),
     Picture(
         "health",
@@ -57,46 +55,51 @@ PICTURES = (
         [f"lab fault --name {LAB} --gpu 1 gpu02 nvlink-down"],
         [f"lab fault --name {LAB} gpu02 clear"],
     ),
-    Picture(
-        "plan",
-        "clusterctl plan bootstrap",
-        [f"{_ON_GPU02} \"'echo >> /etc/munge/munge.key; systemctl disable --now chrony'\""],
-        ["bootstrap {inventory}"],
-    ),
-    Picture(
-        "failure",
-        "clusterctl bootstrap",
-        [f"{_ON_GPU02} \"'rm /etc/chrony/chrony.conf; mkdir /etc/chrony/chrony.conf'\""],
-        [f"{_ON_GPU02} \"'rmdir /etc/chrony/chrony.conf'\"", "bootstrap {inventory}"],
-    ),
 )
 
 
-def screen(argv: Sequence[str], directory: Path) -> pyte.Screen:
-    """Run a command on a terminal and return its last screen."""
-    emulated = pyte.Screen(COLUMNS, ROWS)
+def screen(
+    argv: Sequence[str],
+    directory: Path,
+    columns: int = COLUMNS,
+    environment: Mapping[str, str] | None = None,
+    answers: Sequence[str] = (),
+) -> tuple[pyte.Screen, int]:
+    """Run a command on a terminal, and return its last screen and its exit code.
+
+    `answers` are typed, one at each question.
+    """
+    emulated = pyte.Screen(columns, ROWS)
     stream = pyte.ByteStream(emulated)
     ours, theirs = pty.openpty()
-    ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    environment = {
+    ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+    merged = {
         **os.environ,
+        **(environment or {}),
         "TERM": "xterm-256color",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=directory, env=environment)
+    process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, cwd=directory, env=merged)
     os.close(theirs)
     deadline = time.monotonic() + LIMIT
+    waiting = list(answers)
     while time.monotonic() < deadline:
         if select.select([ours], [], [], 1)[0]:
             try:
                 stream.feed(os.read(ours, 1 << 16))
             except OSError:  # the other side is closed
                 break
+            if waiting and _before_cursor(emulated).endswith("[y/N] "):
+                os.write(ours, f"{waiting.pop(0)}\n".encode())
         elif process.poll() is not None:
             break
     os.close(ours)
-    process.wait(10)
-    return emulated
+    return emulated, process.wait(10)
+
+
+def _before_cursor(emulated: pyte.Screen) -> str:
+    row = emulated.buffer[emulated.cursor.y]
+    return "".join(row[column].data for column in range(emulated.cursor.x))
 
 
 def _style(char: Any) -> Style:
@@ -105,12 +108,12 @@ def _style(char: Any) -> Style:
     return Style(color=colour, bold=char.bold, italic=char.italics, underline=char.underscore)
 
 
-def lines(emulated: pyte.Screen) -> Iterator[Text]:
+def lines(emulated: pyte.Screen, columns: int = COLUMNS) -> Iterator[Text]:
     """Yield the lines of a screen with their colours, without empty ones at the end."""
     used = max((row for row, text in enumerate(emulated.display) if text.strip()), default=-1) + 1
     for row in range(used):
         text = Text()
-        cells = (emulated.buffer[row][column] for column in range(COLUMNS))
+        cells = (emulated.buffer[row][column] for column in range(columns))
         for style, chars in itertools.groupby(cells, key=_style):  # a span for each colour, not for each sign
             text.append("".join(char.data for char in chars), style)
         text.rstrip()
@@ -139,10 +142,12 @@ def main() -> int:
     made = subprocess.run([program, "lab", "up", "--name", LAB], check=True, capture_output=True, text=True)
     inventory = Path(re.findall(r"\S+/inventory\.yaml", made.stdout + made.stderr)[-1])
     try:
+        run("bootstrap {inventory}")
         for picture in wanted:
             for words in picture.before:
                 run(words)
-            shown = list(lines(screen([program, *picture.words.split()[1:]], inventory.parent)))
+            emulated, _ = screen([program, *picture.words.split()[1:]], inventory.parent)
+            shown = list(lines(emulated))
             for theme in THEMES:
                 (FOLDER / f"{picture.name}-{theme}.svg").write_text(svg(picture.words, shown, theme))
             print(*(line.plain for line in shown), sep="\n")
