@@ -102,7 +102,7 @@ def discover(options: Any) -> int:
 def bootstrap(
     options: Any,
     new_head: Annotated[bool, typer.Option("--new-head", help="Start with an empty queue; running jobs end.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Uninstall roles of groups that hosts left.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Uninstall roles that no group of a host has.")] = False,
 ) -> int:
     """Build the cluster; repair what differs from the inventory."""
     from clusterctl.commands import bootstrap

@@ -62,15 +62,16 @@ class Drain(Phase):
     def _wait(self, run: Run, controller: scheduler.Scheduler) -> None:
         seconds = None if self.minutes is None else self.minutes * 60
         try:
-            left = controller.wait_until_empty(self.nodes, run.screen.say, seconds)
+            remaining = controller.wait_until_empty(self.nodes, run.screen.say, seconds)
         except KeyboardInterrupt:
             stays = f"{fold(self.nodes)} stays drained ({self._resume_hint(run.site)})"
             raise Interrupted(f"Interrupted while jobs were running; {stays}.") from None
-        if left:
-            jobs = "; ".join(str(one) for one in left[:5]) + (f"; and {len(left) - 5} more" if len(left) > 5 else "")
+        if remaining:
+            jobs = "; ".join(str(one) for one in remaining[:5])
+            jobs += f"; and {len(remaining) - 5} more" if len(remaining) > 5 else ""
             hint = self._resume_hint(run.site)
             raise WorkersFailed(
-                f"{plural(len(left), 'job')} still on {fold(self.nodes)} after {self.minutes:g} min; {jobs}.\n"
+                f"{plural(len(remaining), 'job')} still on {fold(self.nodes)} after {self.minutes:g} min; {jobs}.\n"
                 f"It stays drained, and nothing else was changed. The same command waits again ({hint})"
             )
 
@@ -97,10 +98,11 @@ def wait_for_jobs(site: Site, screen: Screen, cause: str, nodes: Sequence[str], 
     try:
         with scheduler.connect(site) as controller:
             controller.drain(cause, nodes, f"{cause} under way")
-            left = controller.wait_until_empty(nodes, screen.say, seconds)
-            busy = [name for name in nodes if controller.workloads([name])] if left else []
+            remaining = controller.wait_until_empty(nodes, screen.say, seconds)
+            busy = [name for name in nodes if controller.workloads([name])] if remaining else []
     except KeyboardInterrupt:
         raise Interrupted("Interrupted while jobs were running.") from None
     if busy:
-        screen.say(f"  {plural(len(left), 'job')} still on {fold(busy)}: {left[0]}" + ", ..." * (len(left) > 1))
+        count, more = plural(len(remaining), "job"), ", ..." * (len(remaining) > 1)
+        screen.say(f"  {count} still on {fold(busy)}: {remaining[0]}{more}")
     return busy

@@ -29,8 +29,8 @@ def gpus(name: str, facts: Facts) -> Iterator[Finding]:
     unused = len(facts.node.pci_gpus) - usable
     if unused > 0:
         found = f"{unused} NVIDIA GPUs on the PCI bus have no driver"
-        then = f"the cluster does not use them; {hint}" if usable else "bootstrap and add-node install it on workers"
-        yield Finding(name, "gpu", found, then, warning=True)
+        advice = f"the cluster does not use them; {hint}" if usable else "bootstrap and add-node install it on workers"
+        yield Finding(name, "gpu", found, advice, warning=True)
     if usable and facts.node.nvml_error:
         found = f"the driver does not respond, so the models are unknown: {facts.node.nvml_error}"
         yield Finding(name, "gpu", found, hint, warning=True)

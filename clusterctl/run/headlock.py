@@ -65,10 +65,10 @@ listening = [0]
 while time.monotonic() < heard + expiry:
     if not select.select(listening, [], [], max(0, heard + expiry - time.monotonic()))[0]:
         continue
-    said = os.read(0, 4096)
-    if b"done" in said:
+    data = os.read(0, 4096)
+    if b"done" in data:
         break
-    if said:
+    if data:
         heard = time.monotonic()
     else:
         listening = []

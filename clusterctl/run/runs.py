@@ -109,8 +109,8 @@ def names(directory: Path) -> list[str]:
     except files.UnfitError:
         return []
     # If runs begin in the same second, the first has no number and the later ones have 2, 3, ... 10.
-    kept = [(match[1], int((match[3] or "-1")[1:]), path.name) for path in found if (match := _match(path.name))]
-    return [name for _, _, name in sorted(kept, reverse=True)]
+    keys = [(match[1], int((match[3] or "-1")[1:]), path.name) for path in found if (match := _match(path.name))]
+    return [name for _, _, name in sorted(keys, reverse=True)]
 
 
 def _match(name: str) -> re.Match[str] | None:
