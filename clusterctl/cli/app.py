@@ -37,7 +37,7 @@ _Only = Annotated[
     typer.Option(metavar="ROLE", help="Only the packages of this role; repeatable.", autocompletion=completion.roles),
 ]
 _System = Annotated[bool, typer.Option("--os", help="All other packages, kernel included; reboot if needed.")]
-_Stay = Annotated[bool, typer.Option("--no-reboot", help="With --os: only list the nodes that need a reboot.")]
+_Stay = Annotated[bool, typer.Option("--no-reboot", help="With --os: do not reboot; list nodes that need it.")]
 _Batch = Annotated[str, typer.Option(metavar="N|P%", help="Workers per batch, or P% of all (at least one).")]
 _MaxFailures = Annotated[int, typer.Option(min=1, metavar="K", help="Stop after this many failed workers.")]
 _Timeout = Annotated[

@@ -28,8 +28,8 @@ def gpus(name: str, facts: Facts) -> Iterator[Finding]:
     usable, hint = len(facts.hardware.gpus), f"repair that, delete {hardware.DIRECTORY}/{name}.json and run again"
     unused = len(facts.node.pci_gpus) - usable
     if unused > 0:
-        found = f"{unused} NVIDIA GPUs on the PCI bus have no driver"
-        advice = f"the cluster does not use them; {hint}" if usable else "bootstrap and add-node install it on workers"
+        found = f"{unused} NVIDIA GPUs on the PCI bus are not reported by any driver"
+        advice = f"the cluster does not use them; {hint}" if usable else "bootstrap and add-node install one on workers"
         yield Finding(name, "gpu", found, advice, warning=True)
     if usable and facts.node.nvml_error:
         found = f"the driver does not respond, so the models are unknown: {facts.node.nvml_error}"

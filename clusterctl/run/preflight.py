@@ -298,7 +298,7 @@ def _unused(host: Host, facts: Facts) -> Iterator[Finding]:
 
 
 _NOT_TOUCHED = {
-    "kubelet": "a kubelet runs here; its pods and Slurm's jobs use the same resources",
+    "kubelet": "a kubelet runs here; its pods do not respect the allocations of Slurm's jobs",
     "containers": "containers run under Docker, outside of Slurm's jobs",
     "nvidia-uninstall": "an NVIDIA driver from a .run file, which no package manager updates",
 }
