@@ -13,6 +13,7 @@ import pytest
 
 from clusterctl.ansible.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.ansible.outcome import Ledger
+from clusterctl.ansible.run_directory import RunDirectory
 from clusterctl.commands import add_node, remove_node, replace_node
 from clusterctl.inventory import model as inventory
 from clusterctl.nodes.remote import Access
@@ -272,7 +273,7 @@ def test_a_plan_cleans_from_a_folder_that_nobody_has_put_anything_into(
         made = removals.written(site, [node])
         assert made.inventory.path.exists()
         # What a plan names of its own run is where it is kept: the copy is gone by the time that it is read.
-        assert record.full(OSError(28, "", str(site.state / "runs/x")), None) == str(
+        assert record.full(OSError(28, "", str(site.state / "runs/x")), RunDirectory(site.state)) == str(
             cluster.directory / home.STATE / "runs/x"
         )
         assert not made.inventory.path.is_relative_to(cluster.directory)
