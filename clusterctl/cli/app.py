@@ -1,4 +1,4 @@
-"""The command line: verbs, flags, exit codes. What a verb needs is imported when it is called, so `--help` is quick."""
+"""The command line: verbs, flags, exit codes. A verb imports its module when it is called, so that `--help` is fast."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ _Only = Annotated[
     typer.Option(metavar="ROLE", help="Only the packages of this role; repeatable.", autocompletion=completion.roles),
 ]
 _System = Annotated[bool, typer.Option("--os", help="All other packages, kernel included; reboot if needed.")]
-_Stay = Annotated[bool, typer.Option("--no-reboot", help="With --os: list nodes that need a reboot instead.")]
+_Stay = Annotated[bool, typer.Option("--no-reboot", help="With --os: do not reboot; list nodes that need it.")]
 _Batch = Annotated[str, typer.Option(metavar="N|P%", help="Workers per batch, or P% of all (at least one).")]
 _MaxFailures = Annotated[int, typer.Option(min=1, metavar="K", help="Stop after this many failed workers.")]
 _Timeout = Annotated[
@@ -71,7 +71,7 @@ def _common(
 
 
 def _group(name: str, summary: str) -> typer.Typer:
-    """Add a verb that has verbs of its own."""
+    """Add a group of verbs."""
     group = typer.Typer(
         cls=Verbs, help=summary, subcommand_metavar="VERB ...", no_args_is_help=True, rich_markup_mode=None
     )
@@ -102,7 +102,7 @@ def discover(options: Any) -> int:
 def bootstrap(
     options: Any,
     new_head: Annotated[bool, typer.Option("--new-head", help="Start with an empty queue; running jobs end.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="Uninstall roles of groups that hosts left.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Uninstall roles that no group of a host has.")] = False,
 ) -> int:
     """Build the cluster; repair what differs from the inventory."""
     from clusterctl.commands import bootstrap
@@ -205,7 +205,7 @@ def logs(
         typer.Argument(
             metavar="[RUN]",
             show_default=False,
-            help="A run's name, how only its name begins, or last.",
+            help="Name of a run, a unique prefix of it, or last.",
             autocompletion=completion.runs,
         ),
     ] = None,

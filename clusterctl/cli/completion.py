@@ -1,6 +1,6 @@
-"""What a shell may complete: nodes, secrets, runs, roles, pages, labs. Read from this machine; no node is contacted.
+"""Shell completion of nodes, secrets, runs, roles, pages and labs, from local files; contacts no node.
 
-What cannot be read completes nothing: a shell would show an error in the middle of the line that is being typed.
+Unreadable files complete nothing, because a shell prints an error into the line that is being typed.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,20 +9,20 @@ from pathlib import Path
 import typer
 
 
-def _matching(find: Callable[[], Iterable[str]], begin: str, given: object = ()) -> list[str]:
-    """Return the names found that begin so and are not given yet; none where they cannot be read."""
-    taken = given if isinstance(given, list | tuple) else ()
+def _matching(find: Callable[[], Iterable[str]], prefix: str, given: object = ()) -> list[str]:
+    """Return the names with a prefix, without those in `given`; none if they cannot be read."""
+    used = given if isinstance(given, list | tuple) else ()
     try:
-        return [name for name in find() if name.startswith(begin) and name not in taken]
+        return [name for name in find() if name.startswith(prefix) and name not in used]
     except Exception:
         return []
 
 
 def _inventory(context: typer.Context) -> Path:
-    """Return the file of the inventory that was typed before."""
+    """Return the file of the inventory in the arguments."""
     from clusterctl.workspace import home
 
-    # After an option whose value is being typed, click gives up on the words before it and leaves them in `args`.
+    # While the value of an option is typed, click does not parse the words before it and leaves them in `args`.
     given = context.params.get("inventory") or context.args[0]
     return home.inventory_file(Path(given))
 
@@ -47,7 +47,7 @@ def hosts(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def limit(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the last of several hosts and groups with commas between."""
+    """Complete the last host or group of a comma-separated list."""
     from clusterctl.workspace import home
 
     before, comma, last = incomplete.rpartition(",")

@@ -21,7 +21,7 @@ _LONGEST = 100
 
 
 def markdown(known: Schema) -> str:
-    """Return the page for a schema: its groups, then each variable by role, with type, default and meaning."""
+    """Return the page for a schema: its groups, then each variable by role, with type, default and description."""
     return "\n".join([_HEAD, *_groups(known), *_sections(known)])
 
 

@@ -1,4 +1,4 @@
-"""How verbs are listed, found and read: sections of `--help`, verbs of other modules, INVENTORY that is left out."""
+"""Verb groups: sections of `--help`, verbs in other modules, and the default of INVENTORY."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from clusterctl.util.errors import Interrupted
 
-# Verbs whose command line is a module's own: (module, a Typer app or one command's function, summary for --help).
+# Verbs that define their own command line: (module, a Typer app or a command's function, summary for --help).
 _ELSEWHERE = {
     "init": (
         "clusterctl.commands.initialise",
@@ -36,7 +36,7 @@ _TYPES = {"int range": "N", "int": "N", "str": "TEXT", "list[str]": "TEXT", "pat
 
 
 def _plain(name: str) -> str:
-    """Return a parameter's name as people write it: typer shows Python's types, and brackets around brackets."""
+    """Return the name of a parameter without Python types and nested brackets, which typer prints."""
     word, _, kind = name.partition(" <")
     if kind and word.startswith("-"):
         kind = kind.rstrip(">")
@@ -48,14 +48,14 @@ def _plain(name: str) -> str:
 
 
 class Verb(TyperCommand):
-    """A verb that finds its INVENTORY where none is given: in $CLUSTERCTL_INVENTORY, or in this directory."""
+    """A verb with a default INVENTORY: $CLUSTERCTL_INVENTORY, or inventory.yaml in the working directory."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        found = os.environ.get(INVENTORY_VARIABLE) or (INVENTORY if Path(INVENTORY).is_file() else "")
-        if found and any(parameter.name == "inventory" for parameter in self.params):
+        default = os.environ.get(INVENTORY_VARIABLE) or (INVENTORY if Path(INVENTORY).is_file() else "")
+        if default and any(parameter.name == "inventory" for parameter in self.params):
             given, *_ = self.make_parser(ctx).parse_args(args=list(args))
             if not self._is_inventory(given.get("inventory")):
-                args = [found, *args]  # before all others, so it is the first argument
+                args = [default, *args]
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -69,7 +69,7 @@ class Verb(TyperCommand):
         return [_plain(piece) for piece in super().collect_usage_pieces(ctx)]
 
     def _is_inventory(self, word: object) -> bool:
-        """Return whether a first argument is meant for INVENTORY: a path, or all that the verb takes."""
+        """Return whether a first argument is the INVENTORY: it is a path, or the verb has no other argument."""
         if not isinstance(word, str):
             return False
         alone = sum(parameter.param_type_name == "argument" for parameter in self.params) == 1
@@ -79,7 +79,7 @@ class Verb(TyperCommand):
 
 
 class Verbs(TyperGroup):
-    """A verb that has verbs of its own."""
+    """A group of verbs."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Verbs"):
@@ -89,7 +89,7 @@ class Verbs(TyperGroup):
 
 
 class AllVerbs(TyperGroup):
-    """Lists the verbs in the order in which a cluster meets them, and loads those of other modules when called."""
+    """The group of all verbs: lists them in the order of use, and loads verbs of other modules when they are called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(_ORDER)
@@ -106,11 +106,11 @@ class AllVerbs(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`clusterctl help VERB` is `clusterctl VERB --help`."""
+        """Parse `help VERB` as `VERB --help`."""
         return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in _ORDER:  # a typo: let the search for the nearest verb know all
+        if args and args[0] not in _ORDER:  # a typo: load all verbs for the search for the nearest one
             for name in _ELSEWHERE:
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
@@ -129,14 +129,14 @@ class AllVerbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (KeyboardInterrupt, typer.Abort):  # before click turns them into "Aborted!" and exit 1
+        except (KeyboardInterrupt, typer.Abort):  # click would print "Aborted!" and exit with 1
             raise Interrupted("Interrupted.") from None
         except BrokenPipeError:
             raise typer.Exit(Interrupted.exit_code) from None
 
 
 class WatchVerb(Verb):
-    """Lets `--watch` stand without its value, whatever follows it."""
+    """A verb with an option `--watch` whose value is optional."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = [*args, ""]

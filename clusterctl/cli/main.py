@@ -1,4 +1,4 @@
-"""Run the command line: the only place where an exception becomes words and an exit code."""
+"""Run the command line: the only module that turns exceptions into messages and exit codes."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ from clusterctl.util.errors import ClusterctlError, Interrupted
 
 
 def _show(error: ClusterctlError) -> None:
-    """Say on stderr what ended a verb."""
+    """Print an error on stderr."""
     from clusterctl.ui import report
     from clusterctl.ui.screen import Screen
     from clusterctl.util.errors import InputError, PreflightError
@@ -44,7 +44,7 @@ def _bug(error: BaseException) -> None:
         file.write(f"clusterctl {__version__}, Python {sys.version}\n{''.join(traceback.format_exception(error))}")
     text = " ".join("".join(c if c.isprintable() else " " for c in str(error)[:300]).split())
     print(
-        f"clusterctl: this is a bug of ours: {type(error).__name__}: {text}\nPlease report it with {path}",
+        f"clusterctl: internal error: {type(error).__name__}: {text}\nReport it as a bug and attach {path}",
         file=sys.stderr,
     )
 
@@ -54,17 +54,17 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit; the only place where an exception becomes words."""
+    """Run the command line and exit."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123 - closed by the caller (>&-)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
-            reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+            reconfigure(errors="replace")  # print a question mark for characters that the terminal does not support
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt)
     code = 0
-    with _unheard():
+    with _handling_output_errors():
         try:
             app()
         except ClusterctlError as error:
@@ -92,20 +92,20 @@ def main() -> NoReturn:
 
 
 def _is_full(error: Exception) -> bool:
-    """Tell whether an error is of our output, which has no name, and of no reader that has gone away."""
+    """Return whether an error is a failed write to stdout or stderr (no file name), other than a closed pipe."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     return isinstance(error, OSError) and error.errno in full and error.filename is None
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[None]:
-    """Let it be no error that nobody reads what we print, and say where it cannot be written."""
+def _handling_output_errors() -> Iterator[None]:
+    """Ignore a closed output, and report an output that cannot be written."""
     try:
         yield
     except OSError as error:
         if _is_full(error):
             with contextlib.suppress(OSError):
                 print(f"clusterctl: cannot write the output: {error.strerror}", file=sys.stderr)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        null = os.open(os.devnull, os.O_WRONLY)
         for descriptor in (1, 2):
-            os.dup2(nowhere, descriptor)
+            os.dup2(null, descriptor)

@@ -1,4 +1,4 @@
-"""Options that verbs share, each declared once, and the decorator that makes a verb of a function."""
+"""The shared options of verbs, each declared once, and the decorator that turns a function into a verb."""
 
 import inspect
 import json
@@ -16,7 +16,7 @@ from clusterctl.util.errors import ClusterctlError
 
 
 class Format(StrEnum):
-    """What `--output` may be."""
+    """The values of `--output`."""
 
     text = "text"
     json = "json"
@@ -32,8 +32,7 @@ Hosts = Annotated[
     list[str],
     typer.Argument(help="Names of hosts.", metavar="NODE...", show_default=False, autocompletion=completion.hosts),
 ]
-# By the name of the parameter: what Typer makes of it, and its value where it is not given. Those whose name is a field
-# of run.context.Options set that field.
+# Parameter name: (Typer annotation, default). A parameter with the name of a field of run.context.Options sets it.
 _SHARED: dict[str, tuple[Any, Any]] = {
     "context": (typer.Context, inspect.Parameter.empty),
     "inventory": (
@@ -69,13 +68,11 @@ _SHARED: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "accept_new_host_keys": (
-        Annotated[bool, typer.Option("--accept-new-host-keys", help="Record the SSH host keys of new nodes, unasked.")],
+        Annotated[bool, typer.Option("--accept-new-host-keys", help="Record new nodes' SSH host keys without asking.")],
         False,
     ),
     "skip_unreachable": (
-        Annotated[
-            bool, typer.Option("--skip-unreachable", help="Leave out unreachable or unconfined workers (exit 4).")
-        ],
+        Annotated[bool, typer.Option("--skip-unreachable", help="Skip unreachable or unconfined workers (exit 4).")],
         False,
     ),
     "adopt": (
@@ -109,17 +106,17 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "verbose": (Annotated[int, Verbose], 0),
 }
 SUDO = ("ask_become_pass", "become_password_file")
-"""Of verbs that log in."""
+"""Options of verbs that log in to nodes."""
 PLAY = ("forks", *SUDO, "output", "verbose")
-"""Of verbs that run Ansible."""
+"""Options of verbs that run Ansible."""
 
 
 def verb(
     group: typer.Typer, name: str, *shared: str, of: str = "", cls: type[Verb] = Verb
 ) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Make a verb of a function: its own parameters, after `options` (run.context.Options), and the `shared` ones.
+    """Turn a function into a verb with the function's parameters after `options`, and the `shared` ones.
 
-    The function returns the exit code. `of` is the verb whose verb it is: `plan`, `secret`.
+    The function gets run.context.Options as `options` and returns the exit code. `of` is the group: `plan`, `secret`.
     """
 
     def register(function: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -132,8 +129,8 @@ def verb(
 
         def command(**given: Any) -> NoReturn:
             options = _options(name, given, of)
-            mine = {parameter.name: given[parameter.name] for parameter in own}
-            _end(options.verb, options.json, lambda: function(options, **mine))
+            values = {parameter.name: given[parameter.name] for parameter in own}
+            _end(options.verb, options.json, lambda: function(options, **values))
 
         command.__doc__ = function.__doc__
         command.__signature__ = inspect.Signature([*common[:2], *own, *common[2:]])  # type: ignore[attr-defined]
@@ -145,20 +142,20 @@ def verb(
 
 
 def _options(name: str, given: dict[str, Any], of: str) -> Any:
-    """Return what a verb was asked for: its parameters that are fields of Options."""
+    """Return the Options of a verb, from its parameters that are fields of Options."""
     from clusterctl.run.context import Options
 
     known = {field.name for field in fields(Options)}
-    asked: dict[str, Any] = {key: value for key, value in given.items() if key in known}
-    asked["nodes"] = tuple(dict.fromkeys(asked.get("nodes") or ()))
-    asked["verbosity"] = given.get("verbose", 0) + int(given["context"].find_root().obj or 0)
-    asked["json"] = given.get("output") is Format.json
-    asked |= {"plan": {"planned": name}, "secret": {"subverb": name}}.get(of, {})
-    return Options(verb=of or name, given=given["inventory"], **asked)
+    values: dict[str, Any] = {key: value for key, value in given.items() if key in known}
+    values["nodes"] = tuple(dict.fromkeys(values.get("nodes") or ()))
+    values["verbosity"] = given.get("verbose", 0) + int(given["context"].find_root().obj or 0)
+    values["json"] = given.get("output") is Format.json
+    values |= {"plan": {"planned": name}, "secret": {"subverb": name}}.get(of, {})
+    return Options(verb=of or name, given=given["inventory"], **values)
 
 
 def _end(name: str, as_json: bool, work: Callable[[], int | None]) -> NoReturn:
-    """Do a verb's work and end with its exit code; with --output json an error is an object on stdout too."""
+    """Run a verb and exit with its exit code; with --output json, print an error as an object on stdout."""
     try:
         raise typer.Exit(work() or 0)
     except ClusterctlError as error:

@@ -1,4 +1,4 @@
-"""`backup`: the head makes an archive of Slurm's queue and accounting, and a copy of it comes here."""
+"""`backup`: archive Slurm's queue and accounting on the head, and copy the archive to this machine."""
 
 import os
 import shlex
@@ -25,11 +25,11 @@ from clusterctl.workspace.archive import Manifest
 
 DIRECTORY = "backups"
 _CHUNK = 1 << 20
-_SILENCE = 60.0  # seconds without a byte after which a copy is given up
+_IDLE_SECONDS = 60.0  # a copy that receives no byte for this long is aborted
 
 
 def backup(options: Options, to: Path | None) -> int:
-    """Have the head make a backup, and bring a copy of it into a directory here; return the exit code."""
+    """Make a backup on the head and copy it to a local directory; return the exit code."""
     inventory = home.load(options.inventory)
     target = to.absolute() if to else inventory.directory / home.STATE / DIRECTORY
     phases = [
@@ -38,12 +38,12 @@ def backup(options: Options, to: Path | None) -> int:
         FetchBackup(target, prune=to is None),
     ]
     if not options.print_command:
-        _require_writable(target, private=to is None)  # now, and not when the head has worked for an hour
+        _require_writable(target, private=to is None)  # fail before the head spends up to an hour on the archive
     return engine.execute(replace(options, limit=inventory.head.name), phases, inventory)
 
 
 class PlayBackup(Play):
-    """Have the head make the archive, and restore it for a test."""
+    """Make the archive on the head, and test it by a restore."""
 
     def __init__(self) -> None:
         super().__init__("backup", "Make a backup on the head")
@@ -53,23 +53,23 @@ class PlayBackup(Play):
 
 
 class FetchBackup(Phase):
-    """Copy the archive that the run made from the head into a directory."""
+    """Copy the archive of this run from the head to a local directory."""
 
-    title = "Copy the backup here"
+    title = "Copy the backup to this machine"
 
     def __init__(self, target: Path, *, prune: bool) -> None:
         self.target, self.prune = target, prune
 
     def run(self, run: Run) -> None:
-        run.told |= fetch(run, self.target, prune=self.prune)
+        run.summary |= fetch(run, self.target, prune=self.prune)
 
     def describe(self, run: Run) -> Iterator[Step]:
-        made, head = _setting(run.site.inventory, "backup_directory"), run.site.inventory.head.name
-        yield f"copy the newest in {made} on {head}, which only root reads there, into {self.target}"
+        source, head = _setting(run.site.inventory, "backup_directory"), run.site.inventory.head.name
+        yield f"copy the newest archive from {source} on {head} (readable by root only) to {self.target}"
 
 
 class MakeBackup(PlayBackup):
-    """Make a backup and bring a copy here, before another verb changes much."""
+    """Make a backup and copy it to this machine before another verb makes large changes."""
 
     def __init__(self, due: Callable[[], bool]) -> None:
         super().__init__()
@@ -95,25 +95,25 @@ def _require_writable(target: Path, *, private: bool) -> None:
         with tempfile.TemporaryFile(dir=target):
             pass
     except OSError as error:
-        raise archive.refused(target, f"cannot be written into: {error.strerror}") from None
+        raise archive.refused(target, f"is not writable: {error.strerror}") from None
 
 
 def fetch(run: Run, target: Path, *, prune: bool) -> dict[str, Any]:
-    """Bring a copy of the backup that a run has made into a directory, say what is in it, and return that."""
+    """Copy this run's backup to a directory, print what it contains, and return that for the summary."""
     site, screen = run.site, run.screen
     with screen.working("Copying the backup"):
-        path = _fetch(site, _made(site, run.ledger), target)
+        path = _fetch(site, _archive_of_run(site, run.ledger), target)
     if prune:
         _prune(path, int(_setting(site.inventory, "backup_keep")))
     manifest = archive.read(path, site.inventory.directory)
     screen.say()
     screen.say((f"  {'Backup':<14}", "dim"), str(path))
-    screen.hang((f"  {'Holds':<14}", "dim"), manifest.contents())
+    screen.hang((f"  {'Contains':<14}", "dim"), manifest.contents())
     return {"backup": str(path), "manifest": _plain(manifest)}
 
 
 def _setting(inventory: Inventory, name: str) -> Any:
-    """Return what the head's role is set to."""
+    """Return the value of a variable for the head, or its default."""
     return inventory.head.variables.get(name, schema.load().defaults[name])
 
 
@@ -121,17 +121,17 @@ def _plain(manifest: Manifest) -> dict[str, Any]:
     return {**vars(manifest), "running": list(manifest.running), "records": dict(manifest.records)}
 
 
-def _made(site: Site, ledger: Ledger) -> str:
-    """Return the archive's path on the head, as the run's events tell it."""
+def _archive_of_run(site: Site, ledger: Ledger) -> str:
+    """Return the archive's path on the head, from the events of the run."""
     host = ledger.hosts.get(site.inventory.head.name)
     found = [change.name for _, change in host.changes if change.kind == "backup"] if host else []
     if len(found) != 1 or not archive.NAME.fullmatch(Path(found[0]).name):
-        raise ClusterctlError("The head does not say which backup it made.")
+        raise ClusterctlError("The head did not report the name of the backup.")
     return found[0]
 
 
 def _fetch(site: Site, source: str, target: Path) -> Path:
-    """Copy an archive from the head, for its owner alone, whole or not at all. HeadFailed where that fails."""
+    """Copy an archive from the head with mode 0600, atomically. Raises HeadFailed if the copy fails."""
     path = target / Path(source).name
     new = path.with_name(f".{path.name}.new")
     try:
@@ -144,26 +144,26 @@ def _fetch(site: Site, source: str, target: Path) -> Path:
         new.replace(path)
     except InputError as error:
         problem = "; ".join(one.message for one in error.problems if isinstance(one, Problem))
-        raise HeadFailed(_only_there(site, source, f"what arrived here {problem}")) from None
+        raise HeadFailed(_copy_failed(site, source, f"the copy {problem}")) from None
     except OSError as error:
-        raise HeadFailed(_only_there(site, source, f"{error.filename or target}: {error.strerror}")) from None
+        raise HeadFailed(_copy_failed(site, source, f"{error.filename or target}: {error.strerror}")) from None
     finally:
         new.unlink(missing_ok=True)
     return path
 
 
-def _only_there(site: Site, source: str, trouble: str) -> str:
-    return f"The backup is good and lies on {site.inventory.head.name}: {source}. There is no copy of it: {trouble}."
+def _copy_failed(site: Site, source: str, reason: str) -> str:
+    return f"The backup is valid and is on {site.inventory.head.name}: {source}. Copying it failed: {reason}."
 
 
 def _private(path: Path) -> int:
-    path.unlink(missing_ok=True)  # of a run that was killed
+    path.unlink(missing_ok=True)  # a killed run leaves its partial file
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
 
 
 @contextmanager
 def _reading(site: Site, source: str) -> Iterator[Iterator[bytes]]:
-    """Yield a file of the head's root in pieces; what SSH raises is an OSError, for the caller to tell one kind."""
+    """Yield the chunks of a file that root reads on the head. SSH errors are raised as OSError."""
     import paramiko
 
     from clusterctl.nodes.remote import connect
@@ -171,26 +171,26 @@ def _reading(site: Site, source: str) -> Iterator[Iterator[bytes]]:
 
     try:
         with connect(site.inventory.head, site.access) as session, closing(session.transport.open_session()) as channel:
-            begun = session.start(channel, ["cat", "--", source], True, time.monotonic() + _SILENCE)
-            channel.settimeout(_SILENCE)
+            first = session.start(channel, ["cat", "--", source], True, time.monotonic() + _IDLE_SECONDS)
+            channel.settimeout(_IDLE_SECONDS)
 
             def chunks() -> Iterator[bytes]:
-                yield begun
+                yield first
                 while data := channel.recv(_CHUNK):
                     yield data
 
             yield chunks()
     except (ContactError, paramiko.SSHException, EOFError) as error:
-        raise OSError(0, str(error) or "the connection ended", site.inventory.head.name) from None
+        raise OSError(0, str(error) or "the connection was closed", site.inventory.head.name) from None
 
 
 def _prune(path: Path, keep: int) -> None:
-    """Remove the oldest archives of this cluster beyond `keep`; names sort by time."""
+    """Remove all but the newest `keep` archives of this cluster; names sort by time."""
     stem = path.name[: -len("20261121T190000Z.tar")]
-    mine = sorted(
+    archives = sorted(
         other
         for other in path.parent.iterdir()
         if archive.NAME.fullmatch(other.name) and other.name[: len(stem)] == stem
     )
-    for old in mine[:-keep]:
+    for old in archives[:-keep]:
         old.unlink()

@@ -1,4 +1,4 @@
-"""`bootstrap`: build the cluster, and repair what differs from the inventory."""
+"""`bootstrap`: build the cluster and repair what differs from the inventory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,9 +13,9 @@ from clusterctl.util.text import fold
 
 
 class UninstallUnused(Phase):
-    """Uninstall the roles of groups that hosts left, where no job runs that may need them.
+    """Uninstall the roles of groups that hosts have left, on hosts without jobs.
 
-    WorkersFailed names the hosts with jobs.
+    Raises WorkersFailed with the hosts that have jobs.
     """
 
     title = "Uninstall unused roles"
@@ -34,14 +34,14 @@ class UninstallUnused(Phase):
         if idle and (error := play(run, replace(run.site, hosts=idle, playbook="prune"), patience=PATIENCE)):
             raise error
         if busy:
-            raise WorkersFailed(f"Jobs run on {fold(busy)}; nothing was uninstalled there. Drain it first.")
+            raise WorkersFailed(f"Jobs are running on {fold(busy)}; nothing was uninstalled there. Drain it first.")
 
     def describe(self, run: Run) -> Iterator[Step]:
         yield replace(run.site, playbook="prune")
 
 
 def bootstrap(options: Options, prune: bool = False) -> int:
-    """Build the cluster, and with `prune` uninstall what hosts have no group for; return the exit code."""
+    """Build the cluster; with `prune`, uninstall roles that no group of a host has. Return the exit code."""
     phases = [
         *ENTRY,
         Play("bootstrap", "Configure all nodes"),

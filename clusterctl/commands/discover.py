@@ -1,4 +1,4 @@
-"""`validate` and `discover`: what kind of cluster an inventory describes, without its nodes and with them."""
+"""`validate` and `discover`: print a summary of the cluster, from the inventory alone or after checks of all nodes."""
 
 import json
 import sys
@@ -12,13 +12,13 @@ from clusterctl.ui.screen import Screen
 
 
 def validate(options: Options) -> int:
-    """Check the inventory and print what kind of cluster it is."""
+    """Check the inventory and print a summary of the cluster."""
     _show(context.load(options), _screen(options), discovered=False)
     return 0
 
 
 def discover(options: Options) -> int:
-    """Check the inventory and all nodes, record host keys and hardware, and print what kind of cluster it is."""
+    """Check the inventory and all nodes, record host keys and hardware, and print a summary of the cluster."""
     phases = [
         Authorise(),
         LockDirectory(),
@@ -31,7 +31,7 @@ def discover(options: Options) -> int:
 
 
 class ShowCluster(Phase):
-    """Print what kind of cluster it is."""
+    """Print a summary of the cluster."""
 
     title = "Show the cluster"
     changes_nodes = announced = False

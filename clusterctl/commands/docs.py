@@ -1,4 +1,4 @@
-"""`docs`: show a page of the documentation, which comes with the program."""
+"""`docs`: show a page of the installed documentation."""
 
 import pydoc
 import sys
@@ -9,7 +9,7 @@ from clusterctl.util.text import did_you_mean
 
 
 def docs_command(page: str) -> None:
-    """Print a page, through a pager on a terminal; without a name list all. Raises InputError."""
+    """Print a page, on a terminal through a pager; without a name, list all pages. Raises InputError."""
     pages = {path.stem: path for path in sorted((paths.content() / "docs").glob("*.md"))}
     if page and page not in pages:
         raise InputError([Problem(None, "PAGE", f'no page "{page}"', did_you_mean(page, pages) or ", ".join(pages))])

@@ -1,7 +1,7 @@
-"""Whether the workers' GPUs are fit for jobs: what the program of role gpu_health finds on each node, all at once.
+"""`health`: run the program of role gpu_health on all workers at once and print its findings.
 
-It is the program that Slurm runs regularly, which then has the head keep a node out of service. Here it only looks, or,
-when asked for, makes the diagnosis that an XID of the hardware waits for.
+Slurm runs the same program periodically, and then the head drains unhealthy nodes. Here the program only reports. With
+--diagnose it also runs the diagnosis that a hardware XID requires.
 """
 
 import json
@@ -26,7 +26,7 @@ from clusterctl.util.untrusted import Malformed, decode, flag, mapping, nested, 
 
 HEALTHY, UNFIT = 0, 4
 PROGRAM = "/usr/local/sbin/gpu-health"
-# What the program waits for at most, and some more: the driver, a second look, resets, settings and a diagnosis.
+# The program's own timeouts plus a margin: driver, second check, resets, settings and diagnosis.
 SECONDS = 90.0
 DIAGNOSIS_SECONDS = 1200.0
 MAX_FINDINGS = 1024
@@ -34,7 +34,7 @@ MAX_FINDINGS = 1024
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found; advice does not keep a node out of service."""
+    """A finding of a check. Advice (`drains` is false) does not drain the node."""
 
     check: Annotated[str, text("[a-z]+", "a check's name")]
     text: Annotated[str, text()]
@@ -46,7 +46,7 @@ _PART = text(r"(GPU|NIC)\d{1,3}", "a GPU or NIC of the topology")
 
 @dataclass(frozen=True)
 class Answer:
-    """What the program says: checks made, how many GPUs are recorded, which ones answer, and how they are connected."""
+    """The program's output: checks done, number of recorded GPUs, GPUs that respond, and the links between them."""
 
     checks: Annotated[tuple[str, ...], sequence(text("[a-z]+", "a check's name"), 64)]
     recorded: Annotated[int, number(0, 64)]
@@ -60,7 +60,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Health:
-    """A node's answer, or why there is none."""
+    """A node's answer, or the reason why there is none."""
 
     name: str
     problem: str = ""
@@ -68,7 +68,7 @@ class Health:
 
     @property
     def topology(self) -> tuple[str, ...]:
-        """Return how the GPUs are connected: a line for each, with what connects it to the others."""
+        """Return one line for each GPU or NIC, with its links to the others."""
         lines = []
         for part, links in self.answer.topology.items() if self.answer else ():
             same: dict[str, list[str]] = {}
@@ -79,20 +79,20 @@ class Health:
 
     @property
     def fit(self) -> bool:
-        """Return whether the node answers and nothing keeps it from jobs."""
+        """Return whether the node responds and has no finding that drains it."""
         return self.answer is not None and not self.of(drains=True)
 
     def of(self, drains: bool) -> list[str]:
-        """Return what was found that drains, or that is advice."""
+        """Return the findings that drain the node, or with `drains` false the advice."""
         return (
             [f"{one.check}: {one.text}" for one in self.answer.findings if one.drains == drains] if self.answer else []
         )
 
 
 def health_command(options: Options, diagnose: bool) -> int:
-    """Print the health of the workers that are named, of all where none is, and return HEALTHY or UNFIT.
+    """Print the health of the named workers (default: all), and return HEALTHY or UNFIT.
 
-    Raises InputError for names that no worker has.
+    Raises InputError for names that are not workers.
     """
     site = context.load(options)
     workers = site.inventory.workers
@@ -100,7 +100,7 @@ def health_command(options: Options, diagnose: bool) -> int:
     if unknown := [name for name in options.nodes if name not in names]:
         raise InputError(membership.unknown(unknown, names))
     if diagnose and not options.nodes:
-        raise InputError([Problem(None, "--diagnose", "names no node", "it may reset GPUs: name the nodes")])
+        raise InputError([Problem(None, "--diagnose", "names no node", "it may reset GPUs: list the nodes")])
     site = context.authorise(site)
     chosen = [host for host in workers if not options.nodes or host.name in options.nodes]
     screen = Screen(sys.stderr if options.json else sys.stdout)
@@ -118,7 +118,7 @@ def health_command(options: Options, diagnose: bool) -> int:
 
 
 def of_host(host: Host, access: Access, diagnose: bool = False) -> Health:
-    """Connect to a node and ask it."""
+    """Connect to a node and run the program there."""
     try:
         with connect(host, access) as session:
             return replace(ask(session, diagnose), name=host.name)
@@ -127,25 +127,25 @@ def of_host(host: Host, access: Access, diagnose: bool = False) -> Health:
 
 
 def ask(session: Session, diagnose: bool = False) -> Health:
-    """Run the program on the node at the other end; never raises for what it says."""
+    """Run the program on the connected node. Invalid output is returned as a problem, never raised."""
     argv = [PROGRAM, "--diagnose" if diagnose else "--json"]
     status, out, err = session.run(argv, root=True, timeout=DIAGNOSIS_SECONDS if diagnose else SECONDS)
     if status:
-        said = next((printable(line, 200) for line in reversed(err.splitlines()) if line.strip()), "")
-        absent = status == 127 or "not found" in said
-        return Health("", "not set up yet: bootstrap" if absent else f"gpu-health ended with {status}: {said}")
+        stderr = next((printable(line, 200) for line in reversed(err.splitlines()) if line.strip()), "")
+        absent = status == 127 or "not found" in stderr
+        return Health("", "not set up yet: bootstrap" if absent else f"gpu-health exited with {status}: {stderr}")
     try:
         return Health("", "", decode(Answer, json.loads(out)))
     except (ValueError, RecursionError) as error:
-        told = str(error) if isinstance(error, Malformed) else "it is no JSON"
-        return Health("", f"the answer of gpu-health is no answer: {told}")
+        reason = str(error) if isinstance(error, Malformed) else "not JSON"
+        return Health("", f"gpu-health printed invalid output: {reason}")
 
 
 # --- on the screen ----------------------------------------------------------------------------------------------------
 
 
 def show(screen: Screen, healths: list[Health]) -> None:
-    """Print nodes that are alike in one line, and below what was found, each once with all nodes that it is true of."""
+    """Print one line for each set of equal nodes, then each finding once with all its nodes."""
     rows: dict[tuple[tuple[str, str], ...], list[str]] = {}
     notes: dict[str, list[str]] = {}
     for health in healths:
@@ -165,19 +165,19 @@ def show(screen: Screen, healths: list[Health]) -> None:
 
 
 def _cells(screen: Screen, health: Health) -> Iterator[tuple[str, str]]:
-    """Yield the cells of a node's line beside its name, each with its style."""
+    """Yield the cells of a node's line except its name, each with its style."""
     yield (screen.glyphs["done"], "green") if health.fit else (screen.glyphs["failed"], "red")
     if health.answer is None:
         yield from (("-", ""), ("no answer", "red"))
         return
     models = sorted(set(health.answer.gpus))
-    here = f"{len(health.answer.gpus)}/{health.answer.recorded}"
-    yield f"{here} {', '.join(models)}".strip() if health.answer.recorded else "none", ""
+    responding = f"{len(health.answer.gpus)}/{health.answer.recorded}"
+    yield f"{responding} {', '.join(models)}".strip() if health.answer.recorded else "none", ""
     bad, advice = len(health.of(drains=True)), len(health.of(drains=False))
     if bad:
         yield plural(bad, "problem"), "red"
     else:
-        yield "fit for jobs" + (f", {advice} to note" if advice else ""), "green"
+        yield "fit for jobs" + (f", {plural(advice, 'note')}" if advice else ""), "green"
 
 
 def _notes(health: Health) -> Iterator[str]:

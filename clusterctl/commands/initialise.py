@@ -1,4 +1,4 @@
-"""`clusterctl init`: make a cluster's directory with a small, commented inventory and its secrets."""
+"""`init`: create a cluster's directory with a small, commented inventory and its secrets."""
 
 import shutil
 import sys
@@ -17,35 +17,35 @@ from clusterctl.util.errors import InputError, Problem
 from clusterctl.workspace import secrets
 
 _INVENTORY = """\
-# The cluster: which hosts there are, how to reach them, and what each of them is.
-# Check it with `clusterctl validate inventory.yaml`; `clusterctl docs variables` lists all that can be set.
+# The cluster: its hosts, how to reach them, and their groups.
+# Check it with `clusterctl validate inventory.yaml`; `clusterctl docs variables` lists all variables.
 all:
   vars:
     cluster_name: {cluster_name}
-    # cluster_networks: [10.0.0.0/24]  # who reaches every port; default: the nodes' own addresses
+    # cluster_networks: [10.0.0.0/24]  # networks that reach every port; default: the nodes' own addresses
     {user}
-    # ansible_ssh_private_key_file: ~/.ssh/cluster  # default: the keys that ssh would use, of your agent first
+    # ansible_ssh_private_key_file: ~/.ssh/cluster  # default: the keys that ssh uses, the agent's first
   children:
     # The host that runs the scheduler, its database and the cluster's name service. It needs no GPU.
     slurm_head:
       hosts:
 {head}
-    # The hosts that run jobs. A range stands for many: gpu[01:40] needs names that resolve instead of addresses.
-    # Groups of your own below `children:` become features of their nodes.
+    # The hosts that run jobs. Use a range for many hosts: gpu[01:40]. Names in a range must resolve.
+    # Your own groups below `children:` become features of their nodes.
     slurm_workers:
       hosts:
 {workers}
-    # Where metrics are collected.
+    # The host that collects metrics.
     monitoring:
       hosts:
         {monitoring}: {{}}
 """
-_NO_USER = "# ansible_user: admin  # who logs in, with sudo; default: you"
-_IGNORED = "# Runs and locks of this machine; everything else belongs in git, secrets.yml is encrypted.\n.clusterctl/\n"
+_NO_USER = "# ansible_user: admin  # login user, with sudo; default: your user name"
+_IGNORED = "# Runs and locks of this machine; commit everything else, secrets.yml is encrypted.\n.clusterctl/\n"
 
 _ASK_HEAD = "Head (NAME=ADDRESS, or a NAME that resolves)"
-_ASK_WORKERS = "Workers (with spaces between; gpu[01:40] for many)"
-_ASK_USER = "User who logs in (empty: you)"
+_ASK_WORKERS = "Workers (separated by spaces; gpu[01:40] is a range)"
+_ASK_USER = "Login user (empty: your user name)"
 
 EXAMPLE_HEAD = "head1=10.0.0.10"
 EXAMPLE_WORKERS = ("gpu01=10.0.0.11", "gpu02=10.0.0.12")
@@ -54,17 +54,17 @@ EXAMPLE_WORKERS = ("gpu01=10.0.0.11", "gpu02=10.0.0.12")
 def create(
     directory: Path, head: str, workers: Sequence[str], user: str | None = None, content: Path | None = None
 ) -> None:
-    """Make `directory` for the cluster of that name; each host is `NAME=ADDRESS`, or `NAME` where the name resolves.
+    """Create `directory` for the cluster of that name; each host is `NAME=ADDRESS`, or `NAME` if the name resolves.
 
-    It appears whole or not at all. Raises InputError where anything is there already or a host is no host.
-    `content` is the Ansible content to judge by (default: ours).
+    The directory is created atomically. Raises InputError if it already has files, or for an invalid host.
+    `content` is the directory of the Ansible content to validate against (default: clusterctl's own).
     """
     directory = directory.absolute()
     _require_vacant(directory)
     try:
         draft = Path(tempfile.mkdtemp(prefix=f".{directory.name[:40]}-", dir=directory.parent))
     except OSError as error:
-        raise InputError([Problem(None, str(directory), f"cannot be made: {error.strerror}")]) from None
+        raise InputError([Problem(None, str(directory), f"cannot be created: {error.strerror}")]) from None
     try:
         _write_inventory(draft / "inventory.yaml", directory.name, head, workers, user)
         _validate(draft / "inventory.yaml", content)
@@ -72,13 +72,13 @@ def create(
         secrets.ensure(draft, directory.name, content)
         draft.rename(directory)
     except OSError as error:
-        raise InputError([Problem(None, str(directory), f"cannot be made: {error.strerror}")]) from None
+        raise InputError([Problem(None, str(directory), f"cannot be created: {error.strerror}")]) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def judge(name: str, head: str | None, workers: Sequence[str] | None, user: str | None = None) -> None:
-    """Raise InputError for what is wrong with a cluster of that name; what is None is still to come."""
+def check(name: str, head: str | None, workers: Sequence[str] | None, user: str | None = None) -> None:
+    """Raise InputError for invalid values; a value of None is not entered yet and is not checked."""
     with tempfile.TemporaryDirectory() as draft:
         path = Path(draft, "inventory.yaml")
         head, workers = "head-to-come" if head is None else head, ["worker-to-come"] if workers is None else workers
@@ -88,9 +88,9 @@ def judge(name: str, head: str | None, workers: Sequence[str] | None, user: str 
 
 def _require_vacant(directory: Path) -> None:
     if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
-        raise InputError([Problem(None, str(directory), "exists already, expected a new name or an empty directory")])
+        raise InputError([Problem(None, str(directory), "already exists, expected a new name or an empty directory")])
     if not directory.absolute().parent.is_dir():
-        raise InputError([Problem(None, str(directory), "cannot be made: there is no directory to make it in")])
+        raise InputError([Problem(None, str(directory), "cannot be created: its parent directory does not exist")])
 
 
 def _write_inventory(path: Path, name: str, head: str, workers: Sequence[str], user: str | None) -> None:
@@ -107,7 +107,7 @@ def _write_inventory(path: Path, name: str, head: str, workers: Sequence[str], u
 def _validate(path: Path, content: Path | None) -> None:
     try:
         inventory.load(path, schema.load(content))
-    except InputError as error:  # the draft's lines are of no use to anybody
+    except InputError as error:  # drop the positions: the draft file is removed
         problems = [problem for problem in error.problems if isinstance(problem, Problem)]
         raise InputError([Problem(None, problem.key, problem.message, problem.hint) for problem in problems]) from None
 
@@ -118,7 +118,7 @@ def _host(given: str) -> str:
 
 
 def _scalar(text: str) -> str:
-    """Return `text` as YAML that reads as exactly this text, inside braces too."""
+    """Return `text` as a YAML scalar that is read as exactly this text, also in a flow mapping."""
     return yaml.safe_dump([text], default_flow_style=True, allow_unicode=True, width=10**6).strip()[1:-1]
 
 
@@ -127,7 +127,7 @@ def _on_terminal() -> bool:
 
 
 def _ask(question: str, accept: Callable[[str], None], default: str | None = None) -> str:
-    """Ask until `accept` raises no InputError; without a default an answer is needed."""
+    """Ask until `accept` raises no InputError; without a default, an empty answer is not accepted."""
 
     def accepted(answer: str) -> str:
         answer = answer.strip()
@@ -135,8 +135,8 @@ def _ask(question: str, accept: Callable[[str], None], default: str | None = Non
             accept(answer)
         except InputError as error:
             problems = [problem for problem in error.problems if isinstance(problem, Problem)]
-            told = dict.fromkeys(str(replace(problem, key="")) for problem in problems)
-            raise typer.BadParameter("\n".join(told)) from None
+            messages = dict.fromkeys(str(replace(problem, key="")) for problem in problems)
+            raise typer.BadParameter("\n".join(messages)) from None
         return answer
 
     answer: str = typer.prompt(question, default=default, show_default=False, value_proc=accepted)
@@ -144,15 +144,15 @@ def _ask(question: str, accept: Callable[[str], None], default: str | None = Non
 
 
 def init_command(
-    name: Annotated[str, typer.Argument(help="The cluster's name; its directory is made here.", metavar="NAME")],
-    head: Annotated[str | None, typer.Option(metavar="NAME=ADDRESS", help="The host that runs the scheduler.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the cluster and of its new directory.", metavar="NAME")],
+    head: Annotated[str | None, typer.Option(metavar="NAME=ADDRESS", help="Host that runs the scheduler.")] = None,
     worker: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=ADDRESS", help="A host that runs jobs; give it once for each.")
+        list[str] | None, typer.Option(metavar="NAME=ADDRESS", help="Host that runs jobs; repeatable.")
     ] = None,
-    user: Annotated[str | None, typer.Option(help="Who logs in to the hosts; default: you.")] = None,
-    example: Annotated[bool, typer.Option("--example", help="Write example hosts, to be edited.")] = False,
+    user: Annotated[str | None, typer.Option(help="Login user on the hosts. [default: your user name]")] = None,
+    example: Annotated[bool, typer.Option("--example", help="Write example hosts to edit.")] = False,
 ) -> None:
-    """Make a cluster's directory: a small, commented inventory and the cluster's secrets."""
+    """Create a cluster's directory with a small, commented inventory and its secrets."""
     example = example and not (head or worker)
     if example:
         head, worker = EXAMPLE_HEAD, list(EXAMPLE_WORKERS)
@@ -163,13 +163,13 @@ def init_command(
             raise InputError([Problem(None, "init", f"no terminal to ask on, expected {flags}")])
         _require_vacant(directory)
         worker = worker or None
-        judge(directory.name, head, worker, user)
-        head = head or _ask(_ASK_HEAD, lambda answer: judge(directory.name, answer, worker, user))
+        check(directory.name, head, worker, user)
+        head = head or _ask(_ASK_HEAD, lambda answer: check(directory.name, answer, worker, user))
         if not worker:
-            worker = _ask(_ASK_WORKERS, lambda answer: judge(directory.name, head, answer.split(), user)).split()
-        user = user or _ask(_ASK_USER, lambda answer: judge(directory.name, head, worker, answer), default="")
+            worker = _ask(_ASK_WORKERS, lambda answer: check(directory.name, head, answer.split(), user)).split()
+        user = user or _ask(_ASK_USER, lambda answer: check(directory.name, head, worker, answer), default="")
     create(directory, str(head), worker or [], user)
-    typer.echo(f"{name}/ has inventory.yaml and secrets.yml.")
-    typer.echo(f"The password of secrets.yml is in {secrets.vault_password_file(directory)}: keep a copy of that file.")
+    typer.echo(f"Created {name}/ with inventory.yaml and secrets.yml.")
+    typer.echo(f"The password of secrets.yml is in {secrets.vault_password_file(directory)}: back up that file.")
     edit = "edit inventory.yaml, then " if example else ""
     typer.echo(f"Next: cd {name}, {edit}clusterctl validate inventory.yaml")

@@ -1,4 +1,4 @@
-"""Past runs, as a table, and each as its own last page said it. Nothing is contacted and nothing is written."""
+"""`logs`: list past runs, or print the final page of one again. Contacts no node and writes nothing."""
 
 import json
 import sys
@@ -24,16 +24,16 @@ from clusterctl.util.text import did_you_mean, duration, plural, printable, stri
 from clusterctl.workspace import home
 
 _LAST = "last"
-_NARROW = 80  # columns, below which what was asked for and the result have lines of their own
-_MAX_EVENTS = 1 << 30  # bytes: a run on 500 nodes that changes everything has some hundred MB of them
-_HALF_DONE: dict[int, type[ClusterctlError]] = {4: WorkersFailed, 5: HeadFailed, 7: Interrupted}
+_NARROW = 80  # columns; on a narrower terminal the arguments and the result get their own line
+_MAX_EVENTS = 1 << 30  # bytes; a run on 500 nodes that changes everything writes some hundred MB
+_PARTIAL: dict[int, type[ClusterctlError]] = {4: WorkersFailed, 5: HeadFailed, 7: Interrupted}
 
 
 def logs_command(given: Path, wanted: str | None, full: bool, as_json: bool) -> int:
-    """Print the past runs of the cluster, or one of them. Raises InputError."""
+    """Print the past runs of the cluster, or one run. Raises InputError."""
     inventory = home.inventory_file(given)
     directory = inventory.parent
-    # The inventory itself is not judged: what became of a run is wanted most where it was just broken.
+    # The inventory is not validated: logs are needed most when an edit has just broken it.
     try:
         files.read(inventory)
     except files.UnfitError as error:
@@ -43,7 +43,7 @@ def logs_command(given: Path, wanted: str | None, full: bool, as_json: bool) -> 
     screen = Screen(sys.stdout)
     if wanted is None:
         if full:
-            raise InputError([Problem(None, "--full", "names no run", f"give one, such as {_LAST}")])
+            raise InputError([Problem(None, "--full", "needs a run", f"give its name, or {_LAST}")])
         past = list(runs.past(directory))
         if as_json:
             print(json.dumps({"runs": [run.as_dict() for run in past]}, indent=2))
@@ -51,8 +51,8 @@ def logs_command(given: Path, wanted: str | None, full: bool, as_json: bool) -> 
             show_all(screen, past, datetime.now(UTC))
         return 0
     run = runs.load(directory, choose(wanted, runs.names(directory)))
-    place = runs.folder(directory) / run.name
-    log = place / "ansible.log"
+    folder = runs.folder(directory) / run.name
+    log = folder / "ansible.log"
     if as_json:
         document = {**(runs.summary(directory, run.name) or {}), **run.as_dict(), "log": str(log)}
         if full:
@@ -62,20 +62,20 @@ def logs_command(given: Path, wanted: str | None, full: bool, as_json: bool) -> 
         for line in _lines(log):
             print(strip_controls(line))
     else:
-        show(screen, run, place, runs.summary(directory, run.name) or {})
+        show(screen, run, folder, runs.summary(directory, run.name) or {})
     return 0
 
 
 def choose(wanted: str, names: list[str]) -> str:
-    """Return the run that is meant by a name, by what only one name begins with, or by `last`; InputError else."""
+    """Return the run for a name, a unique prefix of a name, or `last`. Raises InputError if none or several match."""
     if wanted == _LAST and names:
         return names[0]
-    begin = [name for name in names if name.startswith(wanted)] if wanted else []
-    if wanted in names or len(begin) == 1:
-        return wanted if wanted in names else begin[0]
-    if begin:
-        message = f'"{shown(wanted)}" begins {len(begin)} names'
-        raise InputError([Problem(None, "RUN", message, f"{begin[-1]}, ..., {begin[0]}")])
+    matches = [name for name in names if name.startswith(wanted)] if wanted else []
+    if wanted in names or len(matches) == 1:
+        return wanted if wanted in names else matches[0]
+    if matches:
+        message = f'"{shown(wanted)}" is a prefix of {len(matches)} runs'
+        raise InputError([Problem(None, "RUN", message, f"{matches[-1]}, ..., {matches[0]}")])
     near = (did_you_mean(wanted, [*names, _LAST]) or f"try {_LAST}") if names else "there are none yet"
     raise InputError([Problem(None, "RUN", f'no run "{shown(wanted)}"', near)])
 
@@ -94,7 +94,7 @@ def show_all(screen: Screen, past: list[Run], now: datetime) -> None:
     if not past:
         screen.say("No run yet.")
         return
-    rows = [(run.name, run.age(now), _took(run), run.asked or "-", run.verdict) for run in past]
+    rows = [(run.name, run.age(now), _took(run), run.arguments or "-", run.verdict) for run in past]
     if not screen.is_terminal:
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         for row in rows:
@@ -102,32 +102,35 @@ def show_all(screen: Screen, past: list[Run], now: datetime) -> None:
             screen.say("  ".join([*cells, row[4]]))
         return
     if screen.width < _NARROW:
-        for run, (name, age, took, asked, verdict) in zip(past, rows, strict=True):
-            screen.say((name, "" if run.well else "cyan" if run.under_way else "red"), f"  {age}  {took}", cut=True)
-            screen.hang(("    ", ""), verdict if asked == "-" else f"{asked}: {verdict}")
+        for run, (name, age, took, arguments, verdict) in zip(past, rows, strict=True):
+            screen.say((name, _style(run)), f"  {age}  {took}", cut=True)
+            screen.hang(("    ", ""), verdict if arguments == "-" else f"{arguments}: {verdict}")
         return
-    table = Table("Run", "Began", "Took", "Asked for", "Result", box=None, pad_edge=False, header_style="dim")
+    table = Table("Run", "Began", "Took", "Arguments", "Result", box=None, pad_edge=False, header_style="dim")
     table.padding = (0, 2, 0, 0)
     for column in table.columns[:3]:
         column.no_wrap = True
     for column in table.columns[3:]:
         column.overflow = "fold"
     for run, row in zip(past, rows, strict=True):
-        result = Text(row[4], "" if run.well else "cyan" if run.under_way else "red")
-        table.add_row(*row[:4], result)
+        table.add_row(*row[:4], Text(row[4], _style(run)))
     screen.print(table)
+
+
+def _style(run: Run) -> str:
+    return "" if run.succeeded else "cyan" if run.under_way else "red"
 
 
 def _took(run: Run) -> str:
     return "-" if run.seconds is None else duration(run.seconds)
 
 
-def show(screen: Screen, run: Run, place: Path, summary: dict[str, Any]) -> None:
-    """Print one run as its own last page said it, made anew from the events that it left."""
-    page, ledger = Page(screen), replay(place / "events.jsonl", run.seconds)
-    asked = f" {run.asked}" if run.asked else ""
-    screen.say((f"{run.verb}{asked}", "bold"), f"  began {run.began:%Y-%m-%d %H:%M:%S} UTC")
-    if run.well:
+def show(screen: Screen, run: Run, folder: Path, summary: dict[str, Any]) -> None:
+    """Print the final page of a run again, from the events in its directory."""
+    page, ledger = Page(screen), replay(folder / "events.jsonl", run.seconds)
+    arguments = f" {run.arguments}" if run.arguments else ""
+    screen.say((f"{run.verb}{arguments}", "bold"), f"  began {run.began:%Y-%m-%d %H:%M:%S} UTC")
+    if run.succeeded:
         changed = sum(host.changed for host in ledger.hosts.values())
         what = plural(changed, "change") + " to make" * run.check if changed else "nothing to change"
         screen.say()
@@ -149,19 +152,19 @@ def show(screen: Screen, run: Run, place: Path, summary: dict[str, Any]) -> None
         screen.say(("Not ready", "bold red"), ": nothing was changed on any node.")
         screen.say()
     else:
-        page.failed(_HALF_DONE.get(run.exit_code, ClusterctlError)(run.error), ledger)
+        page.failed(_PARTIAL.get(run.exit_code, ClusterctlError)(run.error), ledger)
     for name in ("ansible.log", "summary.json"):
-        if (place / name).exists():
-            page.field({"ansible.log": "Log", "summary.json": "Summary"}[name], str(place / name))
+        if (folder / name).exists():
+            page.field({"ansible.log": "Log", "summary.json": "Summary"}[name], str(folder / name))
 
 
 def _lines_bare(text: str) -> str:
-    """Return text without what a terminal could take for a command; lines stay lines."""
+    """Return text without terminal control characters except line breaks."""
     return "\n".join(map(strip_controls, text.splitlines()))
 
 
 def replay(path: Path, seconds: float | None) -> Ledger:
-    """Return a ledger of the events in a file, which took `seconds`."""
+    """Return a ledger of the events in a file, for a run that took `seconds`."""
     ledger = Ledger(clock=lambda: 0.0)
     with suppress(files.UnfitError):
         text = files.read(path, _MAX_EVENTS, inside=path.parent).decode(errors="replace")

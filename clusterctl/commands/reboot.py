@@ -1,4 +1,4 @@
-"""`reboot`: reboot nodes around their jobs, and prove that they came back as they were."""
+"""`reboot`: reboot nodes around their jobs, and check their hardware and GPU jobs afterwards."""
 
 from dataclasses import replace
 
@@ -15,14 +15,14 @@ from clusterctl.workspace import home
 def reboot(options: Options, pace: Pace) -> int:
     """Reboot hosts in batches; return the exit code."""
     pace.check()
-    known = home.load(options.inventory)
-    names = [host.name for host in known.hosts]
-    if strangers := [name for name in options.nodes if name not in names]:
-        raise InputError(membership.unknown(strangers, names, "host"))
+    inventory = home.load(options.inventory)
+    names = [host.name for host in inventory.hosts]
+    if unknown := [name for name in options.nodes if name not in names]:
+        raise InputError(membership.unknown(unknown, names, "host"))
     phases = [
         *ENTRY,
         RequireSetUp(),
         Rolling(f"Reboot {fold(options.nodes)}", "reboot", "reboot", pace, options.nodes, reboots=True),
     ]
-    contacted = options.nodes if options.print_command else dict.fromkeys([known.head.name, *options.nodes])
-    return engine.execute(replace(options, limit=",".join(contacted)), phases, known)
+    contacted = options.nodes if options.print_command else dict.fromkeys([inventory.head.name, *options.nodes])
+    return engine.execute(replace(options, limit=",".join(contacted)), phases, inventory)

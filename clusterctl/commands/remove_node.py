@@ -1,4 +1,4 @@
-"""`remove-node`: take workers out of the cluster, whether they answer or not."""
+"""`remove-node`: remove workers from the cluster, whether they respond or not."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ _REASON = "it is being removed"
 def remove_node(options: Options, dead: bool, force: bool = False, minutes: float | None = None) -> int:
     """Drain workers, wait for their jobs, unregister them on the head, and clean them; return the exit code.
 
-    With `dead` they are not contacted. With `force` their jobs are cancelled instead of waited for. `minutes` is how
-    long jobs are waited for, None: as long as it takes; after that the nodes stay drained and nothing is removed (exit
-    code 4). The same command resumes a removal that was interrupted, though the inventory no longer has the nodes.
+    With `dead` the workers are not contacted. With `force` their jobs are cancelled. `minutes` limits the wait for jobs
+    (None: no limit). After that the nodes stay drained and nothing is removed (exit code 4). The same command resumes
+    an interrupted removal, even if the nodes are no longer in the inventory.
     Raises InputError for nodes that cannot be removed.
     """
     before = home.load(options.inventory)
@@ -35,7 +35,7 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
     workers = [host.name for host in before.workers]
     begun = {name: found for name in names if name not in workers and (found := removals.load(before, name))}
     present = [name for name in names if name not in begun]
-    _removable(before, present, workers)
+    _require_removable(before, present, workers)
     change = edits.removing(before, options.inventory, present)
     nodes = {name: begun.get(name) or removals.Node.of(before.host(name), before) for name in names}
     stay = _staying(options, before, change)
@@ -46,7 +46,7 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
         *[RequireDead(present)] * (dead and not force),
         MarkDown("remove-node", present) if dead else drain,
         RemoveFromDirectory(change, nodes, stay, dead),
-        Play("bootstrap", "Configure the hosts that stay"),
+        Play("bootstrap", "Configure the remaining hosts"),
         Unregister(names),
         WarnUncleaned(before, names, begun) if dead else Clean(nodes),
     ]
@@ -55,11 +55,11 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
         options = replace(options, limit=",".join([*stay, *reached]))
         return engine.execute(options, phases, change.inventory if options.print_command else before)
     except PreflightError as error:
-        raise PreflightError([_or_dead(problem, present) for problem in error.problems]) from None
+        raise PreflightError([_suggest_dead(problem, present) for problem in error.problems]) from None
 
 
 def _staying(options: Options, before: Inventory, change: Change) -> Sequence[str]:
-    """Return the hosts that have to know that nodes left."""
+    """Return the remaining hosts whose configuration changes with the list of nodes."""
     if not membership.learns_by_restart(before):
         return change.inventory.informed
     stay = [host.name for host in change.inventory.hosts]
@@ -68,12 +68,12 @@ def _staying(options: Options, before: Inventory, change: Change) -> Sequence[st
 
 
 class RequireDead(Phase):
-    """Refuse nodes that are there: Slurm has heard from them, and something answers our SSH. PreflightError.
+    """Raise PreflightError for nodes that respond both to Slurm and to SSH.
 
-    Slurm alone would take minutes to notice that a node is gone.
+    Slurm alone needs minutes to notice that a node is down.
     """
 
-    title = "Require that the nodes are down"
+    title = "Check that the nodes are down"
     changes_nodes = announced = False
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -87,7 +87,7 @@ class RequireDead(Phase):
 
         access = run.site.access
 
-        def answers(host: Host) -> bool:
+        def is_responding(host: Host) -> bool:
             try:
                 connect(host, access).close()
             except ContactError as error:
@@ -96,14 +96,15 @@ class RequireDead(Phase):
 
         hosts = [run.site.inventory.host(name) for name in self.names]
         with scheduler.connect(run.site) as controller:
-            heard = [host for host in hosts if controller.is_set_up() and controller.hears_from(host.name)]
-        hint = "leave out --dead, and it is cleaned as well; --force removes it as it is"
-        if alive := [name for name, answer in each(heard, answers).items() if answer]:
-            raise PreflightError([Finding(name, "dead", "it answers, and Slurm hears from it", hint) for name in alive])
+            registered = [host for host in hosts if controller.is_set_up() and controller.hears_from(host.name)]
+        hint = "omit --dead to clean it as well, or use --force to remove it without cleaning"
+        if alive := [name for name, responds in each(registered, is_responding).items() if responds]:
+            found = "it responds to SSH and to Slurm"
+            raise PreflightError([Finding(name, "dead", found, hint) for name in alive])
 
 
 class MarkDown(Drain):
-    """Drain nodes that do not answer, and tell the scheduler that they are gone."""
+    """Drain nodes that do not respond, and mark them as down in the scheduler."""
 
     def __init__(self, cause: str, nodes: Sequence[str]) -> None:
         super().__init__(cause, nodes, _REASON, wait=False)
@@ -124,7 +125,7 @@ class MarkDown(Drain):
 
 
 class RemoveFromDirectory(Phase):
-    """Take nodes out of the inventory, the hardware records and known_hosts; what cleaning them needs is kept."""
+    """Remove nodes from the inventory, the hardware records and known_hosts; keep what is needed to clean them."""
 
     title = "Remove the nodes from the cluster's directory"
 
@@ -144,11 +145,11 @@ class RemoveFromDirectory(Phase):
         for name in self.nodes:
             hardware.path_of(directory, name).unlink(missing_ok=True)
         removals.forget_keys(run.site.access.known_hosts, self.nodes.values(), after)
-        self._leave(run, after)
+        self._limit_to_remaining(run, after)
 
-    def _leave(self, run: Run, after: Inventory) -> None:
-        left = tuple(host for host in after.hosts if host.name in self.stay)
-        run.site = replace(run.site, inventory=after, hosts=left)
+    def _limit_to_remaining(self, run: Run, after: Inventory) -> None:
+        remaining = tuple(host for host in after.hosts if host.name in self.stay)
+        run.site = replace(run.site, inventory=after, hosts=remaining)
 
     def describe(self, run: Run) -> Iterator[Step]:
         site = run.site
@@ -157,12 +158,12 @@ class RemoveFromDirectory(Phase):
         if self.change:
             yield f"change {self.change.path.parent}:\n{self.change.diff()}"
         yield shlex.join(["rm", "-f", *(str(hardware.path_of(site.inventory.directory, name)) for name in self.nodes)])
-        yield f"take the host keys of {fold(list(self.nodes))} out of {site.access.known_hosts}"
-        self._leave(run, self.change.inventory)
+        yield f"remove the host keys of {fold(list(self.nodes))} from {site.access.known_hosts}"
+        self._limit_to_remaining(run, self.change.inventory)
 
 
 def _describe_cleaning(site: Site, nodes: Sequence[removals.Node]) -> Iterator[str]:
-    """Yield how a person makes the directory of which the nodes are cleaned, before the cluster forgets them."""
+    """Yield the manual steps that create the directory from which the nodes are cleaned."""
     cleaning = removals.unwritten(site, nodes)
     folder = cleaning.inventory.directory
     copy = shlex.join(["cp", str(site.access.known_hosts), str(folder / home.KNOWN_HOSTS)])
@@ -174,7 +175,7 @@ def _describe_cleaning(site: Site, nodes: Sequence[removals.Node]) -> Iterator[s
 
 
 class Unregister(Phase):
-    """Drop what the scheduler keeps of nodes."""
+    """Remove nodes from the scheduler."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -190,7 +191,7 @@ class Unregister(Phase):
 
 
 class Clean(Play):
-    """Uninstall everything on nodes that left."""
+    """Uninstall everything on removed nodes."""
 
     def __init__(self, nodes: Mapping[str, removals.Node]) -> None:
         super().__init__("remove-node", f"Clean {fold(list(nodes))}")
@@ -206,40 +207,40 @@ class Clean(Play):
 
 
 class WarnUncleaned(Phase):
-    """Say which nodes still have the cluster's secrets."""
+    """Warn about nodes that still have the cluster's secrets."""
 
-    title = "Name the nodes that were not cleaned"
+    title = "List the nodes that were not cleaned"
 
     def __init__(self, before: Inventory, names: Sequence[str], begun: Mapping[str, removals.Node]) -> None:
         self.names = names
-        # Those that a run has been on: an earlier removal began there, or there is a record of their hardware.
-        self.reached = [n for n in names if n in begun or hardware.path_of(before.directory, n).exists()]
+        # Nodes that a run configured: their removal began earlier, or they have a hardware record.
+        self.configured = [n for n in names if n in begun or hardware.path_of(before.directory, n).exists()]
 
     def run(self, run: Run) -> None:
         removals.forget(run.site.state, self.names)
-        if self.reached:
-            warning = "was not cleaned: it still has the cluster's munge key. Wipe it before it is used again."
-            run.screen.say((f"  {fold(self.reached)} ", "bold"), warning)
+        if self.configured:
+            warning = "was not cleaned: it still has the cluster's munge key. Wipe it before you use it again."
+            run.screen.say((f"  {fold(self.configured)} ", "bold"), warning)
 
 
-def _or_dead(problem: object, names: Sequence[str]) -> object:
-    """Add to what preflight has against a node that is to be removed what helps if it is gone already."""
+def _suggest_dead(problem: object, names: Sequence[str]) -> object:
+    """Add --dead to the hint of a preflight error about a node that is to be removed."""
     if not isinstance(problem, Finding) or problem.node not in names or problem.warning:
         return problem
-    return replace(problem, hint=f"{problem.hint}; if it is gone for good: --dead".removeprefix("; "))
+    return replace(problem, hint=f"{problem.hint}; if it is permanently down: --dead".removeprefix("; "))
 
 
-def _removable(before: Inventory, names: Sequence[str], workers: Sequence[str]) -> None:
-    """Refuse (InputError) who cannot be removed: strangers, heads, hosts with another task, and the last worker."""
+def _require_removable(before: Inventory, names: Sequence[str], workers: Sequence[str]) -> None:
+    """Raise InputError for unknown nodes, heads, hosts with another task, and the last worker."""
     hosts = {host.name: host for host in before.hosts}
     problems = membership.unknown([name for name in names if name not in hosts], workers)
     for host in (hosts[name] for name in names if name in hosts):
         if head := next((group for group in sorted(host.groups) if group.endswith("_head")), ""):
-            problems.append(Problem(None, "NODE", f"{host.name} is the head ({head})", "a cluster has one"))
+            problems.append(Problem(None, "NODE", f"{host.name} is the head ({head})", "a cluster needs its head"))
         elif others := sorted(group for group in host.groups if group in ("monitoring",)):
-            hint = "give that to another host in the inventory first, and bootstrap"
-            problems.append(Problem(None, "NODE", f"{host.name} is in {', '.join(others)} too", hint))
+            hint = "move the group to another host in the inventory first, then bootstrap"
+            problems.append(Problem(None, "NODE", f"{host.name} is also in {', '.join(others)}", hint))
     if not problems and names and not {*workers} - {*names}:
-        problems.append(Problem(None, "NODE", "these are all the workers", "a cluster needs one"))
+        problems.append(Problem(None, "NODE", "these are all the workers", "a cluster needs at least one"))
     if problems:
         raise InputError(problems)

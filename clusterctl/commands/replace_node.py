@@ -1,4 +1,4 @@
-"""`replace-node`: take reinstalled hardware into the cluster under a worker's name."""
+"""`replace-node`: add reinstalled hardware to the cluster under the name of a worker."""
 
 import shlex
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ from clusterctl.workspace import hardware, home
 
 
 def replace_node(options: Options) -> int:
-    """New host key, new hardware record, bootstrap, proof; return the exit code.
+    """Record the nodes' new host keys and hardware, configure and test them; return the exit code.
 
-    Raises as `trust` and `bootstrap` do. What differs from the old record is shown.
+    Prints how the hardware differs from the old record. Raises the same errors as `trust` and `bootstrap`.
     """
     present = home.load(options.inventory)
     names, workers = options.nodes, [host.name for host in present.workers]
-    if strangers := [name for name in names if name not in workers]:
-        raise InputError(membership.unknown(strangers, workers))
+    if unknown := [name for name in names if name not in workers]:
+        raise InputError(membership.unknown(unknown, workers))
     phases = [
         Authorise(),
         LockDirectory(),
@@ -41,15 +41,15 @@ def replace_node(options: Options) -> int:
         ConfirmHead(),
         LockHead(),
         RecordAgain(names),
-        # Slurm knows the name, and would give it jobs as soon as its slurmd answers.
-        Drain("bootstrap", names, "not proven yet", wait=False, why="or Slurm starts jobs before they are proven"),
+        # Slurm knows the name and would start jobs there as soon as its slurmd responds.
+        Drain("bootstrap", names, "not proven yet", wait=False, why="or Slurm starts jobs before they are tested"),
         Play("replace-node", f"Configure {fold(names)}"),
     ]
     return engine.execute(membership.limited(options, present, names, options.screen()), phases, present)
 
 
 class RecordAgain(Preflight):
-    """Check the nodes, and record the hardware of the replaced ones again."""
+    """Check the nodes and record the hardware of the replaced ones again."""
 
     def describe(self, run: Run) -> Iterator[Step]:
         records = [str(hardware.path_of(run.site.inventory.directory, name)) for name in self.renewed]

@@ -1,4 +1,4 @@
-"""`restore`: restore Slurm's queue and accounting from a backup, once the operator agrees."""
+"""`restore`: restore Slurm's queue and accounting from a backup, after confirmation."""
 
 import json
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ REQUEST = "restore.json"
 
 
 def restore(options: Options, path: Path) -> int:
-    """Put the backup in `path` back; return the exit code. Raises InputError for one that is not this cluster's."""
+    """Restore the backup in `path`; return the exit code. Raises InputError for a backup of another cluster."""
     inventory = home.load(options.inventory)
     manifest = _manifest(inventory.directory, path)
     phases = [
         *CONTACT,
         Preflight(new_head=False),
         ConfirmRestore(path, manifest),
-        # What it does to the head is done once: nodes left behind need a bootstrap.
+        # The head is restored only once: nodes that fell behind get a bootstrap instead.
         Play("restore", "Restore the head, and configure all nodes", rest="bootstrap"),
     ]
     if not options.yes and not options.print_command:
@@ -41,10 +41,10 @@ def restore(options: Options, path: Path) -> int:
 
 def _manifest(directory: Path, path: Path) -> Manifest:
     if any(sign in str(path.absolute()) for sign in ("{{", "{%", "{#")):
-        raise archive.refused(path, "has a name that Ansible takes for a template", "give it another")
+        raise archive.refused(path, "has a name that Ansible reads as a template", "rename it")
     if not (directory / secrets.FILE).exists():
-        hint = "`clusterctl docs inventory` says how to recover the cluster's directory"
-        raise archive.refused(directory / secrets.FILE, "is missing: the workers have what is in it", hint)
+        hint = "`clusterctl docs inventory` describes how to recover the cluster's directory"
+        raise archive.refused(directory / secrets.FILE, "is missing: the workers use the secrets in it", hint)
     manifest, label = read(path, directory), secrets.label(directory)
     if manifest.cluster != label:
         raise archive.refused(path, f"is a backup of another cluster, {manifest.cluster}, expected {label}")
@@ -52,7 +52,7 @@ def _manifest(directory: Path, path: Path) -> Manifest:
 
 
 class ConfirmRestore(Phase):
-    """Show what is in the backup and what it replaces, ask, and write what the playbook reads."""
+    """Show what the backup contains and replaces, ask, and write the file that the playbook reads."""
 
     title = "Confirm the restore"
     changes_nodes = announced = False
@@ -61,70 +61,74 @@ class ConfirmRestore(Phase):
         self.path, self.manifest = path, manifest
 
     def run(self, run: Run) -> None:
-        _fits(run.site, self.manifest)
+        _require_readable(run.site, self.manifest)
         ended = _ended(run.site, self.manifest)
         _show(run.site, self.manifest, self.path, ended, run.screen)
-        if not run.options.yes and not run.screen.agrees("Put it back?"):
-            raise Interrupted("Nothing was put back, and no node was changed.")
-        asked = run.site.state / REQUEST
-        run.stack.callback(asked.unlink, missing_ok=True)  # or the plain command would one day put it back once more
-        files.write_atomically(asked, _request(self.path, ended), replace=True)
+        if not run.options.yes and not run.screen.agrees("Restore it?"):
+            raise Interrupted("Nothing was restored, and no node was changed.")
+        request = run.site.state / REQUEST
+        run.stack.callback(request.unlink, missing_ok=True)  # or a later plain command would restore it again
+        files.write_atomically(request, _request(self.path, ended), replace=True)
 
     def describe(self, run: Run) -> Iterator[Step]:
         running = list(self.manifest.running)
-        note = f"restore_ended: which of the jobs that ran then run nowhere now; of {_list(running)}" if running else ""
+        note = ""
+        if running:
+            note = f"restore_ended: list the jobs of the backup that no longer run on any node, from {_list(running)}"
         yield f"write {run.site.state / REQUEST}:\n{_request(self.path, []).decode()}{note}"
 
 
 def _request(path: Path, ended: list[str]) -> bytes:
-    """Return what playbooks/restore.yml reads: the variables of role restore."""
-    asked = {"restore_archive": str(path.absolute()), "restore_ended": [int(job) for job in ended]}
-    return (json.dumps(asked, indent=1) + "\n").encode()
+    """Return the file that playbooks/restore.yml reads: the variables of role restore."""
+    variables = {"restore_archive": str(path.absolute()), "restore_ended": [int(job) for job in ended]}
+    return (json.dumps(variables, indent=1) + "\n").encode()
 
 
-def _fits(site: Site, manifest: Manifest) -> None:
-    """Refuse (PreflightError) a backup that this head's Slurm cannot read."""
+def _require_readable(site: Site, manifest: Manifest) -> None:
+    """Raise PreflightError for a backup that the head's Slurm cannot read."""
     head = site.inventory.head
-    ours = versions.of_node(head, hardware.load(hardware.path_of(site.inventory.directory, head.name)))
-    if ours and not versions.work_together(ours, manifest.release):
-        range_ = f"{versions.oldest().get(ours, ours)} to {ours}"
-        found = f"is of Slurm {manifest.slurm}, and {ours} here reads {range_}"
-        hint = "install the distribution that it was made on"
+    release = versions.of_node(head, hardware.load(hardware.path_of(site.inventory.directory, head.name)))
+    if release and not versions.work_together(release, manifest.release):
+        range_ = f"{versions.oldest().get(release, release)} to {release}"
+        found = f"is from Slurm {manifest.slurm}; Slurm {release} on the head reads {range_}"
+        hint = "install the distribution of the head that made it"
         if head.variables.get(versions.PIN):
             hint = f"correct {versions.PIN}"
         raise PreflightError([Finding(head.name, "backup", found, hint)])
 
 
 def _ended(site: Site, manifest: Manifest) -> list[str]:
-    """Return the jobs that ran when the backup was made and run nowhere now; none where a worker could not be asked."""
-    asked = all(host.name in site.facts for host in site.inventory.workers)
-    there = {job for facts in site.facts.values() for job in facts.node.jobs}
-    return sorted(set(manifest.running) - there, key=int) if asked else []
+    """Return the jobs that ran at the time of the backup and run on no node now.
+
+    If not all workers responded, return none: such a job may run on a worker that did not.
+    """
+    is_complete = all(host.name in site.facts for host in site.inventory.workers)
+    running = {job for facts in site.facts.values() for job in facts.node.jobs}
+    return sorted(set(manifest.running) - running, key=int) if is_complete else []
 
 
 def _show(site: Site, manifest: Manifest, path: Path, ended: list[str], screen: Screen) -> None:
-    """Print what is in a backup, and what putting it back means for what is there now."""
+    """Print what a backup contains, and which jobs and files the restore changes."""
     head = site.inventory.head.name
     age = duration(max(0.0, (datetime.now(UTC) - manifest.moment).total_seconds()))
     fresh = "controller" not in site.facts[head].node.slurm
     rows = [
         ("Backup", f"{path}: {site.inventory.cluster_name}, {manifest.moment:%Y-%m-%d %H:%M:%S} UTC, {age} ago"),
         ("Made by", f"Slurm {manifest.slurm}"),
-        ("Holds", manifest.contents()),
-        ("Replaces", "nothing" if fresh else f"the queue and the accounting of {head}, which are kept beside them"),
+        ("Contains", manifest.contents()),
+        ("Replaces", "nothing" if fresh else f"the queue and the accounting of {head}; the old files are kept there"),
     ]
-    there = {job: name for name, facts in site.facts.items() for job in facts.node.jobs}
-    if unknown := sorted(there.keys() - set(manifest.running), key=int):
-        nodes = fold(sorted({there[job] for job in unknown}))
-        rows.append(("Ends", f"{_list(unknown)} on {nodes}: they began later, and the backup does not know them"))
+    running = {job: name for name, facts in site.facts.items() for job in facts.node.jobs}
+    if unknown := sorted(running.keys() - set(manifest.running), key=int):
+        nodes = fold(sorted({running[job] for job in unknown}))
+        rows.append(("Ends", f"{_list(unknown)} on {nodes}: started after the backup, which does not have them"))
     if ended:
-        rows.append(("Cancels", f"{_list(ended)}: they ran then and have ended since, it is not known how"))
+        rows.append(("Cancels", f"{_list(ended)}: ended since the backup, with an unknown result"))
     if not fresh and (drained := _drained(site)):
         rows.append(("Keeps", f"{fold(drained)} drained, as now"))
     if other := differing(path, site.inventory.directory):
-        rows.append(
-            ("Leaves", f"{strip_controls(_some(other))} in the cluster's directory, which the backup has otherwise")
-        )
+        text = f"{strip_controls(_some(other))} in the cluster's directory; the backup has another version"
+        rows.append(("Leaves", text))
     screen.say()
     for name, value in rows:
         screen.hang((f"  {name:<14}", "dim"), value)
@@ -132,7 +136,7 @@ def _show(site: Site, manifest: Manifest, path: Path, ended: list[str], screen: 
 
 
 def _drained(site: Site) -> list[str]:
-    """Return who is drained now; nobody where no slurmctld answers."""
+    """Return the nodes that are drained now; none if slurmctld does not respond."""
     with scheduler.connect(site) as controller:
         return controller.drained()
 

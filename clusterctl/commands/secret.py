@@ -1,8 +1,8 @@
 """`secret`: print a secret of the cluster or its authority's certificate, or replace secrets on all nodes.
 
-A bootstrap brings new secrets to the nodes. The munge key needs more, because daemons of Slurm with different keys
-refuse each other's messages: it is staged on all nodes in a second file, and all nodes exchange the two files at the
-same time (roles/munge/tasks/exchange.yml).
+A bootstrap copies new secrets to the nodes. For the munge key that is not enough: Slurm daemons with different keys
+refuse each other's messages. The new key is staged on all nodes in a second file. Then all nodes exchange the two files
+at the same time (roles/munge/tasks/exchange.yml).
 """
 
 from clusterctl.inventory.document import shown
@@ -22,9 +22,9 @@ _SEED = "certificate_authority_seed"
 
 
 def show(options: Options, name: str) -> str:
-    """Return a secret; InputError names those that there are."""
+    """Return a secret. The InputError for an unknown name lists the secrets."""
     values = secrets.values(context.load(options).inventory.directory)
-    _known(name, [name for name in values if not name.endswith(secrets.NEXT)])
+    _require_known(name, [name for name in values if not name.endswith(secrets.NEXT)])
     return values[name]
 
 
@@ -33,19 +33,19 @@ def authority(options: Options) -> str:
     inventory = context.load(options).inventory
     known = secrets.values(inventory.directory)
     if _SEED not in known:
-        raise InputError([Problem(None, secrets.FILE, f"has no {_SEED} yet", "bootstrap makes it")])
+        raise InputError([Problem(None, secrets.FILE, f"has no {_SEED} yet", "bootstrap creates it")])
     return certificates.authority(known[_SEED], inventory.cluster_name)
 
 
 def rotate(options: Options) -> int:
-    """Replace the secrets that `options.flags` names, and bootstrap the cluster with the new ones; the exit code.
+    """Replace the secrets listed in `options.flags` and bootstrap the cluster with the new ones; return the exit code.
 
-    Nothing is changed until all nodes that are reached have the new munge key in its second file. An unknown name is an
-    InputError, and no node is contacted.
+    No secret changes until all reachable nodes have the new munge key in its second file.
+    Raises InputError for an unknown name, before any node is contacted.
     """
     rotatable = secrets.rotatable()
     for name in options.flags:
-        _known(name, [*rotatable, _ALL])
+        _require_known(name, [*rotatable, _ALL])
     names = rotatable if _ALL in options.flags else list(options.flags)
     munge = _MUNGE in names
     phases = [
@@ -59,7 +59,7 @@ def rotate(options: Options) -> int:
 
 
 class ProposeSecrets(Phase):
-    """Generate the new secrets, which are not the cluster's yet."""
+    """Generate the new secrets; the cluster does not use them yet."""
 
     title = "Generate the new secrets"
     changes_nodes = announced = False
@@ -69,14 +69,12 @@ class ProposeSecrets(Phase):
 
     def run(self, run: Run) -> None:
         if _BACKUP in self.names:
-            run.screen.say(
-                "  Earlier backups can no longer be restored after this; make a new one with `clusterctl backup`."
-            )
+            run.screen.say("  Existing backups cannot be restored after this. Make a new one: clusterctl backup")
         secrets.propose(run.site.inventory.directory, self.names)
 
 
 class StageMungeKey(Play):
-    """Bring the new munge key to all nodes, beside the one in use."""
+    """Copy the new munge key to all nodes, beside the one in use."""
 
     def __init__(self) -> None:
         super().__init__("stage-munge-key", "Stage the new munge key", patience=None)
@@ -86,11 +84,11 @@ class StageMungeKey(Play):
             super().run(run)
         except WorkersFailed:
             if run.ledger.lost():
-                raise  # but not for nodes that were left out: they get it by a bootstrap
+                raise  # skipped nodes are no reason to stop: a later bootstrap copies the key to them
 
 
 class AdoptSecrets(Phase):
-    """Make the new secrets the cluster's; from then on a bootstrap brings them to the nodes that lack them."""
+    """Put the new secrets into effect; from then on a bootstrap copies them to nodes that do not have them."""
 
     title = "Adopt the new secrets"
 
@@ -109,11 +107,11 @@ class ExchangeMungeKey(Play):
         try:
             super().run(run)
         except Interrupted as error:
-            then = "If the exchange of the munge key is already scheduled, the nodes complete it within two minutes."
-            raise Interrupted(f"{error} {then}") from None
+            note = "If the exchange of the munge key is already scheduled, the nodes complete it within two minutes."
+            raise Interrupted(f"{error} {note}") from None
 
 
-def _known(name: str, names: list[str]) -> None:
+def _require_known(name: str, names: list[str]) -> None:
     if name not in names:
-        near = did_you_mean(name, names) or "there are: " + ", ".join(names)
+        near = did_you_mean(name, names) or "available: " + ", ".join(names)
         raise InputError([Problem(None, "NAME", f'no secret "{shown(name)}"', near)])

@@ -1,7 +1,7 @@
-"""How a cluster is: one read-only contact with every node at once, Slurm's own view from the head, and the last run.
+"""Collect the status of a cluster: a read-only contact with all nodes at once, Slurm's state, and the last run.
 
-Exit status: 0 all well; 4 something is out of service, a node differs from its record, or a critical alert fires; 5 the
-head does not serve.
+Exit status: 0 healthy; 4 a node is out of service or differs from its record, or a critical alert fires; 5 the head or
+its scheduler is down.
 """
 
 import shlex
@@ -27,24 +27,24 @@ from clusterctl.workspace.hardware import Hardware
 HEALTHY, DEGRADED, HEAD_DOWN = 0, 4, 5
 _HEALTH = {HEALTHY: "healthy", DEGRADED: "degraded", HEAD_DOWN: "head down"}
 OUTDATED = 3 * 86400
-"""Seconds after which security updates that come daily are late."""
+"""Seconds after which the daily security updates are reported as late."""
 ABSENT = "not installed"
 UNRECORDED = "no hardware record yet"
 MAX_HOMES = 16
 
 _PROMETHEUS_AUTHORITY = "/etc/prometheus/tls/authority.pem"
-_PROMETHEUS_PASSWORD = "/etc/prometheus/own-password"  # noqa: S105 - where it stands
-_UNION = "packages"  # the role that installs what the others ask for
+_PROMETHEUS_PASSWORD = "/etc/prometheus/own-password"  # noqa: S105 - the path of the file
+_UNION = "packages"  # the role that installs the packages of all roles
 
 
-def _moved_up(item: Item) -> bool:
-    """Tell whether an item is a package that is newer than a run has left it."""
+def _is_upgraded(item: Item) -> bool:
+    """Return whether an item is a package that is newer than the last run recorded it."""
     return bool(item.old and item.new and advisories.is_older(item.old, item.new))
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node: why it could not be asked, else its services by name and how it differs from its record."""
+    """One node: the contact problem, or its services by name and its differences from the record."""
 
     name: str
     head: bool
@@ -55,60 +55,61 @@ class NodeStatus:
     release: str = ""
     drift: Drift | None = None
     topology: tuple[str, ...] = ()
-    """How its GPUs are connected, a line for each; only where that was asked for."""
+    """One line for each GPU with its links; only with --topology."""
     unused: tuple[str, ...] = ()
-    """Roles that are set up there and that no group gives it any more."""
+    """Roles that are installed on the node but not in any of its groups."""
     driver: str | None = None
     """The version of NVIDIA's driver."""
     updated: int | None = None
-    """Seconds since its own security updates last succeeded, or were set up; None where it has none."""
+    """Seconds since the node's security updates last succeeded or were set up; None without security updates."""
     homes: Mapping[str, int] = field(default_factory=dict)
-    """When each of some users' homes there was last changed, in nanoseconds since 1970."""
+    """Time of the last change of some home directories, in nanoseconds since 1970."""
 
     @property
     def drifted(self) -> list[Item]:
-        """Return how the node is not as it was left: each item once, `scope` being the role that owns it."""
+        """Return the items that differ from the last run's record: each item once, with its roles in `scope`."""
         roles: dict[Item, list[str]] = {}
         for item in self.drift.items if self.drift else ():
-            if self.updated is not None and _moved_up(item):
-                continue  # by its own security updates
+            if self.updated is not None and _is_upgraded(item):
+                continue  # the node's security updates upgraded it
             roles.setdefault(replace(item, scope=""), []).append(pruning.ROLE_OF.get(item.scope, item.scope))
         drifted = []
         for item, owners in roles.items():
-            mine = [role for role in dict.fromkeys(owners) if role != _UNION] or [_UNION]
-            drifted.append(replace(item, scope=", ".join(mine)))
+            named = [role for role in dict.fromkeys(owners) if role != _UNION] or [_UNION]
+            drifted.append(replace(item, scope=", ".join(named)))
         return drifted
 
     @property
-    def sound(self) -> bool:
-        """Return whether the node answers, runs all it should and is as its records say."""
+    def is_healthy(self) -> bool:
+        """Return whether the node responds, runs all its services and matches its records."""
         drift = self.drifted or (self.drift and self.drift.error)
         return not (self.problem or self.failed or self.differences or drift)
 
     @property
     def failed(self) -> list[str]:
-        """Return the services that do not run, each with its state."""
+        """Return the services that are not running, each with its state."""
         return [f"{name} {state}" for name, state in self.services.items() if state != "active"]
 
     @property
-    def vital(self) -> bool:
-        """Return whether one of the services that fail is the scheduler's."""
+    def scheduling_failed(self) -> bool:
+        """Return whether a service of the scheduler is not running."""
         return any(state != "active" and name in services.scheduling() for name, state in self.services.items())
 
 
-def _same(homes: Mapping[str, int], others: Mapping[str, int]) -> bool | None:
-    """Tell whether two nodes have their homes from one file system, None where they have none in common.
+def _have_shared_homes(homes: Mapping[str, int], others: Mapping[str, int]) -> bool | None:
+    """Return whether two nodes mount their homes from one file system; None without a home in common.
 
-    A local home has another age on each node. That of a user who works right now may differ anyhow.
+    A local home has another time of change on each node. The home of an active user may differ on shared storage too,
+    so half of the homes are enough.
     """
     common = homes.keys() & others.keys()
-    return 2 * sum(_same_time(homes[path], others[path]) for path in common) >= len(common) if common else None
+    return 2 * sum(_is_same_time(homes[path], others[path]) for path in common) >= len(common) if common else None
 
 
-def _same_time(one: int, other: int) -> bool:
-    """Tell whether two times in nanoseconds are one; a file system may keep whole seconds alone, as sshfs does.
+def _is_same_time(one: int, other: int) -> bool:
+    """Return whether two times in nanoseconds are equal. Some file systems, such as sshfs, store whole seconds.
 
-    Local homes are made on all nodes within the same second.
+    Whole seconds count only if one time has no fraction: local homes are created on all nodes within one second.
     """
     seconds = 0 in (one % 10**9, other % 10**9) and one // 10**9 == other // 10**9
     return one == other or seconds
@@ -116,11 +117,12 @@ def _same_time(one: int, other: int) -> bool:
 
 @dataclass(frozen=True)
 class Status:
-    """The whole cluster; `last_run` is None before the first, `alerts` where nothing watches.
+    """The whole cluster. `last_run` is None before the first run, `alerts` is None without monitoring.
 
-    `unjudged` says why the content of files that are secret was not compared. `leaving` are nodes whose removal has
-    stopped half-way, each with the command that goes on. `given` is the inventory as it was typed. `built` says
-    whether a run from this directory has ever set the cluster up; it is looked up only where the head does not serve.
+    `secrets_problem`: the reason why files with secrets were not compared.
+    `leaving`: the nodes whose removal is not finished, each with the command that resumes it.
+    `given`: the inventory as typed.
+    `built`: whether a run from this directory has set up the cluster; looked up only if the exit code is HEAD_DOWN.
     """
 
     cluster: str
@@ -128,7 +130,7 @@ class Status:
     slurm: Slurm | None
     last_run: Run | None
     alerts: Alerts | None = None
-    unjudged: str = ""
+    secrets_problem: str = ""
     leaving: Mapping[str, str] = field(default_factory=dict)
     given: str = "INVENTORY"
     built: bool = True
@@ -137,21 +139,21 @@ class Status:
     def exit_code(self) -> int:
         """Return HEALTHY, DEGRADED or HEAD_DOWN."""
         slurm = self.slurm or Slurm()
-        if slurm.problem or any(node.head and (node.problem or node.vital) for node in self.nodes):
+        if slurm.problem or any(node.head and (node.problem or node.scheduling_failed) for node in self.nodes):
             return HEAD_DOWN
         alerts = self.alerts or Alerts()
         alarmed = alerts.error or any(alert.severity == "critical" for alert in alerts.firing)
-        sound = all(node.sound for node in self.nodes) and all(node.in_service for node in slurm.nodes.values())
-        return HEALTHY if sound and not (alarmed or self.strangers or self.leaving) else DEGRADED
+        healthy = all(node.is_healthy for node in self.nodes) and all(node.in_service for node in slurm.nodes.values())
+        return HEALTHY if healthy and not (alarmed or self.unregistered or self.leaving) else DEGRADED
 
     @property
-    def strangers(self) -> list[str]:
-        """Return the workers of the inventory that Slurm does not know."""
+    def unregistered(self) -> list[str]:
+        """Return the workers of the inventory that are not registered in Slurm."""
         known = self.slurm.nodes if self.slurm else {}
         return [node.name for node in self.nodes if node.slurm_worker and node.name not in known]
 
     def versions_apart(self) -> dict[str, dict[str, list[str]]]:
-        """Return the packages that nodes of one release have in several versions: package to version to nodes."""
+        """Return packages with several versions on nodes of one OS release: package to version to nodes."""
         found: dict[tuple[str, str], dict[str, list[str]]] = {}
         for node in self.nodes:
             for package, version in (node.drift.versions if node.drift else {}).items():
@@ -163,14 +165,15 @@ class Status:
         return apart
 
     def homes_apart(self) -> list[str] | None:
-        """Return the workers whose homes are not those of the head; None where nothing tells."""
+        """Return the workers that do not share the head's homes; None if that is unknown."""
         head = next((node.homes for node in self.nodes if node.head), {})
-        told = {node.name: _same(head, node.homes) for node in self.nodes if node.slurm_worker and not node.head}
-        known = any(same is not None for same in told.values())
-        return [name for name, same in told.items() if same is False] if known else None
+        workers = [node for node in self.nodes if node.slurm_worker and not node.head]
+        shared = {node.name: _have_shared_homes(head, node.homes) for node in workers}
+        known = any(same is not None for same in shared.values())
+        return [name for name, same in shared.items() if same is False] if known else None
 
     def unsafe(self) -> dict[str, list[str]]:
-        """Return what is known of holes in the nodes' packages: each hole with the nodes that have it."""
+        """Return the known vulnerabilities of the nodes' packages, each with the affected nodes."""
         found: dict[str, list[str]] = {}
         for node in self.nodes:
             packages = advisories.unsafe(node.release, node.drift.versions if node.drift else {})
@@ -179,7 +182,7 @@ class Status:
         return found
 
     def gpus(self) -> dict[str, dict[str, int]]:
-        """Return, by type, how many GPUs there are, are allocated, are idle, and are on nodes out of service."""
+        """Return for each GPU type the number in total, allocated, idle, and on nodes out of service."""
         found: dict[str, dict[str, int]] = {}
         for node in self.slurm.nodes.values() if self.slurm else ():
             for kind, count in node.gpus.items():
@@ -203,14 +206,14 @@ class Status:
             "versions_apart": self.versions_apart(),
             "unsafe": self.unsafe(),
             "homes_apart": self.homes_apart(),
-            "secrets_unjudged": self.unjudged or None,
+            "secrets_unjudged": self.secrets_problem or None,
             "leaving": dict(self.leaving),
             "last_run": self.last_run.as_dict() if self.last_run else None,
         }
 
     @staticmethod
     def _node(node: NodeStatus) -> dict[str, Any]:
-        """Return a node as JSON has it: drift by role, without the versions that are the same everywhere."""
+        """Return a node for JSON: drift by role, without package versions."""
         drift = node.drift or Drift(None, (), 0, {})
         return {
             **asdict(node),
@@ -220,12 +223,12 @@ class Status:
         }
 
 
-# --- asking -----------------------------------------------------------------------------------------------------------
+# --- contact with the nodes -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What one contact brought; of Slurm and of Prometheus only those hosts know that run them."""
+    """The result of one contact. Only the hosts that run Slurm and Prometheus report those parts."""
 
     node: NodeStatus
     slurm: Slurm | None = None
@@ -233,20 +236,21 @@ class _Answer:
 
 
 def collect(
-    inventory: Inventory, access: Access, key: str | None = None, unjudged: str = "", topology: bool = False
+    inventory: Inventory, access: Access, key: str | None = None, secrets_problem: str = "", topology: bool = False
 ) -> Status:
-    """Ask every node at once, for the topology of its GPUs where that is wanted. Raises InputError for a bad record.
+    """Collect the status of all nodes at once, with `topology` also the links of their GPUs.
 
-    `key` is the one of the secrets' recorded hashes; without it their content is not judged, and `unjudged` says why.
+    `key` is the key of the recorded hashes of secrets. Without it files with secrets are not compared, and
+    `secrets_problem` is the reason. Raises InputError for an invalid hardware record.
     """
     records = hardware.load_all(inventory.directory)
     answers = each(inventory.hosts, lambda host: _ask(host, access, records.get(host.name), key, topology)).values()
     slurm = next((answer.slurm for answer in answers if answer.slurm), None)
     if slurm is None and inventory.in_group("slurm_head"):
-        slurm = Slurm(problem="the head does not answer")
+        slurm = Slurm(problem="the head does not respond")
     alerts = [answer.alerts for answer in answers if answer.alerts]
-    if not alerts and (watchers := inventory.in_group("monitoring")):
-        alerts = [Alerts(f"{fold([host.name for host in watchers])} does not answer")]
+    if not alerts and (monitoring := inventory.in_group("monitoring")):
+        alerts = [Alerts(f"{fold([host.name for host in monitoring])} does not respond")]
     nodes = tuple(answer.node for answer in answers)
     recorded = any(node.drift and node.drift.versions for node in nodes)
     found = Status(
@@ -255,20 +259,20 @@ def collect(
         slurm,
         runs.latest(inventory.directory),
         alerts[0] if alerts else None,
-        unjudged if recorded else "",
+        secrets_problem if recorded else "",
     )
     return replace(found, built=found.exit_code != HEAD_DOWN or runs.built(inventory.directory))
 
 
 def homes_of(host: Host) -> list[str]:
-    """Return the homes of some of the inventory's users, as role users makes them."""
+    """Return the homes of some users of the inventory, as role users creates them."""
     folder = host.variables.get("users_home", "/home")
     users = [user for user in host.variables.get("users_accounts", ()) if user.get("state") != "absent"]
     return [str(user.get("home", f"{folder}/{user['name']}")) for user in users[:MAX_HOMES]]
 
 
 def _options(host: Host, wanted: Sequence[Service], key: str | None) -> dict[str, Any]:
-    """Return what the probe is asked there. The key goes to root by standard input and stands nowhere else."""
+    """Return the probe's options. The key is sent to root on standard input and is not stored on the node."""
     options: dict[str, Any] = {
         "services": [name for one in wanted for name in one.names],
         "drift": {"modules": dict(contact.drift_modules()), "key": key},
@@ -298,10 +302,10 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
             slurm = ask_slurm(session) if "slurm_head" in host.groups else None
             connected = health.ask(session).topology if topology and worker else ()
     except ContactError as error:
-        return _Answer(NodeStatus(host.name, head, _advised(error, access), worker))
+        return _Answer(NodeStatus(host.name, head, _with_hint(error, access), worker))
     facts, states = answer.facts, answer.facts.node.services
-    # Of the names on different systems the node has one.
-    here = [next((name for name in one.names if name in states), one.names[0]) for one in wanted]
+    # A service has different names on different systems; a node has one of them.
+    names = [next((name for name in one.names if name in states), one.names[0]) for one in wanted]
     differences = hardware.compare(recorded, facts.hardware) if recorded else [UNRECORDED]
     release = f"{facts.hardware.os.id} {facts.hardware.os.version}"
     unused = tuple(pruning.unused(host, facts.node.roles))
@@ -310,7 +314,7 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
         head,
         "",
         worker,
-        {name: states.get(name, ABSENT) for name in here},
+        {name: states.get(name, ABSENT) for name in names},
         tuple(differences),
         release,
         facts.drift,
@@ -323,8 +327,8 @@ def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None,
     return _Answer(node, slurm, facts.alerts)
 
 
-def _advised(error: ContactError, access: Access) -> str:
-    """Return why there is no contact, and what helps; a new host key is recorded by another verb than this one."""
+def _with_hint(error: ContactError, access: Access) -> str:
+    """Return the contact error with its hint; for an unknown host key the hint is the `discover` command."""
     if error.failure is not Failure.HOST_KEY_UNKNOWN:
         return str(error)
     given = str(access.given or access.known_hosts.parent)

@@ -1,4 +1,4 @@
-"""`status` on the screen: nodes, what is wrong with them, sums; once, or again and again until Ctrl-C."""
+"""`status`: print nodes, problems and totals, once or repeatedly until Ctrl-C."""
 
 import json
 import re
@@ -35,32 +35,31 @@ from clusterctl.util.redaction import throughout
 from clusterctl.util.text import fold, plural, printable, roughly
 from clusterctl.workspace import secrets
 
-MAX_NOTES = 40  # lines; beyond them it is no page any more, and JSON has all
+MAX_NOTES = 40  # lines; more do not fit on a page, and JSON has all of them
 _MAX_APART = 8  # packages
-_WORDS = {HEALTHY: "healthy", DEGRADED: "degraded", HEAD_DOWN: "the head does not serve"}
+_WORDS = {HEALTHY: "healthy", DEGRADED: "degraded", HEAD_DOWN: "the head or its scheduler is down"}
 _COLOURS = {HEALTHY: "green", DEGRADED: "yellow", HEAD_DOWN: "red"}
 
 
 def status_command(options: Options, every: float | None = None, topology: bool = False) -> int:
-    """Print the cluster's status as text or JSON and return the exit status; with `every`, again after so many seconds.
+    """Print the cluster's status as text or JSON and return the exit status.
 
-    `topology`: how the GPUs of each node are connected, too.
-
-    Raises InputError, as `load` does.
+    With `every`, refresh after that many seconds until Ctrl-C. With `topology`, also print the links of each node's
+    GPUs. Raises InputError.
     """
     if every is not None:
         _require_terminal(options.json)
     site = context.authorise(context.load(options))
     inventory = site.inventory
-    key, unjudged, redact = _secrets(site)
+    key, secrets_problem, redact = _secrets(site)
 
     def ask() -> Status:
-        status = collect(inventory, site.access, key, unjudged, topology=topology)
+        status = collect(inventory, site.access, key, secrets_problem, topology=topology)
         status = replace(status, leaving=_leaving(site), given=str(site.options.given))
         return throughout(status, redact)  # type: ignore[no-any-return]
 
     screen = Screen(sys.stderr if options.json else sys.stdout)
-    with screen.working(f"Asking {plural(len(inventory.hosts), 'node')}"):
+    with screen.working(f"Checking {plural(len(inventory.hosts), 'node')}"):
         status = ask()
     if every is not None:
         watch(screen, status, ask, every)
@@ -73,7 +72,7 @@ def status_command(options: Options, every: float | None = None, topology: bool 
 
 
 def _leaving(site: Site) -> dict[str, str]:
-    """Return the nodes whose removal has stopped half-way, with the command that goes on with all of them."""
+    """Return the nodes whose removal is not finished, with the command that resumes all of them."""
     names = removals.unfinished(site.inventory)
     return dict.fromkeys(names, shlex.join(["clusterctl", "remove-node", str(site.options.given), *names]))
 
@@ -86,7 +85,7 @@ def _require_terminal(as_json: bool) -> None:
 
 
 def _secrets(site: Site) -> tuple[str | None, str, Callable[[str], str]]:
-    """Return the key of the secrets' recorded hashes, why there is none, and what takes secrets out of text."""
+    """Return the key of the recorded hashes of secrets, the reason if there is none, and a function that redacts."""
     directory = site.inventory.directory
     try:
         key = secrets.values(directory).get("record_key")
@@ -103,7 +102,7 @@ def _secrets(site: Site) -> tuple[str | None, str, Callable[[str], str]]:
 
 
 def show(screen: Screen, status: Status, now: datetime) -> None:
-    """Print the status: nodes that are alike in one line, what is wrong below, then sums."""
+    """Print the status: one line for each set of equal nodes, then problems, then totals."""
     _nodes(screen, status)
     notes = fold_notes(status)
     if notes:
@@ -118,7 +117,7 @@ def show(screen: Screen, status: Status, now: datetime) -> None:
         screen.say("")
         _alerts(screen, status, now)
     screen.say("")
-    for name, text, style in _sums(status, now):
+    for name, text, style in _totals(status, now):
         screen.say((f"{name:<10}", "dim"), (text, style))
 
 
@@ -136,15 +135,14 @@ def _nodes(screen: Screen, status: Status) -> None:
 
 
 def _cells(screen: Screen, node: NodeStatus, slurm: SlurmNode | None) -> Iterator[tuple[str, str]]:
-    """Yield the cells of a node's line beside its name, each with its style; nodes that are alike share a line."""
-    well = not (node.problem or node.failed)
-    colour = "red" if not well else "green" if node.sound else "yellow"
-    yield screen.glyphs["done" if node.sound else "failed"], colour
+    """Yield the cells of a node's line except its name, each with its style; nodes with equal cells share a line."""
+    colour = "red" if node.problem or node.failed else "green" if node.is_healthy else "yellow"
+    yield screen.glyphs["done" if node.is_healthy else "failed"], colour
     if node.problem:
         yield "no contact", "red"
     else:
-        bare = set(node.services.values()) == {ABSENT}
-        failed = "not set up" if bare else ", ".join(node.failed)
+        unconfigured = set(node.services.values()) == {ABSENT}
+        failed = "not set up" if unconfigured else ", ".join(node.failed)
         yield (failed, "red") if failed else (f"{len(node.services)} active", "")
     style = "" if not slurm or slurm.in_service else "yellow"
     yield "-" if slurm is None else "+".join(slurm.state).lower(), style
@@ -154,7 +152,7 @@ def _cells(screen: Screen, node: NodeStatus, slurm: SlurmNode | None) -> Iterato
 
 @dataclass(frozen=True)
 class Note:
-    """What is worth a line of the page, with all that it is true of, and the command that helps, if one does."""
+    """A line of the page with the names it applies to, and the command that helps, if any."""
 
     names: tuple[str, ...]
     text: str
@@ -165,22 +163,22 @@ class Note:
 
 
 def fold_notes(status: Status) -> list[Note]:
-    """Return what is worth a line, each once with all nodes that it is true of, and the command for all of them."""
+    """Return the notes, each once with all its nodes, and with one command for all of them."""
     notes: dict[tuple[str, str], list[str]] = {}
     for name, text, remedy in _notes(status):
         notes.setdefault((text, remedy), []).append(name)
     return [Note(tuple(names), text, _command(remedy, status, names)) for (text, remedy), names in notes.items()]
 
 
-def _folded(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return each text once, with all nodes of which it is told."""
+def _folded(lines: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return each text once, with all its nodes."""
     notes: dict[str, list[str]] = {}
-    for name, text in told:
+    for name, text in lines:
         notes.setdefault(text, []).append(name)
     return [(fold(names), text) for text, names in notes.items()]
 
 
-# What helps, as it is typed once `_command` has put in the inventory and the nodes, and where it is to be typed.
+# Templates of the commands that help; `_command` fills in the inventory and the nodes.
 _BOOTSTRAP = "clusterctl bootstrap {inventory}"
 _UPGRADE = "clusterctl upgrade {inventory}"
 _RESUME = "on the head: sudo scontrol update nodename={hostlist} state=resume"
@@ -194,15 +192,14 @@ CAUSES = {
     "upgrade": _UPGRADE,
     "upgrade-os": f"{_UPGRADE} --os",
 }
-"""What ends each cause of the drain ledger that is one of our own."""
-# States in which no job starts on a node, by sinfo(1), NODE STATE CODES: those that were asked for, and those that a
-# bootstrap ends.
+"""The command that ends each drain cause that clusterctl uses."""
+# States in which no job starts on a node (sinfo(1), NODE STATE CODES): requested ones, and ones that a bootstrap ends.
 _REQUESTED = frozenset({"MAINTENANCE", "FUTURE", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"})
 _ENDED_BY_BOOTSTRAP = frozenset({"DOWN", "NOT_RESPONDING", "INVAL", "INVALID", "INVALID_REG", "UNKNOWN"})
 
 
 def _command(remedy: str, status: Status, names: Sequence[str]) -> str:
-    """Return a remedy for these nodes as it can be typed."""
+    """Return a remedy for these nodes, ready to be typed."""
     given = Path(status.given)
     directory = given if given.suffix not in (".yaml", ".yml") else given.parent
     return remedy.format(
@@ -215,7 +212,7 @@ def _command(remedy: str, status: Status, names: Sequence[str]) -> str:
 
 
 def braces(names: Sequence[str]) -> str:
-    """Return names as a shell expands them: `gpu[01-03,07], head1` of fold is `gpu{{01..03},07} head1`."""
+    """Return names in shell brace expansion: `gpu[01-03,07], head1` becomes `gpu{{01..03},07} head1`."""
 
     def expansion(found: re.Match[str]) -> str:
         parts = [f"{{{part.replace('-', '..')}}}" if "-" in part else part for part in found[1].split(",")]
@@ -225,22 +222,22 @@ def braces(names: Sequence[str]) -> str:
 
 
 def _remedy(slurm: SlurmNode, line: str) -> str:
-    """Return what helps against what keeps a node out of Slurm's service, which is a line of `SlurmNode.why`."""
-    begin = line.partition(": ")[0]
-    cause = begin.rpartition(" ")[2]
-    ours = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", cause) and cause in slurm.causes
-    if begin == f"drained by {cause}" and ours:
+    """Return the command that puts a node back into service, for a line of `SlurmNode.why`."""
+    prefix = line.partition(": ")[0]
+    cause = prefix.rpartition(" ")[2]
+    is_recorded = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", cause) and cause in slurm.causes
+    if prefix == f"drained by {cause}" and is_recorded:
         return CAUSES.get(cause, _ADMIT.format(cause=cause))
-    if begin.startswith("in service, though") and ours:
+    if prefix.startswith("in service, though") and is_recorded:
         return _ADMIT.format(cause=cause)
     states = {*slurm.state}
-    if begin.startswith("drained") or states & {"FAIL", "FAILING"}:
+    if prefix.startswith("drained") or states & {"FAIL", "FAILING"}:
         return _RESUME
     return _BOOTSTRAP if states & _ENDED_BY_BOOTSTRAP and not states & _REQUESTED else ""
 
 
 def _notes(status: Status) -> Iterator[tuple[str, str, str]]:
-    """Yield whom a note is about, what it says, and what helps."""
+    """Yield the name, the text and the remedy of each note."""
     for node in status.nodes:
         if node.problem:
             yield node.name, node.problem, ""
@@ -251,11 +248,11 @@ def _notes(status: Status) -> Iterator[tuple[str, str, str]]:
     if status.slurm and status.slurm.problem:
         yield "slurm", status.slurm.problem, ""
     elif status.slurm:
-        yield from ((name, "not known to Slurm", _BOOTSTRAP) for name in status.strangers)
+        yield from ((name, "not known to Slurm", _BOOTSTRAP) for name in status.unregistered)
     for name, command in status.leaving.items():
         yield name, f"its removal is not finished: {command}", ""
     if status.slurm and status.slurm.ledger_problem:
-        yield "slurm", f"the causes of drains are not known: {status.slurm.ledger_problem}", ""
+        yield "slurm", f"drain causes unknown: {status.slurm.ledger_problem}", ""
     for node in status.nodes:
         if node.drift and node.drift.error:
             yield node.name, f"could not be compared with its record: {node.drift.error}", ""
@@ -268,20 +265,20 @@ def _notes(status: Status) -> Iterator[tuple[str, str, str]]:
         for text, hint in pruning.explain(node.unused):
             yield node.name, text, hint.replace(pruning.COMMAND, f"{_BOOTSTRAP} --prune")
     if status.alerts and status.alerts.error:
-        yield "alerts", f"not known: {status.alerts.error}", ""
-    if status.unjudged:
-        yield "secrets", f"whether files with secrets were edited was not judged: {status.unjudged}", ""
+        yield "alerts", f"unknown: {status.alerts.error}", ""
+    if status.secrets_problem:
+        yield "secrets", f"files with secrets were not compared: {status.secrets_problem}", ""
     for node in status.nodes:
         if node.updated is not None and node.updated > OUTDATED:
             how = "journalctl -u apt-daily-upgrade -u dnf-automatic"
             yield node.name, f"no security updates for {node.updated // 86400} days", how
-    for hole, names in status.unsafe().items():
-        yield "security", f"{hole}: {_few(names, len(status.nodes))}", _UPGRADE
+    for advisory, names in status.unsafe().items():
+        yield "security", f"{advisory}: {_few(names, len(status.nodes))}", _UPGRADE
     apart = status.versions_apart()
     for package, versions in list(apart.items())[:_MAX_APART]:
-        # Where most have one version it is the others that are looked for.
-        told = [(len(nodes), f"{one} on {_few(nodes, len(status.nodes))}") for one, nodes in versions.items()]
-        yield "versions", f"{package} " + "; ".join(text for _, text in sorted(told, reverse=True)), ""
+        # Most nodes first; `_few` lists the names of the few that differ.
+        counted = [(len(nodes), f"{one} on {_few(nodes, len(status.nodes))}") for one, nodes in versions.items()]
+        yield "versions", f"{package} " + "; ".join(text for _, text in sorted(counted, reverse=True)), ""
     if len(apart) > _MAX_APART:
         yield "versions", f"{plural(len(apart) - _MAX_APART, 'more package')} differ; --output json has all", ""
 
@@ -291,7 +288,7 @@ def _few(nodes: list[str], all_nodes: int) -> str:
 
 
 def _columns(screen: Screen, rows: list[tuple[str, str]]) -> None:
-    """Print names and what is said of them; on a terminal each wraps within its column."""
+    """Print names and texts; on a terminal each wraps within its column."""
     if not screen.is_terminal:
         for names, text in rows:
             screen.say(f"{names}: {text}")
@@ -317,9 +314,9 @@ def _alerts(screen: Screen, status: Status, now: datetime) -> None:
         same.setdefault((alert.severity, alert.name), []).append(alert)
     for (severity, name), group in same.items():
         nodes = fold(list(dict.fromkeys(alert.node for alert in group if alert.node)))
-        told = "; ".join(dict.fromkeys(alert.summary for alert in group if alert.summary)) if len(group) <= 3 else ""
+        summaries = dict.fromkeys(alert.summary for alert in group if alert.summary) if len(group) <= 3 else ()
         parts = [name, f"on {nodes}" * bool(nodes), _since(group, now)]
-        line = " ".join(filter(None, parts)) + (f": {told}" if told else "")
+        line = " ".join(filter(None, parts)) + (f": {'; '.join(summaries)}" if summaries else "")
         screen.say((f"{severity:<10}", "red" if severity == "critical" else "yellow"), line)
     if alerts.more:
         screen.say(f"and {plural(alerts.more, 'more alert')}")
@@ -329,7 +326,7 @@ def _since(group: list[Alert], now: datetime) -> str:
     """Return when the oldest of these alerts began."""
     times = []
     for alert in group:
-        with suppress(ValueError):  # Prometheus writes nanoseconds, which Python reads as far as it can
+        with suppress(ValueError):  # Prometheus writes nanoseconds; Python drops the digits it cannot store
             times.append(datetime.fromisoformat(alert.since))
     began = min((time for time in times if time.tzinfo), default=None)
     if began is None:
@@ -337,7 +334,7 @@ def _since(group: list[Alert], now: datetime) -> str:
     return f"since {began.astimezone(UTC):%Y-%m-%d %H:%M} UTC ({roughly((now - began).total_seconds())})"
 
 
-def _sums(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:
+def _totals(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:
     for kind, sums in status.gpus().items():
         out = f", {sums['out_of_service']} out of service" if sums["out_of_service"] else ""
         yield "GPUs", f"{sums['total']} {kind}: {sums['allocated']} allocated, {sums['idle']} idle{out}", ""
@@ -346,25 +343,25 @@ def _sums(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:
         yield "Jobs", jobs or "none", ""
     apart = status.homes_apart()
     if apart is not None:
-        told = f"not shared: what a job writes at home stays on {_few(apart, len(status.nodes))}" if apart else "shared"
-        yield "Homes", told, ""
+        text = f"not shared: files that a job writes to its home directory stay on {_few(apart, len(status.nodes))}"
+        yield "Homes", text if apart else "shared", ""
     if status.alerts and not status.alerts.error and not status.alerts.firing:
         yield "Alerts", "none", ""
     if run := status.last_run:
-        asked = f" {run.asked}" if run.asked else ""
-        yield "Last run", f"{run.verb}{asked}, {run.age(now)}: {printable(run.result, 1000)}", ""
+        arguments = f" {run.arguments}" if run.arguments else ""
+        yield "Last run", f"{run.verb}{arguments}, {run.age(now)}: {printable(run.result, 1000)}", ""
     word = _WORDS[status.exit_code]
     under_way = status.last_run and status.last_run.under_way
     if status.exit_code == HEAD_DOWN and not status.built and not under_way:
-        word = f"no run from this directory has built it yet: {_command(_BOOTSTRAP, status, ())}"
+        word = f"not built yet by a run from this directory: {_command(_BOOTSTRAP, status, ())}"
     yield "Cluster", f"{status.cluster}: {word}", _COLOURS[status.exit_code]
 
 
-# --- again and again --------------------------------------------------------------------------------------------------
+# --- --watch ----------------------------------------------------------------------------------------------------------
 
 
 def watch(screen: Screen, status: Status, ask: Callable[[], Status], every: float) -> None:
-    """Redraw the page until Ctrl-C, then leave the last one on the screen."""
+    """Refresh the page until Ctrl-C; the last page stays on the screen."""
     try:
         with screen.screen():
             while True:
@@ -376,7 +373,7 @@ def watch(screen: Screen, status: Status, ask: Callable[[], Status], every: floa
 
 
 def draw(screen: Screen, status: Status, every: float, now: datetime) -> None:
-    """Draw one page over the last one. Written in one piece, and cleared line by line, so that nothing flickers."""
+    """Draw a page over the last one, in one write and line by line, so that the screen does not flicker."""
     with screen.capture() as page:
         screen.say((f"Every {every:g} s; {now.astimezone():%H:%M:%S}; Ctrl-C ends", "dim"), cut=True)
         show(screen, status, now)

@@ -6,7 +6,7 @@ from clusterctl.run.entry import LockDirectory, RenewHostKeys
 
 
 def trust(options: Options) -> int:
-    """Record the keys that the nodes show now, once the operator agrees; return the exit code."""
+    """Record the host keys that the nodes present now, after confirmation; return the exit code."""
     phases = [
         LockDirectory(),
         RenewHostKeys(),

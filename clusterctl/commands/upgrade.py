@@ -1,6 +1,6 @@
-"""`upgrade`: packages move to what the inventory or their sources say, around the jobs.
+"""`upgrade`: upgrade packages to the versions in the inventory or in their repositories, around running jobs.
 
-A rehearsal in Ansible's check mode finds what would move, and on which nodes; the others are left alone.
+A run in Ansible's check mode finds the changes and their nodes. Nodes without changes are not touched.
 """
 
 import re
@@ -22,15 +22,15 @@ from clusterctl.slurm import versions
 from clusterctl.util.errors import Finding, InputError, PreflightError, Problem, WorkersFailed
 from clusterctl.util.text import did_you_mean, fold, printable
 
-_RELEASE = re.compile(r"(?:\d+:)?(\d+\.\d+)")  # Slurm's, at the beginning of a package's version
-_NONE_OF_THEIR_OWN = ("containers", "packages", "verify")
+_RELEASE = re.compile(r"(?:\d+:)?(\d+\.\d+)")  # Slurm's release at the start of a package version
+_WITHOUT_PACKAGES = ("containers", "packages", "verify")
 
 
 @dataclass(frozen=True)
 class What:
-    """What an upgrade is of: the packages of our roles, or of those in `only`; or with `system` all others.
+    """What to upgrade: the packages of clusterctl's roles, or of the roles in `only`; with `system` all other packages.
 
-    After those a node is rebooted that has to be, unless `stay` says not to.
+    After a `system` upgrade, nodes that need a reboot are rebooted, unless `stay` is set.
     """
 
     only: tuple[str, ...] = ()
@@ -39,38 +39,38 @@ class What:
 
     @property
     def playbook(self) -> str:
-        """The playbook, and the cause for which nodes are drained meanwhile: each kind resumes its own."""
+        """The playbook. It is also the drain cause, so each kind of upgrade resumes only the nodes it drained."""
         return "upgrade-os" if self.system else "upgrade"
 
     def flags(self) -> tuple[str, ...]:
-        """Return its flags as they are typed."""
+        """Return the flags as typed."""
         roles = [word for role in self.only for word in ("--only", role)]
         return (*roles, *["--os"] * self.system, *["--no-reboot"] * self.stay)
 
     def variables(self) -> dict[str, Any]:
-        """Return what the playbook is told of it; InputError for what cannot be meant."""
+        """Return the variables of the playbook. Raises InputError for invalid options."""
         known = roles()
-        told = [
-            (f'no role "{printable(role, 64)}"', did_you_mean(role, known)) for role in self.only if role not in known
-        ]
-        problems = [Problem(None, "--only", what, hint or ", ".join(sorted(known))) for what, hint in told]
+        problems = []
+        for role in (role for role in self.only if role not in known):
+            hint = did_you_mean(role, known) or ", ".join(sorted(known))
+            problems.append(Problem(None, "--only", f'no role "{printable(role, 64)}"', hint))
         if self.only and self.system:
-            problems.append(Problem(None, "--os", "is of the packages that are no role's", "leave out --only"))
+            problems.append(Problem(None, "--os", "upgrades the packages that no role has", "omit --only"))
         if self.stay and not self.system:
-            problems.append(Problem(None, "--no-reboot", "goes with --os: nothing else reboots"))
+            problems.append(Problem(None, "--no-reboot", "needs --os: no other upgrade reboots nodes"))
         if problems:
             raise InputError(problems)
         return {"upgrade_roles": list(self.only)} if self.only else {"os_upgrade_reboot": False} if self.stay else {}
 
 
 def roles() -> set[str]:
-    """Return the roles that have packages of their own."""
+    """Return the roles that have packages."""
     known = schema.load()
-    return {role for mine in (known.common, *known.groups.values()) for role in mine} - {*_NONE_OF_THEIR_OWN}
+    return {role for names in (known.common, *known.groups.values()) for role in names} - {*_WITHOUT_PACKAGES}
 
 
 def upgrade(options: Options, what: What, pace: Pace | None = None) -> int:
-    """Move packages: backup, the head, then the workers in batches; return the exit code."""
+    """Back up, then upgrade packages on the head and on the workers in batches; return the exit code."""
     pace = pace or Pace()
     pace.check()
     rolling = Rolling("Upgrade the nodes", what.playbook, what.playbook, pace)
@@ -86,12 +86,12 @@ def upgrade(options: Options, what: What, pace: Pace | None = None) -> int:
 
 
 class RequireSetUp(Phase):
-    """Refuse nodes that were never set up: they are for bootstrap and add-node. PreflightError.
+    """Raise PreflightError for nodes that were never configured: they need bootstrap or add-node.
 
-    With `--skip-unreachable` workers of that kind are left out instead.
+    With `--skip-unreachable` such workers are skipped instead.
     """
 
-    title = "Require nodes that are set up"
+    title = "Check that the nodes are configured"
     changes_nodes = announced = False
 
     def run(self, run: Run) -> None:
@@ -101,15 +101,15 @@ class RequireSetUp(Phase):
             part = "controller" if host.is_head else "worker" if host.is_worker else ""
             if part and host.name in site.facts and part not in site.facts[host.name].node.slurm:
                 verb = "bootstrap" if part == "controller" else f"add-node {host.name}"
-                findings.append(Finding(host.name, "upgrade", "was never set up", f"clusterctl {verb}"))
+                findings.append(Finding(host.name, "upgrade", "was never configured", f"clusterctl {verb}"))
         workers = {host.name for host in site.hosts if not host.is_head}
         refused = [finding for finding in findings if not (run.options.skip_unreachable and finding.node in workers)]
         if refused:
             alone = {finding.node for finding in refused} <= workers
-            hint = "With --skip-unreachable it continues without these workers." if alone else ""
+            hint = "With --skip-unreachable the run continues without these workers." if alone else ""
             raise PreflightError(findings, hint)
         for finding in findings:
-            run.screen.say((f"  {finding.node}", "bold"), f"  left out: {finding.found} ({finding.hint})")
+            run.screen.say((f"  {finding.node}", "bold"), f"  skipped: {finding.found} ({finding.hint})")
         run.site = replace(site, skipped=(*site.skipped, *(finding.node for finding in findings)))
 
     def plan(self, run: Run) -> None:
@@ -117,12 +117,12 @@ class RequireSetUp(Phase):
 
 
 class Rehearse(Phase):
-    """Find what would change, and on which nodes, in Ansible's check mode.
+    """Find in Ansible's check mode what would change, and on which nodes.
 
-    PreflightError for a move of Slurm that cannot be made.
+    Raises PreflightError for an upgrade of Slurm that is not possible.
     """
 
-    title = "Rehearse: what would change, and where"
+    title = "Check mode: find what would change"
     changes_nodes = False
 
     def __init__(self, rolling: Rolling, reboots: bool) -> None:
@@ -137,18 +137,18 @@ class Rehearse(Phase):
         self.rolling.divided = {host for (_, one), hosts in changes if one.action == "partitioned" for host in hosts}
         if self.rolling.due:
             found.show(run.screen)
-            run.told["planned"] = found.as_dict()
+            run.summary["planned"] = found.as_dict()
 
     def plan(self, run: Run) -> None:
         run.jobs += self._rehearse(run).jobs
 
     def _rehearse(self, run: Run) -> Plan:
         site = run.site
-        there = tuple(host for host in site.hosts if host.name not in site.skipped)
+        hosts = tuple(host for host in site.hosts if host.name not in site.skipped)
         check = replace(
             site,
             options=replace(site.options, check=True),
-            hosts=there,
+            hosts=hosts,
             skipped=(),
             playbook=self.rolling.playbook,
             variables=self.rolling.variables,
@@ -156,7 +156,7 @@ class Rehearse(Phase):
         if error := play(run, check, more=True):
             if isinstance(error, WorkersFailed) and not run.options.planned:
                 lost = fold(run.ledger.ordered(run.ledger.lost()))
-                raise WorkersFailed(f"{lost} cannot say what would change; nothing was changed on any node.")
+                raise WorkersFailed(f"Check mode failed on {lost}; nothing was changed on any node.")
             raise error
         found = Plan.of(run.ledger)
         _require_window(site, found, run.ledger)
@@ -168,39 +168,42 @@ class Rehearse(Phase):
 
 
 def _require_window(site: Site, found: Plan, ledger: Ledger) -> None:
-    """Refuse (PreflightError) a Slurm that could not read the head's state, or not talk to a worker.
+    """Raise PreflightError for a Slurm that cannot read the head's state or cannot communicate with a worker.
 
-    Until the last batch the new head talks to old workers, so their versions count as well; so do those that stay.
+    Until the last batch the new head communicates with old workers, so old versions are checked too. Hosts that are not
+    upgraded are checked as well.
     """
     oldest = versions.oldest()
     daemons = {name for part in slurm_source.DAEMONS for name in slurm_source.every(site.inventory, part)}
     moves = list(_slurm_moves(found, daemons))
     moved = {host for host, *_ in moves}
-    moves += [(host, is_at, is_at) for host, is_at in _slurm_here(ledger, daemons) if moved and host not in moved]
+    installed = _installed_slurm(ledger, daemons) if moved else ()
+    moves += [(host, release, release) for host, release in installed if host not in moved]
     head = site.inventory.head.name
     new = next((release for host, release, _ in moves if host == head), None)
     findings = []
     if new and new not in oldest:
-        findings.append(Finding(head, "slurm version", f"{new} is not known here", "use a later clusterctl"))
+        message = f"Slurm {new} is not known to this version of clusterctl"
+        findings.append(Finding(head, "slurm version", message, "use a later clusterctl"))
     elif new:
         for host, to, was in moves:
             if wrong := [release for release in (to, was) if not versions.work_together(new, release)]:
-                told = f"Slurm {wrong[0]} and the head's {new}, which takes {oldest[new]} to {new}, do not go together"
-                findings.append(Finding(host, "slurm version", told, "upgrade in smaller steps: slurm_head_version"))
+                message = f"Slurm {wrong[0]} is not compatible with {new} on the head (accepts {oldest[new]} to {new})"
+                findings.append(Finding(host, "slurm version", message, "upgrade in smaller steps: slurm_head_version"))
     if findings:
         raise PreflightError(findings)
 
 
 def _slurm_moves(found: Plan, daemons: Collection[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield host, new and old release of each Slurm daemon that would move."""
+    """Yield host, new and old release of each Slurm daemon that would be upgraded."""
     for (_, change), hosts in found.changes.items():
         new, old = (_RELEASE.match(version) for version in (change.new, change.old))
         if change.kind == "package" and change.name in daemons and new and old:
             yield from ((host, new[1], old[1]) for host in hosts)
 
 
-def _slurm_here(ledger: Ledger, daemons: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield host and release of each Slurm daemon that a rehearsal has found installed."""
+def _installed_slurm(ledger: Ledger, daemons: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield host and release of each Slurm daemon that check mode found installed."""
     for packages in ledger.installed.values():
         for name, hosts in packages.items():
             for host, version in hosts.items() if name in daemons else ():

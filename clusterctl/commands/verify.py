@@ -1,4 +1,4 @@
-"""`verify`: prove with jobs and queries that the cluster works."""
+"""`verify`: test the cluster with jobs and queries."""
 
 from clusterctl.run import engine
 from clusterctl.run.context import Options

@@ -1,1 +1,1 @@
-"""What all verbs that change nodes share: locks, preflight, plays, batches."""
+"""Shared parts of verbs that contact nodes: phases, locks, preflight, plays, batches."""

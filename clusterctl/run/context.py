@@ -1,4 +1,4 @@
-"""What a verb was asked for, and the cluster as its run sees it."""
+"""The options of a verb, and the cluster as a run sees it."""
 
 import getpass
 import shlex
@@ -20,52 +20,53 @@ from clusterctl.workspace import home, secrets
 if TYPE_CHECKING:
     from clusterctl.nodes.contact import Facts
 
-_ADOPT = "slurm_head_adopt"  # the variable by which --adopt reaches the role
+_ADOPT = "slurm_head_adopt"  # the role's variable for --adopt
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for; `given` is the inventory as it was typed, for the commands that we suggest."""
+    """The options of the command line. `given` is the inventory as typed, for the commands that hints suggest."""
 
     verb: str
     given: Path
     limit: str | None = None
     check: bool = False
-    """Ansible's check mode, in which nothing is changed."""
+    """Use Ansible's check mode, which changes nothing."""
     diff: bool = False
     forks: int | None = None
     verbosity: int = 0
     accept_new_host_keys: bool = False
-    skip_unreachable: bool | None = None  # None: the verb has no such choice
+    skip_unreachable: bool | None = None  # None: the verb has no such option
     adopt: bool = False
     new_head: bool = False
     become_password_file: Path | None = None
     ask_become_pass: bool = False
     json: bool = False
     yes: bool = False
-    """Whether questions are answered with yes beforehand."""
+    """Whether to answer all questions with yes."""
     nodes: tuple[str, ...] = ()
+    """The nodes in the arguments of the verb."""
     flags: tuple[str, ...] = ()
-    """The nodes that a verb names, and what else it alone is given, as they are typed."""
+    """The flags that only this verb has, as typed."""
     planned: str = ""
     """The verb that `plan` plans."""
     subverb: str = ""
-    """What `secret` does."""
+    """The verb of `secret`, such as `rotate`."""
     print_command: bool = False
-    """Print the plain commands instead."""
+    """Print the plain commands instead of running them."""
 
     @property
     def inventory(self) -> Path:
-        """The inventory's file; a directory stands for the `inventory.yaml` in it."""
+        """The inventory's file; in a directory it is `inventory.yaml`."""
         return home.inventory_file(self.given)
 
     @property
-    def chosen(self) -> str | None:
-        """The limit that was asked for; other verbs limit themselves."""
+    def requested_limit(self) -> str | None:
+        """The value of --limit; verbs without that option set `limit` themselves."""
         return self.limit if (self.planned or self.verb) in ("bootstrap", "discover") else None
 
     def again(self) -> str:
-        """Return the command that resumes where this one stopped: the same."""
+        """Return the command that resumes the run: the same command again."""
         argv = [
             "clusterctl",
             self.verb,
@@ -74,7 +75,7 @@ class Options:
             *self.nodes,
             *self.flags,
         ]
-        argv += ["--limit", self.chosen] if self.chosen else []
+        argv += ["--limit", self.requested_limit] if self.requested_limit else []
         argv += ["--skip-unreachable"] * bool(self.skip_unreachable)
         argv += ["--adopt"] * self.adopt
         argv += ["--new-head"] * self.new_head
@@ -83,13 +84,13 @@ class Options:
         return shlex.join(argv)
 
     def screen(self) -> Screen:
-        """Return where a person reads: stderr where stdout is for a program."""
+        """Return the screen for text: stderr if stdout is for a program, otherwise stdout."""
         return Screen(sys.stderr if self.json or self.print_command else sys.stdout)
 
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster as one run sees it: its inventory, the hosts asked for, and those left out as unreachable."""
+    """A cluster as one run sees it: its inventory, the requested hosts, and the skipped hosts."""
 
     options: Options
     inventory: Inventory
@@ -97,10 +98,10 @@ class Site:
     access: route.Access
     skipped: tuple[str, ...] = ()
     playbook: str = ""
-    """Its name where it is not the verb's."""
+    """The name of the playbook, if it differs from the verb."""
     facts: Mapping[str, "Facts"] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """What the playbook is asked to do."""
+    """Extra variables of the playbook."""
 
     @property
     def state(self) -> Path:
@@ -127,39 +128,42 @@ class Site:
         )
 
     def login(self) -> str:
-        """Return who logs in where the inventory names nobody; InputError where ssh's configuration names several."""
+        """Return the login user of hosts without `ansible_user`.
+
+        Raises InputError if ssh's configuration has several users for them: Ansible's command line accepts one.
+        """
         users = {route.of(host).user: host.name for host in self.hosts if not host.user}
         if len(users) > 1:
-            named = ", ".join(f"{user} on {name}" for user, name in users.items())
-            message = f"names several users ({named}), and Ansible takes one"
+            listed = ", ".join(f"{user} on {name}" for user, name in users.items())
+            message = f"got several users ({listed}), expected one user for all hosts"
             raise InputError([Problem(None, "~/.ssh/config", message, "set ansible_user in the inventory")])
         return next(iter(users), "")
 
     def groups(self) -> dict[str, list[str]]:
-        """Return the groups of the hosts that the run goes to."""
-        here = [host for host in self.hosts if host.name not in self.skipped]
-        groups: dict[str, list[str]] = {"all": [host.name for host in here]}
-        for host in here:
+        """Return the groups of the hosts of the run, without skipped hosts."""
+        hosts = [host for host in self.hosts if host.name not in self.skipped]
+        groups: dict[str, list[str]] = {"all": [host.name for host in hosts]}
+        for host in hosts:
             for group in host.groups:
                 groups.setdefault(group, []).append(host.name)
         return groups
 
     def only(self, names: Collection[str], playbook: str = "") -> "Site":
-        """Return the site with these hosts alone, and those that must know of them; for another playbook, if given."""
+        """Return the site with only these hosts and the informed hosts, for another playbook if given."""
         hosts = tuple(host for host in self.hosts if host.name in {*names, *self.inventory.informed})
         return replace(self, hosts=hosts, playbook=playbook or self.playbook)
 
     def redactor(self, needed: bool = False) -> Redactor:
-        """Return what takes the cluster's secrets out of text; InputError where they are `needed` and not there."""
+        """Return a redactor for the cluster's secrets. Raises InputError if they are `needed` and do not exist."""
         if needed or (self.inventory.directory / secrets.FILE).exists():
             return secrets.redactor(self.inventory.directory, self.access.sudo_password)
         return Redactor([self.access.sudo_password or ""])
 
 
 def load(options: Options, inventory: Inventory | None = None) -> Site:
-    """Read the cluster's directory, if it is not read yet, and the names in `--limit`.
+    """Read the cluster's directory, unless `inventory` is given, and the names in `--limit`.
 
-    Raises InputError; nothing is contacted.
+    Contacts no node. Raises InputError.
     """
     inventory = inventory or home.load(options.inventory)
     hosts = _select(inventory, options.limit, "NODE" if options.verb == "trust" else "--limit")
@@ -167,25 +171,25 @@ def load(options: Options, inventory: Inventory | None = None) -> Site:
 
 
 def authorise(site: Site) -> Site:
-    """Return the site with the password for sudo, if the command line promises one; asks for it where it says so."""
+    """Return the site with the sudo password: read it from the file or ask for it, as the options say."""
     options = site.options
     password = None
     if options.become_password_file and options.ask_become_pass:
         raise InputError(
-            [Problem(None, "--ask-become-pass", "cannot be given with --become-password-file", "choose one")]
+            [Problem(None, "--ask-become-pass", "cannot be used with --become-password-file", "choose one")]
         )
     if options.become_password_file:
         password = secrets.password_of(options.become_password_file)
     elif options.ask_become_pass:
         if not sys.stdin.isatty():
-            hint = "give --become-password-file FILE"
+            hint = "use --become-password-file FILE"
             raise InputError([Problem(None, "--ask-become-pass", "there is no terminal to ask on", hint)])
         password = getpass.getpass("sudo password: ")
     return replace(site, access=replace(site.access, sudo_password=password))
 
 
 def agree(screen: Screen, question: str, yes: bool, flag: str = "--yes") -> bool:
-    """Ask a person; `yes` is the answer where it was given beforehand. InputError where there is nobody to ask."""
+    """Ask the operator, or return true with `yes`. Raises InputError without a terminal."""
     if yes:
         return True
     require_terminal(flag)
@@ -193,15 +197,15 @@ def agree(screen: Screen, question: str, yes: bool, flag: str = "--yes") -> bool
 
 
 def require_terminal(flag: str) -> None:
-    """Raise InputError where there is nobody to ask, naming the flag that answers."""
+    """Raise InputError without a terminal; the message has the flag that answers the question."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise InputError([Problem(None, flag, "is needed where there is no terminal to ask on")])
+        raise InputError([Problem(None, flag, "is required without a terminal")])
 
 
 def _select(inventory: Inventory, limit: str | None, key: str = "--limit") -> tuple[Host, ...]:
-    """Return the hosts named in a limit, host or group names, separated by commas; all hosts where there is none.
+    """Return the hosts of a limit: names of hosts or groups, separated by commas. Without a limit, return all hosts.
 
-    `key` is what the command line calls it.
+    `key` is the name of the argument on the command line.
     """
     if limit is None:
         return inventory.hosts

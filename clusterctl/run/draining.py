@@ -1,4 +1,4 @@
-"""The phase that takes nodes out of service and waits for what runs there."""
+"""The phase that drains nodes and waits for their jobs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,10 +12,10 @@ from clusterctl.util.text import fold, plural
 
 
 class Drain(Phase):
-    """Drain nodes for a cause, and with `wait` until nothing runs there.
+    """Drain nodes for a cause, and with `wait` wait for their jobs.
 
-    With `force` what runs there is ended instead, after a question. `minutes` is how long is waited, None: as long as
-    it takes; WorkersFailed after that, and the nodes stay drained.
+    With `force` the jobs are killed after confirmation. `minutes` limits the wait (None: no limit). If jobs remain, it
+    raises WorkersFailed and the nodes stay drained.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Drain(Phase):
         self.cause, self.nodes, self.reason = cause, nodes, reason
         self.wait, self.force, self.minutes = wait, force, minutes
         self.why = why
-        """What a person who does it by hand has to know."""
+        """The reason that --print-command prints with the step."""
         self.title = f"Drain {fold(nodes)}" + " and wait for its jobs" * wait
 
     def should_run(self, run: Run) -> bool:
@@ -46,7 +46,7 @@ class Drain(Phase):
             self.finish(run, controller)
 
     def finish(self, run: Run, controller: scheduler.Scheduler) -> None:
-        """Do what comes after the drain, as the options of the phase ask."""
+        """Kill jobs or wait for them after the drain, according to the options."""
         if self.wait and self.force and (found := controller.workloads(self.nodes)):
             self._confirm(run, found)
             controller.cancel([one.id for one in found])
@@ -57,25 +57,27 @@ class Drain(Phase):
         for one in found:
             run.screen.say(f"  {one}")
         if not context.agree(run.screen, f"Kill {plural(len(found), 'job')}?", run.options.yes):
-            raise Interrupted(f"No job was killed; {fold(self.nodes)} stays drained ({self._keep(run.site)}).")
+            raise Interrupted(f"No job was killed; {fold(self.nodes)} stays drained ({self._resume_hint(run.site)}).")
 
     def _wait(self, run: Run, controller: scheduler.Scheduler) -> None:
         seconds = None if self.minutes is None else self.minutes * 60
         try:
-            left = controller.wait_until_empty(self.nodes, run.screen.say, seconds)
+            remaining = controller.wait_until_empty(self.nodes, run.screen.say, seconds)
         except KeyboardInterrupt:
-            stays = f"{fold(self.nodes)} stays drained ({self._keep(run.site)})"
-            raise Interrupted(f"Interrupted while jobs went on; {stays}.") from None
-        if left:
-            told = "; ".join(str(one) for one in left[:5]) + (f"; and {len(left) - 5} more" if len(left) > 5 else "")
+            stays = f"{fold(self.nodes)} stays drained ({self._resume_hint(run.site)})"
+            raise Interrupted(f"Interrupted while jobs were running; {stays}.") from None
+        if remaining:
+            jobs = "; ".join(str(one) for one in remaining[:5])
+            jobs += f"; and {len(remaining) - 5} more" if len(remaining) > 5 else ""
+            hint = self._resume_hint(run.site)
             raise WorkersFailed(
-                f"{plural(len(left), 'job')} still on {fold(self.nodes)} after {self.minutes:g} min; {told}.\n"
-                f"It stays drained, and nothing else was changed. The same command waits again ({self._keep(run.site)})"
+                f"{plural(len(remaining), 'job')} still on {fold(self.nodes)} after {self.minutes:g} min; {jobs}.\n"
+                f"It stays drained, and nothing else was changed. The same command waits again ({hint})"
             )
 
-    def _keep(self, site: Site) -> str:
-        back = scheduler.of(site.inventory).resume_command(self.cause, self.nodes)
-        return f"to keep it in service, on the head: {back}"
+    def _resume_hint(self, site: Site) -> str:
+        command = scheduler.of(site.inventory).resume_command(self.cause, self.nodes)
+        return f"to resume it, on the head: {command}"
 
     def plan(self, run: Run) -> None:
         if self.wait:
@@ -91,15 +93,16 @@ class Drain(Phase):
 
 
 def wait_for_jobs(site: Site, screen: Screen, cause: str, nodes: Sequence[str], minutes: float | None) -> list[str]:
-    """Drain the nodes of a batch and wait for their jobs; return those that still have some after the time."""
+    """Drain the nodes of a batch and wait for their jobs; return the nodes that still have jobs after `minutes`."""
     seconds = None if minutes is None else minutes * 60
     try:
         with scheduler.connect(site) as controller:
             controller.drain(cause, nodes, f"{cause} under way")
-            left = controller.wait_until_empty(nodes, screen.say, seconds)
-            busy = [name for name in nodes if controller.workloads([name])] if left else []
+            remaining = controller.wait_until_empty(nodes, screen.say, seconds)
+            busy = [name for name in nodes if controller.workloads([name])] if remaining else []
     except KeyboardInterrupt:
-        raise Interrupted("Interrupted while jobs went on.") from None
+        raise Interrupted("Interrupted while jobs were running.") from None
     if busy:
-        screen.say(f"  {plural(len(left), 'job')} still on {fold(busy)}: {left[0]}" + ", ..." * (len(left) > 1))
+        count, more = plural(len(remaining), "job"), ", ..." * (len(remaining) > 1)
+        screen.say(f"  {count} still on {fold(busy)}: {remaining[0]}{more}")
     return busy

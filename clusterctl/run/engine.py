@@ -1,4 +1,4 @@
-"""Run a verb's list of phases, plan it (`plan VERB`), or print what a person does instead (`--print-command`)."""
+"""Run a verb's list of phases, plan it (`plan VERB`), or print the equivalent commands (`--print-command`)."""
 
 import contextlib
 import sys
@@ -14,10 +14,10 @@ from clusterctl.util.errors import ClusterctlError, Interrupted
 
 
 def execute(options: Options, phases: Sequence[Phase], inventory: Inventory | None = None) -> int:
-    """Run a verb's phases, plan them, or print their commands, as the options ask; return the exit code.
+    """Run a verb's phases, plan them, or print their commands, according to the options; return the exit code.
 
-    `inventory` is the one that the first phases contact, where the file has another. Raises ClusterctlError where the
-    run ends before Ansible begins.
+    `inventory` is what the first phases use if the file differs from it. Raises ClusterctlError if the run ends before
+    the first phase that may change nodes.
     """
     site = context.load(options, inventory)
     if options.print_command:
@@ -29,17 +29,17 @@ def execute(options: Options, phases: Sequence[Phase], inventory: Inventory | No
         run.screen.say((site.inventory.cluster_name, "bold"), f"  {options.verb}", cut=True)
         error = _all(run, phases)
         closing = record.write(run, error) if run.kept else None
-    return record.show(run, error, closing) if closing else 0  # other runs may begin meanwhile
+    return record.show(run, error, closing) if closing else 0  # the locks are released before the page is printed
 
 
 def _all(run: Run, phases: Sequence[Phase]) -> ClusterctlError | None:
-    """Run the phases in order; return what ended them, or raise it where no node may have been changed yet."""
+    """Run the phases in order. Return the error that ended them, or raise it if no node can have changed yet."""
     began, error, done = time.monotonic(), None, list[dict[str, Any]]()
-    due = list(phases)
+    pending = list(phases)
     titled = sum(phase.announced for phase in phases) > 1 and not run.options.planned
-    while due and error is None:
-        phase, started = due.pop(0), time.monotonic()
-        run.is_last = not due
+    while pending and error is None:
+        phase, started = pending.pop(0), time.monotonic()
+        run.is_last = not pending
         try:
             if not phase.should_run(run):
                 continue
@@ -54,9 +54,9 @@ def _all(run: Run, phases: Sequence[Phase]) -> ClusterctlError | None:
             error = Interrupted(f"Interrupted {_when(run, phase)}.")
         except BrokenPipeError:
             run.screen.mute()
-            error = Interrupted(f"Nobody reads the output; stopped {_when(run, phase)}.")
+            error = Interrupted(f"The output was closed; stopped {_when(run, phase)}.")
         done.append(_result(phase, "failed" if error else "ok", time.monotonic() - started))
-    run.told["phases"] = done + [_result(phase, "not begun") for phase in due]
+    run.summary["phases"] = done + [_result(phase, "not begun") for phase in pending]
     if error and run.kept is None:
         record.keep_refusal(run, error, time.monotonic() - began)
         raise error
@@ -66,7 +66,7 @@ def _all(run: Run, phases: Sequence[Phase]) -> ClusterctlError | None:
 def _when(run: Run, phase: Phase) -> str:
     if run.kept is None:
         return "before any node was changed"
-    between = "between two playbooks; nothing is under way any more"
+    between = "between two playbooks; no task is running"
     return between if run.ledger.results else f"in the phase: {phase.title}"
 
 
@@ -75,7 +75,7 @@ def _result(phase: Phase, result: str, seconds: float = 0.0) -> dict[str, Any]:
 
 
 def _print(run: Run, phases: Sequence[Phase]) -> int:
-    """Print each plain command, and on stderr in words what is to be done before, between and after them."""
+    """Print each plain command on stdout, and the steps before, between and after them on stderr."""
     steps = [step for phase in phases if phase.should_run(run) for step in phase.describe(run)]
     last = max((at for at, step in enumerate(steps) if isinstance(step, Site)), default=-1)
     first = min((at for at, step in enumerate(steps) if isinstance(step, Site)), default=len(steps))

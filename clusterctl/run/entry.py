@@ -1,4 +1,4 @@
-"""The phases before a run changes anything: its locks, host keys, and the checks of all nodes."""
+"""The phases before a run changes anything: locks, host keys, and checks of all nodes."""
 
 import shlex
 import shutil
@@ -23,7 +23,7 @@ MIN_STATE_MB = 50
 
 
 class _Entry(Phase):
-    """A phase that changes no node, and that a plan needs as well."""
+    """A phase that changes no node and also runs in a plan."""
 
     changes_nodes = announced = False
 
@@ -32,7 +32,7 @@ class _Entry(Phase):
 
 
 class Authorise(_Entry):
-    """Read or ask for the password for sudo, where the command line promises one."""
+    """Read the sudo password or ask for it, according to the options."""
 
     title = "Ask for the sudo password"
 
@@ -41,7 +41,7 @@ class Authorise(_Entry):
 
 
 class LockDirectory(_Entry):
-    """Keep other runs out of the cluster's directory; InputError where it cannot be written."""
+    """Lock the cluster's directory against other runs. Raises InputError if it is not writable."""
 
     title = "Lock the cluster's directory"
 
@@ -51,7 +51,7 @@ class LockDirectory(_Entry):
             held = run.stack.enter_context(lock.hold(state, run.options.verb, say=run.screen.say))
             free = shutil.disk_usage(state).free >> 20
         if free < MIN_STATE_MB:
-            found = f"{free} MB free there, expected at least {MIN_STATE_MB} MB"
+            found = f"got {free} MB free, expected at least {MIN_STATE_MB} MB"
             raise InputError([Problem(None, str(state), found, "a run writes its log there")])
         run.lock = held
 
@@ -66,9 +66,9 @@ class EnsureSecrets(_Entry):
 
 
 class CheckHostKeys(_Entry):
-    """Record the host keys of nodes never seen, if the operator agrees.
+    """Record the host keys of new nodes, after confirmation.
 
-    Interrupted for a no, PreflightError for wrong keys.
+    Raises Interrupted if the operator declines, PreflightError for wrong keys.
     """
 
     title = "Check SSH host keys"
@@ -87,13 +87,13 @@ class CheckHostKeys(_Entry):
 
 
 class RenewHostKeys(_Entry):
-    """Put the host keys that nodes show now in place of those on record, once the operator agrees."""
+    """Replace the recorded host keys with the keys that the nodes present now, after confirmation."""
 
     title = "Record new SSH host keys"
 
     def __init__(self, names: Collection[str] = ()) -> None:
         self.names = names
-        """Hosts of the run; all where none is named."""
+        """The hosts to renew; empty for all hosts of the run."""
 
     def run(self, run: Run) -> None:
         from clusterctl.nodes import route, trust
@@ -102,28 +102,28 @@ class RenewHostKeys(_Entry):
         hosts = [host for host in site.hosts if not self.names or host.name in self.names]
         head_has_secrets = site.inventory.head in hosts and (site.inventory.directory / secrets.FILE).exists()
         if head_has_secrets:
-            # By it the head is known; without it nothing is recorded.
+            # The head's identity is stored under an HMAC of this password. Without it, fail before a key is recorded.
             secrets.vault_password_file(site.inventory.directory)
         with files.writing(site.inventory.directory):
             old = {host.name: trust.recorded(site.access, route.of(host).name) for host in hosts}
             accept = run.options.accept_new_host_keys
             new = trust.renew(site.inventory, hosts, site.access, accept, ask_about_keys(screen, old))
             if head_has_secrets:
-                # Who has just agreed to the head's new host key is not asked about the head once more.
+                # If the head has a new key, the operator has just confirmed it: do not ask about the head again.
                 if site.inventory.head.name not in {key.node for key in new}:
                     require_same_head(site, screen)
                 keep_head(site, screen)
         for key in new:
             screen.say((f"  {key.node}", "bold"), f"  {key.type}  {key.fingerprint}  recorded")
         if not new:
-            screen.say("The nodes show the keys that are on record.")
+            screen.say("The nodes present the recorded host keys.")
 
     def describe(self, run: Run) -> Iterator[Step]:
         yield shlex.join(["clusterctl", "trust", str(run.options.given), *self.names])
 
 
 class ConfirmHead(_Entry):
-    """See that the head is the one that last got the cluster's secrets, or ask."""
+    """Check that the head is the host that last received the cluster's secrets, or ask."""
 
     title = "Check that the head is the same"
 
@@ -132,7 +132,7 @@ class ConfirmHead(_Entry):
 
 
 class LockHead(_Entry):
-    """Keep runs from other machines out. Locked while one has the lock."""
+    """Lock the cluster against runs from other machines. Raises Locked while another run has the lock."""
 
     title = "Lock the cluster on its head"
 
@@ -145,9 +145,9 @@ class LockHead(_Entry):
 
 
 class Preflight(_Entry):
-    """Check every host before anything is changed, and record the hardware of those that are new.
+    """Check every host before anything changes, and record the hardware of new hosts.
 
-    PreflightError has all problems of all hosts. With `skip_unreachable` those that cannot be reached are left out.
+    Raises PreflightError with all problems of all hosts. With `skip_unreachable`, unreachable hosts are skipped.
     """
 
     title = "Check the nodes"
@@ -156,9 +156,9 @@ class Preflight(_Entry):
         self.renewed = renewed
         """Nodes whose hardware is recorded again."""
         self.replaces = replaces
-        """Whether software on the nodes, which clusterctl may not manage, is replaced."""
+        """Whether the verb may replace software on the nodes that clusterctl does not manage."""
         self.new_head = replaces and new_head
-        """Whether a head that has lost its queue begins with an empty one."""
+        """Whether a head that has lost its queue may start with an empty queue."""
 
     def run(self, run: Run) -> None:
         from clusterctl.nodes import remote
@@ -184,7 +184,7 @@ class Preflight(_Entry):
         site, options = run.site, run.options
         redact = site.redactor().redact
         missing = run.head_lock.missing if run.head_lock else None
-        # A password that the head has refused is not tried there once more.
+        # Do not try a password again that the head has refused.
         refused = {site.inventory.head.name: missing} if missing and missing.failure is Failure.SUDO else None
         adopt, new_head = options.adopt if self.replaces else None, options.new_head if self.new_head else None
 
@@ -206,23 +206,23 @@ class Preflight(_Entry):
             return
         argv = ["clusterctl", "discover", str(run.options.given)]
         argv += ["--limit", ",".join(lacking)] if 0 < len(lacking) < len(hosts) else []
-        missing = "host keys, hardware records and secrets are not all there yet"
+        missing = "some host keys, hardware records or secrets are missing"
         yield f"{fold(lacking) or 'the cluster'}: {missing}: {shlex.join(argv)}"
 
 
 CONTACT = (Authorise(), LockDirectory(), EnsureSecrets(), CheckHostKeys(), ConfirmHead(), LockHead())
-"""What comes before the checks of the nodes."""
+"""The phases before the checks of the nodes."""
 ENTRY = (*CONTACT, Preflight())
-"""How runs begin that build or change the cluster."""
+"""The first phases of runs that build or change the cluster."""
 ENTRY_OF_A_TEST = (*(phase for phase in CONTACT if not isinstance(phase, EnsureSecrets)), Preflight(replaces=False))
-"""How runs begin that replace nothing."""
+"""The first phases of runs that replace nothing on the nodes."""
 
 
 def require_same_head(site: Site, screen: Screen) -> None:
-    """See that the head is the one that last got the cluster's secrets, or ask.
+    """Check that the head is the host that last received the cluster's secrets, or ask.
 
-    Raises Interrupted for a no, and InputError where there is nobody to ask.
-    `--accept-new-host-keys` is for nodes never seen. It is an answer for the head only where `trust` names it.
+    Raises Interrupted if the operator declines, InputError without a terminal.
+    `--accept-new-host-keys` applies to new nodes. Only the verb `trust` accepts a changed head with it.
     """
     from clusterctl.nodes import known_head
 
@@ -231,7 +231,7 @@ def require_same_head(site: Site, screen: Screen) -> None:
     if before is None:
         if now.keys:
             found = f"{now.way}, host key {', '.join(now.keys)}"
-            screen.say(f"  {name} gets the cluster's secrets from this machine for the first time: {found}")
+            screen.say(f"  {name} receives the cluster's secrets from this machine for the first time: {found}")
         return
     if not (changes := list(known_head.changes(before, now))):
         return
@@ -241,22 +241,18 @@ def require_same_head(site: Site, screen: Screen) -> None:
         return
     if options.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         trust = shlex.join(["clusterctl", "trust", str(options.given), name])
-        hint = f"if that is right: {trust}, on a terminal or with --accept-new-host-keys"
-        raise InputError(
-            [
-                Problem(None, name, f"not the head that this machine gave the cluster's secrets; {change}", hint)
-                for change in changes
-            ]
-        )
-    screen.say((f"  {name}", "bold"), " is not the head that this machine last gave the cluster's secrets:")
+        hint = f"if this is expected: {trust}, on a terminal or with --accept-new-host-keys"
+        found = "is not the head that last received the cluster's secrets from this machine"
+        raise InputError([Problem(None, name, f"{found}; {change}", hint) for change in changes])
+    screen.say((f"  {name}", "bold"), " is not the head that last received the cluster's secrets from this machine:")
     for change in changes:
         screen.say(f"    {change}")
-    if not screen.agrees("Is that right, and is this one to have them?"):
-        raise Interrupted(f"{name} was given nothing, and no node was changed.")
+    if not screen.agrees("Is this expected, and should this host receive the secrets?"):
+        raise Interrupted(f"No secrets were sent to {name}, and no node was changed.")
 
 
 def keep_head(site: Site, screen: Screen) -> None:
-    """Keep which head has the cluster's secrets."""
+    """Record which head has the cluster's secrets."""
     from clusterctl.nodes import known_head
 
     head = known_head.of(site.inventory, site.access)
@@ -264,29 +260,28 @@ def keep_head(site: Site, screen: Screen) -> None:
         if head.keys and head != known_head.load(site.inventory.directory):
             known_head.save(site.inventory.directory, head)
     except OSError as error:
-        screen.say(f"That {head.name} is the head could not be kept on this machine: {error.strerror}")
+        screen.say(f"The identity of the head {head.name} could not be recorded on this machine: {error.strerror}")
 
 
 def _require_lock(run: Run) -> None:
-    """Let no run go to a head that cannot keep others out; one that leaves the head alone may do without."""
+    """Raise PreflightError if the head is in the run and cannot be locked. A run without the head only warns."""
     head, error = run.site.inventory.head, run.head_lock.missing if run.head_lock else None
     if error and head in run.site.hosts:
         raise PreflightError([Finding(head.name, "lock", error.found, error.hint)])
     if error:
-        run.screen.say(f"{head.name} does not keep other runs out: {error.found}")
+        run.screen.say(f"{head.name} is not locked against other runs: {error.found}")
 
 
 def ask_about_keys(screen: Screen, recorded: Mapping[str, Sequence[str]] | None = None) -> Any:
-    """Return what asks a person about host keys; None without a terminal. `recorded` are those to be replaced."""
+    """Return a function that asks about host keys; None without a terminal. `recorded` has the keys to replace."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
 
     def ask(keys: Sequence[Any]) -> bool:
         report.host_keys(screen, keys, recorded or {})
-        screen.say(
-            "Compare them with what the nodes' consoles show: ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub"
-        )
-        if not screen.agrees("Are they right, and to be recorded?"):
+        command = "ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub"
+        screen.say(f"Compare them with the output on the nodes' consoles: {command}")
+        if not screen.agrees("Are these keys correct? Record them?"):
             raise Interrupted("No host key was recorded, and no node was changed.")
         return True
 

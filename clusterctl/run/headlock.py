@@ -1,9 +1,9 @@
-"""The cluster's lock on its head, for administrators at different machines.
+"""The cluster's lock on its head, against runs from other machines.
 
-A small program on the head, run over a connection of its own, holds flock(2) on a file in /run/clusterctl as long as it
-hears from us: a line every few seconds. Where it hears nothing it keeps the lock for EXPIRY seconds more by the
-head's own clock, since tasks of a run that was cut off may still go on, and then lets go. A later run of the same
-controller's directory, which has the lock there too, takes it over at once.
+A small program on the head holds flock(2) on a file in /run/clusterctl. It runs over its own SSH connection and reads a
+heartbeat line every few seconds. Without a heartbeat it keeps the lock for EXPIRY more seconds of the head's clock,
+because tasks of a disconnected run may still be running. Then it releases the lock. A later run from the same
+controller and directory, which holds that directory's lock too, takes the lock over immediately.
 """
 
 import hashlib
@@ -65,10 +65,10 @@ listening = [0]
 while time.monotonic() < heard + expiry:
     if not select.select(listening, [], [], max(0, heard + expiry - time.monotonic()))[0]:
         continue
-    said = os.read(0, 4096)
-    if b"done" in said:
+    data = os.read(0, 4096)
+    if b"done" in data:
         break
-    if said:
+    if data:
         heard = time.monotonic()
     else:
         listening = []
@@ -78,21 +78,22 @@ _MARK = "clusterctl-lock: "
 
 
 def controller_of(state: Path) -> str:
-    """Return the name by which the head knows this controller's directory: a random one, made once.
+    """Return the identifier of this controller and directory on the head, from a random number that is created once.
 
-    A copy of the directory, here or on another machine, has another name, or the two would take each other's lock.
-    Every user of the head can see it. InputError where the file is not what was made here: a directory may come from
-    somebody else, and a link in it would lead to a file that is none of the head's business.
+    A copy of the directory, on this or another machine, has another identifier. Otherwise both would take over each
+    other's lock. Every user of the head can read it.
+    Raises InputError if the file is not valid: the directory may come from another person, and a link in it could
+    expose another file to the head.
     """
-    path = state / "id"
+    path, hint = state / "id", "delete it; the next run creates it again"
     with suppress(FileExistsError):
         files.write_atomically(path, f"{random.SystemRandom().getrandbits(128):032x}\n".encode())
     try:
         found = files.read(path, inside=state).strip()
     except files.UnfitError as error:
-        raise InputError([Problem(None, str(path), str(error), "delete it: it is made anew")]) from None
+        raise InputError([Problem(None, str(path), str(error), hint)]) from None
     if not re.fullmatch(rb"[0-9a-f]{32}", found):
-        raise InputError([Problem(None, str(path), "is damaged, expected 32 digits", "delete it: it is made anew")])
+        raise InputError([Problem(None, str(path), "is damaged, expected 32 digits", hint)])
     machine = b""
     with suppress(OSError):
         machine = Path("/etc/machine-id").read_bytes()
@@ -101,9 +102,9 @@ def controller_of(state: Path) -> str:
 
 
 class HeadLock:
-    """The lock while it is held. `lost` says who has it instead, which cannot be while the head hears from us.
+    """The lock on the head. `lost` is the message about another run that took it after heartbeats failed.
 
-    `missing` says why the head gave none: what else is wrong with it, preflight tells better.
+    `missing` is the contact error for which the lock could not be taken; preflight reports the details.
     """
 
     def __init__(self, head: Host, access: Access, me: Holder, controller: str) -> None:
@@ -116,15 +117,15 @@ class HeadLock:
         self.missing: ContactError | None = None
 
     def take(self) -> None:
-        """Take the lock. Raises Locked naming who has it, ContactError where the head cannot be asked."""
+        """Take the lock. Raises Locked with its holder, ContactError if the head cannot be reached."""
         self._close()
         session = connect(self._head, self._access)
         try:
             channel = session.transport.open_session(timeout=_SECONDS)
             deadline = time.monotonic() + _SECONDS
             program = ["/usr/bin/python3", "-I", "-c", _PROGRAM, self._me, str(EXPIRY)]
-            said = session.start(channel, program, root=True, deadline=deadline)
-            answer = self._answer(channel, said, deadline)
+            output = session.start(channel, program, root=True, deadline=deadline)
+            answer = self._read_answer(channel, output, deadline)
         except (paramiko.SSHException, OSError, EOFError) as error:
             session.close()
             raise _failed(str(error) or f"no answer within {_SECONDS:.0f} s") from None
@@ -134,29 +135,29 @@ class HeadLock:
         if answer.startswith("held"):
             session.close()
             holder = holder_of(answer.removeprefix("held")) or "another run"
-            raise Locked(f"The cluster is locked by {holder}.\nWait until it has ended, then give the command again.")
+            raise Locked(f"The cluster is locked by {holder}.\nWait until it has ended, then repeat the command.")
         self._session, self._channel = session, channel
 
-    def _answer(self, channel: paramiko.Channel, said: bytes, deadline: float) -> str:
-        while b"\n" not in said:
+    def _read_answer(self, channel: paramiko.Channel, output: bytes, deadline: float) -> str:
+        while b"\n" not in output:
             channel.settimeout(max(0.1, deadline - time.monotonic()))
             chunk = channel.recv(1 << 12)
-            said += chunk
-            if not chunk or len(said) > 1 << 14:
-                complaint = channel.recv_stderr(1 << 12).decode(errors="replace").strip().splitlines()
-                raise _failed(complaint[-1] if complaint else "no answer")
-        line = said.partition(b"\n")[0].decode(errors="replace")
+            output += chunk
+            if not chunk or len(output) > 1 << 14:
+                stderr = channel.recv_stderr(1 << 12).decode(errors="replace").strip().splitlines()
+                raise _failed(stderr[-1] if stderr else "no answer")
+        line = output.partition(b"\n")[0].decode(errors="replace")
         if not line.startswith(_MARK):
             raise _failed(line)
         return line.removeprefix(_MARK)
 
     def keep(self) -> None:
-        """Let the head hear from us until `release`; a connection that breaks is made anew."""
+        """Send heartbeats to the head until `release`; reconnect if the connection breaks."""
         while not self._over.wait(HEARTBEAT):
             try:
                 if self._channel is None:
                     self.take()
-                    if self._over.is_set():  # the run ended meanwhile, and nobody else would give this one back
+                    if self._over.is_set():  # `release` ran before this lock was taken and could not release it
                         self._give_back()
                 else:
                     self._channel.sendall(b"here\n")
@@ -164,19 +165,19 @@ class HeadLock:
                 self.lost = str(error)
                 return
             except (ContactError, paramiko.SSHException, OSError, EOFError):
-                self._close()  # the head may be on its way up again
+                self._close()  # the head may be rebooting
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._over.set()
         self._give_back()
 
     def _give_back(self) -> None:
-        if channel := self._channel:  # `keep` may drop it at any moment
+        if channel := self._channel:  # `keep` may set it to None at any time
             with suppress(paramiko.SSHException, OSError, EOFError):
                 channel.sendall(b"done\n")
                 channel.shutdown_write()
-                channel.status_event.wait(1.0)  # or a run that begins at once would meet it
+                channel.status_event.wait(1.0)  # or the next run may find the lock still held
         self._close()
 
     def _close(self) -> None:
@@ -186,14 +187,16 @@ class HeadLock:
 
 
 def _failed(found: str) -> ContactError:
-    return ContactError(
-        Failure.REPLY, f"cannot keep other runs out: {printable(found, 200)}", "see /run/clusterctl there"
-    )
+    message = f"cannot lock the cluster against other runs: {printable(found, 200)}"
+    return ContactError(Failure.REPLY, message, "see /run/clusterctl there")
 
 
 @contextmanager
 def hold(head: Host, access: Access, me: Holder, state: Path) -> Iterator[HeadLock]:
-    """Hold the lock on the head, or say what is missing for it. Raises Locked at once while another run has it."""
+    """Hold the lock on the head; on a contact error, yield with `missing` set.
+
+    Raises Locked immediately while another run has the lock.
+    """
     lock = HeadLock(head, access, me, controller_of(state))
     try:
         lock.take()
@@ -207,4 +210,4 @@ def hold(head: Host, access: Access, me: Holder, state: Path) -> Iterator[HeadLo
         yield lock
     finally:
         lock.release()
-        beat.join(2)  # it may be about to take the lock once more
+        beat.join(2)  # the thread may be taking the lock again

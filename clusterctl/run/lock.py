@@ -1,8 +1,8 @@
-"""One run at a time on a cluster's directory: `.clusterctl/lock`, which also says who holds it.
+"""The lock of a cluster's directory: `.clusterctl/lock`, which also contains its holder.
 
-The lock is `flock(2)`, so the kernel lets go of it whatever becomes of its holder. A run's Ansible inherits the open
-file: should clusterctl be killed, the lock stands until Ansible's task under way has ended, and `hold` waits for that.
-For administrators at different machines there is one on the head too: headlock.py.
+The lock is `flock(2)`, so the kernel releases it when its holder ends. Ansible inherits the open file: if clusterctl is
+killed, the lock is held until Ansible's running task has ended, and `hold` waits for that. headlock.py has the lock
+against runs from other machines.
 """
 
 import errno
@@ -26,7 +26,7 @@ from clusterctl.util.text import strip_controls
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds the lock. `start` is in UTC, ISO 8601."""
+    """The holder of the lock. `start` is in UTC, ISO 8601."""
 
     user: str
     host: str
@@ -38,7 +38,7 @@ class Holder:
         return f"clusterctl {self.verb} of {self.user} on {self.host} (process {self.pid}, since {self.start})"
 
     def is_gone(self) -> bool:
-        """Tell whether the process is known to have ended; of another machine's nothing is known."""
+        """Return whether the process is known to have ended; always false for another machine's process."""
         if self.host != socket.gethostname():
             return False
         try:
@@ -51,7 +51,7 @@ class Holder:
 
 
 def this_run(verb: str) -> Holder:
-    """Return what this process, begun now, is to be called by others."""
+    """Return this process as a holder that starts now."""
     return Holder(_user(), socket.gethostname(), os.getpid(), f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", verb)
 
 
@@ -59,10 +59,10 @@ def this_run(verb: str) -> Holder:
 def hold(
     directory: Path, verb: str, *, orphan_seconds: float = 600, say: Callable[[str], None] = lambda text: None
 ) -> Iterator[int]:
-    """Hold the cluster's lock; gives the file descriptor that Ansible is to inherit.
+    """Hold the cluster's lock; yield the file descriptor that Ansible inherits.
 
-    Raises `Locked` at once, naming the holder, while another run is alive. If its clusterctl was killed and only its
-    Ansible is left, waits up to `orphan_seconds` for that to end its task, and says so once.
+    Raises `Locked` with the holder immediately while another run is alive. If its clusterctl was killed and only its
+    Ansible is left, waits up to `orphan_seconds` until its task has ended, and reports that once.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / "lock"
@@ -82,7 +82,7 @@ def hold(
 
 
 def _take(file: IO[str], orphan_seconds: float, say: Callable[[str], None]) -> None:
-    began, said = time.monotonic(), False
+    began, reported = time.monotonic(), False
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,13 +91,13 @@ def _take(file: IO[str], orphan_seconds: float, say: Callable[[str], None]) -> N
             holder = _read(file)
         orphan = holder is not None and holder.is_gone()
         waited = time.monotonic() - began
-        # Who has only just taken the lock may not have written its name yet, or the last one's still stands there.
+        # A holder that has just taken the lock may not have written the file yet: it is empty or has the last holder.
         if waited >= (orphan_seconds if orphan else 1.0 if holder is None else 0.0):
-            left = f"what is left of {holder}" if orphan else str(holder or "another run")
-            raise Locked(f"The cluster is locked by {left}.\nWait until it has ended, then give the command again.")
-        if orphan and waited > 0.3 and not said:
-            say(f"{holder} was killed; waiting for its task under way to end")
-            said = True
+            owner = f"the remaining processes of {holder}" if orphan else str(holder or "another run")
+            raise Locked(f"The cluster is locked by {owner}.\nWait until it has ended, then repeat the command.")
+        if orphan and waited > 0.3 and not reported:
+            say(f"{holder} was killed; waiting for its running task to end")
+            reported = True
         time.sleep(0.1)
 
 
@@ -106,10 +106,10 @@ def _read(file: IO[str]) -> Holder | None:
     return holder_of(file.read(4096))
 
 
-def holder_of(said: str) -> Holder | None:
-    """Read a holder from what a lock's file says; None where that is not one."""
+def holder_of(content: str) -> Holder | None:
+    """Parse the content of a lock file; return None if it is invalid."""
     try:
-        data = json.loads(said)
+        data = json.loads(content)
         text = {key: str(data[key])[:128] for key in ("user", "host", "start", "verb")}
         return Holder(pid=int(data["pid"]), **{k: strip_controls(v, keep="") for k, v in text.items()})
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -119,5 +119,5 @@ def holder_of(said: str) -> Holder | None:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # an id without a name
+    except (KeyError, OSError):  # the user id has no name
         return f"uid {os.getuid()}"

@@ -1,8 +1,8 @@
-"""What the verbs have in common that change who belongs to the cluster.
+"""Common parts of the verbs that add, remove or replace nodes.
 
-Only the nodes in question, the head and monitoring are contacted, so the cost does not grow with the cluster, and jobs
-elsewhere go on. There are two exceptions: a Slurm that learns of nodes by a restart alone, and, where nodes come, an
-inventory without `cluster_networks`.
+A run contacts only the given nodes, the head and monitoring. So its cost does not grow with the cluster, and jobs on
+other nodes continue. There are two exceptions: a Slurm that reads its list of nodes only at a restart, and, for new
+nodes, an inventory without `cluster_networks`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,24 +20,24 @@ from clusterctl.workspace import hardware
 from clusterctl.workspace.edits import Change
 
 BY_RESTART = (
-    "The head's Slurm learns of nodes only by a restart of its daemons on every worker: all {} hosts are contacted. "
-    "Running jobs go on."
+    "The head's Slurm changes its list of nodes only by a restart of its daemons on every worker: "
+    "contacting all {} hosts. Running jobs continue."
 )
 _BY_FIREWALLS = (
-    "Without cluster_networks every node's firewall lists the others' addresses: all {} hosts are contacted. "
-    "Running jobs go on."
+    "Without cluster_networks, every node's firewall lists the addresses of the other nodes: contacting all {} hosts. "
+    "Running jobs continue."
 )
 
 
 class ConfirmChange(Phase):
-    """Show how the inventory would change, and ask."""
+    """Show the change of the inventory and ask for confirmation."""
 
     title = "Confirm the change of the inventory"
     changes_nodes = announced = False
 
     def __init__(self, change: Change, question: str, *, first: bool = False) -> None:
         self.change, self.question, self.first = change, question, first
-        """`first`: by hand the change is made before all else, for new nodes have to be in the inventory."""
+        """`first`: list the change as the first manual step, because new nodes must be in the inventory."""
 
     def should_run(self, run: Run) -> bool:
         return bool(self.change)
@@ -45,7 +45,7 @@ class ConfirmChange(Phase):
     def run(self, run: Run) -> None:
         self.plan(run)
         if not context.agree(run.screen, self.question, run.options.yes):
-            raise Interrupted(f"{self.change.path} is as it was, and no node was changed.")
+            raise Interrupted(f"{self.change.path} was not changed, and no node was changed.")
 
     def plan(self, run: Run) -> None:
         for line in self.change.diff().splitlines():
@@ -77,12 +77,12 @@ class WriteInventory(Phase):
 
 
 def unknown(names: Sequence[str], known: Sequence[str], what: str = "worker") -> list[Problem]:
-    """Return a problem for each name, with the nearest that is known."""
+    """Return a problem for each name, with the nearest known name as its hint."""
     return [Problem(None, "NODE", f'no {what} "{printable(name, 64)}"', did_you_mean(name, known)) for name in names]
 
 
 def limited(options: Options, after: Inventory, names: Sequence[str], screen: Screen) -> Options:
-    """Limit a run to these nodes and to the hosts that must know of them, which can be all."""
+    """Limit a run to these nodes and to the hosts whose configuration lists them, which can be all hosts."""
     if learns_by_restart(after):
         reason = BY_RESTART
     elif not after.variables.get("cluster_networks"):
@@ -94,7 +94,7 @@ def limited(options: Options, after: Inventory, names: Sequence[str], screen: Sc
 
 
 def learns_by_restart(after: Inventory) -> bool:
-    """Return whether the head's Slurm is older than 23.11: a changed list of nodes needs new daemons everywhere.
+    """Return whether the head's Slurm is older than 23.11: a changed list of nodes needs a restart of all daemons.
 
     Source: https://slurm.schedmd.com/faq.html#add_nodes and the release notes of 23.11.
     """

@@ -1,4 +1,4 @@
-"""A verb is a list of phases. Here is what a phase is, and what the phases of a run share; engine.py runs the list."""
+"""Phase, the base class of a verb's phases, and Run, the state that the phases of a run share. engine.py runs them."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -15,46 +15,46 @@ if TYPE_CHECKING:
     from clusterctl.run.headlock import HeadLock
 
 Step = str | Site
-"""What a person does instead of a phase: something in words, or the plain command for a site."""
+"""A manual step in place of a phase: a text, or the plain command for a site."""
 
 
 @dataclass
 class Run:
-    """What the phases of one run share."""
+    """The state that the phases of one run share."""
 
     site: Site
-    """The cluster as it is now; phases replace it."""
+    """The cluster in its current state; phases replace it."""
     screen: Screen
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What is undone when the run is over, locks among it."""
+    """Context managers to close at the end of the run, such as locks."""
     ledger: Ledger = field(default_factory=Ledger)
-    """What came of the plays."""
+    """The results of the plays."""
     lock: int = -1
     """The descriptor of the directory's lock, which Ansible inherits."""
     head_lock: "HeadLock | None" = None
     kept: RunDirectory | None = None
-    """The run's directory, once it is made."""
+    """The run's directory, once it is created."""
     redact: Callable[[str], str] = str
-    """Takes the secrets out of text: those that there were when the run's directory was made, old ones and new ones."""
+    """Redacts the secrets, old and new, that existed when the run's directory was created."""
     trouble: OSError | None = None
-    """What kept us from writing about a play."""
-    told: dict[str, Any] = field(default_factory=dict)
-    """What phases have for the summary."""
+    """The error that stopped the writing of the log of a play."""
+    summary: dict[str, Any] = field(default_factory=dict)
+    """Fields that phases add to the summary."""
     jobs: list[Any] = field(default_factory=list)
-    """In a plan: the jobs that would be waited for."""
+    """In a plan: the jobs that the run would wait for."""
     resume_with: str = ""
-    """The verb that resumes, where that is no longer this one."""
+    """The verb that resumes the run, if it differs from this verb."""
     is_last: bool = True
-    """Whether no phase comes after the one that runs."""
+    """Whether the running phase is the last one."""
     played_again: set[str] = field(default_factory=set)
-    """Nodes that were played again for GPUs that a new driver brought to light."""
+    """Nodes that were played again because a new driver found their GPUs."""
 
     @property
     def options(self) -> Options:
         return self.site.options
 
     def directory(self) -> RunDirectory:
-        """Return the run's directory, which the first phase makes that may change nodes."""
+        """Return the run's directory. The first phase that may change nodes creates it."""
         if self.kept is None:
             redactor = self.site.redactor(needed=True)
             with files.writing(self.site.state):
@@ -68,21 +68,21 @@ class Phase:
 
     title = ""
     changes_nodes = True
-    """Whether it may change nodes. Before the first that does, the run's directory is made."""
+    """Whether the phase may change nodes. The run's directory is created before the first such phase."""
     announced = True
-    """Whether its title is printed, where a verb has several such phases."""
+    """Whether the title is printed, if a verb has several such phases."""
 
     def should_run(self, run: Run) -> bool:
         """Return whether there is something to do."""
         return True
 
     def run(self, run: Run) -> None:
-        """Do it."""
+        """Run the phase."""
         raise NotImplementedError
 
     def plan(self, run: Run) -> None:
-        """Do what a plan needs of it; no node and no file of the cluster's directory may change."""
+        """Do the part that a plan needs; change no node and no file of the cluster's directory."""
 
     def describe(self, run: Run) -> Iterable[Step]:
-        """Return what a person does instead; contacts nobody."""
+        """Return the equivalent manual steps; contact no node."""
         return ()

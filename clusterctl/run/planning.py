@@ -1,7 +1,7 @@
-"""What a verb would change: its plays in Ansible's check mode, on a copy of the cluster's directory.
+"""Plan a verb: run its plays in Ansible's check mode, on a copy of the cluster's directory.
 
-So the inventory, the hardware records and the secrets stay as they are, though a plan may add nodes, meet new ones, or
-be the first that a cluster sees. Exit code: 0 where nothing would change, 10 where something would.
+So the inventory, the hardware records and the secrets stay unchanged, even if a plan adds nodes, finds new ones, or is
+the first run on a cluster. Exit code: 0 if nothing would change, 10 if something would change.
 """
 
 import itertools
@@ -31,7 +31,7 @@ _RESTARTS = ("restarted", "reloaded")
 
 @dataclass
 class Plan:
-    """What would change, by role and item with its hosts; units and nodes that would start anew; jobs waited for."""
+    """Changes by role and item with their hosts, restarts of units, reboots of nodes, and jobs to wait for."""
 
     changes: dict[tuple[str, Change], list[str]] = field(default_factory=dict)
     restarts: dict[str, list[str]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Plan:
 
     @classmethod
     def of(cls, ledger: Ledger, jobs: Sequence[Workload] = ()) -> "Plan":
-        """Read a plan from a run in check mode."""
+        """Build a plan from the ledger of a run in check mode."""
         plan = cls(jobs=list(jobs))
         for name in ledger.ordered(ledger.hosts):
             for role, change in ledger.hosts[name].changes:
@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def exit_code(self) -> int:
-        """Whether something would change, as an exit code."""
+        """CHANGES if something would change, otherwise NOTHING."""
         return CHANGES if self.changes or self.reboots else NOTHING
 
     def moved(self) -> set[str]:
@@ -62,7 +62,7 @@ class Plan:
         return {*self.reboots, *(host for hosts in self.changes.values() for host in hosts)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data for `--output json`."""
+        """Return the plan for `--output json`."""
         changes = self.changes.items()
         return {
             "changes": [{"role": role, **change.as_dict(), "hosts": hosts} for (role, change), hosts in changes],
@@ -72,35 +72,35 @@ class Plan:
         }
 
     def show(self, screen: Screen) -> None:
-        """Print it: role by role, each item once with its hosts; on a terminal each wraps within its column."""
+        """Print the plan by role, each item once with its hosts; on a terminal each wraps within its column."""
         screen.say()
         rows = [
             (role, f"{change.kind} {change.name}" + f": {change.what}" * bool(change.what), fold(hosts))
             for (role, change), hosts in sorted(self.changes.items(), key=lambda item: item[0][0])
         ]
         hosts_width = min(max((len(hosts) for *_, hosts in rows), default=0), max(16, screen.width // 4))
-        width = min(max((len(told) for _, told, _ in rows), default=0), screen.width - hosts_width - 9)
+        width = min(max((len(text) for _, text, _ in rows), default=0), screen.width - hosts_width - 9)
         for role, items in itertools.groupby(rows, key=lambda row: row[0]):
             screen.say((f"  {role or 'the playbook'}", "bold"))
             if not screen.is_terminal:
-                for _, told, hosts in items:
-                    screen.say(f"    ~ {told}  {hosts}")
+                for _, text, hosts in items:
+                    screen.say(f"    ~ {text}  {hosts}")
                 continue
             table = Table.grid(padding=(0, 2, 0, 0))
             table.add_column(width=5, style="yellow")
             table.add_column(width=width, overflow="fold")
             table.add_column(width=hosts_width, overflow="fold", style="dim")
-            for _, told, hosts in items:
-                table.add_row("    ~", told, at_commas(hosts, hosts_width))
+            for _, text, hosts in items:
+                table.add_row("    ~", text, at_commas(hosts, hosts_width))
             screen.print(table)
         screen.say(*([] if rows or self.reboots else ["  Nothing would change."]))
-        # Why, stands above.
+        # Drop the reason in brackets: the list above has it.
         restarts = [f"{unit.partition(' (')[0]} on {fold(hosts)}" for unit, hosts in self.restarts.items()]
         if any(change.name.startswith("/etc/slurm/") for _, change in self.changes):
-            restarts.append("each worker's slurmd takes the new configuration and starts itself anew, its jobs go on")
-        jobs = [f"would be waited for: {job}" for job in self.jobs[:10]]
+            restarts.append("slurmd on each worker reads the new configuration and restarts itself; jobs continue")
+        jobs = [f"to wait for: {job}" for job in self.jobs[:10]]
         jobs += [f"and {len(self.jobs) - 10} more"] if len(self.jobs) > 10 else []
-        _field(screen, "Services", restarts or ["none that runs is restarted or reloaded"])
+        _field(screen, "Services", restarts or ["no running service is restarted or reloaded"])
         _field(screen, "Reboots", [fold(self.reboots) or "none"])
         _field(screen, "Jobs", jobs or ["no running job is affected"])
 
@@ -112,28 +112,28 @@ def _field(screen: Screen, name: str, lines: Sequence[str]) -> None:
 
 @contextmanager
 def on_a_copy(site: Site) -> Iterator[Site]:
-    """Give the site on a private copy of the cluster's directory, in check mode.
+    """Yield the site on a private copy of the cluster's directory, in check mode.
 
-    The copy has the real directory's `.clusterctl`, for the lock and the run's directory.
+    In the copy, `.clusterctl` is a link to the real one, for the lock and the run's directory.
     """
-    with tempfile.TemporaryDirectory(prefix="clusterctl-plan-") as place:
+    with tempfile.TemporaryDirectory(prefix="clusterctl-plan-") as parent:
         real = site.inventory.directory
-        made = Path(place).resolve() / real.name  # which stands in the head's copy of it
-        shutil.copytree(real, made, symlinks=True, ignore=shutil.ignore_patterns(home.STATE, ".git"))
+        copy = Path(parent).resolve() / real.name  # keep the name: the head's copy of the directory contains it
+        shutil.copytree(real, copy, symlinks=True, ignore=shutil.ignore_patterns(home.STATE, ".git"))
         files.make_private_directory(real / home.STATE)
-        (made / home.STATE).symlink_to(real / home.STATE)
-        path = made / site.inventory.path.name
-        if path.is_symlink():  # what it leads to is nobody's copy
+        (copy / home.STATE).symlink_to(real / home.STATE)
+        path = copy / site.inventory.path.name
+        if path.is_symlink():  # replace a link by a copy: the plan must not write to its target
             path.unlink()
             path.write_bytes(site.inventory.path.read_bytes())
-        fresh = not (made / secrets.FILE).exists()
+        fresh = not (copy / secrets.FILE).exists()
         try:
             yield replace(
                 site,
                 options=replace(site.options, check=True),
-                inventory=replace(site.inventory, path=path, directory=made),
-                access=replace(site.access, known_hosts=made / home.KNOWN_HOSTS),
+                inventory=replace(site.inventory, path=path, directory=copy),
+                access=replace(site.access, known_hosts=copy / home.KNOWN_HOSTS),
             )
         finally:
-            if fresh and (made / secrets.FILE).exists():  # those of a cluster that does not exist yet
-                secrets.forget(made)
+            if fresh and (copy / secrets.FILE).exists():  # the plan generated secrets for a cluster without any
+                secrets.forget(copy)

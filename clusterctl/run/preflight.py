@@ -1,6 +1,6 @@
-"""Look at every node before anything is changed: one list of every problem of every node, each with what to do.
+"""Check all nodes before anything changes: one list of all problems of all nodes, each with a hint.
 
-A check is a function that yields findings; the list of checks is at the end of this file's first half, on one screen.
+A check is a function that yields findings. `_whole` and `evaluate` list the checks.
 """
 
 from collections import defaultdict
@@ -24,17 +24,17 @@ from clusterctl.util.errors import Finding, PreflightError
 from clusterctl.workspace import hardware, secrets
 from clusterctl.workspace.hardware import Hardware, of_system
 
-# What our roles' packages unpack to, their index and cache, with room for a first month of logs and metrics.
+# The unpacked packages of all roles, their index and cache, and a first month of logs and metrics.
 MIN_ROOT_MB = 5_000
 # Packages are downloaded to /var/cache first; journals, the accounting database and metrics grow in /var.
 MIN_VAR_MB = 3_000
-# systemd, sshd, slurmd and a package transaction fit into this, and nothing else does.
+# Enough for systemd, sshd, slurmd and a package transaction, and for nothing else.
 MIN_MEMORY_MB = 512
-# Munge refuses messages 300 s apart and logs are read side by side; a synchronised clock is within some ms.
+# Munge refuses messages that are 300 s apart, and logs of several nodes are compared. NTP is accurate to some ms.
 CLOCK_WARN_SECONDS = 1.0
 CLOCK_FAIL_SECONDS = 10.0
 
-# By ID and VERSION_ID of os-release; below, as people write them.
+# By ID and VERSION_ID of os-release.
 SUPPORTED: Mapping[str, Sequence[str]] = {
     "debian": ("12", "13", "testing"),
     "ubuntu": ("22.04", "24.04"),
@@ -47,10 +47,10 @@ SUPPORTED_TEXT = (
     "Debian 12, 13 and testing, Ubuntu 22.04 and 24.04; Rocky Linux, AlmaLinux, RHEL and CentOS Stream 9 and 10"
 )
 ARCHITECTURES = ("x86_64", "aarch64")
-# Names that installers give, so that two nodes of one name are not yet a mistake; base gives each its own.
+# Default names of installers: two nodes with one of them are no error, because role base sets the hostname.
 COMMON_HOSTNAMES = frozenset({"localhost", "debian", "ubuntu", "rocky", "almalinux", "rhel", "centos"})
 UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, Failure.SILENT, Failure.CLOSED})
-WITHOUT_THEM = "With --skip-unreachable it continues without the workers that do not answer or cannot confine jobs."
+WITHOUT_THEM = "With --skip-unreachable the run continues without workers that do not respond or cannot confine jobs."
 
 
 def preflight(
@@ -62,18 +62,19 @@ def preflight(
     refused: Mapping[str, ContactError] | None = None,
     new_head: bool | None = False,
 ) -> Contact:
-    """Contact the hosts (default: all) at once and judge them.
+    """Contact the hosts (default: all) at once and evaluate them.
 
-    Raises PreflightError with every Finding that is no warning. With `skip_unreachable` workers that cannot be
-    reached or cannot confine jobs are left out instead, and so are their facts; the head never is. It is None for a run
-    that has no such choice. With `adopt` what clusterctl does not manage is a warning, and nothing at all where it is
-    None, for a run that replaces nothing. So it is with `new_head` and a head that has lost what it knew of a cluster's
-    jobs. `refused` is as in contact.ask.
-    Raises InputError for a hardware record that cannot be used.
+    Raises PreflightError with all findings that are not warnings, InputError for an invalid hardware record.
+
+    `skip_unreachable`: skip workers that are unreachable or cannot confine jobs, with their facts; never the head. None
+    for a verb without that option.
+    `adopt`: report unmanaged software as a warning. None for a verb that replaces nothing: do not report it.
+    `new_head`: the same for a head that has lost its records of the cluster's jobs.
+    `refused`: see contact.ask.
     """
     records = hardware.load_all(inventory.directory)
     label = secrets.label(inventory.directory) if (inventory.directory / secrets.FILE).exists() else ""
-    asked = inventory.hosts if hosts is None else hosts
+    hosts = inventory.hosts if hosts is None else hosts
     before = refused or {}
     daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
 
@@ -81,11 +82,11 @@ def preflight(
         options = {"network": network_options(host), "slurm": checks.probe_options(inventory, host, daemons)}
         return contact.ask(host, access, options, before.get(host.name))
 
-    answers = each(asked, ask)
-    findings = [finding for host in asked for finding in judge(host, answers[host.name], label, adopt)]
+    answers = each(hosts, ask)
+    findings = [finding for host in hosts for finding in evaluate(host, answers[host.name], label, adopt)]
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
     findings += _clocks(facts, inventory.head.name, records)
-    # Hosts that this run leaves alone are known by their records, and get no finding of their own.
+    # Hosts outside this run are known by their records; findings about them are dropped below.
     known = {name: record for name, record in records.items() if name in {host.name for host in inventory.hosts}}
     known |= {name: found.hardware for name, found in facts.items()}
     unconfined = {finding.node: finding for finding in checks.confinement(inventory, known)}
@@ -110,11 +111,11 @@ def preflight(
 
 
 def _differences(records: Mapping[str, Hardware], facts: Mapping[str, Facts]) -> dict[str, tuple[str, ...]]:
-    """Return by host how it differs from its record."""
+    """Return the differences from the hardware record of each host that has any."""
     compared = {
         name: tuple(hardware.compare(records[name], found.hardware))
         for name, found in facts.items()
-        if name in records and not _driven(records[name], found.hardware)
+        if name in records and not _has_new_driver(records[name], found.hardware)
     }
     return {name: lines for name, lines in compared.items() if lines}
 
@@ -122,7 +123,7 @@ def _differences(records: Mapping[str, Hardware], facts: Mapping[str, Facts]) ->
 def _whole(
     inventory: Inventory, known_hosts: Path, facts: Mapping[str, Facts], known: Mapping[str, Hardware]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the hosts as one cluster."""
+    """Yield the problems between hosts of the cluster."""
     yield from _machine_ids(known)
     yield from _hostnames(inventory, facts)
     yield from _host_keys(inventory, known_hosts)
@@ -139,26 +140,27 @@ def _unfit(
     findings: Iterable[Finding],
     unconfined: Mapping[str, Finding],
 ) -> set[str]:
-    """Return the workers that a run can leave out: those out of reach, and those that cannot confine jobs.
+    """Return the workers that a run can skip: unreachable workers, and workers that cannot confine jobs.
 
-    A worker that has another problem besides, such as a changed host key, still stops the run.
+    A worker with another problem too, such as a changed host key, is not skipped and stops the run.
     """
     optional = {name for name in answers if name != inventory.head.name}
     other = {one.node for one in findings if not one.warning and one is not unconfined.get(one.node)}
     unfit = {name for name in optional if any(e.failure in UNREACHABLE for e in answers[name].errors)}
     unfit |= optional & unconfined.keys() - other
-    return unfit if unfit != set(answers) else set()  # with no node left there is nothing to continue with
+    return unfit if unfit != set(answers) else set()  # if all nodes would be skipped, the run must stop
 
 
 def record(inventory: Inventory, found: Contact, refresh: Collection[str] = ()) -> list[Path]:
-    """Write the hardware record of each host that has none, or is named in `refresh`; return the files written.
+    """Write the hardware record of each host without one and of each host in `refresh`; return the written files.
 
-    So is that of a host whose GPUs had no driver when it was recorded. How GPUs are divided is renewed in every record.
+    Also write the record of a host whose GPUs had no driver when it was recorded. In all other records, update the MIG
+    layout and missing PCIe lanes.
     """
 
     def due(name: str, facts: Facts) -> bool:
         path = hardware.path_of(inventory.directory, name)
-        return name in refresh or not path.exists() or _driven(hardware.load(path), facts.hardware)
+        return name in refresh or not path.exists() or _has_new_driver(hardware.load(path), facts.hardware)
 
     written = [
         hardware.save(inventory.directory, facts.hardware) for name, facts in found.facts.items() if due(name, facts)
@@ -170,13 +172,13 @@ def record(inventory: Inventory, found: Contact, refresh: Collection[str] = ()) 
     return written
 
 
-def _driven(record: Hardware, found: Hardware) -> bool:
-    """Tell whether a node shows GPUs whose record is of a time when no driver did."""
+def _has_new_driver(record: Hardware, found: Hardware) -> bool:
+    """Return whether a node reports GPUs and its record is from before it had a driver."""
     return bool(found.gpus) and not record.gpus and record.driver_version is None
 
 
 def network_options(host: Host) -> dict[str, Any]:
-    """Return what the inventory says about a host's way to packages, as the probe takes it."""
+    """Return the inventory's settings for package downloads of a host, in the form of the probe's options."""
     variables = host.variables
     return {
         "proxy": variables.get("cluster_package_proxy") or variables.get("cluster_http_proxy") or "",
@@ -188,8 +190,8 @@ def network_options(host: Host) -> dict[str, Any]:
 # --- one node ---------------------------------------------------------------------------------------------------------
 
 
-def judge(host: Host, answer: Answer, label: str = "", adopt: bool | None = False) -> Iterator[Finding]:
-    """Yield what is wrong with one node, for the cluster of that label (secrets.label); `adopt` as in preflight."""
+def evaluate(host: Host, answer: Answer, label: str = "", adopt: bool | None = False) -> Iterator[Finding]:
+    """Yield the problems of one node of the cluster with that label (secrets.label); `adopt` as in preflight."""
     name = host.name
     for error in answer.errors:
         yield Finding(name, error.failure.value, error.found, error.hint)
@@ -199,7 +201,7 @@ def judge(host: Host, answer: Answer, label: str = "", adopt: bool | None = Fals
         for check in (_architecture, _disk, _memory, _locks, gpu_checks.gpus):
             yield from check(name, answer.facts)
         if adopt is not None:
-            yield from _before(host, answer.facts, label, adopt)
+            yield from _unmanaged(host, answer.facts, label, adopt)
             yield from _unused(host, answer.facts)
             yield from gpu_checks.driver(host, answer.facts)
         yield from _network(host, answer.facts)
@@ -221,10 +223,10 @@ def _architecture(name: str, facts: Facts) -> Iterator[Finding]:
 
 def _disk(name: str, facts: Facts) -> Iterator[Finding]:
     free = facts.node.free_mb
-    for place, least in (("/", MIN_ROOT_MB), ("/var", MIN_VAR_MB)):
-        # /var on the file system of / has the same free space to the last MB, and was judged with it.
-        if place in free and free[place] < least and (place == "/" or free[place] != free.get("/")):
-            yield Finding(name, "disk", f"{free[place]} MB free in {place}", f"at least {least} MB are needed")
+    for path, minimum in (("/", MIN_ROOT_MB), ("/var", MIN_VAR_MB)):
+        # If /var is on the file system of /, both report the same free MB: report only /.
+        if path in free and free[path] < minimum and (path == "/" or free[path] != free.get("/")):
+            yield Finding(name, "disk", f"{free[path]} MB free in {path}", f"at least {minimum} MB are needed")
 
 
 def _memory(name: str, facts: Facts) -> Iterator[Finding]:
@@ -239,7 +241,7 @@ def _network(host: Host, facts: Facts) -> Iterator[Finding]:
     if network.name_error:
         resolvers = ", ".join(facts.hardware.nameservers) or "none"
         found = f"{network.name} does not resolve: {network.name_error}"
-        yield Finding(host.name, "name resolution", found, f"name servers there: {resolvers}")
+        yield Finding(host.name, "name resolution", found, f"name servers on the node: {resolvers}")
         return
     private = bool(host.variables.get("cluster_ca_certificates"))
     for source in network.sources:
@@ -247,25 +249,25 @@ def _network(host: Host, facts: Facts) -> Iterator[Finding]:
             hint = (
                 "cluster_ca_certificates will be installed"
                 if private
-                else "name the authority: cluster_ca_certificates"
+                else "add the certificate authority to cluster_ca_certificates"
             )
             yield Finding(host.name, "package source", f"{source.url}: {source.error}", hint, warning=private)
         elif source.error:
-            hint = f"through the proxy {network.proxy}" if network.proxy else "is cluster_http_proxy needed there?"
+            hint = f"through the proxy {network.proxy}" if network.proxy else "does the node need cluster_http_proxy?"
             if source.error.startswith("HTTP ") and not network.proxy:
                 hint = "correct or remove this source on the node"
             yield Finding(host.name, "package source", f"{source.url}: {source.error}", hint)
     if not network.sources:
-        yield Finding(host.name, "package source", "none that can be tried is configured", warning=True)
+        yield Finding(host.name, "package source", "no source that can be tested is configured", warning=True)
 
 
 def _locks(name: str, facts: Facts) -> Iterator[Finding]:
     if facts.node.lock_holder:
-        yield Finding(name, "package lock", facts.node.lock_holder, "it is waited for up to 300 s", warning=True)
+        yield Finding(name, "package lock", facts.node.lock_holder, "the run waits up to 300 s for it", warning=True)
 
 
-def _before(host: Host, facts: Facts, label: str, adopt: bool) -> Iterator[Finding]:
-    """Yield what clusterctl does not manage: what a run would replace stops it, except with `adopt`; the rest stays."""
+def _unmanaged(host: Host, facts: Facts, label: str, adopt: bool) -> Iterator[Finding]:
+    """Yield unmanaged software: an error if a run would replace it, a warning with `adopt` or if it is not touched."""
     name = host.name
     slurm = [what for what in facts.node.before if what.startswith("slurm")]
     if slurm and not {"slurm_head", "slurm_worker"} & set(facts.node.roles):
@@ -277,17 +279,17 @@ def _before(host: Host, facts: Facts, label: str, adopt: bool) -> Iterator[Findi
         hint = (
             "it is taken over"
             if adopt
-            else "`clusterctl docs inventory` says how to recover its directory; to take it over: --adopt"
+            else "`clusterctl docs inventory` describes how to recover its directory; to take it over: --adopt"
         )
         yield Finding(name, "cluster", found, hint, warning=adopt)
-    taken = "containers" if "docker" in host.groups else ""
-    if taken in facts.node.before and "docker" not in facts.node.roles:
-        found = "containers run under a Docker not managed by clusterctl, whose new configuration restarts them"
+    replaced = "containers" if "docker" in host.groups else ""
+    if replaced in facts.node.before and "docker" not in facts.node.roles:
+        found = "containers run under a Docker not managed by clusterctl, and its new configuration restarts them"
         hint = "they are restarted" if adopt else "stop them, or restart them: --adopt"
         yield Finding(name, "docker", found, hint, warning=adopt)
-    for what, found in _LEFT_ALONE.items():
-        if what in facts.node.before and what != taken:
-            yield Finding(name, "found", found, "it is left alone", warning=True)
+    for what, found in _NOT_TOUCHED.items():
+        if what in facts.node.before and what != replaced:
+            yield Finding(name, "found", found, "it is not changed", warning=True)
 
 
 def _unused(host: Host, facts: Facts) -> Iterator[Finding]:
@@ -295,49 +297,47 @@ def _unused(host: Host, facts: Facts) -> Iterator[Finding]:
         yield Finding(host.name, "groups", found, hint, warning=True)
 
 
-_LEFT_ALONE = {
-    "kubelet": "a kubelet runs here, whose pods know nothing of Slurm's jobs",
+_NOT_TOUCHED = {
+    "kubelet": "a kubelet runs here; its pods do not respect the allocations of Slurm's jobs",
     "containers": "containers run under Docker, outside of Slurm's jobs",
     "nvidia-uninstall": "an NVIDIA driver from a .run file, which no package manager updates",
 }
 
 
 def _firewall(host: Host, facts: Facts) -> Iterator[Finding]:
-    """Where two firewalls filter, a packet has to pass both; the role refuses that as well, later."""
+    """Yield an active ufw: with two firewalls a packet must pass both. Role base fails for the same reason."""
     if facts.node.firewall == "ufw" and host.variables.get("base_firewall", True):
-        hint = "let clusterctl do it alone: ufw disable; or keep ufw: base_firewall: false"
-        yield Finding(host.name, "firewall", "ufw filters there already", hint)
+        hint = "disable it: ufw disable; or keep it and set base_firewall: false"
+        yield Finding(host.name, "firewall", "ufw is already active", hint)
 
 
 # --- all nodes together -----------------------------------------------------------------------------------------------
 
 
 def _clocks(facts: Mapping[str, Facts], head: str, recorded: Collection[str]) -> Iterator[Finding]:
-    """Compare clocks with the head's, which the cluster follows; with ours where the head is not asked or still new.
+    """Compare clocks with the head, or with this machine if the head is not in the run or has no record yet.
 
-    A node without a record has no time service of ours yet, so that its clock is no reason to stop.
+    A node without a record has no chrony from clusterctl yet, so its clock is only a warning.
     """
-    ours = head not in facts or head not in recorded
-    base = (0.0, 0.0) if ours else facts[head].clock
+    use_local = head not in facts or head not in recorded
+    base = (0.0, 0.0) if use_local else facts[head].clock
     for name, found in facts.items():
         skew = lead((found.clock[0] - base[1], found.clock[1] - base[0]))
-        if name == head and not ours:
+        if name == head and not use_local:
             skew = found.skew
         if abs(skew) > CLOCK_WARN_SECONDS:
-            way = "ahead of" if skew > 0 else "behind"
+            direction = "ahead of" if skew > 0 else "behind"
             fails = name in recorded and abs(skew) > CLOCK_FAIL_SECONDS and name != head
-            hint = (
-                "look at chrony there: chronyc tracking" if name in recorded else "it is set right when chrony starts"
-            )
-            whose = "this machine's" if ours or name == head else f"that of {head}"
-            yield Finding(name, "clock", f"{abs(skew):.1f} s {way} {whose}", hint, warning=not fails)
+            hint = "check on the node: chronyc tracking" if name in recorded else "chrony corrects it at start"
+            reference = "this machine" if use_local or name == head else head
+            yield Finding(name, "clock", f"{abs(skew):.1f} s {direction} {reference}", hint, warning=not fails)
 
 
 def _machine_ids(known: Mapping[str, Hardware]) -> Iterator[Finding]:
     for identity, names in _same({name: record.machine_id for name, record in known.items()}):
         hint = "one server listed twice, or a clone: rm /etc/machine-id; systemd-machine-id-setup"
         for name in names:
-            yield Finding(name, "machine id", f"{identity} is that of {_others(names, name)} too", hint)
+            yield Finding(name, "machine id", f"{identity} is also the machine id of {_others(names, name)}", hint)
 
 
 def _hostnames(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -345,12 +345,12 @@ def _hostnames(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Fin
     for hostname, names in _same({name: own[name] for name in own if own[name] not in COMMON_HOSTNAMES}):
         for name in names:
             hint = "one server listed twice, or a clone: hostnamectl set-hostname"
-            yield Finding(name, "hostname", f"{hostname} is that of {_others(names, name)} too", hint)
+            yield Finding(name, "hostname", f"{hostname} is also the hostname of {_others(names, name)}", hint)
     listed = {host.name.split(".")[0].lower(): host.name for host in inventory.hosts}
     for name, hostname in own.items():
         if listed.get(hostname, name) != name:
-            found = f"calls itself {hostname}, which the inventory has as another host"
-            yield Finding(name, "hostname", found, "are the addresses of the two exchanged?")
+            found = f"got {hostname}, which is another host of the inventory"
+            yield Finding(name, "hostname", found, "are the addresses of the two hosts swapped?")
 
 
 def _host_keys(inventory: Inventory, known_hosts: Path) -> Iterator[Finding]:
@@ -360,10 +360,9 @@ def _host_keys(inventory: Inventory, known_hosts: Path) -> Iterator[Finding]:
             fingerprints[key.fingerprint].append(host.name)
     for names in fingerprints.values():
         for name in names if len(set(names)) > 1 else ():
-            hint = "a clone can pass for the other; give it its own: rm /etc/ssh/ssh_host_*_key*; ssh-keygen -A"
-            yield Finding(
-                name, "host key", f"its SSH host key is that of {_others(names, name)} too", hint, warning=True
-            )
+            hint = "a clone can impersonate the other host; create new keys: rm /etc/ssh/ssh_host_*_key*; ssh-keygen -A"
+            found = f"its SSH host key is also the key of {_others(names, name)}"
+            yield Finding(name, "host key", found, hint, warning=True)
 
 
 def _unpublished(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Roles that are set up on a host and that no group gives it any more: found by its records, uninstalled on request."""
+"""Find unused roles: installed on a host according to its records, but in none of its groups."""
 
 from collections.abc import Collection
 from functools import cache
@@ -6,7 +6,7 @@ from functools import cache
 from clusterctl.inventory import schema
 from clusterctl.inventory.model import Host
 
-# What a role records its items under, where that is not the role's own name.
+# Scopes of recorded items whose name differs from the role's name.
 ROLE_OF = {
     "nvidia_daemons": "nvidia_driver",
     "nvidia_repository": "nvidia_driver",
@@ -21,12 +21,12 @@ COMMAND = "clusterctl bootstrap --prune"
 
 @cache
 def optional() -> frozenset[str]:
-    """Return the roles that a host in service may lose, which are those that playbooks/prune.yml uninstalls."""
+    """Return the roles that playbooks/prune.yml uninstalls from a host in service."""
     return frozenset(schema.load().optional)
 
 
 def unused(host: Host, recorded: Collection[str]) -> list[str]:
-    """Return the roles among a host's recorded scopes that its groups do not give it, in the order of the groups."""
+    """Return the roles of a host's recorded scopes that are in none of its groups, in the order of the groups."""
     known = schema.load()
     given = {role for group in host.groups for role in known.groups.get(group, ())} | {*known.common}
     found = {ROLE_OF.get(scope, scope) for scope in recorded}
@@ -35,8 +35,9 @@ def unused(host: Host, recorded: Collection[str]) -> list[str]:
 
 
 def explain(roles: Collection[str]) -> list[tuple[str, str]]:
-    """Return what to say of a host's unused roles, and what helps: those that can be uninstalled, then the others."""
-    can = [role for role in roles if role in optional()]
+    """Return message and hint for a host's unused roles: first the roles that can be uninstalled, then the others."""
+    removable = [role for role in roles if role in optional()]
     others = [role for role in roles if role not in optional()]
-    hints = ((can, f"to uninstall: {COMMAND}"), (others, "`clusterctl docs inventory` says how to remove Slurm's"))
-    return [(f"installed, but no group of the host has it: {', '.join(names)}", hint) for names, hint in hints if names]
+    manual = "`clusterctl docs inventory` describes how to remove Slurm's roles"
+    hints = ((removable, f"to uninstall: {COMMAND}"), (others, manual))
+    return [(f"installed, but in no group of the host: {', '.join(names)}", hint) for names, hint in hints if names]

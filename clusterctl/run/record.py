@@ -1,4 +1,4 @@
-"""What is kept of a run, and the page at its end."""
+"""The summary of a run, and the page at its end."""
 
 import contextlib
 import json
@@ -18,12 +18,12 @@ from clusterctl.util.redaction import throughout
 from clusterctl.workspace import secrets
 
 _NO_STATUS_AFTER = ("verify", "backup")
-_KEEPS_NOTHING = ("discover", "trust")  # verbs without a play
+_WITHOUT_RECORD = ("discover", "trust")  # verbs without a play
 
 
 @dataclass(frozen=True)
 class Closing:
-    """What is shown of a run when its locks are given back."""
+    """What to print at the end of a run, after its locks are released."""
 
     summary: dict[str, Any]
     again: str
@@ -32,25 +32,25 @@ class Closing:
 
 
 def write(run: Run, error: ClusterctlError | None) -> Closing:
-    """Write the summary of a run that may have changed nodes, or has planned to; return what is to be shown."""
+    """Write the summary of a run or plan; return what to print."""
     options, verb = run.options, run.resume_with
     again = (replace(options, verb=verb, subverb="", flags=()) if verb else options).again()
-    summary = {**_asked(run.site), **_came_of(run, error, again)}
+    summary = {**_request(run.site), **_outcome(run, error, again)}
     plan = planning.Plan.of(run.ledger, run.jobs) if options.planned and error is None else None
     if plan:
         summary |= {"exit_code": plan.exit_code, **plan.as_dict()}
-    summary = throughout(summary | run.told, run.redact)
-    with contextlib.suppress(OSError):  # a full disk is reported below, the run's outcome counts
+    summary = throughout(summary | run.summary, run.redact)
+    with contextlib.suppress(OSError):  # the page reports a full disk; the exit code is that of the run
         files.write_atomically(run.directory().summary, (json.dumps(summary, indent=2) + "\n").encode())
     return Closing(summary, again, plan)
 
 
 def show(run: Run, error: ClusterctlError | None, closing: Closing) -> int:
-    """Print the last page of a run, and its summary as JSON where that is asked for; return its exit code."""
+    """Print the final page of a run, with --output json also its summary; return its exit code."""
     if closing.plan:
         closing.plan.show(run.screen)
         run.screen.say()
-    with contextlib.suppress(OSError):  # nobody listens any more; the summary is on disk
+    with contextlib.suppress(OSError):  # the output may be closed; the summary is on disk
         if run.options.json:
             print(json.dumps(closing.summary), flush=True)
         if not closing.plan:
@@ -59,37 +59,38 @@ def show(run: Run, error: ClusterctlError | None, closing: Closing) -> int:
 
 
 def keep_refusal(run: Run, error: ClusterctlError, seconds: float) -> None:
-    """Keep that a run ended before Ansible began: `logs` lists it like the others.
+    """Write a summary for a run that ended before Ansible started, so that `logs` lists it.
 
-    Nothing of it is worth a second error: a disk that is full, secrets that are not there yet.
+    Ignores errors, such as a full disk or missing secrets: the run already ends with an error.
     """
-    if run.options.verb in _KEEPS_NOTHING or run.lock < 0:  # another run has the directory
+    if run.options.verb in _WITHOUT_RECORD or run.lock < 0:  # without the lock, another run uses the directory
         return
     with contextlib.suppress(OSError, ClusterctlError):
         redact = secrets.redactor(run.site.inventory.directory, run.site.access.sudo_password).redact
         kept = RunDirectory.create(run.site.state, run.options.verb)
         problems = [str(problem) for problem in getattr(error, "problems", ())]
-        summary = {**_asked(run.site), "exit_code": error.exit_code, "error": str(error), "problems": problems}
-        summary |= {"seconds": round(seconds, 1), "log": None, **run.told}
+        summary = {**_request(run.site), "exit_code": error.exit_code, "error": str(error), "problems": problems}
+        summary |= {"seconds": round(seconds, 1), "log": None, **run.summary}
         document = json.dumps(throughout(summary, redact), indent=2) + "\n"
         files.write_atomically(kept.summary, document.encode())
 
 
-def _asked(site: Site) -> dict[str, Any]:
-    """Return what tells one run from another by what it was asked for."""
+def _request(site: Site) -> dict[str, Any]:
+    """Return the summary's fields about the command line."""
     options = site.options
     return {
         "verb": options.verb,
         "cluster": site.inventory.cluster_name,
         "check": options.check,
-        "limit": options.chosen,
+        "limit": options.requested_limit,
         "planned": options.planned or None,
         "subverb": options.subverb or None,
         "nodes": list(options.nodes),
     }
 
 
-def _came_of(run: Run, error: ClusterctlError | None, again: str) -> dict[str, Any]:
+def _outcome(run: Run, error: ClusterctlError | None, again: str) -> dict[str, Any]:
+    """Return the summary's fields about the result."""
     return {
         "exit_code": error.exit_code if error else 0,
         "error": str(error) if error else None,
@@ -105,9 +106,9 @@ def _came_of(run: Run, error: ClusterctlError | None, again: str) -> dict[str, A
 
 
 def near(path: Path) -> str:
-    """Return a path as short as it can be typed from here.
+    """Return a path relative to the working directory if possible, with links resolved.
 
-    A plan has a copy of the cluster's directory, whose state is a link to the real one.
+    In a plan, the path is in a copy of the cluster's directory, and the copy's state directory is a link.
     """
     with contextlib.suppress(OSError, ValueError):
         path = path.resolve()
@@ -116,12 +117,12 @@ def near(path: Path) -> str:
 
 
 def full(trouble: OSError, kept: RunDirectory) -> str:
-    """Return the path that takes no more."""
+    """Return the path that could not be written."""
     return near(Path(trouble.filename or kept.path))
 
 
 def page(run: Run, error: ClusterctlError | None, again: str) -> None:
-    """Print what stands under a run when it is over."""
+    """Print the final page of a run."""
     shown = report.Page(run.screen)
     if error is None:
         shown.done(run.ledger, run.site.inventory, run.options.verb, run.options.given)
@@ -133,21 +134,21 @@ def page(run: Run, error: ClusterctlError | None, again: str) -> None:
     if not run.options.planned:
         _phase(run, shown)
     if run.trouble:
-        told = f"{full(run.trouble, run.directory())}: {run.trouble.strerror}; the log is incomplete"
-        shown.field("Trouble", told, "red")
+        message = f"{full(run.trouble, run.directory())}: {run.trouble.strerror}; the log is incomplete"
+        shown.field("Warning", message, "red")
     if type(error) is ClusterctlError:
         shown.tail(run.directory().log)
     shown.field("Log", near(run.directory().log))
-    shown.field("Go on", again, "bold")
+    shown.field("Resume", again, "bold")
 
 
 def _phase(run: Run, shown: report.Page) -> None:
-    """Print in which phase a run ended, where phases were left out by it."""
-    phases = run.told.get("phases", ())
-    left = [phase["title"] for phase in phases if phase["result"] == "not begun"]
-    if left:
+    """Print the phase that failed and the phases that did not start, if there are any."""
+    phases = run.summary.get("phases", ())
+    pending = [phase["title"] for phase in phases if phase["result"] == "not begun"]
+    if pending:
         shown.field("Ended in", next(phase["title"] for phase in phases if phase["result"] == "failed"))
-        shown.field("Not begun", "; ".join(left))
+        shown.field("Not started", "; ".join(pending))
 
 
 def _status(options: Options) -> str:

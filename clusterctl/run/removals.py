@@ -1,7 +1,7 @@
-"""Nodes that leave: what is still needed of them once the inventory no longer has them, until they are clean.
+"""Nodes that are being removed: the data that is needed to clean them after they have left the inventory.
 
-One file for each in `.clusterctl/leaving/`, so that a removal that was interrupted can be gone on with. From these a
-small inventory is made for Ansible, of those nodes alone.
+Each node has a file in `.clusterctl/leaving/`, so that an interrupted removal can be resumed. An inventory of only
+these nodes is built from the files for Ansible.
 """
 
 import json
@@ -28,7 +28,7 @@ GROUP = "leaving"
 
 @dataclass(frozen=True)
 class Node:
-    """A node that leaves: its groups, its merged variables, and its lines of known_hosts."""
+    """A node that is being removed: its groups, its merged variables, and its lines of known_hosts."""
 
     name: str
     groups: tuple[str, ...]
@@ -37,12 +37,12 @@ class Node:
 
     @classmethod
     def of(cls, host: Host, inventory: Inventory) -> "Node":
-        """Return what is to be kept of a host of the inventory."""
+        """Return the node for a host of the inventory."""
         lines = known_hosts.lines(inventory.directory / home.KNOWN_HOSTS, route.of(host).name)
         return cls(host.name, tuple(sorted(host.groups)), json.loads(json.dumps(dict(host.variables))), tuple(lines))
 
     def host(self, hosts: Sequence[Host]) -> Host:
-        """Return it as a host again; `hosts` has the one through which SSH reaches it, if any."""
+        """Return the node as a host; `hosts` contains its jump host, if it has one."""
         given, jump = self.variables, self.variables.get(JUMP, self.name)
         key = given.get("ansible_ssh_private_key_file")
         return Host(
@@ -64,9 +64,9 @@ def _path(state: Path, name: str) -> Path:
 
 
 def load(inventory: Inventory, name: str) -> Node | None:
-    """Return what was kept of a node whose removal has begun; None where there is nothing.
+    """Return a node whose removal has begun; None if there is no file for it.
 
-    Raises InputError where it is damaged, or says what no inventory may say: Ansible is to play it as one.
+    Raises InputError if the file is damaged or would not be valid in an inventory, because Ansible uses it as one.
     """
     path = _path(inventory.directory / home.STATE, name)
     if not hostrange.is_host_name(name) or name in {host.name for host in inventory.hosts} or not path.exists():
@@ -75,70 +75,70 @@ def load(inventory: Inventory, name: str) -> Node | None:
         data = json.loads(files.read(path, inside=inventory.directory))
         groups, keys = (tuple(_line(item) for item in data[part]) for part in ("groups", "keys"))
         node = Node(name, groups, dict(data["variables"]), keys)
-        if any(key.lstrip().startswith("@") for key in keys):  # known_hosts.lines keeps none of these
+        if any(key.lstrip().startswith("@") for key in keys):  # known_hosts.lines never returns such a line
             raise ValueError("a host key has a marker")
         if data["name"] != name:
-            raise ValueError("it is of another node")
-        wrong = [f"{problem.key}: {problem.message}" for problem in judge(inventory, name, groups, node.variables)]
+            raise ValueError("it is the file of another node")
+        problems = [f"{problem.key}: {problem.message}" for problem in judge(inventory, name, groups, node.variables)]
     except (files.UnfitError, ValueError, KeyError, TypeError, RecursionError) as error:
-        wrong = [printable(str(error), 200)]
-    if wrong:
+        problems = [printable(str(error), 200)]
+    if problems:
         hint = f"delete it; {name} is then not cleaned"
-        raise InputError([Problem(None, str(path), f"cannot be used: {text}", hint) for text in wrong])
+        raise InputError([Problem(None, str(path), f"cannot be used: {text}", hint) for text in problems])
     return node
 
 
 def _line(text: object) -> str:
     if not isinstance(text, str) or not text.isprintable():
-        raise ValueError("a group or a key is no line of text")
+        raise ValueError("a group or a key is not a line of text")
     return text
 
 
 def unfinished(inventory: Inventory) -> list[str]:
-    """Return the nodes whose removal has begun and not ended; one that was added again since is none of them."""
+    """Return the nodes whose removal has begun and not ended, without nodes that were added again."""
     found = (inventory.directory / home.STATE / FOLDER).glob("*.json")
     names = {path.stem for path in found if hostrange.is_host_name(path.stem)}
     return sorted(names - {host.name for host in inventory.hosts})
 
 
 def save(state: Path, node: Node) -> None:
-    """Keep a node's file, 0600."""
+    """Write a node's file with mode 0600."""
     files.make_private_directory(state / FOLDER)
     document = {"name": node.name, "groups": node.groups, "variables": node.variables, "keys": node.keys}
     files.write_atomically(_path(state, node.name), (json.dumps(document, indent=1) + "\n").encode(), replace=True)
 
 
 def forget(state: Path, names: Collection[str]) -> None:
-    """Drop the files of nodes that are clean."""
+    """Delete the files of cleaned nodes, and the inventory that was built from them."""
     for name in names:
         _path(state, name).unlink(missing_ok=True)
-    for made in ("inventory.yaml", home.KNOWN_HOSTS):
-        (state / FOLDER / made).unlink(missing_ok=True)
+    for file in ("inventory.yaml", home.KNOWN_HOSTS):
+        (state / FOLDER / file).unlink(missing_ok=True)
 
 
 def forget_keys(path: Path, nodes: Iterable[Node], after: Inventory) -> None:
-    """Take the nodes' lines out of known_hosts, but those that name a host of the inventory too."""
+    """Remove the nodes' lines from known_hosts, except lines that also apply to a host of the inventory."""
     kept = {line for host in after.hosts for line in known_hosts.lines(path, route.of(host).name)}
     known_hosts.remove(path, {line for node in nodes for line in node.keys} - kept)
 
 
 def written(site: Site, nodes: Sequence[Node]) -> Site:
-    """Return the nodes that leave as a site of their own, and write its inventory: they and nobody else.
+    """Return a site of only the nodes that are being removed, and write its inventory.
 
-    A plan writes it beside its copy of the cluster's directory, into a folder that is nobody's yet.
+    A plan writes the inventory to a new folder beside its copy of the cluster's directory.
     """
-    made = unwritten(site, nodes)
-    folder = made.inventory.directory
+    cleaning = unwritten(site, nodes)
+    folder = cleaning.inventory.directory
     files.make_private_directory(folder)
-    files.write_atomically(made.inventory.path, inventory_text(made, nodes).encode(), replace=True)
+    files.write_atomically(cleaning.inventory.path, inventory_text(cleaning, nodes).encode(), replace=True)
     keys = [*home.known_hosts(site.access.known_hosts), *(line for node in nodes for line in node.keys)]
     lines = "".join(f"{line}\n" for line in dict.fromkeys(keys))
     files.write_atomically(folder / home.KNOWN_HOSTS, lines.encode(), replace=True)
-    return made
+    return cleaning
 
 
 def unwritten(site: Site, nodes: Sequence[Node]) -> Site:
-    """Return the same, and write nothing."""
+    """Return the same site as `written`, but write no file."""
     directory = site.inventory.directory
     folder = directory.with_name(f"{directory.name}-{FOLDER}") if site.options.planned else site.state / FOLDER
     hosts = tuple(node.host(site.inventory.hosts) for node in nodes)

@@ -1,4 +1,4 @@
-"""What is kept of past runs in `.clusterctl/runs`: read only, and believed no more than any other file there."""
+"""Read the past runs in `.clusterctl/runs`. The files are untrusted, as all files of the directory."""
 
 import json
 import re
@@ -15,18 +15,18 @@ from clusterctl.util import files
 from clusterctl.util.text import fold, printable, roughly
 from clusterctl.workspace import home
 
-_MAX_SUMMARY = 256 << 20  # of 500 nodes, each with some hundred changes
+_MAX_SUMMARY = 256 << 20  # bytes; enough for 500 nodes with some hundred changes each
 _NOT_READY, _CHANGES = 3, 10
 _MAX_NODES = 5000
 _BUILDS = ("bootstrap", "restore", "add-node", "remove-node", "replace-node", "upgrade", "reboot")
-"""Verbs that go to a whole cluster, or to one that is there already."""
+"""Verbs that set up a whole cluster, or need a cluster that is set up."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run. Without an exit code it was killed, or is under way.
+    """One run. A run without an exit code was killed or is under way.
 
-    `check`, `limit`, `planned` (the verb that a plan is of, or what `secret` did) and `nodes`: what it was asked for.
+    `check`, `limit`, `planned` (the verb after `plan` or `secret`) and `nodes` are from its command line.
     """
 
     name: str
@@ -42,23 +42,23 @@ class Run:
     under_way: bool = False
 
     @property
-    def asked(self) -> str:
-        """Return what tells it from others of its verb, about as it is typed."""
+    def arguments(self) -> str:
+        """Return the arguments of the run without its verb, about as typed."""
         words = [self.planned] if self.planned else ["--check"] * self.check
         words += [fold(self.nodes)] if self.nodes else []
         return " ".join([*words, *[f"--limit {shlex.quote(self.limit)}"] * bool(self.limit)])
 
     @property
-    def well(self) -> bool:
-        """Return whether it did what it was to do."""
+    def succeeded(self) -> bool:
+        """Return whether the run succeeded; a plan with changes did."""
         return self.exit_code == 0 or (self.verb == "plan" and self.exit_code == _CHANGES)
 
     @property
     def result(self) -> str:
-        """Return what became of it, in words."""
+        """Return the result as text."""
         if self.exit_code is None:
             return "under way" if self.under_way else "did not end: it was killed, or its machine went down"
-        if self.well:
+        if self.succeeded:
             return "ok" if self.exit_code == 0 else "changes to make"
         if self.exit_code == _NOT_READY:
             return f"nodes were not ready, nothing was changed: {self.error}"
@@ -66,19 +66,21 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """Return the same in a few words, for a line among others."""
+        """Return the result in a few words, for a table."""
         if self.exit_code is None:
             return "under way" if self.under_way else "killed"
         if self.exit_code == _NOT_READY:
             return "nodes not ready"
-        return self.result if self.well else printable(self.error.partition(";")[0], 60) or f"exit {self.exit_code}"
+        if self.succeeded:
+            return self.result
+        return printable(self.error.partition(";")[0], 60) or f"exit {self.exit_code}"
 
     def age(self, now: datetime) -> str:
-        """Return how long ago it began, in one unit: `12 s ago`, `3 days ago`."""
+        """Return the time since the run began, in one unit: `12 s ago`, `3 days ago`."""
         return f"{roughly((now - self.began).total_seconds())} ago"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `--output json` prints of it."""
+        """Return the run for `--output json`."""
         return {
             "run": self.name,
             "verb": self.verb,
@@ -96,7 +98,7 @@ class Run:
 
 
 def folder(directory: Path) -> Path:
-    """Return where the runs of the cluster in `directory` are kept."""
+    """Return the directory that has the runs of the cluster in `directory`."""
     return directory / home.STATE / "runs"
 
 
@@ -106,9 +108,9 @@ def names(directory: Path) -> list[str]:
         found = [path for path in files.listing(folder(directory)) if path.is_dir() and not path.is_symlink()]
     except files.UnfitError:
         return []
-    # Of two in one second the later one has a number: without it first, then 2, 3, ... 10.
-    kept = [(match[1], int((match[3] or "-1")[1:]), path.name) for path in found if (match := _match(path.name))]
-    return [name for _, _, name in sorted(kept, reverse=True)]
+    # If runs begin in the same second, the first has no number and the later ones have 2, 3, ... 10.
+    keys = [(match[1], int((match[3] or "-1")[1:]), path.name) for path in found if (match := _match(path.name))]
+    return [name for _, _, name in sorted(keys, reverse=True)]
 
 
 def _match(name: str) -> re.Match[str] | None:
@@ -134,19 +136,19 @@ def latest(directory: Path) -> Run | None:
 
 
 def built(directory: Path) -> bool:
-    """Tell whether a run has set the cluster up, on all nodes or on all but some workers."""
+    """Return whether a run has set up the cluster, on all nodes or on all except some workers."""
     return any(not run.check and run.verb in _BUILDS and run.exit_code in (0, 4) for run in past(directory))
 
 
 def load(directory: Path, name: str) -> Run:
-    """Return the run of this name, which is one of `names`."""
+    """Return the run with this name, one of `names`. Raises ValueError for another name."""
     match = _match(name)
     began = _time(match[1]) if match else None
     if match is None or began is None:
         raise ValueError(name)
     kept = summary(directory, name)
     if kept is None:
-        return Run(name, match[2], began, under_way=_goes_on(directory, match[2], began))
+        return Run(name, match[2], began, under_way=_is_under_way(directory, match[2], began))
     code, seconds, nodes = kept.get("exit_code"), kept.get("seconds"), kept.get("nodes")
     return Run(
         name,
@@ -163,7 +165,7 @@ def load(directory: Path, name: str) -> Run:
 
 
 def summary(directory: Path, name: str) -> dict[str, Any] | None:
-    """Return the summary that the run left; None where there is none, or none that can be read."""
+    """Return the summary of a run; None if it does not exist or is not readable."""
     try:
         data = json.loads(files.read(folder(directory) / name / "summary.json", _MAX_SUMMARY, directory))
     except (files.UnfitError, ValueError, RecursionError):
@@ -171,13 +173,13 @@ def summary(directory: Path, name: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _goes_on(directory: Path, verb: str, began: datetime) -> bool:
-    """Tell whether the run that holds the lock is this one. The lock is not tried: that could turn a run away."""
+def _is_under_way(directory: Path, verb: str, began: datetime) -> bool:
+    """Return whether this run holds the lock. Only reads the file: trying the lock could make another run fail."""
     try:
-        said = files.read(directory / home.STATE / "lock", inside=directory).decode(errors="replace")
+        content = files.read(directory / home.STATE / "lock", inside=directory).decode(errors="replace")
     except files.UnfitError:
         return False
-    holder = lock.holder_of(said)
+    holder = lock.holder_of(content)
     started = _time(re.sub("[-:]", "", holder.start)) if holder else None
     if holder is None or started is None or holder.is_gone():
         return False

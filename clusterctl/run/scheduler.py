@@ -1,4 +1,4 @@
-"""What runs need of a cluster's scheduler. Slurm is one implementation of it: clusterctl/slurm/client.py."""
+"""The interface to a cluster's scheduler. clusterctl/slurm/client.py implements it for Slurm."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
@@ -9,21 +9,21 @@ from clusterctl.run.context import Site
 
 
 class Workload(Protocol):
-    """What runs on nodes and is waited for: a job of Slurm. As text it says whose it is and where."""
+    """A workload on nodes, such as a Slurm job. Its text has the user and the nodes."""
 
     @property
     def id(self) -> str:
-        """What the scheduler calls it."""
+        """The scheduler's identifier."""
 
     def as_dict(self) -> dict[str, str]:
-        """Return it as plain data for `--output json`."""
+        """Return the workload for `--output json`."""
 
 
 class Scheduler(Protocol):
-    """A scheduler's controller, while there is a connection to it. A command that fails there raises HeadFailed.
+    """A connection to a scheduler's controller. A command that fails there raises HeadFailed.
 
-    A node is drained for a cause, one of several perhaps. Each part of clusterctl drains for its own cause and resumes
-    by it, and a node is in service again when no cause is left.
+    A node is drained for a cause and can have several causes. Each part of clusterctl drains and resumes with its own
+    cause. A node is resumed when it has no cause left.
     """
 
     @classmethod
@@ -34,38 +34,38 @@ class Scheduler(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def is_set_up(self) -> bool:
-        """Return whether clusterctl has set the scheduler up there."""
+        """Return whether clusterctl has set up the scheduler on the head."""
 
     def drain(self, cause: str, nodes: Sequence[str], reason: str) -> None:
-        """Take nodes out of service for a cause; what runs there goes on."""
+        """Drain nodes for a cause; running workloads continue."""
 
     def drained_for(self, cause: str) -> list[str]:
-        """Return the nodes that are out of service for a cause, among others perhaps."""
+        """Return the nodes that are drained for a cause; they can have other causes too."""
 
     def drained(self) -> list[str]:
-        """Return the nodes that are out of service, whatever for; none where the controller does not answer."""
+        """Return the nodes that are drained for any cause; none if the controller does not respond."""
 
     def workloads(self, nodes: Sequence[str]) -> Sequence[Workload]:
-        """Return what runs on these nodes; on nodes that the scheduler does not know nothing does."""
+        """Return the workloads on these nodes; none for nodes that the scheduler does not know."""
 
     def wait_until_empty(
         self, nodes: Sequence[str], say: Callable[[str], None], seconds: float | None
     ) -> Sequence[Workload]:
-        """Wait until nothing runs on these nodes, at most so many seconds; return what is left."""
+        """Wait at most `seconds` (None: no limit) until the nodes have no workloads; return the remaining ones."""
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """End workloads."""
+        """Cancel workloads."""
 
     def hears_from(self, node: str) -> bool:
-        """Return whether the controller has lately heard from a node."""
+        """Return whether the controller has recently received messages from a node."""
 
     def mark_down(self, nodes: Sequence[str], reason: str) -> None:
-        """Tell the scheduler that nodes are gone, so that it starts elsewhere what ran there."""
+        """Mark nodes as down, so that the scheduler starts their workloads on other nodes."""
 
     def forget(self, nodes: Sequence[str]) -> None:
-        """Drop what is kept of nodes that left the cluster."""
+        """Delete the scheduler's records of removed nodes."""
 
-    # What a person types on the head instead.
+    # The commands that an operator types on the head instead.
     @staticmethod
     def drain_command(cause: str, nodes: Sequence[str], reason: str) -> str: ...
     @staticmethod
@@ -79,12 +79,12 @@ class Scheduler(Protocol):
 
 
 def of(inventory: Inventory) -> type[Scheduler]:
-    """Return the scheduler that the inventory's groups choose."""
+    """Return the scheduler for the inventory's groups."""
     from clusterctl.slurm.client import SlurmController  # its libraries are slow to load
 
     return SlurmController
 
 
 def connect(site: Site) -> Scheduler:
-    """Connect to the cluster's scheduler; HeadFailed where that cannot be."""
+    """Connect to the cluster's scheduler. Raises HeadFailed if that fails."""
     return of(site.inventory).connect(site.inventory.head, site.access)

@@ -234,7 +234,7 @@ def test_what_is_not_this_clusters_whole_backup_is_refused(
     other = resealed(archive, tmp_path / "other.tar", key, cluster=f"{cluster.name}-00000000")
     assert "is a backup of another cluster" in refused(other, 2, "--yes")
     later = resealed(archive, tmp_path / "later.tar", key, slurm="99.11.1")
-    assert "is of Slurm 99.11.1" in refused(later, 3, "--yes")
+    assert "is from Slurm 99.11.1" in refused(later, 3, "--yes")
     assert "--yes: is needed" in refused(archive, 2)
     assert (
         queue(cluster)
@@ -267,9 +267,9 @@ def test_restore_onto_the_same_head(cluster: TestLab, jobs: dict[str, str], arch
 
     done = clusterctl("restore", str(cluster.inventory), str(archive), "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"job {later} on gpu02: " in done.stdout  # it was said what it would end, and what it would cancel
-    assert f"job {jobs['ends']}: they ran then" in done.stdout
-    assert "known_hosts in the cluster's directory, which the backup has otherwise" in done.stdout
+    assert f"job {later} on gpu02: " in done.stdout
+    assert f"job {jobs['ends']}: ended since the backup" in done.stdout
+    assert "known_hosts in the cluster's directory; the backup has another version" in done.stdout
     assert keys.read_text().endswith("# somebody's word\n")
     assert "gpu02 drained, as now" in done.stdout
     assert cluster.root("head1", "sinfo --noheader --nodes=gpu02 --format='%T %E'") == "drained the fan's loud\n"

@@ -566,7 +566,7 @@ def test_a_second_firewall_is_refused_with_the_command_that_helps(cluster: TestL
     try:
         done = clusterctl("bootstrap", str(cluster.inventory))
         assert done.returncode == 3, done.stdout + done.stderr
-        assert "gpu02: firewall: ufw filters there already (let clusterctl do it alone: ufw disable" in done.stderr
+        assert "gpu02: firewall: ufw is already active (disable it: ufw disable" in done.stderr
         # The role itself, where Ansible runs without our preflight.
         told = cluster.root("gpu02", "clusterctl-firewall check /etc/clusterctl/firewall.nft 2>&1 || echo exit $?")
         assert "ufw disable" in told

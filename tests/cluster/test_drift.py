@@ -141,7 +141,7 @@ def test_changes_by_hand__status_plan_and_a_run__name_and_repair_them(lab: TestL
     keyless = {**os.environ, "CLUSTERCTL_VAULT_PASSWORD_FILE": "/nonexistent"}
     blind = clusterctl("status", str(lab.inventory), env=keyless)
     assert blind.returncode == 4, blind.stderr
-    assert blind.stdout.count("was not judged") == 1
+    assert blind.stdout.count("files with secrets were not compared") == 1
     assert {name for name in (key[3] for key in found) if name not in blind.stdout} == SECRETS
 
     assert named(lab.run("bootstrap")) == repairs, "a run repairs each of them, and nothing else"

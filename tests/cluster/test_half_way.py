@@ -88,7 +88,7 @@ def test_a_node_that_does_not_come_back_is_rebooted_by_the_same_command(lab: Tes
     with switched_off(lab, node):
         said = ended(begin(lab, "reboot", *names), 5 if node == "head1" else 4)
     if node == "gpu01":
-        assert "gpu01 failed, and gpu01 stays out of service; not begun: gpu02" in said
+        assert "gpu01 failed, and gpu01 stays drained; not started: gpu02" in said
         assert "reboot" in json.loads(lab.root("head1", "slurm-drain"))["gpu01"]
     assert started(lab, "gpu02") == before["gpu02"]
     lab.up()
@@ -252,7 +252,7 @@ def test_a_node_that_dies_while_its_system_is_upgraded_is_by_the_same_command(
         lab.up()
         lab.root(node, f"touch {MAY_GO}")
         if node == "gpu01":
-            assert "gpu01 failed, and gpu01 stays out of service; not begun: gpu02" in said
+            assert "gpu01 failed, and gpu01 stays drained; not started: gpu02" in said
         assert before <= versions()
         lab.run("upgrade", "--os")
         assert versions() == {f"ii  {version}"}

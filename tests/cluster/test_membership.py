@@ -156,7 +156,7 @@ def test_a_node_with_jobs_is_not_removed_before_they_end(lab: Growing, jobs: str
         assert in_service(lab)["gpu03"] == "draining"
         plan = clusterctl("plan", "remove-node", str(lab.inventory), "gpu03")
         assert plan.returncode == 10, plan.stdout + plan.stderr
-        assert f"would be waited for: job {number} of alice" in plan.stdout
+        assert f"to wait for: job {number} of alice" in plan.stdout
         lab.root("gpu03", "touch /var/tmp/go")
         lab.verb("remove-node", "gpu03", "--yes")
         assert states(lab, number) == ["COMPLETED"]
@@ -209,7 +209,7 @@ def test_a_dead_worker_holds_up_no_other(lab: Growing, jobs: str) -> None:
 
 @pytest.mark.proves("remove-node", "`--dead` removes a stopped worker and refuses one that responds.")
 def test_a_dead_worker_is_removed_from_the_head_alone(lab: Growing, jobs: str) -> None:
-    assert "it answers" in lab.verb("remove-node", "gpu03", "--dead", "--yes", expect=3)
+    assert "it responds to SSH and to Slurm" in lab.verb("remove-node", "gpu03", "--dead", "--yes", expect=3)
     podman("stop", "--time", "0", container(lab, "gpu03"))
     assert "--dead" in lab.verb("remove-node", "gpu03", "--yes", expect=3)
     said = lab.verb("remove-node", "gpu03", "--dead", "--yes")

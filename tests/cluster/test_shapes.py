@@ -250,15 +250,15 @@ def test_groups__hosts_leave_them__roles_are_listed_then_pruned() -> None:
         said = fails(lab, 0)
         expected = {"head1": {"prometheus"}, "gpu01": {"podman"}, "gpu02": {"containers", "podman"}}
         for node, names in expected.items():
-            assert f"{node}: groups: installed, but no group of the host has it: {', '.join(sorted(names))} (" in said
+            assert f"{node}: groups: installed, but in no group of the host: {', '.join(sorted(names))} (" in said
         assert "clusterctl bootstrap --prune" in said
         assert unused(lab) == expected
-        line = "gpu02: installed, but no group of the host has it: containers, podman (to uninstall: clusterctl boot"
+        line = "gpu02: installed, but in no group of the host: containers, podman (to uninstall: clusterctl boot"
         assert line in clusterctl("status", str(lab.inventory)).stdout
 
         job = submit(lab, "until [ -e /var/tmp/enough ]; do sleep 1; done", "--nodelist=gpu01")
         wait_until(lambda: states(lab, job) == ["RUNNING"])
-        assert "Jobs run on gpu01; nothing was uninstalled there" in fails(lab, 4, "--prune")
+        assert "Jobs are running on gpu01; nothing was uninstalled there" in fails(lab, 4, "--prune")
         assert unused(lab) == {"gpu01": {"podman"}}
         lab.root("gpu01", "touch /var/tmp/enough")
         wait_until(lambda: states(lab, job) == ["COMPLETED"])

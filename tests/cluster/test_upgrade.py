@@ -236,7 +236,7 @@ def test_a_worker_that_dies_in_its_batch_stops_the_next_and_the_same_command_goe
     wait_until(lambda: '"host": "gpu01", "role": "munge"' in log.read_text().partition('"role": "backup"')[2])
     podman("kill", container(lab, "gpu01"))
     said = ended(run, 4)
-    assert "gpu01 failed, and gpu01 stays out of service; not begun: gpu02" in said
+    assert "gpu01 failed, and gpu01 stays drained; not started: gpu02" in said
     assert versions(lab, "head1")["slurmctld"] == pinned
     assert versions(lab, "gpu02")["slurmd"] == pinned + RAISED
     text = lab.inventory.read_text()
@@ -315,7 +315,7 @@ def test_upgrade__one_failure_is_allowed__moves_the_other_worker(lab: Growing, n
     with stuck_file(lab, "gpu01"):
         said = fails(lab, 4, "--max-failures", "2", verb="upgrade")
         assert "gpu01 failed" in said
-        assert "not begun" not in said
+        assert "not started" not in said
         assert versions(lab, "gpu02")["slurmd"] == pinned
         assert in_service(lab) == {"gpu01": "drained", "gpu02": "idle"}
     summary = lab.run("upgrade", "--max-failures", "2")

@@ -448,7 +448,7 @@ def test_restore__declined__ends_with_7_and_puts_nothing_back(tmp_path: Path, mo
     monkeypatch.setattr("builtins.input", lambda *_: "n")
     monkeypatch.setattr(secrets, "label", lambda directory: MANIFEST["cluster"])
     monkeypatch.setattr(secrets, "check", lambda *_: None)
-    for name in ("_fits", "_show"):
+    for name in ("_require_readable", "_show"):
         monkeypatch.setattr(restore, name, lambda *_: None)
     monkeypatch.setattr(restore, "_ended", lambda *_: [])
     for phase in ("EnsureSecrets", "CheckHostKeys", "ConfirmHead", "LockHead", "Preflight"):
@@ -461,7 +461,7 @@ def test_restore__declined__ends_with_7_and_puts_nothing_back(tmp_path: Path, mo
         "    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}\n"
         "    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}}}\n"
     )
-    with pytest.raises(Interrupted, match="Nothing was put back, and no node was changed") as caught:
+    with pytest.raises(Interrupted, match="Nothing was restored, and no node was changed") as caught:
         restore.restore(Options("restore", directory), archive(tmp_path / "kept"))
     assert caught.value.exit_code == 7
     assert not (directory / home.STATE / restore.REQUEST).exists()
@@ -482,7 +482,7 @@ def test_the_newest_are_kept_of_one_cluster(tmp_path: Path) -> None:
     ("pin", "made_by", "told"),
     [
         ("", "24.11.5", ""),
-        ("", "25.11.2", "is of Slurm 25.11.2, and 24.11 here reads 23.02 to 24.11"),
+        ("", "25.11.2", "is from Slurm 25.11.2; Slurm 24.11 on the head reads 23.02 to 24.11"),
         ("25.11.*", "25.11.2", ""),
         ("25.11.*", "24.11.5", ""),
         ("25.11.*", "22.05.8", "correct slurm_head_version"),
@@ -501,4 +501,4 @@ def test_fits__release_of_the_backup__is_read_by_the_pinned_head(
     site = context.load(Options("restore", tmp_path))
     manifest = untrusted.decode(sealed.Manifest, {**MANIFEST, "slurm": made_by})
     with contextlib.nullcontext() if not told else pytest.raises(PreflightError, match=told):
-        restore._fits(site, manifest)
+        restore._require_readable(site, manifest)

@@ -72,7 +72,7 @@ def test_nothing_is_overwritten(place: Path, content: Path, kind: str) -> None:
         (path / "notes").write_text("mine", encoding="utf-8")
     else:
         path.symlink_to("nowhere")
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         initialise.create(path, "head1", ["gpu01"], None, content)
     assert [entry.name for entry in place.iterdir()] == ["aurora"]
 
@@ -90,7 +90,7 @@ def test_nothing_is_overwritten(place: Path, content: Path, kind: str) -> None:
         ("aurora", "head1", ["a: {}\n  b"], None, "bad host name"),
         ("aurora", "head1", ["{{ x }}"], None, "a template"),
         ("aurora", "head1", ["no"], "$(id)", "ansible_user: bad value"),
-        ("no/such/aurora", "head1", ["gpu01"], None, "cannot be made: there is no directory"),
+        ("no/such/aurora", "head1", ["gpu01"], None, "cannot be created: its parent directory does not exist"),
     ],
 )
 def test_bad_hosts_leave_nothing_behind(
@@ -147,7 +147,7 @@ def test_each_answer_is_judged_at_once_and_none_is_invented(monkeypatch: pytest.
     monkeypatch.setattr(initialise, "_on_terminal", lambda: True)
     code, output = run("aurora", keys="\nHead1\nhead1=10.0.0.1\n \ngpu[1-4]\ngpu[01:02]\n$(id)\n\n")
     assert code == 0, output
-    assert [output.count(question) for question in ("Head (", "Workers (", "User who")] == [3, 3, 2]
+    assert [output.count(question) for question in ("Head (", "Workers (", "Login user")] == [3, 3, 2]
     assert all(error in output for error in ("(write head1)", "no workers", "bad range", 'bad value, got "$(id)"'))
     cluster = inventory.load(Path("aurora/inventory.yaml"))
     assert [(host.name, host.address) for host in cluster.hosts] == [
@@ -162,7 +162,7 @@ def test_each_answer_is_judged_at_once_and_none_is_invented(monkeypatch: pytest.
         (("Aurora",), "cluster_name: bad value"),
         (("aurora", "--head", "Head1"), "(write head1)"),
         (("aurora", "--worker", "gpu[1-4]"), "bad range"),
-        (("config",), "exists already"),
+        (("config",), "already exists"),
     ],
 )
 def test_nothing_is_asked_where_it_would_be_in_vain(

@@ -139,7 +139,7 @@ def test_same_head__first_run_from_this_machine__is_said_once(directory: Path) -
     assert isinstance(first.file, Stream)
     assert isinstance(second.file, Stream)
     text = " ".join(first.file.getvalue().split())
-    assert "head1 gets the cluster's secrets from this machine for the first time: 10.0.0.10 port of ssh" in text
+    assert "head1 receives the cluster's secrets from this machine for the first time: 10.0.0.10 port of ssh" in text
     assert known_hosts.keys(directory / home.KNOWN_HOSTS, "10.0.0.10")[0][0].fingerprint in text
     assert second.file.getvalue() == ""
 
@@ -173,7 +173,7 @@ def test_same_head__terminal__asks(
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda *_: answer)
-    with contextlib.nullcontext() if goes_on else pytest.raises(Interrupted, match="was given nothing"):
+    with contextlib.nullcontext() if goes_on else pytest.raises(Interrupted, match="No secrets were sent to"):
         entry.require_same_head(site(directory), screen())
 
 

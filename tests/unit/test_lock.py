@@ -85,7 +85,10 @@ def test_the_wait_for_what_is_left_has_an_end(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     try:
-        with pytest.raises(Locked, match="what is left of"), lock.hold(tmp_path, "bootstrap", orphan_seconds=0.2):
+        with (
+            pytest.raises(Locked, match="the remaining processes of"),
+            lock.hold(tmp_path, "bootstrap", orphan_seconds=0.2),
+        ):
             pass
     finally:
         process.communicate()

@@ -13,6 +13,7 @@ import pytest
 
 from clusterctl.ansible.events import Change, PlayStarted, Result, TaskStarted
 from clusterctl.ansible.outcome import Ledger
+from clusterctl.ansible.run_directory import RunDirectory
 from clusterctl.commands import add_node, remove_node, replace_node
 from clusterctl.inventory import model as inventory
 from clusterctl.nodes.remote import Access
@@ -83,7 +84,7 @@ def test_limited__no_networks_named__is_all_nodes(tmp_path: Path, networks: str,
     told = io.StringIO()
     limited = membership.limited(Options("add-node", path), inventory.load(path), ["gpu02"], Screen(told))
     assert limited.limit == limit
-    assert ("all 3 hosts are contacted" in told.getvalue()) is (limit is None)
+    assert ("contacting all 3 hosts" in told.getvalue()) is (limit is None)
 
 
 def kept(cluster: inventory.Inventory, file: str = "gpu01", **other: Any) -> inventory.Inventory:
@@ -272,7 +273,7 @@ def test_a_plan_cleans_from_a_folder_that_nobody_has_put_anything_into(
         made = removals.written(site, [node])
         assert made.inventory.path.exists()
         # What a plan names of its own run is where it is kept: the copy is gone by the time that it is read.
-        assert record.full(OSError(28, "", str(site.state / "runs/x")), None) == str(
+        assert record.full(OSError(28, "", str(site.state / "runs/x")), RunDirectory(site.state)) == str(
             cluster.directory / home.STATE / "runs/x"
         )
         assert not made.inventory.path.is_relative_to(cluster.directory)
@@ -385,7 +386,7 @@ def test_add_node__new_node_is_skipped__is_refused_and_not_written(
 
     before = cluster.path.read_text()
     options = Options("add-node", cluster.path, nodes=("gpu09",), skip_unreachable=True, yes=True)
-    with pytest.raises(PreflightError, match="gpu09: node: is left out for the reason above, so it is not added"):
+    with pytest.raises(PreflightError, match="gpu09: node: was skipped for the reason above and cannot be added"):
         add_node.add_node(options, ["10.0.0.19"], "slurm_workers")
     assert cluster.path.read_text() == before
 
@@ -414,7 +415,7 @@ def test_question__declined__ends_with_7_and_no_change(
     for verb_module in (add_node, remove_node):
         monkeypatch.setattr(verb_module, "ENTRY", (Unexpected(),))
     before = cluster.path.read_text()
-    with pytest.raises(Interrupted, match="is as it was, and no node was changed") as caught:
+    with pytest.raises(Interrupted, match="was not changed, and no node was changed") as caught:
         if verb == "add-node":
             add_node.add_node(Options(verb, cluster.path, nodes=("gpu09",)), ["10.0.0.19"], "slurm_workers")
         else:
@@ -428,7 +429,9 @@ def test_question__declined__ends_with_7_and_no_change(
 def test_force__declined__kills_no_job(cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = Slurm(Job("57", "alice", "train", "RUNNING", "gpu01"))
     monkeypatch.setattr(scheduler, "connect", lambda site: slurm)
-    with pytest.raises(Interrupted, match=r"No job was killed; gpu01 stays drained \(to keep it in service") as caught:
+    with pytest.raises(
+        Interrupted, match=r"No job was killed; gpu01 stays drained \(to resume it, on the head"
+    ) as caught:
         Drain("remove-node", ["gpu01"], "why", force=True).run(a_run(cluster))
     assert (caught.value.exit_code, slurm.done) == (7, ["drain remove-node gpu01: why"])
 
@@ -462,9 +465,9 @@ def test_add_node__does_not_answer__is_not_told_to_skip_it(
 @pytest.mark.parametrize(
     ("nodes", "told"),
     [
-        (("gpu01",), "gpu01 is in the inventory already; it is set up again.\n"),
-        (("gpu01", "gpu02"), "gpu01, gpu02 are in the inventory already; they are set up again.\n"),
-        (("gpu09", "gpu02"), "gpu02 is in the inventory already; it is set up again.\n"),
+        (("gpu01",), "gpu01 is already in the inventory; the run configures it again.\n"),
+        (("gpu01", "gpu02"), "gpu01, gpu02 are already in the inventory; the run configures them again.\n"),
+        (("gpu09", "gpu02"), "gpu02 is already in the inventory; the run configures it again.\n"),
         (("gpu09",), ""),
     ],
 )
@@ -479,7 +482,7 @@ def test_add_node__of_a_member__is_said_before_the_run(
     add_node.add_node(Options("add-node", cluster.path, nodes=nodes), (), "slurm_workers")
     said = capsys.readouterr().out
     assert said.startswith(told)
-    assert ("in the inventory already" in said) is bool(told)
+    assert ("already in the inventory" in said) is bool(told)
 
 
 def test_a_plan_keeps_a_name_whole_beside_what_fills_its_line() -> None:

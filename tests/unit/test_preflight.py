@@ -81,13 +81,13 @@ def facts(
     return contact.read(host(22, name=name), text, journey)
 
 
-def judged(found: Facts, one: Host | None = None) -> list[Finding]:
+def findings_of(found: Facts, one: Host | None = None) -> list[Finding]:
     release = found.hardware.os.id, found.hardware.os.version
-    return list(preflight.judge(one or host(22), Answer(found, (), release)))
+    return list(preflight.evaluate(one or host(22), Answer(found, (), release)))
 
 
 def test_a_fit_node_has_no_findings() -> None:
-    assert judged(facts()) == []
+    assert findings_of(facts()) == []
 
 
 def _set(*path: str, to: object) -> Callable[[dict[str, Any]], object]:
@@ -118,21 +118,21 @@ def _set(*path: str, to: object) -> Callable[[dict[str, Any]], object]:
             f"{SOURCE}: HTTP 404 Not Found",
             False,
         ),
-        (_set("node", "network", "sources", to=[]), "package source", "none", True),
+        (_set("node", "network", "sources", to=[]), "package source", "no source", True),
         (_set("node", "lock_holder", to="pid 7 (apt-get) on /x"), "package lock", "pid 7 (apt-get)", True),
         (_set("node", "before", to=["slurm.conf", "slurmd"]), "slurm", "slurm.conf and slurmd not managed", False),
         (_set("node", "before", to=["kubelet"]), "found", "a kubelet runs", True),
         (_set("node", "before", to=["containers"]), "found", "containers run under Docker", True),
         (_set("node", "before", to=["nvidia-uninstall"]), "found", ".run file", True),
-        (_set("node", "firewall", to="ufw"), "firewall", "ufw filters there already", False),
+        (_set("node", "firewall", to="ufw"), "firewall", "ufw is already active", False),
         (_set("node", "nvml_error", to="Driver/library version mismatch"), "gpu", "version mismatch", True),
-        (_set("node", "pci_gpus", to=["2330"] * 8), "gpu", "6 NVIDIA GPUs on the bus", True),
+        (_set("node", "pci_gpus", to=["2330"] * 8), "gpu", "6 NVIDIA GPUs on the PCI bus", True),
     ],
 )
 def test_what_is_wrong_is_found(
     change: Callable[[dict[str, Any]], object], check: str, said: str, warning: bool
 ) -> None:
-    (finding,) = judged(facts(change))
+    (finding,) = findings_of(facts(change))
     assert (finding.node, finding.check, finding.warning) == ("gpu01", check, warning)
     assert said in finding.found
     assert str(finding).isprintable()
@@ -143,38 +143,38 @@ def test_what_is_our_own_is_nobody_elses() -> None:
         data["node"].update(before=["slurm.conf", "slurmd"], roles=["base", "slurm_worker"], cluster="aurora-1")
 
     answer = Answer(facts(ours), (), ("debian", "13"))
-    assert list(preflight.judge(host(22), answer, "aurora-1")) == []
-    (other,) = preflight.judge(host(22), answer, "borealis-2")
+    assert list(preflight.evaluate(host(22), answer, "aurora-1")) == []
+    (other,) = preflight.evaluate(host(22), answer, "borealis-2")
     assert (other.check, other.found, other.warning) == ("cluster", "is the head of another cluster, aurora-1", False)
-    (taken,) = preflight.judge(host(22), answer, "borealis-2", adopt=True)
+    (taken,) = preflight.evaluate(host(22), answer, "borealis-2", adopt=True)
     assert taken.warning
 
 
 def test_containers_under_a_docker_of_others_are_not_started_anew_unasked() -> None:
     found = Answer(facts(_set("node", "before", to=["containers"])), (), ("debian", "13"))
     given = replace(host(22), groups=frozenset({"docker"}))
-    (refused,) = preflight.judge(given, found)
+    (refused,) = preflight.evaluate(given, found)
     assert (refused.check, refused.warning) == ("docker", False)
     assert "--adopt" in refused.hint
-    (taken,) = preflight.judge(given, found, adopt=True)
+    (taken,) = preflight.evaluate(given, found, adopt=True)
     assert taken.warning
     ours = facts(lambda data: data["node"].update(before=["containers"], roles=["docker"]))
-    assert list(preflight.judge(given, Answer(ours, (), ("debian", "13")))) == []
+    assert list(preflight.evaluate(given, Answer(ours, (), ("debian", "13")))) == []
 
 
 @pytest.mark.proves("preflight", "A role that no group of the host has is reported with `--prune`.")
 def test_unused_roles__of_a_host__are_a_warning() -> None:
     found = Answer(facts(lambda data: data["node"].update(roles=["base", "podman"])), (), ("debian", "13"))
     given = replace(host(22), groups=frozenset({"slurm_workers"}))
-    (finding,) = preflight.judge(given, found)
+    (finding,) = preflight.evaluate(given, found)
     assert (finding.check, finding.found.rpartition(" ")[2], finding.warning) == ("groups", "podman", True)
     assert "--prune" in finding.hint
-    assert list(preflight.judge(replace(given, groups=frozenset({"slurm_workers", "podman"})), found)) == []
+    assert list(preflight.evaluate(replace(given, groups=frozenset({"slurm_workers", "podman"})), found)) == []
 
 
 def test_a_firewall_of_others_is_fine_where_ours_is_not_wanted() -> None:
     mine = replace(host(22), variables={"base_firewall": False})
-    assert judged(facts(_set("node", "firewall", to="ufw")), mine) == []
+    assert findings_of(facts(_set("node", "firewall", to="ufw")), mine) == []
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_supported_systems_pass(distribution: str, version: str) -> None:
     def change(data: dict[str, Any]) -> None:
         data["hardware"]["os"].update(id=distribution, version=version)
 
-    assert judged(facts(change)) == []
+    assert findings_of(facts(change)) == []
 
 
 @pytest.mark.parametrize("private", [True, False])
@@ -193,7 +193,7 @@ def test_a_private_authority_is_a_problem_only_where_it_is_not_configured(privat
     error = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"
     found = facts(_set("node", "network", "sources", to=[{"url": SOURCE, "error": error}]))
     one = replace(host(22), variables={"cluster_ca_certificates": ["ca.pem"]} if private else {})
-    (finding,) = judged(found, one=one)
+    (finding,) = findings_of(found, one=one)
     assert finding.warning is private
 
 
@@ -206,18 +206,18 @@ def test_a_private_authority_is_a_problem_only_where_it_is_not_configured(privat
         ((990, 1030), True, []),  # a slow journey proves nothing against a clock
         # The node's clock said 1000 at the beginning and 1001 at the end.
         ((990, 1000.1), True, []),
-        ((990, 999.9), True, ["1.1 s ahead of this machine's"]),
+        ((990, 999.9), True, ["1.1 s ahead of this machine"]),
         ((1000.9, 1010), True, []),
-        ((1001.1, 1010), True, ["1.1 s behind this machine's"]),
-        ((990, 991.1), True, ["9.9 s ahead of this machine's"]),
-        ((990, 990.9), True, ["10.1 s ahead of this machine's"]),
-        ((990, 990.9), False, ["10.1 s ahead of this machine's"]),
-        ((1009.9, 1020), True, ["9.9 s behind this machine's"]),
-        ((1010.1, 1020), True, ["10.1 s behind this machine's"]),
-        ((995, 996), False, ["5.0 s ahead of this machine's"]),
-        ((1003, 1004.5), True, ["3.0 s behind this machine's"]),
-        ((500, 501), False, ["500.0 s ahead of this machine's"]),
-        ((500, 501), True, ["500.0 s ahead of this machine's"]),
+        ((1001.1, 1010), True, ["1.1 s behind this machine"]),
+        ((990, 991.1), True, ["9.9 s ahead of this machine"]),
+        ((990, 990.9), True, ["10.1 s ahead of this machine"]),
+        ((990, 990.9), False, ["10.1 s ahead of this machine"]),
+        ((1009.9, 1020), True, ["9.9 s behind this machine"]),
+        ((1010.1, 1020), True, ["10.1 s behind this machine"]),
+        ((995, 996), False, ["5.0 s ahead of this machine"]),
+        ((1003, 1004.5), True, ["3.0 s behind this machine"]),
+        ((500, 501), False, ["500.0 s ahead of this machine"]),
+        ((500, 501), True, ["500.0 s ahead of this machine"]),
     ],
 )
 def test_a_clock_is_judged_by_what_is_certain(
@@ -236,8 +236,8 @@ def test_a_wrong_clock_here_is_not_held_against_a_cluster_that_agrees() -> None:
     nodes["gpu02"] = facts(name="gpu02", journey=(600, 601))
     found = list(preflight._clocks(nodes, "head1", {"head1", "gpu01", "gpu02"}))
     assert [(f.node, f.warning) for f in found] == [("head1", True), ("gpu02", False)]
-    assert found[0].found == "500.0 s ahead of this machine's"
-    assert found[1].found.endswith("s behind that of head1")
+    assert found[0].found == "500.0 s ahead of this machine"
+    assert found[1].found.endswith("s behind head1")
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ def test_driver__no_branch_fits_the_gpus__is_refused(
     assert [finding.check for finding in findings] == (["driver"] if said else [])
     assert all(said in one.found and hint in one.hint and not one.warning for one in findings)
     if said:
-        (refused,) = [one for one in judged(found, worker) if not one.warning]
+        (refused,) = [one for one in findings_of(found, worker) if not one.warning]
         assert refused == findings[0], "it is among what ends a run with exit code 3"
 
 
@@ -588,7 +588,7 @@ def test_advisories__installed_or_pinned__are_named(tmp_path: Path) -> None:
 
     found = list(gpu_checks.security(three(tmp_path), {"gpu01": facts(has)}))
     assert [(one.node, one.check, one.warning, one.hint) for one in found] == [
-        ("gpu01", "security", True, "clusterctl upgrade brings it")
+        ("gpu01", "security", True, "clusterctl upgrade installs it")
     ]
     assert "munge 0.5.16-1 lets any user of the node read the munge key (CVE-2026-25506), 0.5.16-1.1" in found[0].found
     pins = {"munge_version": "0.5.16-1", "slurm_head_version": "24.11.*"}
@@ -601,7 +601,7 @@ def test_advisories__of_the_driver__installed_or_pinned__are_named(tmp_path: Pat
     found = list(
         gpu_checks.security(three(tmp_path), {"gpu01": facts(_set("hardware", "driver_version", to="580.82.07"))})
     )
-    assert [one.hint for one in found] == ["clusterctl upgrade --only nvidia_driver brings it"]
+    assert [one.hint for one in found] == ["clusterctl upgrade --only nvidia_driver installs it"]
     assert "NVIDIA driver 580.82.07 may let any user of a GPU become root" in found[0].found
     for pin, hints in (("535.230.02", ["correct nvidia_driver_version"]), ("580.159.03", [])):
         pinned = [replace(one, variables={"nvidia_driver_version": pin}) for one in three(tmp_path).hosts]
@@ -612,7 +612,7 @@ def test_advisories__of_the_driver__installed_or_pinned__are_named(tmp_path: Pat
 @pytest.mark.parametrize(
     ("roles", "groups", "pin", "hint"),
     [
-        (["nvidia_container_toolkit"], [], "", "clusterctl upgrade --only nvidia_container_toolkit brings it"),
+        (["nvidia_container_toolkit"], [], "", "clusterctl upgrade --only nvidia_container_toolkit installs it"),
         ([], [], "", "not managed by clusterctl: update it"),
         ([], [], "1.18.0", "not managed by clusterctl: update it"),  # whose pin is of another host's group
         ([], ["nvidia_container_toolkit"], "1.18.0", "correct nvidia_container_toolkit_version"),
@@ -644,7 +644,7 @@ def test_advisories__the_same_on_several_nodes__is_one_note(tmp_path: Path) -> N
     assert found.node == "head1"
     assert found.found.startswith("munge 0.5.13-13.el9 is not known to be fixed: before 0.5.18 it lets any user")
     assert found.found.endswith("(CVE-2026-25506); also on gpu01, gpu02")
-    assert found.hint.endswith("whether that is fixed: rpm --query --changelog munge")
+    assert found.hint.endswith("check whether it has the fix: rpm --query --changelog munge")
 
 
 def test_every_supported_system_has_a_slurm() -> None:
@@ -905,7 +905,7 @@ def test_without_python_the_system_is_still_known(tmp_path: Path) -> None:
         return 97
 
     found = ask(tmp_path, program)
-    findings = list(preflight.judge(host(22), found))
+    findings = list(preflight.evaluate(host(22), found))
     assert [f.check for f in findings] == ["python", "operating system"]
 
 

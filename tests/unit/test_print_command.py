@@ -105,7 +105,7 @@ def test_a_replaced_node_is_trusted_and_drained_first(cluster: Path) -> None:
 def test_a_backup_is_to_be_copied_afterwards(cluster: Path, tmp_path: Path) -> None:
     [words], left = printed(cluster, "backup", "--to", str(tmp_path))
     assert tail(words) == ["inventory.yaml", "backup.yml", "--limit", "head1"]
-    assert left.endswith(f"/backups on head1, which only root reads there, into {tmp_path}\n")
+    assert left.endswith(f"/backups on head1 (readable by root only) to {tmp_path}\n")
 
 
 @pytest.mark.proves("print-command", "`restore` prints the file that its playbook reads.")
@@ -123,7 +123,7 @@ def test_what_is_restored_is_to_be_written_where_the_playbook_reads_it(cluster: 
     _, _, text = left.partition(f"write {file}:\n")
     asked, end = json.JSONDecoder().raw_decode(text.lstrip())
     assert asked == {"restore_archive": str(archive), "restore_ended": []}
-    assert "of jobs 7, 12" in text.lstrip()[end:]
+    assert "from jobs 7, 12" in text.lstrip()[end:]
 
 
 @pytest.mark.proves("print-command", "`upgrade` prints the backup, drain and resume steps around its command.")

@@ -63,7 +63,7 @@ def test_unused__by_records_and_groups__are_those_of_no_group(
 
 def test_explain__roles_of_slurm__are_not_offered_to_prune() -> None:
     optional, others = pruning.explain(["munge", "podman", "slurm_worker"])
-    assert optional == ("installed, but no group of the host has it: podman", f"to uninstall: {pruning.COMMAND}")
+    assert optional == ("installed, but in no group of the host: podman", f"to uninstall: {pruning.COMMAND}")
     assert others[0].endswith(": munge, slurm_worker")
     assert "--prune" not in others[1]
     assert pruning.explain([]) == []

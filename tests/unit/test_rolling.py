@@ -177,7 +177,7 @@ def test_a_failure_stops_it_before_the_next_batch(tmp_path: Path, slurm: Slurm) 
     run = Run(tmp_path, "gpu02")
     error, _ = run.over(WORKERS, Pace("2"))
     assert isinstance(error, WorkersFailed)
-    assert str(error) == "gpu02 failed, and gpu02 stays out of service; not begun: gpu[03-05]."
+    assert str(error) == "gpu02 failed, and gpu02 stays drained; not started: gpu[03-05]."
     assert run.played == [("upgrade", "gpu01,gpu02"), ("verify", "head1,gpu01")]
     assert slurm.told[-1] == ("the last upgrade failed there", "gpu02")
 
@@ -185,7 +185,7 @@ def test_a_failure_stops_it_before_the_next_batch(tmp_path: Path, slurm: Slurm) 
 @pytest.mark.proves("upgrade", "`--max-failures` lets further batches start.")
 def test_so_many_may_fail_as_are_allowed(tmp_path: Path, slurm: Slurm) -> None:
     error, work = Run(tmp_path, "gpu01", "gpu03").over(WORKERS, Pace("1", failures=2))
-    assert str(error) == "gpu01, gpu03 failed, and gpu01, gpu03 stays out of service; not begun: gpu04, gpu05."
+    assert str(error) == "gpu01, gpu03 failed, and gpu01, gpu03 stays drained; not started: gpu04, gpu05."
     assert work.steps == [["gpu01"], ["gpu02"], ["gpu03"]]
 
 
@@ -226,7 +226,7 @@ def test_a_stop_ends_it_after_the_play_under_way(tmp_path: Path, slurm: Slurm) -
     run = Run(tmp_path, error=Interrupted("stopped."))
     error, _ = run.over(WORKERS, Pace("2"))
     assert isinstance(error, Interrupted)
-    assert str(error).startswith("stopped. gpu01, gpu02 stay drained; the same command resumes there")
+    assert str(error).startswith("stopped. gpu01, gpu02 stay drained; the same command continues there")
     assert run.played == [("upgrade", "gpu01,gpu02")]
 
 
@@ -256,7 +256,7 @@ def test_hardware_that_is_missing_is_a_failure_of_workers_alone(
     monkeypatch.setattr(rolling, "each", lambda hosts, ask: {host.name: answer for host in hosts})
     run = Run(tmp_path)
     error, _ = run.over(["head1", "mon1", "gpu01", "gpu02"], Pace(), "reboot", reboots=True)
-    assert str(error) == "gpu01 failed, and gpu01 stays out of service; not begun: gpu02."
+    assert str(error) == "gpu01 failed, and gpu01 stays drained; not started: gpu02."
     assert run.ledger.notes == {"differs from its record: GPUs: recorded 2, found 1": ["head1", "mon1"]}
 
 
@@ -278,7 +278,7 @@ def test_who_was_left_out_is_told(tmp_path: Path, slurm: Slurm) -> None:
     run = Run(tmp_path)
     run.site = replace(run.site, skipped=("gpu02",))
     error, _ = run.over(["gpu01", "gpu02"], Pace())
-    assert str(error) == "gpu02 left out."
+    assert str(error) == "gpu02 skipped."
     assert run.played == [("upgrade", "gpu01"), ("verify", "head1,gpu01")]
 
 
@@ -292,9 +292,9 @@ def moved(host: str, name: str, new: str, old: str) -> Plan:
     [
         ("25.05.1-1", "24.11.5-4", ""),
         ("24.11.5-5", "24.11.5-4", ""),
-        ("25.11.1-1", "23.11.1-1", "Slurm 23.11 and the head's 25.11"),
-        ("1:24.05.1-1", "24.11.5-4", "Slurm 24.11 and the head's 24.05"),
-        ("99.05.1-1", "24.11.5-4", "99.05 is not known here"),
+        ("25.11.1-1", "23.11.1-1", "Slurm 23.11 is not compatible with 25.11 on the head"),
+        ("1:24.05.1-1", "24.11.5-4", "Slurm 24.11 is not compatible with 24.05 on the head"),
+        ("99.05.1-1", "24.11.5-4", "Slurm 99.05 is not known"),
     ],
 )
 def test_slurm_moves_no_further_than_it_reads_its_own_state(tmp_path: Path, new: str, old: str, told: str) -> None:
@@ -310,16 +310,28 @@ def test_slurm_moves_no_further_than_it_reads_its_own_state(tmp_path: Path, new:
 @pytest.mark.parametrize(
     ("host", "name", "to", "stays", "told"),
     [
-        ("gpu01", "slurmd", "25.05.1-1", {"slurmctld": {"head1": "24.11.5-4"}}, "Slurm 25.05 and the head's 24.11"),
+        (
+            "gpu01",
+            "slurmd",
+            "25.05.1-1",
+            {"slurmctld": {"head1": "24.11.5-4"}},
+            "Slurm 25.05 is not compatible with 24.11 on the head",
+        ),
         ("gpu01", "slurmd", "24.11.6-1", {"slurmctld": {"head1": "24.11.5-4"}}, ""),
-        ("head1", "slurmctld", "25.11.1-1", {"slurmd": {"gpu01": "23.11.1-1"}}, "Slurm 23.11 and the head's 25.11"),
+        (
+            "head1",
+            "slurmctld",
+            "25.11.1-1",
+            {"slurmd": {"gpu01": "23.11.1-1"}},
+            "Slurm 23.11 is not compatible with 25.11 on the head",
+        ),
         ("head1", "slurmctld", "25.11.1-1", {"slurmd": {"gpu01": "24.11.5-4"}}, ""),
         (
             "gpu01",
             "slurm-smd-slurmd",
             "25.05.1-1",
             {"slurm-smd-slurmctld": {"head1": "24.11.5-1"}},
-            "Slurm 25.05 and the head's 24.11",
+            "Slurm 25.05 is not compatible with 24.11 on the head",
         ),
         ("gpu01", "munge", "0.5.17", {"slurmctld": {"head1": "99.05.1"}}, ""),
     ],
@@ -385,12 +397,12 @@ def test_upgrade__worker_was_never_set_up__is_refused_or_left_out(tmp_path: Path
     if skip:
         upgrade.RequireSetUp().run(run)
         assert run.site.skipped == ("gpu03",)
-        assert "gpu03  left out: was never set up (clusterctl add-node gpu03)" in screen.getvalue()
+        assert "gpu03  skipped: was never configured (clusterctl add-node gpu03)" in screen.getvalue()
     else:
-        with pytest.raises(PreflightError, match="gpu03: upgrade: was never set up") as refused:
+        with pytest.raises(PreflightError, match="gpu03: upgrade: was never configured") as refused:
             upgrade.RequireSetUp().run(run)
         assert "--skip-unreachable" in refused.value.hint
     facts["head1"].node.slurm = ()
-    with pytest.raises(PreflightError, match="head1: upgrade: was never set up") as refused:
+    with pytest.raises(PreflightError, match="head1: upgrade: was never configured") as refused:
         upgrade.RequireSetUp().run(Phases(site, Screen(screen)))
     assert refused.value.hint == ""

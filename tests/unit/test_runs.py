@@ -82,7 +82,7 @@ def logs(cluster: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.proves("logs", "Past runs are listed newest first, with options and result.")
 def test_runs_are_listed_newest_first_and_nothing_else(cluster: Path) -> None:
     assert runs.names(cluster) == [GOOD, UNFIT, CHECKED, FAILED]
-    found = [(run.verb, run.asked, run.exit_code, run.age(NOW)) for run in runs.past(cluster)]
+    found = [(run.verb, run.arguments, run.exit_code, run.age(NOW)) for run in runs.past(cluster)]
     assert found == [
         ("verify", "", 0, "60 min ago"),
         ("bootstrap", "", 3, "2 h ago"),
@@ -91,8 +91,8 @@ def test_runs_are_listed_newest_first_and_nothing_else(cluster: Path) -> None:
     ]
     keep(cluster, PLAN, exit_code=10, planned="add-node", nodes=["gpu03", "gpu04", "gpu05"], check=True)
     plan = runs.load(cluster, PLAN)
-    assert (plan.asked, plan.result, plan.well) == ("add-node gpu[03-05]", "changes to make", True)
-    assert not replace(plan, verb="bootstrap").well
+    assert (plan.arguments, plan.result, plan.succeeded) == ("add-node gpu[03-05]", "changes to make", True)
+    assert not replace(plan, verb="bootstrap").succeeded
     results = [run.result for run in runs.past(cluster)][1:]
     assert results[1] == "nodes were not ready, nothing was changed: gpu02: silence: no answer"
     assert results[3] == "gpu01 failed; everything else is done."
@@ -127,7 +127,7 @@ def test_a_run_is_chosen_by_name_prefix_or_last() -> None:
     assert choose("20261121T01", names) == FAILED
     assert choose(CHECKED, names) == CHECKED, "a whole name may begin another"
     for wanted, told in (
-        ("20261121T02", "begins 2 names"),
+        ("20261121T02", "is a prefix of 2 runs"),
         ("20261121T010000Z-boostrap", f"did you mean {FAILED}?"),
         ("", "no run"),
         ("nonsense", "try last"),
@@ -186,7 +186,7 @@ def test_no_name_in_the_events_reaches_the_terminal_as_a_command(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("argv", "told"),
-    [(["lost"], "did you mean last?"), (["--full"], "names no run"), (["2026112"], "begins 4 names")],
+    [(["lost"], "did you mean last?"), (["--full"], "needs a run"), (["2026112"], "is a prefix of 4 runs")],
 )
 def test_a_run_that_is_not_there_is_bad_input(cluster: Path, argv: list[str], told: str) -> None:
     done = logs(cluster, *argv)

@@ -183,7 +183,7 @@ def slurm(*state: str) -> Slurm:
         (replace(cluster(), alerts=Alerts(firing=(replace(FIRING, severity="warning"),))), HEALTHY),
         (replace(cluster(), alerts=Alerts(firing=(FIRING,))), DEGRADED),
         (replace(cluster(), alerts=Alerts("Prometheus does not answer")), DEGRADED),
-        (replace(cluster(), unjudged="there is no vault password"), HEALTHY),
+        (replace(cluster(), secrets_problem="there is no vault password"), HEALTHY),
         (replace(cluster(), leaving={"gpu09": "clusterctl remove-node aurora gpu09"}), DEGRADED),
         (cluster(head=replace(HEAD, services={**GOOD, "chrony": "failed"})), DEGRADED),
         (cluster(head=replace(HEAD, services={**GOOD, "slurmctld": "not installed"})), HEAD_DOWN),
@@ -303,7 +303,7 @@ def test_braces__of_any_names__are_those_names_to_a_shell(names: list[str]) -> N
     assert sorted(done.stdout.split()) == sorted(names)
 
 
-UNBUILT = "no run from this directory has built it yet: clusterctl bootstrap INVENTORY"
+UNBUILT = "not built yet by a run from this directory: clusterctl bootstrap INVENTORY"
 
 
 @pytest.mark.proves("status", "A head that does not serve is `not built yet` until a bootstrap went well.")
@@ -332,7 +332,7 @@ def test_page__head_is_down__was_it_ever_built(
     found = status.collect(inventory(tmp_path, head), Access(tmp_path / "known_hosts"))
     assert found.exit_code == HEAD_DOWN
     assert (UNBUILT in page(found)) is not built
-    assert ("the head does not serve" in page(found)) is built
+    assert ("the head or its scheduler is down" in page(found)) is built
     assert ("Last run" in page(found)) is bool(runs_)
 
 
@@ -382,9 +382,17 @@ def test_ask_slurm__no_slurm_conf__is_said_in_words() -> None:
     [
         ({"/home/a": 7}, {"/home/a": 7}, "Homes     shared"),
         ({"/home/a": 7, "/home/b": 7, "/home/c": 7}, {"/home/a": 7, "/home/b": 7, "/home/c": 9}, "Homes     shared"),
-        ({"/home/a": 7}, {"/home/a": 8}, "Homes     not shared: what a job writes at home stays on gpu01"),
+        (
+            {"/home/a": 7},
+            {"/home/a": 8},
+            "Homes     not shared: files that a job writes to its home directory stay on gpu01",
+        ),
         ({"/home/a": 7 * 10**9 + 5}, {"/home/a": 7 * 10**9}, "Homes     shared"),
-        ({"/home/a": 7 * 10**9 + 5}, {"/home/a": 7 * 10**9 + 6}, "Homes     not shared: what a job writes at home"),
+        (
+            {"/home/a": 7 * 10**9 + 5},
+            {"/home/a": 7 * 10**9 + 6},
+            "Homes     not shared: files that a job writes to its home directory",
+        ),
         ({"/home/a": 7}, {}, ""),
         ({}, {"/home/a": 7}, ""),
     ],
@@ -441,7 +449,7 @@ def test_drift_is_told_once_by_the_role_that_owns_it() -> None:
 def test_unused_roles__of_a_node__are_a_note_and_no_fault() -> None:
     found = cluster(worker=replace(WORKER, unused=("containers", "podman")))
     assert found.exit_code == HEALTHY
-    note = "gpu01: installed, but no group of the host has it: containers, podman (to uninstall: clusterctl bootstrap"
+    note = "gpu01: installed, but in no group of the host: containers, podman (to uninstall: clusterctl bootstrap"
     assert note in page(found)
     assert found.as_dict()["nodes"][1]["unused"] == ("containers", "podman")
 
@@ -499,7 +507,7 @@ def test_unsafe_packages__of_other_systems__are_named_once() -> None:
 
 @pytest.mark.proves("status", "What a node's own security updates moved up is no drift.")
 @pytest.mark.parametrize(
-    ("updated", "old", "new", "sound"),
+    ("updated", "old", "new", "healthy"),
     [
         (60, "24.11.5-4", "24.11.5-4+deb13u1", True),
         (60, "24.11.5-4+deb13u1", "24.11.5-4", False),
@@ -507,9 +515,9 @@ def test_unsafe_packages__of_other_systems__are_named_once() -> None:
         (60, "24.11.5-4", "", False),
     ],
 )
-def test_drift__of_a_package_that_moved_up__is_none(updated: int | None, old: str, new: str, sound: bool) -> None:
+def test_drift__of_a_package_that_moved_up__is_none(updated: int | None, old: str, new: str, healthy: bool) -> None:
     moved = Drift(None, (Item("slurm_worker", "package", "slurmd", "", old, new),), 0, {})
-    assert replace(WORKER, drift=moved, updated=updated).sound is sound
+    assert replace(WORKER, drift=moved, updated=updated).is_healthy is healthy
 
 
 @pytest.mark.proves("status", "Nodes whose own security updates are late are named.")
