@@ -269,6 +269,19 @@ def test_settings_that_are_empty_again_leave_units_that_can_be_looked_for(tmp_pa
         assert [unit for unit in units if unit["name"] == "nvidia-imex"] == stated
 
 
+@pytest.mark.parametrize("role", ["gpu_config", "gpu_health"])
+def test_gpu_programs__of_one_role_alone__have_all_their_modules(tmp_path: Path, role: str) -> None:
+    """Both roles install what both programs share, and each keeps it when the other is removed."""
+    found = a_cluster(tmp_path, "debian-13").role(role, "gpu01")
+    files = [item for _, call in found.calls() for item in call.get("files", [])]
+    modules = {Path(item["dest"]).stem: item for item in files if item["dest"].startswith("/usr/local/lib/clusterctl/")}
+    known = {path.stem for path in CONTENT.glob("roles/gpu_*/files/*.py")}
+    texts = [found.content(item) or b"" for item in modules.values()]
+    imported = {name for text in texts for name in re.findall(r"^(?:import|from) (\w+)", text.decode(), re.MULTILINE)}
+    assert {role} | (imported & known) == {*modules}
+    assert all(item.get("mode", "0644") == "0644" for item in modules.values())
+
+
 @pytest.mark.proves("roles", "Health port and GPU source set for the head reach the workers.")
 def test_what_is_set_for_the_head_alone_reaches_the_workers(tmp_path: Path) -> None:
     """The port at which it hears them, and who is to list their GPUs."""
