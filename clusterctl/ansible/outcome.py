@@ -20,6 +20,7 @@ from clusterctl.ansible.events import (
     Stopped,
     TaskStarted,
 )
+from clusterctl.inventory import host_pattern
 from clusterctl.util.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.util.text import fold
 
@@ -241,7 +242,7 @@ class Ledger:
             parts = [f"{fold(sorted(lost))} failed"] if lost else []
             parts += [f"{fold(skipped)} left out"] if skipped else []
             return WorkersFailed(f"{', '.join(parts)}; {rest}.")
-        if forgotten := [play.name for play in self.empty_plays if _expected(play.pattern, groups)]:
+        if forgotten := [play.name for play in self.empty_plays if host_pattern.select(play.pattern, groups)]:
             return ClusterctlError(f"Ansible found no host for: {', '.join(forgotten)}. The inventory has some.")
         if not self.results:
             return ClusterctlError("Ansible did nothing at all.")
@@ -289,15 +290,3 @@ class Ledger:
             ],
             "notes": [{"note": note, "hosts": hosts} for note, hosts in self.notes.items()],
         }
-
-
-def _expected(pattern: str, groups: Mapping[str, Collection[str]]) -> set[str]:
-    """Return the hosts that a play's pattern means: `a:b` either, `:&c` only those also in c, `:!d` but those in d."""
-    parts = [part.strip() for part in pattern.replace(",", ":").split(":")]
-    hosts = {host for part in parts for host in groups.get(part, ())}
-    for part in parts:
-        if part.startswith("&"):
-            hosts &= set(groups.get(part[1:], ()))
-        elif part.startswith("!"):
-            hosts -= set(groups.get(part[1:], ()))
-    return hosts

@@ -1,33 +1,61 @@
-"""Which roles the plays of playbooks/bootstrap.yml give the hosts of which group."""
+"""Which roles playbooks/bootstrap.yml gives to which hosts. The only reader of that file; reads it once per process."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from clusterctl.inventory import host_pattern
+
 _IN_SERVICE = ("slurm_head", "slurm_workers", "gpu_config")
-"""Groups whose roles go with the node, out of service."""
+"""Groups whose roles are removed together with the node."""
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def roles_of(play: Mapping[str, Any]) -> list[str]:
-    """Return the roles of a play."""
-    return [role if isinstance(role, str) else role["role"] for role in play.get("roles", ())]
+@dataclass(frozen=True)
+class Play:
+    """One play: its host pattern and its roles, in order."""
+
+    hosts: str
+    roles: tuple[str, ...]
 
 
-def optional(
-    plays: list[Mapping[str, Any]], given: Mapping[str, Sequence[str]], common: Sequence[str]
-) -> tuple[str, ...]:
+@cache
+def load(content: Path) -> tuple[Play, ...]:
+    """Return the plays of the Ansible content in a directory."""
+    plays = yaml.load((content / "playbooks/bootstrap.yml").read_bytes(), Loader=_Loader)  # noqa: S506 - a safe loader
+    return tuple(
+        Play(play["hosts"], tuple(role if isinstance(role, str) else role["role"] for role in play.get("roles", ())))
+        for play in plays
+    )
+
+
+def roles_of_host(plays: Sequence[Play], groups: Collection[str]) -> list[str]:
+    """Return the roles of a host in these groups, each once: of a repeated role the last, as the first only prepares.
+
+    `groups` are all groups of the host, `all` and its own name included.
+    """
+    names: dict[str, None] = {}
+    for play in plays:
+        if host_pattern.matches(play.hosts, groups):
+            names = {name: None for name in names if name not in play.roles} | dict.fromkeys(play.roles)
+    return list(names)
+
+
+def optional(plays: Sequence[Play], given: Mapping[str, Sequence[str]], common: Sequence[str]) -> tuple[str, ...]:
     """Return the roles of the plays that a host in service may lose; `given` are the roles by group."""
     stay = {*common, *(role for group in _IN_SERVICE for role in given.get(group, ()))}
-    return tuple(dict.fromkeys(role for play in plays for role in roles_of(play) if role not in stay))
+    return tuple(dict.fromkeys(role for play in plays for role in play.roles if role not in stay))
 
 
-def groups(plays: list[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+def groups(plays: Sequence[Play]) -> dict[str, tuple[str, ...]]:
     """Return the roles that each group gives its hosts, `all` for every host."""
     found: dict[str, tuple[str, ...]] = {}
     for play in plays:
-        roles = roles_of(play)
-        for part in re.split("[:,]", play["hosts"]):
-            name = part.strip(" &!")
-            mine = () if "!" in part else roles
-            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *mine)))
+        for operator, name in host_pattern.parse(play.hosts):
+            roles = () if operator == "!" else play.roles
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *roles)))
     return found

@@ -219,7 +219,7 @@ def load(content: Path | None = None) -> Schema:
                 variables |= {name: _option(name, role, raw) for name, raw in entry.get("options", {}).items()}
         for file in (content / "playbooks/group_vars/all.yml", *sorted(content.glob("roles/*/defaults/main.yml"))):
             defaults |= (_yaml(file) or {}) if file.exists() else {}
-        plays = _yaml(content / "playbooks/bootstrap.yml")
+        plays = bootstrap_plays.load(content)
         groups = bootstrap_plays.groups(plays)
         common = groups.pop("all", ())
         return Schema(groups, common, variables, defaults, bootstrap_plays.optional(plays, groups, common))

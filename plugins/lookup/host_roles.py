@@ -1,4 +1,4 @@
-"""Lookup of the roles that a playbook gives a host, in their order."""
+"""Lookup of the roles of a host, in their order."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from clusterctl.inventory import schema
 DOCUMENTATION = r"""
 name: host_roles
 author: the clusterctl authors
-short_description: List the roles that a playbook gives a host
+short_description: List the roles of a host
 description:
-  - Returns the names of the roles of all plays whose C(hosts) pattern names a group of the host, each once.
+  - Returns the names of the roles that C(playbooks/bootstrap.yml) gives this host, each once.
 options:
-  _terms:
-    description: The playbook's path.
-    required: true
   optional:
     description: Return the roles that any host may lose while it stays in the cluster, in the order of the bootstrap.
     type: bool
@@ -28,7 +25,7 @@ options:
 EXAMPLES = r"""
 - name: Show what is set up here
   ansible.builtin.debug:
-    msg: "{{ query('host_roles', playbook_dir ~ '/bootstrap.yml') }}"
+    msg: "{{ query('host_roles') }}"
 """
 
 RETURN = r"""
@@ -42,10 +39,10 @@ _raw:
 class LookupModule(LookupBase):
     """Finds the roles as role_packages does."""
 
-    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[str]:
+    def run(self, _terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[str]:
         """Return the roles of the host that ``variables`` describes."""
         self.set_options(var_options=variables, direct=kwargs)
         if self.get_option("optional"):
             return list(schema.load().optional)
         finder = lookup_loader.get("role_packages", loader=self._loader, templar=self._templar)
-        return [role.name for role in finder.roles(terms, dict(variables or {}))]
+        return [role.name for role in finder.roles(dict(variables or {}))]

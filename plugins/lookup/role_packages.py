@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ansible import constants as C  # noqa: N812 (its own name for itself)
 from ansible.errors import AnsibleError
 from ansible.plugins.lookup import LookupBase
 from ansible.template import trust_as_template
+
+from clusterctl.inventory import bootstrap_plays
+from clusterctl.util import paths
 
 DOCUMENTATION = r"""
 name: role_packages
 author: the clusterctl authors
 short_description: Collect the packages of all roles that a playbook gives a host
 description:
-  - Reads the playbook, takes the plays whose C(hosts) pattern names a group of the host, and returns the union of the
-    C(__<role>_packages) of their roles, from C(vars/<os family>.yml) with the role's defaults and the host's variables.
+  - Returns the union of the C(__<role>_packages) of the roles that C(playbooks/bootstrap.yml) gives this host, from
+    C(vars/<os family>.yml) with the role's defaults and the host's variables.
   - Packages that a role wants removed are left to the role.
-options:
-  _terms:
-    description: The playbook's path.
-    required: true
 """
 
 EXAMPLES = r"""
 - name: Install everything at once
   node_state:
-    packages: "{{ lookup('role_packages', playbook_dir ~ '/bootstrap.yml') }}"
+    packages: "{{ lookup('role_packages') }}"
 """
 
 RETURN = r"""
@@ -37,16 +34,6 @@ _raw:
   description: The packages as node_state takes them, each once.
   type: list
 """
-
-
-def matches(pattern: str | list[str], groups: set[str]) -> bool:
-    """Tell whether a ``hosts`` pattern (``a``, ``a:b``, ``a:!b``, ``a:&b``) selects a host that is in ``groups``."""
-    parts = [part for item in ([pattern] if isinstance(pattern, str) else pattern) for part in re.split("[:,]", item)]
-    if any(part[1:] in groups for part in parts if part.startswith("!")):
-        return False
-    if any(part[1:] not in groups for part in parts if part.startswith("&")):
-        return False
-    return any(part in groups for part in parts if not part.startswith(("!", "&")))
 
 
 def union(packages: Iterable[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
@@ -71,27 +58,20 @@ def union(packages: Iterable[str | dict[str, Any]]) -> list[str | dict[str, Any]
 class LookupModule(LookupBase):
     """Templates a role's list as the role itself will see it."""
 
-    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[Any]:
+    def run(self, _terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[Any]:
         """Return the union for the host that ``variables`` describes."""
         variables = dict(variables or {})
         try:
-            return union(
-                package for role in self.roles(terms, variables) for package in self._packages(role, variables)
-            )
+            return union(package for role in self.roles(variables) for package in self._packages(role, variables))
         except ValueError as error:
-            raise AnsibleError(f"{', '.join(map(str, terms))}: {error}") from error
+            raise AnsibleError(f"{variables['inventory_hostname']}: {error}") from error
 
-    def roles(self, playbooks: list[Any], variables: dict[str, Any]) -> list[Path]:
-        """Return the directories of the roles that playbooks give a host; other lookups ask for them too."""
+    def roles(self, variables: dict[str, Any]) -> list[Path]:
+        """Return the directories of a host's roles; other lookups use this, too."""
         groups = {"all", variables["inventory_hostname"], *variables["group_names"]}
-        names: dict[str, None] = {}
-        for playbook in playbooks:
-            for play in self._loader.load_from_file(str(playbook)):
-                if matches(play["hosts"], groups):
-                    mine = dict.fromkeys(r if isinstance(r, str) else r["role"] for r in play.get("roles", []))
-                    # Of a role that comes twice the first turn only prepares.
-                    names = {name: None for name in names if name not in mine} | mine
-        return [self._directory(name) for name in names]
+        content = paths.content()
+        names = bootstrap_plays.roles_of_host(bootstrap_plays.load(content), groups)
+        return [content / "roles" / name for name in names]
 
     def resolve(self, value: Any, role: Path, variables: dict[str, Any], *files: str) -> Any:
         """Return a value as a role sees it that has loaded these of its files of variables."""
@@ -106,13 +86,6 @@ class LookupModule(LookupBase):
             raise AnsibleError(f"the operating system's family is {str(family)[:40]!r}, expected Debian or RedHat")
         wanted = trust_as_template(f"{{{{ __{role.name}_packages | default([]) }}}}")
         return list(self.resolve(wanted, role, variables, "main.yml", f"{family}.yml"))
-
-    def _directory(self, role: str) -> Path:
-        places = [Path(root) / role for root in C.DEFAULT_ROLES_PATH]
-        directory = next((place for place in places if place.is_dir()), None)
-        if directory is None:
-            raise AnsibleError(f"role {role} is in none of {', '.join(str(place) for place in places)}")
-        return directory
 
     def _load(self, path: Path) -> dict[str, Any]:
         # Files of a role are the project's own text, as trusted here as where Ansible loads them itself.

@@ -17,14 +17,11 @@ name: role_ports
 author: the clusterctl authors
 short_description: Collect the ports that all roles of a host declare
 description:
-  - Returns what the C(meta/ports.yml) of the roles says that a playbook gives this host, each port once as C(port),
+  - Returns what the C(meta/ports.yml) of this host's roles says, each port once as C(port),
     C(protocol), C(to) (V(cluster), V(monitoring), V(admin) or V(local)), C(login), C(privileged), C(role) and
     C(purpose).
   - A port that is named by a variable is that variable's value for this host.
 options:
-  _terms:
-    description: The playbook's path.
-    required: true
   everywhere:
     description: Return what hosts of any group open, each port with this host's value of its variable.
     type: bool
@@ -34,7 +31,7 @@ options:
 EXAMPLES = r"""
 - name: Show what administrators reach
   ansible.builtin.debug:
-    msg: "{{ query('role_ports', playbook_dir ~ '/bootstrap.yml') | selectattr('to', 'equalto', 'admin') }}"
+    msg: "{{ query('role_ports') | selectattr('to', 'equalto', 'admin') }}"
 """
 
 RETURN = r"""
@@ -48,7 +45,7 @@ _raw:
 class LookupModule(LookupBase):
     """Finds the roles as role_packages does."""
 
-    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[dict[str, Any]]:
+    def run(self, _terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[dict[str, Any]]:
         """Return the ports of the host that ``variables`` describes."""
         variables = dict(variables or {})
         self.set_options(var_options=variables, direct=kwargs)
@@ -56,7 +53,7 @@ class LookupModule(LookupBase):
             variables["group_names"] = sorted(variables["groups"])
         finder = lookup_loader.get("role_packages", loader=self._loader, templar=self._templar)
         found: dict[tuple[int, str], dict[str, Any]] = {}
-        for role in finder.roles(terms, variables):
+        for role in finder.roles(variables):
             try:
                 declared = ports.load(role)
             except ClusterctlError as error:

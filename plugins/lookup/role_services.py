@@ -16,12 +16,8 @@ name: role_services
 author: the clusterctl authors
 short_description: List the units that all roles of a host declare
 description:
-  - Returns what the C(meta/services.yml) of the roles says that a playbook gives this host, by the names of its
-    operating system, each unit once.
+  - Returns the units of the C(meta/services.yml) of this host's roles, each once, by their names on the host's system.
 options:
-  _terms:
-    description: The playbook's path.
-    required: true
   everywhere:
     description: Return the units of all roles on all systems, also those that need not run.
     type: bool
@@ -31,7 +27,7 @@ options:
 EXAMPLES = r"""
 - name: Show what has to run here
   ansible.builtin.debug:
-    msg: "{{ query('role_services', playbook_dir ~ '/bootstrap.yml') }}"
+    msg: "{{ query('role_services') }}"
 """
 
 RETURN = r"""
@@ -45,7 +41,7 @@ _raw:
 class LookupModule(LookupBase):
     """Finds the roles as role_packages does."""
 
-    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[str]:
+    def run(self, _terms: list[str], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[str]:
         """Return the units of the host that ``variables`` describes."""
         variables = dict(variables or {})
         self.set_options(var_options=variables, direct=kwargs)
@@ -54,7 +50,7 @@ class LookupModule(LookupBase):
                 found = [one for of_role in services.load_all().values() for one in of_role]
                 return sorted({name for one in found for name in one.unit.values()})
             finder = lookup_loader.get("role_packages", loader=self._loader, templar=self._templar)
-            declared = [one for role in finder.roles(terms, variables) for one in services.load(role)]
+            declared = [one for role in finder.roles(variables) for one in services.load(role)]
         except ClusterctlError as error:
             raise AnsibleError(str(error)) from error
         family = variables["ansible_facts"]["os_family"]

@@ -18,7 +18,8 @@ read -r HEAD_NAME HEAD_IP <<<"$HEAD"
 DOMAIN=$CLUSTER.cluster
 RULES=$(cat "$roles/prometheus/files/rules.yml")
 METRICS=$(cat "$roles/slurm_exporter/files/slurm_metrics.py")
-HEALTH_CHECK=$(cat "$roles/gpu_health/files/gpu_health.py")
+HEALTH_CHECK=$(cat "$roles/gpu_health/files/gpu-health")
+HEALTH_MODULES=$(tar -C "$roles/gpu_health/files" --exclude='__pycache__' --exclude='gpu-health' -cz . | base64 -w 0)
 HEALTH_LISTENER=$(cat "$roles/slurm_head/files/slurm-health")
 DRAIN=$(cat "$roles/slurm_head/files/slurm-drain")
 
@@ -177,6 +178,8 @@ Restart=on-failure
 RestartSec=5
 END
   put /usr/local/sbin/gpu-health 0755 <<<"$HEALTH_CHECK"
+  install -d /usr/local/lib/clusterctl
+  base64 -d <<<"$HEALTH_MODULES" | tar -C /usr/local/lib/clusterctl --no-same-owner -xz
   sed -n "s/^$1 //p" <<<"$HEALTH_RECORDS" | put /etc/clusterctl/gpu-health.json
   printf %s "$HEALTH_KEY$1" | sha256sum | cut -c 1-64 | tr -d '\n' | put /etc/clusterctl/gpu-health.key 0400
   firewall
@@ -461,7 +464,7 @@ on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes 
     echo 'set -euo pipefail; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8'
     declare -p CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
       BUFFER_POOL_MB SCRAPE_INTERVAL HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD \
-      PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY RULES METRICS HEALTH_CHECK HEALTH_LISTENER DRAIN
+      PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY RULES METRICS HEALTH_CHECK HEALTH_MODULES HEALTH_LISTENER DRAIN
     declare -f mark packages put base munge_and_exporter firewall worker head_files slurm_files health_files monitoring_files \
       head_node proof
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"

@@ -155,7 +155,7 @@ def test_a_fabric_that_is_not_up_drains_its_node(lab: TestLab) -> None:
 @pytest.mark.long
 def test_a_layout_that_was_lost_is_missed_until_an_upgrade_brings_it_back(lab: TestLab) -> None:
     lab.root("gpu01", "nvidia-smi mig -dci && nvidia-smi mig -dgi")
-    missed = ("drained", f"clusterctl: health: GPU 0: MIG layout nothing, asked for is {THREE} (and 1 more)")
+    missed = ("drained", f"clusterctl: health: GPU 0: MIG layout nothing, expected {THREE} (and 1 more)")
     wait_until(lambda: state(lab, "gpu01") == missed)
     document = lab.run("bootstrap")
     assert f"MIG layout {THREE}, was nothing, once the node is drained for it" in json.dumps(document)
@@ -239,7 +239,7 @@ def test_what_a_card_cannot_do_is_refused_with_what_it_can(lab: TestLab) -> None
     of(lab, "gpu01", 'gpu_config_mig: "1g.12gb"', 'gpu_config_power_limit: "500"')
     said = clusterctl("bootstrap", str(lab.inventory))
     assert said.returncode == 4
-    assert "it has no 1g.12gb, expected some of 1g.10gb" in " ".join(said.stdout.split())
+    assert "the GPU has no 1g.12gb, expected some of 1g.10gb" in " ".join(said.stdout.split())
     assert instances(lab, "gpu01") == ["7g.80gb"] * 2
     assert gres(lab)["gpu01"] == "gpu:7g.80gb:2"
     of(lab, "gpu01", 'gpu_config_mig: "3g.40gb,3g.40gb,1g.10gb"')

@@ -164,6 +164,7 @@ CHECKS: dict[str, Check] = {
     r"/usr/local/(bin|sbin|libexec)/|/etc/slurm/gpu-prolog$": check_each(check_program),
     r"/etc/profile\.d/|/etc/dhc|/etc/dkms/framework": check_each(check_shell),
     r".*[.]json$": check_each(lambda path: json.loads(path.read_bytes())),
+    r".*[.]py$": check_each(check_python),
     r".*[.]toml$|/etc/containers/": check_each(lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
     r".*[.](yml|cfg)$": check_each(lambda path: yaml.safe_load(path.read_bytes())),
 }

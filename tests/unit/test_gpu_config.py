@@ -15,10 +15,10 @@ import pytest
 from clusterctl.nodes import probe
 from clusterctl.util import paths
 from tests.programs import started
-from tests.unit.test_gpu_health import DOCUMENT, HEALTH, program
+from tests.unit.test_gpu_health import DOCUMENT, NODE, SMI, installed
 from tests.unit.test_nvidia import slurm_steps
 
-CONFIG = program("roles/gpu_config/files/gpu_config.py")
+CONFIG, SETTINGS = map(installed, ("gpu_config", "gpu_settings"))
 CLOCKS = (
     "<supported_clocks><supported_mem_clock><value>1593 MHz</value>{}</supported_mem_clock></supported_clocks>".format(
         "".join(f"<supported_graphics_clock>{clock} MHz</supported_graphics_clock>" for clock in range(1410, 209, -15))
@@ -64,7 +64,7 @@ def gpus(**replaced: str) -> list[Any]:
     for name, text in replaced.items():
         for element in document.iter(name):
             element.text = text
-    return [CONFIG.Gpu(index, element, {}) for index, element in enumerate(document.iter("gpu"))]
+    return [SMI.Gpu(element, index) for index, element in enumerate(document.iter("gpu"))]
 
 
 class Node:
@@ -77,24 +77,24 @@ class Node:
         self.fails: tuple[str, ...] = ()
         monkeypatch.setattr(CONFIG, "UNFINISHED", unfinished)
         monkeypatch.setattr(CONFIG, "HALTED", unfinished.with_suffix(".halted"))
-        monkeypatch.setattr(CONFIG, "ask", self.ask)
-        monkeypatch.setattr(CONFIG, "look", list)
-        monkeypatch.setattr(CONFIG, "link", lambda _: self.ask("nvidia-smi", "link"))
+        monkeypatch.setattr(NODE, "run", self.run)
+        monkeypatch.setattr(SMI, "read_gpus", list)
+        monkeypatch.setattr(CONFIG, "update_links", lambda _: self.run("nvidia-smi", "link"))
 
-    def ask(self, *argv: str, seconds: float = 0) -> str:
+    def run(self, *argv: str, seconds: float = 0) -> str:
         if argv[1] == "show":
             what = {"ActiveState": "active" if argv[-1] in self.up else "inactive", "LoadState": "loaded"}
             return what.get(argv[2].partition("=")[2], "")
         words = [word for word in argv[1:] if word != "--job-mode=ignore-requirements"]
         self.calls.append(" ".join(words).removesuffix(".service"))
         if self.calls[-1].startswith(self.fails):
-            raise CONFIG.Refused(f"{self.calls[-1]} fails")
+            raise NODE.NodeError(f"{self.calls[-1]} fails")
         if argv[0] == "systemctl":
             (self.up.discard if argv[1] == "stop" else self.up.add)(argv[-1])
         return ""
 
     def steps(self, _: list[Any], *settings: str) -> list[Any]:
-        step = CONFIG.Step(None, "mig", "", "", "", lambda: self.ask("nvidia-smi", "divide"))
+        step = SETTINGS.Step(None, "mig", "", "", "", lambda: self.run("nvidia-smi", "divide"))
         return [step] if "mig" in settings else []
 
     def apply(self, *due: str, boot: bool = False) -> tuple[list[str], str]:
@@ -102,16 +102,16 @@ class Node:
         self.calls.clear()
         try:
             CONFIG.apply(self, set(due), boot=boot)
-        except CONFIG.Unfit as error:
-            return list(self.calls), CONFIG.words(error)
+        except NODE.NodeError as error:
+            return list(self.calls), CONFIG.join_errors(error)
         return list(self.calls), ""
 
 
 def steps(
     given: dict[str, Any], locks: dict[str, Any] | None = None, **replaced: str
 ) -> list[tuple[int, str, str, str]]:
-    settings = CONFIG.Settings(given, {} if locks is None else locks)
-    found = settings.steps(gpus(**replaced)[:2], *(name for name in CONFIG.ALL if name != "mig"))
+    settings = SETTINGS.Settings(given, {} if locks is None else locks)
+    found = settings.steps(gpus(**replaced)[:2], *(name for name in SETTINGS.ALL if name != "mig"))
     return [(step.gpu.index, step.name, step.to, step.was) for step in found]
 
 
@@ -149,29 +149,29 @@ def test_a_locked_clock_is_known_by_what_was_locked() -> None:
             r"GPU 0 \(NVIDIA A100-SXM4-80GB\): gpu_config_power_limit: got 90 W, expected 100 to 400 W",
         ),
         ({"power_limit": "110%"}, r"got 440 W, expected 100 to 400 W \(default 400 W\)"),
-        ({"application_clocks": "1000,1275"}, "got 1000 MHz for its memory, expected one of 1593"),
+        ({"application_clocks": "1000,1275"}, "got 1000 MHz for memory, expected one of 1593"),
         ({"application_clocks": "1593,1276"}, "got 1276 MHz for graphics, .*1260, 1275, 1290"),
         ({"graphics_clock": "210,2000"}, "got 210,2000 MHz, expected 210 to 1410 MHz"),
         ({"memory_clock": "1500"}, "expected one of 1593 MHz"),
     ],
 )
 def test_what_the_card_does_not_allow_is_refused_with_its_choices(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(CONFIG.Unfit, match=says):
+    with pytest.raises(NODE.NodeError, match=says):
         steps(given)
 
 
 @pytest.mark.proves("gpu", "MIG layouts are accepted only if the card's placements allow them.")
 def test_layouts_fit_where_the_cards_placements_allow() -> None:
-    where = CONFIG.room(PROFILES, PLACEMENTS)
+    where = SMI.mig_placements(PROFILES, PLACEMENTS)
     assert list(where) == ["1g.10gb", "1g.10gb+me", "2g.20gb", "4g.40gb", "3g.40gb"]
     assert where["4g.40gb"] == [range(4)]
-    assert CONFIG.fits(["4g.40gb", "3g.40gb"], where)
+    assert SETTINGS.fits(["4g.40gb", "3g.40gb"], where)
     assert where["3g.40gb"] == [range(4), range(4, 8)]
-    assert CONFIG.fits(["3g.40gb", "2g.20gb", "2g.20gb"], where)
-    assert CONFIG.fits(["1g.10gb"] * 7, where)
-    assert not CONFIG.fits(["3g.40gb", "3g.40gb", "1g.10gb"], where)
-    assert not CONFIG.fits(["1g.10gb"] * 8, where)
-    assert CONFIG.ordered(["1g.10gb", "1g.20gb", "3g.40gb", "1g.10gb+me"]) == "3g.40gb,1g.20gb,1g.10gb,1g.10gb+me"
+    assert SETTINGS.fits(["3g.40gb", "2g.20gb", "2g.20gb"], where)
+    assert SETTINGS.fits(["1g.10gb"] * 7, where)
+    assert not SETTINGS.fits(["3g.40gb", "3g.40gb", "1g.10gb"], where)
+    assert not SETTINGS.fits(["1g.10gb"] * 8, where)
+    assert SETTINGS.sort_layout(["1g.10gb", "1g.20gb", "3g.40gb", "1g.10gb+me"]) == "3g.40gb,1g.20gb,1g.10gb,1g.10gb+me"
 
 
 def test_instances_are_known_by_their_profiles() -> None:
@@ -179,20 +179,24 @@ def test_instances_are_known_by_their_profiles() -> None:
         "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n  MIG 3g.40gb     Device  0: (UUID: MIG-1)\n"
         "  MIG 1g.10gb+me  Device  1: (UUID: MIG-2)\nGPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)\n"
     )
-    assert CONFIG.instances(listing) == {0: {0: "3g.40gb", 1: "1g.10gb+me"}}
+    assert SMI.mig_profiles(listing) == {0: {0: "3g.40gb", 1: "1g.10gb+me"}}
 
 
 @pytest.mark.proves("gpu", "Settings removed from the inventory return to the card's default.")
 def test_what_is_no_longer_asked_for_goes_back_to_the_cards_own() -> None:
     before = {"power_limit": "300", "mig": "7g.80gb", "mig_gpus": {"1": "none", "2": "3g.40gb"}, "ecc": ""}
-    assert CONFIG.back({}, before) == {"power_limit": "default", "mig": "none", "mig_gpus": {"1": "none", "2": "none"}}
-    assert CONFIG.back({"mig": "7g.80gb"}, before)["mig_gpus"] == {}
-    assert not CONFIG.asked(CONFIG.back({}, {}))
+    assert CONFIG.with_reverted({}, before) == {
+        "power_limit": "default",
+        "mig": "none",
+        "mig_gpus": {"1": "none", "2": "none"},
+    }
+    assert CONFIG.with_reverted({"mig": "7g.80gb"}, before)["mig_gpus"] == {}
+    assert not CONFIG.has_settings(CONFIG.with_reverted({}, {}))
 
 
 def test_alike_changes_of_several_gpus_are_told_as_one() -> None:
-    settings = CONFIG.Settings({"power_limit": "300"}, {})
-    told = CONFIG.told(list(settings.steps(gpus()[:2], "power_limit")))
+    settings = SETTINGS.Settings({"power_limit": "300"}, {})
+    told = CONFIG.describe(list(settings.steps(gpus()[:2], "power_limit")))
     values = {"action": "changed", "what": "300 W, was 400 W", "from": "400 W", "to": "300 W"}
     assert told == [{"kind": "GPU 0, 1", "name": "power limit", **values}]
 
@@ -246,8 +250,8 @@ def test_slurm_is_halted_before_the_head_names_instances_and_comes_back_with_the
     job: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(monkeypatch, tmp_path / "unfinished", "slurmd")
-    monkeypatch.setattr(CONFIG, "jobs", lambda: job)
-    CONFIG.halt()
+    monkeypatch.setattr(CONFIG, "has_jobs", lambda: job)
+    CONFIG.halt_slurmd()
     assert node.calls == ([] if job else ["stop slurmd"])
     calls, _ = node.apply("mig")
     assert (calls[-4:], node.up) == (["divide", "link", CDI, "start slurmd"], {"slurmd.service", CONFIG.CDI})
@@ -258,10 +262,6 @@ def test_all_that_failed_is_told_in_the_order_of_time(tmp_path: Path, monkeypatc
     node = Node(monkeypatch, tmp_path / "unfinished", "slurmd")
     node.fails = ("divide", "link", "start slurmd")
     assert node.apply("mig")[1] == "divide fails; link fails; start slurmd fails"
-
-
-def test_the_health_checks_stop_the_same_services() -> None:
-    assert CONFIG.HOLDERS == HEALTH.HOLDERS
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_jobs__process_of_this_title__is_slurms_or_not(
     (tmp_path / "12/cmdline").write_text(f"{title}\0")
     (tmp_path / "12/exe").symlink_to(program)
     (tmp_path / "12/status").write_text(f"Name:\tslurmstepd\nUid:\t{user}\t5001\t0\t5001\n")
-    assert CONFIG.jobs(tmp_path) is job
+    assert CONFIG.has_jobs(tmp_path) is job
     assert slurm_steps.jobs(str(tmp_path)) == probe.jobs(str(tmp_path)) == ["7"] * job
 
 
@@ -310,7 +310,7 @@ def test_jobs__forged_by_a_user__are_none(tmp_path: Path) -> None:
         assert (files / "cmdline").read_bytes().startswith(b"slurmstepd: [424242.0]\0")
         assert (files / "cmdline").stat().st_uid == 0
         (tmp_path / str(process.pid)).symlink_to(files)  # labs on this machine may have jobs
-        assert not CONFIG.jobs(tmp_path)
+        assert not CONFIG.has_jobs(tmp_path)
         assert slurm_steps.jobs(str(tmp_path)) == probe.jobs(str(tmp_path)) == []
 
 
@@ -318,13 +318,14 @@ def test_a_dead_driver_holds_up_what_is_asked_for_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def dead() -> None:
-        raise CONFIG.Refused("nvidia-smi: no devices were found")
+        raise NODE.CommandError(("nvidia-smi", "-q"), ["no devices were found"])
 
-    for name in ("CONFIGURATION", "RECORD", "UNFINISHED", "HALTED"):
+    for name in ("RECORD", "UNFINISHED", "HALTED"):
         monkeypatch.setattr(CONFIG, name, tmp_path / name)
-    monkeypatch.setattr(CONFIG, "look", dead)
+    monkeypatch.setattr(NODE, "GPU_SETTINGS", tmp_path / "settings")
+    monkeypatch.setattr(SMI, "read_gpus", dead)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    CONFIG.CONFIGURATION.write_text('{"power_limit": "300"}')
+    NODE.GPU_SETTINGS.write_text('{"power_limit": "300"}')
     with pytest.raises(SystemExit, match="no devices were found"):
         CONFIG.main(["--given", '{"power_limit": "400"}'])
     CONFIG.main(["--given", '{"power_limit": ""}'])
@@ -337,11 +338,12 @@ def test_a_dead_driver_holds_up_what_is_asked_for_alone(
 def test_what_a_killed_run_has_set_is_taken_back_by_one_that_no_longer_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("CONFIGURATION", "RECORD", "UNFINISHED", "HALTED", "LOCKS"):
+    for name in ("RECORD", "UNFINISHED", "HALTED", "CLOCK_LOCKS"):
         monkeypatch.setattr(CONFIG, name, tmp_path / name)
-    monkeypatch.setattr(CONFIG, "look", lambda: gpus(requested_power_limit="300.00 W"))
-    monkeypatch.setattr(CONFIG, "ask", lambda *_, **__: "")
-    monkeypatch.setattr(CONFIG, "jobs", lambda: False)
+    monkeypatch.setattr(NODE, "GPU_SETTINGS", tmp_path / "settings")
+    monkeypatch.setattr(SMI, "read_gpus", lambda: gpus(requested_power_limit="300.00 W"))
+    monkeypatch.setattr(NODE, "run", lambda *_, **__: "")
+    monkeypatch.setattr(CONFIG, "has_jobs", lambda: False)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
     def killed(*_: object, **__: object) -> None:
@@ -385,13 +387,13 @@ def test_a_layout_that_was_lost_on_a_node_in_service_is_kept(
     for name in ("UNFINISHED", "HALTED"):
         monkeypatch.setattr(CONFIG, name, tmp_path / name)
     answers = {"-lgip": PROFILES, "-lgipp": PLACEMENTS, "show": "active"}
-    monkeypatch.setattr(CONFIG, "ask", lambda *argv, **_: next((answers[word] for word in argv if word in answers), ""))
-    monkeypatch.setattr(CONFIG, "look", lambda: gpus(current_mig="Enabled"))
-    monkeypatch.setattr(CONFIG, "jobs", lambda: False)
-    answer = CONFIG.settle(given, before, check=True)
+    monkeypatch.setattr(NODE, "run", lambda *argv, **_: next((answers[word] for word in argv if word in answers), ""))
+    monkeypatch.setattr(SMI, "read_gpus", lambda: gpus(current_mig="Enabled"))
+    monkeypatch.setattr(CONFIG, "has_jobs", lambda: False)
+    answer = CONFIG.configure(given, before, check=True)
     assert "was nothing, once the node is drained for it" in " ".join(answer["notes"])
     assert (answer["kept"]["mig"], answer["kept"]["mig_gpus"]) == kept
-    assert not CONFIG.settle(given, before, check=True, drained=True)["notes"]
+    assert not CONFIG.configure(given, before, check=True, drained=True)["notes"]
 
 
 def test_a_program_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,8 +401,8 @@ def test_a_program_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.Monk
     left = list["subprocess.Popen[str]"]()
     with monkeypatch.context() as until:
         until.setattr(subprocess.Popen, "kill", lambda process: left.append(process))
-        with pytest.raises(CONFIG.Refused, match=r"sleep 60 has not ended after 0.1 s"):
-            CONFIG.ask("sleep", "60", seconds=0.1)
+        with pytest.raises(NODE.CommandError, match=r"sleep 60: no response within 0.1 s"):
+            NODE.run("sleep", "60", seconds=0.1)
     with left[0] as process:
         assert process.poll() is None
         process.kill()
@@ -410,7 +412,7 @@ def test_a_program_that_cannot_be_killed_is_left_behind(monkeypatch: pytest.Monk
 def test_a_rehearsal_on_a_node_without_a_driver_says_that_its_gpus_wait_for_it(check: bool, tmp_path: Path) -> None:
     folder = paths.content() / "plugins"
     environment = {"ANSIBLE_LIBRARY": str(folder / "modules"), "ANSIBLE_MODULE_UTILS": str(folder / "module_utils")}
-    asked = json.dumps({"program": "raise SystemExit('no driver')", "given": {"power_limit": "300"}})
+    asked = json.dumps({"program": {"gpu_config.py": "raise SystemExit('no driver')"}, "given": {"power_limit": "300"}})
     ansible = [str(Path(sys.executable).parent / "ansible"), "node", "--inventory", "node,", "--connection", "local"]
     argv = [*ansible, "--module-name", "gpu_config", "--args", asked, *["--check"] * check]
     environment |= {**os.environ, "ANSIBLE_PYTHON_INTERPRETER": sys.executable}

@@ -74,7 +74,17 @@ def program(path: str) -> ModuleType:
     return module
 
 
-HEALTH = program("roles/gpu_health/files/gpu_health.py")
+def installed(name: str) -> ModuleType:
+    """A module of gpu-health or gpu-config, which both import from one directory."""
+    for role in ("gpu_health", "gpu_config"):
+        if (folder := str(paths.content() / "roles" / role / "files")) not in sys.path:
+            sys.path.append(folder)
+    return importlib.import_module(name)
+
+
+CHECKS, DIAGNOSIS, ERRORS, HEALTH, NODE, SMI = map(
+    installed, ("gpu_checks", "gpu_diagnosis", "gpu_errors", "gpu_health", "gpu_node", "nvidia_smi")
+)
 EAR = program("roles/slurm_head/files/slurm-health")
 
 Find = Callable[..., list[tuple[str, str, bool]]]
@@ -108,13 +118,13 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
         def answer(*argv: str, seconds: float = 0) -> str:
             said = answers[argv[:2]]
             if said.startswith("!"):
-                raise HEALTH.Silent(said[1:])
+                raise NODE.CommandError(argv, [said[1:]])
             return said
 
-        monkeypatch.setattr(HEALTH, "ask", answer)
-        monkeypatch.setattr(HEALTH, "kernel_records", lambda: iter(kernel))
+        monkeypatch.setattr(NODE, "run", answer)
+        monkeypatch.setattr(ERRORS, "kernel_records", lambda: iter(kernel))
         kept = {"cursor": "", "xids": {}, "stuck": 0} if state is None else state
-        return [(one.check, one.text, one.drains) for one in HEALTH.Look(GIVEN | (given or {}), kept).run()]
+        return [(one.check, one.text, one.drains) for one in CHECKS.Checks(GIVEN | (given or {}), kept).run()]
 
     return ask
 
@@ -190,9 +200,7 @@ def test_a_missing_gpu_is_named_by_its_record(find: Find) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "said", ["!nvidia-smi does not answer within 30 s", "<?xml version='1.0'?><nvidia_smi_log><gpu"]
-)
+@pytest.mark.parametrize("said", ["!no response within 30 s", "<?xml version='1.0'?><nvidia_smi_log><gpu"])
 def test_a_silent_driver_is_the_only_thing_said(find: Find, said: str) -> None:
     (found,) = find(said)
     assert (found[0], found[2]) == ("driver", True)
@@ -206,9 +214,9 @@ def test_a_program_of_ours_that_hangs_is_not_asked_again(
 ) -> None:
     """By the number of its process, which later may be that of another."""
     known = {Path("/proc/4711/status"): f"Name:\t{name}\nUmask:\t0022\nUid:\t{user}\t{user}\t{user}\t{user}"}
-    monkeypatch.setattr(HEALTH, "read", lambda path: known.get(path, ""))
+    monkeypatch.setattr(CHECKS, "read_text", lambda path: known.get(path, ""))
     state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 4711}
-    assert find(state=state) == ([("driver", "nvidia-smi hangs since an earlier look", True)] if hangs else [])
+    assert find(state=state) == ([("driver", "nvidia-smi hangs since an earlier check", True)] if hangs else [])
     assert state["stuck"] == (4711 if hangs else 0)
 
 
@@ -220,7 +228,7 @@ def test_a_node_without_gpus_asks_for_none(find: Find) -> None:
 @pytest.mark.parametrize("number", [48, 63, 64, 74, 79, 95, 119])
 def test_an_xid_of_the_hardware_stays(find: Find, number: int) -> None:
     state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
-    expected = [("xid", f"GPU 1: XID {number}, {HEALTH.MEANINGS[number]}", True)]
+    expected = [("xid", f"GPU 1: XID {number}, {ERRORS.MEANINGS[number]}", True)]
     assert find(log=line(XID.format(number)), state=state) == expected
     assert state["cursor"] == "s=1", "of the last line that was read"
     assert find(state=state) == expected, "though it is in the log no more"
@@ -267,10 +275,10 @@ def test_kernels_log__of_this_machine__is_read_to_its_end(find: Find) -> None:
     """What a program writes there is told from the kernel's own words by the kernel itself."""
     said = f"clusterctl test {os.getpid()}"
     Path("/dev/kmsg").write_text(f"<3>{said}\n")
-    records = list(HEALTH.kernel_records())
+    records = list(ERRORS.kernel_records())
     (ours,) = (one for one in records if said in one)
-    assert int(ours.partition(",")[0]) >= HEALTH.FACILITY
-    assert any(int(one.partition(",")[0]) < HEALTH.FACILITY for one in records)
+    assert int(ours.partition(",")[0]) >= ERRORS.FACILITY
+    assert any(int(one.partition(",")[0]) < ERRORS.FACILITY for one in records)
     numbers = [int(one.split(",")[1]) for one in records]
     assert numbers == sorted(numbers)
 
@@ -278,8 +286,8 @@ def test_kernels_log__of_this_machine__is_read_to_its_end(find: Find) -> None:
 def test_kernels_log__a_pipe_or_none__is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "none"):
-        monkeypatch.setattr(HEALTH, "KERNEL_LOG", tmp_path / name)
-        assert list(HEALTH.kernel_records()) == []
+        monkeypatch.setattr(ERRORS, "KERNEL_LOG", tmp_path / name)
+        assert list(ERRORS.kernel_records()) == []
 
 
 def test_an_xid_of_an_instance_is_one_of_its_gpu(find: Find) -> None:
@@ -307,7 +315,7 @@ def test_persistence_mode__off_beside_its_daemon__is_advised(
     """Canonical's unit starts the daemon with --no-persistence-mode."""
     before, _, after = DOCUMENT.rpartition("<persistence_mode>Enabled<")
     off = f"{before}<persistence_mode>Disabled<{after}"
-    monkeypatch.setattr(HEALTH, "PERSISTENCED", tmp_path / "socket")
+    monkeypatch.setattr(CHECKS, "PERSISTENCED_SOCKET", tmp_path / "socket")
     assert find(off) == []
     (tmp_path / "socket").touch()
     assert find(off) == [("advice", "GPU 1: persistence mode is off, though nvidia-persistenced runs", False)]
@@ -321,13 +329,13 @@ def test_fewer_nvlinks_than_recorded(find: Find) -> None:
     assert find(links=one_down) == [("nvlink", "GPU 0: 11 NVLinks, 12 recorded", True)]
     divided = changed("mig_mode/current_mig", "Enabled", gpu=0)
     assert find(document=divided, matrix=MATRIX.replace("NV12", "SYS"), links=one_down) == []
-    assert find(matrix="!nvidia-smi: Failed to run topology matrix") == [
-        ("nvlink", "not judged: nvidia-smi: Failed to run topology matrix", False)
+    assert find(matrix="!Failed to run topology matrix") == [
+        ("nvlink", "check failed: nvidia-smi: Failed to run topology matrix", False)
     ]
 
 
 def test_the_matrix_is_read() -> None:
-    assert HEALTH.topology(MATRIX) == {
+    assert SMI.topology(MATRIX) == {
         "GPU0": {"GPU1": "NV12", "NIC0": "PXB"},
         "GPU1": {"GPU0": "NV12", "NIC0": "SYS"},
         "NIC0": {"GPU0": "PXB", "GPU1": "SYS"},
@@ -341,18 +349,18 @@ def test_the_matrix_is_read() -> None:
         ({"mig": "", "mig_gpus": {}, "power_limit": "300"}, ""),
         ({"mig": "", "mig_gpus": {"0": "2g.20gb, 3g.40gb"}}, ""),
         ({"mig": "none", "mig_gpus": {"0": "3g.40gb,2g.20gb"}}, ""),
-        ({"mig": "3g.40gb,2g.20gb"}, "GPU 1: MIG layout none, asked for is 3g.40gb,2g.20gb"),
-        ({"mig_gpus": {"0": "7g.80gb"}}, "GPU 0: MIG layout 3g.40gb,2g.20gb, asked for is 7g.80gb"),
+        ({"mig": "3g.40gb,2g.20gb"}, "GPU 1: MIG layout none, expected 3g.40gb,2g.20gb"),
+        ({"mig_gpus": {"0": "7g.80gb"}}, "GPU 0: MIG layout 3g.40gb,2g.20gb, expected 7g.80gb"),
     ],
 )
 def test_a_layout_is_as_it_is_kept(
     find: Find, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: dict[str, Any], text: str
 ) -> None:
-    monkeypatch.setattr(HEALTH, "SETTINGS", tmp_path / "kept.json")
+    monkeypatch.setattr(NODE, "GPU_SETTINGS", tmp_path / "kept.json")
     (tmp_path / "kept.json").write_text(json.dumps(kept))
-    monkeypatch.setattr(HEALTH, "configuring", lambda: False)
+    monkeypatch.setattr(CHECKS, "is_gpu_config_running", lambda: False)
     assert find(listing=LISTING) == ([("mig", text, True)] if text else [])
-    monkeypatch.setattr(HEALTH, "configuring", lambda: True)
+    monkeypatch.setattr(CHECKS, "is_gpu_config_running", lambda: True)
     assert find(listing=LISTING) == []
 
 
@@ -362,16 +370,16 @@ def test_gpu_config_is_known_at_its_work(tmp_path: Path) -> None:
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "cmdline").write_bytes(words.replace(" ", "\0").encode())
         (tmp_path / str(number) / "status").write_text("Name:\tpython3\nUid:\t0\t0\t0\t0\n")
-    assert not HEALTH.configuring(tmp_path)
+    assert not CHECKS.is_gpu_config_running(tmp_path)
     for words in ("/usr/bin/python3 - --given {}", "/usr/bin/python3 /usr/local/sbin/gpu-config"):
         (tmp_path / "2/cmdline").write_bytes(words.replace(" ", "\0").encode())
-        assert HEALTH.configuring(tmp_path)
+        assert CHECKS.is_gpu_config_running(tmp_path)
     (tmp_path / "2/status").write_text("Name:\tpython3\nUid:\t1000\t0\t0\t0\n")
-    assert not HEALTH.configuring(tmp_path)
+    assert not CHECKS.is_gpu_config_running(tmp_path)
 
 
 def test_of_an_older_drivers_matrix_the_gpus_are_read() -> None:
-    found = HEALTH.topology(MATRIX.replace("NIC0", "mlx5_0"))
+    found = SMI.topology(MATRIX.replace("NIC0", "mlx5_0"))
     assert found == {"GPU0": {"GPU1": "NV12"}, "GPU1": {"GPU0": "NV12"}}
     decode(health.Answer, ANSWER | {"topology": found})
 
@@ -386,7 +394,7 @@ def test_fabric_manager_counts_where_it_is_enabled(find: Find) -> None:
 def test_infiniband_that_was_up_has_to_be(tmp_path: Path) -> None:
     port = tmp_path / "class/net/ib0/device/infiniband/mlx5_0/ports/1"
     port.mkdir(parents=True)
-    look = HEALTH.Look(GIVEN | {"infiniband": ["ib0", "ib1"]}, {})
+    look = CHECKS.Checks(GIVEN | {"infiniband": ["ib0", "ib1"]}, {})
     (port / "state").write_text("4: ACTIVE\n")
     assert [one.text for one in look.infiniband(tmp_path)] == ["ib1 is missing"]
     (port / "state").write_text("1: DOWN\n")
@@ -403,12 +411,12 @@ def test_advice__recorded_with_less__says_so(tmp_path: Path) -> None:
     state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
     one = GIVEN["gpus"][0] | {"width": 16}  # type: ignore[index]
     enough = GIVEN | {"gpus": [one], "cores": 64}
-    assert list(HEALTH.Look(enough, state).advice(tmp_path)) == []
-    less = HEALTH.Look(enough | {"gpus": [one | {"lanes": 8}]}, state)
+    assert list(CHECKS.Checks(enough, state).advice(tmp_path)) == []
+    less = CHECKS.Checks(enough | {"gpus": [one | {"lanes": 8}]}, state)
     assert [(a.text, a.drains) for a in less.advice(tmp_path)] == [
         ("GPU 0: recorded with 8 of its 16 PCIe lanes", False)
     ]
-    none = HEALTH.Look(enough | {"gpus": []}, state)
+    none = CHECKS.Checks(enough | {"gpus": []}, state)
     assert [a.text for a in none.advice(tmp_path)] == ["NVIDIA GPUs on the PCI bus: 1, recorded: 0"]
 
 
@@ -427,31 +435,31 @@ def test_a_check_can_be_left_out(find: Find) -> None:
 
 
 def test_what_hangs_is_late_in_its_own_time(find: Find, monkeypatch: pytest.MonkeyPatch) -> None:
-    look = HEALTH.Look(GIVEN | {"timeouts": {"fabric": 0.1}}, {"cursor": "", "xids": {}, "stuck": 0})
-    with pytest.raises(HEALTH.Silent, match=r"sleep does not answer within 0\.1 s"):
-        HEALTH.ask("sleep", "60", seconds=look.seconds("fabric"))
-    assert look.seconds("driver") == 30
-    assert look.seconds("xid") == 10
+    look = CHECKS.Checks(GIVEN | {"timeouts": {"fabric": 0.1}}, {"cursor": "", "xids": {}, "stuck": 0})
+    with pytest.raises(NODE.CommandError, match=r"sleep 60: no response within 0\.1 s"):
+        NODE.run("sleep", "60", seconds=look.timeout("fabric"))
+    assert look.timeout("driver") == 30
+    assert look.timeout("xid") == 10
 
 
 @pytest.mark.proves("health", "A fault that can pass drains only if seen twice.")
 def test_what_may_be_over_has_to_be_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = [[HEALTH.Finding("power", "brake", passing=True), HEALTH.Finding("ecc", "errors")],
-             [HEALTH.Finding("ecc", "errors"), HEALTH.Finding("temperature", "hot", passing=True)]]  # fmt: skip
-    monkeypatch.setattr(HEALTH, "AGAIN_SECONDS", 0)
-    monkeypatch.setattr(HEALTH.Look, "run", lambda self, *without: looks.pop(0))
-    found, _ = HEALTH.look(GIVEN, {})
+    looks = [[CHECKS.Finding("power", "brake", transient=True), CHECKS.Finding("ecc", "errors")],
+             [CHECKS.Finding("ecc", "errors"), CHECKS.Finding("temperature", "hot", transient=True)]]  # fmt: skip
+    monkeypatch.setattr(CHECKS, "REPEAT_SECONDS", 0)
+    monkeypatch.setattr(CHECKS.Checks, "run", lambda self, *without: looks.pop(0))
+    found, _ = CHECKS.check_node(GIVEN, {})
     assert [one.text for one in found] == ["errors"]
 
 
 def test_the_reason_is_one_short_line_of_ascii() -> None:
-    one = HEALTH.Finding("xid", "GPU 1:\x1b[31m bad\nöld")
+    one = CHECKS.Finding("xid", "GPU 1:\x1b[31m bad\nöld")
     assert HEALTH.reason([one]) == "GPU 1:?[31m bad ?ld"
-    assert HEALTH.reason([one, HEALTH.Finding("ecc", "x" * 200), HEALTH.Finding("pcie", "y", drains=False)]).endswith(
+    assert HEALTH.reason([one, CHECKS.Finding("ecc", "x" * 200), CHECKS.Finding("pcie", "y", drains=False)]).endswith(
         "(and 1 more)"
     )
-    assert len(HEALTH.reason([HEALTH.Finding("ecc", "x" * 200)])) == 100
-    assert HEALTH.reason([HEALTH.Finding("advice", "little", drains=False)]) == ""
+    assert len(HEALTH.reason([CHECKS.Finding("ecc", "x" * 200)])) == 100
+    assert HEALTH.reason([CHECKS.Finding("advice", "little", drains=False)]) == ""
 
 
 # --- what the head takes from it --------------------------------------------------------------------------------------
@@ -522,8 +530,8 @@ def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.Monk
         thread = threading.Thread(target=hear, daemon=True)
         thread.start()
         given = GIVEN | {"head": "127.0.0.1", "port": server.getsockname()[1]}
-        HEALTH.tell(given, "GPU 1: XID 79")
-        HEALTH.tell(given, "")
+        HEALTH.send(given, "GPU 1: XID 79")
+        HEALTH.send(given, "")
         thread.join(60)
     assert (tmp_path / "asked").read_text().splitlines() == [
         "health|--out|gpu01|--reason|GPU 1: XID 79|",
@@ -549,11 +557,11 @@ def test_what_the_head_may_have_kept_is_said_until_it_answers(monkeypatch: pytes
         raise TimeoutError
 
     monkeypatch.setattr(HEALTH, "STATE", tmp_path / "state.json")
-    monkeypatch.setattr(HEALTH, "tell", late)
+    monkeypatch.setattr(HEALTH, "send", late)
     with pytest.raises(TimeoutError):
-        HEALTH.report(GIVEN, HEALTH.load() | {"told": ""}, "GPU 1 is missing")
-    monkeypatch.setattr(HEALTH, "tell", lambda given, text: heard.append(text))
-    state = HEALTH.load()
+        HEALTH.report(GIVEN, HEALTH.load_state() | {"told": ""}, "GPU 1 is missing")
+    monkeypatch.setattr(HEALTH, "send", lambda given, text: heard.append(text))
+    state = HEALTH.load_state()
     for _ in range(2):
         HEALTH.report(GIVEN, state, "")
     assert heard == ["GPU 1 is missing", ""]
@@ -562,16 +570,16 @@ def test_what_the_head_may_have_kept_is_said_until_it_answers(monkeypatch: pytes
 def test_the_xids_that_wait_for_a_diagnosis_are_published(tmp_path: Path) -> None:
     given, file = GIVEN | {"textfiles": str(tmp_path / "metrics")}, tmp_path / "metrics/gpu-health.prom"
     state = {"xids": {"0000:0f:00": {"79": 1.0, "48": 1.0}, "nvidia-nvswitch0": {"20034": 1.0}}}
-    drains = [HEALTH.Finding("xid", "x"), *[HEALTH.Finding("fabric", "x")] * 2, HEALTH.Finding("advice", "x", False)]
-    HEALTH.publish(given, state, drains)
+    drains = [CHECKS.Finding("xid", "x"), *[CHECKS.Finding("fabric", "x")] * 2, CHECKS.Finding("advice", "x", False)]
+    HEALTH.write_metrics(given, state, drains)
     file.parent.mkdir()
-    HEALTH.publish(given, state, drains)
+    HEALTH.write_metrics(given, state, drains)
     lines = [f'cluster_node_gpu_xid{{gpu="1",xid="{xid}"}} 1' for xid in (79, 48)]
     lines += ['cluster_node_nvswitch_sxid{switch="nvidia-nvswitch0",sxid="20034"} 1']
     lines += [f'cluster_node_gpu_unfit{{check="{check}"}} 1' for check in ("fabric", "xid")]
     assert file.read_text().splitlines() == lines
     assert file.stat().st_mode & 0o777 == 0o644
-    HEALTH.publish(given, {"xids": {}}, [])
+    HEALTH.write_metrics(given, {"xids": {}}, [])
     assert list(file.parent.iterdir()) == []
 
 
@@ -579,7 +587,7 @@ def test_publish__link_in_its_way__leaves_what_it_names(tmp_path: Path) -> None:
     (tmp_path / "shadow").write_text("root:*")
     (tmp_path / "shadow").chmod(0o600)
     (tmp_path / "gpu-health.new").symlink_to(tmp_path / "shadow")
-    HEALTH.publish(GIVEN | {"textfiles": str(tmp_path)}, {"xids": {"0000:0f:00": {"79": 1.0}}}, [])
+    HEALTH.write_metrics(GIVEN | {"textfiles": str(tmp_path)}, {"xids": {"0000:0f:00": {"79": 1.0}}}, [])
     assert (tmp_path / "shadow").read_text() == "root:*"
     assert (tmp_path / "shadow").stat().st_mode & 0o777 == 0o600
     assert "xid" in (tmp_path / "gpu-health.prom").read_text()
@@ -647,23 +655,23 @@ def test_services_are_as_they_were_after_a_reset_or_diagnosis(
             return "b.service loaded active running something\nc.service loaded active running something\n"
         seen.append(argv)
         if argv in ((fails, "c.service"), (fails, "a.service")):
-            raise HEALTH.Silent("it does not")
+            raise NODE.CommandError((program, *argv), ["it does not"])
         return ""
 
-    monkeypatch.setattr(HEALTH, "STOPPED", stopped)
-    monkeypatch.setattr(HEALTH, "ask", ask)
+    monkeypatch.setattr(DIAGNOSIS, "STOPPED", stopped)
+    monkeypatch.setattr(NODE, "run", ask)
     left, after = fails == back, []
     with (
-        pytest.raises(HEALTH.Silent) if fails in (verb, "inside") else contextlib.nullcontext(),
-        HEALTH.switched(verb, back, "a.service", "b.service", "c.service") as found,
+        pytest.raises(NODE.CommandError) if fails in (verb, "inside") else contextlib.nullcontext(),
+        DIAGNOSIS.switched(verb, back, "a.service", "b.service", "c.service") as found,
     ):
         after.append(found)
         seen.append("inside")
         assert verb == "start" or stopped.read_text() == "b.service c.service"
         if fails == "inside":
-            raise HEALTH.Silent("in use")
+            raise NODE.CommandError(("nvidia-smi",), ["in use"])
     assert seen == [one for one in asked if one != "inside" or fails != verb]
-    assert [one.text for found in after for one in found] == (["it does not"] if left else [])
+    assert [one.text for found in after for one in found] == (["systemctl: it does not"] if left else [])
     assert verb == "start" or stopped.read_text() == ("c.service" if left else "")
 
 
@@ -678,17 +686,19 @@ def ill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]
         seen.append(argv)
         return json.dumps({"notes": []})
 
-    for name in ("SETTINGS", "LOCKED", "STATE", "STOPPED", "CONFIGURES"):
-        monkeypatch.setattr(HEALTH, name, tmp_path / f"{name}.json")
-    (tmp_path / "CONFIGURES.json").touch()
-    (tmp_path / "SETTINGS.json").write_text('{"mig": "7g.80gb"}')
+    for name in ("GPU_SETTINGS", "CLOCK_LOCKS", "GPU_CONFIG"):
+        monkeypatch.setattr(NODE, name, tmp_path / f"{name}.json")
+    monkeypatch.setattr(HEALTH, "STATE", tmp_path / "STATE.json")
+    monkeypatch.setattr(DIAGNOSIS, "STOPPED", tmp_path / "STOPPED.json")
+    (tmp_path / "GPU_CONFIG.json").touch()
+    (tmp_path / "GPU_SETTINGS.json").write_text('{"mig": "7g.80gb"}')
     locks = {gpu: {"graphics_clock": "1200,1200"} for gpu in ("GPU-a", "GPU-b")}
-    (tmp_path / "LOCKED.json").write_text(json.dumps({"driver": 1, "locks": locks}))
-    monkeypatch.setattr(HEALTH, "ask", ask)
-    monkeypatch.setattr(HEALTH, "tell", lambda given, text: seen.append(("told", text)))
-    monkeypatch.setattr(HEALTH.Look, "run", lambda self, *without: [])
-    monkeypatch.setattr(HEALTH, "started", lambda: 0.0)
-    monkeypatch.setitem(HEALTH.ENVIRONMENT, "PATH", "")
+    (tmp_path / "CLOCK_LOCKS.json").write_text(json.dumps({"driver": 1, "locks": locks}))
+    monkeypatch.setattr(NODE, "run", ask)
+    monkeypatch.setattr(HEALTH, "send", lambda given, text: seen.append(("told", text)))
+    monkeypatch.setattr(CHECKS.Checks, "run", lambda self, *without: [])
+    monkeypatch.setattr(DIAGNOSIS, "boot_time", lambda: 0.0)
+    monkeypatch.setitem(NODE.ENVIRONMENT, "PATH", "")
     return seen
 
 
@@ -696,10 +706,14 @@ RECORD = GIVEN | {"gpus": [{"uuid": "GPU-a", "pci": "00000000:07:00.0", "index":
                            {"uuid": "GPU-b", "pci": "00000000:0F:00.0", "index": 1}]}  # fmt: skip
 
 
+def diagnose(state: dict[str, Any]) -> Any:
+    return DIAGNOSIS.diagnose(RECORD, state, lambda text: HEALTH.report(RECORD, state, text))
+
+
 def diagnosed() -> tuple[list[str], dict[str, Any]]:
     """What a diagnosis of it finds, and the state that is kept then."""
-    state = HEALTH.load() | {"xids": {"0000:0f:00": {"79": 1.0}}}
-    found, _ = HEALTH.diagnose(RECORD, state)
+    state = HEALTH.load_state() | {"xids": {"0000:0f:00": {"79": 1.0}}}
+    found, _ = diagnose(state)
     assert all(one.drains for one in found)
     return [one.text for one in found], state
 
@@ -710,29 +724,29 @@ def test_after_a_reset_all_is_set_again_while_the_node_is_out(ill: list[tuple[st
     assert ill == [
         ("told", "a diagnosis is under way"),
         ("nvidia-smi", "--gpu-reset", "-i", "GPU-b"),
-        (str(HEALTH.CONFIGURES), "--given", '{"mig": "7g.80gb"}', "--drained"),
+        (str(NODE.GPU_CONFIG), "--given", '{"mig": "7g.80gb"}', "--drained"),
     ]
-    assert list(json.loads((tmp_path / "LOCKED.json").read_text())["locks"]) == ["GPU-a"]
+    assert list(json.loads((tmp_path / "CLOCK_LOCKS.json").read_text())["locks"]) == ["GPU-a"]
 
 
 def test_a_service_that_does_not_come_back_is_told_and_the_rest_goes_on(
     ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = HEALTH.ask
+    before = NODE.run
 
     def ask(*argv: str, seconds: float) -> str:
         if argv[:2] == ("systemctl", "start"):
-            raise HEALTH.Silent(f"{argv[2]} does not start")
+            raise NODE.CommandError(argv, [f"{argv[2]} does not start"])
         return (
             "nvidia-dcgm.service loaded" if argv[:2] == ("systemctl", "list-units") else before(*argv, seconds=seconds)
         )
 
-    monkeypatch.setattr(HEALTH, "ask", ask)
+    monkeypatch.setattr(NODE, "run", ask)
     found, state = diagnosed()
-    assert found == ["nvidia-dcgm.service does not start"]
+    assert found == ["systemctl: nvidia-dcgm.service does not start"]
     assert state["xids"]
-    assert [argv[0] for argv in ill[1:]] == ["nvidia-smi", str(HEALTH.CONFIGURES)]
-    assert HEALTH.STOPPED.read_text() == "nvidia-dcgm.service"
+    assert [argv[0] for argv in ill[1:]] == ["nvidia-smi", str(NODE.GPU_CONFIG)]
+    assert DIAGNOSIS.STOPPED.read_text() == "nvidia-dcgm.service"
 
 
 @pytest.mark.proves("health", "Settings that a reset lost and cannot be restored keep the node drained.")
@@ -741,14 +755,14 @@ def test_what_could_not_be_set_again_keeps_the_node_out(
     ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     def ask(*argv: str, seconds: float) -> str:
-        if argv[0] == str(HEALTH.CONFIGURES) and not answer:
-            raise HEALTH.Silent("gpu-config: no room")
-        return answer if argv[0] == str(HEALTH.CONFIGURES) else ""
+        if argv[0] == str(NODE.GPU_CONFIG) and not answer:
+            raise NODE.CommandError(argv, ["no room"])
+        return answer if argv[0] == str(NODE.GPU_CONFIG) else ""
 
-    monkeypatch.setattr(HEALTH, "ask", ask)
+    monkeypatch.setattr(NODE, "run", ask)
     found, state = diagnosed()
     assert len(found) == 1
-    assert found[0].startswith("reset, and not yet as asked again: ")
+    assert found[0].startswith("settings are not restored after the reset: ")
     assert state["xids"]
 
 
@@ -757,7 +771,7 @@ def test_nothing_is_reset_that_jobs_may_come_to(ill: list[tuple[str, ...]], monk
     def deaf(given: dict[str, Any], text: str) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(HEALTH, "tell", deaf)
+    monkeypatch.setattr(HEALTH, "send", deaf)
     with pytest.raises(TimeoutError):
         diagnosed()
     assert ill == []

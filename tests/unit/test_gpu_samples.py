@@ -17,7 +17,7 @@ import yaml
 
 from clusterctl.util import paths
 from tests.unit.test_gpu_config import CONFIG
-from tests.unit.test_gpu_health import GIVEN, HEALTH, RECORD, ill, line
+from tests.unit.test_gpu_health import CHECKS, DIAGNOSIS, ERRORS, GIVEN, HEALTH, NODE, SMI, diagnose, ill, line
 
 __all__ = ["ill"]
 
@@ -69,10 +69,10 @@ def find(monkeypatch: pytest.MonkeyPatch) -> Find:
             ("journalctl", "--quiet"): log,
             ("systemctl", "show"): "ActiveState=inactive\nUnitFileState=\n",
         }
-        monkeypatch.setattr(HEALTH, "ask", lambda *argv, **_: answers[argv[:2]])
+        monkeypatch.setattr(NODE, "run", lambda *argv, **_: answers[argv[:2]])
         state = given.pop("state", {"cursor": "", "xids": {}, "stuck": 0})
         known = {"xids": XIDS, "skip": ["advice"], "gpus": gpus or recorded(document), **given}
-        return [(one.check, one.text, one.drains) for one in HEALTH.Look(GIVEN | known, state).run()]
+        return [(one.check, one.text, one.drains) for one in CHECKS.Checks(GIVEN | known, state).run()]
 
     return look
 
@@ -85,8 +85,8 @@ def test_look__real_document_of_healthy_gpus__finds_nothing(find: Find, name: st
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_gpu_config__real_document__is_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(CONFIG, "ask", lambda *argv, **_: DOCUMENTS[name] if "-q" in argv else "")
-    assert [gpu.uuid for gpu in CONFIG.look()] == [gpu["uuid"] for gpu in recorded(DOCUMENTS[name])]
+    monkeypatch.setattr(NODE, "run", lambda *argv, **_: DOCUMENTS[name] if "-q" in argv else "")
+    assert [gpu.uuid for gpu in SMI.read_gpus()] == [gpu["uuid"] for gpu in recorded(DOCUMENTS[name])]
 
 
 @pytest.mark.proves("health", "An unhealthy NVLink fabric of a real GB200 is reported.")
@@ -156,8 +156,8 @@ def test_gpu_config__gpu_in_the_midst_is_lost__numbers_the_others_as_before(monk
     gpus = recorded(b200)
     less = re.sub(rf"<gpu id=\"{gpus[3]['pci']}\">.*?</gpu>", "", b200, flags=re.DOTALL)
     listing = "".join(f"GPU {gpu['index']}: NVIDIA B200 (UUID: {gpu['uuid']})\n" for gpu in gpus if gpu["index"] != 3)
-    monkeypatch.setattr(CONFIG, "ask", lambda *argv, **_: less if "-q" in argv else listing)
-    assert [(gpu.index, gpu.uuid) for gpu in CONFIG.look()] == [
+    monkeypatch.setattr(NODE, "run", lambda *argv, **_: less if "-q" in argv else listing)
+    assert [(gpu.index, gpu.uuid) for gpu in SMI.read_gpus()] == [
         (gpu["index"], gpu["uuid"]) for gpu in gpus if gpu["index"] != 3
     ]
 
@@ -168,10 +168,10 @@ def test_gpu_config__a_gpu_is_missing__divides_none_by_number(monkeypatch: pytes
     b200 = DOCUMENTS["k8stestinfra-hardware-qx-b200"]
     gpus = recorded(b200)
     less = re.sub(rf"<gpu id=\"{gpus[3]['pci']}\">.*?</gpu>", "", b200, flags=re.DOTALL)
-    monkeypatch.setattr(CONFIG, "ask", lambda *argv, **_: less if "-q" in argv else "")
+    monkeypatch.setattr(NODE, "run", lambda *argv, **_: less if "-q" in argv else "")
     given = {"mig_gpus": {"4": "1g.23gb"}, "uuids": [gpu["uuid"] for gpu in gpus]}
-    with pytest.raises(CONFIG.Unfit, match=f"{gpus[3]['uuid']} is missing"):
-        CONFIG.settle(given, {}, check=True)
+    with pytest.raises(NODE.NodeError, match=f"{gpus[3]['uuid']} is missing"):
+        CONFIG.configure(given, {}, check=True)
 
 
 # As nvidia-smi prints a process, here in a document that has none.
@@ -186,8 +186,8 @@ def test_look__user_names_a_process__finds_nothing(find: Find, monkeypatch: pyte
     h100 = re.sub(r"<processes>.*?</processes>", PROCESS.format(name), DOCUMENTS[GB200], count=1, flags=re.DOTALL)
     assert name in h100
     assert find(h100, gpus=recorded(DOCUMENTS[GB200])) == []
-    monkeypatch.setattr(CONFIG, "ask", lambda *argv, **_: h100 if "-q" in argv else "")
-    assert len(CONFIG.look()) == 4
+    monkeypatch.setattr(NODE, "run", lambda *argv, **_: h100 if "-q" in argv else "")
+    assert len(SMI.read_gpus()) == 4
 
 
 def places_of(*texts: str) -> list[dict[str, Any]]:
@@ -201,11 +201,11 @@ def places_of(*texts: str) -> list[dict[str, Any]]:
 
 def codes(log: str, gpus: list[dict[str, Any]] | None = None) -> list[str]:
     """The codes of the errors that are found in a journal on a node with these GPUs."""
-    look = HEALTH.Look(GIVEN | {"gpus": gpus or places_of(log), "xids": XIDS}, {"cursor": "", "xids": {}, "stuck": 0})
+    look = CHECKS.Checks(GIVEN | {"gpus": gpus or places_of(log), "xids": XIDS}, {"cursor": "", "xids": {}, "stuck": 0})
     return [
         code
         for text in map(json.loads, log.splitlines())
-        for place, code in look.errors(HEALTH.message(text))
+        for place, code in [ERRORS.parse_line(ERRORS.message_of(text), XIDS) or ("", "")]
         if look.is_known(place)
     ]
 
@@ -235,16 +235,16 @@ def test_xids__by_default__are_those_that_a_reset_or_restart_ends() -> None:
     action = {int(number): what for number, what in rows}
     ends = {"RESET_GPU", "RESTART_BM", "RESTART_VM", "CHECK_MECHANICALS", "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR"}
     assert {*XIDS} == {number for number, what in action.items() if what in ends} | {63, 92}
-    assert {number for number, what in action.items() if what == "WORKFLOW_NVLINK5_ERR"} == {*HEALTH.NVLINK_XIDS}
-    assert not {*HEALTH.NEW_XIDS} & {number for number, what in action.items() if what}
-    assert {*HEALTH.MEANINGS} == {*XIDS}
+    assert {number for number, what in action.items() if what == "WORKFLOW_NVLINK5_ERR"} == {*ERRORS.NVLINK_XIDS}
+    assert not {*ERRORS.NEW_XIDS} & {number for number, what in action.items() if what}
+    assert {*ERRORS.MEANINGS} == {*XIDS}
 
 
 @pytest.mark.proves("health", "Fatal errors of NVSwitch and GPUs that could not start are reported.")
 def test_errors__real_lines_of_others__are_those_that_are_fatal() -> None:
     found = {text: codes(line(text)) for text in OTHERS}
     assert [code for each in found.values() for code in each] == ["20034", "start", "start", "start", "start"]
-    assert HEALTH.meaning("nvidia-nvswitch0", "20034") == "SXid 20034, fatal"
+    assert ERRORS.describe("nvidia-nvswitch0", "20034") == "SXid 20034, fatal"
 
 
 @pytest.mark.proves("health", "A crash of a program that is named like the driver's line drains nothing.")
@@ -287,7 +287,7 @@ def test_look__xid_that_nvidia_says_nothing_of__is_advice(find: Find) -> None:
 
 @pytest.mark.parametrize("name", MATRICES)
 def test_topology__real_matrix__is_the_same_both_ways(name: str) -> None:
-    found = HEALTH.topology(MATRICES[name])
+    found = SMI.topology(MATRICES[name])
     assert len([part for part in found if part.startswith("GPU")]) in (4, 8)
     assert all(
         found[other][one] == link for one, links in found.items() for other, link in links.items() if other in found
@@ -295,7 +295,7 @@ def test_topology__real_matrix__is_the_same_both_ways(name: str) -> None:
 
 
 def test_active__real_status__counts_the_links() -> None:
-    assert HEALTH.active((SAMPLES / "nvlink/good_nvlink_status.txt").read_text()) == {
+    assert SMI.active_nvlinks((SAMPLES / "nvlink/good_nvlink_status.txt").read_text()) == {
         "GPU-c7e253b0-c227-6f10-e860-7482c85e7ce8": 12
     }
 
@@ -350,15 +350,15 @@ def test_together__joined_by_nvlink__is_reset_at_once_before_ampere(architecture
     places = {"a": "0000:01:00", "b": "0000:02:00", "c": "0000:03:00"}
     links = [{"1": "NV2"}, {"0": "NV2"}, {}]
     gpus = [{"index": n, "pci": f"{place}.0", "links": links[n]} for n, place in enumerate(places.values())]
-    seen = HEALTH.Gpu(ET.fromstring(f"<gpu><product_architecture>{architecture}</product_architecture></gpu>"))  # noqa: S314
+    seen = SMI.Gpu(ET.fromstring(f"<gpu><product_architecture>{architecture}</product_architecture></gpu>"))  # noqa: S314
     asked = [*places.values()] if architecture == "Ampere" else [places["a"], places["c"]]
-    found = HEALTH.together({"gpus": gpus}, asked, [seen])
+    found = DIAGNOSIS.reset_groups({"gpus": gpus}, asked, [seen])
     assert found == [[places[name] for name in group] for group in groups]
 
 
 def test_diagnosis__error_of_a_switch__asks_for_a_reboot(ill: list[tuple[str, ...]]) -> None:
-    state = HEALTH.load() | {"xids": {"nvidia-nvswitch0": {"20034": 1.0}}}
-    found, _ = HEALTH.diagnose(RECORD, state)
+    state = HEALTH.load_state() | {"xids": {"nvidia-nvswitch0": {"20034": 1.0}}}
+    found, _ = diagnose(state)
     assert [one.text for one in found] == ["nvidia-nvswitch0 had a fatal error, so the node has to be rebooted"]
     assert ill == []
 
@@ -401,35 +401,34 @@ DCGM_3 = """\tWARNING: something\n{"DCGM GPU Diagnostic": {"test_categories": [{
         (DCGM_3.replace("STATUS", "FAIL"), "DCGM: NVML Library has failed", True),
         (
             "Error: Cannot load plugins. Unable to change to the plugin dir",
-            "DCGM could not look: Error: Cannot load",
+            "DCGM could not run: Error: Cannot load",
             False,
         ),
-        ('{"DCGM GPU Diagnostic": {"version": "4.2.3"}}', "DCGM could not look: ", False),
-        ("", "DCGM could not look: dcgmi: ended with 226", False),
+        ('{"DCGM GPU Diagnostic": {"version": "4.2.3"}}', "DCGM could not run: ", False),
+        ("", "DCGM could not run: dcgmi: exit status 226", False),
     ],
 )
 def test_run_dcgm__what_it_prints__is_judged(
     ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, answer: str, text: str, drains: bool | None
 ) -> None:
-    def ask(*argv: str, seconds: float, failing: bool = False) -> str:
+    def ask(*argv: str, seconds: float, accept_failure: bool = False) -> str:
         if argv[0] != "dcgmi":
             return ""
-        assert failing
+        assert accept_failure
         if not answer:
-            raise HEALTH.Silent("dcgmi: ended with 226")
+            raise NODE.CommandError(argv, ["exit status 226"])
         return answer
 
-    monkeypatch.setattr(HEALTH, "ask", ask)
-    found = HEALTH.run_dcgm()
+    monkeypatch.setattr(NODE, "run", ask)
+    found = DIAGNOSIS.run_dcgm()
     assert [one.drains for one in found] == ([] if drains is None else [drains])
     assert all(one.text.startswith(text) for one in found)
 
 
-def test_ask__program_fails_in_the_midst_of_its_xml__its_words_are_the_reason() -> None:
-    with pytest.raises(HEALTH.Silent, match=r"^sh: Unable to determine it: GPU requires reset$"):
-        HEALTH.ask(
-            "sh", "-c", "echo '<?xml ?>'; echo '  <a>'; echo 'Unable to determine it: GPU requires reset'; exit 3"
-        )
+def test_run__program_fails_within_its_xml__its_first_line_is_the_reason() -> None:
+    with pytest.raises(NODE.CommandError) as failed:
+        NODE.run("sh", "-c", "echo '<?xml ?>'; echo '  <a>'; echo 'Unable to determine it: GPU requires reset'; exit 3")
+    assert failed.value.brief == "sh: Unable to determine it: GPU requires reset"
 
 
 CAPTURES = {path.stem: path.read_text() for path in sorted((SAMPLES / "captures").glob("*.txt"))}
@@ -446,13 +445,12 @@ def printed(capture: str, command: str) -> str:
 @pytest.mark.parametrize("name", CAPTURES)
 def test_capture__of_a_real_server__is_read(name: str) -> None:
     listing, links = printed(CAPTURES[name], "-L"), printed(CAPTURES[name], "nvlink -s")
-    numbers = CONFIG.numbered(listing)
+    numbers = SMI.gpu_numbers(listing)
     assert [*numbers.values()] == [0]
-    assert [*HEALTH.below(listing)] == [0]
-    layout = list(CONFIG.instances(listing).get(0, {}).values())
+    layout = list(SMI.mig_profiles(listing).get(0, {}).values())
     assert layout == (["3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"] if "mig" in name else [])
-    assert HEALTH.topology(printed(CAPTURES[name], "topo -m")) == {"GPU0": {}}
-    up = HEALTH.active(links)
+    assert SMI.topology(printed(CAPTURES[name], "topo -m")) == {"GPU0": {}}
+    up = SMI.active_nvlinks(links)
     assert up.keys() <= numbers.keys()
     assert sum(up.values()) == links.count(" GB/s")
     assert (sum(up.values()) == 18) is ("h100-80gb" in name), "a divided GPU uses none"

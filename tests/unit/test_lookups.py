@@ -14,6 +14,7 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible.plugins.loader import init_plugin_loader, lookup_loader
 from ansible.template import Templar
 
+from clusterctl.inventory import bootstrap_plays, host_pattern
 from clusterctl.util import paths
 from tests.unit.test_role_plugins import plugin
 
@@ -148,7 +149,19 @@ def test_subgroups_are_those_below_at_any_depth_and_place() -> None:
     ],
 )
 def test_a_play_is_for_the_hosts_that_its_pattern_names(pattern: str, groups: set[str], expected: bool) -> None:
-    assert PACKAGES.matches(pattern, groups) is expected
+    assert host_pattern.matches(pattern, groups) is expected
+
+
+def test_bootstrap_plays__asked_twice__reads_the_file_once(tmp_path: Path) -> None:
+    (tmp_path / "playbooks").mkdir()
+    (tmp_path / "playbooks/bootstrap.yml").write_text(
+        "- {hosts: all, roles: [packages]}\n- {hosts: 'a:!b', roles: [{role: base, x: true}, packages]}\n"
+    )
+    plays = bootstrap_plays.load(tmp_path)
+    (tmp_path / "playbooks/bootstrap.yml").unlink()
+    assert bootstrap_plays.load(tmp_path) is plays
+    assert bootstrap_plays.roles_of_host(plays, {"all", "a"}) == ["base", "packages"]
+    assert bootstrap_plays.roles_of_host(plays, {"all", "a", "b"}) == ["packages"]
 
 
 def test_a_package_is_wanted_once_and_the_stricter_statement_wins() -> None:
@@ -179,7 +192,7 @@ def test_a_host_gets_the_packages_of_its_own_roles(groups: list[str], there: set
             "distribution_release": "trixie",
         },
     }
-    found = look_up("role_packages", [str(paths.content() / "playbooks/bootstrap.yml")], variables)
+    found = look_up("role_packages", [], variables)
     names = [package if isinstance(package, str) else package["name"] for package in found]
     assert there <= set(names)
     assert not elsewhere & set(names)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from clusterctl.inventory import ports, schema
-from clusterctl.util import paths
 from clusterctl.util.errors import ClusterctlError
 from tests.systems.rendering import CONTENT, a_cluster
 
@@ -15,7 +14,6 @@ from .test_role_plugins import plugin
 
 NETWORKS = plugin("filter/networks")
 MEMBERS = plugin("lookup/cluster_members")
-PLAYBOOK = str(paths.content() / "playbooks/bootstrap.yml")
 DECLARED = ports.load_all()
 
 
@@ -64,7 +62,7 @@ def found(groups: list[str], **variables: Any) -> dict[tuple[int, str], dict[str
         "ansible_facts": {"os_family": "Debian"},
         **variables,
     }
-    return {(one["port"], one["protocol"]): one for one in look_up("role_ports", [PLAYBOOK], known)}
+    return {(one["port"], one["protocol"]): one for one in look_up("role_ports", [], known)}
 
 
 @pytest.mark.proves("firewall", "A host opens the ports of its own roles.")

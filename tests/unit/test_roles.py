@@ -4,7 +4,6 @@ What cannot run here for real (Ubuntu, the RHEL family) is at least written comp
 Debian's have, and with them every template and every `node_state` call comes out whole.
 """
 
-import importlib.util
 import itertools
 import json
 import re
@@ -19,6 +18,7 @@ from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.playbook.task import Task
 from jinja2 import Environment, nodes
 
+from clusterctl.inventory import host_pattern
 from tests.systems.rendering import CONTENT, ROLES, SECRET, SYSTEMS, Role, a_cluster, load, look, tasks
 
 NAMES = [role.name for role in ROLES]
@@ -98,14 +98,7 @@ def visits(role: str, file: str = "main.yml") -> int:
 def test_a_worker_is_visited_by_fewer_than_forty_tasks() -> None:
     """The whole bootstrap, facts and checks of arguments included."""
     groups = {"all", "slurm_workers", "gpu01"}
-    path = CONTENT / "plugins/lookup/role_packages.py"
-    specification = importlib.util.spec_from_file_location("role_packages", path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    matches = module.matches
-    plays = [play for play in load(CONTENT / "playbooks/bootstrap.yml") if matches(play["hosts"], groups)]
+    plays = [play for play in load(CONTENT / "playbooks/bootstrap.yml") if host_pattern.matches(play["hosts"], groups)]
     roles = [role if isinstance(role, str) else role["role"] for play in plays for role in play["roles"]]
     count = sum(1 + visits(role) for role in roles) + visits("base", "sources.yml")
     assert len(plays) >= 3
@@ -274,6 +267,19 @@ def test_settings_that_are_empty_again_leave_units_that_can_be_looked_for(tmp_pa
         known = {"nvidia_driver_imex_nodes": [], "__nvidia_driver_look": look("debian-13", imex=imex)}
         units = call("nvidia_driver", "install.yml", **known)["units"]
         assert [unit for unit in units if unit["name"] == "nvidia-imex"] == stated
+
+
+@pytest.mark.parametrize("role", ["gpu_config", "gpu_health"])
+def test_gpu_programs__of_one_role_alone__have_all_their_modules(tmp_path: Path, role: str) -> None:
+    """Both roles install what both programs share, and each keeps it when the other is removed."""
+    found = a_cluster(tmp_path, "debian-13").role(role, "gpu01")
+    files = [item for _, call in found.calls() for item in call.get("files", [])]
+    modules = {Path(item["dest"]).stem: item for item in files if item["dest"].startswith("/usr/local/lib/clusterctl/")}
+    known = {path.stem for path in CONTENT.glob("roles/gpu_*/files/*.py")}
+    texts = [found.content(item) or b"" for item in modules.values()]
+    imported = {name for text in texts for name in re.findall(r"^(?:import|from) (\w+)", text.decode(), re.MULTILINE)}
+    assert {role} | (imported & known) == {*modules}
+    assert all(item.get("mode", "0644") == "0644" for item in modules.values())
 
 
 @pytest.mark.proves("roles", "Health port and GPU source set for the head reach the workers.")

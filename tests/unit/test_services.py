@@ -14,7 +14,6 @@ from clusterctl.util.errors import ClusterctlError
 from .ssh_server import host
 from .test_lookups import look_up
 
-PLAYBOOK = str(paths.content() / "playbooks/bootstrap.yml")
 EVERYWHERE = {"clusterctl-firewall", "chrony", "prometheus-node-exporter"}
 HEAD = {"dnsmasq", "munge", "slurmctld", "slurmdbd", "slurm-health.socket", "slurm-metrics.timer"}
 
@@ -38,7 +37,7 @@ def test_of_host__by_groups__are_those_of_their_roles() -> None:
 @pytest.mark.parametrize("groups", [["slurm_workers"], ["monitoring", "slurm_head"]])
 def test_role_services__of_a_host__are_those_of_status(family: str, clock: str, groups: list[str]) -> None:
     known = {"inventory_hostname": "x", "group_names": groups, "ansible_facts": {"os_family": family}}
-    found = look_up("role_services", [PLAYBOOK], known)
+    found = look_up("role_services", [], known)
     assert clock in found
     declared = services.of_host(replace(host(22), groups=frozenset(groups), variables={}))
     assert {*found} == {one.unit[family] for one in declared}
