@@ -70,10 +70,22 @@ class TaskStarted:
 
 
 @dataclass(frozen=True)
+class HostStarted:
+    """The task that began last is under way on a host. `at` is of `time.monotonic`, which all processes share.
+
+    There is none for a task that waits for a node to come back: it has a limit of its own.
+    """
+
+    host: str
+    at: float
+
+
+@dataclass(frozen=True)
 class Result:
     """What a task came to on one host.
 
-    `rescued`: it failed, and the playbook has an answer to that. `behind`: it takes so long that the others go on.
+    `rescued`: it failed, and the playbook has an answer to that. `behind`: it takes so long that the others go on; that
+    is decided here (patience.py), and Ansible has found the host unreachable.
     `path` is `file:line`, relative to the Ansible content; `versions` maps packages to what is installed now.
     """
 
@@ -117,7 +129,7 @@ class Ended:
     """Ansible is through with the playbook, well or not."""
 
 
-Event = PlaybookStarted | PlayStarted | TaskStarted | Result | Stats | Stopped | Ended
+Event = PlaybookStarted | PlayStarted | TaskStarted | HostStarted | Result | Stats | Stopped | Ended
 
 
 def parse(line: str) -> Event | None:
@@ -201,6 +213,7 @@ _MAKERS: Mapping[str, Callable[[Mapping[str, Any]], Event | None]] = {
     "playbook": lambda data: PlaybookStarted(_texts(data, "plays"), data.get("check") is True),
     "play": _play,
     "task": _task,
+    "started": lambda data: HostStarted(_text(data, "host"), _number(data, "at")),
     "result": _result,
     "stats": _stats,
     "stopped": lambda data: Stopped(),

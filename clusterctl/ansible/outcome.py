@@ -233,7 +233,7 @@ class Ledger:
         if heads := sorted(lost & set(critical)):
             return HeadFailed(f"{fold(heads)}, the head, failed; the run stopped there.")
         if not self.ended or (self.stopped and (more or self.behind())):
-            orderly = self.orderly or (more and self.ended)
+            orderly = (self.orderly or (more and self.ended)) and not self.behind()
             under_way = "nothing is under way any more" if orderly else "a task may still run to its end on a node"
             left = f"; {fold(self.ordered(behind))} was left behind" if (behind := self.behind()) else ""
             return Interrupted(f"{self.why}{left}; {under_way}.")

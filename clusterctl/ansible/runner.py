@@ -13,11 +13,8 @@ import selectors
 import shlex
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,17 +22,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from clusterctl.ansible import events
+from clusterctl.ansible import connections, events
+from clusterctl.ansible.patience import Patience
 from clusterctl.ansible.run_directory import RunDirectory
 from clusterctl.util import paths, redaction
 from clusterctl.util.text import strip_controls
 
 _TICK = 0.25  # seconds between two looks at the clock while nothing happens
 _GRACE = 3.0  # seconds that Ansible has to end after the second signal
+_LOOK = 0.5  # seconds between two looks for hosts to leave behind
+_HELD_UP = 5.0  # seconds without a look after which this process was held up itself, by a stopped terminal perhaps
 # No line is longer, in bytes. An event's own texts are cut by the callback, so that a whole one has room.
 _LOG_LINE, _EVENT_LINE = 1 << 16, 1 << 22
 _OURS = ("event", "host", "status")  # of an event: words that no node chooses, and that a password might be
-_SOCKET_PATH = 60  # a control socket's path ends at 108 characters, ssh's own suffix included
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def environment(command: Command, private: Path) -> dict[str, str]:
     ours = {
         **command.settings(),
         "ANSIBLE_HOME": str(private),
-        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(private / "cp"),
+        **connections.settings(private),
         "LC_ALL": "C.UTF-8",  # Ansible insists on UTF-8, and hints look for the tools' English words
         "PYTHONUNBUFFERED": "1",  # so that the log is whole up to the moment
         "SSH_ASKPASS_REQUIRE": "never",  # no window may ask for what this run cannot show
@@ -119,8 +118,11 @@ class Runner:
 
     The first SIGINT, SIGTERM or SIGHUP lets the tasks under way end and no other begin; the second ends Ansible at
     once. `stop()` is the first one by hand. After a failure on one of the `critical` hosts no other task begins either:
-    Ansible itself would go on with the other hosts in the next play. A host that the others have waited for as long as
-    `patience` (seconds, in all) is left behind, its task under way let end (plugins/strategy/patient.py).
+    Ansible itself would go on with the other hosts in the next play.
+
+    A host that the others have waited for as long as `patience` (seconds, in all) is left behind: its connections are
+    closed and it gets no other. To Ansible it is unreachable; its result here is `behind`. What is under way there
+    continues to its end on the node.
     """
 
     def __init__(
@@ -136,7 +138,9 @@ class Runner:
         notify: Callable[[bool], None] = lambda at_once: None,
     ) -> None:
         self._command, self._directory, self._lock = command, directory, lock
-        self._become_password, self._patience = become_password, patience
+        self._become_password = become_password
+        self._patience, self._looked = Patience(patience, critical), 0.0
+        self._behind: set[str] = set()
         self._critical, self._redact, self._notify = critical, redact, notify
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_file = directory.path / "stop"
@@ -172,13 +176,13 @@ class Runner:
 
         Closing the iterator before its end kills Ansible.
         """
-        private = _private_directory()
+        private = connections.private_directory()
         try:
             with _signals(self.stop), contextlib.ExitStack() as stack:
                 yield from self._watch(private, stack)
         finally:
             self._stop_file.unlink(missing_ok=True)
-            _close_connections(private / "cp")
+            connections.close(private / "cp")
             shutil.rmtree(private, ignore_errors=True)
 
     def _watch(self, private: Path, stack: contextlib.ExitStack) -> Iterator[events.Event | Output | None]:
@@ -188,9 +192,8 @@ class Runner:
             "CLUSTERCTL_EVENTS": f"/dev/fd/{told.sink}",
             "CLUSTERCTL_STOP": str(self._stop_file),
             "CLUSTERCTL_CRITICAL": ",".join(sorted(self._critical)),
-            "CLUSTERCTL_PATIENCE": str(self._patience or ""),
         }
-        argv = self._command.argv()
+        argv = [*self._command.argv(), "--extra-vars", json.dumps(connections.variables(private))]
         if self._command.ask_become_pass:  # we have asked: Ansible reads the answer, which stands on no disk
             argv = [word for word in argv if word != "--ask-become-pass"] + ["--become-password-file", "-"]
         process = self._process = subprocess.Popen(
@@ -223,12 +226,30 @@ class Runner:
                         selector.unregister(key.data.source)
                 if self._killed_at is not None and time.monotonic() - self._killed_at > _GRACE:
                     _kill_tree(process)
+                if not told.has_more():
+                    self._leave_behind(private)
                 yield None
         for pipe in (log, told):
             # Only what is there by now: a grandchild may hold the other end open for long.
             while pipe.has_more():
                 yield from self._read(pipe)
             yield from self._made(pipe, pipe.rest())
+
+    def _leave_behind(self, private: Path) -> None:
+        """Cut off the hosts that the others have waited for long enough.
+
+        A host that is just about to connect has no socket yet, and is asked for again at the next look.
+        """
+        now = time.monotonic()
+        since = now - self._looked
+        if since < _LOOK:
+            return
+        self._looked = now
+        if since > _HELD_UP:  # so what has ended meanwhile may not have been read yet
+            return
+        for host in self._patience.exhausted(now):
+            self._behind.add(host)
+            connections.cut(private, host)
 
     def _read(self, pipe: "_Pipe") -> Iterator[events.Event | Output]:
         yield from self._made(pipe, pipe.read())
@@ -244,16 +265,24 @@ class Runner:
                 self.stop()
         for line in lines:
             item = events.parse(line) if pipe.is_events else Output(line)
+            if item and not isinstance(item, Output):
+                self._patience.add(item)
             if item:
                 yield item
 
     def _clean(self, line: str, is_event: bool) -> str:
         if is_event:
             with contextlib.suppress(ValueError, RecursionError):
-                data = json.loads(line)
+                data = self._as_left_behind(json.loads(line))
                 ours = {key: data[key] for key in _OURS if isinstance(data, dict) and key in data}
                 return json.dumps({**redaction.throughout(data, self._redact), **ours}, ensure_ascii=False)
         return self._redact(line)
+
+    def _as_left_behind(self, data: Any) -> Any:
+        """Return an event's data, with the right status where we ourselves have made the host unreachable."""
+        if isinstance(data, dict) and data.get("status") == "unreachable" and data.get("host") in [*self._behind]:
+            return {**data, "status": "behind", "message": "far slower than the others"}
+        return data
 
 
 class _Pipe:
@@ -322,20 +351,6 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _private_directory() -> Path:
-    """Make this run's own directory, 0700, with a path short enough for control sockets; sweep up after killed runs."""
-    base = Path(tempfile.gettempdir())
-    base = base if len(str(base)) < _SOCKET_PATH else Path("/tmp")  # noqa: S108
-    for stale in base.glob("clusterctl-run-*"):
-        pid = stale.name.split("-")[2]
-        with contextlib.suppress(OSError):  # another run sweeps, too
-            if pid.isdigit() and not Path("/proc", pid).exists() and stale.lstat().st_uid == os.getuid():
-                shutil.rmtree(stale, ignore_errors=True)
-    path = Path(tempfile.mkdtemp(prefix=f"clusterctl-run-{os.getpid()}-", dir=base))
-    (path / "cp").mkdir(mode=0o700)
-    return path
-
-
 def _kill_tree(process: "subprocess.Popen[bytes]") -> None:
     """Kill Ansible and all below it; its workers are in sessions of their own, so no process group has them all."""
     if process.poll() is not None:
@@ -352,17 +367,3 @@ def _kill_tree(process: "subprocess.Popen[bytes]") -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-
-
-def _close_connections(directory: Path) -> None:
-    """End ssh's connection masters, which would outlive the run by ControlPersist.
-
-    Speaks OpenSSH's PROTOCOL.mux (a hello, then MUX_C_TERMINATE): one `ssh -O exit` per node takes seconds for many.
-    """
-    hello, terminate = struct.pack(">III", 8, 0x00000001, 4), struct.pack(">III", 8, 0x10000005, 0)
-    for path in directory.iterdir():
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as master:
-            master.settimeout(1)
-            master.connect(str(path))
-            master.sendall(hello + terminate)
-            master.recv(64)

@@ -9,11 +9,11 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from clusterctl.ansible.events import LOST, Event, Result, Stats
+from clusterctl.ansible.events import LOST, Event, Result
 from clusterctl.ansible.outcome import Ledger, Stage
 from clusterctl.ansible.runner import Output
 from clusterctl.ui.screen import Screen, shorten
-from clusterctl.util.text import duration, fold, strip_controls
+from clusterctl.util.text import duration, strip_controls
 
 _FRAMES = 5  # a second; a live line changes no faster
 # How Ansible's own display ends a difference: with the host that it is of.
@@ -68,8 +68,6 @@ class Progress:
                 self._stage_line(ended)
             if isinstance(item, Result) and item.status in (*LOST, "behind"):
                 self._failure_line(item)
-            if isinstance(item, Stats) and (behind := self._ledger.behind()):
-                self._screen.say(f"  Waiting for what is under way on {fold(self._ledger.ordered(behind))}.")
         if self._live:
             self._tick(self._live)
         elif not self._noticed:

@@ -1,14 +1,13 @@
 """Write what a run does as JSON lines, one event a line, for clusterctl to follow.
 
-The events are ``playbook``, ``play``, ``task``, ``result``, ``stats`` and ``end``; ``stopped`` stands in for the
-last two when a stop was asked for. clusterctl/ansible/events.py is the other side and describes every field.
+The events are ``playbook``, ``play``, ``task``, ``started``, ``result``, ``stats`` and ``end``; ``stopped`` stands in
+for the last two when a stop was asked for. clusterctl/ansible/events.py is the other side and describes every field.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import re
 import sys
@@ -41,6 +40,9 @@ _CHANGE = ("kind", "name", "action", "what", "from", "to")  # clusterctl.ansible
 
 # C0 and C1 controls but for tab and newline, and what turns text around or hides it.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+# These lose the connection, wait until the node takes another one, and fail after a time of their own.
+_RECONNECTING = {"reboot", "wait_for_connection"}
 
 _PREFIX = re.compile(r"^(?:(?:Task|Module) failed: )+")
 
@@ -128,7 +130,10 @@ class CallbackModule(CallbackBase):
         self.v2_playbook_on_task_start(task, False)
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
-        self._began[host.get_name(), task._uuid] = time.monotonic()
+        """Ansible calls it as soon as a fork is free for the host, and not before."""
+        began = self._began[host.get_name(), task._uuid] = time.monotonic()
+        if str(task.action).rpartition(".")[2] not in _RECONNECTING:
+            self._write("started", host=host.get_name(), at=began)
 
     def v2_runner_on_ok(self, result: Any) -> None:
         self._result(result, "changed" if result.is_changed() else "ok")
@@ -140,8 +145,7 @@ class CallbackModule(CallbackBase):
             self._result(result, "rescued" if _is_rescued(result._task) else "failed")
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        status = "behind" if "behind" in result._result else "unreachable"
-        self._result(result, "skipped" if result._task.ignore_unreachable else status)
+        self._result(result, "skipped" if result._task.ignore_unreachable else "unreachable")
 
     def v2_runner_on_skipped(self, result: Any) -> None:
         self._result(result, "skipped")
@@ -158,7 +162,6 @@ class CallbackModule(CallbackBase):
                 "skipped": summary["skipped"],
             }
         self._write("stats", hosts=hosts)
-        _wait_for_those_left_behind()
         self._write("end")
 
     # What we make of it
@@ -192,7 +195,7 @@ class CallbackModule(CallbackBase):
         data = result._result
         hidden = "censored" in data or bool(data.get("_ansible_no_log")) or task.no_log is True
         parts = [] if hidden else [data, *(item for item in data.get("results", ()) if isinstance(item, dict))]
-        wordy = status in ("failed", "rescued", "unreachable", "behind")
+        wordy = status in ("failed", "rescued", "unreachable")
         self._finish |= status in ("failed", "unreachable") and host in self._critical
         self._write(
             "result",
@@ -214,17 +217,6 @@ class CallbackModule(CallbackBase):
             self._file.flush()
         except OSError:  # nobody reads any more: whoever started us was killed
             self._finish = True
-
-
-def _wait_for_those_left_behind() -> None:
-    """Let the tasks end that are still under way on hosts that the run left behind (the strategy `patient`).
-
-    Their results, which nobody asks for, are taken in all the same: a long one would keep its worker from ending.
-    """
-    for worker in multiprocessing.active_children():
-        while worker.is_alive():
-            if worker._final_q._reader.poll(0.5):
-                worker._final_q.get()
 
 
 def _role(task: Any) -> str:

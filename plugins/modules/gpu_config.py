@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_state.tools import clean
+from ansible.module_utils.node_state.tools import NodeError, alone_on_node, clean
 
 DOCUMENTATION = r"""
 module: gpu_config
@@ -92,12 +93,18 @@ def main() -> None:
     drained = module.params["drained"]
     argv += ["--check"] * (module.check_mode or looks) + ["--drained"] * drained
     argv += ["--halt"] * (looks and drained and not module.check_mode)
-    status, out, err = module.run_command(argv, data=starter)
+    notes: list[str] = []
+    try:
+        with contextlib.nullcontext() if module.check_mode else alone_on_node(notes):
+            status, out, err = module.run_command(argv, data=starter)
+    except NodeError as error:
+        module.fail_json(msg=clean(str(error)))
     if status and not looks:
         module.fail_json(msg=clean(err.strip()[-2000:]))
     answer = NOTHING if status else json.loads(out)
     changes = [] if looks else answer["changes"]
-    module.exit_json(**{**answer, "changes": changes, "notes": [] if looks else answer["notes"]}, changed=bool(changes))
+    notes += [] if looks else answer["notes"]
+    module.exit_json(**{**answer, "changes": changes, "notes": notes}, changed=bool(changes))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from ansible.module_utils.node_state.items import (
 from ansible.module_utils.node_state.keys import with_key
 from ansible.module_utils.node_state.packages import Package, package_manager
 from ansible.module_utils.node_state.record import Call, original, record_path
-from ansible.module_utils.node_state.tools import RUN, NodeError, clean, exclusive, run
+from ansible.module_utils.node_state.tools import NodeError, alone_on_node, clean, run
 
 
 def present(call, given, manager):
@@ -141,8 +141,8 @@ def main():
     given = module.params
     call = Call(given["name"], module.check_mode, module._diff, given["record_key"], module._verbosity > 0)
     manager = functools.lru_cache(lambda: package_manager(given["package_manager"], call.notes))
-    writes = given["state"] != "probe" and not (given["download_only"] or module.check_mode)
-    alone = exclusive(RUN / "node_state.lock", call.notes) if writes else contextlib.nullcontext()
+    writes = given["state"] != "probe" and not module.check_mode
+    alone = alone_on_node(call.notes) if writes else contextlib.nullcontext()
     drift = None
     try:
         with alone:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ansible.module_utils import slurm_steps
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_state.tools import change
+from ansible.module_utils.node_state.tools import NodeError, alone_on_node, change
 
 DOCUMENTATION = r"""
 module: node_users
@@ -299,13 +299,14 @@ def main() -> None:
         return {"changed": bool(changes), "changes": changes, "notes": notes, "diff": {"before": "", "after": text}}
 
     try:
-        known = entries(Path("/etc/group").read_text("utf-8"), 4)
-        converge("group", plan_groups(known, module.params["groups"]))
-        # A group's new number is in its members' entries by now.
-        known = entries(Path("/etc/group").read_text("utf-8"), 4)
-        passwd |= entries(Path("/etc/passwd").read_text("utf-8"), 7)
-        converge("user", plan_users(passwd, known, module.params["users"]))
-    except (ToolError, OSError, UnicodeDecodeError) as error:
+        with contextlib.nullcontext() if module.check_mode else alone_on_node(notes):
+            known = entries(Path("/etc/group").read_text("utf-8"), 4)
+            converge("group", plan_groups(known, module.params["groups"]))
+            # A group's new number is in its members' entries by now.
+            known = entries(Path("/etc/group").read_text("utf-8"), 4)
+            passwd |= entries(Path("/etc/passwd").read_text("utf-8"), 7)
+            converge("user", plan_users(passwd, known, module.params["users"]))
+    except (ToolError, NodeError, OSError, UnicodeDecodeError) as error:
         module.fail_json(msg=str(error), **told())
     module.exit_json(**told())
 

@@ -12,7 +12,7 @@ from typing import Any
 from ansible.module_utils import nvidia_kernel as kernel_side
 from ansible.module_utils import slurm_steps
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_state.tools import RUN, NodeError, change, clean, exclusive, numbers, run
+from ansible.module_utils.node_state.tools import RUN, NodeError, alone_on_node, change, clean, exclusive, numbers, run
 
 DOCUMENTATION = r"""
 module: nvidia_build
@@ -318,18 +318,19 @@ def main() -> None:
     here = given["kernel"] == os.uname().release and not kernel_side.in_container()
     loaded = ""
     try:
-        if module.check_mode and coming(given["foreseen"]).intersection(given["packages"]):
-            if here:
-                driver.foresee()
-        else:
-            for kernel in [] if given["signed"] else kernels(given["kernel"], given["newer"]):
-                driver.build(kernel, *kernel_side.source(given["packages"]))
-                for found in kernel_side.sources(given["more"]):  # they are built against the driver's source
-                    driver.build(kernel, *found)
-            if here:
-                loaded = driver.load()
+        with contextlib.nullcontext() if module.check_mode else alone_on_node(driver.notes):
+            if module.check_mode and coming(given["foreseen"]).intersection(given["packages"]):
+                if here:
+                    driver.foresee()
             else:
-                driver.notes.append(f"the driver is built for kernel {given['kernel']}, which does not run here")
+                for kernel in [] if given["signed"] else kernels(given["kernel"], given["newer"]):
+                    driver.build(kernel, *kernel_side.source(given["packages"]))
+                    for found in kernel_side.sources(given["more"]):  # they are built against the driver's source
+                        driver.build(kernel, *found)
+                if here:
+                    loaded = driver.load()
+                else:
+                    driver.notes.append(f"the driver is built for kernel {given['kernel']}, which does not run here")
     except NodeError as error:
         module.fail_json(
             msg=clean(str(error)), changes=driver.changes, notes=driver.notes, changed=bool(driver.changes)

@@ -14,7 +14,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_state.packages import moved, package_manager
 from ansible.module_utils.node_state.record import load_record, recorded_scopes
-from ansible.module_utils.node_state.tools import RUN, STORE, NodeError, change, clean, exclusive, numbers, run, store
+from ansible.module_utils.node_state.tools import STORE, NodeError, alone_on_node, change, clean, numbers, run, store
 
 DOCUMENTATION = r"""
 module: os_upgrade
@@ -147,7 +147,7 @@ def main() -> None:
         items = [key for scope in recorded_scopes() for key in load_record(scope)["items"]]
         kept = sorted({key.split(":", 1)[1] for key in items if key.startswith("package:")})
         manager = package_manager(module.params["package_manager"], notes)
-        with contextlib.nullcontext() if module.check_mode else exclusive(RUN / "node_state.lock", notes):
+        with contextlib.nullcontext() if module.check_mode else alone_on_node(notes):
             left: list[str] = []
             moves: dict[str, tuple[str, str]] = {}
             if module.params["packages"]:

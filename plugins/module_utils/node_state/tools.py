@@ -16,6 +16,8 @@ from pathlib import Path
 STORE = Path("/var/lib/clusterctl")
 RUN = Path("/run/clusterctl")
 LOCK_WAIT_S = 300
+# For what a run has left behind, a download over a slow line perhaps. ansible.cfg gives a task 3600 s.
+NODE_WAIT_S = 1800
 TEXT_LIMIT = 4096
 ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
@@ -193,7 +195,7 @@ def lock_holder(paths):
 
 
 @contextlib.contextmanager
-def exclusive(path, notes):
+def exclusive(path, notes, **limit):
     """Hold a lock file of ours; yields its descriptor. A holder that outlived an earlier run is waited for."""
 
     def holder():
@@ -207,9 +209,14 @@ def exclusive(path, notes):
     RUN.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        wait_until_free(path, holder, notes)
+        wait_until_free(path, holder, notes, **limit)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def alone_on_node(notes):
+    """Keep out other modules that change this node: one may outlive a run that was killed or left the node behind."""
+    return exclusive(RUN / "node_state.lock", notes, limit=NODE_WAIT_S)
