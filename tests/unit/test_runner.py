@@ -623,7 +623,7 @@ def test_the_first_signal_lets_the_task_under_way_end(driven: Driven) -> None:
     driven.go()
     code, out, err = driven.done()
     assert (code, err.strip()) == (7, "clusterctl: interrupted as asked; nothing is under way any more.")
-    assert "Stopping when the tasks under way have ended" in out
+    assert "Stopping when the running tasks have ended" in out
     assert driven.has("first-done")
     assert not driven.has("second")
     with lock.hold(driven.site.path / ".clusterctl", "verify"):
@@ -847,9 +847,11 @@ def test_a_signal_reaches_what_is_under_way_on_a_host_that_was_left_behind(site:
             driven.process.send_signal(signal.SIGINT)
         code, out, err = driven.done()
         assert code == 7
-        assert "gpu02  Wait on one: far slower than the others; they go on, and it follows at the end" in out
+        assert (
+            "gpu02  Wait on one: far slower than the others; the others continue, this host follows at the end" in out
+        )
         # The second signal may come before or after the run has begun to wait.
-        assert ("Waiting for what is under way on gpu02." if signals == 1 else "Stopping at once.") in out
+        assert ("Waiting for running tasks on gpu02." if signals == 1 else "Stopping now.") in out
         assert "gpu02 was left behind" in err
         assert driven.has("gpu02-waited") is (signals == 1)
         gone(pid)
