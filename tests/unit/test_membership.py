@@ -449,7 +449,7 @@ def test_add_node__does_not_answer__is_not_told_to_skip_it(
         changes_nodes = False
 
         def run(self, run: Run) -> None:
-            raise PreflightError([Finding(silent, "silence", "no answer")], preflight.WITHOUT_THEM)
+            raise PreflightError([Finding(silent, "timeout", "no answer")], preflight.WITHOUT_THEM)
 
     monkeypatch.setattr(add_node, "ENTRY", (Silent(),))
     options = Options("add-node", cluster.path, nodes=("gpu09",), skip_unreachable=False, yes=True)

@@ -631,7 +631,7 @@ def test_advisories__of_the_container_toolkit__are_named(
     hosts = [replace(one, variables=variables, groups=one.groups | {*groups}) for one in given.hosts]
     found = list(gpu_checks.security(replace(given, hosts=tuple(hosts)), {"gpu01": facts(has)}))
     assert [(one.hint, one.warning) for one in found] == ([(hint, True)] if hint else [])
-    assert all("lets a container out onto its host (CVE-2026-24260" in one.found for one in found)
+    assert all("lets a container escape to its host (CVE-2026-24260" in one.found for one in found)
 
 
 def test_advisories__the_same_on_several_nodes__is_one_note(tmp_path: Path) -> None:

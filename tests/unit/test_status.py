@@ -362,7 +362,7 @@ def test_collect__no_contact__says_what_helps(tmp_path: Path, stranger: Server) 
     access = Access(tmp_path / "known_hosts", given=Path("au rora"))
     nodes = {node.name: node.problem for node in status.collect(inventory(tmp_path, unknown, refusing), access).nodes}
     assert nodes["head1"].endswith("(clusterctl discover 'au rora')")
-    assert nodes["gpu01"].endswith("(is sshd running, and on this port?)")
+    assert nodes["gpu01"].endswith("(check that sshd runs and listens on this port)")
 
 
 def test_ask_slurm__no_slurm_conf__is_said_in_words() -> None:
@@ -494,7 +494,7 @@ def test_unsafe_packages__of_other_systems__are_named_once() -> None:
     old = replace(WORKER, release="rocky 9.6", drift=drift(versions=versions))
     text = " ".join(page(Status("aurora", (HEAD, old, replace(old, name="gpu02")), None, None), 200).split())
     assert text.count("munge 0.5.13-13.el9 is not known to be fixed: before 0.5.18 it lets any user") == 1
-    assert text.count("nvidia-container-toolkit-base 1.17.8-1 lets a container out onto its host (CVE-2026-24260") == 1
+    assert text.count("nvidia-container-toolkit-base 1.17.8-1 lets a container escape to its host (CVE-2026-24260") == 1
 
 
 @pytest.mark.proves("status", "What a node's own security updates moved up is no drift.")
@@ -624,7 +624,7 @@ def test_prometheus_is_asked_with_the_password_that_root_may_read(options: dict[
 @pytest.mark.proves("status", "A Prometheus that gives no alerts is reported with the cause.")
 @pytest.mark.parametrize(
     ("answer", "code", "told"),
-    [(b"", 401, "HTTP 401"), (b"Service Unavailable", 503, "HTTP 503"), (b"[]", 200, "no answer that can be read")],
+    [(b"", 401, "HTTP 401"), (b"Service Unavailable", 503, "HTTP 503"), (b"[]", 200, "answer cannot be read")],
 )
 def test_a_prometheus_that_tells_nothing_is_named(options: dict[str, str], answer: bytes, code: int, told: str) -> None:
     with prometheus(answer, code) as (url, _):
