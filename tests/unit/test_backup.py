@@ -148,7 +148,7 @@ def test_what_differs_between_a_backups_directory_and_ours_is_named(tmp_path: Pa
 
 
 def refused(path: Path) -> None:
-    with pytest.raises(InputError, match="is damaged, or no backup"):
+    with pytest.raises(InputError, match="is damaged, or not a backup"):
         sealed.read(path, path.parent)
     with pytest.raises(node_tools.NodeError, match="is damaged or no backup"):
         cluster_backup.unseal(path, KEY)
@@ -192,7 +192,7 @@ def test_an_archive_that_is_cut_off_or_none_at_all_is_refused(tmp_path: Path) ->
     ids=str,
 )
 def test_what_an_archive_says_is_data(tmp_path: Path, other: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"is damaged, or no backup|is of version 2, expected 1"):
+    with pytest.raises(InputError, match=r"is damaged, or not a backup|has version 2, expected 1"):
         sealed.read(archive(tmp_path, **other), tmp_path)
 
 
@@ -207,7 +207,7 @@ def test_an_archive_that_another_has_sealed_or_nobody_is_refused(
         cluster_backup.add(tar, "manifest.json", json.dumps(MANIFEST).encode())
         cluster_backup.add(tar, "sha256", b"0" * 64)
     refused(tmp_path / "old")
-    with pytest.raises(InputError, match="an earlier clusterctl made it, without a seal"):
+    with pytest.raises(InputError, match="it is from an older clusterctl and has no seal"):
         sealed.read(tmp_path / "old", tmp_path)
     monkeypatch.setattr(secrets, "values", lambda directory: {})
     with pytest.raises(InputError, match="has no backup_key yet"):

@@ -317,17 +317,17 @@ beside(
         "Beside: variables of nodes that leave": (
             ".clusterctl/leaving/host_vars",
             Path.mkdir,
-            "is no file of the",
+            "is not a file of",
         ),
         "Beside: secrets of nodes that leave": (
             ".clusterctl/leaving/secrets.yml",
             "",
-            "is no file of the",
+            "is not a file of",
         ),
         "Beside: a node that leaves elsewhere": (
             ".clusterctl/leaving/gpu09.json",
             link("/etc/passwd"),
-            "is no file of the",
+            "is not a file of",
         ),
     }
 )
@@ -355,7 +355,7 @@ GIVEN.append(
     )
 )
 beside({"Beside: hardware records in a file": ("hardware", "", "cannot be read: Not a directory")})
-beside({"Beside: secrets that are no vault": ("secrets.yml", f"munge_key: {CANARY}", "is damaged: it does not begin")})
+beside({"Beside: secrets that are no vault": ("secrets.yml", f"munge_key: {CANARY}", "is damaged: it does not start")})
 
 # --- Structure ------------------------------------------------------------------------------------------------------
 
@@ -907,7 +907,7 @@ _sudo: tuple[tuple[str, str, str, Make | None], ...] = (
     ("that is not there", "a password cannot be read: No such file", "--become-password-file=password", None),
     ("that others read", "got mode 0644, expected 0600", "--become-password-file=password", with_mode(0o644, CANARY)),
     ("that is a pipe", "is not a regular file", "--become-password-file=password", os.mkfifo),
-    ("of nothing", "holds no password, which is one line", "--become-password-file=password", with_mode(0o600, "\n")),
+    ("of nothing", "holds no password, expected one line", "--become-password-file=password", with_mode(0o600, "\n")),
     ("without a terminal to ask on", "--ask-become-pass: there is no terminal to ask on", "-K", None),
 )
 for _line, _said, _option, _content in _sudo:

@@ -278,8 +278,13 @@ def test_one_machine_listed_twice_is_named_on_both() -> None:
     [
         ([], [], True, ""),  # a first bootstrap
         (["controller"], ["worker"], True, ""),
-        ([], ["worker"], True, "has no state of Slurm's, while gpu01 has had a controller; 2 of its jobs run"),
-        ([], ["worker"], False, "has no state of Slurm's, while gpu01 has had a controller"),  # --limit head1
+        (
+            [],
+            ["worker"],
+            True,
+            "has no Slurm state, but gpu01 has had a controller; a new controller would end its 2 running jobs",
+        ),
+        ([], ["worker"], False, "has no Slurm state, but gpu01 has had a controller"),  # --limit head1
         (["controller"], ["worker"], False, ""),
     ],
 )
@@ -379,7 +384,7 @@ def test_slurm_versions_that_cannot_talk_are_refused(
             ("ubuntu", "22.04"),
             None,
             "to their cores, devices, memory, swap: ",
-            "its Slurm 21.08 knows version 1 of cgroups alone",
+            "its Slurm 21.08 supports only version 1 of cgroups",
         ),
     ],
 )
@@ -538,22 +543,22 @@ def test_confinement__of_preflight_and_role__is_one() -> None:
         ([], "", ""),
         (["24.11.5-4"], "", ""),
         (["24.11.5-4+deb13u1"], "", ""),
-        (["24.11.6-1", "24.11.5-4"], "bring 24.11.6-1, while head1 has 24.11.5-4", "the two go together"),
-        (["23.02.1-1"], "bring 23.02.1-1, while head1 has 24.11.5-4", "the two go together"),
+        (["24.11.6-1", "24.11.5-4"], "have 24.11.6-1, while head1 has 24.11.5-4", "the two are compatible"),
+        (["23.02.1-1"], "have 23.02.1-1, while head1 has 24.11.5-4", "the two are compatible"),
         (
             ["25.05.1-1"],
-            "bring 25.05.1-1, which cannot talk to the 24.11.5-4 of head1",
-            "clusterctl upgrade comes first",
+            "have 25.05.1-1, which is not compatible with 24.11.5-4 on head1",
+            "run clusterctl upgrade first",
         ),
         (
             ["25.05.1-1", "24.11.5-4"],
-            "bring 25.05.1-1, which cannot talk to the 24.11.5-4 of head1",
+            "have 25.05.1-1, which is not compatible with 24.11.5-4 on head1",
             'pin it: slurm_head_version: "24.11.5"',
         ),
         (
             ["22.05.8-4"],
-            "bring 22.05.8-4, which cannot talk to the 24.11.5-4 of head1",
-            "it needs a source of 23.02 to 24.11",
+            "have 22.05.8-4, which is not compatible with 24.11.5-4 on head1",
+            "add a package source with 23.02 to 24.11",
         ),
     ],
 )

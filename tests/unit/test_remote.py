@@ -164,7 +164,7 @@ def test_a_node_that_has_taken_the_key_is_asked_again_after_it_has_refused_it(
 ) -> None:
     connect().close()
     authorized, node.authorized = node.authorized, None  # as while it boots
-    with pytest.raises(ContactError, match="login as .* was refused"):
+    with pytest.raises(ContactError, match=r"login as .* was refused"):
         connect()
     node.authorized = authorized
     connect().close()

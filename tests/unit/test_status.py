@@ -120,7 +120,7 @@ def test_gpus_are_counted_by_type(gres: str, expected: dict[str, int]) -> None:
             "clusterctl: bootstrap: x",
             "root",
             {},
-            ["drained, and the drain ledger has no cause any more: clusterctl: bootstrap: x"],
+            ["drained, but the drain ledger has no cause: clusterctl: bootstrap: x"],
         ),
         ("DOWN+NOT_RESPONDING", "Not responding", "slurm", {}, ["out of service for Slurm: Not responding"]),
         ("DOWN", "", "", {}, ["out of service for Slurm: down"]),
@@ -267,7 +267,7 @@ def test_page__cause_of_a_drain__has_its_command(cause: str) -> None:
     [
         (out_of_service("IDLE+DRAIN"), f"drained by an operator (root): a reason ({RESUME})"),
         (out_of_service("IDLE+DRAIN", by="slurm"), f"drained by Slurm itself: a reason ({RESUME})"),
-        (out_of_service("IDLE+DRAIN", "clusterctl: x"), f"no cause any more: clusterctl: x ({RESUME})"),
+        (out_of_service("IDLE+DRAIN", "clusterctl: x"), f"drain ledger has no cause: clusterctl: x ({RESUME})"),
         (
             out_of_service("IDLE+DRAIN", "clusterctl: x", mine="x"),
             "(on the head: sudo /usr/local/sbin/slurm-drain mine --in gpu01,",
@@ -373,7 +373,7 @@ def test_ask_slurm__no_slurm_conf__is_said_in_words() -> None:
         def run(self, *_: object, **__: object) -> tuple[int, str, str]:
             return 1, "", said
 
-    assert slurm_state.ask_slurm(Session()).problem == "Slurm is not set up there: no slurm.conf"  # type: ignore[arg-type]
+    assert slurm_state.ask_slurm(Session()).problem == "Slurm is not set up on the head: no slurm.conf"  # type: ignore[arg-type]
 
 
 @pytest.mark.proves("status", "It says whether the workers have the head's homes.")
