@@ -1,11 +1,11 @@
-"""Which roles the plays of playbooks/bootstrap.yml give the hosts of which group."""
+"""Read from playbooks/bootstrap.yml which roles the hosts of each group get."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 _IN_SERVICE = ("slurm_head", "slurm_workers", "gpu_config")
-"""Groups whose roles go with the node, out of service."""
+"""Groups whose roles can be uninstalled only together with the node."""
 
 
 def roles_of(play: Mapping[str, Any]) -> list[str]:
@@ -16,18 +16,18 @@ def roles_of(play: Mapping[str, Any]) -> list[str]:
 def optional(
     plays: list[Mapping[str, Any]], given: Mapping[str, Sequence[str]], common: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the roles of the plays that a host in service may lose; `given` are the roles by group."""
-    stay = {*common, *(role for group in _IN_SERVICE for role in given.get(group, ()))}
-    return tuple(dict.fromkeys(role for play in plays for role in roles_of(play) if role not in stay))
+    """Return the roles that can be uninstalled from a host in service; `given` are the roles by group."""
+    kept = {*common, *(role for group in _IN_SERVICE for role in given.get(group, ()))}
+    return tuple(dict.fromkeys(role for play in plays for role in roles_of(play) if role not in kept))
 
 
 def groups(plays: list[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """Return the roles that each group gives its hosts, `all` for every host."""
+    """Return the roles of each group, `all` for every host."""
     found: dict[str, tuple[str, ...]] = {}
     for play in plays:
         roles = roles_of(play)
         for part in re.split("[:,]", play["hosts"]):
             name = part.strip(" &!")
-            mine = () if "!" in part else roles
-            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *mine)))
+            added = () if "!" in part else roles
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *added)))
     return found

@@ -1,4 +1,4 @@
-"""Lookup of the roles that a playbook gives a host, in their order."""
+"""Lookup of the roles of a host in a playbook, in order."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from clusterctl.inventory import schema
 DOCUMENTATION = r"""
 name: host_roles
 author: the clusterctl authors
-short_description: List the roles that a playbook gives a host
+short_description: List the roles of a host in a playbook
 description:
-  - Returns the names of the roles of all plays whose C(hosts) pattern names a group of the host, each once.
+  - Returns the names of the roles of all plays whose C(hosts) pattern has a group of the host, each once.
 options:
   _terms:
     description: The playbook's path.
     required: true
   optional:
-    description: Return the roles that any host may lose while it stays in the cluster, in the order of the bootstrap.
+    description: Return the roles that can be uninstalled from a host in the cluster, in the order of the bootstrap.
     type: bool
     default: false
 """

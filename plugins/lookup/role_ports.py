@@ -1,4 +1,4 @@
-"""Lookup of all ports that a host's roles declare, so that one firewall can open them."""
+"""Lookup of all ports that a host's roles declare, for the firewall."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ name: role_ports
 author: the clusterctl authors
 short_description: Collect the ports that all roles of a host declare
 description:
-  - Returns what the C(meta/ports.yml) of the roles says that a playbook gives this host, each port once as C(port),
-    C(protocol), C(to) (V(cluster), V(monitoring), V(admin) or V(local)), C(login), C(privileged), C(role) and
-    C(purpose).
-  - A port that is named by a variable is that variable's value for this host.
+  - Returns the ports in C(meta/ports.yml) of this host's roles in a playbook, each once, as C(port), C(protocol),
+    C(to) (V(cluster), V(monitoring), V(admin) or V(local)), C(login), C(privileged), C(role) and C(purpose).
+  - If a port is the name of a variable, its value for this host is returned.
 options:
   _terms:
     description: The playbook's path.
     required: true
   everywhere:
-    description: Return what hosts of any group open, each port with this host's value of its variable.
+    description: Return the ports of hosts of all groups, each with this host's value of its variable.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Show what administrators reach
+- name: Show the ports that administrators can reach
   ansible.builtin.debug:
     msg: "{{ query('role_ports', playbook_dir ~ '/bootstrap.yml') | selectattr('to', 'equalto', 'admin') }}"
 """

@@ -1,4 +1,4 @@
-"""Lookup of the services that a host's roles declare, so that verify and metrics have the list that status has."""
+"""Lookup of the services that a host's roles declare, for verify and metrics."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ name: role_services
 author: the clusterctl authors
 short_description: List the units that all roles of a host declare
 description:
-  - Returns what the C(meta/services.yml) of the roles says that a playbook gives this host, by the names of its
-    operating system, each unit once.
+  - Returns the units in C(meta/services.yml) of this host's roles in a playbook, each once, by their names on its
+    operating system.
 options:
   _terms:
     description: The playbook's path.
     required: true
   everywhere:
-    description: Return the units of all roles on all systems, also those that need not run.
+    description: Return the units of all roles on all systems, including optional ones.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Show what has to run here
+- name: Show the units that must run on this host
   ansible.builtin.debug:
     msg: "{{ query('role_services', playbook_dir ~ '/bootstrap.yml') }}"
 """

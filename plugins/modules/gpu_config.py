@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: the settings of a node's GPUs, by the program of role gpu_config."""
+"""Ansible module: apply the settings of a node's GPUs with the program of role gpu_config."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from ansible.module_utils.node_state.tools import clean
 DOCUMENTATION = r"""
 module: gpu_config
 author: the clusterctl authors
-short_description: Bring a node's GPUs to the settings that are asked for
+short_description: Apply the settings of a node's GPUs
 description:
   - Runs the program of role gpu_config, which reads the GPUs first and changes only what differs.
-  - What was asked for before and no longer is gets the card's own value.
-  - What needs GPUs that nobody uses waits, with a note, unless the node runs no job and takes none.
+  - Settings that were removed are reset to the card's default.
+  - Changes that need unused GPUs are postponed, with a note, unless the node runs no job and accepts none.
 options:
   program:
     description: The program's text.
     type: str
     required: true
   given:
-    description: The settings by their names, as the program takes them; an empty one is left as it is.
+    description: The settings by name, as the program expects them; an empty one is not changed.
     type: dict
     default: {}
   drained:
-    description: Whether the node was taken out of service for this.
+    description: Whether the node was drained for this.
     type: bool
     default: false
   look:
     description:
-      - Only tells how the GPUs will be divided; what cannot be is left to the run that does it.
-      - On a node that is drained for that it stops Slurm's daemon, which that run starts again.
+      - Only report the coming MIG layouts; errors are left to the run that applies them.
+      - On a node that is drained for that, stop Slurm's daemon; the run that applies them starts it again.
     type: bool
     default: false
 attributes:
   check_mode:
     support: full
-    description: Says what would be changed.
+    description: Reports what would be changed.
 """
 
 EXAMPLES = r"""
@@ -51,19 +51,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was changed, or would be; mappings with kind, name and what.
+  description: The changes, or in check mode those that would be made; mappings with kind, name and what.
   type: list
   returned: always
 notes:
-  description: What waits, and for what.
+  description: What is postponed, and why.
   type: list
   returned: always
 kept:
-  description: The settings that hold now, and at every boot.
+  description: The settings that apply now and at every boot.
   type: dict
   returned: always
 layouts:
-  description: By the index of a GPU, how it is divided then, C(none) where it is whole.
+  description: The MIG layout by the index of a GPU, C(none) without MIG.
   type: dict
   returned: always
 """

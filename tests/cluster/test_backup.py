@@ -167,7 +167,7 @@ def test_a_backup_that_fails_its_test_is_an_error_and_replaces_none(cluster: Tes
         "head1", f"mkdir /tmp/small; mount -t tmpfs -o size=1m none /tmp/small; mount --bind /tmp/small {place}"
     )
     try:
-        assert "MB are free" in cluster.run("backup", expect=5)["failures"][0]["message"]
+        assert "not enough free space" in cluster.run("backup", expect=5)["failures"][0]["message"]
     finally:
         cluster.root("head1", f"umount {place}; umount /tmp/small; rmdir /tmp/small")
     assert cluster.root("head1", f"ls -A {place}").split() == [archive.name]

@@ -437,13 +437,13 @@ TRIXIE, NOBLE = ("debian", "13", "x86_64"), ("ubuntu", "24.04", "x86_64")
         (
             _new(NOBLE, "1091"),
             {},
-            "no kernel modules are for all GPUs here (fermi: none)",
+            "no kernel modules support all GPUs of the node (fermi: none)",
             "see `clusterctl docs gpus`",
         ),
         (
             _new(NOBLE, "2901"),
             {"nvidia_driver_branch": 550},
-            "blackwell needs branch 570 or newer, not 550",
+            "blackwell needs branch 570 or newer, got 550",
             "clusterctl docs",
         ),
         (
@@ -452,9 +452,9 @@ TRIXIE, NOBLE = ("debian", "13", "x86_64"), ("ubuntu", "24.04", "x86_64")
             "B200 needs driver 570.133.20 or newer",
             "clusterctl docs",
         ),
-        (_new(NOBLE, "3500"), {}, "first for GPUs of the PCI id 3500", "set nvidia_driver_branch"),
+        (_new(NOBLE, "3500"), {}, "first branch for GPUs of the PCI id 3500", "set nvidia_driver_branch"),
         (_new(("rocky", "9.6", "x86_64"), "1db4"), {}, "", ""),
-        (_new(("rocky", "10.1", "x86_64"), "2330"), {}, "give the fingerprint of CDF6BA43.pub", "key_fingerprint"),
+        (_new(("rocky", "10.1", "x86_64"), "2330"), {}, "the fingerprint of CDF6BA43.pub", "key_fingerprint"),
         (
             _new(("debian", "12", "x86_64"), "2330", secure_boot=True),
             {},

@@ -423,7 +423,7 @@ def test_drift_is_told_once_by_the_role_that_owns_it() -> None:
             ("packages", "package", "tmux", "removed"),
             ("slurm_head_database", "unit", "mariadb.service", "not running"),
             ("sources", "file", "/etc/apt/apt.conf.d/90x", "edited"),
-            ("munge", "pending", "package:munge", "a run ended before this took effect"),
+            ("munge", "pending", "package:munge", "a run ended before this change was applied"),
         ),
     )
     assert node.drifted == [
@@ -431,7 +431,7 @@ def test_drift_is_told_once_by_the_role_that_owns_it() -> None:
         Item("packages", "package", "tmux", "removed"),
         Item("slurm_head", "unit", "mariadb.service", "not running"),
         Item("base", "file", "/etc/apt/apt.conf.d/90x", "edited"),
-        Item("munge", "pending", "package:munge", "a run ended before this took effect"),
+        Item("munge", "pending", "package:munge", "a run ended before this change was applied"),
     ]
     text = page(cluster(worker=node))
     assert "gpu01: munge: package:munge: a run ended" in text
