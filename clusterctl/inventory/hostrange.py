@@ -9,12 +9,7 @@ from clusterctl.inventory.document import shown
 
 MAX_HOSTS = 5000
 
-_RESERVED = (
-    "all",
-    "localhost",
-    "ungrouped",
-    "default",
-)  # Ansible's names, and slurm.conf's name for the defaults of nodes
+_RESERVED = ("all", "localhost", "ungrouped", "default")  # special for Ansible or in slurm.conf
 _RANGE = re.compile(r"\[([0-9]{1,6}|[a-z]):([0-9]{1,6}|[a-z])(?::([0-9]{1,6}))?\]")
 
 

@@ -471,7 +471,7 @@ def test_a_node_whose_record_is_lost_stays_in_slurm(cluster: TestLab) -> None:
     try:
         done = clusterctl("bootstrap", str(cluster.inventory), "--limit", "head1")
         assert done.returncode == 5, done.stdout + done.stderr
-        assert "gpu02 is in Slurm, but its hardware record is gone" in done.stdout + done.stderr
+        assert "gpu02 is in Slurm, but its hardware record is missing" in done.stdout + done.stderr
         assert "NodeName=gpu02 " in cluster.root("head1", "cat /etc/slurm/slurm.conf")
     finally:
         record.write_text(kept)
