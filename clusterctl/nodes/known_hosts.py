@@ -57,7 +57,7 @@ def add(known_hosts: Path, new: Sequence[HostKey]) -> None:
 
 
 def replace(known_hosts: Path, key: HostKey) -> None:
-    """Replace all keys of a name with this key; other names on the same lines keep theirs."""
+    """Replace all keys of a name with this key; other names on the same lines are kept."""
     kept = []
     for line in home.known_hosts(known_hosts):
         fields = line.split()

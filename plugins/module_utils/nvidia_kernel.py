@@ -26,9 +26,9 @@ _VERSION = r"\d+\.\d+(?:\.\d+)?"
 ANSWER_LIMIT_S = 60
 ASK = """
 import ctypes
-library, told = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(80)
-if library.nvmlInit_v2() == 0 and library.nvmlSystemGetDriverVersion(told, 80) == 0:
-    print(told.value.decode("ascii", "replace"))
+library, version = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(80)
+if library.nvmlInit_v2() == 0 and library.nvmlSystemGetDriverVersion(version, 80) == 0:
+    print(version.value.decode("ascii", "replace"))
 """
 # nvmlPciInfo_t of nvml.h: 16 characters, five numbers, and the address at 36.
 ASK_MODES = """

@@ -67,7 +67,7 @@ options:
   state:
     description:
       - C(absent) deletes the listed associations, or the whole user if C(accounts) is empty, then the listed accounts.
-      - Slurm refuses that while jobs of theirs run. They are then kept until a later run, with a note.
+      - Slurm refuses that while their jobs run. They are then kept until a later run, with a note.
     type: str
     choices: [present, absent]
     default: present

@@ -1,6 +1,8 @@
-"""The pages that people write: their links lead somewhere, and their words are plain."""
+"""The pages that people write: their links lead somewhere. Their words are plain, and so are those of the code."""
 
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,44 @@ WORDS = re.compile(
     r"takes? (?:back|in|out)|taken (?:back|in|out)|tells?|told|whoever)\b",
     re.IGNORECASE,
 )
+
+# In the code also words of our own, and words that no technical text needs.
+CODE_WORDS = re.compile(
+    rf"{WORDS.pattern}|\b(anybody|for want of|lest|of ours|somebody else's|takes? (?:it|them|what)|theirs)\b",
+    re.IGNORECASE,
+)
+CODE = (
+    *("clusterctl/ansible", "clusterctl/inventory", "clusterctl/lab", "clusterctl/nodes", "clusterctl/slurm"),
+    *("clusterctl/ui", "clusterctl/util", "clusterctl/workspace", "plugins", "roles"),
+)
+SUFFIXES = {"", ".c", ".h", ".py", ".service", ".sh", ".yaml", ".yml"}
+# Still to be rewritten.
+LATER = re.compile(
+    r"clusterctl/ansible/(runner|outcome)\.py|plugins/(callback|strategy)/|plugins/module_utils/node_state/packages\.py|"
+    r"plugins/modules/slurm_job_proof\.py|roles/(apptainer|base|dcgm_exporter|gpu_config|gpu_health)/|"
+    r"roles/\w+/(vars|templates)/"
+)
+
+
+def code() -> list[Path]:
+    """Return the files of the code whose texts are checked."""
+    found = (path for folder in CODE for path in (REPOSITORY / folder).rglob("*") if path.suffix in SUFFIXES)
+    names = sorted(path.relative_to(REPOSITORY) for path in found if path.is_file() and "__pycache__" not in path.parts)
+    return [path for path in names if not LATER.match(str(path))]
+
+
+def texts(path: Path) -> list[tuple[int, str]]:
+    """Return the comments, docstrings and strings of a file, or all its lines if it is no Python, with their lines."""
+    source = (REPOSITORY / path).read_text(encoding="utf-8")
+    if path.suffix == ".py" or source.startswith("#!/usr/bin/python3"):
+        kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        found = [(token.start[0], token.string) for token in tokens if token.type in kinds]
+    else:
+        found = [(number, re.sub(r"\{\{.*?\}\}", "", line)) for number, line in enumerate(source.splitlines(), 1)]
+    # Not texts: names of accounts, a single name, names in an f-string of a Python before 3.12.
+    names = re.compile(r"nobody nogroup|\{[^{}]*\}|^\"\w+\"$|stands in for", re.IGNORECASE)
+    return [(number, names.sub("", text)) for number, text in found]
 
 
 def headings(page: Path) -> set[str]:
@@ -50,6 +90,14 @@ def test_words__of_plays_and_tasks__are_plain() -> None:
     names = [name for file in files for name in re.findall(r"(?m)^\s*- name: (.*)$", file.read_text(encoding="utf-8"))]
     assert len(names) > 150
     assert [name for name in names if WORDS.search(name)] == []
+
+
+@pytest.mark.proves("code", "Comments and messages of the code use the field's words.")
+def test_words__of_the_code__are_plain() -> None:
+    files = code()
+    assert len(files) > 200
+    found = [f"{path}:{number}: {text}" for path in files for number, text in texts(path) if CODE_WORDS.search(text)]
+    assert found == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))

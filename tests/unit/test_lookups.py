@@ -155,7 +155,7 @@ def test_a_package_is_wanted_once_and_the_stricter_statement_wins() -> None:
     pinned = {"name": "slurmd", "version": "24.11.*"}
     wanted = ["munge", "slurmd", pinned, "munge", {"name": "snapd", "state": "absent"}]
     assert PACKAGES.union(wanted) == ["munge", pinned]
-    with pytest.raises(ValueError, match="package slurmd is stated as"):
+    with pytest.raises(ValueError, match="package slurmd is given as"):
         PACKAGES.union([pinned, {"name": "slurmd", "version": "25.05.*"}])
 
 
