@@ -311,7 +311,7 @@ def _shape(cpu: Cpu) -> str:
 
 
 def of_system(table: Mapping[str, str], node: Hardware) -> str | None:
-    """Return a node's entry in a table by system: ubuntu-24.04, debian-13 or, for a whole family, redhat-9.6, redhat-9."""
+    """Return a node's entry in a table by system: ubuntu-24.04, debian-13 or, for a family, redhat-9.6, redhat-9."""
     versions = node.os.version, node.os.version.split(".")[0]
     keys = [f"{system}-{version}" for system in (node.os.id, node.os.family.lower()) for version in versions]
     return next((table[key] for key in keys if key in table), None)
