@@ -500,7 +500,7 @@ def declared(node: str, *audiences: str) -> dict[str, list[int]]:
     found: dict[str, set[int]] = {"tcp": set(), "udp": set()}
     for line in (REPOSITORY / "docs/ports.md").read_text().splitlines():
         row = re.match(r"\| (\d+)/(tcp|udp)[^|]* \| (\w+)([^|]*) \| ([^|]+) \|", line)
-        if not row or row[3] not in audiences or "ports of root alone" in row[4]:
+        if not row or row[3] not in audiences or "from root's ports only" in row[4]:
             continue
         if row[5] == "every group" or set(re.findall(r"\w+", row[5])) & GROUPS[node]:
             found[row[2]].add(int(row[1]))
