@@ -1,1 +1,1 @@
-"""Start Ansible, read its events, and decide what a run came to."""
+"""Start Ansible, read its events, and decide the result of a run."""

@@ -1,7 +1,7 @@
-"""What a run reports while it goes on: the JSON lines of our Ansible callback as typed events.
+"""Parse the JSON lines of clusterctl's Ansible callback into typed events.
 
-The other side is plugins/callback/clusterctl_events.py. Its text comes from nodes, so nothing here trusts a
-line: one that is no JSON object of a known kind is passed over, and a missing or wrong field has its empty value.
+plugins/callback/clusterctl_events.py writes them. Their text comes from nodes and is not trusted: a line that is not a
+JSON object of a known kind is ignored, and a missing or invalid field gets its empty value.
 """
 
 import json
@@ -12,16 +12,15 @@ from typing import Any, Literal, cast, get_args
 Status = Literal["ok", "changed", "failed", "skipped", "unreachable", "behind", "rescued"]
 _STATUSES = frozenset(get_args(Status))
 LOST: frozenset[Status] = frozenset({"failed", "unreachable"})
-"""After one of these nothing more runs on the host; nor after `behind`, but that is only for now."""
+"""After one of these statuses nothing more runs on the host. After `behind` the host continues later."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that a task changed: `file`, `/etc/munge/munge.key`, `content`, `changed`.
+    """One change by a task: `file`, `/etc/munge/munge.key`, `content`, `changed`.
 
-    `what` is text for people; all that is decided by a change is decided by the other fields. `action` is one of
-    ACTIONS in plugins/module_utils/node_state/tools.py. `old` and `new` are a package's versions or a setting's values,
-    empty where there is none.
+    `what` is text for people; code reads only the other fields. `action` is one of ACTIONS in
+    plugins/module_utils/node_state/tools.py. `old` and `new` are a package's versions or a setting's values, or empty.
     """
 
     kind: str
@@ -32,7 +31,7 @@ class Change:
     new: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        """Return it as plain data, with the keys that events have."""
+        """Return the change as a dictionary with the keys of events."""
         keys = ("kind", "name", "action", "what", "from", "to")
         values = (self.kind, self.name, self.action, self.what, self.old, self.new)
         return dict(zip(keys, values, strict=True))
@@ -40,9 +39,9 @@ class Change:
 
 @dataclass(frozen=True)
 class PlaybookStarted:
-    """The names of all plays to come, and whether they only say what they would change.
+    """The names of all plays, and whether the run is in check mode.
 
-    Ansible gives up the rest after one in which every host failed.
+    Ansible ends the run after a play in which every host failed.
     """
 
     plays: tuple[str, ...]
@@ -51,7 +50,7 @@ class PlaybookStarted:
 
 @dataclass(frozen=True)
 class PlayStarted:
-    """A play begins. `hosts` are those its pattern matches (failed ones too), `roles` those it names, in order."""
+    """A play starts. `hosts` are those that its pattern matches (also failed ones), `roles` its roles, in order."""
 
     name: str
     pattern: str = ""
@@ -61,7 +60,7 @@ class PlayStarted:
 
 @dataclass(frozen=True)
 class TaskStarted:
-    """A task begins on the play's hosts; `role` is empty for a task of the play itself."""
+    """A task starts on the play's hosts; `role` is empty for a task of the play itself."""
 
     play: str
     role: str
@@ -82,11 +81,11 @@ class HostStarted:
 
 @dataclass(frozen=True)
 class Result:
-    """What a task came to on one host.
+    """The result of a task on one host.
 
-    `rescued`: it failed, and the playbook has an answer to that. `behind`: it takes so long that the others go on; that
-    is decided here (patience.py), and Ansible has found the host unreachable.
-    `path` is `file:line`, relative to the Ansible content; `versions` maps packages to what is installed now.
+    `rescued`: it failed, and a rescue block handles that. `behind`: it is so slow that the other hosts continue; that is
+    decided here (patience.py), and Ansible has found the host unreachable.
+    `path` is `file:line`, relative to the Ansible content; `versions` maps packages to their installed versions.
     """
 
     host: str
@@ -114,26 +113,26 @@ class HostStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """The counts of all hosts, once every play is through."""
+    """The counts of all hosts, after the last play."""
 
     hosts: Mapping[str, HostStats]
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The run was asked to stop: tasks under way have ended, no other began."""
+    """The run was stopped: the running tasks have ended, no other was started."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Ansible is through with the playbook, well or not."""
+    """Ansible has ended the playbook, successfully or not."""
 
 
 Event = PlaybookStarted | PlayStarted | TaskStarted | HostStarted | Result | Stats | Stopped | Ended
 
 
 def parse(line: str) -> Event | None:
-    """Return the event of one line; None for an empty, truncated or unknown one."""
+    """Return the event of one line; None for an empty, truncated or unknown line."""
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):

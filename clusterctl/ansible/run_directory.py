@@ -1,4 +1,4 @@
-"""The directory of one run, in the cluster's `.clusterctl/runs`: what Ansible said, and the summary."""
+"""The directory of one run, in the cluster's `.clusterctl/runs`: Ansible's log, the events and the summary."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ NAME = re.compile(r"(\d{8}T\d{6}Z)-([a-z-]+?)(-\d+)?")
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """`.clusterctl/runs/<UTC time>-<verb>`: what is kept of a run; only its owner can read it."""
+    """`.clusterctl/runs/<UTC time>-<verb>`: the files of a run; only its owner can read them."""
 
     path: Path
 
@@ -35,12 +35,12 @@ class RunDirectory:
 
     @classmethod
     def create(cls, state: Path, verb: str) -> "RunDirectory":
-        """Make the directory under `state` (the cluster's `.clusterctl`); the oldest beyond RUNS_KEPT go."""
+        """Make the directory under `state` (the cluster's `.clusterctl`); keep at most RUNS_KEPT, delete the oldest."""
         for directory in (state, state / "runs"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
-        mine = [path for path in (state / "runs").iterdir() if NAME.fullmatch(path.name) and not path.is_symlink()]
-        for old in sorted(mine)[: -RUNS_KEPT + 1]:
+        existing = [path for path in (state / "runs").iterdir() if NAME.fullmatch(path.name) and not path.is_symlink()]
+        for old in sorted(existing)[: -RUNS_KEPT + 1]:
             shutil.rmtree(old, ignore_errors=True)
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{verb}"
         for number in range(1000):
@@ -49,7 +49,7 @@ class RunDirectory:
                 path.mkdir(mode=0o700)
                 path.chmod(0o700)
                 return cls(path)
-        raise ClusterctlError(f"{state / 'runs'}: a thousand runs in one second")
+        raise ClusterctlError(f"{state / 'runs'}: more than 1000 runs in one second")
 
     def open(self, path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,1 +1,1 @@
-"""What people write: the inventory, read strictly and checked as a whole."""
+"""Read the inventory strictly and check it as a whole."""

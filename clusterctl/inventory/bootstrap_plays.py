@@ -1,4 +1,4 @@
-"""Which roles playbooks/bootstrap.yml gives to which hosts. The only reader of that file; reads it once per process."""
+"""Read from playbooks/bootstrap.yml which roles which hosts get: the only reader, once per process."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import yaml
 from clusterctl.inventory import host_pattern
 
 _IN_SERVICE = ("slurm_head", "slurm_workers", "gpu_config")
-"""Groups whose roles are removed together with the node."""
+"""Groups whose roles can be uninstalled only together with the node."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -46,7 +46,7 @@ def roles_of_host(plays: Sequence[Play], groups: Collection[str]) -> list[str]:
 
 
 def optional(plays: Sequence[Play], given: Mapping[str, Sequence[str]], common: Sequence[str]) -> tuple[str, ...]:
-    """Return the roles of the plays that a host in service may lose; `given` are the roles by group."""
+    """Return the roles of the plays that can be uninstalled from a host in service; `given` are the roles by group."""
     stay = {*common, *(role for group in _IN_SERVICE for role in given.get(group, ()))}
     return tuple(dict.fromkeys(role for play in plays for role in play.roles if role not in stay))
 

@@ -1,4 +1,4 @@
-"""What must hold for an inventory as a whole: schedulers complete, addresses unique, files that it names usable."""
+"""Check an inventory as a whole: complete schedulers, unique addresses, readable files."""
 
 import ipaddress
 import re
@@ -26,9 +26,9 @@ TOOLKITS, COMPAT = "nvidia_cuda_toolkits", "nvidia_cuda_compat"
 
 
 def check(reading: Reading, whole: bool = True) -> None:
-    """Report all that does not fit together to the reading; what is missing only where groups and hosts are clear.
+    """Report all inconsistencies to the reading. Missing values are reported only if groups and hosts are valid.
 
-    A reading that is not `whole` lacks groups of the inventory.
+    `whole` is false for a reading that lacks groups of the inventory.
     """
     _files(reading)
     _time_zones(reading)
@@ -52,7 +52,7 @@ def check(reading: Reading, whole: bool = True) -> None:
 
 
 def _schedulers(reading: Reading) -> None:
-    """A scheduler is a prefix, with one head and with workers; a host serves one scheduler."""
+    """Check that each scheduler (a prefix of groups) has one head and workers, and each host one scheduler."""
     served: dict[str, list[HostDraft]] = {
         name: [host for host in reading.hosts.values() if name in host.groups]
         for name in reading.known.groups
@@ -72,31 +72,31 @@ def _schedulers(reading: Reading) -> None:
         if not workers:
             reading.refuse(reading.top, f"all.children.{scheduler}_workers", "no workers, expected at least one host")
     for host in reading.hosts.values():
-        mine = [name for name in used if host.groups & {f"{name}_head", f"{name}_workers"}]
-        if len(mine) > 1:
-            reading.refuse(host.position, host.name, f"in two schedulers, got {', '.join(mine)}, expected one")
+        joined = [name for name in used if host.groups & {f"{name}_head", f"{name}_workers"}]
+        if len(joined) > 1:
+            reading.refuse(host.position, host.name, f"in two schedulers, got {', '.join(joined)}, expected one")
 
 
 def _submission(reading: Reading) -> None:
-    """Slurm's plugin for containers has to be where jobs are submitted and run: who lacks it ignores the image."""
+    """Check that all Slurm hosts have the container plugin: a host without it ignores the image."""
     if "enroot" not in reading.groups:
         return
     members = [host for host in reading.hosts.values() if host.groups & {"slurm_head", "slurm_workers"}]
     if missing := [host.name for host in members if "enroot" not in host.groups]:
-        told = f"without {', '.join(missing)}, where srun --container-image would be unknown, or do nothing"
-        reading.refuse(reading.top, "all.children.enroot", told, "children: {slurm_head: {}, slurm_workers: {}}")
+        message = f"lacks {', '.join(missing)}, where srun --container-image would fail or have no effect"
+        reading.refuse(reading.top, "all.children.enroot", message, "children: {slurm_head: {}, slurm_workers: {}}")
 
 
 def _membership(reading: Reading) -> None:
     for host in reading.hosts.values():
         if not host.groups:
-            reading.refuse(host.position, host.name, "in no group, so that nothing would be installed on it")
+            reading.refuse(host.position, host.name, "is in no group, so nothing would be installed on it")
         if host.name in reading.groups:
-            reading.refuse(host.position, host.name, "a host with the name of a group")
+            reading.refuse(host.position, host.name, "a host has the same name as a group")
 
 
 def _addresses(reading: Reading) -> None:
-    """Two names for one server would configure it twice. SSH may reach several on one address by port (NAT)."""
+    """Check that addresses are unique, or a server would be configured twice. SSH ports may differ (NAT)."""
     reached: dict[object, HostDraft] = {}
     known_as: dict[object, HostDraft] = {}
     for host in reading.hosts.values():
@@ -104,23 +104,23 @@ def _addresses(reading: Reading) -> None:
         port = str(host.get("ansible_port", 22))
         first = reached.setdefault((address, port), host)
         if first is not host:
-            message = f"duplicate address, got {address}, which {first.name} has"
+            message = f"duplicate address, got {address}, which is also {first.name}'s"
             reading.refuse(host.place("ansible_host"), f"{host.name}.ansible_host", message)
             continue
         address = _address(host.get("cluster_address", address))
         if ":" in address:
-            hint = "give it an IPv4 address as cluster_address; ansible_host may stay as it is"
+            hint = "set cluster_address to its IPv4 address; ansible_host can stay IPv6"
             key = f"{host.name}.cluster_address"
-            reading.refuse(host.place("cluster_address"), key, f"Slurm is set up for IPv4 here, got {address}", hint)
+            reading.refuse(host.place("cluster_address"), key, f"Slurm uses IPv4 only, got {address}", hint)
         first = known_as.setdefault(address, host)
         if first is not host:
-            message = f"duplicate address inside the cluster, got {address}, which {first.name} has"
-            hint = "give each its own cluster_address"
+            message = f"duplicate address inside the cluster, got {address}, which is also {first.name}'s"
+            hint = "set a different cluster_address for each"
             reading.refuse(host.place("cluster_address"), f"{host.name}.cluster_address", message, hint)
 
 
 def _jumps(reading: Reading) -> None:
-    """The jump host is one of the cluster's, so that its key is known like any other's, and reached directly."""
+    """Check that a jump host is in the inventory, so that its key is known, and is reached directly."""
     for host in reading.hosts.values():
         name, at, key = host.get(JUMP, host.name), host.place(JUMP), JUMP
         if not isinstance(name, str):
@@ -128,11 +128,13 @@ def _jumps(reading: Reading) -> None:
         if name not in reading.hosts:
             reading.refuse(at, key, f'no host "{shown(name)}"', did_you_mean(name, reading.hosts))
         elif name != host.name and (further := reading.hosts[name].get(JUMP, name)) != name:
-            reading.refuse(at, key, f"{name} is itself behind {further}, expected a host that is reached directly")
+            reading.refuse(
+                at, key, f"{name} is behind the jump host {further}, expected a host that is reached directly"
+            )
 
 
 def _toolkits(reading: Reading) -> None:
-    """A release of CUDA asks for a driver; where the inventory names both, nobody has to be asked about them."""
+    """Check CUDA's minimum driver where the inventory has both."""
     table = yaml.safe_load((paths.content() / "roles/nvidia_cuda/vars/main.yml").read_text())["__nvidia_cuda_oldest"]
     for host in reading.hosts.values():
         driver = host.get("nvidia_driver_version", "") or host.get("nvidia_driver_branch", "")
@@ -142,13 +144,13 @@ def _toolkits(reading: Reading) -> None:
         for item, key in _texts(host.merged[TOOLKITS], TOOLKITS):
             least = table.get(str(item.value).partition(".")[0])
             if least and int(str(driver)[:3]) < int(least[:3]) and item.value not in bridged:
-                hint = f"name a later branch, or the toolkit in {COMPAT} as well"
+                hint = f"set a newer driver branch, or add the toolkit to {COMPAT}"
                 message = f"CUDA {item.value} needs driver {least} or newer, got {driver} for {host.name}"
                 reading.refuse(item.position, key, message, hint)
 
 
 def _divisions(reading: Reading) -> None:
-    """GPUs are named by their index."""
+    """Check that keys are indices of GPUs."""
     for node in _given(reading, DIVISIONS):
         for name in node.value if isinstance(node.value, dict) else ():
             if not re.fullmatch("[0-9]|[1-5][0-9]|6[0-3]", name):
@@ -157,7 +159,7 @@ def _divisions(reading: Reading) -> None:
 
 
 def _unread(reading: Reading) -> None:
-    """Settings of GPUs count for the members of their group."""
+    """Refuse GPU settings for workers that are not in the group which applies them."""
     for host in reading.hosts.values():
         named = [name for name in host.merged if name.startswith(f"{SETTINGS}_")]
         if named and SETTINGS not in host.groups and "slurm_workers" in host.groups:
@@ -168,7 +170,7 @@ def _unread(reading: Reading) -> None:
 
 
 def _time_zones(reading: Reading) -> None:
-    """Judge names of time zones by this machine's database, where it has one."""
+    """Check names of time zones against this machine's database, if it has one."""
     folders = [Path(folder) for folder in zoneinfo.TZPATH if Path(folder, "Etc/UTC").is_file()]
     for node in _given(reading, "cluster_timezone"):
         name = node.value
@@ -180,7 +182,7 @@ def _time_zones(reading: Reading) -> None:
 
 
 def _of_partitions(node: Node, field: str) -> list[Node]:
-    """Return a field of each partition that has it."""
+    """Return the values of a field of all partitions."""
     partitions = node.value if isinstance(node.value, list) else []
     fields = [item for part in partitions if isinstance(part.value, dict) for item in part.value.items()]
     return [value for key, value in fields if key == field]
@@ -198,7 +200,7 @@ def _time_limits(reading: Reading) -> None:
 
 
 def _partitions(reading: Reading) -> None:
-    """The nodes of a partition are workers, or sub-groups of them."""
+    """Check that the nodes of a partition are workers, or sub-groups of them."""
     workers = [host.name for host in reading.hosts.values() if WORKERS in host.groups]
     below = [name for name, group in reading.groups.items() if name == WORKERS or WORKERS in group.lineage]
     for node in _given(reading, PARTITIONS):
@@ -206,26 +208,26 @@ def _partitions(reading: Reading) -> None:
             for item, _ in _texts(nodes, PARTITIONS):
                 if item.value not in [*workers, *below]:
                     near = did_you_mean(str(item.value), [*workers, *below])
-                    message = f'no worker and no sub-group of {WORKERS}, got "{shown(str(item.value))}"'
+                    message = f'not a worker or a sub-group of {WORKERS}, got "{shown(str(item.value))}"'
                     reading.refuse(item.position, f"{PARTITIONS}.nodes", message, near)
 
 
 def _slurm_options(reading: Reading) -> None:
-    """Refuse options that no release of Slurm knows; the head's own is asked before it gets the file."""
+    """Refuse options that no release of Slurm knows; slurmctld checks the file on the head before it is installed."""
     known = yaml.safe_load((Path(__file__).parent / "slurm_options.yaml").read_text(encoding="utf-8"))
     for variable, names in known.items():
-        taken = {name.lower() for name in names}
+        allowed = {name.lower() for name in names}
         for node in _given(reading, variable):
             for options in [node, *_of_partitions(node, "options")]:
                 for key in options.value if isinstance(options.value, dict) else ():
-                    if key.lower() not in taken:
+                    if key.lower() not in allowed:
                         near = did_you_mean(key, names)
-                        message = f'no option of Slurm, got "{shown(key)}"'
+                        message = f'unknown option of Slurm, got "{shown(key)}"'
                         reading.refuse(key.position, f"{variable}.{shown(key)}", message, near)
 
 
 def _whole_or_empty(reading: Reading) -> None:
-    """Refuse mappings that are neither empty nor have all that they need; argument specs refuse the empty ones too."""
+    """Refuse incomplete mappings that are not empty; required keys in argument specs would refuse empty ones too."""
     for name, keys in _WHOLE.items():
         for node in _given(reading, name):
             missing = [key for key in keys if isinstance(node.value, dict) and node.value and key not in node.value]
@@ -234,9 +236,9 @@ def _whole_or_empty(reading: Reading) -> None:
 
 
 def _slurm_source(reading: Reading) -> None:
-    """Refuse another source of Slurm without its release: which options and nodes fit follows from that.
+    """Refuse another source of Slurm without its release, which decides the valid options and nodes.
 
-    Hosts that name no source have that of the head, and not its release.
+    Hosts without a source inherit the head's source, but not its release.
     """
     refused = set()
     members = [host for host in reading.hosts.values() if host.groups & {"slurm_head", WORKERS}]
@@ -248,15 +250,15 @@ def _slurm_source(reading: Reading) -> None:
         version = host.merged.get("slurm_head_version")
         if foreign is None or not foreign.value or (version is not None and version.value) or id(foreign) in refused:
             continue
-        refused.add(id(foreign))  # one is often shared by many hosts
+        refused.add(id(foreign))  # many hosts may share it
         name = "slurm_head_source" if foreign is source else "slurm_head_repository"
-        hint = 'for all hosts, in all.vars, such as slurm_head_version: "25.11.*"'
-        message = f"needs slurm_head_version for {host.name}, the release that it has"
+        hint = 'set it in all.vars for all hosts, for example slurm_head_version: "25.11.*"'
+        message = f"needs slurm_head_version for {host.name}, the release in that source"
         reading.refuse(foreign.position, name, message, hint)
 
 
 def _accounts(reading: Reading) -> None:
-    """Refuse two people of one name or number."""
+    """Refuse accounts with the same name or UID."""
     for node in _given(reading, "users_accounts"):
         taken: set[tuple[str, object]] = set()
         accounts = node.value if isinstance(node.value, list) else []
@@ -264,13 +266,13 @@ def _accounts(reading: Reading) -> None:
             for key, value in account.value.items() if isinstance(account.value, dict) else ():
                 if key in ("name", "uid") and isinstance(value.value, str | int):
                     if (str(key), value.value) in taken:
-                        told = f"duplicate {key}, got {shown(str(value.value))}, which another account has"
-                        reading.refuse(value.position, f"users_accounts[{index}].{key}", told)
+                        message = f"duplicate {key}, got {shown(str(value.value))}, which another account has"
+                        reading.refuse(value.position, f"users_accounts[{index}].{key}", message)
                     taken.add((str(key), value.value))
 
 
 def _given(reading: Reading, name: str) -> list[Node]:
-    """Return a variable's values, each once: one is often shared by many hosts."""
+    """Return a variable's values, each once: many hosts may share one."""
     nodes = [host.merged[name] for host in reading.hosts.values() if name in host.merged]
     return list({id(node): node for node in nodes}.values())
 
@@ -282,21 +284,21 @@ def _required(reading: Reading) -> None:
 
 
 def _address(value: object) -> str:
-    """Return one spelling for each address."""
+    """Return the canonical form of an address."""
     text = str(value)
     return str(ipaddress.ip_address(text)) if rules.is_ip(text) else text.lower()
 
 
-# --- files that variables name --------------------------------------------------------------------------------------
+# --- files in variables ---------------------------------------------------------------------------------------------
 
 
 def _files(reading: Reading) -> None:
-    judged = {problem.position for problem in reading.problems}
+    refused = {problem.position for problem in reading.problems}
     named = ((name, node) for host in reading.hosts.values() for name, node in host.merged.items())
-    for name, node in {id(node): (name, node) for name, node in named}.values():  # one is often shared by many hosts
-        for look in (look for ending, look in _LOOK.items() if name.endswith(ending)):
+    for name, node in {id(node): (name, node) for name, node in named}.values():  # many hosts may share one
+        for check_file in (check for ending, check in _CHECKS.items() if name.endswith(ending)):
             for item, key in _texts(node, name):
-                if item.position not in judged and (message := look(reading, item)):
+                if item.position not in refused and (message := check_file(reading, item)):
                     reading.refuse(item.position, key, f'the file "{shown(str(item.value))}" {message}')
 
 
@@ -308,16 +310,16 @@ def _texts(node: Node, key: str) -> Iterator[tuple[Node, str]]:
 
 
 def _key_file(_: Reading, node: Node) -> str:
-    """SSH refuses such keys too, but later, and Ansible says only that the host is unreachable."""
+    """Check the mode early: SSH refuses such a key later, and Ansible then reports only an unreachable host."""
     try:
         path = Path(str(node.value)).expanduser()
         files.read(path)
         mode = stat.S_IMODE(path.stat().st_mode)
     except files.UnfitError as error:
         return str(error)
-    except (OSError, RuntimeError) as error:  # no such home
+    except (OSError, RuntimeError) as error:  # unknown home directory
         return f"cannot be read: {error}"
-    return f"is open to others, got mode {mode:04o}, expected 0600" if mode & 0o077 else ""
+    return f"is accessible to others, got mode {mode:04o}, expected 0600" if mode & 0o077 else ""
 
 
 def _certificate(reading: Reading, node: Node) -> str:
@@ -331,8 +333,8 @@ def _certificate(reading: Reading, node: Node) -> str:
     return "" if b"-----BEGIN CERTIFICATE-----" in content else "holds no certificate in PEM form"
 
 
-# By the end of a variable's name.
-_LOOK: Mapping[str, Callable[[Reading, Node], str]] = {
+# By the suffix of a variable's name.
+_CHECKS: Mapping[str, Callable[[Reading, Node], str]] = {
     "ansible_ssh_private_key_file": _key_file,
     "cluster_ca_certificates": _certificate,
 }

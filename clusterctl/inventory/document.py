@@ -1,7 +1,7 @@
-"""Read a YAML file as data with positions, and refuse everything in it that is more than data.
+"""Read a YAML file as plain data with positions.
 
-YAML 1.1 as PyYAML's safe loader and Ansible read it, less what can run, expand or surprise: no tags, anchors,
-aliases, merge keys, second documents, duplicate keys, templates or control characters.
+YAML 1.1 as PyYAML's safe loader and Ansible read it, without tags, anchors, aliases, merge keys, second documents,
+duplicate keys, templates and control characters.
 """
 
 import datetime
@@ -23,18 +23,18 @@ Scalar = str | int | float | bool | datetime.date | None
 MAX_NODES = 60_000  # under a second to read
 MAX_DEPTH = 20
 _TOO_DEEP = f"nested too deep, expected at most {MAX_DEPTH} levels"
-MAX_SHOWN = 10_000  # characters that are looked at for what a message must not show
+MAX_SHOWN = 10_000  # characters that are searched for passwords before a message shows them
 _MAX_NUMBER = 40  # characters; Python takes quadratic time for long ones, and refuses to print them
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# Ansible also takes a text for a template that begins with a header naming other delimiters.
+# A text that begins with this header is also a template for Ansible.
 _JINJA = re.compile(r"\{[{%#]|^\s*#jinja2:")
 _USERINFO = re.compile(r"//[^/\s]*@")
 _INI = re.compile(r"^\[[\w:.-]+\][ \t]*(?:#.*)?$", re.MULTILINE)
 _OTHER_FILES = (
     (b"\xff\xfe", "is UTF-16, expected UTF-8", "save it as UTF-8"),
     (b"\xfe\xff", "is UTF-16, expected UTF-8", "save it as UTF-8"),
-    (b"$ANSIBLE_VAULT", "is encrypted, expected readable YAML", "secrets lie in the cluster's secrets.yml"),
+    (b"$ANSIBLE_VAULT", "is encrypted, expected readable YAML", "secrets belong in the cluster's secrets.yml"),
 )
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -52,7 +52,7 @@ _CONSTRUCTORS: dict[str, Callable[[Any], Scalar]] = {
 
 
 class Key(str):
-    """A mapping's key that knows where it stands."""
+    """A mapping's key with its position."""
 
     position: Position
 
@@ -65,7 +65,7 @@ class Key(str):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and its place: a scalar (with the text as written), a list of nodes, or a dict of keys to nodes."""
+    """A value and its position: a scalar (with its text in the file), a list of nodes, or a dict of keys to nodes."""
 
     position: Position
     value: "Scalar | list[Node] | dict[Key, Node]"
@@ -80,7 +80,7 @@ class Node:
         return self.value
 
     def describe(self) -> str:
-        """Return what stands here in words fit for a message and a terminal."""
+        """Return a printable description of the value for a message."""
         match self.value:
             case dict():
                 return "a mapping"
@@ -102,7 +102,7 @@ def shown(text: str) -> str:
 
 
 def read(path: Path, report: Report) -> Node | None:
-    """Return the file's one document, or None where it cannot be read as such. Every problem goes to `report`."""
+    """Return the file's only document, or None if it cannot be read. Report every problem to `report`."""
     text = _text(path)
     if isinstance(text, Problem):
         report(text)
@@ -111,7 +111,7 @@ def read(path: Path, report: Report) -> Node | None:
 
 
 def parse(text: str, path: Path, report: Report) -> Node | None:
-    """Return what `text` says, as `read` does; `path` is the file that the problems name."""
+    """Parse `text` as `read` does; `path` is the file in the problems."""
     try:
         return _Builder(path, report).build(text)
     except yaml.MarkedYAMLError as error:
@@ -126,13 +126,13 @@ def parse(text: str, path: Path, report: Report) -> Node | None:
 
 
 def _text(path: Path) -> str | Problem:
-    """Return the file's text, or what the file is instead of a plain UTF-8 text file of ordinary size."""
+    """Return the text of a UTF-8 file of limited size, or the problem with it."""
 
     def refuse(message: str, hint: str = "") -> Problem:
         return Problem(None, str(path), message, hint)
 
     try:
-        data = files.read(path)  # 500 hosts with ten variables each are a quarter of what it takes
+        data = files.read(path)  # 500 hosts with ten variables each are a quarter of the limit
         if path.stat().st_mode & 0o111:
             return refuse("is executable, expected a plain text file", "it is data and never run: chmod -x")
     except (files.UnfitError, OSError) as error:
@@ -157,7 +157,7 @@ def _syntax(text: str, position: Position | None, error: yaml.MarkedYAMLError) -
     indent = line[: len(line) - len(line.lstrip())]
     if "\t" in indent:
         return Problem(position, "", "a tab in the indentation, expected spaces")
-    if "nesting depth" in (error.problem or ""):  # of PyYAML 6.0.4 and newer, whose scanner has a limit of its own
+    if "nesting depth" in (error.problem or ""):  # PyYAML 6.0.4 and newer have their own limit
         return Problem(position, "", _TOO_DEEP)
     parts = [shown(part) for part in (error.problem, error.context) if part]
     return Problem(position, "", f"not valid YAML: {', '.join(parts)}")
@@ -170,7 +170,7 @@ class _TooMuchError(Exception):
 
 
 class _Builder:
-    """Builds nodes from the parser's events: these still know of tags, anchors and documents."""
+    """Builds nodes from the parser's events, which still have tags, anchors and documents."""
 
     def __init__(self, path: Path, report: Report) -> None:
         self.path = path
@@ -232,10 +232,10 @@ class _Builder:
         if _JINJA.search(text):
             self.refuse(position, f'a template ("{shown(text)}")', "a literal value")
         if bad := next((sign for sign in text if not sign.isprintable() and sign not in "\t\r\n"), ""):
-            # Nobody would see it: an escape, a blank without width, text that turns.
+            # Invisible characters: escapes, zero-width blanks, bidirectional marks.
             self.refuse(position, f"the character {ascii(bad)[1:-1]}", "printable text")
         if re.search(r"[\t\r\n]", text.removesuffix("\n")):
-            # A value may become a line of a configuration file; what follows would be another.
+            # A value may become a line of a configuration file, and a line break would add another one.
             self.refuse(position, "a line break or tab inside a text", "one line")
         if not event.implicit[0]:
             return Node(position, text, text)
@@ -263,7 +263,7 @@ class _Builder:
             value = self.node(next(events), events, depth + 1)
             self.trail.pop()
             if not isinstance(key.value, str):
-                self.refuse(key.position, f"{key.describe()} as a key", "a name", "quote it if it is meant")
+                self.refuse(key.position, f"{key.describe()} as a key", "a name", "quote it if it is intended")
             elif key.value in places:
                 first = places[key.value].line
                 self.refuse(key.position, f'the key "{shown(key.value)}" a second time (first on line {first})')

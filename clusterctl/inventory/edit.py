@@ -1,7 +1,7 @@
-"""Put hosts into the text of an inventory and take them out: only those lines change that must.
+"""Add hosts to the text of an inventory and remove them, with as few changed lines as possible.
 
-ruamel.yaml writes anew the block that changes. Each of its lines goes in with its number for a comment; one that comes
-out as it would without the change stays as it stood, and so do the blank lines and comments, which do not go in at all.
+ruamel.yaml rewrites the changed block. Each input line has its number as a comment. A line that is written the same
+with and without the change keeps its text. Blank lines and comments are not given to ruamel.yaml and also stay.
 """
 
 import bisect
@@ -30,45 +30,45 @@ _NOTHING: tuple[Any, ...] = (None, {}, "~", "null", "Null", "NULL")
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _resolver: Any = yaml.resolver.Resolver()
 _OUT = re.compile(r"""#+\s*["']?[a-z0-9\[][\w\[\]:.-]*["']?\s*:\s*(\{.*\}\s*)?(#.*)?$""")
-"""A host that somebody has commented out: it is no comment on the next one."""
+"""A host that is commented out: it is not a comment on the next host."""
 
 
 def add(text: str, group: str, hosts: Mapping[str, str | None]) -> str:
     """Return `text` with `hosts` in `group`: each name with its address, or None for a host without variables.
 
-    The group is that of the workers or one below it, and is made where the inventory does not have it. Hosts go where
-    their names belong if those there are in natural order, else to the end. Raises InputError for a bad name or
-    address, for a host that the group has already, and for a text that cannot be edited safely.
+    The group is slurm_workers or below it, and is made if missing. Hosts are inserted by name if the existing ones are
+    in natural order, else at the end. Raises InputError for a bad name or address, for a host that is already in the
+    group, and for a text that cannot be edited safely.
     """
-    _judge(group, hosts)
+    _check(group, hosts)
     if not hosts:
         return text
     old = _Draft(text)
     path = old.path(group)
-    below = {name for at, there in old.members.items() if at[: len(path) - 1] == path[:-1] for name, _ in there}
+    below = {name for at, members in old.members.items() if at[: len(path) - 1] == path[:-1] for name, _ in members}
     if double := sorted(below.intersection(hosts)):
-        raise InputError([Problem(None, group, f'the host "{double[0]}" is in the group already')])
+        raise InputError([Problem(None, group, f'the host "{double[0]}" is already in the group')])
     new = _Draft(result := old.changed(path, lambda tree, way: _put(tree, way, hosts), hosts))
-    mine, before = new.members.get(path, []), old.members.get(path, [])
+    after, before = new.members.get(path, []), old.members.get(path, [])
     given = {name: {_ADDRESS: address} if address else None for name, address in hosts.items()}
-    _require({name: value for name, value in mine if name in hosts} == given)
-    _require([member for member in mine if member[0] not in hosts] == before)
-    _require(new.members == old.members | {path: mine} and new.other == old.other)
+    _require({name: value for name, value in after if name in hosts} == given)
+    _require([member for member in after if member[0] not in hosts] == before)
+    _require(new.members == old.members | {path: after} and new.other == old.other)
     return result
 
 
 def remove(text: str, names: Collection[str]) -> str:
-    """Return `text` without these hosts, in whichever groups they stand, and without the comments that are theirs.
+    """Return `text` without these hosts in any group, and without their comments.
 
-    A host's comments are that on its own line and those above it that name it or follow the host before. A range is
-    split around what goes. Raises InputError for a host that is nowhere, and for a text that cannot be edited safely.
+    A host's comments are on its own line, or above it if they have its name or follow the previous host. A range is
+    split around removed hosts. Raises InputError for an unknown host, and for a text that cannot be edited safely.
     """
     old = new = _Draft(text)
-    known = {name for there in old.members.values() for name, _ in there}
+    known = {name for members in old.members.values() for name, _ in members}
     if unknown := sorted(set(names) - known):
         problems = [Problem(None, "", f'no host "{shown(name)}"', did_you_mean(name, known)) for name in unknown]
         raise InputError(problems)
-    expected = {at: [member for member in there if member[0] not in names] for at, there in old.members.items()}
+    expected = {at: [member for member in members if member[0] not in names] for at, members in old.members.items()}
     for path, left in expected.items():
         if left != old.members[path]:
             new = _Draft(text := new.changed(path, lambda tree, way: _take(tree, way, names), names))
@@ -76,7 +76,7 @@ def remove(text: str, names: Collection[str]) -> str:
     return text
 
 
-def _judge(group: str, hosts: Mapping[str, str | None]) -> None:
+def _check(group: str, hosts: Mapping[str, str | None]) -> None:
     problems = []
     if not re.fullmatch("[a-z][a-z0-9_]{0,62}", group):
         problems.append(Problem(None, shown(group), "bad group name", f"expected {_WORKERS} or a group below it"))
@@ -96,8 +96,8 @@ def _refuse(what: str, line: int | None = None) -> NoReturn:
     raise InputError([Problem(None, where, what, "edit the inventory by hand")])
 
 
-def _require(right: bool) -> None:
-    if not right:
+def _require(condition: bool) -> None:
+    if not condition:
         _refuse("cannot be edited safely")
 
 
@@ -105,7 +105,7 @@ def _require(right: bool) -> None:
 
 
 def _put(node: Any, way: tuple[str, ...], hosts: Mapping[str, str | None]) -> None:
-    """Put hosts into the mapping at `way`, which is made where there is none."""
+    """Add hosts to the mapping at `way`, which is made if missing."""
     for key in way:
         inner = node.get(key)
         if inner in _NOTHING:
@@ -138,7 +138,7 @@ def _put(node: Any, way: tuple[str, ...], hosts: Mapping[str, str | None]) -> No
 
 
 def _variables(address: str | None, near: list[Any]) -> Any:
-    """Return the value of a new host in the style of the nearest one that can show it."""
+    """Return the value of a new host in the style of the nearest host."""
     new = CommentedMap()
     like = next((value for value in near if isinstance(value, CommentedMap) and value), None)
     if address is None or like is None or like.fa.flow_style():
@@ -150,7 +150,7 @@ def _variables(address: str | None, near: list[Any]) -> Any:
 
 
 def _take(node: Any, way: tuple[str, ...], names: Collection[str]) -> None:
-    """Take hosts out of the mapping at `way`."""
+    """Remove hosts from the mapping at `way`."""
     for key in way:
         node = node[key]
     for key in list(node):
@@ -159,7 +159,7 @@ def _take(node: Any, way: tuple[str, ...], names: Collection[str]) -> None:
             continue
         value, number, at = node[key], node.ca.items.get(key), list(node).index(key)
         if rest and re.search(r"\[\w+:\w+(:\w+)?\]", repr(value)):
-            _refuse(f'the range "{shown(key)}" has a variable that depends on the position in it')
+            _refuse(f'the range "{shown(key)}" has a variable that depends on the position in the range')
         del node[key]
         for index, pattern in enumerate(rest):
             written = pattern if "[" in pattern and not isinstance(key, ScalarString) else _scalar(pattern, key)
@@ -171,13 +171,13 @@ def _take(node: Any, way: tuple[str, ...], names: Collection[str]) -> None:
 
 
 def _is_text(text: str) -> bool:
-    """Tell whether `text` is read as this very text without quotes."""
+    """Return whether YAML reads unquoted `text` as the same text."""
     simple = re.fullmatch("[A-Za-z0-9_][A-Za-z0-9_.-]*", text) is not None
     return simple and _resolver.resolve(yaml.ScalarNode, text, (True, False)) == "tag:yaml.org,2002:str"
 
 
 def _scalar(text: str, like: Any) -> str:
-    """Return `text` in the quotes of `like`, and in some if it would else be read as anything but this text."""
+    """Return `text` quoted like `like`, or in double quotes if YAML would read it as another value."""
     kind = type(like) if isinstance(like, ScalarString) else str if _is_text(text) else DoubleQuotedScalarString
     return kind(text)
 
@@ -186,23 +186,23 @@ def _scalar(text: str, like: Any) -> str:
 
 
 class _AsWritten(VersionedResolver):
-    """Takes all that is written for text, so that `True`, `0x1F` and dates come out as they went in."""
+    """Reads all scalars as text, so that `True`, `0x1F` and dates are written unchanged."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         return super().resolve(kind, value, (False, True) if value else implicit)
 
 
 class _Draft:
-    """A text, what it says, and where on its lines it says so."""
+    """The text of an inventory with its parsed content and the positions on its lines."""
 
     def __init__(self, text: str) -> None:
         self.mark = "\ufeff" if text.startswith("\ufeff") else ""
         self.end = "\r\n" if "\r\n" in text else "\n"
         self.final = self.end if text.endswith("\n") else ""
         body = text.removeprefix(self.mark).replace("\r\n", "\n").removesuffix("\n")
-        # YAML ends lines at other signs too, editors do not.
+        # YAML has more line breaks than editors have.
         if re.search("[\r\x85\u2028\u2029\ud800-\udfff]", body) or self.whole(body) != text:
-            _refuse("got lines that end differently, or what is no text")
+            _refuse("got mixed line endings, or bytes that are not text")
         problems: list[Problem] = []
         root = document.parse(body, Path("the inventory"), problems.append)
         if root is None or problems:
@@ -225,14 +225,14 @@ class _Draft:
         except ValueError as error:
             _refuse(str(error))
         except (AttributeError, TypeError):
-            _refuse("got something else than a mapping for a group, its hosts or its children")
+            _refuse("a group, its hosts or its children are not a mapping")
 
     def whole(self, body: str) -> str:
         return self.mark + body.replace("\n", self.end) + self.final
 
     def group(self, path: tuple[str, ...], value: dict[str, Any] | None) -> None:
-        """Note a group's hosts with their variables, what else it says, and the same of the groups below it."""
-        if len(path) > 3 and not path[2].endswith("_workers"):  # named as members, and written elsewhere
+        """Record a group's hosts with their variables, its other keys, and the groups below it."""
+        if len(path) > 3 and not path[2].endswith("_workers"):  # only a reference to members that are defined elsewhere
             self.other[path] = value
             return
         self.paths[path[-1]] = (*path, "hosts")
@@ -246,16 +246,18 @@ class _Draft:
             self.other[path] = other
 
     def path(self, group: str) -> tuple[str, ...]:
-        """Return the way to a group's hosts, whether or not it is there yet."""
+        """Return the path to a group's hosts, also if it does not exist yet."""
         workers = ("all", "children", group if group.endswith("_workers") else _WORKERS)
         made = (*workers, "hosts") if group == workers[-1] else (*workers, "children", group, "hosts")
         path = self.paths.get(group, made)
         if len(path) < 4 or not path[2].endswith("_workers"):
-            raise InputError([Problem(None, group, f"is no group of workers, expected {_WORKERS} or one below it")])
+            raise InputError(
+                [Problem(None, group, f"is not a group of workers, expected {_WORKERS} or a group below it")]
+            )
         return path
 
     def changed(self, path: tuple[str, ...], edit: Callable[..., None], names: Collection[str]) -> str:
-        """Return the text with `edit` made in the smallest block that holds `path`."""
+        """Return the text after `edit` of the smallest block that contains `path`."""
         node: Any = self.root
         depth, start, column = 0, 0, -1
         for above, key in enumerate(path):
@@ -266,20 +268,20 @@ class _Draft:
                 depth, start, column = above, at.line - 1, at.column - 1
             node = node.value[key]
         end = next((row for row in sorted(self.first) if row > start and self.first[row] <= column), len(self.lines))
-        said = [(self.lines[row][: self.ends[row]], row) for row in range(start, end) if row in self.ends]
-        rows = [row for _, row in said]
+        content = [(self.lines[row][: self.ends[row]], row) for row in range(start, end) if row in self.ends]
+        rows = [row for _, row in content]
         try:
-            tree = _yaml().load("\n".join(f"{text}  #{row}" for text, row in said))
+            tree = _yaml().load("\n".join(f"{text}  #{row}" for text, row in content))
             before = _written(tree)
-            if column < 0 or not self.first.keys() >= set(rows) or _squeezed(before) != _squeezed(said):
+            if column < 0 or not self.first.keys() >= set(rows) or _squeezed(before) != _squeezed(content):
                 raise YAMLError
             edit(tree, path[depth:])
             return self.patched(rows, before, _written(tree), names)
         except YAMLError:
-            _refuse("is laid out in a way that an edit would not keep", start)
+            _refuse("has a layout that an edit would not keep", start)
 
     def patched(self, rows: list[int], before: list[Any], after: list[Any], names: Collection[str]) -> str:
-        """Return the text with what differs between `before` and `after`, of which each line has its row or None."""
+        """Return the text with the differences between `before` and `after`, whose lines have their row or None."""
         was = {row: text for text, row in before}
         deeper = [self.first[row] - self.first[rows[0]] for row in rows[1:2]] or filter(None, self.first.values())
         step = min(deeper, default=2)
@@ -312,7 +314,7 @@ class _Draft:
     # --- comments and blank lines ---
 
     def comment(self, line: int) -> int:
-        """Return the column of the comment that a line consists of, -1 where it is none."""
+        """Return the column of a line's comment, -1 if the line is not only a comment."""
         text = self.lines[line] if line < len(self.lines) and line not in self.ends else ""
         return _indent(text) if text.lstrip().startswith("#") else -1
 
@@ -320,14 +322,14 @@ class _Draft:
         return line < len(self.lines) and not self.lines[line].strip()
 
     def place(self, rows: list[int], row: int, column: int, names: Collection[str]) -> int:
-        """Return the line before which that goes which comes after a row and stands at `column`."""
+        """Return the line before which to insert text that follows a row and starts at `column`."""
         following = min((line for line in rows if line > row), default=row)
         if self.first[following] == column > self.first[row]:
             return self.above(following, {*names, *_words(self.lines[following].split(": ")[0])})
         return row + 1 if self.first[row] < column else self.below(row, column)
 
     def below(self, row: int, column: int) -> int:
-        """Return the line after a row and the comments below it that stand deeper than what comes next."""
+        """Return the line after a row and after the comments below it that are indented deeper than `column`."""
         after = line = row + 1
         while self.blank(line) or self.comment(line) >= 0:
             line += 1
@@ -335,7 +337,7 @@ class _Draft:
         return after
 
     def above(self, row: int, names: Collection[str]) -> int:
-        """Return the first line of a host with the comments above it, if these are not on other hosts too."""
+        """Return the first line of a host with the comments above it, unless these are also about other hosts."""
         line = row
         while self.comment(line - 1) == self.first[row]:
             line -= 1
@@ -346,7 +348,7 @@ class _Draft:
         return row if heading or any(map(_OUT.match, comments)) else line
 
     def gone(self, rows: list[int], cut: list[int], names: Collection[str]) -> set[int]:
-        """Return the lines that go with the rows `cut`: these, their comments, and blank lines that would pile up."""
+        """Return the lines to delete with the rows `cut`: their comments, and blank lines that would be doubled."""
         column = min((self.first[row] for row in cut), default=0)
         gone: set[int] = set()
         for row in cut:
@@ -388,7 +390,7 @@ def _yaml() -> Any:
 
 
 def _written(tree: Any) -> list[tuple[str, int | None]]:
-    """Return the lines of a tree, each with the number that it has for a comment."""
+    """Return the lines of a tree, each with the number in its comment."""
     stream = io.StringIO()
     _yaml().dump(tree, stream)
     lines = stream.getvalue().removesuffix("\n").split("\n")

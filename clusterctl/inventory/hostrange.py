@@ -1,4 +1,4 @@
-"""Host names, and the ranges of them that an inventory may use: `gpu[01:04]`, `rack[a:c]-[1:9:2]`."""
+"""Expand the ranges of host names in an inventory: `gpu[01:04]`, `rack[a:c]-[1:9:2]`."""
 
 import itertools
 import re
@@ -9,14 +9,14 @@ from clusterctl.inventory.document import shown
 
 MAX_HOSTS = 5000
 
-_RESERVED = ("all", "localhost", "ungrouped", "default")  # Ansible's, and what slurm.conf takes for every node to come
+_RESERVED = ("all", "localhost", "ungrouped", "default")  # special for Ansible or in slurm.conf
 _RANGE = re.compile(r"\[([0-9]{1,6}|[a-z]):([0-9]{1,6}|[a-z])(?::([0-9]{1,6}))?\]")
 
 
 def expand(pattern: str) -> tuple[str, ...]:
-    """Return the names that a pattern means, expanded as Ansible does; a plain name is a pattern for itself.
+    """Return the names of a pattern, expanded as Ansible does; a plain name expands to itself.
 
-    Raises ValueError with what is wrong with the pattern or with the first wrong name.
+    Raises ValueError with the problem of the pattern or of the first bad name.
     """
     pieces = _RANGE.split(pattern)
     literals = pieces[::4]
@@ -39,7 +39,7 @@ def expand(pattern: str) -> tuple[str, ...]:
 
 
 def without(pattern: str, names: Collection[str]) -> tuple[str, ...]:
-    """Return patterns for the hosts of `pattern` that are not among `names`, in the same order; none if all are.
+    """Return patterns for the hosts of `pattern` that are not in `names`, in the same order.
 
     Raises ValueError as `expand` does.
     """
@@ -57,14 +57,14 @@ def without(pattern: str, names: Collection[str]) -> tuple[str, ...]:
         return f"[{first}:{last}:{step}]" if step else f"[{first}:{last}]"
 
     def left(at: int, before: str) -> tuple[str, ...]:
-        """Return patterns for what follows `before`, from the literal number `at` on."""
-        here = before + literals[at]
+        """Return patterns for the text after `before`, from literal number `at` on."""
+        prefix = before + literals[at]
         if at == len(ranges):
-            return () if here in names else (literals[at],)
+            return () if prefix in names else (literals[at],)
         runs: list[tuple[list[str], tuple[str, ...]]] = []
         for value in ranges[at]:
-            after = left(at + 1, here + value)
-            # Several values before several patterns would come out in another order.
+            after = left(at + 1, prefix + value)
+            # A range before several patterns would change the order.
             if runs and len(after) == 1 and runs[-1][1] == after:
                 runs[-1][0].append(value)
             else:
@@ -75,12 +75,12 @@ def without(pattern: str, names: Collection[str]) -> tuple[str, ...]:
 
 
 def is_host_name(name: str) -> bool:
-    """Tell whether a host may be called so: one DNS label, because it becomes a node's name in Slurm and in DNS."""
+    """Return whether a name is valid for a host: one DNS label, because it is used in Slurm and in DNS."""
     return rules.is_label(name) and name not in _RESERVED
 
 
 def hint(pattern: str) -> str:
-    """Return what was probably meant by a pattern that `expand` refuses."""
+    """Return a suggestion for a pattern that `expand` refuses."""
     lower = pattern.lower()
     if rules.is_ip(pattern):
         return f"name the host and give its address: gpu01: {{ansible_host: {pattern}}}"

@@ -1,7 +1,7 @@
-"""The inventory as frozen dataclasses: read whole, judged against a closed schema, refused with every problem at once.
+"""The inventory as frozen dataclasses, checked against a closed schema; all problems are reported together.
 
-Nothing here connects to anything, runs anything or hands anything to Ansible. Variables merge as Ansible merges them
-under our ansible.cfg: all, groups (parents first), group_vars/all, group_vars of groups, host, host_vars.
+This package opens no connection and starts no program. Variables are merged as Ansible merges them with clusterctl's
+ansible.cfg: all, groups (parents first), group_vars/all, group_vars of groups, host, host_vars.
 """
 
 import re
@@ -30,9 +30,9 @@ _REACHED = ("ansible_host", "ansible_port", "cluster_address", JUMP)
 
 @dataclass(frozen=True)
 class Host:
-    """One server: how to reach it, the groups it is in (parents and sub-groups, not `all`), its merged variables.
+    """One server: its address, its groups (parents and sub-groups, not `all`), its merged variables.
 
-    A port or user of None is the one of ssh's own configuration.
+    If port or user is None, ssh's configuration decides.
     """
 
     name: str
@@ -45,16 +45,16 @@ class Host:
     variables: Mapping[str, Any]
     position: Position
     jump: "Host | None" = None
-    """The host through which SSH reaches this one; None where it does directly, or as ssh's own configuration says."""
+    """The jump host; None for a direct connection, or if ssh's configuration decides."""
 
     @property
     def is_head(self) -> bool:
-        """Whether it is the head of a scheduler."""
+        """Whether the host is the head of a scheduler."""
         return any(group.endswith("_head") for group in self.groups)
 
     @property
     def is_worker(self) -> bool:
-        """Whether it runs jobs."""
+        """Whether the host runs jobs."""
         return WORKERS in self.groups
 
 
@@ -70,7 +70,7 @@ class Inventory:
     variables: Mapping[str, Any]
 
     def host(self, name: str) -> Host:
-        """Return the host called `name`; InputError with the nearest name where there is none."""
+        """Return the host `name`. Raises InputError with the nearest name."""
         for host in self.hosts:
             if host.name == name:
                 return host
@@ -78,17 +78,17 @@ class Inventory:
         raise InputError([Problem(None, str(self.path), f'no host "{shown(name)}"', near)])
 
     def in_group(self, group: str) -> tuple[Host, ...]:
-        """Return the hosts of a group, sub-groups included; none where the inventory does not have the group."""
+        """Return the hosts of a group and its sub-groups; none if the group does not exist."""
         return tuple(host for host in self.hosts if group == "all" or group in host.groups)
 
     @property
     def head(self) -> Host:
-        """The host that runs the scheduler; `load` has made sure that there is one."""
+        """The host that runs the scheduler; `load` checks that there is one."""
         return next(host for host in self.hosts if host.is_head)
 
     @property
     def heads(self) -> frozenset[str]:
-        """The hosts without which nothing continues: a failure there ends a run."""
+        """The hosts whose failure ends a run."""
         return frozenset(host.name for host in self.hosts if host.is_head)
 
     @property
@@ -98,17 +98,17 @@ class Inventory:
 
     @property
     def informed(self) -> tuple[str, ...]:
-        """The hosts that must know who belongs to the cluster: the head, and monitoring's."""
+        """The hosts that have the list of the cluster's nodes: the head and monitoring."""
         watching = [host.name for host in self.in_group("monitoring")]
         return tuple(dict.fromkeys([host.name for host in self.hosts if host.is_head] + watching))
 
 
 def load(path: Path, known: Schema | None = None) -> Inventory:
-    """Return the inventory in `path` with the group_vars/ and host_vars/ beside it, judged by `known` (default: ours).
+    """Return the inventory in `path` with its group_vars/ and host_vars/, checked by `known` (default: clusterctl's).
 
-    Raises InputError with all problems (at most MAX_PROBLEMS) in the order in which the files have them.
+    Raises InputError with all problems (at most MAX_PROBLEMS) in the order of the files.
     """
-    # Ansible gives the path to OpenSSH within quotes, where these signs have a meaning.
+    # Ansible passes the path to OpenSSH in quotes, where these characters are special.
     if bad := re.search(r"""["'\\%$`\x00-\x1f]""", str(path.absolute().parent.resolve())):
         what = f"the directory's name holds {bad[0]!a}, expected none of \" ' \\ % $ ` and control characters"
         raise InputError([Problem(None, str(path), what)])
@@ -117,7 +117,7 @@ def load(path: Path, known: Schema | None = None) -> Inventory:
         reading.read()
         consistency.check(reading)
     except TooMuchError:
-        rest = Problem(None, str(path), "too much is wrong, the rest was not judged")
+        rest = Problem(None, str(path), "too many problems, the rest was not checked")
         raise InputError([*reading.problems, rest]) from None
     if reading.problems:
         raise InputError(reading.sorted())
@@ -125,9 +125,9 @@ def load(path: Path, known: Schema | None = None) -> Inventory:
 
 
 def judge(inventory: Inventory, name: str, groups: Collection[str], variables: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with a host that the inventory does not name, judged as if it did, by the same schema.
+    """Check a host that is not in the inventory by the same schema; return the problems.
 
-    `groups` and `variables` are as a Host has them: groups all in one list, variables merged.
+    `groups` and `variables` are as in a Host: all groups in one list, merged variables.
     """
     reading = Reading(inventory.path, schema.load())
     own = {key: value for key, value in variables.items() if key != _NAME}
@@ -143,7 +143,7 @@ def judge(inventory: Inventory, name: str, groups: Collection[str], variables: M
         for host in reading.hosts.values():
             host.merged = reading.merge(host)
         shared = {*_REACHED, *reading.known.required()}
-        others = {  # they are judged already
+        others = {  # they were checked before
             host.name: HostDraft(
                 host.name,
                 host.position,

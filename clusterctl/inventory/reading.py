@@ -1,6 +1,6 @@
 """Read an inventory and its group_vars/ and host_vars/ into drafts of groups and hosts, with positions.
 
-Every single name and value is judged here; what must hold for all of them together is in consistency.py.
+This module checks each name and value. consistency.py checks all of them together.
 """
 
 import os
@@ -25,31 +25,31 @@ _BAD_SUFFIX = "bad file name, expected one that ends in .yml or .yaml"
 
 
 def listing(directory: Path) -> list[Path]:
-    """Return what a directory holds, less what Ansible skips too: hidden files and editors' copies. UnfitError else."""
+    """Return the entries of a directory that Ansible reads: no hidden files and editors' copies. Raises UnfitError."""
     entries = files.listing(directory)
     return [entry for entry in entries if not entry.name.startswith(".") and not entry.name.endswith("~")]
 
 
 class TooMuchError(Exception):
-    """There is so much, or so much wrong, that reading on helps nobody; `Reading.problems` says what."""
+    """There are too many entries or problems to continue; they are in `Reading.problems`."""
 
 
 @dataclass
 class GroupDraft:
-    """A group as written; `inline` and `files` hold its variables from the inventory and from group_vars/."""
+    """A group in the files; `inline` and `files` are its variables from the inventory and from group_vars/."""
 
     name: str
     lineage: tuple[str, ...] = ()
-    """The groups that a member is in: this one and those above it, without `all`."""
+    """The groups of a member: this group and its parents, without `all`."""
     included: list[str] = field(default_factory=list)
-    """The groups elsewhere that name this one as their members."""
+    """The groups that include this one as members."""
     inline: dict[str, Node] = field(default_factory=dict)
     files: dict[str, Node] = field(default_factory=dict)
 
 
 @dataclass
 class HostDraft:
-    """A host as written; `merged` holds all that applies to it, groups included."""
+    """A host in the files; `merged` has all its variables, including those of groups."""
 
     name: str
     position: Position
@@ -63,7 +63,7 @@ class HostDraft:
         return self.merged[variable].value if variable in self.merged else default
 
     def place(self, variable: str) -> Position:
-        """Return where a variable is given, or where the host is."""
+        """Return the position of a variable, or of the host."""
         return self.merged[variable].position if variable in self.merged else self.position
 
 
@@ -73,7 +73,7 @@ _SCOPES: Mapping[str, tuple[type, str]] = {
     "cluster_address": (HostDraft, "on a host"),
     "cluster_name": (GroupDraft, "in all.vars"),
 }
-"""Variables that make sense in one place only."""
+"""Variables that are valid in one place only."""
 
 
 class Reading:
@@ -86,14 +86,14 @@ class Reading:
         self.hosts: dict[str, HostDraft] = {}
         self.top = Position(path, 1, 1)
         self.named: list[tuple[Key, GroupDraft, str]] = []
-        """Groups that another group has as its members: their names, that group, and the key to tell them by."""
+        """Groups that another group includes as members: their names, that group, and the key for messages."""
         self.memberships = 0
         self.problems: list[Problem] = []
         self.understood = True
-        """Whether groups and hosts are as written; otherwise what is missing cannot be judged."""
+        """Whether all groups and hosts were read; if not, missing values cannot be checked."""
 
     def report(self, problem: Problem) -> None:
-        """Keep a problem, the first about each key at each place: what follows from it is noise."""
+        """Record a problem, but only the first one of each key at each position."""
         if any(problem.position == known.position and problem.key == known.key for known in self.problems):
             return
         if len(self.problems) >= MAX_PROBLEMS:
@@ -121,9 +121,9 @@ class Reading:
     # --- files ---
 
     def read(self) -> None:
-        """Read everything; raises TooMuchError where it stops early."""
+        """Read all files. Raises TooMuchError."""
         root = document.read(self.path, self.report)
-        if self.path.suffix not in _SUFFIXES:  # Ansible would take none of it
+        if self.path.suffix not in _SUFFIXES:  # Ansible would ignore the file
             self.report(Problem(None, str(self.path), _BAD_SUFFIX))
         self.understood = not self.problems
         if root is None:
@@ -132,7 +132,7 @@ class Reading:
             if key == "all":
                 self.group(self.groups["all"], node, "all")
             elif key == "plugin":
-                self.misunderstood(key.position, key, "names an inventory plugin, expected the hosts under all")
+                self.misunderstood(key.position, key, "is an inventory plugin, expected the hosts under all")
             else:
                 below = key in self.known.groups
                 hint = f"move it to all.children.{key}" if below else did_you_mean(key, ("all",))
@@ -145,10 +145,10 @@ class Reading:
         self.top = root.position
 
     def vars_directory(self, name: str, kind: str, owners: Mapping[str, "GroupDraft | HostDraft"]) -> None:
-        """Read NAME.yml, NAME.yaml or the files of NAME/ for each group or host, and refuse files of nobody."""
+        """Read NAME.yml, NAME.yaml or the files of NAME/ for each group or host; refuse files without an owner."""
         seen: dict[str, Path] = {}
         for entry in self.listing(self.path.parent / name):
-            directory = os.path.isdir(entry)  # noqa: PTH112 - is_dir raises where it may not look
+            directory = os.path.isdir(entry)  # noqa: PTH112 - is_dir raises if it has no permission
             owner = entry.name if directory else entry.stem
             message, hint = "", ""
             if not directory and entry.suffix not in _SUFFIXES:
@@ -165,7 +165,7 @@ class Reading:
                 self.vars_file(file, owners[owner])
 
     def listing(self, directory: Path) -> list[Path]:
-        """Return what a directory holds, as the function of that name does; a problem where it cannot be read."""
+        """Return the entries of a directory; report a problem if it cannot be read."""
         try:
             return listing(directory)
         except files.UnfitError as error:
@@ -183,11 +183,11 @@ class Reading:
     # --- groups, hosts, variables ---
 
     def entries(self, node: Node, key: str) -> Iterator[tuple[Key, Node]]:
-        """Yield what a mapping holds; nothing written is an empty one."""
+        """Yield the entries of a mapping; a missing value is an empty mapping."""
         if isinstance(node.value, dict):
             yield from node.value.items()
         elif node.value is not None:
-            hint = "each on a line of its own, with a colon behind it" if key.endswith("hosts") else ""
+            hint = "write each host on its own line, followed by a colon" if key.endswith("hosts") else ""
             self.misunderstood(node.position, key, f"wrong type, got {node.describe()}, expected a mapping", hint)
 
     def group(self, group: GroupDraft, node: Node, key: str) -> None:
@@ -217,11 +217,11 @@ class Reading:
                 self.group(self.groups[name], value, path)
 
     def is_task(self, group: GroupDraft) -> bool:
-        """Tell whether a group gives its hosts a role of ours besides the scheduler's."""
+        """Return whether a group adds a role besides the scheduler's to its hosts."""
         return len(group.lineage) == 1 and not group.name.endswith(("_head", "_workers"))
 
     def include(self) -> None:
-        """Give the hosts of groups that are named as members of another that group, too."""
+        """Add the hosts of included groups to the groups that include them."""
         for name, parent, path in self.named:
             group = self.groups.get(name)
             if group is None or not group.lineage or self.is_task(group):
@@ -235,15 +235,15 @@ class Reading:
                     host.groups.update(parent.lineage)
 
     def depth(self, name: str) -> int:
-        """Return how deep Ansible counts a group, by which the deeper one's variables win."""
+        """Return Ansible's depth of a group; variables of a deeper group have precedence."""
         group = self.groups[name]
         return 1 + max(map(self.depth, (*group.lineage[-2:-1], *group.included)), default=0)
 
     def refusal(self, name: str, parent: GroupDraft) -> tuple[str, str] | None:
-        """Roles' groups stand below `all`, a person's own below the workers; say why `name` is neither."""
+        """Return why `name` is not valid here: roles' groups are below `all`, other groups below the workers."""
         known = self.known.groups
         if name in self.groups:
-            return f'the group "{shown(name)}" a second time', "a group stands in one place"
+            return f'the group "{shown(name)}" a second time', "define a group once"
         if not parent.lineage:
             near = did_you_mean(name, known) or "known groups: " + ", ".join(known)
             return None if name in known else (f'unknown group "{shown(name)}"', near)
@@ -252,7 +252,7 @@ class Reading:
         if not parent.lineage[0].endswith("_workers"):
             return "a sub-group, which only workers can have", "list the hosts"
         if name == "ungrouped":
-            return "a group of Ansible's own, expected another name", ""
+            return "a group name reserved by Ansible, expected another name", ""
         if not re.fullmatch("[a-z][a-z0-9_]{0,62}", name):
             expected = "a lower-case letter, then letters, digits or underscores"
             return f'bad group name, got "{shown(name)}", expected {expected}', ""
@@ -290,17 +290,17 @@ class Reading:
             self.known.check(name, value, path, name.position, self.report)
             scope, expected = _SCOPES.get(name, (object, ""))
             if not isinstance(owner, scope) or (scope is GroupDraft and owner.name != "all"):
-                self.refuse(name.position, path, f"stands in the wrong place, expected it {expected}")
+                self.refuse(name.position, path, f"is in the wrong place, expected it {expected}")
             if first := owner.inline.get(name) or values.get(name):
                 self.twice(value, path, first)
             values[str(name)] = value
 
     def twice(self, node: Node, key: str, first: Node) -> None:
-        self.refuse(node.position, key, f"given a second time, first at {first.position}", "keep one of them")
+        self.refuse(node.position, key, f"is set a second time, first at {first.position}", "keep only one of them")
 
     def merge(self, host: HostDraft) -> dict[str, Node]:
-        mine = [self.groups[name] for name in host.groups]
-        groups = [self.groups["all"], *sorted(mine, key=lambda group: (self.depth(group.name), group.name))]
+        own = [self.groups[name] for name in host.groups]
+        groups = [self.groups["all"], *sorted(own, key=lambda group: (self.depth(group.name), group.name))]
         merged: dict[str, Node] = {}
         for values in (*(group.inline for group in groups), *(group.files for group in groups)):
             merged |= values

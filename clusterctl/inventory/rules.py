@@ -1,4 +1,4 @@
-"""What values of an inventory have to be, beyond what the types of argument specs say."""
+"""Rules for values of an inventory, in addition to the types in argument specs."""
 
 import ipaddress
 import re
@@ -8,28 +8,28 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-# Of MIG: compute slices, memory, and what it has besides, such as 1g.10gb+me; parts of one such as 1c.3g.40gb.
+# A MIG profile: compute slices, memory and extensions (1g.10gb+me), or a part of an instance (1c.3g.40gb).
 PROFILE = r"([1-9]c\.)?[1-9]g\.[1-9]\d{0,2}gb([+-][a-z]+(\.[a-z]+)?)*"
 
 
-FREE_KEY = "[A-Za-z0-9_.*/:-]{1,253}"  # an option of somebody else's program, a host, a kernel setting
+FREE_KEY = "[A-Za-z0-9_.*/:-]{1,253}"  # an option of another program, a host, a kernel setting
 _LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _LABEL_ANY = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 
 
 def is_label(text: str) -> bool:
-    """Tell whether `text` is a host name's label in lower case (RFC 1123, section 2.1)."""
+    """Return whether `text` is a host name's label in lower case (RFC 1123, section 2.1)."""
     return re.fullmatch(_LABEL, text) is not None
 
 
 def is_domain(text: str) -> bool:
-    """Tell whether `text` is a DNS domain; the last label is no number, so that 10.0.0.300 is none (RFC 1123, 2.1)."""
+    """Return whether `text` is a DNS domain; the last label must not be a number, as in 10.0.0.300 (RFC 1123, 2.1)."""
     labels = text.split(".")
     return len(text) <= 253 and not labels[-1].isdigit() and all(re.fullmatch(_LABEL_ANY, label) for label in labels)
 
 
 def is_ip(text: str) -> bool:
-    """Tell whether `text` is an IPv4 or IPv6 address without a zone."""
+    """Return whether `text` is an IPv4 or IPv6 address without a zone."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -46,7 +46,7 @@ def _is_network(text: str) -> bool:
 
 
 def _is_url(text: str) -> bool:
-    # In shells' and package managers' files it stands as it is: no quote, blank or sign of theirs; and no password.
+    # Written unquoted into files of shells and package managers: no quotes, blanks or special characters; no password.
     if not re.fullmatch(r"[A-Za-z0-9._~:/?%+=,\[\]-]+", text):
         return False
     try:
@@ -60,7 +60,7 @@ def _matches(pattern: str) -> Callable[[str], bool]:
     return lambda text: re.fullmatch(pattern, text) is not None
 
 
-# Users and groups that distributions and our own packages make; an account of such a name would change theirs.
+# Users and groups of distributions and installed packages; an account of the same name would change them.
 _SYSTEM_NAMES = frozenset(
     """root daemon bin sys adm sync games man lp mail news uucp proxy www-data backup list irc nobody nogroup sudo wheel
     sshd messagebus polkitd dbus chrony _chrony ntp dnsmasq munge slurm mysql mariadb prometheus shadow systemd-network
@@ -77,14 +77,14 @@ def _rises(text: str) -> bool:
     return clocks == sorted(clocks)
 
 
-# As Slurm's time_str2secs reads it (src/common/parse_time.c).
+# The syntax of Slurm's time_str2secs (src/common/parse_time.c).
 TIME_LIMIT = re.compile(r"(\d+-)?\d+(:\d+){0,2}|-1|INFINITE|UNLIMITED", re.IGNORECASE)
-# Of the eight slices of memory and seven of computing that GPUs have, what an instance takes by its compute slices.
+# An instance's memory slices by its compute slices; a GPU has eight memory slices and seven compute slices.
 _MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 
 
 def _is_division(text: str) -> bool:
-    """Tell whether some GPU can be divided like this; the card itself knows what its own profiles need."""
+    """Return whether some GPU supports this layout; the node checks its own profiles."""
     if text in ("", "none"):
         return True
     names = text.replace(" ", "").split(",")
@@ -96,20 +96,20 @@ def _is_division(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """What the texts or numbers of some variables have to be."""
+    """A rule for the texts or numbers of some variables."""
 
-    names: str  # a pattern for the end of a variable's name
+    names: str  # a pattern of the end of a variable's name
     holds: Callable[[Any], bool]
     expected: str
     hint: Callable[[Any], str] = lambda value: ""
-    number: bool = False  # whether it is for numbers; else for texts
+    number: bool = False  # whether the rule is for numbers; else for texts
 
 
 _RULES = (
     Rule("^cluster_name", lambda v: is_label(v) and len(v) <= 30, "1 to 30 lower-case letters, digits and hyphens"),
     Rule("^ansible_user", _matches("[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}"), "a user name"),
     Rule("^cluster_host_key", _matches("SHA256:[A-Za-z0-9+/]{43}"), "SHA256: and 43 characters"),
-    # OpenSSH takes it through two shells when a jump host has one.
+    # With a jump host, OpenSSH passes the path through two shells.
     Rule(
         "^ansible_ssh_private_key_file",
         _matches(r"""(/|~/)[^"'\\%$`\x00-\x1f]+"""),
@@ -122,14 +122,14 @@ _RULES = (
     Rule("_domain", is_domain, "a DNS domain"),
     Rule("_networks", _is_network, "a network such as 10.0.0.0/24"),
     Rule("_no_proxy", _matches(r"[\w.*:/-]+"), "a name, a domain or a network"),
-    # A key server's query has it; a key is fetched by Python and stands in no file of a shell.
+    # A key server's query has an &; Python fetches the key, so the URL is not in a shell's file.
     Rule("_key_url", lambda v: v == "" or _is_url(v.replace("&", "")), "a URL such as https://example.com/key.asc"),
     Rule(
         "_proxy|_url|_mirrors",
         lambda v: v == "" or _is_url(v),
         "a URL without user or password such as http://proxy.example.com:3128",
         lambda v: (
-            "everybody on the nodes could read the password: have the nodes admitted by address" if "@" in v else ""
+            "all users of the nodes could read the password: allow the nodes by address instead" if "@" in v else ""
         ),
     ),
     Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
@@ -142,7 +142,7 @@ _RULES = (
     Rule(
         "_interfaces", _matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}[*]?"), "an interface's name, or its beginning and *"
     ),
-    # The driver is asked first, the rest all at once; Slurm ends a program that takes 60 s for all.
+    # The driver is checked first, the rest in parallel; Slurm ends a health check after 60 s.
     Rule(r"gpu_health_timeouts\.driver", lambda v: 1 <= v <= 40, "1 to 40", number=True),
     Rule(r"gpu_health_timeouts\.\w+", lambda v: 1 <= v <= 15, "1 to 15", number=True),
     Rule("_seconds", lambda v: 1 <= v <= 86_400, "1 to 86400", number=True),
@@ -150,7 +150,7 @@ _RULES = (
     Rule(
         r"(^|[_.])uid",
         lambda v: 500 <= v <= 2**31 - 1 and v != 65534,
-        "500 to 2147483647, not the system's own",
+        "500 to 2147483647, except 65534",
         number=True,
     ),
     Rule(r"(^|[_.])gid", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
@@ -159,11 +159,11 @@ _RULES = (
     Rule(
         r"users_(accounts|groups)\.name|users_verify_user|_common_group|\.groups|docker_users",
         _is_account,
-        "up to 32 of a-z 0-9 . _ -, and not a name of the system's own",
+        "up to 32 of a-z 0-9 . _ -, and not a system account",
     ),
     Rule(
         r"(_|\.slurm_)account|_partitions\.(name|nodes)|prometheus_user",
-        _matches("(?!(?i:default)$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"),  # slurm.conf has a meaning of its own for that
+        _matches("(?!(?i:default)$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"),  # "default" is special in slurm.conf
         "a name of letters, digits, . _ -, and not default",
     ),
     Rule("_database_(name|user)", _matches("[A-Za-z0-9_]{1,64}"), "a name of letters, digits and _"),
@@ -179,7 +179,7 @@ _RULES = (
     ),
     Rule("_cuda_(toolkits|compat)", _matches("[1-9][0-9][.][0-9]"), "a release such as 12.8"),
     Rule("_driver_branch", _matches("([1-9][0-9]{2})?"), "a release branch such as 580"),
-    Rule("_driver_kernel", _matches("([0-9][A-Za-z0-9.+_~-]*)?"), "a kernel's release, as uname -r names it"),
+    Rule("_driver_kernel", _matches("([0-9][A-Za-z0-9.+_~-]*)?"), "a kernel's release, as uname -r prints it"),
     Rule(
         "gpu_config_power_limit",
         _matches("([1-9][0-9]{1,3}( ?W)?|[1-9][0-9]{1,2}%)?"),
@@ -195,7 +195,11 @@ _RULES = (
         _matches("([1-9][0-9]{1,4},[1-9][0-9]{1,4})?"),
         "MHz of memory and graphics such as 1593,1275",
     ),
-    Rule("gpu_config_mig(_gpus)?", _is_division, "profiles that fit on a GPU, 3g.40gb,2g.20gb,2g.20gb, or none"),
+    Rule(
+        "gpu_config_mig(_gpus)?",
+        _is_division,
+        "profiles that fit on a GPU, for example 3g.40gb,2g.20gb,2g.20gb, or none",
+    ),
     Rule("_fingerprint", _matches("([0-9A-Fa-f]{40})?"), "40 hexadecimal digits"),
     Rule("_imex_nodes", is_ip, "an IP address"),
     Rule("_default_time", lambda v: v == "" or bool(TIME_LIMIT.fullmatch(v)), "a time limit such as 1-12:00:00"),

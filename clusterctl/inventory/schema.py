@@ -1,8 +1,8 @@
-"""What an inventory may say, read from the content itself: groups from the playbook, variables from the roles.
+"""The schema of an inventory, read from the content: groups from the playbook, variables from the roles.
 
-A group is known when playbooks/bootstrap.yml names it; a variable when a role's meta/argument_specs.yml declares it.
-Types are judged more strictly than Ansible does: a value must be written as what it is, because YAML reads `22:30` as
-1350, `010` as 8 and `no` as false, and Ansible would convert each of them in silence.
+A group is known if playbooks/bootstrap.yml has it, a variable if a role's meta/argument_specs.yml declares it. Types
+are checked more strictly than by Ansible, because YAML reads `22:30` as 1350, `010` as 8 and `no` as false, and
+Ansible would convert them without a warning.
 """
 
 import math
@@ -48,15 +48,15 @@ class Option:
 CONNECTION: Mapping[str, Option] = {
     option.name: option
     for option in (
-        Option("ansible_host", "", description=("Address or name by which SSH reaches the host; default: its name.",)),
+        Option("ansible_host", "", description=("Address or name of the host for SSH; default: its name.",)),
         Option("ansible_port", "", type="int", description=("Port of its SSH server; default 22.",)),
-        Option("ansible_user", "", description=("User who logs in; default: yours.",)),
+        Option("ansible_user", "", description=("User to log in as; default: your user name.",)),
         Option("ansible_ssh_private_key_file", "", type="path", description=("Key to log in with, absolute or ~/.",)),
-        Option("ansible_become", "", type="bool", description=("Whether that user needs sudo; default true.",)),
+        Option("ansible_become", "", type="bool", description=("Whether to use sudo; default true.",)),
         Option(
             "cluster_jump_host",
             "",
-            description=("Host of this inventory through which SSH reaches the others, such as the head.",),
+            description=("Jump host for SSH to the other hosts, a host of this inventory, for example the head.",),
         ),
         Option(
             "cluster_host_key",
@@ -65,26 +65,26 @@ CONNECTION: Mapping[str, Option] = {
         ),
     )
 }
-"""The only variables of Ansible's own that an inventory may set: whom to reach and as whom."""
+"""The only variables of Ansible that an inventory may set: hosts and users of connections."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The groups and variables that the content knows. Made by `load`."""
+    """The known groups and variables; made by `load`."""
 
     groups: Mapping[str, tuple[str, ...]]
-    """Each known group in the playbook's order, with the roles that its hosts get."""
+    """Each known group in the playbook's order, with the roles of its hosts."""
     common: tuple[str, ...]
-    """The roles that every host gets besides."""
+    """The roles of every host."""
     variables: Mapping[str, Option]
-    """Each known variable, connection variables included."""
+    """Each known variable, including connection variables."""
     defaults: Mapping[str, Any]
     """The default of each variable that has one."""
     optional: tuple[str, ...] = ()
-    """The roles that a host in service may lose, in the playbook's order; the others are Slurm's, GPUs' or the base."""
+    """The roles that can be uninstalled from a host in service, in the playbook's order; not Slurm's, GPUs' or base."""
 
     def check(self, name: str, node: Node, key: str, at: Position, report: Report) -> None:
-        """Report everything that is wrong with `name: node`, where `name` stands at `at` and is called `key`."""
+        """Report every problem of `name: node`; `at` is the position of `name`, `key` its path."""
         option = self.variables.get(name)
         if option is None:
             report(Problem(at, key, *self._unknown(name)))
@@ -92,15 +92,15 @@ class Schema:
             _check(option, node, key, report, rule_of(name, option.number))
 
     def required(self) -> Iterator[str]:
-        """Yield the variables that must be set because nothing else gives them a value."""
+        """Yield the required variables that have no default."""
         return (name for name, option in self.variables.items() if option.required and name not in self.defaults)
 
     def _unknown(self, name: str) -> tuple[str, str]:
         if re.search("pass(word|wd)?$", name):
-            return "a password does not belong in an inventory", "log in with a key: ansible_ssh_private_key_file"
+            return "a password must not be in an inventory", "log in with a key: ansible_ssh_private_key_file"
         if name.startswith("ansible_"):
             known = did_you_mean(_OLD_NAMES.get(name, name), CONNECTION)
-            return "not allowed here, an inventory says which hosts there are and not how Ansible works", known
+            return "not allowed here, clusterctl sets Ansible's own settings", known
         return f'unknown variable "{shown(name)}"', did_you_mean(name, self.variables)
 
 
@@ -121,7 +121,7 @@ def _is_number(node: Node) -> bool:
 
 
 def _is_plain(node: Node) -> bool:
-    """Tell whether YAML reads this value as a person does: no sexagesimal, octal, date or yes/no."""
+    """Return whether YAML reads this value as it looks: no sexagesimal, octal, date or yes/no."""
     match node.value:
         case dict() | list() | str() | None:
             return True
@@ -137,14 +137,14 @@ _TYPES: Mapping[str, tuple[Callable[[Node], bool], str]] = {
     "int": (_is_decimal, "a whole number"),
     "list": (lambda node: isinstance(node.value, list), "a list"),
     "path": (lambda node: isinstance(node.value, str), "text"),
-    "raw": (_is_plain, "a value that can be read in one way only"),
+    "raw": (_is_plain, "an unambiguous value"),
     "str": (lambda node: isinstance(node.value, str), "text"),
 }
 
 
 def _hint(node: Node, wanted: str) -> str:
     if node.value is None:
-        return "leave the line out for the default"
+        return "delete the line to use the default"
     if isinstance(node.value, str):
         if wanted == "a list":
             return f"write [{shown(node.value)}]"
@@ -154,10 +154,10 @@ def _hint(node: Node, wanted: str) -> str:
 
 
 def _check(option: Option, node: Node, key: str, report: Report, rule: Rule | None) -> None:
-    """Check a value against its spec; `rule` is what its own or its parents' names ask for beyond that."""
+    """Check a value against its spec and against `rule`, the rule for its own or its parents' names."""
 
     def refuse(what: str, expected: str, hint: str = "") -> None:
-        got = "a value that is not shown" if option.secret else node.describe()
+        got = "a hidden value" if option.secret else node.describe()
         report(Problem(node.position, key, f"{what}, got {got}, expected {expected}", hint))
 
     fits, expected = _TYPES[option.type]
@@ -177,7 +177,7 @@ def _check(option: Option, node: Node, key: str, report: Report, rule: Rule | No
             option.name,
             option.role,
             option.elements,
-            choices=option.choices,  # of a list, Ansible holds each element against them
+            choices=option.choices,  # for a list, Ansible checks each element
             options=option.options,
             secret=option.secret,
         )
@@ -205,9 +205,9 @@ def _check_key(option: Option, name: Key, value: Node, key: str, report: Report,
 
 @cache
 def load(content: Path | None = None) -> Schema:
-    """Return the schema of the Ansible content at `content` (default: ours).
+    """Return the schema of the Ansible content at `content` (default: clusterctl's).
 
-    Raises ClusterctlError where the content itself is wrong, which is a bug of ours.
+    Raises ClusterctlError for invalid content, which is a bug in clusterctl.
     """
     content = content or paths.content()
     try:
@@ -228,7 +228,7 @@ def load(content: Path | None = None) -> Schema:
 
 
 def _yaml(path: Path) -> Any:
-    return yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 - a safe loader, the C one where there is one
+    return yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 - a safe loader, in C if available
 
 
 def _option(name: str, role: str, raw: Mapping[str, Any]) -> Option:

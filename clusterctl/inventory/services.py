@@ -1,4 +1,4 @@
-"""Services that roles declare in meta/services.yml: what runs where. Status, verify and metrics read them here."""
+"""Read the services that roles declare in meta/services.yml, for status, verify and metrics."""
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,30 +18,30 @@ FAMILIES = ("Debian", "RedHat")
 
 @dataclass(frozen=True)
 class Service:
-    """One declared unit of systemd."""
+    """One declared systemd unit."""
 
     role: str
     unit: Mapping[str, str]
-    """Its name by the operating system's family; given as one name where all have the same."""
+    """Its name by the operating system's family; one name in the file if all have the same."""
     scheduling: bool = False
-    """Whether no job starts without it."""
+    """Whether jobs need it to start."""
     required: bool = True
-    """Whether it always runs on hosts of the role; metrics have it also where it does not."""
+    """Whether it always runs on hosts of the role; metrics always include it."""
     local: str = ""
-    """A variable with the host that runs it; it is `localhost` where that is this one."""
+    """A variable with the host that runs it; `localhost` is the host itself."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its names, each once, without `.service`, as systemctl takes them."""
+        """Its names, each once, without `.service`."""
         return tuple(dict.fromkeys(name.removesuffix(".service") for name in self.unit.values()))
 
     def runs_here(self, variables: Mapping[str, Any]) -> bool:
-        """Return whether it has to run on a host of the role with these variables."""
+        """Return whether it must run on a host of the role with these variables."""
         return self.required and (not self.local or variables.get(self.local, "localhost") == "localhost")
 
 
 def load(role: Path) -> list[Service]:
-    """Return what a role declares. Raises ClusterctlError where that cannot be meant, which is a bug of ours."""
+    """Return a role's services. Raises ClusterctlError for an invalid declaration, which is a bug in the role."""
     path = role / "meta/services.yml"
     declared = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
     return [_service(role.name, item) for item in declared]
@@ -61,19 +61,19 @@ def _service(role: str, item: Any) -> Service:
 
 @functools.cache
 def load_all(content: Path | None = None) -> Mapping[str, tuple[Service, ...]]:
-    """Return what all roles declare, by role."""
+    """Return the services of all roles, by role."""
     return {role.name: tuple(load(role)) for role in sorted((content or paths.content()).glob("roles/*/"))}
 
 
 def of_host(host: Host) -> list[Service]:
-    """Return what has to run on a host: the services of the roles that its groups give it."""
+    """Return the services that must run on a host, from the roles of its groups."""
     known = schema.load()
     roles = [*known.common, *(role for group in sorted(host.groups) for role in known.groups.get(group, ()))]
     return [one for one in _of(dict.fromkeys(roles)) if one.runs_here(host.variables)]
 
 
 def scheduling() -> frozenset[str]:
-    """Return the names of the units without which no job starts."""
+    """Return the names of the units that jobs need to start."""
     return frozenset(name for one in _of(load_all()) if one.scheduling for name in one.names)
 
 

@@ -1,7 +1,7 @@
-"""What Slurm gives to jobs that ask for nothing, computed from the workers' records, and which records count for it.
+"""Compute Slurm's default limits of jobs from the workers' records.
 
-One record that is far from the others, wrong or forged, must not set the defaults of every job in the cluster:
-DefMemPerCPU=0 is no limit at all, and a default of some MB ends each job that names no memory.
+One record that differs much from the others, wrong or forged, must not set the defaults of all jobs in the cluster:
+DefMemPerCPU=0 is no limit, and a default of a few MB ends each job without a memory request.
 """
 
 import statistics
@@ -9,46 +9,46 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
-"""A hardware record as plain mappings and lists (dataclasses.asdict of hardware.Hardware)."""
+"""A hardware record as mappings and lists (dataclasses.asdict of hardware.Hardware)."""
 
-# A record counts if it is within this factor of the median. Servers of one cluster have 2 to 16 GB for each CPU.
+# A record is used if it is within this factor of the median. Servers of one cluster have 2 to 16 GB for each CPU.
 FAR = 8
-# Below this no server is: one of 96 GB with 288 threads has 341.
+# No server has less: 96 GB with 288 threads are 341 MB for each CPU.
 LEAST_MB_PER_CPU = 256
-# Fewer cores than GPUs give a job no core for its GPU.
+# With fewer CPUs than GPUs, a job has no CPU for its GPU.
 LEAST_CPUS_PER_GPU = 1
 
 
 def real_memory(record: Record) -> int:
     """Return the memory (MB) that Slurm may give to jobs, never 0.
 
-    A node that reports less than its configuration says is ``invalid`` and takes no job, and the same node reports
-    a few MB less after a kernel update: 2 % and at least 512 MB stay outside, but never more than half.
+    A node that reports less than its configuration is ``invalid`` and runs no job, and a node reports a few MB less
+    after a kernel update. So 2 %, at least 512 MB, are reserved, but never more than half.
     """
     total = int(record["memory_mb"])
     return max(total - max(512, total // 50), total // 2, 1)
 
 
 def units(record: Record) -> list[str]:
-    """Return the type of each GPU that a job can ask for: of one that MIG divides, its instances' profiles instead."""
+    """Return the type of each GPU that a job can request; for a GPU with MIG, the profiles of its instances."""
     return [kind for gpu in record["gpus"] for kind in ([gpu["type"]] if gpu["mig"] is None else gpu["mig"])]
 
 
 def mb_per_cpu(record: Record) -> float:
-    """Return the memory (MB) that a node can give to each of its CPUs."""
+    """Return a node's memory (MB) for each CPU."""
     return real_memory(record) / int(record["cpu"]["cpus"])
 
 
 def cpus_per_gpu(record: Record) -> float:
-    """Return the CPUs that a node with GPUs can give to each of them."""
+    """Return a node's CPUs for each GPU; it must have GPUs."""
     return int(record["cpu"]["cpus"]) / len(units(record))
 
 
 def bounds(values: Sequence[float], least: float) -> tuple[float, float]:
-    """Return the least and the most that counts among some values, of which there must be one.
+    """Return the lowest and highest usable value; `values` must not be empty.
 
-    What is below `least` counts only where all are. Of two that are far apart the lower one is the usual one: a default
-    that is too low for one node is too high for none.
+    Values below `least` are used only if all are below. The median of two values is the lower one: a default that is
+    too low for one node is not too high for any.
     """
     likely = [value for value in values if value >= least]
     middle = statistics.median_low(likely or values)
@@ -56,17 +56,17 @@ def bounds(values: Sequence[float], least: float) -> tuple[float, float]:
 
 
 def whole_cpus_per_gpu(record: Record) -> int:
-    """Return the CPUs in whole cores that a node can give to each GPU, or all where a GPU has less than a core.
+    """Return a node's CPUs for each GPU, rounded down to whole cores unless that is less than a core.
 
-    With CR_Core a job gets whole cores. Of 128 CPUs, two to a core, each of six GPUs would have 21: jobs get 22, and
-    the last GPU finds no core.
+    With CR_Core a job gets whole cores. With 128 CPUs, two per core, and six GPUs, each GPU would have 21 CPUs: jobs
+    get 22, and no core is left for the last GPU.
     """
     cpus, threads = int(record["cpu"]["cpus"]) // len(units(record)), int(record["cpu"]["threads_per_core"])
     return cpus // threads * threads or cpus
 
 
 def memory_per_cpu(records: Iterable[Record]) -> int:
-    """Return the memory (MB, at least 1) per CPU that every usual node has for each CPU; 0 where there is no node."""
+    """Return the memory (MB, at least 1) that every usual node has for each CPU; 0 if there is no node."""
     if not (values := [mb_per_cpu(one) for one in records]):
         return 0
     low, _ = bounds(values, LEAST_MB_PER_CPU)
@@ -74,9 +74,9 @@ def memory_per_cpu(records: Iterable[Record]) -> int:
 
 
 def share(records: Iterable[Record]) -> tuple[int, float, float] | None:
-    """Return the share of a GPU: whole CPUs that every usual node has for it, and the median CPUs for a GPU and a GB.
+    """Return a GPU's share: the whole CPUs that every usual node has for it, and the median CPUs for a GPU and a GB.
 
-    None where no node has a GPU. A node that is unusual in its CPUs or its memory counts for neither.
+    None if no node has a GPU. A node with unusual CPUs or memory is not used for either.
     """
     if not (able := [(cpus_per_gpu(one), mb_per_cpu(one), whole_cpus_per_gpu(one)) for one in records if units(one)]):
         return None
@@ -88,13 +88,13 @@ def share(records: Iterable[Record]) -> tuple[int, float, float] | None:
 
 
 def low_memory(records: Mapping[str, Record]) -> Iterator[tuple[str, str]]:
-    """Yield the nodes that have too little memory per CPU to count, each with what it has."""
+    """Yield the nodes whose memory per CPU is too low to be used, with a description."""
     for name, value, usual in _low({name: mb_per_cpu(one) for name, one in records.items()}, LEAST_MB_PER_CPU):
         yield name, f"has {int(value)} MB of memory per CPU, and most workers have {int(usual)} MB"
 
 
 def few_cpus(records: Mapping[str, Record]) -> Iterator[tuple[str, str]]:
-    """Yield the nodes that have too few CPUs per GPU to count, each with what it has."""
+    """Yield the nodes whose CPUs per GPU are too few to be used, with a description."""
     found = {name: cpus_per_gpu(one) for name, one in records.items() if units(one)}
     for name, value, usual in _low(found, LEAST_CPUS_PER_GPU):
         yield name, f"has {value:.2g} CPUs per GPU, and most workers have {usual:.2g}"

@@ -1,4 +1,4 @@
-"""Names of Slurm's packages, from the table of role slurm_head that lookup slurm_source reads on the nodes' behalf."""
+"""Names of Slurm's packages, from the table in role slurm_head that lookup slurm_source reads too."""
 
 import functools
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ def table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 
 
 def given(inventory: Inventory, host: Host, name: str, default: Any) -> Any:
-    """Return a variable of the host, or of the head where the host has none."""
+    """Return a variable of the host, or else of the head."""
     return host.variables[name] if name in host.variables else inventory.head.variables.get(name, default)
 
 
 def names(inventory: Inventory, host: Host, part: str) -> list[str]:
-    """Return the packages that a part has on the host, whatever its family is."""
+    """Return the packages of a part on the host, for any family."""
     own = given(inventory, host, "slurm_head_package_names", {})
     if isinstance(own, Mapping) and isinstance(own.get(part), list):
         return [str(name) for name in own[part]]
@@ -36,6 +36,6 @@ def names(inventory: Inventory, host: Host, part: str) -> list[str]:
 
 
 def every(inventory: Inventory, part: str) -> list[str]:
-    """Return the packages that a part has from any source, each once."""
+    """Return the packages of a part from all sources, each once."""
     known = [name for families in table().values() for parts in families.values() for name in parts[part]]
     return list(dict.fromkeys(known + [name for host in inventory.hosts for name in names(inventory, host, part)]))

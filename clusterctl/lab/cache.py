@@ -1,4 +1,4 @@
-"""One package cache (apt-cacher-ng) for all labs of a machine, so that a package crosses the network once."""
+"""One package cache (apt-cacher-ng) for all labs of a machine: each package is downloaded once."""
 
 import hashlib
 import ipaddress
@@ -24,13 +24,13 @@ NETWORK = "podman"  # podman's default network
 
 
 def directory(name: str = "packages") -> Path:
-    """Where the cached packages lie, or other things that outlive labs and may be deleted at any time."""
+    """Return the directory of cached packages, or of other files that outlive labs. It may be deleted at any time."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "clusterctl" / name
 
 
 def _image(debian: Callable[[], str]) -> str:
-    """Derive the cache's image from a Debian node's; made once."""
+    """Build the cache's image from a Debian node's image, unless it exists."""
     install = (
         "apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "
         "apt-cacher-ng && rm -rf /var/lib/apt/lists/*"
@@ -49,9 +49,9 @@ def _image(debian: Callable[[], str]) -> str:
 
 
 def ensure(debian: Callable[[], str]) -> str:
-    """Start the cache unless it runs; return its URL. `debian` gives the image of a Debian node to make its own from.
+    """Start the cache unless it runs; return its URL. `debian` returns the image of a Debian node to build from.
 
-    Names resolve there as they do on the host, whichever labs come and go.
+    The container uses podman's default network, so names resolve as on the host, independent of the labs.
     """
     address = shared_address(-3)
     if container_state(NAME) != "running":
@@ -61,7 +61,7 @@ def ensure(debian: Callable[[], str]) -> str:
 
 
 def shared_address(index: int) -> str:
-    """Return the fixed address of what serves all labs: on podman's default network, which each of theirs reaches."""
+    """Return the fixed address of a server for all labs, on podman's default network: every lab network reaches it."""
     network = ipaddress.ip_network(podman_json("network", "inspect", NETWORK)[0]["subnets"][0]["subnet"])
     return str(network[index])
 
@@ -70,7 +70,7 @@ def _start(debian: Callable[[], str], address: str) -> None:
     path = directory()
     path.mkdir(parents=True, exist_ok=True)
     upstream = os.environ.get("http_proxy") or os.environ.get("HTTP_PROXY")
-    # A configuration of its own: the packaged one sends Debian's packages to mirrors that it expects to be told of.
+    # The packaged configuration redirects Debian's packages to mirrors that it expects as settings.
     settings = [
         "CacheDir: /var/cache/apt-cacher-ng", "LogDir: /var/log/apt-cacher-ng", "SupportDir: /usr/lib/apt-cacher-ng",
         "ExThreshold: 30", "PassThroughPattern: .*:443$", *([f"Proxy: {upstream}"] if upstream else []),

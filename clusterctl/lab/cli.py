@@ -45,19 +45,19 @@ def up(
     ] = None,
     cgroups: Annotated[
         int | None,
-        typer.Option(min=1, max=2, help="Version of cgroups; 1 where this machine has it. [default: 2]"),
+        typer.Option(min=1, max=2, help="Version of cgroups; 1 needs a machine with version 1. [default: 2]"),
     ] = None,
     system: Annotated[str | None, typer.Option("--os", help="Distribution. [default: debian-13]")] = None,
-    worker_os: Annotated[str | None, typer.Option(help="Distribution of the workers, if another.")] = None,
+    worker_os: Annotated[str | None, typer.Option(help="Distribution of the workers. [default: as --os]")] = None,
     mirror: Annotated[str | None, typer.Option(help="Debian mirror to build the image from.")] = None,
     with_kit: Annotated[
-        bool | None, typer.Option("--kit", help="Point its inventory at the kit (see `lab kit`), building that first.")
+        bool | None, typer.Option("--kit", help="Build the kit (see `lab kit`) and use it in the lab's inventory.")
     ] = None,
     recipes: Annotated[
         list[str] | None, typer.Option("--recipe", help="Build and use only this recipe of the kit; repeatable.")
     ] = None,
 ) -> None:
-    """Create a lab, or repair and extend the one of that name."""
+    """Create a lab, or repair and extend an existing one."""
     if gpu_model is not None and gpu_model not in gpu_models():
         raise LabError(f"--gpu-model {gpu_model}: not known; choose from {', '.join(gpu_models())}")
     for chosen in filter(None, (system, worker_os)):
@@ -84,10 +84,12 @@ def up(
 
 @app.command("kit", cls=Verb)
 def build_kit(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="What to build; all without.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Recipes to build. [default: all]")
+    ] = None,
     mirror: Annotated[str, typer.Option(help="Debian mirror to build from.")] = image.DEBIAN_MIRROR,
 ) -> None:
-    """Build software that distributions lack from its published modules, and serve it to the labs of this machine."""
+    """Build software that distributions do not package, and serve it to the labs of this machine."""
     recipes = kit_recipe.load(tuple(names or ()))
     console = Console(stderr=True)
     with console.status("kit") as shown:
@@ -101,13 +103,13 @@ def build_kit(
 
 
 class Steps:
-    """Shows the step that is under way, and leaves a line of each with the seconds since the beginning."""
+    """Print a line for each step, with the seconds since the start, and show the current one."""
 
     def __init__(self, console: Console, shown: Status) -> None:
-        self.console, self.shown, self.begun = console, shown, time.monotonic()
+        self.console, self.shown, self.started = console, shown, time.monotonic()
 
     def __call__(self, step: str) -> None:
-        self.console.print(f"{time.monotonic() - self.begun:4.0f} s  kit: {step}", highlight=False)
+        self.console.print(f"{time.monotonic() - self.started:4.0f} s  kit: {step}", highlight=False)
         self.shown.update(f"kit: {step}")
 
 
@@ -115,13 +117,13 @@ class Steps:
 def down(name: Name = "lab") -> None:
     """Remove a lab: its containers, volumes, network and directory."""
     lab = Lab(name)
-    said = f"Lab {name} is gone." if lab.down() else f"There was no lab named {name}; nothing was removed."
-    Console(stderr=True).print(said, highlight=False)
+    text = f"Lab {name} was removed." if lab.down() else f"There is no lab named {name}; nothing was removed."
+    Console(stderr=True).print(text, highlight=False)
 
 
 @app.command("list", cls=Verb)
 def list_labs(output: Annotated[Format, typer.Option()] = Format.text) -> None:
-    """List your labs, with their inventories and how many of their nodes run."""
+    """List your labs with their inventories and running nodes."""
     rows = []
     for name in names():
         lab = Lab(name)
@@ -134,12 +136,12 @@ def list_labs(output: Annotated[Format, typer.Option()] = Format.text) -> None:
     for row in rows:
         typer.echo(f"{row['name']:<12}  {row['running']} of {row['nodes']} nodes run  {row['inventory']}")
     if not rows:
-        typer.echo("There is no lab; clusterctl lab up makes one.")
+        typer.echo("There is no lab. Create one: clusterctl lab up")
 
 
 @app.command(cls=Verb)
 def status(name: Name = "lab", output: Annotated[Format, typer.Option()] = Format.text) -> None:
-    """Show a lab's nodes, and what of them is simulated."""
+    """Show a lab's nodes, and which parts are simulated."""
     lab = Lab(name)
     settings, nodes = lab.status()
     if output is Format.json:
@@ -155,7 +157,7 @@ def status(name: Name = "lab", output: Annotated[Format, typer.Option()] = Forma
         console = Console()
         console.print(table)
         console.print(
-            "GPUs, driver and driver version are simulated, at the driver's interface (NVML); all else is real.",
+            "GPUs, driver and driver version are simulated at the driver's interface (NVML); everything else is real.",
             highlight=False, style="dim",
         )  # fmt: skip
         console.print(f"Inventory: {lab.inventory}", highlight=False, soft_wrap=True)
@@ -166,28 +168,28 @@ def status(name: Name = "lab", output: Annotated[Format, typer.Option()] = Forma
 @app.command(cls=Verb, context_settings={"ignore_unknown_options": True})
 def ssh(
     node: Node = HEAD,
-    command: Annotated[list[str] | None, typer.Argument(help="A command to run there; none opens a shell.")] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="Command to run on the node. [default: a shell]")] = None,
     name: Name = "lab",
 ) -> None:
-    """Log in to a node as its administrator (who may use sudo)."""
+    """Log in to a node as its administrator, who can use sudo."""
     argv = Lab(name).ssh_command(node, command or [])
-    os.execvp(argv[0], argv)  # noqa: S606 - the terminal, its size and signals are ssh's from here on
+    os.execvp(argv[0], argv)  # noqa: S606 - ssh gets the terminal, its size and its signals
 
 
 @app.command(
     cls=Verb,
-    help="Bring a fault on a node's simulated GPUs.\n\n"
+    help="Inject a fault into a node's simulated GPUs.\n\n"
     + "\n\n".join(f"{name}: {text}." for name, text in faults.FAULTS.items()),
 )
 def fault(
     node: Node,
     fault: Annotated[
         str,
-        typer.Argument(help="What happens to the GPU.", metavar="FAULT", autocompletion=completion.faults),
+        typer.Argument(help="Fault to inject.", metavar="FAULT", autocompletion=completion.faults),
     ],
-    number: Annotated[int | None, typer.Argument(min=1, max=999, help="Of gpu-xid: the XID.")] = None,
-    gpu: Annotated[int | None, typer.Option(min=0, help="Which GPU. [default: 0; of clear: all]")] = None,
+    number: Annotated[int | None, typer.Argument(min=1, max=999, help="XID number, for gpu-xid.")] = None,
+    gpu: Annotated[int | None, typer.Option(min=0, help="Index of the GPU. [default: 0; clear: all]")] = None,
     name: Name = "lab",
 ) -> None:
-    """Bring a fault on a node's simulated GPUs."""
+    """Inject a fault into a node's simulated GPUs."""
     Lab(name).fault(node, fault, number, gpu)

@@ -1,4 +1,4 @@
-"""Faults of simulated GPUs: what each changes in the state that NVML reads on the node, and what its kernel says."""
+"""Faults of simulated GPUs: the changes in the state that NVML reads on the node, and the kernel's log lines."""
 
 import json
 import time
@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 LOST = 79
 _XID, _DOUBLE_BIT = 8, 2  # types of events, as NVML numbers them
 
-# What the driver's log says of an XID (NVIDIA's catalogue); of any other only the number is told.
+# The driver's log text for an XID (NVIDIA's catalogue). For any other XID the line has only the number.
 _XIDS = {
     13: "Graphics Exception: ESR 0x504730=0x109009c",
     31: "MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2c_b5b3c000.",
@@ -27,40 +27,40 @@ _XIDS = {
     95: "Uncontained: memory error. RST: Yes",
     119: "Timeout after 6s of waiting for RPC response from GPU GSP!",
 }
-# After these the GPU works again only when it was reset.
+# After these XIDs the GPU works again only after a reset.
 _NEEDS_RESET = {48, 62, 63, 64, 74, 95, 109, 110, 119, 120, 136, 140, 143}
 
 
 @dataclass(frozen=True)
 class Change:
-    """Lines of the node's state by key: what a reset or boot ends, what the GPU remembers, and the XIDs that tell."""
+    """Changes of the node's state by key: `state` ends with a reset or boot, `kept` does not; and the XIDs reported."""
 
     state: Mapping[str, int | str] = field(default_factory=dict)
     kept: Mapping[str, int | str] = field(default_factory=dict)
     xids: tuple[int, ...] = ()
     kernel: tuple[str, ...] = ()
-    """Lines of its log besides those that tell the XIDs."""
+    """Lines of the kernel's log besides those of the XIDs."""
 
 
-# Of each fault what it is, for the command's help; `change` says what it does.
+# Each fault's description for the command's help; `change` has its effect.
 FAULTS = {
     "gpu-xid": "the driver reports the XID of this number",
     "gpu-lost": f"the GPU has fallen off the bus (XID {LOST})",
     "gpu-gone": f"the GPU has fallen off the bus and the driver no longer lists it (XID {LOST})",
-    "gpu-reset": "the GPU requires a reset: the driver reads nothing of it (XID 119)",
-    "ecc": "an uncorrected memory error; the row, or page, goes out of use with the next reset (XID 48, 63)",
+    "gpu-reset": "the GPU requires a reset: the driver cannot read it (XID 119)",
+    "ecc": "an uncorrected memory error; the next reset retires the row or page (XID 48, 63)",
     "row-remap": "a row with errors could not be remapped (XID 64)",
     "nvlink-down": "a link has failed (XID 74)",
-    "hot": "hotter than the model's threshold for slowing down",
-    "power-brake": "the power supply asks for lower clocks",
-    "pcie-width": "half of the PCI Express lanes are gone",
-    "fabric-down": "the fabric manager has not brought the NVSwitch fabric up",
+    "hot": "the temperature is above the model's slowdown threshold",
+    "power-brake": "the power supply requests lower clocks",
+    "pcie-width": "half of the PCI Express lanes are lost",
+    "fabric-down": "the fabric manager has not started the NVSwitch fabric",
     "fabric-degraded": "the NVSwitch fabric has lost some of its bandwidth",
     "nvswitch": "a switch of the NVSwitch fabric reports a fatal error (SXid 20034)",
-    "busy": "no fault: it computes at full load",
-    "clear": "all well again",
+    "busy": "no fault: the GPU computes at full load",
+    "clear": "remove all faults",
 }
-# What a fault may have set, and `clear` takes away.
+# Keys that a fault may have set and `clear` removes.
 KEYS = (
     "fault", "reset_required", "ecc_volatile_uncorrected", "ecc_aggregate_uncorrected", "remapped_pending",
     "remapped_uncorrected", "remapped_failure", "retired_pages", "retired_pending", "nvlink_down", "nvlink_errors",
@@ -73,7 +73,7 @@ _AMPERE, _HOPPER = 7, 9  # architectures, as NVML numbers them
 
 
 def change(fault: str, xid: int | None, profile: Mapping[str, str], now: int) -> Change:
-    """Return what a fault (any but `clear`) changes on a GPU of this model; LabError where it lacks what could fail."""
+    """Return the changes of a fault (not `clear`) on a GPU of this model; LabError if the model lacks that part."""
 
     def number(key: str) -> int:
         return int(profile[key], 0)
@@ -105,7 +105,7 @@ def change(fault: str, xid: int | None, profile: Mapping[str, str], now: int) ->
     }
     found = changes[fault]
     if found is None:
-        raise LabError(f"{fault}: {profile['name']} has no part that could fail so")
+        raise LabError(f"{fault}: {profile['name']} has no part with this fault")
     return found
 
 
@@ -119,22 +119,22 @@ def kernel_line(xid: int, gpu: int, profile: Mapping[str, str]) -> str:
     """Return the line that NVIDIA's driver writes to the kernel's log for an XID."""
     buses = profile["pci_buses"].split(",")
     place = f"{gpu // len(buses):04x}:{buses[gpu % len(buses)].lower()}:00"
-    said = f", {_XIDS[xid]}" if xid in _XIDS else ""
-    return f"NVRM: Xid (PCI:{place}): {xid}, pid='<unknown>', name=<unknown>{said}"
+    description = f", {_XIDS[xid]}" if xid in _XIDS else ""
+    return f"NVRM: Xid (PCI:{place}): {xid}, pid='<unknown>', name=<unknown>{description}"
 
 
 def inject(container: str, fault: str, xid: int | None, model: str, gpus: Sequence[int]) -> None:
-    """Bring a fault on GPUs of a running node, or clear all that faults have set there."""
+    """Inject a fault into GPUs of a running node, or clear all faults there."""
     profile = read_profile(model)
-    asked: dict[str, list[str]] = {"drop": [], "state": [], "kept": [], "events": [], "kernel": []}
+    request: dict[str, list[str]] = {"drop": [], "state": [], "kept": [], "events": [], "kernel": []}
     for gpu in gpus:
         made = Change() if fault == "clear" else change(fault, xid, profile, int(time.time()))
-        taken = KEYS if fault == "clear" else (*made.state, *made.kept)
-        asked["drop"] += [f"{key}.{gpu}=" for key in taken]
-        asked["state"] += [f"{key}.{gpu}={value}" for key, value in made.state.items()]
-        asked["kept"] += [f"{key}.{gpu}={value}" for key, value in made.kept.items()]
-        asked["events"] += [f"{gpu} {_XID} {number}" for number in made.xids]
-        asked["events"] += [f"{gpu} {_DOUBLE_BIT} 0"] if fault == "ecc" else []
-        asked["kernel"] += [*(kernel_line(number, gpu, profile) for number in made.xids), *made.kernel]
+        dropped = KEYS if fault == "clear" else (*made.state, *made.kept)
+        request["drop"] += [f"{key}.{gpu}=" for key in dropped]
+        request["state"] += [f"{key}.{gpu}={value}" for key, value in made.state.items()]
+        request["kept"] += [f"{key}.{gpu}={value}" for key, value in made.kept.items()]
+        request["events"] += [f"{gpu} {_XID} {number}" for number in made.xids]
+        request["events"] += [f"{gpu} {_DOUBLE_BIT} 0"] if fault == "ecc" else []
+        request["kernel"] += [*(kernel_line(number, gpu, profile) for number in made.xids), *made.kernel]
     script = (HERE / "nvml" / "inject.py").read_text()
-    run_as_root(["podman", "exec", "--interactive", container, "python3", "-", json.dumps(asked)], stdin=script)
+    run_as_root(["podman", "exec", "--interactive", container, "python3", "-", json.dumps(request)], stdin=script)

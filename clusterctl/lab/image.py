@@ -1,4 +1,4 @@
-"""Images of lab nodes: a distribution's minimal server, made once from a recipe and kept by its content."""
+"""Images of lab nodes: a distribution's minimal server, built once from a recipe and tagged by its digest."""
 
 import contextlib
 import hashlib
@@ -14,22 +14,22 @@ from clusterctl.lab.podman import LIMITS, LabError, podman, podman_json, run_as_
 HERE = Path(__file__).resolve().parent
 REPOSITORY = "localhost/clusterctl-lab"
 
-# What a freshly installed server has. Nothing that a role installs belongs here.
+# The packages of a freshly installed server. A package that a role installs must not be here.
 _DEBIAN_PACKAGES = (
     "ca-certificates", "dbus", "iproute2", "iputils-ping", "kmod", "openssh-server", "procps", "python3", "sudo",
     "systemd", "systemd-sysv",
 )  # fmt: skip
 _COMPONENTS = "main,contrib,non-free,non-free-firmware"
-# Manuals and translations would make an image twice the size and every installation slower.
+# Manuals and translations double the size of an image and slow down every installation.
 _DPKG_OPTIONS = ("path-exclude=/usr/share/man/*", "path-exclude=/usr/share/locale/*", "path-exclude=/usr/share/doc/*")
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """A distribution that a lab node can run: built from Debian's mirror, or on a registry's image."""
+    """A distribution that a lab node can run: built from Debian's mirror, or from a registry's image."""
 
     name: str
-    suite: str = ""  # Debian's, by its code name or as `testing`; built with mmdebstrap
+    suite: str = ""  # Debian's code name or `testing`; built with mmdebstrap
     base: str = ""  # image of a container registry
     setup: str = ""  # the packages of a minimal server, for a registry's image
 
@@ -63,7 +63,7 @@ def _recipe_files() -> Iterator[Path]:
 
 
 def reference(distribution: Distribution, mirror: str) -> str:
-    """Return the image's name, which carries a digest of everything that the recipe consists of."""
+    """Return the image's name, with a digest of the whole recipe."""
     digest = hashlib.sha256(repr((distribution, _DEBIAN_PACKAGES, _COMPONENTS, _DPKG_OPTIONS, mirror)).encode())
     for path in _recipe_files():
         digest.update(str(path.relative_to(HERE)).encode() + path.read_bytes())
@@ -71,7 +71,7 @@ def reference(distribution: Distribution, mirror: str) -> str:
 
 
 def ensure(distribution: Distribution, mirror: str) -> tuple[str, bool]:
-    """Return the image's name and whether it had to be built. Older builds that nothing uses are removed."""
+    """Return the image's name and whether it was built now. Remove older builds that no container uses."""
     name = reference(distribution, mirror)
     if run_as_root(["podman", "image", "exists", name], check=False).returncode == 0:
         return name, False
@@ -102,7 +102,7 @@ def _build_debian(distribution: Distribution, mirror: str, name: str) -> None:
 def debian_root(archive: Path, suite: str, mirror: str, *options: str, further: Sequence[tuple[str, str]] = ()) -> None:
     """Make a minimal Debian of a suite as a tar archive; `further` sources are URLs and suites beside the mirror's."""
     components = _COMPONENTS.replace(",", " ")
-    # The index of testing expires within days, and that of a mirror which rests would be refused.
+    # The index of testing expires within days; apt would refuse that of a mirror that is not updated.
     lasting = " check-valid-until=no" if suite == "testing" else ""
     sources = [
         f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg{lasting}] {url} {name} {components}"
@@ -133,7 +133,7 @@ def _build_from_registry(distribution: Distribution, name: str) -> None:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory on disk for as long as it is needed: /tmp may be a small memory file system."""
+    """Yield a temporary directory on disk: /tmp may be a small memory file system."""
     place = Path("/var/tmp")  # noqa: S108 - mkdtemp makes an unguessable name in it
     place = place if os.access(place, os.W_OK) else Path(tempfile.gettempdir())
     with tempfile.TemporaryDirectory(prefix="clusterctl-image-", dir=place) as folder:
@@ -141,7 +141,7 @@ def scratch() -> Iterator[Path]:
 
 
 def prune(reference: str, keep: str) -> None:
-    """Remove the images of that reference (with `*`) but one; what a container still uses stays."""
+    """Remove the images that match a reference (with `*`), except `keep` and those that a container uses."""
     for image in podman_json("images", "--filter", f"reference={reference}"):
         for tag in image.get("Names") or []:
             if tag != keep:
@@ -149,7 +149,7 @@ def prune(reference: str, keep: str) -> None:
 
 
 def choose(name: str) -> Distribution:
-    """Return the distribution of that name, or raise LabError with the names that there are."""
+    """Return the distribution of that name, or raise LabError with the known names."""
     try:
         return DISTRIBUTIONS[name]
     except KeyError:

@@ -1,8 +1,8 @@
-"""The kit: software that distributions lack, built from its published modules and served to the labs of this machine.
+"""The kit: software that distributions do not package, built from its modules and served to the labs of this machine.
 
-A build container builds, packs and signs; the results are kept by the content of their recipes. A server for all labs
-has the packages under https://ADDRESS/SET/…, laid out as at their vendors, and the images in a registry at ADDRESS.
-SET names the builds that are in it, so what a lab was told of never changes under it.
+A build container builds, packs and signs. The results are stored under a digest of their recipes. A server for all labs
+has the packages under https://ADDRESS/SET/…, in their vendors' layout, and the images in a registry at ADDRESS. SET is
+a digest of the builds in it, so the URL that a lab uses never changes its content.
 """
 
 import fcntl
@@ -38,16 +38,16 @@ from clusterctl.lab.podman import (
 SERVER = "clusterctl-kit"
 _REPOSITORY = "localhost/clusterctl-kit"
 _MODULES, _REGISTRY = "clusterctl-kit-go", "clusterctl-kit-registry"  # volumes
-# Debian's testing: the modules ask for a Go that no stable release has.
+# Debian testing: the modules require a Go version that no stable release has.
 _SUITE = "forky"
 _PACKAGES = (
     "apt-utils", "ca-certificates", "docker-registry", "gcc", "gnupg", "golang-go", "libc6-dev", "nginx", "openssl",
 )  # fmt: skip
-# Between two releases testing may be published without a date that is still valid; it is signed all the same.
+# Testing's index may have an expired date between two releases. Its signature is still checked.
 _APT = 'Acquire::Check-Valid-Until "false"'
 _FILES = image.HERE / "kit_server"
-_EPOCH = "1767225600"  # of every file in a package, so that the same recipe makes the same package
-_KEPT = 8  # builds of a recipe, and published sets
+_EPOCH = "1767225600"  # of every file in a package, so that builds are reproducible
+_KEPT = 8  # builds of a recipe, and published sets, that are kept
 READY_WITHIN = 30.0  # seconds
 
 Say = Callable[[str], None]
@@ -55,7 +55,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Kit:
-    """What a lab has to know of the kit: where it is, and what makes it trusted."""
+    """What a lab needs to use the kit: its address, its certificate authority and the key of its packages."""
 
     url: str
     address: str
@@ -70,14 +70,14 @@ class Kit:
         return dict(json.loads(fill(text, known)))
 
     def place(self, recipe: Recipe) -> str:
-        """Return where a recipe's packages, or its image, are to be had."""
+        """Return the URL of a recipe's packages, or the reference of its image."""
         if recipe.image:
             return f"{self.address}/{recipe.image.name}:{recipe.version}"
         return f"{self.url}/{fill(recipe.repository, {'{architecture}': architecture()})}"
 
 
 def fill(text: str, known: dict[str, str]) -> str:
-    """Put in what the placeholders of a recipe stand for."""
+    """Replace the placeholders of a recipe with their values."""
     for name, value in known.items():
         text = text.replace(name, value)
     return text
@@ -91,15 +91,15 @@ def architecture() -> str:
 
 @dataclass(frozen=True)
 class Build:
-    """What recipes have become on this machine's disk; nothing of it is served yet."""
+    """The results of recipes on this machine's disk, before they are served."""
 
     recipes: tuple[Recipe, ...]
     results: Mapping[str, Path]  # recipe -> directory
-    builder: str  # the image of the build container, which also serves
+    builder: str  # the image of the build container and of the server
 
 
 def build(recipes: Sequence[Recipe], say: Say, mirror: str = image.DEBIAN_MIRROR) -> Build:
-    """Build what is not built yet; call `say` with each step. May take minutes: do not hold the labs' lock."""
+    """Build missing recipes; call `say` with each step. This may take minutes: do not hold the labs' lock."""
     require_programs()
     with _locked():
         _remove_hidden(_directory("built"))
@@ -109,7 +109,7 @@ def build(recipes: Sequence[Recipe], say: Say, mirror: str = image.DEBIAN_MIRROR
 
 
 def serve(build: Build, say: Say) -> Kit:
-    """Serve a build; return what a lab has to know. The caller holds the labs' lock: `down` removes the server."""
+    """Serve a build; return the Kit for labs. The caller holds the labs' lock, because `down` removes the server."""
     _remove_hidden(_directory("served"))
     address = cache.shared_address(-4)
     private = _private(build.builder, address)
@@ -125,13 +125,13 @@ def serve(build: Build, say: Say) -> Kit:
 
 
 def _remove_hidden(directory: Path) -> None:
-    """Remove what a killed run left half done."""
+    """Remove the unfinished directories of a killed run."""
     for half in directory.glob(".*"):
         shutil.rmtree(half, ignore_errors=True)
 
 
 def remove() -> None:
-    """Remove the kit's server; what was built stays on disk."""
+    """Remove the kit's server; the builds stay on disk."""
     remove_containers(SERVER)
 
 
@@ -149,7 +149,7 @@ def _locked() -> Iterator[None]:
 
 
 def _forget(used: Path, pattern: str) -> None:
-    """Remove what was used longest ago of what lies beside `used`."""
+    """Mark `used` as used now, and remove the least recently used directories beside it."""
     os.utime(used)
     by_age = sorted(used.parent.glob(pattern), key=lambda path: path.stat().st_mtime)
     for old in by_age[:-_KEPT]:
@@ -164,7 +164,7 @@ def _owner() -> str:
 
 
 def _builder(mirror: str, say: Say) -> str:
-    """Return the image of the build container, which also serves; made once."""
+    """Return the image of the build container and server; build it unless it exists."""
     digest = hashlib.sha256(repr((_SUITE, _PACKAGES, mirror)).encode()).hexdigest()[:12]
     name = f"{_REPOSITORY}:{digest}"
     if run_as_root(["podman", "image", "exists", name], check=False).returncode != 0:
@@ -178,7 +178,7 @@ def _builder(mirror: str, say: Say) -> str:
 
 
 def _ensure_built(recipe: Recipe, builder: str, mirror: str, say: Say) -> Path:
-    """Return the directory with what a recipe makes. It is there as a whole or not at all."""
+    """Return the directory with a recipe's results; build it if missing. It is renamed into place when complete."""
     finished = _directory("built") / f"{recipe.name}-{recipe.digest(builder)}"
     if finished.is_dir():
         _forget(finished, f"{recipe.name}-????????????")
@@ -208,7 +208,7 @@ Run = Callable[[str], str]
 
 @contextmanager
 def _build_container(builder: str, recipe: Recipe, stage: Path) -> Iterator[Run]:
-    """A container for one build; yields what runs a shell script in it."""
+    """Start a container for one build; yield a function that runs a shell script in it."""
     name = f"{SERVER}-build-{hashlib.sha256(bytes(_directory())).hexdigest()[:6]}"
     remove_containers(name)  # of a build that was killed
     proxies = os.environ.get("GOPROXY", "https://proxy.golang.org")
@@ -228,7 +228,7 @@ def _build_container(builder: str, recipe: Recipe, stage: Path) -> Iterator[Run]
         def run(script: str) -> str:
             return podman("exec", "--interactive", name, "sh", "-eu", stdin=script)
 
-        # What a company's proxy signs is trusted here as it is on this machine.
+        # The container must trust the CA of a company's proxy as this machine does.
         trust = ("sh", "-c", "cat >> /etc/ssl/certs/ca-certificates.crt")
         podman("exec", "--interactive", name, *trust, stdin="".join(image.extra_certificates()))
         yield run
@@ -238,14 +238,14 @@ def _build_container(builder: str, recipe: Recipe, stage: Path) -> Iterator[Run]
 
 
 def _build(recipe: Recipe, go: Go, run: Run, say: Say) -> None:
-    """Fetch and build. The modules' hashes are in the recipe's go.sum, which Go holds them against."""
+    """Fetch and build the modules. Go checks their hashes against the recipe's go.sum."""
     what = f"{recipe.name} {recipe.version}"
     programs = " ".join(shlex.quote(f"{go.module}/{program}") for program in go.programs)
     try:
         say(f"{what}: fetch its modules")
         run("cp /recipe/go.mod /recipe/go.sum /work")
-        # Of what Go says to a wrong hash the beginning tells most.
-        run("cd /work && go mod download 2> said || { grep . said | head -n 5 >&2; exit 1; }")
+        # For a wrong hash, the first lines of Go's output have the cause.
+        run("cd /work && go mod download 2> errors || { grep . errors | head -n 5 >&2; exit 1; }")
         say(f"{what}: build {len(go.programs)} programs")
         run(f"cd /work && go build -ldflags {shlex.quote(go.ldflags)} -o bin/ {programs}")
         run(f'cd /work && ln -s "$(go list -m -f {{{{.Dir}}}} {shlex.quote(go.module)})" source')
@@ -253,7 +253,7 @@ def _build(recipe: Recipe, go: Go, run: Run, say: Say) -> None:
         if "checksum mismatch" in str(error):
             pinned = recipe.directory / "go.sum"
             raise LabError(
-                f"{recipe.name}: a module is not the one that {pinned} pins; nothing is built:\n  {error}"
+                f"{recipe.name}: a module does not match its hash in {pinned}; nothing was built:\n  {error}"
             ) from None
         raise
 
@@ -281,7 +281,7 @@ def _pack(recipe: Recipe, name: str, package: Package) -> str:
 
 
 def _private(builder: str, address: str) -> Path:
-    """Return the directory of the kit's own keys, which never leave this machine; made once."""
+    """Return the directory of the kit's keys; make them unless they exist. They never leave this machine."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     path = Path(base) / "clusterctl" / "kit"
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -297,7 +297,7 @@ def _run(builder: str, private: Path, *argv: str) -> None:
 
 
 def _publish(name: str, build: Build, private: Path) -> None:
-    """Lay the packages out as their vendors do, and sign them; once for each set of builds and each key."""
+    """Copy the packages into their vendors' layout and sign them, once for each set of builds and each key."""
     served = _directory("served")
     finished = served / name
     if not finished.is_dir():
@@ -318,7 +318,7 @@ def _publish(name: str, build: Build, private: Path) -> None:
 
 
 def _serve(builder: str, address: str, private: Path) -> None:
-    """Start the server unless it runs with these files."""
+    """Start the server unless it already runs with these files."""
     digest = hashlib.sha256(builder.encode() + (private / "tls" / "server.crt").read_bytes())
     for path in sorted(_FILES.iterdir()):
         digest.update(path.read_bytes())
@@ -342,7 +342,7 @@ def _serve(builder: str, address: str, private: Path) -> None:
 
 
 def _answers(address: str, private: Path, path: str) -> bool:
-    """Whether the registry has this."""
+    """Return whether the registry answers for this path."""
     context = ssl.create_default_context(cafile=str(private / "tls" / "trust" / "ca.crt"))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     accept = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
@@ -354,13 +354,13 @@ def _answers(address: str, private: Path, path: str) -> bool:
 
 
 def _push(recipe: Recipe, made: Path, address: str, private: Path, say: Say) -> None:
-    """Put a recipe's image into the registry, under its version and under that of this build."""
+    """Push a recipe's image to the registry, tagged with its version and with this build."""
     if not recipe.image:
         return
     build = f"{recipe.version}-{made.name.rsplit('-', 1)[-1]}"
     if _answers(address, private, f"{recipe.image.name}/manifests/{build}"):
         return
-    say(f"{recipe.name} {recipe.version}: into the registry")
+    say(f"{recipe.name} {recipe.version}: push to the registry")
     local = f"{_REPOSITORY}-image:{build}"
     try:
         podman("import", "--quiet", str(made / "root.tar"), local)

@@ -1,7 +1,7 @@
 """Recipes of the kit: what is built from which published sources, read from recipes/NAME/recipe.yaml.
 
-A recipe names no download of its own: its go.mod and go.sum pin every module by its hash, and Go refuses one that is
-another. `{version}` and `{architecture}` stand for the recipe's version and Debian's name of the architecture.
+A recipe has no download URL: its go.mod and go.sum pin every module by its hash, and Go refuses any other content.
+`{version}` and `{architecture}` are replaced with the recipe's version and Debian's name of the architecture.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ RECIPES = Path(__file__).resolve().parent / "recipes"
 
 @dataclass(frozen=True)
 class Go:
-    """Programs of one Go module; `programs` are packages below it, and end up as bin/NAME."""
+    """Programs of one Go module; `programs` are packages below it, built as bin/NAME."""
 
     module: str
     programs: tuple[str, ...]
@@ -29,9 +29,9 @@ class Go:
 
 @dataclass(frozen=True)
 class Package:
-    """A Debian package, of the recipe's version unless it has its own; `files` maps where a file belongs to what it is.
+    """A Debian package; `version` defaults to the recipe's. `files` maps a file's path to its source.
 
-    That is bin/PROGRAM or source/FILE of the module, or recipe/FILE beside the recipe.
+    The source is bin/PROGRAM or source/FILE of the module, or recipe/FILE beside the recipe.
     """
 
     control: str
@@ -43,7 +43,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Image:
-    """An image of a container: a Debian of this suite."""
+    """A container image: Debian of this suite."""
 
     name: str
     suite: str
@@ -53,9 +53,9 @@ class Image:
 class Recipe:
     """One thing that the kit can build.
 
-    `repository` is where its packages lie below the kit's URL, as below their vendor's, and `repository_key` where the
-    vendor has its public key. `variables` go into a lab's inventory; `{url}` and `{fingerprint}` stand for the kit's
-    URL and that of its key.
+    `repository` is the path of its packages below the kit's URL, as below the vendor's. `repository_key` is the
+    vendor's path of the public key. `variables` are added to a lab's inventory; `{url}` and `{fingerprint}` are
+    replaced with the kit's URL and the fingerprint of its key.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Recipe:
     image: Image | None = None
 
     def digest(self, builder: str) -> str:
-        """Return a digest of all that the result depends on; `builder` is the build container's image."""
+        """Return a digest of everything that the result depends on; `builder` is the build container's image."""
         digest = hashlib.sha256(builder.encode())
         for path in sorted(path for path in self.directory.rglob("*") if path.is_file()):
             digest.update(str(path.relative_to(self.directory)).encode() + b"\0" + path.read_bytes())
@@ -78,10 +78,10 @@ class Recipe:
 
 
 def load(names: tuple[str, ...] = (), directory: Path = RECIPES) -> list[Recipe]:
-    """Return the recipes of these names, all where none is given. LabError where one is not known."""
+    """Return the recipes of these names, or all; LabError for an unknown name."""
     known = sorted(path.parent.name for path in directory.glob("*/recipe.yaml"))
     if unknown := [name for name in names if name not in known]:
-        raise LabError(f"the kit has no {', '.join(unknown)}; choose from {', '.join(known)}")
+        raise LabError(f"the kit has no recipe {', '.join(unknown)}; choose from {', '.join(known)}")
     return [_read(directory / name) for name in dict.fromkeys(names or known)]
 
 

@@ -1,4 +1,4 @@
-"""A lab: one head and its workers as containers, a network of their own, and the inventory that describes them."""
+"""A lab: one head and its workers as containers, their network, and the inventory that describes them."""
 
 import contextlib
 import fcntl
@@ -38,12 +38,12 @@ from clusterctl.workspace import secrets
 USER, HEAD = "admin", "head1"
 _SUBNETS = ipaddress.ip_network("10.213.0.0/16")
 _FIRST_HOST = 10
-# A nested container engine needs a file system that is not the container's own overlay.
+# A nested container engine needs a file system other than the container's overlay.
 _VOLUMES = ("/var/lib/containers", "/var/lib/docker", "/var/lib/containerd", "/var/lib/kubelet")
 REACHABLE_WITHIN = 120.0  # seconds
-INOTIFY_PER_NODE = 5  # instances that root holds in a node, of systemd and its journal, device and login managers
+INOTIFY_PER_NODE = 5  # inotify instances of root in a node: systemd, journald, udevd and logind
 _DIRECTORY_LABEL = "clusterctl.lab.directory"
-# What a node has from its first boot on.
+# Settings that cannot change after a node's first boot.
 _FIXED = ("os", "worker_os", "gpus", "gpu_model", "cgroups")
 
 
@@ -54,7 +54,7 @@ def _state_directory() -> Path:
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """Hold the lock of all labs, which share images, the package cache and the kit's server."""
+    """Hold the lock of all labs: they share images, the package cache and the kit's server."""
     root = _state_directory()
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (root / ".lock").open("w") as lock:
@@ -63,12 +63,12 @@ def locked() -> Iterator[None]:
 
 
 def names() -> list[str]:
-    """Return the labs of this user."""
+    """Return the names of this user's labs."""
     return sorted(path.parent.parent.name for path in _state_directory().glob("*/.lab/lab.json"))
 
 
 class Lab:
-    """A lab by name. Every method raises LabError with one clear text."""
+    """A lab by name. Every method raises LabError with a message for the user."""
 
     def __init__(self, name: str) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,29}", name):
@@ -86,7 +86,7 @@ class Lab:
     # Settings
 
     def settings(self) -> Settings | None:
-        """Return the stored settings, or None where there is no such lab."""
+        """Return the stored settings, or None if there is no such lab."""
         path = self._private / "lab.json"
         try:
             return Settings(**json.loads(path.read_text()))
@@ -94,7 +94,7 @@ class Lab:
             return None
         except (ValueError, TypeError) as error:
             raise LabError(
-                f"{path}: cannot be read ({error}); `clusterctl lab down --name {self.name}` clears it"
+                f"{path}: cannot be read ({error}); remove it: clusterctl lab down --name {self.name}"
             ) from None
 
     def nodes(self, settings: Settings) -> list[Node]:
@@ -113,7 +113,7 @@ class Lab:
     # Verbs
 
     def up(self, wanted: Settings, say: Callable[[str], None] = lambda step: None) -> tuple[list[Node], bool]:
-        """Create or repair the lab; return its nodes and whether an image was built. `say` is told the kit's steps."""
+        """Create or repair the lab; return its nodes and whether an image was built; call `say` with each step."""
         require_programs()
         built_kit = kit.build(kit_recipe.load(tuple(wanted.recipes)), say, wanted.mirror) if wanted.kit else None
         with locked():
@@ -121,16 +121,17 @@ class Lab:
             if stored and (different := [key for key in _FIXED if getattr(stored, key) != getattr(wanted, key)]):
                 has = ", ".join(f"--{key.replace('_', '-')} {getattr(stored, key)}" for key in different)
                 raise LabError(
-                    f"lab {self.name} exists with {has}; `clusterctl lab down --name {self.name}` comes first"
+                    f"lab {self.name} exists with {has}; "
+                    f"to change that, first run: clusterctl lab down --name {self.name}"
                 )
             if stored and wanted.workers < stored.workers:
                 raise LabError(
-                    f"lab {self.name} has {stored.workers} workers, and a lab does not shrink; "
-                    f"`clusterctl lab down --name {self.name}` comes first"
+                    f"lab {self.name} has {stored.workers} workers and cannot shrink; "
+                    f"to make a smaller one, first run: clusterctl lab down --name {self.name}"
                 )
             self._require_ours()
             if wanted.cgroups == 1 and not host_has_v1():
-                raise LabError("--cgroups 1: this machine has version 2 of cgroups alone")
+                raise LabError("--cgroups 1: this machine has only version 2 of cgroups")
             self._require_inotify(wanted.workers + 1)
             names = {d.name: d for d in (image.choose(wanted.os), image.choose(wanted.worker_os or wanted.os))}
             built = [image.ensure(distribution, wanted.mirror) for distribution in names.values()]
@@ -140,25 +141,25 @@ class Lab:
             nodes = self.nodes(settings)
             self._write_private(settings, nodes)
             proxy = cache.ensure(lambda: image.ensure(image.choose(cache.DISTRIBUTION), settings.mirror)[0])
-            # Under the lock until the lab has containers: `down` of another lab removes a server without users.
+            # Hold the lock until the lab has containers: `down` of another lab removes a server without users.
             served = kit.serve(built_kit, say) if built_kit else None
             with ThreadPoolExecutor(4) as pool:
                 list(
                     pool.map(lambda node: self._ensure_container(node, settings, images[node.distribution.name]), nodes)
                 )
             variables = self._write_kit(served) if served else {}
-            variables["base_security_updates"] = False  # a lab lives for hours, and what it shows is to be the same
-            if host_has_v1():  # version 2 has no control of cores and memory there, version 1 none of swap
+            variables["base_security_updates"] = False  # labs must stay reproducible
+            if host_has_v1():  # there version 2 cannot limit cores and memory, version 1 cannot limit swap
                 variables["slurm_head_confine"] = ["devices"] if wanted.cgroups == 2 else ["cores", "devices", "memory"]
             self._write_inventory(settings, nodes, proxy, variables)
         self._wait_reachable(nodes)
         return nodes, any(was_built for _, was_built in built)
 
     def down(self) -> bool:
-        """Remove the lab's containers, volumes, network and directory; return whether there was anything of it."""
+        """Remove the lab's containers, volumes, network and directory; return whether any of them existed."""
         with locked():
             self._require_ours()
-            there = bool(self._containers()) or self.directory.exists()
+            existed = bool(self._containers()) or self.directory.exists()
             if containers := self._containers():
                 remove_containers(*containers)
                 if host_has_v1():
@@ -167,13 +168,13 @@ class Lab:
                 cache.remove()
                 kit.remove()
             podman("network", "rm", "--force", self.network, check=False)
-            with contextlib.suppress(InputError):  # what cannot be read has no password that could be found
+            with contextlib.suppress(InputError):  # an unreadable inventory has no password to forget
                 secrets.forget(self.directory)
             shutil.rmtree(self.directory, ignore_errors=True)
-        return there
+        return existed
 
     def status(self) -> tuple[Settings, list[NodeStatus]]:
-        """Return the lab's settings and what each node's container is doing."""
+        """Return the lab's settings and the state of each node's container."""
         settings = self._existing()
         rows = []
         for node in self.nodes(settings):
@@ -183,38 +184,37 @@ class Lab:
         return settings, rows
 
     def ssh_command(self, node: str, command: list[str]) -> list[str]:
-        """Return the ssh command that reaches a node as the lab's administrator, strictly by the lab's own keys."""
+        """Return the ssh command to a node as the lab's administrator, with the lab's keys only."""
         return self._ssh(self._node(node), command)
 
     def fault(self, node: str, name: str, xid: int | None, gpu: int | None) -> None:
-        """Bring a fault on a GPU of a node, on the first where none is named; `clear` clears all where none is."""
+        """Inject a fault into a GPU of a node, by default the first. `clear` without a GPU clears all GPUs."""
         settings = self._existing()
         found = self._node(node)
         if name not in fault.FAULTS:
             hint = did_you_mean(name, fault.FAULTS) or f"choose from {', '.join(fault.FAULTS)}"
             raise LabError(f"{name}: no such fault; {hint}")
         if (name == "gpu-xid") != (xid is not None):
-            raise LabError(f"{name}: {'which XID? for instance 79' if xid is None else 'takes no number'}")
+            raise LabError(f"{name}: {'an XID is missing, for example 79' if xid is None else 'accepts no number'}")
         if gpu not in (None, *range(found.gpus)):
             has = f"its GPUs: {', '.join(map(str, range(found.gpus)))}" if found.gpus else "it has none"
             raise LabError(f"{node} has no GPU {gpu}; {has}")
         if not found.gpus:
             raise LabError(f"{node} has no GPUs")
         if (state := container_state(self.container(node)) or "missing") != "running":
-            raise LabError(f"{node} is not running ({state}); `clusterctl lab up --name {self.name}` starts it")
+            raise LabError(f"{node} is not running ({state}); start it: clusterctl lab up --name {self.name}")
         gpus = range(found.gpus) if name == "clear" and gpu is None else [gpu or 0]
         fault.inject(self.container(node), name, xid, settings.gpu_model, gpus)
 
     # Parts
 
     def _existing(self) -> Settings:
-        """Return the lab's settings; LabError, with the labs that there are, where it is not one of them."""
+        """Return the lab's settings; LabError with the existing labs if it is not one of them."""
         settings = self.settings()
         if settings is None:
-            others = f"; there are: {', '.join(names())}" if names() else ""
-            raise LabError(
-                f"there is no lab named {self.name}; `clusterctl lab up --name {self.name}` makes it{others}"
-            )
+            others = f" (existing labs: {', '.join(names())})" if names() else ""
+            create = f"clusterctl lab up --name {self.name}"
+            raise LabError(f"there is no lab named {self.name}; create it: {create}{others}")
         return settings
 
     def _node(self, name: str) -> Node:
@@ -263,7 +263,7 @@ class Lab:
             kind, key, *_ = host_key.with_suffix(".pub").read_text().split()
             lines.append(f"{node.address} {kind} {key}\n")
             shutil.copy(self.key.with_suffix(".pub"), folder / "authorized_keys")
-            # A node without GPUs says so too, or it would show those of a host that has some.
+            # Also set gpus=0 for a node without GPUs, or it would show the GPUs of the container's host.
             gpus = f"{profile}gpus={node.gpus}\nnode_seed={self.name}/{node.name}\n" if node.gpus else "gpus=0\n"
             (folder / "simulated-nvml.conf").write_text(gpus)
             if extra:
@@ -276,25 +276,25 @@ class Lab:
         (self._private / "lab.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
 
     def _require_ours(self) -> None:
-        """Refuse a lab that another user, or another state directory, has under this name on the same machine."""
+        """Refuse a lab of the same name that belongs to another user or state directory on this machine."""
         for container in podman_json("ps", "--all", "--filter", f"label=clusterctl.lab={self.name}"):
             owner = (container.get("Labels") or {}).get(_DIRECTORY_LABEL, str(self.directory))
             if owner != str(self.directory):
-                raise LabError(f"lab {self.name} is that of {owner}; choose another --name, or use it from there")
+                raise LabError(f"lab {self.name} belongs to {owner}; choose another --name, or use it from there")
 
     def _require_inotify(self, nodes: int) -> None:
-        """Refuse more nodes than root may have inotify instances for: systemd in the last ones would not start."""
+        """Refuse more nodes than root's limit of inotify instances allows: systemd would not start in the last ones."""
         new = nodes - len(podman_json("ps", "--filter", f"label=clusterctl.lab={self.name}"))
         limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
-        look = ["find", "/proc", "-maxdepth", "3", "-path", "/proc/[0-9]*/fd/*", "-user", "root", "-lname"]
-        # A process that ends meanwhile makes find fail, and counts for nothing.
-        used = run_as_root([*look, "anon_inode:inotify"], check=False).stdout.count("\n")
+        find = ["find", "/proc", "-maxdepth", "3", "-path", "/proc/[0-9]*/fd/*", "-user", "root", "-lname"]
+        # find fails if a process ends during the search; its output is still complete enough.
+        used = run_as_root([*find, "anon_inode:inotify"], check=False).stdout.count("\n")
         needed = new * INOTIFY_PER_NODE
         if used + needed > limit:
             raising = " ".join(as_root(["sysctl", f"fs.inotify.max_user_instances={used + needed + 128}"]))
             raise LabError(
                 f"{new} more nodes need {needed} inotify instances, and this machine allows root {limit}, of which "
-                f"{used} are in use. Take fewer --workers, or allow more until the next boot:\n  {raising}"
+                f"{used} are in use. Use fewer --workers, or raise the limit until the next boot:\n  {raising}"
             )
 
     def _ensure_container(self, node: Node, settings: Settings, image_name: str) -> None:
@@ -305,14 +305,14 @@ class Lab:
             state = container_state(name)
         if state == "running":
             return
-        if state:  # after a host's reboot or a kill -9 podman's own record may be stale: only a new one helps
+        if state:  # after a host's reboot or a kill -9 podman's state may be stale: make a new container
             remove_containers(name)
         podman(
             *runtime_options(), "run", "--detach", "--name", name, "--hostname", node.name,
             "--label", f"clusterctl.lab={self.name}", "--label", f"{_DIRECTORY_LABEL}={self.directory}",
             "--network", f"{self.network}:ip={node.address}",
             "--network-alias", node.name, "--systemd=always", "--restart=on-failure",
-            # All that nested containers and cgroups need, less what reaches the host: its clock, modules, swap.
+            # Everything that nested containers and cgroups need, without access to the host's clock, modules and swap.
             "--cap-add=ALL", "--cap-drop=SYS_TIME", "--cap-drop=SYS_MODULE",
             "--security-opt", f"seccomp={image.HERE / 'node' / 'seccomp.json'}",
             "--security-opt", "label=disable", "--security-opt", "apparmor=unconfined",
@@ -323,7 +323,7 @@ class Lab:
         )  # fmt: skip
 
     def _write_kit(self, served: kit.Kit) -> dict[str, object]:
-        """Write the kit's authority beside the inventory; return the variables that refer to it, and to the kit."""
+        """Write the kit's CA certificate beside the inventory; return the variables that use it and the kit."""
         folder = self.directory / "kit"
         folder.mkdir(exist_ok=True)
         (folder / "ca.crt").write_text(served.authority)
@@ -336,7 +336,7 @@ class Lab:
     def _write_inventory(
         self, settings: Settings, nodes: list[Node], proxy: str, variables: Mapping[str, object]
     ) -> None:
-        """Write inventory.yaml, unless a person has changed it since it was written."""
+        """Write inventory.yaml, unless it was edited since the last write."""
         marker = self._private / "inventory.sha256"
         if self.inventory.exists():
             digest = hashlib.sha256(self.inventory.read_bytes()).hexdigest()

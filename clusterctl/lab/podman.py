@@ -1,4 +1,4 @@
-"""podman as a person would call it: argv lists, JSON answers, errors with podman's own last line."""
+"""Run podman: argv lists, parsed JSON, errors with podman's last lines."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.util.errors import ClusterctlError
 
-# What the lab runs on its host, and the Debian package that brings it.
+# Programs that the lab runs on its host, and their Debian packages.
 PREREQUISITES = {
     "podman": "podman",
     "runc": "runc",
@@ -27,13 +27,13 @@ NETWORK_PROGRAMS = {
 
 
 class LabError(ClusterctlError):
-    """The lab cannot do what was asked: a program is missing, or podman refused."""
+    """The lab cannot do what was requested: a program is missing, or podman failed."""
 
     exit_code = 2
 
 
 def require_programs() -> None:
-    """Raise LabError naming every missing program at once, with the command that installs them."""
+    """Raise LabError with the command that installs all missing programs."""
     missing = {package for name, package in PREREQUISITES.items() if shutil.which(name, path=search_path()) is None}
     missing |= {package for path, package in NETWORK_PROGRAMS.items() if not Path(path).exists()}
     if missing:
@@ -42,12 +42,12 @@ def require_programs() -> None:
 
 
 def search_path() -> str:
-    """PATH with the system directories that an ordinary user's PATH leaves out."""
+    """Return PATH with the system directories that an ordinary user's PATH lacks."""
     return os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
 
 def as_root(argv: Sequence[str]) -> list[str]:
-    """Return the command as root runs it, or as sudo does for anybody else."""
+    """Return the command, with sudo unless the user is root."""
     return list(argv) if os.geteuid() == 0 else ["sudo", *argv]
 
 
@@ -71,16 +71,16 @@ def podman(*argv: str, stdin: str | None = None, check: bool = True) -> str:
 
 
 def podman_json(*argv: str) -> list[dict[str, Any]]:
-    """Run a podman listing and return it parsed; an empty list where podman prints nothing."""
+    """Run a podman list command and return its parsed output; empty if podman prints nothing."""
     text = podman(*argv, "--format", "json").strip()
     return list(json.loads(text) or []) if text else []
 
 
 def container_state(name: str) -> str:
-    """Return podman's word for a container's state (running, exited, created, stopping …), empty where there is none.
+    """Return podman's state of a container (running, exited, created, stopping …), empty if there is no container.
 
-    A container that podman calls running may be dead: after its processes were killed, or the host was restarted.
-    `dead` is returned for it.
+    Podman may report a dead container as running, after its processes were killed or the host restarted. Return
+    `dead` for it.
     """
     done = run_as_root(["podman", "container", "inspect", "--format", "{{.State.Status}}", name], check=False)
     state = done.stdout.strip() if done.returncode == 0 else ""
@@ -90,28 +90,28 @@ def container_state(name: str) -> str:
 
 
 def remove_containers(*names: str) -> None:
-    """Remove containers and their volumes, in whatever state they are, those that exist."""
+    """Remove those containers that exist, in any state, and their volumes."""
     argv = ["rm", "--force", "--ignore", "--volumes", "--time", "0", *names]
-    # Of one whose processes were killed podman learns in the first attempt, which fails.
+    # If a container's processes were killed, the first attempt fails and updates podman's state.
     if run_as_root(["podman", *argv], check=False).returncode != 0:
         podman(*argv)
 
 
 def remove_cgroups(*containers: str) -> None:
-    """Remove what nodes that are no more leave of the unified hierarchy of a host with version 1 (node/init)."""
+    """Remove the cgroups of removed nodes in the unified hierarchy of a host with version 1 (node/init)."""
     script = 'mount -t cgroup2 cgroup2 /mnt; for name; do find "/mnt/$name" -depth -type d -exec rmdir {} +; done'
     run_as_root(["unshare", "--mount", "sh", "-c", script, "sh", *containers], check=False)
 
 
 def host_has_v1() -> bool:
-    """Return whether this machine has version 1 of cgroups, be it beside version 2."""
+    """Return whether this machine has version 1 of cgroups, alone or beside version 2."""
     return not Path("/sys/fs/cgroup/cgroup.controllers").exists()
 
 
 def runtime_options() -> list[str]:
-    """The OCI runtime to name: runc where the host's cgroups are not the unified hierarchy, which crun refuses."""
+    """Return podman's option for the OCI runtime: runc on a host with cgroups version 1, which crun refuses."""
     return ["--runtime", "runc"] if host_has_v1() else []
 
 
-# A host without CAP_SYS_RESOURCE refuses podman's own, larger limits.
+# A host without CAP_SYS_RESOURCE refuses podman's default limits, which are larger.
 LIMITS = ("--ulimit", "nofile=10000:10000", "--ulimit", "nproc=10000:10000")

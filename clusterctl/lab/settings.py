@@ -1,4 +1,4 @@
-"""What a lab consists of, and what is said of its nodes."""
+"""The settings of a lab, and the state of its nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from clusterctl.lab import image
 
 @dataclass(frozen=True)
 class Settings:
-    """What a lab consists of; kept in its directory so that `up` without flags is the same lab again."""
+    """The settings of a lab; stored in its directory, so that `up` without options keeps them."""
 
     name: str
     os: str = "debian-13"
-    worker_os: str = ""  # of workers, where it is another than the head's
+    worker_os: str = ""  # of workers; empty: as `os`
     workers: int = 2
     gpus: int = 4
     gpu_model: str = "a100-sxm4-80gb"
     cgroups: int = 2  # version
     mirror: str = image.DEBIAN_MIRROR
     kit: bool = False  # whether its inventory points at the kit
-    recipes: Sequence[str] = ()  # of the kit; all when empty
+    recipes: Sequence[str] = ()  # of the kit; empty: all
     subnet: str = ""
 
 
@@ -35,7 +35,7 @@ class Node:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """What `lab status` says of a node."""
+    """One node in the output of `lab status`."""
 
     name: str
     address: str

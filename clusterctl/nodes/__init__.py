@@ -1,1 +1,1 @@
-"""Talk to nodes over SSH: host keys, the probe, and what it found."""
+"""Connect to nodes over SSH: host keys, the probe, and its results."""

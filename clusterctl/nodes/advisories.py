@@ -1,7 +1,7 @@
-"""Packages whose installed version lets a user of the cluster become root or Slurm's administrator, as far as is known.
+"""Find packages with known vulnerabilities that let a user become root or Slurm's administrator.
 
-Where a distribution has said in which version of its own a hole is closed, that version counts. Elsewhere the authors'
-release counts: an older one is not known to be fixed, for a distribution may close a hole without a new release.
+If a distribution has published its fixed version, that version counts. Otherwise the upstream release counts. An older
+version is then reported as not known to be fixed, because a distribution may backport a fix.
 """
 
 import re
@@ -13,11 +13,11 @@ from clusterctl.util.text import upstream
 
 @dataclass(frozen=True)
 class Advisory:
-    """A hole in packages of distributions and in those that the `authors` publish themselves.
+    """A vulnerability in packages of distributions and in `authors`, the packages that upstream publishes.
 
-    `fixed` has the first version of a distribution's own without it, by system: the id and the release of os-release,
-    or its major release alone, such as `ubuntu 24.04` and `rocky 9`. `releases` are the first ones of the authors
-    without it, one for each branch that they fixed, the newest last.
+    `fixed` has the first fixed version of a distribution, by system: the id and the release of os-release, or only the
+    major release, for example `ubuntu 24.04` and `rocky 9`. `releases` are the first fixed upstream releases, one for
+    each fixed branch, the newest last.
     """
 
     packages: tuple[str, ...]
@@ -31,10 +31,10 @@ class Advisory:
 _SLURM = ("slurmctld", "slurmd", "slurmdbd", "slurm-slurmctld", "slurm-slurmd", "slurm-slurmdbd")
 _SCHEDMD = ("slurm-smd-slurmctld", "slurm-smd-slurmd", "slurm-smd-slurmdbd")
 TOOLKIT = ("nvidia-container-toolkit-base", "nvidia-container-toolkit")
-# Debian's versions are from the changelogs of its packages, read on 2026-11-23; that Debian 12's Slurm is fixed is from
-# a review and was not read there. Ubuntu 24.04's munge is what nebius/soperator#2174 moved to. Red Hat has errata for
-# munge (https://access.redhat.com/security/cve/CVE-2026-25506): which versions they brought to RHEL and its rebuilds
-# was not found, and neither was Ubuntu 22.04's.
+# Debian's versions are from the changelogs of its packages, read on 2026-11-23; the fix in Debian 12's Slurm is from a
+# review and was not read there. Ubuntu 24.04's munge is the version in nebius/soperator#2174. Red Hat has errata for
+# munge (https://access.redhat.com/security/cve/CVE-2026-25506), but the fixed versions of RHEL and its rebuilds were
+# not found. Neither was that of Ubuntu 22.04.
 ADVISORIES = (
     Advisory(
         ("munge",),
@@ -59,11 +59,11 @@ ADVISORIES = (
         ("25.05.9", "25.11.8", "26.05.4"),  # https://github.com/SchedMD/slurm/releases
         _SCHEDMD,
     ),
-    # https://nvidia.custhelp.com/app/answers/detail/a_id/5850; role nvidia_container_toolkit refuses what is older.
+    # https://nvidia.custhelp.com/app/answers/detail/a_id/5850; role nvidia_container_toolkit refuses older versions.
     Advisory(
         (),
         "CVE-2026-24260 and others before it",
-        "lets a container out onto its host",
+        "lets a container escape to its host",
         {},
         ("1.19.1",),
         TOOLKIT,
@@ -73,7 +73,7 @@ ADVISORIES = (
 
 # NVIDIA's driver, by branch. Sources: the changelog of Debian's packages (550), OpenMandriva's issue 3216 (575), notes
 # on NVIDIA's bulletin 5747 in a public repository (580.126.09), and Flatcar's issues 1731, 2010 and 2155 for the rest;
-# all refer to NVIDIA's bulletins. A branch that an entry does not list is not judged by it: its state is not known.
+# all refer to NVIDIA's bulletins. An entry does not apply to a branch that it does not list: its state is not known.
 _ROOT = "may let any user of a GPU become root"
 DRIVER = (
     Advisory(
@@ -94,7 +94,7 @@ DRIVER = (
 
 @dataclass(frozen=True)
 class Unsafe:
-    """A package of a node that is older than the version which closed a hole; `fixed` is empty where none is known."""
+    """A package of a node that is older than the fixed version; `fixed` is empty if that is not known."""
 
     package: str
     version: str
@@ -102,15 +102,15 @@ class Unsafe:
     fixed: str
 
     def __str__(self) -> str:
-        hole = f"{self.advisory.lets} ({self.advisory.names})"
+        effect = f"{self.advisory.lets} ({self.advisory.names})"
         if self.fixed:
-            return f"{self.package} {self.version} {hole}, {self.fixed} does not"
+            return f"{self.package} {self.version} {effect}, {self.fixed} does not"
         release = _release(self.version, self.advisory.releases)
-        return f"{self.package} {self.version} is not known to be fixed: before {release} it {hole}"
+        return f"{self.package} {self.version} is not known to be fixed: before {release} it {effect}"
 
 
 def unsafe(system: str, versions: Mapping[str, str]) -> Iterator[Unsafe]:
-    """Yield the packages of these versions that have a known hole; `system` is id and release, such as `rocky 9.6`."""
+    """Yield the packages with a known vulnerability; `system` is id and release, for example `rocky 9.6`."""
     for advisory in ADVISORIES:
         fixed = advisory.fixed.get(system) or advisory.fixed.get(system.partition(".")[0], "")
         for package in (*advisory.packages, *advisory.authors):
@@ -123,13 +123,13 @@ def unsafe(system: str, versions: Mapping[str, str]) -> Iterator[Unsafe]:
 
 
 def _release(version: str, releases: Sequence[str]) -> str:
-    """Return the release that closed a hole in the branch of a version, or the newest one if none did."""
+    """Return the fixed release of a version's branch, or the newest fixed release."""
     branch = upstream(version).split(".")[:2]
     return next((one for one in releases if one.split(".")[:2] == branch), releases[-1])
 
 
 def unsafe_driver(version: str | None) -> Iterator[Unsafe]:
-    """Yield the newest known hole of a version of NVIDIA's driver, such as `580.105.08`; its fix has those before."""
+    """Yield the newest known vulnerability of a version of NVIDIA's driver; its fix includes the earlier ones."""
     branch = (version or "").partition(".")[0]
     for advisory in reversed(DRIVER):
         fixed = advisory.fixed.get(branch)
@@ -139,7 +139,7 @@ def unsafe_driver(version: str | None) -> Iterator[Unsafe]:
 
 
 def is_older(version: str, other: str) -> bool:
-    """Tell whether dpkg sorts a version before another one (deb-version(7))."""
+    """Return whether dpkg sorts a version before another one (deb-version(7))."""
     return _key(version) < _key(other)
 
 
@@ -150,11 +150,11 @@ def _key(version: str) -> tuple[int, list[tuple[list[int], int]], list[tuple[lis
 
 
 def _parts(text: str) -> list[tuple[list[int], int]]:
-    """Split into pairs of text and number. A tilde sorts before the end of a text, letters before other characters."""
+    """Return sortable pairs of text and number: a tilde sorts before the end, letters before other characters."""
     found = []
     for word, number in re.findall(r"(\D*)(\d*)", text):
         order = [-1 if char == "~" else ord(char) + (0 if char.isalpha() else 256) for char in word]
         found.append(([*order, 0], int(number or 0)))
-    while found and found[-1] == ([0], 0):  # nothing sorts as a zero does
+    while found and found[-1] == ([0], 0):  # a missing part sorts like a zero
         found.pop()
     return [*found, ([0], 0)]

@@ -1,4 +1,4 @@
-"""Ask a node what it is: one connection, one run of probe.py, and an answer of checked types or what prevented it."""
+"""Contact a node: one connection, one run of probe.py, and a decoded answer or the errors that prevented it."""
 
 import json
 import re
@@ -32,7 +32,7 @@ from clusterctl.util.untrusted import (
 from clusterctl.workspace import hardware
 from clusterctl.workspace.hardware import Hardware
 
-# A package source that is silent costs the probe 8 s, a node under load some more.
+# A package source that does not respond costs the probe 8 s; a node under load takes longer.
 PROBE_SECONDS = 40.0
 PYTHON = "/usr/bin/python3"  # as interpreter_python in ansible.cfg
 _FOR_ROOT = ("drift", "alerts")
@@ -43,7 +43,7 @@ _SHELL = f"echo {_SHELL_MARK}; [ -x {PYTHON} ] || {{ cat /etc/os-release; exit {
 
 @dataclass(frozen=True)
 class Source:
-    """A package source and why it does not answer, None where it does."""
+    """A package source, and why it does not answer (None if it does)."""
 
     url: Annotated[str, text()]
     error: Annotated[str | None, optional(text())]
@@ -51,7 +51,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Network:
-    """The way to packages: the first name that it needs, the proxy on it, the sources at its end."""
+    """Access to packages: the first name to resolve, the proxy, and the sources."""
 
     name: Annotated[str, text()]
     name_error: Annotated[str | None, optional(text())]
@@ -61,9 +61,9 @@ class Network:
 
 @dataclass(frozen=True)
 class SlurmPackages:
-    """Versions of Slurm's daemons and munge that are installed, and of slurmd on offer, first what would be taken.
+    """Installed versions of Slurm's daemons and munge, and available versions of slurmd, the candidate first.
 
-    `user` is the number of the user slurm; None: there is none.
+    `user` is the UID of the user slurm, None if there is no such user.
     """
 
     installed: Annotated[Mapping[str, str], mapping(text(), text(), 16)]
@@ -73,11 +73,11 @@ class SlurmPackages:
 
 @dataclass(frozen=True)
 class Node:
-    """What changes by itself and is not recorded; sizes in MiB, services by name with systemd's ActiveState.
+    """State of a node that changes and is not recorded; sizes in MiB, services by name with systemd's ActiveState.
 
-    `pci_gpus` has the device ids of NVIDIA's GPUs on the bus. `key_enrolled` is whether the firmware knows dkms's key.
-    `security_updates` is how many seconds ago the node's own last succeeded, or were set up; None: it has none. `homes`
-    says of users' homes when each was last changed, in nanoseconds since 1970.
+    `pci_gpus` has the device ids of NVIDIA's GPUs on the bus. `key_enrolled` is whether the firmware trusts dkms's key.
+    `security_updates` is the age in seconds of the last successful security update or of its setup; None: not set up.
+    `homes` has the time of the last change of users' home directories, in nanoseconds since 1970.
     """
 
     hostname: Annotated[str, text()]
@@ -106,9 +106,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that is not as a role left it. `scope` is what the role recorded it under.
+    """One item that differs from its record. `scope` is the name under which the role recorded it.
 
-    `what` is for people; `old` and `new` are the recorded and the present version of a package, or empty.
+    `what` is for people. `old` and `new` are the recorded and the current version of a package, or empty.
     """
 
     scope: Annotated[str, text()]
@@ -121,7 +121,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Drift:
-    """How a node differs from its records, how many more items do, and the versions of the packages in them."""
+    """The differences of a node from its records, the number of further ones, and the versions of their packages."""
 
     error: Annotated[str | None, optional(text())]
     items: Annotated[tuple[Item, ...], sequence(nested(Item), probe.MAX_DRIFT)]
@@ -131,7 +131,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert that fires; `since` as Prometheus writes it, in UTC."""
+    """A firing alert; `since` is in Prometheus's format, in UTC."""
 
     name: Annotated[str, text()]
     severity: Annotated[str, text()]
@@ -142,7 +142,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class Alerts:
-    """The alerts that fire, the gravest first, and how many more do; or why nobody knows."""
+    """The firing alerts, the most severe first, and the number of further ones; or why they could not be read."""
 
     error: Annotated[str | None, optional(text())] = None
     firing: Annotated[tuple[Alert, ...], sequence(nested(Alert), probe.MAX_ALERTS)] = ()
@@ -159,14 +159,14 @@ class _Reply:
 
 
 def lead(bounds: tuple[float, float]) -> float:
-    """Return the least lead or lag that is certain within these bounds, in seconds."""
+    """Return the smallest lead or lag of a clock within these bounds, in seconds."""
     low, high = bounds
     return max(low, 0.0) or min(high, 0.0)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A node's answer. `clock` has the bounds of its clock's lead over ours in seconds; behind is negative."""
+    """A node's answer. `clock` has the bounds of its clock's lead over this machine's in seconds; negative: behind."""
 
     hardware: Hardware
     node: Node
@@ -176,24 +176,24 @@ class Facts:
 
     @property
     def skew(self) -> float:
-        """Return the least lead or lag that is certain, in seconds: the journey's time is not held against a node."""
+        """Return the smallest certain lead or lag in seconds, without the time of the connection."""
         return lead(self.clock)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one contact brought: facts, the errors that prevented them, or both (facts gathered without sudo)."""
+    """The result of a contact: facts, errors, or both (facts gathered without sudo)."""
 
     facts: Facts | None = None
     errors: tuple[ContactError, ...] = ()
-    release: tuple[str, str] | None = None  # os-release's ID and VERSION_ID, known without python too
+    release: tuple[str, str] | None = None  # os-release's ID and VERSION_ID, also without python
 
 
 def ask(host: Host, access: Access, options: Mapping[str, Any], refused: ContactError | None = None) -> Answer:
-    """Contact one node and run the probe there with `options` (see probe.main). Never raises for what a node does.
+    """Contact one node and run the probe there with `options` (see probe.main). A node's failure is in the answer.
 
-    `refused` is how it refused our password for sudo just before: that is not tried again, for some nodes lock an
-    account after a few times.
+    `refused` is an earlier error of sudo's password. The password is not tried again, because some nodes lock an
+    account after a few attempts.
     """
     try:
         with connect(host, access) as session:
@@ -203,7 +203,7 @@ def ask(host: Host, access: Access, options: Mapping[str, Any], refused: Contact
 
 
 def converse(host: Host, session: Session, options: Mapping[str, Any], refused: ContactError | None = None) -> Answer:
-    """Run the probe over a connection that is there; raises ContactError where that ends."""
+    """Run the probe over an open connection. Raises ContactError if the connection ends."""
     errors: list[ContactError] = []
     started = time.time()
     try:
@@ -211,13 +211,13 @@ def converse(host: Host, session: Session, options: Mapping[str, Any], refused: 
             raise refused
         status, answer, complaint = _run_probe(session, options, True)
         if session.becomes and _SHELL_MARK not in answer:
-            said = _last_line(complaint) or _last_line(answer) or f"exit status {status}"
-            raise _no_root(session.user, said)
+            cause = _last_line(complaint) or _last_line(answer) or f"exit status {status}"
+            raise _no_root(session.user, cause)
     except ContactError as error:
         if error.failure is not Failure.SUDO:
             raise
         errors.append(error)
-        # All else that is wrong belongs into the same report. What root alone may know is not for this user.
+        # The report needs all problems, so probe without root. Options that need root are left out.
         options = {name: value for name, value in options.items() if name not in _FOR_ROOT}
         started = time.time()
         status, answer, complaint = _run_probe(session, options, False)
@@ -230,53 +230,53 @@ def converse(host: Host, session: Session, options: Mapping[str, Any], refused: 
     try:
         facts = read(host, answer, (started, ended))
     except Malformed as error:
-        said = _last_line(complaint)
+        cause = _last_line(complaint)
         errors.append(
-            ContactError(Failure.REPLY, f"the probe's answer is no answer: {error}" + (f" ({said})" if said else ""))
+            ContactError(Failure.REPLY, f"the probe's answer is not valid: {error}" + (f" ({cause})" if cause else ""))
         )
         return Answer(errors=tuple(errors))
     if not facts.node.root and not errors:
-        hint = "log in as root, or leave ansible_become at true"
+        hint = "log in as root, or set ansible_become to true"
         errors.append(
-            ContactError(Failure.SUDO, f"{session.user} is not root there, and ansible_become is false", hint)
+            ContactError(Failure.SUDO, f"{session.user} is not root on the node, and ansible_become is false", hint)
         )
     return Answer(facts, tuple(errors), (facts.hardware.os.id, facts.hardware.os.version))
 
 
-def _no_root(user: str, said: str) -> ContactError:
+def _no_root(user: str, cause: str) -> ContactError:
     hint = "install sudo, or log in as root"
-    if "not found" not in said:
+    if "not found" not in cause:
         allow = f'echo "{user} ALL=(ALL) NOPASSWD: ALL" > /etc/sudoers.d/{user}'
-        hint = f"give the password with --ask-become-pass, or allow it without one: {allow}"
-    return ContactError(Failure.SUDO, f"{user} cannot become root: {said}", hint)
+        hint = f"use --ask-become-pass, or allow sudo without a password: {allow}"
+    return ContactError(Failure.SUDO, f"{user} cannot become root: {cause}", hint)
 
 
 def _run_probe(session: Session, options: Mapping[str, Any], root: bool) -> tuple[int, str, str]:
-    # By standard input, for arguments can be seen by every user of the node.
+    # By standard input, because every user of the node can see arguments.
     script = f"{Path(probe.__file__).read_text()}\n\nmain({dict(options)!r})\n"
     return session.run(["/bin/sh", "-c", _SHELL], stdin=script, root=root, timeout=PROBE_SECONDS)
 
 
 def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
-    """Read what the probe printed; `journey` is when we asked and when we had heard. Raises Malformed."""
+    """Decode the probe's output; `journey` has the times before and after its run. Raises Malformed."""
     lines = [line for line in answer.splitlines() if line.startswith(probe.MARK)]
     if not lines:
-        raise Malformed("there is none")
+        raise Malformed("it is empty")
     try:
         data = json.loads(lines[-1][len(probe.MARK) :])
     except (ValueError, RecursionError):
-        raise Malformed("it is no JSON") from None
+        raise Malformed("it is not JSON") from None
     reply = decode(_Reply, data)
     record = hardware.from_reply(host.name, data.get("hardware"), datetime.now(UTC))
     started, ended = journey
-    # The node's clock was read after we asked and before we heard, which bounds its lead from both sides.
+    # The node's clock was read between these two times, which bounds its lead from both sides.
     clock = (reply.ended - ended, reply.started - started)
     return Facts(record, reply.node, clock, reply.drift, reply.alerts)
 
 
 @cache
 def drift_modules() -> Mapping[str, str]:
-    """Return the text of the modules by which `node_state` compares a node with its records, in order of import."""
+    """Return the source of the modules that compare a node with its records, in order of import."""
     folder = paths.content() / "plugins/module_utils/node_state"
     names = ("tools", "keys", "packages", "record", "items", "drift")
     return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in names}
@@ -285,18 +285,20 @@ def drift_modules() -> Mapping[str, str]:
 def _install_python(release: Mapping[str, str]) -> str:
     likes = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".split()
     if "debian" in likes:
-        return "run there: apt-get install -y python3"
-    return "run there: dnf install -y python3" if {"rhel", "fedora", "centos"} & set(likes) else "install it there"
+        return "run on the node: apt-get install -y python3"
+    if {"rhel", "fedora", "centos"} & set(likes):
+        return "run on the node: dnf install -y python3"
+    return "install it on the node"
 
 
-def _last_line(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip() and not re.match(r"\s*clusterctl-", line)]
+def _last_line(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip() and not re.match(r"\s*clusterctl-", line)]
     return printable(lines[-1], 200) if lines else ""
 
 
 @dataclass(frozen=True)
 class Contact:
-    """What a good preflight brought: facts of every host that answered, what to mention, and who was left out."""
+    """The result of a passed preflight: facts of every host that answered, warnings, differences, and skipped hosts."""
 
     facts: Mapping[str, Facts]
     warnings: tuple[Finding, ...] = ()

@@ -1,7 +1,7 @@
-"""Who the head was when it was last given the cluster's secrets: kept on this machine, apart from the shared directory.
+"""The identity of the head that last received the cluster's secrets, stored on this machine.
 
-A run hands the head all that its successor would need, the vault password among it. Who may write the cluster's
-directory could name another machine there, with its address, its host key and its hardware record.
+A run copies everything that a replacement head needs to the head, including the vault password. Anyone who can write
+the cluster's directory could enter another machine there, with its address, host key and hardware record.
 """
 
 import json
@@ -19,7 +19,7 @@ from clusterctl.workspace import hardware, secrets
 
 @dataclass(frozen=True)
 class Head:
-    """The head's name in the inventory, the way there, its host keys' fingerprints, and its machine id if recorded."""
+    """The head's name in the inventory, SSH route, fingerprints of its host keys, and recorded machine id."""
 
     name: Annotated[str, text()]
     way: Annotated[str, text()]
@@ -28,7 +28,7 @@ class Head:
 
 
 def of(inventory: Inventory, access: route.Access) -> Head:
-    """Return the head as the cluster's directory has it now. Raises InputError as `hardware.load`."""
+    """Return the head's current identity in the cluster's directory. Raises InputError as `hardware.load`."""
     head = inventory.head
     record = hardware.path_of(inventory.directory, head.name)
     machine = hardware.load(record).machine_id if record.exists() else ""
@@ -42,7 +42,7 @@ def _way(host: Host) -> str:
 
 
 def load(directory: Path) -> Head | None:
-    """Return who the head was; None where this machine has not been there, or what it kept cannot be read."""
+    """Return the stored identity of the head; None if there is none or it cannot be read."""
     for path in (secrets.head_file(directory), secrets.old_head_file(directory)):
         try:
             return decode(Head, json.loads(files.read(path)))
@@ -52,7 +52,7 @@ def load(directory: Path) -> Head | None:
 
 
 def save(directory: Path, head: Head) -> None:
-    """Keep who the head is. Raises OSError."""
+    """Store the head's identity. Raises OSError."""
     path = secrets.head_file(directory)
     files.make_private_directory(path.parent)
     files.write_atomically(path, (json.dumps(asdict(head)) + "\n").encode(), replace=True)
@@ -60,7 +60,7 @@ def save(directory: Path, head: Head) -> None:
 
 
 def changes(before: Head, now: Head) -> Iterator[str]:
-    """Yield what is another than before, a line each; that a key is no longer on record changes nothing."""
+    """Yield a line for each difference; a key that is no longer recorded is none."""
     if before.name != now.name:
         yield f"its name: {before.name} before, {now.name} now"
     if before.way != now.way:

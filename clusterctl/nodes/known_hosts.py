@@ -1,4 +1,4 @@
-"""The cluster's own known_hosts: the only host keys that are believed, by us and by Ansible's ssh alike."""
+"""The cluster's known_hosts: the only host keys that clusterctl and Ansible's ssh accept."""
 
 import base64
 import fnmatch
@@ -17,7 +17,7 @@ from clusterctl.workspace import home
 
 @dataclass(frozen=True)
 class HostKey:
-    """The public key that a node shows: what a person compares, and the line for known_hosts."""
+    """The public key that a node presents: its fingerprint for comparison, and its line for known_hosts."""
 
     node: str
     name: str
@@ -27,9 +27,9 @@ class HostKey:
 
 
 def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[paramiko.PKey]]:
-    """Return the keys that the file has for `name`: the accepted and the revoked ones.
+    """Return the accepted and the revoked keys of `name` in the file.
 
-    Lines that OpenSSH would pass over are passed over; home.known_hosts refuses certificate authorities.
+    Lines that OpenSSH ignores are ignored; home.known_hosts refuses certificate authorities.
     """
     accepted: list[paramiko.PKey] = []
     revoked: list[paramiko.PKey] = []
@@ -42,7 +42,7 @@ def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[parami
             continue
         try:
             entry = HostKeyEntry.from_line(" ".join(fields[:3]))
-        except Exception:  # noqa: S112 - paramiko raises a dozen unrelated types for what is no key
+        except Exception:  # noqa: S112 - paramiko raises a dozen unrelated types for an invalid key
             continue
         if entry and entry.key:
             (revoked if marker else accepted).append(entry.key)
@@ -50,19 +50,19 @@ def keys(known_hosts: Path, name: str) -> tuple[list[paramiko.PKey], list[parami
 
 
 def add(known_hosts: Path, new: Sequence[HostKey]) -> None:
-    """Add keys: whole or not at all, 0600; a name that has an entry keeps it."""
+    """Add keys atomically, with mode 0600; a name that has an entry keeps it."""
     added = [key.line for key in new if not any(keys(known_hosts, key.name))]
     if added:
         _write(known_hosts, [*home.known_hosts(known_hosts), *dict.fromkeys(added)])
 
 
 def replace(known_hosts: Path, key: HostKey) -> None:
-    """Put a key in the place of all that the file has for its name; what else its lines name keeps theirs."""
+    """Replace all keys of a name with this key; other names on the same lines are kept."""
     kept = []
     for line in home.known_hosts(known_hosts):
         fields = line.split()
         names = fields[0].split(",") if len(fields) > 2 and not fields[0].startswith(("#", "@")) else []
-        # A pattern is somebody's own work, and stands for other nodes too.
+        # Keep patterns: they were written by hand and match other nodes too.
         others = [name for name in names if set(name) & set("!*?") or not _names([name], key.name)]
         if others == names:
             kept.append(line)
@@ -72,7 +72,7 @@ def replace(known_hosts: Path, key: HostKey) -> None:
 
 
 def lines(known_hosts: Path, name: str) -> list[str]:
-    """Return the lines that name this host itself, a pattern not among them."""
+    """Return the lines with this host's exact name, without patterns."""
     found = []
     for line in home.known_hosts(known_hosts):
         fields = line.split()
@@ -82,10 +82,10 @@ def lines(known_hosts: Path, name: str) -> list[str]:
     return found
 
 
-def remove(known_hosts: Path, gone: Collection[str]) -> None:
-    """Take whole lines out."""
+def remove(known_hosts: Path, removed: Collection[str]) -> None:
+    """Remove whole lines."""
     content = home.known_hosts(known_hosts)
-    kept = [line for line in content if line not in gone]
+    kept = [line for line in content if line not in removed]
     if kept != content:
         _write(known_hosts, kept)
 
@@ -106,7 +106,7 @@ def _names(patterns: Iterable[str], name: str) -> bool:
         if not set(pattern) & set("!*?"):
             found |= pattern.lower() == name
             continue
-        # Only * and ? have a meaning. A regular expression of many .* would take for ever to fail.
+        # Only * and ? are special. A regular expression with many .* would need exponential time.
         if fnmatch.fnmatchcase(name, pattern.lstrip("!").lower().replace("[", "[[]")):
             if pattern.startswith("!"):
                 return False
@@ -115,7 +115,7 @@ def _names(patterns: Iterable[str], name: str) -> bool:
 
 
 def _is_hash_of(pattern: str, name: str) -> bool:
-    """Tell whether `|1|salt|hash` stands for `name`; paramiko's own function raises for what is damaged."""
+    """Return whether `|1|salt|hash` matches `name`; paramiko's function raises for a damaged entry."""
     try:
         salt, wanted = (base64.b64decode(part) for part in pattern.split("|")[2:])
     except ValueError:

@@ -1,9 +1,9 @@
-"""What runs on a node at contact: finds its hardware and what a run needs there, changes nothing, prints JSON.
+"""Find a node's hardware and state without changing anything, and print them as JSON. Runs on the node.
 
-The text of this file goes over SSH to `python3 -`, followed by a call of `main`; so it uses the standard library alone,
-as Python 3.6 has it, and imports nothing of ours. What it prints is judged by hardware.py and preflight.py.
+This file is sent over SSH to `python3 -`, followed by a call of `main`. It uses only the standard library of Python
+3.6. hardware.py and preflight.py check its output.
 """
-# Python 3.6 has neither list[str] nor str | None, and its pathlib only part of what ruff asks for.
+# Python 3.6 has neither list[str] nor str | None, and its pathlib lacks methods that ruff requires.
 # ruff: noqa: PTH110, PTH112, PTH115, PTH119, PTH123, PTH207, PTH208, UP006, UP031, UP035, UP045
 
 import base64
@@ -30,24 +30,24 @@ import urllib.parse
 import urllib.request
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
-# The answer is the line that starts with this: a login shell may print whatever it likes around it.
+# The answer is the line with this prefix: a login shell may print other lines.
 MARK = "clusterctl-probe:"
 NETWORK_SECONDS = 5
 MAX_JOBS = 1024  # of a node; shown, not counted
 MAX_SOURCES = 16
 MAX_OFFERED = 16
-# Of what differs from its record, and of alerts: a node that was restored from elsewhere differs in everything.
+# Limits of differences and alerts: a node that was restored from another image differs in everything.
 MAX_DRIFT = 500
 MAX_ALERTS = 200
 MAX_GPUS = 1024
-# Packages whose versions preflight holds against the known holes (advisories.py), besides Slurm's.
+# Packages, besides Slurm's, whose versions preflight checks for known vulnerabilities (advisories.py).
 WATCHED = ("munge", "nvidia-container-toolkit", "nvidia-container-toolkit-base")
 
 Facts = Dict[str, Any]
 
 
 def read(path: str, default: str = "") -> str:
-    """Return the text of a small file without the white space around it, `default` where it cannot be read."""
+    """Return the stripped text of a small file, `default` if it cannot be read."""
     try:
         with open(path, errors="replace") as file:
             return file.read(1 << 20).strip()
@@ -56,13 +56,13 @@ def read(path: str, default: str = "") -> str:
 
 
 def number(path: str) -> Optional[int]:
-    """Return the whole number in a file, None where there is none."""
+    """Return the whole number in a file, None if it has none."""
     value = read(path)
     return int(value) if re.match(r"-?\d+$", value) else None
 
 
 def output(*argv: str) -> str:
-    """Return what a program prints, empty where it is missing, fails or takes more than 10 seconds."""
+    """Return a program's output, empty if it is missing, fails or takes more than 10 seconds."""
     try:
         environment = dict(os.environ, LC_ALL="C")
         done = subprocess.run(
@@ -103,7 +103,7 @@ def operating_system() -> Facts:
 
 
 def cpu(base: str = "/sys/devices/system/cpu") -> Facts:
-    """Count as slurmd -C does: every CPU that the kernel has online, also where a cpuset allows fewer."""
+    """Count CPUs as slurmd -C does: all that are online, even if a cpuset allows fewer."""
     online = members(read(base + "/online")) or list(range(os.cpu_count() or 1))
     cores, sockets = set(), set()
     for index in online:
@@ -123,13 +123,13 @@ def cpu(base: str = "/sys/devices/system/cpu") -> Facts:
 
 
 def members(listed: str) -> List[int]:
-    """Return the numbers that a list such as 0-3,8 names."""
+    """Return the numbers in a list such as 0-3,8."""
     pairs = re.findall(r"(\d+)(?:-(\d+))?", listed)
     return [n for low, high in pairs for n in range(int(low), int(high or low) + 1)]
 
 
 def ranges(numbers: Iterable[int]) -> Optional[str]:
-    """Return sorted numbers as such a list, None where there are none."""
+    """Return sorted numbers as such a list, None if there are none."""
     parts: List[List[int]] = []
     for n in numbers:
         if parts and parts[-1][1] == n - 1:
@@ -166,13 +166,13 @@ class Memory(ctypes.Structure):
 
 
 class Nvml:
-    """NVIDIA's management library; a call returns None where the library lacks the function or the GPU the feature."""
+    """NVIDIA's management library; a call returns None if the library lacks the function or the GPU the feature."""
 
     MAX_LINKS = 18
     SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 
     def __init__(self) -> None:
-        self.library = ctypes.CDLL("libnvidia-ml.so.1")  # OSError where no driver is installed
+        self.library = ctypes.CDLL("libnvidia-ml.so.1")  # OSError if no driver is installed
         code = self.library.nvmlInit_v2()
         if code != 0:
             self.library.nvmlErrorString.restype = ctypes.c_char_p
@@ -222,7 +222,7 @@ class Nvml:
         return found
 
     def instances(self, handle: ctypes.c_void_p) -> Optional[List[str]]:
-        """Return the profiles of a GPU's MIG instances, None where it is not divided."""
+        """Return the profiles of a GPU's MIG instances, None if MIG is off."""
         mode, pending = ctypes.c_uint(), ctypes.c_uint()
         if not self.call("nvmlDeviceGetMigMode", handle, ctypes.byref(mode), ctypes.byref(pending)) or not mode.value:
             return None
@@ -234,7 +234,7 @@ class Nvml:
         return sorted(found)
 
     def near(self, handle: ctypes.c_void_p) -> Optional[str]:
-        """Return the CPUs near a GPU, None where NVML does not know."""
+        """Return the CPUs near a GPU, None if NVML does not know them."""
         bits = 8 * ctypes.sizeof(ctypes.c_ulong)
         words = (ctypes.c_ulong * (max(os.cpu_count() or 1, 1024) // bits + 1))()
         if not self.call("nvmlDeviceGetCpuAffinity", handle, len(words), words):
@@ -258,7 +258,7 @@ class Nvml:
 
     @staticmethod
     def name_links(gpus: List[Facts], switched: Dict[int, int]) -> None:
-        """Replace PCI addresses by GPU indices, as `nvidia-smi topo -m` does; a switch joins all that are on it."""
+        """Replace PCI addresses by GPU indices, as `nvidia-smi topo -m` does; a switch connects all its GPUs."""
         index_of = {gpu["pci"].lower(): gpu["index"] for gpu in gpus}
         for gpu in gpus:
             joined = {index_of[pci]: count for pci, count in gpu["links"].items() if pci in index_of}
@@ -270,9 +270,9 @@ class Nvml:
 
 
 def gpus() -> Tuple[List[Facts], Optional[str], Optional[str]]:
-    """Return the GPUs that this node can use, the driver's version, and why NVML could not be asked.
+    """Return the GPUs that this node can use, the driver's version, and why NVML failed.
 
-    Without NVML those that have a device file are described by what the kernel says of them.
+    Without NVML, GPUs that have a device file are described from the kernel driver's information.
     """
     try:
         nvml = Nvml()
@@ -289,7 +289,7 @@ def gpu_devices() -> List[str]:
 
 
 def bare_gpu(index: int) -> Facts:
-    """Describe a GPU by what the kernel's driver says of it, where that is there."""
+    """Describe a GPU from the kernel driver's information, if there is any."""
     facts = {}
     for path in glob.glob("/proc/driver/nvidia/gpus/*/information"):
         lines = dict(line.split(":", 1) for line in read(path).splitlines() if ":" in line)
@@ -317,9 +317,9 @@ def driver_version() -> Optional[str]:
 
 
 def pci_gpus(root: str = "") -> List[str]:
-    """Return the device ids of NVIDIA's display and 3D controllers on the bus, driver or not.
+    """Return the device ids of NVIDIA's display and 3D controllers on the bus, with or without a driver.
 
-    In a container there are none: it sees its host's.
+    Return none in a container, which sees its host's.
     """
     if in_container(root):
         return []
@@ -339,10 +339,10 @@ def nics() -> List[Facts]:
         addresses = {}
     found = []
     for name in sorted(os.listdir("/sys/class/net")):
-        # Ends of containers and their bridges come and go with what runs here.
+        # Interfaces of containers, and their bridges, change with the containers that run.
         if re.match(r"lo$|veth|docker|podman|cni|cali|flannel|virbr|tap|tun|dummy|bonding_masters", name):
             continue
-        # Ethernet and InfiniBand; tunnels have other types (ARPHRD_ in linux/if_arp.h), and addresses that are no MAC.
+        # Ethernet and InfiniBand; tunnels have other types (ARPHRD_ in linux/if_arp.h) and no MAC address.
         if number("/sys/class/net/%s/type" % name) not in (1, 32):
             continue
         speed = number("/sys/class/net/%s/speed" % name)
@@ -358,11 +358,11 @@ def nics() -> List[Facts]:
 
 
 def first_address(name: str) -> List[str]:
-    """Ask the kernel for an interface's first IPv4 address and mask (SIOCGIFADDR, SIOCGIFNETMASK): no `ip` needed."""
+    """Return an interface's first IPv4 address and mask from the kernel, without `ip` (SIOCGIFADDR, SIOCGIFNETMASK)."""
     request = struct.pack("256s", name.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         try:
-            local, mask = (fcntl.ioctl(asked.fileno(), code, request)[20:24] for code in (0x8915, 0x891B))
+            local, mask = (fcntl.ioctl(handle.fileno(), code, request)[20:24] for code in (0x8915, 0x891B))
         except OSError:
             return []
     return ["%s/%d" % (socket.inet_ntoa(local), bin(struct.unpack("!I", mask)[0]).count("1"))]
@@ -380,12 +380,12 @@ def disks() -> List[Facts]:
 
 
 def cgroup() -> Facts:
-    """Return the hierarchy in use: v2 where it is mounted at the top, else v1 (hybrid is v1 for a job's limits)."""
+    """Return the hierarchy in use: v2 if it is mounted at the top, else v1 (hybrid is v1 for a job's limits)."""
     controllers = set()
     for line in read("/proc/self/mounts").splitlines():
         _, target, kind, options = line.split()[:4]
         if kind == "cgroup2" and target == "/sys/fs/cgroup":
-            # v2 controls devices by a BPF program, so there is no controller's name for it.
+            # v2 controls devices by a BPF program, so it lists no controller for them.
             return {"version": 2, "controllers": sorted([*read(target + "/cgroup.controllers").split(), "devices"])}
         if kind == "cgroup" and "rw" in options.split(","):
             controllers.update(options.split(","))
@@ -405,7 +405,7 @@ def resolver(root: str = "") -> str:
 
 
 def nameservers(root: str = "") -> List[str]:
-    """Return the servers that the network gave; systemd-resolved shows programs itself instead of them."""
+    """Return the name servers of the network, also behind systemd-resolved's own address."""
     path = "/run/systemd/resolve/resolv.conf" if resolver(root) == "resolved" else "/etc/resolv.conf"
     return re.findall(r"^nameserver\s+([^\s%]+)", read(root + path), re.M)[:8]
 
@@ -448,7 +448,7 @@ def apt_sources(etc: str = "/etc/apt") -> List[Tuple[str, str]]:
 
 
 def apt_urls() -> List[List[str]]:
-    """Return, for each source, the URLs of which one must answer."""
+    """Return a list of URLs for each source; one of them must answer."""
     architecture = output("dpkg", "--print-architecture").strip()
     found = []
     for uri, suite in apt_sources():
@@ -462,7 +462,7 @@ def apt_urls() -> List[List[str]]:
 
 
 def dnf_urls(etc: str = "/etc") -> List[List[str]]:
-    """Return, for each enabled repository whose variables are known here, the URLs of which one must answer."""
+    """Return a list of URLs for each enabled repository whose variables are known; one of them must answer."""
     release = operating_system()["version"]
     variables = {"basearch": platform.machine(), "arch": platform.machine()}
     variables.update(releasever=release.split(".")[0], releasever_major=release.split(".")[0])
@@ -478,7 +478,7 @@ def dnf_urls(etc: str = "/etc") -> List[List[str]]:
             continue
         for section in parser.sections():
             repo = dict(parser.items(section))
-            # Red Hat's own repositories take the subscription's certificate only.
+            # Red Hat's repositories accept only the subscription's certificate.
             if repo.get("enabled", "1").lower() not in ("1", "yes", "true", "on") or "sslclientcert" in repo:
                 continue
             urls = [u.rstrip("/") + "/repodata/repomd.xml" for u in re.split(r"[\s,]+", repo.get("baseurl", "")) if u]
@@ -491,7 +491,7 @@ def dnf_urls(etc: str = "/etc") -> List[List[str]]:
 
 
 def package_proxies(proxy: str) -> Dict[str, str]:
-    """Return the proxy of the package manager by scheme: the one given, else the one in its own configuration."""
+    """Return the package manager's proxy by scheme: the given one, else the configured one."""
     if proxy:
         return {"http": proxy, "https": proxy}
     found = {}
@@ -507,9 +507,9 @@ def package_proxies(proxy: str) -> Dict[str, str]:
 
 
 def fetch(opener: urllib.request.OpenerDirector, urls: List[str]) -> Optional[str]:
-    """Return None if one of the URLs answers, else what the first said.
+    """Return None if one of the URLs answers, else the error of the first.
 
-    A server's own error (5xx) is asked about twice more: proxies give one where many nodes ask for a new file at once.
+    A server error (5xx) is retried twice: proxies return one when many nodes request a new file at once.
     """
     problems: Dict[str, str] = {}
     for attempt in range(3):
@@ -531,7 +531,7 @@ def fetch(opener: urllib.request.OpenerDirector, urls: List[str]) -> Optional[st
 
 
 def resolve(name: str) -> Optional[str]:
-    """Return None if a name resolves, else what the resolver said."""
+    """Return None if a name resolves, else the resolver's error."""
     try:
         socket.getaddrinfo(name, None)
     except OSError as error:
@@ -540,7 +540,7 @@ def resolve(name: str) -> Optional[str]:
 
 
 def mirror_urls(mirrors: Dict[str, str]) -> List[List[str]]:
-    """Return what to try where the inventory names mirrors of this distribution, for those replace its own sources."""
+    """Return the URL of the inventory's mirror of this distribution, if any: it replaces the node's sources."""
     release = operating_system()
     base = mirrors.get(release["id"], "").rstrip("/")
     if not base:
@@ -549,7 +549,7 @@ def mirror_urls(mirrors: Dict[str, str]) -> List[List[str]]:
 
 
 def network(options: Facts) -> Facts:
-    """Try every package source, and the name that the first step to it needs, all at once and with a limit."""
+    """Test all package sources and the resolution of the first name in parallel, with a time limit."""
     sources = mirror_urls(options.get("mirrors") or {}) or (apt_urls() if shutil.which("apt-get") else dnf_urls())
     os.environ["no_proxy"] = ",".join(options.get("no_proxy") or [])
     proxies = package_proxies(options.get("proxy") or "")
@@ -560,19 +560,19 @@ def network(options: Facts) -> Facts:
     late = "no answer within %d seconds" % (NETWORK_SECONDS + 3)
     errors: Dict[str, Optional[str]] = {}
 
-    def begin(key: str, function: Callable[..., Optional[str]], *arguments: Any) -> threading.Thread:
+    def start(key: str, function: Callable[..., Optional[str]], *arguments: Any) -> threading.Thread:
         errors[key] = late
         thread = threading.Thread(target=lambda: errors.update({key: function(*arguments)}), daemon=True)
         thread.start()
         return thread
 
-    threads = [begin(urls[0], fetch, opener, urls) for urls in sources[:MAX_SOURCES]]
+    threads = [start(urls[0], fetch, opener, urls) for urls in sources[:MAX_SOURCES]]
     if name and not numeric:
-        threads.append(begin("name", resolve, name))
+        threads.append(start("name", resolve, name))
     deadline = time.monotonic() + NETWORK_SECONDS + 3
     for thread in threads:
         thread.join(max(0, deadline - time.monotonic()))
-    answers = dict(errors)  # a thread that is late adds nothing to what is printed
+    answers = dict(errors)  # a copy: a late thread must not change the output
     return {
         "name": name,
         "name_error": answers.pop("name", None),
@@ -586,7 +586,7 @@ def without_password(url: str) -> str:
 
 
 def lock_holder() -> Optional[str]:
-    """Return who holds the package manager's lock, without taking it (F_GETLK)."""
+    """Return the process that holds the package manager's lock, without locking it (F_GETLK)."""
     for path in (
         "/var/lib/dpkg/lock-frontend",
         "/var/lib/dpkg/lock",
@@ -596,17 +596,17 @@ def lock_holder() -> Optional[str]:
         try:
             with open(path, "rb") as file:
                 # struct flock of 64-bit Linux: type, whence, start, length, pid.
-                asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-                kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(file.fileno(), fcntl.F_GETLK, asked))
+                query = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+                kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(file.fileno(), fcntl.F_GETLK, query))
         except OSError:
             continue
         if kind != fcntl.F_UNLCK:
-            command = read("/proc/%d/cmdline" % pid).replace("\0", " ").strip() or "a process that cannot be seen"
+            command = read("/proc/%d/cmdline" % pid).replace("\0", " ").strip() or "a hidden process"
             return "pid %d (%s) on %s" % (pid, command[:80], path)
     return None
 
 
-# --- the rest that a run needs to know --------------------------------------------------------------------------------
+# --- other state that a run needs -------------------------------------------------------------------------------------
 
 
 def in_container(root: str = "") -> bool:
@@ -614,7 +614,7 @@ def in_container(root: str = "") -> bool:
 
 
 def firmware(root: str, *names: str) -> List[bytes]:
-    """Return the firmware's variables whose names begin so, and the tables that shim leaves beside them."""
+    """Return the firmware's variables with these names (patterns), and shim's tables beside them."""
     found = []
     for name in names:
         for path in sorted(glob.glob(root + "/sys/firmware/efi/*/" + name)):
@@ -627,17 +627,17 @@ def firmware(root: str, *names: str) -> List[bytes]:
 
 
 def secure_boot(root: str = "") -> Optional[bool]:
-    """Return whether firmware and shim enforce signatures (`mokutil --sb-state`), None without such firmware."""
+    """Return whether firmware and shim enforce signatures (`mokutil --sb-state`), None without Secure Boot."""
     states = firmware(root, "SecureBoot-*")
     if not states:
         return None
-    # As nvidia_kernel.py has it, by which the role decides.
+    # Same rule as nvidia_kernel.py, which the role uses.
     off = any(value[-1:] == b"\1" for value in firmware(root, "MokSBStateRT*"))
     return any(value[-1:] == b"\1" for value in states) and not off
 
 
 def key_enrolled(root: str = "") -> bool:
-    """Return whether firmware or shim know the key by which dkms signs modules (dkms(8); Ubuntu's has shim's own)."""
+    """Return whether firmware or shim trust dkms's signing key (dkms(8); on Ubuntu it is shim-signed's key)."""
     settings = [root + "/etc/dkms/framework.conf", *sorted(glob.glob(root + "/etc/dkms/framework.conf.d/*.conf"))]
     lines = "\n".join(read(path) for path in settings)
     named = re.findall(r"(?m)^\s*mok_certificate=[\"']?(/[^\"'\s$]+)", lines)
@@ -652,7 +652,7 @@ def key_enrolled(root: str = "") -> bool:
 
 
 def services(names: List[str]) -> Dict[str, str]:
-    """Return systemd's state of each unit that it knows."""
+    """Return systemd's state of each known unit."""
     shown = output("systemctl", "show", "--property=Id,LoadState,ActiveState", *names) if names else ""
     units = [assignments(block) for block in shown.split("\n\n")]
     known = [unit for unit in units if unit.get("LoadState") not in (None, "not-found")]
@@ -660,7 +660,7 @@ def services(names: List[str]) -> Dict[str, str]:
 
 
 def head_of() -> Optional[str]:
-    """Return the label of the cluster whose head this is: the first name in the copy that it keeps of the directory."""
+    """Return the label of the cluster whose head this is: the first name in its copy of the cluster's directory."""
     try:
         with open("/var/lib/clusterctl/recovery.tar", "rb") as file:
             return file.read(100).rstrip(b"\0").decode("ascii", "replace").replace("vault/", "")
@@ -669,7 +669,7 @@ def head_of() -> Optional[str]:
 
 
 def slurm(root: str = "") -> List[str]:
-    """Return what of Slurm has served here: "controller" where one has state, "worker" where one heard a controller."""
+    """Return Slurm's past roles of this node: "controller" if it has state, "worker" if it has a cached config."""
     configuration = read(root + "/etc/slurm/slurm.conf")
     found = []
     for what, option, default, sign in (
@@ -683,8 +683,8 @@ def slurm(root: str = "") -> List[str]:
 
 
 def installed_packages(names: Iterable[str]) -> Dict[str, str]:
-    """Return the installed versions of these packages, as dpkg or else rpm has them."""
-    # Each fails for a name that it does not know, and lists all without one.
+    """Return the installed versions of these packages from dpkg, or else rpm."""
+    # Both fail for an unknown name, so list all packages.
     listed = output("dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Status}\\n")
     listed = listed or output("rpm", "--query", "--all", "--queryformat", "%{NAME} %{VERSION}-%{RELEASE} installed\\n")
     found = (line.split() for line in listed.splitlines())
@@ -692,11 +692,11 @@ def installed_packages(names: Iterable[str]) -> Dict[str, str]:
 
 
 def slurm_packages(options: Facts) -> Facts:
-    """Return the versions of Slurm's daemons and munge that are installed, those of slurmd on offer, and slurm's UID.
+    """Return the installed versions of Slurm's daemons and munge, the available ones of slurmd, and slurm's UID.
 
-    `options` has the `daemons` of all sources, and the names that the `worker` of this node's source has. What an
-    installation would bring comes first. Only apt reads that from its index; a new node of the RHEL family has no
-    repository with Slurm yet.
+    `options` has the package names of the `daemons` of all sources, and of the `worker` in this node's source. The
+    installation candidate comes first. Only apt has that in its index; a new node of the RHEL family has no repository
+    with Slurm yet.
     """
     policy = output("apt-cache", "policy", *options["worker"]) if shutil.which("apt-cache") else ""
     tables = re.findall(r"(?m)^[a-z0-9][a-z0-9+.-]*:\n((?: .*\n)+)", policy)
@@ -714,9 +714,9 @@ def slurm_packages(options: Facts) -> Facts:
 
 
 def security_updates(root: str = "") -> Optional[int]:
-    """Return how many seconds ago the node's own security updates last succeeded, or were set up; None: they are not.
+    """Return the age in seconds of the last successful security update, or of its setup; None: not set up.
 
-    The stamps are those of apt's daily script, when unattended-upgrade has succeeded, and of dnf-automatic's timer.
+    The stamps are from apt's daily script, after unattended-upgrade succeeded, and from dnf-automatic's timer.
     """
     for settings, stamp in (
         ("/etc/apt/apt.conf.d/60clusterctl-security", "/var/lib/apt/periodic/upgrade-stamp"),
@@ -729,25 +729,25 @@ def security_updates(root: str = "") -> Optional[int]:
 
 
 def jobs(proc: str = "/proc") -> List[str]:
-    """Return the jobs that run here: those that slurmstepd looks after, whatever a controller knows of them."""
+    """Return the jobs that run here: those with a slurmstepd, independent of the controller."""
     processes = filter(is_slurmstepd, glob.glob(proc + "/[0-9]*"))
     titles = (re.match(r"slurmstepd: \[(\d+)", read(path + "/cmdline")) for path in processes)
     return sorted({title.group(1) for title in titles if title}, key=int)[:MAX_JOBS]
 
 
 def is_slurmstepd(process: str) -> bool:
-    """Tell whether a process is Slurm's: root runs that program. Its title, and whose its files are, can be forged."""
+    """Return whether root runs slurmstepd in a process. Its title and the owner of its files can be forged."""
     try:
         program = os.readlink(process + "/exe")
-    except OSError:  # it has ended, or is the kernel's own
+    except OSError:  # it has ended, or is a kernel thread
         return False
-    # Debian calls it slurmstepd-wlm, and one that was replaced meanwhile is "(deleted)".
-    ours = re.search(r"/slurmstepd[^/]*$", program)
-    return bool(ours and re.search(r"^Uid:\s+0\s", read(process + "/status"), re.M))
+    # Debian's name is slurmstepd-wlm; a replaced program ends with "(deleted)".
+    matches = re.search(r"/slurmstepd[^/]*$", program)
+    return bool(matches and re.search(r"^Uid:\s+0\s", read(process + "/status"), re.M))
 
 
 def before() -> List[str]:
-    """Return what is here that a run would replace or meet: Slurm, Kubernetes, containers, a driver of NVIDIA's own."""
+    """Return what a run would replace or conflict with: Slurm, Kubernetes, containers, NVIDIA's installer."""
     running = [
         name for name, state in services(["slurmctld", "slurmd", "slurmdbd", "kubelet"]).items() if state == "active"
     ]
@@ -761,13 +761,13 @@ def before() -> List[str]:
 
 
 def firewall(root: str = "") -> Optional[str]:
-    """Return the firewall that would drop what ours accepts; firewalld is configured by clusterctl-firewall."""
+    """Return a firewall that blocks what clusterctl's accepts; clusterctl-firewall configures firewalld itself."""
     enabled = re.search("^ENABLED=yes", read(root + "/etc/ufw/ufw.conf"), re.M)
     return "ufw" if os.path.exists(root + "/usr/sbin/ufw") and enabled else None
 
 
 def node(options: Facts, nvml_error: Optional[str]) -> Facts:
-    places = ("/", "/var", "/tmp")  # noqa: S108 - looked at, not written
+    places = ("/", "/var", "/tmp")  # noqa: S108 - read, not written
     free = {path: shutil.disk_usage(path).free >> 20 for path in places if os.path.isdir(path)}
     return {
         "hostname": socket.gethostname(),
@@ -796,20 +796,20 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
 
 
 def homes(paths: List[str]) -> Dict[str, int]:
-    """Return when each of these directories was last changed, in ns since 1970; a dead server's are left out."""
-    # Those that are missing make stat fail.
+    """Return the last change of each directory in ns since 1970; none of them if a dead file server blocks stat."""
+    # `true`: stat fails for a missing directory.
     found = output("sh", "-c", 'stat --printf="%.9Y %n\\n" -- "$@"; true', "sh", *paths) if paths else ""
     lines = (line.split(" ", 1) for line in found.splitlines())
     return {path: int(re.sub(r"\D", "", changed)) for changed, path in lines if path in paths}
 
 
-# --- what status asks besides -----------------------------------------------------------------------------------------
+# --- only for status --------------------------------------------------------------------------------------------------
 
 
 def drift(options: Facts) -> Facts:
-    """Compare the node with its records, by the modules that record them: they came along, as text.
+    """Compare the node with its records, by the source of the modules that record them.
 
-    `modules` has them by name, each after those that it imports; `key` is the one of the secrets' hashes, or None.
+    `modules` has the source by name, each after its imports; `key` is the key of the secrets' hashes, or None.
     """
     found: Facts = {"error": None, "items": [], "more": 0, "versions": {}}
     package = "ansible.module_utils.node_state"
@@ -819,22 +819,22 @@ def drift(options: Facts) -> Facts:
         for name, source in options["modules"].items():
             module = types.ModuleType(package + "." + name)
             sys.modules[module.__name__] = module
-            exec(compile(source, name + ".py", "exec"), module.__dict__)  # noqa: S102 - it is ours
+            exec(compile(source, name + ".py", "exec"), module.__dict__)  # noqa: S102 - clusterctl's own source
         record, packages, differ = (sys.modules[package + "." + name] for name in ("record", "packages", "drift"))
         call = record.Call(None, record_key=options["key"])
         items, found["versions"] = differ.compare(call, lambda: packages.package_manager("auto", []))
         found["items"], found["more"] = items[:MAX_DRIFT], max(0, len(items) - MAX_DRIFT)
     except SyntaxError:
-        found["error"] = "its Python is %s, and 3.8 is needed to compare it" % platform.python_version()
+        found["error"] = "its Python is %s, expected 3.8 or newer" % platform.python_version()
     except Exception as error:
         found["error"] = str(error) or type(error).__name__
     return found
 
 
 def alerts(options: Facts) -> Facts:
-    """Ask the Prometheus at `url` for the alerts that fire, the gravest first; `password_file` holds the password.
+    """Return the firing alerts of the Prometheus at `url`, the most severe first; `password_file` has the password.
 
-    The password is sent only to a server with a certificate of `authority`, a file with the certificate of a CA.
+    The password is sent only to a server whose certificate is from the CA in the file `authority`.
     """
     found: Facts = {"error": None, "firing": [], "more": 0}
     try:
@@ -845,8 +845,8 @@ def alerts(options: Facts) -> Facts:
         trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=options["authority"]))
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)
         with opener.open(request, timeout=NETWORK_SECONDS) as answer:
-            said = json.loads(answer.read(16 << 20).decode("utf-8", "replace"))["data"]["alerts"]
-        firing = [one for one in said if one.get("state") == "firing"]
+            listed = json.loads(answer.read(16 << 20).decode("utf-8", "replace"))["data"]["alerts"]
+        firing = [one for one in listed if one.get("state") == "firing"]
         order = {"critical": 0, "warning": 1}
         firing.sort(key=lambda one: (order.get(one["labels"].get("severity"), 2), one["labels"].get("alertname", "")))
         for one in firing[:MAX_ALERTS]:
@@ -857,22 +857,21 @@ def alerts(options: Facts) -> Facts:
             found["firing"].append(alert)
         found["more"] = max(0, len(firing) - MAX_ALERTS)
     except urllib.error.HTTPError as error:
-        found["error"] = "Prometheus says HTTP %d %s" % (error.code, error.reason)
+        found["error"] = "Prometheus returned HTTP %d %s" % (error.code, error.reason)
     except urllib.error.URLError as error:
         found["error"] = "Prometheus does not answer: %s" % error.reason
     except FileNotFoundError:
         found["error"] = "Prometheus is not set up yet"
     except Exception as error:
-        found["error"] = "Prometheus gives no answer that can be read (%s)" % type(error).__name__
+        found["error"] = "Prometheus's answer cannot be read (%s)" % type(error).__name__
     return found
 
 
 def main(options: Facts) -> None:
     """Print the answer.
 
-    Options, each of which may be absent: `network`, an object with `proxy`, `no_proxy` and `mirrors` as the inventory
-    has them, tries the package sources; `services` names the units whose state is wanted; `drift` and `alerts` are what
-    the functions of these names take.
+    All options are optional. `network`, with the inventory's `proxy`, `no_proxy` and `mirrors`, tests the package
+    sources. `services` has the units whose state is needed. `drift` and `alerts` have the options of these functions.
     """
     started = time.time()
     found, driver, nvml_error = gpus()

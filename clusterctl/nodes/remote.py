@@ -1,7 +1,7 @@
-"""SSH to the nodes before Ansible has its turn: many at once, strict about host keys, and exact about what went wrong.
+"""Connect to many nodes over SSH in parallel, with strict host key checks and exact errors.
 
-Host keys are known from the cluster's own known_hosts or not at all; no code path turns the check off, and a key that
-is not the recorded one is refused before anything is said about who we are.
+Only the cluster's known_hosts has host keys. No code path turns the check off. A key that differs from the recorded
+one is refused before any login data is sent.
 """
 
 import errno
@@ -30,21 +30,21 @@ from clusterctl.util.text import printable
 
 R = TypeVar("R")
 
-# Together under 15 s, so that a node that is down or silent is named by then. TCP sends again after 1 s and 3 s.
+# Together under 15 s, the time limit for a node that is down. TCP retransmits after 1 s and 3 s.
 CONNECT_SECONDS = 6.0
 LOGIN_SECONDS = 8.0
-# Key exchange costs this machine some 10 ms of CPU for each node; more of them at once would only make each one late.
+# A key exchange costs about 10 ms of CPU here; more of them in parallel would only delay each one.
 _handshakes = threading.BoundedSemaphore(64)
 
-# paramiko logs each failure of a node with a traceback on stderr; ContactError says it instead.
+# paramiko logs each failure of a node with a traceback on stderr; ContactError replaces that.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
 
 
 def each(hosts: Sequence[Host], work: Callable[[Host], R]) -> dict[str, R]:
-    """Do `work` for all hosts at once and return the results by host name; the first exception is raised at the end.
+    """Do `work` for all hosts in parallel and return the results by host name; raise the first exception at the end.
 
-    One daemon thread per host: a silent one delays nobody, and Ctrl-C waits for none.
+    One daemon thread per host, so that a host that does not respond delays neither the others nor Ctrl-C.
     """
     results: dict[str, R] = {}
     errors: list[BaseException] = []
@@ -69,24 +69,24 @@ def each(hosts: Sequence[Host], work: Callable[[Host], R]) -> dict[str, R]:
 
 
 def _verify(host: Host, name: str, shown: paramiko.PKey, access: Access) -> None:
-    """Refuse a key that is not the recorded one. `fingerprint` is SHA256, as ssh-keygen -l prints it."""
+    """Raise ContactError unless the key is recorded. `fingerprint` is SHA256, as ssh-keygen -l prints it."""
     accepted, revoked = trusted.keys(access.known_hosts, name)
     new = f"{shown.get_name()} {shown.fingerprint}"
     if any(key.asbytes() == shown.asbytes() for key in revoked):
-        raise ContactError(Failure.HOST_KEY_CHANGED, f"shows a revoked host key: {new}")
+        raise ContactError(Failure.HOST_KEY_CHANGED, f"its host key is revoked: {new}")
     if any(key.asbytes() == shown.asbytes() for key in accepted):
         return
     if not accepted:
         raise ContactError(
             Failure.HOST_KEY_UNKNOWN,
-            f"shows a host key that is not in {access.known_hosts.name}: {new}",
-            f"compare it on the node's console ({_show(shown)}), then run again with --accept-new-host-keys",
+            f"its host key is not in {access.known_hosts.name}: {new}",
+            f"compare it on the node's console ({_show(shown)}), then repeat the command with --accept-new-host-keys",
         )
     old = ", ".join(f"{key.get_name()} {key.fingerprint}" for key in accepted)
     trust = shlex.join(["clusterctl", "trust", str(access.given or access.known_hosts.parent), host.name])
     raise ContactError(
         Failure.HOST_KEY_CHANGED,
-        f"shows another host key than the recorded one: old {old}, new {new}",
+        f"its host key differs from the recorded one: old {old}, new {new}",
         f"if the node was reinstalled, compare the new key on its console ({_show(shown)}), then: {trust}",
     )
 
@@ -100,7 +100,7 @@ def _show(key: paramiko.PKey) -> str:
 
 
 def _resolve(way: Route) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
-    """Look a name up in a thread of its own: the resolver knows no time-out that we could set."""
+    """Resolve a name in a separate thread: the resolver has no configurable time limit."""
     found: list[object] = []
 
     def look_up() -> None:
@@ -114,17 +114,17 @@ def _resolve(way: Route) -> list[tuple[socket.AddressFamily, tuple[object, ...]]
     thread.join(CONNECT_SECONDS)
     answer = found[0] if found else None
     if not isinstance(answer, list):
-        said = getattr(answer, "strerror", None) or f"no answer within {CONNECT_SECONDS:.0f} s"
+        cause = getattr(answer, "strerror", None) or f"no answer within {CONNECT_SECONDS:.0f} s"
         raise ContactError(
             Failure.UNRESOLVED,
-            f"the name {way.address} does not resolve: {said}",
-            "give the host's IP address as ansible_host, or to add-node as --address",
+            f"the name {way.address} does not resolve: {cause}",
+            "set ansible_host to the host's IP address, or use --address with add-node",
         )
     return [(family, address) for family, _, _, _, address in answer]
 
 
 def unresolved(hosts: Sequence[Host]) -> list[str]:
-    """Return the hosts whose names are not known on this machine, of those that TCP leads to directly."""
+    """Return the hosts with a direct TCP connection whose names do not resolve on this machine."""
 
     def look_up(host: Host) -> bool:
         way = route.of(host)
@@ -157,16 +157,20 @@ def _open(host: Host, way: Route, access: Access) -> Line:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return Line(sock)
     if isinstance(last, ConnectionRefusedError):
-        raise ContactError(Failure.REFUSED, f"{where} refuses the connection", "is sshd running, and on this port?")
+        raise ContactError(
+            Failure.REFUSED, f"{where} refuses the connection", "check that sshd runs and listens on this port"
+        )
     if isinstance(last, TimeoutError) or getattr(last, "errno", None) == errno.ETIMEDOUT:
         raise ContactError(
             Failure.SILENT,
             f"no answer from {where} within {CONNECT_SECONDS:.0f} s",
-            "is the node up, the address right, and no firewall between?",
+            "check that the node is up, the address is correct and no firewall blocks the connection",
         )
     if getattr(last, "errno", None) in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
         raise ContactError(
-            Failure.NO_ROUTE, f"no route to {where}", "is the node up, and its network reachable from here?"
+            Failure.NO_ROUTE,
+            f"no route to {where}",
+            "check that the node is up and its network is reachable from this machine",
         )
     raise ContactError(Failure.CLOSED, f"no connection to {where}: {last.strerror if last else 'no address'}")
 
@@ -176,26 +180,26 @@ _gateways_lock = threading.Lock()
 
 
 def _through(jump: Host, way: Route, access: Access) -> paramiko.Channel:
-    """Open a line through a jump host: one connection to it serves all hosts behind."""
+    """Open a connection through a jump host; one connection to it serves all hosts behind it."""
     with _gateways_lock:
         gateway = _gateways.get((jump.name, access))
         if not isinstance(gateway, Session) or not gateway.transport.is_active():
-            if not isinstance(gateway, ContactError):  # one that failed is not tried again for each host behind
+            if not isinstance(gateway, ContactError):  # a failed jump host is not retried for each host behind it
                 try:
                     gateway = connect(jump, access)
                 except ContactError as error:
                     gateway = error
             _gateways[jump.name, access] = gateway
     if isinstance(gateway, ContactError):
-        raise ContactError(Failure.NO_ROUTE, f"no way through {jump.name}: {gateway.found}", gateway.hint)
+        raise ContactError(Failure.NO_ROUTE, f"jump host {jump.name} failed: {gateway.found}", gateway.hint)
     where = f"{way.address} port {way.port}"
     try:
         return gateway.transport.open_channel(
             "direct-tcpip", (way.address, way.port), ("127.0.0.1", 0), timeout=CONNECT_SECONDS
         )
     except paramiko.ChannelException as error:
-        said = {1: "it allows no forwarding (AllowTcpForwarding)", 2: "no connection"}.get(error.code, error.text)
-        raise ContactError(Failure.REFUSED, f"{jump.name} does not reach {where}: {printable(said, 200)}") from None
+        cause = {1: "it does not allow forwarding (AllowTcpForwarding)", 2: "no connection"}.get(error.code, error.text)
+        raise ContactError(Failure.REFUSED, f"{jump.name} cannot reach {where}: {printable(cause, 200)}") from None
     except (paramiko.SSHException, OSError, EOFError):
         raise ContactError(Failure.SILENT, f"{jump.name} gets no answer from {where}") from None
 
@@ -211,43 +215,43 @@ def forget_gateways() -> None:
 
 @contextmanager
 def _explained(way: Route, line: Line, deadline: float) -> Iterator[None]:
-    """Turn what paramiko and the socket say during the handshake into a ContactError."""
+    """Turn errors of paramiko and the socket during the handshake into a ContactError."""
     try:
         yield
     except (paramiko.SSHException, OSError, EOFError) as error:
         where = f"{way.address} port {way.port}"
-        if said := line.complaint():
-            found = f"no connection to {where} by way of `{printable(way.proxy, 200)}`: {said}"
-            raise ContactError(Failure.NO_ROUTE, found, "see ~/.ssh/config") from None
+        if complaint := line.complaint():
+            found = f"no connection to {where} through `{printable(way.proxy, 200)}`: {complaint}"
+            raise ContactError(Failure.NO_ROUTE, found, "check ~/.ssh/config") from None
         if time.monotonic() >= deadline - 0.2:
             raise ContactError(
                 Failure.SILENT,
-                f"{where} took the connection and said nothing more within {LOGIN_SECONDS:.0f} s",
-                "is the node overloaded or hung?",
+                f"{where} accepted the connection but did not respond within {LOGIN_SECONDS:.0f} s",
+                "check on its console whether the node is overloaded or hung",
             ) from None
-        said = printable(str(error), 200)
+        cause = printable(str(error), 200)
         if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-            raise ContactError(Failure.CLOSED, f"{where} speaks an SSH too old for us: {said}") from None
-        if "Indecipherable" in said or "Invalid SSH banner" in said:
-            raise ContactError(Failure.CLOSED, f"what answers at {where} is no SSH server: {said}") from None
+            raise ContactError(Failure.CLOSED, f"the SSH server at {where} is too old: {cause}") from None
+        if "Indecipherable" in cause or "Invalid SSH banner" in cause:
+            raise ContactError(Failure.CLOSED, f"{where} is not an SSH server: {cause}") from None
         raise ContactError(
             Failure.CLOSED,
-            f"{where} closed the connection during the handshake" + (f": {said}" if said else ""),
-            "look at the node's journal: journalctl -u ssh -u sshd",
+            f"{where} closed the connection during the handshake" + (f": {cause}" if cause else ""),
+            "check the node's journal: journalctl -u ssh -u sshd",
         ) from None
 
 
 @contextmanager
 def _turn(way: Route, line: Line) -> Iterator[float]:
-    """Wait for the node's greeting, then for a turn at the key exchange; yields the time by which all must be over.
+    """Wait for the node's banner, then for a slot for the key exchange; yield the deadline of the login.
 
-    However many nodes say nothing, none of them keeps another from its turn.
+    A node that sends no banner does not occupy a slot.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(line.end, selectors.EVENT_READ)
         greeted = selector.select(LOGIN_SECONDS)
-    left = LOGIN_SECONDS - (time.monotonic() - began)
+    left = LOGIN_SECONDS - (time.monotonic() - started)
     if not greeted:
         with _explained(way, line, time.monotonic()):
             raise TimeoutError
@@ -256,7 +260,7 @@ def _turn(way: Route, line: Line) -> Iterator[float]:
 
 
 def _handshake(way: Route, line: Line, types: Collection[str], deadline: float) -> paramiko.Transport:
-    """Exchange keys, not yet names. Asks first for the types of host key that are known, as OpenSSH does."""
+    """Do the key exchange, before authentication. Prefer the types of the known host keys, as OpenSSH does."""
     seconds = max(0.1, deadline - time.monotonic())
     with _explained(way, line, deadline):
         transport = paramiko.Transport(line.end)
@@ -266,7 +270,7 @@ def _handshake(way: Route, line: Line, types: Collection[str], deadline: float) 
         options.key_types = sorted(options.key_types, key=lambda offered: offered not in wanted)
         try:
             transport.start_client(timeout=seconds)
-            transport.get_remote_server_key()  # raises where the time ran out
+            transport.get_remote_server_key()  # raises if the time ran out
         except BaseException:
             transport.close()
             raise
@@ -274,7 +278,7 @@ def _handshake(way: Route, line: Line, types: Collection[str], deadline: float) 
 
 
 def shown_key(host: Host, access: Access, type: str = "") -> paramiko.PKey:
-    """Return the public key that a host shows, one of `type` if it has it, without logging in. Raises ContactError."""
+    """Return a host's public key, preferably of `type`, without logging in. Raises ContactError."""
     way = route.of(host)
     with (
         closing(_open(host, way, access)) as line,
@@ -296,14 +300,14 @@ def _own_keys(host: Host, way: Route) -> Iterator[paramiko.PKey]:
             yield from agent.get_keys()
     if not host.private_key_file:
         for path in way.keys:
-            # ssh's own list names kinds of keys that paramiko does not know.
+            # ssh's list may have kinds of keys that paramiko does not support.
             with suppress(ContactError):
                 if path.is_file() and (key := _load(path)):
                     yield key
 
 
 def _load(path: Path) -> paramiko.PKey | None:
-    """Load a private key; None for one with a passphrase, which only the agent can use."""
+    """Load a private key; None for a key with a passphrase, which only the agent can use."""
     try:
         return paramiko.PKey.from_path(path)
     except (TypeError, paramiko.PasswordRequiredException):
@@ -311,7 +315,7 @@ def _load(path: Path) -> paramiko.PKey | None:
     except OSError as error:
         raise ContactError(Failure.AUTHENTICATION, f"the private key {path} cannot be read: {error.strerror}") from None
     except (ValueError, paramiko.SSHException, UnsupportedAlgorithm, paramiko.pkey.UnknownKeyType):
-        raise ContactError(Failure.AUTHENTICATION, f"{path} is no private key that can be used") from None
+        raise ContactError(Failure.AUTHENTICATION, f"{path} is not a usable private key") from None
 
 
 def _authenticate(host: Host, way: Route, line: Line, transport: paramiko.Transport, deadline: float) -> None:
@@ -324,40 +328,40 @@ def _authenticate(host: Host, way: Route, line: Line, transport: paramiko.Transp
             try:
                 if not transport.auth_publickey(way.user, key):
                     return
-                refusal = "it asks for a further step"
+                refusal = "the server requires another authentication step"
             except paramiko.BadAuthenticationType as error:
-                refusal = f"it takes only {printable(', '.join(error.allowed_types))}"
+                refusal = f"the server accepts only {printable(', '.join(error.allowed_types))}"
             except paramiko.AuthenticationException:
                 if time.monotonic() >= deadline - 0.2:
                     raise
             if not transport.is_active():
-                refusal = "it closed the connection after that"
+                refusal = "the server then closed the connection"
                 break
-    found = f"{way.user}@{way.address} is not let in"
+    found = f"login as {way.user}@{way.address} was refused"
     if not tried:
         raise ContactError(
             Failure.AUTHENTICATION,
-            f"{found}: there is no key to try",
+            f"{found}: there is no private key to try",
             "set ansible_ssh_private_key_file to a key without a passphrase, or load one into ssh-agent",
         )
     keys = f"{len(tried)} keys ({tried[0]}, ...)" if len(tried) > 1 else f"the key {tried[0]}"
     raise ContactError(
         Failure.AUTHENTICATION,
         f"{found} with {keys}" + (f"; {refusal}" if refusal else ""),
-        "put it into that user's authorized_keys there, or set ansible_user and ansible_ssh_private_key_file",
+        "add it to that user's authorized_keys on the node, or set ansible_user and ansible_ssh_private_key_file",
     )
 
 
 _refusals: dict[tuple[str, Access], ContactError] = {}
-_let_in: set[tuple[str, Access]] = set()
+_accepted: set[tuple[str, Access]] = set()
 _logins: defaultdict[tuple[str, Access], threading.Lock] = defaultdict(threading.Lock)
 
 
 def connect(host: Host, access: Access) -> "Session":
     """Return an authenticated connection, or raise ContactError within 15 seconds. Close it after use (`with`).
 
-    A node that has refused our key is not asked again, by whatever way: some lock an account after a few times. One
-    that has taken it before is: while it boots it lets nobody in but root.
+    A node that refused the keys is not tried again: some lock an account after a few attempts. A node that accepted
+    them before is: while it boots, only root can log in.
     """
     whom = (host.name, access)
     with _logins[whom]:
@@ -366,10 +370,10 @@ def connect(host: Host, access: Access) -> "Session":
         try:
             session = _connect(host, access)
         except ContactError as error:
-            if error.failure is Failure.AUTHENTICATION and whom not in _let_in:
+            if error.failure is Failure.AUTHENTICATION and whom not in _accepted:
                 _refusals[whom] = error
             raise
-        _let_in.add(whom)
+        _accepted.add(whom)
         return session
 
 

@@ -1,7 +1,7 @@
-"""The way to a node over SSH, as OpenSSH itself reads the user's configuration.
+"""The SSH route to a node, as OpenSSH reads the user's configuration.
 
-`ssh -G` says what the user's and the system's ssh_config mean for a host. So preflight (paramiko) and Ansible (ssh)
-take the same way: name, port, user, keys, and the jump hosts in between.
+`ssh -G` prints the effective ssh_config of a host. So preflight (paramiko) and Ansible (ssh) use the same name, port,
+user, keys and jump hosts.
 """
 
 import os
@@ -24,8 +24,10 @@ _SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Route:
-    """`name` is the one that known_hosts has the host's keys under. `proxy` is a shell command whose input and output
-    are the connection; empty where TCP leads there directly. `keys` are private keys, tried after those of the `agent`.
+    """The route to a host.
+
+    `name` is the host's name in known_hosts. `proxy` is a shell command whose input and output are the connection; it
+    is empty for a direct TCP connection. `keys` are private keys, tried after those of the `agent`.
     """
 
     address: str
@@ -39,16 +41,16 @@ class Route:
 
 @dataclass(frozen=True)
 class Access:
-    """What the way to all nodes has in common: the host keys that are believed, and the password for sudo, if any."""
+    """What all routes have in common: the accepted host keys, and sudo's password, if any."""
 
     known_hosts: Path
     sudo_password: str | None = field(default=None, repr=False)
     given: Path | None = None
-    """The inventory as it was typed, for the commands that we suggest; a plan reads a copy, which is soon gone."""
+    """The inventory's path as typed, for suggested commands; a plan reads a temporary copy."""
 
 
 def of(host: Host) -> Route:
-    """Return the way to a host; InputError where ssh is missing or its configuration cannot be read."""
+    """Return the route to a host. Raises InputError if ssh is missing or its configuration cannot be read."""
     return _route(host.address, host.port, host.user, host.private_key_file)
 
 
@@ -78,12 +80,12 @@ def _configuration(address: str, port: int | None, user: str | None) -> dict[str
     try:
         done = subprocess.run(argv, check=False, timeout=_SECONDS, **options)
     except FileNotFoundError:
-        raise InputError([Problem(None, "ssh", "is not installed here", "install openssh-client")]) from None
+        raise InputError([Problem(None, "ssh", "is not installed on this machine", "install openssh-client")]) from None
     except subprocess.TimeoutExpired:
-        raise InputError([Problem(None, "ssh -G", f"took over {_SECONDS:.0f} s; look at ~/.ssh/config")]) from None
+        raise InputError([Problem(None, "ssh -G", f"took over {_SECONDS:.0f} s; check ~/.ssh/config")]) from None
     if done.returncode:
-        said = printable(next(iter(done.stderr.splitlines()), ""), 200)
-        raise InputError([Problem(None, "~/.ssh/config", f"cannot be read by ssh: {said}")])
+        cause = printable(next(iter(done.stderr.splitlines()), ""), 200)
+        raise InputError([Problem(None, "~/.ssh/config", f"ssh cannot read it: {cause}")])
     found: dict[str, list[str]] = defaultdict(list)
     for line in done.stdout.splitlines():
         option, _, value = line.partition(" ")
@@ -93,13 +95,13 @@ def _configuration(address: str, port: int | None, user: str | None) -> dict[str
 
 
 def _proxy(command: str, jump: str, address: str, port: int, user: str, given: str) -> str:
-    """Return the shell command of ssh_config(5)'s ProxyCommand, or the one that its ProxyJump stands for."""
+    """Return the shell command of ssh_config(5)'s ProxyCommand, or the equivalent of its ProxyJump."""
     if jump:
         *before, last = jump.split(",")
         whom = re.fullmatch(r"(?:ssh://)?(?:(?P<user>.+)@)?\[?(?P<host>[^\]]+?)\]?(?::(?P<port>\d+))?/?", last)
         if not whom:
-            raise InputError([Problem(None, "~/.ssh/config", f"ProxyJump {printable(jump)} is not understood")])
-        # The last hop's key must be one that the user knows: Ansible's ssh comes the same way, after this.
+            raise InputError([Problem(None, "~/.ssh/config", f"ProxyJump {printable(jump)} is not valid")])
+        # The user's known_hosts must have the last hop's key: Ansible's ssh uses the same hop later.
         argv = [
             "ssh",
             "-o",
@@ -115,25 +117,25 @@ def _proxy(command: str, jump: str, address: str, port: int, user: str, given: s
 
     def expand(match: re.Match[str]) -> str:
         if match[1] not in tokens:
-            raise InputError([Problem(None, "~/.ssh/config", f"ProxyCommand: {match[0]} is not known here")])
+            raise InputError([Problem(None, "~/.ssh/config", f"ProxyCommand: {match[0]} is not supported")])
         return tokens[match[1]]
 
     return re.sub("%(.)", expand, command)
 
 
 def open_proxy(command: str) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
-    """Start a proxy command and return our end of the connection through it, and the process.
+    """Start a proxy command; return the local end of the connection through it, and the process.
 
-    What it says on stderr comes through the process's pipe. It ends when the connection is closed.
+    The process's stderr is a pipe. The process ends when the connection is closed.
     """
-    ours, theirs = socket.socketpair()
-    with theirs:
+    local, remote = socket.socketpair()
+    with remote:
         process = subprocess.Popen(
             ["/bin/sh", "-c", f"exec {command}"],
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
+            stdin=remote.fileno(),
+            stdout=remote.fileno(),
             stderr=subprocess.PIPE,
             start_new_session=True,
             env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
         )
-    return ours, process
+    return local, process

@@ -1,4 +1,4 @@
-"""A connection to a node, and commands that run there; why there is none, as data."""
+"""A connection to a node and its commands; the reason of a failed connection as data."""
 
 import os
 import shlex
@@ -22,12 +22,12 @@ _PROMPT = "clusterctl-sudo:"
 
 
 class Failure(Enum):
-    """Why there is no contact, as a user would look for it."""
+    """Why a contact failed; the values are check names in messages."""
 
     UNRESOLVED = "name"
     NO_ROUTE = "route"
     REFUSED = "connection"
-    SILENT = "silence"
+    SILENT = "timeout"
     CLOSED = "protocol"
     HOST_KEY_UNKNOWN = "host key unknown"
     HOST_KEY_CHANGED = "host key changed"
@@ -38,7 +38,7 @@ class Failure(Enum):
 
 
 class ContactError(ClusterctlError):
-    """A node could not be used over SSH: which way it failed, what was found, and one hint."""
+    """A node could not be used over SSH: the kind of failure, the finding, and one hint."""
 
     def __init__(self, failure: Failure, found: str, hint: str = "") -> None:
         self.failure, self.found, self.hint = failure, found, hint
@@ -47,7 +47,7 @@ class ContactError(ClusterctlError):
 
 @dataclass
 class Line:
-    """Something that carries bytes to a node's SSH server, and the proxy's process where there is one."""
+    """A byte stream to a node's SSH server, and the proxy's process if there is one."""
 
     end: "socket.socket | paramiko.Channel"
     proxy: "subprocess.Popen[bytes] | None" = None
@@ -59,20 +59,20 @@ class Line:
             self.proxy.wait()
 
     def complaint(self) -> str:
-        """Return the last line that the proxy said, which has ended or is about to."""
+        """Return the last line of the stderr of a proxy that has ended or is ending."""
         if not self.proxy or not self.proxy.stderr:
             return ""
         with suppress(subprocess.TimeoutExpired):
             self.proxy.wait(1)
         self.proxy.kill()
-        os.set_blocking(self.proxy.stderr.fileno(), False)  # what it started may keep the other end open
+        os.set_blocking(self.proxy.stderr.fileno(), False)  # a child process may keep the other end open
         lines = (self.proxy.stderr.read(4096) or b"").decode(errors="replace").split("\n")
         return next((printable(line, 200) for line in reversed(lines) if line.strip()), "")
 
 
 @dataclass
 class Session:
-    """A connection to a node, logged in as `user`, who needs sudo to be root where `becomes`."""
+    """A connection to a node, logged in as `user`; `becomes`: this user needs sudo to be root."""
 
     transport: paramiko.Transport
     line: Line = field(repr=False)
@@ -97,18 +97,18 @@ class Session:
     ) -> tuple[int, str, str]:
         """Run a program on the node and return its exit status, output and errors, without control characters.
 
-        `root` runs it through sudo where that is needed. A password is given once, and only when sudo asks for it.
-        Raises ContactError where it is not taken, the connection ends, the program takes longer than `timeout` seconds
-        or says more than `limit` bytes.
+        `root` runs it through sudo if needed. A password is sent once, and only when sudo prompts for it. Raises
+        ContactError if it is refused, the connection ends, the program takes longer than `timeout` seconds or prints
+        more than `limit` bytes.
         """
         deadline = time.monotonic() + timeout
         try:
             with closing(self.transport.open_session(timeout=timeout)) as channel:
-                begun = self.start(channel, argv, root, deadline)
-                with suppress(OSError):  # a program that ends before it has read its input is judged by its exit status
+                first = self.start(channel, argv, root, deadline)
+                with suppress(OSError):  # a program may end before it has read its input
                     channel.sendall(stdin.encode())
                     channel.shutdown_write()
-                out = _drain(channel, channel.recv, deadline, limit, begun)
+                out = _drain(channel, channel.recv, deadline, limit, first)
                 err = _drain(channel, channel.recv_stderr, deadline, limit)
                 if not channel.status_event.wait(max(0.1, deadline - time.monotonic())):
                     raise TimeoutError
@@ -119,7 +119,7 @@ class Session:
             raise ContactError(Failure.CLOSED, f"the connection ended: {printable(str(error), 200)}") from None
 
     def start(self, channel: paramiko.Channel, argv: Sequence[str], root: bool, deadline: float) -> bytes:
-        """Start a program on a channel and return what it has said so far; its input is ours from then on."""
+        """Start a program on a channel and return its output so far; the channel then is its standard input."""
         channel.settimeout(max(0.1, deadline - time.monotonic()))
         if not (root and self.becomes):
             channel.exec_command(shlex.join(argv))
@@ -127,13 +127,13 @@ class Session:
         if self._password is None:
             channel.exec_command(shlex.join(["sudo", "-n", "--", *argv]))
             return b""
-        # Whatever stood on standard input before sudo has the password would be taken for it.
+        # sudo would read any earlier input as the password, so wait until the program has started.
         begin = ["/bin/sh", "-c", f'echo {_READY}; exec "$@"', "sh", *argv]
         channel.exec_command(shlex.join(["sudo", "-S", "-p", _PROMPT, "--", *begin]))
         return self._authorise(channel, self._password, deadline)
 
     def _authorise(self, channel: paramiko.Channel, password: str, deadline: float) -> bytes:
-        out, err, asked = b"", b"", False
+        out, err, sent = b"", b"", False
         ready, prompt = f"{_READY}\n".encode(), _PROMPT.encode()
         while ready not in out:
             if channel.recv_ready():
@@ -142,24 +142,24 @@ class Session:
                 err += channel.recv_stderr(1 << 12)
             elif channel.exit_status_ready():
                 lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
-                said = printable(lines[-1], 200) if lines else "sudo says nothing"
-                raise ContactError(Failure.SUDO, f"{self.user} cannot become root: {said}")
+                cause = printable(lines[-1], 200) if lines else "sudo printed no message"
+                raise ContactError(Failure.SUDO, f"{self.user} cannot become root: {cause}")
             elif time.monotonic() > deadline or len(out) + len(err) > MAX_OUTPUT:
                 raise TimeoutError
             else:
                 time.sleep(0.01)
             if prompt in err:
-                if asked:  # once only: some systems lock the account after a few
-                    raise ContactError(Failure.SUDO, f"sudo does not take the password of {self.user}")
-                asked, err = True, err.partition(prompt)[2]
+                if sent:  # only once: some systems lock the account after a few attempts
+                    raise ContactError(Failure.SUDO, f"sudo refused the password of {self.user}")
+                sent, err = True, err.partition(prompt)[2]
                 channel.sendall(f"{password}\n".encode())
         return out.partition(ready)[2]
 
 
 def _drain(
-    channel: paramiko.Channel, receive: Callable[[int], bytes], deadline: float, limit: int, begun: bytes = b""
+    channel: paramiko.Channel, receive: Callable[[int], bytes], deadline: float, limit: int, first: bytes = b""
 ) -> str:
-    data = bytearray(begun)
+    data = bytearray(first)
     while True:
         channel.settimeout(max(0.01, deadline - time.monotonic()))
         chunk = receive(1 << 15)
@@ -167,5 +167,5 @@ def _drain(
             break
         data += chunk
         if len(data) > limit:
-            raise ContactError(Failure.REPLY, f"the node says more than {limit} bytes")
+            raise ContactError(Failure.REPLY, f"the node printed more than {limit} bytes")
     return strip_controls(data.decode("utf-8", "replace"), keep="\n\t")

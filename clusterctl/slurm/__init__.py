@@ -1,1 +1,1 @@
-"""Slurm's commands on the head, and what they print."""
+"""Run Slurm's commands on the head, and parse their output."""

@@ -1,4 +1,4 @@
-"""Slurm as an administrator uses it on the head: jobs on nodes, and who is out of service."""
+"""Slurm's administrator commands on the head: jobs on nodes, drained nodes."""
 
 import re
 import secrets
@@ -17,7 +17,7 @@ from clusterctl.util.text import duration, plural, printable
 DRAIN = "/usr/local/sbin/slurm-drain"
 SECONDS = 30.0
 POLL_SECONDS = 1.0
-MAX_REPLY = 32 << 20  # 100,000 jobs at some bytes each
+MAX_REPLY = 32 << 20  # bytes; enough for 100,000 jobs
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Job:
 
     @property
     def id(self) -> str:
-        """The number, as the scheduler knows the job."""
+        """The job's number."""
         return self.number
 
     def as_dict(self) -> dict[str, str]:
-        """Return it as plain data."""
+        """Return the job as a dictionary."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -48,9 +48,9 @@ def _down(node: str, reason: str) -> list[str]:
 
 
 class SlurmController:
-    """Slurm on the head at the other end of a connection (run/scheduler.py says what each method is for).
+    """Slurm on the head, over a connection; run/scheduler.py documents the methods.
 
-    A command that fails there is a HeadFailed with its own words.
+    A command that fails raises HeadFailed with its output.
     """
 
     def __init__(self, session: Session, name: str) -> None:
@@ -79,48 +79,49 @@ class SlurmController:
     def _run(self, *argv: str) -> str:
         status, out, err = self._try(*argv)
         if status:
-            said = printable((err.strip() or out.strip()).splitlines()[-1] if err.strip() or out.strip() else "", 200)
-            raise HeadFailed(f"{self._name}: {argv[0].rpartition('/')[2]} ended with {status}: {said}")
+            text = err.strip() or out.strip()
+            cause = printable(text.splitlines()[-1] if text else "", 200)
+            raise HeadFailed(f"{self._name}: {argv[0].rpartition('/')[2]} failed with exit code {status}: {cause}")
         return out
 
     def is_set_up(self) -> bool:
-        """Tell whether clusterctl has set Slurm up there."""
+        """Return whether clusterctl has set up Slurm on the head."""
         return self._try("test", "-x", DRAIN)[0] == 0
 
     def drain(self, cause: str, nodes: Sequence[str], reason: str) -> None:
-        """Take nodes out of service for this cause."""
+        """Drain nodes for this cause."""
         self._run(DRAIN, cause, "--out", ",".join(nodes), "--reason", reason)
 
     def drained_for(self, cause: str) -> list[str]:
-        """Return the nodes that are out of service for this cause, among others perhaps."""
+        """Return the nodes that are drained for this cause, and perhaps others."""
         return [node for node, causes in parse_ledger(self._run(DRAIN)).items() if cause in causes]
 
     def forget(self, nodes: Sequence[str]) -> None:
-        """Drop all causes of nodes that left the cluster."""
+        """Delete all causes of removed nodes."""
         if self.is_set_up():
             self._run(DRAIN, "--forget", ",".join(nodes))
 
     def hears_from(self, node: str) -> bool:
-        """Tell whether slurmctld has lately heard from a node; of one that it does not know it has not."""
+        """Return whether slurmctld has heard from a node recently; False for an unknown node."""
         status, out, _ = self._try(*STATES, f"--nodes={node}")
         words = parse_states(out).get(node, ()) if status == 0 else ()
         return bool(words) and not {"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & {*words}
 
     def drained(self) -> list[str]:
-        """Return the nodes that are drained, whatever for; none where slurmctld does not answer."""
+        """Return the nodes that are drained for any reason; none if slurmctld does not answer."""
         status, out, _ = self._try(*STATES)
         states = parse_states(out) if status == 0 else {}
         return sorted(name for name, words in states.items() if any(word.startswith("DRAIN") for word in words))
 
     def mark_down(self, nodes: Sequence[str], reason: str) -> None:
-        """Tell Slurm that nodes are gone: what ran there ends as NODE_FAIL, or is put back into the queue."""
+        """Mark nodes as down: their jobs end as NODE_FAIL or are requeued."""
         for node in nodes:
             if self._try("scontrol", "--oneliner", "show", "node", node)[0] == 0:
                 self._run(*_down(node, reason))
 
     def workloads(self, nodes: Sequence[str]) -> list[Job]:
-        """Return the jobs that hold one of these nodes; nodes that Slurm does not know have none."""
-        # A name is its user's own text, line breaks included: what does not begin with our mark is the rest of one.
+        """Return the jobs that hold one of these nodes; unknown nodes have none."""
+        # A job's name may have line breaks: a line without the mark continues a name.
         mark = secrets.token_hex(16)
         status, out, err = self._try(
             "squeue", "--all", "--noheader", f"--nodelist={','.join(nodes)}", f"--format={mark} %i|%u|%T|%N|%j"
@@ -130,25 +131,25 @@ class SlurmController:
                 return []
             raise HeadFailed(f"{self._name}: squeue: {printable(err.strip(), 200)}")
         rows = (line.removeprefix(f"{mark} ").split("|", 4) for line in out.split("\n") if line.startswith(f"{mark} "))
-        told = ([printable(text, 64) for text in row] for row in rows if len(row) == 5)
-        return [Job(number, user, name, state, where) for number, user, state, where, name in told]
+        cells = ([printable(text, 64) for text in row] for row in rows if len(row) == 5)
+        return [Job(number, user, name, state, where) for number, user, state, where, name in cells]
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Cancel jobs."""
         self._run("scancel", *[one for one in ids if re.fullmatch(r"[\d_]+", one)])
 
     def wait_until_empty(self, nodes: Sequence[str], say: Callable[[str], None], seconds: float | None) -> list[Job]:
-        """Wait until no job is left on these nodes, at most so many seconds, and say so; return those left."""
-        began, said = time.monotonic(), -1
+        """Wait at most `seconds` until no job is left on these nodes; report progress; return the remaining jobs."""
+        started, reported = time.monotonic(), -1
         while True:
             jobs = self.workloads(nodes)
-            waited = time.monotonic() - began
+            waited = time.monotonic() - started
             if not jobs or (seconds is not None and waited >= seconds):
                 return jobs
-            if len(jobs) != said:
-                said = len(jobs)
+            if len(jobs) != reported:
+                reported = len(jobs)
                 limit = "" if seconds is None else f", at most {duration(seconds)}"
-                say(f"  waiting for {plural(said, 'job')} to end{limit}: {jobs[0]}" + ", ..." * (said > 1))
+                say(f"  waiting for {plural(reported, 'job')} to end{limit}: {jobs[0]}" + ", ..." * (reported > 1))
             time.sleep(POLL_SECONDS if seconds is None else min(POLL_SECONDS, max(0.05, seconds - waited)))
 
     @staticmethod
@@ -158,20 +159,20 @@ class SlurmController:
 
     @staticmethod
     def mark_down_commands(nodes: Sequence[str], reason: str) -> list[str]:
-        """Return the commands that tell Slurm that nodes are gone."""
+        """Return the commands that mark nodes as down."""
         return ["sudo " + shlex.join(_down(node, reason)) for node in nodes]
 
     @staticmethod
     def wait_command(nodes: Sequence[str]) -> str:
-        """Return the command that lists nothing once no job is left."""
+        """Return the command that lists the remaining jobs."""
         return f"squeue --nodelist={','.join(nodes)}"
 
     @staticmethod
     def resume_command(cause: str, nodes: Sequence[str]) -> str:
-        """Return the command that drops a cause."""
+        """Return the command that removes a cause."""
         return "sudo " + shlex.join([DRAIN, cause, "--in", ",".join(nodes)])
 
     @staticmethod
     def forget_command(nodes: Sequence[str]) -> str:
-        """Return the command that drops all causes of nodes that left."""
+        """Return the command that deletes all causes of removed nodes."""
         return "sudo " + shlex.join([DRAIN, "--forget", ",".join(nodes)])

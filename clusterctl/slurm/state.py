@@ -1,4 +1,4 @@
-"""What Slurm's own commands say of nodes and jobs, as data."""
+"""Parse the output of Slurm's commands about nodes and jobs."""
 
 import json
 import re
@@ -9,28 +9,30 @@ from dataclasses import dataclass, field, replace
 from clusterctl.nodes.session import ContactError, Session
 from clusterctl.util.text import printable
 
-# Slurm's base states and flags that take a node out of service.
+# Slurm's base states and flags of a node that is not in service.
 _OUT_OF_SERVICE = frozenset(
     {"DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID", "INVALID_REG"}
     | {"MAINTENANCE", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED", "UNKNOWN"}
 )
-# 5000 nodes at some KB each; a queue of 100,000 jobs at some bytes each.
+# Bytes; enough for 5000 nodes or a queue of 100,000 jobs.
 _MAX_SLURM_REPLY = 32 << 20
 _SLURM_SECONDS = 15.0
-_NO_SUCH_COMMAND = 127  # of a shell; sudo says it in words and ends with 1
+_NO_SUCH_COMMAND = 127  # exit code of a shell; sudo prints a message and exits with 1
 _LEDGER = "/usr/local/sbin/slurm-drain"
-_UNCONFIGURED = "resolve_ctls_from_dns_srv"  # what its commands do without a slurm.conf (src/common/fetch_config.c)
-_OURS = "clusterctl: "  # how that program's own reasons begin
-_SLURM_USER = "slurm"  # gives the reason where slurmctld drains a node by itself
-# Where slurmd or slurmstepd does, root gives one of these (src/slurmd of Slurm 24.11).
+_UNCONFIGURED = (
+    "resolve_ctls_from_dns_srv"  # in the errors of commands without a slurm.conf (src/common/fetch_config.c)
+)
+_OURS = "clusterctl: "  # prefix of the reasons that slurm-drain sets
+_SLURM_USER = "slurm"  # the user of the reason if slurmctld drains a node itself
+# If slurmd or slurmstepd does, the user is root and the reason one of these (src/slurmd of Slurm 24.11).
 _SLURMD_REASONS = ("Job step not running", "Kill task failed", "SlurmdSpoolDir is full", "switch_g_job_postfini failed")
-# In scontrol's lines a node's own words, as the name of its system, stand before its state and may look like one.
+# sinfo, because in scontrol's lines text from the node precedes its state and may imitate it.
 STATES = ("sinfo", "--noheader", "--all", "--Node", "--Format=NodeList:65,StateComplete:200")
 
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """A node as slurmctld sees it; GPUs by type. `by` gave the reason; `causes` are those of the drain ledger."""
+    """A node in slurmctld; GPUs by type. `by` is the user of the reason; `causes` are from the drain ledger."""
 
     state: tuple[str, ...]
     reason: str
@@ -44,7 +46,7 @@ class SlurmNode:
         return not _OUT_OF_SERVICE & set(self.state)
 
     def why(self) -> list[str]:
-        """Return who or what keeps the node out of service, a line for each."""
+        """Return why the node is not in service, one line for each cause."""
         causes = [f"{cause}: {reason}" for cause, reason in sorted(self.causes.items())]
         if self.in_service:
             return [f"in service, though the drain ledger has {cause}" for cause in causes]
@@ -52,19 +54,19 @@ class SlurmNode:
         if not any(state.startswith("DRAIN") for state in self.state):
             lines.append(f"out of service for Slurm: {self.reason or '+'.join(self.state).lower()}")
         elif not self.reason.startswith(_OURS):
-            own = self.by == _SLURM_USER or (self.by == "root" and self.reason in _SLURMD_REASONS)
-            who = "Slurm itself" if own else f"an operator ({self.by or 'unknown'})"
+            automatic = self.by == _SLURM_USER or (self.by == "root" and self.reason in _SLURMD_REASONS)
+            who = "Slurm itself" if automatic else f"an operator ({self.by or 'unknown'})"
             lines.append(f"drained by {who}: {self.reason or 'no reason given'}")
         elif not causes:
-            lines.append(f"drained, and the drain ledger has no cause any more: {self.reason}")
+            lines.append(f"drained, but the drain ledger has no cause: {self.reason}")
         return lines + [f"drained by {cause}" for cause in causes]
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """What the head's slurmctld says; jobs by state. `problem` is set where it says nothing.
+    """The state of the head's slurmctld; jobs by state. `problem` is set if slurmctld failed.
 
-    `ledger_problem` says why nobody knows the causes by which nodes are drained.
+    `ledger_problem` is set if the drain ledger cannot be read.
     """
 
     nodes: Mapping[str, SlurmNode] = field(default_factory=dict)
@@ -74,19 +76,19 @@ class Slurm:
 
 
 def ask_slurm(session: Session) -> Slurm:
-    """Ask the slurmctld of the node at the other end for its nodes and jobs."""
+    """Return the nodes and jobs of the slurmctld on the connected node."""
     try:
         found, nodes, error = _slurm(session, "scontrol", "--oneliner", "--details", "show", "nodes")
         if found != 0:
             absent = found == _NO_SUCH_COMMAND or "command not found" in error
-            problem = "not on the head yet" if absent else _first_line(error)
-            return Slurm(problem=problem or f"scontrol ended with {found}")
+            problem = "Slurm is not installed on the head yet" if absent else _first_line(error)
+            return Slurm(problem=problem or f"scontrol failed with exit code {found}")
         found, states, error = _slurm(session, *STATES)
         if found != 0:
-            return Slurm(problem=_first_line(error) or f"sinfo ended with {found}")
+            return Slurm(problem=_first_line(error) or f"sinfo failed with exit code {found}")
         found, jobs, error = _slurm(session, "squeue", "--noheader", "--all", "--format=%T")
         if found != 0:
-            return Slurm(problem=_first_line(error) or f"squeue ended with {found}")
+            return Slurm(problem=_first_line(error) or f"squeue failed with exit code {found}")
         found, ledger, error = _slurm(session, _LEDGER)
     except ContactError as problem:
         return Slurm(problem=problem.found)
@@ -96,7 +98,7 @@ def ask_slurm(session: Session) -> Slurm:
         name: replace(node, causes=causes.get(name, {}))
         for name, node in parse_nodes(nodes, parse_states(states)).items()
     }
-    damaged = "" if found == 0 else _first_line(error) or f"{_LEDGER} ended with {found}"
+    damaged = "" if found == 0 else _first_line(error) or f"{_LEDGER} failed with exit code {found}"
     return Slurm(known, counts, ledger_problem=damaged)
 
 
@@ -104,30 +106,29 @@ def _slurm(session: Session, *argv: str) -> tuple[int, str, str]:
     return session.run(argv, root=True, timeout=_SLURM_SECONDS, limit=_MAX_SLURM_REPLY)
 
 
-def _first_line(said: str) -> str:
-    """Return the first line of what a command of Slurm's said."""
-    if _UNCONFIGURED in said:
-        return "Slurm is not set up there: no slurm.conf"
-    return next((printable(line, 200) for line in said.splitlines() if line.strip()), "")
+def _first_line(output: str) -> str:
+    """Return the first line of a Slurm command's error."""
+    if _UNCONFIGURED in output:
+        return "Slurm is not set up on the head: no slurm.conf"
+    return next((printable(line, 200) for line in output.splitlines() if line.strip()), "")
 
 
 def parse_states(answer: str) -> dict[str, tuple[str, ...]]:
-    """Return what sinfo says to STATES: the states of each node that is in a partition, in capitals."""
+    """Return the states, in capitals, of each node in a partition from the output of STATES."""
     rows = (line.split() for line in answer.splitlines())
     return {printable(row[0], 64): _words(row[1]) for row in rows if len(row) == 2}
 
 
 def _words(state: str) -> tuple[str, ...]:
-    # An asterisk is how older releases write NOT_RESPONDING.
+    # Older releases print NOT_RESPONDING as an asterisk.
     return tuple(printable(state, 200).upper().replace("*", "+NOT_RESPONDING").split("+"))
 
 
 def parse_nodes(answer: str, states: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, SlurmNode]:
-    """Return Slurm's nodes from its one-line listing; what is no node's line is passed over.
+    """Return the nodes in the output of scontrol --oneliner; other lines are ignored.
 
-    `states` are those that sinfo knows; it knows of no node that is in no partition.
-
-    (Releases before 23.02 list nodes in no other form that a program can read.)
+    `states` are from sinfo, which does not list nodes without a partition. Releases before 23.02 have no other output
+    that a program can parse.
     """
     found = {}
     for line in answer.splitlines():
@@ -136,21 +137,21 @@ def parse_nodes(answer: str, states: Mapping[str, tuple[str, ...]] | None = None
             fields.setdefault(key, value)
         if "NodeName" not in fields or "State" not in fields:
             continue
-        said = re.search(r"\sReason=(.*?)\s\[([^\s@\]]+)@[^\s\]]+\](?:\s[A-Z]\w*=|$)", line.rstrip())
-        said = said or re.search(r"\sReason=(.*?)()(?:\s[A-Z][A-Za-z]*=.*)?$", line.rstrip())
+        reason = re.search(r"\sReason=(.*?)\s\[([^\s@\]]+)@[^\s\]]+\](?:\s[A-Z]\w*=|$)", line.rstrip())
+        reason = reason or re.search(r"\sReason=(.*?)()(?:\s[A-Z][A-Za-z]*=.*)?$", line.rstrip())
         name = printable(fields["NodeName"], 64)
         found[name] = SlurmNode(
             (states or {}).get(name) or _words(fields["State"]),
-            printable(said.group(1), 200) if said else "",
+            printable(reason.group(1), 200) if reason else "",
             count_gpus(fields.get("Gres", "")),
             count_gpus(fields.get("GresUsed", "")),
-            printable(said.group(2), 64) if said else "",
+            printable(reason.group(2), 64) if reason else "",
         )
     return found
 
 
 def parse_ledger(answer: str) -> dict[str, dict[str, str]]:
-    """Return the causes of the drain ledger by node; what is no cause is passed over."""
+    """Return the causes in the drain ledger by node; invalid entries are ignored."""
     try:
         data = json.loads(answer)
     except (ValueError, RecursionError):

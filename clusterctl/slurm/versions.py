@@ -1,7 +1,7 @@
-"""Which release of Slurm a node has, and which releases work together.
+"""Find a node's release of Slurm, and which releases are compatible.
 
-The one rule, for every part of clusterctl: the release is that of the pin (`slurm_head_version`), else what the node's
-distribution brings. Role slurm_head has the same rule and the tables (roles/slurm_head/vars/main.yml).
+The rule for all of clusterctl: the release is from the pin (`slurm_head_version`), or else from the node's
+distribution. Role slurm_head has the same rule and the tables (roles/slurm_head/vars/main.yml).
 """
 
 import functools
@@ -26,12 +26,12 @@ def _tables() -> Mapping[str, Mapping[str, str]]:
 
 
 def oldest() -> Mapping[str, str]:
-    """Return by release the oldest release that it talks to, and whose state it reads."""
+    """Return, by release, the oldest release with which it is compatible and whose state it reads."""
     return _tables()["__slurm_head_oldest_worker"]
 
 
 def of_node(host: Host, node: Hardware) -> str | None:
-    """Return the release that a host is to have, such as 24.11; None where its distribution is not known."""
+    """Return the release that a host will have, for example 24.11; None if its distribution is not known."""
     if found := re.match(r"(?:\d+:)?(\d+\.\d+)", str(host.variables.get(PIN, ""))):
         return found[1]
     return of_system(_tables()["__slurm_head_distribution_versions"], node)
@@ -43,5 +43,5 @@ def of_package(version: str) -> str:
 
 
 def work_together(head: str, other: str) -> bool:
-    """Return whether a head of a release takes a worker, or the state, of another release; of unknown ones the same."""
+    """Return whether a head supports a worker, or the state, of another release; unknown releases support their own."""
     return oldest().get(head, head) <= other <= head

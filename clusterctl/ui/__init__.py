@@ -1,1 +1,1 @@
-"""The screen: text, progress, the page at the end of a run."""
+"""Print text, progress and the report at the end of a run."""

@@ -1,4 +1,4 @@
-"""A run while it goes on: a live line for the role under way, a line that stays for each that has ended."""
+"""Show the progress of a run: a live line for the current role, a permanent line for each finished role."""
 
 import re
 import time
@@ -15,16 +15,15 @@ from clusterctl.ansible.runner import Output
 from clusterctl.ui.screen import Screen, shorten
 from clusterctl.util.text import duration, strip_controls
 
-_FRAMES = 5  # a second; a live line changes no faster
-# How Ansible's own display ends a difference: with the host that it is of.
+_FRAMES = 5  # updates of the live line per second, at most
+# Ansible's display ends a difference with the line of its host.
 _HOST_LINE = re.compile(r"^(?:changed|ok|fatal|failed|skipping): \[([^\]]+)\].*")
 
 
 class Progress:
-    """Shows a run while it goes on.
+    """Show the progress of a run.
 
-    On a terminal the role under way is a line that lives; a role that has ended is a line that stays, there and
-    everywhere else.
+    Each finished role is a permanent line. On a terminal, the current role is a live line.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Progress:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Show the live line meanwhile, where there is a terminal."""
+        """Show the live line inside the context, on a terminal."""
         if not self._screen.is_terminal:
             yield
             return
@@ -57,9 +56,9 @@ class Progress:
         self._live = None
 
     def show(self, item: Event | Output | None) -> None:
-        """Take in what a run yields, and print what it brings to an end. Raises OSError where nobody listens."""
+        """Record an item of a run, and print the stage that it ends. Raises OSError if the output is closed."""
         if item is None:
-            self._screen.check_heard()
+            self._screen.check_open()
         elif isinstance(item, Output):
             self._output(item.text)
         else:
@@ -75,15 +74,15 @@ class Progress:
             self._screen.say(self._notice)
 
     def stopping(self, at_once: bool) -> None:
-        """Say with the next line that an end was asked for. Only sets a text: it is called by a signal's handler."""
+        """Print with the next line that the run is stopping. Only sets a text, because a signal handler calls it."""
         if at_once:
-            self._notice = "Stopping at once."
+            self._notice = "Stopping now."
         else:
-            self._notice = "Stopping when the tasks under way have ended; Ctrl-C again stops at once."
+            self._notice = "Stopping when the running tasks have ended. Press Ctrl-C again to stop now."
         self._noticed = False
 
     def _output(self, text: str) -> None:
-        """Show Ansible's own lines: all with -v, the differences alone with --diff."""
+        """Print Ansible's own lines: all of them with -v, only the differences with --diff."""
         text = strip_controls(text)
         if self._verbose:
             self._screen.say((f"    {text}", "dim"))
@@ -98,7 +97,7 @@ class Progress:
                 self._diff_lines.clear()
 
     def _tick(self, live: Live) -> None:
-        """Redraw the live line if it is time."""
+        """Redraw the live line, at most _FRAMES times per second."""
         now = self._clock()
         if now - self._drawn < 1 / _FRAMES:
             return
@@ -108,16 +107,16 @@ class Progress:
         lines = [self._row(stage, mark, len(stage.answered), stage.task) if stage else Text.assemble("   ", mark)]
         if stage and stage.play != self._play:
             lines.insert(0, Text(f"  {stage.play}", "bold"))
-        plays, begun = self._ledger.plays, self._ledger.plays - len(self._ledger.plays_to_come)
-        if plays > 1 and begun:
-            lines.append(Text(f"  play {begun} of {plays}", "dim"))
+        plays, started = self._ledger.plays, self._ledger.plays - len(self._ledger.plays_to_come)
+        if plays > 1 and started:
+            lines.append(Text(f"  play {started} of {plays}", "dim"))
         if self._notice:
             lines.append(Text(f"  {self._notice}", "yellow"))
         width = self._screen.width - 1
         live.update(Group(*(shorten(line, width, glyphs["more"]) for line in lines)), refresh=True)
 
     def _heading(self, play: str) -> None:
-        """Print the columns' names once, and the play's name where it is another than before."""
+        """Print the column headings once, and the play's name when it changes."""
         if not self._headed:
             self._headed = True
             self._screen.say()
@@ -127,7 +126,7 @@ class Progress:
             self._screen.say(("  " + play, "bold"), cut=True)
 
     def _stage_line(self, stage: Stage) -> None:
-        if self._live:  # what it shows is of this stage, and would be drawn once more below its line
+        if self._live:  # else the live line of this stage is drawn again below its permanent line
             self._live.update(Text(""), refresh=True)
             self._drawn = float("-inf")
         self._heading(stage.play)
@@ -155,6 +154,6 @@ class Progress:
         first = result.message.splitlines()[0] if result.message else "no message"
         where = f"{result.role}: {result.task}" if result.role else result.task
         if result.status == "behind":
-            first += "; they go on, and it follows at the end"
+            first += "; the others continue, this host follows at the end"
         mark, style = (self._screen.glyphs["failed"], "red") if result.status in LOST else ("", "yellow")
         self._screen.say((f"{mark:>4} {result.host}", style), f"  {where}: {first}", cut=True)

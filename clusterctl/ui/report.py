@@ -1,4 +1,4 @@
-"""What stands under a run when it is over: where what is, or what failed and how to go on; and what preflight says."""
+"""Print the report of a run (results, or failures with the next command) and of preflight."""
 
 import contextlib
 import re
@@ -26,80 +26,83 @@ if TYPE_CHECKING:
 
 __all__ = ["Page", "Screen", "Shape", "addresses", "checked", "findings", "hint", "host_keys", "upstream"]
 
-_MESSAGE_LINES = 20  # of a failure's message; the log has the whole
-_BUILDS = ("bootstrap", "restore")  # verbs after which people look at what they have built
-_UNION = "packages"  # the role that installs what the others ask for; it has nothing of its own
-_OURS = ("slurm_exporter",)  # roles whose program comes with clusterctl, and needs a package to run
-_NODES_WIDTH = 24  # of the names in a table, from which on they take more lines
+_MESSAGE_LINES = 20  # of a failure's message; the log has all of it
+_BUILDS = ("bootstrap", "restore")  # verbs whose report lists the URLs
+_UNION = "packages"  # the role that installs the packages of all other roles
+_OURS = ("slurm_exporter",)  # roles whose program is part of clusterctl; their packages are only its dependencies
+_NODES_WIDTH = 24  # of the names in a table; longer lists are wrapped
 _NOTES = 12  # of a run; summary.json has them all
 
-# What a failure's own words point to. The first that matches is shown, and never more than one.
+# Hints by patterns of a failure's message. Only the first match is shown.
 _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"host key verification failed|host identification has changed",
-        "the node shows another SSH host key than known_hosts has: find out why before removing the old entry",
+        "the node's SSH host key differs from known_hosts: find out why before you remove the old entry",
     ),
     (
         r"permission denied \(|publickey",
-        "the node takes no key of yours: see ansible_user and ansible_ssh_private_key_file, or use ssh-agent",
+        "the node accepts none of your keys: check ansible_user and ansible_ssh_private_key_file, or use ssh-agent",
     ),
     (
         r"sudo: a password is required|missing sudo password|not in the sudoers",
         "the user needs sudo without a password",
     ),
-    (r"no space left on device|disk quota exceeded", "make room on the filesystem that the message names"),
-    (r"read-only file system", "a disk error makes a filesystem read-only: see dmesg on the node"),
+    (r"no space left on device|disk quota exceeded", "free space on the filesystem in the message"),
+    (r"read-only file system", "a disk error makes a filesystem read-only: check dmesg on the node"),
     (
         r"could not get lock|is locked by|lock-frontend|is held by",
-        "another package manager is at work there: let it end",
+        "another package manager is running on the node: wait until it ends",
     ),
-    (r"dpkg was interrupted|dpkg --configure", "the same command repairs it; if not: dpkg --configure -a on the node"),
+    (
+        r"dpkg was interrupted|dpkg --configure",
+        "run the same command again; if it still fails, run dpkg --configure -a on the node",
+    ),
     (
         r"no_pubkey|not signed|expkeysig|gpg.*(fail|error)|signature|nothing is installed from there",
-        "the repository's signature does not hold: check its key and the node's clock; never install unsigned",
+        "the repository's signature is not valid: check its key and the node's clock; do not install unsigned packages",
     ),
     (
         r"hash sum mismatch|is not valid yet|release file .* expired",
-        "the package mirror is stale or being updated: try again later, or set cluster_package_mirrors",
+        "the package mirror is outdated or being updated: retry later, or set cluster_package_mirrors",
     ),
     (
         r"temporary failure (in name resolution|resolving)|could not resolve|name or service not known",
-        "the node cannot resolve names: see its /etc/resolv.conf and cluster_nameservers",
+        "the node cannot resolve names: check its /etc/resolv.conf and cluster_nameservers",
     ),
     (
         r"apptainer.*(fetch|download|apt-helper|timed out|http error)|(fetch|download|apt-helper).*apptainer",
-        "set apptainer_package_url to one that the node reaches, or take the host out of the group apptainer",
+        "set apptainer_package_url to a URL that the node can reach, or remove the host from the group apptainer",
     ),
     (
         r"failed to fetch|unable to fetch|error downloading|cannot download|status code: [45]|http error [45]",
-        "the package source does not answer as it should: see cluster_package_mirrors and cluster_http_proxy",
+        "the package source returned an error: check cluster_package_mirrors and cluster_http_proxy",
     ),
     (r"no module named|python.*not found|interpreter", "the node needs python3 as /usr/bin/python3"),
     (
         r"connection refused|no route to host|timed out|timeout|unreachable|connection (closed|reset)",
-        "see whether the node is up, its sshd runs and no firewall is between",
+        "check that the node is up, sshd is running and no firewall blocks the connection",
     ),
     (
         r"\b(oom|oom-kill|out of memory|cannot allocate memory)\b|\bkilled$",
-        "the node ran out of memory: see dmesg there",
+        "the node ran out of memory: check dmesg on the node",
     ),
-    (r"\b(unit|service)\b.*(fail|not (become )?active|inactive)|journalctl", "see journalctl -b -u UNIT on the node"),
+    (r"\b(unit|service)\b.*(fail|not (become )?active|inactive)|journalctl", "run journalctl -b -u UNIT on the node"),
 )
 
 
 def hint(message: str) -> str:
-    """Return the one hint that fits a failure's message best; empty where none does."""
+    """Return the hint for a failure's message; empty if there is none."""
     return next((text for pattern, text in _HINTS if re.search(pattern, message, re.IGNORECASE)), "")
 
 
 def addresses(inventory: Inventory, given: Path) -> list[tuple[str, str, str]]:
-    """Return what a cluster offers in a browser: (what, URL, how to log in); `given` is the inventory as typed."""
+    """Return the cluster's web pages as (name, URL, login); `given` is the inventory's path as typed."""
     command = shlex.join(["clusterctl", "secret", "show", str(given), "prometheus_password"])
     found = []
     for host in inventory.in_group("monitoring"):
         address = str(host.variables.get("cluster_address", host.address))
         record = hardware.path_of(inventory.directory, host.name)
-        # Debian's package has the older pages alone, and under their own name.
+        # Debian's package has only the older pages, under another path.
         packaged = record.exists() and not host.variables.get("prometheus_release")
         page = "classic/targets" if packaged and hardware.load(record).os.family == "Debian" else "targets"
         url = f"https://{address}:{host.variables.get('prometheus_port', 9090)}/{page}"
@@ -108,7 +111,7 @@ def addresses(inventory: Inventory, given: Path) -> list[tuple[str, str, str]]:
 
 
 def checked(screen: Screen, contact: "Contact", recorded: int, seconds: float, renewed: Collection[str] = ()) -> None:
-    """Print what a good preflight found; of nodes that are `renewed` the record is a new one."""
+    """Print the result of a passed preflight; `renewed` nodes have a new hardware record."""
     good = len(contact.facts)
     screen.say(
         f"  {plural(good, 'node')} ready in {duration(seconds)}"
@@ -121,14 +124,16 @@ def checked(screen: Screen, contact: "Contact", recorded: int, seconds: float, r
         screen.say(("  note: ", "yellow"), str(finding))
     for name, lines in contact.differences.items():
         for line in lines:
-            told = "new hardware: " if name in renewed else "differs from its record: "
-            screen.say((f"  {told}", "yellow"), f"{name}: {line}")
+            label = "new hardware: " if name in renewed else "differs from its record: "
+            screen.say((f"  {label}", "yellow"), f"{name}: {line}")
     if contact.differences.keys() - {*renewed}:
-        screen.say(("  If that is meant to be, delete hardware/NODE.json; the next run records it anew.", "dim"))
+        screen.say(
+            ("  If the change is intended, delete hardware/NODE.json; the next run records the hardware again.", "dim")
+        )
 
 
 def findings(screen: Screen, problems: Sequence[object]) -> int:
-    """Print what preflight has against the nodes, in columns on a terminal; returns how many nodes that are."""
+    """Print the problems that preflight found, in columns on a terminal; return the number of nodes."""
     from clusterctl.util.errors import Finding
 
     found = [problem for problem in problems if isinstance(problem, Finding)]
@@ -140,7 +145,7 @@ def findings(screen: Screen, problems: Sequence[object]) -> int:
     nodes: dict[tuple[str, str, str], list[str]] = {}
     for finding in found:
         nodes.setdefault((finding.check, finding.found, finding.hint), []).append(finding.node)
-    # Two columns: with more of them a fingerprint or a command would be cut where the terminal is narrow.
+    # Only two columns: a narrow terminal must not cut a fingerprint or a command.
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -153,18 +158,18 @@ def findings(screen: Screen, problems: Sequence[object]) -> int:
 
 
 def host_keys(screen: Screen, keys: Sequence["HostKey"], recorded: Mapping[str, Sequence[str]]) -> None:
-    """Print the keys of nodes for a person to compare, and those that they would replace."""
+    """Print the host keys of nodes for comparison, and the recorded keys that they would replace."""
     screen.say("The SSH host keys of these nodes are:" if recorded else "These nodes are new; their SSH host keys are:")
     width = max(len(key.node) for key in keys)
     for key in keys:
         screen.say((f"  {key.node:<{width}}", "bold"), f"  {key.type}  {key.fingerprint}")
         for old in recorded.get(key.node, ()):
-            screen.say(f"  {'':<{width}}  on record: {old}")
+            screen.say(f"  {'':<{width}}  recorded: {old}")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What kind of cluster an inventory describes, as far as the hardware records know."""
+    """The cluster that an inventory describes, with the hardware that is recorded."""
 
     inventory: Inventory
     records: dict[str, hardware.Hardware]
@@ -205,7 +210,7 @@ class Shape:
         hosts, page = len(self.inventory.hosts), Page(screen)
         lost = len(self.unresolved)
         but = f", but {plural(lost, 'host')} {'has' if lost == 1 else 'have'} no address" if lost else ""
-        screen.say((self.inventory.cluster_name, "bold"), f": {plural(hosts, 'host')}, the inventory is good{but}.")
+        screen.say((self.inventory.cluster_name, "bold"), f": {plural(hosts, 'host')}, the inventory is valid{but}.")
         for group, names in self.inventory.groups.items():
             if group != "all":
                 page.field(group, fold(names))
@@ -216,16 +221,16 @@ class Shape:
             page.field("Hardware", dot.join(parts))
         for name in self.unresolved:
             near = did_you_mean(name, [host.name for host in self.inventory.hosts if host.name != name])
-            told = f"{name} does not resolve here: give it an ansible_host"
-            page.field("No address", f"{told} ({near})" if near else told)
+            text = f"{name} does not resolve on this machine: set its ansible_host"
+            page.field("No address", f"{text} ({near})" if near else text)
         if missing := [host.name for host in self.inventory.hosts if host.name not in self.records]:
-            page.field("No record", f"{fold(missing)} (made at the first contact)")
+            page.field("No record", f"{fold(missing)} (recorded at the first contact)")
         command = ["clusterctl", "bootstrap", str(path)] if discovered else ["clusterctl", "discover", str(path)]
         page.field("Next", shlex.join(command), "bold")
 
 
 class Page:
-    """What stands under a run when it is over."""
+    """The report at the end of a run."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -234,7 +239,7 @@ class Page:
         self._screen.say((f"  {name:<14}", "dim"), (value, style))
 
     def rows(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
-        """Print a block of three columns under a title; on a terminal the last two wrap within themselves."""
+        """Print rows of three columns under a title; on a terminal the last two columns wrap."""
         if not rows:
             return
         self._screen.say()
@@ -253,7 +258,7 @@ class Page:
             self._screen.say(f"    {row[0]:<{min(first, 24)}}  {row[1]:<{min(second, 32)}}  {row[2]}".rstrip())
 
     def done(self, ledger: Ledger, inventory: Inventory, verb: str, given: Path) -> None:
-        """Print the summary of a run that went well; `given` is the inventory as it was typed."""
+        """Print the summary of a successful run; `given` is the inventory's path as typed."""
         changed = sum(host.changed for host in ledger.hosts.values())
         what = plural(changed, "change") if changed else "nothing to change"
         title = "Done"
@@ -271,13 +276,13 @@ class Page:
                 self._screen.say()
                 self._screen.say(("  Open in a browser", "dim"))
             for what, url, login in offers:
-                # Not in columns: a command that is to be copied must not be broken.
+                # Not in columns: the command is to be copied and must not wrap.
                 self._screen.say(f"    {what}  {url}")
                 self._screen.say(f"    {' ' * len(what)}  {login}")
         self._screen.say()
 
     def content(self, ledger: Ledger, check: bool = False) -> None:
-        """Print what is where, what changed, and what the roles want to be known."""
+        """Print the installed packages, the changes and the roles' notes."""
         dot = f" {self._screen.glyphs['dot']} "
         installed = [(role, fold(hosts), dot.join(versions)) for role, hosts, versions in _installed(ledger)]
         self.rows("Installed", installed if any(host.changed for host in ledger.hosts.values()) else [])
@@ -287,7 +292,7 @@ class Page:
         self.rows("Notes", notes if len(notes) <= _NOTES else [*notes[:_NOTES], ("", rest, "")])
 
     def failed(self, error: ClusterctlError, ledger: Ledger) -> None:
-        """Print what ended a run: each failure once, with the hosts that have it."""
+        """Print the error that ended a run, and each failure once with its hosts."""
         self._screen.say()
         half_done = isinstance(error, WorkersFailed | HeadFailed)
         title = "Stopped" if isinstance(error, Interrupted) else "Incomplete" if half_done else "Failed"
@@ -311,7 +316,7 @@ class Page:
                 self._screen.say(f"    {line}")
             if len(lines) > _MESSAGE_LINES:
                 self._screen.say(
-                    (f"    {self._screen.glyphs['more']} {len(lines) - _MESSAGE_LINES} lines more in the log", "dim")
+                    (f"    {self._screen.glyphs['more']} {len(lines) - _MESSAGE_LINES} more lines in the log", "dim")
                 )
             if found := hint(message):
                 self._screen.say(("    Hint: ", "yellow"), found)
@@ -320,7 +325,7 @@ class Page:
         self._screen.say()
 
     def tail(self, log: Path, most: int = 20) -> None:
-        """Print the end of Ansible's log, from its last error on: all there is where the events do not explain it."""
+        """Print the end of Ansible's log, from its last error on, for a failure without events."""
         self._screen.say((f"  The end of {log.name}:", "dim"))
         with contextlib.suppress(OSError):
             lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-2 * most :]
@@ -330,16 +335,18 @@ class Page:
         self._screen.say()
 
     def state(self, error: ClusterctlError, ledger: Ledger) -> None:
-        """Say how far the run came: what a person needs to know before the next command."""
+        """Print the state of the nodes after a failed run."""
         good = [name for name in ledger.ordered(ledger.hosts) if ledger.hosts[name].status == "ok"]
         rows = []
         if isinstance(error, WorkersFailed) and good:
-            rows.append((fold(good), "complete" if not ledger.plays_to_come else "as far as the run came", ""))
+            rows.append(
+                (fold(good), "complete" if not ledger.plays_to_come else "configured as far as the run got", "")
+            )
         if isinstance(error, HeadFailed):
             untouched = [name for name in good if not ledger.hosts[name].changed]
             changed = [name for name in good if ledger.hosts[name].changed]
             rows += [(fold(untouched), "not changed", "")] if untouched else []
-            rows += [(fold(changed), "changed as far as the run came", "")] if changed else []
+            rows += [(fold(changed), "changed as far as the run got", "")] if changed else []
         states: dict[str, list[str]] = {}
         for name in ledger.ordered(ledger.lost()):
             states.setdefault(_has(ledger, name), []).append(name)
@@ -348,10 +355,10 @@ class Page:
 
 
 def _installed(ledger: Ledger) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield each role that has packages, its hosts, and the versions that tell it best.
+    """Yield each role that has packages, its hosts, and up to three versions.
 
-    Those are of packages that share the role's name, else of its first few; a program of ours has clusterctl's.
-    Distributions' own revisions are left out.
+    Prefer packages that share the role's name. A program of clusterctl has clusterctl's version. Versions have no
+    distribution's revision.
     """
     for role, packages in ledger.installed.items():
         if role == _UNION:
@@ -367,7 +374,7 @@ def _installed(ledger: Ledger) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def _changed(ledger: Ledger) -> Iterator[tuple[str, str, str]]:
-    """Yield what changed, in one row for all hosts where the same did."""
+    """Yield the number of changes by kind, one row for all hosts with the same numbers."""
     rows: dict[str, list[str]] = {}
     for name in ledger.ordered(ledger.hosts):
         host = ledger.hosts[name]

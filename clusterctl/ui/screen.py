@@ -1,4 +1,4 @@
-"""The screen: text as it is, with or without a terminal, colour or Unicode."""
+"""The screen: literal text, with or without a terminal, colour or Unicode."""
 
 import contextlib
 import errno
@@ -21,10 +21,10 @@ _ASCII = {"done": "ok", "failed": "!!", "busy": "-\\|/", "more": "...", "dot": "
 
 
 class Screen(Console):
-    """A console that prints text as it is, and says by an exception when nobody listens any more."""
+    """A console that prints text literally, and raises an exception when its output is closed."""
 
     def __init__(self, file: IO[str], *, plain: bool = False) -> None:
-        unicode = _speaks_unicode(file)
+        unicode = _supports_unicode(file)
         super().__init__(
             file=file,
             markup=False,
@@ -37,26 +37,26 @@ class Screen(Console):
         self.glyphs = _UNICODE if unicode else _ASCII
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
+        raise BrokenPipeError(errno.EPIPE, "the output is closed")
 
     def mute(self) -> None:
-        """Print nothing any more: who read it has gone away."""
+        """Stop printing: the reader of the output has ended."""
         self.quiet = True
         with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.file.fileno())  # so that flushing it at the end of Python is no error
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.file.fileno())  # so that Python's flush at exit does not fail
+            os.close(null)
 
-    def check_heard(self) -> None:
-        """Raise OSError where the reader of our output, or the terminal, has gone away since the last line."""
-        with contextlib.suppress(ValueError, io.UnsupportedOperation):  # not a file of the system
+    def check_open(self) -> None:
+        """Raise OSError if the reader of the output, or the terminal, has gone since the last line."""
+        with contextlib.suppress(ValueError, io.UnsupportedOperation):  # no file descriptor
             watch = select.poll()
             watch.register(self.file.fileno(), 0)
             if watch.poll(0) and not self.quiet:
                 self.on_broken_pipe()
 
     def agrees(self, question: str) -> bool:
-        """Ask a person; `y` and `yes` agree. What was typed before the question stood there is no answer."""
+        """Ask for confirmation; `y` and `yes` confirm. Input from before the question is discarded."""
         with contextlib.suppress(termios.error, ValueError, io.UnsupportedOperation):  # no terminal
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
         with contextlib.suppress(EOFError):
@@ -65,7 +65,7 @@ class Screen(Console):
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """Show that something goes on, where there is a terminal."""
+        """Show a spinner inside the context, on a terminal."""
         if not self.is_terminal:
             yield
             return
@@ -74,14 +74,14 @@ class Screen(Console):
             yield
 
     def say(self, *parts: str | tuple[str, str], cut: bool = False) -> None:
-        """Print one line; `cut` shortens it to the width, else a terminal wraps it and a copy of it stays whole."""
+        """Print one line; `cut` shortens it to the width, else the terminal wraps it and it can be copied whole."""
         text = Text.assemble(*parts)
         if cut and self.is_terminal:
             text = shorten(text, self.width, self.glyphs["more"])
         self.print(text, soft_wrap=True)
 
     def hang(self, head: tuple[str, str], text: str) -> None:
-        """Print text after a head with its style; on a terminal it wraps at words, and below itself."""
+        """Print a styled heading and text beside it; on a terminal the text wraps in its own column."""
         if not self.is_terminal:
             self.say(head, text)
             return
@@ -92,12 +92,12 @@ class Screen(Console):
         self.print(table)
 
 
-def _speaks_unicode(file: IO[str]) -> bool:
-    """Tell whether check marks can be shown. C.UTF-8 in LC_CTYPE is Python's own doing (PEP 538), nobody's wish."""
-    wish = (
+def _supports_unicode(file: IO[str]) -> bool:
+    """Return whether check marks can be shown. Ignore C.UTF-8 in LC_CTYPE: Python itself sets it (PEP 538)."""
+    locale = (
         os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE", "").replace("C.UTF-8", "") or os.environ.get("LANG", "")
     )
-    return "utf" in wish.lower() and "utf" in (getattr(file, "encoding", None) or "").lower()
+    return "utf" in locale.lower() and "utf" in (getattr(file, "encoding", None) or "").lower()
 
 
 def shorten(text: Text, width: int, more: str) -> Text:
@@ -108,7 +108,7 @@ def shorten(text: Text, width: int, more: str) -> Text:
 
 
 def at_commas(text: str, width: int) -> str:
-    """Return text in lines of at most `width`, broken after commas alone: a name in two pieces is no name."""
+    """Return text in lines of at most `width`, broken only after commas, so that no name is split."""
     lines = [""]
     for part in re.split(r"(?<=,)", text):
         if lines[-1] and len(lines[-1] + part.rstrip()) > width:

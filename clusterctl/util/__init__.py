@@ -1,1 +1,1 @@
-"""What every package may use: errors, text, files, reading data that nobody vouches for."""
+"""Helpers for every package: errors, text, files, decoding of untrusted data."""

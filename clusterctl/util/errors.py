@@ -1,4 +1,4 @@
-"""What ends a run, each with its exit code; `str()` of any of them is the whole text that a user reads."""
+"""The errors that end a run, each with its exit code; `str()` is the whole message for the user."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with the input: where, under which key, what, and the nearest right thing.
+    """One problem in the input: its position, its key, what is wrong, and a hint.
 
     `str()` is `file:line:col: key.path: what, got X, expected Y (did you mean Z?)`.
     """
@@ -39,7 +39,7 @@ class Problem:
 
 
 class ClusterctlError(Exception):
-    """The base: raised as itself it means a bug of ours (exit 1)."""
+    """The base class. Raised itself, it means a bug in clusterctl (exit code 1)."""
 
     exit_code: ClassVar[int] = 1
 
@@ -51,13 +51,13 @@ class _ProblemsError(ClusterctlError):
 
 
 class InputError(_ProblemsError):
-    """Bad input: nothing was contacted. Carries every problem found, in the order of the files."""
+    """The input is not valid and no node was contacted. Has all problems, in the order of the files."""
 
     exit_code = 2
 
 
 class PreflightError(_ProblemsError):
-    """The nodes are not fit for the run: nothing was changed on any of them; `hint` is a way to go on all the same."""
+    """The nodes are not ready for the run; none was changed. `hint` is a way to continue without the failed nodes."""
 
     exit_code = 3
 
@@ -66,14 +66,14 @@ class PreflightError(_ProblemsError):
         self.hint = hint
 
 
-class WorkersFailed(ClusterctlError):  # noqa: N818 - named for what happened, as all of these
-    """Some workers failed; everything else is done."""
+class WorkersFailed(ClusterctlError):  # noqa: N818 - named for what happened, like the others
+    """Some workers failed; the other nodes are complete."""
 
     exit_code = 4
 
 
 class HeadFailed(ClusterctlError):  # noqa: N818
-    """The head failed; nothing that comes after it in the run was done."""
+    """The head failed; the later steps of the run were not started."""
 
     exit_code = 5
 
@@ -85,14 +85,14 @@ class Locked(ClusterctlError):  # noqa: N818
 
 
 class Interrupted(ClusterctlError):  # noqa: N818
-    """A signal ended the run, or a person's answer to its question."""
+    """A signal ended the run, or the user did not confirm."""
 
     exit_code = 7
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or noteworthy, about one node."""
+    """One problem of a node, or a warning."""
 
     node: str
     check: str

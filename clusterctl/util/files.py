@@ -1,9 +1,9 @@
-"""Read and write the files of a cluster's directory, whoever sent it.
+"""Read and write the files of a cluster's directory, whose content is not trusted.
 
-What is read are ordinary files of ordinary size; others are refused at once.
+Only regular files of limited size are read.
 
-A pipe that nobody writes to would hang us, a device might act, and a link may lead to a file that is none of the
-cluster's business.
+A pipe without a writer would block, opening a device can have side effects, and a link may lead out of the cluster's
+directory.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what cannot be written into an InputError with its path; `path` where the error names none."""
+    """Turn an OSError into an InputError with the error's path, or `path` if it has none."""
     try:
         yield
     except OSError as error:
@@ -29,37 +29,37 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class UnfitError(Exception):
-    """A file is not one that can be read here; the text says what it is, to stand behind its name."""
+    """A file cannot be read; the text continues a sentence that begins with the file's name."""
 
 
 class MissingError(UnfitError):
-    """There is no such file."""
+    """The file does not exist."""
 
 
 def read(path: Path, limit: int = MAX_BYTES, inside: Path | None = None) -> bytes:
-    """Return the content of a file of at most `limit` bytes that, links followed, lies below the directory `inside`.
+    """Return the content of a file of at most `limit` bytes. With links resolved, it must be below `inside`.
 
-    Raises UnfitError for anything else, MissingError where there is nothing.
+    Raises UnfitError otherwise, MissingError if there is no file.
     """
     try:
         if inside is not None and not path.resolve(strict=True).is_relative_to(inside.resolve()):
             raise UnfitError("is a link out of the cluster's directory, expected a file in it")
-        _judge(path.stat(), limit)  # before it is opened: opening a device is doing something to it
+        _check(path.stat(), limit)  # before it is opened: opening a device can have side effects
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
-            _judge(status, limit)
+            _check(status, limit)
             data = file.read(limit + 1) or b""
     except FileNotFoundError as error:
         raise MissingError(f"cannot be read: {error.strerror}") from None
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a path that no system call takes
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a path that no system call accepts
         raise UnfitError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > limit:  # files of /proc say that they are empty
+    if len(data) > limit:  # files of /proc have the size 0
         raise UnfitError(f"is too big, expected at most {limit} bytes")
     return data
 
 
 def listing(directory: Path) -> list[Path]:
-    """Return what is in a directory, by name; nothing where there is none. UnfitError where it cannot be read."""
+    """Return the sorted entries of a directory, empty if it does not exist. Raises UnfitError."""
     try:
         return sorted(directory.iterdir())
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def listing(directory: Path) -> list[Path]:
 
 
 def discard(paths: Iterable[Path]) -> None:
-    """Delete files, and the directories that this leaves empty: in host_vars/ one of nobody would be refused."""
+    """Delete files, and then empty directories: one in host_vars/ without a host would be refused."""
     paths = list(paths)
     for path in paths:
         path.unlink(missing_ok=True)
@@ -78,7 +78,7 @@ def discard(paths: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def _judge(status: os.stat_result, limit: int) -> None:
+def _check(status: os.stat_result, limit: int) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise UnfitError("is a directory, expected a file")
     if not stat.S_ISREG(status.st_mode):
@@ -88,7 +88,7 @@ def _judge(status: os.stat_result, limit: int) -> None:
 
 
 def make_private_directory(path: Path) -> None:
-    """Make a directory for its owner alone (0700 under any umask), and so the parents that are missing."""
+    """Make a directory, and its missing parents, with mode 0700 under any umask."""
     if not path.is_dir():
         make_private_directory(path.parent)
         path.mkdir(mode=0o700)
@@ -96,9 +96,9 @@ def make_private_directory(path: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o600, replace: bool = False) -> None:
-    """Write a file of this mode, whatever the umask, whole or not at all, also through a power cut.
+    """Write a file atomically and durably, with this mode under any umask.
 
-    Without `replace` an existing file is an error (FileExistsError), whoever made it in the meantime.
+    Without `replace` an existing file raises FileExistsError, also one made in the meantime.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""Where the Ansible content lies: inside the wheel, or beside the package in a checkout."""
+"""Find the Ansible content: inside the wheel, or beside the package in a checkout."""
 
 from pathlib import Path
 

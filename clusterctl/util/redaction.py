@@ -1,4 +1,4 @@
-"""Take secret values out of text, in every form in which they tend to leak."""
+"""Remove secret values from text, in all their usual encodings."""
 
 import base64
 import binascii
@@ -14,17 +14,17 @@ from urllib.parse import quote, quote_plus
 from clusterctl.util.text import strip_controls
 
 MARK = "[redacted]"
-_SHORTEST = 4  # shorter values would blank out ordinary words
+_SHORTEST = 4  # shorter values would redact ordinary words
 _SHORTEST_ENCODED = 8
-_LONG = 32  # of a form as long as this a piece is taken for the whole
-_PIECE, _STRIDE = 12, 4  # so a piece of fifteen characters is never overlooked
+_LONG = 32  # in a form of this length or more, pieces are redacted too
+_PIECE, _STRIDE = 12, 4  # so any piece of 15 characters or more is found
 
 
 class Redactor:
-    """Knows a set of values; `redact` is cheap enough for every line of a run."""
+    """Redacts a set of values; `redact` is fast enough for every line of a run."""
 
     def __init__(self, values: Iterable[str]) -> None:
-        """Prepare for `values`; those under four characters are left alone."""
+        """Prepare for `values`; values under four characters are ignored."""
         forms = {form for value in values if len(value) >= _SHORTEST for form in _forms(value)}
         self._short = sorted((form for form in forms if len(form) < _LONG), key=len, reverse=True)
         self._long = sorted((form for form in forms if len(form) >= _LONG), key=len, reverse=True)
@@ -33,17 +33,17 @@ class Redactor:
     def redact(self, text: str) -> str:
         """Return `text` with each value replaced: raw, base64, hex, URL-encoded, shell-, JSON- or HTML-quoted.
 
-        A long value is found in pieces too: a line or a message may have been cut, or wrapped, in its midst.
+        A long value is also found in pieces, because a line or message may be cut or wrapped inside it.
         """
         pieces = self._pieces
         cut = any(text[at : at + _PIECE] in pieces for at in range(0, len(text), _STRIDE))
-        # Whole ones first: a short form may have a piece in common with a long one, and its rest would stay.
+        # Long forms first: a short form may be part of a long one, and the rest would stay.
         for form in (*self._long, *self._short) if cut else self._short:
             text = text.replace(form, MARK)
         return self._without_pieces(text) if cut else text
 
     def _without_pieces(self, text: str) -> str:
-        kept, done, end = [], 0, -1  # what stays, how far that goes, and where the pieces in sight end
+        kept, done, end = [], 0, -1  # the kept text, its end, and the end of the current piece
         for at in range(len(text) - _PIECE + 1):
             if text[at : at + _PIECE] in self._pieces:
                 if at > end:
@@ -53,10 +53,9 @@ class Redactor:
 
 
 def throughout(data: Any, redact: Callable[[str], str]) -> Any:
-    """Return data of JSON, or a dataclass of such, with each text redacted. (In JSON itself that could cut an escape.)
+    """Return JSON data, or a dataclass of it, with each text redacted. In encoded JSON that could cut an escape.
 
-    Short keys stay, less what a terminal could take for a command: a password may be one of the words by which data
-    are known.
+    Short keys only lose control characters: a password may be the same word as a key.
     """
     match data:
         case str():
@@ -89,7 +88,7 @@ def _forms(value: str) -> Iterator[str]:
     yield html.escape(value)
     for data in _decoded(value):
         if len(data) >= _SHORTEST_ENCODED:
-            # What a program shows of a file with the bytes themselves.
+            # The form in which a program prints a file with the raw bytes.
             yield strip_controls(data.decode(errors="replace"))
             yield repr(data)[2:-1]
     for data in {value.encode(), *_decoded(value)}:
@@ -100,7 +99,7 @@ def _forms(value: str) -> Iterator[str]:
 
 
 def _decoded(value: str) -> Iterator[bytes]:
-    """Yield the bytes that a generated value stands for: they may be printed in another encoding."""
+    """Yield the bytes that a generated value encodes: they may be printed in another encoding."""
     for decode in (base64.b64decode, base64.urlsafe_b64decode, bytes.fromhex):
         try:
             yield decode(value)
@@ -109,7 +108,7 @@ def _decoded(value: str) -> Iterator[bytes]:
 
 
 def _base64_cores(data: bytes) -> Iterator[str]:
-    """Yield what base64 of any text that contains `data` must contain, for the three ways in which bytes align."""
+    """Yield the part that base64 of any text with `data` in it contains, for the three alignments of bytes."""
     for offset in range(3):
         start, end = -(-offset * 8 // 6), (offset + len(data)) * 8 // 6
         core = base64.b64encode(bytes(offset) + data)[start:end].decode()

@@ -1,4 +1,4 @@
-"""Words and numbers as people read them: host ranges, times, counts, versions, suggestions."""
+"""Format text for people: host ranges, times, counts, versions, suggestions."""
 
 import difflib
 import re
@@ -10,7 +10,7 @@ MAX_TEXT = 128
 def fold(names: Collection[str]) -> str:
     """Return host names as Slurm writes them: `gpu01 gpu02 gpu03 gpu07 head1` is `gpu[01-03,07], head1`; in order.
 
-    Two of a kind stay as they are.
+    Two names of a kind are not folded.
     """
     groups: list[tuple[str, list[str]]] = []
     for name in names:
@@ -27,7 +27,7 @@ def fold(names: Collection[str]) -> str:
 
 
 def _ranges(numbers: list[str]) -> str:
-    """Return numbers of one width as ranges; those of two numbers have a dash too, as Slurm's have."""
+    """Return numbers of one width as ranges; a range of two numbers has a dash too, as Slurm prints it."""
     runs: list[tuple[str, str]] = []
     for number in numbers:
         if runs and int(number) == int(runs[-1][1]) + 1:
@@ -38,7 +38,7 @@ def _ranges(numbers: list[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people say it: `0.4 s`, `12 s`, `1 min 05 s`, `2 h 03 min`."""
+    """Return a time for people: `0.4 s`, `12 s`, `1 min 05 s`, `2 h 03 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """Return a time in one unit, as `ago` is said: `12 s`, `90 min`, `3 days`; never less than nothing."""
+    """Return a time in one unit, for use before `ago`: `12 s`, `90 min`, `3 days`; negative times are `0 s`."""
     whole = max(0, round(seconds))
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if whole >= 2 * size:
@@ -66,7 +66,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the nearest known name, or the only one that ends with it; nothing where there is none."""
+    """Return a hint with the nearest known name, or the only one that ends with `name`; else an empty text."""
     names = [*known]
     near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.7)
     ending = [one for one in names if one.endswith(f"_{name}")]  # `timezone` for `cluster_timezone`
@@ -76,22 +76,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def upstream(version: str) -> str:
-    """Return a package's version as its authors count: `1:24.11.5-4+deb13u1` is 24.11.5."""
+    """Return the upstream part of a package's version: `1:24.11.5-4+deb13u1` is 24.11.5."""
     return re.sub(r"^\d+:|-[^-]*$", "", version)
 
 
 def escape_controls(text: str) -> str:
-    """Return `text` on one line, with whatever a terminal could take for a command escaped."""
+    """Return `text` on one line, with control and invisible characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable(text: str, limit: int = MAX_TEXT) -> str:
     """Return `text` without control and invisible characters (escapes, line breaks, bidi marks), cut to `limit`."""
-    # Cut twice: each character is looked at for what can be shown at all, not for all of ten megabytes.
+    # Cut before the check too: checking every character of a ten-megabyte text is slow.
     start = text[: 4 * limit]
     return (start if start.isprintable() else "".join(c for c in start if c.isprintable())).strip()[:limit]
 
 
 def strip_controls(text: str, keep: str = "\t") -> str:
-    """Return `text`, however long, without control and invisible characters but those in `keep`."""
+    """Return `text` of any length without control and invisible characters, except those in `keep`."""
     return text if text.isprintable() else "".join(c for c in text if c.isprintable() or c in keep)

@@ -1,8 +1,7 @@
-"""Text and numbers from outside are data: each field of a dataclass names its reader, and `decode` trusts nothing else.
+"""Decode untrusted data: each field of a dataclass has a reader that checks its value.
 
-A field is written `cpus: Annotated[int, number(1, 65536)]`. A reader takes a value as JSON gave it and the path by
-which to name it; it returns the checked value or raises `Malformed`. Fields that no reader asks for are dropped, so
-what a node adds to its reply goes nowhere.
+A field is written `cpus: Annotated[int, number(1, 65536)]`. A reader gets a value from parsed JSON and its path for
+messages; it returns the checked value or raises `Malformed`. Unknown keys are dropped.
 """
 
 import re
@@ -17,8 +16,8 @@ Reader = Callable[[object, str], Any]
 T = TypeVar("T")
 
 
-class Malformed(ValueError):  # noqa: N818 - named for what it says of a value
-    """A value is not what its place asks for; the text names the place, what was got and what was expected."""
+class Malformed(ValueError):  # noqa: N818 - describes a value
+    """A value is not valid; the text has its path, the value and what was expected."""
 
 
 def _malformed(path: str, got: object, expected: str) -> Malformed:
@@ -39,7 +38,7 @@ def _readers(cls: type[Any]) -> dict[str, Reader]:
 
 
 def text(pattern: str = ".*", expected: str = "text") -> Reader:
-    """Read text: printable, at most MAX_TEXT characters, the whole of it matching `pattern`."""
+    """Read printable text of at most MAX_TEXT characters that matches `pattern` in full."""
     compiled = re.compile(pattern, re.ASCII)
 
     def read(value: object, path: str) -> str:
@@ -79,7 +78,7 @@ def flag(value: object, path: str) -> bool:
 
 
 def optional(reader: Reader) -> Reader:
-    """Read what `reader` reads, or None."""
+    """Read None, or a value with `reader`."""
     return lambda value, path: None if value is None else reader(value, path)
 
 
@@ -111,7 +110,7 @@ def nested(cls: type[Any]) -> Reader:
 
 
 def ranges(low: int, high: int) -> Reader:
-    """Read whole numbers from `low` to `high` as the kernel lists them, such as 0-15,32."""
+    """Read whole numbers from `low` to `high` in the kernel's list format, for example 0-15,32."""
     listed = text(r"\d+(-\d+)?(,\d+(-\d+)?)*", "numbers and ranges such as 0-15,32")
 
     def read(value: object, path: str) -> str:

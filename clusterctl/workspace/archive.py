@@ -1,7 +1,7 @@
-"""A backup of a cluster: what an archive says of itself, and whether it is whole and of this cluster.
+"""Read and check a cluster's backup archive.
 
-An archive is a tar file whose last member is the HMAC-SHA256 of every byte before it, under a secret of the cluster
-(plugins/module_utils/cluster_backup.py writes them).
+An archive is a tar file whose last member is the HMAC-SHA256 of every byte before it, keyed with a secret of the
+cluster. plugins/module_utils/cluster_backup.py writes archives.
 """
 
 import hmac
@@ -30,7 +30,7 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an archive says of itself; `running` are the numbers of jobs, `records` how many rows of which kind."""
+    """An archive's manifest; `running` are the numbers of jobs, `records` the number of rows by kind."""
 
     version: Annotated[int, number(1, 1 << 16)]
     cluster: Annotated[str, text(r"[a-z0-9-]{1,80}", "the label of a cluster")]
@@ -47,46 +47,48 @@ class Manifest:
 
     @property
     def release(self) -> str:
-        """Slurm's release, as the roles' tables have it: 24.11."""
+        """Slurm's release, as in the roles' tables: 24.11."""
         return ".".join(self.slurm.split(".")[:2])
 
     def contents(self) -> str:
         queue = f"{plural(len(self.running), 'job')} running, {self.pending} waiting"
         if not self.database:
-            return f"{queue}; no accounting, which is on another host"
+            return f"{queue}; no accounting (it is on another host)"
         jobs, associations = self.records.get("job", 0), self.records.get("assoc", 0)
         return f"{queue}; {plural(jobs, 'job')} and {plural(associations, 'association')} in accounting"
 
 
 def read(path: Path, directory: Path) -> Manifest:
-    """Return what an archive says of itself; InputError for one that is damaged, or that this cluster did not seal."""
+    """Return an archive's manifest. Raises InputError if it is damaged or not from this cluster."""
     key = secrets.values(directory).get(_KEY)
     if key is None:
-        raise refused(directory / secrets.FILE, f"has no {_KEY} yet", "bootstrap makes it; older backups have no seal")
+        raise refused(
+            directory / secrets.FILE, f"has no {_KEY} yet", "run bootstrap to make it; older backups have no seal"
+        )
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             members = tar.getmembers()
             first, last = members[0], members[-1]
             if last.name == "sha256":
-                raise Malformed("an earlier clusterctl made it, without a seal; make another")
+                raise Malformed("it is from an older clusterctl and has no seal; make a new backup")
             if (first.name, last.name) != (_MANIFEST, _SEAL) or not all(member.isfile() for member in members):
-                raise Malformed("its first or last part is missing, or a part is no file")
+                raise Malformed("its first or last member is missing, or a member is not a file")
             parts = tar.extractfile(first), tar.extractfile(last)
-            said, told = (part.read(1 << 26) if part else b"" for part in parts)
-            if not hmac.compare_digest(_mac(file, last.offset, key).encode(), told.strip()):
-                raise Malformed("its seal does not hold")
-            manifest = decode(Manifest, json.loads(said))
+            content, seal = (part.read(1 << 26) if part else b"" for part in parts)
+            if not hmac.compare_digest(_mac(file, last.offset, key).encode(), seal.strip()):
+                raise Malformed("its seal is not valid")
+            manifest = decode(Manifest, json.loads(content))
     except (tarfile.TarError, IndexError, ValueError, RecursionError) as error:
-        raise refused(path, f"is damaged, or no backup of this cluster: {error}", "take another") from None
+        raise refused(path, f"is damaged, or not a backup of this cluster: {error}", "use another backup") from None
     except OSError as error:
         raise refused(path, f"cannot be read: {error.strerror}") from None
     if manifest.version != VERSION:
-        raise refused(path, f"is of version {manifest.version}, expected {VERSION}", "use a later clusterctl")
+        raise refused(path, f"has version {manifest.version}, expected {VERSION}", "use a newer clusterctl")
     return manifest
 
 
 def differing(path: Path, directory: Path) -> list[str]:
-    """Return which files of the cluster's directory are others in a backup than here, or are there alone."""
+    """Return the files of a backup that differ from the cluster's directory or are missing there."""
     try:
         with tarfile.open(path, mode="r:") as tar:
             if _COPY not in tar.getnames():
@@ -95,12 +97,12 @@ def differing(path: Path, directory: Path) -> list[str]:
                 kept = {member.name.partition("/")[2]: copy.extractfile(member) for member in copy if member.isfile()}
                 if strange := [name for name in kept if Path(name).is_absolute() or ".." in Path(name).parts]:
                     raise Malformed(f"{strange[0]!r} is outside the cluster's directory")
-                return [name for name, file in kept.items() if file and file.read() != _here(directory, name)]
+                return [name for name, file in kept.items() if file and file.read() != _read_local(directory, name)]
     except (tarfile.TarError, KeyError, ValueError) as error:
-        raise refused(path, f"is damaged: {_COPY}: {error}", "take another") from None
+        raise refused(path, f"is damaged: {_COPY}: {error}", "use another backup") from None
 
 
-def _here(directory: Path, name: str) -> bytes | None:
+def _read_local(directory: Path, name: str) -> bytes | None:
     try:
         return files.read(directory / name, inside=directory)
     except files.UnfitError:
@@ -117,5 +119,5 @@ def _mac(file: Any, size: int, key: str) -> str:
 
 
 def refused(path: Path, message: str, hint: str = "") -> InputError:
-    """Return the error for an archive, or a place for one, that cannot be used."""
+    """Return the error for an archive, or a path for one, that cannot be used."""
     return InputError([Problem(None, str(path), message, hint)])

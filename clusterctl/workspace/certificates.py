@@ -1,8 +1,7 @@
-"""The cluster's own certificate authority, and the certificates that it issues; all follow from one secret.
+"""Derive the cluster's certificate authority and its certificates from one secret.
 
-The same secret and the same host always make the same certificate, to the byte: keys are derived from the secret
-(HKDF, RFC 5869) and signatures are deterministic (RFC 6979). So nothing of it has to be kept, and a run that follows
-another one changes nothing.
+The same secret and host always give the same certificate, byte for byte: keys are derived from the secret (HKDF, RFC
+5869) and signatures are deterministic (RFC 6979). So no certificate has to be stored, and a second run changes nothing.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 _CURVE = ec.SECP256R1()
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of the curve (FIPS 186-5, P-256)
 _AUTHORITY = "certificate authority"
-# A date of the run would make another certificate at each. They end with the secret that they are made from.
+# Fixed dates: the date of a run would change the certificate. Certificates are replaced with their secret.
 _BEGIN, _END = datetime(2026, 1, 1, tzinfo=UTC), datetime(2056, 1, 1, tzinfo=UTC)
 
 
@@ -39,7 +38,7 @@ def authority(secret: str, cluster: str) -> str:
 
 
 def issue(secret: str, cluster: str, host: str, addresses: Iterable[str]) -> Certificate:
-    """Return the certificate by which `host` serves under its name and these addresses, host names or IP addresses."""
+    """Return the server certificate of `host` for its name and these addresses (host names or IP addresses)."""
     ca, key = _authority(secret, cluster), _key(secret, f"host {host}")
     names = [_name(address) for address in dict.fromkeys([host, *addresses])]
     certificate = (
@@ -60,7 +59,7 @@ def issue(secret: str, cluster: str, host: str, addresses: Iterable[str]) -> Cer
 def _authority(secret: str, cluster: str) -> x509.Certificate:
     key = _key(secret, _AUTHORITY)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    # By the digits a person tells the authority of a new secret from that of the old one.
+    # The digits distinguish the authority of a new secret from the old one.
     name = f"{cluster} {identifier.digest.hex()[:8]}"
     return (
         _builder(key, name, _subject(name))
@@ -72,7 +71,7 @@ def _authority(secret: str, cluster: str) -> x509.Certificate:
 
 
 def _key(secret: str, purpose: str) -> ec.EllipticCurvePrivateKey:
-    # 48 bytes modulo the order: no number is visibly likelier than another (FIPS 186-5, A.2.1).
+    # 48 bytes modulo the order, so that the bias is negligible (FIPS 186-5, A.2.1).
     derived = HKDF(SHA256(), 48, salt=None, info=f"clusterctl {purpose}".encode()).derive(secret.encode())
     return ec.derive_private_key(int.from_bytes(derived) % (_ORDER - 1) + 1, _CURVE)
 
@@ -82,7 +81,7 @@ def _builder(
 ) -> x509.CertificateBuilder:
     public = key.public_key()
     identifier = x509.SubjectKeyIdentifier.from_public_key(public).digest
-    # No two certificates of an authority may have one number (RFC 5280, 4.1.2.2; Firefox refuses the second).
+    # Serial numbers of an authority must be unique (RFC 5280, 4.1.2.2; Firefox refuses a duplicate).
     serial = hashlib.sha256(identifier + repr(list(names)).encode()).digest()[:19]
     builder = x509.CertificateBuilder().subject_name(_subject(name)).issuer_name(issuer).public_key(public)
     return builder.serial_number(int.from_bytes(serial)).not_valid_before(_BEGIN).not_valid_after(_END)

@@ -1,4 +1,4 @@
-"""A change of the inventory, checked as a whole before anything is written."""
+"""Change the inventory; the whole change is checked before anything is written."""
 
 import difflib
 import io
@@ -20,7 +20,7 @@ from clusterctl.workspace import home
 
 @dataclass(frozen=True)
 class Change:
-    """A new text for the inventory, and what it says; `gone` are files that go with it."""
+    """A new text of the inventory, and its parsed form; `gone` are files to delete with it."""
 
     path: Path
     old: str
@@ -32,14 +32,14 @@ class Change:
         return self.new != self.old
 
     def diff(self) -> str:
-        """Return what changes, as `diff -u` writes it."""
+        """Return the change in the format of `diff -u`."""
         removed = (diff(path.read_text(), "", str(path), "/dev/null") for path in self.gone)
         return diff(self.old, self.new, self.path.name) + "".join(removed)
 
     def save(self, directory: Path) -> Inventory:
-        """Write the new text, whole or not at all, with the same mode, and return the inventory that it makes.
+        """Write the new text atomically, with the same mode, and return the new inventory.
 
-        `directory` is the cluster's, or the copy of it that a plan has. InputError where it cannot be written.
+        `directory` is the cluster's, or a plan's copy of it. Raises InputError if it cannot be written.
         """
         path = directory / self.path.name
         with files.writing(path):
@@ -51,23 +51,23 @@ class Change:
 
 
 def adding(present: Inventory, path: Path, group: str, new: dict[str, str | None]) -> Change:
-    """Return the change that adds hosts, by name with their addresses, to a group of workers. Raises InputError."""
+    """Return the change that adds hosts (name: address) to a group of workers. Raises InputError."""
     text = path.read_text()
     return changed(path, edit.add(text, group, new)) if new else Change(path, text, text, present)
 
 
 def removing(before: Inventory, path: Path, names: Sequence[str]) -> Change:
-    """Return the change that removes hosts, with their own files of host_vars/. Raises InputError."""
+    """Return the change that removes hosts and their files in host_vars/. Raises InputError."""
     return changed(path, edit.remove(path.read_text(), names), own_files(before, names))
 
 
 def changed(path: Path, new: str, gone: Sequence[Path] = ()) -> Change:
-    """Check the cluster's directory as it would be with this text; raises InputError with every problem of it."""
+    """Check the cluster's directory with this text. Raises InputError with every problem."""
     directory = path.parent.resolve()
     old = path.read_text()
     with tempfile.TemporaryDirectory(prefix="clusterctl-edit-") as place:
         copy = Path(place).resolve()
-        # With the files that variables name; pipes, which none may be, would make it wait.
+        # Variables may refer to files, so copy them. Not pipes: reading one would block.
         shutil.copytree(directory, copy, ignore=_unread, ignore_dangling_symlinks=True, dirs_exist_ok=True)
         (copy / path.name).write_text(new)
         files.discard(copy / file.relative_to(directory) for file in gone)
@@ -79,20 +79,20 @@ def changed(path: Path, new: str, gone: Sequence[Path] = ()) -> Change:
 
 
 def own_files(before: Inventory, names: Sequence[str]) -> list[Path]:
-    """Return the files of host_vars/ that are these nodes' own; InputError where they are behind a link."""
+    """Return these nodes' files in host_vars/. Raises InputError if they are behind a link."""
     above = before.directory / "host_vars"
     places = [above / name for name in names]
     single = [place.with_name(place.name + suffix) for place in places for suffix in (".yml", ".yaml")]
     inside = [path for place in places if place.is_dir() for path in listing(place)]
     found = [path for path in (*single, *inside) if path.is_file()]
     if led := [path for path in (above, *places) if path.is_symlink() and any(path in file.parents for file in found)]:
-        hint = "what it leads to may be another's: put the files themselves there"
+        hint = "its target may be in use elsewhere: replace the link with the files"
         raise InputError([Problem(None, str(path), "is a link, expected a directory", hint) for path in led])
     return found
 
 
 def diff(old: str, new: str, name: str, after: str = "") -> str:
-    """Return what changes in the file `name`, then called `after`, as a unified diff to show, nothing where none."""
+    """Return a printable unified diff of the file `name`, renamed to `after`; empty if nothing changes."""
     lines = []
     before, now = (list(io.StringIO(text, newline="\n")) for text in (old, new))
     for line in difflib.unified_diff(before, now, name, after or name):
@@ -104,13 +104,13 @@ def diff(old: str, new: str, name: str, after: str = "") -> str:
 
 
 def _unread(directory: str, names: list[str]) -> list[str]:
-    """Name what no inventory refers to: the runs, git's own, and what is neither file nor directory."""
+    """Return entries that no inventory refers to: runs, .git, and anything but files and directories."""
     paths = {name: Path(directory, name) for name in names}
     return [n for n, path in paths.items() if n in (home.STATE, ".git") or not (path.is_file() or path.is_dir())]
 
 
 def _elsewhere(problem: object, copy: Path, directory: Path) -> object:
-    """Return a problem of the copy as one of the directory that it is a copy of."""
+    """Return a problem in the copy with the paths of the original directory."""
     if not isinstance(problem, Problem):
         return problem
     position = problem.position

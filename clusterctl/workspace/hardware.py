@@ -1,6 +1,6 @@
-"""What a node is made of: discovered once, recorded in hardware/<node>.json, compared with reality later.
+"""Hardware records: discovered once, stored in hardware/<node>.json, compared with the node later.
 
-The record is typed and whitelisted at every reading, whoever wrote it, and is never templated.
+A record is not trusted: it is decoded by type and whitelist at every read, and is never templated.
 """
 
 import json
@@ -32,7 +32,7 @@ from clusterctl.util.untrusted import (
 
 SCHEMA = 1
 DIRECTORY = "hardware"
-# A kernel update or a crash kernel's reservation moves MemTotal by some tens of MB; a lost module is far more.
+# A kernel update or a crash kernel's reservation changes MemTotal by tens of MB; a lost module by far more.
 MEMORY_TOLERANCE = 0.02
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._+~-]*"
 _MAX_CPUS = 65536
@@ -41,7 +41,7 @@ _INSTANCES = sequence(text(PROFILE, "a MIG profile"), 64)
 
 @dataclass(frozen=True)
 class OperatingSystem:
-    """The distribution as /etc/os-release names it; `family` is Ansible's os_family (Debian, RedHat) or the id."""
+    """The distribution from /etc/os-release; `family` is Ansible's os_family (Debian, RedHat) or the id."""
 
     id: Annotated[str, text(_WORD, "a distribution's id")]
     version: Annotated[str, text(rf"({_WORD})?", "a version")]
@@ -53,7 +53,7 @@ class OperatingSystem:
 
 @dataclass(frozen=True)
 class Cpu:
-    """The topology as `slurmd -C` counts it: what the kernel has online, whatever this process may use."""
+    """The topology as `slurmd -C` counts it: all CPUs that are online, independent of cpusets."""
 
     model: Annotated[str, text()]
     sockets: Annotated[int, number(1, 256)]
@@ -64,7 +64,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. `device` is its file, `cpus` the CPUs near it, `links` the other GPUs (by index) that NVLink reaches."""
+    """One GPU. `device` is its file, `cpus` the CPUs near it, `links` the GPUs (by index) connected by NVLink."""
 
     index: Annotated[int, number(0, 63)]
     model: Annotated[str, text()]
@@ -79,16 +79,16 @@ class Gpu:
     ]
     pcie_generation: Annotated[int | None, optional(number(1, 16))]
     pcie_width: Annotated[int | None, optional(number(1, 64))]
-    """The lanes of the card; its slot may have fewer."""
+    """The maximum number of lanes of the card; its slot may have fewer."""
     pcie_lanes: Annotated[int | None, optional(number(1, 64))]
-    """The lanes that are in use; None in a record of an older clusterctl, until it is completed."""
+    """The lanes in use; None in a record of an older clusterctl, until it is updated."""
     mig: Annotated[tuple[str, ...] | None, optional(_INSTANCES)]
-    """The profiles of its instances where MIG divides it; the only part of a record that follows the node."""
+    """The profiles of its MIG instances, None if MIG is off; the only part of a record that is updated."""
 
 
 @dataclass(frozen=True)
 class Nic:
-    """A network interface; speed in Mbit/s where the driver tells it."""
+    """A network interface; speed in Mbit/s, if the driver reports it."""
 
     name: Annotated[str, text(r"[A-Za-z0-9][A-Za-z0-9._@-]*", "an interface's name")]
     mac: Annotated[str, text(r"([0-9a-f]{2}(:[0-9a-f]{2}){5,19})?", "a MAC address")]
@@ -98,7 +98,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class Disk:
-    """A block device; size in 10^9 bytes, as it is sold."""
+    """A block device; size in units of 10^9 bytes."""
 
     name: Annotated[str, text(r"[A-Za-z0-9][A-Za-z0-9!._-]*", "a disk's name")]
     size_gb: Annotated[int, number(0, 1 << 24)]
@@ -107,7 +107,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The hierarchy that controls jobs, and its controllers that are mounted and can be written."""
+    """The version of cgroups that limits jobs, and its writable controllers."""
 
     version: Annotated[int, number(1, 2)]
     controllers: Annotated[tuple[str, ...], sequence(text(r"[a-z_]+", "a controller"), 32)]
@@ -115,9 +115,9 @@ class Cgroup:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One node's record; `recorded` is UTC, memory_mb is MemTotal in MiB (no margin taken off).
+    """One node's record; `recorded` is UTC, memory_mb is MemTotal in MiB without a margin.
 
-    `resolver` is what writes the node's resolv.conf, `plain` where nothing does.
+    `resolver` is the program that writes the node's resolv.conf, `plain` if there is none.
     """
 
     schema: Annotated[int, number(SCHEMA, SCHEMA)]
@@ -137,21 +137,21 @@ class Hardware:
     machine_id: Annotated[str, text(r"([0-9a-f]{32})?", "a machine id")]
 
     def __post_init__(self) -> None:
-        """Refuse (Malformed) what each field alone may say and no machine is: GPUs that share what is one's own."""
+        """Raise Malformed if GPUs share a value that must be unique."""
         for what in ("index", "device", "uuid", "pci"):
             known = [value for gpu in self.gpus if (value := getattr(gpu, what)) != ""]
             if twice := [value for value in known if known.count(value) > 1]:
-                raise Malformed(f"gpus: got the {what} {twice[0]} twice, expected one for each GPU")
+                raise Malformed(f"gpus: got the {what} {twice[0]} twice, expected a unique one for each GPU")
 
 
 def gpu_type(model: str) -> str:
     """Return the short Slurm type of a GPU: `NVIDIA A100-SXM4-80GB` is `a100`, an unknown model its slug.
 
-    Either is a part of the model as Slurm's NVML plugin writes it (lower case, spaces as underscores), which is what
-    Slurm asks of a Type in gres.conf.
+    Both are a part of the model in the form of Slurm's NVML plugin (lower case, underscores for spaces), as Slurm
+    requires for a Type in gres.conf.
     """
     name = re.sub(r"\b(nvidia|tesla|geforce|quadro|graphics device)\b", " ", model.lower())
-    # Data centre products carry one word of letters and digits; RTX cards need theirs whole (rtx_a6000, rtx_4090).
+    # Data centre products have one word of letters and digits; RTX cards need the whole name (rtx_a6000, rtx_4090).
     known = re.search(r"\b(?:gb?|gh)?(?:[abhlkvp]\d{1,3}[sgx]?|t4g?)\b", name)
     if known and "rtx" not in name:
         return known.group()
@@ -159,7 +159,7 @@ def gpu_type(model: str) -> str:
 
 
 def from_reply(name: str, reply: object, recorded: datetime) -> Hardware:
-    """Build the record of `name` from what probe.py printed there; raises Malformed naming the field."""
+    """Build the record of `name` from the output of probe.py. Raises Malformed with the field."""
     if not isinstance(reply, Mapping):
         raise Malformed("hardware: expected an object")
     gpus = reply.get("gpus")
@@ -170,24 +170,24 @@ def from_reply(name: str, reply: object, recorded: datetime) -> Hardware:
 
 
 def _typed(gpu: object) -> object:
-    """Add the type; what is no GPU is left to the readers."""
+    """Add the type to a GPU; leave invalid values to the readers."""
     if isinstance(gpu, Mapping) and isinstance(model := gpu.get("model"), str):
         return {**gpu, "type": gpu_type(printable(model))}
     return gpu
 
 
 def path_of(directory: Path, name: str) -> Path:
-    """Return where the record of the node `name` lies in the cluster's directory."""
+    """Return the path of the record of node `name` in the cluster's directory."""
     return directory / DIRECTORY / f"{name}.json"
 
 
 def _refuse(path: Path, message: str) -> InputError:
-    rebuild = f"delete {path} and run `clusterctl bootstrap` again: it records the node anew"
+    rebuild = f"delete {path} and run `clusterctl bootstrap`: it records the node again"
     return InputError([Problem(None, str(path), message, rebuild)])
 
 
 def load(path: Path) -> Hardware:
-    """Read one record. Raises InputError with the path and how to rebuild it."""
+    """Read one record. Raises InputError with its path and how to rebuild it."""
     try:
         data = json.loads(files.read(path, inside=path.parent.parent))
         if isinstance(data, dict) and isinstance(schema := data.get("schema"), int) and schema > SCHEMA:
@@ -203,7 +203,7 @@ def load(path: Path) -> Hardware:
 
 
 def load_all(directory: Path) -> dict[str, Hardware]:
-    """Read every record of the cluster's directory, by node name; raises one InputError that names every bad file."""
+    """Read all records of the cluster's directory, by node name. Raises one InputError with every invalid file."""
     records: dict[str, Hardware] = {}
     problems: list[object] = []
     try:
@@ -226,7 +226,7 @@ def written(record: Hardware) -> str:
 
 
 def save(directory: Path, record: Hardware) -> Path:
-    """Write the record into the cluster's directory, whole or not at all; 0644, for it is fit for git."""
+    """Write the record into the cluster's directory atomically, with mode 0644: it can be committed to git."""
     path = path_of(directory, record.name)
     path.parent.mkdir(mode=0o755, exist_ok=True)
     files.write_atomically(path, written(record).encode(), mode=0o644, replace=True)
@@ -234,14 +234,14 @@ def save(directory: Path, record: Hardware) -> Path:
 
 
 def learned(record: Hardware, layouts: object) -> Hardware:
-    """Return the record with the GPUs divided as their node says that they will be, by index: `none`, or profiles.
+    """Return the record with the node's coming MIG layouts, by GPU index: `none`, or profiles.
 
-    It is a node's word, so it may be anything: what is no layout counts as not said.
+    The layouts come from a node and are not trusted: invalid ones are ignored.
     """
-    said = layouts if isinstance(layouts, Mapping) else {}
+    reported = layouts if isinstance(layouts, Mapping) else {}
 
     def divided(gpu: Gpu) -> Gpu:
-        layout = said.get(str(gpu.index))
+        layout = reported.get(str(gpu.index))
         if layout == "none":
             return replace(gpu, mig=None)
         try:
@@ -254,9 +254,9 @@ def learned(record: Hardware, layouts: object) -> Hardware:
 
 
 def renewed(record: Hardware, reality: Hardware) -> Hardware | None:
-    """Return the record with the GPUs divided as they are now, and with what an older clusterctl did not record.
+    """Return the record with the current MIG layouts, and with fields that an older clusterctl did not record.
 
-    None where it says so already.
+    None if the record is up to date.
     """
     now = {gpu.uuid: gpu for gpu in reality.gpus if gpu.uuid}
 
@@ -269,9 +269,9 @@ def renewed(record: Hardware, reality: Hardware) -> Hardware | None:
 
 
 def compare(record: Hardware, reality: Hardware) -> list[str]:
-    """Say how a node differs from its record, one line each.
+    """Return a line for each difference between a node and its record.
 
-    What changes by itself is left out: addresses, kernel, driver, disks, the layout of divided GPUs.
+    Without what changes in normal operation: addresses, kernel, driver, disks, MIG layouts.
     """
     differences = []
 
@@ -311,7 +311,7 @@ def _shape(cpu: Cpu) -> str:
 
 
 def of_system(table: Mapping[str, str], node: Hardware) -> str | None:
-    """Return a node's entry in a table by system: ubuntu-24.04, debian-13 or, for a whole family, redhat-9.6, redhat-9."""
+    """Return a node's entry in a table by system: ubuntu-24.04, debian-13 or, for a family, redhat-9.6, redhat-9."""
     versions = node.os.version, node.os.version.split(".")[0]
     keys = [f"{system}-{version}" for system in (node.os.id, node.os.family.lower()) for version in versions]
     return next((table[key] for key in keys if key in table), None)

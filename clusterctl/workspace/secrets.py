@@ -1,8 +1,8 @@
-"""The cluster's secrets: generated once, kept encrypted in the cluster's directory, replaced only on request.
+"""The cluster's secrets: generated once, stored encrypted in the cluster's directory, replaced only on request.
 
 A role declares its secrets in meta/secrets.yml. `secrets.yml` in the cluster's directory is one YAML mapping, encrypted
-as a whole with Ansible Vault; its header carries a label, and the password lies in a 0600 file of that name under the
-user's config directory, so that a clone of the directory tells nobody anything.
+as a whole with Ansible Vault. Its header has a label. The password is in a 0600 file of that name under the user's
+config directory, so that a clone of the cluster's directory does not disclose the secrets.
 """
 
 import base64
@@ -26,7 +26,7 @@ from clusterctl.util.redaction import Redactor
 
 FILE = "secrets.yml"
 NEXT = "_next"
-"""What the name of a secret ends in that is to take another's place."""
+"""The suffix of a secret that will replace another one."""
 MIN_BYTES = 32
 BCRYPT_COST = 10
 MIN_PASSWORD = 16
@@ -41,9 +41,9 @@ _ENCODINGS: Mapping[str, Callable[[bytes], str]] = {
 
 
 def ensure(directory: Path, cluster_name: str, content: Path | None = None) -> None:
-    """Create each secret that the roles in `content` (default: ours) declare and that the cluster does not have yet.
+    """Create the missing secrets that the roles in `content` (default: clusterctl's) declare.
 
-    What exists is never changed. Raises InputError where the file or its password is lost or damaged.
+    Existing secrets never change. Raises InputError if the file or its password is lost or damaged.
     """
     path = directory / FILE
     check(directory, cluster_name)
@@ -62,7 +62,7 @@ def ensure(directory: Path, cluster_name: str, content: Path | None = None) -> N
 
 
 def _write(path: Path, label: str, known: Mapping[str, str]) -> None:
-    """Write the file, encrypted with the label's password, which the first one gets now."""
+    """Write the file, encrypted with the label's password; a new file gets a new password."""
     with files.writing(path):
         password = _password(label, create=not path.exists())
         encrypted = _vault(label, password).encrypt(yaml.safe_dump(dict(known)).encode(), vault_id=label)
@@ -75,12 +75,12 @@ def names(content: Path | None = None) -> list[str]:
 
 
 def rotatable(content: Path | None = None) -> list[str]:
-    """Return the names of the secrets that can be replaced; a hash is replaced with what it is of."""
+    """Return the names of the secrets that can be replaced; a hash is replaced with its secret."""
     return [name for name, spec in _declared(content or paths.content()).items() if "bcrypt_of" not in spec]
 
 
 def propose(directory: Path, names: Collection[str], content: Path | None = None) -> None:
-    """Generate a successor of each secret; until `adopt` the old ones count. An earlier proposal is forgotten."""
+    """Generate a successor of each secret, used from `adopt` on. An earlier proposal is discarded."""
     declared, path = _declared(content or paths.content()), directory / FILE
     fresh = {name: _generate(**declared[name]) for name in names}
     fresh |= {name: _bcrypt(fresh[of]) for name, spec in declared.items() if (of := spec.get("bcrypt_of")) in fresh}
@@ -89,17 +89,17 @@ def propose(directory: Path, names: Collection[str], content: Path | None = None
 
 
 def adopt(directory: Path) -> None:
-    """Put the proposed secrets in the place of those that counted."""
+    """Replace the current secrets with the proposed ones."""
     path, known = directory / FILE, values(directory)
     due = {name.removesuffix(NEXT): value for name, value in known.items() if name.endswith(NEXT)}
     _write(path, _label(path), {name: due.get(name, value) for name, value in known.items() if not name.endswith(NEXT)})
 
 
 def check(directory: Path, cluster_name: str | None) -> None:
-    """Refuse (InputError) a file that is not the cluster's own (None: its name is not known), password or not.
+    """Raise InputError for a file of another cluster, with or without its password (None: name not known).
 
-    The header chooses the password. Were it not held against the cluster's name, a directory from a stranger would
-    have the password of any cluster of yours used for it.
+    The header selects the password. Without this check, a directory from someone else could use the password of any
+    of the user's clusters.
     """
     path = directory / FILE
     if not os.path.lexists(path):
@@ -109,19 +109,19 @@ def check(directory: Path, cluster_name: str | None) -> None:
     if cluster_name is not None and (owner != cluster_name or len(end) != 2 * _LABEL_BYTES):
         raise _refusal(
             path,
-            f'is that of another cluster, got "{label}", expected "{cluster_name}-" and {2 * _LABEL_BYTES} digits',
-            "a cluster keeps its name; where no node was set up yet, delete the file and new secrets are made",
+            f'belongs to another cluster, got "{label}", expected "{cluster_name}-" and {2 * _LABEL_BYTES} digits',
+            "a cluster cannot be renamed; if no node was set up yet, delete the file: the next run makes new secrets",
         )
 
 
 def values(directory: Path) -> dict[str, str]:
-    """Return all secrets of the cluster by name; InputError where file or password are missing or do not fit."""
+    """Return all secrets of the cluster by name. Raises InputError if file or password are missing or do not match."""
     path = directory / FILE
     label = _label(path)
     password = _password(label)
     try:
         data = yaml.safe_load(_vault(label, password).decrypt(_sealed(path)))
-    except Exception as error:  # Ansible raises many kinds; none of their texts may be shown, they can quote content
+    except Exception as error:  # Ansible raises many types; their messages may quote the content and must not be shown
         message = f"cannot be decrypted with the password in {_password_path(label)} ({type(error).__name__})"
         raise _refusal(path, message, _RESTORE) from None
     if not isinstance(data, dict) or not all(isinstance(text, str) for pair in data.items() for text in pair):
@@ -130,21 +130,21 @@ def values(directory: Path) -> dict[str, str]:
 
 
 def vault_password_file(directory: Path) -> Path:
-    """Return the file with the vault password of the cluster, checked to be one that can be used."""
+    """Return the checked file with the cluster's vault password."""
     label = _label(directory / FILE)
     _password(label)
     return _password_path(label)
 
 
 def password_of(file: Path) -> str:
-    """Return the password in a file of the user's: its first line. InputError where others could read or replace it."""
+    """Return the first line of a user's password file. Raises InputError if others can read or replace it."""
     return _first_line(file.expanduser(), "a password").decode(errors="replace")
 
 
 def forget(directory: Path) -> None:
-    """Forget head and vault password of a cluster that is gone for good.
+    """Delete the stored head identity and vault password of a removed cluster.
 
-    A password file of the user's own choice stays, and so does what is kept about the head that got that password.
+    With CLUSTERCTL_VAULT_PASSWORD_FILE, the password file and the head's identity stay.
     """
     if not (directory / FILE).exists() or "CLUSTERCTL_VAULT_PASSWORD_FILE" in os.environ:
         return
@@ -155,22 +155,22 @@ def forget(directory: Path) -> None:
 
 
 def head_file(directory: Path) -> Path:
-    """Return the file of this machine that keeps who the cluster's head is (known_head.py).
+    """Return the file of this machine with the identity of the cluster's head (known_head.py).
 
-    It is named by an HMAC of the vault password. The label in the directory is not authenticated: with another label
-    and the same password (CLUSTERCTL_VAULT_PASSWORD_FILE) another file would be read.
+    Its name is an HMAC of the vault password. The label in the directory is not authenticated: with another label and
+    the same password (CLUSTERCTL_VAULT_PASSWORD_FILE), another file would be read.
     """
     mark = hmac.digest(_password(_label(directory / FILE)), b"clusterctl: the head", "sha256")
     return configuration() / "heads" / f"{mark.hex()}.json"
 
 
 def old_head_file(directory: Path) -> Path:
-    """Return where an earlier clusterctl kept the same: named by the label."""
+    """Return the path of the same file in an older clusterctl, named after the label."""
     return configuration() / "heads" / f"{_label(directory / FILE)}.json"
 
 
 def redactor(directory: Path, sudo_password: str | None = None) -> Redactor:
-    """Return what takes the cluster's secrets out of text, and the passwords of its vault and of sudo with them."""
+    """Return a redactor of the cluster's secrets and the passwords of its vault and of sudo."""
     password = _password(_label(directory / FILE)).decode(errors="replace")
     return Redactor([*values(directory).values(), password, sudo_password or ""])
 
@@ -179,17 +179,17 @@ def redactor(directory: Path, sudo_password: str | None = None) -> Redactor:
 
 
 def _declared(content: Path) -> dict[str, dict[str, Any]]:
-    """Return each secret's declaration; ClusterctlError where two roles disagree or one asks for too little."""
+    """Return each secret's declaration. Raises ClusterctlError if two roles differ or a secret is too short."""
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(content.glob("roles/*/meta/secrets.yml")):
         for name, spec in (yaml.safe_load(file.read_bytes()) or {}).items():
             if found.setdefault(name, spec) != spec:
-                raise ClusterctlError(f"{file}: {name} is declared otherwise by another role")
+                raise ClusterctlError(f"{file}: another role declares {name} differently")
             generated = spec.get("bytes", 0) >= MIN_BYTES and spec.get("encoding") in _ENCODINGS
             if not generated and "bcrypt_of" not in spec:
                 raise ClusterctlError(f"{file}: {name} needs at least {MIN_BYTES} bytes and a known encoding")
     if unknown := {spec["bcrypt_of"] for spec in found.values() if "bcrypt_of" in spec} - found.keys():
-        raise ClusterctlError(f"bcrypt_of names secrets that no role declares: {', '.join(sorted(unknown))}")
+        raise ClusterctlError(f"bcrypt_of refers to secrets that no role declares: {', '.join(sorted(unknown))}")
     return found
 
 
@@ -205,7 +205,7 @@ def _bcrypt(value: str) -> str:
 
 # --- the vault ------------------------------------------------------------------------------------------------------
 
-_RESTORE = "restore both from a backup or another administrator; nothing is regenerated"
+_RESTORE = "restore both from a backup or another administrator; clusterctl does not make new ones"
 
 
 def _refusal(path: Path, message: str, hint: str = "") -> InputError:
@@ -213,13 +213,13 @@ def _refusal(path: Path, message: str, hint: str = "") -> InputError:
 
 
 def _refuse_second_set(directory: Path) -> None:
-    """Nodes that were set up hold the old secrets: a new set would lock every one of them out."""
+    """Refuse to make new secrets for nodes that have the old ones: they would be locked out."""
     if any(directory.glob("hardware/*.json")):
         raise _refusal(directory / FILE, "is missing, but hardware/ shows that the cluster was set up before", _RESTORE)
 
 
 def label(directory: Path) -> str:
-    """Return the label of a cluster's secrets, which no other cluster has."""
+    """Return the unique label of a cluster's secrets."""
     return _label(directory / FILE)
 
 
@@ -232,7 +232,7 @@ def _sealed(path: Path) -> bytes:
 
 def _label(path: Path) -> str:
     if not (header := _HEADER.match(_sealed(path))):
-        raise _refusal(path, "is damaged: it does not begin with the header of a vault that clusterctl wrote", _RESTORE)
+        raise _refusal(path, "is damaged: it does not start with clusterctl's vault header", _RESTORE)
     return header[1].decode()
 
 
@@ -243,9 +243,9 @@ def _password_path(label: str) -> Path:
 
 
 def configuration() -> Path:
-    """Return the directory of what the user keeps on this machine, apart from any cluster's directory."""
+    """Return clusterctl's directory in the user's configuration, outside of any cluster's directory."""
     configured = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    # The XDG base directory specification has relative paths ignored.
+    # The XDG base directory specification requires to ignore relative paths.
     return (configured if configured.is_absolute() else Path("~/.config").expanduser()) / "clusterctl"
 
 
@@ -258,7 +258,7 @@ def _password(label: str, create: bool = False) -> bytes:
     password = _first_line(path, f"the vault password of {FILE} ({label})", _RESTORE)
     if len(password) < MIN_PASSWORD:
         what = f"holds a weak vault password of {FILE}, got {len(password)} characters, expected {MIN_PASSWORD} or more"
-        raise _refusal(path, what, "ansible-vault rekey changes it")
+        raise _refusal(path, what, "change it with ansible-vault rekey")
     return password
 
 
@@ -269,10 +269,10 @@ def _first_line(path: Path, what: str, hint: str = "") -> bytes:
     except (files.UnfitError, OSError) as error:
         raise _refusal(path, f"{what} {error}", hint) from None
     if mode & 0o177:
-        # Ansible would run an executable one to get the password.
+        # Ansible would execute an executable password file.
         raise _refusal(path, f"holds {what}, got mode {stat.S_IMODE(mode):04o}, expected 0600", "chmod 600")
     if not content or b"\n" in content:
-        raise _refusal(path, f"holds no {what.removeprefix('the ').removeprefix('a ')}, which is one line", hint)
+        raise _refusal(path, f"holds no {what.removeprefix('the ').removeprefix('a ')}, expected one line", hint)
     return content
 
 
@@ -284,17 +284,17 @@ def _vault(label: str, password: bytes) -> Any:
 
 @contextmanager
 def _no_ansible_settings() -> Iterator[None]:
-    """Ansible reads its settings once, when first imported: let it find ours and no other."""
-    foreign = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ANSIBLE_")}
-    ours = {
+    """Let Ansible's first import, which reads its settings, find only clusterctl's."""
+    saved = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ANSIBLE_")}
+    settings = {
         "ANSIBLE_CONFIG": str(paths.content() / "ansible.cfg"),
         "ANSIBLE_DEPRECATION_WARNINGS": "False",
         "ANSIBLE_LOCAL_TEMP": tempfile.gettempdir(),
     }
-    os.environ.update(ours)
+    os.environ.update(settings)
     try:
         yield
     finally:
-        for name in ours:
+        for name in settings:
             del os.environ[name]
-        os.environ.update(foreign)
+        os.environ.update(saved)

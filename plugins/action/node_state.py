@@ -1,8 +1,8 @@
-"""The controller's half of `node_state`: check the arguments, render the templates, call the module.
+"""The controller's part of `node_state`: check the arguments, render the templates, call the module.
 
-Templates are rendered as ansible.builtin.template renders them, with the role's variables. What they render to is data
-from there on: ansible-core templates no string that it does not trust, and a rendered text is never trusted. Every
-argument is checked here, before the node is asked for anything; what the module receives is complete and well formed.
+Templates are rendered as by ansible.builtin.template, with the role's variables. Rendered text is data: ansible-core
+templates only trusted strings, and rendered text is not trusted. All arguments are checked here, before the node is
+contacted, so the module receives complete and valid arguments.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ NAMES = {
 
 
 class ArgumentError(ValueError):
-    """An argument that cannot be meant; the message names the item."""
+    """An invalid argument; the message has the item."""
 
 
 def named(kind: str, value: object) -> str:
-    """The value, if it can be the name of such a thing."""
+    """Return the value if it is a valid name of this kind."""
     if not isinstance(value, str) or not re.fullmatch(NAMES[kind], value):
-        raise ArgumentError(f"{value!r} cannot be the name of a {kind}")
+        raise ArgumentError(f"{value!r} is not a valid name of a {kind}")
     return value
 
 
 def take(kind: str, given: object, required: Iterable[str], allowed: Iterable[str] = ()) -> Data:
-    """A mapping with known keys only. A null is as good as absent, so that a role may pass a variable through."""
+    """Return a mapping with known keys only. A null counts as absent, so a role may pass an empty variable."""
     if not isinstance(given, dict):
         raise ArgumentError(f"{kind}: expected a mapping, got {type(given).__name__}")
     kept = {key: value for key, value in given.items() if value is not None}
@@ -61,28 +61,28 @@ def take(kind: str, given: object, required: Iterable[str], allowed: Iterable[st
 
 
 def one_of(what: str, value: object, choices: tuple[str, ...]) -> str:
-    """The value, if it is one of the choices."""
+    """Return the value if it is one of the choices."""
     if value not in choices:
         raise ArgumentError(f"{what} is {value!r}, expected {' or '.join(choices)}")
     return str(value)
 
 
 def flag(what: str, value: object) -> bool:
-    """The value, if it is a boolean."""
+    """Return the value if it is a boolean."""
     if not isinstance(value, bool):
         raise ArgumentError(f"{what} is {value!r}, expected true or false")
     return value
 
 
 def words(what: str, value: object) -> list[str]:
-    """The value, if it is a list of words."""
+    """Return the value if it is a list of words."""
     if not isinstance(value, list) or not all(isinstance(word, str) and word for word in value):
         raise ArgumentError(f"{what}: expected a list of words")
     return [str(word) for word in value]
 
 
 def absolute(kind: str, path: object) -> str:
-    """The value, if it is an absolute path without detours."""
+    """Return the value if it is a normalised absolute path."""
     plain = isinstance(path, str) and path.startswith("/") and path != "/" and path.isprintable()
     if not plain or str(PurePosixPath(str(path))) != path or ".." in PurePosixPath(str(path)).parts:
         raise ArgumentError(f"{kind} {path!r}: expected an absolute path without .. and trailing /")
@@ -90,7 +90,7 @@ def absolute(kind: str, path: object) -> str:
 
 
 def access(kind: str, path: str, given: Data, mode: str) -> Data:
-    """Owner, group and mode, with their defaults."""
+    """Return owner, group and mode, with their defaults."""
     mode = given.get("mode", mode)
     if not isinstance(mode, str) or not re.fullmatch(r"0?[0-7]{3,4}", mode):
         raise ArgumentError(f'{kind} {path}: mode is {mode!r}, expected octal text in quotes, like "0644"')
@@ -98,12 +98,12 @@ def access(kind: str, path: str, given: Data, mode: str) -> Data:
 
 
 def encoded(content: str | bytes) -> str:
-    """Content as the module takes it."""
+    """Return content in base64, as the module expects it."""
     return base64.b64encode(content.encode() if isinstance(content, str) else content).decode()
 
 
 def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
-    """One of `files`. `read("template" or "copy", name)` gives the content of what the role keeps."""
+    """Check one of `files`. `read("template" or "copy", name)` returns the content of a role's file."""
     rest = ("owner", "group", "mode", "validate", "before_packages", "on_change", "secret", "before", "optional")
     item = take("file", given, ["dest"], (*SOURCES, *rest))
     path = absolute("file", item["dest"])
@@ -133,7 +133,7 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
         result[key] = flag(f"file {path}: {key}", item.get(key, False))
     result["validate"] = str(item.get("validate", ""))
     if result["validate"] and "%s" not in result["validate"]:
-        raise ArgumentError(f"file {path}: validate needs %s where the file's name is to stand")
+        raise ArgumentError(f"file {path}: validate needs %s in place of the file's name")
     commands = item.get("on_change", [])
     commands = [commands] if commands and isinstance(commands[0], str) else commands
     result["on_change"] = [words(f"file {path}: on_change", argv) for argv in commands]
@@ -141,27 +141,27 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
 
 
 def insertion(path: str, lines: str, item: Data) -> Data:
-    """What is inserted into a file: whole lines, and the pattern of the line that they come before."""
+    """Check an insertion into a file: whole lines, and the pattern of the line after them."""
     before = item.get("before")
     try:
         re.compile(before if isinstance(before, str) and before else "(")
     except re.error:
         raise ArgumentError(f"file {path}: insert needs before, the pattern of a line") from None
     if lines and not lines.endswith("\n"):
-        raise ArgumentError(f"file {path}: what insert inserts has to end with its line")
+        raise ArgumentError(f"file {path}: insert must end with a line break")
     optional = flag(f"file {path}: optional", item.get("optional", False))
     return {"lines": lines, "before": before, "optional": optional}
 
 
 def directory(given: object) -> Data:
-    """One of `directories`."""
+    """Check one of `directories`."""
     item = take("directory", given, ["path"], ("owner", "group", "mode"))
     path = absolute("directory", item["path"])
     return {"name": path, **access("directory", path, item, "0755")}
 
 
 def repository(given: object) -> Data:
-    """One of `repositories`: its files for either package manager, the key before what refers to it."""
+    """Check one of `repositories`; return its files for both package managers, the key first."""
     optional = ("suites", "components", "architectures", "signed", "priority")
     item = take("repository", given, ["name", "url", "key", "fingerprint"], optional)
     name, url, key = named("repository", item["name"]), str(item["url"]), str(item["key"])
@@ -194,7 +194,7 @@ def repository(given: object) -> Data:
 
 
 def package(given: object) -> Data:
-    """One of `packages`: a name, or a mapping."""
+    """Check one of `packages`: a name, or a mapping."""
     given = {"name": given} if isinstance(given, str) else given
     item = take("package", given, ["name"], ("version", "hold", "state", "url", "sha256"))
     name, version = named("package", item["name"]), item.get("version", "")
@@ -205,21 +205,21 @@ def package(given: object) -> Data:
     version = named("version", version) if version else ""
     url, sha256 = str(item.get("url", "")), str(item.get("sha256", ""))
     if url and not (re.fullmatch(r"https?://[^\s'\"]+", url) and re.fullmatch("[0-9a-f]{64}", sha256)):
-        raise ArgumentError(f"package {name}: expected a url that begins with http, and its file's sha256")
+        raise ArgumentError(f"package {name}: expected a url that starts with http, and the file's sha256")
     if url and not re.fullmatch(r"[^*?]+", version):
-        raise ArgumentError(f"package {name}: version is {version!r}, expected the full version that its url has")
+        raise ArgumentError(f"package {name}: version is {version!r}, expected the full version of the file at its url")
     own = {"url": url, "sha256": sha256} if url else {}
     return {"name": name, "version": version, "hold": hold, "absent": state == "absent", **own}
 
 
 def unit(given: object) -> Data:
-    """One of `units`. What is to be stopped is by default not enabled either."""
+    """Check one of `units`. A stopped unit is by default not enabled."""
     item = take("unit", given, ["name"], ("enabled", "state", "masked", "restart_on", "reload_on", "reload_tells"))
     name = named("unit", item["name"])
     masked = flag(f"unit {name}: masked", item.get("masked", False))
     state = one_of(f"unit {name}: state", item.get("state", "stopped" if masked else "started"), ("started", "stopped"))
     if masked and state == "started":
-        raise ArgumentError(f"unit {name}: what is masked cannot be started")
+        raise ArgumentError(f"unit {name}: a masked unit cannot be started")
     started = state == "started"
     return {
         "name": name if name.endswith(UNIT_SUFFIXES) else name + ".service",
@@ -232,7 +232,7 @@ def unit(given: object) -> Data:
 
 
 def sysctl(scope: str, given: object) -> tuple[list[Data], list[Data]]:
-    """The settings, and the file that keeps them over a reboot."""
+    """Check the settings; return them and the file that applies them at boot."""
     if not isinstance(given, dict):
         raise ArgumentError("sysctl: expected a mapping of settings")
     settings = []
@@ -246,16 +246,16 @@ def sysctl(scope: str, given: object) -> tuple[list[Data], list[Data]]:
 
 
 def once(kind: str, items: Iterable[Data]) -> None:
-    """Refuse two items of one name."""
+    """Raise ArgumentError for two items with the same name."""
     seen: set[str] = set()
     for item in items:
         if item["name"] in seen:
-            raise ArgumentError(f"{kind} {item['name']} is stated twice")
+            raise ArgumentError(f"{kind} {item['name']} is given twice")
         seen.add(item["name"])
 
 
 def listed(arguments: Data, key: str) -> list[Any]:
-    """One of the list arguments; a null is an empty list."""
+    """Return a list argument; a null is an empty list."""
     value = arguments.get(key) or []
     if not isinstance(value, list):
         raise ArgumentError(f"{key}: expected a list, got {type(value).__name__}")
@@ -263,7 +263,7 @@ def listed(arguments: Data, key: str) -> list[Any]:
 
 
 def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
-    """The arguments as the module takes them. ArgumentError names the first item that cannot be meant."""
+    """Return the arguments for the module. Raises ArgumentError with the first invalid item."""
     known = ("name", "state", "download_only", "upgrade", "union", "package_manager")
     known += ("repositories", "packages", "directories", "files", "sysctl", "units")
     for key in arguments:
@@ -297,12 +297,12 @@ def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
 
 
 class ActionModule(ActionBase):
-    """See node_state.yml beside the module for the arguments."""
+    """The arguments are documented in plugins/modules/node_state.yml."""
 
     _requires_connection = True
 
     def run(self, tmp: str | None = None, task_vars: Data | None = None) -> Data:
-        """Run the module; its result carries no content of a file that is secret."""
+        """Run the module; its result has no content of secret files."""
         result: Data = super().run(tmp, task_vars)
         task_vars = task_vars or {}
         arguments = dict(self._task.args)
@@ -321,29 +321,29 @@ class ActionModule(ActionBase):
         return result
 
     def _read(self, how: str, name: str, task_vars: Data) -> str | bytes:
-        """The content of a file of the role's files/, or what one of its templates/ renders to."""
+        """Return the content of a file in the role's files/, or a rendered template of its templates/."""
         try:
             path = Path(str(self._find_needle("templates" if how == "template" else "files", name)))
             if how == "copy":
                 return path.read_bytes()
             text = trust_as_template(path.read_text(encoding="utf-8"))
-            overrides = {"trim_blocks": True}  # as ansible.builtin.template has it
+            overrides = {"trim_blocks": True}  # as in ansible.builtin.template
             rendered = self._templar_of_role(task_vars).template(text, escape_backslashes=False, overrides=overrides)
         except AnsibleError as error:
             raise AnsibleActionFail(f"node_state: {name}: {error}") from error
         return "" if rendered is None else str(rendered)
 
     def _templar_of_role(self, task_vars: Data) -> Any:
-        """A templar that finds includes where ansible.builtin.template would."""
+        """Return a templar with the search path of ansible.builtin.template."""
         folders = [*task_vars.get("ansible_search_path", []), self._loader.get_basedir()]
         searchpath = [path for folder in folders for path in (str(Path(folder, "templates")), folder)]
         variables = {"ansible_managed": HEADER, **task_vars}
         return self._templar.copy_with_new_env(searchpath=searchpath, available_variables=variables)
 
     def _record_key(self, task_vars: Data) -> str | None:
-        """The key for the recorded hashes of secrets, where the cluster has one.
+        """Return the key for the recorded hashes of secrets, if the cluster has one.
 
-        Not through lookup('cluster_secret', …), which rightly fails on a missing secret: this one may be missing.
+        Not by lookup('cluster_secret', …), which fails for a missing secret: this one may be missing.
         """
         directory = task_vars.get("inventory_dir")
         if not directory or not Path(directory, "secrets.yml").is_file():

@@ -1,4 +1,4 @@
-"""Files of node_state that a setting switches on and off."""
+"""Filter for files of node_state that a setting switches on and off."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def absent_unless(files: Sequence[Mapping[str, Any]], wanted: object) -> list[dict[str, Any]]:
-    """Return the files as they are where ``wanted`` holds, else the same paths as absent.
+    """Return the files if ``wanted`` is true, else the same paths as absent.
 
-    So a setting that is taken back takes its files with it.
+    So the files are removed when the setting is reverted.
     """
     if wanted:
         return [dict(file) for file in files]

@@ -15,14 +15,14 @@ author: the clusterctl authors
 short_description: Issue a host's certificate
 description:
   - Turns the secret C(certificate_authority_seed) into a host's certificate, its key, and the certificate of the
-    cluster's authority that has issued it. The same arguments always make the same, so they are kept nowhere.
+    cluster's authority that issued it. The same arguments always give the same result, so nothing is stored.
 options:
   _input:
     description: The secret.
     type: str
     required: true
   cluster:
-    description: The cluster's name, for people.
+    description: The cluster's name, shown in the certificate.
     type: str
     required: true
   host:
@@ -30,7 +30,7 @@ options:
     type: str
     required: true
   addresses:
-    description: Names and IP addresses, besides the host's own name, under which it serves.
+    description: Further names and IP addresses of the server, besides the host's name.
     type: list
     elements: str
     default: []

@@ -1,4 +1,4 @@
-"""Which repository is CodeReady Builder on a RHEL, and the command that enables it."""
+"""Filter for the command that enables CodeReady Builder on RHEL."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ansible.errors import AnsibleFilterError
 
 
 def codeready(listing: str, major: str) -> list[str]:
-    """Return the command that enables CodeReady Builder, empty where it is enabled; `listing`: dnf repolist --all.
+    """Return the command that enables CodeReady Builder, empty if it is enabled; `listing`: dnf repolist --all.
 
-    A registered system has it by one id, images of clouds, whose repositories are Red Hat's Update Infrastructure, by
-    others; of one that comes in several architectures or for extended support too, the plain one counts.
+    The repository's id differs between registered systems and cloud images with Red Hat Update Infrastructure. If there
+    are several, for other architectures or extended support, use the shortest id.
     Ids: github.com/oamg/leapp-repository, etc/leapp/files/repomap.json.
     """
     pattern = rf"(?:rhui-)?codeready-builder-for-rhel-{re.escape(major)}-(?:\w+-)?(?:rhui-)?rpms"
@@ -25,7 +25,9 @@ def codeready(listing: str, major: str) -> list[str]:
     if "enabled" in found.values():
         return []
     if not found:
-        raise AnsibleFilterError("dnf knows no CodeReady Builder: register the system (subscription-manager register)")
+        raise AnsibleFilterError(
+            "dnf has no CodeReady Builder repository: register the system (subscription-manager register)"
+        )
     name = min(found, key=len)
     if "rhui" in name:
         return ["dnf", "config-manager", "--set-enabled", name]

@@ -1,4 +1,4 @@
-"""Networks as nftables wants them, each family in a rule of its own, none within another; those of interfaces."""
+"""Filters for networks in nftables' form: by address family, without overlaps; and for networks of interfaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FAMILIES = {4: "ip", 6: "ip6"}
 
 
 def by_family(networks: Iterable[str]) -> dict[str, list[str]]:
-    """Return the networks under C(ip) and C(ip6), as few as hold them all; a family without any is left out."""
+    """Return the collapsed networks under C(ip) and C(ip6); a family without networks is left out."""
     known = [ipaddress.ip_network(network, strict=False) for network in networks]
     found = {}
     for version, family in FAMILIES.items():
@@ -21,7 +21,7 @@ def by_family(networks: Iterable[str]) -> dict[str, list[str]]:
 
 
 def networks_with(interfaces: Iterable[str], address: str) -> list[str]:
-    """Return the networks of those interfaces, such as C(10.0.0.5/24), that have the address; of a name's none."""
+    """Return the networks of the interfaces, such as C(10.0.0.5/24), with this address; none for a name."""
     known = [ipaddress.ip_interface(interface) for interface in interfaces]
     return [str(one.network) for one in known if str(one.ip) == address]
 

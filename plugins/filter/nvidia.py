@@ -1,4 +1,4 @@
-"""What GPUs of a generation need of their driver, and what toolkits need of it."""
+"""Filters for the driver that GPUs of a generation need, and for the driver that CUDA toolkits need."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 UNKNOWN = "unknown"
 KINDS = ("open", "proprietary")
-# Variables of role nvidia_driver that `driver` goes by; there with the prefix __nvidia_driver_.
+# Variables of role nvidia_driver that `driver` uses; there with the prefix __nvidia_driver_.
 TABLES = (
     "default_branch", "devices", "distributions", "first_open", "first_versions", "last_proprietary", "needs",
     "repositories",
 )  # fmt: skip
-# dkms signs by this key wherever it exists, but on Ubuntu (dkms(8), mok_signing_key). The console asks for the password
-# of the import at the next boot.
+# dkms signs with this key if it exists, except on Ubuntu (dkms(8), mok_signing_key). At the next boot, the console asks
+# for the password of the import.
 ENROLL = (
     "mkdir -p /var/lib/dkms; cd /var/lib/dkms; [ -e mok.pub ] || openssl req -new -x509 -nodes -days 36500 "
     "-newkey rsa:2048 -subj /CN=dkms/ -keyout mok.key -outform DER -out mok.pub; mokutil --import mok.pub; "
@@ -23,9 +23,9 @@ ENROLL = (
 
 
 def generation(device: str, table: Sequence[Mapping[str, str]]) -> str:
-    """Return the generation of a GPU by its PCI device id (hexadecimal), ``unknown`` for one the table has not.
+    """Return the generation of a GPU by its PCI device id (hexadecimal), ``unknown`` if the table does not have it.
 
-    Its rows are ranges of ids, ``first`` to ``last``.
+    The table's rows are ranges of ids, ``first`` to ``last``.
     """
     number = int(device, 16)
     rows = (row for row in table if int(row["first"], 16) <= number <= int(row["last"], 16))
@@ -33,7 +33,7 @@ def generation(device: str, table: Sequence[Mapping[str, str]]) -> str:
 
 
 def numbers(version: str) -> list[int]:
-    """Return the numbers of a version, to compare."""
+    """Return the numbers of a version for comparison."""
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
@@ -43,66 +43,65 @@ def system_of(distribution: str, family: str, version: str) -> str:
 
 
 def driver(look: Mapping[str, Any], wanted: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return which driver a node's GPUs get: source, modules, branch, the version's pattern, and the problems.
+    """Return the driver for a node's GPUs: source, modules, branch, the version's pattern, and the problems.
 
-    ``look`` has the PCI ``devices``; ``secure_boot``, whether the firmware accepts signed modules alone;
+    ``look`` has the PCI ``devices``; ``secure_boot``, whether the firmware accepts only signed modules;
     ``key_enrolled``, whether it has the key of dkms; the version of the loaded ``driver``; and the packages that the
-    role has ``brought``. ``wanted`` has what the inventory asks for (``source``, ``modules``, ``branch``, ``version``,
-    ``fingerprint``, ``gdrcopy``), ``auto`` or empty where it leaves the choice, and the node's ``system`` and
+    role has installed (``brought``). ``wanted`` has the inventory's settings (``source``, ``modules``, ``branch``,
+    ``version``, ``fingerprint``, ``gdrcopy``), ``auto`` or empty for an automatic choice, and the node's ``system`` and
     ``architecture``. ``tables`` are those of TABLES in vars/main.yml of role nvidia_driver, without their prefix.
-    GPUs that no table knows are newer than it. Where it is not known which branch is the first for a GPU, the inventory
-    has to name one. Older GPUs than the default branch supports get their own last one.
+    Unknown GPUs are taken as newer than the table. If the first branch of a GPU is not known, the inventory must set
+    one. GPUs that are too old for the default branch get the last branch that supports them.
     """
     table, needs, problems = tables["devices"], tables["needs"], []
     signed = _takes_signed(look, wanted)
     source = "distribution" if signed else wanted["source"]
     known = dict.fromkeys(generation(device, table) for device in look["devices"])
-    asked = [{**needs.get(name, needs["newest"]), "name": name} for name in known]
-    # Without GPUs (an image for servers that have some) all is possible.
-    fit = [kind for kind in KINDS if all(kind in need["modules"] for need in asked)]
+    required = [{**needs.get(name, needs["newest"]), "name": name} for name in known]
+    # Without GPUs (an image for GPU servers) every kind is possible.
+    fit = [kind for kind in KINDS if all(kind in need["modules"] for need in required)]
     if not fit:
-        lists = "; ".join(f"{need['name']}: {' or '.join(need['modules']) or 'none'}" for need in asked)
-        problems.append(f"no kernel modules are for all GPUs here ({lists})")
+        lists = "; ".join(f"{need['name']}: {' or '.join(need['modules']) or 'none'}" for need in required)
+        problems.append(f"no kernel modules support all GPUs of the node ({lists})")
     named = wanted["branch"] or wanted["version"].partition(".")[0]
     closed = bool(named) and int(named) < int(tables["first_open"])
     choice = [kind for kind in fit or KINDS if not (closed and kind == "open")]
     modules = wanted["modules"] if wanted["modules"] in KINDS else (choice or fit or KINDS)[0]
     if closed and modules == "open":
-        problems.append(f"branch {tables['first_open']} is the first with open modules, not {named}")
+        problems.append(f"open modules need branch {tables['first_open']} or newer, got {named}")
     if fit and modules not in fit:
         problems.append(f"{modules} modules do not support {_list(known)}: nvidia_driver_modules: {fit[0]}")
     offered, obstacles = _offered(source, wanted, tables)
     problems += obstacles
-    last = [(need["last_branch"], need["name"]) for need in asked if need.get("last_branch")]
+    last = [(need["last_branch"], need["name"]) for need in required if need.get("last_branch")]
     newest = min([offered["default"], *(end for end, _ in last)], key=int)
     branch = named or newest
     if not named and offered["first"] and int(newest) < int(offered["first"]):
         problems.append(
-            f"the package source begins with branch {offered['first']}, and {newest} is the last for "
+            f"the package source has branch {offered['first']} and newer, but {newest} is the last for "
             f"{_list(name for end, name in last if end == newest)}: nvidia_driver_source: distribution"
         )
     if offered["only"] is not None and modules not in offered["only"].get(branch, ()):
-        problems.append(f"{_called_system(wanted)}'s own packages have no {modules} modules of branch {branch}")
+        problems.append(f"{_called_system(wanted)}'s packages have no {modules} modules of branch {branch}")
     if wanted["version"] and wanted["version"].partition(".")[0] != branch:
         problems.append(f"nvidia_driver_version {wanted['version']} is not of nvidia_driver_branch {branch}")
     last += [(tables["last_proprietary"], "proprietary modules")] if modules == "proprietary" else []
-    problems += [f"branch {end} is the last for {what}, not {branch}" for end, what in last if int(branch) > int(end)]
-    first = [(need["first_branch"], need["name"]) for need in asked if need.get("first_branch", UNKNOWN) != UNKNOWN]
+    problems += [f"branch {end} is the last for {what}, got {branch}" for end, what in last if int(branch) > int(end)]
+    first = [(need["first_branch"], need["name"]) for need in required if need.get("first_branch", UNKNOWN) != UNKNOWN]
     if not named:
         problems += [
-            f"it is not known here which branch is the first for {_called(need['name'], look, table)}: "
-            "nvidia_driver_branch"
-            for need in asked
+            f"the first branch for {_called(need['name'], look, table)} is not known: nvidia_driver_branch"
+            for need in required
             if need.get("first_branch") == UNKNOWN
         ]
     problems += [
-        f"{what} needs branch {begin} or newer, not {branch}" for begin, what in first if int(branch) < int(begin)
+        f"{what} needs branch {begin} or newer, got {branch}" for begin, what in first if int(branch) < int(begin)
     ]
     version = wanted["version"] or f"{branch}.*"
     if all(int(branch) >= int(begin) for begin, _ in first):
         begun = {device: tables["first_versions"].get(device) for device in look["devices"]}
         late = [(row["name"], least_version(version, row["versions"])) for row in begun.values() if row]
-        problems += [f"{gpu} needs driver {least} or newer, not {version.rstrip('.*')}" for gpu, least in late if least]
+        problems += [f"{gpu} needs driver {least} or newer, got {version.rstrip('.*')}" for gpu, least in late if least]
     return {
         "generations": list(known),
         "fit": fit,
@@ -116,10 +115,10 @@ def driver(look: Mapping[str, Any], wanted: Mapping[str, Any], tables: Mapping[s
 
 
 def least_version(version: str, least: Sequence[str]) -> str:
-    """Return the least driver that a GPU needs where a version is older, empty where it is not.
+    """Return the oldest driver that supports a GPU if the version is older than that, else an empty text.
 
-    ``least`` has the first version with that GPU of each branch that began without it, in order. Of a version that is
-    a pattern (580.*) only what it says counts: the newest that fits it is installed.
+    ``least`` has, in order, the first version with that GPU of each branch that started without it. A pattern (580.*)
+    is compared by its fixed part: the newest matching version is installed.
     """
     given = numbers(re.sub(r"\d+\*$", "", version))  # 580.9* may be 580.95
     of_branch = [one for one in least if numbers(one)[0] == given[0]]
@@ -132,8 +131,8 @@ def least_version(version: str, least: Sequence[str]) -> str:
 def _takes_signed(look: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Return whether a node gets the modules that Canonical has built and signed.
 
-    Those are for Secure Boot, and for amd64 alone (NVIDIA/gpu-driver-container, ubuntu24.04/precompiled/local-repo.sh).
-    Modules of dkms that are loaded have a key that the firmware knows, wherever it is.
+    They are for Secure Boot, and only for amd64 (NVIDIA/gpu-driver-container, ubuntu24.04/precompiled/local-repo.sh).
+    If modules of dkms are loaded, the firmware trusts their key.
     """
     ubuntu = wanted["system"].startswith("ubuntu-") and wanted["architecture"] == "x86_64"
     built = bool(look.get("driver")) and any("dkms" in name for name in look.get("brought", ()))
@@ -141,28 +140,28 @@ def _takes_signed(look: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _unsigned(look: Mapping[str, Any], wanted: Mapping[str, Any], signed: bool) -> list[str]:
-    """Return why the kernel would refuse modules that dkms builds here, and how to have it take them."""
+    """Return why the kernel would refuse modules that dkms builds on the node, and the commands that fix it."""
     if not look.get("secure_boot") or look.get("key_enrolled"):
         return []
     if signed:
-        gdrcopy = "Secure Boot is on, and the kernel refuses gdrdrv: the key of dkms is not enrolled"
+        gdrcopy = "Secure Boot is on, and the kernel refuses gdrdrv: dkms's key is not enrolled"
         return [f"{gdrcopy}: {ENROLL}"] if wanted["gdrcopy"] else []
     if look.get("driver"):
         return []
-    return [f"Secure Boot is on, and the kernel refuses modules that dkms builds: its key is not enrolled: {ENROLL}"]
+    return [f"Secure Boot is on, and the kernel refuses modules of dkms: dkms's key is not enrolled: {ENROLL}"]
 
 
 def _offered(source: str, wanted: Mapping[str, Any], tables: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return what a package source offers on a system, and what keeps it from being used.
+    """Return what a package source has for a system, and the problems that prevent its use.
 
-    That is its ``default`` branch, the ``first`` that it has (empty: all), and the kinds of modules of ``only`` those
-    branches that it has (None: all).
+    The result has the ``default`` branch, the ``first`` branch (empty: all), and in ``only`` the kinds of modules by
+    branch (None: all).
     """
     system = wanted["system"]
     if source == "distribution":
         own = tables["distributions"].get(system)
         if own is None:
-            reason = f"{_called_system(wanted)} has no NVIDIA driver of its own that is known here"
+            reason = f"{_called_system(wanted)} has no known NVIDIA driver package"
             return _ANY | {"default": tables["default_branch"]}, [f"{reason}: nvidia_driver_source: nvidia"]
         return {"default": own["branch"], "first": "", "only": own.get("modules")}, []
     row = tables["repositories"].get(system, {})
@@ -173,7 +172,7 @@ def _offered(source: str, wanted: Mapping[str, Any], tables: Mapping[str, Any]) 
     if wanted["fingerprint"] or row["fingerprint"]:
         return offered, []
     key = f"{row['key']}, the key that signs NVIDIA's {row['name']}"
-    return offered, [f"give the fingerprint of {key}: nvidia_driver_key_fingerprint"]
+    return offered, [f"the fingerprint of {key}, is not set: nvidia_driver_key_fingerprint"]
 
 
 _ANY: dict[str, Any] = {"default": "", "first": "", "only": None}
@@ -185,19 +184,19 @@ def _called_system(wanted: Mapping[str, Any]) -> str:
 
 
 def held(name: str, version: str = "") -> dict[str, Any]:
-    """Return a package of node_state that nobody but its role moves."""
+    """Return a package of node_state that only its role updates."""
     return {"name": name, "hold": True} | ({"version": version} if version else {})
 
 
 def without(packages: Sequence[Any], brought: Iterable[str]) -> list[Any]:
-    """Return the packages of node_state, and those that were brought earlier and are no longer among them as absent."""
+    """Return the packages of node_state, and earlier installed ones that are no longer among them as absent."""
     named = {package["name"] if isinstance(package, dict) else package for package in packages}
-    gone = [{"name": name, "state": "absent", "hold": False} for name in brought if name not in named]
-    return [*packages, *gone]
+    removed = [{"name": name, "state": "absent", "hold": False} for name in brought if name not in named]
+    return [*packages, *removed]
 
 
 def _called(name: str, look: Mapping[str, Any], table: Sequence[Mapping[str, str]]) -> str:
-    """Return the name of a generation, or the ids of the GPUs that no table knows."""
+    """Return the name of a generation, or the PCI ids of unknown GPUs."""
     ids = [device for device in look["devices"] if generation(device, table) == UNKNOWN]
     return f"GPUs of the PCI id {', '.join(dict.fromkeys(ids))}" if name == UNKNOWN else name
 
@@ -207,31 +206,31 @@ def _list(names: Iterable[str]) -> str:
 
 
 def toolkits(
-    asked: Sequence[str],
+    wanted: Sequence[str],
     look: Mapping[str, Any],
     oldest: Mapping[str, str],
     table: Sequence[Mapping[str, str]],
     needs: Mapping[str, Any],
     bridged: Sequence[str] = (),
 ) -> list[str]:
-    """Return what speaks against CUDA toolkits (``12.8``) beside a node's driver, where it has one, and on its GPUs.
+    """Return the problems of CUDA toolkits (``12.8``) with a node's driver, if it has one, and its GPUs.
 
-    ``oldest`` is the oldest driver of each major release: that will do for all of it (minor version compatibility).
-    ``bridged`` are the toolkits that bring compatibility libraries for an older one.
+    ``oldest`` has the oldest driver for each major release (minor version compatibility). ``bridged`` are the toolkits
+    with compatibility libraries for an older driver.
     """
     version, problems = look["driver"], []
-    for toolkit in asked:
+    for toolkit in wanted:
         least = oldest.get(toolkit.partition(".")[0])
         if least is None:
-            problems.append(f"CUDA {toolkit} is not known here, but releases {', '.join(oldest)}")
+            problems.append(f"CUDA {toolkit} is unknown, expected a release {', '.join(oldest)}")
         elif version and toolkit not in bridged and numbers(version) < numbers(least):
             fit = [major for major, driver in oldest.items() if numbers(driver) <= numbers(version)]
-            told = f"; CUDA {max(fit, key=int)} goes with it" if fit else ""
-            problems.append(f"CUDA {toolkit} needs driver {least} or newer, and {version} is here{told}")
+            hint = f"; CUDA {max(fit, key=int)} is compatible with it" if fit else ""
+            problems.append(f"CUDA {toolkit} needs driver {least} or newer, got {version}{hint}")
         for name in dict.fromkeys(generation(device, table) for device in look["devices"]):
             last = needs.get(name, needs["newest"]).get("last_cuda")
             if last and numbers(toolkit) > numbers(last):
-                problems.append(f"CUDA {toolkit} no longer supports {name} GPUs; {last} is the last that does")
+                problems.append(f"CUDA {toolkit} does not support {name} GPUs; {last} is the last release that does")
     return problems
 
 

@@ -1,4 +1,4 @@
-"""Packages of node_state at one version."""
+"""Filter for packages of node_state at one version."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def pinned(names: Iterable[str], version: str, hold: bool = False) -> list[str | dict[str, Any]]:
-    """Return the packages with this version, which is a pattern, and held where asked for; plain names without both."""
+    """Return the packages with this version pattern and hold; plain names without both."""
     wanted = ({"version": version} if version else {}) | ({"hold": True} if hold else {})
     return [{"name": name, **wanted} if wanted else name for name in names]
 

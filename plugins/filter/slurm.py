@@ -1,4 +1,4 @@
-"""Filters that turn hardware records into Slurm's own words."""
+"""Filters that turn hardware records into Slurm's configuration."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from clusterctl.inventory.slurm_defaults import Record, memory_per_cpu, real_mem
 
 
 def release(record: Record, table: Mapping[str, str], pin: str = "") -> str:
-    """Return the Slurm release of a pin, or else that of the node's distribution, empty where the table has none.
+    """Return the Slurm release of a pin, or else of the node's distribution, empty if the table has none.
 
-    Its keys are ``<id>-<version>``, ``<id>-<major version>`` or, for a whole family, ``<family>-<major version>``.
+    The table's keys are ``<id>-<version>``, ``<id>-<major version>`` or, for a family, ``<family>-<major version>``.
     """
     if found := re.match(r"(?:\d+:)?(\d+\.\d+)", pin):
         return found[1]
@@ -74,10 +74,10 @@ def hostlist(names: Iterable[str]) -> str:
 
 
 def _cores(cpus: str | None, record: Record) -> str:
-    """Return the cores near a GPU as Slurm numbers them, or nothing where Linux's numbering does not tell.
+    """Return the cores near a GPU in Slurm's numbering, empty if Linux's numbering does not show them.
 
-    Slurm counts cores socket by socket. Linux does so too on most machines, with the second threads after all first
-    ones; a GPU's CPUs then are one run of cores and the same run of second threads. Else the numbering is another one.
+    Slurm numbers cores by socket. So does Linux on most machines, with all second threads after all first threads: a
+    GPU's CPUs then are one run of cores and the same run of second threads. Otherwise the numbering is different.
     """
     layout = record["cpu"]
     total = layout["sockets"] * layout["cores_per_socket"]
@@ -94,10 +94,9 @@ def _cores(cpus: str | None, record: Record) -> str:
 
 
 def gres(records: Mapping[str, Record]) -> list[str]:
-    """Return the lines of ``gres.conf`` for nodes by name: like nodes share their lines, like GPUs of a node one.
+    """Return the lines of ``gres.conf`` for nodes by name: equal nodes share lines, equal GPUs of a node share a line.
 
-    A MIG instance has a line of its own, with its GPU's device file and its own two by the names that role gpu_config
-    gives them.
+    A MIG instance has its own line, with its GPU's device file and its own two device files, named by role gpu_config.
     """
     nodes: dict[tuple[str, ...], list[str]] = {}
     for name, record in records.items():
@@ -106,7 +105,7 @@ def gres(records: Mapping[str, Record]) -> list[str]:
         for gpu in record["gpus"]:
             match = re.fullmatch(r"/dev/nvidia(\d+)", gpu["device"])
             if not match:
-                raise AnsibleFilterError(f"{name}: {gpu['device']!r} is no device file of a GPU")
+                raise AnsibleFilterError(f"{name}: {gpu['device']!r} is not a device file of a GPU")
             if gpu["mig"] is None:
                 bundles.setdefault((gpu["type"], _cores(gpu["cpus"], record)), []).append(match[1])
             else:
@@ -126,7 +125,7 @@ def gres(records: Mapping[str, Record]) -> list[str]:
 
 
 def seconds(limit: str) -> float:
-    """Return a time limit as slurm.conf(5) has it in seconds; what is none has no end.
+    """Return a time limit of slurm.conf(5) in seconds; any other text is no limit.
 
     MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES or DAYS-HOURS:MINUTES:SECONDS.
     """
@@ -143,15 +142,15 @@ def seconds(limit: str) -> float:
 def partition(
     records: Sequence[Record], given: Mapping[str, Any], default_time: str, share: bool, mb_per_cpu: int = 0
 ) -> dict[str, Any]:
-    """Return the options of a partition of these nodes; those that are given stand as they are.
+    """Return the options of a partition of these nodes; given options are not changed.
 
-    With `share` a GPU counts as its share of a node: a job that says nothing of cores gets that many for each GPU, and
-    pays for the largest of its shares (PriorityFlags=MAX_TRES), so that one core and all GPUs cost what all GPUs cost.
-    Records that are far from the others do not count for this (slurm_defaults.py).
-    A default time above a partition's own limit is left out, for Slurm would refuse every job that names none.
-    `mb_per_cpu` is the whole cluster's DefMemPerCPU. A partition whose nodes have more gets its own, so that the memory
-    of a job follows its cores, and those its GPUs. DefMemPerGPU would be all memory for a job without GPUs: Slurm takes
-    one of DefMemPerCPU, DefMemPerGPU and DefMemPerNode (slurm.conf(5)).
+    With `share`, a GPU counts as its share of a node. A job without a request for cores gets that many cores for each
+    GPU. It is billed for the largest of its shares (PriorityFlags=MAX_TRES), so one core and all GPUs cost as much as
+    all GPUs. Records that differ much from the others are not used for this (slurm_defaults.py).
+    A default time above a partition's own limit is left out, because Slurm would refuse every job without a limit.
+    `mb_per_cpu` is the whole cluster's DefMemPerCPU. A partition whose nodes have more gets its own, so that a job's
+    memory follows its cores, and its cores follow its GPUs. DefMemPerGPU would give all memory to a job without GPUs:
+    Slurm accepts only one of DefMemPerCPU, DefMemPerGPU and DefMemPerNode (slurm.conf(5)).
     """
     records = list(records)
     known = {name.lower(): value for name, value in given.items()}
@@ -172,16 +171,16 @@ def partition(
 
 
 def override(text: str, options: Mapping[str, Any]) -> str:
-    """Return a configuration with options set otherwise: replaced where they stand, else added at the end.
+    """Return a configuration with changed options: replaced in place, or added at the end.
 
-    Slurm's option names know no case. An option set to ``None`` is left out. Nodes and partitions are not options.
+    Slurm's option names are case-insensitive. ``None`` removes an option. Nodes and partitions are not options.
     """
     wanted = {}
     for name, value in options.items():
         if not re.fullmatch("[A-Za-z][A-Za-z0-9]*", str(name)) or re.search(r"[\n\r#]", str(value)):
             raise AnsibleFilterError(f"{name}={value!r} cannot be a line of a Slurm configuration")
         if str(name).lower() in ("nodename", "nodeset", "partitionname"):
-            raise AnsibleFilterError(f"{name} is no option: nodes come from the inventory")
+            raise AnsibleFilterError(f"{name} is not an option: nodes come from the inventory")
         written = ("NO", "YES")[value] if isinstance(value, bool) else value
         wanted[str(name).lower()] = None if value is None else f"{name}={written}"
     lines = []
@@ -196,9 +195,9 @@ def override(text: str, options: Mapping[str, Any]) -> str:
 
 
 def mysql_native_password(password: str) -> str:
-    """Return the hash by which MariaDB knows a password, so that the password itself need not travel.
+    """Return MariaDB's hash of a password, so that the password itself is not sent.
 
-    It does not open the database: a client must know the inner SHA-1.
+    The hash does not open the database: a client needs the inner SHA-1.
     """
     inner = hashlib.sha1(password.encode(), usedforsecurity=False).digest()
     return "*" + hashlib.sha1(inner, usedforsecurity=False).hexdigest().upper()

@@ -1,4 +1,4 @@
-"""The inventory's people as the nodes, sshd and Slurm take them."""
+"""Filters that turn the inventory's accounts into data for nodes, sshd and Slurm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Account = Mapping[str, Any]
 
 
 def complete(accounts: Sequence[Account], homes: str, shell: str, group: str) -> list[dict[str, Any]]:
-    """Return the accounts with every key that they left out.
+    """Return the accounts with the defaults of missing keys.
 
     Raises:
         AnsibleFilterError: two accounts share a name or a number.
@@ -40,21 +40,21 @@ def complete(accounts: Sequence[Account], homes: str, shell: str, group: str) ->
 
 
 def own_groups(accounts: Sequence[Account]) -> list[dict[str, Any]]:
-    """Return name and number of each user's own group.
+    """Return name and GID of each user's own group.
 
-    (useradd would make it, but gives it another number where uid is above login.defs' GID_MAX.)
+    useradd would make it, but with another GID if the UID is above login.defs' GID_MAX.
     """
     return [{"name": account["name"], "gid": account["uid"]} for account in accounts]
 
 
 def on_nodes(accounts: Sequence[Account]) -> list[dict[str, Any]]:
-    """Return of each account what node_users takes."""
+    """Return the accounts with the keys of node_users."""
     keys = ("name", "uid", "comment", "groups", "home", "shell", "state")
     return [{key: account[key] for key in keys} for account in accounts]
 
 
 def key_files(accounts: Sequence[Account], directory: str) -> list[dict[str, Any]]:
-    """Return one file of public keys per account as node_state takes it, absent for those who may not log in."""
+    """Return one file of public keys per account for node_state, absent for accounts that may not log in."""
     files: list[dict[str, Any]] = []
     for account in accounts:
         keys = account["ssh_keys"] if account["state"] == "present" else []
@@ -64,9 +64,9 @@ def key_files(accounts: Sequence[Account], directory: str) -> list[dict[str, Any
 
 
 def in_slurm(accounts: Sequence[Account], default: str) -> dict[str, list[dict[str, Any]]]:
-    """Return Slurm's accounts and users for these people.
+    """Return Slurm's accounts and users for these accounts.
 
-    One who leaves has no account: that takes away the user with every association, old ones included.
+    A removed user has no account: this deletes the user with all associations, including old ones.
     """
     users = [
         {

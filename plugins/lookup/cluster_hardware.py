@@ -1,4 +1,4 @@
-"""The hardware records of the inventory's hosts, as data that is never templated."""
+"""Lookup of the hardware records of the inventory's hosts, as data that is never templated."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,13 +13,14 @@ from clusterctl.workspace import hardware
 
 DOCUMENTATION = """
 name: cluster_hardware
-short_description: What the cluster's nodes are made of
+short_description: Return the hardware records of the cluster's nodes
 description:
-  - Returns one dictionary, host name to record, read from C(hardware/*.json) in the cluster's directory; where
-    hosts are named, the record of each instead, and reads no other.
-  - A record is typed and whitelisted at every reading. Its strings came from a node, so Ansible never templates them.
-  - A host without a record is not in the dictionary, and its own is empty; a record without a host is left out.
-  - On the head GPUs are divided as they will be when the run has come to their nodes (role gpu_config).
+  - Returns one dictionary, host name to record, read from C(hardware/*.json) in the cluster's directory. With terms,
+    returns the record of each host, and reads no others.
+  - A record is decoded by type and whitelist at every read. Its strings came from a node, so Ansible never templates
+    them.
+  - A host without a record is not in the dictionary, or has an empty record. A record without a host is left out.
+  - On the head, GPUs have the MIG layouts that they will have at the end of the run (role gpu_config).
 options:
   _terms:
     description: Names of hosts in the inventory; none means the dictionary of all.
@@ -41,12 +42,12 @@ _raw:
 
 
 class LookupModule(LookupBase):
-    """Reads the records anew at each call: they are small, and discovery may have written one since the last."""
+    """Reads the records at each call: they are small, and discovery may have written one since the last call."""
 
     def run(self, terms: list[Any], variables: dict[str, Any] | None = None, **kwargs: Any) -> list[dict[str, Any]]:
         """Return the records of the hosts in the inventory."""
         if kwargs:
-            raise AnsibleLookupError("cluster_hardware takes no options")
+            raise AnsibleLookupError("cluster_hardware has no options")
         known = variables or {}
         hosts, directory = set(known.get("groups", {}).get("all", ())), Path(known["inventory_dir"])
         if unknown := [str(term) for term in terms if term not in hosts]:
@@ -63,12 +64,12 @@ class LookupModule(LookupBase):
 
 
 def learned(record: hardware.Hardware, known: Mapping[str, Any]) -> hardware.Hardware:
-    """Return a record with what role gpu_config has told the head of its node's GPUs in this run."""
+    """Return a record with the MIG layouts that role gpu_config has announced for its node in this run."""
     return hardware.learned(record, (known.get("__gpu_config_layouts") or {}).get(record.name) or {})
 
 
 def _plain(value: Any) -> Any:
-    """Return lists for tuples: templates index and concatenate them."""
+    """Convert tuples to lists: templates index and concatenate them."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

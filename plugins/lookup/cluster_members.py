@@ -1,4 +1,4 @@
-"""Lookup of the networks that the cluster's members are in, for a firewall that lets them through."""
+"""Lookup of the networks of the cluster's members, for the firewall."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ name: cluster_members
 author: the clusterctl authors
 short_description: Networks of the cluster's members
 description:
-  - Returns C(cluster_networks) and the addresses of the named hosts, each once.
-  - Where no networks are named, returns the addresses that the recorded nodes have on all their interfaces. What a node
-    says of its networks' size is not believed, for root of one node would thereby open all others.
-  - A host that is known by a name alone and has no record yet is left out.
+  - Returns C(cluster_networks) and the addresses of the given hosts, each once.
+  - If C(cluster_networks) is empty, returns the addresses of all interfaces of the recorded nodes. The prefix lengths
+    that a node reports are not used, because root of one node could then open all others.
+  - A host that has only a name and no record yet is left out.
 options:
   _terms:
-    description: Names of hosts in the inventory whose addresses count in any case.
+    description: Names of hosts in the inventory whose addresses are always included.
     required: true
 """
 
@@ -41,7 +41,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def own(records: Iterable[Mapping[str, Any]]) -> set[Network]:
-    """Return the addresses of recorded nodes, each as a network of one."""
+    """Return the addresses of recorded nodes, each as a network of one address."""
     texts = {text for record in records for nic in record["nics"] for text in nic["addresses"]}
     addresses = [ipaddress.ip_interface(text).ip for text in texts]
     usable = [one for one in addresses if not (one.is_loopback or one.is_link_local or one.is_unspecified)]
@@ -49,7 +49,7 @@ def own(records: Iterable[Mapping[str, Any]]) -> set[Network]:
 
 
 class LookupModule(LookupBase):
-    """Reads the hardware records only where the inventory names no networks."""
+    """Reads the hardware records only if the inventory has no networks."""
 
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
         """Return the members' networks."""

@@ -1,4 +1,4 @@
-"""Lookup of all that a lost controller would take with it, as one archive."""
+"""Lookup of everything that a lost controller would lose, as one archive."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ name: cluster_recovery
 author: the clusterctl authors
 short_description: The cluster's directory and its vault password, as one archive
 description:
-  - Returns a tar archive, in base64, of what makes the cluster's directory (the inventory, group_vars, host_vars,
-    hardware records, known_hosts and the encrypted secrets) and, as C(vault/LABEL), of the password that opens those.
-  - The same files make the same archive, to the byte, on whatever controller it is made.
-  - What else lies in the directory (runs, keys, notes) stays out of it.
+  - Returns a tar archive, in base64, of the cluster's directory (the inventory, group_vars, host_vars, hardware
+    records, known_hosts and the encrypted secrets) and, as C(vault/LABEL), of the vault password.
+  - The same files give the same archive, byte for byte, on any controller.
+  - Other files in the directory (runs, keys, notes) are not included.
 options:
   _terms:
-    description: Further files of the directory that the inventory refers to, relative to it.
+    description: Further files that the inventory refers to, relative to the directory.
     required: false
 """
 
@@ -52,25 +52,25 @@ PATTERNS = (*VARIABLES, "hardware/*.json", "known_hosts", ".gitignore", "secrets
 
 
 class LookupModule(LookupBase):
-    """Makes the archive anew at each call; it is kept nowhere on the controller."""
+    """Makes the archive at each call; it is not stored on the controller."""
 
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
-        """Return the archive. AnsibleError where secrets or password are not at hand: half a copy saves nobody."""
+        """Return the archive. Raises AnsibleError without secrets or password, because such a copy would be useless."""
         known = variables or {}
         inventory, directory = Path(str(known["inventory_file"])), Path(str(known["inventory_dir"]))
         secrets = directory / "secrets.yml"
         if not secrets.is_file():
-            raise AnsibleError(f"{secrets}: the cluster's secrets are not there; `clusterctl bootstrap` creates them")
+            raise AnsibleError(f"{secrets}: the cluster's secrets do not exist; `clusterctl bootstrap` creates them")
         found = {inventory, *(directory / term for term in terms)}
         for path in (path for pattern in PATTERNS for path in directory.glob(pattern)):
             hidden = path.name != ".gitignore" and any(part[0] == "." for part in path.relative_to(directory).parts)
             found |= {path} if path.is_file() and not hidden else set()
-        # The inventory and its variables were judged as such; what any other link leads to was not.
+        # The inventory and its variables were checked before; targets of other links were not.
         for path in sorted(found - {inventory}):
-            judged = {directory / "group_vars", directory / "host_vars"} & set(path.parents)
-            if not judged and not path.resolve().is_relative_to(directory.resolve()):
+            checked = {directory / "group_vars", directory / "host_vars"} & set(path.parents)
+            if not checked and not path.resolve().is_relative_to(directory.resolve()):
                 raise AnsibleError(f"{path}: is a link out of the cluster's directory, expected a file in it")
-        # Of these the run's end will have been recorded.
+        # Records with these layouts are written at the end of the run.
         layouts = known.get("__gpu_config_layouts") or {}
         label, password = self._password(secrets)
         members = [(f"vault/{label}", password + b"\n")]
@@ -82,7 +82,7 @@ class LookupModule(LookupBase):
         return [base64.b64encode(archive(members)).decode()]
 
     def _password(self, secrets: Path) -> tuple[str, bytes]:
-        """The label of the secrets and the password, of those that Ansible was given, that opens them."""
+        """Return the label of the secrets, and that of Ansible's vault passwords that decrypts them."""
         sealed = secrets.read_bytes()
         for name, secret in self._loader._vault.secrets or ():
             try:
@@ -90,11 +90,11 @@ class LookupModule(LookupBase):
             except AnsibleVaultError:
                 continue
             return str(parse_vaulttext_envelope(sealed)[3]), bytes(secret.bytes).strip()
-        raise AnsibleError(f"{secrets}: no vault password that opens it was given")
+        raise AnsibleError(f"{secrets}: no given vault password decrypts it")
 
 
 def archive(members: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return a tar archive of files that only their owner reads; neither clock nor user nor host has a part in it."""
+    """Return a tar archive of files with mode 0600, independent of clock, user and host."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, content in members:

@@ -13,8 +13,8 @@ name: cluster_secret
 author: the clusterctl authors
 short_description: Read a secret of the cluster
 description:
-  - Reads C(secrets.yml) beside the inventory with Ansible's own vault passwords and returns the named secrets.
-  - A value is data. It is never treated as a template.
+  - Reads C(secrets.yml) beside the inventory with Ansible's vault passwords and returns the given secrets.
+  - A value is never treated as a template.
 options:
   _terms:
     description: Names of secrets, as the roles declare them in C(meta/secrets.yml).
@@ -36,23 +36,23 @@ _raw:
 
 
 class LookupModule(LookupBase):
-    """Reads the file anew in each worker process: decrypted secrets stay in no cache but the loader's own."""
+    """Reads the file in each worker process: decrypted secrets are cached only by the loader."""
 
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
-        """Return the secrets called ``terms``.
+        """Return the secrets named in ``terms``.
 
-        Values come from the loader without its trust tag, so that Ansible (2.19 and later) prints them as they are.
+        Values come from the loader without its trust tag, so Ansible (2.19 and later) does not template them.
         """
         path = Path(str((variables or {})["inventory_dir"])) / "secrets.yml"
         if not path.is_file():
-            raise AnsibleError(f"{path}: the cluster's secrets are not there; `clusterctl bootstrap` creates them")
+            raise AnsibleError(f"{path}: the cluster's secrets do not exist; `clusterctl bootstrap` creates them")
         try:
             secrets = self._loader.load_from_file(str(path))
-        except Exception as error:  # of a dozen kinds, and what the parser says can quote what it read
+        except Exception as error:  # many types; a parser's message may quote the content
             raise AnsibleError(f"{path}: the cluster's secrets cannot be read ({type(error).__name__})") from None
         if not isinstance(secrets, dict):
             raise AnsibleError(f"{path}: expected one mapping of names to secrets")
         missing = [name for name in terms if name not in secrets]
         if missing:
-            raise AnsibleError(f"{path}: no secret called {', '.join(missing)}; `clusterctl bootstrap` adds it")
+            raise AnsibleError(f"{path}: no secret {', '.join(missing)}; `clusterctl bootstrap` creates it")
         return [str(secrets[name]) for name in terms]

@@ -17,7 +17,7 @@ description:
   - Returns the names of the roles that C(playbooks/bootstrap.yml) gives this host, each once.
 options:
   optional:
-    description: Return the roles that any host may lose while it stays in the cluster, in the order of the bootstrap.
+    description: Return the roles that can be uninstalled from a host in the cluster, in the order of the bootstrap.
     type: bool
     default: false
 """

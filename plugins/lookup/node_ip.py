@@ -1,4 +1,4 @@
-"""Lookup of nodes' IP addresses, for files that have no room for a name (a hosts file, a time server's clients)."""
+"""Lookup of nodes' IP addresses, for files that cannot have names (a hosts file, a time server's clients)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ansible.plugins.lookup import LookupBase
 DOCUMENTATION = r"""
 name: node_ip
 author: the clusterctl authors
-short_description: IP addresses of nodes as the cluster sees them
+short_description: Return the IP addresses of nodes in the cluster
 description:
-  - Returns each host's C(cluster_address) where that is an IP address. Where it is a name, returns the first address of
-    the host's hardware record that lies in C(cluster_networks), or any where no networks are named.
-  - A host that was never reached has no record; where its address is a name, too, an empty text stands for it.
+  - Returns each host's C(cluster_address) if it is an IP address. If it is a name, returns the first address of the
+    host's hardware record in C(cluster_networks), or the first of all if there are no networks.
+  - For a host with neither an IP address nor a record, returns an empty text.
 options:
   _terms:
     description: Names of hosts in the inventory.
@@ -39,7 +39,7 @@ _raw:
 
 
 def is_ip(text: str) -> bool:
-    """Tell whether ``text`` is an IP address and no name."""
+    """Return whether ``text`` is an IP address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -59,10 +59,10 @@ def recorded(record: Mapping[str, Any], networks: Sequence[str]) -> str:
 
 
 class LookupModule(LookupBase):
-    """Reads the hardware records only where an address is a name."""
+    """Reads the hardware records only if an address is a name."""
 
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
-        """Return the addresses of ``terms``; an address that cannot be known is an error that names the host."""
+        """Return the addresses of ``terms``. Raises AnsibleLookupError with the host if its address is not known."""
         variables = variables or {}
         addresses = {name: str(variables["hostvars"][name]["cluster_address"]) for name in terms}
         if not all(map(is_ip, addresses.values())):

@@ -1,4 +1,4 @@
-"""Lookup of all packages that a host's roles will state, so that one transaction can install them."""
+"""Lookup of the packages of all roles of a host, for installation in one transaction."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from clusterctl.util import paths
 DOCUMENTATION = r"""
 name: role_packages
 author: the clusterctl authors
-short_description: Collect the packages of all roles that a playbook gives a host
+short_description: Collect the packages of all roles of a host in a playbook
 description:
   - Returns the union of the C(__<role>_packages) of the roles that C(playbooks/bootstrap.yml) gives this host, from
     C(vars/<os family>.yml) with the role's defaults and the host's variables.
-  - Packages that a role wants removed are left to the role.
+  - Packages that a role removes are not included.
 """
 
 EXAMPLES = r"""
@@ -31,16 +31,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _raw:
-  description: The packages as node_state takes them, each once.
+  description: The packages in the format of node_state, each once.
   type: list
 """
 
 
 def union(packages: Iterable[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
-    """Return each package once, in order; one stated with a version or a hold wins over its bare name.
+    """Return each package once, in order; an entry with a version or a hold replaces a bare name.
 
     Raises:
-        ValueError: two roles want different things of one package.
+        ValueError: two roles have different entries of a package.
     """
     found: dict[str, str | dict[str, Any]] = {}
     for package in packages:
@@ -51,12 +51,12 @@ def union(packages: Iterable[str | dict[str, Any]]) -> list[str | dict[str, Any]
         if isinstance(known, str):
             found[name] = package
         elif isinstance(package, dict) and package != known:
-            raise ValueError(f"package {name} is stated as {known} and as {package}")
+            raise ValueError(f"package {name} is given as {known} and as {package}")
     return list(found.values())
 
 
 class LookupModule(LookupBase):
-    """Templates a role's list as the role itself will see it."""
+    """Templates a role's list with the role's variables."""
 
     def run(self, _terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[Any]:
         """Return the union for the host that ``variables`` describes."""
@@ -74,7 +74,7 @@ class LookupModule(LookupBase):
         return [content / "roles" / name for name in names]
 
     def resolve(self, value: Any, role: Path, variables: dict[str, Any], *files: str) -> Any:
-        """Return a value as a role sees it that has loaded these of its files of variables."""
+        """Return a value, templated with a role's defaults and these files of its variables."""
         known: dict[str, Any] = self._load(role / "defaults" / "main.yml") | variables
         for file in files:
             known |= self._load(role / "vars" / file)
@@ -82,11 +82,11 @@ class LookupModule(LookupBase):
 
     def _packages(self, role: Path, variables: dict[str, Any]) -> list[Any]:
         family = variables["ansible_facts"]["os_family"]
-        if family not in ("Debian", "RedHat"):  # it is a node's word, and will name a file
+        if family not in ("Debian", "RedHat"):  # it comes from a node, and is used in a file's name
             raise AnsibleError(f"the operating system's family is {str(family)[:40]!r}, expected Debian or RedHat")
         wanted = trust_as_template(f"{{{{ __{role.name}_packages | default([]) }}}}")
         return list(self.resolve(wanted, role, variables, "main.yml", f"{family}.yml"))
 
     def _load(self, path: Path) -> dict[str, Any]:
-        # Files of a role are the project's own text, as trusted here as where Ansible loads them itself.
+        # Files of a role are part of the project, so they are trusted, as when Ansible loads them.
         return (self._loader.load_from_file(str(path), trusted_as_template=True) or {}) if path.is_file() else {}

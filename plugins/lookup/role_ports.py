@@ -1,4 +1,4 @@
-"""Lookup of all ports that a host's roles declare, so that one firewall can open them."""
+"""Lookup of all ports that a host's roles declare, for the firewall."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ name: role_ports
 author: the clusterctl authors
 short_description: Collect the ports that all roles of a host declare
 description:
-  - Returns what the C(meta/ports.yml) of this host's roles says, each port once as C(port),
+  - Returns what the C(meta/ports.yml) of this host's roles has, each port once as C(port),
     C(protocol), C(to) (V(cluster), V(monitoring), V(admin) or V(local)), C(login), C(privileged), C(role) and
     C(purpose).
-  - A port that is named by a variable is that variable's value for this host.
+  - If a port is the name of a variable, its value for this host is returned.
 options:
   everywhere:
-    description: Return what hosts of any group open, each port with this host's value of its variable.
+    description: Return the ports of hosts of all groups, each with this host's value of its variable.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Show what administrators reach
+- name: Show the ports that administrators can reach
   ansible.builtin.debug:
     msg: "{{ query('role_ports') | selectattr('to', 'equalto', 'admin') }}"
 """

@@ -1,4 +1,4 @@
-"""Lookup of the services that a host's roles declare, so that verify and metrics have the list that status has."""
+"""Lookup of the services that a host's roles declare, for verify and metrics."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ description:
   - Returns the units of the C(meta/services.yml) of this host's roles, each once, by their names on the host's system.
 options:
   everywhere:
-    description: Return the units of all roles on all systems, also those that need not run.
+    description: Return the units of all roles on all systems, including optional ones.
     type: bool
     default: false
 """
 
 EXAMPLES = r"""
-- name: Show what has to run here
+- name: Show the units that must run on this host
   ansible.builtin.debug:
     msg: "{{ query('role_services') }}"
 """

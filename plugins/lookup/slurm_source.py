@@ -1,4 +1,4 @@
-"""Lookup of whose packages of Slurm a host gets, and the names that they have on its system."""
+"""Lookup of the source of a host's Slurm packages, and their names on its system."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ author: the clusterctl authors
 short_description: Return the names of Slurm's packages on this host
 description:
   - Reads C(slurm_head_source), C(slurm_head_package_names), C(slurm_head_mpi) and C(slurm_head_user_id) of the host,
-    and of the head where the host does not set them. The table is C(__slurm_head_package_table) of role slurm_head.
+    or of the head if the host does not set them. The table is C(__slurm_head_package_table) of role slurm_head.
 options:
   _terms:
     description: None.
@@ -30,7 +30,7 @@ EXAMPLES = r"""
 RETURN = r"""
 _raw:
   description: >-
-    One mapping: C(source), lists of package names by part, C(mpi) (what srun starts MPI programs with), C(brings_user)
+    One mapping: C(source), lists of package names by part, C(mpi) (the MPI plugin of srun), C(brings_user)
     (whether a package creates the user slurm), and C(user_id).
   type: list
   elements: dict
@@ -46,15 +46,15 @@ VARIABLES: Mapping[str, Any] = {
 
 
 def of_codename(value: Any, codename: str) -> Any:
-    """Return what a table has for a release of a distribution, or for all others."""
+    """Return the value for a release of a distribution, or else for all others."""
     return value.get(codename, value["*"]) if isinstance(value, Mapping) else value
 
 
 def names(table: Mapping[str, Any], given: Mapping[str, Any], family: str, codename: str) -> dict[str, Any]:
-    """Return what a source has on a system, with names that the inventory sets otherwise.
+    """Return the package names of a source on a system, with the inventory's changes.
 
     Raises:
-        ValueError: there is no such source, or no such part.
+        ValueError: unknown source or part.
     """
     source = str(given["slurm_head_source"])
     if source not in table:
@@ -75,7 +75,7 @@ class LookupModule(LookupBase):
     def run(self, terms: list[Any], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[dict[str, Any]]:
         """Return the source of the host that ``variables`` describes."""
         if terms:
-            raise AnsibleLookupError("slurm_source takes no terms")
+            raise AnsibleLookupError("slurm_source has no terms")
         known = variables or {}
         head = next(iter(known.get("groups", {}).get("slurm_head", ())), None)
         of_head = known["hostvars"][head] if head and "hostvars" in known else {}
@@ -83,7 +83,7 @@ class LookupModule(LookupBase):
         for name, default in VARIABLES.items():
             value = known[name] if name in known else of_head.get(name, default)
             given[name] = self._templar.template(value)
-        # As trusted as where the role loads it: the loader keeps one copy of a file.
+        # Trusted as when the role loads it, because the loader caches one copy of a file.
         table = self._loader.load_from_file(str(TABLE), trusted_as_template=True)["__slurm_head_package_table"]
         facts = known["ansible_facts"]
         try:

@@ -1,4 +1,4 @@
-"""Lookup of the groups that an inventory's author made under one of ours."""
+"""Lookup of the groups below a group in the inventory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ansible.plugins.lookup import LookupBase
 DOCUMENTATION = r"""
 name: subgroups
 author: the clusterctl authors
-short_description: Name the groups below a group
+short_description: List the groups below a group
 description:
-  - Returns the names of all groups that stand under C(children) of the given groups in the inventory, at any depth.
+  - Returns the names of all groups below C(children) of the given groups in the inventory, at any depth.
   - Sub-groups of the workers are Slurm's features.
 options:
   _terms:
@@ -42,7 +42,7 @@ def _groups(tree: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def below(tree: dict[str, Any], name: str) -> list[str]:
-    """Return the groups below ``name``; a group may stand at several places of the tree."""
+    """Return the groups below ``name``; a group may be in several places of the tree."""
     found: dict[str, None] = {}
     for group, content in _groups(tree):
         if group == name:
@@ -53,7 +53,7 @@ def below(tree: dict[str, Any], name: str) -> list[str]:
 
 
 class LookupModule(LookupBase):
-    """Reads the inventory itself: Ansible tells a template each group's hosts, but not its place."""
+    """Reads the inventory file: Ansible's variables have each group's hosts, but not its parents."""
 
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
         """Return the sub-groups of ``terms``."""

@@ -1,8 +1,8 @@
-"""What making and restoring a backup share: the archive's shape, and Slurm's state, the accounting database, the
-cluster's directory and Prometheus's configuration in it.
+"""Functions for making and restoring a backup: the archive's format, Slurm's state, the accounting database, the
+cluster's directory and Prometheus's configuration.
 
-An archive is a tar file. Its first member says what is in it. Its last one, the seal, is the HMAC-SHA256 of every byte
-before it under the cluster's `backup_key`: what was damaged or cut off is noticed, and so is what somebody else made.
+An archive is a tar file. Its first member is the manifest. Its last member, the seal, is the HMAC-SHA256 of every byte
+before it with the cluster's `backup_key`. It detects a damaged, truncated or forged archive.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ DIRECTORY, MONITORING = "directory.tar", "prometheus.tar"
 DRAINED = STORE / LEDGER
 RECOVERY = STORE / "recovery.tar"  # the password of the vault, then the cluster's directory
 PROMETHEUS = Path("/etc/prometheus")
-# Of the files there those that no secret is in: its own password is in a file, and that of its pages is hashed in one.
+# Prometheus's files without secrets: others have its password, or the hash of its pages' password.
 CONFIGURED = ("prometheus.yml", "rules/*.yml", "targets/*.json")
-RULES = re.compile(r"rules/(?!clusterctl\.yml$)[^/]+\.yml")  # the site's own
-# What accounting cannot do without; other tables are added up from these, and change by the hour.
+RULES = re.compile(r"rules/(?!clusterctl\.yml$)[^/]+\.yml")  # the site's rules
+# The primary tables of accounting; other tables are computed from these, and change every hour.
 COUNTED = ("_job_table", "_step_table", "_assoc_table", "user_table", "acct_table", "qos_table")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 USER = "slurm"
@@ -55,7 +55,7 @@ def mac(file, size, key):
 
 
 def seal(path, manifest, parts, key):
-    """Write the archive, for root alone and down to the disk; `parts` are files, stored under their own names."""
+    """Write the archive durably, with mode 0600; `parts` are files, stored under their own names."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w+b") as file, tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         add(tar, MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n")
@@ -79,25 +79,25 @@ def add(tar, name, data):
 
 
 def unseal(path, key):
-    """Return what a whole archive says of itself. NodeError for one that is not whole, or not sealed with the key."""
+    """Return an archive's manifest. Raises NodeError if it is damaged, or not sealed with the key."""
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             members = tar.getmembers()
             if members[0].name != MANIFEST or members[-1].name != SEAL or not all(one.isfile() for one in members):
-                raise ValueError("its first or last part is missing, or a part is no file")
+                raise ValueError("its first or last member is missing, or a member is not a file")
             told, manifest = tar.extractfile(members[-1]).read(100), tar.extractfile(members[0]).read(CHUNK)
             if not hmac.compare_digest(mac(file, members[-1].offset, key).encode(), told.strip()):
-                raise ValueError("its seal does not hold")
+                raise ValueError("its seal is not valid")
             found = json.loads(manifest)
             if found["version"] != VERSION:
-                raise ValueError(f"it is of version {found['version']}, expected {VERSION}")
+                raise ValueError(f"it has version {found['version']}, expected {VERSION}")
             return found
     except (tarfile.TarError, ValueError, KeyError, IndexError, OSError) as error:
-        raise NodeError(f"{path} is damaged or no backup: {error}") from None
+        raise NodeError(f"{path} is damaged or not a backup: {error}") from None
 
 
 def take(path, name, target):
-    """Copy one part of an archive out of it; tell whether it is there."""
+    """Copy one member of an archive to a file; return whether it exists."""
     with tarfile.open(path, mode="r:") as tar:
         if name not in tar.getnames():
             return False
@@ -113,9 +113,9 @@ def take(path, name, target):
 
 @contextlib.contextmanager
 def as_slurm():
-    """Meet the disk as Slurm's user, whose the state is: a link that it plants leads root nowhere else.
+    """Access files as Slurm's user, the owner of the state, so that its links cannot redirect root.
 
-    (The real and saved ids stay root's, so that it can neither trace this process nor end it.)
+    The real and saved ids stay root's, so that Slurm's user can neither trace nor kill this process.
     """
     user, groups, mine = getpwnam(USER), os.getgroups(), (os.getegid(), os.geteuid())
     try:
@@ -130,10 +130,10 @@ def as_slurm():
 
 
 def pack(source, target):
-    """Copy the state of a slurmctld that runs.
+    """Copy the state of a running slurmctld.
 
-    It writes each file under another name and then renames it, keeping the last one as `.old`, so whatever can be
-    opened is whole. A job's script is there before the job is in job_state and goes after it: job_state is read first.
+    slurmctld writes each file under another name and then renames it, keeping the last one as `.old`, so every file is
+    complete. A job's script exists longer than its entry in job_state, so job_state is read first.
     """
     with tarfile.open(target, mode="w:gz", compresslevel=1) as tar, as_slurm():
         names = [entry.name for entry in os.scandir(source) if entry.is_file(follow_symlinks=False)]
@@ -144,7 +144,7 @@ def pack(source, target):
 
 
 def put(tar, path, name):
-    """Add a regular file by one descriptor; tell whether one was there. (Slurm has no links and pipes in its state.)"""
+    """Add a regular file by one descriptor; return whether it exists. Slurm's state has no links and pipes."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -158,23 +158,23 @@ def put(tar, path, name):
 
 
 def unpack(packed, target):
-    """Lay a state out in a new directory, for Slurm's user alone.
+    """Unpack a state into a new directory that only Slurm's user can read.
 
-    Slurm's user may be the owner of the folder around it, and put something else there at any moment: what was made is
-    held by its descriptor, and filled as that user.
+    Slurm's user may own the parent directory and replace entries at any time. So the new directory is used by its
+    descriptor, and written as that user.
     """
     target.mkdir(mode=0o700)
     place = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(place).st_uid != os.geteuid():
-            raise NodeError(f"{target} has become another directory")
+            raise NodeError(f"{target} was replaced by another directory")
         user = getpwnam(USER)
         os.fchown(place, user.pw_uid, user.pw_gid)
         with tarfile.open(packed, mode="r:gz") as tar, as_slurm():
             for member in tar:
                 path = Path(member.name)
                 if not member.isfile() or ".." in path.parts or path.is_absolute():
-                    raise NodeError(f"{member.name} has no place in a state of Slurm's")
+                    raise NodeError(f"{member.name} does not belong in Slurm's state")
                 for folder in reversed(path.parents):
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(folder, 0o700, dir_fd=place)
@@ -188,7 +188,7 @@ def unpack(packed, target):
 
 
 def try_state(packed, workplace, script):
-    """Let a real slurmctld, which meets nobody, start on a state; return the jobs that it has then, id to state."""
+    """Start an isolated slurmctld on a state; return its jobs, id to state."""
     unpack(packed, workplace / "state")
     done = subprocess.run(
         ["sh", "-euc", script, "check", str(workplace / "state"), "/etc/slurm"],
@@ -205,12 +205,12 @@ def try_state(packed, workplace, script):
 
 
 def jobs(listed):
-    """Read lines of `id state`; the parts of a job array that wait are one line."""
+    """Parse lines of `id state`; the pending tasks of a job array are one line."""
     return dict(line.split() for line in listed.splitlines() if line.strip())
 
 
 def release():
-    """Return Slurm's version, of the program that is installed."""
+    """Return the version of the installed Slurm."""
     return run("slurmctld", "-V")[1].split()[-1]
 
 
@@ -228,27 +228,27 @@ def sql(statement):
 
 
 def tables(database):
-    """Return a database's tables. NodeError where a name is none of Slurm's, which could go on as a statement."""
+    """Return a database's tables. Raises NodeError for a name that is not Slurm's, which could inject SQL."""
     where = f"table_schema = '{database}' AND table_type = 'BASE TABLE'"
     names = [row[0] for row in sql(f"SELECT table_name FROM information_schema.tables WHERE {where}")]  # noqa: S608
     if strange := [name for name in names if not NAME.fullmatch(name)]:
-        raise NodeError(f"the database {database} has a table that is none of Slurm's: {clean(strange[0], 100)}")
+        raise NodeError(f"the database {database} has a table that is not Slurm's: {clean(strange[0], 100)}")
     return names
 
 
 def counts(database):
-    """Return how many rows each of the tables has on which accounting stands."""
+    """Return the number of rows of each primary table of accounting."""
     names = [name for name in tables(database) if name.endswith(COUNTED)]
     if not names:
-        raise NodeError(f"the database {database} has no table of Slurm's accounting")
+        raise NodeError(f"the database {database} has no accounting tables of Slurm")
     asked = " UNION ALL ".join(f"SELECT '{name}', COUNT(*) FROM `{database}`.`{name}`" for name in names)  # noqa: S608
     return {name: int(count) for name, count in sql(asked)}
 
 
 def load(dump, database):
-    """Load a dump into a database of that name, which is made anew."""
+    """Load a dump into a new database of that name; an existing one is dropped."""
     sql(f"DROP DATABASE IF EXISTS `{database}`; CREATE DATABASE `{database}`")
-    argv = ["mariadb", "--loose-sandbox", "--batch", database]  # no shell's commands, where the client can refuse them
+    argv = ["mariadb", "--loose-sandbox", "--batch", database]  # refuse shell commands, if the client supports that
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -259,7 +259,7 @@ def load(dump, database):
     try:
         with gzip.open(dump, "rb") as source:
             shutil.copyfileobj(source, process.stdin, CHUNK)
-    except BrokenPipeError:  # its own words say why
+    except BrokenPipeError:  # the client's output has the cause
         pass
     except (EOFError, OSError) as error:
         process.kill()
@@ -270,14 +270,14 @@ def load(dump, database):
 
 
 def room(*needs):
-    """Check that (directory, bytes) fit, those on one file system together."""
+    """Check the free space for each (directory, bytes); those on one file system are added up."""
     wanted = {}
     for place, size in needs:
         wanted.setdefault(Path(place).stat().st_dev, [place, 0])[1] += size
     for place, size in wanted.values():
         free = shutil.disk_usage(place).free
         if free < size:
-            raise NodeError(f"{free >> 20} MB are free in {place}, and up to {size >> 20} MB are needed")
+            raise NodeError(f"not enough free space in {place}, got {free >> 20} MB, expected {size >> 20} MB")
 
 
 def size_of(directory):
@@ -288,7 +288,7 @@ def size_of(directory):
 
 
 def label():
-    """Return the label of this head's cluster: the first name in the copy that it keeps of the cluster's directory."""
+    """Return the label of this head's cluster: the first name in its copy of the cluster's directory."""
     try:
         with RECOVERY.open("rb") as file:
             return file.read(100).rstrip(b"\0").decode("ascii", "replace").replace("vault/", "", 1)
@@ -297,7 +297,7 @@ def label():
 
 
 def copy_directory(target):
-    """Copy the cluster's directory as the last bootstrap left it here, without its vault's password."""
+    """Copy the head's copy of the cluster's directory, without the vault password."""
     with tarfile.open(RECOVERY, mode="r:") as kept, tarfile.open(target, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         _, *members = kept
         for member in members:
@@ -305,21 +305,21 @@ def copy_directory(target):
 
 
 def try_directory(copy):
-    """Check that the secrets in a copy are sealed, that the password here opens them, and that it is not among them."""
+    """Check that the secrets in a copy are encrypted, that the vault password decrypts them, and is not in the copy."""
     with tarfile.open(RECOVERY, mode="r:") as kept:
         password = kept.extractfile(kept.next()).read().strip()
     if password in copy.read_bytes():
-        raise NodeError("the copy of the cluster's directory holds the password of its vault")
+        raise NodeError("the copy of the cluster's directory contains the vault password")
     with tarfile.open(copy, mode="r:") as tar:
         sealed = [tar.extractfile(member).read() for member in tar if member.name.split("/")[1:] == ["secrets.yml"]]
     if len(sealed) != 1 or not opens(sealed[0], password):
-        raise NodeError("the vault's password does not open the secrets in the copy of the cluster's directory")
+        raise NodeError("the vault password does not decrypt the secrets in the copy of the cluster's directory")
 
 
 def opens(sealed, password):
-    """Tell whether a password opens what Ansible Vault has sealed; its text stays sealed.
+    """Return whether a password is valid for a file of Ansible Vault, without decrypting the text.
 
-    The first line names the cipher. The rest is hexadecimal, and so are the three lines in it: salt, HMAC, ciphertext.
+    The first line has the cipher. The rest is hexadecimal, and so are the three lines in it: salt, HMAC, ciphertext.
     """
     header, _, body = sealed.partition(b"\n")
     try:
@@ -331,16 +331,16 @@ def opens(sealed, password):
 
 
 def copy_monitoring(target):
-    """Copy what Prometheus is configured by."""
+    """Copy Prometheus's configuration."""
     with tarfile.open(target, mode="w", format=tarfile.PAX_FORMAT, dereference=True) as tar:
         for path in (path for pattern in CONFIGURED for path in sorted(PROMETHEUS.glob(pattern))):
             tar.add(path, str(path.relative_to(PROMETHEUS)), recursive=False)
 
 
 def try_monitoring(copy, workplace):
-    """Have promtool read a copy in the place of what is here; it must say the same of both. Return what is wrong there.
+    """Check a copy with promtool in place of the original; the result must be the same. Return the errors.
 
-    A rule of the site's own may be bad. That is no reason to go without a backup of the queue.
+    A rule of the site may be bad. That must not prevent a backup of the queue.
     """
     place, check = workplace / "prometheus", ("promtool", "check", "config", str(PROMETHEUS / "prometheus.yml"))
     with tarfile.open(copy, mode="r:") as tar:
@@ -352,6 +352,6 @@ def try_monitoring(copy, workplace):
     here, there = (run(*way, *check, check=False) for way in ((), apart))
     shutil.rmtree(place)
     if here != there:
-        raise NodeError(f"promtool says of the copy of Prometheus's configuration: {clean(there[1])}")
+        raise NodeError(f"promtool, for the copy of Prometheus's configuration: {clean(there[1])}")
     wrong = [line.strip() for line in here[1].partition("FAILED:")[2].splitlines() if line.strip()]
     return clean("; ".join(dict.fromkeys(wrong)) or here[1]) if here[0] else ""

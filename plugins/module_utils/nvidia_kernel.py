@@ -1,6 +1,6 @@
-"""What a node says of its NVIDIA GPUs and their kernel modules, and why a module could not be built.
+"""Read a node's NVIDIA GPUs and their kernel modules, and find why a module could not be built.
 
-Every function takes the root of the file system, so that a directory can stand for a node's.
+Functions have the root of the file system as an argument, so that tests can use a directory.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ansible.module_utils import slurm_steps
 from ansible.module_utils.node_state.tools import NodeError, run
 
 VENDOR = "0x10de"
-# PCI classes: display and 3D controllers; the NVSwitch chips of HGX boards up to Hopper are bridges of no known kind.
+# PCI classes: display and 3D controllers; the NVSwitch chips of HGX boards up to Hopper are bridges of class "other".
 GPU_CLASSES = ("0x0300", "0x0302")
 NVSWITCH_CLASS = "0x0680"
-# The InfiniBand functions that lead to the NVLink switches of HGX boards since Blackwell say so in their product data.
+# InfiniBand functions of the NVLink switches of HGX boards since Blackwell are marked in their product data.
 SWITCH_MARK = b"SW_MNG"
-# In the order in which they can be taken out.
+# In the order in which they can be unloaded.
 MODULES = ("gdrdrv", "nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
 _VERSION = r"\d+\.\d+(?:\.\d+)?"
 ANSWER_LIMIT_S = 60
 ASK = """
 import ctypes
-library, told = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(80)
-if library.nvmlInit_v2() == 0 and library.nvmlSystemGetDriverVersion(told, 80) == 0:
-    print(told.value.decode("ascii", "replace"))
+library, version = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(80)
+if library.nvmlInit_v2() == 0 and library.nvmlSystemGetDriverVersion(version, 80) == 0:
+    print(version.value.decode("ascii", "replace"))
 """
 # nvmlPciInfo_t of nvml.h: 16 characters, five numbers, and the address at 36.
 ASK_MODES = """
@@ -48,7 +48,7 @@ for index in range(count.value):
 
 
 def text(path):
-    """The text of a small file without the white space around it, empty where it cannot be read."""
+    """Return the stripped text of a small file, empty if it cannot be read."""
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
@@ -56,12 +56,12 @@ def text(path):
 
 
 def in_container(root="/"):
-    """Whether the kernel is another system's: nothing is to be loaded into it from here."""
+    """Return whether the kernel belongs to another system, so that no module can be loaded."""
     return any(Path(root, path).exists() for path in ("run/.containerenv", ".dockerenv", "run/systemd/container"))
 
 
 def pci(root="/"):
-    """(device ids of the GPUs, in the order of their addresses; "nvswitch", "nvlink5" or "" for their fabric)."""
+    """Return (device ids of the GPUs by address; "nvswitch", "nvlink5" or "" for their fabric)."""
     gpus, fabric = [], ""
     for device in sorted(Path(root, "sys/bus/pci/devices").glob("*")):
         vendor, kind = text(device / "vendor"), text(device / "class")[:6]
@@ -82,21 +82,21 @@ def product_data(device):
 
 
 def loaded(root="/"):
-    """(version of the loaded driver, whether its modules are the open ones); ("", False) where none is."""
+    """Return (version of the loaded driver, whether its modules are open); ("", False) if there is none."""
     told = text(Path(root, "proc/driver/nvidia/version"))
     found = re.search(rf"Kernel Module.*?\s({_VERSION})\s", told + " ")
     return (found.group(1), "Open Kernel Module" in told) if found else ("", False)
 
 
 def answers():
-    """The version of the driver that answers its own library here; empty where none does."""
+    """Return the version of the driver that responds to its library; empty if none does."""
     return (asked(ASK) or "").strip()
 
 
 def asked(program):
-    """What a program prints that asks the driver; None where it fails, or the driver does not answer.
+    """Return the output of a program that uses the driver; None if it fails or the driver does not respond.
 
-    A process of its own asks, and is left behind where it hangs in the kernel: it could not be killed.
+    The program is a separate process. It is left running if it hangs in the kernel, because it cannot be killed.
     """
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen((sys.executable, "-I", "-c", program), text=True, **streams)
@@ -109,15 +109,15 @@ def asked(program):
 
 
 def without_persistence():
-    """The GPUs without persistence mode, by PCI address; None where the driver does not answer."""
+    """Return the PCI addresses of GPUs without persistence mode; None if the driver does not respond."""
     said = asked(ASK_MODES)
     return None if said is None else re.findall(r"(?m)^(\S+) off$", said)
 
 
 def in_use(root="/"):
-    """Those of the driver's modules that something else than one another uses: a process, or another's module.
+    """Return the driver's modules that are used by a process or another module, not only by each other.
 
-    nvidia_modeset is not asked: who uses it has the driver itself open, and what nvidia_drm holds of it goes with that.
+    nvidia_modeset is not checked: its users also use the driver itself, and nvidia_drm's use ends with nvidia_drm.
     """
     found = []
     for module in (module for module in MODULES if module != "nvidia_modeset"):
@@ -129,12 +129,12 @@ def in_use(root="/"):
 
 
 def peer_memory(kernel, root="/"):
-    """Whether a kernel's ib_core takes memory of other devices: that of MLNX_OFED and DOCA does, not Linux's own."""
+    """Return whether a kernel's ib_core supports memory of other devices, as in MLNX_OFED and DOCA, not in Linux."""
     return "ib_register_peer_memory_client" in text(Path(root, "lib/modules", kernel, "modules.symbols"))
 
 
 def firmware(root, *names):
-    """The contents of the firmware's variables whose names begin so, and of the tables that shim leaves beside them."""
+    """Return the contents of the firmware's variables with these names (patterns), and of shim's tables beside them."""
     found = []
     for folder in ("efivars", "mok-variables"):
         for name in names:
@@ -147,13 +147,13 @@ def firmware(root, *names):
 
 
 def secure_boot(root="/"):
-    """Whether firmware and shim enforce signatures, also on the kernel's modules (`mokutil --sb-state`)."""
+    """Return whether firmware and shim enforce signatures, also of kernel modules (`mokutil --sb-state`)."""
     on = any(value[-1:] == b"\1" for value in firmware(root, "SecureBoot-*"))
     return on and not any(value[-1:] == b"\1" for value in firmware(root, "MokSBStateRT*"))
 
 
 def signing_certificate(root="/"):
-    """Where the certificate is by whose key dkms signs modules (dkms(8)): Ubuntu's has shim's own."""
+    """Return the path of the certificate of dkms's signing key (dkms(8)); on Ubuntu it is shim-signed's."""
     settings = [Path(root, "etc/dkms/framework.conf"), *sorted(Path(root, "etc/dkms/framework.conf.d").glob("*.conf"))]
     named = re.findall(r"(?m)^\s*mok_certificate=[\"']?(/[^\"'\s$]+)", "\n".join(map(text, settings)))
     ubuntu = re.search(r"(?m)^ID=\"?ubuntu", text(Path(root, "etc/os-release")))
@@ -162,7 +162,7 @@ def signing_certificate(root="/"):
 
 
 def key_enrolled(root="/"):
-    """Whether the firmware or shim knows the key by which dkms signs modules."""
+    """Return whether the firmware or shim trusts dkms's signing key."""
     try:
         certificate = Path(root, signing_certificate(root)).read_bytes()
     except OSError:
@@ -171,9 +171,9 @@ def key_enrolled(root="/"):
 
 
 def holders(units=(), jobs=True, proc="/proc"):
-    """The processes that have a GPU's device file open, as a person knows them, but for those of these services.
+    """Return descriptions of the processes that have a GPU's device file open, except those of these services.
 
-    Without `jobs` those of Slurm's jobs are left out, too.
+    Without `jobs`, processes of Slurm's jobs are also left out.
     """
     found = {}
     for link in Path(proc).glob("[0-9]*/fd/*"):
@@ -190,7 +190,7 @@ def holders(units=(), jobs=True, proc="/proc"):
 
 
 def sources(packages):
-    """The (name, version) by which dkms knows each of the modules that these packages bring, in their order."""
+    """Return dkms's (name, version) of each module in these packages, in order."""
     listing, found = ("dpkg", "-L") if Path("/usr/bin/dpkg").exists() else ("rpm", "-ql"), []
     for line in run(*listing, *packages, check=False)[1].splitlines():
         if re.fullmatch(r"/usr/src/[^/]+/dkms.conf", line):
@@ -201,21 +201,21 @@ def sources(packages):
 
 
 def source(packages):
-    """(name, version) by which dkms knows the driver's module that one of these packages brings; NodeError for none."""
+    """Return dkms's (name, version) of the driver's module in these packages. Raises NodeError if none has it."""
     for found in sources(packages):
         return found
-    raise NodeError(f"none of {', '.join(packages)} brings a kernel module that dkms can build")
+    raise NodeError(f"none of {', '.join(packages)} contains a kernel module for dkms")
 
 
 def signed_module(kernel):
-    """The version of the driver's module that a package has brought for a kernel, empty where none has."""
+    """Return the version of the driver's module that a package has installed for a kernel, empty if none has."""
     status, said = run("modinfo", "-k", kernel, "-F", "version", "nvidia", check=False)
     version = re.search(_VERSION, said)
     return version.group(0) if version and not status else ""
 
 
 def state(name, version, kernel):
-    """What dkms says of a module for a kernel: "", "added", "built" or "installed"."""
+    """Return dkms's state of a module for a kernel: "", "added", "built" or "installed"."""
     told = run("dkms", "status", "-m", name, "-v", version, "-k", kernel, check=False)[1]
     for word in ("installed", "built"):
         if re.search(rf"{re.escape(kernel)}.*: {word}", told):
@@ -224,10 +224,9 @@ def state(name, version, kernel):
 
 
 def complaint(log):
-    """The line of a build's log that says why it failed: the compiler's first error, else make's, else the last.
+    """Return the error line of a build's log: the compiler's first error, else make's, else the last line.
 
-    A path is shortened to what lies below the sources, and the file of ours that a kernel's header was included from is
-    left to the log.
+    Paths are shortened to those below the sources. The file that includes a kernel's header is only in the log.
     """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     for pattern in (r"(?:fatal )?error: ", r"undefined!|undefined reference|No rule to make", r"\*\*\* "):

@@ -1,4 +1,4 @@
-"""The processes of Slurm's jobs on a node, as the kernel shows them."""
+"""Find the processes of Slurm's jobs on a node."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import re
 from pathlib import Path
 
-# A cgroup that Slurm made for a job: by the job's number, and from 26.05 on, on version 2, by its SLUID (13 digits to
-# base 32 without I, L, O and U; src/common/sluid.c). Users can make groups below user.slice alone.
+# A job's cgroup has the job's number in its name, or, since 26.05 with version 2, its SLUID (13 digits in base 32
+# without I, L, O and U; src/common/sluid.c). Users can make groups only below user.slice.
 OF_A_JOB = re.compile(r"(?m)^\d+:[^:]*:(?![^\n]*/user\.slice/)[^\n]*/(?:job_\d+|s[0-9A-HJKMNP-TV-Z]{13})(?:/|$)")
 
 
 def jobs(proc="/proc"):
-    """The numbers of the jobs of Slurm that run here, by its steps."""
+    """Return the numbers of Slurm's jobs that run here, from their steps."""
     found = set()
     for path in Path(proc).glob("[0-9]*/cmdline"):
         try:
@@ -25,11 +25,11 @@ def jobs(proc="/proc"):
 
 
 def is_slurmstepd(process):
-    """Whether a process is Slurm's: root runs that program. Its title, and whose its files are, can be forged."""
+    """Return whether root runs slurmstepd in a process. Its title and the owner of its files can be forged."""
     try:
         program = os.readlink(str(process / "exe"))  # noqa: PTH115 (Python 3.8)
-    except OSError:  # the kernel's own have none
+    except OSError:  # kernel threads have none
         return False
-    # Debian calls it slurmstepd-wlm, and one that was replaced meanwhile is "(deleted)".
+    # Debian's name is slurmstepd-wlm; a replaced program ends with "(deleted)".
     ours = re.search(r"/slurmstepd[^/]*$", program)
     return bool(ours and re.search(r"(?m)^Uid:\s+0\s", (process / "status").read_text(errors="replace")))

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: exchanges munge's key on all nodes at the same time; Slurm's daemons must have the same key."""
+"""Ansible module: replace munge's key on all nodes at the same time; Slurm's daemons must have the same key."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ansible.module_utils.node_state.tools import NodeError, clean, run, write
 DOCUMENTATION = r"""
 module: munge_key
 author: the clusterctl authors
-short_description: Exchange the key of munge on all nodes of a cluster at the same time
+short_description: Replace the key of munge on all nodes of a cluster at the same time
 description:
   - Daemons of Slurm with different keys refuse each other's messages. So each node first gets the new key in a second
     file. Then a process on each node exchanges the two files at a given time, whether Ansible is connected or not.
-  - A node that has no key yet is left alone.
+  - A node without a key is not changed.
 options:
   step:
     description:
@@ -55,7 +55,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changed:
-  description: Whether there was something to do.
+  description: Whether the step changed anything.
   type: bool
   returned: always
 """
@@ -77,7 +77,7 @@ def sleep_until(moment):
     time.sleep(max(0.0, moment - time.time()))
 
 staged, key, at = sys.argv[1], sys.argv[2], int(sys.argv[3])
-sleep_until(at - 6)  # slurmctld takes a second to let no job begin, and some to save its state
+sleep_until(at - 6)  # slurmctld needs a second to stop starting jobs, and some seconds to save its state
 stopped = [unit for unit in sys.argv[4:] if is_active(unit)]
 try:
     if stopped:
@@ -92,7 +92,7 @@ finally:
 
 
 def wait_for_exchange() -> str:
-    """Wait until no exchange is under way; return systemd's word for its unit, `inactive` where there is none."""
+    """Wait until no exchange is running; return systemd's state of its unit, `inactive` if there is none."""
     deadline = time.monotonic() + LIMIT
     while True:
         state = run("systemctl", "show", "--property=ActiveState", "--value", UNIT)[1].strip()
@@ -123,7 +123,7 @@ def schedule(key: bytes, at: int, stopped: list[str]) -> bool:
 
 
 def wait(key: bytes) -> bool:
-    """Wait until the files are exchanged; NodeError with the words of the process if it failed."""
+    """Wait until the files are exchanged. Raises NodeError with the output of the process."""
     state = wait_for_exchange()
     if state == "failed" or (KEY.exists() and KEY.read_bytes() != key):
         log = run("journalctl", "--quiet", "--no-pager", "-n", "15", "-o", "cat", "-u", UNIT, check=False)[1]

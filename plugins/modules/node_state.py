@@ -1,9 +1,9 @@
 #!/usr/bin/python
-"""Bring one role's part of a node to a described state, record it, compare it later, undo it.
+"""Converge one role's part of a node to a described state, record it, compare it later, undo it.
 
-The node's half of `node_state`; its documentation is node_state.yml beside it. The controller's half
-(plugins/action/node_state.py) has checked the arguments and rendered the templates: what arrives here is data.
-What it knows of packages, files and the other kinds of item is in module_utils/node_state/items.py.
+This is the node's part of `node_state`; its documentation is in node_state.yml. The controller's part
+(plugins/action/node_state.py) has checked the arguments and rendered the templates. Packages, files and the other
+kinds of item are in module_utils/node_state/items.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ansible.module_utils.node_state.tools import NodeError, alone_on_node, clea
 
 
 def present(call, given, manager):
-    """The fixed order: files before packages, package sources, packages, directories, files, kernel settings, units."""
+    """Converge in a fixed order: early files, package sources, packages, directories, files, kernel settings, units."""
     packages = [Package(**package) for package in given["packages"]]
     if given["download_only"]:
         Packages(manager()).download(call, packages)
@@ -51,7 +51,7 @@ def present(call, given, manager):
         along = kind.aim(packages, call.check) if given["upgrade"] else []
         converge(call, kind, packages)
         call.changes += along
-        if manager().refreshed and not call.check:  # and maybe a key with it: the record is to know that one
+        if manager().refreshed and not call.check:  # a refresh may replace a key, which must be recorded
             converge(call, Paths("repository"), [Entry(**with_key(item, manager(), False)) for item in sources])
         states = {package.name: call.record["items"]["package:" + package.name]["now"] for package in packages}
         call.versions = {name: state["version"] for name, state in states.items() if state["version"]}
@@ -68,7 +68,7 @@ def present(call, given, manager):
 
 
 def absent(call, _given, manager):
-    """Converge to what was there before, except what another scope names too. A killed undo is begun again."""
+    """Restore the state from before the scope, except items of other scopes. A killed undo is started again."""
     mine = {key: item for key, item in sorted(call.record["items"].items()) if key not in call.others}
 
     def of(label):
@@ -81,7 +81,7 @@ def absent(call, _given, manager):
         converge(call, Paths(label), [before_path(call, name, item) for name, item in of(label)])
     failed = [name for name, unit in here.items() if unit["ActiveState"] == "failed"]
     if failed and not call.check:
-        run("systemctl", "reset-failed", *failed)  # or systemd remembers them when their files are gone
+        run("systemctl", "reset-failed", *failed)  # else systemd keeps failed units whose files are removed
     settings = [Setting(name, item["before"]["value"]) for name, item in of("sysctl")]
     converge(call, Settings(), [setting for setting in settings if setting.value is not None])
     reload_units(call)
@@ -94,7 +94,7 @@ def absent(call, _given, manager):
         converge(call, packages, [Package(name, absent=True) for name in orphans])
     for name, item in reversed(of("directory")):
         if item["before"]["type"] == "absent" and Path(name).is_dir() and any(Path(name).iterdir()):
-            call.notes.append(f"directory {name} is not empty and stays")
+            call.notes.append(f"directory {name} is not empty and was not removed")
         else:
             converge(call, Paths("directory"), [before_path(call, name, item)])
     if not call.check:
@@ -115,7 +115,7 @@ def before_path(call, name, item):
     if before["type"] in ("file", "directory"):
         path.owner, path.group, path.mode = str(before["uid"]), str(before["gid"]), before["mode"]
     if before["type"] == "file":
-        kept = original(name) if original(name).exists() else Path(name)  # never replaced, so it is its own original
+        kept = original(name) if original(name).exists() else Path(name)  # never replaced: its own original
         path.data = base64.b64encode(earlier(call.scope, Path(name), kept)).decode()
     return path
 
@@ -128,7 +128,7 @@ def probe(call, _given, manager):
 def main():
     lists = ("repositories", "packages", "directories", "files", "units")
     spec = {name: {"type": "list", "elements": "raw", "default": []} for name in lists}
-    spec["files"]["no_log"] = True  # or the node's journal would show what is in them
+    spec["files"]["no_log"] = True  # else the node's journal shows their content
     spec["sysctl"] = {"type": "raw", "default": []}
     spec["name"] = {"type": "str"}
     spec["state"] = {"type": "str", "choices": ["present", "absent", "probe"], "default": "present"}
@@ -136,7 +136,7 @@ def main():
     spec.update({name: {"type": "bool", "default": False} for name in ("download_only", "upgrade", "union")})
     spec["record_key"] = {"type": "str", "no_log": True}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
-    module.no_log_values.clear()  # those of `files` are words like root; what is secret never enters a result
+    module.no_log_values.clear()  # values of `files` are words like root; secrets are never in a result
     os.umask(0o022)
     given = module.params
     call = Call(given["name"], module.check_mode, module._diff, given["record_key"], module._verbosity > 0)

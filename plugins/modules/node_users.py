@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: the groups and users of a node, all in one call."""
+"""Ansible module: converge the groups and users of a node in one call."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ module: node_users
 author: the clusterctl authors
 short_description: Converge the local groups and users of a node
 description:
-  - Creates and modifies what is listed, with the numbers listed. What is not listed is never touched.
-  - Reads C(/etc/passwd) and C(/etc/group) once and runs C(groupadd), C(useradd) and their kin only for what differs, so
-    that a thousand users who are right cost one call.
-  - Nobody gets a password; one that an administrator of the node has set stays.
+  - Creates and modifies the listed groups and users, with their UIDs and GIDs. Others are never changed.
+  - Reads C(/etc/passwd) and C(/etc/group) once and runs C(groupadd), C(useradd) and similar tools only for
+    differences, so a thousand unchanged users cost one call.
+  - Sets no passwords. A password that an administrator of the node has set is kept.
 options:
   groups:
-    description: Groups, those named after a user among them.
+    description: Groups, including those named after a user.
     type: list
     elements: dict
     default: []
@@ -38,11 +38,11 @@ options:
         type: str
         required: true
       gid:
-        description: Its number.
+        description: GID of the group.
         type: int
         required: true
   users:
-    description: Users. Each one's own group has the user's name and must be there or listed.
+    description: Users. Each user's own group has the user's name and must exist or be listed.
     type: list
     elements: dict
     default: []
@@ -52,7 +52,7 @@ options:
         type: str
         required: true
       uid:
-        description: Number of the user.
+        description: UID of the user.
         type: int
         required: true
       comment:
@@ -60,12 +60,12 @@ options:
         type: str
         default: ""
       groups:
-        description: All groups besides the user's own; from others the user is taken out.
+        description: All groups besides the user's own; the user is removed from all others.
         type: list
         elements: str
         default: []
       home:
-        description: Home directory, made for a new user unless it is C(/nonexistent). That of a known one is not moved.
+        description: Home directory, made for a new user unless it is C(/nonexistent). An existing one is not moved.
         type: str
         required: true
       shell:
@@ -74,8 +74,8 @@ options:
         required: true
       state:
         description:
-          - C(absent) removes the user with their sessions, crontab and at jobs. Jobs of Slurm go on to their end, and
-            the home stays.
+          - C(absent) removes the user with their sessions, crontab and at jobs. Slurm jobs continue until they end, and
+            the home directory is kept.
         type: str
         choices: [present, absent]
         default: present
@@ -87,7 +87,7 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Have two people on the node
+- name: Create a user and remove another
   node_users:
     groups:
       - {name: ada, gid: 10001}
@@ -99,39 +99,39 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was done to whom, as node_state tells it.
+  description: The changes, in the format of node_state.
   type: list
   elements: dict
   returned: always
 notes:
-  description: The processes of users who left that could not be ended.
+  description: Processes of removed users that could not be killed.
   type: list
   elements: str
   returned: always
 """
 
 NOWHERE = "/nonexistent"
-# Where cron and at keep what users gave them, on Debian and the RHEL family. at's files are named for jobs.
+# Directories of users' crontabs and at jobs, on Debian and the RHEL family. at's files have the names of jobs.
 CRONTABS = ("/var/spool/cron/crontabs", "/var/spool/cron")
 AT_JOBS = ("/var/spool/cron/atjobs", "/var/spool/at")
 LINGER = "/var/lib/systemd/linger"
-GRACE = 5.0  # seconds that processes have to end by themselves; and, after that, when they are killed
-FIRST = 500  # number of a person's account; one below may be the system's
+GRACE = 5.0  # seconds for processes to end after SIGTERM, and again after SIGKILL
+FIRST = 500  # lowest UID of a user's account; lower ones may be system accounts
 SECONDS = 300
 
 
 class ToolError(Exception):
-    """A tool refused; the text is its own."""
+    """A tool failed; the text is its output."""
 
 
 def entries(text: str, fields: int) -> dict[str, list[str]]:
-    """Return the lines of passwd (7 fields) or group (4) by their name, each without it."""
+    """Return the lines of passwd (7 fields) or group (4) by name, each without the name."""
     lines = [line.split(":") for line in text.splitlines()]
     return {line[0]: line[1:] for line in lines if len(line) == fields}
 
 
 def plan_groups(known: dict[str, list[str]], groups: list[dict[str, Any]]) -> list[tuple[str, str, list[str]]]:
-    """Return (group, what, command) for each one that is missing or has another number."""
+    """Return (group, what, command) for each group that is missing or has another GID."""
     steps = []
     for group in groups:
         name, number = group["name"], str(group["gid"])
@@ -146,7 +146,7 @@ def plan_groups(known: dict[str, list[str]], groups: list[dict[str, Any]]) -> li
 def plan_users(
     passwd: dict[str, list[str]], known: dict[str, list[str]], users: list[dict[str, Any]]
 ) -> list[tuple[str, str, list[str]]]:
-    """Return (user, what, command) for each one who is missing, otherwise than wanted, or should have left."""
+    """Return (user, what, command) for each user to create, modify or remove."""
     steps = []
     for user in users:
         name = user["name"]
@@ -166,7 +166,7 @@ def plan_users(
         }
         if not there:
             home = ["--no-create-home" if user["home"] == NOWHERE else "--create-home"]
-            # A password that no text hashes to: unlike a locked account, sshd lets its keys in.
+            # An impossible hash: sshd accepts keys of such an account, but not of a locked one.
             argv = ["useradd", *home, "--no-user-group", "--password", "*"]
             argv += [word for _, option in wanted.values() for word in option]
             steps.append((name, f"created, uid {user['uid']}", [*argv, "--", name]))
@@ -185,7 +185,7 @@ def plan_users(
 
 
 def numbers_of(name: str, uid: int, subuid: str = "/etc/subuid") -> list[range]:
-    """Return the numbers that a user's processes run as: the user's own, and those of their user namespaces."""
+    """Return the UIDs of a user's processes: the user's own, and those of their user namespaces."""
     ranges = [range(uid, uid + 1)]
     with contextlib.suppress(OSError):
         for owner, start, count in (line.split(":") for line in Path(subuid).read_text().split()):
@@ -195,7 +195,7 @@ def numbers_of(name: str, uid: int, subuid: str = "/etc/subuid") -> list[range]:
 
 
 def outside_of_jobs(numbers: Sequence[range], proc: str = "/proc") -> list[int]:
-    """Return the processes that run as these users, but for those of Slurm's jobs and those that have ended."""
+    """Return the running processes with these UIDs, except those of Slurm's jobs."""
     found = []
     for status in Path(proc).glob("[0-9]*/status"):
         with contextlib.suppress(OSError):  # it has ended
@@ -207,7 +207,7 @@ def outside_of_jobs(numbers: Sequence[range], proc: str = "/proc") -> list[int]:
 
 
 def left_behind(name: str, uid: int, root: str = "") -> list[Path]:
-    """Return the files by which cron, at and systemd would go on to run what this user has given them."""
+    """Return the files from which cron, at and systemd would still run commands of this user."""
     named = [Path(f"{root}{folder}/{name}") for folder in (*CRONTABS, LINGER)]
     owned = [file for folder in AT_JOBS for file in Path(f"{root}{folder}").glob("[A-Za-z=]?????????????")]
     files = [path for path in named if path.is_file()]
@@ -215,27 +215,27 @@ def left_behind(name: str, uid: int, root: str = "") -> list[Path]:
 
 
 def end(name: str, uid: int) -> str:
-    """Take away what runs as a user who leaves and what would run later; return what goes on all the same.
+    """End a removed user's processes and delete scheduled commands; return a note on processes that did not end.
 
-    The account is locked first, and what does not end is killed again and again, for a process may fork faster than it
-    is found. One that the kernel holds, on a file system that does not answer, ends when that does.
+    The account is locked first. Processes are killed repeatedly, because they may fork meanwhile. A process that waits
+    for a file system that does not respond ends when the file system responds.
     """
     perform(["usermod", "--expiredate", "1", "--", name])
     for path in left_behind(name, uid):
         path.unlink(missing_ok=True)
-    numbers, begun = numbers_of(name, uid), time.monotonic()
+    numbers, started = numbers_of(name, uid), time.monotonic()
     signalled = signal.SIGTERM
-    while here := outside_of_jobs(numbers):
-        waited = time.monotonic() - begun
+    while running := outside_of_jobs(numbers):
+        waited = time.monotonic() - started
         if waited > 2 * GRACE:
-            return f"{name}: processes go on though they were killed: {', '.join(map(str, here[:8]))}"
+            return f"{name}: processes are still running after SIGKILL: {', '.join(map(str, running[:8]))}"
         if signalled == signal.SIGTERM and waited > GRACE:
             signalled = signal.SIGKILL
         if signalled == signal.SIGKILL:  # all of a session at once
             subprocess.run(
                 ["systemctl", "kill", "--signal=KILL", f"user-{uid}.slice"], capture_output=True, check=False
             )
-        for pid in here if signalled == signal.SIGKILL or waited < 0.1 else ():
+        for pid in running if signalled == signal.SIGKILL or waited < 0.1 else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signalled)
         time.sleep(0.1)
@@ -243,7 +243,7 @@ def end(name: str, uid: int) -> str:
 
 
 def perform(argv: list[str]) -> None:
-    """Run one tool. Raises ToolError with its own words."""
+    """Run one tool. Raises ToolError with its output."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=SECONDS
@@ -251,7 +251,7 @@ def perform(argv: list[str]) -> None:
     except OSError as error:
         raise ToolError(f"cannot run {argv[0]}: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        raise ToolError(f"{argv[0]} {argv[-1]} has not ended after {SECONDS} s") from error
+        raise ToolError(f"{argv[0]} {argv[-1]} timed out after {SECONDS} s") from error
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip())[-600:]
         raise ToolError(f"{argv[0]} {argv[-1]}: {said or 'exit ' + str(done.returncode)}")
@@ -285,8 +285,9 @@ def main() -> None:
             if not module.check_mode:
                 if argv[0] == "userdel":
                     if name == os.environ.get("SUDO_USER"):
-                        told = f"{name} is removed by this run and runs it: another one of users_operators can do that"
-                        raise ToolError(told)
+                        raise ToolError(
+                            f"{name} cannot remove the own account: let another of users_operators run this"
+                        )
                     uid = int(passwd[name][1])
                     if uid >= FIRST and [entry[1] for entry in passwd.values()].count(str(uid)) == 1:
                         notes.extend(filter(None, [end(name, uid)]))
@@ -302,7 +303,7 @@ def main() -> None:
         with contextlib.nullcontext() if module.check_mode else alone_on_node(notes):
             known = entries(Path("/etc/group").read_text("utf-8"), 4)
             converge("group", plan_groups(known, module.params["groups"]))
-            # A group's new number is in its members' entries by now.
+            # Read again: a group's new GID is now in its members' entries.
             known = entries(Path("/etc/group").read_text("utf-8"), 4)
             passwd |= entries(Path("/etc/passwd").read_text("utf-8"), 7)
             converge("user", plan_users(passwd, known, module.params["users"]))

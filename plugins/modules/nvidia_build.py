@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: the NVIDIA driver's kernel modules, built for a kernel and loaded where that one runs."""
+"""Ansible module: build the NVIDIA driver's kernel modules, and load them if their kernel runs."""
 
 from __future__ import annotations
 
@@ -19,60 +19,60 @@ module: nvidia_build
 author: the clusterctl authors
 short_description: Build and load the NVIDIA driver's kernel modules
 description:
-  - Has dkms build the modules of installed packages for a kernel, and for newer ones whose headers are installed.
-  - A build that fails ends with the compiler's own line. The package manager knows nothing of it, and stays whole.
-  - Loads the modules where the kernel runs here. A driver that is loaded stays, unless I(change) allows to exchange it,
-    which is tried without a reboot first.
+  - Builds the modules of installed packages with dkms, for a kernel and for newer ones whose headers are installed.
+  - A failed build reports the compiler's error. The package manager is not affected.
+  - Loads the modules if their kernel runs. A loaded driver is replaced only if I(change) is set, if possible without a
+    reboot.
 options:
   packages:
-    description: Installed packages, one of which brings the modules' source.
+    description: Installed packages, one of which contains the modules' source.
     type: list
     elements: str
     required: true
   more:
-    description: Installed packages that may bring further modules' source.
+    description: Installed packages that may contain the source of further modules.
     type: list
     elements: str
     default: []
   kernel:
-    description: Kernel that they are for.
+    description: Kernel of the modules.
     type: str
     required: true
   signed:
-    description: Whether I(packages) have the modules themselves, signed for Secure Boot. Nothing is built then.
+    description: Whether I(packages) contain the built modules, signed for Secure Boot. Then nothing is built.
     type: bool
     default: false
   libraries:
-    description: Version of the driver's libraries, which signed modules have to have; empty where it is not known.
+    description: Version of the driver's libraries, which signed modules must match; empty if not known.
     type: str
     default: ""
   newer:
-    description: Whether newer kernels count as well.
+    description: Whether to build for newer kernels too.
     type: bool
     default: true
   change:
-    description: Whether a driver that is loaded may be exchanged for this one. Jobs that run here forbid it anyway.
+    description: Whether to replace a loaded driver with this one. It is never replaced while jobs run.
     type: bool
     default: false
   foreseen:
-    description: Changes that a dry run has found, as node_state tells them; they decide which modules would be others.
+    description: Changes of a dry run, in the format of node_state; they decide which modules would change.
     type: list
     elements: dict
     default: []
   modules:
-    description: Modules that are loaded with the driver.
+    description: Modules to load with the driver.
     type: list
     elements: str
     default: []
   units:
-    description: Services that hold the driver and are stopped for its exchange, in this order.
+    description: Services that use the driver and are stopped, in this order, when it is replaced.
     type: list
     elements: str
     default: []
 attributes:
   check_mode:
     support: full
-    description: Says whether it would build, and whether a reboot would be needed.
+    description: Reports whether it would build, and whether a reboot would be needed.
 """
 
 EXAMPLES = r"""
@@ -84,15 +84,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What was built and loaded, or would be; mappings with kind, name and what.
+  description: Modules that were built and loaded, or would be; mappings with kind, name and what.
   type: list
   returned: always
 notes:
-  description: What is worth knowing and no change.
+  description: Notes that are not changes.
   type: list
   returned: always
 loaded:
-  description: Version of the driver that is loaded now; empty where none is.
+  description: Version of the loaded driver; empty if there is none.
   type: str
   returned: always
 ready:
@@ -101,12 +101,12 @@ ready:
   returned: success
 stopped:
   description:
-    - Those of I(units) that ran before an exchange, of an earlier run too, and are to be started again.
-    - They are kept in /run/clusterctl/nvidia-driver.stopped, which is to be removed once they run.
+    - Those of I(units) that ran before the driver was replaced, also in an earlier run, and must be started again.
+    - They are stored in /run/clusterctl/nvidia-driver.stopped, which must be removed once they run.
   type: list
   returned: success
 reboot:
-  description: Why a reboot is needed; empty where it is not.
+  description: Why a reboot is needed; empty if it is not.
   type: str
   returned: always
 """
@@ -114,14 +114,14 @@ reboot:
 BUILD_LIMIT_S = 3600
 CDI = "nvidia-cdi-refresh.service"
 UP = ("active", "activating", "reloading")
-# There from when services are stopped for an exchange until they are started again.
+# Exists while services are stopped for replacing the driver.
 STOPPED = RUN / "nvidia-driver.stopped"
-# Of role gpu_health, whose looks ask the driver: a look of Slurm's is left out while another holds this, others wait.
+# Lock of role gpu_health's checks, which use the driver: Slurm's checks are skipped while it is held, others wait.
 DIAGNOSES = RUN / "gpu-health.diagnosis"
 
 
 def kernels(kernel: str, newer: bool, root: str = "/", headers: bool = True) -> list[str]:
-    """Return the kernel, and with `newer` later ones that the next boot can have; with `headers` those with some."""
+    """Return the kernel, and with `newer` later installed ones; with `headers` only those with headers."""
     files = Path(root, "lib/modules").glob("*/build" if headers else "*/kernel")
     found = [path.parent.name for path in files if path.is_dir()]
     later = [name for name in found if numbers(name) > numbers(kernel)]
@@ -129,17 +129,17 @@ def kernels(kernel: str, newer: bool, root: str = "/", headers: bool = True) -> 
 
 
 def target(kernel: str, newer: bool) -> str:
-    """Return the kernel that the driver is for: with `newer` the running one, which a reboot may have changed."""
+    """Return the kernel of the driver: with `newer` the running one, which a reboot may have changed."""
     return os.uname().release if newer and not kernel_side.in_container() else kernel
 
 
 def coming(changes: list[dict[str, str]]) -> set[str]:
-    """Return the packages that would be installed, or be of another version, by these changes."""
+    """Return the packages that these changes would install or update."""
     return {it["name"] for it in changes if it["kind"] == "package" and it["action"] in ("installed", "upgraded")}
 
 
 class Driver:
-    """The modules as dkms names them, and what becomes of them here."""
+    """The driver's modules in dkms, and their state on this node."""
 
     def __init__(self, given: dict[str, Any], check: bool) -> None:
         self.given, self.check = given, check
@@ -151,7 +151,7 @@ class Driver:
         self.changes.append(change("kernel module", name, action, what))
 
     def build(self, kernel: str, name: str, version: str) -> None:
-        """Build and install a module for one kernel; NodeError with what the compiler said."""
+        """Build and install a module for one kernel. Raises NodeError with the compiler's error."""
         state = kernel_side.state(name, version, kernel)
         if state == "installed":
             return
@@ -169,24 +169,26 @@ class Driver:
             self.changes.pop()
             raise NodeError(
                 f"{called} {version} does not build for kernel {kernel}:\n"
-                f"{kernel_side.complaint(kernel_side.text(log)) or 'dkms says nothing of it'}\nWhole log there: {log}"
+                f"{kernel_side.complaint(kernel_side.text(log)) or 'dkms printed no error'}\nLog on the node: {log}"
             )
         run("dkms", "install", "--force", *module, "-k", kernel)
 
     def load(self) -> str:
-        """Load them, in place of another version only where that is allowed; returns the version that is loaded."""
+        """Load the modules, replacing another version only if allowed; return the loaded version."""
         wanted, kernel = self.wanted()
         loaded = kernel_side.loaded()[0]
         if loaded == wanted and not kernel:
             self.complete()
             return loaded
         if loaded and not self.given["change"]:
-            self.notes.append(f"driver {wanted} is installed and {loaded} is loaded: clusterctl upgrade exchanges it")
+            self.notes.append(
+                f"driver {wanted} is installed but {loaded} is loaded: run clusterctl upgrade to replace it"
+            )
             return loaded
-        # A rehearsal for a node that will be drained: its jobs will have ended by then.
+        # In a rehearsal for a node that will be drained, its jobs will have ended by then.
         running = [] if self.check and self.given["change"] else slurm_steps.jobs()
         if running:
-            raise NodeError(f"the driver is not touched under jobs: {', '.join(running[:10])} run here")
+            raise NodeError(f"the driver is not replaced while jobs run: {', '.join(running[:10])}")
         with contextlib.nullcontext() if self.check else exclusive(DIAGNOSES, self.notes):
             self.changed("loaded", f"{wanted} loaded" + (f", was {loaded}" if loaded else ""))
             if kernel:
@@ -194,10 +196,10 @@ class Driver:
             return loaded if self.check or kernel else self.exchange(loaded)
 
     def wanted(self) -> tuple[str, str]:
-        """Return the version of the modules to load, and the kernel to boot for them, empty where that one runs.
+        """Return the version of the modules to load, and the kernel to boot for them, empty if it runs.
 
-        Signed modules are built once for each kernel, and work with the libraries of their own version alone. NodeError
-        where no kernel here has those.
+        Signed modules are built once for each kernel, and work only with libraries of the same version. Raises
+        NodeError if no installed kernel has such modules.
         """
         if not self.given["signed"]:
             return kernel_side.source(self.given["packages"])[1], ""
@@ -209,16 +211,16 @@ class Driver:
             if kernel_side.signed_module(later) == libraries:
                 return libraries, later
         raise NodeError(
-            f"kernel {kernel} has signed modules of driver {version or '(none)'}, and the libraries are {libraries}: "
-            "install the newest kernel of Ubuntu's package sources, reboot, and run this again"
+            f"kernel {kernel} has signed modules of driver {version or '(none)'}, but the libraries are {libraries}: "
+            "install the newest kernel from Ubuntu's package sources, reboot, and run this again"
         )
 
     def exchange(self, loaded: str) -> str:
-        """Take out the driver that is loaded, if any, and load the built one; returns what is loaded then."""
+        """Unload the loaded driver, if any, and load the built one; return the loaded version."""
         if loaded and not self.unload():
             return loaded
         if Path("/sys/module/nouveau").exists() and run("modprobe", "-r", "nouveau", check=False)[0]:
-            self.wait_for_reboot("nouveau holds the GPUs")
+            self.wait_for_reboot("nouveau uses the GPUs")
             return ""
         self.insert("nvidia")
         self.complete()
@@ -226,7 +228,7 @@ class Driver:
         return kernel_side.loaded()[0]
 
     def complete(self) -> None:
-        """Load what belongs to the driver and is not loaded."""
+        """Load the driver's modules that are not loaded."""
         for module in self.given["modules"]:
             if not Path("/sys/module", module.replace("-", "_")).exists():
                 self.changed("loaded", "loaded", module)
@@ -234,18 +236,18 @@ class Driver:
                     self.insert(module)
 
     def describe(self) -> None:
-        """Have the GPUs described anew for containers, with the paths of this driver's libraries.
+        """Write the GPUs' CDI description for containers again, with the paths of this driver's libraries.
 
-        The description was due when the packages came: no driver of their version answered then.
+        It was not possible when the packages were installed, because no driver of their version was loaded.
         """
         known = run("systemctl", "show", "--property=LoadState", "--value", CDI, check=False)[1].strip() == "loaded"
         if known and run("systemctl", "start", CDI, check=False)[0]:
             self.notes.append(f"{CDI} failed: containers have no GPUs until it succeeds")
 
     def unload(self) -> bool:
-        """Take the loaded driver out; whether that went without a reboot.
+        """Unload the driver; return whether that was possible without a reboot.
 
-        What uses it is looked for before the first module is taken out: its old ones are no longer there to load again.
+        Check for users before the first module is unloaded: the old modules are no longer on disk to load again.
         """
         units = self.given["units"]
         up = [unit for unit in units if run("systemctl", "is-active", unit, check=False)[1].strip() in UP]
@@ -273,28 +275,28 @@ class Driver:
         self.changes.append(change("reboot", os.uname().nodename, "rebooted", why))
 
     def insert(self, module: str) -> None:
-        """Load one module; NodeError with the kernel's own line."""
+        """Load one module. Raises NodeError with the kernel's message."""
         status, output = run("modprobe", module, check=False)
         if status:
             told = [line for line in run("dmesg", check=False)[1].splitlines() if re.search("NVRM|nvidia|modul", line)]
-            signed = "\nSecure boot is on, and takes only modules whose key is enrolled." * kernel_side.secure_boot()
+            signed = "\nSecure Boot is on and accepts only modules whose key is enrolled." * kernel_side.secure_boot()
             self.changes.pop()
             raise NodeError(f"modprobe {module}: {output.strip()}\n" + "\n".join(told[-3:]) + signed)
 
     def foresee(self) -> None:
-        """Say of a dry run whether the exchange would need a reboot."""
+        """Report in a dry run whether replacing the driver would need a reboot."""
         loaded = kernel_side.loaded()[0]
         if loaded and not self.given["change"]:
-            self.notes.append(f"driver {loaded} is loaded and stays: clusterctl upgrade exchanges it")
+            self.notes.append(f"driver {loaded} stays loaded: run clusterctl upgrade to replace it")
             return
-        others = kernel_side.holders(self.given["units"], jobs=False)  # they will have ended by then
+        others = kernel_side.holders(self.given["units"], jobs=False)  # jobs will have ended by then
         drawing = kernel_side.text("/sys/module/nvidia_drm/refcnt") not in ("", "0")
         if loaded and (others or drawing):
             by = ", ".join(others[:5]) or "the console"
             self.changed("replaced", f"exchanged, now {loaded}")
             self.wait_for_reboot(f"the driver is in use by {by}")
         elif Path("/sys/module/nouveau").exists():
-            self.notes.append("nouveau is loaded: where it does not let go of the GPUs, the node is rebooted")
+            self.notes.append("nouveau is loaded: if it cannot be unloaded, the node is rebooted")
 
 
 def main() -> None:
@@ -325,12 +327,12 @@ def main() -> None:
             else:
                 for kernel in [] if given["signed"] else kernels(given["kernel"], given["newer"]):
                     driver.build(kernel, *kernel_side.source(given["packages"]))
-                    for found in kernel_side.sources(given["more"]):  # they are built against the driver's source
+                    for found in kernel_side.sources(given["more"]):  # built against the driver's source
                         driver.build(kernel, *found)
                 if here:
                     loaded = driver.load()
                 else:
-                    driver.notes.append(f"the driver is built for kernel {given['kernel']}, which does not run here")
+                    driver.notes.append(f"the driver is built for kernel {given['kernel']}, which is not running")
     except NodeError as error:
         module.fail_json(
             msg=clean(str(error)), changes=driver.changes, notes=driver.notes, changed=bool(driver.changes)

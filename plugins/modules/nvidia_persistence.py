@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: whether GPUs keep their state without a client."""
+"""Ansible module: check that GPUs keep their state without a client."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ module: nvidia_persistence
 author: the clusterctl authors
 short_description: Check the persistence mode of a node's GPUs
 description:
-  - Asks the driver whether the persistence daemon has switched persistence mode on. Changes nothing.
+  - Asks the driver whether the persistence daemon has enabled persistence mode. Changes nothing.
 options: {}
 attributes:
   check_mode:
     support: full
-    description: It only looks.
+    description: Changes nothing.
 """
 
 EXAMPLES = r"""
@@ -28,27 +28,27 @@ EXAMPLES = r"""
 
 RETURN = r"""
 notes:
-  description: What is worth knowing.
+  description: Notes for the user.
   type: list
   returned: always
 """
 
-# The daemon switches it on after it has opened each GPU.
+# The daemon enables it after it has opened each GPU.
 WAIT_S = 20.0
 
 
 def notes(wait: float = WAIT_S) -> list[str]:
-    """Return what is wrong with the persistence mode of the GPUs, once the daemon has had time to set it."""
+    """Return the problems with the GPUs' persistence mode; wait for the daemon to set it."""
     until = time.monotonic() + wait
     off = kernel_side.without_persistence()
     while off and time.monotonic() < until:
         time.sleep(min(1.0, wait))
         off = kernel_side.without_persistence()
     if off is None:
-        return ["persistence mode is not known: the driver does not answer"]
+        return ["persistence mode is not known: the driver does not respond"]
     if not off:
         return []
-    lost = "clocks and power limits are lost with the last program that uses the GPU"
+    lost = "clocks and power limits are reset when the last program on the GPU ends"
     return [f"persistence mode is off on {', '.join(off)}, so {lost}: systemctl status nvidia-persistenced"]
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: upgrade all packages of a node but those of our roles, and tell whether it has to be rebooted."""
+"""Ansible module: upgrade all packages of a node except those of clusterctl's roles; report a needed reboot."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ module: os_upgrade
 author: the clusterctl authors
 short_description: Upgrade a node's distribution within its release
 description:
-  - Moves every package to the newest version of the package sources, and installs what those need.
-  - Nothing is removed but what a new package replaces and, with dnf, a kernel beyond the number that it keeps.
-  - The packages that clusterctl's roles have recorded, and all others of the same source, stay at their version.
+  - Upgrades every package to the newest version of the package sources, and installs new dependencies.
+  - Removes only packages that a new package replaces and, with dnf, kernels beyond the number that it keeps.
+  - Packages that clusterctl's roles have recorded, and all others of the same source, keep their version.
 options:
   packages:
-    description: Whether packages move. Otherwise only the need of a reboot is looked at.
+    description: Whether to upgrade packages. If false, only check whether a reboot is needed.
     type: bool
     default: true
   package_manager:
-    description: V(auto) takes the distribution's own.
+    description: V(auto) uses the distribution's.
     type: str
     choices: [auto, apt, dnf]
     default: auto
 attributes:
-  check_mode: {support: full, description: Says what would move. The index of the package sources is refreshed.}
+  check_mode: {support: full, description: Reports the upgrades. The index of the package sources is refreshed.}
 """
 
 EXAMPLES = r"""
@@ -45,15 +45,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: The packages that moved, came or went, or would in check mode; mappings with kind, name and what.
+  description: Upgraded, installed and removed packages, or those planned; mappings with kind, name and what.
   type: list
   returned: always
 notes:
-  description: What is worth knowing and no change.
+  description: Notes that are not changes.
   type: list
   returned: always
 reboot:
-  description: Why the node has to be rebooted for what is installed; empty where it has not to be.
+  description: Why the node must be rebooted; empty if it must not.
   type: str
   returned: always
 """
@@ -65,14 +65,14 @@ DUE = STORE / "kernel-due"
 
 
 def boot_entry() -> str:
-    """Return what the boot loader would start by itself, in its own words; empty where that cannot be told."""
+    """Return the boot loader's default entry in its own format; empty if it is not known."""
     if shutil.which("grubby"):
         status, output = run("grubby", "--default-kernel", check=False)
         return output.strip() if status == 0 else ""
     menu, kept = BOOT / "grub/grub.cfg", BOOT / "grub/grubenv"
     if menu.exists():
         variables = dict(re.findall(r"(?m)^(\w+)=(.*)$", kept.read_text(errors="replace") if kept.exists() else ""))
-        # What was chosen for the next start alone comes first.
+        # An entry for the next boot only has precedence.
         chosen = re.findall(r'(?m)^\s*set default="(.*)"', menu.read_text(errors="replace"))
         named = [re.sub(r"\$\{(\w+)\}", lambda match: variables.get(match[1], ""), entry) for entry in chosen]
         return next(filter(None, named), "")
@@ -80,9 +80,9 @@ def boot_entry() -> str:
 
 
 def due_kernel() -> str:
-    """Return the kernel that would run after a reboot, if it is newer than the one that runs; else nothing.
+    """Return the kernel after a reboot if it is newer than the running one, else an empty text.
 
-    It is the one that the boot loader's default names; where that names none, as its first entry does, the newest.
+    It is the kernel of the boot loader's default entry. If that has no kernel's name, for example 0, it is the newest.
     """
     running, entry = os.uname().release, boot_entry()
     installed = [path.name.split("-", 1)[1] for path in BOOT.glob("vmlinuz-[1-9]*")]
@@ -92,13 +92,13 @@ def due_kernel() -> str:
 
 
 def boot() -> str:
-    """Return what differs after each start of the node. A container has its host's kernel and its own first process."""
+    """Return an id of the current boot. A container has its host's kernel and its own first process."""
     started = Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{started}"
 
 
 def in_vain(kernel: str, planned: bool) -> bool:
-    """Return whether the node has started anew since this kernel was found due; keeps when it was first found."""
+    """Return whether the node was rebooted since this kernel was first found due; store the boot of that time."""
     first, now = DUE.read_text().split() if DUE.exists() else [], [kernel, boot()]
     if kernel and first[:1] == [kernel]:
         return first != now
@@ -108,28 +108,28 @@ def in_vain(kernel: str, planned: bool) -> bool:
 
 
 def reason(manager: Any, moves: Iterable[str], planned: bool, notes: list[str]) -> str:
-    """Return why the node has to be rebooted: for what is installed, or would be; empty where it has not to be."""
+    """Return why the node must be rebooted for installed or planned packages; empty if it must not."""
     kernel = due_kernel()
     tried, running = in_vain(kernel, planned), os.uname().release
     if tried:
-        notes.append(f"a reboot did not bring Linux {kernel}, {running} runs still: see the boot loader's default")
+        notes.append(f"Linux {running} still runs after a reboot, expected {kernel}: check the boot loader's default")
     if manager.wants_reboot():
-        return "the distribution asks for it"
+        return "the distribution requires it"
     if kernel and not tried:
-        return f"Linux {kernel} is installed, and {running} runs"
+        return f"Linux {kernel} is installed, but {running} runs"
     coming = [name for name in moves if name in manager.restarts or (planned and KERNEL.match(name))]
     return f"{coming[0]} comes" if coming else ""
 
 
 def coming(manager: Any, kept: list[str], planned: bool, notes: list[str]) -> dict[str, tuple[str, str]]:
-    """Return what moves; a rehearsal cannot tell all of it where a killed package manager has left pieces."""
+    """Return the package changes; a rehearsal may not know all of them after an interrupted package manager."""
     try:
         return manager.moves(kept, planned)
     except NodeError as error:
         if not (planned and (manager.broken or manager.interrupted)):
             raise
         broken = ", ".join(manager.broken) or "an interrupted dpkg"
-        notes.append(f"more may move once {broken} is repaired: {clean(str(error))}")
+        notes.append(f"more packages may change after {broken} is repaired: {clean(str(error))}")
         return {}
 
 

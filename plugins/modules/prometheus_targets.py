@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: whether everything that a Prometheus watches is up."""
+"""Ansible module: check that all targets of Prometheus are up."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ansible.module_utils.basic import AnsibleModule
 DOCUMENTATION = r"""
 module: prometheus_targets
 author: the clusterctl authors
-short_description: Tell which targets of a Prometheus are up
+short_description: Check which targets of Prometheus are up
 description:
-  - Asks Prometheus for its targets. One that it has not found up is asked again here, as Prometheus would, because the
-    next time that it asks may be a whole scrape interval away.
+  - Reads Prometheus's targets. A target that is not up is scraped again by this module, because Prometheus's next
+    scrape may be a whole interval away.
   - Changes nothing.
 options:
   url:
@@ -36,11 +36,11 @@ options:
     type: str
     required: true
   authority:
-    description: File with the certificate of the authority by which Prometheus is known.
+    description: File with the certificate of the authority of Prometheus's certificate.
     type: path
     default: /etc/prometheus/tls/authority.pem
   elsewhere:
-    description: Names and addresses of hosts whose targets do not count, because they are known to be out of reach.
+    description: Names and addresses of hosts that are known to be unreachable; their targets are ignored.
     type: list
     elements: str
     default: []
@@ -54,7 +54,7 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Prove that every target is up
+- name: Check that every target is up
   prometheus_targets:
     url: https://10.0.0.10:9090
     user: admin
@@ -63,24 +63,24 @@ EXAMPLES = r"""
 
 RETURN = r"""
 up:
-  description: Targets that Prometheus has found up.
+  description: Targets that are up in Prometheus.
   type: list
   elements: str
   returned: always
 answering:
-  description: Targets that it has yet to ask again, and that answer.
+  description: Targets that answer but that Prometheus has not scraped again yet.
   type: list
   elements: str
   returned: always
 down:
-  description: By host, why its target does not answer.
+  description: The reason why a target does not answer, by host.
   type: dict
   returned: always
 """
 
 
 class SilentError(Exception):
-    """Prometheus does not say what it watches."""
+    """Prometheus does not return its targets."""
 
 
 class Prometheus:
@@ -92,54 +92,54 @@ class Prometheus:
         self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)
 
     def fetch(self, url: str, most: int = -1) -> bytes:
-        """Return what a URL answers, at most so many bytes. Raises OSError, with HTTP's refusals among them."""
+        """Return at most `most` bytes of a URL's content. Raises OSError, also for HTTP errors."""
         headers = self.headers if url.startswith(f"{self.url}/") else {}
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the inventory's, or Prometheus's word
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - from the inventory or from Prometheus
         with self.opener.open(request, timeout=5) as answer:
             body: bytes = answer.read(most)
         return body
 
 
 def label(target: dict[str, Any]) -> str:
-    """Return the name by which a person knows the target."""
+    """Return the target's name for people."""
     return f"{target['labels']['instance']} ({target['labels']['job']})"
 
 
 def complaint(prometheus: Prometheus, target: dict[str, Any]) -> str:
-    """Return why a target does not answer, or nothing. Prometheus itself is a target that wants the login."""
+    """Return why a target does not answer, or an empty text. Prometheus itself is a target that needs the login."""
     try:
-        # That it answers is enough: what a node says may have no end.
+        # Read only a part: a node's answer may be endless.
         prometheus.fetch(target["scrapeUrl"], most=0)
     except OSError as error:
-        return f"Prometheus is to ask {target['scrapeUrl']}: {error}"
+        return f"{target['scrapeUrl']}: {error}"
     return ""
 
 
 def look(prometheus: Prometheus, elsewhere: set[str]) -> tuple[list[str], list[str], dict[str, str]]:
-    """Return the targets that are up, those that answer all the same, and by host why others do not.
+    """Return the targets that are up, further ones that answer, and the errors of others by host.
 
-    Raises SilentError where Prometheus itself says nothing.
+    Raises SilentError if Prometheus does not return its targets.
     """
     try:
         text = prometheus.fetch(f"{prometheus.url}/api/v1/targets?state=active").decode()
-        # Debian 12's has been seen to send a second document behind the one that was asked for.
+        # Debian 12's Prometheus sometimes sends a second document after the requested one.
         answer, _ = json.JSONDecoder().raw_decode(text)
     except (OSError, ValueError) as error:
         raise SilentError(f"Prometheus at {prometheus.url}: {error}") from error
     targets = [target for target in answer["data"]["activeTargets"] if not_elsewhere(target, elsewhere)]
     if not targets:
-        raise SilentError(f"Prometheus at {prometheus.url} watches nothing")
+        raise SilentError(f"Prometheus at {prometheus.url} has no targets")
     pending = [target for target in targets if target["health"] != "up"]
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         complaints = list(pool.map(lambda target: complaint(prometheus, target), pending))
     up = [label(target) for target in targets if target["health"] == "up"]
-    answering = [label(target) for target, said in zip(pending, complaints) if not said]  # noqa: B905 - Python 3.8
-    down = {target["labels"]["instance"]: said for target, said in zip(pending, complaints) if said}  # noqa: B905
+    answering = [label(target) for target, error in zip(pending, complaints) if not error]  # noqa: B905 - Python 3.8
+    down = {target["labels"]["instance"]: error for target, error in zip(pending, complaints) if error}  # noqa: B905
     return up, answering, down
 
 
 def not_elsewhere(target: dict[str, Any], elsewhere: set[str]) -> bool:
-    """Tell whether a target belongs to a host that can be reached. Its label is a name, or address and port."""
+    """Return whether a target's host can be reached. Its label is a name, or address and port."""
     instance = target["labels"]["instance"]
     return not {instance, instance.rpartition(":")[0]} & elsewhere
 

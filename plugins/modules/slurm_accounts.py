@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: Slurm's accounts, users and their associations."""
+"""Ansible module: converge Slurm's accounts, users and their associations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ module: slurm_accounts
 author: the clusterctl authors
 short_description: Converge accounts and users in Slurm's accounting
 description:
-  - Adds and modifies what is listed. What is not listed is never touched.
-  - Asks C(sacctmgr) once and writes only what differs. Must run on the head, as root.
+  - Adds and modifies the listed accounts and users. Others are never changed.
+  - Reads with C(sacctmgr) once and writes only differences. Must run on the head, as root.
 options:
   cluster:
-    description: Name of the cluster; added where accounting does not know it.
+    description: Name of the cluster; added to accounting if it is missing.
     type: str
     required: true
   accounts:
@@ -27,15 +27,15 @@ options:
     default: []
     suboptions:
       name:
-        description: Name of the account; Slurm keeps it in lower case.
+        description: Name of the account; Slurm stores it in lower case.
         type: str
         required: true
       description:
-        description: What it is for; empty means its name.
+        description: Description of the account; empty means its name.
         type: str
         default: ""
       parent:
-        description: Account above it.
+        description: Parent account.
         type: str
         default: root
   users:
@@ -66,8 +66,8 @@ options:
     default: false
   state:
     description:
-      - C(absent) takes away the listed associations, a whole user where C(accounts) is empty, then the listed accounts.
-      - Slurm refuses that while jobs of theirs run; they then stay until a later run, and a note says so.
+      - C(absent) deletes the listed associations, or the whole user if C(accounts) is empty, then the listed accounts.
+      - Slurm refuses that while their jobs run. They are then kept until a later run, with a note.
     type: str
     choices: [present, absent]
     default: present
@@ -77,7 +77,7 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Give two people an account
+- name: Add an account with two users
   slurm_accounts:
     cluster: aurora
     accounts:
@@ -94,7 +94,7 @@ commands:
   elements: list
   returned: always
 notes:
-  description: What Slurm would not do yet.
+  description: Deletions that Slurm refused.
   type: list
   elements: str
   returned: always
@@ -105,11 +105,11 @@ QOS, DENY = "normal", "DenyOnLimit"
 
 
 class SacctmgrError(Exception):
-    """sacctmgr refused; the text is its own."""
+    """sacctmgr failed; the text is its output."""
 
 
 def sacctmgr(*arguments: str) -> str:
-    """Run sacctmgr without questions and return its output."""
+    """Run sacctmgr without confirmation prompts and return its output."""
     argv = ["sacctmgr", "--immediate", "--noheader", "--parsable2", *arguments]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
@@ -122,7 +122,7 @@ def sacctmgr(*arguments: str) -> str:
 
 
 class Accounting:
-    """What accounting knew when it was asked, and the commands that lead from there to what is wanted."""
+    """The state of accounting, and the commands that change it to the wanted state."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
@@ -131,11 +131,11 @@ class Accounting:
         self.users: dict[str, tuple[str, str]] = {}
         self.parents: dict[str, str] = {}
         self.associations: set[tuple[str, str]] = set()
-        self.qos_flags: set[str] | None = None  # None: there is no such QOS
+        self.qos_flags: set[str] | None = None  # None: the QOS does not exist
         self.commands: list[list[str]] = []
 
     def read(self) -> None:
-        """Ask sacctmgr. Raises SacctmgrError."""
+        """Read the state with sacctmgr. Raises SacctmgrError."""
         clusters = sacctmgr("show", "cluster", "format=cluster").split()
         self.known = self.cluster in clusters
         for line in sacctmgr("show", "account", "format=account,description").splitlines():
@@ -161,12 +161,12 @@ class Accounting:
             self.parents["root"] = ""
 
     def refuse_over_limit(self) -> None:
-        """Plan to have jobs refused that exceed a limit. Source: DenyOnLimit in sacctmgr(1)."""
+        """Plan to refuse jobs that exceed a limit. Source: DenyOnLimit in sacctmgr(1)."""
         if self.qos_flags is not None and DENY.lower() not in self.qos_flags:
             self.commands.append(["modify", "qos", QOS, "set", f"flags+={DENY}"])
 
     def add_account(self, name: str, description: str, parent: str) -> None:
-        """Plan to have an account on this cluster, under its parent. Slurm keeps both texts in lower case."""
+        """Plan to add or modify an account of this cluster. Slurm stores name and description in lower case."""
         name, parent, description = name.lower(), parent.lower(), (description or name).lower()
         where = f"cluster={self.cluster}"
         if name not in self.parents:
@@ -179,7 +179,7 @@ class Accounting:
         self.accounts[name] = description
 
     def add_user(self, name: str, accounts: list[str], level: str) -> None:
-        """Plan to have a user with these associations; the first account is the default."""
+        """Plan to add or modify a user with these associations; the first account is the default."""
         accounts = [account.lower() for account in accounts]
         missing = [account for account in accounts if (name, account) not in self.associations]
         default, now = self.users.get(name, (accounts[0], level))
@@ -195,7 +195,7 @@ class Accounting:
         self.users[name] = (accounts[0], level)
 
     def remove_user(self, name: str, accounts: list[str]) -> None:
-        """Plan to take away associations, or the user."""
+        """Plan to delete associations, or the user."""
         if not accounts and name in self.users:
             self.commands.append(["delete", "user", f"name={name}"])
         there = [account.lower() for account in accounts if (name, account.lower()) in self.associations]
@@ -204,7 +204,7 @@ class Accounting:
             self.commands.append(["delete", "user", "where", *where])
 
     def remove_account(self, name: str) -> None:
-        """Plan to take an account off this cluster."""
+        """Plan to delete an account of this cluster."""
         if name.lower() in self.parents:
             where = [f"name={name.lower()}", f"cluster={self.cluster}"]
             self.commands.append(["delete", "account", "where", *where])
@@ -228,7 +228,7 @@ def plan(accounting: Accounting, params: dict[str, Any]) -> None:
 
 
 def kept(command: list[str]) -> str:
-    """Return what to say of a deletion that Slurm refuses while jobs run, and what ends it."""
+    """Return the note on a deletion that Slurm refuses while jobs run."""
     words = dict(word.split("=", 1) for word in command if "=" in word)
     name, then = words["name"], "then bootstrap again"
     if command[1] == "account":
@@ -264,13 +264,13 @@ def main() -> None:
     accounting = Accounting(module.params["cluster"])
     for entry in module.params["users"]:
         if module.params["state"] == "present" and not entry["accounts"]:
-            module.fail_json(msg=f"user {entry['name']} has no account: Slurm would refuse every job of theirs")
+            module.fail_json(msg=f"user {entry['name']} has no account: Slurm would refuse all of this user's jobs")
     try:
         accounting.read()
     except SacctmgrError as error:
         if not module.check_mode:
             module.fail_json(msg=str(error))
-        # A dry run on a fresh head: there is no accounting yet, so everything listed will be added.
+        # In a dry run on a new head there is no accounting yet, so everything listed would be added.
     plan(accounting, module.params)
     commands, notes = [], []
     for command in accounting.commands:

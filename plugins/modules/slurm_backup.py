@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: one archive of what a head has, kept if a test restore of it succeeds."""
+"""Ansible module: back up a head into one archive, which is kept if a test restore succeeds."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ from ansible.module_utils.node_state.tools import ENVIRONMENT, NodeError, change
 DOCUMENTATION = r"""
 module: slurm_backup
 author: the clusterctl authors
-short_description: Back up what a head has, and prove the backup by a restore
+short_description: Back up a head, and check the backup with a test restore
 description:
-  - Copies what slurmctld keeps of jobs, nodes and reservations, and the causes of drained nodes; then dumps the
-    accounting database, all while jobs run. With them go the cluster's directory, of which the head has a copy, and
-    what Prometheus is configured by. Runs on the head, as root.
-  - Restores both for a test. A slurmctld of its own, in a network of its own, starts on the copied state; the dump is
-    loaded into a database of its own; the vault with the cluster's secrets is held against its password, and promtool
-    reads Prometheus's configuration. Where anything is missing that is an error, and no earlier archive is touched.
-  - The archive is for root alone, for jobs' scripts and environments are in it. Secrets of the cluster are in it as
-    they are in its directory, sealed; the password that opens them is not.
+  - Copies slurmctld's state of jobs, nodes and reservations, and the causes of drained nodes; then dumps the
+    accounting database. Jobs continue to run. The archive also has the head's copy of the cluster's directory, and
+    Prometheus's configuration. Runs on the head, as root.
+  - Restores state and dump for a test. A separate slurmctld in a separate network starts on the copied state. The dump
+    is loaded into a separate database. The vault with the cluster's secrets is checked with its password, and promtool
+    checks Prometheus's configuration. If anything is missing, the module fails and keeps all earlier archives.
+  - Only root can read the archive, because it has jobs' scripts and environments. The cluster's secrets are in it
+    encrypted, as in its directory; the vault password is not.
 options:
   directory:
-    description: Where archives are kept.
+    description: Directory of the archives.
     type: path
     required: true
   keep:
-    description: How many of this cluster's archives stay.
+    description: Number of this cluster's archives to keep.
     type: int
     required: true
   state:
@@ -72,7 +72,7 @@ options:
     type: path
     required: true
   database:
-    description: Name of the accounting database on this host; empty where it is on another, and then not backed up.
+    description: Name of the accounting database on this host; empty if it is on another host, then it is not backed up.
     type: str
     required: true
   prometheus:
@@ -80,7 +80,7 @@ options:
     type: bool
     required: true
   key:
-    description: The cluster's secret that seals the archive, and that only its head and its controllers have.
+    description: The cluster's secret that seals the archive; only its head and its controllers have it.
     type: str
     required: true
   check:
@@ -106,42 +106,42 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: The archive that was made and those that it replaces; mappings with kind, name and what.
+  description: The new archive and the deleted old ones; mappings with kind, name and what.
   type: list
   returned: always
 notes:
-  description: What the archive does not hold, and what is wrong in it as it is here.
+  description: What the archive does not include, and problems of the included configuration.
   type: list
   elements: str
   returned: always
 """
 
-SAVED_S = 6  # slurmctld writes a change that it was told of down within 5 s
+SAVED_S = 6  # slurmctld saves a change within 5 s
 DELIVERED_S = 60
 ATTEMPTS = 3
 SCRATCH = "clusterctl_backup_check"
 
 
 def queue() -> dict[str, str]:
-    """Return the jobs that wait or run, id to state."""
+    """Return the pending and running jobs, id to state."""
     return jobs(run("squeue", "--noheader", "--all", "--states=PENDING,RUNNING,SUSPENDED", "--format=%A %T")[1])
 
 
 def save(queue: dict[str, str]) -> None:
-    """Have slurmctld write its jobs down within SAVED_S: where backfill has started one it may not do so for minutes.
+    """Make slurmctld save its jobs within SAVED_S: after backfill has started a job, it may not save for minutes.
 
-    Any update of a job makes it, so one gets the name that it has.
+    Any update of a job triggers that, so set a job's name to its current name.
     """
     for job in sorted(queue, key=lambda job: queue[job] != "RUNNING")[:1]:
         status, name = run("squeue", "--noheader", "--all", f"--jobs={job}", "--format=%j", check=False)
-        if status == 0 and name.strip():  # one that has ended meanwhile is written down as that
+        if status == 0 and name.strip():  # a job that has ended meanwhile is saved as ended
             run("scontrol", "update", f"JobId={job}", "JobName=" + name.splitlines()[0], check=False)
 
 
 def state(source: Path, workplace: Path, check: str) -> dict[str, str]:
-    """Copy the state, and start a slurmctld on the copy; return the jobs that this one has.
+    """Copy the state, and start a slurmctld on the copy; return its jobs.
 
-    Each job that waited, or ran, before the copy was begun and still does after it must be in the copy like that.
+    Each job with the same state before and after the copying must have this state in the copy.
     """
     for _ in range(ATTEMPTS):
         before = queue()
@@ -153,29 +153,29 @@ def state(source: Path, workplace: Path, check: str) -> dict[str, str]:
         lacking = sorted(job for job in before if before[job] == after.get(job) and found.get(job) != before[job])
         if not lacking:
             return found
-    told = ", ".join(f"{job} is {before[job]}, there {found.get(job, 'not at all')}" for job in lacking[:10])
+    listed = ", ".join(f"{job} is {before[job]}, in the copy {found.get(job, 'missing')}" for job in lacking[:10])
     age = time.time() - (source / "job_state").stat().st_mtime
     raise NodeError(
-        f"the copy of slurmctld's state does not have {len(lacking)} jobs of the queue as they are: {told}; "
+        f"in the copy of slurmctld's state, {len(lacking)} jobs of the queue are missing or different: {listed}; "
         f"slurmctld last saved its jobs {age:.0f} s ago"
     )
 
 
 def delivered() -> None:
-    """Wait until slurmdbd has all that slurmctld has to say to it, so that the dump is no older than the state."""
+    """Wait until slurmdbd has all records of slurmctld, so that the dump is not older than the state."""
     deadline = time.monotonic() + DELIVERED_S
     while True:
         waiting = [line.split()[-1] for line in run("sdiag")[1].splitlines() if line.startswith("DBD Agent queue size")]
         if waiting == ["0"]:
             return
         if time.monotonic() > deadline:
-            said = " ".join(waiting) or "an unknown number of"
-            raise NodeError(f"slurmdbd does not take {said} records that slurmctld has for it: is it running?")
+            count = " ".join(waiting) or "an unknown number of"
+            raise NodeError(f"slurmdbd does not accept {count} records from slurmctld: check that slurmdbd is running")
         time.sleep(0.2)
 
 
 def dump(database: str, target: Path) -> None:
-    """Dump a database as of one moment, compressed; its writers are not held up."""
+    """Dump a consistent snapshot of a database, compressed, without blocking its writers."""
     argv = ["mariadb-dump", "--single-transaction", "--quick", "--hex-blob", database]
     process = subprocess.Popen(
         argv,
@@ -184,7 +184,7 @@ def dump(database: str, target: Path) -> None:
         stderr=subprocess.PIPE,
         env={**os.environ, **ENVIRONMENT},
     )
-    assert process.stdout is not None  # noqa: S101 - as it was asked for
+    assert process.stdout is not None  # noqa: S101 - requested with PIPE
     with gzip.open(target, "wb", compresslevel=1) as file:
         shutil.copyfileobj(process.stdout, file, CHUNK)
     _, said = process.communicate()
@@ -193,7 +193,7 @@ def dump(database: str, target: Path) -> None:
 
 
 def accounting(database: str, workplace: Path) -> dict[str, int]:
-    """Dump the database, load the dump into one of its own and return how many rows it has there, table by table."""
+    """Dump the database, load the dump into a separate database and return its number of rows by table."""
     before = counts(database)
     dump(database, workplace / DUMP)
     after = counts(database)
@@ -203,40 +203,38 @@ def accounting(database: str, workplace: Path) -> dict[str, int]:
     finally:
         sql(f"DROP DATABASE IF EXISTS `{SCRATCH}`")
     for name in before:
-        # Rows are added all the time, and taken away where Slurm is told to purge.
+        # Meanwhile rows are added, and deleted if Slurm is configured to purge.
         least, most = sorted((before[name], after.get(name, before[name])))
         if not least <= found.get(name, -1) <= most:
             got = found.get(name, "none")
-            raise NodeError(f"restored for a test, {name} has {got} rows, expected {least} to {most}")
+            raise NodeError(f"in the test restore, {name} has {got} rows, expected {least} to {most}")
     return found
 
 
 def needed(source: Path, database: str) -> list[tuple[str, int]]:
-    """Return where a backup and its test restore need how many bytes at most."""
+    """Return (directory, bytes) that a backup and its test restore need at most."""
     of_state, of_database = size_of(source), 0
     if database:
         asked = f"SELECT @@datadir, SUM(data_length + index_length) FROM information_schema.tables WHERE table_schema = '{database}'"  # noqa: E501,S608
         ((folder, size),) = sql(asked)
         of_database = int(float(size)) if size != "NULL" else 0
     spare = 64 << 20
-    # The dump and the archive with it in it; the state as well, and once more laid out.
+    # The dump, twice with the archive; the state, twice with the archive, and once more unpacked.
     here = [(str(source), 3 * of_state), ("", 2 * of_database + spare)]
     return here + ([(folder, of_database + spare)] if database else [])
 
 
 def make(given: dict[str, Any]) -> tuple[Path, dict[str, Any], list[str]]:
-    """Make an archive that a test has restored, and return it with what it says of itself, and what to say of it."""
+    """Make and test an archive; return its path, its manifest and notes."""
     directory, source, database = Path(given["directory"]), Path(given["state"]), given["database"]
     if database and not NAME.fullmatch(database):
-        raise NodeError(f"{database!r} is no name of a database")
+        raise NodeError(f"{database!r} is not a valid name of a database")
     if not label():
-        raise NodeError(
-            "this is no cluster's head: the copy of the cluster's directory that bootstrap leaves is not here"
-        )
+        raise NodeError("this host is not a cluster's head: bootstrap's copy of the cluster's directory is missing")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     workplace = directory / ".new"
-    shutil.rmtree(workplace, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(workplace, ignore_errors=True)  # from a killed run
     room(*((place or str(directory), size) for place, size in needed(source, database)))
     workplace.mkdir(mode=0o700)
     try:
@@ -254,7 +252,7 @@ def make(given: dict[str, Any]) -> tuple[Path, dict[str, Any], list[str]]:
             copy_monitoring(workplace / MONITORING)
             wrong = try_monitoring(workplace / MONITORING, workplace)
             parts.append(workplace / MONITORING)
-            notes += [f"Prometheus's configuration is in the backup as it is, and promtool says: {wrong}"] * bool(wrong)
+            notes += [f"Prometheus's configuration in the backup has errors, promtool: {wrong}"] * bool(wrong)
         else:
             notes.append("Prometheus is not set up on this host, and its configuration is not in the backup")
         if DRAINED.exists():
@@ -274,7 +272,7 @@ def make(given: dict[str, Any]) -> tuple[Path, dict[str, Any], list[str]]:
             },
         }
         seal(workplace / "archive", manifest, parts, given["key"])
-        unseal(workplace / "archive", given["key"])  # as it lies on the disk
+        unseal(workplace / "archive", given["key"])  # read back from the disk
         path = directory / f"{manifest['cluster']}-{made:%Y%m%dT%H%M%SZ}.tar"
         (workplace / "archive").rename(path)
         sync(directory)
@@ -313,7 +311,7 @@ def main() -> None:
         path, manifest, notes = make(module.params)
         gone = prune(path, max(1, module.params["keep"]))
     except (NodeError, OSError, tarfile.TarError) as error:
-        module.fail_json(msg=f"No backup was made, and those from before are as they were. {error}")
+        module.fail_json(msg=f"No backup was made; earlier backups are unchanged. {error}")
     changes = [change("backup", str(path), "created", json.dumps(manifest["records"]))]
     changes += [change("old backup", str(old), "removed", "removed") for old in gone]
     module.exit_json(changed=True, changes=changes, notes=notes)

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: whether Slurm can give jobs directories of their own now, or has to wait for those that run."""
+"""Ansible module: check whether Slurm can change private directories of jobs now, or must wait for running jobs."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from ansible.module_utils.basic import AnsibleModule
 DOCUMENTATION = r"""
 module: slurm_job_container
 author: the clusterctl authors
-short_description: Tell whether JobContainerType can change on a Slurm cluster
+short_description: Check whether JobContainerType can change on a Slurm cluster
 description:
-  - With V(job_container/tmpfs) slurmd starts a job's steps in the name space that it made when the job began. Steps
-    of jobs that began without one can no longer be started, so the setting stays as it is while jobs run.
-  - To be run on the head, before slurm.conf is written.
+  - With V(job_container/tmpfs) slurmd starts a job's steps in the namespace that it made at the job's start. Steps of
+    jobs that started without one cannot be started any more, so the setting does not change while jobs run.
+  - Must run on the head, before slurm.conf is written.
 options:
   wanted:
-    description: Whether jobs are to have directories of their own.
+    description: Whether jobs should have private directories.
     type: bool
     required: true
   begins:
-    description: Whether the cluster begins, and what its slurm.conf says is another one's.
+    description: Whether the cluster is new, so that an existing slurm.conf belongs to another cluster.
     type: bool
     default: false
   configuration:
-    description: The cluster's slurm.conf as it is now.
+    description: The cluster's current slurm.conf.
     type: path
     default: /etc/slurm/slurm.conf
 attributes:
-  check_mode: {support: full, description: Changes nothing in any case.}
+  check_mode: {support: full, description: Never changes anything.}
 """
 
 EXAMPLES = r"""
-- name: Look whether jobs that run keep a setting from being changed
+- name: Check whether running jobs prevent a change
   slurm_job_container:
     wanted: true
 """
 
 RETURN = r"""
 use:
-  description: Whether slurm.conf is to name the plugin.
+  description: Whether slurm.conf should have the plugin.
   type: bool
   returned: always
 notes:
-  description: Why that is not what is wanted.
+  description: Why that differs from I(wanted).
   type: list
   returned: always
 """
@@ -57,7 +57,7 @@ PLUGIN = re.compile(r"^\s*JobContainerType\s*=\s*job_container/tmpfs\s*(#|$)", r
 
 
 def running() -> list[str] | None:
-    """Return the numbers of the jobs that have begun and not ended, None where the controller does not tell."""
+    """Return the numbers of started jobs that have not ended, None if the controller does not respond."""
     argv = ["squeue", "--noheader", "--all", f"--states={STATES}", "--format=%A"]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, check=False)
@@ -67,10 +67,10 @@ def running() -> list[str] | None:
 
 
 def decide(configuration: Path, wanted: bool) -> tuple[bool, str]:
-    """Return whether to use the plugin, and why that is not what is wanted."""
+    """Return whether to use the plugin, and why that differs from `wanted`."""
     try:
         has = bool(PLUGIN.search(configuration.read_text(errors="replace")))
-    except FileNotFoundError:  # a cluster that begins
+    except FileNotFoundError:  # a new cluster
         return wanted, ""
     if has == wanted:
         return wanted, ""
@@ -78,9 +78,9 @@ def decide(configuration: Path, wanted: bool) -> tuple[bool, str]:
     if jobs == []:
         return wanted, ""
     some = ", ".join([*(jobs or [])[:5], *(["..."] if len(jobs or []) > 5 else [])])
-    why = f"for jobs that run: {some}" if jobs else "while slurmctld is silent"
-    change = "get directories of their own" if wanted else "share the node's directories"
-    return has, f"new jobs do not {change} yet, {why}; bootstrap changes it when no job runs"
+    why = f"because jobs are running: {some}" if jobs else "because slurmctld does not respond"
+    change = "get private directories" if wanted else "share the node's directories"
+    return has, f"new jobs do not {change} yet, {why}; run bootstrap again when no job runs"
 
 
 def main() -> None:

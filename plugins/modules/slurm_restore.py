@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: put Slurm's state and its accounting back from a backup, before Slurm starts."""
+"""Ansible module: restore Slurm's state and accounting from a backup, before Slurm starts."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ from ansible.module_utils.node_state.tools import (
 DOCUMENTATION = r"""
 module: slurm_restore
 author: the clusterctl authors
-short_description: Put Slurm's state and accounting back from a backup
+short_description: Restore Slurm's state and accounting from a backup
 description:
-  - Stops slurmctld and slurmdbd, and leaves them stopped; what starts them is the role that sets the head up. On a head
-    that has never run them they so start with the state for the first time, and know the jobs that run.
-  - The dump is loaded beside the database and takes its place in one statement; the state takes its place by a rename.
-    What was there before is kept beside both, under the time of the restore; the three newest of these stay.
-  - Rules of Prometheus that are not here are put back, for the site may have its own; the rest of its configuration is
-    made anew by its role, and so is the cluster's directory on the controller. Nothing that is there is replaced.
-  - Workers that are drained now are drained again as slurmctld starts, whatever the archive has of them, and the causes
-    of both times are kept.
-  - Refuses an archive that is damaged, not sealed by this cluster, another cluster's, or a later Slurm's.
+  - Stops slurmctld and slurmdbd; role slurm_head starts them again. So on a new head their first start is with the
+    restored state, and they know the running jobs.
+  - The dump is loaded beside the database and replaces it in one statement; the state is replaced by a rename. The
+    former database and state are kept under the time of the restore; only the three newest of them are kept.
+  - Missing rules of Prometheus are restored, because the site may have its own. Roles write the rest of its
+    configuration. Existing rules are not replaced.
+  - Workers that are drained now are drained again when slurmctld starts, independent of the archive. The causes in the
+    archive and the current ones are kept.
+  - Refuses an archive that is damaged, not sealed by this cluster, from another cluster, or from a newer Slurm.
 options:
   archive:
     description: The backup, on this host.
@@ -75,7 +75,7 @@ options:
     type: path
     required: true
   database:
-    description: Name of the accounting database on this host; empty where it is on another, and then left alone.
+    description: Name of the accounting database on this host; empty if it is on another host, then it is not restored.
     type: str
     required: true
   prometheus:
@@ -83,14 +83,14 @@ options:
     type: bool
     required: true
   key:
-    description: The cluster's secret that its archives are sealed with.
+    description: The cluster's secret that seals its archives.
     type: str
     required: true
   ended:
     description:
-      - Numbers of jobs that ran when the backup was made and do not run any more. Slurm would take them for lost with
-        their nodes, keep these for them for up to half an hour and then run them a second time. So they are cancelled
-        as slurmctld starts.
+      - Numbers of jobs that ran at the time of the backup and have ended since. Slurm would consider their nodes lost,
+        reserve these nodes for up to half an hour and then run the jobs again. So the jobs are cancelled when slurmctld
+        starts.
     type: list
     elements: int
     default: []
@@ -100,7 +100,7 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Put the backup back
+- name: Restore the backup
   slurm_restore:
     archive: /var/lib/clusterctl/backups/aurora-0a1b2c3d-20261121T190000Z.tar
     cluster: aurora
@@ -112,22 +112,22 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: What took whose place; mappings with kind, name and what.
+  description: What was replaced; mappings with kind, name and what.
   type: list
   returned: always
 notes:
-  description: What of the archive was not put back, for something else is there.
+  description: Parts of the archive that were not restored.
   type: list
   elements: str
   returned: always
 """
 
 SCRATCH = "clusterctl_restore"
-KEPT = 3  # of the states, and of the databases, that a restore has put aside
-# For one start, that of a head which was cut off in the midst too, though not while there is no state: it removes
-# itself, and does nothing where systemd still has it in mind later.
+KEPT = 3  # former states, and former databases, that are kept
+# A drop-in for one start of slurmctld, also after an interrupted restore, but not without a state. It removes itself,
+# and has no effect if systemd still has it loaded later.
 DROP_IN = Path("/etc/systemd/system/slurmctld.service.d/restore.conf")
-DRAINS = STORE / "restore-drains"  # what it does first, for the shell
+DRAINS = STORE / "restore-drains"  # shell commands that it runs first
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 START = """[Unit]
 ConditionPathExists={state}
@@ -143,30 +143,32 @@ ExecStartPost=+/bin/sh -c 'test -e {file} || exit 0; \
 
 
 def refuse(manifest: dict[str, Any], cluster: str, database: str) -> None:
-    """Check that the backup is this cluster's, and that this Slurm can read it."""
+    """Check that the backup is from this cluster, and that this Slurm can read it."""
     theirs, _, _ = manifest["cluster"].rpartition("-")
     if theirs != cluster or manifest["cluster"] != (label() or manifest["cluster"]):
-        raise NodeError(f"the backup is of another cluster, {manifest['cluster']}, expected {label() or cluster}")
+        raise NodeError(f"the backup is from another cluster, got {manifest['cluster']}, expected {label() or cluster}")
     made, ours = ([int(part) for part in version.split(".")[:2]] for version in (manifest["slurm"], release()))
     if made > ours:
-        raise NodeError(f"the backup is of Slurm {manifest['slurm']}, and {release()} here cannot read it")
+        raise NodeError(
+            f"the backup is from Slurm {manifest['slurm']}, which Slurm {release()} on this host cannot read"
+        )
     if database and not manifest["database"]:
-        raise NodeError("the backup holds no accounting, for it was on another host; here it is on this one")
+        raise NodeError("the backup has no accounting, because it was on another host; now it is on this host")
 
 
 def loaded(dump: Path, manifest: dict[str, Any]) -> None:
-    """Load the dump beside the database; it must have as many rows as when it was made."""
+    """Load the dump beside the database; it must have the same number of rows as at the backup."""
     run("systemctl", "start", "mariadb")
     load(dump, SCRATCH)
     found = counts(SCRATCH)
     for what, expected in manifest["records"].items():
         got = sum(count for name, count in found.items() if name.endswith(f"_{what}_table"))
         if got != expected:
-            raise NodeError(f"the dump has {got} rows in the table {what}, and had {expected} when it was made")
+            raise NodeError(f"the dump has a wrong number of rows in the table {what}, got {got}, expected {expected}")
 
 
 def exchange_database(database: str, now: str) -> str:
-    """Let what was loaded take the database's place in one step; return where the former is."""
+    """Replace the database with the loaded one in one step; return the name of the former one."""
     sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
     before, aside = tables(database), f"{database}_before_{now}"
     moves = [f"`{database}`.`{name}` TO `{aside}`.`{name}`" for name in before]
@@ -179,7 +181,7 @@ def exchange_database(database: str, now: str) -> str:
 
 
 def ended(former: str, cluster: str, running: list[str]) -> set[int]:
-    """Return which of the jobs that ran have ended since by the accounting that was here until now, to the second."""
+    """Return those of the running jobs that have ended since, according to the former accounting."""
     table = f"{cluster}_job_table"
     if not running or table not in tables(former):
         return set()
@@ -189,7 +191,7 @@ def ended(former: str, cluster: str, running: list[str]) -> set[int]:
 
 
 def exchange_state(state: Path, new: Path, now: str) -> str:
-    """Let the state take its place; return where the former is."""
+    """Replace the state; return the path of the former one."""
     aside = state.with_name(f"{state.name}.before-{now}")
     if state.exists():
         state.rename(aside)
@@ -199,7 +201,7 @@ def exchange_state(state: Path, new: Path, now: str) -> str:
 
 
 def prune(state: Path, database: str) -> None:
-    """Remove what earlier restores have put aside, but for the newest."""
+    """Delete the former states and databases of earlier restores, except the newest."""
     moment = r"\d{8}T\d{6}Z"
     old = re.compile(rf"{re.escape(state.name)}\.before-{moment}")
     for aside in sorted(path for path in state.parent.iterdir() if old.fullmatch(path.name))[:-KEPT]:
@@ -211,9 +213,9 @@ def prune(state: Path, database: str) -> None:
 
 
 def note_drained() -> None:
-    """Write down who is drained now, and why: the state that takes this one's place may have them in service.
+    """Store which nodes are drained now, and why: they may be in service in the restored state.
 
-    Where no slurmctld answers what a restore that was killed has written down stays.
+    If no slurmctld answers, the file of an earlier, killed restore is kept.
     """
     status, told = run("sinfo", "--noheader", "--all", "--Node", "--format=%N|%T|%E", check=False)
     rows = (line.split("|", 2) for line in told.splitlines())
@@ -225,14 +227,14 @@ def note_drained() -> None:
 
 
 def causes(path: Path) -> dict[str, dict[str, str]]:
-    """Read a drain ledger: node to cause to reason; nothing where there is none. NodeError for what is no ledger."""
+    """Read a drain ledger: node to cause to reason; empty if there is none. Raises NodeError for an invalid one."""
     try:
         data = json.loads(path.read_bytes())
         nodes = {node: dict(found) for node, found in data["nodes"].items()}
         words = [word for node, found in nodes.items() for word in (node, *found)]
         reasons = [reason for found in nodes.values() for reason in found.values()]
         if data["version"] != 1 or not all(map(NODE.fullmatch, words)) or {*map(type, reasons)} - {str}:
-            raise ValueError("it is of another version or shape")
+            raise ValueError("unknown version or format")
     except FileNotFoundError:
         return {}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -241,7 +243,7 @@ def causes(path: Path) -> dict[str, dict[str, str]]:
 
 
 def add_causes(kept: dict[str, dict[str, str]], notes: list[str]) -> None:
-    """Add a backup's causes to the drain ledger; of two reasons for one cause today's stays."""
+    """Add a backup's causes to the drain ledger; for the same cause, the current reason is kept."""
     with exclusive(RUN / "drain.lock", notes):
         now = causes(DRAINED)
         nodes = {node: {**kept.get(node, {}), **now.get(node, {})} for node in {*kept, *now}}
@@ -249,7 +251,7 @@ def add_causes(kept: dict[str, dict[str, str]], notes: list[str]) -> None:
 
 
 def prepare_start(jobs: set[int], state: Path) -> None:
-    """Have nodes drained and jobs cancelled as soon as slurmctld answers: some seconds later it misses the jobs."""
+    """Drain nodes and cancel jobs as soon as slurmctld answers: a few seconds later it considers the jobs lost."""
     DROP_IN.parent.mkdir(parents=True, exist_ok=True)
     text = START.format(jobs=" ".join(map(str, sorted(jobs))), file=DROP_IN, drains=DRAINS, state=state)
     write(DROP_IN, text.encode(), mode=0o644)
@@ -257,36 +259,36 @@ def prepare_start(jobs: set[int], state: Path) -> None:
 
 
 def rules_back(archive: Path, copy: Path) -> tuple[list[str], list[str]]:
-    """Put those of the site's rules of Prometheus back that are not here; return their paths, and notes on others."""
+    """Restore the site's missing rules of Prometheus; return their paths, and notes on the others."""
     back, notes = [], []
     if take(archive, MONITORING, copy):
         with tarfile.open(copy, mode="r:") as tar:
             for member in (member for member in tar if member.isfile() and RULES.fullmatch(member.name)):
                 path, text = PROMETHEUS / member.name, tar.extractfile(member).read()  # type: ignore[union-attr]
                 if path.exists():
-                    notes += [f"{path} is another in the backup, and stays as it is"] * (path.read_bytes() != text)
+                    notes += [f"{path} differs from the backup and is not changed"] * (path.read_bytes() != text)
                     continue
                 path.parent.mkdir(mode=0o755, exist_ok=True)
                 try:
                     write(path, text, mode=0o644, accept=lambda new: run("promtool", "check", "rules", new))
                 except NodeError as error:
-                    notes.append(f"{path} is left out: {clean(str(error))}")
+                    notes.append(f"{path} is not restored: {clean(str(error))}")
                     continue
                 back.append(str(path))
-        run("systemctl", "try-reload-or-restart", "prometheus")  # one that was killed may have put some back
+        run("systemctl", "try-reload-or-restart", "prometheus")  # a killed restore may have restored some
     return back, notes
 
 
 def restore(given: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
-    """Put a backup back; return what took whose place, and notes. Slurm runs on until all is ready to be exchanged."""
+    """Restore a backup; return the changes and notes. Slurm runs until everything is prepared for the replacement."""
     archive, state, database = Path(given["archive"]), Path(given["state"]), given["database"]
     if database and not NAME.fullmatch(database):
-        raise NodeError(f"{database!r} is no name of a database")
+        raise NodeError(f"{database!r} is not a valid name of a database")
     manifest = unseal(archive, given["key"])
     refuse(manifest, given["cluster"], database)
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     workplace, new = archive.parent / ".restore", state.with_name(f"{state.name}.new")
-    for left in (workplace, new):  # of a run that was killed
+    for left in (workplace, new):  # from a killed run
         shutil.rmtree(left, ignore_errors=True)
     workplace.mkdir(mode=0o700)
     changes = []
@@ -301,7 +303,7 @@ def restore(given: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
         back, notes = rules_back(archive, workplace / MONITORING) if given["prometheus"] else ([], [])
         changes += [change("rules", path, "restored", was(manifest, "")) for path in back]
         kept = causes(workplace / LEDGER) if take(archive, LEDGER, workplace / LEDGER) else {}
-        causes(DRAINED)  # one that is damaged is said now
+        causes(DRAINED)  # report a damaged ledger before any change
         note_drained()
         run("systemctl", "stop", "slurmctld", "slurmdbd")
         over = set(given["ended"])
@@ -320,12 +322,12 @@ def restore(given: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
     finally:
         for left in (workplace, new):
             shutil.rmtree(left, ignore_errors=True)
-        with contextlib.suppress(NodeError):  # a server that does not run has been told of
+        with contextlib.suppress(NodeError):  # an error of a stopped server was reported before
             sql(f"DROP DATABASE IF EXISTS `{SCRATCH}`")
 
 
 def was(manifest: dict[str, Any], aside: str) -> str:
-    return f"as of {manifest['made']}" + f"; the former is {aside}" * bool(aside)
+    return f"as of {manifest['made']}" + f"; the former one is {aside}" * bool(aside)
 
 
 def main() -> None:

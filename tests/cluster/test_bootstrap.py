@@ -471,7 +471,7 @@ def test_a_node_whose_record_is_lost_stays_in_slurm(cluster: TestLab) -> None:
     try:
         done = clusterctl("bootstrap", str(cluster.inventory), "--limit", "head1")
         assert done.returncode == 5, done.stdout + done.stderr
-        assert "gpu02 is in Slurm, but its hardware record is gone" in done.stdout + done.stderr
+        assert "gpu02 is in Slurm, but its hardware record is missing" in done.stdout + done.stderr
         assert "NodeName=gpu02 " in cluster.root("head1", "cat /etc/slurm/slurm.conf")
     finally:
         record.write_text(kept)
@@ -500,7 +500,7 @@ def declared(node: str, *audiences: str) -> dict[str, list[int]]:
     found: dict[str, set[int]] = {"tcp": set(), "udp": set()}
     for line in (REPOSITORY / "docs/ports.md").read_text().splitlines():
         row = re.match(r"\| (\d+)/(tcp|udp)[^|]* \| (\w+)([^|]*) \| ([^|]+) \|", line)
-        if not row or row[3] not in audiences or "ports of root alone" in row[4]:
+        if not row or row[3] not in audiences or "from root's ports only" in row[4]:
             continue
         if row[5] == "every group" or set(re.findall(r"\w+", row[5])) & GROUPS[node]:
             found[row[2]].add(int(row[1]))

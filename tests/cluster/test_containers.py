@@ -164,7 +164,7 @@ def test_a_module_with_another_hash_is_refused(elsewhere: Path, tmp_path: Path) 
     assert forged != pins
     (directory / "go.sum").write_text(forged)
     with pytest.raises(
-        LabError, match=r"is not the one that .*/go.sum pins; nothing is built:(.|\n)*checksum mismatch"
+        LabError, match=r"does not match its hash in .*/go.sum; nothing was built:(.|\n)*checksum mismatch"
     ):
         kit.build([dataclasses.replace(recipe, directory=directory)], lambda step: None)
     assert list(elsewhere.iterdir()) == []

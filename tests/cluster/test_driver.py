@@ -295,7 +295,7 @@ def test_users_choose_among_toolkits_side_by_side(lab: TestLab, packages: Path, 
         refused = {"nvidia_cuda_toolkits": ["99.9"]}
         status, output = play(lab, tmp_path, variables | refused, role="nvidia_cuda")
         assert status != 0
-        assert "CUDA 99.9 is not known here" in output
+        assert "CUDA 99.9 is unknown" in output
 
 
 @pytest.mark.proves(

@@ -117,9 +117,9 @@ def test_homes__where_files_would_be_hidden__are_refused(lab: TestLab) -> None:
     lab.inventory.write_text(text.replace(f"users_home: {HOMES}\n", "users_home: /srv/local\n", 1))
     lab.root("gpu01", "mkdir -p /srv/local/carol")
     done = lab.run("plan bootstrap", expect=4)
-    assert "/srv/local is no mount and has carol" in str(done["failures"])
+    assert "/srv/local is not a mount and has carol" in str(done["failures"])
     done = lab.run("bootstrap", "--limit", "gpu01", expect=4)
-    assert "/srv/local is no mount and has carol" in str(done["failures"])
+    assert "/srv/local is not a mount and has carol" in str(done["failures"])
     assert lab.root("gpu01", "ls /srv/local; mountpoint -q /srv/local || echo bare").split() == ["carol", "bare"]
     lab.root("gpu01", "rm -r /srv/local")
     lab.inventory.write_text(text)

@@ -436,8 +436,8 @@ def test_lab__of_a_user_with_sudo__comes_up_and_leaves_nothing(tmp_path: Path) -
         first, *table, last = done.stdout.splitlines()
         assert (first, last) == ("ordinary", "root"), described(done)
         assert sum(" running " in line for line in table) == 2, described(done)
-        assert f"lab {roots.name} is that of " in done.stderr
-        assert f"Lab {lab} is gone." in done.stderr
+        assert f"lab {roots.name} belongs to " in done.stderr
+        assert f"Lab {lab} was removed." in done.stderr
         assert f"clusterctl-{lab}-" not in podman("ps", "--all", "--format", "{{.Names}}")
         assert f"clusterctl-{lab}\n" not in podman("network", "ls", "--format", "{{.Name}}")
         assert roots.ssh("gpu01", "id", "-un").strip() == "admin"

@@ -92,7 +92,7 @@ def test_bootstrap__with_a_user_slurm_of_another_number__is_refused(lab: TestLab
     lab.root("gpu01", "useradd --system --uid 450 slurm")
     try:
         told = fails(lab, 3)
-        assert "gpu01: slurm user: the user slurm has the number 450, not 64030" in " ".join(told.split())
+        assert "gpu01: slurm user: UID of the user slurm: got 450, expected 64030" in " ".join(told.split())
         assert packages(lab, "head1") == {}
     finally:
         lab.root("gpu01", "userdel slurm")

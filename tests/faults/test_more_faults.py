@@ -108,7 +108,7 @@ def test_a_run_that_is_asked_to_end_lets_go_of_the_cluster(lab: TestLab, how: st
         run.send_signal(getattr(signal, how.split()[0]))
         begun = ""
         if how.endswith("twice"):
-            while "again stops at once" not in begun:  # two at once may be one to the kernel
+            while "again to stop now" not in begun:  # two at once may be one to the kernel
                 begun = run.stdout.readline()
                 assert begun
             run.send_signal(signal.SIGINT)

@@ -110,14 +110,14 @@ def test_the_clusters_directory_is_copied_without_its_password(copy: Path) -> No
     cluster_backup.try_directory(copy)
 
 
-@pytest.mark.proves("backup", "A copy whose secrets its password does not open is no backup.")
+@pytest.mark.proves("backup", "A copy whose secrets its password does not decrypt is no backup.")
 @pytest.mark.parametrize(
     ("name", "data", "told"),
     [
-        ("aurora/secrets.yml", b"munge_key: secret\n", "does not open"),
-        ("aurora/secrets.yml", b"$ANSIBLE_VAULT;1.2;AES256;x\n6161\n", "does not open"),
-        ("aurora/other.yml", b"", "does not open"),
-        ("aurora/notes", PASSWORD.encode(), "holds the password"),
+        ("aurora/secrets.yml", b"munge_key: secret\n", "does not decrypt"),
+        ("aurora/secrets.yml", b"$ANSIBLE_VAULT;1.2;AES256;x\n6161\n", "does not decrypt"),
+        ("aurora/other.yml", b"", "does not decrypt"),
+        ("aurora/notes", PASSWORD.encode(), "contains the vault password"),
     ],
 )
 def test_a_copy_whose_secrets_are_not_sealed_is_none(copy: Path, name: str, data: bytes, told: str) -> None:
@@ -131,7 +131,7 @@ def test_a_file_that_was_altered_after_it_was_sealed_is_noticed(copy: Path) -> N
     whole = copy.read_bytes()
     place = whole.index(b"$ANSIBLE_VAULT") + 60
     copy.write_bytes(whole[:place] + (b"1" if whole[place : place + 1] != b"1" else b"2") + whole[place + 1 :])
-    with pytest.raises(node_tools.NodeError, match="does not open"):
+    with pytest.raises(node_tools.NodeError, match="does not decrypt"):
         cluster_backup.try_directory(copy)
 
 
@@ -148,9 +148,9 @@ def test_what_differs_between_a_backups_directory_and_ours_is_named(tmp_path: Pa
 
 
 def refused(path: Path) -> None:
-    with pytest.raises(InputError, match="is damaged, or no backup"):
+    with pytest.raises(InputError, match="is damaged, or not a backup"):
         sealed.read(path, path.parent)
-    with pytest.raises(node_tools.NodeError, match="is damaged or no backup"):
+    with pytest.raises(node_tools.NodeError, match="is damaged or not a backup"):
         cluster_backup.unseal(path, KEY)
 
 
@@ -192,7 +192,7 @@ def test_an_archive_that_is_cut_off_or_none_at_all_is_refused(tmp_path: Path) ->
     ids=str,
 )
 def test_what_an_archive_says_is_data(tmp_path: Path, other: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"is damaged, or no backup|is of version 2, expected 1"):
+    with pytest.raises(InputError, match=r"is damaged, or not a backup|has version 2, expected 1"):
         sealed.read(archive(tmp_path, **other), tmp_path)
 
 
@@ -207,7 +207,7 @@ def test_an_archive_that_another_has_sealed_or_nobody_is_refused(
         cluster_backup.add(tar, "manifest.json", json.dumps(MANIFEST).encode())
         cluster_backup.add(tar, "sha256", b"0" * 64)
     refused(tmp_path / "old")
-    with pytest.raises(InputError, match="an earlier clusterctl made it, without a seal"):
+    with pytest.raises(InputError, match="it is from an older clusterctl and has no seal"):
         sealed.read(tmp_path / "old", tmp_path)
     monkeypatch.setattr(secrets, "values", lambda directory: {})
     with pytest.raises(InputError, match="has no backup_key yet"):
@@ -248,7 +248,7 @@ def test_a_table_whose_name_would_go_on_as_a_statement_is_refused(monkeypatch: p
     monkeypatch.setattr(cluster_backup, "sql", lambda statement: found)
     assert cluster_backup.tables("slurm_acct_db") == ["aurora-1_job_table", "user_table"]
     found.append(["x`; DROP DATABASE mysql; -- _job_table"])
-    with pytest.raises(node_tools.NodeError, match="has a table that is none of Slurm's"):
+    with pytest.raises(node_tools.NodeError, match="has a table that is not Slurm's"):
         cluster_backup.tables("slurm_acct_db")
 
 
@@ -306,7 +306,7 @@ def test_a_state_is_laid_out_for_slurms_user(slurm: Path, tmp_path: Path) -> Non
         "state/hash.0/job.7/script": 0o600,
     }
     for name in ("../x", "/x", "hash.0/../../x"):
-        with pytest.raises(node_tools.NodeError, match="has no place in a state"):
+        with pytest.raises(node_tools.NodeError, match="does not belong in Slurm's state"):
             cluster_backup.unpack(packed(tmp_path / "packed", name), tmp_path / f"other{len(name)}")
 
 

@@ -159,7 +159,7 @@ for _line, _text, _said in (
     ("deep", "[" * 21 + "§[" + "[" * 500, "nested too deep, expected at most 20 levels"),
     ("several documents", GOOD + "§---\n" + GOOD, "a second document, expected one"),
     ("INI", "[slurm_head]\n§head1 ansible_host=10.0.0.1\n[slurm_workers]\n", "looks like an INI inventory"),
-    ("an inventory plugin", "§plugin: constructed\nstrict: false\n", "names an inventory plugin"),
+    ("an inventory plugin", "§plugin: constructed\nstrict: false\n", "is an inventory plugin"),
     ("encrypted", "$ANSIBLE_VAULT;1.1;AES256\n3132", "is encrypted, expected readable YAML"),
     ("terminal escape", "all: {}  # §\x1b[2J", "holds a control character, got \\x1b"),
 ):
@@ -252,12 +252,12 @@ beside(
         "Beside: a variable in the wrong place": (
             "group_vars/slurm_workers.yml",
             "§ansible_host: 10.0.0.1",
-            "stands in the wrong place, expected it on a host",
+            "is in the wrong place, expected it on a host",
         ),
         "Beside: a variable given twice": (
             "group_vars/all.yml",
             "ansible_user: §root",
-            "given a second time, first at inventory.yaml:4:19 (keep one of them)",
+            "is set a second time, first at inventory.yaml:4:19 (keep only one of them)",
         ),
         "Beside: a second file of variables": ("group_vars/a100.yml", "", "a second file for a100, besides a100.yaml"),
         "Beside: an empty file of variables": ("group_vars/a100.yaml", "", "is empty"),
@@ -317,17 +317,17 @@ beside(
         "Beside: variables of nodes that leave": (
             ".clusterctl/leaving/host_vars",
             Path.mkdir,
-            "is no file of the",
+            "is not a file of",
         ),
         "Beside: secrets of nodes that leave": (
             ".clusterctl/leaving/secrets.yml",
             "",
-            "is no file of the",
+            "is not a file of",
         ),
         "Beside: a node that leaves elsewhere": (
             ".clusterctl/leaving/gpu09.json",
             link("/etc/passwd"),
-            "is no file of the",
+            "is not a file of",
         ),
     }
 )
@@ -355,7 +355,7 @@ GIVEN.append(
     )
 )
 beside({"Beside: hardware records in a file": ("hardware", "", "cannot be read: Not a directory")})
-beside({"Beside: secrets that are no vault": ("secrets.yml", f"munge_key: {CANARY}", "is damaged: it does not begin")})
+beside({"Beside: secrets that are no vault": ("secrets.yml", f"munge_key: {CANARY}", "is damaged: it does not start")})
 
 # --- Structure ------------------------------------------------------------------------------------------------------
 
@@ -369,10 +369,10 @@ inventory(
         "Structure: group's name is no text": "got no, which YAML reads as false as a key",
         "Structure: host is a text": 'got "10.0.0.10", expected a mapping',
         "Structure: sub-group of the head": "a sub-group, which only workers can have (list the hosts)",
-        "Structure: hosts are a list": "got a list, expected a mapping (each on a line of its own, with a colon",
-        "Structure: hosts are a text": 'got "gpu02", expected a mapping (each on a line of its own',
+        "Structure: hosts are a list": "got a list, expected a mapping (write each host on its own line, followed",
+        "Structure: hosts are a text": 'got "gpu02", expected a mapping (write each host on its own line',
         "Structure: role's group inside a group": "expected it in all.children (list its hosts there)",
-        "Structure: group in two places": 'the group "a100" a second time (a group stands in one place)',
+        "Structure: group in two places": 'the group "a100" a second time (define a group once)',
         "Structure: group named all": 'the group "all" a second time',
         "Structure: duplicate name": 'the host "gpu03" a second time in rack1',
         "Structure: unknown key": 'unknown key "al", expected all (did you mean all?)',
@@ -405,17 +405,17 @@ all:
 )
 inventory(
     {
-        "Structure: host in no group": "in no group, so that nothing would be installed on it",
+        "Structure: host in no group": "is in no group, so nothing would be installed on it",
         "Structure: two heads": "more than one head, got head1, head2, expected one host",
-        "Structure: duplicate address": "got 10.0.0.10, which head1 has",
-        "Structure: duplicate address by a name": "got gpu02, which gpu03 has",
-        "Structure: duplicate address inside the cluster": "got 10.0.0.10, which head1 has (give each its own",
-        "Structure: IPv6 inside the cluster": "Slurm is set up for IPv4 here, got fd00::1 (give it an IPv4 address",
-        "Structure: duplicate address of IPv6": "duplicate address, got fd00::1, which gpu05 has",
+        "Structure: duplicate address": "got 10.0.0.10, which is also head1's",
+        "Structure: duplicate address by a name": "got gpu02, which is also gpu03's",
+        "Structure: duplicate address inside the cluster": "got 10.0.0.10, which is also head1's (set a different",
+        "Structure: IPv6 inside the cluster": "Slurm uses IPv4 only, got fd00::1 (set cluster_address to its",
+        "Structure: duplicate address of IPv6": "duplicate address, got fd00::1, which is also gpu05's",
         "Structure: unknown jump host": 'no host "head9" (did you mean head',
-        "Structure: jump host behind a jump host": "gpu07 is itself behind head9, expected a host that is",
-        "Structure: host with the name of a group": "a host with the name of a group",
-        "Structure: address given twice": "given a second time, first at inventory.yaml:7:31 (keep one of them)",
+        "Structure: jump host behind a jump host": "gpu07 is behind the jump host head9, expected a host that is",
+        "Structure: host with the name of a group": "a host has the same name as a group",
+        "Structure: address given twice": "is set a second time, first at inventory.yaml:7:31 (keep only one of them)",
     },
     """\
 all:
@@ -589,7 +589,7 @@ together(
         ("a number in quotes", 'prometheus_port: §"22"', "expected a whole number (write it without quotes)"),
         ("a switch in quotes", 'ansible_become: §"yes"', 'got "yes", expected true or false'),
         ("true for a number", "prometheus_port: §true", "got true, expected a whole number"),
-        ("nothing", "cluster_timezone:§", "got nothing, expected text (leave the line out for the default)"),
+        ("nothing", "cluster_timezone:§", "got nothing, expected text (delete the line to use the default)"),
         ("a list for a text", "cluster_timezone: §[UTC]", "got a list, expected text"),
         ("a text for a list", "cluster_networks: §10.0.0.0/8", "expected a list (write [10.0.0.0/8])"),
         ("a mapping for a list", "users_accounts: §{name: ada}", "got a mapping, expected a list"),
@@ -608,8 +608,8 @@ together(
         ("an address as a network", "cluster_networks: [§10.0.0.1]", "expected a network such as"),
         ("a domain with nothing in it", "cluster_domain: §a..b", "expected a DNS domain"),
         ("an uid of the system", "users_accounts: [{name: ada, uid: §0}]", "expected 500 to 2147483647"),
-        ("a user of the system", "users_accounts: [{name: §root, uid: 5001}]", "not a name of the system's own"),
-        ("a user of ours", "users_accounts: [{name: §slurm, uid: 5001}]", "not a name of the system's own"),
+        ("a user of the system", "users_accounts: [{name: §root, uid: 5001}]", "and not a system account"),
+        ("a user of ours", "users_accounts: [{name: §slurm, uid: 5001}]", "and not a system account"),
         ("an address of four hundred", "ansible_host: §10.0.0.400", "expected an IP address or a host name"),
         ("half an address", "ansible_host: §10.0.0", "expected an IP address or a host name"),
         ("a number as an address", "ansible_host: §7", "got 7, expected text"),
@@ -712,7 +712,11 @@ together(
         ("a blank that nobody sees", 'base_locale: §"C\u200b.UTF-8"', "got the character \\u200b"),
         ("a terminal escape in a key", '§"\\e[2J": 1', "got the character \\x1b, expected printable text"),
         ("a key file that is a device", "ansible_ssh_private_key_file: §/dev/zero", "is not a regular file"),
-        ("a key file that all can read", "ansible_ssh_private_key_file: §/proc/version", "is open to others, got mode"),
+        (
+            "a key file that all can read",
+            "ansible_ssh_private_key_file: §/proc/version",
+            "is accessible to others, got mode",
+        ),
     ],
     VARIABLE,
     GPU01,
@@ -738,7 +742,7 @@ together(
         ("$(…) in a group's name", f'§"$({RUN})"', "bad group name"),
         ("../ in a group's name", "§../a", "bad group name"),
         ("a blank in a group's name", "§a b", "bad group name"),
-        ("a group of Ansible's own", "§ungrouped", "a group of Ansible's own"),
+        ("a group of Ansible's own", "§ungrouped", "a group name reserved by Ansible"),
         ("Jinja in a group's name", f'§"{PIPE}"', "a template"),
         ("a group's name too long", "§" + "a" * 64, "bad group name"),
     ],
@@ -798,19 +802,19 @@ together(
 together(
     "Meaning",
     [
-        ("a partition of nobody", "slurm_head_partitions: [{name: a, nodes: [gpu01, §nix]}]", "no worker and no sub"),
-        ("a partition of a head", "slurm_head_partitions: [{name: a, nodes: [§head1]}]", "no worker and no sub-group"),
+        ("a partition of nobody", "slurm_head_partitions: [{name: a, nodes: [gpu01, §nix]}]", "not a worker or a sub"),
+        ("a partition of a head", "slurm_head_partitions: [{name: a, nodes: [§head1]}]", "not a worker or a sub-group"),
         ("a partition of a typo", "slurm_head_partitions: [{name: a, nodes: [§a10]}]", "(did you mean a100?)"),
-        ("plaintext password", f"§ansible_password: {CANARY}", "a password does not belong in an inventory"),
-        ("plaintext password by its old name", f"§ansible_ssh_pass: {CANARY}", "a password does not belong"),
+        ("plaintext password", f"§ansible_password: {CANARY}", "a password must not be in an inventory"),
+        ("plaintext password by its old name", f"§ansible_ssh_pass: {CANARY}", "a password must not be"),
         ("plaintext password of sudo", f"§ansible_become_password: {CANARY}", "(log in with a key: ansible_ssh"),
-        ("plaintext password of a database", f"§slurm_head_database_password: {CANARY}", "a password does not belong"),
+        ("plaintext password of a database", f"§slurm_head_database_password: {CANARY}", "a password must not be"),
         ("password of a proxy", f"cluster_http_proxy: §http://me:{CANARY}@proxy:3128", "could read the password"),
         ("password of a cache", f"cluster_package_proxy: §https://me:{CANARY}@c/", 'got "https://[hidden]@c/"'),
         (
             "password of a mirror",
             f"cluster_package_mirrors: {{debian: §'http://{CANARY}@mirror/debian'}}",
-            "expected a URL without user or password such as http://proxy.example.com:3128 (everybody on the nodes",
+            "expected a URL without user or password such as http://proxy.example.com:3128 (all users of the nodes",
         ),
         ("password in the wrong place", f"cluster_package_mirrors: §http://a:{CANARY}@m/", 'got "http://[hidden]@m/"'),
     ],
@@ -907,7 +911,7 @@ _sudo: tuple[tuple[str, str, str, Make | None], ...] = (
     ("that is not there", "a password cannot be read: No such file", "--become-password-file=password", None),
     ("that others read", "got mode 0644, expected 0600", "--become-password-file=password", with_mode(0o644, CANARY)),
     ("that is a pipe", "is not a regular file", "--become-password-file=password", os.mkfifo),
-    ("of nothing", "holds no password, which is one line", "--become-password-file=password", with_mode(0o600, "\n")),
+    ("of nothing", "holds no password, expected one line", "--become-password-file=password", with_mode(0o600, "\n")),
     ("without a terminal to ask on", "--ask-become-pass: there is no terminal to ask on", "-K", None),
 )
 for _line, _said, _option, _content in _sudo:

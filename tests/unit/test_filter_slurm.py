@@ -163,7 +163,7 @@ def test_cores_near_a_gpu_are_told_only_where_their_numbers_are_certain(cpus: st
 
 def test_a_device_that_is_none_is_refused() -> None:
     bad = gpu(0) | {"device": "/dev/nvidia0 Flags=x"}
-    with pytest.raises(AnsibleFilterError, match="no device file"):
+    with pytest.raises(AnsibleFilterError, match="not a device file"):
         SLURM.gres({"gpu01": record(gpus=[bad])})
 
 

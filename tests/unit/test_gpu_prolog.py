@@ -84,7 +84,7 @@ def test_main__job_begins__where_nothing_is_found(
 
 
 def test_within__a_call_that_hangs__is_told(prolog: ModuleType) -> None:
-    assert prolog.within(0.1, subprocess.call, ["sleep", "2"]) == "the driver does not answer"
+    assert prolog.within(0.1, subprocess.call, ["sleep", "2"]) == "the driver does not respond"
 
 
 def test_program__of_the_head__is_executable_python() -> None:

@@ -117,7 +117,7 @@ def test_slurms_containers_are_on_all_its_hosts(tmp_path: Path, members: str, mi
     """
     path = write(tmp_path, textwrap.dedent(text))
     (problem,) = problems(path, schema.load())
-    assert f"without {missing}, where srun" in problem
+    assert f"lacks {missing}, where srun" in problem
 
 
 @pytest.mark.parametrize("member", ["a10", "monitoring", "all"])
@@ -184,8 +184,8 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "demo_ratio: 1:30.5": (":4:17: ", "which YAML reads as 90.5, expected a number"),
     "demo_on: 1": (":4:14: ", "got 1, expected true or false"),
     "demo_any: 1_000": (":4:15: ", "which YAML reads as 1000"),
-    "demo_any: 2026-01-01": (":4:15: ", "expected a value that can be read in one way only"),
-    'demo_token: "hunter2"': (":4:17: ", "got a value that is not shown, expected a whole number"),
+    "demo_any: 2026-01-01": (":4:15: ", "expected an unambiguous value"),
+    'demo_token: "hunter2"': (":4:17: ", "got a hidden value, expected a whole number"),
 }
 
 
@@ -224,7 +224,7 @@ def test_every_problem_is_reported_at_once_in_the_order_of_the_files(tmp_path: P
 def test_a_flood_of_problems_ends(tmp_path: Path, known: Schema) -> None:
     found = problems(write(tmp_path, in_vars("\n    ".join(f"x{i}: 1" for i in range(9999)))), known)
     assert len(found) == reading.MAX_PROBLEMS + 1
-    assert found[-1] == "inventory.yaml: too much is wrong, the rest was not judged"
+    assert found[-1] == "inventory.yaml: too many problems, the rest was not checked"
 
 
 def test_a_path_that_no_system_call_takes(tmp_path: Path, known: Schema) -> None:

@@ -20,7 +20,9 @@ ALL = kit_recipe.load()
 
 
 def test_an_unknown_recipe_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(LabError, match=r"has no kubernets; choose from dcgm-exporter-simulated, debian, nvidia-"):
+    with pytest.raises(
+        LabError, match=r"has no recipe kubernets; choose from dcgm-exporter-simulated, debian, nvidia-"
+    ):
         kit_recipe.load(("debian", "kubernets"))
 
 

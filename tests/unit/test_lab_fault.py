@@ -37,7 +37,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 NO_FABRIC = {"a100-pcie-40gb", "a100-sxm4-80gb", "h100-pcie-80gb", "l40s", "t4", "v100-sxm2-32gb"}
-# Which models have no part that could fail so; every other fault applies to every model.
+# Which models lack the part of a fault; every other fault applies to every model.
 REFUSED = {
     "row-remap": {"t4", "v100-sxm2-32gb"},
     "nvlink-down": {"a100-pcie-40gb", "h100-pcie-80gb", "l40s", "t4"},
@@ -206,7 +206,7 @@ def test_function__of_newer_drivers__is_not_found_before(node: Node) -> None:
 def test_fault__model_without_the_part__is_refused(name: str) -> None:
     for model in REFUSED[name]:
         profile = fault.read_profile(model)
-        with pytest.raises(LabError, match=f"{name}: {profile['name']} has no part that could fail so"):
+        with pytest.raises(LabError, match=f"{name}: {profile['name']} has no part with this fault"):
             fault.change(name, None, profile, 1)
 
 
@@ -239,8 +239,8 @@ def test_xids() -> None:
         (["gpu1", "hot"], "lab described has no node gpu1; did you mean gpu01?"),
         (["gpu01", "hot", "--gpu", "4"], "gpu01 has no GPU 4; its GPUs: 0, 1, 2, 3"),
         (["head1", "hot"], "head1 has no GPUs"),
-        (["gpu01", "gpu-xid"], "gpu-xid: which XID? for instance 79"),
-        (["gpu01", "hot", "79"], "hot: takes no number"),
+        (["gpu01", "gpu-xid"], "gpu-xid: an XID is missing, for example 79"),
+        (["gpu01", "hot", "79"], "hot: accepts no number"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
@@ -252,5 +252,5 @@ def test_what_cannot_be_is_refused_with_the_nearest_name(lab: Lab, arguments: li
 
 
 def test_a_lab_that_is_not_there_is_named() -> None:
-    with pytest.raises(LabError, match="there is no lab named nowhere; `clusterctl lab up --name nowhere` makes it"):
+    with pytest.raises(LabError, match="there is no lab named nowhere; create it: clusterctl lab up --name nowhere"):
         Lab("nowhere").fault("gpu01", "hot", None, None)

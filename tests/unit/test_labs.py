@@ -27,7 +27,7 @@ def test_list__of_two_labs__names_them_and_so_does_a_wrong_name(monkeypatch: pyt
         return CliRunner().invoke(cli.app, argv)
 
     monkeypatch.setattr(lab, "container_state", lambda name: "running" if name.endswith("gpu01") else "")
-    assert run("list").output == "There is no lab; clusterctl lab up makes one.\n"
+    assert run("list").output == "There is no lab. Create one: clusterctl lab up\n"
     for name, workers in (("two", 1), ("one", 3)):
         folder = labs.state_directory() / name / ".lab"
         folder.mkdir(parents=True)
@@ -42,7 +42,7 @@ def test_list__of_two_labs__names_them_and_so_does_a_wrong_name(monkeypatch: pyt
     for argv in (("status",), ("ssh", "gpu01"), ("fault", "gpu01", "gpu-lost")):
         error = run(*argv, "--name", "three").exception
         assert str(error) == (
-            "there is no lab named three; `clusterctl lab up --name three` makes it; there are: one, two"
+            "there is no lab named three; create it: clusterctl lab up --name three (existing labs: one, two)"
         )
 
 

@@ -47,12 +47,12 @@ def test_a_secret_comes_as_it_is(cluster: dict[str, Any]) -> None:
 
 def test_a_secret_that_cannot_be_had_names_the_file(cluster: dict[str, Any]) -> None:
     path = f"{cluster['inventory_dir']}/secrets.yml"
-    with pytest.raises(AnsibleError, match=f"{path}: no secret called nonsense"):
+    with pytest.raises(AnsibleError, match=f"{path}: no secret nonsense"):
         look_up("cluster_secret", ["nonsense"], cluster, vault="right")
     with pytest.raises(AnsibleError, match=f"{path}: the cluster's secrets cannot be read"):
         look_up("cluster_secret", ["munge_key"], cluster, vault="wrong")
     Path(path).unlink()
-    with pytest.raises(AnsibleError, match=f"{path}: the cluster's secrets are not there"):
+    with pytest.raises(AnsibleError, match=f"{path}: the cluster's secrets do not exist"):
         look_up("cluster_secret", ["munge_key"], cluster, vault="right")
 
 
@@ -116,10 +116,10 @@ def test_the_recovery_archive_follows_no_link_out_of_the_directory(
 def test_there_is_no_recovery_archive_without_what_opens_the_secrets(whole: dict[str, Any]) -> None:
     path = Path(whole["inventory_dir"], "secrets.yml")
     for vault in ("wrong", ""):
-        with pytest.raises(AnsibleError, match=f"{path}: no vault password that opens it was given"):
+        with pytest.raises(AnsibleError, match=f"{path}: no given vault password decrypts it"):
             look_up("cluster_recovery", [], whole, vault=vault)
     path.unlink()
-    with pytest.raises(AnsibleError, match=f"{path}: the cluster's secrets are not there"):
+    with pytest.raises(AnsibleError, match=f"{path}: the cluster's secrets do not exist"):
         look_up("cluster_recovery", [], whole, vault="right")
 
 
@@ -168,7 +168,7 @@ def test_a_package_is_wanted_once_and_the_stricter_statement_wins() -> None:
     pinned = {"name": "slurmd", "version": "24.11.*"}
     wanted = ["munge", "slurmd", pinned, "munge", {"name": "snapd", "state": "absent"}]
     assert PACKAGES.union(wanted) == ["munge", pinned]
-    with pytest.raises(ValueError, match="package slurmd is stated as"):
+    with pytest.raises(ValueError, match="package slurmd is given as"):
         PACKAGES.union([pinned, {"name": "slurmd", "version": "25.05.*"}])
 
 

@@ -135,7 +135,7 @@ def test_what_is_damaged_is_refused_with_its_path(cluster: inventory.Inventory, 
         ({"ansible_host": "{{ lookup('pipe', 'id') }}"}, "a template"),
         ({"base_packages": ["{% x %}"]}, "a template"),
         ({"ansible_host": "-oProxyCommand=x"}, "expected an IP address"),
-        ({"ansible_host": "10.0.0.10", "ansible_port": 22}, "duplicate address, got 10.0.0.10, which head1 has"),
+        ({"ansible_host": "10.0.0.10", "ansible_port": 22}, "duplicate address, got 10.0.0.10, which is also head1's"),
         ({"ansible_port": "22"}, "wrong type"),
         ({"ansible_ssh_private_key_file": "/dev/zero"}, "is not a regular file"),
         ({"cluster_ca_certificates": ["inventory.yaml"]}, "holds no certificate"),
@@ -452,7 +452,7 @@ def test_add_node__does_not_answer__is_not_told_to_skip_it(
         changes_nodes = False
 
         def run(self, run: Run) -> None:
-            raise PreflightError([Finding(silent, "silence", "no answer")], preflight.WITHOUT_THEM)
+            raise PreflightError([Finding(silent, "timeout", "no answer")], preflight.WITHOUT_THEM)
 
     monkeypatch.setattr(add_node, "ENTRY", (Silent(),))
     options = Options("add-node", cluster.path, nodes=("gpu09",), skip_unreachable=False, yes=True)

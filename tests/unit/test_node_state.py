@@ -87,20 +87,20 @@ def call(scope: str = "demo", **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"name": "../x"}, "'../x' cannot be the name of a scope"),
-        ({"name": None}, "None cannot be the name of a scope"),
+        ({"name": "../x"}, "'../x' is not a valid name of a scope"),
+        ({"name": None}, "None is not a valid name of a scope"),
         ({"pakages": ["x"]}, "unknown argument pakages"),
         ({"state": "latest"}, "state is 'latest', expected present or absent or probe"),
         ({"package_manager": "zypper"}, "package_manager is 'zypper'"),
         ({"packages": "munge"}, "packages: expected a list, got str"),
-        ({"packages": ["-o=x"]}, "'-o=x' cannot be the name of a package"),
-        ({"packages": ["a b"]}, "'a b' cannot be the name of a package"),
-        ({"packages": ["a:amd64"]}, "'a:amd64' cannot be the name of a package"),
+        ({"packages": ["-o=x"]}, "'-o=x' is not a valid name of a package"),
+        ({"packages": ["a b"]}, "'a b' is not a valid name of a package"),
+        ({"packages": ["a:amd64"]}, "'a:amd64' is not a valid name of a package"),
         ({"packages": [{"name": "a", "version": "latest"}]}, "package a: version is 'latest'"),
         ({"packages": [{"name": "a", "version": 24.11}]}, "package a: version is 24.11, expected a version in quotes"),
-        ({"packages": [{"name": "a", "version": "1 2"}]}, "'1 2' cannot be the name of a version"),
+        ({"packages": [{"name": "a", "version": "1 2"}]}, "'1 2' is not a valid name of a version"),
         ({"packages": [{"name": "a", "hold": "yes"}]}, "package a: hold is 'yes', expected true or false"),
-        ({"packages": ["a", {"name": "a", "hold": True}]}, "package a is stated twice"),
+        ({"packages": ["a", {"name": "a", "hold": True}]}, "package a is given twice"),
         ({"packages": [{"name": "a", "state": "latest"}]}, "package a: state is 'latest'"),
         ({"files": [{"dest": "etc/x", "content": ""}]}, "file 'etc/x': expected an absolute path"),
         ({"files": [{"dest": "/etc/../x", "content": ""}]}, "expected an absolute path"),
@@ -126,7 +126,7 @@ def call(scope: str = "demo", **options: Any) -> Any:
         ({"files": [{"dest": "/x", "insert": "a\n", "before": "("}]}, "file /x: insert needs before"),
         (
             {"files": [{"dest": "/x", "insert": "a", "before": "b"}]},
-            "what insert inserts has to end with its line",
+            "insert must end with a line break",
         ),
         (
             {"files": [{"dest": "/x", "insert": "", "before": "b", "optional": 1}]},
@@ -134,24 +134,24 @@ def call(scope: str = "demo", **options: Any) -> Any:
         ),
         ({"files": [{"dest": "/x", "content": "", "before": "b"}]}, "file /x: before and optional are for insert"),
         ({"files": [{"dest": "/x", "state": "touch"}]}, "file /x: state is 'touch', expected absent"),
-        ({"files": [{"dest": "/x", "content": ""}, {"dest": "/x", "content": ""}]}, "path /x is stated twice"),
-        ({"files": [{"dest": "/x", "content": ""}], "directories": [{"path": "/x"}]}, "path /x is stated twice"),
+        ({"files": [{"dest": "/x", "content": ""}, {"dest": "/x", "content": ""}]}, "path /x is given twice"),
+        ({"files": [{"dest": "/x", "content": ""}], "directories": [{"path": "/x"}]}, "path /x is given twice"),
         ({"directories": [{"path": "x"}]}, "directory 'x': expected an absolute path"),
         ({"directories": ["/x"]}, "directory: expected a mapping, got str"),
-        ({"units": [{"name": "--now"}]}, "'--now' cannot be the name of a unit"),
+        ({"units": [{"name": "--now"}]}, "'--now' is not a valid name of a unit"),
         ({"units": [{"name": "a", "state": "running"}]}, "unit a: state is 'running', expected started or stopped"),
-        ({"units": [{"name": "a"}, {"name": "a.service"}]}, "unit a.service is stated twice"),
-        ({"units": [{"name": "a", "masked": True, "state": "started"}]}, "unit a: what is masked cannot be started"),
+        ({"units": [{"name": "a"}, {"name": "a.service"}]}, "unit a.service is given twice"),
+        ({"units": [{"name": "a", "masked": True, "state": "started"}]}, "unit a: a masked unit cannot be started"),
         ({"units": [{"name": "a", "restart_on": "/x"}]}, "unit a: restart_on: expected a list of words"),
         ({"sysctl": {"net.core.somaxconn": ""}}, "sysctl net.core.somaxconn: '' is not a number or text"),
         ({"sysctl": {"net.core.somaxconn": True}}, "True is not a number or text"),
-        ({"sysctl": {"../../etc/x": 1}}, "'../../etc/x' cannot be the name of a sysctl"),
+        ({"sysctl": {"../../etc/x": 1}}, "'../../etc/x' is not a valid name of a sysctl"),
         ({"sysctl": [1]}, "sysctl: expected a mapping"),
         ({"repositories": [{"name": "a", "url": "https://x"}]}, "repository a: key is missing"),
         ({"repositories": [{"name": "a", "url": "https://x", "key": "https://x"}]}, "a: fingerprint is missing"),
         ({"repositories": [{"name": "a", "url": "https://x", **KEY, "key": "/x"}]}, "expected the URL of a public key"),
         ({"repositories": [{"name": "a", "url": "https://x", **KEY, "fingerprint": "CD"}]}, "is 'CD', expected 40 hex"),
-        ({"repositories": [{"name": "a/b", "url": "https://x", **KEY}]}, "cannot be the name of a repository"),
+        ({"repositories": [{"name": "a/b", "url": "https://x", **KEY}]}, "is not a valid name of a repository"),
         ({"repositories": [{"name": "a", "url": "https://x\nTrusted: yes", **KEY}]}, "white space in url"),
     ],
 )
@@ -851,7 +851,7 @@ def test_an_unchanged_record_is_not_written_again(store: Path) -> None:
 def test_a_broken_record_is_refused_and_kept(store: Path, content: str) -> None:
     (store / "state").mkdir(parents=True)
     (store / "state/demo.json").write_text(content, encoding="latin-1")
-    with pytest.raises(node_tools.NodeError, match=r"demo\.json is not readable as recorded state"):
+    with pytest.raises(node_tools.NodeError, match=r"demo\.json is not a valid record"):
         call()
     assert (store / "state/demo.json").read_text(encoding="latin-1") == content
 
@@ -1034,7 +1034,7 @@ def test_insert__without_its_line_or_file__is_an_error(store: Path, tmp_path: Pa
         insert(store, path, "one\n", "^a")
     assert insert(store, path, "one\n", "^a", optional=True).changes == []
     path.write_text("b\n")
-    with pytest.raises(node_tools.NodeError, match=r"no line is like \^a, so nothing was inserted"):
+    with pytest.raises(node_tools.NodeError, match=r"no line matches \^a, so nothing was inserted"):
         insert(store, path, "one\n", "^a", optional=True)
     assert path.read_text() == "b\n"
 
@@ -1072,10 +1072,10 @@ def test_logins__our_lines__end_the_stack_for_nobody_whom_they_let_in(template: 
 def test_a_folder_is_never_removed_for_a_file(store: Path, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     for item in (entry(tmp_path / "x", b"y"), entry(tmp_path / "x", type="absent")):
-        with pytest.raises(node_tools.NodeError, match=r"file .*/x: there is a directory, which is not removed"):
+        with pytest.raises(node_tools.NodeError, match=r"file .*/x: it is a directory, which is not removed"):
             put(store, item)
     (tmp_path / "y").write_text("y")
-    with pytest.raises(node_tools.NodeError, match=r"directory .*/y: there is a file, which is not removed"):
+    with pytest.raises(node_tools.NodeError, match=r"directory .*/y: it is a file, which is not removed"):
         put(store, entry(tmp_path / "y", type="directory"), label="directory")
 
 
@@ -1083,7 +1083,7 @@ def test_a_folder_is_never_removed_for_a_file(store: Path, tmp_path: Path) -> No
 def test_what_the_validator_refuses_is_not_used(store: Path, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("old")
     refused = entry(tmp_path / "x", b"CANARY", validate="sh -c 'cat $0; exit 3' %s")
-    with pytest.raises(node_tools.NodeError, match=r"sh refuses the new content \(exit 3\).*\nCANARY"):
+    with pytest.raises(node_tools.NodeError, match=r"sh refuses the new content \(exit code 3\).*\nCANARY"):
         put(store, refused)
     refused.secret = True
     with pytest.raises(node_tools.NodeError, match=r"its output is withheld") as caught:
@@ -1099,7 +1099,7 @@ def test_an_unknown_owner_is_a_change_in_check_mode_and_an_error_otherwise(store
     (tmp_path / "x").write_text("x")
     item = entry(tmp_path / "x", b"x", owner="nosuchuser")
     assert put(store, item, check=True).changes[0]["what"].startswith("uid None, was")
-    with pytest.raises(node_tools.NodeError, match="this node knows no user nosuchuser"):
+    with pytest.raises(node_tools.NodeError, match="this node has no user nosuchuser"):
         put(store, item)
 
 
@@ -1155,7 +1155,7 @@ def test_undo_leaves_what_another_scope_names_and_what_others_put_there(store: P
     told = undo(store)
     assert (tmp_path / "x").exists()
     assert not (tmp_path / "d/y").exists()
-    assert told.notes == [f"directory {tmp_path}/d is not empty and stays"]
+    assert told.notes == [f"directory {tmp_path}/d is not empty and was not removed"]
 
 
 @pytest.mark.proves("node_state", "A probe reports edited, removed and re-moded files; secrets with the key only.")
@@ -1188,9 +1188,11 @@ def test_kernel_settings_that_cannot_be_set_are_one_note_and_no_change(store: Pa
         said: list[str] = done.notes
         return said
 
-    told = "kernel settings that stay as they are here: kernel.nosuch absent, not 1; kernel.nosuch/too absent, not 2"
+    told = (
+        "kernel settings that could not be changed: kernel.nosuch is absent, not 1; kernel.nosuch/too is absent, not 2"
+    )
     assert [notes("2"), notes("2"), notes("2", verbose=True)] == [[told], [], [told]]
-    assert notes("3") == ["kernel settings that stay as they are here: kernel.nosuch/too absent, not 3"]
+    assert notes("3") == ["kernel settings that could not be changed: kernel.nosuch/too is absent, not 3"]
 
 
 # Tools
@@ -1304,7 +1306,7 @@ def test_the_holder_of_a_posix_lock_is_named(tmp_path: Path, holder: Callable[[s
     told = node_tools.lock_holder([tmp_path / "none", lock])
     assert told.startswith(f"pid {holding.pid} (")
     assert "fcntl.lockf" in told
-    with pytest.raises(node_tools.NodeError, match=rf"the lock is held by pid {holding.pid} .*, after 0 s still"):
+    with pytest.raises(node_tools.NodeError, match=rf"the lock is still held by pid {holding.pid} .* after 0 s"):
         node_tools.wait_until_free("the lock", lambda: node_tools.lock_holder([lock]), [], limit=0)
 
 
@@ -1333,7 +1335,7 @@ def test_a_run_that_outlived_its_controller_is_waited_for_and_named(
     with node_tools.exclusive(lock, []):
         assert lock.read_text().strip() == str(os.getpid())
     orphan = holder("f.write(str(__import__('os').getpid())), f.flush(), fcntl.flock(f, fcntl.LOCK_EX)")
-    named = rf"lock is held by pid {orphan.pid} \({re.escape(sys.executable[:150])}"
+    named = rf"lock is still held by pid {orphan.pid} \({re.escape(sys.executable[:150])}"
     with pytest.raises(node_tools.NodeError, match=named):  # noqa: SIM117
         with node_tools.exclusive(lock, []):
             pytest.fail("the lock is not ours")

@@ -114,57 +114,57 @@ def test_the_kind_of_modules_follows_the_gpus(devices: list[str], modules: str) 
     [
         ([V100], {"modules": "open"}, "open modules do not support volta: nvidia_driver_modules: proprietary"),
         ([B200], PROPRIETARY, "proprietary modules do not support blackwell: nvidia_driver_modules: open"),
-        ([V100], {"branch": "590"}, "branch 580 is the last for volta, not 590"),
-        ([B200], {"branch": "550"}, "blackwell needs branch 570 or newer, not 550"),
-        ([A100], PROPRIETARY | {"branch": "620"}, "branch 615 is the last for proprietary modules, not 620"),
+        ([V100], {"branch": "590"}, "branch 580 is the last for volta, got 590"),
+        ([B200], {"branch": "550"}, "blackwell needs branch 570 or newer, got 550"),
+        ([A100], PROPRIETARY | {"branch": "620"}, "branch 615 is the last for proprietary modules, got 620"),
         (
             [A100],
             {"branch": "580", "version": "590.48.01"},
             "nvidia_driver_version 590.48.01 is not of nvidia_driver_branch 580",
         ),
-        ([V100, B200], {}, "no kernel modules are for all GPUs here (volta: proprietary; blackwell: open)"),
-        (["1091"], {}, "no kernel modules are for all GPUs here (fermi: none)"),
-        (["0045"], {}, "no kernel modules are for all GPUs here (older: none)"),
+        ([V100, B200], {}, "no kernel modules support all GPUs of the node (volta: proprietary; blackwell: open)"),
+        (["1091"], {}, "no kernel modules support all GPUs of the node (fermi: none)"),
+        (["0045"], {}, "no kernel modules support all GPUs of the node (older: none)"),
         (["2342"], PROPRIETARY, "proprietary modules do not support grace_hopper: nvidia_driver_modules: open"),
-        ([T4], {"modules": "open", "branch": "470"}, "branch 515 is the first with open modules, not 470"),
-        (["3000"], {}, "it is not known here which branch is the first for rubin: nvidia_driver_branch"),
+        ([T4], {"modules": "open", "branch": "470"}, "open modules need branch 515 or newer, got 470"),
+        (["3000"], {}, "the first branch for rubin is not known: nvidia_driver_branch"),
         (
             ["3500"],
             {},
-            "it is not known here which branch is the first for GPUs of the PCI id 3500: nvidia_driver_branch",
+            "the first branch for GPUs of the PCI id 3500 is not known: nvidia_driver_branch",
         ),
         (
             [V100],
             {"system": "debian-13"},
-            "the package source begins with branch 590, and 580 is the last for volta: "
+            "the package source has branch 590 and newer, but 580 is the last for volta: "
             "nvidia_driver_source: distribution",
         ),
-        ([V100], {"system": "debian-13", "architecture": "aarch64"}, "the package source begins with branch 595, and"),
-        (["102d"], {"system": "debian-12"}, "the package source begins with branch 545, and 470 is the last for kepl"),
+        ([V100], {"system": "debian-13", "architecture": "aarch64"}, "the package source has branch 595 and newer"),
+        (["102d"], {"system": "debian-12"}, "the package source has branch 545 and newer, but 470 is the last"),
         ([H100], {"system": "debian-testing"}, "NVIDIA has no packages for Debian testing: nvidia_driver_source: dis"),
-        ([H100], {"system": "redhat-10"}, "give the fingerprint of CDF6BA43.pub, the key that signs NVIDIA's rhel10"),
+        ([H100], {"system": "redhat-10"}, "the fingerprint of CDF6BA43.pub, the key that signs NVIDIA's rhel10"),
         (
             [H100],
             {"system": "redhat-9"} | DISTRIBUTION,
-            "RHEL 9 has no NVIDIA driver of its own that is known here: nvidia_driver_source: nvidia",
+            "RHEL 9 has no known NVIDIA driver package: nvidia_driver_source: nvidia",
         ),
-        ([B200], {"system": "debian-12"} | DISTRIBUTION, "blackwell needs branch 570 or newer, not 535"),
+        ([B200], {"system": "debian-12"} | DISTRIBUTION, "blackwell needs branch 570 or newer, got 535"),
         (
             [H100],
             {"system": "debian-13", "branch": "535", "modules": "open"} | DISTRIBUTION,
-            "Debian 13's own packages have no open modules of branch 535",
+            "Debian 13's packages have no open modules of branch 535",
         ),
         (
             [H100],
             {"system": "debian-13", "branch": "580"} | DISTRIBUTION,
-            "Debian 13's own packages have no open modules of branch 580",
+            "Debian 13's packages have no open modules of branch 580",
         ),
-        ([B200], {"version": "570.86.15"}, "B200 needs driver 570.133.20 or newer, not 570.86.15"),
-        ([B300], {"version": "580.65.06"}, "B300 needs driver 580.82.07 or newer, not 580.65.06"),
-        ([B300], {"branch": "575"}, "B300 needs driver 580.82.07 or newer, not 575"),
-        ([H200], {"version": "555.42.02"}, "H200 needs driver 555.42.06 or newer, not 555.42.02"),
-        ([H200], {"branch": "535"}, "H200 needs driver 550.90.07 or newer, not 535"),
-        ([L40S], {"branch": "525"}, "L40S needs driver 535.104.05 or newer, not 525"),
+        ([B200], {"version": "570.86.15"}, "B200 needs driver 570.133.20 or newer, got 570.86.15"),
+        ([B300], {"version": "580.65.06"}, "B300 needs driver 580.82.07 or newer, got 580.65.06"),
+        ([B300], {"branch": "575"}, "B300 needs driver 580.82.07 or newer, got 575"),
+        ([H200], {"version": "555.42.02"}, "H200 needs driver 555.42.06 or newer, got 555.42.02"),
+        ([H200], {"branch": "535"}, "H200 needs driver 550.90.07 or newer, got 535"),
+        ([L40S], {"branch": "525"}, "L40S needs driver 535.104.05 or newer, got 525"),
     ],
 )  # fmt: skip
 def test_a_driver_that_cannot_be_is_told_before_it_is_installed(
@@ -194,7 +194,7 @@ def test_gpus_older_than_the_default_get_their_last_branch() -> None:
     found = driver("102d")
     assert (found["modules"], found["branch"], found["problems"]) == ("proprietary", "470", [])
     assert driver(V100, system="debian-13", **DISTRIBUTION)["branch"] == "550"
-    assert "branch 470 is the last for kepler, not 580" in driver("102d", branch="580")["problems"]
+    assert "branch 470 is the last for kepler, got 580" in driver("102d", branch="580")["problems"]
 
 
 def test_driver__named_branch__is_taken_with_the_modules_that_it_has() -> None:
@@ -215,7 +215,7 @@ def test_driver__debian_on_arm__begins_where_its_repository_does() -> None:
 
 
 SECURE = {"secure_boot": True, "key_enrolled": False}
-REFUSED = "Secure Boot is on, and the kernel refuses modules that dkms builds: its key is not enrolled: mkdir -p /var"
+REFUSED = "Secure Boot is on, and the kernel refuses modules of dkms: dkms's key is not enrolled: mkdir -p /var"
 
 
 @pytest.mark.proves("driver", "With Secure Boot, Ubuntu gets signed modules; elsewhere an unknown key is refused.")
@@ -281,12 +281,18 @@ OLDEST = yaml.safe_load((paths.content() / "roles/nvidia_cuda/vars/main.yml").re
             "550.163.01",
             [H100],
             [],
-            ["CUDA 13.0 needs driver 580.65.06 or newer, and 550.163.01 is here; CUDA 12 goes with it"],
+            ["CUDA 13.0 needs driver 580.65.06 or newer, got 550.163.01; CUDA 12 is compatible with it"],
         ),
         (["13.0"], "550.163.01", [H100], ["13.0"], []),
-        (["13.0"], "580.95.05", [V100], [], ["CUDA 13.0 no longer supports volta GPUs; 12.9 is the last that does"]),
+        (
+            ["13.0"],
+            "580.95.05",
+            [V100],
+            [],
+            ["CUDA 13.0 does not support volta GPUs; 12.9 is the last release that does"],
+        ),
         (["12.9"], "580.95.05", [V100], [], []),
-        (["9.2"], "580.95.05", [V100], [], ["CUDA 9.2 is not known here, but releases 11, 12, 13"]),
+        (["9.2"], "580.95.05", [V100], [], ["CUDA 9.2 is unknown, expected a release 11, 12, 13"]),
     ],
 )
 def test_toolkits_are_judged_before_they_are_installed(
@@ -439,10 +445,10 @@ def test_key_of_dkms__by_what_the_firmware_lists__is_enrolled(
     [
         (False, [H100], "", False, False, ""),
         (False, [], "", False, False, "no GPU"),
-        (False, [H100], "580.95.05", False, False, "driver 580.95.05 is here already"),
+        (False, [H100], "580.95.05", False, False, "driver 580.95.05 is already installed"),
         (False, [H100], "580.95.05", True, False, ""),
-        (False, [H100], "", False, True, "a container has its host's driver"),
-        (False, [], "550.163.01", False, True, "driver 550.163.01 is here already"),
+        (False, [H100], "", False, True, "a container uses its host's driver"),
+        (False, [], "550.163.01", False, True, "driver 550.163.01 is already installed"),
         (True, [], "", False, True, ""),
     ],
 )
@@ -638,7 +644,7 @@ def test_a_dry_run_foresees_a_reboot_only_where_the_driver_may_be_exchanged(node
     kept = made(check=True)
     kept.foresee()
     assert (kept.changes, kept.reboot) == ([], "")
-    assert kept.notes == ["driver 1 is loaded and stays: clusterctl upgrade exchanges it"]
+    assert kept.notes == ["driver 1 stays loaded: run clusterctl upgrade to replace it"]
     held = made(check=True, change=True)
     held.foresee()
     assert held.reboot == "the driver is in use by bash (7)"
@@ -692,7 +698,7 @@ def test_signed_modules__by_version_of_the_libraries__are_loaded_or_wait(
     if outcome is None:
         found = modules.get("6.8.0-85-generic", "(none)")
         with pytest.raises(
-            BUILD.NodeError, match=re.escape(f"modules of driver {found}, and the libraries are 580.126")
+            BUILD.NodeError, match=re.escape(f"modules of driver {found}, but the libraries are 580.126")
         ):
             built.load()
     else:
@@ -712,7 +718,7 @@ def test_persistence_mode__after_installation__is_asked_for(monkeypatch: pytest.
     for program, said in (
         (f"print({modes.format('on')!r})", ""),
         (f"print({modes.format('off')!r})", "persistence mode is off on 00000000:3B:00.0, so"),
-        ("raise SystemExit(1)", "persistence mode is not known: the driver does not answer"),
+        ("raise SystemExit(1)", "persistence mode is not known: the driver does not respond"),
     ):
         monkeypatch.setattr(nvidia_kernel, "ASK_MODES", program)
         assert [note[: len(said)] for note in PERSISTENCE.notes(0)] == ([said] if said else [])
@@ -807,7 +813,7 @@ def test_the_health_check_does_not_look_while_the_driver_is_exchanged(node: dict
     driver = made(change=True)
     with BUILD.DIAGNOSES.open("w") as look:
         fcntl.flock(look, fcntl.LOCK_SH)
-        with pytest.raises(BUILD.NodeError, match="diagnosis is held by another process, after 0 s still"):
+        with pytest.raises(BUILD.NodeError, match="diagnosis is still held by another process after 0 s"):
             driver.load()
     assert (driver.changes, node["ran"]) == ([], [])
     assert driver.load() == "2"
@@ -820,7 +826,7 @@ def test_a_rehearsal_counts_on_the_end_of_jobs_where_the_node_will_be_drained(no
     rehearsal = made(check=True, change=True)
     assert rehearsal.load() == "1"
     assert [change["what"] for change in rehearsal.changes] == ["2 loaded, was 1"]
-    with pytest.raises(BUILD.NodeError, match="the driver is not touched under jobs: 12 run here"):
+    with pytest.raises(BUILD.NodeError, match="the driver is not replaced while jobs run: 12"):
         made(change=True).load()
 
 

@@ -81,9 +81,9 @@ def ask(asked: bool = False, moves: tuple[str, ...] = (), planned: bool = False)
     ("asked", "boot", "moves", "why"),
     [
         (False, [], ["sudo"], ""),
-        (True, [], [], "the distribution asks for it"),
+        (True, [], [], "the distribution requires it"),
         (False, [RUNS, "0-rescue-1234"], [], ""),
-        (False, [NEWER, RUNS], [], f"Linux {NEWER} is installed, and {RUNS} runs"),
+        (False, [NEWER, RUNS], [], f"Linux {NEWER} is installed, but {RUNS} runs"),
         (False, [], [f"linux-image-{NEWER}"], f"linux-image-{NEWER} comes"),
         (False, [], ["linux-image-amd64"], ""),
         (False, [], ["kernel-core"], "kernel-core comes"),
@@ -100,7 +100,7 @@ def test_a_reboot_is_planned_for_the_distribution_or_for_a_newer_kernel(
 
 def test_a_kernel_that_has_come_is_a_reason_only_if_it_would_start(node: Path) -> None:
     install(node, RUNS, NEWER)
-    assert ask(moves=("kernel-core",))[0] == f"Linux {NEWER} is installed, and {RUNS} runs"
+    assert ask(moves=("kernel-core",))[0] == f"Linux {NEWER} is installed, but {RUNS} runs"
     grub(node, OLD_ENTRY)
     assert ask(moves=("kernel-core",)) == ("", [])
     assert ask(moves=("glibc",)) == ("glibc comes", [])
@@ -138,14 +138,14 @@ def test_without_grub_its_tool_or_the_link_to_the_kernel_tells(node: Path, monke
 @pytest.mark.proves("upgrade", "A reboot without the expected kernel is reported and not repeated.")
 def test_a_reboot_that_was_in_vain_is_told_and_not_repeated(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(node, RUNS, NEWER)
-    due: tuple[str, list[str]] = (f"Linux {NEWER} is installed, and {RUNS} runs", [])
-    vain = ("", [f"a reboot did not bring Linux {NEWER}, {RUNS} runs still: see the boot loader's default"])
+    due: tuple[str, list[str]] = (f"Linux {NEWER} is installed, but {RUNS} runs", [])
+    vain = ("", [f"Linux {RUNS} still runs after a reboot, expected {NEWER}: check the boot loader's default"])
     assert [ask(planned=True), ask(), ask(planned=True), ask()] == [due] * 4
     monkeypatch.setattr(OS, "boot", lambda: "second")
     assert [ask(planned=True), ask(), ask()] == [vain] * 3
-    assert ask(asked=True) == ("the distribution asks for it", vain[1])
+    assert ask(asked=True) == ("the distribution requires it", vain[1])
     install(node, "6.12.60+deb13-amd64")
-    assert ask()[0] == f"Linux 6.12.60+deb13-amd64 is installed, and {RUNS} runs"
+    assert ask()[0] == f"Linux 6.12.60+deb13-amd64 is installed, but {RUNS} runs"
 
 
 def test_a_kernel_that_came_to_run_and_is_due_again_is_no_vain_reboot(
@@ -157,7 +157,7 @@ def test_a_kernel_that_came_to_run_and_is_due_again_is_no_vain_reboot(
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=NEWER))
     assert ask() == ("", [])
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=RUNS))
-    assert ask() == (f"Linux {NEWER} is installed, and {RUNS} runs", [])
+    assert ask() == (f"Linux {NEWER} is installed, but {RUNS} runs", [])
 
 
 def test_each_start_of_a_node_has_a_name() -> None:

@@ -278,8 +278,13 @@ def test_one_machine_listed_twice_is_named_on_both() -> None:
     [
         ([], [], True, ""),  # a first bootstrap
         (["controller"], ["worker"], True, ""),
-        ([], ["worker"], True, "has no state of Slurm's, while gpu01 has had a controller; 2 of its jobs run"),
-        ([], ["worker"], False, "has no state of Slurm's, while gpu01 has had a controller"),  # --limit head1
+        (
+            [],
+            ["worker"],
+            True,
+            "has no Slurm state, but gpu01 has had a controller; a new controller would end its 2 running jobs",
+        ),
+        ([], ["worker"], False, "has no Slurm state, but gpu01 has had a controller"),  # --limit head1
         (["controller"], ["worker"], False, ""),
     ],
 )
@@ -379,7 +384,7 @@ def test_slurm_versions_that_cannot_talk_are_refused(
             ("ubuntu", "22.04"),
             None,
             "to their cores, devices, memory, swap: ",
-            "its Slurm 21.08 knows version 1 of cgroups alone",
+            "its Slurm 21.08 supports only version 1 of cgroups",
         ),
     ],
 )
@@ -432,13 +437,13 @@ TRIXIE, NOBLE = ("debian", "13", "x86_64"), ("ubuntu", "24.04", "x86_64")
         (
             _new(NOBLE, "1091"),
             {},
-            "no kernel modules are for all GPUs here (fermi: none)",
+            "no kernel modules support all GPUs of the node (fermi: none)",
             "see `clusterctl docs gpus`",
         ),
         (
             _new(NOBLE, "2901"),
             {"nvidia_driver_branch": 550},
-            "blackwell needs branch 570 or newer, not 550",
+            "blackwell needs branch 570 or newer, got 550",
             "clusterctl docs",
         ),
         (
@@ -447,9 +452,9 @@ TRIXIE, NOBLE = ("debian", "13", "x86_64"), ("ubuntu", "24.04", "x86_64")
             "B200 needs driver 570.133.20 or newer",
             "clusterctl docs",
         ),
-        (_new(NOBLE, "3500"), {}, "first for GPUs of the PCI id 3500", "set nvidia_driver_branch"),
+        (_new(NOBLE, "3500"), {}, "first branch for GPUs of the PCI id 3500", "set nvidia_driver_branch"),
         (_new(("rocky", "9.6", "x86_64"), "1db4"), {}, "", ""),
-        (_new(("rocky", "10.1", "x86_64"), "2330"), {}, "give the fingerprint of CDF6BA43.pub", "key_fingerprint"),
+        (_new(("rocky", "10.1", "x86_64"), "2330"), {}, "the fingerprint of CDF6BA43.pub", "key_fingerprint"),
         (
             _new(("debian", "12", "x86_64"), "2330", secure_boot=True),
             {},
@@ -538,22 +543,22 @@ def test_confinement__of_preflight_and_role__is_one() -> None:
         ([], "", ""),
         (["24.11.5-4"], "", ""),
         (["24.11.5-4+deb13u1"], "", ""),
-        (["24.11.6-1", "24.11.5-4"], "bring 24.11.6-1, while head1 has 24.11.5-4", "the two go together"),
-        (["23.02.1-1"], "bring 23.02.1-1, while head1 has 24.11.5-4", "the two go together"),
+        (["24.11.6-1", "24.11.5-4"], "have 24.11.6-1, while head1 has 24.11.5-4", "the two are compatible"),
+        (["23.02.1-1"], "have 23.02.1-1, while head1 has 24.11.5-4", "the two are compatible"),
         (
             ["25.05.1-1"],
-            "bring 25.05.1-1, which cannot talk to the 24.11.5-4 of head1",
-            "clusterctl upgrade comes first",
+            "have 25.05.1-1, which is not compatible with 24.11.5-4 on head1",
+            "run clusterctl upgrade first",
         ),
         (
             ["25.05.1-1", "24.11.5-4"],
-            "bring 25.05.1-1, which cannot talk to the 24.11.5-4 of head1",
+            "have 25.05.1-1, which is not compatible with 24.11.5-4 on head1",
             'pin it: slurm_head_version: "24.11.5"',
         ),
         (
             ["22.05.8-4"],
-            "bring 22.05.8-4, which cannot talk to the 24.11.5-4 of head1",
-            "it needs a source of 23.02 to 24.11",
+            "have 22.05.8-4, which is not compatible with 24.11.5-4 on head1",
+            "add a package source with 23.02 to 24.11",
         ),
     ],
 )
@@ -631,7 +636,7 @@ def test_advisories__of_the_container_toolkit__are_named(
     hosts = [replace(one, variables=variables, groups=one.groups | {*groups}) for one in given.hosts]
     found = list(gpu_checks.security(replace(given, hosts=tuple(hosts)), {"gpu01": facts(has)}))
     assert [(one.hint, one.warning) for one in found] == ([(hint, True)] if hint else [])
-    assert all("lets a container out onto its host (CVE-2026-24260" in one.found for one in found)
+    assert all("lets a container escape to its host (CVE-2026-24260" in one.found for one in found)
 
 
 def test_advisories__the_same_on_several_nodes__is_one_note(tmp_path: Path) -> None:

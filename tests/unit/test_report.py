@@ -191,7 +191,7 @@ def test_a_failure_page_names_host_task_cause_hint_and_state(monkeypatch: pytest
     made = ledger(run(result("gpu01"), result("gpu02", "failed", full), result("gpu03", "failed", full)))
     report.Page(on).failed(WorkersFailed("Failed on gpu02, gpu03."), made)
     text = printed(on)
-    for part in ("gpu02, gpu03  munge: Converge munge", PATH, full, "Hint: make room"):
+    for part in ("gpu02, gpu03  munge: Converge munge", PATH, full, "Hint: free space"):
         assert part in text
     assert re.search(r"gpu01 +complete\n +gpu02, gpu03 +nothing completed", text)
     assert text.count(full) == 1
@@ -407,9 +407,9 @@ def test_a_stop_too_late_to_end_a_playbook_ends_what_is_to_follow() -> None:
 @pytest.mark.parametrize(
     ("unresolved", "told"),
     [
-        ([], "aurora: 3 hosts, the inventory is good.\n"),
-        (["hed1"], "aurora: 3 hosts, the inventory is good, but 1 host has no address.\n"),
-        (["hed1", "gpu01"], "aurora: 3 hosts, the inventory is good, but 2 hosts have no address.\n"),
+        ([], "aurora: 3 hosts, the inventory is valid.\n"),
+        (["hed1"], "aurora: 3 hosts, the inventory is valid, but 1 host has no address.\n"),
+        (["hed1", "gpu01"], "aurora: 3 hosts, the inventory is valid, but 2 hosts have no address.\n"),
     ],
 )
 def test_shape__hosts_without_an_address__are_told_first(
@@ -431,7 +431,7 @@ def test_shape__hosts_without_an_address__are_told_first(
     on, shape = screen(monkeypatch), report.Shape.of(inventory.load(path))
     shape.show(on, path, discovered=False)
     assert printed(on).startswith(told)
-    assert ("hed1 does not resolve here: give it an ansible_host (did you mean head1?)" in printed(on)) is bool(
+    assert ("hed1 does not resolve on this machine: set its ansible_host (did you mean head1?)" in printed(on)) is bool(
         unresolved
     )
     assert (sorted(looked_up), shape.summary()["unresolved"]) == (["gpu01", "hed1"], unresolved)

@@ -48,7 +48,7 @@ def test_a_jump_host_is_the_command_that_ssh_makes_of_it(jump: str, command: str
 
 def test_a_proxy_command_has_the_tokens_of_ssh_config() -> None:
     assert route._proxy("nc %h %p %r %n 100%%", "", "10.0.0.1", 22, "ops", "gpu01") == "nc 10.0.0.1 22 ops gpu01 100%"
-    with pytest.raises(InputError, match="%Z is not known here"):
+    with pytest.raises(InputError, match="%Z is not supported"):
         route._proxy("nc %Z", "", "10.0.0.1", 22, "ops", "gpu01")
 
 
@@ -115,7 +115,7 @@ def test_a_jump_host_that_forwards_nothing_is_named(tmp_path: Path, node: Server
     behind = [replace(host(node.port, tmp_path / "id", name=name), jump=head) for name in ("gpu01", "gpu02")]
     try:
         for one in behind:
-            with pytest.raises(ContactError, match="head1 does not reach"):
+            with pytest.raises(ContactError, match="head1 cannot reach"):
                 remote.connect(one, Access(tmp_path / "known_hosts"))
         assert len(node.attempts) <= 2  # the question whether the key would do, and the login
     finally:

@@ -626,7 +626,7 @@ def test_the_first_signal_lets_the_task_under_way_end(driven: Driven) -> None:
     driven.go()
     code, out, err = driven.done()
     assert (code, err.strip()) == (7, "clusterctl: interrupted as asked; nothing is under way any more.")
-    assert "Stopping when the tasks under way have ended" in out
+    assert "Stopping when the running tasks have ended" in out
     assert driven.has("first-done")
     assert not driven.has("second")
     with lock.hold(driven.site.path / ".clusterctl", "verify"):
@@ -879,7 +879,9 @@ def test_a_stop_reports_the_task_of_a_host_that_was_left_behind(by_ssh: Site) ->
         (by_ssh.path / "gone").touch()
         code, out, err = driven.done()
         assert code == 7
-        assert "gpu02  Wait on one: far slower than the others; they go on, and it follows at the end" in out
+        assert (
+            "gpu02  Wait on one: far slower than the others; the others continue, this host follows at the end" in out
+        )
         assert "gpu02 was left behind; a task may still run to its end on a node" in err
         assert not driven.has("gpu02-waited")
         driven.go()

@@ -51,7 +51,7 @@ def cluster(tmp_path: Path) -> Path:
     (tmp_path / "inventory.yaml").write_text("all: [broken\n")
     keep(tmp_path, FAILED, FAILURE, exit_code=4, error="gpu01 failed; everything else is done.", seconds=61.5)
     keep(tmp_path, CHECKED, check=True, limit="gpu01,gpu02", exit_code=0, seconds=9.0)
-    keep(tmp_path, UNFIT, exit_code=3, error="gpu02: silence: no answer", problems=["gpu02: silence: no answer"])
+    keep(tmp_path, UNFIT, exit_code=3, error="gpu02: timeout: no answer", problems=["gpu02: timeout: no answer"])
     keep(tmp_path, GOOD, exit_code=0, seconds=3.0)
     keep(tmp_path, "notes")
     keep(tmp_path, "99991399T030000Z-verify", exit_code=0)
@@ -94,7 +94,7 @@ def test_runs_are_listed_newest_first_and_nothing_else(cluster: Path) -> None:
     assert (plan.arguments, plan.result, plan.succeeded) == ("add-node gpu[03-05]", "changes to make", True)
     assert not replace(plan, verb="bootstrap").succeeded
     results = [run.result for run in runs.past(cluster)][1:]
-    assert results[1] == "nodes were not ready, nothing was changed: gpu02: silence: no answer"
+    assert results[1] == "nodes were not ready, nothing was changed: gpu02: timeout: no answer"
     assert results[3] == "gpu01 failed; everything else is done."
 
 
@@ -165,7 +165,7 @@ def test_a_run_is_shown_as_it_ended(cluster: Path) -> None:
         assert expected in failed.stdout
     assert "\x1b" not in failed.stdout
     unfit = logs(cluster, UNFIT).stdout
-    assert "gpu02: silence: no answer" in unfit
+    assert "gpu02: timeout: no answer" in unfit
     assert "nothing was changed on any node" in unfit
     assert json.loads(logs(cluster, "last", "--output", "json").stdout)["run"] == GOOD
     assert logs(cluster, "last", "--full").stdout == "TASK [munge]\nfatal: [31mno\n"

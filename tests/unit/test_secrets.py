@@ -239,7 +239,7 @@ def test_a_file_that_asks_for_another_clusters_password_is_refused(cluster: Path
     before = path.read_bytes().replace(mine.name.encode(), label.encode(), 1)
     path.write_bytes(before)
     for attempt in (secrets.check, lambda directory, name: secrets.ensure(directory, name, content)):
-        with pytest.raises(InputError, match=r'is that of another cluster, got ".*", expected "aurora-" and 8 digits'):
+        with pytest.raises(InputError, match=r'belongs to another cluster, got ".*", expected "aurora-" and 8 digits'):
             attempt(cluster, "aurora")
     assert path.read_bytes() == before
 

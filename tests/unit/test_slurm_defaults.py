@@ -15,8 +15,8 @@ from .test_hardware import gpu
 from .test_preflight import facts
 
 OWN = {"name": "small", "nodes": ["gpu04"], "options": {"defmempercpu": 4, "DefCpuPerGPU": 1}}
-LITTLE = "has 4 MB of memory per CPU, and most workers have 3942 MB: DefMemPerCPU does not follow it"
-FEW = "has 0.25 CPUs per GPU, and most workers have 32: DefCpuPerGPU does not follow it"
+LITTLE = "has 4 MB of memory per CPU, and most workers have 3942 MB: DefMemPerCPU ignores this node"
+FEW = "has 0.25 CPUs per GPU, and most workers have 32: DefCpuPerGPU ignores this node"
 
 
 def cluster(tmp_path: Path, **variables: Any) -> Any:

@@ -28,11 +28,11 @@ WITH, WITHOUT = (
             "echo 7; echo 12; echo 7",
             True,
             False,
-            "get directories of their own yet, for jobs that run: 7, 12;",
+            "get private directories yet, because jobs are running: 7, 12;",
         ),
-        (WITH, "seq 6", False, True, "share the node's directories yet, for jobs that run: 1, 2, 3, 4, 5, ...;"),
-        (WITHOUT, "exit 1", True, False, "while slurmctld is silent"),
-        (WITHOUT, None, True, False, "while slurmctld is silent"),
+        (WITH, "seq 6", False, True, "share the node's directories yet, because jobs are running: 1, 2, 3, 4, 5, ...;"),
+        (WITHOUT, "exit 1", True, False, "because slurmctld does not respond"),
+        (WITHOUT, None, True, False, "because slurmctld does not respond"),
     ],
 )
 def test_decide__by_jobs_that_run__keeps_or_changes(

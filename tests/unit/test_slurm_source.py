@@ -196,9 +196,14 @@ def having(tmp_path: Path, variables: dict[str, Any], installed: dict[str, str],
     [
         ({}, {}, None, ""),
         ({}, {"slurmd": "24.11.5-4", "munge": "0.5.16-1"}, 64030, ""),
-        ({}, {}, 450, "the user slurm has the number 450, not 64030 (if all nodes have it: slurm_head_user_id: 450; "),
+        (
+            {},
+            {},
+            450,
+            "UID of the user slurm: got 450, expected 64030 (if all nodes have it, set slurm_head_user_id: 450; ",
+        ),
         ({"slurm_head_user_id": 450}, {}, 450, ""),
-        ({"slurm_head_user_id": 450}, {}, 64030, "the user slurm has the number 64030, not 450"),
+        ({"slurm_head_user_id": 450}, {}, 64030, "UID of the user slurm: got 64030, expected 450"),
         ({"slurm_head_source": "schedmd"}, {"slurm-smd-slurmd": "25.11.1-1"}, 64030, ""),
         (
             {"slurm_head_source": "schedmd"},

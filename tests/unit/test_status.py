@@ -120,7 +120,7 @@ def test_gpus_are_counted_by_type(gres: str, expected: dict[str, int]) -> None:
             "clusterctl: bootstrap: x",
             "root",
             {},
-            ["drained, and the drain ledger has no cause any more: clusterctl: bootstrap: x"],
+            ["drained, but the drain ledger has no cause: clusterctl: bootstrap: x"],
         ),
         ("DOWN+NOT_RESPONDING", "Not responding", "slurm", {}, ["out of service for Slurm: Not responding"]),
         ("DOWN", "", "", {}, ["out of service for Slurm: down"]),
@@ -267,7 +267,7 @@ def test_page__cause_of_a_drain__has_its_command(cause: str) -> None:
     [
         (out_of_service("IDLE+DRAIN"), f"drained by an operator (root): a reason ({RESUME})"),
         (out_of_service("IDLE+DRAIN", by="slurm"), f"drained by Slurm itself: a reason ({RESUME})"),
-        (out_of_service("IDLE+DRAIN", "clusterctl: x"), f"no cause any more: clusterctl: x ({RESUME})"),
+        (out_of_service("IDLE+DRAIN", "clusterctl: x"), f"drain ledger has no cause: clusterctl: x ({RESUME})"),
         (
             out_of_service("IDLE+DRAIN", "clusterctl: x", mine="x"),
             "(on the head: sudo /usr/local/sbin/slurm-drain mine --in gpu01,",
@@ -362,7 +362,7 @@ def test_collect__no_contact__says_what_helps(tmp_path: Path, stranger: Server) 
     access = Access(tmp_path / "known_hosts", given=Path("au rora"))
     nodes = {node.name: node.problem for node in status.collect(inventory(tmp_path, unknown, refusing), access).nodes}
     assert nodes["head1"].endswith("(clusterctl discover 'au rora')")
-    assert nodes["gpu01"].endswith("(is sshd running, and on this port?)")
+    assert nodes["gpu01"].endswith("(check that sshd runs and listens on this port)")
 
 
 def test_ask_slurm__no_slurm_conf__is_said_in_words() -> None:
@@ -373,7 +373,7 @@ def test_ask_slurm__no_slurm_conf__is_said_in_words() -> None:
         def run(self, *_: object, **__: object) -> tuple[int, str, str]:
             return 1, "", said
 
-    assert slurm_state.ask_slurm(Session()).problem == "Slurm is not set up there: no slurm.conf"  # type: ignore[arg-type]
+    assert slurm_state.ask_slurm(Session()).problem == "Slurm is not set up on the head: no slurm.conf"  # type: ignore[arg-type]
 
 
 @pytest.mark.proves("status", "It says whether the workers have the head's homes.")
@@ -431,7 +431,7 @@ def test_drift_is_told_once_by_the_role_that_owns_it() -> None:
             ("packages", "package", "tmux", "removed"),
             ("slurm_head_database", "unit", "mariadb.service", "not running"),
             ("sources", "file", "/etc/apt/apt.conf.d/90x", "edited"),
-            ("munge", "pending", "package:munge", "a run ended before this took effect"),
+            ("munge", "pending", "package:munge", "a run ended before this change was applied"),
         ),
     )
     assert node.drifted == [
@@ -439,7 +439,7 @@ def test_drift_is_told_once_by_the_role_that_owns_it() -> None:
         Item("packages", "package", "tmux", "removed"),
         Item("slurm_head", "unit", "mariadb.service", "not running"),
         Item("base", "file", "/etc/apt/apt.conf.d/90x", "edited"),
-        Item("munge", "pending", "package:munge", "a run ended before this took effect"),
+        Item("munge", "pending", "package:munge", "a run ended before this change was applied"),
     ]
     text = page(cluster(worker=node))
     assert "gpu01: munge: package:munge: a run ended" in text
@@ -502,7 +502,7 @@ def test_unsafe_packages__of_other_systems__are_named_once() -> None:
     old = replace(WORKER, release="rocky 9.6", drift=drift(versions=versions))
     text = " ".join(page(Status("aurora", (HEAD, old, replace(old, name="gpu02")), None, None), 200).split())
     assert text.count("munge 0.5.13-13.el9 is not known to be fixed: before 0.5.18 it lets any user") == 1
-    assert text.count("nvidia-container-toolkit-base 1.17.8-1 lets a container out onto its host (CVE-2026-24260") == 1
+    assert text.count("nvidia-container-toolkit-base 1.17.8-1 lets a container escape to its host (CVE-2026-24260") == 1
 
 
 @pytest.mark.proves("status", "What a node's own security updates moved up is no drift.")
@@ -632,7 +632,7 @@ def test_prometheus_is_asked_with_the_password_that_root_may_read(options: dict[
 @pytest.mark.proves("status", "A Prometheus that gives no alerts is reported with the cause.")
 @pytest.mark.parametrize(
     ("answer", "code", "told"),
-    [(b"", 401, "HTTP 401"), (b"Service Unavailable", 503, "HTTP 503"), (b"[]", 200, "no answer that can be read")],
+    [(b"", 401, "HTTP 401"), (b"Service Unavailable", 503, "HTTP 503"), (b"[]", 200, "answer cannot be read")],
 )
 def test_a_prometheus_that_tells_nothing_is_named(options: dict[str, str], answer: bytes, code: int, told: str) -> None:
     with prometheus(answer, code) as (url, _):

@@ -175,7 +175,7 @@ def test_trust_needs_somebody_who_agrees(tmp_path: Path, node: Server, access: A
     for ask in (None, asked(False, [])):
         with pytest.raises(InputError, match=r"not recorded: gpu01 SHA256:"):
             renewed(tmp_path, host(node.port), access, ask=ask)
-    with pytest.raises(PreflightError, match="the inventory says"):
+    with pytest.raises(PreflightError, match="expected SHA256:"):
         renewed(tmp_path, promising(node, ed25519(tmp_path / "other").fingerprint), access, accept=True)
     assert access.known_hosts.read_text() == recorded
     assert renewed(tmp_path, host(node.port), access, accept=True) == [node.host_keys[0].fingerprint]

@@ -12,7 +12,7 @@ trap 'rm -rf "$stage"' EXIT
 chmod 0755 "$stage"
 
 "$here/build.sh" "$stage" "$driver"
-# Debian's nvidia-smi lies where its alternatives system would link it from.
+# Debian's nvidia-smi is at the path to which its alternatives system would link.
 mkdir -p "$stage/usr/bin" "$stage/DEBIAN"
 ln -s ../lib/nvidia/current/nvidia-smi "$stage/usr/bin/nvidia-smi"
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Compiles the simulated NVML and lays out its files: build.sh DESTDIR [DRIVER_VERSION]
+# Compiles the simulated NVML and installs its files: build.sh DESTDIR [DRIVER_VERSION]
 # DESTDIR is / or the stage of a package. CC may name a compiler with its options.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

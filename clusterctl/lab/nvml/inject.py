@@ -1,4 +1,4 @@
-"""Changes the state of a node's simulated GPUs and tells of it as the driver would. Runs on the node, as root.
+"""Change the state of a node's simulated GPUs and report it as the driver does. Runs on the node, as root.
 
 inject.py JSON: lists `drop` (beginnings of lines), `state` and `kept` (lines of the two state files), `events` (lines
 of the list that NVML delivers) and `kernel` (lines of the kernel's log).
@@ -26,7 +26,7 @@ def rewrite(path: Path, dropped: list[str], added: list[str]) -> None:
 
 
 def expected() -> int:
-    """Return the serial number of the kernel's line that the journal will read next."""
+    """Return the serial number of the next kernel line that the journal reads."""
     try:
         return int(struct.unpack("Q", READ.read_bytes()[:8])[0])
     except FileNotFoundError:
@@ -34,10 +34,10 @@ def expected() -> int:
 
 
 def kernel(line: str) -> None:
-    """Write a line where the node's journal reads its kernel's: a pipe of the node's own, in the lab. Wait for it."""
+    """Write a line to the pipe from which the node's journal reads the kernel's log; wait until it is read."""
     pipe = os.open(KMSG, os.O_WRONLY | os.O_NONBLOCK)
     if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
-        sys.exit(KMSG + " is not the node's own, so nothing is written there")
+        sys.exit(KMSG + " is not the node's own pipe; nothing was written")
     serial = expected()
     os.write(pipe, b"%d,%d,%d,-;%s\n" % (ERROR, serial, time.monotonic_ns() // 1000, line.encode()))
     os.close(pipe)
@@ -46,13 +46,13 @@ def kernel(line: str) -> None:
         time.sleep(0.01)
 
 
-asked = json.loads(sys.argv[1])
+request = json.loads(sys.argv[1])
 os.umask(0o022)
 with (RUN / "lock").open("a") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
-    rewrite(RUN / "state", asked["drop"], asked["state"])
-    rewrite(KEPT / "state", asked["drop"], asked["kept"])
+    rewrite(RUN / "state", request["drop"], request["state"])
+    rewrite(KEPT / "state", request["drop"], request["kept"])
     with (RUN / "events").open("a") as events:
-        events.writelines(line + "\n" for line in asked["events"])
-for text in asked["kernel"]:
+        events.writelines(line + "\n" for line in request["events"])
+for text in request["kernel"]:
     kernel(text)

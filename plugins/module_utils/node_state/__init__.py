@@ -1,1 +1,1 @@
-"""Packages, files, units and kernel settings of a node: what they are, their records, and how they differ from them."""
+"""The parts of node_state: packages, files, units and kernel settings of a node, their records and differences."""

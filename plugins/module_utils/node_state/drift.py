@@ -1,6 +1,6 @@
-"""How a node differs from what was recorded of it. It reads and changes nothing.
+"""Compare a node with its records, without changing anything.
 
-Two ask: node_state with `state: probe`, and `clusterctl status`, which sends these files along with its own probe.
+Used by node_state with `state: probe`, and by `clusterctl status`, which sends these files with its probe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def compare(call, manager):
 
     `what` is for people; `old` and `new` are a package's versions, or empty.
 
-    Each kind is read once for all scopes: a question to systemd or to the package manager costs more than its answer.
+    Each kind is read once for all scopes: one call of systemd or the package manager costs more than its output.
     """
     records = {scope: load_record(scope) for scope in recorded_scopes()}
     keys = sorted({key for record in records.values() for key in record["items"]})
@@ -33,7 +33,7 @@ def compare(call, manager):
         states.update({f"{kind.label}:{name}": state for name, state in found.items()})
     drift = []
     for scope, record in records.items():
-        told = [("pending", name, "a run ended before this took effect", "", "") for name in record["pending"]]
+        told = [("pending", name, "a run ended before this change was applied", "", "") for name in record["pending"]]
         for label in [kind.label for kind in kinds]:
             for key in sorted(key for key in record["items"] if key.startswith(label + ":")):
                 what = words(label, record["items"][key], states[key], call)
@@ -48,9 +48,9 @@ def compare(call, manager):
 
 
 def words(label, recorded, state, call):
-    """What sets an item's state apart from the recorded one; empty where nothing does."""
+    """Return the differences of an item's state from the record as text; empty if there are none."""
     was, now = recorded["now"], call.recordable(state, recorded.get("secret"))
-    if kind_of_hash(now) != kind_of_hash(was):  # recorded with another key: its content tells nothing
+    if kind_of_hash(now) != kind_of_hash(was):  # recorded with another key: the hashes cannot be compared
         now = {**now, "hash": was.get("hash")}
     if label == "package":
         return package_words(was, now)
@@ -62,7 +62,7 @@ def words(label, recorded, state, call):
 
 
 def versions(recorded, state):
-    """The recorded version of a package and the present one; empty where it is not installed."""
+    """Return the recorded and the current version of a package; empty if it is not installed."""
     return recorded["now"]["version"] or "", state["version"] or ""
 
 

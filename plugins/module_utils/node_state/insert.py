@@ -1,4 +1,4 @@
-"""Lines that a role inserts into a file which is somebody else's, such as a distribution's rules of PAM."""
+"""Insert a role's lines into a file that is not managed by clusterctl, for example a distribution's PAM rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ansible.module_utils.node_state.tools import NodeError, about
 
 
 def entries(scope, items):
-    """The files as they are to be; into those of somebody else lines are inserted as they are now."""
+    """Return the wanted files; for insertions, the current content with the lines."""
     files = []
     for item in items:
         insert = item.pop("insert", None)
@@ -25,20 +25,20 @@ def entries(scope, items):
 
 
 def inserted(scope, content, lines, before, **_):
-    """The content with the scope's lines before the first line that matches, and nowhere else."""
+    """Return the content with the scope's lines before the first matching line, and only there."""
     begin, end = (f"# {word} clusterctl {scope}\n" for word in ("BEGIN", "END"))
-    # As bytes, for what surrounds the lines may be in any encoding.
+    # As bytes, because the file may have any encoding.
     content = re.sub(re.escape(begin.encode()) + b"(?s:.*?)" + re.escape(end.encode()), b"", content)
     if not lines:
         return content
     found = re.search(before.encode(), content, re.MULTILINE)
     if not found:
-        raise NodeError(f"no line is like {before}, so nothing was inserted")
+        raise NodeError(f"no line matches {before}, so nothing was inserted")
     return content[: found.start()] + (begin + lines + end).encode() + content[found.start() :]
 
 
 def earlier(scope, path, kept):
-    """What a file was before: without the scope's lines, as others have changed it since; or else what was kept."""
+    """Return a file's former content: the current one without the scope's lines, or else the stored original."""
     now = path.read_bytes() if path.is_file() else b""
     without = inserted(scope, now, "", "")
     return without if without != now else kept.read_bytes()

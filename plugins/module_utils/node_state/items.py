@@ -1,8 +1,7 @@
 """The kinds of item that node_state knows: paths, packages, kernel settings, units.
 
-Each is a class that can read items, say what is wrong with them and put them right; `converge` is the one loop over
-them. It writes down what it is about to do before it does it (record.py), so that the next run finishes what a
-killed one began.
+Each kind is a class that reads items, compares them and changes them; `converge` is the common loop. It records
+planned changes before it makes them (record.py), so that the next run completes those of a killed run.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/usr/loc
 
 
 def converge(call, kind, items):
-    """Compare all items, write down what will change, change it, and note what is there then."""
+    """Compare all items, record the planned changes, make them, and record the new state."""
     states, plan, changes = kind.read(items), {}, {}
     for item in items:
         with about(kind.label, item.name):
@@ -70,24 +69,24 @@ def converge(call, kind, items):
 
 
 class Kind:
-    """What `converge` asks of a kind of item. A state is a flat mapping; `item` makes an item from a name alone.
+    """The interface of a kind of item for `converge`. A state is a flat mapping; `item` makes an item from a name.
 
-    `difference(call, item, state)` has the arguments of node_tools.change after the name; () where all is right.
+    `difference(call, item, state)` returns the arguments of node_tools.change after the name, () without a difference.
     """
 
     label = ""
     item = None
 
     def beside(self, item):
-        """What the record needs beside the state."""
+        """Return values for the record besides the state."""
         return {}
 
     def trigger(self, item, state):
-        """What restart_on, reload_on and on_change wait for, when the item changes from `state`."""
+        """Return the trigger for restart_on, reload_on and on_change when the item changes from `state`."""
         return ""
 
     def prepare(self, call, plan, states):
-        """What must be safe on disk before `apply` touches the node."""
+        """Store what must be on disk before `apply` changes the node."""
 
 
 # ---------------------------------------------------------------------------------------------------------- paths
@@ -95,7 +94,7 @@ class Kind:
 
 @dataclass
 class Entry:
-    """A path as it should be; `data` is base64, `owner` and `group` are names or numbers."""
+    """The wanted state of a path; `data` is base64, `owner` and `group` are names or numbers."""
 
     name: str
     type: str = "file"  # file, directory, link, absent
@@ -114,7 +113,7 @@ class Entry:
         return base64.b64decode(self.data)
 
     def wanted(self, check):
-        """The same shape as `inspect` gives. In check mode an unknown user is one that a package will create."""
+        """Return the wanted state in the form of `inspect`. In check mode, an unknown user is allowed."""
         if self.type in ("absent", "link"):
             return {"type": self.type, **({"target": self.target} if self.type == "link" else {})}
         owner = {"uid": identity(self.owner, getpwnam, check), "gid": identity(self.group, getgrnam, check)}
@@ -128,7 +127,7 @@ def identity(name, find, check):
     except KeyError:
         if check:
             return None
-        raise NodeError(f"this node knows no {'user' if find is getpwnam else 'group'} {name}") from None
+        raise NodeError(f"this node has no {'user' if find is getpwnam else 'group'} {name}") from None
 
 
 def digest(data):
@@ -136,7 +135,7 @@ def digest(data):
 
 
 def inspect(path, follow=False):
-    """What lies at `path`: type, mode, uid, gid, and the hash of a file or the target of a link."""
+    """Return the state of `path`: type, mode, uid, gid, and the hash of a file or the target of a link."""
     try:
         status = Path(path).stat() if follow else Path(path).lstat()
         if stat.S_ISLNK(status.st_mode):
@@ -150,7 +149,7 @@ def inspect(path, follow=False):
 
 
 def difference(current, wanted):
-    """What sets two states apart, in words; empty where nothing does."""
+    """Return the differences of two states as text; empty if there are none."""
     if current.get("type") != wanted.get("type"):
         created = "created" if current["type"] == "absent" else f"replaced a {current['type']}"
         return "removed" if wanted["type"] == "absent" else created
@@ -159,7 +158,7 @@ def difference(current, wanted):
 
 
 class Paths(Kind):
-    """Files, links, directories; package sources are files that go by another label."""
+    """Files, links and directories; package sources are files with another label."""
 
     def __init__(self, label):
         self.label = label
@@ -176,11 +175,11 @@ class Paths(Kind):
 
     def difference(self, call, item, state):
         if self.label == "directory" and Path(item.name).is_symlink() and Path(item.name).lstat().st_uid != 0:
-            raise NodeError("it is a link that is not root's: whoever made it would choose what changes hands")
+            raise NodeError("it is a link that root does not own, and its owner could redirect the change")
         what = difference(state, item.wanted(call.check))
         fit = ("absent", "directory") if self.label == "directory" else ("absent", "file", "link")
         if what and state["type"] not in fit:
-            raise NodeError(f"there is a {state['type']}, which is not removed")
+            raise NodeError(f"it is a {state['type']}, which is not removed")
         if what and call.want_diff and not item.secret:
             old = Path(item.name).read_bytes() if state["type"] == "file" else b""
             texts = [data.decode("utf-8", "replace").splitlines() for data in (old, item.content)]
@@ -192,7 +191,7 @@ class Paths(Kind):
         return ("removed" if item.type == "absent" else kept, what) if what else ()
 
     def prepare(self, call, plan, states):
-        """Keep what is replaced for the first time, and see to the folders that are missing."""
+        """Store originals that are replaced for the first time, and make missing directories."""
         parents = {str(parent) for item in plan.values() if item.type != "absent" for parent in Path(item.name).parents}
         missing = sorted(parent for parent in parents if parent not in plan and not Path(parent).exists())
         if missing:
@@ -208,7 +207,7 @@ class Paths(Kind):
         for name, item in plan.items():
             with about(self.label, name):
                 self.put(item, Path(name), states[name], item.wanted(check=False))
-        if Path("/sys/fs/selinux/enforce").exists():  # a renamed file keeps its temporary name's label
+        if Path("/sys/fs/selinux/enforce").exists():  # a renamed file keeps the label of its temporary name
             run("restorecon", *[name for name in plan if os.path.lexists(name)])
 
     def put(self, item, path, current, wanted):
@@ -217,7 +216,7 @@ class Paths(Kind):
             sync(path.parent)
         elif item.type == "link":
             if not Path(path.parent, item.target).exists():
-                raise NodeError(f"there is no {item.target} to link to")
+                raise NodeError(f"the link's target {item.target} does not exist")
             new = successor(path)
             new.symlink_to(item.target)
             new.rename(path)
@@ -228,7 +227,7 @@ class Paths(Kind):
         else:
             if current["type"] == "absent":
                 path.mkdir(mode=0o700)
-            # Whose folder it is, a daemon's user, could have made it a link to any file since it was looked at.
+            # The owner of the directory, a daemon's user, could meanwhile have replaced it with a link to any file.
             flags = 0 if path.is_symlink() and path.lstat().st_uid == 0 else os.O_NOFOLLOW
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
             os.fchown(descriptor, wanted["uid"], wanted["gid"])
@@ -240,11 +239,11 @@ class Paths(Kind):
         status, output = run(*argv, check=False, timeout=300)
         if status != 0:
             told = "(its output is withheld, the file is secret)" if item.secret else complaint(output)
-            raise NodeError(f"{argv[0]} refuses the new content (exit {status}), so the file stays as it was\n{told}")
+            raise NodeError(f"{argv[0]} refuses the new content (exit code {status}), the file was not changed\n{told}")
 
 
 def run_commands(call, items):
-    """The on_change commands of every file that changed, now or before a kill; each once."""
+    """Run the on_change commands of every file that changed, now or in a killed run; each once."""
     due = [tuple(argv) for item in items if item.name in call.pending for argv in item.on_change]
     for argv in dict.fromkeys(due):
         with about("on_change", " ".join(argv)):
@@ -257,7 +256,7 @@ def run_commands(call, items):
 
 
 class Packages(Kind):
-    """A state is the version, or None, and whether it is held. All that differs changes in one transaction."""
+    """A state is the version, or None, and whether it is held. All changes are made in one transaction."""
 
     label = "package"
     item = Package
@@ -266,7 +265,7 @@ class Packages(Kind):
         self.manager, self.targets = manager, {}
 
     def aim(self, items, planned):
-        """Let what is installed move as well, not stay at its version whatever its pin says; what else that changes."""
+        """Plan upgrades of installed packages too; return the further packages that this changes."""
         self.targets, rest = targets(self.manager, items, self.read(items), planned)
         self.targets.update({item.name: item.version for item in rest if item.url})
         self.targets.update(self.resolve([item for item in rest if not item.url]))
@@ -319,7 +318,7 @@ class Packages(Kind):
                 self.manager.hold(names, held)
 
     def resolve(self, due, lenient=False):
-        """{name: version, file, or "" for any version} to install. What no index offers is sought in a fresh one."""
+        """Return {name: version, file, or "" for any version} to install. Refresh the index if it lacks a package."""
         own = {item.name: self.manager.fetch(item) for item in due if item.url and not item.absent}
         due = [replace(i, version=self.targets.get(i.name, i.version)) for i in due if not (i.absent or i.url)]
         for fresh in (False, True):
@@ -336,7 +335,7 @@ class Packages(Kind):
         raise NodeError("packages: " + "; ".join(told) + f"\n{self.manager.warnings}".rstrip())
 
     def download(self, call, items):
-        """Fetch what a later call will install; the node stays as it is."""
+        """Download the packages that a later call will install; change nothing else."""
         states = self.read(items)
         due = [item for item in items if not self.fit(item, states[item.name])]
         if due and not call.check and (chosen := self.resolve(due, lenient=True)):
@@ -357,7 +356,7 @@ class Setting:
 
 
 class Settings(Kind):
-    """A state is the kernel's present value with single spaces, or None where it has no such setting."""
+    """A state is the kernel's current value with single spaces, or None if it has no such setting."""
 
     label = "sysctl"
     item = Setting
@@ -379,10 +378,10 @@ class Settings(Kind):
             return "changed", f"{item.value}, was {state['value']}", state["value"], item.value
         known = call.record["items"].get(f"{self.label}:{item.name}", {})
         if (known.get("now"), known.get("wanted")) == (state, item.value) and not call.verbose:
-            return ()  # told when it came to be so
+            return ()  # reported when the state was first seen
         begin, told = (
-            "kernel settings that stay as they are here: ",
-            f"{item.name} {state['value'] or 'absent'}, not {item.value}",
+            "kernel settings that could not be changed: ",
+            f"{item.name} is {state['value'] or 'absent'}, not {item.value}",
         )
         if call.notes and call.notes[-1].startswith(begin):
             call.notes[-1] += "; " + told
@@ -402,23 +401,23 @@ class Settings(Kind):
 @dataclass
 class Unit:
     name: str
-    enabled: bool | None = True  # None: left as it is
+    enabled: bool | None = True  # None: not changed
     started: bool = True
     masked: bool = False
     restart_on: list = field(default_factory=list)
     reload_on: list = field(default_factory=list)
-    reload_tells: bool = False  # others learn of a change by its reload, which a start anew does not make good
+    reload_tells: bool = False  # its reload notifies other hosts, a restart does not
 
 
 def is_up(unit):
-    """Whether a unit is as `started` means it: active, or a one-shot job that has done its work since boot."""
+    """Return whether a unit is started: active, or a one-shot service that has succeeded since boot."""
     once = unit.get("Type") == "oneshot" and unit["RemainAfterExit"] == "no" and unit["ActiveState"] == "inactive"
     ran = once and unit["ExecMainStartTimestampMonotonic"] != "0" and unit["Result"] == "success"
     return ran or unit["ActiveState"] in ("active", "reloading", "refreshing")
 
 
 def verbs(item, unit, restart=False, reload=False):
-    """What systemctl is to be told about a unit with these properties, in order."""
+    """Return the systemctl verbs for a unit with these properties, in order."""
     told, load, file_state = [], unit["LoadState"], unit["UnitFileState"]
     down = unit["ActiveState"] in ("inactive", "failed")
     if item.masked:
@@ -441,7 +440,7 @@ def verbs(item, unit, restart=False, reload=False):
 
 
 class Units(Kind):
-    """A state is the unit's enablement, in systemd's word for it, and whether it is up."""
+    """A state is systemd's UnitFileState, and whether the unit is up."""
 
     label = "unit"
     item = Unit
@@ -454,7 +453,7 @@ class Units(Kind):
         self.patient = patient
 
     def show(self, names):
-        """{name: properties} by one call; if patient, after what is starting has started or used up its time."""
+        """Return {name: properties} from one call; if patient, after starting units have started or timed out."""
         begun = time.monotonic()
         while names:
             # systemctl answers in the order of its arguments, aliases included.
@@ -500,7 +499,7 @@ class Units(Kind):
                 run("systemctl", verb, *names)
         failed = [name for name in plan if self.found[name]["ActiveState"] == "failed"]
         if failed:
-            run("systemctl", "reset-failed", *failed)  # an old crash loop's start limit would refuse our start
+            run("systemctl", "reset-failed", *failed)  # the start limit of an earlier crash loop would refuse the start
         last = [(verb, name) for name in plan for verb in told[name] if verb in ("start", "restart", "reload")]
         for verb, group in itertools.groupby(last, key=lambda one: one[0]):
             names = [name for _, name in group]
@@ -508,7 +507,7 @@ class Units(Kind):
             if status != 0:
                 self.insist_up(names, f"did not {verb}")
                 raise NodeError(f"units: systemctl {verb} {' '.join(names)}: {complaint(output)}")
-        # Where systemd cannot know when a daemon is ready, it must still be the same process a little later.
+        # If systemd cannot know when a daemon is ready, it must still be the same process a little later.
         first = self.insist_up(list(dict.fromkeys(name for _, name in last)), "did not stay up")
         watched = [name for name in first if first[name].get("Type") in ("simple", "exec", "idle")]
         settled = time.monotonic() + SETTLE_S
@@ -526,14 +525,14 @@ class Units(Kind):
         return found
 
     def last_words(self, name, unit):
-        """How a unit stands, and its last 15 lines. (`journalctl -u` misses what a process said as it went away.)"""
+        """Return a unit's state and its last 15 lines. `journalctl -u` misses the last lines of an exiting process."""
         run("journalctl", "--sync", check=False)
         its = (f"_SYSTEMD_UNIT={unit['Id']}", "+", f"UNIT={unit['Id']}", "_UID=0")
         _, output = run("journalctl", "--quiet", "--no-pager", "-n", "15", "-o", "short", *its, check=False)
-        return f"{unit['ActiveState']} ({unit['SubState']})\n{clean(output) or 'the journal has nothing about it'}"
+        return f"{unit['ActiveState']} ({unit['SubState']})\n{clean(output) or 'the journal has no lines of this unit'}"
 
 
 def reload_units(call):
-    """Let systemd read its files again where one of them changed, now or before a kill."""
+    """Run daemon-reload if a unit file changed, now or in a killed run."""
     if any(trigger.startswith(UNIT_FOLDERS) for trigger in call.pending) and not call.check:
         run("systemctl", "daemon-reload")

@@ -1,4 +1,4 @@
-"""Public keys of package sources: fetched from where their owners publish them, trusted by their fingerprint alone."""
+"""Public keys of package sources: fetched from their publishers, trusted only by fingerprint."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ARMOR = re.compile(
     r"\s*-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?:[A-Za-z]+:[ -~]*\r?\n)*\r?\n"
     r"((?:[A-Za-z0-9+/]+={0,2}\r?\n)+)(?:=[A-Za-z0-9+/]{4}\r?\n)?-----END PGP PUBLIC KEY BLOCK-----\s*"
 )
-_PRIMARY = 6  # the tag of a key's own packet
-_PARTS = (2, 13, 14, 17)  # of those that belong to it: signatures, names, subkeys, pictures
+_PRIMARY = 6  # the tag of a primary key
+_PARTS = (2, 13, 14, 17)  # tags of its parts: signatures, user ids, subkeys, attributes
 
 
 def packets(data):
-    """Yield tag and body of each packet (RFC 9580). ValueError where one is cut off, or does not say how long it is."""
+    """Yield tag and body of each packet (RFC 9580). Raises ValueError for a truncated packet or a missing length."""
     at = 0
     while at < len(data):
         head, begin = data[at], data[at + 1 : at + 6].ljust(5, b"\0")
@@ -43,9 +43,9 @@ def packets(data):
 
 
 def fingerprint(armored):
-    """Return the fingerprint of the one key of version 4 that a text is; empty where it is anything else or more.
+    """Return the fingerprint of a text with exactly one key of version 4; empty for any other text.
 
-    A package manager would trust a second key in it as well.
+    A package manager would also trust a second key in it.
     """
     found = _ARMOR.fullmatch(armored)
     try:
@@ -56,14 +56,13 @@ def fingerprint(armored):
     if tag != _PRIMARY or body[:1] != b"\4" or any(tag not in _PARTS for tag, _ in parts[1:]):
         return ""
     told = b"\x99" + len(body).to_bytes(2, "big") + body
-    return hashlib.sha1(told).hexdigest().upper()  # noqa: S324 - what the fingerprint of such a key is
+    return hashlib.sha1(told).hexdigest().upper()  # noqa: S324 - defined by the format
 
 
 def with_key(item, manager, check):
-    """Return a file of a package source with its content, which of a key is fetched and held against its fingerprint.
+    """Return a file of a package source with its content; a key is fetched and its fingerprint checked.
 
-    A key that lies there already is not fetched again (but see `renewed`). In check mode none is, and what would be is
-    empty.
+    An existing key is not fetched again (but see `renewed`). In check mode no key is fetched, and its content is empty.
     """
     if "fingerprint" not in item:
         return item
@@ -75,9 +74,9 @@ def with_key(item, manager, check):
 
 
 def renewed(told, manager, folder="/etc/apt/sources.list.d"):
-    """Fetch the keys of those of our package sources again that apt tells of; whether one is no longer what it was.
+    """Fetch the keys of those package sources again that apt reports; return whether a key changed.
 
-    Its owner may have given it more time or another subkey, and its fingerprint stays. One that cannot be had is left.
+    Its owner may have extended it or added a subkey; its fingerprint does not change. If fetching fails, it is kept.
     """
     changed = False
     for source in sorted(Path(folder).glob("*.sources")):
@@ -94,13 +93,13 @@ def renewed(told, manager, folder="/etc/apt/sources.list.d"):
 
 
 def fetched(url, wanted, manager):
-    """Return the key at a URL; NodeError for one that has another fingerprint."""
+    """Return the key at a URL. Raises NodeError for another fingerprint."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "key")
         manager.download(url, str(file))
         text = file.read_text(errors="replace")
     found = fingerprint(text)
     if found != wanted:
-        told = f"the fingerprint of that key is {found}" if found else "that is not one key"
+        told = f"got a key with the fingerprint {found}" if found else "got no single key"
         raise NodeError(f"{url}: {told}, expected {wanted}; nothing is installed from there")
     return text.strip() + "\n"

@@ -1,8 +1,8 @@
-"""What a call of node_state remembers: of every item what is there now, and what was before any scope touched it.
+"""The records of node_state: each item's current state, and its state before any scope changed it.
 
-All of it lies below STORE, for root alone. `state/<scope>.json` is one scope's record; `original/` keeps the files that
-were replaced. `pending` in a record names each change that has not taken effect yet (a restart, an on_change command):
-it is written before the node is touched, so that the next run finishes what a killed one began.
+They are below STORE, readable only for root. `state/<scope>.json` is a scope's record; `original/` has the replaced
+files. `pending` in a record has the changes that are not applied yet (a restart, an on_change command). It is written
+before the node is changed, so that the next run completes the changes of a killed one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEMA = 1
 
 
 def original(path):
-    """Where the file that first lay at `path` is kept."""
+    """Return the path of the stored original of `path`."""
     name = urllib.parse.quote(path, safe="")
     return STORE / "original" / (name if len(name) <= 200 else hashlib.sha256(name.encode()).hexdigest())
 
@@ -43,13 +43,13 @@ def load_record(scope):
         return {"schema": SCHEMA, "items": {}, "pending": [], "pulled": []}
     except (ValueError, KeyError, TypeError):
         raise NodeError(
-            f"{path} is not readable as recorded state. Move it away and run again: the node is recorded anew then, "
-            "but what was there before clusterctl came can no longer be restored."
+            f"{path} is not a valid record. Move it away and run again: the node is then recorded again, "
+            "but its state from before clusterctl cannot be restored any more."
         ) from None
 
 
 class Call:
-    """One call: its scope's record, what it changed, and what it must still bring into effect."""
+    """One call: its scope's record, its changes, and its pending changes."""
 
     def __init__(self, scope, check=False, want_diff=False, record_key=None, verbose=False):
         self.scope, self.check, self.want_diff, self.record_key = scope, check, want_diff, record_key
@@ -59,7 +59,7 @@ class Call:
     def open(self):
         """Read the scope's record."""
         self.record = load_record(self.scope)
-        self.pending = self.record["pending"]  # "/path" or "package:name": changed, and not in effect yet
+        self.pending = self.record["pending"]  # "/path" or "package:name": changed, but not applied yet
         self.stored = json.dumps(self.record, sort_keys=True)
 
     def result(self):
@@ -68,18 +68,18 @@ class Call:
 
     @functools.cached_property
     def others(self):
-        """The items of all other scopes: two roles may name the same package or folder."""
+        """Return the items of all other scopes: two roles may have the same package or directory."""
         records = [load_record(scope) for scope in recorded_scopes() if scope != self.scope]
         return {key: item for record in records for key, item in record["items"].items()}
 
     @functools.cached_property
     def pulled(self):
-        """The packages that came along with those of any scope, all roles' included, and that no other scope names."""
+        """Return the dependencies that were installed with packages of any scope and that no other scope has."""
         names = {name for scope in recorded_scopes() for name in load_record(scope)["pulled"]}
         return {name for name in names if "package:" + name not in self.others}
 
     def note(self, key, state, **extra):
-        """Note what is there, and the first time also that it was there before any scope touched it."""
+        """Record the current state, and the first time also the original state."""
         items = self.record["items"]
         state = self.recordable(state, {**items.get(key, {}), **extra}.get("secret"))
         if key not in items:
@@ -87,9 +87,9 @@ class Call:
         items[key].update(now=state, **extra)
 
     def save(self, packages=None):
-        """Write the record, if it is not what was read or written last.
+        """Write the record if it has changed since the last read or write.
 
-        With `packages` it forgets all others that another scope has, so that undoing that scope removes them.
+        With `packages`, delete the other packages that another scope has, so that undoing that scope removes them.
         """
         if packages is not None:
             mine = [key for key in self.record["items"] if key.startswith("package:") and key in self.others]
@@ -102,7 +102,7 @@ class Call:
             self.stored = text
 
     def recordable(self, state, secret):
-        """A state as it may be stored: the hash of a secret keyed, or none without a key."""
+        """Return a state for storage: the hash of a secret is keyed, or left out without a key."""
         if not secret or "hash" not in state:
             return state
         if not self.record_key:

@@ -1,4 +1,4 @@
-"""What every part of node_state stands on: running tools, naming errors, holding locks, replacing files in one step."""
+"""Common functions of node_state: run tools, describe errors, hold locks, replace files atomically."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ ACTIONS = (
     "built", "changed", "created", "held", "installed", "loaded", "partitioned", "released", "reloaded", "removed",
     "repaired", "replaced", "restarted", "restored", "rebooted", "ran", "started", "stopped", "upgraded",
 )  # fmt: skip
-"""What a change can be: `upgraded` is a package that moved to another version, `partitioned` a GPU's MIG layout."""
+"""The actions of a change: `upgraded` is a package with another version, `partitioned` a GPU's MIG layout."""
 
 
 def change(kind, name, action, what="", old="", new=""):
-    """One change as a result of Ansible has it. `what` is for people alone; `old` and `new` are versions or values."""
+    """Return one change for Ansible's result. `what` is text for people; `old` and `new` are versions or values."""
     if action not in ACTIONS:
         raise ValueError(action)
     return {"kind": kind, "name": name, "action": action, "what": what, "from": str(old or ""), "to": str(new or "")}
 
 
 class NodeError(Exception):
-    """What the user reads; it names the item."""
+    """An error message for the user, with the item."""
 
 
 def clean(text, limit=TEXT_LIMIT):
-    """Text of a tool, fit for a result: no control characters, at most `limit` characters, its end if it has more."""
+    """Return a tool's output for a result: no control characters, at most the last `limit` characters."""
     text = re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text).replace("\r", "\n")
     text = "".join(character for character in text if character in "\n\t" or character.isprintable())
     return text if len(text) <= limit else "[…]" + text[-limit:]
 
 
 def complaint(output, lines=15):
-    """What of a tool's output says what went wrong: apt's and dpkg's own and what belongs to them, or the last."""
+    """Return the error lines of a tool's output: those of apt and dpkg with their details, or else the last lines."""
     kept, told = [line for line in clean(output, 1 << 16).splitlines() if line.strip()], []
     for at, line in enumerate(kept):
         more = line.startswith(" ") and told and told[-1] == kept[at - 1]
@@ -64,18 +64,18 @@ def complaint(output, lines=15):
 
 
 def seconds(text):
-    """systemd's time span ("1min 30s", "infinity") in seconds, at most ten minutes."""
+    """Convert systemd's time span ("1min 30s", "infinity") to seconds, at most ten minutes."""
     units = {"us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}
     spans = [float(number) * units.get(unit, 600) for number, unit in re.findall(r"([\d.]+)([a-z]+)", text)]
     return min(600.0, sum(spans)) if spans else 600.0
 
 
 def run(*argv, check=True, timeout=None, pass_fds=(), both=False):
-    """Run a tool; (exit status, what it printed). NodeError if it fails, unless `check` is off.
+    """Run a tool; return (exit status, output). Raises NodeError if it fails, unless `check` is off.
 
-    That is its standard output, and its standard error after it if it failed or `both` are asked for: a loader that
-    complains of /etc/ld.so.preload is no part of an answer. They go to files and not to pipes: a daemon that keeps them
-    open blocks nobody.
+    The output is its standard output, followed by its standard error if it failed or with `both`: warnings of the
+    loader about /etc/ld.so.preload must not be in it. Files are used instead of pipes, because a daemon that keeps a
+    pipe open would block.
     """
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complained:
         streams = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": complained, "pass_fds": pass_fds}
@@ -83,7 +83,7 @@ def run(*argv, check=True, timeout=None, pass_fds=(), both=False):
         try:
             status = subprocess.run(argv, check=False, env=environment, timeout=timeout, **streams).returncode
         except subprocess.TimeoutExpired:
-            raise NodeError(f"{argv[0]} was still running after {timeout} s") from None
+            raise NodeError(f"{argv[0]} timed out after {timeout} s") from None
         except OSError as error:
             raise NodeError(f"cannot run {argv[0]}: {error.strerror}") from None
         output = ""
@@ -96,13 +96,13 @@ def run(*argv, check=True, timeout=None, pass_fds=(), both=False):
 
 
 def numbers(kernel):
-    """The version of a kernel's name, to compare: of 6.12.48+deb13-amd64 and 5.14.0-570.62.1.el9_6.x86_64."""
+    """Return the comparable version of a kernel's name: 6.12.48+deb13-amd64, 5.14.0-570.62.1.el9_6.x86_64."""
     return [int(number) for number in re.findall(r"\d+", re.match(r"[\d.]*(-[\d.]+)?", kernel)[0])]
 
 
 @contextlib.contextmanager
 def about(label, name):
-    """Make an error name the item, and the filesystem where that is the cause."""
+    """Add the item to an error, and a hint for errors of the filesystem."""
     try:
         yield
     except OSError as error:
@@ -110,29 +110,29 @@ def about(label, name):
         while not place.is_mount():
             place = place.parent
         told = dict.fromkeys((errno.ENOSPC, errno.EROFS, errno.EDQUOT), f" (filesystem {place})")
-        told[errno.EBUSY] = "; it is a mount point, so it cannot be replaced"
-        told[errno.EPERM] = "; is it immutable (lsattr)?"
+        told[errno.EBUSY] = "; it is a mount point and cannot be replaced"
+        told[errno.EPERM] = "; check with lsattr whether it is immutable"
         raise NodeError(f"{label} {name}: {error.strerror}{told.get(error.errno, '')}") from None
     except NodeError as error:
         raise NodeError(f"{label} {name}: {error}") from None
 
 
 def successor(path):
-    """Where the next content of `path` is prepared: in its folder, under a name that no reader takes for its own."""
+    """Return the path of the new content of `path`: a hidden name in the same directory."""
     new = Path(path).with_name(f".{Path(path).name[:200]}.clusterctl-new")
     new.unlink(missing_ok=True)
     return new
 
 
 def sync(folder):
-    """Let a rename or removal in `folder` survive a power cut."""
+    """Make a rename or removal in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
 def write(path, data, uid=0, gid=0, mode=0o600, accept=None):
-    """Replace a file in one step: complete, on disk and accepted by `accept(its new file)`, or not at all."""
+    """Replace a file atomically and durably, after `accept(its new file)`."""
     new = successor(path)
     try:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as handle:
@@ -150,7 +150,7 @@ def write(path, data, uid=0, gid=0, mode=0o600, accept=None):
 
 
 def store(path, data):
-    """Keep something of ours below STORE: for root alone, whatever the umask."""
+    """Store a file below STORE with mode 0600, under any umask."""
     with about("record", str(path)):
         for folder in (STORE, path.parent):
             if not folder.is_dir():
@@ -159,7 +159,7 @@ def store(path, data):
 
 
 def wait_until_free(what, holder, notes, limit=LOCK_WAIT_S):
-    """Wait until `holder()` is None; it names the process that is waited for. NodeError after `limit` seconds."""
+    """Wait until `holder()` returns None instead of a process. Raises NodeError after `limit` seconds."""
     started, seen = time.monotonic(), None
     while True:
         who, waited = holder(), time.monotonic() - started
@@ -168,13 +168,13 @@ def wait_until_free(what, holder, notes, limit=LOCK_WAIT_S):
                 notes.append(f"waited {waited:.0f} s for {what}, held by {seen}")
             return
         if waited >= limit:
-            raise NodeError(f"{what} is held by {who}, after {waited:.0f} s still. Run again when it has ended.")
+            raise NodeError(f"{what} is still held by {who} after {waited:.0f} s. Run again when it has ended.")
         seen = who
         time.sleep(min(0.5, limit))
 
 
 def process(pid):
-    """A process as a person knows it: pid and command, the beginning of a long one."""
+    """Describe a process for people: pid and command, truncated."""
     try:
         told = Path(f"/proc/{pid}/cmdline").read_bytes()[:4096].replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -184,7 +184,7 @@ def process(pid):
 
 
 def lock_holder(paths):
-    """The process that holds a POSIX lock on one of `paths`, or None. (dpkg and rpm use those; flock sees nothing.)"""
+    """Return the process that holds a POSIX lock, as dpkg and rpm use it, on one of `paths`, or None."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError), Path(path).open("rb") as handle:
             asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -196,7 +196,7 @@ def lock_holder(paths):
 
 @contextlib.contextmanager
 def exclusive(path, notes, **limit):
-    """Hold a lock file of ours; yields its descriptor. A holder that outlived an earlier run is waited for."""
+    """Hold a lock file of clusterctl; yield its descriptor. Wait for a process of an earlier run that holds it."""
 
     def holder():
         try:

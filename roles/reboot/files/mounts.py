@@ -1,4 +1,4 @@
-"""Prints the mounted file systems that /etc/fstab names or that other hosts serve, a line each. Runs on the node."""
+"""Print the mounted file systems of /etc/fstab and of other hosts, one per line. Runs on the node."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ REMOTE = ("nfs", "nfs4", "cifs", "lustre", "ceph", "beegfs", "gpfs", "glusterfs"
 
 
 def rows(path):
-    """Yield the fields of each line that is no comment."""
+    """Return the fields of each line that is not a comment."""
     text = Path(path).read_text(errors="replace") if Path(path).exists() else ""
     return [line.split() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
 

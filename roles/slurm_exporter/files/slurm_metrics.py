@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Write Slurm's nodes, jobs and GPUs as Prometheus sees them into a file of the node exporter's.
+"""Write metrics of Slurm's nodes, jobs and GPUs to a file for the node exporter.
 
-It asks with options that Slurm has had since long before 22.05 (text, not JSON: Debian 12's Slurm has no JSON for
-nodes). What a user typed, a reason or a job's name, is never read. Where the controller does not answer, the file says
-only that: counts of a minute ago would pass for those of now.
+Uses options that exist since before Slurm 22.05, and text output: Debian 12's Slurm has no JSON for nodes. Text from
+users, such as reasons or names of jobs, is never read. If the controller does not answer, the file has only that:
+old numbers would look current.
 """
 
 import collections
@@ -17,7 +17,7 @@ from pathlib import Path
 NODES = ["scontrol", "--oneliner", "--details", "show", "nodes"]
 JOBS = ["squeue", "--all", "--noheader", "--format=%T %P"]
 
-# The flags of a node that matter more than its base state, the first one that it has.
+# Flags of a node that have precedence over its base state; the first match is used.
 FLAGS = (
     ("NOT_RESPONDING", "not_responding"),
     ("FAIL", "fail"),
@@ -27,7 +27,7 @@ FLAGS = (
     ("COMPLETING", "completing"),
 )
 BUSY = ("ALLOCATED", "MIXED")
-# States whose free GPUs wait for jobs.
+# States whose free GPUs are available for jobs.
 SERVING = ("idle", "allocated", "mixed", "completing")
 
 
@@ -40,8 +40,8 @@ def fields(line):
 
 
 def node_state(text):
-    """Return one word for a node's state such as IDLE+DRAIN: what an administrator would say first."""
-    # An asterisk is how older releases write NOT_RESPONDING.
+    """Return one word, the most important one, for a node's state such as IDLE+DRAIN."""
+    # Older releases print NOT_RESPONDING as an asterisk.
     base, *flags = text.replace("*", "+NOT_RESPONDING").split("+")
     if base == "DOWN":
         return "down"
@@ -85,7 +85,7 @@ def count(nodes, jobs):
                     metrics["slurm_gpus"][(("partition", partition), ("type", kind), ("use", use))] += number
     for line in jobs.splitlines():
         state, _, partitions = line.partition(" ")
-        # A pending job may name several partitions; it waits in each.
+        # A pending job may have several partitions and counts in each.
         for partition in filter(None, partitions.strip().split(",")):
             metrics["slurm_jobs"][(("partition", partition), ("state", state.lower()))] += 1
     return metrics
@@ -101,7 +101,7 @@ DESCRIPTIONS = {
 
 
 def escape(text):
-    """Return a label's value as the format wants it between its quotes."""
+    """Return a label's value, escaped for the text format."""
     return text.replace("\\", r"\\").replace('"', r"\"")
 
 
@@ -119,12 +119,12 @@ def render(metrics):
 
 
 def ask(argv):
-    """Return what a command prints; raises where it fails or hangs."""
+    """Return the output of a command. Raises if it fails or times out."""
     return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=30).stdout
 
 
 def replace(path, text):
-    """Replace a file in one step: the exporter reads it at any moment."""
+    """Replace a file atomically, because the exporter may read it at any time."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".slurm-metrics-")
     new = Path(name)
     try:
@@ -138,7 +138,7 @@ def replace(path, text):
 
 
 def main():
-    """Count once, into the file named on the command line."""
+    """Write the metrics once, to the file on the command line."""
     try:
         metrics = count(ask(NODES), ask(JOBS))
     except subprocess.CalledProcessError as error:

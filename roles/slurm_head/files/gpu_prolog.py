@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -IS
-"""Slurm's Prolog: sees in a few milliseconds, before each job, whether the driver still has all recorded GPUs.
+"""Slurm's Prolog: check before each job, in a few milliseconds, that the driver has all recorded GPUs.
 
-Where one is missing or lost, gpu-health looks closely and has the head take the node out of service; then the job is
-requeued, and begins on other nodes. Where gpu-health finds nothing the job begins.
+If one is missing or lost, gpu-health runs a full check and makes the head drain the node; then the job is requeued and
+starts on other nodes. If gpu-health finds no problem, the job starts.
 """
 
 import ctypes
@@ -15,12 +15,12 @@ import threading
 CONFIGURATION = "/etc/clusterctl/gpu-health.json"
 STATE = "/var/lib/clusterctl/gpu-health.json"
 HEALTH = "/usr/local/sbin/gpu-health"
-SECONDS = 20.0  # for the driver to answer; gpu-health gives it longer
-TEMPERATURE = 0  # nvmlTemperatureSensors_t: a value that only a GPU itself can tell
+SECONDS = 20.0  # for the driver to respond; gpu-health waits longer
+TEMPERATURE = 0  # nvmlTemperatureSensors_t: a value that only the GPU itself has
 
 
 def missing(uuids, library="libnvidia-ml.so.1"):
-    """Return why the driver has not all of these GPUs, empty where it has."""
+    """Return why the driver does not have all these GPUs, empty if it has."""
     try:
         nvml = ctypes.CDLL(library)
     except OSError as error:
@@ -38,8 +38,8 @@ def missing(uuids, library="libnvidia-ml.so.1"):
 
 
 def within(seconds, function, *arguments):
-    """Return what a function does, or that it does not come back: a call that hangs in the kernel cannot be ended."""
-    answer = ["the driver does not answer"]
+    """Return a function's result, or an error after a time limit: a call that hangs in the kernel cannot be ended."""
+    answer = ["the driver does not respond"]
     call = threading.Thread(target=lambda: answer.__setitem__(0, function(*arguments)), daemon=True)
     call.start()
     call.join(seconds)
@@ -47,10 +47,9 @@ def within(seconds, function, *arguments):
 
 
 def unfit():
-    """Let gpu-health look and tell the head; return whether the head keeps the node out of service for it.
+    """Run gpu-health, which reports to the head; return whether the head has drained the node for it.
 
-    Where the head could not be told the job begins: a drain of Slurm's own is lifted by nobody, and gpu-health looks
-    and tells again.
+    If the report fails, the job starts: Slurm's own drain would never be removed, and gpu-health reports again later.
     """
     subprocess.call([HEALTH], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
@@ -61,11 +60,11 @@ def unfit():
 
 
 def main():
-    """Return 0 where the job may begin."""
+    """Return 0 if the job may start."""
     try:
         with open(CONFIGURATION) as file:
             given = json.load(file)
-    except FileNotFoundError:  # a worker that a run has not come to yet
+    except FileNotFoundError:  # a worker that no run has configured yet
         return 0
     uuids = [gpu["uuid"] for gpu in given["gpus"]]
     if not uuids or "driver" in given["skip"]:

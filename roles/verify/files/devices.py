@@ -1,8 +1,8 @@
-"""Says which GPUs a job may use on a node. Runs in the job, fed to python3 by srun; prints one line of JSON.
+"""Print the GPUs that a job may use on a node, as one line of JSON. Runs in the job, sent to python3 by srun.
 
-Its arguments are users' homes, of which it says when they were last changed.
+Its arguments are users' home directories, whose last changes are also printed.
 
-A simulated or unbound device that the job may open answers ENXIO or ENODEV; one that it may not, EPERM.
+A simulated or unbound device that the job may open returns ENXIO or ENODEV; one that it may not open, EPERM.
 """
 
 import errno
@@ -17,9 +17,9 @@ OPENED = (errno.ENXIO, errno.ENODEV, errno.EBUSY)
 
 
 def opening(path):
-    """Return "open" where this process may open the device, else the error's name."""
+    """Return "open" if this process may open the device, else the error's name."""
     try:
-        # What grants access to a MIG instance is only read.
+        # A MIG instance's capability file is read-only.
         os.close(os.open(path, os.O_RDONLY if "/ci-" in path else os.O_RDWR))
     except OSError as error:
         return "open" if error.errno in OPENED else errno.errorcode.get(error.errno, str(error.errno))
@@ -27,14 +27,14 @@ def opening(path):
 
 
 def found():
-    """Return the device files that each stand for a GPU that a job can ask for: of a divided one its instances'."""
+    """Return the device files of all GPUs that a job can request; with MIG, those of the instances."""
     whole = glob.glob("/dev/nvidia[0-9]*")
     parts = {path: glob.glob(path.replace("/dev/nvidia", "/dev/nvidia-mig/gpu") + "/ci-*") for path in whole}
     return [one for path in whole for one in parts[path] or [path]]
 
 
 def listed():
-    """Return how many GPUs nvidia-smi lists, MIG instances in place of theirs, or None where it is not installed."""
+    """Return the number of GPUs, or MIG instances, that nvidia-smi lists; None if it is not installed."""
     if not shutil.which("nvidia-smi"):
         return None
     done = subprocess.run(["nvidia-smi", "-L"], stdout=subprocess.PIPE, universal_newlines=True, check=False)
@@ -43,7 +43,7 @@ def listed():
 
 
 def changed(path):
-    """Return when a directory was last changed, in nanoseconds since 1970; None where there is none."""
+    """Return the last change of a directory, in nanoseconds since 1970; None if it does not exist."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:

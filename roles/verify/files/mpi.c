@@ -1,4 +1,4 @@
-/* Adds up something of every rank, in messages long enough for each of a transport's ways. Rank 0 prints how many there are. */
+/* Sums numbers of all ranks, in messages long enough for each protocol of a transport. Rank 0 prints the number of ranks. */
 #include <mpi.h>
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
-"""Proves that the services of a node run now and after a reboot, and that munge works; has the GPUs' health told.
+"""Check that a node's services run now and after a reboot, and that munge works; report the GPUs' health.
 
-Fed to python3 on the node by stdin.
+Sent to python3 on the node by standard input.
 
 Usage: python3 - UNIT...
 """
@@ -14,7 +14,7 @@ PROPERTIES = "Id,LoadState,ActiveState,SubState,UnitFileState"
 
 
 def output(*argv, text=None):
-    """Return what a command prints, standard error included."""
+    """Return the exit status and the output of a command, including standard error."""
     done = subprocess.run(
         argv, input=text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, check=False
     )
@@ -22,20 +22,20 @@ def output(*argv, text=None):
 
 
 def unit_problems(units):
-    """Yield what is wrong with each unit."""
-    _, told = output("systemctl", "show", "--property=" + PROPERTIES, *units)
-    for unit, block in zip(units, told.split("\n\n")):
+    """Yield the problems of each unit."""
+    _, shown = output("systemctl", "show", "--property=" + PROPERTIES, *units)
+    for unit, block in zip(units, shown.split("\n\n")):
         state = dict(line.split("=", 1) for line in block.splitlines())
         if state["ActiveState"] != "active":
             _, journal = output("journalctl", "--unit", unit, "--lines", "5", "--no-pager", "--output", "cat")
             yield "%s is %s (%s), not active: %s" % (unit, state["ActiveState"], state["SubState"], journal)
         if state["UnitFileState"] != "enabled":
             what = state["UnitFileState"] or "missing"
-            yield "%s is %s, not enabled: it would not come back after a reboot" % (unit, what)
+            yield "%s is %s, not enabled: it would not start after a reboot" % (unit, what)
 
 
 def munge_problems():
-    """Yield an explanation where a credential made here is not accepted here."""
+    """Yield an error if munge does not accept its own credential."""
     status, credential = output("munge", "--no-input")
     if status == 0:
         status, credential = output("unmunge", text=credential)
@@ -44,24 +44,24 @@ def munge_problems():
 
 
 def firewall_problems():
-    """Yield an explanation where the firewall's rules are not in the kernel."""
-    status, told = output("/usr/local/sbin/clusterctl-firewall", "status")
+    """Yield an error if the firewall's rules are not loaded."""
+    status, error = output("/usr/local/sbin/clusterctl-firewall", "status")
     if status:
-        yield told
+        yield error
 
 
 def health_problems():
-    """Yield an explanation where the head cannot be told how the GPUs are.
+    """Yield an error if the GPUs' health cannot be reported to the head.
 
-    Slurm's last look may have been while they were exchanged or reset, and its next one would be minutes away.
+    Slurm's last check may have been during a reset or an upgrade of the driver, and its next one is minutes away.
     """
-    status, told = output(HEALTH)
+    status, error = output(HEALTH)
     if status:
-        yield told
+        yield error
 
 
 def main(units):
-    """Return the exit status: 0 when all is well, else 1 after printing each problem."""
+    """Print each problem; return the exit status, 0 without problems, else 1."""
     problems = list(unit_problems(units))
     if "munge.service" in units and not problems:
         problems += munge_problems()

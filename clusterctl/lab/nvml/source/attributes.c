@@ -1,4 +1,4 @@
-/* What one device is and does: identity, memory, clocks, power, temperature, errors. Units are NVML's. */
+/* The attributes of one device: identity, memory, clocks, power, temperature, errors. Units are NVML's. */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -228,7 +228,7 @@ EXPORT nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *out)
     return NVML_SUCCESS;
 }
 
-/* Nobody computes on a simulated device; one process may be said to, and counts while it is there. */
+/* A simulated device has no processes of its own; one process may be configured, and counts while it exists. */
 EXPORT nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *out)
 {
     CHECK_EITHER(device, count);
@@ -244,7 +244,7 @@ EXPORT nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *co
 
 ALIAS(nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3);
 
-/* The first word of the command line, as its process wants to be called: any bytes. */
+/* The first word of the command line; the process can set it to any bytes. */
 EXPORT nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
 {
     char path[32];
@@ -495,7 +495,7 @@ CONSTANT(nvmlDeviceGetPowerManagementLimit, (unsigned)number_of(device, "power_l
 CONSTANT(nvmlDeviceGetEnforcedPowerLimit, (unsigned)number_of(device, "power_limit", 0) * 1000)
 CONSTANT(nvmlDeviceGetPowerManagementDefaultLimit, (unsigned)number_of(device, "power_default", 0) * 1000)
 
-/* Millijoules since the machine was started: what it has used idle, or a load that ends would take some back. */
+/* Millijoules since boot, computed with the idle power: with the current power, the counter could decrease after a load. */
 
 EXPORT nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *out)
 {

@@ -138,7 +138,7 @@ bool config_has_own(int minor, const char *key)
 
 bool state_lock(int *lock_file)
 {
-    /* The directory is the lab's to make: where it is missing, as in a container, nothing can be set. */
+    /* The lab makes the directory. If it is missing, as in a container, nothing can be set. */
     *lock_file = geteuid() == 0 ? open(STATE_DIRECTORY "/lock", O_RDWR | O_CREAT | O_CLOEXEC, 0644) : -1;
     return *lock_file >= 0 && flock(*lock_file, LOCK_EX) == 0;
 }

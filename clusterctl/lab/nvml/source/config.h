@@ -1,7 +1,7 @@
 /*
- * What is known of the node: its configuration, and what was set or went wrong since, which lies in two state files of
- * the same form. All are read again when they change, so every process sees what another has set, and a fault can be
- * injected into a running program.
+ * The node's configuration, and two state files of the same format with later settings and faults. All are read again
+ * when they change, so every process sees the settings of the others, and a fault can be injected into a running
+ * program.
  */
 #ifndef SIMULATED_CONFIG_H
 #define SIMULATED_CONFIG_H
@@ -33,11 +33,11 @@ long config_number_or(int minor, const char *key, long fallback);
 /* True if the key has a line of its own for this device. */
 bool config_has_own(int minor, const char *key);
 
-/* Takes the lock of the state, for a change that depends on what is read. False for who may not change anything. */
+/* Locks the state, for a change that depends on its content. False if the caller may not change it. */
 bool state_lock(int *lock);
 void state_unlock(int lock);
 
-/* With the lock held: writes `key.minor=value` into a state file in place of what it had; NULL removes the line. */
+/* With the lock held: sets `key.minor=value` in a state file; NULL removes the line. */
 bool state_write(const char *path, int minor, const char *key, const char *value);
 
 #endif

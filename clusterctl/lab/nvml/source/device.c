@@ -59,7 +59,7 @@ static void describe(struct device *device, int minor)
     snprintf(device->bus_id, sizeof device->bus_id, "%08X:%02X:00.0", device->domain, device->bus);
 }
 
-/* ENXIO and ENODEV: permitted, but no driver stands behind the file. Capability files can only be read. */
+/* ENXIO and ENODEV: permitted, but the file has no driver. Capability files can only be read. */
 int device_open_error(const char *path)
 {
     int file = open(path, (strstr(path, "nvidia-cap") ? O_RDONLY : O_RDWR) | O_CLOEXEC);
@@ -76,7 +76,7 @@ static bool has_fault(int minor, const char *fault)
     return config_text(minor, "fault", value) && strcmp(value, fault) == 0;
 }
 
-/* One that is gone leaves a hole in the numbers: the others keep theirs until the driver is loaded again. */
+/* A lost device leaves a gap in the numbers: the others keep their numbers until the driver is loaded again. */
 static void find_visible(void)
 {
     long total = config_number_or(NO_DEVICE, "gpus", 0);

@@ -22,7 +22,7 @@ struct device {
 };
 
 /*
- * NVML_SUCCESS if the library is in use, the handle is one of ours, the device is not lost and `out` is not NULL.
+ * NVML_SUCCESS if the library is in use, the handle is valid, the device is not lost and `out` is not NULL.
  * A MIG device passes the first only; the second is for what a whole GPU answers.
  */
 nvmlReturn_t handle_check(nvmlDevice_t device, const void *out);

@@ -1,4 +1,4 @@
-/* What went wrong: ECC errors and what was done about them, and how long the clocks were held down. */
+/* ECC errors and their repair, and how long the clocks were reduced. */
 #include <string.h>
 #include <time.h>
 
@@ -26,7 +26,7 @@ EXPORT nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned type, unsigned 
     CHECK_EITHER(device, out);
     if (!device_ecc(device))
         return NVML_ERROR_NOT_SUPPORTED;
-    *out = device->parent ? 0 : device_ecc_errors(device, type, counter); /* no error lies in a part */
+    *out = device->parent ? 0 : device_ecc_errors(device, type, counter); /* no errors in an instance */
     return NVML_SUCCESS;
 }
 

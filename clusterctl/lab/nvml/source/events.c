@@ -1,6 +1,6 @@
 /*
- * Events: what is appended to the node's list of them, a line `minor type number` each, comes to whoever waits for that
- * type of that device, if it happened after the set was made.
+ * Events: each line `minor type number` in the node's list is delivered to processes that wait for this type of this
+ * device, if it was appended after the event set was made.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 enum { ECC_SINGLE = 1, ECC_DOUBLE = 2, XID_CRITICAL = 8, SUPPORTED = ECC_SINGLE | ECC_DOUBLE | XID_CRITICAL };
 
 struct event_set {
-    long position; /* in the list: what lies before it was seen, or happened before the set was made */
+    long position; /* in the list; earlier events were delivered, or are older than the set */
     struct {
         nvmlDevice_t device;
         unsigned long long types;

@@ -68,7 +68,7 @@ typedef struct {
     char name[4096];
 } named_process_t;
 
-/* Who computes; `count` is first how many there is room for. */
+/* The processes that compute; `count` is at first the size of the array. */
 static nvmlReturn_t compute_processes(nvmlDevice_t device, unsigned *count, named_process_t *out)
 {
     TRY(nvmlDeviceGetComputeRunningProcesses_v3(device, count, &out->process));

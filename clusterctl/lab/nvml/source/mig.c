@@ -1,5 +1,5 @@
 /*
- * MIG: a GPU in parts. GPU instances take slices of its memory and of its multiprocessors, compute instances share those
+ * MIG: a divided GPU. GPU instances use slices of its memory and of its multiprocessors, compute instances share those
  * of a GPU instance, and each compute instance is seen as a MIG device. A device file below /dev/nvidia-caps says who may
  * use an instance, /proc/driver which file that is; both are made and removed with the instance.
  */
@@ -19,7 +19,7 @@ enum { SLICES = 7, MEMORY_SLICES = 8, GPU_INSTANCES = 15, COMPUTE_INSTANCES = 8,
 static const struct kind {
     const char *key;          /* of what a model's instance has: name, multiprocessors, MiB, engines */
     unsigned profile;         /* NVML_GPU_INSTANCE_PROFILE_… */
-    unsigned id;              /* as nvidia-smi lists and takes it */
+    unsigned id;              /* as in nvidia-smi's output and options */
     unsigned slices, size;    /* of multiprocessors, of memory */
     unsigned instances;       /* at most */
     unsigned first_id;        /* of the instances of this size */
@@ -227,7 +227,7 @@ static struct device *mig_handle(struct device *device, const struct compute_par
     return handle;
 }
 
-/* True for the handle of a MIG device that is there; `layout` is its GPU's, and `part` and `compute` lie in it. */
+/* True for the handle of an existing MIG device; `layout` is its GPU's, with `part` and `compute`. */
 static bool lookup(nvmlDevice_t handle, struct layout *layout, const struct gpu_part **part,
                    const struct compute_part **compute)
 {
@@ -283,7 +283,7 @@ EXPORT nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pe
     return NVML_SUCCESS;
 }
 
-/* With nobody computing on it, the device is reset at once and the mode is on. Ampere keeps it over a reboot. */
+/* Without processes, the device is reset immediately and the mode is on. Ampere keeps it over a reboot. */
 EXPORT nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, nvmlReturn_t *activation)
 {
     struct layout layout;
@@ -487,7 +487,7 @@ EXPORT nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned id, nvmlGpuIns
     return NVML_SUCCESS;
 }
 
-/* The instance behind a handle, with its device's layout; INVALID_ARGUMENT where there is none any more. */
+/* The instance of a handle, with its device's layout; INVALID_ARGUMENT if it does not exist any more. */
 static nvmlReturn_t instance_check(nvmlGpuInstance_t instance, const void *out, struct layout *layout,
                                    const struct gpu_part **part)
 {

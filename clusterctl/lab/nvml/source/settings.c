@@ -1,6 +1,6 @@
 /*
- * What an administrator sets: power limit, clocks, ECC, modes. It is kept in the node's state, so that every process
- * sees it, and refused to who is not root. MIG is in mig.c.
+ * Settings of an administrator: power limit, clocks, ECC, modes. They are stored in the node's state for all processes,
+ * and only root can change them. MIG is in mig.c.
  */
 #include <stdio.h>
 
@@ -100,7 +100,7 @@ EXPORT nvmlDeviceResetApplicationsClocks(nvmlDevice_t device)
     return set_pair(device, "clock_application", -1, "clock_application_memory", -1);
 }
 
-/* Modes. ECC changes with the next boot: the node's start-up takes what is pending over. */
+/* Modes. ECC changes with the next boot: the node's start-up applies the pending value. */
 
 EXPORT nvmlDeviceSetEccMode(nvmlDevice_t device, unsigned enabled)
 {
@@ -135,8 +135,8 @@ EXPORT nvmlDeviceClearEccErrorCounts(nvmlDevice_t device, unsigned counter)
 }
 
 /*
- * A reset takes over what is pending, and forgets what was set, the counters and the failures that it mends. It is
- * refused where somebody computes.
+ * A reset applies pending settings, and clears other settings, counters and those failures that a reset repairs. It is
+ * refused while a process computes.
  */
 nvmlReturn_t device_reset(nvmlDevice_t device)
 {
