@@ -1,10 +1,13 @@
 """What each supported system's package repositories have, as far as public sources tell, and what our roles ask of it.
 
-A file of repositories/ is one repository: of each package the versions that a source shows, not all that there are, and
-where that was read (2026-11-23). `virtual` is a name that other packages provide: apt and dnf install it by that name,
-but take no version for it. `absent` is what a source says is not there, `unknown` what was looked for and not found.
-`branches` are those of the driver that a source shows, `first_branch` the one before which a source says there is none.
-EPEL 10 has a tree for each minor release: a build for a later one (el10_3) is not known of an earlier.
+A file of repositories/ is one repository: of each package the versions that a source shows, not all that there are.
+`sources` says where that was read and when; a fact has a key of it, or the source itself. `virtual` is a name that
+other packages provide: apt and dnf install it by that name, but take no version for it. `absent` is what a source says
+is not there, `unknown` what was looked for and not found. `branches` are those of the driver that a source shows,
+`first_branch` the one before which a source says there is none. <kernel> in a name is what `uname -r` prints. EPEL 10
+has a tree for each minor release: a build for a later one (el10_3) is not known of an earlier.
+
+All that is of x86_64. `aarch64` has what its own repository has: with `like_x86_64`, a source, only what differs.
 
 usage: python -m tests.systems.packages > docs/packages.md
 """
@@ -19,24 +22,44 @@ from typing import Any
 
 from ansible.module_utils.node_state.packages import matches
 
-from tests.systems.rendering import CONTENT, KERNELS, ROLES, SYSTEMS, Cluster, Role, a_cluster, load, look
+from tests.systems.rendering import (
+    CONTENT,
+    KERNELS,
+    PACKAGED,
+    ROLES,
+    SYSTEMS,
+    Cluster,
+    Role,
+    a_cluster,
+    load,
+    look,
+    system_of,
+)
 
 HERE = Path(__file__).resolve().parent
-VENDORS = ("nvidia-container-toolkit", "enroot")
+VENDORS = ("nvidia-container-toolkit", "enroot", "gdrcopy")
+# SchedMD publishes files to build packages from, and no repository.
+SCHEDMD = "schedmd"
 REPOSITORIES = {
     "debian-12": ("debian-12", "nvidia-debian12", "docker-apt", *VENDORS),
     "debian-13": ("debian-13", "nvidia-debian13", "docker-apt", *VENDORS),
+    "debian-testing": ("debian-testing", "docker-apt", *VENDORS),
     "ubuntu-22.04": ("ubuntu-22.04", "nvidia-ubuntu2204", "docker-apt", "apptainer", *VENDORS),
     "ubuntu-24.04": ("ubuntu-24.04", "nvidia-ubuntu2404", "docker-apt", "apptainer", *VENDORS),
     "rocky-9": ("rhel-9", "epel-9", "nvidia-rhel9", "docker-rpm", *VENDORS),
     "centos-9": ("rhel-9", "epel-9", "nvidia-rhel9", "docker-rpm", *VENDORS),
     "almalinux-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", *VENDORS),
+    "centos-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", *VENDORS),
     "rhel-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", *VENDORS),
 }
-# CUDA 12 is not published for RHEL 10.
-OWN = {name: {"nvidia_cuda_toolkits": ["13.0"]} for name in ("almalinux-10", "rhel-10")}
+# CUDA 12 is not published for RHEL 10, whose key NVIDIA's own list does not have.
+OWN = {
+    name: {"nvidia_cuda_toolkits": ["13.0"], "nvidia_driver_key_fingerprint": "0" * 40}
+    for name in ("almalinux-10", "centos-10", "rhel-10", "rhel-10-aarch64")
+}
 # What decides over the driver's names: GPUs by PCI device id, switches, source, tools. Roles refuse what cannot be.
 DRIVER_ROLES = ("nvidia_driver", "nvidia_cuda", "dcgm_exporter")
+GRACE = {"devices": ["2342"], "fabric": ""}
 VARIANTS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "V100": ({"devices": ["1db4"], "fabric": ""}, {"nvidia_cuda_toolkits": ["12.8"], "nvidia_cuda_compat": []}),
     "L40S": ({"devices": ["26b9"], "fabric": ""}, {}),
@@ -51,69 +74,124 @@ VARIANTS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"devices": ["1db4"], "fabric": ""},
         {"nvidia_driver_source": "distribution", "nvidia_driver_imex_nodes": []},
     ),
+    # Canonical's signed modules, on Ubuntu alone.
+    "Secure Boot": ({"devices": ["2330"], "secure_boot": True}, {"nvidia_driver_imex_nodes": []}),
+    "Secure Boot, V100": (
+        {"devices": ["1db4"], "fabric": "", "secure_boot": True},
+        {"nvidia_driver_imex_nodes": [], "nvidia_cuda_toolkits": ["12.8"], "nvidia_cuda_compat": []},
+    ),
 }
+# On aarch64 there is no driver for Volta, and no GPU has the switches of x86_64: GH200, GB200.
+VARIANTS_AARCH64: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "GH200": (GRACE, {}),
+    "GB200": ({"devices": ["2941"], "fabric": ""}, {}),
+    "distribution": (GRACE, {"nvidia_driver_source": "distribution", "nvidia_driver_imex_nodes": []}),
+}
+# A cluster whose Slurm is built from SchedMD's files; all of its packages have the pin.
+SLURM_ROLES = ("slurm_head", "slurm_worker", "slurm_logins", "pyxis")
+SLURM_SOURCE = {"slurm_head_source": "schedmd", "slurm_head_version": "25.11.*"}
 # The running kernel's own packages have its name in theirs, or its version.
 OF_A_BRANCH = re.compile(r"(lib|kmod-)?nvidia|libcuda1$")
 OF_THE_KERNEL = re.compile(r"linux-(image|headers)-\d|kernel(-64k|-rt)?-devel$")
+# On aarch64 these alone are looked at where the distribution's table has no listing of that.
+OF_NVIDIA = re.compile(r"(lib|kmod-)?nvidia|cuda-|libnccl|libnv|nvlsm|datacenter-gpu|gdr|libgdr")
 
 
 @dataclass(frozen=True, order=True)
 class Request:
-    """A package that a role asks for, by a version's pattern or empty; `own`: of the distribution's driver."""
+    """A package that a role asks for, by a version's pattern or empty, and whose: NVIDIA's where both have the name.
+
+    `origin` is "distribution" for that of the distribution itself, or "schedmd".
+    """
 
     role: str
     name: str
     version: str = ""
-    own: bool = False
+    origin: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}={self.version}" if self.version else self.name
 
 
 @functools.cache
-def repository(name: str) -> Any:
-    return load(HERE / f"repositories/{name}.yaml")
+def repository(name: str, architecture: str = "x86_64") -> Any:
+    document = load(HERE / f"repositories/{name}.yaml")
+    if architecture == "x86_64":
+        return document
+    other = {"packages": {}, "absent": {}, "unknown": [], **document.get(architecture, {})}
+    named = {*document["packages"], *document["absent"], *document["unknown"]} - {*other["packages"], *other["absent"]}
+    like: Any = document if "like_x86_64" in other else {"packages": {}, "absent": {}, "unknown": sorted(named)}
+    return document | {
+        "packages": {one: fact for one, fact in like["packages"].items() if one in named} | other["packages"],
+        "absent": {one: source for one, source in like["absent"].items() if one in named} | other["absent"],
+        "unknown": [*(one for one in like["unknown"] if one in named), *other["unknown"]],
+        "first_branch": other.get("first_branch"),
+    }
+
+
+def repositories_of(system: str) -> list[Any]:
+    names = REPOSITORIES[system.removesuffix("-aarch64")]
+    return [repository(name, system_of(system).architecture) for name in names]
 
 
 @functools.cache
 def requests(system: str) -> set[Request]:
-    """Return what all roles ask for on a head and a worker with NVSwitches, and the driver's roles on others."""
+    """Return what all roles ask for on a head and a worker with NVSwitches, and some of them on others."""
     found = set()
     refused = {path.parent.parent.name for path in CONTENT.glob("roles/*/meta/systems.yml") if _refuses(path, system)}
+    given = system_of(system)
+    whole = given.architecture == "x86_64" or given.distribution == "Debian"
     with tempfile.TemporaryDirectory() as folder:
         cluster = a_cluster(Path(folder), system)
         for host in cluster.hosts:
-            for role in (path.name for path in ROLES if path.name not in refused):
-                for _, call in cluster.role(role, host, **OWN.get(system, {})).calls():
-                    found |= {*of_call(role, call)}
-        for name in VARIANTS:
-            for one in variant(cluster, system, name):
-                if one.name not in refused:
-                    own = (
-                        one.name == "nvidia_driver" and VARIANTS[name][1].get("nvidia_driver_source") == "distribution"
-                    )
-                    asked = {request for _, call in one.calls() for request in of_call(one.name, call)}
-                    found |= {replace(request, own=own) for request in asked}
-    return found
+            names = {path.name for path in ROLES} if whole else {"nvidia_container_toolkit"}
+            # On others than those the driver's roles are looked at by variants: not all have a driver for this worker.
+            for name in sorted(names - refused - (set() if system in SYSTEMS else {*DRIVER_ROLES})):
+                found |= _of_role(cluster.role(name, host, **OWN.get(system, {})))
+        for name in VARIANTS if given.architecture == "x86_64" else VARIANTS_AARCH64:
+            found |= {
+                one for role in variant(cluster, system, name) if role.name not in refused for one in _of_role(role)
+            }
+        cluster.found = None
+        for host in cluster.hosts if whole else ():
+            cluster.set(host, **SLURM_SOURCE)
+            for role in (cluster.role(name, host, **OWN.get(system, {})) for name in SLURM_ROLES):
+                found |= {replace(one, origin=SCHEDMD) for one in _of_role(role) if "slurm" in one.name}
+    return {one for one in found if whole or OF_NVIDIA.match(one.name)}
 
 
 def variant(cluster: Cluster, system: str, name: str) -> Iterator[Role]:
     """Yield the roles of the driver on a worker of another kind, but none that refuses it."""
-    given, variables = VARIANTS[name]
+    given, variables = (VARIANTS if system_of(system).architecture == "x86_64" else VARIANTS_AARCH64)[name]
     cluster.found = look(system, **given)
     for role in DRIVER_ROLES:
         one = cluster.role(role, "gpu01", **{**variables, **OWN.get(system, {})})
-        problems = f"__{role}_problems"
-        if problems not in one.variables or one.value(problems) == []:
+        if _fits(one):
             yield one
+        elif role == "nvidia_driver":  # and without a driver the node stays out of service
+            return
+
+
+def _fits(role: Role) -> bool:
+    """Tell whether a role of the driver does not refuse the node."""
+    problems = f"__{role.name}_problems"
+    return problems not in role.variables or role.value(problems) == []
+
+
+def _of_role(role: Role) -> set[Request]:
+    """Return what a role asks for; the driver's packages are NVIDIA's or the distribution's."""
+    own = role.name == "nvidia_driver" and not role.value("__nvidia_driver_vendor")
+    asked = {request for _, call in role.calls() for request in of_call(role.name, call)}
+    return {replace(request, origin="distribution" if own else "") for request in asked}
 
 
 def _refuses(declared: Path, system: str) -> bool:
     """Tell whether preflight refuses a role on a system for want of its packages."""
-    one = SYSTEMS[system]
-    return any(
-        entry["system"] in (f"{one.id}-{one.major}", f"{one.family.lower()}-{one.major}") for entry in load(declared)
-    )
+    one = system_of(system)
+    versions = (one.version_id, one.version_id.partition(".")[0])
+    names = {f"{name}-{version}" for name in (one.id, one.family.lower()) for version in versions}
+    listed = [entry["system"] for entry in load(declared)]
+    return any(names & ({given} if isinstance(given, str) else {*given}) for given in listed)
 
 
 def of_call(role: str, call: dict[str, Any]) -> Iterator[Request]:
@@ -129,22 +207,25 @@ def judge(system: str, request: Request) -> tuple[str, str]:
     """Return `known`, `unknown` or `wrong` of a request on a system, and why."""
     if OF_THE_KERNEL.match(request.name):
         return "known", KERNELS[system]
-    repositories = [repository(name) for name in REPOSITORIES[system]]
-    if request.own:
+    repositories = repositories_of(system)
+    if request.origin == "distribution":
         repositories = [one for one in repositories if not one["repository"].startswith("nvidia-")]
-    having = [one for one in repositories if request.name in one["packages"]]
+    elif request.origin == SCHEDMD:
+        repositories = [repository(SCHEDMD)]
+    name = request.name.replace(KERNELS[system], "<kernel>")
+    having = [one for one in repositories if name in one["packages"]]
     # The roles pin NVIDIA's packages to their origin: some names of NVIDIA's are Ubuntu's as well.
     having = [one for one in having if one["repository"].startswith("nvidia-")] or having
-    entries = [one["packages"][request.name] for one in having]
+    entries = [one["packages"][name] for one in having]
     if not having:
-        unsettled = any(request.name in one["unknown"] for one in repositories)
-        if not unsettled and any(request.name in one["absent"] for one in repositories):
+        unsettled = any(name in one["unknown"] for one in repositories)
+        if not unsettled and any(name in one["absent"] for one in repositories):
             return "wrong", f"no repository of {system} has {request.name}"
         return "unknown", "the name"
     shown = [version for entry in entries for version in entry.get("versions", [])]
     versions = [version for version in shown if _is_built_for(version, system)]
     if shown and not versions:
-        return "unknown", f"in the tree of {SYSTEMS[system].version}; elsewhere {', '.join(shown)}"
+        return "unknown", f"in the tree of {system_of(system).version}; elsewhere {', '.join(shown)}"
     if not request.version:
         return "known", ""
     if all(entry.get("virtual") for entry in entries):
@@ -167,7 +248,7 @@ def _branch(pin: str) -> int:
 def _is_built_for(version: str, system: str) -> bool:
     """Tell whether a build is in the tree of a system's minor release: EPEL 10 names it, el10_3."""
     minor = re.search(r"[.]el10_(\d+)$", version)
-    _, _, here = SYSTEMS[system].version.partition(".")
+    _, _, here = system_of(system).version.partition(".")
     return not minor or not here or int(minor[1]) <= int(here)
 
 
@@ -185,7 +266,7 @@ def markdown() -> str:
         "| system | role | package | not known |",
         "|---|---|---|---|",
     ]
-    for system in SYSTEMS:
+    for system in (*SYSTEMS, *PACKAGED):
         for request in sorted(requests(system)):
             verdict, why = judge(system, request)
             if verdict == "unknown":

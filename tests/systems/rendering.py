@@ -8,7 +8,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,17 @@ class System:
     major: str
     version: str
     codename: str
+    architecture: str = "x86_64"
 
     @property
     def id(self) -> str:
         """Its ID in os-release."""
         return self.distribution.lower().replace("redhat", "rhel")
+
+    @property
+    def version_id(self) -> str:
+        """Its version as discovery records it: Debian testing has no VERSION_ID in os-release."""
+        return "testing" if "/" in self.version else self.version
 
 
 SYSTEMS = {
@@ -52,8 +58,17 @@ SYSTEMS = {
     "rocky-9": System("RedHat", "Rocky", "9", "9.6", "Blue Onyx"),
     "almalinux-10": System("RedHat", "AlmaLinux", "10", "10.0", "Purple Lion"),
     "centos-9": System("RedHat", "CentOS", "9", "9", "Stream"),
+    "centos-10": System("RedHat", "CentOS", "10", "10", "Stream"),
     "rhel-10": System("RedHat", "RedHat", "10", "10.0", "Coughlan"),
 }
+# No repository has a driver for it, so that role nvidia_driver does not come out whole there.
+TESTING = System("Debian", "Debian", "forky/sid", "forky/sid", "forky")
+ON_AARCH64 = ("debian-12", "debian-13", "debian-testing", "ubuntu-24.04", "rocky-9", "rhel-10")
+PACKAGED = {
+    "debian-testing": TESTING,
+    **{f"{name}-aarch64": replace(SYSTEMS.get(name, TESTING), architecture="aarch64") for name in ON_AARCH64},
+}
+"""Systems of which only the packages are looked at."""
 VAULT = VaultSecret(b"a vault password")
 SECRET = "c2VjcmV0"  # each secret of a cluster
 MIRRORED = ("debian", "ubuntu", "rocky", "almalinux", "centos")
@@ -83,23 +98,36 @@ VARIABLES: Mapping[str, Any] = {
 KERNELS = {
     "debian-12": "6.1.0-40-amd64",
     "debian-13": "6.12.48+deb13-amd64",
+    "debian-testing": "7.2.12+deb14-amd64",
     "ubuntu-22.04": "5.15.0-157-generic",
     "ubuntu-24.04": "6.8.0-85-generic",
     "rocky-9": "5.14.0-570.42.2.el9_6.x86_64",
     "centos-9": "5.14.0-620.el9.x86_64",
     "almalinux-10": "6.12.0-55.32.1.el10_0.x86_64",
+    "centos-10": "6.12.0-140.el10.x86_64",
     "rhel-10": "6.12.0-55.32.1.el10_0.x86_64",
+    "debian-12-aarch64": "6.1.0-40-arm64",
+    "debian-13-aarch64": "6.12.48+deb13-arm64",
+    "debian-testing-aarch64": "7.2.12+deb14-arm64",
+    "ubuntu-24.04-aarch64": "6.8.0-85-generic",
+    "rocky-9-aarch64": "5.14.0-570.42.2.el9_6.aarch64",
+    "rhel-10-aarch64": "6.12.0-55.32.1.el10_0.aarch64+64k",
 }
 """A kernel of each system, as `uname -r` prints it."""
 
 
+def system_of(name: str) -> System:
+    return SYSTEMS[name] if name in SYSTEMS else PACKAGED[name]
+
+
 def look(system: str, devices: Iterable[str] = ("2330",), fabric: str = "nvswitch", **more: Any) -> dict[str, Any]:
     """Return what module nvidia_look returns on a server with these GPUs, by PCI device id."""
-    kernel = KERNELS[system]
-    if SYSTEMS[system].family == "RedHat":
+    kernel, known = KERNELS[system], system_of(system)
+    if known.family == "RedHat":
         kept, headers = ["kernel", "kernel-core", "kernel-modules"], []
     else:
-        kind = "generic" if SYSTEMS[system].distribution == "Ubuntu" else "amd64"
+        own = "amd64" if known.architecture == "x86_64" else "arm64"
+        kind = "generic" if known.distribution == "Ubuntu" else own
         kept, headers = [f"linux-image-{kernel}", f"linux-image-{kind}"], [f"linux-headers-{kind}"]
     return {
         "brought": [],
@@ -239,7 +267,7 @@ class Cluster:
 
     def role(self, name: str, host: str, **known: Any) -> Role:
         """Return a role as it is on a host, with these variables above all others."""
-        path, system = CONTENT / "roles" / name, SYSTEMS[self.system]
+        path, system = CONTENT / "roles" / name, system_of(self.system)
         self._loader.set_basedir(str(path))
 
         def content(file: Path) -> Any:
@@ -253,7 +281,7 @@ class Cluster:
         everything |= {
             "ansible_check_mode": False,
             "ansible_facts": {
-                "architecture": "x86_64",
+                "architecture": system.architecture,
                 "distribution": system.distribution,
                 "distribution_major_version": system.major,
                 "distribution_release": system.codename,
@@ -273,7 +301,7 @@ class Cluster:
 
 def record(name: str, number: int, system: str) -> dict[str, Any]:
     """Return a hardware record as discovery writes it; the first host has no GPUs."""
-    os = SYSTEMS[system]
+    os = system_of(system)
     gpu = {
         "model": "NVIDIA A100-SXM4-80GB",
         "type": "a100",
@@ -293,10 +321,10 @@ def record(name: str, number: int, system: str) -> dict[str, Any]:
         "machine_id": f"{number:032x}",
         "os": {
             "id": os.id,
-            "version": os.version,
+            "version": os.version_id,
             "codename": os.codename.split()[0],
             "family": os.family,
-            "architecture": "x86_64",
+            "architecture": os.architecture,
             "kernel": "6.12",
         },
         "cpu": {"model": "x", "sockets": 1, "cores_per_socket": 2, "threads_per_core": 1, "cpus": 2},

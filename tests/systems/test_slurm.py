@@ -9,7 +9,7 @@ from tests.systems.rendering import SYSTEMS, a_cluster
 
 # Slurm's release by system is in roles/slurm_head/vars/main.yml; switch/nvidia_imex comes with 24.05.
 # https://slurm.schedmd.com/slurm.conf.html: MpiDefault, SwitchType, PropagateResourceLimitsExcept, EnforcePartLimits.
-IMEX = {"debian-13", "almalinux-10", "rhel-10"}
+IMEX = {"debian-13", "almalinux-10", "centos-10", "rhel-10"}
 HELD = {
     "Debian": {"slurmctld", "slurmdbd", "slurm-client", "slurmd", "libpam-slurm-adopt", "libslurm-dev"},
     "RedHat": {"slurm", "slurm-slurmctld", "slurm-slurmdbd", "slurm-slurmd", "slurm-pam_slurm", "slurm-devel"},
