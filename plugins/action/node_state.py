@@ -162,7 +162,7 @@ def directory(given: object) -> Data:
 
 def repository(given: object) -> Data:
     """Check one of `repositories`; return its files for both package managers, the key first."""
-    optional = ("suites", "components", "architectures", "signed", "priority")
+    optional = ("suites", "components", "architectures", "signed", "priority", "metalink")
     item = take("repository", given, ["name", "url", "key", "fingerprint"], optional)
     name, url, key = named("repository", item["name"]), str(item["url"]), str(item["key"])
     fingerprint = "".join(str(item["fingerprint"]).split()).upper()
@@ -183,7 +183,8 @@ def repository(given: object) -> Data:
     if isinstance(priority, bool) or not isinstance(priority, int) or not 1 <= priority <= 99:
         raise ArgumentError(f"repository {name}: priority is {priority!r}, expected a number from 1 to 99")
     check = "gpgcheck=1" if signed == "packages" else "gpgcheck=0\nrepo_gpgcheck=1"
-    repo = f"[{name}]\nname={name}\nbaseurl={url}\n{check}\ngpgkey=file://{rpm_key}\nskip_if_unavailable=0\n"
+    place = "metalink" if flag(f"repository {name}: metalink", item.get("metalink", False)) else "baseurl"
+    repo = f"[{name}]\nname={name}\n{place}={url}\n{check}\ngpgkey=file://{rpm_key}\nskip_if_unavailable=0\n"
     repo += f"priority={priority}\n" if "priority" in item else ""
     pinned = {"url": key, "fingerprint": fingerprint}
     sources = f"/etc/apt/sources.list.d/{name}.sources"

@@ -188,15 +188,10 @@ def _of_role(role: Role) -> set[Request]:
 def _refuses(declared: Path, system: str) -> bool:
     """Tell whether preflight refuses a role on a system for want of its packages."""
     one = system_of(system)
-<<<<<<< HEAD
-    major = one.version_id.partition(".")[0]
-    return any(entry["system"] in (f"{one.id}-{major}", f"{one.family.lower()}-{major}") for entry in load(declared))
-=======
     versions = (one.version_id, one.version_id.partition(".")[0])
     names = {f"{name}-{version}" for name in (one.id, one.family.lower()) for version in versions}
     listed = [entry["system"] for entry in load(declared)]
     return any(names & ({given} if isinstance(given, str) else {*given}) for given in listed)
->>>>>>> d37e71461256ced5ebd12a957b76ca6a7c5a51da
 
 
 def of_call(role: str, call: dict[str, Any]) -> Iterator[Request]:

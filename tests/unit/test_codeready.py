@@ -1,5 +1,6 @@
 """CodeReady Builder on systems that are registered, and on images of clouds."""
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tests.systems.rendering import a_cluster
 from tests.unit.test_role_plugins import plugin
 
 CODEREADY = plugin("filter/codeready")
+NODE_STATE = plugin("action/node_state")
 # Ids: github.com/oamg/leapp-repository, etc/leapp/files/repomap.json of 2026-07-29; columns: `dnf repolist --all`.
 REGISTERED = """repo id                                     repo name                                        status
 codeready-builder-for-rhel-9-x86_64-eus-rpms  Red Hat CodeReady Linux Builder, EUS   disabled
@@ -43,12 +45,28 @@ def test_codeready__that_dnf_does_not_know__is_an_error() -> None:
         CODEREADY.codeready(REGISTERED.format("disabled"), "10")
 
 
-@pytest.mark.proves("bootstrap", "EPEL's tree is that of the minor release from 10 on.")
+@pytest.mark.proves("bootstrap", "EPEL comes from the list of mirrors of each system, or from the mirror that is set.")
 @pytest.mark.parametrize(
-    ("system", "tree"), [("rocky-9", "9"), ("centos-9", "9"), ("almalinux-10", "10.0z"), ("rhel-10", "10.0z")]
+    ("system", "listed", "tree"),
+    [
+        ("rocky-9", "epel-9", "9"),
+        ("centos-9", "epel-9", "9"),
+        ("centos-10", "epel-10", "10"),
+        ("almalinux-10", "epel-z-10", "10.0z"),
+        ("rhel-10", "epel-z-10", "10.0z"),
+    ],
 )
-def test_epel__by_system__has_its_tree(tmp_path: Path, system: str, tree: str) -> None:
-    """As epel-release of EPEL 10 has it: $releasever${releasever_minor:+z}."""
-    role = a_cluster(tmp_path, system).role("base", "gpu01")
-    (epel,) = role.value("__base_repositories")
-    assert f"/pub/epel/{tree}/Everything/" in epel["url"]
+def test_epel__by_system__has_its_mirrors(tmp_path: Path, system: str, listed: str, tree: str) -> None:
+    """As epel-release of EPEL 10 has it: epel${releasever_minor:+-z}-10, and $releasever${releasever_minor:+z}."""
+    cluster = a_cluster(tmp_path, system)
+    cluster.set("gpu01", cluster_package_mirrors={})
+    (epel,) = cluster.role("base", "gpu01").value("__base_repositories")
+    assert epel["url"] == f"https://mirrors.fedoraproject.org/metalink?repo={listed}&arch=$basearch"
+    content = base64.b64decode(NODE_STATE.repository(epel)["Dnf"][1]["data"]).decode()
+    assert f"\nmetalink={epel['url']}\n" in content
+    assert "baseurl" not in content
+    cluster.set("gpu01", cluster_package_mirrors={"epel": "http://mirror.example/epel"})
+    (epel,) = cluster.role("base", "gpu01").value("__base_repositories")
+    assert epel["url"] == f"http://mirror.example/epel/{tree}/Everything/$basearch/"
+    content = base64.b64decode(NODE_STATE.repository(epel)["Dnf"][1]["data"]).decode()
+    assert f"\nbaseurl={epel['url']}\n" in content
