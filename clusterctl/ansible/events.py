@@ -83,8 +83,8 @@ class HostStarted:
 class Result:
     """The result of a task on one host.
 
-    `rescued`: it failed, and a rescue block handles that. `behind`: it is so slow that the other hosts continue; that is
-    decided here (patience.py), and Ansible has found the host unreachable.
+    `rescued`: it failed, and a rescue block handles that. `behind`: it is so slow that the other hosts continue. The
+    controller decides that (patience.py); to Ansible the host is unreachable.
     `path` is `file:line`, relative to the Ansible content; `versions` maps packages to their installed versions.
     """
 

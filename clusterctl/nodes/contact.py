@@ -1,4 +1,4 @@
-"""Contact a node: one connection, one run of probe.py, and a decoded answer or the errors that prevented it."""
+"""Contact a node: one connection, one run of the probe, and a decoded answer or the errors that prevented it."""
 
 import json
 import re
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any
 
 from clusterctl.inventory.model import Host
 from clusterctl.nodes import probe
+from clusterctl.nodes.probe import common as probe_common
 from clusterctl.nodes.remote import Access, connect
 from clusterctl.nodes.session import ContactError, Failure, Session
 from clusterctl.util import paths
@@ -56,7 +56,7 @@ class Network:
     name: Annotated[str, text()]
     name_error: Annotated[str | None, optional(text())]
     proxy: Annotated[str | None, optional(text())]
-    sources: Annotated[tuple[Source, ...], sequence(nested(Source), probe.MAX_SOURCES)]
+    sources: Annotated[tuple[Source, ...], sequence(nested(Source), probe_common.MAX_SOURCES)]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SlurmPackages:
     """
 
     installed: Annotated[Mapping[str, str], mapping(text(), text(), 16)]
-    offered: Annotated[tuple[str, ...], sequence(text(), probe.MAX_OFFERED)]
+    offered: Annotated[tuple[str, ...], sequence(text(), probe_common.MAX_OFFERED)]
     user: Annotated[int | None, optional(number(0, 1 << 32))]
 
 
@@ -84,7 +84,7 @@ class Node:
     root: Annotated[bool, flag]
     free_mb: Annotated[Mapping[str, int], mapping(text(), number(0, 1 << 40), 8)]
     memory_available_mb: Annotated[int, number(0, 1 << 32)]
-    pci_gpus: Annotated[tuple[str, ...], sequence(text(r"[0-9a-f]{4}", "a PCI device id"), probe.MAX_GPUS)]
+    pci_gpus: Annotated[tuple[str, ...], sequence(text(r"[0-9a-f]{4}", "a PCI device id"), probe_common.MAX_GPUS)]
     nvml_error: Annotated[str | None, optional(text())]
     container: Annotated[bool, flag]
     secure_boot: Annotated[bool | None, optional(flag)]
@@ -97,8 +97,8 @@ class Node:
     slurm: Annotated[tuple[str, ...], sequence(text(), 4)]
     security_updates: Annotated[int | None, optional(number(0, 1 << 40))]
     slurm_packages: Annotated[SlurmPackages | None, optional(nested(SlurmPackages))]
-    watched_packages: Annotated[Mapping[str, str], mapping(text(), text(), len(probe.WATCHED))]
-    jobs: Annotated[tuple[str, ...], sequence(text(r"\d+", "a job's number"), probe.MAX_JOBS)]
+    watched_packages: Annotated[Mapping[str, str], mapping(text(), text(), len(probe_common.WATCHED))]
+    jobs: Annotated[tuple[str, ...], sequence(text(r"\d+", "a job's number"), probe_common.MAX_JOBS)]
     firewall: Annotated[str | None, optional(text())]
     services: Annotated[Mapping[str, str], mapping(text(), text(), 64)]
     homes: Annotated[Mapping[str, int], mapping(text(), number(0, 1 << 63), 64)]
@@ -124,7 +124,7 @@ class Drift:
     """The differences of a node from its records, the number of further ones, and the versions of their packages."""
 
     error: Annotated[str | None, optional(text())]
-    items: Annotated[tuple[Item, ...], sequence(nested(Item), probe.MAX_DRIFT)]
+    items: Annotated[tuple[Item, ...], sequence(nested(Item), probe_common.MAX_DRIFT)]
     more: Annotated[int, number(0, 1 << 20)]
     versions: Annotated[Mapping[str, str], mapping(text(), text(), 1 << 12)]
 
@@ -145,7 +145,7 @@ class Alerts:
     """The firing alerts, the most severe first, and the number of further ones; or why they could not be read."""
 
     error: Annotated[str | None, optional(text())] = None
-    firing: Annotated[tuple[Alert, ...], sequence(nested(Alert), probe.MAX_ALERTS)] = ()
+    firing: Annotated[tuple[Alert, ...], sequence(nested(Alert), probe_common.MAX_ALERTS)] = ()
     more: Annotated[int, number(0, 1 << 20)] = 0
 
 
@@ -223,7 +223,7 @@ def converse(host: Host, session: Session, options: Mapping[str, Any], refused: 
         status, answer, complaint = _run_probe(session, options, False)
     ended = time.time()
     if status == _NO_PYTHON:
-        release = probe.assignments(answer)
+        release = probe_common.assignments(answer)
         found = printable(release.get("ID", "")), printable(release.get("VERSION_ID", ""))
         missing = ContactError(Failure.PYTHON, f"there is no {PYTHON}", _install_python(release))
         return Answer(errors=(*errors, missing), release=found)
@@ -253,17 +253,17 @@ def _no_root(user: str, cause: str) -> ContactError:
 
 def _run_probe(session: Session, options: Mapping[str, Any], root: bool) -> tuple[int, str, str]:
     # By standard input, because every user of the node can see arguments.
-    script = f"{Path(probe.__file__).read_text()}\n\nmain({dict(options)!r})\n"
+    script = probe.program(dict(options))
     return session.run(["/bin/sh", "-c", _SHELL], stdin=script, root=root, timeout=PROBE_SECONDS)
 
 
 def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
     """Decode the probe's output; `journey` has the times before and after its run. Raises Malformed."""
-    lines = [line for line in answer.splitlines() if line.startswith(probe.MARK)]
+    lines = [line for line in answer.splitlines() if line.startswith(probe_common.MARK)]
     if not lines:
         raise Malformed("it is empty")
     try:
-        data = json.loads(lines[-1][len(probe.MARK) :])
+        data = json.loads(lines[-1][len(probe_common.MARK) :])
     except (ValueError, RecursionError):
         raise Malformed("it is not JSON") from None
     reply = decode(_Reply, data)

@@ -277,9 +277,9 @@ def _unmanaged(host: Host, facts: Facts, label: str, adopt: bool) -> Iterator[Fi
     if facts.node.cluster and label and facts.node.cluster != label:
         found = f"is the head of another cluster, {facts.node.cluster}"
         hint = (
-            "it is taken over"
+            "its cluster is replaced"
             if adopt
-            else "`clusterctl docs inventory` describes how to recover its directory; to take it over: --adopt"
+            else "`clusterctl docs inventory` describes how to recover its directory; to replace it: --adopt"
         )
         yield Finding(name, "cluster", found, hint, warning=adopt)
     replaced = "containers" if "docker" in host.groups else ""
@@ -366,7 +366,7 @@ def _host_keys(inventory: Inventory, known_hosts: Path) -> Iterator[Finding]:
 
 
 def _unpublished(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:
-    """Yield what a node's groups ask for and nobody publishes for its system, as roles declare in meta/systems.yml."""
+    """Yield what a node's groups need and no source has for its system, as declared in roles' meta/systems.yml."""
     declared = [
         entry
         for path in sorted(paths.content().glob("roles/*/meta/systems.yml"))

@@ -159,7 +159,7 @@ def gpu_type(model: str) -> str:
 
 
 def from_reply(name: str, reply: object, recorded: datetime) -> Hardware:
-    """Build the record of `name` from the output of probe.py. Raises Malformed with the field."""
+    """Build the record of `name` from the output of the probe. Raises Malformed with the field."""
     if not isinstance(reply, Mapping):
         raise Malformed("hardware: expected an object")
     gpus = reply.get("gpus")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.nodes import probe
+from clusterctl.nodes.probe import services as probe_services
 from clusterctl.util import paths
 from tests.programs import started
 from tests.unit.test_gpu_health import DOCUMENT, NODE, SMI, installed
@@ -286,7 +286,7 @@ def test_jobs__process_of_this_title__is_slurms_or_not(
     (tmp_path / "12/exe").symlink_to(program)
     (tmp_path / "12/status").write_text(f"Name:\tslurmstepd\nUid:\t{user}\t5001\t0\t5001\n")
     assert CONFIG.has_jobs(tmp_path) is job
-    assert slurm_steps.jobs(str(tmp_path)) == probe.jobs(str(tmp_path)) == ["7"] * job
+    assert slurm_steps.jobs(str(tmp_path)) == probe_services.jobs(str(tmp_path)) == ["7"] * job
 
 
 FORGED = """
@@ -311,7 +311,7 @@ def test_jobs__forged_by_a_user__are_none(tmp_path: Path) -> None:
         assert (files / "cmdline").stat().st_uid == 0
         (tmp_path / str(process.pid)).symlink_to(files)  # labs on this machine may have jobs
         assert not CONFIG.has_jobs(tmp_path)
-        assert slurm_steps.jobs(str(tmp_path)) == probe.jobs(str(tmp_path)) == []
+        assert slurm_steps.jobs(str(tmp_path)) == probe_services.jobs(str(tmp_path)) == []
 
 
 def test_a_dead_driver_holds_up_what_is_asked_for_alone(

@@ -23,6 +23,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.nodes import probe
+from clusterctl.nodes.probe import common as probe_common
+from clusterctl.nodes.probe import gpus as probe_gpus
+from clusterctl.nodes.probe import machine as probe_machine
+from clusterctl.nodes.probe import packages as probe_packages
+from clusterctl.nodes.probe import services as probe_services
 from clusterctl.util import paths
 from clusterctl.util.errors import InputError
 from clusterctl.util.text import printable
@@ -51,7 +56,7 @@ def gpu(index: int, model: str = "NVIDIA A100-SXM4-80GB") -> dict[str, Any]:
 
 
 def reply() -> dict[str, Any]:
-    """Return what probe.py says of a good node with two GPUs."""
+    """Return what the probe says of a good node with two GPUs."""
     return {
         "os": {
             "id": "debian",
@@ -370,18 +375,19 @@ def test_the_gpu_that_is_gone_is_named() -> None:
 # --- the probe --------------------------------------------------------------------------------------------------------
 
 
-def run_probe(options: str = "{}") -> dict[str, Any]:
+def run_probe(options: dict[str, Any]) -> dict[str, Any]:
     """Run the probe as a node does, on this machine."""
-    script = f"{Path(probe.__file__).read_text()}\n\nmain({options})\n"
-    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(probe.MARK)]
+    done = subprocess.run(
+        [sys.executable, "-"], input=probe.program(options), capture_output=True, text=True, check=True
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(probe_common.MARK)]
     assert len(lines) == 1
-    answer: dict[str, Any] = json.loads(lines[0][len(probe.MARK) :])
+    answer: dict[str, Any] = json.loads(lines[0][len(probe_common.MARK) :])
     return answer
 
 
 def test_the_probe_describes_this_machine() -> None:
-    answer = run_probe('{"services": ["no-such-unit"]}')
+    answer = run_probe({"services": ["no-such-unit"]})
     record = hardware.from_reply("here", answer["hardware"], NOW)
     assert record.cpu.cpus == os.sysconf("SC_NPROCESSORS_ONLN")
     assert record.memory_mb == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
@@ -392,7 +398,7 @@ def test_the_probe_describes_this_machine() -> None:
 
 
 def test_the_probe_is_python_3_6_and_stands_alone() -> None:
-    tree = ast.parse(Path(probe.__file__).read_text(), feature_version=(3, 6))
+    tree = ast.parse(probe.program({}), feature_version=(3, 6))
     imported = {name.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for name in n.names}
     imported |= {str(n.module).split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert imported <= set(sys.stdlib_module_names)
@@ -406,7 +412,7 @@ def test_cpus_are_counted_by_socket_core_and_thread(tmp_path: Path) -> None:
         topology.mkdir(parents=True)
         (topology / "physical_package_id").write_text(f"{cpu // 2 % 2}\n")
         (topology / "core_cpus_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
-    found = probe.cpu(str(tmp_path))
+    found = probe_machine.cpu(str(tmp_path))
     assert {k: found[k] for k in ("sockets", "cores_per_socket", "threads_per_core", "cpus")} == {
         "sockets": 2,
         "cores_per_socket": 2,
@@ -417,20 +423,20 @@ def test_cpus_are_counted_by_socket_core_and_thread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("numbers", "written"), [([], None), ([3], "3"), ([0, 1, 2, 8, 10, 11], "0-2,8,10-11")])
 def test_ranges_are_written_and_read(numbers: list[int], written: str | None) -> None:
-    assert probe.ranges(numbers) == written
-    assert probe.members(written or "") == numbers
+    assert probe_machine.ranges(numbers) == written
+    assert probe_machine.members(written or "") == numbers
 
 
 def test_gpus_on_a_switch_are_joined_as_nvidia_smi_shows_them() -> None:
     gpus: list[dict[str, Any]] = [{"index": n, "pci": f"0000000{n}:00:00.0", "links": {}} for n in range(3)]
-    probe.Nvml.name_links(gpus, {0: 12, 1: 12, 2: 0})
+    probe_gpus.Nvml.name_links(gpus, {0: 12, 1: 12, 2: 0})
     assert [g["links"] for g in gpus] == [{"1": "NV12"}, {"0": "NV12"}, {}]
 
 
 def test_gpus_joined_directly_are_found_by_their_address() -> None:
     gpus: list[dict[str, Any]] = [{"index": 0, "pci": "00000000:AF:00.0", "links": {"00000000:d8:00.0": 2, "x": 1}}]
     gpus.append({"index": 1, "pci": "00000000:D8:00.0", "links": {"00000000:af:00.0": 2}})
-    probe.Nvml.name_links(gpus, {0: 0, 1: 0})
+    probe_gpus.Nvml.name_links(gpus, {0: 0, 1: 0})
     assert [g["links"] for g in gpus] == [{"1": "NV2"}, {"0": "NV2"}]
 
 
@@ -447,7 +453,7 @@ def test_both_notations_of_apt_are_read(tmp_path: Path) -> None:
         "Components: main\nSigned-By:\n -----BEGIN\n .\n\nTypes: deb\nURIs: http://off\nSuites: b\nEnabled: no\n\n"
         "Types: deb-src\nURIs: http://source\nSuites: c\n"
     )
-    assert probe.apt_sources(str(tmp_path)) == [
+    assert probe_packages.apt_sources(str(tmp_path)) == [
         ("http://one/debian", "trixie"),
         ("https://flat/cuda", "./"),
         ("http://two/debian", "a"),
@@ -468,7 +474,7 @@ def test_repositories_of_dnf_are_read(tmp_path: Path) -> None:
         "[rhel]\nbaseurl=https://cdn/\nsslclientcert=/etc/pki/entitlement/1.pem\n"
     )
     (tmp_path / "yum.repos.d" / "broken.repo").write_text("no section\n")
-    assert probe.dnf_urls(str(tmp_path)) == [
+    assert probe_packages.dnf_urls(str(tmp_path)) == [
         [f"https://m/list?arch={platform.machine()}&dir=pub/rocky"],
         ["https://one/pub/rocky/repodata/repomd.xml", "https://two/os/repodata/repomd.xml"],
     ]
@@ -493,11 +499,11 @@ def test_who_writes_resolv_conf_and_the_networks_own_servers(
     (tmp_path / "run/systemd/resolve/resolv.conf").write_text("nameserver 10.0.0.2\n")
     if manager:
         (tmp_path / "run/NetworkManager/resolv.conf").write_text("nameserver 10.0.0.3\n")
-    assert probe.resolver(str(tmp_path)) == kind
+    assert probe_machine.resolver(str(tmp_path)) == kind
     if kind == "resolved":
-        assert probe.nameservers(str(tmp_path)) == ["10.0.0.2"]
+        assert probe_machine.nameservers(str(tmp_path)) == ["10.0.0.2"]
     elif not target:
-        assert probe.nameservers(str(tmp_path)) == ["10.0.0.1"]
+        assert probe_machine.nameservers(str(tmp_path)) == ["10.0.0.1"]
 
 
 @pytest.mark.parametrize(
@@ -525,14 +531,14 @@ def test_a_servers_passing_error_is_asked_about_again(answers: list[int], told: 
         threading.Thread(target=server.serve_forever, daemon=True).start()
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            assert probe.fetch(opener, [f"http://127.0.0.1:{server.server_port}/InRelease"]) == told
+            assert probe_packages.fetch(opener, [f"http://127.0.0.1:{server.server_port}/InRelease"]) == told
         finally:
             server.shutdown()
     assert len(answers) - len(left) == asked
 
 
 def test_a_password_in_a_url_stays_on_the_node() -> None:
-    assert probe.without_password("http://me:secret@proxy:3128/x") == "http://proxy:3128/x"
+    assert probe_packages.without_password("http://me:secret@proxy:3128/x") == "http://proxy:3128/x"
 
 
 # --- in Ansible -------------------------------------------------------------------------------------------------------
@@ -578,14 +584,14 @@ def test_records_reach_templates_and_are_never_templated(tmp_path: Path) -> None
 
 
 def test_what_slurm_has_left_on_a_node_is_noticed(tmp_path: Path) -> None:
-    assert probe.slurm(str(tmp_path)) == []
+    assert probe_services.slurm(str(tmp_path)) == []
     for sign in ("slurmctld/clustername", "slurmd/conf-cache/slurm.conf"):
         (tmp_path / "var/lib/slurm" / sign).parent.mkdir(parents=True)
         (tmp_path / "var/lib/slurm" / sign).touch()
-    assert probe.slurm(str(tmp_path)) == ["controller", "worker"]
+    assert probe_services.slurm(str(tmp_path)) == ["controller", "worker"]
     (tmp_path / "etc/slurm").mkdir(parents=True)
     (tmp_path / "etc/slurm/slurm.conf").write_text("ClusterName=aurora\nStateSaveLocation=/srv/state\n")
-    assert probe.slurm(str(tmp_path)) == ["worker"]
+    assert probe_services.slurm(str(tmp_path)) == ["worker"]
 
 
 POLICY = """\
@@ -618,11 +624,11 @@ slurmd:
 def test_slurm_packages__apt_offers_some__are_read_candidate_first(
     monkeypatch: pytest.MonkeyPatch, said: str, offered: list[str]
 ) -> None:
-    monkeypatch.setattr(probe, "output", lambda *argv: said if argv[0] == "apt-cache" else "")
+    monkeypatch.setattr(probe_packages, "output", lambda *argv: said if argv[0] == "apt-cache" else "")
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/apt-cache")
     monkeypatch.setattr(pwd, "getpwnam", dict[str, object]().__getitem__)
     asked = {"daemons": ["slurmctld", "slurmd"], "worker": ["slurm-smd-slurmd", "slurmd"]}
-    assert probe.slurm_packages(asked) == {"installed": {}, "offered": offered, "user": None}
+    assert probe_packages.slurm_packages(asked) == {"installed": {}, "offered": offered, "user": None}
 
 
 @pytest.mark.proves("preflight", "Installed versions of Slurm, munge and the toolkit are read, by dpkg or rpm.")
@@ -642,14 +648,14 @@ def test_slurm_packages__apt_offers_some__are_read_candidate_first(
 def test_installed_packages__by_dpkg_or_rpm__are_read(
     monkeypatch: pytest.MonkeyPatch, program: str, listed: str
 ) -> None:
-    monkeypatch.setattr(probe, "output", lambda *argv: listed if argv[0] == program else "")
-    assert probe.installed_packages(probe.WATCHED) == {"munge": "0.5.16-1"}
-    told = probe.slurm_packages({"daemons": ["slurmctld", "slurmd"], "worker": ["slurmd"]})
+    monkeypatch.setattr(probe_packages, "output", lambda *argv: listed if argv[0] == program else "")
+    assert probe_packages.installed_packages(probe_common.WATCHED) == {"munge": "0.5.16-1"}
+    told = probe_packages.slurm_packages({"daemons": ["slurmctld", "slurmd"], "worker": ["slurmd"]})
     assert told["installed"] == {"munge": "0.5.16-1", "slurmd": "24.11.5-4"}
 
 
 def test_installed_packages__of_this_machine__are_read() -> None:
-    assert list(probe.installed_packages(("bash", "no-such-package"))) == ["bash"]
+    assert list(probe_packages.installed_packages(("bash", "no-such-package"))) == ["bash"]
 
 
 @pytest.mark.parametrize(
@@ -668,7 +674,7 @@ def test_security_updates__by_their_stamp__have_an_age(tmp_path: Path, files: di
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
         os.utime(path, (time.time() - seconds,) * 2)
-    found = probe.security_updates(str(tmp_path))
+    found = probe_packages.security_updates(str(tmp_path))
     assert found is None if age is None else found is not None and 0 <= found - age < 60
 
 
@@ -685,18 +691,18 @@ def test_jobs_are_known_by_their_slurmstepd(tmp_path: Path) -> None:
         (tmp_path / pid / "cmdline").write_bytes(title)
         (tmp_path / pid / "exe").symlink_to("/usr/sbin/slurmstepd")
         (tmp_path / pid / "status").write_text("Uid:\t0\t0\t0\t0\n")
-    assert probe.jobs(str(tmp_path)) == ["7", "123"]
+    assert probe_services.jobs(str(tmp_path)) == ["7", "123"]
 
 
 def test_a_firewall_of_others_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "etc/ufw").mkdir(parents=True)
     (tmp_path / "etc/ufw/ufw.conf").write_text("ENABLED=yes\n")
-    assert probe.firewall(str(tmp_path)) is None  # its configuration stays when it is removed
+    assert probe_services.firewall(str(tmp_path)) is None  # its configuration stays when it is removed
     (tmp_path / "usr/sbin").mkdir(parents=True)
     (tmp_path / "usr/sbin/ufw").touch()
-    assert probe.firewall(str(tmp_path)) == "ufw"
+    assert probe_services.firewall(str(tmp_path)) == "ufw"
     (tmp_path / "etc/ufw/ufw.conf").write_text("# on with ufw enable\nENABLED=no\n")
-    assert probe.firewall(str(tmp_path)) is None
+    assert probe_services.firewall(str(tmp_path)) is None
 
 
 THREE = ("2g.20gb", "2g.20gb", "3g.40gb")

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
-from clusterctl.nodes import probe
+from clusterctl.nodes.probe import gpus as probe_gpus
+from clusterctl.nodes.probe import machine as probe_machine
 from clusterctl.util import paths
 from tests.unit.test_gpu_health import HEALTH
 from tests.unit.test_role_plugins import plugin
@@ -368,9 +369,9 @@ def test_gpus_and_their_fabric_are_found_on_the_bus(tmp_path: Path) -> None:
     assert nvidia_kernel.pci(write(tmp_path / "c", gpus | bridge)) == (["1eb8", "2330"], "nvlink5")
     assert nvidia_kernel.pci(tmp_path / "none") == ([], "")
     for name in ("a", "b", "c"):
-        assert probe.pci_gpus(str(tmp_path / name)) == ["1eb8", "2330"]
+        assert probe_gpus.pci_gpus(str(tmp_path / name)) == ["1eb8", "2330"]
     (tmp_path / "a/.dockerenv").touch()
-    assert probe.pci_gpus(str(tmp_path / "a")) == []
+    assert probe_gpus.pci_gpus(str(tmp_path / "a")) == []
 
 
 @pytest.mark.parametrize(
@@ -407,7 +408,7 @@ def test_secure_boot_is_read_from_the_firmware(
 ) -> None:
     write(tmp_path, files)
     assert nvidia_kernel.secure_boot(tmp_path) is role
-    assert probe.secure_boot(str(tmp_path)) is preflight
+    assert probe_machine.secure_boot(str(tmp_path)) is preflight
 
 
 DER = b"0\x82\x03\x0f a certificate"
@@ -436,7 +437,7 @@ def test_key_of_dkms__by_what_the_firmware_lists__is_enrolled(
     """The role and preflight have the same answer, each by its own code: nodes run the one, the probe is the other."""
     write(tmp_path, files)
     assert nvidia_kernel.key_enrolled(tmp_path) is enrolled
-    assert probe.key_enrolled(str(tmp_path)) is enrolled
+    assert probe_machine.key_enrolled(str(tmp_path)) is enrolled
 
 
 @pytest.mark.proves("driver", "A driver of another origin that works is left alone.")

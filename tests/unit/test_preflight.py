@@ -32,7 +32,7 @@ SOURCE = "http://deb.debian.org/debian/dists/trixie/InRelease"
 
 
 def answer() -> dict[str, Any]:
-    """Return what probe.py prints on a good node."""
+    """Return what the probe prints on a good node."""
     return {
         "hardware": reply(),
         "node": {

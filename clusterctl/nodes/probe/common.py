@@ -1,0 +1,57 @@
+"""What all parts of the probe use: limits, and ways to read files and programs."""
+
+import os
+import re
+import subprocess
+from typing import Any, Dict, Optional
+
+# The answer is the line with this prefix: a login shell may print other lines.
+MARK = "clusterctl-probe:"
+NETWORK_SECONDS = 5
+MAX_JOBS = 1024  # of a node; shown, not counted
+MAX_SOURCES = 16
+MAX_OFFERED = 16
+# Limits of differences and alerts: a node that was restored from another image differs in everything.
+MAX_DRIFT = 500
+MAX_ALERTS = 200
+MAX_GPUS = 1024
+# Packages, besides Slurm's, whose versions preflight checks for known vulnerabilities (advisories.py).
+WATCHED = ("munge", "nvidia-container-toolkit", "nvidia-container-toolkit-base")
+Facts = Dict[str, Any]
+
+
+def read(path: str, default: str = "") -> str:
+    """Return the stripped text of a small file, `default` if it cannot be read."""
+    try:
+        with open(path, errors="replace") as file:
+            return file.read(1 << 20).strip()
+    except OSError:
+        return default
+
+
+def number(path: str) -> Optional[int]:
+    """Return the whole number in a file, None if it has none."""
+    value = read(path)
+    return int(value) if re.match(r"-?\d+$", value) else None
+
+
+def output(*argv: str) -> str:
+    """Return a program's output, empty if it is missing, fails or takes more than 10 seconds."""
+    try:
+        environment = dict(os.environ, LC_ALL="C")
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=10,
+            env=environment,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
+
+
+def assignments(text: str) -> Dict[str, str]:
+    """Return the NAME=value lines of a shell-like file; quotes around a value are dropped."""
+    return {k: v.strip("\"'") for k, v in re.findall(r"^(\w+)=(.*)$", text, re.M)}

@@ -1,0 +1,60 @@
+"""The answer as one JSON object."""
+
+import glob
+import json
+import os
+import shutil
+import socket
+import time
+from typing import Optional
+
+from clusterctl.nodes.probe.common import MARK, WATCHED, Facts
+from clusterctl.nodes.probe.drift import alerts, drift
+from clusterctl.nodes.probe.gpus import gpus, pci_gpus
+from clusterctl.nodes.probe.machine import hardware, in_container, key_enrolled, memory_mb, secure_boot
+from clusterctl.nodes.probe.packages import installed_packages, lock_holder, network, security_updates, slurm_packages
+from clusterctl.nodes.probe.services import before, firewall, head_of, homes, jobs, services, slurm
+
+
+def node(options: Facts, nvml_error: Optional[str]) -> Facts:
+    places = ("/", "/var", "/tmp")  # noqa: S108 - read, not written
+    free = {path: shutil.disk_usage(path).free >> 20 for path in places if os.path.isdir(path)}
+    return {
+        "hostname": socket.gethostname(),
+        "root": os.geteuid() == 0,
+        "free_mb": free,
+        "memory_available_mb": memory_mb("MemAvailable"),
+        "pci_gpus": pci_gpus(),
+        "nvml_error": nvml_error,
+        "container": in_container(),
+        "secure_boot": secure_boot(),
+        "key_enrolled": key_enrolled(),
+        "network": network(options["network"]) if options.get("network") is not None else None,
+        "lock_holder": lock_holder(),
+        "roles": sorted(os.path.basename(path)[:-5] for path in glob.glob("/var/lib/clusterctl/state/*.json")),
+        "cluster": head_of(),
+        "before": before(),
+        "slurm": slurm(),
+        "security_updates": security_updates(),
+        "slurm_packages": slurm_packages(options["slurm"]) if options.get("slurm") else None,
+        "watched_packages": installed_packages(WATCHED) if options.get("network") is not None else {},
+        "jobs": jobs(),
+        "firewall": firewall(),
+        "services": services(options.get("services") or []),
+        "homes": homes(options.get("homes") or []),
+    }
+
+
+def main(options: Facts) -> None:
+    """Print the answer.
+
+    All options are optional. `network`, with the inventory's `proxy`, `no_proxy` and `mirrors`, tests the package
+    sources. `services` has the units whose state is needed. `drift` and `alerts` have the options of these functions.
+    """
+    started = time.time()
+    found, driver, nvml_error = gpus()
+    answer = {"hardware": hardware(found, driver), "node": node(options, nvml_error), "started": started}
+    for name, function in (("drift", drift), ("alerts", alerts)):
+        answer[name] = function(options[name]) if options.get(name) else None
+    answer["ended"] = time.time()
+    print("\n" + MARK + json.dumps(answer), flush=True)
