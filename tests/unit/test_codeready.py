@@ -45,7 +45,7 @@ def test_codeready__that_dnf_does_not_know__is_an_error() -> None:
         CODEREADY.codeready(REGISTERED.format("disabled"), "10")
 
 
-@pytest.mark.proves("bootstrap", "EPEL comes from the list of mirrors of each system, or from the mirror that is set.")
+@pytest.mark.proves("bootstrap", "EPEL comes from each system's list of mirrors, or from the mirror set.")
 @pytest.mark.parametrize(
     ("system", "listed", "tree"),
     [
