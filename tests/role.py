@@ -75,10 +75,12 @@ def role(argv: list[str]) -> int:
 
 
 def unit_tests(name: str) -> list[str]:
-    """Return pytest's command line for a role's unit tests: those with its name, and files that read its files."""
+    """Return pytest's command line for a role's unit tests: the file and the tests with its name, and files that read its files."""
     unit = REPOSITORY / "tests" / "unit"
     reads = re.compile(rf'(?:program\(|paths\.content\(\) / )"roles/{name}/')
-    own = [path for path in sorted(unit.glob("test_*.py")) if reads.search(path.read_text())]
+    own = [
+        path for path in sorted(unit.glob("test_*.py")) if path.stem == f"test_{name}" or reads.search(path.read_text())
+    ]
     of_all = [f"{unit}/test_roles.py", "-k", f"{name} or {' or '.join(path.stem for path in own) or name}"]
     return [sys.executable, "-m", "pytest", "--quiet", "--no-header", *map(str, own), *of_all]
 
