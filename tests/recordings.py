@@ -39,6 +39,8 @@ class Site:
 
     @property
     def network(self) -> str:
+        if not self.lab_inventory.exists():  # before the lab
+            return SHOWN_NETWORK
         found = re.search(r"ansible_host: (\d+\.\d+\.\d+\.)", self.lab_inventory.read_text())
         assert found, self.lab_inventory
         return found[1]
