@@ -1,6 +1,6 @@
-"""What became of a run, told from its events alone: per role, per host, and as an exit code.
+"""Compute the result of a run from its events: per role, per host, and as an exit code.
 
-Ansible's own exit code is no witness: it is 0 for a misspelled group and 4 for four different things.
+Ansible's exit code is not sufficient: it is 0 for a misspelled group, and 4 has four different causes.
 """
 
 import time
@@ -27,7 +27,7 @@ from clusterctl.util.text import fold
 
 @dataclass
 class Stage:
-    """One role in one play (or the play's own tasks): what a progress line shows. Times are of `time.monotonic`."""
+    """A role in a play, or the play's own tasks. A progress line shows one stage. Times are of `time.monotonic`."""
 
     play: str
     role: str
@@ -35,8 +35,8 @@ class Stage:
     began: float
     ended: float | None = None
     task: str = ""
-    answered: set[str] = field(default_factory=set)  # hosts that are through with the task under way
-    hosts: set[str] = field(default_factory=set)  # hosts heard of at all
+    answered: set[str] = field(default_factory=set)  # hosts with a result of the current task
+    hosts: set[str] = field(default_factory=set)  # hosts with a result of any task
     busy: set[str] = field(default_factory=set)  # hosts where a task was not skipped
     changed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
@@ -51,7 +51,7 @@ class Stage:
 
 @dataclass
 class Host:
-    """One host's part in a run; `changed` counts tasks that changed something, as Ansible does."""
+    """The result of a run on one host. `changed` counts tasks, as Ansible does."""
 
     ok: int = 0
     changed: int = 0
@@ -68,7 +68,7 @@ class Host:
 
 
 class Ledger:
-    """Adds up a run's events as they come."""
+    """The result of a run so far. `add` updates it with each event."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -78,41 +78,41 @@ class Ledger:
         self.failures: list[Result] = []
         self.notes: dict[str, list[str]] = {}  # note -> hosts
         self.installed: dict[str, dict[str, dict[str, str]]] = {}  # role -> package -> host -> version
-        self.roles: dict[str, list[str]] = {}  # role -> hosts that ran it without failing
+        self.roles: dict[str, list[str]] = {}  # role -> hosts that ran it without a failure
         self.empty_plays: list[PlayStarted] = []
         self.plays_to_come: list[str] = []
-        self.plays = 0  # of the playbook under way
+        self.plays = 0  # of the current playbook
         self.results = 0
-        self.stopped = False  # also set by who asked for it: a run that is killed cannot say so itself
-        self.why = "interrupted as asked"
+        self.stopped = False  # the caller sets it too: Ansible reports no event when it is killed
+        self.why = "interrupted"
         self.orderly = False
         self.ended = False
         self._play = PlayStarted("")
-        self._rehearsed = False
-        self._before: dict[str, int] = {}  # changes of a host by the playbooks before this one
-        self._left: set[str] = set()  # hosts that failed or could not be reached in the playbook under way
+        self._was_check = False  # whether the playbook before ran in check mode
+        self._before: dict[str, int] = {}  # changes of a host by earlier playbooks
+        self._left: set[str] = set()  # hosts that failed or were unreachable in the current playbook
         self._order: dict[str, int] = {}
 
     @property
     def stage(self) -> Stage | None:
-        """The stage under way."""
+        """Return the current stage, None between stages."""
         return self.stages[-1] if self.stages and self.stages[-1].ended is None else None
 
     def seconds(self) -> float:
         return self._clock() - self.began
 
     def _forget(self) -> None:
-        """Forget what came so far, which was a rehearsal; the time goes on."""
+        """Discard all results, which are of a run in check mode. The start time stays."""
         began = self.began
         self.__init__(self._clock)  # type: ignore[misc]
         self.began = began
 
     def lost(self) -> set[str]:
-        """Hosts that failed or could not be reached: nothing more runs on them."""
+        """Return the hosts that failed or were unreachable. No further task runs on them."""
         return {name for name, host in self.hosts.items() if host.failed or host.unreachable}
 
     def behind(self) -> set[str]:
-        """Hosts that the others did not wait for: what is left to do there is still to be done."""
+        """Return the hosts that were left behind. Their remaining tasks have not run yet."""
         return {name for name, host in self.hosts.items() if host.status == "behind"}
 
     def ordered(self, hosts: Collection[str]) -> list[str]:
@@ -120,12 +120,12 @@ class Ledger:
         return sorted(hosts, key=lambda name: (self._order.get(name, len(self._order)), name))
 
     def add(self, event: Event) -> Stage | None:
-        """Take an event in; returns the stage that it brought to its end, if any."""
+        """Update the result with an event. Return the stage that it ended, if any."""
         match event:
             case PlaybookStarted():  # a run may have several, one after the other
-                if self._rehearsed and not event.check:
+                if self._was_check and not event.check:
                     self._forget()
-                self._rehearsed = event.check
+                self._was_check = event.check
                 self.plays_to_come, self.empty_plays, self.ended = list(event.plays), [], False
                 self.plays = len(event.plays)
                 self._before = {name: host.changed for name, host in self.hosts.items()}
@@ -161,8 +161,8 @@ class Ledger:
         if stage:
             stage.ended = self._clock()
             if stage.role:
-                had = self.roles.get(stage.role, [])
-                self.roles[stage.role] = self.ordered({*had, *stage.busy} - stage.failed)
+                earlier = self.roles.get(stage.role, [])
+                self.roles[stage.role] = self.ordered({*earlier, *stage.busy} - stage.failed)
         return stage
 
     def _task(self, event: TaskStarted) -> Stage | None:
@@ -184,7 +184,7 @@ class Ledger:
         host.failed |= result.status == "failed"
         host.unreachable |= result.status == "unreachable"
         host.behind |= result.status == "behind"
-        # What is no node_state's says only that it changed something.
+        # Only node_state lists its changes. Other modules report only that they changed something.
         changes = result.changes or ((Change("task", result.task, ""),) if result.status == "changed" else ())
         host.changes.extend((result.role, change) for change in changes)
         if result.status in LOST:
@@ -207,45 +207,45 @@ class Ledger:
                 stage.failed.add(result.host)
 
     def _stats(self, event: Stats) -> None:
-        """Let Ansible's final count correct ours where a playbook's own rescue, or a bug, made them part."""
+        """Replace the counts by Ansible's final ones. A rescue in a playbook, or a bug, makes them differ."""
         for name, count in event.hosts.items():
             host = self.hosts.setdefault(name, Host())
             host.failed, host.unreachable = count.failed > 0, count.unreachable > host.behind
             host.changed = self._before.get(name, 0) + count.changed
         self.failures = [result for result in self.failures if self.hosts[result.host].status != "ok"]
 
-    def judge(
+    def error(
         self,
         groups: Mapping[str, Collection[str]],
         critical: Collection[str],
         skipped: Collection[str] = (),
         more: bool = False,
     ) -> ClusterctlError | None:
-        """Return what the run failed with, None if all is well.
+        """Return the error of the run, None if it succeeded.
 
-        `groups` has the hosts of each group that the run was meant for, `critical` are the hosts without which
-        nothing goes on (the heads), `skipped` those left out because they could not be reached. Where `more` playbooks
-        are to come, a stop counts that was asked for too late to end this one.
+        `groups` has the hosts of the run by group. A run stops when one of the `critical` hosts, the heads, fails.
+        `skipped` are hosts that the run left out because they were unreachable. `more`: other playbooks follow, so a
+        stop counts although it came too late to end this one.
         """
         lost = self.lost()
         if not self.ended and not self.stopped:
             return ClusterctlError("Ansible ended without finishing the playbook.")
         if heads := sorted(lost & set(critical)):
-            return HeadFailed(f"{fold(heads)}, the head, failed; the run stopped there.")
+            return HeadFailed(f"the head {fold(heads)} failed; the run stopped.")
         if not self.ended or (self.stopped and (more or self.behind())):
             orderly = (self.orderly or (more and self.ended)) and not self.behind()
-            under_way = "nothing is under way any more" if orderly else "a task may still run to its end on a node"
+            running = "no task is running" if orderly else "a task may still be running on a node"
             left = f"; {fold(self.ordered(behind))} was left behind" if (behind := self.behind()) else ""
-            return Interrupted(f"{self.why}{left}; {under_way}.")
+            return Interrupted(f"{self.why}{left}; {running}.")
         if lost or skipped:
             rest = f"not run: {', '.join(self.plays_to_come)}" if self.plays_to_come else "everything else is done"
             parts = [f"{fold(sorted(lost))} failed"] if lost else []
             parts += [f"{fold(skipped)} left out"] if skipped else []
             return WorkersFailed(f"{', '.join(parts)}; {rest}.")
-        if forgotten := [play.name for play in self.empty_plays if host_pattern.select(play.pattern, groups)]:
-            return ClusterctlError(f"Ansible found no host for: {', '.join(forgotten)}. The inventory has some.")
+        if missed := [play.name for play in self.empty_plays if host_pattern.select(play.pattern, groups)]:
+            return ClusterctlError(f"Ansible found no hosts for {', '.join(missed)}, although the inventory has some.")
         if not self.results:
-            return ClusterctlError("Ansible did nothing at all.")
+            return ClusterctlError("Ansible ran no task.")
         return None
 
     def summary(self) -> dict[str, Any]:

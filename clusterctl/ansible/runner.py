@@ -1,8 +1,8 @@
-"""Run a playbook: the only place where Ansible is started, watched and stopped.
+"""Run a playbook. No other module starts, watches or stops Ansible.
 
-Ansible is a child in a session of its own, so a terminal's Ctrl-C reaches clusterctl alone. Its output and our
-callback's events come back through two pipes. What is in them comes from nodes: lines are cut to a size, control
-characters dropped and secrets redacted, before anything is written or shown.
+Ansible is a child in its own session, so a terminal's Ctrl-C reaches only clusterctl. Its output and the events of
+clusterctl's callback arrive through two pipes. Their content comes from nodes. Each line is therefore cut to a maximum
+size, stripped of control characters and redacted before it is written or shown.
 """
 
 import contextlib
@@ -28,20 +28,22 @@ from clusterctl.ansible.run_directory import RunDirectory
 from clusterctl.util import paths, redaction
 from clusterctl.util.text import strip_controls
 
-_TICK = 0.25  # seconds between two looks at the clock while nothing happens
+_TICK = 0.25  # seconds; longest wait for output before the clock is checked again
 _GRACE = 3.0  # seconds that Ansible has to end after the second signal
-_LOOK = 0.5  # seconds between two looks for hosts to leave behind
-_HELD_UP = 5.0  # seconds without a look after which this process was held up itself, by a stopped terminal perhaps
-# No line is longer, in bytes. An event's own texts are cut by the callback, so that a whole one has room.
+_CHECK = 0.5  # seconds between two checks for hosts to leave behind
+_PAUSED = 5.0  # seconds without a check after which this process itself was paused, for example by a stopped terminal
+# Longest line, in bytes. The callback limits the texts in an event, so an event is never cut here.
 _LOG_LINE, _EVENT_LINE = 1 << 16, 1 << 22
-_OURS = ("event", "host", "status")  # of an event: words that no node chooses, and that a password might be
+# Fields of an event that are not redacted: no node sets them, and a password could equal one of their values.
+_UNREDACTED = ("event", "host", "status")
 
 
 @dataclass(frozen=True)
 class Command:
-    """An `ansible-playbook` command. `limit` names hosts; empty means all that the playbook names.
+    """An `ansible-playbook` command. An empty `limit` means all hosts of the playbook.
 
-    `user` logs in where the inventory names nobody. `variables` say what a verb is to do, never what a cluster is.
+    `user` is the login user where the inventory sets none. `variables` are the verb's parameters, never the cluster's
+    configuration.
     """
 
     playbook: Path
@@ -59,7 +61,7 @@ class Command:
 
     def argv(self) -> list[str]:
         argv = [*_ansible_playbook(), "-i", str(self.inventory)]
-        # Where the inventory names no user: who preflight logs in as. Ansible needs it said, or root would call sudo.
+        # The user that preflight logs in as, where the inventory sets none. Without it Ansible calls sudo as root.
         argv += ["--user", self.user] if self.user else []
         argv.append(str(self.playbook))
         argv += ["--become-password-file", str(self.become_password_file)] if self.become_password_file else []
@@ -72,57 +74,57 @@ class Command:
         return argv + (["-" + "v" * self.verbosity] if self.verbosity else [])
 
     def settings(self) -> dict[str, str]:
-        """Return the environment that decides what the run does; everything else is the cluster's directory."""
+        """Return the environment variables that the result of the run depends on."""
         settings = {"ANSIBLE_CONFIG": str(paths.content() / "ansible.cfg")}
         if self.vault_password_file:
             settings["ANSIBLE_VAULT_PASSWORD_FILE"] = str(self.vault_password_file)
         return settings
 
     def __str__(self) -> str:
-        """Return the plain command, quoted so that it can be pasted into a shell."""
+        """Return the command, quoted for a shell."""
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.settings().items()]
         return " ".join([*assignments, shlex.join(self.argv())])
 
 
 def _ansible_playbook() -> list[str]:
-    """Find Ansible in our own environment, whatever PATH says."""
+    """Return the command of the Ansible in this Python environment, independent of PATH."""
     program = Path(sys.executable).with_name("ansible-playbook")
     return [str(program)] if program.exists() else [sys.executable, "-P", "-m", "ansible", "playbook"]
 
 
 def environment(command: Command, private: Path) -> dict[str, str]:
-    """Return Ansible's whole environment: the caller's without any ANSIBLE_* variable, then ours.
+    """Return Ansible's environment: the caller's without ANSIBLE_* variables, plus the settings of the run.
 
-    `private` is this run's own directory: as ANSIBLE_HOME it also keeps out plugins and collections of ~/.ansible.
+    `private` is the run's own directory. As ANSIBLE_HOME it excludes plugins and collections of ~/.ansible.
     """
-    ours = {
+    settings = {
         **command.settings(),
         "ANSIBLE_HOME": str(private),
         **connections.settings(private),
-        "LC_ALL": "C.UTF-8",  # Ansible insists on UTF-8, and hints look for the tools' English words
-        "PYTHONUNBUFFERED": "1",  # so that the log is whole up to the moment
-        "SSH_ASKPASS_REQUIRE": "never",  # no window may ask for what this run cannot show
+        "LC_ALL": "C.UTF-8",  # Ansible requires UTF-8, and hints match the tools' English messages
+        "PYTHONUNBUFFERED": "1",  # keeps the log complete up to the moment
+        "SSH_ASKPASS_REQUIRE": "never",  # a password dialog would block the run without a message
     }
-    return {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")} | ours
+    return {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")} | settings
 
 
 @dataclass(frozen=True)
 class Output:
-    """A line of Ansible's own output, redacted and without control characters."""
+    """A line of Ansible's output, redacted and without control characters."""
 
     text: str
 
 
 class Runner:
-    """One run of Ansible. Iterate over `watch()` to its end, whatever happens meanwhile.
+    """One run of Ansible. The caller iterates over `watch()` to its end.
 
-    The first SIGINT, SIGTERM or SIGHUP lets the tasks under way end and no other begin; the second ends Ansible at
-    once. `stop()` is the first one by hand. After a failure on one of the `critical` hosts no other task begins either:
-    Ansible itself would go on with the other hosts in the next play.
+    After the first SIGINT, SIGTERM or SIGHUP the running tasks complete and no other task starts. The second signal
+    ends Ansible immediately. `stop()` has the effect of a signal. No task starts after a failure on a `critical` host
+    either. Ansible itself would continue with the other hosts in the next play.
 
-    A host that the others have waited for as long as `patience` (seconds, in all) is left behind: its connections are
-    closed and it gets no other. To Ansible it is unreachable; its result here is `behind`. What is under way there
-    continues to its end on the node.
+    A host is left behind when the others have waited for it for `patience` seconds in total. Its connections are closed
+    and it gets no new one. Ansible reports it as unreachable; the result here is `behind`. Its running task continues
+    on the node.
     """
 
     def __init__(
@@ -139,27 +141,27 @@ class Runner:
     ) -> None:
         self._command, self._directory, self._lock = command, directory, lock
         self._become_password = become_password
-        self._patience, self._looked = Patience(patience, critical), 0.0
+        self._patience, self._checked_at = Patience(patience, critical), 0.0
         self._behind: set[str] = set()
         self._critical, self._redact, self._notify = critical, redact, notify
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_file = directory.path / "stop"
         self._stops = 0
         self._killed_at: float | None = None
-        self.trouble: OSError | None = None  # what kept us from writing the run directory
+        self.trouble: OSError | None = None  # the first error in writing the run directory
 
     @property
     def stopped(self) -> bool:
         return self._stops > 0
 
     def stop(self) -> None:
-        """Ask for an end: the first time after the tasks under way, the second time at once."""
+        """Stop the run: the first call after the running tasks, the second call immediately."""
         self._stops += 1
         self._notify(self._stops > 1)
         if self._stops == 1:
             try:
                 self._stop_file.touch(mode=0o600)
-            except OSError as error:  # a full disk must not keep us from stopping
+            except OSError as error:  # a full disk must not prevent the stop
                 self.trouble = error
                 self._terminate()
         elif self._stops == 2:
@@ -168,11 +170,11 @@ class Runner:
     def _terminate(self) -> None:
         if self._process and self._killed_at is None:
             self._killed_at = time.monotonic()
-            # Ansible passes it on to its workers, each the leader of a session that also holds its ssh.
+            # Ansible forwards the signal to its workers. Each leads a session that also has its ssh.
             self._process.send_signal(signal.SIGTERM)
 
     def watch(self) -> Iterator[events.Event | Output | None]:
-        """Run, and yield events and lines as they come; None a few times a second for who shows a clock.
+        """Run Ansible and yield its events and lines; yield None a few times a second for a clock.
 
         Closing the iterator before its end kills Ansible.
         """
@@ -187,14 +189,14 @@ class Runner:
 
     def _watch(self, private: Path, stack: contextlib.ExitStack) -> Iterator[events.Event | Output | None]:
         log = _Pipe(self._directory.open(self._directory.log), False, stack)
-        told = _Pipe(self._directory.open(self._directory.events), True, stack)
+        event_pipe = _Pipe(self._directory.open(self._directory.events), True, stack)
         channel = {
-            "CLUSTERCTL_EVENTS": f"/dev/fd/{told.sink}",
+            "CLUSTERCTL_EVENTS": f"/dev/fd/{event_pipe.sink}",
             "CLUSTERCTL_STOP": str(self._stop_file),
             "CLUSTERCTL_CRITICAL": ",".join(sorted(self._critical)),
         }
         argv = [*self._command.argv(), "--extra-vars", json.dumps(connections.variables(private))]
-        if self._command.ask_become_pass:  # we have asked: Ansible reads the answer, which stands on no disk
+        if self._command.ask_become_pass:  # clusterctl has asked already and passes the answer on through stdin only
             argv = [word for word in argv if word != "--ask-become-pass"] + ["--become-password-file", "-"]
         process = self._process = subprocess.Popen(
             argv,
@@ -203,18 +205,18 @@ class Runner:
             stdout=log.sink,
             stderr=log.sink,
             start_new_session=True,
-            pass_fds=[told.sink, *([self._lock] if self._lock is not None else [])],
+            pass_fds=[event_pipe.sink, *([self._lock] if self._lock is not None else [])],
         )
         stack.callback(_kill_tree, process)
         with process.stdin or contextlib.nullcontext() as answer, contextlib.suppress(BrokenPipeError):
             if answer and self._command.ask_become_pass:
                 answer.write(f"{self._become_password}\n".encode())
-        for pipe in (log, told):
+        for pipe in (log, event_pipe):
             os.close(pipe.sink)
         if self._stops > 1:
             self._terminate()
         with selectors.DefaultSelector() as selector:
-            for pipe in (log, told):
+            for pipe in (log, event_pipe):
                 selector.register(pipe.source, selectors.EVENT_READ, pipe)
             while process.poll() is None:
                 if not selector.get_map():
@@ -226,36 +228,36 @@ class Runner:
                         selector.unregister(key.data.source)
                 if self._killed_at is not None and time.monotonic() - self._killed_at > _GRACE:
                     _kill_tree(process)
-                if not told.has_more():
+                if not event_pipe.has_more():
                     self._leave_behind(private)
                 yield None
-        for pipe in (log, told):
-            # Only what is there by now: a grandchild may hold the other end open for long.
+        for pipe in (log, event_pipe):
+            # Do not wait for the end of the pipe: a grandchild may keep it open for long.
             while pipe.has_more():
                 yield from self._read(pipe)
-            yield from self._made(pipe, pipe.rest())
+            yield from self._process_lines(pipe, pipe.rest())
 
     def _leave_behind(self, private: Path) -> None:
-        """Cut off the hosts that the others have waited for long enough.
+        """Close the connections of hosts that have exhausted the patience of the others.
 
-        A host that is just about to connect has no socket yet, and is asked for again at the next look.
+        A host that is about to connect has no socket yet. The next check closes it.
         """
         now = time.monotonic()
-        since = now - self._looked
-        if since < _LOOK:
+        since = now - self._checked_at
+        if since < _CHECK:
             return
-        self._looked = now
-        if since > _HELD_UP:  # so what has ended meanwhile may not have been read yet
+        self._checked_at = now
+        if since > _PAUSED:  # results that arrived meanwhile may be unread
             return
         for host in self._patience.exhausted(now):
             self._behind.add(host)
             connections.cut(private, host)
 
     def _read(self, pipe: "_Pipe") -> Iterator[events.Event | Output]:
-        yield from self._made(pipe, pipe.read())
+        yield from self._process_lines(pipe, pipe.read())
 
-    def _made(self, pipe: "_Pipe", lines: list[str]) -> Iterator[events.Event | Output]:
-        """Clean, redact and keep the lines, and yield what they are."""
+    def _process_lines(self, pipe: "_Pipe", lines: list[str]) -> Iterator[events.Event | Output]:
+        """Clean, redact and store the lines, and yield them as events or output."""
         lines = [self._clean(strip_controls(line), pipe.is_events) for line in lines]
         try:
             pipe.keep(lines)
@@ -273,20 +275,20 @@ class Runner:
     def _clean(self, line: str, is_event: bool) -> str:
         if is_event:
             with contextlib.suppress(ValueError, RecursionError):
-                data = self._as_left_behind(json.loads(line))
-                ours = {key: data[key] for key in _OURS if isinstance(data, dict) and key in data}
-                return json.dumps({**redaction.throughout(data, self._redact), **ours}, ensure_ascii=False)
+                data = self._correct_status(json.loads(line))
+                unredacted = {key: data[key] for key in _UNREDACTED if isinstance(data, dict) and key in data}
+                return json.dumps({**redaction.throughout(data, self._redact), **unredacted}, ensure_ascii=False)
         return self._redact(line)
 
-    def _as_left_behind(self, data: Any) -> Any:
-        """Return an event's data, with the right status where we ourselves have made the host unreachable."""
+    def _correct_status(self, data: Any) -> Any:
+        """Return an event's data, with status `behind` for a host whose connections this run has closed."""
         if isinstance(data, dict) and data.get("status") == "unreachable" and data.get("host") in [*self._behind]:
-            return {**data, "status": "behind", "message": "far slower than the others"}
+            return {**data, "status": "behind", "message": "much slower than the other hosts"}
         return data
 
 
 class _Pipe:
-    """A pipe from Ansible to us, and the file in which we keep what comes through it."""
+    """A pipe from Ansible, and the file that stores its lines."""
 
     def __init__(self, target: int, is_events: bool, stack: contextlib.ExitStack) -> None:
         self.is_events = is_events
@@ -295,7 +297,7 @@ class _Pipe:
         self._target = target
         self._limit = _EVENT_LINE if is_events else _LOG_LINE
         self._line = bytearray()
-        self._cut = 0  # bytes of the line that are over the limit
+        self._cut = 0  # bytes of the line over the limit
         os.set_blocking(self.source, False)
         stack.callback(os.close, self.source)
         stack.callback(os.close, target)
@@ -304,7 +306,7 @@ class _Pipe:
         return not self.at_end and bool(select.select([self.source], [], [], 0)[0])
 
     def read(self) -> list[str]:
-        """Return the lines that are complete by now."""
+        """Return the lines that are complete."""
         data = os.read(self.source, 1 << 16)
         self.at_end = not data
         *ends, begin = data.split(b"\n")
@@ -313,7 +315,7 @@ class _Pipe:
         return lines
 
     def rest(self) -> list[str]:
-        """Return the last line if it has no end."""
+        """Return the last line if it has no line end."""
         return [self._end(b"")] if self._line else []
 
     def _add(self, part: bytes) -> None:
@@ -335,7 +337,7 @@ class _Pipe:
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP (unless it is ignored, as under nohup) ask for an end."""
+    """Call `stop` on SIGINT, SIGTERM and SIGHUP. An ignored SIGHUP, as under nohup, stays ignored."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop()
@@ -352,7 +354,7 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def _kill_tree(process: "subprocess.Popen[bytes]") -> None:
-    """Kill Ansible and all below it; its workers are in sessions of their own, so no process group has them all."""
+    """Kill Ansible and all its descendants. Each worker has its own session, so no process group has all of them."""
     if process.poll() is not None:
         return
     table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
@@ -360,10 +362,10 @@ def _kill_tree(process: "subprocess.Popen[bytes]") -> None:
     for line in table.splitlines():
         child, parent = map(int, line.split())
         children.setdefault(parent, []).append(child)
-    doomed = [process.pid]
-    for pid in doomed:
-        doomed += children.get(pid, [])
-    for pid in doomed:
+    tree = [process.pid]
+    for pid in tree:
+        tree += children.get(pid, [])
+    for pid in tree:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     process.wait()

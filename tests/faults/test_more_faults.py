@@ -113,7 +113,7 @@ def test_a_run_that_is_asked_to_end_lets_go_of_the_cluster(lab: TestLab, how: st
                 assert begun
             run.send_signal(signal.SIGINT)
         said = begun + ended(run, 7)
-        under_way = "a task may still run" if how.endswith("twice") else "nothing is under way any more"
+        under_way = "a task may still be running" if how.endswith("twice") else "no task is running"
         assert under_way in said
         assert "Resume" in said
     assert json.loads((latest_run(lab) / "summary.json").read_text())["exit_code"] == 7

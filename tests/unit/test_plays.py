@@ -100,7 +100,7 @@ def test_run__proof_fails_before_slurm_has_the_new_gpus__counts_the_second_time(
         failed = {"gpu02": first, "gpu01": other == "failed"}
         run.ledger.add(Stats({name: HostStats(failed=int(failed.get(name, False))) for name in names}))
         run.ledger.add(Ended())
-        return run.ledger.judge(site.groups(), site.inventory.heads), None
+        return run.ledger.error(site.groups(), site.inventory.heads), None
 
     monkeypatch.setattr(plays, "watch", watch)
     answer = SimpleNamespace(facts=SimpleNamespace(hardware=hardware.from_reply("gpu02", reply(), NOW)))

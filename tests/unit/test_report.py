@@ -386,21 +386,21 @@ def test_fold(names: list[str], text: str) -> None:
 def test_a_play_without_hosts_is_an_error_where_the_inventory_has_some(pattern: str, forgotten: bool) -> None:
     groups = {"all": ["head1", "gpu01"], "slurm_head": ["head1"]}
     made = ledger([*run(result("gpu01"))[:-1], PlayStarted("Head", pattern), Ended()])
-    verdict = made.judge(groups, [])
+    verdict = made.error(groups, [])
     assert (type(verdict) is ClusterctlError) == forgotten
 
 
 def test_verdicts_of_runs_without_an_end() -> None:
-    assert type(ledger(run(result("gpu01"))[:-1]).judge({}, [])) is ClusterctlError
-    assert isinstance(ledger(run(result("gpu01"), end=False)).judge({}, []), Interrupted)
-    assert type(ledger([Ended()]).judge({}, [])) is ClusterctlError
+    assert type(ledger(run(result("gpu01"))[:-1]).error({}, [])) is ClusterctlError
+    assert isinstance(ledger(run(result("gpu01"), end=False)).error({}, []), Interrupted)
+    assert type(ledger([Ended()]).error({}, [])) is ClusterctlError
 
 
 def test_a_stop_too_late_to_end_a_playbook_ends_what_is_to_follow() -> None:
     made = ledger(run(result("gpu01")))
     made.stopped = True
-    assert made.judge({}, []) is None
-    assert str(made.judge({}, [], more=True)) == "interrupted as asked; nothing is under way any more."
+    assert made.error({}, []) is None
+    assert str(made.error({}, [], more=True)) == "interrupted; no task is running."
 
 
 @pytest.mark.proves("validate", "The first line lists hosts without an address, with the name that may be meant.")

@@ -249,15 +249,15 @@ def test_no_secret_and_no_module_argument_is_in_the_events(
 def test_failed_workers_are_named_and_so_is_what_was_not_run(
     mixed: tuple[Ledger, RunDirectory, list[events.Result]],
 ) -> None:
-    verdict = mixed[0].judge(GROUPS, ["head1"])
+    verdict = mixed[0].error(GROUPS, ["head1"])
     assert isinstance(verdict, WorkersFailed)
     assert str(verdict) == "gpu[01-03] failed; not run: Nobody is left."
 
 
 def test_a_good_run(site: Site) -> None:
     ledger, kept = site.run("- {name: Head, hosts: slurm_head, gather_facts: false, roles: [munge]}")
-    assert ledger.judge(GROUPS, ["head1"]) is None
-    assert str(ledger.judge(GROUPS, ["head1"], skipped=["gpu09"])) == "gpu09 left out; everything else is done."
+    assert ledger.error(GROUPS, ["head1"]) is None
+    assert str(ledger.error(GROUPS, ["head1"], skipped=["gpu09"])) == "gpu09 left out; everything else is done."
     summary = ledger.summary()
     assert summary["hosts"]["head1"]["changed"] == 1
     assert summary["roles"] == {"munge": {"hosts": ["head1"], "versions": {"munge": {"head1": "0.5.16-1"}}}}
@@ -274,7 +274,7 @@ def test_a_good_run(site: Site) -> None:
 )
 def test_a_broken_playbook_is_our_bug_and_the_log_says_where(site: Site, playbook: str) -> None:
     ledger, kept = site.run(playbook)
-    verdict = ledger.judge(GROUPS, ["head1"])
+    verdict = ledger.error(GROUPS, ["head1"])
     assert verdict is not None
     assert verdict.exit_code == 1
     assert "play 0.yml" in kept.log.read_text()
@@ -284,7 +284,7 @@ def test_a_broken_playbook_is_our_bug_and_the_log_says_where(site: Site, playboo
 def test_a_play_that_finds_nobody_is_no_success(site: Site) -> None:
     """Ansible itself ends such a run with 0."""
     ledger, _ = site.run("- {name: Head, hosts: 'slurm_head:&no_such_group', tasks: []}")
-    verdict = ledger.judge(GROUPS, ["head1"])
+    verdict = ledger.error(GROUPS, ["head1"])
     assert type(verdict) is ClusterctlError
 
 
@@ -294,8 +294,8 @@ def test_a_play_of_a_group_that_the_run_leaves_out_may_find_nobody(site: Site) -
         "- {name: Workers, hosts: slurm_workers, gather_facts: false, roles: [munge]}",
         limit=("head1",),
     )
-    assert ledger.judge({"slurm_head": ["head1"]}, ["head1"]) is None
-    assert isinstance(ledger.judge(GROUPS, ["head1"]), ClusterctlError)
+    assert ledger.error({"slurm_head": ["head1"]}, ["head1"]) is None
+    assert isinstance(ledger.error(GROUPS, ["head1"]), ClusterctlError)
 
 
 # --- environment, files, command --------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ def test_a_hostile_environment_changes_nothing_and_what_is_kept_is_private(
         ledger, kept = site.run("- {name: Head, hosts: slurm_head, gather_facts: false, roles: [munge]}")
     finally:
         os.umask(before)
-    assert ledger.judge(GROUPS, ["head1"]) is None
+    assert ledger.error(GROUPS, ["head1"]) is None
     assert not marker.exists()
     assert "TASK [munge : Converge munge]" in kept.log.read_text()
     assert re.fullmatch(r"\d{8}T\d{6}Z-bootstrap", kept.path.name)
@@ -459,7 +459,7 @@ def test_the_printed_command_does_the_same_when_pasted(site: Site) -> None:
     settings: dict[str, Any] = {"limit": ("head1", "gpu02"), "forks": 1, "check": True}
     who = site.path / "who"
     ledger, _ = site.run(playbook, **settings)
-    assert ledger.judge(GROUPS, ["head1"]) is None
+    assert ledger.error(GROUPS, ["head1"]) is None
     ours = who.read_text()
     who.unlink()
     pasted = str(site.command(playbook, **settings))
@@ -625,7 +625,7 @@ def test_the_first_signal_lets_the_task_under_way_end(driven: Driven) -> None:
     assert not driven.has("first-done")
     driven.go()
     code, out, err = driven.done()
-    assert (code, err.strip()) == (7, "clusterctl: interrupted as asked; nothing is under way any more.")
+    assert (code, err.strip()) == (7, "clusterctl: interrupted; no task is running.")
     assert "Stopping when the running tasks have ended" in out
     assert driven.has("first-done")
     assert not driven.has("second")
@@ -638,7 +638,7 @@ def test_a_failing_head_stops_the_run_before_another_task_begins_anywhere(site: 
     """Ansible itself would go on with the other hosts in the next play."""
     (site.path / "fail-head1").touch()
     code, out, err = Driven(site).done()
-    assert (code, err.strip()) == (5, "clusterctl: head1, the head, failed; the run stopped there.")
+    assert (code, err.strip()) == (5, "clusterctl: the head head1 failed; the run stopped.")
     assert "head1  Fail where the head is to fail" in out
     assert not (site.path / "first").exists()
 
@@ -659,7 +659,7 @@ def test_the_second_signal_ends_everything_at_once(driven: Driven) -> None:
     driven.wait_for(".clusterctl/runs/*/stop")
     driven.process.send_signal(signal.SIGINT)
     code, _, err = driven.done()
-    assert (code, err.strip()) == (7, "clusterctl: interrupted as asked; a task may still run to its end on a node.")
+    assert (code, err.strip()) == (7, "clusterctl: interrupted; a task may still be running on a node.")
     assert not driven.has("first-done")
     gone(pid)
 
@@ -704,7 +704,7 @@ def test_stop_before_ansible_has_begun(site: Site) -> None:
     for item in ansible.watch():
         if item and not isinstance(item, runner.Output):
             ledger.add(item)
-    assert isinstance(ledger.judge(GROUPS, ["head1"]), Interrupted)
+    assert isinstance(ledger.error(GROUPS, ["head1"]), Interrupted)
     assert not (site.path / "first").exists()
 
 
@@ -799,7 +799,7 @@ def test_the_others_do_not_wait_for_a_slow_host_which_ends_its_task_and_follows(
     ledger, kept = site.run(playbook_behind(**{until: "go"}), critical=("head1", "gpu01"), patience=1)
     assert ledger.behind() == {"gpu02"}
     assert ledger.ended
-    assert ledger.judge(GROUPS, ["head1"]) is None
+    assert ledger.error(GROUPS, ["head1"]) is None
     assert {name: (host.status, host.changed) for name, host in ledger.hosts.items()} == {
         "head1": ("ok", 3),
         "gpu01": ("ok", 3),
@@ -880,9 +880,10 @@ def test_a_stop_reports_the_task_of_a_host_that_was_left_behind(by_ssh: Site) ->
         code, out, err = driven.done()
         assert code == 7
         assert (
-            "gpu02  Wait on one: far slower than the others; the others continue, this host follows at the end" in out
+            "gpu02  Wait on one: much slower than the other hosts; the others continue, this host follows at the end"
+            in out
         )
-        assert "gpu02 was left behind; a task may still run to its end on a node" in err
+        assert "gpu02 was left behind; a task may still be running on a node" in err
         assert not driven.has("gpu02-waited")
         driven.go()
         awaited(by_ssh.path / "gpu02-waited")

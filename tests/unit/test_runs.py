@@ -62,7 +62,7 @@ def cluster(tmp_path: Path) -> Path:
 @pytest.mark.proves("logs", "A narrow terminal breaks no word of the list of runs.")
 @pytest.mark.parametrize("width", [40, 60, 79, 80, 120])
 def test_show_all__by_width__breaks_lines_between_words(cluster: Path, width: int) -> None:
-    keep(cluster, PLAN, planned="remove-node", nodes=["gpu01"], exit_code=7, error="interrupted as asked; it goes on")
+    keep(cluster, PLAN, planned="remove-node", nodes=["gpu01"], exit_code=7, error="interrupted by SIGINT; no task is running")
     text = io.StringIO()
     screen = Screen(text)
     screen._force_terminal, screen.width, screen.no_color = True, width, True
@@ -70,7 +70,7 @@ def test_show_all__by_width__breaks_lines_between_words(cluster: Path, width: in
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
     assert max(map(len, lines)) <= width
     words = " ".join(lines).split()
-    for word in ("interrupted", "remove-node", "gpu01", "asked", PLAN, FAILED):
+    for word in ("interrupted", "remove-node", "gpu01", "SIGINT", PLAN, FAILED):
         assert word in words or f"{word}:" in words, word
 
 
