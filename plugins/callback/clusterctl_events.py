@@ -1,7 +1,7 @@
-"""Write what a run does as JSON lines, one event a line, for clusterctl to follow.
+"""Write the events of a run as JSON lines, one event a line, for clusterctl.
 
-The events are ``playbook``, ``play``, ``task``, ``started``, ``result``, ``stats`` and ``end``; ``stopped`` stands in
-for the last two when a stop was asked for. clusterctl/ansible/events.py is the other side and describes every field.
+The events are ``playbook``, ``play``, ``task``, ``started``, ``result``, ``stats`` and ``end``. After a stop request
+``stopped`` replaces ``stats`` and ``end``. clusterctl/ansible/events.py reads them and describes every field.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ DOCUMENTATION = """
     description:
       - Appends one JSON object per event to the file named by the environment variable C(CLUSTERCTL_EVENTS).
         Without that variable it does nothing.
-      - No other task begins once the file named by C(CLUSTERCTL_STOP) exists, the process that started this run is
-        gone, or a task failed on one of the hosts listed in C(CLUSTERCTL_CRITICAL), separated by commas.
-      - Values of module arguments are never written; results under C(no_log) carry no text at all.
+      - Stops the run before the next task when the file named by C(CLUSTERCTL_STOP) exists, when the process that
+        started the run has ended, or when a task has failed on a host of the comma-separated list
+        C(CLUSTERCTL_CRITICAL).
+      - Never writes values of module arguments. Results of tasks with C(no_log) contain no text.
     requirements: [enabled by callbacks_enabled in ansible.cfg]
 """
 
-# Text comes from nodes: it is cut to these sizes (characters or items) before it is written.
+# Largest sizes (characters or items). Text is cut because it comes from nodes, which are not trusted.
 _MESSAGE, _TEXT, _NAME = 4096, 512, 256
 _CHANGES, _VERSIONS, _NOTES = 200, 500, 20
 _TOOL_LINES = 12
 _CHANGE = ("kind", "name", "action", "what", "from", "to")  # clusterctl.ansible.events.Change
 
-# C0 and C1 controls but for tab and newline, and what turns text around or hides it.
+# C0 and C1 controls except tab and newline, and Unicode characters that hide text or change its direction.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
-# These lose the connection, wait until the node takes another one, and fail after a time of their own.
+# These actions lose the connection, wait for the node and have their own timeout.
 _RECONNECTING = {"reboot", "wait_for_connection"}
 
 _PREFIX = re.compile(r"^(?:(?:Task|Module) failed: )+")
 
 
 def _clean(value: object, limit: int) -> str:
-    """Return the text without control characters; of a long one its beginning and, mostly, its end."""
+    """Remove control characters and cut the text to `limit` characters: a quarter from its start, the rest from its end."""
     text = _CONTROL.sub("", str(value)).strip()
     if len(text) <= limit:
         return text
@@ -60,10 +61,10 @@ def _line(value: object, limit: int = _NAME) -> str:
     return " ".join(_clean(value, limit).split())
 
 
-class _Unheard:
-    """A stream that it is no error to write to when nobody reads any more, because whoever started us was killed.
+class _TolerantStream:
+    """A stream that ignores a broken pipe, which means that the process that started Ansible was killed.
 
-    Ansible's thread that brings the results ends at such an error, and the rest of it would wait for them for ever.
+    Such an error would end Ansible's thread that delivers results, and Ansible would wait for them without a limit.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -94,7 +95,7 @@ class CallbackModule(CallbackBase):
         self._file = Path(path).open("a", encoding="utf-8") if path else None  # noqa: SIM115 - for the whole run
         self.disabled = self._file is None
         if not self.disabled:
-            sys.stdout, sys.stderr = _Unheard(sys.stdout), _Unheard(sys.stderr)
+            sys.stdout, sys.stderr = _TolerantStream(sys.stdout), _TolerantStream(sys.stderr)
         self._stop = os.environ.get("CLUSTERCTL_STOP")
         self._critical = set(os.environ.get("CLUSTERCTL_CRITICAL", "").split(","))
         self._parent = os.getppid()
@@ -103,7 +104,7 @@ class CallbackModule(CallbackBase):
         self._play = ""
         self._began: dict[tuple[str, str], float] = {}
 
-    # What Ansible tells us
+    # --- callbacks of Ansible ---
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         plays = [_line(play.get_name()) for play in playbook.get_plays()]
@@ -130,7 +131,7 @@ class CallbackModule(CallbackBase):
         self.v2_playbook_on_task_start(task, False)
 
     def v2_runner_on_start(self, host: Any, task: Any) -> None:
-        """Ansible calls it as soon as a fork is free for the host, and not before."""
+        """Write that the task starts on the host. Ansible calls this as soon as a fork is free for the host."""
         began = self._began[host.get_name(), task._uuid] = time.monotonic()
         if str(task.action).rpartition(".")[2] not in _RECONNECTING:
             self._write("started", host=host.get_name(), at=began)
@@ -164,13 +165,13 @@ class CallbackModule(CallbackBase):
         self._write("stats", hosts=hosts)
         self._write("end")
 
-    # What we make of it
+    # --- writing of events ---
 
     def _stop_if_asked(self) -> None:
-        """End the run in order, between two tasks.
+        """Stop the run between two tasks if a stop was requested.
 
-        A KeyboardInterrupt from here passes through the strategy's and the queue manager's `finally` blocks and
-        ends in Ansible's own "User interrupted execution" (exit 99); an ordinary exception would only be a warning.
+        Ansible handles KeyboardInterrupt in the `finally` blocks of the strategy and the queue manager, then prints
+        "User interrupted execution" and exits with 99. It turns any other exception into a warning.
         """
         if self._finish or os.getppid() != self._parent or (self._stop and Path(self._stop).exists()):
             self._write("stopped")
@@ -178,7 +179,7 @@ class CallbackModule(CallbackBase):
 
     def _describe(self, task: Any) -> dict[str, str]:
         name = str(task.get_name())
-        if task._role:  # get_name() puts the role in front of the name; we have it in a field of its own
+        if task._role:  # get_name() puts the role in front of the name; the event has a field for the role
             name = name.removeprefix(f"{task._role.get_name()} : ")
         return {"role": _line(_role(task)), "task": _line(name), "path": self._relative(task.get_path() or "")}
 
@@ -195,14 +196,14 @@ class CallbackModule(CallbackBase):
         data = result._result
         hidden = "censored" in data or bool(data.get("_ansible_no_log")) or task.no_log is True
         parts = [] if hidden else [data, *(item for item in data.get("results", ()) if isinstance(item, dict))]
-        wordy = status in ("failed", "rescued", "unreachable")
+        has_message = status in ("failed", "rescued", "unreachable")
         self._finish |= status in ("failed", "unreachable") and host in self._critical
         self._write(
             "result",
             host=host,
             **self._describe(task),
             status=status,
-            message=_message(parts) if wordy else "",
+            message=_message(parts) if has_message else "",
             seconds=round(time.monotonic() - began, 3) if began is not None else 0.0,
             changes=_changes(parts),
             versions=_versions(parts),
@@ -215,12 +216,12 @@ class CallbackModule(CallbackBase):
         try:
             self._file.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
             self._file.flush()
-        except OSError:  # nobody reads any more: whoever started us was killed
+        except OSError:  # the process that reads the events was killed
             self._finish = True
 
 
 def _role(task: Any) -> str:
-    """Return the role that the play names: of a role that includes another, the outer one."""
+    """Return the role of the play. For a role that another role includes this is the outer one."""
     role, item = None, task
     while item is not None:
         role = getattr(item, "_role", None) or role
@@ -229,7 +230,7 @@ def _role(task: Any) -> str:
 
 
 def _is_rescued(task: Any) -> bool:
-    """Tell whether a block around the task will handle its failure (strategy: is_any_block_rescuing)."""
+    """Return whether a block around the task will rescue its failure, as Ansible's is_any_block_rescuing does."""
     inner, outer = task, task._parent
     while outer is not None:
         if getattr(outer, "rescue", None):
@@ -241,7 +242,7 @@ def _is_rescued(task: Any) -> bool:
 
 
 def _message(parts: list[dict[str, Any]]) -> str:
-    """Return what went wrong in the tool's own words: `msg`, and the end of its output where that says more."""
+    """Return the error message of a result: `msg`, and the end of the output if `msg` does not contain it."""
     items = parts[1:]
     failed = [item for item in items if item.get("failed") or item.get("unreachable")]
     data = failed[0] if failed else (parts[0] if parts else {})
