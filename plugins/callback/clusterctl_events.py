@@ -49,7 +49,7 @@ _PREFIX = re.compile(r"^(?:(?:Task|Module) failed: )+")
 
 
 def _clean(value: object, limit: int) -> str:
-    """Remove control characters and cut the text to `limit` characters: a quarter from its start, the rest from its end."""
+    """Remove control characters and cut the middle of a text that is longer than `limit` characters."""
     text = _CONTROL.sub("", str(value)).strip()
     if len(text) <= limit:
         return text

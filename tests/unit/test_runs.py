@@ -62,7 +62,7 @@ def cluster(tmp_path: Path) -> Path:
 @pytest.mark.proves("logs", "A narrow terminal breaks no word of the list of runs.")
 @pytest.mark.parametrize("width", [40, 60, 79, 80, 120])
 def test_show_all__by_width__breaks_lines_between_words(cluster: Path, width: int) -> None:
-    keep(cluster, PLAN, planned="remove-node", nodes=["gpu01"], exit_code=7, error="interrupted by SIGINT; no task is running")
+    keep(cluster, PLAN, planned="remove-node", nodes=["gpu01"], exit_code=7, error="interrupted by SIGINT; no task")
     text = io.StringIO()
     screen = Screen(text)
     screen._force_terminal, screen.width, screen.no_color = True, width, True
