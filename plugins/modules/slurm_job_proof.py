@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: an ordinary user's job on two nodes gets the GPUs it asks for and no others, and is accounted for."""
+"""Ansible module: test Slurm with a user's job. It must get exactly the requested GPUs and be in the accounting."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ from ansible.module_utils.basic import AnsibleModule
 DOCUMENTATION = r"""
 module: slurm_job_proof
 author: the clusterctl authors
-short_description: Prove by a job that Slurm works
+short_description: Test Slurm with a job
 description:
-  - Waits until every node has registered, runs a small job on up to two of them as an ordinary user, and judges what
-    the job could open. Runs on the head, as root.
-  - Where other people's jobs hold every node it proves nothing and says so in a note.
-  - Where both nodes have MPI, a program that is compiled there passes messages between them.
-  - Changes nothing, unless I(admit) names a cause.
+  - Waits until every node has registered, runs a small job on up to two of them as an ordinary user, and checks which
+    GPUs the job can open. Runs on the head, as root.
+  - If other jobs occupy every node, runs no job and returns a note.
+  - If both nodes have MPI, compiles an MPI program there and sends messages between the nodes.
+  - Changes nothing unless I(admit) is set.
 options:
   user:
-    description: Who runs the job.
+    description: User who runs the job.
     type: str
     required: true
   nodes:
     description:
-      - By node, C(gpus), how many it has, C(confined), whether a job is kept from the GPUs of others, and C(mpi),
-        whether it has MPI.
+      - For each node the number of its GPUs (C(gpus)), whether a job can open only its own GPUs (C(confined)), and
+        whether the node has MPI (C(mpi)).
     type: dict
     required: true
   script:
-    description: Text of a Python program that prints what it sees on a node as a line of JSON.
+    description: Text of a Python program that prints a line of JSON about the node it runs on.
     type: str
     required: true
   homes:
-    description: Users' homes. A note says where they are not this host's, so that jobs leave their files elsewhere.
+    description: Home directories of users. A note lists the nodes where they are not the same as on this host.
     type: list
     elements: str
     default: []
   mpi_script:
-    description: Text of a shell script that compiles and runs an MPI program within an allocation.
+    description: Text of a shell script that compiles and runs an MPI program in an allocation.
     type: str
     default: ""
   mpi_program:
-    description: Text of that program; it prints how many ranks it has.
+    description: Text of the MPI program. It prints the number of its ranks.
     type: str
     default: ""
   admit:
     description:
-      - Prove each node that nothing but this cause of slurm-drain's keeps out of service, such as C(bootstrap), and put
-        into service those that pass. Until then a reservation keeps all other people's jobs away from them.
+      - A cause of slurm-drain, such as C(bootstrap). Test every node that is drained only for this cause, and put nodes
+        that pass into service. During the test a reservation prevents other jobs on them.
     type: str
     default: ""
 attributes:
@@ -78,42 +78,41 @@ EXAMPLES = r"""
 
 RETURN = r"""
 msg:
-  description: What was proven.
+  description: What the tests have shown.
   type: str
   returned: always
 notes:
-  description: Why no job was run.
+  description: Reasons why no job was run, and remarks on the homes.
   type: list
   elements: str
   returned: always
 down:
-  description: By node, what is wrong with it. The others were proven without it.
+  description: What is wrong with each faulty node. The other nodes were tested without it.
   type: dict
   returned: always
 admitted:
-  description: Nodes that passed and are in service from now on.
+  description: Nodes that have passed and are now in service.
   type: list
   elements: str
-  returned: where nodes waited for it
+  returned: when nodes waited for the test
 """
 
 REGISTER_S = 60
 DECIDED_S = 10
 JOB_S = 90
-MPI_S = 110  # less than a job's limit of two minutes
+MPI_S = 110  # less than the job's time limit of two minutes
 IMMEDIATE_S = 20
 ACCOUNTED_S = 30
-MOST = 16 << 20  # sinfo says some MB of 5000 nodes
+MAX_OUTPUT = 16 << 20  # bytes; sinfo prints some MB for 5000 nodes
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/usr/sbin:/bin:/sbin", "LC_ALL": "C"}
 
 DRAIN = "/usr/local/sbin/slurm-drain"
 RESERVATION = "clusterctl-proof"
-# A run that is killed leaves the reservation, and so its nodes out of service, until the next one or for so long.
-RESERVED = "1-00:00:00"
+# After a killed run the reservation and the drained nodes stay until the next run, at most for this time.
+RESERVATION_TIME = "1-00:00:00"
 
-# Of the signs that sinfo(1) puts behind a state, those of a node that runs as before: a reservation for maintenance, a
-# job that the scheduler has planned there.
-SIGNS = "$-"
+# Suffixes of sinfo(1) for a node that works as before: in a maintenance reservation ($), planned for a job (-).
+SUFFIXES = "$-"
 REGISTERED = ("idle", "mixed", "allocated", "completing", "planned", "draining", "drained", "reserved", "maint")
 FREE = ("idle", "mixed", "completing", "planned")
 
@@ -122,7 +121,7 @@ Nodes = dict[str, dict[str, Any]]  # Python 3.8 on a node has no dict[…] outsi
 
 @dataclass
 class Job:
-    """Who runs which script as the proof's job, whose homes it looks at, and what was found that is worth a note."""
+    """The test job: its user, its script, the homes that it checks, and the notes about the results."""
 
     user: str
     script: str
@@ -131,72 +130,76 @@ class Job:
 
 
 class FailedError(Exception):
-    """What the administrator reads."""
+    """A test failed. The text is the module's error message."""
 
 
 class BusyError(Exception):
-    """Other people's jobs hold the nodes, so nothing can be proven now."""
+    """Other jobs occupy the nodes, so no test is possible now."""
 
 
 def output(argv: list[str], text: str = "", timeout: int = JOB_S) -> str:
-    """Return what a command prints. Raises FailedError with its own words, and where it prints more than MOST bytes."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        given.write(text.encode())
-        given.seek(0)
-        process = subprocess.Popen(argv, stdin=given, stdout=out, stderr=err, env=ENVIRONMENT, cwd="/")
-        wrong, deadline = "", time.monotonic() + timeout
-        while not wrong and process.poll() is None:
-            if any(os.fstat(file.fileno()).st_size > MOST for file in (out, err)):
-                wrong = f"prints more than {MOST} bytes"
+    """Return the output of a command.
+
+    Raises FailedError with the command's error message, after a timeout, and for more than MAX_OUTPUT bytes.
+    """
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        stdin.write(text.encode())
+        stdin.seek(0)
+        process = subprocess.Popen(argv, stdin=stdin, stdout=out, stderr=err, env=ENVIRONMENT, cwd="/")
+        fault, deadline = "", time.monotonic() + timeout
+        while not fault and process.poll() is None:
+            if any(os.fstat(file.fileno()).st_size > MAX_OUTPUT for file in (out, err)):
+                fault = f"prints more than {MAX_OUTPUT} bytes"
             elif time.monotonic() > deadline:
-                wrong = f"has not ended after {timeout} s"
+                fault = f"has not ended after {timeout} s"
             else:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(0.2)
-        if wrong:
+        if fault:
             process.terminate()
             process.wait()
-        said, complaint = (_beginning(file) for file in (out, err))
-    if wrong:
-        raise FailedError(f"{argv[0]} {wrong}: {complaint.strip()[-600:]}")
+        stdout, stderr = (_read_start(file) for file in (out, err))
+    if fault:
+        raise FailedError(f"{argv[0]} {fault}: {stderr.strip()[-600:]}")
     if process.returncode:
         raise FailedError(
-            f"{' '.join(argv[:6])} ended with {process.returncode}: {(complaint.strip() or said.strip())[-600:]}"
+            f"{' '.join(argv[:6])} ended with {process.returncode}: {(stderr.strip() or stdout.strip())[-600:]}"
         )
-    return said
+    return stdout
 
 
-def _beginning(file: IO[bytes]) -> str:
+def _read_start(file: IO[bytes]) -> str:
     file.seek(0)
-    return file.read(MOST).decode(errors="replace")
+    return file.read(MAX_OUTPUT).decode(errors="replace")
 
 
 def states() -> dict[str, tuple[str, str]]:
-    """Return (state, partition) of each node. A partition marked * is the default one."""
+    """Return (state, partition) of each node. A node in several partitions gets the default one, marked * by sinfo."""
     lines = output(["sinfo", "--noheader", "--Node", "--format=%N|%T|%P"]).splitlines()
     rows = sorted((line.split("|") for line in lines), key=lambda row: row[2].endswith("*"))
-    return {name: (state.rstrip(SIGNS), partition.rstrip("*")) for name, state, partition in rows}
+    return {name: (state.rstrip(SUFFIXES), partition.rstrip("*")) for name, state, partition in rows}
 
 
 def register(nodes: Nodes) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Wait until every node has registered; one that a person took out of service has.
+    """Wait until every node has registered. A node that an administrator has drained counts as registered.
 
-    Returns the states, and of each node that does not come up the reason. A state marked * is of a silent node, which
-    may yet be heard of; any other is decided.
+    Returns the states, and the reason for each node that did not register. sinfo marks a node that does not respond
+    with *. It may still register, so the wait is longer than for other states.
     """
     began = time.monotonic()
     while True:
         known = states()
         down = {name: known.get(name, ("unknown", ""))[0] for name in nodes}
         down = {name: state for name, state in down.items() if state not in REGISTERED}
-        silent = any(state.endswith("*") or state == "unknown" for state in down.values())
-        if not down or time.monotonic() - began > (REGISTER_S if silent else DECIDED_S):
-            return known, {name: f"Slurm has it as {state}: scontrol show node {name}" for name, state in down.items()}
+        may_register = any(state.endswith("*") or state == "unknown" for state in down.values())
+        if not down or time.monotonic() - began > (REGISTER_S if may_register else DECIDED_S):
+            see = "its Slurm state is {1}: scontrol show node {0}"
+            return known, {name: see.format(name, state) for name, state in down.items()}
         time.sleep(0.2)
 
 
 def choose(nodes: Nodes, known: dict[str, tuple[str, str]]) -> tuple[list[str], str]:
-    """Return up to two nodes of one partition, idle ones and those with most GPUs first, and the partition."""
+    """Return up to two nodes of one partition, and the partition. Prefer idle nodes, then nodes with most GPUs."""
     able = [name for name in nodes if nodes[name]["gpus"]] or list(nodes)
     free = [name for name in able if known[name][0] in FREE]
     if not free:
@@ -207,79 +210,80 @@ def choose(nodes: Nodes, known: dict[str, tuple[str, str]]) -> tuple[list[str], 
     return best, known[best[0]][1]
 
 
-def answers_in(told: str, chosen: list[str]) -> Nodes:
-    """Return by node what it answered: of all that comes out of a job, the lines that the script can have printed.
+def parse_answers(stdout: str, chosen: list[str]) -> Nodes:
+    """Return the answer of each node from a job's output. Ignore lines that the script cannot have printed.
 
-    Raises FailedError for two different answers of one node: either may be another node's doing.
+    Raises FailedError for two different answers of one node: another node may have forged one of them.
     """
     found = {}
-    for line in told.splitlines():
+    for line in stdout.splitlines():
         try:
             answer = json.loads(line)
-            whole = answer["node"] in chosen and re.fullmatch(r"\d{1,10}", answer["job"]) is not None
-            if not whole or not isinstance(answer["user"], int) or not isinstance(answer["devices"], dict):
+            is_valid = answer["node"] in chosen and re.fullmatch(r"\d{1,10}", answer["job"]) is not None
+            if not is_valid or not isinstance(answer["user"], int) or not isinstance(answer["devices"], dict):
                 continue
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
         answer = {"listed": None, "homes": {}, **answer}
         if found.setdefault(answer["node"], answer) != answer:
-            raise FailedError(f"two different answers came in the name of {answer['node']}")
+            raise FailedError(f"the job printed two different answers for {answer['node']}")
     return found
 
 
 def run_job(job: Job, nodes: Nodes, chosen: list[str], partition: str, reservation: str = "") -> tuple[int, Nodes]:
-    """Run the job; return how many GPUs it asked for, and what it saw on each node."""
+    """Run the job. Return the number of GPUs that it requested, and its answer on each node."""
     gpus = min(2, min(nodes[name]["gpus"] for name in chosen))
     options = [f"--reservation={reservation}"] * bool(reservation) + [f"--gres=gpu:{gpus}"] * (gpus > 0)
     argv = ["srun", "--mem=64M", *options, *size(chosen, partition), "python3", "-", *job.homes]
-    return gpus, answers_in(small_job(job.user, chosen, argv, job.script), chosen)
+    return gpus, parse_answers(small_job(job.user, chosen, argv, job.script), chosen)
 
 
 def same_time(one: int, other: int) -> bool:
-    """Tell whether two times in nanoseconds are one; a file system may keep whole seconds alone, as sshfs does.
+    """Return whether two times in nanoseconds are equal. If one has whole seconds only, as on sshfs, compare seconds.
 
-    Local homes are made on all nodes within the same second.
+    Otherwise compare nanoseconds, because local homes are created on all nodes in the same second.
     """
-    seconds = 0 in (one % 10**9, other % 10**9) and one // 10**9 == other // 10**9
-    return one == other or seconds
+    same_second = 0 in (one % 10**9, other % 10**9) and one // 10**9 == other // 10**9
+    return one == other or same_second
 
 
 def homes_apart(homes: list[str], answers: Nodes) -> list[str]:
-    """Return the nodes whose homes are not those of this host.
+    """Return the nodes whose homes are not shared with this host.
 
-    A local home has another age on each node; that of a user who works right now may differ anyhow.
+    A local home has a different modification time on each node. A shared home may differ too while its user works, so
+    most homes of a node have to differ.
     """
-    mine = {path: Path(path).stat().st_mtime_ns for path in homes if Path(path).is_dir()}
+    times = {path: Path(path).stat().st_mtime_ns for path in homes if Path(path).is_dir()}
     found = []
     for name, answer in sorted(answers.items()):
-        theirs = answer["homes"] if isinstance(answer["homes"], dict) else {}
-        same = [same_time(theirs[path], mine[path]) for path in mine if isinstance(theirs.get(path), int)]
+        on_node = answer["homes"] if isinstance(answer["homes"], dict) else {}
+        same = [same_time(on_node[path], times[path]) for path in times if isinstance(on_node.get(path), int)]
         if same and 2 * sum(same) < len(same):
             found.append(name)
     return found
 
 
 def size(chosen: list[str], partition: str) -> list[str]:
-    """Return the options of a job that is one process on each of those nodes."""
+    """Return the options of a job with one process on each of the nodes."""
     nodes = [f"--partition={partition}", f"--nodelist={','.join(chosen)}", f"--nodes={len(chosen)}"]
     return ["--job-name=verify", *nodes, "--ntasks-per-node=1", "--time=2", "--chdir=/", "--quiet"]
 
 
 def small_job(user: str, chosen: list[str], argv: list[str], text: str = "", timeout: int = JOB_S) -> str:
-    """Return what srun or salloc prints as that user. Raises BusyError where the nodes have no room for it."""
+    """Return the output of srun or salloc as that user. Raises BusyError if the nodes have no free resources."""
     argv = ["runuser", "--user", user, "--", argv[0], f"--immediate={IMMEDIATE_S}", *argv[1:]]
     try:
         return output(argv, text, timeout)
     except FailedError as failure:
         if "Unable to allocate resources" in str(failure) and ("busy" in str(failure) or "mmediate" in str(failure)):
-            raise BusyError(f"no room for a small job on {' and '.join(chosen)} within {IMMEDIATE_S} s") from None
+            raise BusyError(f"no small job could start on {' and '.join(chosen)} within {IMMEDIATE_S} s") from None
         raise
 
 
 def prove_mpi(user: str, script: str, program: str, nodes: Nodes) -> str:
-    """Run an MPI program on two of the nodes; return what was proven, or nothing where no two of them have MPI.
+    """Run an MPI program on two of the nodes. Return the result, or "" if no two nodes have MPI.
 
-    Raises FailedError where its messages do not pass. The nodes stay in service: most jobs need no MPI.
+    Raises FailedError if the messages do not arrive. The nodes stay in service, because most jobs need no MPI.
     """
     known, down = register({name: node for name, node in nodes.items() if node.get("mpi")})
     able = {name: nodes[name] for name in known.keys() & nodes.keys() - down.keys() if nodes[name].get("mpi")}
@@ -288,177 +292,178 @@ def prove_mpi(user: str, script: str, program: str, nodes: Nodes) -> str:
         return ""
     argv = ["salloc", "--mem=512M", *size(chosen, partition), "sh", "-c", script, "sh", program]
     try:
-        told = small_job(user, chosen, argv, timeout=MPI_S)
+        stdout = small_job(user, chosen, argv, timeout=MPI_S)
     except FailedError as failure:
         raise FailedError(f"MPI across {' and '.join(chosen)}: {failure}") from None
-    if (expected := f"{len(chosen)} ranks, 0 wrong") not in told.splitlines():
-        raise FailedError(f"MPI across {' and '.join(chosen)} says {told[-200:]!r}, not {expected!r}")
-    return f"an MPI program passed messages between {' and '.join(chosen)}"
+    if (expected := f"{len(chosen)} ranks, 0 wrong") not in stdout.splitlines():
+        raise FailedError(f"MPI across {' and '.join(chosen)}: got {stdout[-200:]!r}, expected {expected!r}")
+    return f"an MPI program sent messages between {' and '.join(chosen)}"
 
 
-def judge(gpus: int, confined: bool, answer: dict[str, Any] | None) -> list[str]:
+def find_faults(gpus: int, confined: bool, answer: dict[str, Any] | None) -> list[str]:
     """Return what is wrong with a node's answer."""
     if answer is None:
-        return ["the job printed nothing there"]
+        return ["the job printed nothing on the node"]
     found = ["the job ran as root"] if answer["user"] == 0 else []
     opened = sorted(path for path, result in answer["devices"].items() if result == "open")
     if others := {path: result for path, result in answer["devices"].items() if result not in ("open", "EPERM")}:
-        found.append(f"opening a GPU gave {others}")
+        found.append(f"GPUs failed to open: {others}")
     if confined and len(opened) != gpus:
-        found.append(f"the job asked for {gpus} GPUs and can open {len(opened)} ({' '.join(opened) or 'none'})")
+        found.append(f"the job requested {gpus} GPUs and can open {len(opened)} ({' '.join(opened) or 'none'})")
     if confined and gpus and answer["listed"] not in (None, gpus):
-        found.append(f"the job asked for {gpus} GPUs and nvidia-smi lists {answer['listed']}")
+        found.append(f"the job requested {gpus} GPUs and nvidia-smi lists {answer['listed']}")
     return found
 
 
-def accounted(job: str) -> None:
-    """Wait until accounting knows the job as completed. Raises FailedError with what it knows instead."""
+def wait_for_accounting(job: str) -> None:
+    """Wait until the job is completed in the accounting. Raises FailedError with its state after ACCOUNTED_S."""
     deadline = time.monotonic() + ACCOUNTED_S
-    ask = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State"]
-    while (state := output(ask).strip()) != "COMPLETED":
+    sacct = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State"]
+    while (state := output(sacct).strip()) != "COMPLETED":
         if time.monotonic() > deadline:
-            raise FailedError(f"sacct says {state!r} of job {job}, not COMPLETED")
+            raise FailedError(f"job {job} is not COMPLETED in sacct after {ACCOUNTED_S} s, its state is {state!r}")
         time.sleep(0.2)
 
 
 def prove(job: Job, nodes: Nodes, admit: str = "") -> dict[str, Any]:
-    """Return what was proven, and what is wrong with which node. Raises FailedError where Slurm itself fails."""
+    """Test the nodes. Return the result and the faults by node. Raises FailedError if Slurm itself fails."""
     known, down = register(nodes)
     if admit:
-        down.update(unfit([name for name in nodes if name not in down], admit))
+        down.update(find_unhealthy([name for name in nodes if name not in down], admit))
     usable = {name: node for name, node in nodes.items() if name not in down}
-    kept_out = waiting(usable, admit) if admit else []
-    if kept_out:
+    drained = waiting(usable, admit) if admit else []
+    if drained:
         proof = functools.partial(examine, job, usable, reservation=RESERVATION)
-        told, notes, wrong = admitted(job.user, admit, kept_out, lambda names: by_partition(names, known, proof))
-        done = sorted({*kept_out} - {*wrong})
-        return {"msg": told, "notes": notes + job.notes, "down": {**down, **wrong}, "admitted": done}
+        result, notes, faults = admit_nodes(job.user, admit, drained, lambda names: by_partition(names, known, proof))
+        done = sorted({*drained} - {*faults})
+        return {"msg": result, "notes": notes + job.notes, "down": {**down, **faults}, "admitted": done}
     if not usable:
         return {"msg": "no node is in service", "notes": [], "down": down}
     try:
-        told, wrong = examine(job, usable, *choose(usable, known))
+        result, faults = examine(job, usable, *choose(usable, known))
     except BusyError as busy:
-        told = f"no job was run to prove the scheduler: {busy}"
-        return {"msg": told, "notes": [told], "down": down}
-    return {"msg": told, "notes": job.notes, "down": {**down, **wrong}}
+        result = f"no test job was run: {busy}"
+        return {"msg": result, "notes": [result], "down": down}
+    return {"msg": result, "notes": job.notes, "down": {**down, **faults}}
 
 
 def examine(
     job: Job, nodes: Nodes, chosen: list[str], partition: str, reservation: str = ""
 ) -> tuple[str, dict[str, str]]:
-    """Run a job on these nodes and judge it; return what was proven, once it is accounted for, and what is wrong."""
+    """Run a job on these nodes, check its answers and wait for its accounting. Return the result and the faults."""
     gpus, answers = run_job(job, nodes, chosen, partition, reservation)
-    found = {name: judge(gpus, nodes[name]["confined"], answers.get(name)) for name in chosen}
-    wrong = {name: "; ".join(problems) for name, problems in found.items() if problems}
+    found = {name: find_faults(gpus, nodes[name]["confined"], answers.get(name)) for name in chosen}
+    faults = {name: "; ".join(problems) for name, problems in found.items() if problems}
     number = next((answer["job"] for answer in answers.values()), "")
     if not number:
         raise FailedError(f"the job on {' and '.join(chosen)} printed nothing")
-    accounted(number)
+    wait_for_accounting(number)
     if apart := homes_apart(job.homes, answers):
-        what = "homes are not shared: what a job writes at home stays on its node"
-        job.notes.append(f"{what}, seen on {', '.join(apart)} (see clusterctl docs slurm)")
-    told = f"job {number} of {job.user} saw exactly {gpus} GPUs on each of {', '.join(chosen)}, and is accounted for"
-    return "" if wrong else told, wrong
+        effect = "homes are not shared: what a job writes at home stays on its node"
+        job.notes.append(f"{effect}, seen on {', '.join(apart)} (see clusterctl docs slurm)")
+    result = f"job {number} of {job.user} saw exactly {gpus} GPUs on each of {', '.join(chosen)}, and is accounted for"
+    return "" if faults else result, faults
 
 
-def unfit(names: list[str], cause: str) -> dict[str, str]:
-    """Return which nodes wait for this proof and cannot have it, for their GPUs are not well; and why.
+def find_unhealthy(names: list[str], cause: str) -> dict[str, str]:
+    """Return the nodes that wait for this test and have unhealthy GPUs, each with the reason.
 
-    They would enter service unproven as soon as they are.
+    These nodes count as faulty. Otherwise they would enter service untested as soon as their GPUs are healthy again.
     """
     causes = json.loads(output([DRAIN]))
     return {
-        name: f"it cannot be proven by a job, for its GPUs are not well: {causes[name]['health']}"
+        name: f"no test job was run, its GPUs are unhealthy: {causes[name]['health']}"
         for name in names
         if {cause, "health"} <= causes.get(name, {}).keys()
     }
 
 
 def waiting(nodes: Nodes, cause: str) -> list[str]:
-    """Return the nodes that wait for this proof alone: out of service for no cause of another's, nor by a person."""
+    """Return the nodes that are drained only for this cause, and not by an administrator."""
     causes = json.loads(output([DRAIN]))
-    mine = [name for name in sorted(nodes) if {*causes.get(name, ())} == {cause}]
-    if not mine:
+    waiting_nodes = [name for name in sorted(nodes) if {*causes.get(name, ())} == {cause}]
+    if not waiting_nodes:
         return []
-    # Said again: a run that was killed may have left them undrained, and Slurm may have a reason of its own by now.
-    output([DRAIN, cause, "--out", ",".join(mine), "--reason", "not proven yet"])
-    if reserved():  # by a run that was killed
-        forget_reservation()
-    told = output(["sinfo", "--noheader", "--Node", f"--nodes={','.join(mine)}", "--format=%N|%E"])
-    reasons = dict(line.split("|", 1) for line in told.splitlines())
-    return [name for name in mine if reasons.get(name, "").startswith("clusterctl: ")]
+    # Drain again: a killed run may have left the nodes undrained, and Slurm may have set another reason meanwhile.
+    output([DRAIN, cause, "--out", ",".join(waiting_nodes), "--reason", "not proven yet"])
+    if has_reservation():  # of a killed run
+        delete_reservation()
+    stdout = output(["sinfo", "--noheader", "--Node", f"--nodes={','.join(waiting_nodes)}", "--format=%N|%E"])
+    reasons = dict(line.split("|", 1) for line in stdout.splitlines())
+    return [name for name in waiting_nodes if reasons.get(name, "").startswith("clusterctl: ")]
 
 
 def by_partition(
     names: list[str], known: dict[str, tuple[str, str]], job: Any
 ) -> tuple[str, list[str], dict[str, str]]:
-    """Run the job on all these nodes, in each of their partitions; where that fails as a whole, on each node alone."""
-    told, notes, wrong = [], [], {}
+    """Run the job on all nodes of each partition. If it fails as a whole, run it on each node of the partition."""
+    results, notes, faults = [], [], {}
     bundles = [[name for name in names if known[name][1] == partition] for partition in {known[n][1] for n in names}]
     while bundles:
         bundle = bundles.pop()
         try:
-            said, found = job(bundle, known[bundle[0]][1])
-        except BusyError as busy:  # it does other people's jobs, as it did before
-            notes.append(f"not proven by a job: {busy}")
+            result, found = job(bundle, known[bundle[0]][1])
+        except BusyError as busy:  # a node that runs other jobs passes: it works
+            notes.append(f"no test job was run: {busy}")
         except FailedError as failure:
             if len(bundle) == 1:
-                wrong[bundle[0]] = str(failure)
+                faults[bundle[0]] = str(failure)
             bundles += [[name] for name in bundle] if len(bundle) > 1 else []
         else:
-            told.append(said)
-            wrong.update(found)
-    return "; ".join(filter(None, told)), notes, wrong
+            results.append(result)
+            faults.update(found)
+    return "; ".join(filter(None, results)), notes, faults
 
 
-def admitted(user: str, cause: str, names: list[str], proof: Any) -> tuple[str, list[str], dict[str, str]]:
-    """Let a proof run on nodes that are out of service; those that pass enter it, the others stay out.
+def admit_nodes(user: str, cause: str, names: list[str], proof: Any) -> tuple[str, list[str], dict[str, str]]:
+    """Run a test on drained nodes. Put the nodes that pass into service; the others stay drained.
 
-    For the proof they are resumed, though slurm-drain's cause stays until they have passed; a reservation keeps them
-    for its user meanwhile. What has started anew is down for Slurm, which an undrain alone would not change.
+    The nodes are resumed for the test, in a reservation for the test's user. slurm-drain keeps the cause until they
+    have passed. Slurm has a node that has rebooted as down, and an undrain alone does not change that.
     """
     argv = ["scontrol", "create", "reservation", f"reservationname={RESERVATION}", "starttime=now"]
-    output([*argv, f"duration={RESERVED}", f"users={user}", f"nodes={','.join(names)}", "flags=maint,ignore_jobs"])
-    wrong = dict.fromkeys(names, "the proof did not come to its end")
+    options = [f"duration={RESERVATION_TIME}", f"users={user}", f"nodes={','.join(names)}", "flags=maint,ignore_jobs"]
+    output([*argv, *options])
+    faults = dict.fromkeys(names, "the test did not complete")
     try:
         output(["scontrol", "update", f"nodename={','.join(names)}", "state=resume"])
-        # Slurm asks each whether it is there; a job that is handed in before they have answered waits for seconds.
-        _, silent = register({name: {} for name in names})
-        told, notes, found = proof([name for name in names if name not in silent])
-        wrong = {**silent, **found}
+        # Slurm contacts each resumed node. A job that is submitted before the node has responded waits for seconds.
+        _, unregistered = register({name: {} for name in names})
+        result, notes, found = proof([name for name in names if name not in unregistered])
+        faults = {**unregistered, **found}
     finally:
-        good = [name for name in names if name not in wrong]
+        passed = [name for name in names if name not in faults]
         reason = ["--reason", "the last run could not prove it by a job"]
-        output([DRAIN, cause, "--in", ",".join(good), "--out", ",".join(wrong), *reason])
-        forget_reservation()
-    return told, notes, wrong
+        output([DRAIN, cause, "--in", ",".join(passed), "--out", ",".join(faults), *reason])
+        delete_reservation()
+    return result, notes, faults
 
 
-def reserved() -> bool:
-    """Return whether our reservation is there."""
+def has_reservation() -> bool:
+    """Return whether the reservation for tests exists."""
     return f"ReservationName={RESERVATION} " in output(["scontrol", "--oneliner", "show", "reservation"])
 
 
-def forget_reservation() -> None:
-    """Delete it."""
+def delete_reservation() -> None:
+    """Delete the reservation for tests."""
     output(["scontrol", "delete", f"reservationname={RESERVATION}"])
 
 
-def proofs(job: Job, mpi_script: str, mpi_program: str, nodes: Nodes, admit: str) -> dict[str, Any]:
-    """Return what prove() does, and of MPI where a program of it is given."""
+def prove_all(job: Job, mpi_script: str, mpi_program: str, nodes: Nodes, admit: str) -> dict[str, Any]:
+    """Test the nodes, then MPI if a program is given. Return the module's result."""
     found = prove(job, nodes, admit)
     if not mpi_program:
         return found
-    well = {name: node for name, node in nodes.items() if name not in found["down"]}
+    healthy = {name: node for name, node in nodes.items() if name not in found["down"]}
     try:
-        told = prove_mpi(job.user, mpi_script, mpi_program, well)
+        result = prove_mpi(job.user, mpi_script, mpi_program, healthy)
     except BusyError as busy:
-        return {**found, "notes": [*found["notes"], f"MPI was not proven: {busy}"]}
-    return {**found, "msg": "; ".join(filter(None, [found["msg"], told]))}
+        return {**found, "notes": [*found["notes"], f"MPI was not tested: {busy}"]}
+    return {**found, "msg": "; ".join(filter(None, [found["msg"], result]))}
 
 
 def main() -> None:
-    """Ansible's entry point."""
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "user": {"type": "str", "required": True},
@@ -471,9 +476,9 @@ def main() -> None:
         },
     )
     try:
-        given = dict(module.params)
-        job = Job(given.pop("user"), given.pop("script"), given.pop("homes"))
-        found = proofs(job, **given)
+        params = dict(module.params)
+        job = Job(params.pop("user"), params.pop("script"), params.pop("homes"))
+        found = prove_all(job, **params)
     except FailedError as failure:
         module.fail_json(msg=str(failure))
     module.exit_json(changed=bool(found.get("admitted")), **found)

@@ -487,7 +487,7 @@ def test_a_worker_that_slurm_cannot_use_has_failed_and_not_the_head(cluster: Tes
             "gpu01": "ok",
             "gpu02": "failed",
         }
-        assert "Slurm has it as down" in summary["failures"][0]["message"]
+        assert "its Slurm state is down" in summary["failures"][0]["message"]
     finally:
         cluster.root("head1", "scontrol update nodename=gpu02 state=RESUME")
 

@@ -38,7 +38,7 @@ def test_only_whole_answers_of_chosen_nodes_count() -> None:
         json.dumps({key: value for key, value in GOOD.items() if key != "user"} | {"node": "gpu02"}),
         "a prologue's greeting",
     ]
-    assert JOB.answers_in("\n".join([*foreign, json.dumps(GOOD)]), ["gpu01", "gpu02"]) == {"gpu01": GOOD}
+    assert JOB.parse_answers("\n".join([*foreign, json.dumps(GOOD)]), ["gpu01", "gpu02"]) == {"gpu01": GOOD}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_mpi__ranks_that_do_not_know_each_other__prove_nothing(monkeypatch: pyte
     nodes = {name: {"gpus": 1, "mpi": True} for name in ("gpu01", "gpu02")}
     monkeypatch.setattr(JOB, "states", lambda: dict.fromkeys(nodes, ("idle", "main")))
     monkeypatch.setattr(JOB, "output", lambda *argv: "2 ranks, 0 wrong\n")
-    assert JOB.prove_mpi("alice", "", "", nodes) == "an MPI program passed messages between gpu01 and gpu02"
+    assert JOB.prove_mpi("alice", "", "", nodes) == "an MPI program sent messages between gpu01 and gpu02"
     monkeypatch.setattr(JOB, "output", lambda *argv: told)
     with pytest.raises(JOB.FailedError, match="MPI across gpu01 and gpu02"):
         JOB.prove_mpi("alice", "", "", nodes)
@@ -84,9 +84,9 @@ def test_mpi__ranks_that_do_not_know_each_other__prove_nothing(monkeypatch: pyte
 @pytest.mark.proves("untrusted", "Two different answers for one node prove nothing.")
 def test_two_answers_in_one_name_prove_nothing() -> None:
     twice = "\n".join([json.dumps(GOOD), json.dumps(GOOD)])
-    assert JOB.answers_in(twice, ["gpu01", "gpu02"]) == {"gpu01": GOOD}
-    with pytest.raises(JOB.FailedError, match="two different answers came in the name of gpu01"):
-        JOB.answers_in(twice + "\n" + json.dumps(GOOD | {"devices": {}}), ["gpu01", "gpu02"])
+    assert JOB.parse_answers(twice, ["gpu01", "gpu02"]) == {"gpu01": GOOD}
+    with pytest.raises(JOB.FailedError, match="the job printed two different answers for gpu01"):
+        JOB.parse_answers(twice + "\n" + json.dumps(GOOD | {"devices": {}}), ["gpu01", "gpu02"])
 
 
 def test_where_one_node_speaks_for_another_each_is_proven_alone() -> None:
@@ -95,7 +95,7 @@ def test_where_one_node_speaks_for_another_each_is_proven_alone() -> None:
     def job(names: list[str], partition: str) -> tuple[str, dict[str, str]]:
         asked.append(names)
         if len(names) > 1 or names == ["gpu02"]:
-            raise JOB.FailedError("two different answers came in the name of gpu01")
+            raise JOB.FailedError("the job printed two different answers for gpu01")
         return "proven", {}
 
     known = dict.fromkeys(("gpu01", "gpu02"), ("idle", "main"))
@@ -115,15 +115,15 @@ def test_a_node_whose_gpus_are_not_well_is_not_proven(monkeypatch: pytest.Monkey
     monkeypatch.setattr(JOB, "output", lambda argv, *_: json.dumps(causes))
     monkeypatch.setattr(JOB, "register", lambda nodes: (dict.fromkeys(nodes, ("idle", "main")), {}))
     monkeypatch.setattr(JOB, "waiting", lambda nodes, cause: [name for name in nodes if name == "gpu03"])
-    monkeypatch.setattr(JOB, "admitted", lambda user, cause, names, proof: ("proven", [], {}))
+    monkeypatch.setattr(JOB, "admit_nodes", lambda user, cause, names, proof: ("proven", [], {}))
     told = JOB.prove(JOB.Job("alice", ""), {name: {} for name in causes}, "upgrade")
-    assert told["down"] == {"gpu01": "it cannot be proven by a job, for its GPUs are not well: GPU 1: XID 79"}
+    assert told["down"] == {"gpu01": "no test job was run, its GPUs are unhealthy: GPU 1: XID 79"}
     assert told["admitted"] == ["gpu03"]
 
 
 @pytest.mark.proves("untrusted", "A job that prints without end is cut off.")
 def test_what_a_job_prints_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JOB, "MOST", 1000)
+    monkeypatch.setattr(JOB, "MAX_OUTPUT", 1000)
     for where in ("1", "2"):
         with pytest.raises(JOB.FailedError, match="prints more than 1000 bytes") as failure:
             JOB.output(["sh", "-c", f"while :; do echo something; done >&{where}"])
