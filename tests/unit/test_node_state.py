@@ -1352,7 +1352,7 @@ def test_alone_on_node__another_module_runs__fails_with_its_process(
     monkeypatch.setattr(node_tools, "NODE_WAIT_S", 0)
     (tmp_path / "lock").symlink_to("node_state.lock")  # which is what the other process opens
     other = holder("f.write(str(__import__('os').getpid())), f.flush(), fcntl.flock(f, fcntl.LOCK_EX)")
-    waits = rf"node_state.lock is held by pid {other.pid} .*, after 0 s still. Run again when it has ended."
+    waits = rf"node_state.lock is still held by pid {other.pid} .* after 0 s. Run again when it has ended."
     with pytest.raises(node_tools.NodeError, match=waits):  # noqa: SIM117
         with node_tools.alone_on_node([]):
             pytest.fail("the node is not ours")
