@@ -75,7 +75,7 @@ def role(argv: list[str]) -> int:
 
 
 def unit_tests(name: str) -> list[str]:
-    """Return pytest's command line for a role's unit tests: the file and the tests with its name, and files that read its files."""
+    """Return pytest's command line for a role: tests and a file with its name, and files that read its files."""
     unit = REPOSITORY / "tests" / "unit"
     reads = re.compile(rf'(?:program\(|paths\.content\(\) / )"roles/{name}/')
     own = [

@@ -213,7 +213,7 @@ class Checks:
                     yield Finding("nvlink", f"{self.name(gpu.bus)} to {self.name(peer)}: {now}, {link} recorded")
 
     def numbers(self, check: str) -> dict[Gpu, int]:
-        """Return nvidia-smi's number of each GPU; if one is lost, the others keep theirs."""
+        """Return nvidia-smi's number of each GPU; if one is lost, the others keep their numbers."""
         if self.records.keys() <= {gpu.bus for gpu in self.gpus}:
             return {gpu: number for number, gpu in enumerate(self.gpus)}
         numbers = nvidia_smi.gpu_numbers(gpu_node.run("nvidia-smi", "-L", seconds=self.timeout(check)))

@@ -101,7 +101,7 @@ def read_gpus() -> list[Gpu]:
 def parse_gpus(document: str, listing: str = "") -> list[Gpu]:
     """Return the GPUs of `nvidia-smi -q -x`, with the numbers and MIG profiles of `nvidia-smi -L`. Raises CommandError.
 
-    The order of the document is the number, unless a GPU is lost: then the others keep theirs.
+    The order of the document is the number, unless a GPU is lost: then the others keep their numbers.
     """
     # Names of processes are unescaped. Characters that are not allowed in XML would make the document unreadable.
     clean = re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", document)
