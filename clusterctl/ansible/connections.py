@@ -48,7 +48,7 @@ def sockets(private: Path, host: str) -> Path:
 
 
 def cut(private: Path, host: str) -> None:
-    """Close a host's connections, and let it have no other in this run."""
+    """Close a host's connections, and refuse it another one in this run; only an upload by sftp may still open one."""
     directory = sockets(private, host)
     directory.mkdir(mode=0o700, exist_ok=True)
     (directory / _LEFT_BEHIND).touch()

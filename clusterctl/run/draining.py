@@ -77,7 +77,7 @@ class Drain(Phase):
 
     def _resume_hint(self, site: Site) -> str:
         command = scheduler.of(site.inventory).resume_command(self.cause, self.nodes)
-        return f"to resume it, on the head: {command}"
+        return f"to put {fold(self.nodes)} back into service instead, on the head: {command}"
 
     def plan(self, run: Run) -> None:
         if self.wait:

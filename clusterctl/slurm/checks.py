@@ -23,7 +23,7 @@ def releases(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Fi
     head, oldest = inventory.head, versions.oldest()
     head_release = versions.of_node(head, known[head.name]) if head.name in known else None
     if head_release and head_release not in oldest:
-        found = f"got Slurm {head_release}, expected {', '.join(oldest)}"
+        found = f"the planned Slurm is {head_release}, expected {', '.join(oldest)}"
         yield Finding(head.name, "slurm version", found, f"correct {versions.PIN}, or use a later clusterctl")
         return
     for worker in inventory.workers:

@@ -50,7 +50,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"no space left on device|disk quota exceeded", "free space on the filesystem in the message"),
     (r"read-only file system", "a disk error makes a filesystem read-only: check dmesg on the node"),
     (
-        r"could not get lock|is locked by|lock-frontend|is held by",
+        r"could not get lock|is locked by|lock-frontend|(package|rpm) lock is (still )?held by",
         "another package manager is running on the node: wait until it ends",
     ),
     (
@@ -79,7 +79,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (r"no module named|python.*not found|interpreter", "the node needs python3 as /usr/bin/python3"),
     (
-        r"connection refused|no route to host|timed out|timeout|unreachable|connection (closed|reset)",
+        r"connection refused|no route to host|timed out(?! after \d+ s)|timeout|unreachable|connection (closed|reset)",
         "check that the node is up, sshd is running and no firewall blocks the connection",
     ),
     (

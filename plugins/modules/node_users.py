@@ -286,7 +286,7 @@ def main() -> None:
                 if argv[0] == "userdel":
                     if name == os.environ.get("SUDO_USER"):
                         raise ToolError(
-                            f"{name} cannot remove the own account: let another of users_operators run this"
+                            f"{name} runs this and would be removed by it: let another of users_operators run it"
                         )
                     uid = int(passwd[name][1])
                     if uid >= FIRST and [entry[1] for entry in passwd.values()].count(str(uid)) == 1:

@@ -430,7 +430,8 @@ def test_force__declined__kills_no_job(cluster: inventory.Inventory, monkeypatch
     slurm = Slurm(Job("57", "alice", "train", "RUNNING", "gpu01"))
     monkeypatch.setattr(scheduler, "connect", lambda site: slurm)
     with pytest.raises(
-        Interrupted, match=r"No job was killed; gpu01 stays drained \(to resume it, on the head"
+        Interrupted,
+        match=r"No job was killed; gpu01 stays drained \(to put gpu01 back into service instead, on the head",
     ) as caught:
         Drain("remove-node", ["gpu01"], "why", force=True).run(a_run(cluster))
     assert (caught.value.exit_code, slurm.done) == (7, ["drain remove-node gpu01: why"])

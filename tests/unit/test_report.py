@@ -309,6 +309,7 @@ def test_a_closed_output_is_an_error_once_and_silence_afterwards(tmp_path: Path)
         ("root@10.0.0.11: Permission denied (publickey,password).", "ssh-agent"),
         ("sudo: a password is required", "sudo"),
         ("E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt-get)", "package manager"),
+        ("the package lock is still held by pid 7 (apt-get upgrade) after 300 s", "package manager"),
         ("W: GPG error: NO_PUBKEY 7EA0A9C3F273FCD8", "signature"),
         ("Temporary failure resolving 'deb.debian.org'", "resolv.conf"),
         ("E: Failed to fetch http://deb.debian.org/x  404  Not Found", "package source"),
@@ -328,8 +329,10 @@ def test_hints(message: str, part: str) -> None:
     assert part in report.hint(message)
 
 
-def test_no_hint_where_none_fits() -> None:
-    assert report.hint("value of state must be one of: present, absent") == ""
+@pytest.mark.parametrize("message", ["value of state must be one of: present, absent", "dkms timed out after 1800 s"])
+def test_hint__none_fits__is_empty(message: str) -> None:
+    """A program of the node's own that does not end has nothing to do with the network."""
+    assert report.hint(message) == ""
     assert report.hint("not able to guarantee that all other processes were killed!") == ""
 
 

@@ -17,7 +17,7 @@ STORE = Path("/var/lib/clusterctl")
 RUN = Path("/run/clusterctl")
 LOCK_WAIT_S = 300
 # For what a run has left behind, a download over a slow line perhaps. ansible.cfg gives a task 3600 s.
-NODE_WAIT_S = 1800
+NODE_WAIT_S = 3300
 TEXT_LIMIT = 4096
 ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
