@@ -33,15 +33,15 @@ def compare(call, manager):
         states.update({f"{kind.label}:{name}": state for name, state in found.items()})
     drift = []
     for scope, record in records.items():
-        told = [("pending", name, "a run ended before this change was applied", "", "") for name in record["pending"]]
+        parts = [("pending", name, "a run ended before this change was applied", "", "") for name in record["pending"]]
         for label in [kind.label for kind in kinds]:
             for key in sorted(key for key in record["items"] if key.startswith(label + ":")):
                 what = words(label, record["items"][key], states[key], call)
                 moved = versions(record["items"][key], states[key]) if label == "package" else ("", "")
-                told += [(label, key.split(":", 1)[1], what, *moved)] if what else []
+                parts += [(label, key.split(":", 1)[1], what, *moved)] if what else []
         drift += [
             {"scope": scope, "kind": kind, "name": name, "what": what, "old": old, "new": new}
-            for kind, name, what, old, new in told
+            for kind, name, what, old, new in parts
         ]
     packages = {key.split(":", 1)[1]: state["version"] for key, state in states.items() if key.startswith("package:")}
     return drift, {name: version for name, version in packages.items() if version}
@@ -67,19 +67,19 @@ def versions(recorded, state):
 
 
 def package_words(was, now):
-    told = []
+    parts = []
     if was["version"] != now["version"]:
         moved = f"version {now['version']}, was {was['version']}"
-        told.append("removed" if not now["version"] else moved if was["version"] else f"installed ({now['version']})")
+        parts.append("removed" if not now["version"] else moved if was["version"] else f"installed ({now['version']})")
     if was["held"] != now["held"] and now["version"]:
-        told.append("held" if now["held"] else "no longer held")
-    return ", ".join(told)
+        parts.append("held" if now["held"] else "no longer held")
+    return ", ".join(parts)
 
 
 def unit_words(was, now):
-    told = []
+    parts = []
     if was["enablement"] != now["enablement"]:
-        told.append(f"{now['enablement'] or 'unknown to systemd'}, was {was['enablement'] or 'unknown'}")
+        parts.append(f"{now['enablement'] or 'unknown to systemd'}, was {was['enablement'] or 'unknown'}")
     if was["state"] != now["state"]:
-        told.append("running" if now["state"] == "up" else "not running")
-    return "; ".join(told)
+        parts.append("running" if now["state"] == "up" else "not running")
+    return "; ".join(parts)

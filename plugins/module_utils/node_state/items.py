@@ -153,8 +153,8 @@ def difference(current, wanted):
     if current.get("type") != wanted.get("type"):
         created = "created" if current["type"] == "absent" else f"replaced a {current['type']}"
         return "removed" if wanted["type"] == "absent" else created
-    told = [key for key in wanted if current.get(key) != wanted[key]]
-    return ", ".join("content" if key == "hash" else f"{key} {wanted[key]}, was {current.get(key)}" for key in told)
+    parts = [key for key in wanted if current.get(key) != wanted[key]]
+    return ", ".join("content" if key == "hash" else f"{key} {wanted[key]}, was {current.get(key)}" for key in parts)
 
 
 class Paths(Kind):
@@ -238,8 +238,8 @@ class Paths(Kind):
         argv = [word.replace("%s", path) for word in shlex.split(item.validate)]
         status, output = run(*argv, check=False, timeout=300)
         if status != 0:
-            told = "(its output is withheld, the file is secret)" if item.secret else complaint(output)
-            raise NodeError(f"{argv[0]} refuses the new content (exit code {status}), the file was not changed\n{told}")
+            why = "(its output is withheld, the file is secret)" if item.secret else complaint(output)
+            raise NodeError(f"{argv[0]} refuses the new content (exit code {status}), the file was not changed\n{why}")
 
 
 def run_commands(call, items):
@@ -327,12 +327,12 @@ class Packages(Kind):
                 chosen = {i.name: [v for v in offered.get(i.name, ()) if matches(v, i.version)] for i in due}
             if all(chosen.values()) or (fresh and lenient):
                 return {**own, **{i.name: chosen[i.name][0] if i.version else "" for i in due if chosen[i.name]}}
-        told = []
+        parts = []
         for item in (item for item in due if not chosen[item.name]):
             others = ", ".join(offered.get(item.name, ())[:8])
             pin = f"{item.name} is pinned to {item.version}, but the sources offer {others}"
-            told.append(pin if others else f"no source offers {item.name}")
-        raise NodeError("packages: " + "; ".join(told) + f"\n{self.manager.warnings}".rstrip())
+            parts.append(pin if others else f"no source offers {item.name}")
+        raise NodeError("packages: " + "; ".join(parts) + f"\n{self.manager.warnings}".rstrip())
 
     def download(self, call, items):
         """Download the packages that a later call will install; change nothing else."""
@@ -379,14 +379,14 @@ class Settings(Kind):
         known = call.record["items"].get(f"{self.label}:{item.name}", {})
         if (known.get("now"), known.get("wanted")) == (state, item.value) and not call.verbose:
             return ()  # reported when the state was first seen
-        begin, told = (
+        begin, parts = (
             "kernel settings that could not be changed: ",
             f"{item.name} is {state['value'] or 'absent'}, not {item.value}",
         )
         if call.notes and call.notes[-1].startswith(begin):
-            call.notes[-1] += "; " + told
+            call.notes[-1] += "; " + parts
         else:
-            call.notes.append(begin + told)
+            call.notes.append(begin + parts)
         return ()
 
     def apply(self, call, plan, states):
@@ -418,25 +418,25 @@ def is_up(unit):
 
 def verbs(item, unit, restart=False, reload=False):
     """Return the systemctl verbs for a unit with these properties, in order."""
-    told, load, file_state = [], unit["LoadState"], unit["UnitFileState"]
+    parts, load, file_state = [], unit["LoadState"], unit["UnitFileState"]
     down = unit["ActiveState"] in ("inactive", "failed")
     if item.masked:
         return [*([] if down else ["stop"]), *([] if load == "masked" else ["mask"])]
     if load == "masked":
-        told.append("unmask")
+        parts.append("unmask")
     if item.enabled and (load in ("not-found", "masked") or file_state in ("disabled", "linked", "enabled-runtime")):
-        told.append("enable")
+        parts.append("enable")
     elif item.enabled is False and file_state in ("enabled", "enabled-runtime", "linked"):
-        told.append("disable")
+        parts.append("disable")
     if not item.started:
-        return told + ([] if down else ["stop"])
+        return parts + ([] if down else ["stop"])
     ran = unit.get("ExecMainStartTimestampMonotonic") != "0"  # a timer has none
     tell = item.reload_tells and bool(reload) and ran and unit["CanReload"] == "yes"
     if not is_up(unit):
-        return [*told, "start", *["reload"] * tell]
+        return [*parts, "start", *["reload"] * tell]
     if restart or (reload and unit["CanReload"] != "yes"):
-        return [*told, "restart", *["reload"] * tell]
-    return [*told, "reload"] if reload else told
+        return [*parts, "restart", *["reload"] * tell]
+    return [*parts, "reload"] if reload else parts
 
 
 class Units(Kind):
@@ -481,26 +481,26 @@ class Units(Kind):
 
     def difference(self, call, item, state):
         unit = self.found[item.name]
-        told = [{"stop": "stopped"}.get(verb, verb.rstrip("e") + "ed") for verb in self.verbs(call, item)]
-        if told and unit["LoadState"] not in ("loaded", "masked") and not call.check and not item.masked:
+        parts = [{"stop": "stopped"}.get(verb, verb.rstrip("e") + "ed") for verb in self.verbs(call, item)]
+        if parts and unit["LoadState"] not in ("loaded", "masked") and not call.check and not item.masked:
             raise NodeError(f"systemd says {unit['LoadState']}; {self.last_words(item.name, unit)}")
         because = sorted(set(call.pending) & {*item.restart_on, *item.reload_on})
-        because = because if {"restarted", "reloaded"} & set(told) else []
-        action = next((one for one in ("restarted", "started", "reloaded", "stopped") if one in told), "changed")
-        return (action, ", ".join(told) + f" ({', '.join(because)} changed)" * bool(because)) if told else ()
+        because = because if {"restarted", "reloaded"} & set(parts) else []
+        action = next((one for one in ("restarted", "started", "reloaded", "stopped") if one in parts), "changed")
+        return (action, ", ".join(parts) + f" ({', '.join(because)} changed)" * bool(because)) if parts else ()
 
     def apply(self, call, plan, states):
         if any(unit["NeedDaemonReload"] == "yes" for unit in self.found.values()):
             run("systemctl", "daemon-reload")
-        told = {name: self.verbs(call, item) for name, item in plan.items()}
+        parts = {name: self.verbs(call, item) for name, item in plan.items()}
         for verb in ("unmask", "stop", "mask", "enable", "disable"):
-            names = [name for name in plan if verb in told[name]]
+            names = [name for name in plan if verb in parts[name]]
             if names:
                 run("systemctl", verb, *names)
         failed = [name for name in plan if self.found[name]["ActiveState"] == "failed"]
         if failed:
             run("systemctl", "reset-failed", *failed)  # the start limit of an earlier crash loop would refuse the start
-        last = [(verb, name) for name in plan for verb in told[name] if verb in ("start", "restart", "reload")]
+        last = [(verb, name) for name in plan for verb in parts[name] if verb in ("start", "restart", "reload")]
         for verb, group in itertools.groupby(last, key=lambda one: one[0]):
             names = [name for _, name in group]
             status, output = run("systemctl", verb, *names, check=False, timeout=900)
@@ -519,9 +519,9 @@ class Units(Kind):
 
     def insist_up(self, names, what):
         found = self.show(names)
-        told = [f"unit {name} {what}: {self.last_words(name, unit)}" for name, unit in found.items() if not is_up(unit)]
-        if told:
-            raise NodeError("\n".join(told))
+        down = [f"unit {name} {what}: {self.last_words(name, unit)}" for name, unit in found.items() if not is_up(unit)]
+        if down:
+            raise NodeError("\n".join(down))
         return found
 
     def last_words(self, name, unit):

@@ -55,8 +55,8 @@ def fingerprint(armored):
     tag, body = parts[0] if parts else (0, b"")
     if tag != _PRIMARY or body[:1] != b"\4" or any(tag not in _PARTS for tag, _ in parts[1:]):
         return ""
-    told = b"\x99" + len(body).to_bytes(2, "big") + body
-    return hashlib.sha1(told).hexdigest().upper()  # noqa: S324 - defined by the format
+    packet = b"\x99" + len(body).to_bytes(2, "big") + body
+    return hashlib.sha1(packet).hexdigest().upper()  # noqa: S324 - defined by the format
 
 
 def with_key(item, manager, check):
@@ -100,6 +100,6 @@ def fetched(url, wanted, manager):
         text = file.read_text(errors="replace")
     found = fingerprint(text)
     if found != wanted:
-        told = f"got a key with the fingerprint {found}" if found else "got no single key"
-        raise NodeError(f"{url}: {told}, expected {wanted}; nothing is installed from there")
+        problem = f"got a key with the fingerprint {found}" if found else "got no single key"
+        raise NodeError(f"{url}: {problem}, expected {wanted}; nothing is installed from there")
     return text.strip() + "\n"

@@ -56,11 +56,11 @@ def clean(text, limit=TEXT_LIMIT):
 
 def complaint(output, lines=15):
     """Return the error lines of a tool's output: those of apt and dpkg with their details, or else the last lines."""
-    kept, told = [line for line in clean(output, 1 << 16).splitlines() if line.strip()], []
+    kept, errors = [line for line in clean(output, 1 << 16).splitlines() if line.strip()], []
     for at, line in enumerate(kept):
-        more = line.startswith(" ") and told and told[-1] == kept[at - 1]
-        told += [line] if more or re.match(r"[EW]:|Err:|dpkg: error|[Ee]rrors?[: ]", line) else []
-    return clean("\n".join((told or kept)[-lines:]))
+        more = line.startswith(" ") and errors and errors[-1] == kept[at - 1]
+        errors += [line] if more or re.match(r"[EW]:|Err:|dpkg: error|[Ee]rrors?[: ]", line) else []
+    return clean("\n".join((errors or kept)[-lines:]))
 
 
 def seconds(text):
@@ -109,10 +109,10 @@ def about(label, name):
         place = Path(os.path.realpath(name))
         while not place.is_mount():
             place = place.parent
-        told = dict.fromkeys((errno.ENOSPC, errno.EROFS, errno.EDQUOT), f" (filesystem {place})")
-        told[errno.EBUSY] = "; it is a mount point and cannot be replaced"
-        told[errno.EPERM] = "; check with lsattr whether it is immutable"
-        raise NodeError(f"{label} {name}: {error.strerror}{told.get(error.errno, '')}") from None
+        causes = dict.fromkeys((errno.ENOSPC, errno.EROFS, errno.EDQUOT), f" (filesystem {place})")
+        causes[errno.EBUSY] = "; it is a mount point and cannot be replaced"
+        causes[errno.EPERM] = "; check with lsattr whether it is immutable"
+        raise NodeError(f"{label} {name}: {error.strerror}{causes.get(error.errno, '')}") from None
     except NodeError as error:
         raise NodeError(f"{label} {name}: {error}") from None
 
@@ -176,10 +176,10 @@ def wait_until_free(what, holder, notes, limit=LOCK_WAIT_S):
 def process(pid):
     """Describe a process for people: pid and command, truncated."""
     try:
-        told = Path(f"/proc/{pid}/cmdline").read_bytes()[:4096].replace(b"\0", b" ").decode(errors="replace")
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes()[:4096].replace(b"\0", b" ").decode(errors="replace")
     except OSError:
-        told = "gone"
-    command = clean(" ".join(told.split()))
+        argv = "gone"
+    command = clean(" ".join(argv.split()))
     return f"pid {pid} ({command if len(command) <= 200 else command[:200] + '[…]'})"
 
 
@@ -202,8 +202,8 @@ def exclusive(path, notes, **limit):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            told = os.pread(descriptor, 20, 0).decode().strip()
-            return process(told) if told else "another process"
+            pid = os.pread(descriptor, 20, 0).decode().strip()
+            return process(pid) if pid else "another process"
         return None
 
     RUN.mkdir(mode=0o700, exist_ok=True)
