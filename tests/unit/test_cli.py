@@ -123,8 +123,8 @@ NESTED = [
 @pytest.mark.parametrize("argv", [*((verb,) for verb in VERBS), *NESTED])
 def test_help__of_every_verb__names_parameters_as_people_do(argv: tuple[str, ...]) -> None:
     """`[NODE]...` and `N`, as a manual page has them; no types of Python's and no brackets around brackets."""
-    told = clusterctl(*argv, "--help").stdout
-    assert re.findall(r"<[a-z\[]+.*?>|\[\[.*|\{.*|\.{4,}", told) == []
+    text = clusterctl(*argv, "--help").stdout
+    assert re.findall(r"<[a-z\[]+.*?>|\[\[.*|\{.*|\.{4,}", text) == []
 
 
 @pytest.mark.parametrize("verb", ["add-node", "remove-node", "restore"])
