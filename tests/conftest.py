@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import git, ledger, selection
+from tests import git, ledger, programs, selection
 from tests.scheduling import ByLab, order, scope_of
 from tests.selection import Selection, Test
 
@@ -66,6 +66,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=gone)
     key = order([tests[item] for item in keep], known)
     items[:] = sorted(keep, key=lambda item: key[item.nodeid])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    programs.end_of_test()
 
 
 def _long_asked(config: pytest.Config, nodeid: str) -> bool:

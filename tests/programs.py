@@ -41,6 +41,24 @@ def start(argv: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
     return subprocess.Popen(argv, **{"stdin": subprocess.DEVNULL, **options, "start_new_session": True})
 
 
+_left_to_the_test: "list[subprocess.Popen[Any]]" = []
+
+
+def start_for_test(argv: Sequence[Any], **options: Any) -> "subprocess.Popen[Any]":
+    """Start a program that the test itself ends; if it fails before that, the end of the test does."""
+    process = start(argv, **options)
+    _left_to_the_test.append(process)
+    return process
+
+
+def end_of_test() -> None:
+    """End what `start_for_test` started and still runs, so that it does not hold the next test's lab."""
+    while _left_to_the_test:
+        process = _left_to_the_test.pop()
+        if process.poll() is None:
+            end(process)
+
+
 def wait_until_shown(process: "subprocess.Popen[Any]") -> None:
     """Wait until /proc has the arguments and the environment of a program: Popen returns shortly before that."""
     while not Path(f"/proc/{process.pid}/environ").read_bytes():

@@ -179,12 +179,12 @@ def zone(lab: TestLab, node: str) -> str:
 
 
 def begin(lab: TestLab, verb: str = "bootstrap", *options: str) -> "subprocess.Popen[str]":
-    """Start a run, in a process group of its own, and return when it has passed preflight."""
+    """Start a run, in a process group of its own, and return when Ansible has started: its events can be read."""
     runs = lab.inventory.parent / ".clusterctl" / "runs"
-    before = set(runs.glob("*"))
+    before = set(runs.glob("*/events.jsonl"))
     argv = ["clusterctl", verb, str(lab.inventory), *options]
-    process = programs.start(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_until(lambda: set(runs.glob("*")) - before or process.poll() is not None)
+    process = programs.start_for_test(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_until(lambda: set(runs.glob("*/events.jsonl")) - before or process.poll() is not None)
     assert process.poll() is None, tail(process.communicate(timeout=GUARD)[0])
     return process
 

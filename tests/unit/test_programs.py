@@ -75,6 +75,12 @@ def test_started__exception__ends_the_program_with_its_children(tmp_path: Path) 
     assert is_gone((tmp_path / "pid").read_text().strip())
 
 
+def test_end_of_test__program_still_runs__ends_it() -> None:
+    process = programs.start_for_test(["sleep", "600"])
+    programs.end_of_test()
+    assert process.poll() is not None
+
+
 def test_output_of__program_fails__shows_its_end() -> None:
     assert programs.output_of(["echo", "1"], 60.0) == "1\n"
     with pytest.raises(AssertionError, match=r"exit 3: sh -c .*\n+its reason"):
