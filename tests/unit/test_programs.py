@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import programs
+from tests.labs import REPOSITORY
 
 
 def is_gone(pid: str) -> bool:
@@ -75,10 +76,29 @@ def test_started__exception__ends_the_program_with_its_children(tmp_path: Path) 
     assert is_gone((tmp_path / "pid").read_text().strip())
 
 
-def test_end_of_test__program_still_runs__ends_it() -> None:
-    process = programs.start_for_test(["sleep", "600"])
-    programs.end_of_test()
-    assert process.poll() is not None
+def test_start_for_test__test_fails__ends_the_program(tmp_path: Path) -> None:
+    test = tmp_path / "test_that_fails.py"
+    test.write_text(
+        "from pathlib import Path\nfrom tests import programs\n\n\ndef test_it() -> None:\n"
+        f"    process = programs.start_for_test(['sleep', '600'])\n"
+        f"    Path({str(tmp_path / 'pid')!r}).write_text(str(process.pid))\n    raise AssertionError\n"
+    )
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "0",
+        str(test),
+    ]
+    done = programs.call(argv, 60.0, cwd=REPOSITORY)
+    assert "1 failed" in done.stdout, done.stdout + done.stderr
+    assert is_gone((tmp_path / "pid").read_text())
 
 
 def test_output_of__program_fails__shows_its_end() -> None:
