@@ -115,6 +115,20 @@ def touched(paths: Iterable[str]) -> set[str]:
     return found
 
 
+def invalidated(paths: Iterable[str]) -> set[str]:
+    """Return the layers whose tests have to pass again after changes of these paths.
+
+    A test file is used by its own layer alone; anything else may also change what the layers in ALWAYS test.
+    """
+    found: set[str] = set()
+    for path in paths:
+        try:
+            found.add(layer_of(path))
+        except LookupError:
+            found.update(ALWAYS, touched([path]))
+    return found
+
+
 def tier_of(file: str, long: bool) -> str:
     """Return `ci` for what each landing runs, `rotation` for what it runs in its turn."""
     return "ci" if layer_of(file) in ALWAYS and not long else "rotation"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.git import WRITTEN
-from tests.layers import ALWAYS, LAYERS, layer_of, touched
+from tests.layers import ALWAYS, LAYERS, invalidated, layer_of, touched
 from tests.ledger import Entry, unit_of
 
 LANDING_MINUTES = 60.0
@@ -59,15 +59,19 @@ def remaining(
     changed_since: Callable[[str], Collection[str] | None],
     commits_since: Callable[[str], float],
 ) -> Selection:
-    """Select, of all tests, what the ledger does not show as passed with the very files that are here.
+    """Select, of all tests, what the ledger does not show as passed since the files that its layer depends on changed.
 
-    It goes on with a run of everything that was ended, or that had failures: what passed is not run again.
+    It resumes a run of everything that was ended, or that had failures: what passed is not run again.
     """
-    same: dict[str, bool] = {}
+    layers_since: dict[str, set[str]] = {}
     for commit in {entry.commit for entry in ledger.values()}:
         paths = changed_since(commit)
-        same[commit] = paths is not None and not set(paths) - set(WRITTEN)
-    wanted = {unit: "remains" for unit in _units(tests) if unit not in ledger or not same[ledger[unit].commit]}
+        layers_since[commit] = set(LAYERS) if paths is None else invalidated(set(paths) - set(WRITTEN))
+    wanted = {
+        test.unit: "remains"
+        for test in tests
+        if test.unit not in ledger or test.layer in layers_since[ledger[test.unit].commit]
+    }
     chosen = Selection()
     _fill(chosen, tests, wanted, ledger, ages(ledger, commits_since), math.inf)
     return _rest(chosen, tests)

@@ -240,15 +240,25 @@ def test_remaining__what_passed_with_these_files__is_not_run_again() -> None:
     assert remaining({unit: entry for unit, entry in proven().items() if unit != MUNGE}, c1=()) == {MUNGE}
 
 
-def test_remaining__any_other_file_or_an_unknown_commit__is_everything() -> None:
-    assert remaining(proven(), c1=("README.md",)) == UNITS
+def test_remaining__a_file_that_any_test_may_depend_on__or_an_unknown_commit__is_everything() -> None:
+    assert remaining(proven(), c1=("pyproject.toml",)) == UNITS
     assert remaining(proven()) == UNITS
+
+
+def test_remaining__a_test_file__is_its_own_layer_alone() -> None:
+    expected = {test.unit for test in TESTS if test.layer == "gpu"}
+    assert remaining(proven(), c1=("tests/cluster/test_health.py",)) == expected
+
+
+def test_remaining__a_role__is_its_layers_and_those_of_each_landing() -> None:
+    expected = {test.unit for test in TESTS if test.layer in {"unit", "core", "gpu", "roles"}}
+    assert remaining(proven(), c1=("roles/containers/tasks/main.yml",)) == expected
 
 
 def test_remaining__a_long_test__brings_the_ordinary_ones_of_its_lab() -> None:
     long = f"{HEALTH}::test_b"
     known = proven() | {long: Entry("c0", "2026-01-01", 5.0)}
-    assert remaining(known, c1=(), c0=("README.md",)) == {METRICS, HEALTH, long}
+    assert remaining(known, c1=(), c0=("tests/cluster/test_health.py",)) == {METRICS, HEALTH, long}
 
 
 def test_order__the_longest_scope_first__units_last__files_of_a_lab_in_turn() -> None:
