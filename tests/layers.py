@@ -7,6 +7,8 @@ what was proven longest ago (tests/selection.py). A path that no line of TOUCHES
 import re
 from collections.abc import Iterable
 
+from tests.labs import REPOSITORY
+
 LAYERS: dict[str, tuple[str, ...]] = {
     # Pure logic, and the command line without nodes.
     "unit": ("tests/unit/", "tests/systems/"),
@@ -116,16 +118,23 @@ def touched(paths: Iterable[str]) -> set[str]:
 
 
 def invalidated(paths: Iterable[str]) -> set[str]:
-    """Return the layers whose tests have to pass again after changes of these paths.
+    """Return the layers, and the single test files, whose tests have to pass again after changes of these paths.
 
-    A test file is used by its own layer alone; anything else may also change what the layers in ALWAYS test.
+    A test file of a cluster is used by itself and by the test files that import it, one of units or roles by its layer,
+    and what below tests/ touches no layer by units. Anything else may also change what the layers in ALWAYS test.
     """
     found: set[str] = set()
+    files = [name for names in LAYERS.values() for name in names if name.endswith(".py")]
     for path in paths:
+        if path in files:
+            uses = re.compile(rf"^(from|import) {path.removesuffix('.py').replace('/', '[.]')}\b", re.MULTILINE)
+            found.update(name for name in files if name == path or uses.search((REPOSITORY / name).read_text()))
+            continue
         try:
             found.add(layer_of(path))
         except LookupError:
-            found.update(ALWAYS, touched([path]))
+            others = touched([path])
+            found.update(others, ALWAYS if others or not path.startswith("tests/") else ["unit"])
     return found
 
 

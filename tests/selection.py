@@ -30,8 +30,12 @@ class Test:
         return unit_of(self.nodeid, self.long)
 
     @property
+    def file(self) -> str:
+        return self.nodeid.partition("::")[0]
+
+    @property
     def layer(self) -> str:
-        return layer_of(self.nodeid.partition("::")[0])
+        return layer_of(self.file)
 
 
 @dataclass
@@ -63,14 +67,14 @@ def remaining(
 
     It resumes a run of everything that was ended, or that had failures: what passed is not run again.
     """
-    layers_since: dict[str, set[str]] = {}
+    since: dict[str, set[str]] = {}
     for commit in {entry.commit for entry in ledger.values()}:
         paths = changed_since(commit)
-        layers_since[commit] = set(LAYERS) if paths is None else invalidated(set(paths) - set(WRITTEN))
+        since[commit] = set(LAYERS) if paths is None else invalidated(set(paths) - set(WRITTEN))
     wanted = {
         test.unit: "remains"
         for test in tests
-        if test.unit not in ledger or test.layer in layers_since[ledger[test.unit].commit]
+        if test.unit not in ledger or {test.layer, test.file} & since[ledger[test.unit].commit]
     }
     chosen = Selection()
     _fill(chosen, tests, wanted, ledger, ages(ledger, commits_since), math.inf)

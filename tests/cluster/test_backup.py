@@ -235,7 +235,7 @@ def test_what_is_not_this_clusters_whole_backup_is_refused(
     assert "is a backup of another cluster" in refused(other, 2, "--yes")
     later = resealed(archive, tmp_path / "later.tar", key, slurm="99.11.1")
     assert "is from Slurm 99.11.1" in refused(later, 3, "--yes")
-    assert "--yes: is needed" in refused(archive, 2)
+    assert "--yes: is required without a terminal" in refused(archive, 2)
     assert (
         queue(cluster)
         == before

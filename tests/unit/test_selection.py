@@ -245,9 +245,18 @@ def test_remaining__a_file_that_any_test_may_depend_on__or_an_unknown_commit__is
     assert remaining(proven()) == UNITS
 
 
-def test_remaining__a_test_file__is_its_own_layer_alone() -> None:
-    expected = {test.unit for test in TESTS if test.layer == "gpu"}
-    assert remaining(proven(), c1=("tests/cluster/test_health.py",)) == expected
+def test_remaining__a_test_file__is_itself_and_those_that_import_it() -> None:
+    known = proven() | {(half := "tests/cluster/test_half_way.py::test_a"): Entry("c1", "2026-01-02", 5.0)}
+    tests = [*TESTS, Test(half, True, "halfway"), Test("tests/cluster/test_upgrade.py::test_a", False, "whole")]
+    known["tests/cluster/test_upgrade.py"] = Entry("c1", "2026-01-02", 5.0)
+
+    def after(path: str) -> set[str]:
+        return set(selection.remaining(tests, known, lambda _commit: {path}, HISTORY.__getitem__).reasons)
+
+    assert after("tests/cluster/test_drift.py") == {DRIFT}
+    assert after("tests/cluster/test_health.py") == {METRICS, HEALTH, f"{HEALTH}::test_b"}
+    assert after("tests/cluster/test_upgrade.py") == {"tests/cluster/test_upgrade.py", half}
+    assert after("tests/unit/test_cli.py") == after("tests/selection.py") == {"tests/unit"}
 
 
 def test_remaining__a_role__is_its_layers_and_those_of_each_landing() -> None:
