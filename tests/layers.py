@@ -117,18 +117,34 @@ def touched(paths: Iterable[str]) -> set[str]:
     return found
 
 
+_FILES = tuple(name for names in LAYERS.values() for name in names if name.endswith(".py"))
+
+
+def _users(path: str) -> set[str]:
+    """Return a test file and those that import it, directly or through others."""
+    found: set[str] = set()
+    new = {path}
+    while new:
+        found |= new
+        modules = "|".join(
+            name.removesuffix(".py").replace("/", ".").replace(".test_", "(\\.| import .*)test_") for name in new
+        )
+        imports = re.compile(rf"^(from|import) ({modules})\b", re.MULTILINE)
+        new = {name for name in _FILES if name not in found and imports.search((REPOSITORY / name).read_text())}
+    return found
+
+
 def invalidated(paths: Iterable[str]) -> set[str]:
     """Return the layers, and the single test files, whose tests have to pass again after changes of these paths.
 
-    A test file of a cluster is used by itself and by the test files that import it, one of units or roles by its layer,
-    and what below tests/ touches no layer by units. Anything else may also change what the layers in ALWAYS test.
+    A test file of a cluster is used by itself and by the test files that import it, directly or through others; one of
+    units or roles by its layer, and what below tests/ touches no layer by units. Anything else may also change what the
+    layers in ALWAYS test.
     """
     found: set[str] = set()
-    files = [name for names in LAYERS.values() for name in names if name.endswith(".py")]
     for path in paths:
-        if path in files:
-            uses = re.compile(rf"^(from|import) {path.removesuffix('.py').replace('/', '[.]')}\b", re.MULTILINE)
-            found.update(name for name in files if name == path or uses.search((REPOSITORY / name).read_text()))
+        if path in _FILES:
+            found |= _users(path)
             continue
         try:
             found.add(layer_of(path))

@@ -1,7 +1,7 @@
 """Run tests as scripts/test is asked to, within a limit of time, and report what ran, what failed and what did not run.
 
 Without an argument: what a landing runs (tests/selection.py), with lint beside it. `--all`: everything; `--remaining`:
-what of that has not passed since the files that its layer depends on changed. LAYER...: the layers of tests/layers.py,
+what of that has not passed since the files that it depends on changed. LAYER...: the layers of tests/layers.py,
 or `lint`. A path below tests/, or an option that is none of these, goes to pytest as it is.
 """
 
@@ -45,7 +45,7 @@ def arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("layers", nargs="*", metavar="LAYER", help="only these layers")
     parser.add_argument("--all", action="store_true", help="everything, long tests included")
     parser.add_argument(
-        "--remaining", action="store_true", help="of everything, what the ledger does not show as passed"
+        "--remaining", action="store_true", help="of everything, what has not passed since its files changed"
     )
     parser.add_argument("--long", action="store_true", help="the long tests of the named layers or paths as well")
     parser.add_argument(

@@ -63,7 +63,7 @@ def remaining(
     changed_since: Callable[[str], Collection[str] | None],
     commits_since: Callable[[str], float],
 ) -> Selection:
-    """Select, of all tests, what the ledger does not show as passed since the files that its layer depends on changed.
+    """Select, of all tests, what the ledger does not show as passed since the files that they depend on changed.
 
     It resumes a run of everything that was ended, or that had failures: what passed is not run again.
     """

@@ -256,6 +256,7 @@ def test_remaining__a_test_file__is_itself_and_those_that_import_it() -> None:
     assert after("tests/cluster/test_drift.py") == {DRIFT}
     assert after("tests/cluster/test_health.py") == {METRICS, HEALTH, f"{HEALTH}::test_b"}
     assert after("tests/cluster/test_upgrade.py") == {"tests/cluster/test_upgrade.py", half}
+    assert after("tests/cluster/test_plan.py") == after("tests/cluster/test_upgrade.py"), "through another"
     assert after("tests/unit/test_cli.py") == after("tests/selection.py") == {"tests/unit"}
 
 
