@@ -24,6 +24,7 @@ from tests.faults.repository import repository
 pytestmark = pytest.mark.long
 
 BACKUPS = "/var/lib/clusterctl/backups"
+PODMAN_EXITS = Path("/run/libpod/exits")
 # It is set up where it may be, so that a node can die meanwhile.
 PROBE, MAY_GO = "half-way-probe", "/var/tmp/may-go"
 CONTROL = """\
@@ -53,10 +54,13 @@ def root_of(lab: TestLab, node: str) -> tuple[int, Path]:
 def cut_off_when(lab: TestLab, node: str, sign: Callable[[Path], object], run: "subprocess.Popen[str]") -> None:
     """Take a node's power away as soon as there is a sign among its files."""
     _, files = root_of(lab, node)
-    processes = podman("inspect", "--format", "{{.State.ConmonPid}} {{.State.Pid}}", container(lab, node)).split()
+    known = "{{.Id}} {{.State.ConmonPid}} {{.State.Pid}}"
+    identity, *processes = podman("inspect", "--format", known, container(lab, node)).split()
     wait_until(lambda: sign(files) or run.poll() is not None)
-    for pid in processes:  # podman's own first, which would start the node again
+    for pid in processes:  # podman's monitor first, which would start the node again
         os.kill(int(pid), signal.SIGKILL)
+    # The monitor writes this file, and without it podman says that the container runs: `lab up` would then replace it.
+    (PODMAN_EXITS / identity).write_text("137")
 
 
 def switched_off(lab: TestLab, node: str) -> AbstractContextManager[None]:
