@@ -18,6 +18,7 @@ from clusterctl.workspace import certificates, hardware, secrets
 from tests.bench import profile
 from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Cost, Document, load, say
 from tests.cluster.lab import TestLab
+from tests.systems import rendering
 
 FLOOR = Path(__file__).with_name("floor.sh")
 
@@ -31,7 +32,9 @@ def settings(lab: BenchLab) -> dict[str, str]:
     one = records[workers[0].name]
     prometheus, head = _defaults("prometheus"), _defaults("slurm_head")
     cpu, memory = one.cpu, one.memory_mb * 9 // 10
-    health = {worker.name: _health(records[worker.name], cluster.head.address) for worker in workers}
+    # Its health checks compare a worker with /etc/clusterctl/gpu-health.json, here as role gpu_health has it.
+    rendered = rendering.Cluster(lab.inventory, "debian-13", {})
+    health = {host.name: rendered.role("gpu_health", host.name).value("__gpu_health_given") for host in workers}
     seed = known["certificate_authority_seed"]
     issued = certificates.issue(seed, cluster.cluster_name, cluster.head.name, [cluster.head.address])
     return {
@@ -42,6 +45,7 @@ def settings(lab: BenchLab) -> dict[str, str]:
         "NAMESERVERS": "\n".join(records[cluster.head.name].nameservers),
         "HEAD": f"{cluster.head.name} {cluster.head.address}",
         "WORKERS": "\n".join(f"{host.name} {host.address}" for host in workers),
+        "CONFINE": " ".join(cluster.variables.get("slurm_head_confine", head["slurm_head_confine"])),
         "NODE_OPTIONS": f"CPUs={cpu.cpus} Sockets={cpu.sockets} CoresPerSocket={cpu.cores_per_socket}"
         f" ThreadsPerCore={cpu.threads_per_core} RealMemory={memory} Gres=gpu:{one.gpus[0].type}:{len(one.gpus)}",
         "GPU_TYPE": one.gpus[0].type,
@@ -66,34 +70,6 @@ def settings(lab: BenchLab) -> dict[str, str]:
 def _defaults(role: str) -> dict[str, Any]:
     values: dict[str, Any] = yaml.safe_load((content() / "roles" / role / "defaults" / "main.yml").read_text())
     return values
-
-
-def _health(record: hardware.Hardware, head: str) -> Document:
-    """Return what the health check of a worker's GPUs compares the node with: its /etc/clusterctl/gpu-health.json."""
-    values = _defaults("gpu_health")
-    own = {name.removeprefix("gpu_health_"): value for name, value in values.items() if name != "gpu_health_memory_mb"}
-    return {
-        **own,
-        "least_memory_mb": values["gpu_health_memory_mb"],
-        "node": record.name,
-        "head": head,
-        "port": _defaults("slurm_head")["slurm_head_health_port"],
-        "textfiles": "/var/lib/clusterctl-metrics",
-        "gpus": [
-            {
-                "index": gpu.index,
-                "uuid": gpu.uuid,
-                "pci": gpu.pci,
-                "links": dict(gpu.links),
-                "lanes": gpu.pcie_lanes,
-                "memory_mb": gpu.memory_mb,
-            }
-            for gpu in record.gpus
-        ],
-        "infiniband": [],
-        "memory_mb": record.memory_mb,
-        "cores": record.cpu.sockets * record.cpu.cores_per_socket,
-    }
 
 
 def by_hand(lab: BenchLab) -> tuple[Cost, str]:

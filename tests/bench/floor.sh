@@ -6,6 +6,7 @@
 # usage: floor.sh DIRECTORY      with key and known_hosts of the nodes in it; the rest comes by the environment:
 #   LOGIN CLUSTER NETWORK PROXY NAMESERVERS        login; names; network; the packages' proxy; upstream name servers by line
 #   HEAD WORKERS                                   "name address", one worker on each line
+#   CONFINE                                        what cgroups confine jobs to: cores devices memory swap
 #   NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU BUFFER_POOL_MB SCRAPE_INTERVAL    of Slurm, MariaDB, Prometheus
 #   HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS     of the GPUs' health checks; "name JSON", one worker on each line
 #   HEALTH_KEY MUNGE_KEY (base64) DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH (bcrypt)
@@ -40,6 +41,8 @@ packages() { # one transaction; nothing starts before its configuration is there
   apt-get -qq -y --no-install-recommends install ca-certificates chrony nftables tzdata vim-tiny curl less lsof numactl pciutils \
     rsync tmux sudo munge slurm-client prometheus-node-exporter "$@" >/dev/null
   rm /usr/sbin/policy-rc.d
+  # shellcheck disable=SC2046
+  apt-mark -qq hold slurm-client $(printf '%s\n' "$@" | grep slurm) >/dev/null
   mark packages
 }
 
@@ -157,8 +160,17 @@ END
 
 # --------------------------------------------------------------------------------------------------- on a worker
 
+logins() { # users with a job only, by SSH; cron for root alone
+  printf '%s\n' "+ : root $LOGIN (sudo) : ALL" "- : ALL : ALL" | put /etc/security/cluster-administrators.conf
+  sed -i '/^@include common-account/i\
+account [success=1 default=ignore] pam_access.so accessfile=/etc/security/cluster-administrators.conf noaudit nodefgroup\
+account required pam_slurm_adopt.so action_adopt_failure=deny action_generic_failure=deny' /etc/pam.d/sshd
+  for file in /etc/cron.allow /etc/at.allow; do echo root | put $file; done
+  systemctl mask --quiet --now systemd-logind
+}
+
 worker() { # NAME IP
-  packages slurmd
+  packages slurmd libpam-slurm-adopt
   base "$1" "$2" "$HEAD_IP"
   munge_and_exporter "$2"
   printf 'server %s iburst\ndriftfile /var/lib/chrony/chrony.drift\nmakestep 1.0 3\nrtcsync\n' "$HEAD_IP" | put /etc/chrony/chrony.conf
@@ -183,6 +195,7 @@ END
   sed -n "s/^$1 //p" <<<"$HEALTH_RECORDS" | put /etc/clusterctl/gpu-health.json
   printf %s "$HEALTH_KEY$1" | sha256sum | cut -c 1-64 | tr -d '\n' | put /etc/clusterctl/gpu-health.key 0400
   firewall
+  logins
   systemctl daemon-reload
   systemctl restart clusterctl-firewall chrony munge prometheus-node-exporter systemd-journald
   mark "everything but slurmd"
@@ -219,6 +232,10 @@ innodb_log_file_size = 64M
 innodb_lock_wait_timeout = 900
 max_allowed_packet = 16M
 END
+}
+
+confines() { # RESOURCE
+  [[ " $CONFINE " == *" $1 "* ]] && echo yes || echo no
 }
 
 slurm_files() {
@@ -266,7 +283,8 @@ PurgeStepAfter=12months
 PurgeSuspendAfter=12months
 PurgeTXNAfter=12months
 END
-  printf '%s\n' CgroupPlugin=autodetect ConstrainCores=yes ConstrainDevices=yes ConstrainRAMSpace=yes | put /etc/slurm/cgroup.conf
+  printf '%s\n' CgroupPlugin=autodetect "ConstrainCores=$(confines cores)" "ConstrainDevices=$(confines devices)" \
+    "ConstrainRAMSpace=$(confines memory)" "ConstrainSwapSpace=$(confines swap)" | put /etc/slurm/cgroup.conf
   echo "AutoDetect=off" | put /etc/slurm/gres.conf
   put /etc/slurm/slurm.conf <<END
 ClusterName=$CLUSTER
@@ -304,7 +322,7 @@ AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=$HEAD_IP
 AccountingStorageEnforce=associations,limits,qos
 AccountingStorageTRES=gres/gpu,gres/gpu:$GPU_TYPE
-JobAcctGatherType=jobacct_gather/cgroup
+JobAcctGatherType=jobacct_gather/$([ "$(confines memory)" = yes ] && echo cgroup || echo linux)
 JobAcctGatherFrequency=30
 END
   while read -r name ip; do
@@ -409,8 +427,26 @@ ExecStart=/usr/bin/prometheus --config.file=/etc/prometheus/prometheus.yml --web
 END
 }
 
+hidden_processes() { # users see their own
+  echo 'g proc -' | put /etc/sysusers.d/cluster.conf
+  systemd-sysusers /etc/sysusers.d/cluster.conf
+  put /etc/systemd/system/clusterctl-hidepid.service <<'END'
+[Unit]
+DefaultDependencies=no
+Before=sysinit.target
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/sh -c 'exec mount -o remount,hidepid=2,gid=$$(getent group proc | cut -d: -f3) /proc'
+[Install]
+WantedBy=sysinit.target
+END
+  put /etc/systemd/system/systemd-logind.service.d/cluster.conf <<<$'[Service]\nSupplementaryGroups=proc'
+  systemctl enable --quiet clusterctl-hidepid
+}
+
 head_node() {
-  packages dnsmasq slurmctld slurmdbd mariadb-server prometheus
+  packages dnsmasq slurmctld slurmdbd mariadb-server prometheus gcc git htop jq make nano wget g++ libc6-dev
   head_files
   systemctl restart mariadb & # the slowest to start
   mariadb=$!
@@ -420,9 +456,11 @@ head_node() {
   slurm_files
   health_files
   firewall 9090
+  hidden_processes
   systemctl daemon-reload
   systemctl enable --quiet slurm-metrics.timer slurm-health.socket
-  systemctl restart clusterctl-firewall chrony dnsmasq munge prometheus prometheus-node-exporter slurm-health.socket systemd-journald
+  systemctl restart clusterctl-firewall clusterctl-hidepid systemd-logind chrony dnsmasq munge prometheus \
+    prometheus-node-exporter slurm-health.socket systemd-journald
   wait "$mariadb"
   mark "services but Slurm"
   mariadb <<END
@@ -462,11 +500,11 @@ export -n HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_
 on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes through standard input
   {
     echo 'set -euo pipefail; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8'
-    declare -p CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
+    declare -p LOGIN CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN CONFINE NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
       BUFFER_POOL_MB SCRAPE_INTERVAL HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD \
       PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY RULES METRICS HEALTH_CHECK HEALTH_MODULES HEALTH_LISTENER DRAIN
-    declare -f mark packages put base munge_and_exporter firewall worker head_files slurm_files health_files monitoring_files \
-      head_node proof
+    declare -f mark packages put base munge_and_exporter firewall logins worker head_files confines slurm_files health_files \
+      monitoring_files hidden_processes head_node proof
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"
   } | ssh -F none -i "$directory/id_ed25519" -o IdentitiesOnly=yes -o "UserKnownHostsFile=$directory/known_hosts" \
     -o StrictHostKeyChecking=yes -o GlobalKnownHostsFile=none "$LOGIN@$1" sudo bash -s
