@@ -12,7 +12,7 @@ from tests.pythons import make_environment, newest_python
 UNIT_TESTS_LIMIT = 1500
 """Seconds for all unit tests: a hang, not a measurement."""
 # What tests/conftest.py and the unit tests import besides clusterctl's own dependencies.
-PACKAGES = ("hypothesis", "nvidia-ml-py", "pytest", "pytest-timeout", "pytest-xdist")
+PACKAGES = ("hypothesis", "nvidia-ml-py", "pyte", "pytest", "pytest-timeout", "pytest-xdist")
 
 
 @pytest.mark.proves("systems", "The unit tests pass under the newest Python and Ansible of the machine.")
