@@ -60,7 +60,9 @@ def cut_off_when(lab: TestLab, node: str, sign: Callable[[Path], object], run: "
     for pid in processes:  # podman's monitor first, which would start the node again
         os.kill(int(pid), signal.SIGKILL)
     # The monitor writes this file, and without it podman says that the container runs: `lab up` would then replace it.
-    (PODMAN_EXITS / identity).write_text("137")
+    # With another code than 0, podman would start the node again.
+    (PODMAN_EXITS / identity).write_text("0")
+    podman("container", "cleanup", container(lab, node))
 
 
 def switched_off(lab: TestLab, node: str) -> AbstractContextManager[None]:
