@@ -120,7 +120,7 @@ def lab_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     def find() -> Iterable[str]:
         lab = Lab(ctx.params.get("name") or "lab")
         settings = lab.settings()
-        return [node.name for node in lab.nodes(settings)] if settings else []
+        return [node.name for node in settings.nodes()] if settings else []
 
     return _matching(find, incomplete)
 
