@@ -212,7 +212,7 @@ def have(pattern: str) -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_files__of_every_role__pass_their_own_program(system: str, pattern: str, tmp_path: Path) -> None:
     have(pattern)
-    for host in ("head1", "gpu01"):
+    for host in ("head1", "gpu01", "kubernetes-head1", "kubernetes-gpu01"):
         root = tmp_path / host
         root.mkdir()
         CHECKS[pattern](root, [one for one in files(system) if one.host == host and re.match(pattern, one.path)])
