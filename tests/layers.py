@@ -91,7 +91,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         r"clusterctl/(commands|run|workspace)/(\w+_node|archive|backup|draining|edits|membership|planning|reboot|removals|restore|rolling|secret|upgrade)\.py$",
         ("day2", "contract"),
     ),
-    (r"clusterctl/lab/(kit|kit_recipe|fault)\.py$", ("gpu",)),
+    (r"clusterctl/lab/(kit\w*|fault)\.py$", ("gpu",)),
     (r"clusterctl/lab/(kit_server|nvml|recipes)/", ("gpu",)),
 )
 

@@ -101,7 +101,7 @@ def up(
 @app.command("kit", cls=Verb)
 def build_kit(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Recipes to build. [default: all]")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Recipes to build. [default: all but optional ones]")
     ] = None,
     mirror: Annotated[str, typer.Option(help="Debian mirror to build from.")] = image.DEBIAN_MIRROR,
 ) -> None:
@@ -114,7 +114,8 @@ def build_kit(
         with locked():
             served = kit.serve(built, steps)
     for recipe in recipes:
-        typer.echo(f"{recipe.description} {recipe.version}: {served.place(recipe)}")
+        for place in served.places(recipe):
+            typer.echo(f"{recipe.description} {recipe.version}: {place}")
     console.print("Next: clusterctl lab up --kit, whose inventory points there", highlight=False)
 
 

@@ -42,7 +42,7 @@ def fetch(cluster: TestLab, path: str) -> bytes:
 @pytest.mark.proves("lab", "The kit serves the toolkit's packages and key in the vendor's layout.")
 def test_the_package_source_is_laid_out_as_the_vendors(cluster: TestLab) -> None:
     listed = re.findall(
-        r"^Package: (\S+)$", fetch(cluster, f"stable/deb/{kit.architecture()}/Packages").decode(), re.MULTILINE
+        r"^Package: (\S+)$", fetch(cluster, f"stable/deb/{kit_recipe.architecture()}/Packages").decode(), re.MULTILINE
     )
     assert sorted(listed) == [TOOLKIT, f"{TOOLKIT}-base", f"{TOOLKIT}-operator-extensions"]
     assert b"PUBLIC KEY" in fetch(cluster, "gpgkey")
