@@ -28,8 +28,13 @@ _Address = Annotated[
     typer.Option(help="Address; repeat it in the order of NODE. [default: the name resolves]", metavar="A"),
 ]
 _Group = Annotated[
-    str,
-    typer.Option(help="Group of workers to add them to.", metavar="G", autocompletion=completion.groups),
+    str | None,
+    typer.Option(
+        help="Group of workers to add them to. [default: the only one]",
+        metavar="G",
+        show_default=False,
+        autocompletion=completion.groups,
+    ),
 ]
 _Dead = Annotated[bool, typer.Option("--dead", help="The nodes are permanently down; contact only the head.")]
 _Only = Annotated[
@@ -130,7 +135,7 @@ def plan_bootstrap(options: Any) -> int:
 
 
 @verb(_plans, "add-node", "diff", "accept_new_host_keys", "adopt", *PLAY, of="plan")
-def plan_add_node(options: Any, nodes: Nodes, address: _Address = None, group: _Group = "slurm_workers") -> int:
+def plan_add_node(options: Any, nodes: Nodes, address: _Address = None, group: _Group = None) -> int:
     """Show what add-node would change."""
     from clusterctl.commands import add_node
 
@@ -221,7 +226,7 @@ def logs(
 
 
 @verb(app, "add-node", "yes", "accept_new_host_keys", "skip_unreachable", "adopt", "print_command", *PLAY)
-def add_node(options: Any, nodes: Nodes, address: _Address = None, group: _Group = "slurm_workers") -> int:
+def add_node(options: Any, nodes: Nodes, address: _Address = None, group: _Group = None) -> int:
     """Add workers to the cluster."""
     from clusterctl.commands import add_node
 

@@ -32,7 +32,7 @@ def workers(ctx: typer.Context, incomplete: str) -> list[str]:
     from clusterctl.workspace import home
 
     def find() -> Iterable[str]:
-        return [host.name for host in home.load(_inventory(ctx)).in_group("slurm_workers")]
+        return [host.name for host in home.load(_inventory(ctx)).workers]
 
     return _matching(find, incomplete, ctx.params.get("nodes"))
 
@@ -65,8 +65,9 @@ def groups(ctx: typer.Context, incomplete: str) -> list[str]:
 
     def find() -> Iterable[str]:
         inventory = home.load(_inventory(ctx))
-        workers = {host.name for host in inventory.in_group("slurm_workers")}
-        return [name for name, members in inventory.groups.items() if name != "all" and {*members} <= workers]
+        workers = [{host.name for host in inventory.in_group(kind.workers)} for kind in inventory.schedulers]
+        groups = [(name, {*members}) for name, members in inventory.groups.items() if name != "all"]
+        return [name for name, members in groups if any(members <= hosts for hosts in workers)]
 
     return _matching(find, incomplete)
 

@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from clusterctl.inventory import host_pattern
+from clusterctl.inventory.schedulers import KINDS
 
-_IN_SERVICE = ("slurm_head", "slurm_workers", "kubernetes_head", "kubernetes_workers", "gpu_config")
+_IN_SERVICE = (*(group for kind in KINDS for group in sorted(kind.groups)), "gpu_config")
 """Groups whose roles can be uninstalled only together with the node."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
