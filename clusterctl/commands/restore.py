@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from clusterctl.inventory.schedulers import SLURM
 from clusterctl.run import context, engine, scheduler
 from clusterctl.run.context import Options, Site
 from clusterctl.run.entry import CONTACT, Preflight
@@ -137,7 +138,7 @@ def _show(site: Site, manifest: Manifest, path: Path, ended: list[str], screen: 
 
 def _drained(site: Site) -> list[str]:
     """Return the nodes that are drained now; none if slurmctld does not respond."""
-    with scheduler.connect(site) as controller:
+    with scheduler.connect(site, SLURM) as controller:
         return controller.drained()
 
 
