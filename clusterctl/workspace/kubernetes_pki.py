@@ -12,7 +12,7 @@ _AUTHORITIES = {"ca": "kubernetes", "front-proxy-ca": "kubernetes front proxy", 
 
 def shared(secret: str, cluster: str) -> dict[str, str]:
     """Return the files that all heads share as PEM, by their paths below /etc/kubernetes/pki."""
-    found = {}
+    found: dict[str, str] = {}
     for path, purpose in _AUTHORITIES.items():
         issued = certificates.authority_for(secret, cluster, purpose)
         found |= {f"{path}.crt": issued.certificate, f"{path}.key": issued.key}

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -106,7 +105,7 @@ class Api:
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     found = Api()
     monkeypatch.setattr(module_utils, "kubectl", found.kubectl)
     monkeypatch.setattr(MODULE, "kubectl", found.kubectl)
