@@ -9,10 +9,10 @@ from clusterctl.lab.kit import Kit
 from clusterctl.lab.settings import Node, Scheduler, Settings
 
 USER = "admin"
-# What a Kubernetes lab needs of the kit. Recipes that need others name them.
+# What a Kubernetes lab needs of the kit, besides what these recipes need.
 KUBERNETES_RECIPES = (
-    "busybox", "coredns", "cri-tools", "debian", "etcd", "flannel", "kubernetes", "kubernetes-cni",
-    "nvidia-container-toolkit", "nvidia-device-plugin", "pause",
+    "busybox", "debian", "flannel", "kubernetes", "local-path-provisioner", "nvidia-container-toolkit",
+    "nvidia-device-plugin",
 )  # fmt: skip
 # kubelet's own thresholds are for a disk and memory that a node has to itself.
 _EVICTION = {"memory.available": "50Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"}

@@ -17,7 +17,7 @@ import yaml
 
 from clusterctl.lab import cache, kit, kit_recipe
 from clusterctl.lab.podman import LabError
-from tests.cluster.gpus import Site
+from tests.cluster.gpus import RECIPES, Site
 from tests.cluster.lab import ALICE, CALL_LIMIT, TestLab, clusterctl, podman
 from tests.faults.injury import GUARD
 from tests.programs import conversation
@@ -191,7 +191,7 @@ def test_an_interrupted_build_leaves_nothing_half(elsewhere: Path) -> None:
 
 @pytest.mark.proves("lab", "The kit builds nothing twice.")
 def test_what_is_built_is_not_built_again() -> None:
-    done = clusterctl("lab", "kit")
+    done = clusterctl("lab", "kit", *RECIPES)
     assert done.returncode == 0, done.stderr
     assert "lab/debian:13" in done.stdout
     assert "kit:" not in done.stderr  # no step was needed

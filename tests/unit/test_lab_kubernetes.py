@@ -51,7 +51,7 @@ def test_inventory__with_the_kit__names_its_certificate_and_sources(tmp_path: Pa
     assert given["nvidia_container_toolkit_key_fingerprint"] == "ABCD" * 10
 
 
-@pytest.mark.proves("lab", "A lab with three heads has an address of the API that is none of theirs.")
+@pytest.mark.proves("lab", "A lab with three heads has an API address apart from theirs.")
 def test_nodes__of_three_heads_and_many_workers__have_addresses_of_their_own(tmp_path: Path) -> None:
     settings = Settings("lab", scheduler="kubernetes", heads=3, workers=200, cgroups=1, subnet="10.213.9.0/24")
     nodes = settings.nodes()
@@ -123,7 +123,7 @@ def running(*schedulers: str) -> list[dict[str, Any]]:
     return [{"Labels": {"clusterctl.lab": "other", "clusterctl.lab.scheduler": name}} for name in schedulers]
 
 
-@pytest.mark.proves("lab", "A lab that the machine's inotify instances do not suffice for is refused with the numbers.")
+@pytest.mark.proves("lab", "A lab that needs more inotify instances than the machine has is refused.")
 @pytest.mark.parametrize(
     ("workers", "there", "used", "fits"),
     [

@@ -40,8 +40,12 @@ def test_touches__every_line__matches_a_file(pattern: str) -> None:
         ("tests/unit/test_cli.py", {"unit"}),
         ("tests/cluster/test_driver.py", {"gpu"}),
         ("tests/cluster/gpus.py", {"gpu"}),
-        ("roles/gpu_health/tasks/main.yml", {"gpu", "roles"}),
+        ("roles/gpu_health/tasks/main.yml", {"gpu", "kubernetes", "roles"}),
         ("roles/backup/tasks/main.yml", {"day2", "roles"}),
+        ("roles/containerd/tasks/main.yml", {"gpu", "kubernetes", "roles"}),
+        ("clusterctl/workspace/kubernetes_pki.py", {"kubernetes"}),
+        ("roles/kubernetes_head/tasks/main.yml", {"kubernetes", "roles"}),
+        ("tests/cluster/kubernetes.py", {"kubernetes"}),
         ("clusterctl/commands/backup.py", {"day2", "contract"}),
         ("roles/base/tasks/main.yml", set(layers.ALL)),
         ("clusterctl/ansible/runner.py", set(layers.ALL)),
@@ -53,6 +57,7 @@ def test_touches__every_line__matches_a_file(pattern: str) -> None:
         ("scripts/test", set()),
         ("playbooks/replace-node.yml", {"day2", "contract"}),
         ("plugins/modules/nvidia_build.py", {"gpu", "roles"}),
+        ("scripts/demo", {"kubernetes", "systems"}),
     ],
 )
 def test_touched__a_path__touches_what_the_map_says(path: str, expected: set[str]) -> None:
