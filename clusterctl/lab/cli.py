@@ -76,8 +76,9 @@ def up(
     stored = lab.settings()
     if scheduler is Scheduler.kubernetes:
         cgroups = cgroups or (1 if host_has_v1() else 2)
+        further = [recipe.name for recipe in kit_recipe.load()] if with_kit else recipes
         before = stored.recipes if stored else ()
-        recipes = None if with_kit else list(dict.fromkeys((*KUBERNETES_RECIPES, *(recipes or before))))
+        recipes = list(dict.fromkeys((*KUBERNETES_RECIPES, *(further or before))))
     given: dict[str, Any] = {
         "scheduler": scheduler and scheduler.value, "heads": heads, "workers": workers,
         "gpus": gpus, "gpu_model": gpu_model, "cgroups": cgroups,

@@ -111,8 +111,12 @@ def test_up__kubernetes__takes_its_part_of_the_kit(up: Any) -> None:
     assert first.recipes == [*lab_inventory.KUBERNETES_RECIPES, "kubernetes-previous"]
     assert up() == first
     assert up("--scheduler", "kubernetes") == first
-    everything = up("--scheduler", "kubernetes", "--kit")
-    assert (everything.kit, tuple(everything.recipes)) == (True, ())
+    assert up("--scheduler", "kubernetes", "--kit").recipes[-1] == "dcgm-exporter-simulated"
+
+
+def test_recipes__of_kubernetes__are_in_the_kit_with_what_they_need() -> None:
+    found = {recipe.name for recipe in kit_recipe.load(lab_inventory.KUBERNETES_RECIPES)}
+    assert found >= {*lab_inventory.KUBERNETES_RECIPES, "coredns", "cri-tools", "etcd", "kubernetes-cni", "pause"}
 
 
 def test_up__slurm__needs_no_kit(up: Any) -> None:
