@@ -39,7 +39,8 @@ def package_script(name: str, package: Package) -> str:
     for script in SCRIPTS:
         if origin := getattr(package, script):
             lines.append(f"install -m 0755 {shlex.quote(origin)} {tree}/DEBIAN/{script}")
-    lines.append(f"dpkg-deb --root-owner-group --build {tree} /made")
+    # gzip: for 66 MB of programs xz, the default, takes 35 CPU-s instead of 10, and twice the time on every node.
+    lines.append(f"dpkg-deb --root-owner-group -Zgzip --build {tree} /made")
     return "\n".join(lines) + "\n"
 
 
