@@ -27,22 +27,23 @@ def nodes(inventory: Inventory, facts: Mapping[str, Facts], known: Mapping[str, 
     """Yield the hosts on which the kubelet or the control plane would not start."""
     for host in _members(inventory):
         if host.name in facts:
-            yield from _swap(host, facts[host.name].node.swap_mb)
+            yield from _swap(host, facts[host.name].node.swap_mb, inventory)
         if host.name not in known:
             continue
         node = known[host.name]
-        yield from _cgroups(host, node)
+        yield from _cgroups(host, node, inventory)
         if KUBERNETES.head in host.groups:
-            if node.cpu.cpus < HEAD_CPUS:
+            ignored = _setting(host, "kubernetes_head_ignore_checks") or ()
+            if node.cpu.cpus < HEAD_CPUS and "NumCPU" not in ignored:
                 yield Finding(host.name, "cpu", f"{node.cpu.cpus} CPU", f"a head needs at least {HEAD_CPUS}")
-            if node.memory_mb < HEAD_MEMORY_MB:
+            if node.memory_mb < HEAD_MEMORY_MB and "Mem" not in ignored:
                 yield Finding(host.name, "memory", f"{node.memory_mb} MB", f"a head needs at least {HEAD_MEMORY_MB} MB")
 
 
-def _cgroups(host: Host, node: Hardware) -> Iterator[Finding]:
+def _cgroups(host: Host, node: Hardware, inventory: Inventory) -> Iterator[Finding]:
     release = minor(_setting(host, VERSION))
     if node.cgroup.version == 1:
-        refuses = _kubelet(host).get("failCgroupV1", (release or REFUSES_CGROUP_V1) >= REFUSES_CGROUP_V1)
+        refuses = _kubelet(inventory, host).get("failCgroupV1", (release or REFUSES_CGROUP_V1) >= REFUSES_CGROUP_V1)
         if refuses is not False:
             hint = f"boot with systemd.unified_cgroup_hierarchy=1, or set {_KUBELET}: {{failCgroupV1: false}}"
             yield Finding(host.name, "cgroups", "version 1 of cgroups, which the kubelet refuses", hint)
@@ -52,8 +53,8 @@ def _cgroups(host: Host, node: Hardware) -> Iterator[Finding]:
         yield Finding(host.name, "cgroups", found, "enable them, see kernel-command-line(7)")
 
 
-def _swap(host: Host, size: int) -> Iterator[Finding]:
-    if size and _kubelet(host).get("failSwapOn", True) is not False:
+def _swap(host: Host, size: int, inventory: Inventory) -> Iterator[Finding]:
+    if size and _kubelet(inventory, host).get("failSwapOn", True) is not False:
         hint = f"disable it: swapoff -a, and in /etc/fstab; or set {_KUBELET}: {{failSwapOn: false}}"
         yield Finding(host.name, "swap", f"{size} MB of swap, with which the kubelet does not start", hint)
 
@@ -80,7 +81,7 @@ def needed_heads(inventory: Inventory, answers: Mapping[str, Answer]) -> set[str
 def lost_head(inventory: Inventory, facts: Mapping[str, Facts], wanted: bool) -> Iterator[Finding]:
     """Yield heads that are all without a control plane, while workers have joined one.
 
-    A new control plane has a new authority: it does not know the workers, and their kubelets do not trust it.
+    A new control plane has no objects: the kubelets would register with it and end all their pods.
     """
     heads = inventory.in_group(KUBERNETES.head)
     if any(head.name not in facts or "controller" in facts[head.name].node.kubernetes for head in heads):
@@ -92,8 +93,8 @@ def lost_head(inventory: Inventory, facts: Mapping[str, Facts], wanted: bool) ->
     ]
     for head in heads if joined else ():
         others = " and others have" if len(joined) > 1 else " has"
-        found = f"has no control plane, but {joined[0]}{others} joined one"
-        hint = "the workers have to be removed and added again" if wanted else _RESTORE
+        found = f"has no control plane, but {joined[0]}{others} joined one; a new one would end all their pods"
+        hint = "the cluster starts empty" if wanted else _RESTORE
         yield Finding(head.name, "lost head", found, hint, warning=wanted)
 
 
@@ -132,6 +133,8 @@ def _setting(host: Host, name: str) -> Any:
     return host.variables.get(name, schema.load().defaults.get(name))
 
 
-def _kubelet(host: Host) -> Mapping[str, Any]:
-    found = _setting(host, _KUBELET)
-    return found if isinstance(found, Mapping) else {}
+def _kubelet(inventory: Inventory, host: Host) -> Mapping[str, Any]:
+    """Return the kubelet's configuration in the inventory: the cluster's, then the node's own."""
+    head = inventory.in_group(KUBERNETES.head)[0]
+    found = (_setting(head, "kubernetes_head_kubelet_config"), _setting(host, _KUBELET))
+    return {key: value for one in found if isinstance(one, Mapping) for key, value in one.items()}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from clusterctl.kubernetes import members, objects
+from clusterctl.kubernetes.members import Member
 from clusterctl.kubernetes.objects import KubernetesNode, Pod
 from clusterctl.kubernetes.state import GET_NODES, GET_PODS, KUBECTL, MAX_REPLY, problem
 from clusterctl.nodes.head_commands import HeadCommands
@@ -16,7 +17,9 @@ from clusterctl.util.text import duration, plural, printable
 
 T = TypeVar("T")
 
+# Programs of role kubernetes_head. ETCD refuses a removal that would lose the quorum, too.
 DRAIN = "/usr/local/sbin/kubernetes-drain"
+ETCD = "/usr/local/sbin/kubernetes-etcd"
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 5.0  # after a refused eviction, as `kubectl drain` waits (k8s.io/kubectl/pkg/drain)
 _FEW = 8  # nodes; for more of them, one request for all pods is cheaper
@@ -85,7 +88,7 @@ class KubernetesController(HeadCommands):
         """Delete removed nodes, and the members of etcd that ran on them."""
         if nodes and self.is_set_up():
             self.leave(nodes)
-            self._run(*KUBECTL, "delete", "node", "--ignore-not-found", *nodes)
+            self._run(DRAIN, "--forget", ",".join(nodes))
 
     # --- pods ---
 
@@ -161,21 +164,13 @@ class KubernetesController(HeadCommands):
 
     # --- heads ---
 
-    def etcd_members(self, without: Sequence[str] = ()) -> list[members.Member]:
-        """Return the members of etcd, from a head that is not in `without`."""
-        pod = self._etcd_pod(without)
-        status, listed, err = self._try(*pod, *members.LIST)
-        if status:
-            raise self._failed("etcdctl", status, err)
-        _, health, _ = self._try(*pod, *members.HEALTH)
-        try:
-            return members.parse(listed, health)
-        except (ValueError, RecursionError) as error:
-            raise HeadFailed(f"{self._name}: etcdctl printed invalid output: {printable(str(error), 200)}") from None
+    def members(self) -> list[Member]:
+        """Return the members of etcd. Fails without a quorum."""
+        return self._parse(members.parse, ETCD)
 
     def require_spare(self, heads: Sequence[str]) -> None:
         """Raise HeadFailed if etcd would lose its quorum while these heads are down. A single head has no spare."""
-        found = self.etcd_members()
+        found = self.members()
         if len(found) > 1 and (reason := members.quorum_problem(found, heads)):
             raise HeadFailed(f"{self._name}: {reason}")
 
@@ -193,15 +188,13 @@ class KubernetesController(HeadCommands):
             order = self._removal_order(nodes)
         except members.QuorumError as error:
             raise HeadFailed(f"{self._name}: {error}") from None
-        for member in order:
-            status, out, err = self._try(*self._etcd_pod(nodes), "member", "remove", f"{member.id:x}")
-            if status:
-                raise self._failed("etcdctl member remove", status, err or out)
+        for name in order:
+            self._run(ETCD, "--remove", name)
 
-    def _removal_order(self, nodes: Sequence[str]) -> list[members.Member]:
+    def _removal_order(self, nodes: Sequence[str]) -> list[str]:
         known = self.nodes()
         heads = [name for name in nodes if name in known and known[name].is_head]
-        return members.removal_order(self.etcd_members(heads), heads) if heads else []
+        return members.removal_order(self.members(), heads) if heads else []
 
     def wait_for_head(self, head: str, seconds: float) -> str:
         """Wait until a head's node and its member of etcd are healthy; return what is wrong after `seconds`."""
@@ -210,7 +203,7 @@ class KubernetesController(HeadCommands):
             try:
                 if not self.hears_from(head):
                     reason = "its node is not ready"
-                elif not any(member.name == head and member.healthy for member in self.etcd_members()):
+                elif not any(member.name == head and member.healthy for member in self.members()):
                     reason = "its member of etcd is not healthy"
                 else:
                     return ""
@@ -220,30 +213,18 @@ class KubernetesController(HeadCommands):
                 return reason
             time.sleep(POLL_SECONDS)
 
-    def _etcd_pod(self, without: Sequence[str]) -> tuple[str, ...]:
-        """Return the command that runs etcdctl in the pod of a ready head that is not in `without`.
-
-        kubeadm's static pods have the label. The connected head is preferred.
-        """
-        found = self._parse(objects.pods, *GET_PODS, "--selector=component=etcd,tier=control-plane")
-        ready = {name for name, node in self.nodes().items() if node.ready and name not in without}
-        pods = [pod for pod in found if pod.node in ready and pod.phase == "Running"]
-        if not pods:
-            raise HeadFailed(f"{self._name}: no other head has a running member of etcd")
-        own = next((pod for pod in pods if pod.node == self._name), pods[0])
-        return (*KUBECTL, "exec", f"--namespace={own.namespace}", own.name, "--", *members.ETCDCTL)
-
     # --- results ---
 
     def _parse(self, parse: Callable[[str], T], *argv: str) -> T:
+        program = argv[0].rpartition("/")[2]
         status, out, err = self._try(*argv)
         if status:
-            raise self._failed("kubectl", status, err)
+            raise self._failed(program, status, err)
         try:
             return parse(out)
         except (ValueError, RecursionError) as error:
             text = printable(str(error), 200)
-            raise HeadFailed(f"{self._name}: kubectl printed invalid output: {text}") from None
+            raise HeadFailed(f"{self._name}: {program} printed invalid output: {text}") from None
 
     def _failed(self, what: str, status: int, err: str) -> HeadFailed:
         return HeadFailed(f"{self._name}: {what} failed: {problem(status, err)}")
@@ -272,8 +253,8 @@ class KubernetesController(HeadCommands):
 
     @staticmethod
     def forget_command(nodes: Sequence[str]) -> str:
-        """Return the command that deletes removed nodes."""
-        return "sudo " + shlex.join([*KUBECTL, "delete", "node", *nodes])
+        """Return the command that deletes removed nodes, and their members of etcd."""
+        return "sudo " + shlex.join([DRAIN, "--forget", ",".join(nodes)])
 
 
 def _taint(node: str) -> list[str]:
