@@ -48,7 +48,7 @@ def _kubernetes(settings: Settings) -> dict[str, object]:
         "containerd_cri_options": {"restrict_oom_score_adj": True},
         "kubernetes_node_kubelet_config": kubelet,
         # The table of connections is the host's.
-        "kubernetes_head_proxy_config": {"mode": "nftables", "conntrack": {"maxPerCore": 0, "min": 0}},
+        "kubernetes_head_proxy_config": {"conntrack": {"maxPerCore": 0, "min": 0}},
     }
     if settings.heads > 1:
         found["kubernetes_node_api_address"] = settings.api_address
