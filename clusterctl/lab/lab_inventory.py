@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from clusterctl.inventory import schedulers
 from clusterctl.lab.kit import Kit
 from clusterctl.lab.settings import Node, Scheduler, Settings
 
@@ -57,7 +58,7 @@ def _kubernetes(settings: Settings) -> dict[str, object]:
 
 def text(settings: Settings, nodes: Sequence[Node], key: Path, proxy: str, variables: Mapping[str, object]) -> str:
     """Return the inventory: the same for both schedulers, but for the names of the groups and their variables."""
-    heads = [node for node in nodes if node.is_head]
+    heads, kind = [node for node in nodes if node.is_head], schedulers.named(settings.scheduler)
 
     def hosts(members: Sequence[Node]) -> str:
         return "".join(f"        {node.name}: {{ansible_host: {node.address}}}\n" for node in members)
@@ -75,9 +76,9 @@ all:
     users_accounts:
       - {{name: alice, uid: 5001}}
 {further}  children:
-    {settings.scheduler}_head:
+    {kind.head}:
       hosts:
-{hosts(heads)}    {settings.scheduler}_workers:
+{hosts(heads)}    {kind.workers}:
       hosts:
 {hosts([node for node in nodes if not node.is_head])}    monitoring:
       hosts:

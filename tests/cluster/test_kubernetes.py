@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import counts
 from tests.cluster.kubernetes import (
     BUSYBOX,
     GPU,
@@ -46,6 +47,8 @@ from tests.programs import output_of
 pytestmark = pytest.mark.kit(*RECIPES)
 
 GROUPS = {"head1": {"kubernetes_head", "monitoring"}, "gpu01": {"kubernetes_workers"}}
+TASKS = 40
+"""Ansible tasks that a worker's path must not have, each of which costs 0.2 to 0.3 s of CPU."""
 SEEN = "hostname; ls /dev | grep -x 'nvidia[0-9]*' || true; nvidia-smi -L"
 
 
@@ -53,6 +56,7 @@ SEEN = "hostname; ls /dev | grep -x 'nvidia[0-9]*' || true; nvidia-smi -L"
 def lab() -> Iterator[Kubernetes]:
     """A fresh lab of one head and two workers."""
     with fresh_as(Kubernetes, "kubernetes") as lab:
+        lab.declare(f'kubernetes_head_user_quota: {{requests.{GPU}: "2"}}')
         yield lab
 
 
@@ -83,6 +87,13 @@ def test_bootstrap__empty_nodes__are_a_ready_cluster(cluster: Kubernetes) -> Non
         one["metadata"]["name"] for one in cluster.pods() if one["status"]["phase"] not in ("Running", "Succeeded")
     ]
     assert unwell == []
+
+
+@pytest.mark.proves("costs", "A Kubernetes worker's path through a bootstrap has fewer than 40 tasks.")
+def test_bootstrap__from_nothing__keeps_a_workers_path_short(cluster: Kubernetes) -> None:
+    run = min((cluster.inventory.parent / ".clusterctl" / "runs").glob("*-bootstrap"))
+    tasks = {host: found["run"] for host, found in counts.tasks(run).items()}
+    assert {host: number for host, number in tasks.items() if host in cluster.worker_names and number >= TASKS} == {}
 
 
 @pytest.mark.proves("kubernetes", "Workers have labels of their recorded GPUs.")
@@ -314,7 +325,11 @@ def test_kubeconfig__of_a_person__reaches_one_namespace(cluster: Kubernetes, tmp
     kubeconfig(cluster, "--user", "alice", "--output", str(path))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     namespace = user_of(path.read_text())["namespace"]
-    assert cluster.get("resourcequota", f"--namespace={namespace}") != []
+    (quota,) = cluster.get("resourcequota", f"--namespace={namespace}")
+    assert quota["spec"]["hard"] == {f"requests.{GPU}": "2"}
+    greedy = pod("greedy", BUSYBOX, "true", gpus=3)
+    greedy["metadata"]["namespace"] = namespace
+    assert "exceeded quota" in cluster.refused(greedy)
     assert with_config(cluster, path, "auth", "whoami").count("alice")
     for argv, answer in {
         ("create", "deployments"): "yes",

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from clusterctl.inventory import schedulers
 from clusterctl.lab import cli, kit, kit_recipe, lab, lab_inventory
 from clusterctl.lab.podman import LabError
 from clusterctl.lab.settings import Scheduler, Settings
@@ -20,6 +21,10 @@ def inventory(settings: Settings, directory: Path, served: kit.Kit | None = None
     text = lab_inventory.text(settings, settings.nodes(), directory / "key", "http://10.213.9.2:3142", found)
     document: dict[str, Any] = yaml.safe_load(text)["all"]
     return document
+
+
+def test_schedulers__of_labs__are_those_of_inventories() -> None:
+    assert {scheduler.value for scheduler in Scheduler} == {kind.name for kind in schedulers.KINDS}
 
 
 @pytest.mark.proves("lab", "Labs of both schedulers have inventories that differ by the prefix of groups.")
