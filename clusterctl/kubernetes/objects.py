@@ -54,6 +54,11 @@ class KubernetesNode:
     def in_service(self) -> bool:
         return self.ready and not self.cordoned
 
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it is in service without a bad condition, such as a full disk."""
+        return self.in_service and not self.problems
+
     def why(self) -> list[str]:
         """Return why the node is not in service or not healthy, one line for each cause."""
         causes = [f"{cause}: {reason}" for cause, reason in sorted(self.causes.items())]

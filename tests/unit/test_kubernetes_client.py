@@ -249,7 +249,7 @@ def test_objects__of_any_shape__are_read_or_left_out(item: Any) -> None:
 
 @pytest.mark.parametrize("answer", ["", "{", "[]", "null", '{"items": 3}'])
 def test_objects__that_are_no_list__are_refused(answer: str) -> None:
-    with pytest.raises(ValueError, match="list of objects|Expecting|Extra data"):
+    with pytest.raises(ValueError, match=r"list of objects|Expecting"):
         objects.nodes(answer)
 
 
@@ -452,7 +452,7 @@ def of(*healthy: bool) -> list[Member]:
 def test_members__as_the_program_prints_them__are_the_voters() -> None:
     assert members.parse(ETCD) == of(True, True, False)
     for bad in ("", "{}", '[{"name": 3}]', "[null]"):
-        with pytest.raises(ValueError, match="members|name|the document|Expecting"):
+        with pytest.raises(ValueError, match=r"members|name|the document|Expecting"):
             members.parse(bad)
 
 
