@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.kubectl import get, kubectl
+from ansible.module_utils.kubernetes_etcd import BUMP, CRICTL, RESET, clear, restore, tool
 from ansible.module_utils.node_state.tools import NodeError, change, clean, run, write
 
 DOCUMENTATION = r"""
@@ -86,8 +87,8 @@ MANIFESTS = KUBERNETES / "manifests"
 OWN = KUBERNETES / "clusterctl"
 CONFIGURATION, JOIN, PATCHES = OWN / "kubeadm.yaml", OWN / "join.yaml", OWN / "patches"
 STARTED, COMPLETE = OWN / "started", OWN / "complete"
+STAGED = OWN / "restore.db"  # a snapshot of etcd with which the cluster begins
 ETCD = Path("/var/lib/etcd")
-SOCKET = "unix:///run/containerd/containerd.sock"
 COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 # The files that clusterctl writes; kubeadm derives all others from them.
 SHARED = (
@@ -192,8 +193,7 @@ def delete_derived():
 def reset():
     """Delete a control plane with its data and pods, and keep the shared files."""
     shared = {PKI / name: (PKI / name).read_bytes() for name in SHARED if (PKI / name).exists()}
-    # The member of etcd is removed by another head, which knows whether the others have a quorum.
-    kubeadm("reset", "--force", "--cleanup-tmp-dir", f"--cri-socket={SOCKET}", "--skip-phases=remove-etcd-member")
+    kubeadm(*RESET)
     shutil.rmtree(ETCD / "member", ignore_errors=True)
     for path, content in shared.items():
         path.parent.mkdir(mode=0o755, exist_ok=True)
@@ -209,15 +209,41 @@ def create(given, resumed):
     """Create the cluster."""
     store(STARTED, {"step": "init"})
     checks = list(given["ignore"])
+    if STAGED.exists():
+        begin_with_snapshot(given)
+        resumed = True
     if resumed:
         delete_derived()
         checks += [*RESUMED, f"Port-{given['port']}"]
     kubeadm(
         "init", f"--config={CONFIGURATION}", "--skip-phases=show-join-command", "--skip-token-print", *ignoring(checks)
     )
-    # kubeadm always creates a token (SetDefaults_BootstrapTokens), which nobody needs.
+    # kubeadm always creates a token (SetDefaults_BootstrapTokens), which is not used.
     kind = "--field-selector=type=bootstrap.kubernetes.io/token"
     kubectl("delete", "secrets", "--namespace=kube-system", kind, "--ignore-not-found")
+    STAGED.unlink(missing_ok=True)
+
+
+def begin_with_snapshot(given):
+    """Make etcd's data from a staged snapshot; `kubeadm init` continues with it. A killed call is repeated."""
+    images = kubeadm("config", "images", "list", f"--config={CONFIGURATION}").split()
+    image = next((one for one in images if re.search(r"/etcd:[^/]+$", one)), None)
+    if image is None:
+        raise NodeError("kubeadm lists no image of etcd")
+    run(*CRICTL, "pull", image)
+    place = OWN / "restore"
+    clear(place)
+    place.mkdir(mode=0o700)
+    ETCD.mkdir(mode=0o700, exist_ok=True)
+    new = ETCD / ".restore"  # in the same filesystem: the directory may be a mount
+    shutil.rmtree(new, ignore_errors=True)
+    address = f"[{given['address']}]" if ":" in given["address"] else given["address"]
+    with tool(image, "etcdutl", place) as etcdutl:
+        restore(etcdutl, STAGED, new, given["name"], f"https://{address}:2380", *BUMP)
+    clear(place)
+    shutil.rmtree(ETCD / "member", ignore_errors=True)
+    (new / "member").rename(ETCD / "member")
+    new.rmdir()
 
 
 def join(given, resumed):

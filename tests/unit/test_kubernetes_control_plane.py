@@ -1,7 +1,9 @@
 """The module that runs kubeadm on a head: what it does from each state that a killed call may have left."""
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,10 @@ class Head:
         words = " ".join(word for word in argv[1:] if not word.startswith("-"))
         if words == "version":
             return 0, f"{self.version}\n"
+        if argv[0] == "crictl":
+            return 0, ""
+        if words == "config images list":
+            return 0, "registry.k8s.io/pause:3.10.2\nregistry.k8s.io/etcd:3.6.8-0\n"
         self.calls.append(" ".join(argv[1:]).replace(str(self.folder), "/etc/kubernetes"))
         if words == self.fails:
             return (
@@ -212,7 +218,7 @@ def test_converge__killed_join__begins_with_an_empty_etcd(head: Head, monkeypatc
 
     monkeypatch.setattr(MODULE, "run", watched)
     assert head.converge(create=False) == ["created joined"]
-    assert head.calls[0].startswith("reset --force --cleanup-tmp-dir")
+    assert head.calls[0].startswith("reset --force")
     assert "--skip-phases=remove-etcd-member" in head.calls[0]
     assert head.calls[1:] == JOIN
     assert states == [True, False, False]
@@ -259,6 +265,37 @@ def test_errors__of_kubeadm__have_no_token() -> None:
     output = f"[bootstrap-token] Using token: {token}\nerror: {token}\nTo see the stack trace x\n"
     assert MODULE.errors(output) == "error: TOKEN"
     assert MODULE.errors("a\nb\n") == "a\nb"
+
+
+def test_converge__staged_snapshot__is_etcds_data_before_init(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed call repeats it: etcd has not started on the data then."""
+
+    @contextlib.contextmanager
+    def tool(image: str, name: str, _: Path) -> Iterator[str]:
+        assert (image, name) == ("registry.k8s.io/etcd:3.6.8-0", "etcdutl")
+        yield "etcdutl"
+
+    def restored(_: str, snapshot: Path, data: Path, name: str, peer: str, *options: str) -> None:
+        assert (snapshot.read_text(), name, peer) == ("snapshot", "head1", "https://10.0.0.10:2380")
+        assert "--mark-compacted" in options
+        (data / "member").mkdir(parents=True)
+        (data / "member/db").write_text("restored")
+
+    monkeypatch.setattr(MODULE, "STAGED", head.folder / "clusterctl/restore.db")
+    monkeypatch.setattr(MODULE, "tool", tool)
+    monkeypatch.setattr(MODULE, "restore", restored)
+    MODULE.STAGED.write_text("snapshot")
+    head.killed = "init"
+    with pytest.raises(KeyboardInterrupt):
+        head.converge()
+    assert (head.folder / "etcd/member/db").read_text() == "restored"
+    (head.folder / "etcd/member/db").write_text("half")
+    head.killed = ""
+    assert head.converge() == ["created created"]
+    assert (head.folder / "etcd/member/db").read_text() == "restored"
+    assert "DirAvailable--var-lib-etcd" in head.calls[-1]
+    assert not MODULE.STAGED.exists()
+    assert [path.name for path in (head.folder / "etcd").iterdir()] == ["member"]
 
 
 # --- changes --------------------------------------------------------------------------------------------------------
