@@ -34,9 +34,10 @@ VOLATILE = re.compile(
     r"(fs\.(aio-nr|dentry|file-nr|inode|quota)|kernel\.(random|ns_last|pty\.nr|sched_domain|perf_event_max_sample_rate)|net\.)"
     r"|.*(conf\.(veth|podman))"
 )
-# Modules that a kernel loads by itself when podman asks it for a container's network, filter and file system.
+# Modules that a kernel loads by itself when podman asks it for a container's network, filter and file system, or when
+# flannel in a node asks for its network.
 FOR_CONTAINERS = re.compile(
-    r"(br_netfilter|bridge|llc|overlay|stp|veth|libcrc32c|nfnetlink|ip_set|(arp|eb|ip|ip6|x)_?table|(nf|nft|xt)_)\w*$"
+    r"(br_netfilter|bridge|llc|overlay|stp|veth|vxlan|(ip6_)?udp_tunnel|libcrc32c|nfnetlink|ip_set|(arp|eb|ip|ip6|x)_?table|(nf|nft|xt)_)\w*$"
 )
 
 
