@@ -408,6 +408,24 @@ def test_add__person__gets_a_certificate_of_the_group(monkeypatch: pytest.Monkey
     assert {"--client-name=ada", "--org=clusterctl:users", "--validity-period=720h"} <= {*calls[1]}
 
 
+@pytest.mark.parametrize(
+    ("given", "exists", "expected"),
+    [
+        ({}, False, {"gpu": "2"}),
+        ({}, True, {}),
+        ({"gpu": "4"}, True, {"gpu": "4"}),
+        ({"cpu": "8"}, False, {"gpu": "2", "cpu": "8"}),
+    ],
+)
+def test_limits__of_a_namespace__keep_an_existing_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Data, exists: bool, expected: Data
+) -> None:
+    (tmp_path / "users.json").write_text('{"quota": {"gpu": "2"}}')
+    monkeypatch.setattr(USER, "DEFAULTS", tmp_path / "users.json")
+    monkeypatch.setattr(USER.kubernetes_api, "get", lambda *_: [{}] * exists)
+    assert USER.limits("ada", given) == expected
+
+
 def test_listed__persons__have_their_namespaces() -> None:
     def binding(user: str, namespace: str) -> Data:
         return {"metadata": {"labels": {"clusterctl/user": user}, "namespace": namespace}}

@@ -45,6 +45,7 @@ class Elsewhere(NamedTuple):
 
 ELSEWHERE = {
     "enroot": Elsewhere("ordinary", "test_runtimes.py::test_enroots_directories_are_each_users_own", "/var/lib/enroot"),
+    "kubernetes_head": Elsewhere("ordinary", "test_kubernetes.py::test_tokens__after_a_bootstrap__are_none", "tokens"),
     "mpi": Elsewhere("long", "test_first_hour.py::test_mpi__program_of_a_user__runs_on_two_nodes", "mpicc"),
     "nvidia_cuda": Elsewhere(
         "ordinary", "test_driver.py::test_users_choose_among_toolkits_side_by_side", '"nvidia_cuda"'
