@@ -30,6 +30,7 @@ class Api:
 
     def __init__(self) -> None:
         self.nodes: dict[str, Data] = {}
+        self.events: list[Data] = []
         self.before_patch: Callable[[], None] = lambda: None
 
     def add(self, name: str, **spec: Any) -> None:
@@ -43,6 +44,9 @@ class Api:
     def kubectl(self, *argv: str, stdin: Any = None) -> str:
         if argv[0] == "delete":
             return f"node {argv[2]} deleted\n" if self.nodes.pop(argv[2], None) else ""
+        if argv[0] == "create":
+            self.events.append(stdin)
+            return ""
         self.before_patch()
         node, patch = self.nodes[argv[2]], json.loads(json.dumps(stdin))
         metadata = patch["metadata"]
@@ -104,9 +108,34 @@ def test_drain__two_causes__node_returns_after_the_last(api: Api) -> None:
 
 def test_drain__same_again__changes_nothing(api: Api) -> None:
     drain("health", "--out", "gpu01", "--reason", "a")
-    before = copy.deepcopy(api.nodes)
+    before, events = copy.deepcopy(api.nodes), len(api.events)
     assert drain("health", "--out", "gpu01", "--reason", "a") == []
-    assert api.nodes == before
+    assert (api.nodes, len(api.events)) == (before, events)
+
+
+@pytest.mark.proves("health", "An event of the Kubernetes node has the reason of a GPU fault.")
+def test_drain__causes_change__is_an_event_of_the_node(api: Api) -> None:
+    drain("health", "--out", "gpu01", "--reason", "GPU 1: XID 79")
+    drain("upgrade", "--out", "gpu01", "--reason", "1.36")
+    drain("health", "--in", "gpu01")
+    drain("upgrade", "--in", "gpu01")
+    assert [(one["type"], one["message"]) for one in api.events] == [
+        ("Warning", "health: GPU 1: XID 79"),
+        ("Warning", "health: GPU 1: XID 79; upgrade: 1.36"),
+        ("Warning", "upgrade: 1.36"),
+        ("Normal", "no cause is left to keep pods away"),
+    ]
+    assert {one["involvedObject"]["name"] for one in api.events} == {"gpu01"}
+
+
+def test_drain__event_that_cannot_be_written__does_not_matter(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*argv: str, stdin: Any = None) -> str:
+        if argv[0] == "create":
+            raise DRAIN.KubernetesError("forbidden")
+        return api.kubectl(*argv, stdin=stdin)
+
+    monkeypatch.setattr(DRAIN, "kubectl", refuse)
+    assert drain("health", "--out", "gpu01") == ["gpu01 out: health"]
 
 
 @pytest.mark.proves("kubernetes", "A node that an operator cordoned stays cordoned.")
