@@ -129,8 +129,7 @@ class Kubernetes(TestLab):
         }
 
     def phase(self, pod: Manifest, head: str = "head1") -> str:
-        found = self.get("pod", "--ignore-not-found", *named(pod), head=head)
-        return str(found["status"]["phase"])
+        return str(self.get("pod", *named(pod), head=head)["status"]["phase"])
 
     def logs(self, pod: Manifest, head: str = "head1") -> str:
         return self.kubectl("logs", *named(pod), head=head)
