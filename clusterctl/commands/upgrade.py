@@ -170,7 +170,7 @@ class Rehearse(Phase):
                 lost = fold(run.ledger.ordered(run.ledger.lost()))
                 raise WorkersFailed(f"Check mode failed on {lost}; nothing was changed on any node.")
             raise error
-        found = Plan.of(run.ledger)
+        found = Plan.of(run.ledger, kinds=site.inventory.schedulers)
         _require_window(site, found, run.ledger)
         workers = [host.name for host in site.inventory.workers if host.name in found.moved()]
         for kind, names in scheduler.by_kind(site.inventory, workers).items():
