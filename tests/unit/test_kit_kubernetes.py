@@ -138,6 +138,7 @@ def test_variables__of_two_releases__are_those_of_the_newer(names: tuple[str, ..
         "kubernetes_node_repository_url": f"{URL}/core:/stable:",
         "kubernetes_node_key_fingerprint": "ABCD" * 10,
         "kubernetes_node_version": "1.36.3",
+        "kubernetes_network_version": "v0.28.4",
         "containers_registry_mirrors": {
             "ghcr.io": f"https://{ADDRESS}/ghcr.io",
             "registry.k8s.io": f"https://{ADDRESS}/registry.k8s.io",
@@ -365,3 +366,10 @@ def test_push__of_an_image__has_its_configuration_and_both_tags(
     present.add("registry.k8s.io/pause/manifests/3.10.2-0123456789ab")
     kit._push(pause, Path("/built/pause-0123456789ab"), ADDRESS, tmp_path, lambda step: None)
     assert calls == []
+
+
+def test_variables__of_images_that_roles_name__have_the_kits_version() -> None:
+    """A role may have a newer default: what cannot be built from modules is not in the kit."""
+    given = served("nvidia-device-plugin", "local-path-provisioner").variables()
+    assert given["kubernetes_gpu_plugin_version"] == "v0.19.3"
+    assert given["kubernetes_storage_local_version"] == "v0.0.30"
