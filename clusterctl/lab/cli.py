@@ -74,7 +74,7 @@ def up(
         image.choose(chosen)
     lab = Lab(name)
     stored = lab.settings()
-    if scheduler is Scheduler.kubernetes:
+    if (scheduler or (stored and stored.scheduler)) == Scheduler.kubernetes:
         cgroups = cgroups or (1 if host_has_v1() else 2)
         further = [recipe.name for recipe in kit_recipe.load()] if with_kit else recipes
         before = stored.recipes if stored else ()

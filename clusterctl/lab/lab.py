@@ -109,22 +109,11 @@ class Lab:
     def up(self, wanted: Settings, say: Callable[[str], None] = lambda step: None) -> tuple[list[Node], bool]:
         """Create or repair the lab; return its nodes and whether an image was built; call `say` with each step."""
         _require_consistent(wanted)
+        self._require_growth(wanted)  # before a kit is built, which may take minutes
         require_programs()
         built_kit = kit.build(kit_recipe.load(tuple(wanted.recipes)), say, wanted.mirror) if wanted.kit else None
         with locked():
-            stored = self.settings()
-            if stored and (different := [key for key in _FIXED if getattr(stored, key) != getattr(wanted, key)]):
-                has = ", ".join(f"--{key.replace('_', '-')} {getattr(stored, key)}" for key in different)
-                raise LabError(
-                    f"lab {self.name} exists with {has}; "
-                    f"to change that, first run: clusterctl lab down --name {self.name}"
-                )
-            for kind in ("heads", "workers"):
-                if stored and getattr(wanted, kind) < getattr(stored, kind):
-                    raise LabError(
-                        f"lab {self.name} has {getattr(stored, kind)} {kind} and cannot shrink; "
-                        f"to make a smaller one, first run: clusterctl lab down --name {self.name}"
-                    )
+            self._require_growth(wanted)
             self._require_ours()
             self._require_inotify(wanted)
             names = {d.name: d for d in (image.choose(wanted.os), image.choose(wanted.worker_os or wanted.os))}
@@ -266,6 +255,19 @@ class Lab:
         self.known_hosts.write_text(known + "".join(line for line in lines if line not in known))
         self.known_hosts.chmod(0o600)
         (self._private / "lab.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
+
+    def _require_growth(self, wanted: Settings) -> None:
+        """Refuse settings that an existing lab cannot change to: more nodes are all that it can get."""
+        stored = self.settings()
+        if stored is None:
+            return
+        first = f"first run: clusterctl lab down --name {self.name}"
+        if different := [key for key in _FIXED if getattr(stored, key) != getattr(wanted, key)]:
+            has = ", ".join(f"--{key.replace('_', '-')} {getattr(stored, key)}" for key in different)
+            raise LabError(f"lab {self.name} exists with {has}; to change that, {first}")
+        for kind in ("heads", "workers"):
+            if getattr(wanted, kind) < (count := getattr(stored, kind)):
+                raise LabError(f"lab {self.name} has {count} {kind} and cannot shrink; to make a smaller one, {first}")
 
     def _require_ours(self) -> None:
         """Refuse a lab of the same name that belongs to another user or state directory on this machine."""

@@ -1,5 +1,7 @@
 """`clusterctl lab up --scheduler kubernetes`: its nodes, its inventory, and what a machine cannot have."""
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,32 @@ def test_up__settings_that_cannot_be__are_refused_before_anything_is_made(
         lab.Lab("lab").up(Settings("lab", **settings))
 
 
+@pytest.mark.proves("lab", "An existing lab gets more nodes and nothing else; no kit is built before the refusal.")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"scheduler": "slurm", "heads": 1, "cgroups": 2},
+            "exists with --scheduler kubernetes, --cgroups 1; to change",
+        ),
+        ({"heads": 1}, "has 3 heads and cannot shrink"),
+        ({"workers": 1}, "has 2 workers and cannot shrink"),
+    ],
+)
+def test_up__existing_lab__does_not_change_or_shrink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(lab, "host_has_v1", lambda: True)
+    monkeypatch.setattr(lab, "require_programs", lambda: pytest.fail("it went on"))
+    stored = dataclasses.replace(KUBERNETES, heads=3)
+    one = lab.Lab("lab")
+    one._private.mkdir(parents=True)
+    (one._private / "lab.json").write_text(json.dumps(dataclasses.asdict(stored)))
+    with pytest.raises(LabError, match=message):
+        one.up(dataclasses.replace(stored, **settings))
+
+
 @pytest.fixture
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`lab up` with these options, without a machine: returns the settings that it came to."""
@@ -116,6 +144,7 @@ def test_up__kubernetes__takes_its_part_of_the_kit(up: Any) -> None:
     assert first.recipes == [*lab_inventory.KUBERNETES_RECIPES, "kubernetes-previous"]
     assert up() == first
     assert up("--scheduler", "kubernetes") == first
+    assert up("--recipe", "helm").recipes == [*lab_inventory.KUBERNETES_RECIPES, "helm"]
     assert up("--scheduler", "kubernetes", "--kit").recipes[-1] == "dcgm-exporter-simulated"
 
 
