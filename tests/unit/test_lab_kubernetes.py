@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from clusterctl.inventory import schedulers
+from clusterctl.inventory import model, schedulers
 from clusterctl.lab import cli, kit, kit_recipe, lab, lab_inventory
 from clusterctl.lab.podman import LabError
 from clusterctl.lab.settings import Scheduler, Settings
@@ -37,6 +37,18 @@ def test_inventory__of_both_schedulers__has_the_same_hosts_in_groups_of_another_
     shared = {name for name in slurm["vars"] if not name.startswith("slurm_")}
     own = {name for name in kubernetes["vars"] if not name.startswith(("kubernetes_", "containerd_"))}
     assert own == shared
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_inventory__of_kubernetes__is_valid(tmp_path: Path, heads: int) -> None:
+    """All its variables are those of roles, and the API's address is none of a node's."""
+    settings = dataclasses.replace(KUBERNETES, heads=heads)
+    key = tmp_path / "key"
+    key.touch(mode=0o600)
+    found = lab_inventory.variables(settings, tmp_path, None, host_has_v1=True)
+    path = tmp_path / "inventory.yaml"
+    path.write_text(lab_inventory.text(settings, settings.nodes(), key, "http://10.213.9.2:3142", found))
+    assert [host.name for host in model.load(path).hosts] == [node.name for node in settings.nodes()]
 
 
 def test_inventory__of_version_1__lets_kubelet_run_there(tmp_path: Path) -> None:
@@ -89,7 +101,7 @@ def test_up__settings_that_cannot_be__are_refused_before_anything_is_made(
         lab.Lab("lab").up(Settings("lab", **settings))
 
 
-@pytest.mark.proves("lab", "An existing lab gets more nodes and nothing else; no kit is built before the refusal.")
+@pytest.mark.proves("lab", "An existing lab gets more nodes and no other settings, refused before a build.")
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
