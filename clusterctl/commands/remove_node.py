@@ -48,14 +48,14 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
     nodes = {name: begun.get(name) or removals.Node.of(before.host(name), before) for name in names}
     stay = _staying(options, before, change)
     heads = [name for name in present if before.host(name).is_head]
-    noun = schedulers.nouns(scheduler.by_kind(before, present) or [schedulers.SLURM])
-    drain = Drain("remove-node", present, _REASON, force=force, minutes=minutes, workload=noun)
+    kinds = scheduler.by_kind(before, present)
+    drain = Drain("remove-node", present, _REASON, force=force, minutes=minutes, kinds=kinds)
     phases = [
         ConfirmChange(change, f"Remove {fold(present)} from {before.cluster_name}?"),
         *ENTRY,
         *[RequireDead(present)] * (dead and not force),
         *[RequireQuorum(heads)] * bool(heads),
-        MarkDown("remove-node", present) if dead else drain,
+        MarkDown("remove-node", present, kinds) if dead else drain,
         *[LeaveQuorum(heads)] * bool(heads),
         RemoveFromDirectory(change, nodes, stay, dead),
         Play("bootstrap", "Configure the remaining hosts"),
@@ -169,8 +169,8 @@ class RequireDead(Phase):
 class MarkDown(Drain):
     """Drain nodes that do not respond, and mark them as down in the scheduler."""
 
-    def __init__(self, cause: str, nodes: Sequence[str]) -> None:
-        super().__init__(cause, nodes, _REASON, wait=False)
+    def __init__(self, cause: str, nodes: Sequence[str], kinds: Mapping[Kind, Sequence[str]]) -> None:
+        super().__init__(cause, nodes, _REASON, wait=False, kinds=kinds)
         self.title = f"Mark {fold(nodes)} as down"
 
     def finish(self, run: Run, controller: scheduler.Scheduler, kind: Kind, nodes: Sequence[str]) -> None:
@@ -178,7 +178,7 @@ class MarkDown(Drain):
 
     def describe(self, run: Run) -> Iterator[Step]:
         yield from super().describe(run)
-        for kind, nodes in scheduler.by_kind(run.site.inventory, self.nodes).items():
+        for kind, nodes in self.by_kind(run.site).items():
             for command in scheduler.of(kind).mark_down_commands(nodes, f"{self.cause} --dead"):
                 yield f"on {scheduler.head_of(run.site.inventory, kind).name}: {command}"
 

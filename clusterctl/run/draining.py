@@ -1,9 +1,9 @@
 """The phase that drains nodes and waits for their jobs and pods."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from clusterctl.inventory.schedulers import SLURM, Kind
+from clusterctl.inventory.schedulers import SLURM, Kind, nouns
 from clusterctl.run import context, scheduler
 from clusterctl.run.context import Site
 from clusterctl.run.phases import Phase, Run, Step
@@ -30,23 +30,29 @@ class Drain(Phase):
         force: bool = False,
         minutes: float | None = None,
         why: str = "",
-        workload: str = SLURM.workload,
+        kinds: Mapping[Kind, Sequence[str]] | None = None,
     ) -> None:
         self.cause, self.nodes, self.reason = cause, nodes, reason
         self.wait, self.force, self.minutes = wait, force, minutes
         self.why = why
         """The reason that --print-command prints with the step."""
-        self.title = f"Drain {fold(nodes)}" + f" and wait for its {workload}s" * wait
+        self.kinds = kinds
+        """The nodes by scheduler; None: by the inventory, if it still has them."""
+        self.title = f"Drain {fold(nodes)}" + f" and wait for its {nouns(kinds or [SLURM])}s" * wait
 
     def should_run(self, run: Run) -> bool:
         return bool(self.nodes)
 
     def run(self, run: Run) -> None:
-        with _connected(run.site, self.nodes) as drained:
+        with _connected(run.site, self.by_kind(run.site)) as drained:
             for controller, _, nodes in drained:
                 controller.drain(self.cause, nodes, self.reason)
             for controller, kind, nodes in drained:
                 self.finish(run, controller, kind, nodes)
+
+    def by_kind(self, site: Site) -> Mapping[Kind, Sequence[str]]:
+        """Return the nodes by scheduler."""
+        return self.kinds if self.kinds is not None else scheduler.by_kind(site.inventory, self.nodes)
 
     def finish(self, run: Run, controller: scheduler.Scheduler, kind: Kind, nodes: Sequence[str]) -> None:
         """Kill workloads or wait for them after the drain, according to the options."""
@@ -80,7 +86,8 @@ class Drain(Phase):
             )
 
     def _resume_hint(self, site: Site) -> str:
-        return f"to put {fold(self.nodes)} back into service instead, {resume_commands(site, self.cause, self.nodes)}"
+        commands = resume_commands(site, self.cause, self.by_kind(site))
+        return f"to put {fold(self.nodes)} back into service instead, {commands}"
 
     def plan(self, run: Run) -> None:
         if self.wait:
@@ -88,13 +95,13 @@ class Drain(Phase):
 
     def plan_workloads(self, run: Run) -> None:
         """Add the workloads on the nodes to the plan."""
-        with _connected(run.site, self.nodes) as drained:
+        with _connected(run.site, self.by_kind(run.site)) as drained:
             for controller, _, nodes in drained:
                 run.jobs += controller.workloads(nodes)
 
     def describe(self, run: Run) -> Iterator[Step]:
         why = f", {self.why}" if self.why else ""
-        for kind, nodes in scheduler.by_kind(run.site.inventory, self.nodes).items():
+        for kind, nodes in self.by_kind(run.site).items():
             where, commands = f"on {scheduler.head_of(run.site.inventory, kind).name}", scheduler.of(kind)
             yield f"{where}{why}: {commands.drain_command(self.cause, nodes, self.reason)}"
             if self.wait:
@@ -102,20 +109,21 @@ class Drain(Phase):
 
 
 @contextlib.contextmanager
-def _connected(site: Site, nodes: Sequence[str]) -> Iterator[list[tuple[scheduler.Scheduler, Kind, list[str]]]]:
+def _connected(
+    site: Site, kinds: Mapping[Kind, Sequence[str]]
+) -> Iterator[list[tuple[scheduler.Scheduler, Kind, Sequence[str]]]]:
     """Connect to the schedulers of nodes that are set up; yield each with its kind and its nodes."""
     with contextlib.ExitStack() as stack:
         found = []
-        for kind, names in scheduler.by_kind(site.inventory, nodes).items():
+        for kind, names in kinds.items():
             controller = stack.enter_context(scheduler.connect(site, kind))
             if controller.is_set_up():
                 found.append((controller, kind, names))
         yield found
 
 
-def resume_commands(site: Site, cause: str, nodes: Sequence[str]) -> str:
+def resume_commands(site: Site, cause: str, kinds: Mapping[Kind, Sequence[str]]) -> str:
     """Return the commands that remove a cause of nodes, each with the head to type it on."""
-    kinds = scheduler.by_kind(site.inventory, nodes)
     heads = {kind: scheduler.head_of(site.inventory, kind).name if len(kinds) > 1 else "the head" for kind in kinds}
     return "; ".join(
         f"on {heads[kind]}: {scheduler.of(kind).resume_command(cause, names)}" for kind, names in kinds.items()

@@ -153,10 +153,8 @@ class Rolling(Phase):
         if not drained:
             return ""
         stay, them = ("stays", "it") if len(drained) == 1 else ("stay", "them")
-        return (
-            f" {fold(drained)} {stay} drained; the same command continues there "
-            f"(to resume {them} now, {resume_commands(site, self.cause, drained)})."
-        )
+        commands = resume_commands(site, self.cause, scheduler.by_kind(site.inventory, drained))
+        return f" {fold(drained)} {stay} drained; the same command continues there (to resume {them} now, {commands})."
 
     def _step(self, run: Run, names: Sequence[str]) -> ClusterctlError | None:
         """Process one batch; return an error that ends the run."""
