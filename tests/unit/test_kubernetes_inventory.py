@@ -3,12 +3,16 @@
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from clusterctl.commands import initialise
 from clusterctl.inventory import kubernetes_consistency, schedulers, schema
 from clusterctl.inventory import model as inventory
 from clusterctl.inventory.schedulers import KUBERNETES, SLURM
 from clusterctl.inventory.schema import Schema
 from clusterctl.util.errors import InputError, Problem
+from tests.labs import REPOSITORY
 
 from . import small_content
 
@@ -232,3 +236,43 @@ def test_names__that_kubernetes_cannot_use__are_refused(tmp_path: Path, known: S
     assert found.startswith("kubernetes_workers.children.a100_: no valid label")
     [found] = problems(tmp_path, known, GOOD.replace("gpu02:", "kubernetes-api:"))
     assert found == "kubernetes-api: is the name of the Kubernetes API in the cluster's domain"
+
+
+# --- the example and `init` -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("inventory", "The example of Kubernetes differs from Slurm's by the prefix of its groups.")
+def test_examples__of_both_schedulers__differ_by_the_prefix() -> None:
+    texts = {
+        kind: (REPOSITORY / f"inventory/{kind.name}/inventory.yaml").read_text().replace(f"{kind.name}_", "")
+        for kind in schedulers.KINDS
+    }
+    slurm, kubernetes = ([line for line in text.splitlines() if "#" not in line] for text in texts.values())
+    assert slurm == kubernetes
+    found = inventory.load(REPOSITORY / "inventory/kubernetes/inventory.yaml")
+    assert (found.head.name, [host.name for host in found.workers]) == ("head1", ["gpu01", "gpu02"])
+
+
+@pytest.mark.proves("init", "`init --scheduler kubernetes` writes the same inventory with the other prefix.")
+def test_init__of_kubernetes__has_the_other_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLUSTERCTL_VAULT_PASSWORD_FILE", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    content = small_content.make(tmp_path / "content")
+    texts = []
+    for kind in schedulers.KINDS:
+        path = tmp_path / kind.name / "aurora"
+        path.parent.mkdir()
+        initialise.create(path, "head1=10.0.0.1", ["gpu[01:02]"], "admin", content, kind)
+        found = inventory.load(path / "inventory.yaml", schema.load(content))
+        assert found.schedulers == (kind,)
+        lines = (path / "inventory.yaml").read_text().replace(f"{kind.name}_", "").splitlines()
+        texts.append([line for line in lines if "#" not in line])
+    assert texts[0] == texts[1]
+
+
+def test_init__of_another_scheduler__is_refused() -> None:
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(initialise.init_command)
+    done = CliRunner().invoke(app, ["x", "--scheduler", "pbs"])
+    assert done.exit_code == 2
+    assert "'slurm', 'kubernetes'" in done.output

@@ -128,7 +128,7 @@ def test_page__host_that_has_not_joined__says_so() -> None:
     assert "gpu01: has not joined Kubernetes (clusterctl bootstrap INVENTORY)\n" in page(one)
 
 
-@pytest.mark.proves("status", "With one of three heads down the cluster is degraded; without the API its head is down.")
+@pytest.mark.proves("status", "With one of three heads down the cluster is degraded, not down.")
 @pytest.mark.parametrize(
     ("nodes", "problem", "expected"),
     [

@@ -456,7 +456,7 @@ def test_nodes__that_were_not_cleaned__still_have_a_secret(tmp_path: Path) -> No
     assert "gpu01 was not cleaned: it still has credentials of Kubernetes" in said
 
 
-@pytest.mark.proves("replace-node", "The old node of a replaced machine is deleted, and kept if it has joined again.")
+@pytest.mark.proves("replace-node", "The old node of a replaced machine is deleted unless it has joined again.")
 @pytest.mark.parametrize(("other", "expected"), [(True, "gpu01"), (False, "")])
 def test_node__that_was_replaced__is_deleted_before_it_joins(
     tmp_path: Path,
