@@ -26,13 +26,14 @@ from tests.systems.rendering import (
     CONTENT,
     KERNELS,
     PACKAGED,
-    ROLES,
+    SCHEDULERS,
     SYSTEMS,
     Cluster,
     Role,
     a_cluster,
     load,
     look,
+    roles_of,
     system_of,
 )
 
@@ -141,13 +142,16 @@ def requests(system: str) -> set[Request]:
     refused = {path.parent.parent.name for path in CONTENT.glob("roles/*/meta/systems.yml") if _refuses(path, system)}
     given = system_of(system)
     whole = given.architecture == "x86_64" or given.distribution == "Debian"
+    for scheduler in SCHEDULERS:
+        with tempfile.TemporaryDirectory() as folder:
+            cluster = a_cluster(Path(folder), system, scheduler)
+            for host in cluster.hosts:
+                names = {path.name for path in roles_of(scheduler)} if whole else {"nvidia_container_toolkit"}
+                # On others than those the driver's roles are looked at by variants: not all have a driver for this worker.
+                for name in sorted(names - refused - (set() if system in SYSTEMS else {*DRIVER_ROLES})):
+                    found |= _of_role(cluster.role(name, host, **OWN.get(system, {})))
     with tempfile.TemporaryDirectory() as folder:
         cluster = a_cluster(Path(folder), system)
-        for host in cluster.hosts:
-            names = {path.name for path in ROLES} if whole else {"nvidia_container_toolkit"}
-            # On others than those the driver's roles are looked at by variants: not all have a driver for this worker.
-            for name in sorted(names - refused - (set() if system in SYSTEMS else {*DRIVER_ROLES})):
-                found |= _of_role(cluster.role(name, host, **OWN.get(system, {})))
         for name in VARIANTS if given.architecture == "x86_64" else VARIANTS_AARCH64:
             found |= {
                 one for role in variant(cluster, system, name) if role.name not in refused for one in _of_role(role)
