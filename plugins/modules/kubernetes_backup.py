@@ -154,7 +154,7 @@ def make(given):
         }
         seal(workplace / "archive", manifest, parts, given["key"])
         unseal(workplace / "archive", given["key"])  # read back from the disk
-        path = directory / f"{manifest['cluster']}-{made:%Y%m%dT%H%M%SZ}.tar"
+        path = directory / f"{manifest['cluster']}-kubernetes-{made:%Y%m%dT%H%M%SZ}.tar"
         (workplace / "archive").rename(path)
         sync(directory)
         return path, manifest, notes
