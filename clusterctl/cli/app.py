@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from clusterctl import __version__
-from clusterctl.cli import completion
+from clusterctl.cli import access, completion
 from clusterctl.cli.groups import AllVerbs, Verb, Verbs, WatchVerb
 from clusterctl.cli.options import PLAY, SUDO, Hosts, Nodes, Verbose, verb
 
@@ -337,45 +337,8 @@ def trust(
     return trust.trust(replace(options, limit=",".join(options.nodes)))
 
 
-_secrets = _group("secret", "Print or replace the cluster's secrets.")
-
-
-@verb(_secrets, "show", of="secret")
-def secret_show(
-    options: Any,
-    name: Annotated[
-        str,
-        typer.Argument(help="Name, such as prometheus_password.", metavar="NAME", autocompletion=completion.secrets),
-    ],
-) -> None:
-    """Print one of the cluster's secrets."""
-    from clusterctl.commands import secret
-
-    typer.echo(secret.show(options, name))
-
-
-@verb(_secrets, "authority", of="secret")
-def secret_authority(options: Any) -> None:
-    """Print the certificate of the cluster's authority."""
-    from clusterctl.commands import secret
-
-    typer.echo(secret.authority(options), nl=False)
-
-
-@verb(_secrets, "rotate", "skip_unreachable", *SUDO, "output", "verbose", of="secret")
-def secret_rotate(
-    options: Any,
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            help="Names, such as munge_key, or `all`.", metavar="NAME...", autocompletion=completion.rotatable
-        ),
-    ],
-) -> int:
-    """Replace secrets on all nodes while jobs run."""
-    from clusterctl.commands import secret
-
-    return secret.rotate(replace(options, flags=tuple(dict.fromkeys(names))))
+access.add_secrets(_group("secret", "Print or replace the cluster's secrets."))
+access.add_kubeconfig(app)
 
 
 # --- read -------------------------------------------------------------------------------------------------------------

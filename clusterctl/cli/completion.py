@@ -86,6 +86,17 @@ def secrets(incomplete: str) -> list[str]:
     return _matching(lambda: secrets.names(), incomplete)
 
 
+def people(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a user of the inventory."""
+    from clusterctl.workspace import home
+
+    def find() -> Iterable[str]:
+        variables = home.load(_inventory(ctx)).head.variables
+        return [str(user["name"]) for user in variables.get("users_accounts", ())]
+
+    return _matching(find, incomplete)
+
+
 def rotatable(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the name of a secret that can be replaced."""
     from clusterctl.workspace import secrets

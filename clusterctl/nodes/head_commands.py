@@ -37,6 +37,10 @@ class HeadCommands:
     def __exit__(self, *error: object) -> None:
         self._session.close()
 
+    def output(self, *argv: str) -> str:
+        """Run a command that must succeed; return its output."""
+        return self._run(*argv)
+
     def _try(self, *argv: str, stdin: str = "") -> tuple[int, str, str]:
         """Run a command; return its exit code, output and errors."""
         try:
