@@ -147,7 +147,7 @@ def requests(system: str) -> set[Request]:
             cluster = a_cluster(Path(folder), system, scheduler)
             for host in cluster.hosts:
                 names = {path.name for path in roles_of(scheduler)} if whole else {"nvidia_container_toolkit"}
-                # On others than those the driver's roles are looked at by variants: not all have a driver for this worker.
+                # On others the driver's roles are looked at by variants: not all have a driver for this worker.
                 for name in sorted(names - refused - (set() if system in SYSTEMS else {*DRIVER_ROLES})):
                     found |= _of_role(cluster.role(name, host, **OWN.get(system, {})))
     with tempfile.TemporaryDirectory() as folder:
