@@ -70,7 +70,7 @@ def _require_majority(present: Inventory, heads: Sequence[str]) -> None:
         count = len(present.in_group(kind.head))
         if 2 * len(names) >= count:
             message = f"got {len(names)} of {plural(count, 'head')}, expected fewer than half"
-            raise InputError([Problem(None, "NODE", message, "`clusterctl docs kubernetes` has the way with a backup")])
+            raise InputError([Problem(None, "NODE", message, "restore a backup: clusterctl restore")])
 
 
 class ForgetReplaced(Phase):

@@ -146,7 +146,8 @@ def _site(reading: Reading) -> Iterator[tuple[Position, str, str, IPv4Network]]:
                 continue
             seen.add(id(node))  # many hosts may share it
             for item in node.value if isinstance(node.value, list) else ():
-                if isinstance(item.value, str) and (network := _network(item.value)):
+                # A list of 0.0.0.0/0 means anyone, and is no network of the site.
+                if isinstance(item.value, str) and (network := _network(item.value)) and network.prefixlen:
                     yield item.position, variable, item.value, network
         for variable in ("cluster_address", "ansible_host"):
             value = host.get(variable, "")

@@ -20,7 +20,7 @@ REFUSES_CGROUP_V1 = 35
 # Controllers that the kubelet needs with version 2 of cgroups, for limits of CPU and memory and for pinned CPUs.
 CONTROLLERS = ("cpu", "cpuset", "memory")
 _KUBELET = "kubernetes_node_kubelet_config"
-_RESTORE = "`clusterctl docs kubernetes` describes how to restore etcd; to start with an empty cluster: --new-head"
+_RESTORE = "restore a backup: clusterctl restore; to start with an empty cluster: --new-head"
 
 
 def nodes(inventory: Inventory, facts: Mapping[str, Facts], known: Mapping[str, Hardware]) -> Iterator[Finding]:

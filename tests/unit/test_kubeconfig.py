@@ -5,11 +5,13 @@ import io
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from clusterctl.cli import completion
 from clusterctl.commands import kubeconfig as verb
 from clusterctl.inventory import model as inventory
 from clusterctl.kubernetes import kubeconfig
@@ -235,3 +237,14 @@ def test_heads__that_fail__are_an_error(path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(HeadFailed, match="k1: the kubeconfig is not valid: it has not exactly one of clusters"):
         run(path, monkeypatch, Heads(text="{}"))
     assert not (path.parent / ".clusterctl/kubeconfig").exists()
+
+
+def test_completion__of_people_and_groups__is_from_the_inventory(path: Path) -> None:
+    people = "users_accounts: [{name: ada, uid: 5001}, {name: alan, uid: 5002}, {name: grace, uid: 5003}]"
+    groups = "kubernetes_workers: {hosts: {gpu01: {}}, children: {a100: {hosts: {gpu02: {}}}}}"
+    text = INVENTORY.replace("cluster_name: aurora", f"cluster_name: aurora, {people}")
+    path.write_text(text.replace("kubernetes_workers: {hosts: {gpu01: {}}}", groups))
+    context: Any = SimpleNamespace(params={"inventory": path}, args=[])
+    assert completion.people(context, "a") == ["ada", "alan"]
+    assert completion.groups(context, "") == ["kubernetes_workers", "a100"]
+    assert completion.workers(context, "") == ["gpu01", "gpu02"]

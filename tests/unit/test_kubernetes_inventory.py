@@ -152,6 +152,12 @@ def test_networks__that_overlap__are_refused(tmp_path: Path, known: Schema, line
     assert problems(tmp_path, known, text) == [expected]
 
 
+def test_networks__of_anyone__are_no_overlap(tmp_path: Path, known: Schema) -> None:
+    variables = {"cluster_admin_networks": schema.Option("cluster_admin_networks", "base", "list", "str")}
+    known = schema.Schema(known.groups, known.common, {**known.variables, **variables}, known.defaults)
+    assert load(tmp_path, known, in_vars("cluster_admin_networks: [0.0.0.0/0]"))
+
+
 def test_networks__of_the_defaults__overlap_a_site_of_one_large_network(tmp_path: Path, known: Schema) -> None:
     found = problems(tmp_path, known, GOOD.replace("10.0.0.0/24", "10.0.0.0/8"))
     assert found == [
