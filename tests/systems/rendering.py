@@ -168,6 +168,9 @@ def registered(system: str, found: Mapping[str, Any] | None = None) -> dict[str,
     found = found or look(system, imex=True)
     return {
         "__dcgm_exporter_look": {**found, "driver": "580.95.05"},
+        "__kubernetes_node_archives": {"images.tar": "a" * 64},
+        "__kubernetes_node_images": {"missing": []},
+        "__kubernetes_node_look": {"stdout_lines": ["/etc/kubernetes/kubelet.conf"]},
         "__gpu_config_done": {"kept": {"mig": "3g.40gb,2g.20gb,2g.20gb"}},
         "__slurm_head_job_container": {"use": True},
         "__nvidia_cuda_look": {"devices": found["devices"], "driver": "580.95.05"},
@@ -365,12 +368,16 @@ def seal(directory: Path) -> None:
     (directory / "secrets.yml").write_bytes(sealed)
 
 
-def a_cluster(directory: Path, system: str, scheduler: str = "slurm") -> Cluster:
+def a_cluster(
+    directory: Path, system: str, scheduler: str = "slurm", further_heads: Iterable[str] = (), **variables: Any
+) -> Cluster:
     """Return a cluster of a head and a worker, whose address is a name, with records, secrets and a certificate."""
     hosts = {"head1": {"ansible_host": "10.0.0.10"}, "gpu01": {"ansible_host": "gpu01.example"}}
-    groups = {f"{scheduler}_head": ["head1"], f"{scheduler}_workers": ["gpu01"], "monitoring": ["head1"]}
+    hosts |= {name: {"ansible_host": f"10.0.0.{number}"} for number, name in enumerate(further_heads, 12)}
+    heads = [name for name in hosts if name != "gpu01"]
+    groups = {f"{scheduler}_head": heads, f"{scheduler}_workers": ["gpu01"], "monitoring": ["head1"]}
     children = {group: {"hosts": {name: hosts[name] for name in names}} for group, names in groups.items()}
-    inventory = {"all": {"vars": {"cluster_name": "aurora"}, "children": children}}
+    inventory = {"all": {"vars": {"cluster_name": "aurora", **variables}, "children": children}}
     (directory / "hardware").mkdir()
     for number, name in enumerate(hosts):
         (directory / f"hardware/{name}.json").write_text(json.dumps(record(name, number, system)), encoding="utf-8")
