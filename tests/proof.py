@@ -49,6 +49,7 @@ SUBJECTS = {
     "untrusted": "Untrusted input: directories, nodes, jobs",
     "packages": "Packages and their sources",
     "jobs": "Slurm and jobs",
+    "kubernetes": "Kubernetes and pods",
     "gpu": "GPU settings and MIG",
     "driver": "NVIDIA's driver and CUDA",
     "containers": "Containers",

@@ -135,6 +135,11 @@ _RULES = (
             "all users of the nodes could read the password: allow the nodes by address instead" if "@" in v else ""
         ),
     ),
+    Rule(
+        "_image_registry",
+        _matches("[a-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9._-]+)*"),
+        "a registry such as registry.example.com:5000/kubernetes",
+    ),
     Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
     Rule("_sha256", _matches("([0-9a-f]{64})?"), "64 hexadecimal digits in lower case, or nothing"),
     Rule(

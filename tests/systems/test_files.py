@@ -166,7 +166,9 @@ CHECKS: dict[str, Check] = {
     r".*[.]json$": check_each(lambda path: json.loads(path.read_bytes())),
     r".*[.]py$": check_each(check_python),
     r".*[.]toml$|/etc/containers/": check_each(lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
-    r".*[.](yml|cfg)$": check_each(lambda path: yaml.safe_load(path.read_bytes())),
+    r".*[.](ya?ml|cfg)$|/etc/kubernetes/kubelet[.]conf[.]d/": check_each(
+        lambda path: yaml.safe_load(path.read_bytes())
+    ),
 }
 # Their programs come with packages that this machine has no need of. Labs and role scenarios start them: Debian alone.
 BY_LABS = re.compile(
@@ -176,7 +178,7 @@ BY_LABS = re.compile(
 )
 # Values alone, or data of ours.
 VALUES = re.compile(
-    r"/etc/(hostname|hosts|locale\.conf|timezone|resolv\.conf|cron\.allow|at\.allow|default/\w+|sysconfig/\w+)$"
+    r"/etc/(hostname|hosts|locale\.conf|timezone|(kubernetes/)?resolv\.conf|cron\.allow|at\.allow|default/\w+|sysconfig/\w+)$"
     r"|/etc/(clusterctl/gpu-health\.key|pki/ca-trust/.*)$|/usr/local/share/ca-certificates/|/var/lib/clusterctl"
 )
 
