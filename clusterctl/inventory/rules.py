@@ -176,6 +176,7 @@ _RULES = (
     ),
     Rule("_database_(name|user)", _matches("[A-Za-z0-9_]{1,64}"), "a name of letters, digits and _"),
     Rule("_database_host", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
+    Rule("_images_directory", _matches(r"((/[\w.+-]+)+)?"), "an absolute path of letters, digits, . _ + -, or nothing"),
     Rule(r"[._]shell|_home|_directory", _matches(r"(/[\w.+-]+)+"), "an absolute path of letters, digits, . _ + -"),
     Rule(r"\.comment", _matches(r"[^:,=\n]*"), "text without colon, comma and equals sign"),
     Rule(r"\.ssh_keys", _matches(r"\s*[a-z][\w@.-]+ [\w+/=]+( [^\n]*)?\n?"), "a public key: type, key, comment"),
