@@ -259,7 +259,8 @@ def test_upgrade__of_a_running_head__is_left_to_its_role(
 ) -> None:
     look = {"stdout_lines": ["/etc/kubernetes/kubelet.conf"] * joined}
     role = kubernetes(tmp_path).role("kubernetes_node", host, __kubernetes_node_look=look, upgrade_roles=roles)
-    assert role.value("__kubernetes_node_upgrades") is upgraded
+    assert (role.value("__kubernetes_node_moves and not __kubernetes_node_leads")) is upgraded
+    assert role.value("__kubernetes_node_moves and __kubernetes_node_leads") is (joined and host == "head1")
     assert [unit["name"] for unit in role.value("__kubernetes_node_units")] == ["kubelet"] * joined
 
 
