@@ -53,7 +53,6 @@ SUBJECTS = {
     "gpu": "GPU settings and MIG",
     "driver": "NVIDIA's driver and CUDA",
     "containers": "Containers",
-    "kubernetes": "Kubernetes and pods",
     "kubeconfig": "`clusterctl kubeconfig`",
     "monitoring": "Metrics and alerts",
     "firewall": "Ports and firewall",

@@ -32,6 +32,8 @@ SCHEDULERS = ("slurm", "kubernetes")
 # Groups that only a cluster with Slurm can have, and roles of its own verbs.
 OF_SLURM = {"mpi", "enroot"}
 VERBS_OF_SLURM = {"backup", "restore"}
+# Shared roles that do something else for Kubernetes.
+BOTH = {"base", "containerd", "containers", "gpu_config", "gpu_health", "verify"}
 
 
 def roles_of(scheduler: str) -> list[Path]:
@@ -43,6 +45,14 @@ def roles_of(scheduler: str) -> list[Path]:
     left_out = {role for group in foreign for role in given[group]} - kept
     left_out |= VERBS_OF_SLURM if other == "slurm" else set()
     return [path for path in ROLES if path.name not in left_out]
+
+
+def roles_with(scheduler: str) -> list[Path]:
+    """Return the roles whose files differ by scheduler: all for Slurm; rendering them twice takes minutes."""
+    found = roles_of(scheduler)
+    if scheduler == "slurm":
+        return found
+    return [path for path in found if path.name.startswith(scheduler) or path.name in BOTH]
 
 
 @dataclass(frozen=True)
@@ -404,7 +414,7 @@ def files(system: str) -> list[File]:
     for scheduler in SCHEDULERS:
         with tempfile.TemporaryDirectory() as folder:
             cluster = a_cluster(Path(folder), system, scheduler)
-            for host, path in itertools.product(cluster.hosts, roles_of(scheduler)):
+            for host, path in itertools.product(cluster.hosts, roles_with(scheduler)):
                 role = cluster.role(path.name, host)
                 items = [item for _, call in role.calls() for item in call.get("files", [])]
                 written = {item["dest"]: role.content(item) for item in items}
