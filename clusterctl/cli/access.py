@@ -68,7 +68,7 @@ def add_kubeconfig(app: typer.Typer) -> None:
             typer.Option(metavar="FILE", help="File to write. [default: .clusterctl/kubeconfig]", show_default=False),
         ] = None,
     ) -> int:
-        """Write a kubeconfig for kubectl, of the administrator or a person."""
+        """Write a kubeconfig for the administrator or a person."""
         from clusterctl.commands import kubeconfig
 
         return kubeconfig.kubeconfig_command(options, user, output)
