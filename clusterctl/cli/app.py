@@ -305,7 +305,7 @@ def backup(
         ),
     ] = None,
 ) -> int:
-    """Back up Slurm's queue and accounting."""
+    """Back up Slurm's queue and accounting, Kubernetes' objects."""
     from clusterctl.commands import backup
 
     return backup.backup(replace(options, flags=("--to", str(to)) if to else ()), to)
@@ -318,7 +318,7 @@ def restore(
         Path, typer.Argument(help="Archive that `clusterctl backup` made.", metavar="BACKUP", show_default=False)
     ],
 ) -> int:
-    """Restore Slurm's queue and accounting from a backup."""
+    """Restore Slurm or Kubernetes from a backup."""
     from clusterctl.commands import restore
 
     return restore.restore(replace(options, flags=(str(archive), *["--yes"] * options.yes)), archive)

@@ -23,7 +23,7 @@ from clusterctl.workspace import edits, hardware, home
 from clusterctl.workspace.edits import Change
 
 _REASON = "it is being removed"
-_MOVED = "{old} has the cluster's names and time, which move to {new}: contacting all {{}} hosts. Pods continue."
+_RESOLVERS = "Every node has {} as a server of names and time: contacting all {{}} hosts. Pods continue."
 _UNCLEANED = {
     schedulers.SLURM: "was not cleaned: it still has the cluster's munge key. Wipe it before you use it again.",
     schedulers.KUBERNETES: "was not cleaned: it still has credentials of Kubernetes. Wipe it before you use it again.",
@@ -72,11 +72,12 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
 
 def _staying(options: Options, before: Inventory, change: Change) -> Sequence[str]:
     """Return the remaining hosts whose configuration changes with the list of nodes."""
-    gone = {host.name for host in before.hosts} - {host.name for host in change.inventory.hosts}
+    present = {host.name for host in change.inventory.hosts}
+    gone = [host for host in before.hosts if host.name not in present]
     reason = ""
-    if before.head.name in gone:
-        reason = _MOVED.format(old=before.head.name, new=change.inventory.head.name)
-    elif any(before.host(name).scheduler is schedulers.SLURM for name in gone) and membership.learns_by_restart(before):
+    if heads := [host.name for host in gone if host.is_head]:
+        reason = _RESOLVERS.format(fold(heads))
+    elif any(host.scheduler is schedulers.SLURM for host in gone) and membership.learns_by_restart(before):
         reason = membership.BY_RESTART
     if not reason:
         return change.inventory.informed

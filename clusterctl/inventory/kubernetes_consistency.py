@@ -14,7 +14,14 @@ from clusterctl.util.text import plural
 POD_NETWORK, SERVICE_NETWORK = "kubernetes_node_pod_network", "kubernetes_node_service_network"
 API_ADDRESS, VERSION = "kubernetes_node_api_address", "kubernetes_node_version"
 API_NAME = "kubernetes-api"  # the API's name in the cluster's domain
-SHARED = (POD_NETWORK, SERVICE_NETWORK, API_ADDRESS, "kubernetes_node_api_port", "kubernetes_node_service_domain")
+SHARED = (
+    POD_NETWORK,
+    SERVICE_NETWORK,
+    API_ADDRESS,
+    "kubernetes_node_api_port",
+    "kubernetes_node_service_domain",
+    "kubernetes_node_image_registry",
+)
 """Variables with one value in the whole cluster: kubeadm writes them into certificates and into each node's files."""
 # The controller manager gives each node a network of this size, and kubeadm accepts only these sizes of the whole
 # (defaultNodeMaskCIDRIPv4, PodSubnetNodeMaskMaxDiff and MaximumBitsForServiceSubnet of cmd/kubeadm/app; the tenth

@@ -416,15 +416,17 @@ def test_heads__that_are_removed__leave_etcd_first(
         phases[names.index("RequireQuorum")].run(run)
 
 
-def test_head__with_the_clusters_names__is_removed_with_all_hosts(
+@pytest.mark.proves("remove-node", "Without a head, all remaining nodes get the other heads' addresses.")
+def test_heads__that_are_removed__change_all_other_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = site(tmp_path, HEADS).inventory.path
-    for nodes, limit in ((("k2", "k3"), "k1,k2,k3"), (("k1", "k2"), "k3,gpu01,gpu02,k1,k2")):
+    for nodes, limit in ((("gpu01",), "k1,k2,k3,gpu01"), (("k1", "k2"), "k3,gpu01,gpu02,k1,k2")):
         options = Options("remove-node", path, nodes=nodes)
         _, found = phases_of(monkeypatch, lambda options=options: remove_node.remove_node(options, dead=False))  # type: ignore[misc]
         assert found["limit"] == limit
-    assert "k1 has the cluster's names and time, which move to k3: contacting all 3 hosts." in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said == "Every node has k1, k2 as a server of names and time: contacting all 3 hosts. Pods continue.\n"
 
 
 def test_node__that_is_dead__is_marked_by_its_scheduler(
