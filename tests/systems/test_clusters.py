@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.systems.clusters import HERE, NAMES, calls, command_lines, described, documented, opened, turns, unknown
-from tests.systems.rendering import CONTENT, ROLES, File, load
+from tests.systems.rendering import CONTENT, File, load, roles_of
 from tests.systems.test_files import CHECKS, checks_of, have
 
 COMPARED = {"table", "run", "read", "own", "unknown"}
@@ -22,7 +22,7 @@ def test_clusters__with_nvidias_repository__are_three() -> None:
 def test_roles__of_a_cluster__come_out_whole(name: str) -> None:
     with opened(name) as cluster:
         for host in cluster.hosts:
-            for path in ROLES:
+            for path in roles_of("slurm"):
                 role = cluster.role(path.name, host)
                 for _, call in role.calls():
                     written = [role.content(item) or b"" for item in call.get("files", []) if "copy" not in item]
