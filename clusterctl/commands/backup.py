@@ -15,7 +15,7 @@ from clusterctl.inventory import schema
 from clusterctl.inventory.model import Host
 from clusterctl.run import engine
 from clusterctl.run.context import Options, Site
-from clusterctl.run.entry import ENTRY_OF_A_TEST
+from clusterctl.run.entry import CONTACT_OF_A_TEST, Preflight
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import Play
 from clusterctl.util import files
@@ -32,7 +32,8 @@ def backup(options: Options, to: Path | None) -> int:
     inventory = home.load(options.inventory)
     target = to.absolute() if to else inventory.directory / home.STATE / DIRECTORY
     phases = [
-        *ENTRY_OF_A_TEST,
+        *CONTACT_OF_A_TEST,
+        Preflight(replaces=False, skips=True),
         PlayBackup(),
         FetchBackup(target, prune=to is None),
     ]

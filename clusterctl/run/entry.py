@@ -152,13 +152,17 @@ class Preflight(_Entry):
 
     title = "Check the nodes"
 
-    def __init__(self, renewed: Collection[str] = (), *, replaces: bool = True, new_head: bool = True) -> None:
+    def __init__(
+        self, renewed: Collection[str] = (), *, replaces: bool = True, new_head: bool = True, skips: bool = False
+    ) -> None:
         self.renewed = renewed
         """Nodes whose hardware is recorded again."""
         self.replaces = replaces
         """Whether the verb may replace software on the nodes that clusterctl does not manage."""
         self.new_head = replaces and new_head
         """Whether a head that has lost its queue may start with an empty queue."""
+        self.skips = skips
+        """Whether unreachable hosts are skipped without `skip_unreachable`: one head of several is enough."""
 
     def run(self, run: Run) -> None:
         from clusterctl.nodes import remote
@@ -187,13 +191,20 @@ class Preflight(_Entry):
         # Do not try a password again that the head has refused.
         refused = {site.inventory.head.name: missing} if missing and missing.failure is Failure.SUDO else None
         adopt, new_head = options.adopt if self.replaces else None, options.new_head if self.new_head else None
+        skip = self.skips or options.skip_unreachable
 
         def redacted(findings: Iterable[Any]) -> tuple[Any, ...]:
             return tuple(replace(one, found=redact(one.found), hint=redact(one.hint)) for one in findings)
 
         try:
             contact = preflight.preflight(
-                site.inventory, site.access, options.skip_unreachable, site.hosts, adopt, refused, new_head
+                site.inventory,
+                site.access,
+                skip,
+                site.hosts,
+                adopt,
+                refused,
+                new_head,
             )
         except PreflightError as error:
             raise PreflightError(redacted(error.problems), error.hint) from None
@@ -214,7 +225,8 @@ CONTACT = (Authorise(), LockDirectory(), EnsureSecrets(), CheckHostKeys(), Confi
 """The phases before the checks of the nodes."""
 ENTRY = (*CONTACT, Preflight())
 """The first phases of runs that build or change the cluster."""
-ENTRY_OF_A_TEST = (*(phase for phase in CONTACT if not isinstance(phase, EnsureSecrets)), Preflight(replaces=False))
+CONTACT_OF_A_TEST = tuple(phase for phase in CONTACT if not isinstance(phase, EnsureSecrets))
+ENTRY_OF_A_TEST = (*CONTACT_OF_A_TEST, Preflight(replaces=False))
 """The first phases of runs that replace nothing on the nodes."""
 
 

@@ -11,12 +11,13 @@ import pytest
 
 from clusterctl.ansible.events import Result
 from clusterctl.ansible.outcome import Ledger
-from clusterctl.commands import add_node, bootstrap, reboot, remove_node, replace_node, upgrade
+from clusterctl.commands import add_node, backup, bootstrap, reboot, remove_node, replace_node, upgrade
 from clusterctl.inventory import model as inventory
 from clusterctl.inventory.schedulers import KUBERNETES, SLURM, Kind
 from clusterctl.kubernetes.objects import Pod
+from clusterctl.nodes import contact
 from clusterctl.nodes.remote import Access
-from clusterctl.run import engine, membership, removals, rolling, scheduler
+from clusterctl.run import engine, entry, membership, preflight, removals, rolling, scheduler
 from clusterctl.run.context import Options, Site
 from clusterctl.run.draining import Drain
 from clusterctl.run.phases import Phase
@@ -515,3 +516,17 @@ def test_plan__of_pods__names_them() -> None:
         text = io.StringIO()
         Plan.of(Ledger(), kinds=kinds).show(Screen(text))
         assert f"  {expected}" in text.getvalue()
+
+
+@pytest.mark.proves("backup", "A dead head of several does not prevent a backup of Kubernetes.")
+def test_backup__with_a_dead_head__skips_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = site(tmp_path, HEADS)
+    options = Options("backup", given.inventory.path)
+    phases, found = phases_of(monkeypatch, lambda: backup.backup(options, tmp_path))
+    assert found["limit"] == "k1,k2,k3"
+    asked: list[Any] = []
+    monkeypatch.setattr(preflight, "preflight", lambda *arguments: asked.append(arguments[2]) or contact.Contact({}))
+    (check,) = [phase for phase in phases if isinstance(phase, entry.Preflight)]
+    check._contact(Run(given, done=[]))
+    entry.Preflight()._contact(Run(given, done=[]))
+    assert asked == [True, None]
