@@ -148,7 +148,7 @@ def test_node__that_never_reported__is_not_ready() -> None:
     [
         ([wants("2")], [], 2),
         ([wants("1"), wants("1")], [], 2),
-        ([wants("1")], [wants("4")], 4),
+        ([wants("1")], [wants("4"), wants("2")], 4),
         ([wants("1")], [wants("2", restartPolicy="Always"), wants("1")], 3),
         ([wants("1")], [wants("1", restartPolicy="Always"), wants("3")], 4),
         ([{"name": "c", "resources": {}}], [], 0),
