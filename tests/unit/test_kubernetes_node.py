@@ -41,7 +41,7 @@ def lines(role: Role, template: str) -> list[str]:
 # --- names and addresses ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.proves("kubernetes", "The API has one name, of all heads, of a load balancer or of the site.")
+@pytest.mark.proves("kubernetes", "The API has one name: of all heads, a load balancer or the site.")
 @pytest.mark.parametrize(
     ("given", "name", "addresses"),
     [
