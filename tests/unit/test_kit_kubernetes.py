@@ -92,7 +92,7 @@ def test_recipe__like_another__differs_only_in_versions(name: str) -> None:
 @pytest.mark.proves("lab", "The kit has every image of kubeadm under the name of its registry.")
 @pytest.mark.parametrize(
     ("recipe", "wanted"),
-    [  # kubeadm config images list, from cmd/kubeadm/app/constants and images of the two modules
+    [  # kubeadm config images list of v1.36.3, 2026-11-25; of v1.35.4 by its cmd/kubeadm/app/constants
         ("kubernetes", ("v1.36.3", "v1.14.2", "3.10.2", "3.6.8-0")),
         ("kubernetes-previous", ("v1.35.4", "v1.13.1", "3.10.1", "3.6.6-0")),
     ],
