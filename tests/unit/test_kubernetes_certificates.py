@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.kubernetes_programs import load
@@ -132,6 +132,7 @@ def test_request__fields__are_those_of_another_parser() -> None:
     }
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_request__any_data__is_read_or_refused(data: bytes) -> None:
     body = base64.b64encode(data).decode()
@@ -140,6 +141,7 @@ def test_request__any_data__is_read_or_refused(data: bytes) -> None:
         X509.request(text)
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0), st.integers(min_value=1, max_value=255))
 def test_request__one_byte_changed__is_read_or_refused(place: int, change: int) -> None:
     """Whatever a node sends, only FormatError may end the reading."""
