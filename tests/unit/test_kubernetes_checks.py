@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.inventory import model as inventory
 from clusterctl.kubernetes import checks
-from clusterctl.nodes.contact import Facts
+from clusterctl.nodes.contact import Answer, Facts
 from clusterctl.nodes.probe import services as probe_services
 from clusterctl.run import preflight
 from clusterctl.util.errors import Finding
@@ -70,7 +70,8 @@ def test_nodes__that_fit__have_no_findings(tmp_path: Path) -> None:
 def test_node__on_which_the_kubelet_fails__is_reported(
     tmp_path: Path, node: dict[str, Any], kubelet: dict[str, Any], check: str, variable: str
 ) -> None:
-    one = cluster(tmp_path, **{variable: kubelet})
+    variables: dict[str, Any] = {variable: kubelet}
+    one = cluster(tmp_path, **variables)
     assert [finding.check for finding in found(one, "gpu01", **node)] == [check] * bool(check)
 
 
@@ -108,7 +109,7 @@ def test_kubelet__of_another_tool__is_reported(
 ) -> None:
     one = cluster(tmp_path, BOTH).host(host)
     node = facts(lambda data: data["node"].update(before=["kubelet"], roles=roles), name=host)
-    answer = preflight.Answer(node, (), ("debian", "13"))
+    answer = Answer(node, (), ("debian", "13"))
     assert [finding.check for finding in preflight.evaluate(one, answer)] == expected
 
 
@@ -116,10 +117,10 @@ def test_kubelet__of_another_tool__is_reported(
 
 
 def parts(**of: list[str]) -> dict[str, Facts]:
-    return {
-        name: facts(lambda data, given=given: data["node"].update(kubernetes=given), name=name)
-        for name, given in of.items()
-    }
+    def one(name: str, given: list[str]) -> Facts:
+        return facts(lambda data: data["node"].update(kubernetes=given), name=name)
+
+    return {name: one(name, given) for name, given in of.items()}
 
 
 @pytest.mark.proves("bootstrap", "Heads without a control plane are refused while workers have joined one.")
@@ -157,7 +158,7 @@ def test_heads__of_kubernetes__can_be_skipped_while_others_are_enough(
     tmp_path: Path, down: set[str], needed: set[str]
 ) -> None:
     one = cluster(tmp_path, BOTH)
-    answers = {host.name: preflight.Answer(None if host.name in down else facts()) for host in one.hosts}
+    answers = {host.name: Answer(None if host.name in down else facts()) for host in one.hosts}
     assert checks.needed_heads(one, answers) == {"head1"} | needed
 
 

@@ -138,7 +138,7 @@ def test_problems__of_layouts_and_strategy__are_found(layouts: list[Any], mig: s
 
 def node(name: str = "gpu01", *, labels: Data | None = None, ours: tuple[str, ...] = (), **more: Any) -> Data:
     """A node as `kubectl get nodes --show-managed-fields -o json` prints it, in the parts that are read."""
-    fields = {"f:metadata": {"f:labels": {"f:" + key: {} for key in ours}}}
+    fields: Data = {"f:metadata": {"f:labels": {"f:" + key: {} for key in ours}}}
     kubelet = {"manager": "kubelet", "operation": "Update", "fieldsV1": {"f:metadata": {"f:labels": {".": {}}}}}
     managed = [kubelet, {"manager": "clusterctl-labels", "operation": "Apply", "fieldsV1": fields}]
     annotations = more.pop("annotations", {"clusterctl/known": ""})
@@ -256,7 +256,8 @@ class Host:
     """A worker's files, and a kubeadm that writes what the real one does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self.folder, self.calls, self.fails, self.version = folder, [], "", "v1.36.3"
+        self.folder, self.fails, self.version = folder, "", "v1.36.3"
+        self.calls: list[Any] = []
         self.token = folder / "run/discovery.conf"
         self.configuration = {"discovery": {"file": {"kubeConfigPath": str(self.token)}}}
         kubernetes = folder / "kubernetes"
