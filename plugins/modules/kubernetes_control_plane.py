@@ -75,6 +75,10 @@ version:
   description: Version of the installed kubeadm, such as C(1.36.3); empty if there is none.
   type: str
   returned: step is look
+fixed:
+  description: C(pod_network), C(service_network) and C(endpoint), which cannot change; empty unless V(complete).
+  type: dict
+  returned: step is look
 changes:
   description: The changes; mappings with kind, name and action.
   type: list
@@ -166,6 +170,18 @@ def look():
             "if it is not needed, run `kubeadm reset` and delete /var/lib/etcd"
         )
     return "new"
+
+
+def fixed():
+    """Return what cannot change in this head's cluster, as its files have it: its networks, and the API's endpoint."""
+    controllers = (MANIFESTS / "kube-controller-manager.yaml").read_text()
+    access = (KUBERNETES / "admin.conf").read_text()
+    found = {
+        "pod_network": re.search(r"--cluster-cidr=(\S+)", controllers),
+        "service_network": re.search(r"--service-cluster-ip-range=(\S+)", controllers),
+        "endpoint": re.search(r"^ +server: https://(\S+)$", access, re.MULTILINE),
+    }
+    return {name: match.group(1) for name, match in found.items() if match}
 
 
 def digests():
@@ -390,7 +406,9 @@ def main():
     given, check = module.params, module.check_mode
     try:
         if given["step"] == "look":
-            module.exit_json(changed=False, changes=[], state=look(), version=installed())
+            state = look()
+            known = fixed() if state == "complete" else {}
+            module.exit_json(changed=False, changes=[], state=state, version=installed(), fixed=known)
         changes = remove(given, check) if given["step"] == "remove" else converge(given, check)
     except (NodeError, OSError, ValueError) as error:
         module.fail_json(msg=str(error))

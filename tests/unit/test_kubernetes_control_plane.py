@@ -230,6 +230,18 @@ def test_converge__killed_init_on_a_head_that_now_joins__is_reset(head: Head) ->
     assert [call.split()[0] for call in head.calls] == ["reset", "init", "join"]
 
 
+def test_fixed__files_of_kubeadm__has_networks_and_endpoint(head: Head) -> None:
+    """The lines are those that kubeadm 1.36 writes (cmd/kubeadm/app/phases/controlplane/manifests.go)."""
+    manifest = "    - --cluster-cidr=10.244.0.0/16\n    - --service-cluster-ip-range=10.96.0.0/12\n"
+    (head.folder / "manifests/kube-controller-manager.yaml").write_text(manifest)
+    (head.folder / "admin.conf").write_text("clusters:\n- cluster:\n    server: https://kubernetes-api.aurora:6443\n")
+    assert MODULE.fixed() == {
+        "pod_network": "10.244.0.0/16",
+        "service_network": "10.96.0.0/12",
+        "endpoint": "kubernetes-api.aurora:6443",
+    }
+
+
 @pytest.mark.parametrize("text", ["", "half", "[]", '{"step": "x"}'])
 def test_look__damaged_marker__is_an_error(head: Head, text: str) -> None:
     """A guess could delete the data of etcd."""

@@ -249,6 +249,37 @@ def test_first__by_the_states_of_the_heads__creates_or_the_others_join(
         assert bool(role.value("__kubernetes_head_problems")) is is_refused
 
 
+@pytest.mark.proves("kubernetes", "A changed pod network, service network or endpoint of a cluster is refused.")
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("pod_network", "10.9.0.0/16", "the pod network 10.244.0.0/16, and the inventory 10.9.0.0/16"),
+        ("service_network", "10.9.0.0/16", "the service network 10.96.0.0/12, and the inventory 10.9.0.0/16"),
+        ("api_port", 7443, "6443, and the inventory kubernetes-api.aurora.cluster:7443"),
+        ("api_address", "10.0.0.100", ""),
+    ],
+)
+def test_problems__changed_network_of_a_cluster__is_refused(
+    heads: Callable[..., rendering.Cluster], variable: str, value: object, problem: str
+) -> None:
+    """The name of the API stays if it gets an address of its own."""
+    found = {
+        "state": "complete",
+        "version": "1.36.3",
+        "fixed": {
+            "pod_network": "10.244.0.0/16",
+            "service_network": "10.96.0.0/12",
+            "endpoint": "kubernetes-api.aurora.cluster:6443",
+        },
+    }
+    cluster = heads(1, **{f"kubernetes_node_{variable}": value})
+    cluster.set("head1", __kubernetes_head_found=found)
+    role = cluster.role("kubernetes_head", "head1", ansible_play_hosts=["head1"])
+    problems = role.value("__kubernetes_head_problems")
+    assert len(problems) == bool(problem)
+    assert problem in "".join(problems)
+
+
 @pytest.mark.parametrize(
     ("kubelet", "ignored"),
     [({}, ["NumCPU"]), ({"failCgroupV1": False, "failSwapOn": False}, ["NumCPU", "SystemVerification", "Swap"])],
