@@ -46,7 +46,7 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
     _require_removable(before, present, workers)
     change = edits.removing(before, options.inventory, present)
     nodes = {name: begun.get(name) or removals.Node.of(before.host(name), before) for name in names}
-    stay = _staying(options, before, change)
+    stay = _staying(options, before, change, nodes)
     heads = [name for name in present if before.host(name).is_head]
     kinds = scheduler.by_kind(before, present)
     drain = Drain("remove-node", present, _REASON, force=force, minutes=minutes, kinds=kinds)
@@ -70,14 +70,18 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
         raise PreflightError([_suggest_dead(problem, present) for problem in error.problems]) from None
 
 
-def _staying(options: Options, before: Inventory, change: Change) -> Sequence[str]:
-    """Return the remaining hosts whose configuration changes with the list of nodes."""
-    present = {host.name for host in change.inventory.hosts}
-    gone = [host for host in before.hosts if host.name not in present]
+def _staying(
+    options: Options, before: Inventory, change: Change, nodes: Mapping[str, removals.Node]
+) -> Sequence[str]:
+    """Return the remaining hosts whose configuration changes with the list of nodes.
+
+    `nodes` are the removed ones, those of an interrupted removal too: they have left the inventory.
+    """
+    kinds = {name: schedulers.of_groups(node.groups) for name, node in nodes.items()}
     reason = ""
-    if heads := [host.name for host in gone if host.is_head]:
+    if heads := [name for name, kind in kinds.items() if kind and kind.head in nodes[name].groups]:
         reason = _RESOLVERS.format(fold(heads))
-    elif any(host.scheduler is schedulers.SLURM for host in gone) and membership.learns_by_restart(before):
+    elif schedulers.SLURM in kinds.values() and membership.learns_by_restart(before):
         reason = membership.BY_RESTART
     if not reason:
         return change.inventory.informed
@@ -121,7 +125,8 @@ class LeaveQuorum(Phase):
                     controller.leave(names)
 
     def describe(self, run: Run) -> Iterator[Step]:
-        yield f"remove the members of etcd on {fold(self.heads)} from another head: etcdctl member list, member remove"
+        for name in self.heads:
+            yield f"remove {name}'s member of etcd, on another head: sudo /usr/local/sbin/kubernetes-etcd --remove {name}"
 
 
 def _without(site: Site, kind: Kind, names: Sequence[str]) -> ControlPlane:

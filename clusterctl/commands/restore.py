@@ -142,7 +142,8 @@ class ConfirmKubernetes(Confirm):
         is_set_up = any(KUBERNETES.head in run.site.facts[name].node.roles for name in heads)
         old = f"all objects of the cluster; etcd's old data is kept on {fold(heads)}" if is_set_up else "nothing"
         ends = "pods that were started after the backup" if is_set_up else "pods that are not in the backup"
-        self.ask(run, self.manifest, [("Replaces", old), ("Ends", ends)], [])
+        access = "people's access that was removed since; remove it again with kubernetes-user on a head"
+        self.ask(run, self.manifest, [("Replaces", old), ("Ends", ends), ("Restores", access)], [])
 
     def describe(self, run: Run) -> Iterator[Step]:
         yield f"write {run.site.state / REQUEST}:\n{_request(self.path, []).decode()}"

@@ -13,6 +13,7 @@ from clusterctl.util.text import plural
 
 POD_NETWORK, SERVICE_NETWORK = "kubernetes_node_pod_network", "kubernetes_node_service_network"
 API_ADDRESS, VERSION = "kubernetes_node_api_address", "kubernetes_node_version"
+STORAGE, EXPORT = "kubernetes_storage_class", "kubernetes_storage_nfs_export"
 API_NAME = "kubernetes-api"  # the API's name in the cluster's domain
 SHARED = (
     POD_NETWORK,
@@ -45,6 +46,7 @@ def check(reading: Reading) -> None:
         _one_value(reading, members)
         _networks(reading, members)
         _api(reading, members)
+        _storage(reading)
         _versions(reading)
 
 
@@ -196,6 +198,14 @@ def _api(reading: Reading, members: Sequence[HostDraft]) -> None:
             found = ip_address(address)
             if isinstance(found, IPv4Address) and found in ip_network(text):
                 reading.refuse(node.position, API_ADDRESS, f"got {address}, which is in {name}, {text}")
+
+
+def _storage(reading: Reading) -> None:
+    """Refuse volumes on the first of several heads: they would be lost if that head was removed or replaced."""
+    heads = _members(reading, KUBERNETES.head)
+    if len(heads) > 1 and _value(reading, heads[0], STORAGE) == "nfs" and not _value(reading, heads[0], EXPORT):
+        message = f"expected the export of an NFS server: volumes on {heads[0].name} would be lost with that head"
+        reading.refuse(_place(reading, heads[0], STORAGE), EXPORT, message)
 
 
 def minor(version: object) -> int | None:

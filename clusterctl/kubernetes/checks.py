@@ -78,18 +78,24 @@ def needed_heads(inventory: Inventory, answers: Mapping[str, Answer]) -> set[str
     return {inventory.head.name, *(heads if 2 * len(silent) >= len(heads) else ())}
 
 
-def lost_head(inventory: Inventory, facts: Mapping[str, Facts], wanted: bool) -> Iterator[Finding]:
+def lost_head(
+    inventory: Inventory, facts: Mapping[str, Facts], records: Mapping[str, Hardware], wanted: bool
+) -> Iterator[Finding]:
     """Yield heads that are all without a control plane, while workers have joined one.
 
-    A new control plane has no objects: the kubelets would register with it and end all their pods.
+    A new control plane has no objects: the kubelets would register with it and end all their pods. If a head's machine
+    was replaced, recorded workers that this run does not contact count as joined.
     """
     heads = inventory.in_group(KUBERNETES.head)
     if any(head.name not in facts or "controller" in facts[head.name].node.kubernetes for head in heads):
         return
+    replaced = any(
+        head.name in records and records[head.name].machine_id != facts[head.name].hardware.machine_id for head in heads
+    )
     joined = [
         host.name
         for host in inventory.in_group(KUBERNETES.workers)
-        if host.name in facts and "worker" in facts[host.name].node.kubernetes
+        if ("worker" in facts[host.name].node.kubernetes if host.name in facts else replaced and host.name in records)
     ]
     for head in heads if joined else ():
         others = " and others have" if len(joined) > 1 else " has"

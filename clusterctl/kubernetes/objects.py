@@ -92,6 +92,11 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
     @property
+    def is_evicted(self) -> bool:
+        """Whether its controller starts another pod in its place. A Job's pod begins its work again."""
+        return bool(self.controller)
+
+    @property
     def is_finished(self) -> bool:
         return self.phase in _FINISHED
 

@@ -35,6 +35,10 @@ class HeadCommands:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection."""
         self._session.close()
 
     def output(self, *argv: str) -> str:

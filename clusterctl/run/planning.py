@@ -101,7 +101,7 @@ class Plan:
         restarts = [f"{unit.partition(' (')[0]} on {fold(hosts)}" for unit, hosts in self.restarts.items()]
         if any(change.name.startswith("/etc/slurm/") for _, change in self.changes):
             restarts.append("slurmd on each worker reads the new configuration and restarts itself; jobs continue")
-        jobs = [f"to wait for: {job}" for job in self.jobs[:10]]
+        jobs = [f"{'to evict' if job.is_evicted else 'to wait for'}: {job}" for job in self.jobs[:10]]
         jobs += [f"and {len(self.jobs) - 10} more"] if len(self.jobs) > 10 else []
         _field(screen, "Services", restarts or ["no running service is restarted or reloaded"])
         _field(screen, "Reboots", [fold(self.reboots) or "none"])

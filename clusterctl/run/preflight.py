@@ -94,7 +94,7 @@ def preflight(
         *unconfined.values(),
         *gpu_checks.security(inventory, confined),
         *(() if new_head is None else checks.lost_head(inventory, facts, records, new_head)),
-        *(() if new_head is None else kubernetes_checks.lost_head(inventory, facts, new_head)),
+        *(() if new_head is None else kubernetes_checks.lost_head(inventory, facts, records, new_head)),
     ]
     findings += [finding for finding in together if finding.node in answers]
     unfit = _unfit(inventory, answers, findings, unconfined)

@@ -20,6 +20,10 @@ class Workload(Protocol):
     def id(self) -> str:
         """The scheduler's identifier."""
 
+    @property
+    def is_evicted(self) -> bool:
+        """Whether a drain ends it, and its controller starts another one; a drain waits for all others."""
+
     def as_dict(self) -> dict[str, str]:
         """Return the workload for `--output json`."""
 
@@ -37,6 +41,9 @@ class Scheduler(Protocol):
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
+
+    def close(self) -> None:
+        """End the connection."""
 
     def is_set_up(self) -> bool:
         """Return whether clusterctl has set up the scheduler on the head."""
@@ -143,14 +150,28 @@ def head_of(inventory: Inventory, kind: Kind) -> Host:
 
 
 def connect(site: Site, kind: Kind) -> Scheduler:
-    """Connect to a scheduler through the first of its heads that responds. Raises HeadFailed if none does."""
+    """Connect to a scheduler through the first of its heads that responds. Raises HeadFailed if none does.
+
+    A head that is not set up is returned only if no other one is: it was reinstalled, or the cluster is new.
+    """
     heads = [host for host in site.inventory.in_group(kind.head) if host.name not in site.skipped]
-    failures = []
-    for head in heads or site.inventory.in_group(kind.head):
+    heads = heads or list(site.inventory.in_group(kind.head))
+    failures, new = list[HeadFailed](), list[Scheduler]()
+    for head in heads:
         try:
-            return of(kind).connect(head, site.access)
+            found = of(kind).connect(head, site.access)
+            if len(heads) == 1 or found.is_set_up():
+                for other in new:
+                    other.close()
+                return found
         except HeadFailed as error:
             failures.append(error)
+            continue
+        new.append(found)
+    for other in new[1:]:
+        other.close()
+    if new:
+        return new[0]
     raise failures[0]
 
 

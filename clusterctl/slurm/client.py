@@ -31,6 +31,11 @@ class Job:
         """The job's number."""
         return self.number
 
+    @property
+    def is_evicted(self) -> bool:
+        """Never: a job runs to its end."""
+        return False
+
     def as_dict(self) -> dict[str, str]:
         """Return the job as a dictionary."""
         return asdict(self)

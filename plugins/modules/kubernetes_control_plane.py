@@ -91,6 +91,7 @@ MANIFESTS = KUBERNETES / "manifests"
 OWN = KUBERNETES / "clusterctl"
 CONFIGURATION, JOIN, PATCHES = OWN / "kubeadm.yaml", OWN / "join.yaml", OWN / "patches"
 STARTED, COMPLETE = OWN / "started", OWN / "complete"
+UPGRADING = OWN / "upgrading"
 STAGED = OWN / "restore.db"  # a snapshot of etcd with which the cluster begins
 ETCD = Path("/var/lib/etcd")
 COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -265,6 +266,7 @@ def begin_with_snapshot(given):
 def join(given, resumed):
     """Join the cluster as a further head."""
     store(STARTED, {"step": "join"})
+    STAGED.unlink(missing_ok=True)  # of an interrupted restore
     if resumed:
         reset()
     # With the cluster's authority, this head issues its administrator's credentials itself, and joins with them.
@@ -333,14 +335,20 @@ def reconfigure(given, known, wanted):
 
 
 def upgrade(given, version):
-    """Upgrade the control plane: the first head the whole cluster's, each other one its own."""
-    found = get("configmap", "kubeadm-config", "--namespace=kube-system")
-    text = found[0]["data"]["ClusterConfiguration"]
-    option = f"--patches={PATCHES}"
-    if f"kubernetesVersion: v{version}\n" in text + "\n":
-        kubeadm("upgrade", "node", option, *ignoring(given["ignore"]))
+    """Upgrade the control plane: the first head the whole cluster's, each other one its own.
+
+    A killed call is repeated as it was: the API server's manifest and the cluster's configuration change before the end.
+    """
+    if not UPGRADING.exists():
+        found = get("configmap", "kubeadm-config", "--namespace=kube-system")
+        text = found[0]["data"]["ClusterConfiguration"]
+        store(UPGRADING, {"whole": f"kubernetesVersion: v{version}\n" not in text + "\n"})
+    options = [f"--patches={PATCHES}", *ignoring(given["ignore"])]
+    if json.loads(UPGRADING.read_text())["whole"]:
+        kubeadm("upgrade", "apply", f"v{version}", "--yes", *options)
     else:
-        kubeadm("upgrade", "apply", f"v{version}", "--yes", option, *ignoring(given["ignore"]))
+        kubeadm("upgrade", "node", *options)
+    UPGRADING.unlink()
 
 
 def converge(given, check):
@@ -359,7 +367,7 @@ def converge(given, check):
             STARTED.unlink()
         return [change("control plane", name, "created", action)]
     changes, version, before = [], installed(), running()
-    if version and before and numbers(version) > numbers(before):
+    if version and before and (numbers(version) > numbers(before) or UPGRADING.exists()):
         if not check:
             upgrade(given, version)
         changes.append(change("control plane", name, "upgraded", "", before, version))
@@ -385,7 +393,7 @@ def remove(given, check):
         if shutil.which("kubeadm"):
             reset()
         shutil.rmtree(ETCD, ignore_errors=True)
-        for path in (COMPLETE, STARTED, OWN / "renewed.json"):
+        for path in (COMPLETE, STARTED, UPGRADING, STAGED, OWN / "renewed.json"):
             path.unlink(missing_ok=True)
     return [change("control plane", given["name"], "removed")]
 

@@ -78,6 +78,7 @@ MANAGER = "clusterctl-labels"
 KNOWN = "clusterctl/known"  # kubernetes-drain's mark of a node that is not new
 NEW = "clusterctl/new"
 TAINTED = "clusterctl/tainted"  # a label: this module has set the taint
+OFF = "node.kubernetes.io/out-of-service"
 CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
 
@@ -86,9 +87,15 @@ def labels_of(node):
     return node["metadata"].get("labels") or {}
 
 
-def taints_of(node):
-    """Return the keys of a node's taints with the effect NoSchedule."""
-    return {one["key"] for one in node["spec"].get("taints") or [] if one["effect"] == "NoSchedule"}
+def taints_of(node, effect="NoSchedule"):
+    """Return the keys of a node's taints with an effect."""
+    return {one["key"] for one in node["spec"].get("taints") or [] if one["effect"] == effect}
+
+
+def is_ready(node):
+    """Return whether the node's kubelet reports that it is ready."""
+    conditions = node.get("status", {}).get("conditions") or []
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def owned(node):
@@ -128,6 +135,9 @@ def taint_steps(nodes, given):
         for key in (unwanted | {NEW}) & has:
             remove.setdefault(key, []).append(name)
     steps = [(f"{key}:NoSchedule", names) for key, names in sorted(add.items())]
+    # Set for a node that was off, by an interrupted `remove-node --dead`.
+    back = [name for name, node in sorted(nodes.items()) if is_ready(node) and OFF in taints_of(node, "NoExecute")]
+    steps += [(f"{OFF}:NoExecute-", back)] if back else []
     return steps + [(f"{key}:NoSchedule-", remove[key]) for key in sorted(remove, key=lambda key: (key == NEW, key))]
 
 
@@ -168,9 +178,10 @@ class Workers:
 
     def converge(self, nodes, given):
         """Cordon new nodes, then set labels and taints."""
-        new = sorted(name for name, node in nodes.items() if is_new(node))
-        if new:
-            self.cordon(new)
+        new = {name: node for name, node in sorted(nodes.items()) if is_new(node)}
+        # With the taint a node is new, also if a report on its health has entered it into the ledger meanwhile.
+        self.cordon([name for name, node in new.items() if NEW in taints_of(node)])
+        self.cordon([name for name, node in new.items() if NEW not in taints_of(node)], "--new")
         due = []
         for name, node in sorted(nodes.items()):
             labels = wanted_labels(given[name])
@@ -186,13 +197,15 @@ class Workers:
             for name in names if not taint.startswith(NEW) else ():
                 self.note(name, f"taint {taint[:-1]} removed" if taint.endswith("-") else f"taint {taint}")
 
-    def cordon(self, names):
-        """Cordon those of the nodes that are not in the ledger yet."""
+    def cordon(self, names, *options):
+        """Cordon nodes; with the option `--new`, those that are not in the ledger yet."""
+        if not names:
+            return
         if self.check:
             for name in names:
                 self.note(name, f"cordoned: {REASON}")
             return
-        _, printed = run(DRAIN, CAUSE, "--new", "--out", ",".join(names), "--reason", REASON)
+        _, printed = run(DRAIN, CAUSE, *options, "--out", ",".join(names), "--reason", REASON)
         for line in printed.splitlines():
             self.note(line.partition(" ")[0], f"cordoned: {REASON}")
 

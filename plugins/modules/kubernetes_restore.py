@@ -19,17 +19,22 @@ module: kubernetes_restore
 author: the clusterctl authors
 short_description: Restore Kubernetes' objects from a backup
 description:
-  - Deletes the control plane of this head. Its data of etcd is kept under the time of the restore; only the three
-    newest of them are kept. On the head that creates the cluster again, the snapshot of the archive is put where
-    module kubernetes_control_plane finds it.
+  - V(stage) puts the snapshot of the archive where module kubernetes_control_plane finds it, on the head that creates
+    the cluster again.
+  - V(delete) deletes the control plane of this head. Its data of etcd is kept under the time of the restore; only the
+    three newest of them are kept.
   - Role kubernetes_head then starts the control plane with the snapshot's data. Further heads join it. Workers continue
     to run their pods, and reconnect, because the certificates follow from the cluster's secret and stay the same.
   - Refuses an archive that is damaged, not sealed by this cluster, from another cluster, or from a newer Kubernetes.
 options:
-  archive:
-    description: The backup, on this host; empty on heads that only join.
-    type: path
+  step:
+    description: What to do, first V(stage) on one head, then V(delete) on all.
+    type: str
+    choices: [stage, delete]
     required: true
+  archive:
+    description: The backup, on this host.
+    type: path
   cluster:
     description: Name of the cluster.
     type: str
@@ -37,19 +42,18 @@ options:
   version:
     description: Version of Kubernetes that this head runs or will run.
     type: str
-    required: true
   key:
     description: The cluster's secret that seals its archives.
     type: str
-    required: true
 attributes:
   check_mode:
     support: none
 """
 
 EXAMPLES = r"""
-- name: Restore the backup
+- name: Extract the backup
   kubernetes_restore:
+    step: stage
     archive: /var/lib/clusterctl/backups/aurora-0a1b2c3d-20261121T190000Z.tar
     cluster: aurora
     version: 1.36.3
@@ -98,15 +102,20 @@ def put_aside(now):
     """Delete this head's control plane, and keep its data of etcd; return the path of the data."""
     if shutil.which("kubeadm") and (OWN / "complete").exists():
         aside = ETCD.with_name(f"etcd.before-{now}")
+        room((str(ETCD.parent), size_of(ETCD)))
         run("systemctl", "stop", "kubelet")
-        # Without the kubelet, nothing starts a stopped container again. etcd must not write while its data is moved.
-        containers = run(*CRICTL, "ps", "--quiet", "--name=^etcd$")[1].split()
-        if containers:
-            run(*CRICTL, "stop", "--timeout=30", *containers)
-        if (ETCD / "member").exists():
-            room((str(ETCD.parent), size_of(ETCD)))
-            shutil.copytree(ETCD / "member", aside / "member")
-            aside.chmod(0o700)
+        try:
+            # Without the kubelet, nothing starts a stopped container again. etcd must not write while its data is copied.
+            containers = run(*CRICTL, "ps", "--quiet", "--name=^etcd$")[1].split()
+            if containers:
+                run(*CRICTL, "stop", "--timeout=30", *containers)
+            if (ETCD / "member").exists():
+                shutil.copytree(ETCD / "member", aside / "member")
+                aside.chmod(0o700)
+        except (NodeError, OSError):
+            shutil.rmtree(aside, ignore_errors=True)
+            run("systemctl", "start", "kubelet")
+            raise
         run("kubeadm", *RESET)
         shutil.rmtree(ETCD / "member", ignore_errors=True)
         for name in ("complete", "started"):
@@ -122,41 +131,45 @@ def prune():
         shutil.rmtree(path)
 
 
-def restore(given):
-    """Put a backup in place; return the changes."""
-    archive = Path(given["archive"]) if given["archive"] else None
-    now, changes = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()), []
-    if archive:
-        manifest = unseal(archive, given["key"])
-        refuse(manifest, given["cluster"], given["version"])
-        workplace = archive.parent / ".restore"
-        shutil.rmtree(workplace, ignore_errors=True)  # from a killed run
-        workplace.mkdir(mode=0o700)
-        try:
-            room((str(archive.parent), 2 * archive.stat().st_size))
-            stage(archive, workplace)
-        finally:
-            shutil.rmtree(workplace, ignore_errors=True)
-        changes.append(change("etcd", given["cluster"], "restored", f"as of {manifest['made']}"))
-    aside = put_aside(now)
-    if aside:
-        changes.append(change("control plane", given["cluster"], "removed", f"its former data is {aside}"))
+def accept(given):
+    """Check the archive and stage its snapshot; return the changes."""
+    archive = Path(given["archive"])
+    manifest = unseal(archive, given["key"])
+    refuse(manifest, given["cluster"], given["version"])
+    workplace = archive.parent / ".restore"
+    shutil.rmtree(workplace, ignore_errors=True)  # from a killed run
+    workplace.mkdir(mode=0o700)
+    try:
+        room((str(archive.parent), 2 * archive.stat().st_size))
+        stage(archive, workplace)
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+    return [change("etcd", given["cluster"], "restored", f"as of {manifest['made']}")]
+
+
+def delete(given):
+    """Delete this head's control plane; return the changes."""
+    aside = put_aside(time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
     prune()
-    return changes
+    what = f"its former data is {aside}"
+    return [change("control plane", given["cluster"], "removed", what)] if aside else []
 
 
 def main():
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "archive": {"type": "path", "required": True},
+            "step": {"type": "str", "choices": ["stage", "delete"], "required": True},
+            "archive": {"type": "path"},
             "cluster": {"type": "str", "required": True},
-            "version": {"type": "str", "required": True},
-            "key": {"type": "str", "required": True, "no_log": True},
+            "version": {"type": "str"},
+            "key": {"type": "str", "no_log": True},
         },
+        required_if=[("step", "stage", ("archive", "version", "key"))],
     )
+    steps = {"stage": accept, "delete": delete}
     try:
-        changes = restore(module.params)
+        changes = steps[module.params["step"]](module.params)
     except (NodeError, OSError, tarfile.TarError, ValueError) as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=bool(changes), changes=changes)

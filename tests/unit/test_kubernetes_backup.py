@@ -1,5 +1,6 @@
 """Backups of Kubernetes: the snapshot in an archive, its test, and what a restore accepts and puts in place."""
 
+import errno
 import gzip
 import json
 from pathlib import Path
@@ -232,10 +233,12 @@ class Head:
         self.calls.append(" ".join(word for word in argv if not word.startswith("--")))
         return 0, "c1\n" if "ps" in argv else ""
 
-    def restore(self, archive: bool = True, key: str = "k") -> list[dict[str, str]]:
-        given = {"archive": str(self.archive) if archive else "", "cluster": "aurora", "version": "1.36.3", "key": key}
-        found: list[dict[str, str]] = RESTORE.restore(given)
-        return found
+    def stage(self, key: str = "k") -> list[str]:
+        given = {"archive": str(self.archive), "cluster": "aurora", "version": "1.36.3", "key": key}
+        return [one["action"] for one in RESTORE.accept(given)]
+
+    def delete(self) -> list[str]:
+        return [one["action"] for one in RESTORE.delete({"cluster": "aurora"})]
 
 
 @pytest.fixture
@@ -245,7 +248,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
 
 def test_restore__on_a_new_head__stages_the_snapshot(head: Head) -> None:
     head.kubeadm = False
-    assert [one["action"] for one in head.restore()] == ["restored"]
+    assert (head.stage(), head.delete()) == (["restored"], [])
     assert (head.own / "restore.db").read_bytes() == b"snapshot"
     assert (head.own / "restore.db").stat().st_mode & 0o777 == 0o600
     assert head.calls == []
@@ -255,8 +258,8 @@ def test_restore__on_a_new_head__stages_the_snapshot(head: Head) -> None:
 @pytest.mark.proves("restore", "etcd's data that a restore replaces is kept on the head.")
 def test_restore__on_a_head_with_a_cluster__keeps_its_data(head: Head) -> None:
     head.set_up()
-    changes = head.restore()
-    assert [one["action"] for one in changes] == ["restored", "removed"]
+    assert (head.stage(), head.calls) == (["restored"], []), "nothing is deleted before the backup was accepted"
+    assert head.delete() == ["removed"]
     (aside,) = head.etcd.parent.glob("etcd.before-*")
     assert ((aside / "member/db").read_text(), aside.stat().st_mode & 0o777) == ("old", 0o700)
     assert head.calls[:3] == ["systemctl stop kubelet", "crictl ps", "crictl stop c1"]
@@ -267,15 +270,29 @@ def test_restore__on_a_head_with_a_cluster__keeps_its_data(head: Head) -> None:
 
 def test_restore__further_head__only_loses_its_control_plane(head: Head) -> None:
     head.set_up()
-    assert [one["action"] for one in head.restore(archive=False)] == ["removed"]
+    assert head.delete() == ["removed"]
     assert not (head.own / "restore.db").exists()
-    assert head.restore(archive=False) == []
+    assert head.delete() == []
+
+
+def test_delete__disk_is_full__starts_the_kubelet_again(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    head.set_up()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RESTORE.shutil, "copytree", full)
+    with pytest.raises(OSError, match="No space left"):
+        head.delete()
+    assert head.calls[-1] == "systemctl start kubelet"
+    assert (head.etcd / "member/db").read_text() == "old"
+    assert list(head.etcd.parent.glob("etcd.before-*")) == []
 
 
 def test_restore__archive_of_another_key__changes_nothing(head: Head) -> None:
     head.set_up()
     with pytest.raises(RESTORE.NodeError, match="its seal is not valid"):
-        head.restore(key="another")
+        head.stage(key="another")
     assert (head.calls, json.loads((head.own / "complete").read_text())) == ([], {})
 
 

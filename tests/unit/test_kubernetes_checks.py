@@ -137,10 +137,21 @@ def test_heads__that_are_all_empty__are_reported(
     tmp_path: Path, given: dict[str, list[str]], expected: list[str]
 ) -> None:
     one = cluster(tmp_path)
-    findings = list(checks.lost_head(one, parts(**given), False))
+    findings = list(checks.lost_head(one, parts(**given), {}, False))
     assert [finding.node for finding in findings] == expected
     assert not any(finding.warning for finding in findings)
-    assert all(finding.warning for finding in checks.lost_head(one, parts(**given), True))
+    assert all(finding.warning for finding in checks.lost_head(one, parts(**given), {}, True))
+
+
+@pytest.mark.parametrize(("machine", "expected"), [("0" * 32, ["k1", "k2", "k3"]), ("", [])])
+def test_heads__replaced_while_workers_are_not_contacted__are_reported(
+    tmp_path: Path, machine: str, expected: list[str]
+) -> None:
+    found = parts(k1=[], k2=[], k3=[])
+    records = {name: one.hardware for name, one in parts(k1=[], gpu01=[]).items()}
+    if machine:
+        records["k1"] = replace(records["k1"], machine_id=machine)
+    assert [finding.node for finding in checks.lost_head(cluster(tmp_path), found, records, False)] == expected
 
 
 def test_parts__of_a_node__are_those_that_kubeadm_completed(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ class Head:
             "CONFIGURATION": "clusterctl/kubeadm.yaml",
             "JOIN": "clusterctl/join.yaml",
             "STARTED": "clusterctl/started",
+            "UPGRADING": "clusterctl/upgrading",
+            "STAGED": "clusterctl/restore.db",
             "COMPLETE": "clusterctl/complete",
             "ETCD": "etcd",
         }
@@ -372,6 +374,20 @@ def test_converge__newer_kubeadm__upgrades(
     head.version = "v1.37.0"
     assert head.converge() == ["upgraded 1.37.0"]
     assert head.calls[1].startswith(f"{call} --patches=/etc/kubernetes/clusterctl/patches")
+    assert head.converge() == []
+
+
+@pytest.mark.proves("upgrade", "A killed upgrade of Kubernetes' control plane is repeated to its end.")
+def test_converge__upgrade_was_killed__repeats_it(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kubeadm has changed the API server's manifest and the cluster's configuration already."""
+    head.converge()
+    head.version, head.killed = "v1.37.0", "upgrade apply v1.37.0"
+    with pytest.raises(KeyboardInterrupt):
+        head.converge()
+    head.killed = ""
+    monkeypatch.setattr(MODULE, "get", lambda *_, **__: [{"data": {"ClusterConfiguration": "kubernetesVersion: v1.37.0\n"}}])
+    assert head.converge() == ["upgraded 1.37.0"]
+    assert head.calls[1] == head.calls[2]
     assert head.converge() == []
 
 

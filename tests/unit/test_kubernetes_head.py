@@ -72,6 +72,17 @@ def test_files__of_a_head__are_valid_for_node_state(heads: Callable[..., renderi
             assert item["mode"] == "0755"
 
 
+@pytest.mark.parametrize("name", ["kubeadm.yaml", "join.yaml"])
+def test_configuration__of_kubeadm__has_no_document_without_a_kind(
+    heads: Callable[..., rendering.Cluster], name: str
+) -> None:
+    """Comments before a separator are a document for kubeadm: YAMLReader in k8s.io/apimachinery/pkg/util/yaml."""
+    text = files(heads().role("kubernetes_head", "head1"))[f"/etc/kubernetes/clusterctl/{name}"] or b""
+    parts = text.decode().split("---\n")
+    assert len(parts) == {"kubeadm.yaml": 4, "join.yaml": 1}[name]
+    assert all("\nkind: " in part for part in parts)
+
+
 def test_configuration__of_kubeadm__has_endpoint_version_and_networks(heads: Callable[..., rendering.Cluster]) -> None:
     cluster = heads(3, kubernetes_node_api_port=7443, kubernetes_node_pod_network="10.9.0.0/16")
     role = cluster.role("kubernetes_head", "head2", __kubernetes_head_found={"version": "1.36.9", "state": "new"})

@@ -34,6 +34,8 @@ argument_specs:
       kubernetes_node_service_domain: {type: str, description: Domain of services.}
       kubernetes_node_api_address: {type: str, description: Address of the API.}
       kubernetes_node_api_port: {type: int, description: Port of the API.}
+      kubernetes_storage_class: {type: str, description: Class of volumes.}
+      kubernetes_storage_nfs_export: {type: str, description: Export of an NFS server.}
 """
 DEFAULTS = """\
 kubernetes_node_version: 1.36.3
@@ -42,6 +44,8 @@ kubernetes_node_service_network: 10.96.0.0/12
 kubernetes_node_service_domain: cluster.local
 kubernetes_node_api_address: ""
 kubernetes_node_api_port: 6443
+kubernetes_storage_class: local
+kubernetes_storage_nfs_export: ""
 """
 
 
@@ -206,6 +210,26 @@ def test_api_address__that_all_heads_can_have__is_accepted(
 ) -> None:
     line = f"kubernetes_node_api_address: {address}"
     assert load(tmp_path, known, in_vars(line, GOOD.replace("k[1:3]", heads)))
+
+
+@pytest.mark.proves("inventory", "NFS volumes on the first of several heads are refused.")
+@pytest.mark.parametrize(
+    ("heads", "line", "accepted"),
+    [
+        ("k[1:3]", "kubernetes_storage_class: nfs", False),
+        ("k[1:3]", "kubernetes_storage_class: nfs, kubernetes_storage_nfs_export: 'nas:/volumes'", True),
+        ("k1", "kubernetes_storage_class: nfs", True),
+    ],
+)
+def test_nfs__of_the_first_of_several_heads__is_refused(
+    tmp_path: Path, known: Schema, heads: str, line: str, accepted: bool
+) -> None:
+    text = in_vars(line, GOOD.replace("k[1:3]", heads))
+    if accepted:
+        assert load(tmp_path, known, text)
+    else:
+        [found] = problems(tmp_path, known, text)
+        assert "volumes on k1 would be lost with that head" in found
 
 
 def test_value__that_differs_between_nodes__is_refused(tmp_path: Path, known: Schema) -> None:

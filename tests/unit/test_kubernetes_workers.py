@@ -143,7 +143,8 @@ def node(name: str = "gpu01", *, labels: Data | None = None, ours: tuple[str, ..
     managed = [kubelet, {"manager": "clusterctl-labels", "operation": "Apply", "fieldsV1": fields}]
     annotations = more.pop("annotations", {"clusterctl/known": ""})
     metadata = {"name": name, "labels": labels or {}, "annotations": annotations, "managedFields": managed}
-    return {"metadata": metadata, "spec": {"taints": more.get("taints", [])}}
+    ready = {"conditions": [{"type": "Ready", "status": more.get("ready", "True")}]}
+    return {"metadata": metadata, "spec": {"taints": more.get("taints", [])}, "status": ready}
 
 
 def taint(key: str, effect: str = "NoSchedule") -> Data:
@@ -205,11 +206,30 @@ def test_converge__new_worker__is_cordoned_before_its_taint_goes(monkeypatch: py
         "gpu01: taint nvidia.com/gpu:NoSchedule",
     ]
     assert head.calls == [
-        "/usr/local/sbin/kubernetes-drain new --new --out gpu01 --reason not proven yet",
+        "/usr/local/sbin/kubernetes-drain new --out gpu01 --reason not proven yet",
         "apply --server-side --field-manager=clusterctl-labels --force-conflicts --filename=-",
         "taint nodes gpu01 nvidia.com/gpu:NoSchedule --overwrite",
         "taint nodes gpu01 clusterctl/new:NoSchedule- --overwrite",
     ]
+
+
+def test_converge__new_worker_with_a_report_on_its_health__is_cordoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report of healthy GPUs entered it into the ledger before this step: the taint shows that it is new."""
+    head = Head(monkeypatch)
+    converge([node(taints=[taint("clusterctl/new")]), node("gpu02", annotations={})], gpu01={}, gpu02={})
+    assert head.calls[:2] == [
+        "/usr/local/sbin/kubernetes-drain new --out gpu01 --reason not proven yet",
+        "/usr/local/sbin/kubernetes-drain new --new --out gpu02 --reason not proven yet",
+    ]
+
+
+@pytest.mark.parametrize(("ready", "removed"), [("True", True), ("Unknown", False)])
+def test_converge__node_that_was_off__loses_the_taint_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, ready: str, removed: bool
+) -> None:
+    head = Head(monkeypatch)
+    converge([node(ready=ready, taints=[taint(NODES.OFF, "NoExecute")])], gpu01={})
+    assert (f"taint nodes gpu01 {NODES.OFF}:NoExecute- --overwrite" in head.calls) is removed
 
 
 @pytest.mark.parametrize(("labels", "removed"), [({"clusterctl/tainted": ""}, True), ({}, False)])

@@ -187,7 +187,7 @@ def configure(given: Data, before: Data, *, drained: bool = False, check: bool =
     require_numbers(given, gpus)
     steps = list(settings.steps(gpus, *ALL))  # validates every value before anything changes
     # With --check --drained the node will be drained, so its jobs will have ended.
-    starts_jobs = is_running(SLURMD) or is_running(KUBELET)
+    starts_jobs = is_running(SLURMD) or (KUBELET in GPU_SERVICES and is_running(KUBELET))
     is_idle = (drained and check) or (not has_jobs() and (drained or not starts_jobs))
     waiting = [] if is_idle else [step for step in steps if step.needs_idle]
     due = [step for step in steps if step not in waiting]

@@ -22,11 +22,12 @@ GPU_SETTINGS = Path("/etc/clusterctl/gpu-config.json")
 # The clocks that gpu-config has locked. The driver does not report them and forgets them when it is reloaded.
 CLOCK_LOCKS = Path("/run/clusterctl/gpu-config.json")
 # These services keep GPUs open without computing. They are stopped for a reset, and for changes of ECC and MIG. kubelet
-# is first: it would start the device plugin again.
+# is first: it would start the device plugin again. One that clusterctl has not configured is left alone.
 KUBELET = "kubelet.service"
+IS_KUBERNETES = Path("/etc/kubernetes/kubelet.conf.d/60-clusterctl.conf").exists()  # role kubernetes_node
 DCGM = "nvidia-dcgm.service"
 PERSISTENCED = "nvidia-persistenced.service"
-GPU_SERVICES = (KUBELET, "nvidia-dcgm-exporter.service", DCGM, PERSISTENCED)
+GPU_SERVICES = (*[KUBELET] * IS_KUBERNETES, "nvidia-dcgm-exporter.service", DCGM, PERSISTENCED)
 # NVIDIA's device plugin for Kubernetes, the program of a container.
 DEVICE_PLUGIN = "nvidia-device-plugin"
 PLUGIN_SECONDS = 10

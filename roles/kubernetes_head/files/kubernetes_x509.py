@@ -55,10 +55,13 @@ def inside(content, *tags):
 
 
 def pem(text, label):
-    """Return the DER data of the first PEM block with a label."""
-    match = re.search(f"-----BEGIN {label}-----\\s(.*?)-----END {label}-----", text, re.DOTALL)
+    """Return the DER data of a text that is one PEM block with a label, and nothing else.
+
+    Programs differ in the block that they find in other text, so the API server could sign another one.
+    """
+    match = re.fullmatch(f"-----BEGIN {label}-----\\n([A-Za-z0-9+/=\\n]+)-----END {label}-----\\n?", text)
     try:
-        return base64.b64decode("".join(match.group(1).split()), validate=True)
+        return base64.b64decode(match.group(1).replace("\n", ""), validate=True)
     except (AttributeError, binascii.Error):
         raise FormatError(f"there is no {label} in PEM format")
 
