@@ -1,5 +1,6 @@
 """Which process of xdist runs which tests, and in which order."""
 
+import re
 from collections.abc import Mapping
 
 from xdist.scheduler import LoadFileScheduling
@@ -27,12 +28,14 @@ ALONE = {
 }
 LAB_OF = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}
 _PROCESS_OF = {f"tests/cluster/{file}": name for name, files in ALONE.items() for file in files}
+_NAMED = re.compile(r"tests/(bench|molecule)/.*\[(kubernetes)\w*\]$")  # a part of the benches, a scenario
 _PLACES = {file: place for place, file in enumerate(LAB_OF)}
 
 
 def process_of(nodeid: str) -> str:
     """Return what one process runs: a scope, or several whose labs do not fit beside each other."""
-    return _PROCESS_OF.get(nodeid.partition("::")[0]) or scope_of(nodeid)
+    named = _NAMED.match(nodeid)
+    return (named[2] if named else _PROCESS_OF.get(nodeid.partition("::")[0])) or scope_of(nodeid)
 
 
 def scope_of(nodeid: str) -> str:

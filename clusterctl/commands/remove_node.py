@@ -70,9 +70,7 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
         raise PreflightError([_suggest_dead(problem, present) for problem in error.problems]) from None
 
 
-def _staying(
-    options: Options, before: Inventory, change: Change, nodes: Mapping[str, removals.Node]
-) -> Sequence[str]:
+def _staying(options: Options, before: Inventory, change: Change, nodes: Mapping[str, removals.Node]) -> Sequence[str]:
     """Return the remaining hosts whose configuration changes with the list of nodes.
 
     `nodes` are the removed ones, those of an interrupted removal too: they have left the inventory.
@@ -126,7 +124,7 @@ class LeaveQuorum(Phase):
 
     def describe(self, run: Run) -> Iterator[Step]:
         for name in self.heads:
-            yield f"remove {name}'s member of etcd, on another head: sudo /usr/local/sbin/kubernetes-etcd --remove {name}"
+            yield f"remove {name} from etcd, on another head: sudo /usr/local/sbin/kubernetes-etcd --remove {name}"
 
 
 def _without(site: Site, kind: Kind, names: Sequence[str]) -> ControlPlane:

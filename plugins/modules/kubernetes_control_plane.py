@@ -337,7 +337,7 @@ def reconfigure(given, known, wanted):
 def upgrade(given, version):
     """Upgrade the control plane: the first head the whole cluster's, each other one its own.
 
-    A killed call is repeated as it was: the API server's manifest and the cluster's configuration change before the end.
+    A killed call is repeated as it was: the manifests and the cluster's configuration change before its end.
     """
     if not UPGRADING.exists():
         found = get("configmap", "kubeadm-config", "--namespace=kube-system")

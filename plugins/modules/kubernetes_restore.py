@@ -105,7 +105,7 @@ def put_aside(now):
         room((str(ETCD.parent), size_of(ETCD)))
         run("systemctl", "stop", "kubelet")
         try:
-            # Without the kubelet, nothing starts a stopped container again. etcd must not write while its data is copied.
+            # Without the kubelet, nothing starts a stopped container again. etcd must not write during the copy.
             containers = run(*CRICTL, "ps", "--quiet", "--name=^etcd$")[1].split()
             if containers:
                 run(*CRICTL, "stop", "--timeout=30", *containers)

@@ -14,7 +14,7 @@ from tests.programs import described
 OLD, NEW = "1.35.4", "1.36.3"
 PREVIOUS = "kubernetes-previous"
 
-pytestmark = [pytest.mark.long, pytest.mark.kit(*RECIPES, PREVIOUS)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.kit(*RECIPES, PREVIOUS)]
 
 
 @pytest.fixture(scope="module")

@@ -385,7 +385,9 @@ def test_converge__upgrade_was_killed__repeats_it(head: Head, monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt):
         head.converge()
     head.killed = ""
-    monkeypatch.setattr(MODULE, "get", lambda *_, **__: [{"data": {"ClusterConfiguration": "kubernetesVersion: v1.37.0\n"}}])
+    monkeypatch.setattr(
+        MODULE, "get", lambda *_, **__: [{"data": {"ClusterConfiguration": "kubernetesVersion: v1.37.0\n"}}]
+    )
     assert head.converge() == ["upgraded 1.37.0"]
     assert head.calls[1] == head.calls[2]
     assert head.converge() == []

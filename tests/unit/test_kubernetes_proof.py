@@ -141,8 +141,8 @@ def test_faults__of_a_pods_answers__are_found(plain: str, gpu: str, fault: str) 
 
 def test_faults__broken_answer__is_the_nodes() -> None:
     """The node's kubelet writes the answer."""
-    found = PROOF.faults(ended(0, FINE, "gpu\ngpu /dev/\x1b[31mnvidia0 open now\n" + SEES_TWO), 2)
-    assert found == ["the test pod printed gpu", "the test pod printed gpu /dev/nvidia0 open now"]
+    found = PROOF.faults(ended(0, FINE, "gpu /dev/nvidia1\ngpu /dev/\x1b[31mnvidia0 open now\n" + SEES_TWO), 2)
+    assert found == ["the test pod printed gpu /dev/nvidia1", "the test pod printed gpu /dev/nvidia0 open now"]
 
 
 def test_faults__of_a_pod_that_cannot_start__have_the_reason() -> None:

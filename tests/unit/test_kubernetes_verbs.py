@@ -2,10 +2,10 @@
 
 import io
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -192,24 +192,41 @@ def test_connect__to_several_heads__takes_the_first_that_responds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
+    silent, reinstalled, closed = {"k1", "k2"}, set[str](), list[str]()
 
-    class Silent:
+    @dataclass
+    class Head:
+        name: str
+
         @classmethod
-        def connect(cls, head: inventory.Host, access: Access) -> str:
+        def connect(cls, head: inventory.Host, access: Access) -> "Head":
             tried.append(head.name)
-            if head.name != "k3":
+            if head.name in silent:
                 raise HeadFailed(f"{head.name}: no answer")
-            return head.name
+            return cls(head.name)
 
-    monkeypatch.setattr(scheduler, "of", lambda kind: Silent)
+        def is_set_up(self) -> bool:
+            return self.name not in reinstalled
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    def connected(**changes: tuple[str, ...]) -> str:
+        tried.clear()
+        return cast(Head, scheduler.connect(replace(given, **changes), KUBERNETES)).name  # type: ignore[arg-type]
+
+    monkeypatch.setattr(scheduler, "of", lambda kind: Head)
     given = site(tmp_path, HEADS)
-    assert str(scheduler.connect(given, KUBERNETES)) == "k3"
-    assert tried == ["k1", "k2", "k3"]
-    tried.clear()
-    assert str(scheduler.connect(replace(given, skipped=("k1", "k2")), KUBERNETES)) == "k3"
-    assert tried == ["k3"]
+    assert (connected(), tried) == ("k3", ["k1", "k2", "k3"])
+    assert (connected(skipped=("k1", "k2")), tried) == ("k3", ["k3"])
     with pytest.raises(HeadFailed, match="k1: no answer"):
-        scheduler.connect(replace(given, skipped=("k3",)), KUBERNETES)
+        connected(skipped=("k3",))
+    silent.clear()
+    reinstalled |= {"k1", "k2"}
+    assert (connected(), closed) == ("k3", ["k1", "k2"]), "one that was reinstalled knows no nodes"
+    closed.clear()
+    reinstalled |= {"k3"}
+    assert (connected(), closed) == ("k1", ["k2", "k3"])
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------

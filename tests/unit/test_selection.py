@@ -291,6 +291,9 @@ def test_process_of__kubernetes__is_one_for_all_files_and_each_is_a_scope_of_its
     assert len(files) == 5
     assert {scheduling.process_of(f"{file}::test_a") for file in files} == {"kubernetes"}
     assert [scheduling.scope_of(f"{file}::test_a") for file in files] == files
+    assert scheduling.process_of("tests/molecule/test_molecule.py::test_role[kubernetes_node]") == "kubernetes"
+    assert scheduling.process_of("tests/bench/test_parts.py::test_bench[kubernetes]") == "kubernetes"
+    assert scheduling.process_of("tests/bench/test_parts.py::test_bench[demo]") == "tests/bench/test_parts.py"
     assert scheduling.process_of(f"{BACKUP}::test_a") == scheduling.scope_of(f"{BACKUP}::test_a")
 
 
