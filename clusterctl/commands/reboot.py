@@ -25,7 +25,8 @@ def reboot(options: Options, pace: Pace) -> int:
         Rolling(f"Reboot {fold(options.nodes)}", "reboot", "reboot", pace, options.nodes, reboots=True),
     ]
     # The heads of their schedulers drain and test them.
-    heads = [scheduler.head_of(inventory, kind).name for kind in scheduler.by_kind(inventory, options.nodes)]
+    kinds = scheduler.by_kind(inventory, options.nodes)
+    heads = [host.name for kind in kinds for host in inventory.in_group(kind.head)]
     all_contacted = dict.fromkeys([inventory.head.name, *heads, *options.nodes])
     contacted = options.nodes if options.print_command else all_contacted
     return engine.execute(replace(options, limit=",".join(contacted)), phases, inventory)

@@ -101,6 +101,12 @@ class Inventory:
         return next(host for kind in KINDS for host in self.in_group(kind.head))
 
     @property
+    def locked_heads(self) -> tuple[Host, ...]:
+        """The hosts with the cluster's lock: the head, and the other heads of its scheduler."""
+        kind = self.schedulers[0]
+        return self.in_group(kind.head) if kind.has_several_heads else (self.head,)
+
+    @property
     def heads(self) -> frozenset[str]:
         """The hosts whose failure ends a run."""
         return frozenset(host.name for host in self.hosts if host.is_head)

@@ -141,7 +141,8 @@ class LockHead(_Entry):
 
         site = run.site
         me = lock.this_run(run.options.verb)
-        run.head_lock = run.stack.enter_context(headlock.hold(site.inventory.head, site.access, me, site.state))
+        heads = site.inventory.locked_heads
+        run.head_lock = run.stack.enter_context(headlock.hold(heads, site.access, me, site.state))
 
 
 class Preflight(_Entry):
@@ -187,9 +188,9 @@ class Preflight(_Entry):
 
         site, options = run.site, run.options
         redact = site.redactor().redact
-        missing = run.head_lock.missing if run.head_lock else None
-        # Do not try a password again that the head has refused.
-        refused = {site.inventory.head.name: missing} if missing and missing.failure is Failure.SUDO else None
+        errors = run.head_lock.errors if run.head_lock else {}
+        # Do not try a password again that a head has refused.
+        refused = {name: error for name, error in errors.items() if error.failure is Failure.SUDO}
         adopt, new_head = options.adopt if self.replaces else None, options.new_head if self.new_head else None
         skip = self.skips or options.skip_unreachable
 
@@ -276,7 +277,7 @@ def keep_head(site: Site, screen: Screen) -> None:
 
 
 def _require_lock(run: Run) -> None:
-    """Raise PreflightError if the head is in the run and cannot be locked. A run without the head only warns."""
+    """Raise PreflightError if the head is in the run and the cluster cannot be locked. A run without it only warns."""
     head, error = run.site.inventory.head, run.head_lock.missing if run.head_lock else None
     if error and head in run.site.hosts:
         raise PreflightError([Finding(head.name, "lock", error.found, error.hint)])

@@ -165,7 +165,8 @@ class Rolling(Phase):
         busy = wait_for_jobs(site, run.screen, self.cause, drained, self.pace.minutes) if drained else []
         self.failed += busy
         ready = [name for name in names if name not in busy]
-        informed = [site.inventory.head.name] if {*ready} & {*self.divided} else []
+        head = site.inventory.head.name
+        informed = [head] if {*ready} & {*self.divided} and head not in site.skipped else []
         if error := self._play(run, self.playbook, list(dict.fromkeys([*informed, *ready])), self.variables):
             return error
         if self.reboots:
@@ -262,4 +263,5 @@ def _testers(site: Site, names: Collection[str]) -> list[str]:
     """Return the heads that role verify needs to test these hosts: the cluster's and one of each scheduler."""
     heads = [site.inventory.in_group(kind.head) for kind in scheduler.by_kind(site.inventory, names)]
     present = [[host.name for host in hosts if host.name not in site.skipped] for hosts in heads]
-    return [site.inventory.head.name, *(hosts[0] for hosts in present if hosts)]
+    first = [site.inventory.head.name] if site.inventory.head.name not in site.skipped else []
+    return [*first, *(hosts[0] for hosts in present if hosts)]
