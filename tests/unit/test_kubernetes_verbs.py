@@ -28,7 +28,7 @@ from clusterctl.slurm import checks as slurm_checks
 from clusterctl.slurm.client import Job
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, PreflightError, WorkersFailed
-from clusterctl.workspace import edits
+from clusterctl.workspace import edits, home
 
 from .test_hardware import node as recorded
 
@@ -447,6 +447,22 @@ def test_heads__that_are_removed__change_all_other_hosts(
         assert found["limit"] == limit
     said = capsys.readouterr().out
     assert said == "Every node has k1, k2 as a server of names and time: contacting all 3 hosts. Pods continue.\n"
+
+
+@pytest.mark.parametrize("group", ["slurm_workers", "kubernetes_head"])
+def test_removal__that_was_interrupted__configures_the_same_hosts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    """The node has left the inventory already. Old slurmds learn of it only by their configuration."""
+    given = site(tmp_path).inventory
+    removals.save(
+        given.directory / home.STATE,
+        removals.Node("gone", (group,), {"cluster_name": "aurora", "ansible_host": "10.0.0.9"}, ()),
+    )
+    monkeypatch.setattr(membership, "learns_by_restart", lambda _: True)
+    options = Options("remove-node", given.path, nodes=("gone",))
+    _, found = phases_of(monkeypatch, lambda: remove_node.remove_node(options, dead=True))
+    assert {*found["limit"].split(",")} == {host.name for host in given.hosts}
 
 
 def test_node__that_is_dead__is_marked_by_its_scheduler(
