@@ -20,6 +20,7 @@ LABS = {
 ALONE = {
     "kubernetes": (
         "test_kubernetes.py",
+        "test_kubernetes_api.py",
         "test_kubernetes_restore.py",
         "test_kubernetes_upgrade.py",
         "test_kubernetes_heads.py",

@@ -1,0 +1,175 @@
+"""The files and programs of role kubernetes_head, with the real kubeadm, etcd and API server, without nodes."""
+
+import base64
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from clusterctl.lab import kit_recipe
+from tests.cluster.control_plane import KEY, ControlPlane, running
+from tests.unit.test_kubernetes_certificates import pem
+
+pytestmark = pytest.mark.kit("kubernetes")
+
+CONFIGURATION = "--config=/etc/kubernetes/clusterctl/kubeadm.yaml"
+ETCD = (
+    "etcdctl",
+    "--cacert=/etc/kubernetes/pki/etcd/ca.crt",
+    "--cert=/etc/kubernetes/pki/etcd/healthcheck-client.crt",
+    "--key=/etc/kubernetes/pki/etcd/healthcheck-client.key",
+)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A running control plane, used by all tests in their order."""
+    with running(tmp_path_factory.mktemp("control-plane")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def nodes(head: ControlPlane) -> ControlPlane:
+    """Two workers that have just joined, as the kubelet registers them."""
+    taints = [{"key": "clusterctl/new", "effect": "NoSchedule"}]
+    for name in ("gpu01", "gpu02"):
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": taints}}
+        head.run("kubectl", "create", "--filename=-", stdin=node)
+    return head
+
+
+@pytest.mark.proves("kubernetes", "kubeadm accepts its configuration, and asks for the kit's images.")
+def test_kubeadm__configuration_of_the_role__is_valid(head: ControlPlane) -> None:
+    assert head.run("kubeadm", "config", "validate", CONFIGURATION) == "ok\n"
+    assert head.run("kubeadm", "config", "validate", "--config=/etc/kubernetes/clusterctl/join.yaml") == "ok\n"
+    wanted = set(head.run("kubeadm", "config", "images", "list", CONFIGURATION).split())
+    made = {f"{one.name}:{one.tag}" for recipe in kit_recipe.load(("kubernetes",)) for one in recipe.images}
+    assert wanted <= made
+
+
+@pytest.mark.proves("kubernetes", "Without a certificate, the API server answers about its health alone.")
+def test_anonymous__asks__learns_only_of_health(head: ControlPlane) -> None:
+    ask = ("curl", "--silent", "--insecure", "--output", "/dev/null", "--write-out", "%{http_code}")
+    codes = {path: head.run(*ask, f"https://10.99.0.1:6443/{path}") for path in ("livez", "readyz", "api", "version")}
+    assert codes == {"livez": "200", "readyz": "200", "api": "401", "version": "401"}
+
+
+@pytest.mark.proves("kubernetes", "The objects of each role are accepted, and a second run changes none.")
+@pytest.mark.parametrize(
+    ("role", "variables"),
+    [
+        ("kubernetes_network", {}),
+        ("kubernetes_network", {"kubernetes_network_policies": True}),
+        ("kubernetes_gpu", {"kubernetes_gpu_time_slices": 4, "kubernetes_gpu_mig_strategy": "mixed"}),
+        ("kubernetes_storage", {}),
+        ("kubernetes_storage", {"kubernetes_storage_class": "nfs"}),
+    ],
+)
+def test_objects__of_a_role__are_applied_once(head: ControlPlane, role: str, variables: dict[str, object]) -> None:
+    given = {"part": role, "objects": head.objects(role, **variables), "wait": 0}
+    planned = head.changes("kubernetes_objects", given, check=True)
+    assert planned
+    assert head.changes("kubernetes_objects", given) == planned
+    assert head.changes("kubernetes_objects", given) == []
+    assert head.changes("kubernetes_objects", given, check=True) == []
+
+
+@pytest.mark.proves("kubernetes", "New nodes are cordoned and labelled; a second run changes none.")
+def test_nodes__that_are_new__are_cordoned_and_labelled(nodes: ControlPlane) -> None:
+    given = nodes.rendered.role("kubernetes_worker", "gpu01").value("__kubernetes_worker_nodes")
+    given = {name: one for name, one in given.items() if not one["is_head"]}
+    done = nodes.changes("kubernetes_nodes", {"nodes": given})
+    assert {line.split()[1] for line in done if "cordoned" in line} == {"gpu01", "gpu02"}
+    assert nodes.changes("kubernetes_nodes", {"nodes": given}) == []
+    assert set(json.loads(nodes.run("kubernetes-drain"))) == {"gpu01", "gpu02"}
+    assert nodes.run("kubernetes-drain", "new", "--in", "gpu01") == "gpu01 in\n"
+    assert [one["spec"].get("unschedulable", False) for one in nodes.get("nodes")] == [False, True]
+    assert nodes.get("node", "gpu01")["metadata"]["labels"]["clusterctl/gpu-model"] == "a100"
+
+
+@pytest.mark.proves("kubernetes", "The signed certificate has the names of the approved request.")
+def test_certificates__of_kubelets__are_approved_for_their_own_names(nodes: ControlPlane) -> None:
+    """The API server itself takes the second block of the last request, and would sign it."""
+    own, others = pem("gpu01", "10.99.0.11"), pem("kubernetes-api.aurora.cluster", "10.99.0.1")
+    for name, text in (("own", own), ("others", others), ("both", f"x{own}{others}")):
+        request = {
+            "apiVersion": "certificates.k8s.io/v1",
+            "kind": "CertificateSigningRequest",
+            "metadata": {"name": name},
+            "spec": {
+                "request": base64.b64encode(text.encode()).decode(),
+                "signerName": "kubernetes.io/kubelet-serving",
+                "usages": ["digital signature", "server auth"],
+            },
+        }
+        node = ("--as=system:node:gpu01", "--as-group=system:nodes", "--as-group=system:authenticated")
+        nodes.run("kubectl", "create", "--filename=-", *node, stdin=request)
+    said = nodes.ask("kubernetes-certificates", "approve")
+    assert said.returncode == 1
+    assert "both: gpu01: the request cannot be read" in said.stderr
+    assert "others: gpu01 asks for a certificate of" in said.stderr
+    approved = {one["metadata"]["name"] for one in nodes.get("csr") if one["status"].get("conditions")}
+    assert approved == {"own"}
+
+
+@pytest.mark.proves("kubernetes", "A worker's token can do no more than join, and is deleted.")
+def test_token__of_a_worker__authenticates_and_is_deleted(nodes: ControlPlane) -> None:
+    discovery = json.loads(nodes.run("kubernetes-join", "gpu03"))
+    assert discovery["clusters"][0]["cluster"]["server"] == "https://kubernetes-api.aurora.cluster:6443"
+    assert [set(discovery["users"][0]["user"])] == [{"token"}]
+    kind = "--field-selector=type=bootstrap.kubernetes.io/token"
+    (secret,) = nodes.get("secrets", "--namespace=kube-system", kind)
+    assert "usage-bootstrap-signing" not in secret["data"]
+    nodes.run("kubernetes-join", "--delete", "gpu03")
+    assert nodes.get("secrets", "--namespace=kube-system", kind) == []
+
+
+@pytest.mark.proves("kubeconfig", "A person's rights end at the own namespace, and with the person's removal.")
+def test_person__with_a_kubeconfig__is_confined(head: ControlPlane) -> None:
+    path = head.folder / "ada.conf"
+    path.write_text(head.run("kubernetes-user", "ada"))
+
+    def may(*what: str) -> str:
+        return head.ask("kubectl", "auth", "can-i", *what, KUBECONFIG=str(path)).stdout.strip()
+
+    assert may("create", "pods", "--namespace=ada") == "yes"
+    assert may("get", "pods", "--namespace=kube-system") == "no"
+    assert may("create", "rolebindings", "--namespace=ada") == "no"
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "evil"},
+        "spec": {"externalIPs": ["10.99.0.1"], "ports": [{"port": 53}]},
+    }
+    said = head.ask("kubectl", "create", "--filename=-", "--namespace=ada", stdin=service, KUBECONFIG=str(path))
+    assert "Use of external IPs is denied by admission control" in said.stderr
+    head.run("kubernetes-user", "--remove", "ada")
+    assert may("create", "pods", "--namespace=ada") == "no"
+
+
+@pytest.mark.proves("kubernetes", "Secrets are encrypted in etcd.")
+@pytest.mark.proves("backup", "etcd's snapshot is readable by root alone.")
+def test_etcd__secrets__are_encrypted(head: ControlPlane) -> None:
+    head.run("kubectl", "create", "secret", "generic", "hidden", "--from-literal=word=plain-text")
+    stored = head.run(*ETCD, "get", "/registry/secrets/default/hidden", "--hex", "--print-value-only")
+    text = bytes.fromhex(stored.replace("\\x", "").strip())
+    assert text.startswith(b"k8s:enc:secretbox:v1:key1:")
+    assert b"plain-text" not in text
+    assert KEY not in head.run("cat", "/etc/kubernetes/manifests/kube-apiserver.yaml")
+    snapshot = head.folder / "snapshot.db"
+    head.run("kubernetes-etcd", "--snapshot", str(snapshot))
+    assert snapshot.stat().st_mode & 0o777 == 0o600
+    (member,) = json.loads(head.run("kubernetes-etcd"))
+    assert (member["name"], member["healthy"]) == ("head1", True)
+
+
+@pytest.mark.proves("kubernetes", "A head knows the networks and the endpoint of its cluster, which cannot change.")
+def test_look__at_a_head__has_its_networks(head: ControlPlane) -> None:
+    head.run("sh", "-c", "echo '{}' > /etc/kubernetes/clusterctl/complete")
+    found = head.call("kubernetes_control_plane", {"step": "look", "name": "head1"})
+    assert (found["state"], found["version"]) == ("complete", "1.36.3")
+    assert found["fixed"] == {
+        "pod_network": "10.244.0.0/16",
+        "service_network": "10.96.0.0/12",
+        "endpoint": "kubernetes-api.aurora.cluster:6443",
+    }
