@@ -54,11 +54,13 @@ class PlayBackup(Play):
 
 
 def _heads(site: Site) -> tuple[Host, ...]:
-    """Return one head of each scheduler: of several, the first that responded."""
+    """Return one head of each scheduler: of several, the first that responded and is set up."""
     found = []
     for kind in site.inventory.schedulers:
         heads = site.inventory.in_group(kind.head)
-        found.append(next((head for head in heads if head.name not in site.skipped), heads[0]))
+        present = [head for head in heads if head.name not in site.skipped]
+        set_up = [h for h in present if h.name in site.facts and "controller" in site.facts[h.name].node.kubernetes]
+        found.append([*set_up, *present, *heads][0])
     return tuple(found)
 
 

@@ -70,11 +70,9 @@ def _read(site: Site, argv: list[str]) -> tuple[Host, str]:
     failures = []
     for head in site.inventory.in_group(KUBERNETES.head):
         try:
-            connected = HeadCommands.connect(head, site.access)
-        except HeadFailed as error:
+            with HeadCommands.connect(head, site.access) as connected:
+                connected.seconds = _SECONDS
+                return head, connected.output(*argv)
+        except HeadFailed as error:  # it does not respond, or was reinstalled
             failures.append(error)
-            continue
-        with connected:
-            connected.seconds = _SECONDS
-            return head, connected.output(*argv)
     raise failures[0]

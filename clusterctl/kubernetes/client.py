@@ -20,6 +20,7 @@ T = TypeVar("T")
 # Programs of role kubernetes_head. ETCD refuses a removal that would lose the quorum, too.
 DRAIN = "/usr/local/sbin/kubernetes-drain"
 ETCD = "/usr/local/sbin/kubernetes-etcd"
+COMPLETE = "/etc/kubernetes/clusterctl/complete"  # what kubernetes_control_plane writes at the end
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 5.0  # after a refused eviction, as `kubectl drain` waits (k8s.io/kubectl/pkg/drain)
 _FEW = 8  # nodes; for more of them, one request for all pods is cheaper
@@ -42,7 +43,7 @@ class KubernetesController(HeadCommands):
 
     def is_set_up(self) -> bool:
         """Return whether clusterctl has set up Kubernetes on the head."""
-        return self._try("test", "-x", DRAIN)[0] == 0
+        return self._try("test", "-e", COMPLETE)[0] == 0
 
     # --- nodes ---
 

@@ -48,6 +48,9 @@ def _kubernetes(settings: Settings) -> dict[str, object]:
         # A process may not lower its score below that of the container's first process without CAP_SYS_RESOURCE.
         "containerd_cri_options": {"restrict_oom_score_adj": True},
         "kubernetes_node_kubelet_config": kubelet,
+        # A container has no configuration of the kernel that kubeadm could read.
+        "kubernetes_head_ignore_checks": ["SystemVerification"],
+        "kubernetes_worker_ignore_checks": ["SystemVerification"],
         # The table of connections is the host's.
         "kubernetes_head_proxy_config": {"conntrack": {"maxPerCore": 0, "min": 0}},
     }

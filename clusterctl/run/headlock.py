@@ -160,13 +160,13 @@ class HeadLock:
             try:
                 if self._channel is None:
                     self.take()
+                    self.lost = ""
                     if self._over.is_set():  # `release` ran before this lock was taken and could not release it
                         self._give_back()
                 else:
                     self._channel.sendall(b"here\n")
             except Locked as error:
                 self.lost = str(error)
-                return
             except (ContactError, paramiko.SSHException, OSError, EOFError):
                 self._close()  # the head may be rebooting
 
@@ -202,8 +202,9 @@ class ClusterLock:
 
     @property
     def lost(self) -> str:
-        """The message about another run that took a lock after heartbeats failed; empty if none did."""
-        return next((one.lost for one in self.locks if one.lost), "")
+        """The message about another run, if it has taken so many locks that half of them or less are left."""
+        gone = [one for one in self.locks if one.lost or one.missing]
+        return next((one.lost for one in gone if one.lost), "") if 2 * len(gone) >= len(self.locks) else ""
 
     @property
     def missing(self) -> ContactError | None:

@@ -343,7 +343,8 @@ def upgrade(given, version):
         found = get("configmap", "kubeadm-config", "--namespace=kube-system")
         text = found[0]["data"]["ClusterConfiguration"]
         store(UPGRADING, {"whole": f"kubernetesVersion: v{version}\n" not in text + "\n"})
-    options = [f"--patches={PATCHES}", *ignoring(given["ignore"])]
+    # CreateJob runs a pod, for which there may be no node: this one is drained, and others may have taints.
+    options = [f"--patches={PATCHES}", *ignoring([*given["ignore"], "CreateJob"])]
     if json.loads(UPGRADING.read_text())["whole"]:
         kubeadm("upgrade", "apply", f"v{version}", "--yes", *options)
     else:

@@ -72,6 +72,7 @@ MANAGER = "clusterctl"
 LABEL = "clusterctl/part"
 NAMESPACE = "kube-system"  # of the records
 WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet")
+FIXED = ("provisioner", "parameters", "reclaimPolicy", "volumeBindingMode")
 NEEDED = ("CustomResourceDefinition", "Namespace")
 POLL_S = 1
 # Set by the server in any update, or by controllers.
@@ -206,6 +207,7 @@ class Part:
             if item["kind"] in NEEDED and identity(item) not in before:
                 missing.add(key_of(item))
         due = [item for item in wanted if not (self.check and self.depends(item, missing))]
+        due = [item for item in due if not self.replaces(item, before)]
         after = {identity(item): item for item in (self.apply(due) if due else [])}
         self.applied += after.values()
         for item in wanted:
@@ -214,6 +216,19 @@ class Part:
             if old is None or plain(old) != plain(new):
                 self.note(old, new)
         return missing
+
+    def replaces(self, item, before):
+        """Delete a StorageClass whose fixed fields change, so that it is created again; return whether it is not due.
+
+        Volumes do not depend on their class. The fields are those of ValidateStorageClassUpdate in
+        pkg/apis/storage/validation/validation.go of Kubernetes.
+        """
+        old = before.get(identity(item))
+        if item["kind"] != "StorageClass" or not old or all(old.get(key) == item.get(key) for key in FIXED):
+            return False
+        if not self.check:
+            kubectl("delete", "storageclass", item["metadata"]["name"])
+        return self.check  # the server refuses the change in a dry run
 
     def depends(self, item, missing):
         """Return whether an object needs a namespace or a definition that is missing."""
@@ -263,13 +278,15 @@ class Part:
     def late(self, identities):
         """Return the workloads that are not ready, with the reasons."""
         current = [item for item in get("--filename=-", stdin=as_list(map(stub, identities))) if not is_ready(item)]
-        silent = {node["metadata"]["name"] for node in (get("nodes") if current else []) if not responds(node)}
+        nodes = get("nodes") if current else []
+        silent = {node["metadata"]["name"] for node in nodes if not responds(node)}
+        cordoned = any(node["spec"].get("unschedulable") for node in nodes)
         lines = []
         for item in current:
             labels = item["spec"]["selector"].get("matchLabels") or {}
             selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
             pods = get("pods", f"--namespace={item['metadata']['namespace']}", f"--selector={selector}")
-            if why := lateness(item, pods, silent):
+            if why := lateness(item, pods, silent, cordoned):
                 lines.append(f"{item['kind']} {shown(identity(item))}: {why}")
         return lines
 
@@ -304,14 +321,22 @@ def is_ready(item):
     return is_seen(item) and all(count == wanted for count in counts)
 
 
-def lateness(item, pods, silent):
-    """Return why a workload is not ready; nothing if that is only because of nodes that do not respond."""
+def lateness(item, pods, silent, cordoned):
+    """Return why a workload is not ready; nothing if only because of nodes that do not respond or are drained."""
     if not is_seen(item):
         return "its controller has not seen the change yet"
-    waits = troubles(pod for pod in pods if pod["spec"].get("nodeName") not in silent)
-    if waits or any(pod["spec"].get("nodeName") in silent for pod in pods):
+    # The pod of a drained head waits for the end of the drain, which may wait for this run.
+    excused = [pod for pod in pods if is_excused(pod, silent, cordoned)]
+    waits = troubles(pod for pod in pods if pod not in excused)
+    if waits or excused:
         return waits
     return "pods are missing or have an older version"
+
+
+def is_excused(pod, silent, cordoned):
+    """Return whether a pod is on a node that does not respond, or waits for a node while one is cordoned."""
+    node = pod["spec"].get("nodeName", "")
+    return node in silent or (cordoned and not node)
 
 
 def responds(node):

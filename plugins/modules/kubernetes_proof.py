@@ -239,7 +239,12 @@ def pod(node, number, peer, expected, given, requests, volume):
 def service(number):
     """Return the service of a test pod."""
     metadata = {"name": f"pod-{number}", "namespace": NAMESPACE}
-    spec = {"selector": {"clusterctl/proof": str(number)}, "ports": [{"port": 8080}]}
+    # A pod with a container that has ended is not ready, but the one that serves still runs.
+    spec = {
+        "publishNotReadyAddresses": True,
+        "selector": {"clusterctl/proof": str(number)},
+        "ports": [{"port": 8080}],
+    }
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
@@ -324,7 +329,7 @@ def delete():
     volumes = [claim["spec"].get("volumeName") for claim in get("persistentvolumeclaims", own)]
     kubectl("delete", "pods,services,persistentvolumeclaims", "--all", own, "--timeout=110s")
     for name in filter(None, volumes):
-        kubectl("wait", "--for=delete", f"persistentvolume/{name}", "--timeout=60s")
+        kubectl("wait", "--for=delete", f"persistentvolume/{name}", "--timeout=180s")
 
 
 def run_pods(ring, nodes, given, with_gpus):

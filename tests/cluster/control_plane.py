@@ -38,6 +38,7 @@ for directory in /etc/kubernetes /var/lib/etcd /var/log/kubernetes /var/lib/kube
   mount -t tmpfs tmpfs $directory
 done
 cp -a "$1"/. /
+ln -s "$3"/usr/bin/* "$3"/usr/local/bin/* /usr/local/sbin
 echo "{ADDRESS} head1 kubernetes-api.aurora.cluster" > "$2"
 mount --bind "$2" /etc/hosts
 hostname head1
@@ -58,10 +59,10 @@ plugin(f"modules/{name}").main()
 class ControlPlane:
     """The programs of one head in namespaces."""
 
-    def __init__(self, folder: Path, holder: int, programs: Path, rendered: rendering.Cluster) -> None:
+    def __init__(self, folder: Path, holder: int, rendered: rendering.Cluster) -> None:
         self.folder, self.rendered = folder, rendered
         self._enter = ["nsenter", f"--target={holder}", "--mount", "--net", "--uts", "--ipc", "--pid"]
-        path = f"{programs}/usr/bin:{programs}/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+        path = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
         self._environment = {"PATH": path, "KUBECONFIG": "/etc/kubernetes/admin.conf", "HOME": str(folder)}
 
     def ask(self, *argv: str, stdin: object = None, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -176,10 +177,10 @@ def running(folder: Path, **variables: object) -> Iterator[ControlPlane]:
     """Start a control plane; all of it ends with the first process of its namespaces."""
     rendered, found = render(folder, **variables), programs(folder)
     argv = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    script = ["bash", "-c", _ENTER, "bash", str(folder / "root"), str(folder / "hosts")]
+    script = ["bash", "-c", _ENTER, "bash", str(folder / "root"), str(folder / "hosts"), str(found)]
     holder = subprocess.Popen([*argv, *script])
     try:
-        control_plane = ControlPlane(folder, _inner(holder), found, rendered)
+        control_plane = ControlPlane(folder, _inner(holder), rendered)
         control_plane.start()
         yield control_plane
     finally:

@@ -74,6 +74,20 @@ def test_objects__of_a_role__are_applied_once(head: ControlPlane, role: str, var
     assert head.changes("kubernetes_objects", given, check=True) == []
 
 
+@pytest.mark.proves("kubernetes", "A StorageClass with another policy replaces the old one.")
+def test_objects__storage_class_with_fixed_fields__is_created_again(head: ControlPlane) -> None:
+    wanted = head.objects("kubernetes_storage")
+    given = {"part": "kubernetes_storage", "objects": wanted, "wait": 0}
+    (storage,) = (one for one in wanted if one["kind"] == "StorageClass")
+    head.changes("kubernetes_objects", given)
+    storage["reclaimPolicy"] = "Retain"
+    planned = head.changes("kubernetes_objects", given, check=True)
+    assert planned == [f"changed {storage['metadata']['name']}"]
+    assert head.changes("kubernetes_objects", given) == planned
+    assert head.get("storageclass", storage["metadata"]["name"])["reclaimPolicy"] == "Retain"
+    assert head.changes("kubernetes_objects", given) == []
+
+
 @pytest.mark.proves("kubernetes", "New nodes are cordoned and labelled; a second run changes none.")
 def test_nodes__that_are_new__are_cordoned_and_labelled(nodes: ControlPlane) -> None:
     given = nodes.rendered.role("kubernetes_worker", "gpu01").value("__kubernetes_worker_nodes")

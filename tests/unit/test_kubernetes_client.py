@@ -515,7 +515,7 @@ def test_worker__that_is_removed__needs_no_etcd() -> None:
     assert not any("etcd" in line for line in session.ran)
     head, session = controller(test=(1, "", ""))
     head.forget(["gpu01"])
-    assert session.ran == ["test -x /usr/local/sbin/kubernetes-drain"], "nothing was set up"
+    assert session.ran == ["test -e /etc/kubernetes/clusterctl/complete"], "nothing was set up"
 
 
 def test_spare__for_a_single_head__is_not_needed() -> None:

@@ -309,7 +309,17 @@ def test_is_ready__deployment__needs_all_replicas() -> None:
 def test_lateness__of_a_workload__says_why(
     status: dict[str, int], pods: list[Data], silent: set[str], why: str
 ) -> None:
-    assert MODULE.lateness(daemon_set(**status), pods, silent) == why
+    assert MODULE.lateness(daemon_set(**status), pods, silent, False) == why
+
+
+@pytest.mark.parametrize(("cordoned", "why"), [(True, ""), (False, "flannel-c on no node: Unschedulable")])
+def test_lateness__pod_of_a_drained_head__is_excused(cordoned: bool, why: str) -> None:
+    """A head is upgraded while it is cordoned: its evicted pod may have no other node."""
+    waits = pod("c", ready=False)
+    del waits["spec"]["nodeName"]
+    waits["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+    found = MODULE.lateness(daemon_set(numberReady=2), [pod("a"), pod("b"), waits], set(), cordoned)
+    assert found == why
 
 
 def test_responds__node_without_network__does() -> None:

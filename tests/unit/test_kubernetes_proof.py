@@ -283,7 +283,11 @@ def script(folder: Path, mode: str, lookup: str, page: str = "gpu02") -> str:
     )
     for name in ("nslookup", "wget"):
         (folder / name).chmod(0o755)
-    text = SCRIPT.replace("/dev/termination-log", str(folder / "log")).replace("LIMIT=30", "LIMIT=0")
+    text = (
+        SCRIPT.replace("/dev/termination-log", str(folder / "log"))
+        .replace("LIMIT=30", "LIMIT=0")
+        .replace("LIMIT=120", "LIMIT=0")
+    )
     text = text.replace("/dev/nvidia", str(folder / "nvidia"))
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "NODE": "gpu01", "INSIDE": "x", "OUTSIDE": "y"}
     environment |= {"PEER": "z", "EXPECTED": "gpu02"}

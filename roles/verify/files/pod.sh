@@ -61,6 +61,7 @@ case $1 in
       look
       try inside resolve "$INSIDE"
       try outside resolve "$OUTSIDE"
+      LIMIT=120 # the other pod may still wait for its volume and its image
       try service ask
       [ ! -d /volume ] || try volume grep -qx "$NODE" /volume/node
     } >/dev/termination-log
