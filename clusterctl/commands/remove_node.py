@@ -203,9 +203,9 @@ class RemoveFromDirectory(Phase):
     def run(self, run: Run) -> None:
         for node in self.nodes.values():
             removals.save(run.site.state, node)
-        before = run.site.inventory.head.name
+        before = run.site.inventory.heads
         self.plan(run)
-        if run.site.inventory.head.name != before:  # confirmed with the removal; the next run must not ask about it
+        if run.site.inventory.heads != before:  # confirmed with the removal; the next run must not ask about it
             keep_head(run.site, run.screen)
 
     def plan(self, run: Run) -> None:
