@@ -13,6 +13,7 @@ _NAMES = 3
 _KUBECTL = "sudo kubectl --kubeconfig=/etc/kubernetes/admin.conf"
 # Templates of commands, as in status_page.
 _UNCORDON = f"on a head: {_KUBECTL} uncordon {{spaces}}"
+_FORGET = "on a head: sudo /usr/local/sbin/kubernetes-drain --forget {commas}"
 _ADMIT = "on a head: sudo /usr/local/sbin/kubernetes-drain {cause} --in {{commas}}"
 
 
@@ -39,6 +40,8 @@ def notes(status: Status, bootstrap: str) -> Iterator[tuple[str, str, str]]:
         yield "kubernetes", kubernetes.problem, ""
         return
     yield from ((name, "has not joined Kubernetes", bootstrap) for name in status.unjoined)
+    strange = [name for name in kubernetes.nodes if name not in {node.name for node in status.nodes}]
+    yield from ((name, "is in Kubernetes, and not in the inventory", _FORGET) for name in strange)
     for name, node in kubernetes.nodes.items():
         for kind, count in node.unhealthy.items():
             yield name, f"{count} of its {kind} GPUs cannot be allocated", "clusterctl health {inventory} {braces}"

@@ -128,6 +128,13 @@ def test_page__host_that_has_not_joined__says_so() -> None:
     assert "gpu01: has not joined Kubernetes (clusterctl bootstrap INVENTORY)\n" in page(one)
 
 
+def test_page__node_that_is_not_in_the_inventory__says_how_to_delete_it() -> None:
+    """As after a restore of a backup in which a removed node still was."""
+    one = cluster(K1, known={"k1": CONTROL, "gone": CONTROL})
+    command = "on a head: sudo /usr/local/sbin/kubernetes-drain --forget gone"
+    assert f"gone: is in Kubernetes, and not in the inventory ({command})\n" in page(one)
+
+
 @pytest.mark.proves("status", "With one of three heads down the cluster is degraded, not down.")
 @pytest.mark.parametrize(
     ("nodes", "problem", "expected"),
