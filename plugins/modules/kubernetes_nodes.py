@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from pathlib import Path
 
@@ -63,6 +64,10 @@ missing:
   returned: always
 authority:
   description: SHA-256 of the cluster's certificate authority; empty if there is no cluster yet.
+  type: str
+  returned: always
+version:
+  description: Version of the API server, such as C(1.36.3); empty if there is no cluster yet.
   type: str
   returned: always
 changes:
@@ -149,6 +154,12 @@ def is_new(node):
 def authority():
     """Return the hash of the cluster's authority, as kubernetes_join compares it."""
     return hashlib.sha256(AUTHORITY.read_bytes()).hexdigest() if AUTHORITY.exists() else ""
+
+
+def api_version():
+    """Return the version of the API server, such as 1.36.3; empty if there is none yet."""
+    status, out, _ = kubectl("get", "--raw=/version", check=False)
+    return json.loads(out)["gitVersion"].lstrip("v") if status == 0 else ""
 
 
 def registered():
@@ -249,7 +260,7 @@ def main():
         workers.converge({name: found[name] for name in given if name in found}, given)
     except NodeError as error:
         module.fail_json(msg=str(error), changes=workers.changes, changed=bool(workers.changes))
-    answer = {"registered": sorted(found), "missing": missing, "authority": authority()}
+    answer = {"registered": sorted(found), "missing": missing, "authority": authority(), "version": api_version()}
     module.exit_json(changed=bool(workers.changes), changes=workers.changes, **answer)
 
 

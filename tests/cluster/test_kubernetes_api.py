@@ -95,6 +95,7 @@ def test_nodes__that_are_new__are_cordoned_and_labelled(nodes: ControlPlane) -> 
     done = nodes.changes("kubernetes_nodes", {"nodes": given})
     assert {line.split()[1] for line in done if "cordoned" in line} == {"gpu01", "gpu02"}
     assert nodes.changes("kubernetes_nodes", {"nodes": given}) == []
+    assert nodes.call("kubernetes_nodes", {})["version"] == "1.36.3"
     assert set(json.loads(nodes.run("kubernetes-drain"))) == {"gpu01", "gpu02"}
     assert nodes.run("kubernetes-drain", "new", "--in", "gpu01") == "gpu01 in\n"
     assert [one["spec"].get("unschedulable", False) for one in nodes.get("nodes")] == [False, True]

@@ -496,6 +496,17 @@ def test_objects__of_the_system__can_run_where_they_have_to(role: str, tmp_path:
                 assert ":v" in container["image"], "images have a version"
 
 
+@pytest.mark.proves("add-node", "A worker whose kubelet would be newer than the API server does not join.")
+@pytest.mark.parametrize(
+    ("wanted", "has", "is_newer"),
+    [("1.36.3", "1.36.9", False), ("1.36.3", "1.35.9", True), ("1.10.0", "1.9.0", True), ("1.36.3", "", False)],
+)
+def test_worker__newer_than_the_api__is_refused(tmp_path: Path, wanted: str, has: str, is_newer: bool) -> None:
+    cluster = a_cluster(tmp_path, "debian-13", "kubernetes", kubernetes_node_version=wanted)
+    role = cluster.role("kubernetes_worker", "gpu01", __kubernetes_worker_cluster={"version": has})
+    assert role.value("__kubernetes_worker_is_newer") is is_newer
+
+
 def test_worker__joins_with_a_taint_and_a_file_in_memory(tmp_path: Path) -> None:
     role = a_cluster(tmp_path, "debian-13", "kubernetes").role("kubernetes_worker", "gpu01")
     found = role.value("__kubernetes_worker_configuration")
