@@ -237,6 +237,8 @@ class Rolling(Phase):
         if not names:
             return None
         hosts = tuple(host for host in run.site.inventory.hosts if host.name in names)
+        if silent := [name for name in run.site.skipped if name in run.site.inventory.heads]:
+            variables = {**variables, "kubernetes_silent_heads": silent}  # role kubernetes_worker asks another one
         site = replace(run.site, hosts=hosts, skipped=(), playbook=playbook, variables=variables)
         error = play(run, site, more=True)
         lost = run.ledger.lost()

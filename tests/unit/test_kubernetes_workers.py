@@ -507,6 +507,19 @@ def test_worker__newer_than_the_api__is_refused(tmp_path: Path, wanted: str, has
     assert role.value("__kubernetes_worker_is_newer") is is_newer
 
 
+@pytest.mark.parametrize(
+    ("silent", "converged", "asked"), [([], [], "head1"), (["head1"], [], "head2"), ([], ["head3"], "head3")]
+)
+def test_head__that_a_worker_asks__responds(
+    tmp_path: Path, silent: list[str], converged: list[str], asked: str
+) -> None:
+    cluster = a_cluster(tmp_path, "debian-13", "kubernetes", ["head2", "head3"])
+    for name in converged:
+        cluster.set(name, __base_converged={})
+    role = cluster.role("kubernetes_worker", "gpu01", kubernetes_silent_heads=silent)
+    assert role.value("__kubernetes_worker_head") == asked
+
+
 def test_worker__joins_with_a_taint_and_a_file_in_memory(tmp_path: Path) -> None:
     role = a_cluster(tmp_path, "debian-13", "kubernetes").role("kubernetes_worker", "gpu01")
     found = role.value("__kubernetes_worker_configuration")
