@@ -46,6 +46,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # Kubernetes: its clusters, pods with GPUs, heads, releases, backups.
     "kubernetes": (
         "tests/cluster/test_kubernetes.py",
+        "tests/cluster/test_kubernetes_api.py",
         "tests/cluster/test_kubernetes_demo.py",
         "tests/cluster/test_kubernetes_heads.py",
         "tests/cluster/test_kubernetes_restore.py",
@@ -81,7 +82,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(tests/unit/|tests/samples/|scripts/(lint|new-role|pictures|role|test|warm)$|\.ci/|\.gitignore$)", ()),
     (r"scripts/recordings$", ()),
     (r"(tests/bench/|scripts/bench$)", ("bench",)),
-    (r"tests/cluster/kubernetes\.py$", ("kubernetes",)),
+    (r"tests/cluster/(control_plane|kubernetes)\.py$", ("kubernetes",)),
     (r"tests/molecule/", ("roles",)),
     (r"scripts/demo$", ("kubernetes", "systems")),
     (r"tests/pythons\.py$", ("systems",)),

@@ -459,7 +459,7 @@ def test_an_upgrade_to_what_nobody_offers_fails() -> None:
         packages.aim([node_items.Package("a", "3.*")], planned=True)
 
 
-@pytest.mark.proves("plan", "A plan reports an upgrade to a release whose package source it has not written yet.")
+@pytest.mark.proves("plan", "A plan reports an upgrade to a release whose package source comes with it.")
 def test_upgrade__planned_from_a_source_to_come__has_the_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     index, asked = Upgradable({"a": "1.0-1", "b": "1.0-1"}, {"a": ["1.0-1"], "b": ["2.0-1"]}), list[dict[str, str]]()
 
