@@ -212,7 +212,7 @@ class Part:
         self.applied += after.values()
         for item in wanted:
             who = found(after, item)
-            old, new = (before.get(who), after[who]) if who else (None, item)
+            old, new = before.get(who or identity(item)), after[who] if who else item
             if old is None or plain(old) != plain(new):
                 self.note(old, new)
         return missing
