@@ -6,7 +6,7 @@ The same secret and host always give the same certificate, byte for byte: keys a
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -51,20 +51,43 @@ def key_pair(secret: str, purpose: str) -> tuple[str, str]:
 
 def issue(secret: str, cluster: str, host: str, addresses: Iterable[str]) -> Certificate:
     """Return the server certificate of `host` for its name and these addresses (host names or IP addresses)."""
-    ca, key = _authority(secret, cluster), _key(secret, f"host {host}")
     names = [_name(address) for address in dict.fromkeys([host, *addresses])]
-    certificate = (
-        _builder(key, host, ca.subject, names)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(_key(secret, _AUTHORITY).public_key()), critical=False
+    signer = _Signer(_authority(secret, cluster), _key(secret, _AUTHORITY))
+    return signer.sign(_key(secret, f"host {host}"), host, ExtendedKeyUsageOID.SERVER_AUTH, names)
+
+
+def issue_client(secret: str, cluster: str, purpose: str, user: str) -> Certificate:
+    """Return the client certificate of a user, by the authority for one purpose."""
+    key = _key(secret, f"{purpose} {_AUTHORITY}")
+    signer = _Signer(_self_signed(key, f"{cluster} {purpose}"), key)
+    return signer.sign(_key(secret, f"{purpose} user {user}"), user, ExtendedKeyUsageOID.CLIENT_AUTH)
+
+
+@dataclass(frozen=True)
+class _Signer:
+    """An authority that issues certificates."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def sign(
+        self,
+        key: ec.EllipticCurvePrivateKey,
+        subject: str,
+        usage: x509.ObjectIdentifier,
+        names: Sequence[x509.GeneralName] = (),
+    ) -> Certificate:
+        builder = _builder(key, subject, self.certificate.subject, names)
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        certificate = (
+            builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(digital_signature=True), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .sign(self.key, SHA256(), ecdsa_deterministic=True)
         )
-        .sign(_key(secret, _AUTHORITY), SHA256(), ecdsa_deterministic=True)
-    )
-    return Certificate(_pem(certificate), _private(key))
+        return Certificate(_pem(certificate), _private(key))
 
 
 def _authority(secret: str, cluster: str) -> x509.Certificate:

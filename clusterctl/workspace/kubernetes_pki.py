@@ -18,3 +18,10 @@ def shared(secret: str, cluster: str) -> dict[str, str]:
         found |= {f"{path}.crt": issued.certificate, f"{path}.key": issued.key}
     found["sa.key"], found["sa.pub"] = certificates.key_pair(secret, "kubernetes service accounts")
     return found
+
+
+def client(secret: str, cluster: str, user: str) -> dict[str, str]:
+    """Return the certificate and key of a user of the API, and the authority of API servers and kubelets, as PEM."""
+    issued = certificates.issue_client(secret, cluster, _AUTHORITIES["ca"], user)
+    authority = certificates.authority_for(secret, cluster, _AUTHORITIES["ca"]).certificate
+    return {"key": issued.key, "certificate": issued.certificate, "authority": authority}

@@ -2,15 +2,19 @@
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from clusterctl.lab import kit_recipe
-from tests.cluster.control_plane import KEY, ControlPlane, running
+from tests.cluster.control_plane import ADDRESS, KEY, ControlPlane, running
+from tests.labs import REPOSITORY
 from tests.unit.test_kubernetes_certificates import pem
 
 pytestmark = pytest.mark.kit("kubernetes")
+
+ROLES = REPOSITORY / "roles"
 
 CONFIGURATION = "--config=/etc/kubernetes/clusterctl/kubeadm.yaml"
 ETCD = (
@@ -58,6 +62,7 @@ def test_anonymous__asks__learns_only_of_health(head: ControlPlane) -> None:
 @pytest.mark.parametrize(
     ("role", "variables"),
     [
+        ("kubernetes_exporter", {}),
         ("kubernetes_network", {}),
         ("kubernetes_network", {"kubernetes_network_policies": True}),
         ("kubernetes_gpu", {"kubernetes_gpu_time_slices": 4, "kubernetes_gpu_mig_strategy": "mixed"}),
@@ -188,3 +193,45 @@ def test_look__at_a_head__has_its_networks(head: ControlPlane) -> None:
         "service_network": "10.96.0.0/12",
         "endpoint": "kubernetes-api.aurora.cluster:6443",
     }
+
+
+@pytest.mark.proves("monitoring", "A head's metrics have its nodes, etcd and the expiry of its certificates.")
+def test_metrics__of_a_head__are_written(nodes: ControlPlane) -> None:
+    file = "/var/cache/clusterctl/kubernetes.prom"
+    nodes.run("cp", str(ROLES / "node_exporter/files/metrics_file.py"), "/usr/local/lib/clusterctl")
+    program = str(ROLES / "kubernetes_exporter/files/kubernetes-metrics")
+    nodes.run("python3", program, file)
+    text = nodes.run("cat", file)
+    assert "kubernetes_up 1\n" in text
+    assert 'kubernetes_node_state{node="gpu01",state="' in text
+    assert "kubernetes_etcd_up 1\n" in text
+    assert "etcd_server_has_leader 1.0\n" in text
+    assert "etcd_server_quota_backend_bytes 8589934592.0\n" in text
+    assert 'kubernetes_certificate_end_seconds{certificate="pki/apiserver.crt"} ' in text
+
+    nodes.run("mv", "/etc/kubernetes/admin.conf", "/etc/kubernetes/admin.conf.away")
+    try:
+        nodes.run("python3", program, file)
+        text = nodes.run("cat", file)
+    finally:
+        nodes.run("mv", "/etc/kubernetes/admin.conf.away", "/etc/kubernetes/admin.conf")
+    assert "kubernetes_up 0\n" in text
+    assert "kubernetes_node_state" not in text
+    assert "kubernetes_etcd_up 1\n" in text
+
+
+@pytest.mark.proves("monitoring", "Prometheus' certificate reads the API server's metrics, and nothing else.")
+def test_metrics__with_the_certificate_of_prometheus__are_all_it_reads(head: ControlPlane) -> None:
+    objects = {"part": "kubernetes_exporter", "objects": head.objects("kubernetes_exporter"), "wait": 0}
+    head.call("kubernetes_objects", objects)
+    role = head.rendered.role("prometheus", "head1")
+    for name, content in role.value("__prometheus_kubernetes_issued").items():
+        (head.folder / f"{name}.pem").write_text(content)
+    curl = ["curl", "--silent", "--cacert", str(head.folder / "authority.pem")]
+    curl += ["--cert", str(head.folder / "certificate.pem"), "--key", str(head.folder / "key.pem")]
+    names = set(re.findall(r"(?m)^[a-z_]+", head.run(*curl, f"https://{ADDRESS}:6443/metrics")))
+    for expression in role.value("__prometheus_kubernetes_metrics"):
+        if expression.startswith(("apiserver_", "process_", "kubernetes_")):
+            assert any(re.fullmatch(expression, name) for name in names), expression
+    for path in ("api/v1/secrets", "api/v1/pods", "logs/"):
+        assert '"code": 403' in head.run(*curl, f"https://{ADDRESS}:6443/{path}"), path

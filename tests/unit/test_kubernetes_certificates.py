@@ -17,10 +17,11 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.kubernetes_programs import load
+from tests.unit.head_programs import load
 
 PROGRAM = load("kubernetes-certificates")
 X509 = load("kubernetes_x509")
+CERTIFICATES = load("control_plane_certificates")
 KEY = ec.derive_private_key(7, ec.SECP256R1())
 NODES = {
     "gpu01": {"names": ["gpu01", "gpu01.aurora.cluster"], "addresses": ["10.0.0.11", "fd00::11"]},
@@ -186,20 +187,20 @@ def test_certificate__of_a_kubeconfig__is_its_users(tmp_path: Path) -> None:
     data = base64.b64encode(text.encode()).decode()
     lines = ("users:", "- name: admin", "  user:", f"    client-certificate-data: {data}", "    client-key-data: eA==")
     (tmp_path / "admin.conf").write_text("\n".join(lines) + "\n")
-    assert PROGRAM.certificate(tmp_path / "admin.conf") == text
+    assert CERTIFICATES.certificate(tmp_path / "admin.conf") == text
     (tmp_path / "kubelet.conf").write_text("users:\n- user:\n    client-certificate: /var/lib/kubelet/x.pem\n")
     with pytest.raises(X509.FormatError, match="no certificate"):
-        PROGRAM.certificate(tmp_path / "kubelet.conf")
+        CERTIFICATES.certificate(tmp_path / "kubelet.conf")
 
 
 def test_periods__of_the_files__are_those_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PROGRAM, "KUBERNETES", tmp_path)
+    monkeypatch.setattr(CERTIFICATES, "KUBERNETES", tmp_path)
     (tmp_path / "pki").mkdir()
     (tmp_path / "pki/apiserver.crt").write_text(certificate(BEGIN, BEGIN + timedelta(days=9)))
-    assert PROGRAM.periods() == {"pki/apiserver.crt": (BEGIN, BEGIN + timedelta(days=9))}
+    assert CERTIFICATES.periods() == {"pki/apiserver.crt": (BEGIN, BEGIN + timedelta(days=9))}
     (tmp_path / "pki/apiserver.crt").write_text("half of a cert")
-    with pytest.raises(PROGRAM.KubernetesError, match=r"apiserver\.crt: there is no CERTIFICATE"):
-        PROGRAM.periods()
+    with pytest.raises(X509.FormatError, match=r"apiserver\.crt: there is no CERTIFICATE"):
+        CERTIFICATES.periods()
 
 
 @pytest.mark.proves("kubernetes", "The control plane's certificates are renewed before they expire, one head a day.")
@@ -245,7 +246,7 @@ class Head:
         (folder / "pki").mkdir()
         (folder / "pki/apiserver.crt").write_text(certificate(BEGIN, BEGIN + timedelta(days=365)))
         self.pending = folder / "clusterctl/renewed.json"
-        monkeypatch.setattr(PROGRAM, "KUBERNETES", folder)
+        monkeypatch.setattr(CERTIFICATES, "KUBERNETES", folder)
         monkeypatch.setattr(PROGRAM, "PENDING", self.pending)
         monkeypatch.setattr(PROGRAM, "run", self.run)
         monkeypatch.setattr(PROGRAM, "is_ready", lambda _: True)

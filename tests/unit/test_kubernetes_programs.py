@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.kubernetes_programs import load
+from tests.unit.head_programs import load
 
 DRAIN, ETCD, JOIN, USER = (
     load(name) for name in ("kubernetes-drain", "kubernetes_etcd", "kubernetes-join", "kubernetes-user")

@@ -56,6 +56,14 @@ def get(*argv):
     return data.get("items", [data])
 
 
+def raw(path):
+    """Return what the API server has at a path. Raises KubernetesError, also for a reply that is not JSON."""
+    try:
+        return json.loads(kubectl("get", "--raw", path))
+    except ValueError as error:
+        raise KubernetesError(f"{path}: {error}")
+
+
 def cluster():
     """Return what the role wrote about this head and the cluster's nodes."""
     return json.loads(CLUSTER.read_text())

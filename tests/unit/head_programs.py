@@ -1,4 +1,4 @@
-"""Load the programs of role kubernetes_head, which have no suffix, and their modules."""
+"""Load the programs of heads, which have no suffix, and their modules."""
 
 import importlib.util
 import sys
@@ -7,16 +7,19 @@ from types import ModuleType
 
 from clusterctl.util import paths
 
-FILES = paths.content() / "roles/kubernetes_head/files"
+FOLDERS = [
+    paths.content() / f"roles/{role}/files"
+    for role in ("kubernetes_head", "kubernetes_exporter", "node_exporter", "slurm_exporter")
+]
 
 
 def load(name: str) -> ModuleType:
     """Return a program or a module as Python's module."""
-    if str(FILES) not in sys.path:
-        sys.path.insert(0, str(FILES))
-    if (FILES / f"{name}.py").is_file():
+    sys.path[:0] = [str(folder) for folder in FOLDERS if str(folder) not in sys.path]
+    if any((folder / f"{name}.py").is_file() for folder in FOLDERS):
         return importlib.import_module(name)
-    loader = SourceFileLoader(name.replace("-", "_"), str(FILES / name))
+    (file,) = (folder / name for folder in FOLDERS if (folder / name).is_file())
+    loader = SourceFileLoader(name.replace("-", "_"), str(file))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec
     before = sys.dont_write_bytecode
