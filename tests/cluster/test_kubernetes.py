@@ -40,6 +40,7 @@ from tests.cluster.kubernetes import (
 )
 from tests.cluster.lab import HERE, clusterctl, fresh_as, podman
 from tests.cluster.test_bootstrap import SCAN_LIMIT, declared
+from tests.cluster.test_gpu_metrics import ask, query
 from tests.cluster.test_half_way import root_of
 from tests.faults.injury import GUARD, begin, container, fails, outsider, wait_until, watched
 from tests.manifests import differences
@@ -122,6 +123,40 @@ def test_verify_and_status__of_a_healthy_cluster__pass(cluster: Kubernetes) -> N
     assert {host["status"] for host in cluster.run("verify")["hosts"].values()} == {"ok"}
     cluster.healthy()
     assert cluster.ledger() == {}
+
+
+@pytest.mark.proves("monitoring", "Prometheus has the metrics of Kubernetes' nodes, pods, GPUs, etcd and certificates.")
+def test_metrics__in_prometheus__are_those_of_the_cluster(cluster: Kubernetes) -> None:
+    jobs = {"apiserver": cluster.head_names, "kubelet": cluster.nodes, "pods": cluster.nodes}
+
+    def scraped() -> set[tuple[str, str]]:
+        found = query(cluster, f'up{{job=~"{"|".join(jobs)}"}} == 1')
+        return {(one["metric"]["job"], one["metric"]["instance"]) for one in found}
+
+    wait_until(
+        lambda: scraped() == {(job, name) for job, names in jobs.items() for name in names}, lambda: f"{scraped()}"
+    )
+    expected = {
+        'kubernetes_node_state{state="ready"}': cluster.nodes,
+        "kubelet_certificate_manager_client_ttl_seconds > 0": cluster.nodes,
+        "kubelet_certificate_manager_server_ttl_seconds > 0": cluster.nodes,
+        "kubelet_running_pods > 0": cluster.nodes,
+        'container_memory_working_set_bytes{container="etcd"} > 0': cluster.head_names,
+        "min by (instance) (kubernetes_certificate_end_seconds) - time() > 300 * 86400": cluster.head_names,
+        "etcd_server_has_leader == 1": cluster.head_names,
+    }
+
+    def hosts(metric: str) -> list[str]:
+        return sorted(one["metric"].get("node", one["metric"]["instance"]) for one in query(cluster, metric))
+
+    wait_until(
+        lambda: all(hosts(metric) == sorted(names) for metric, names in expected.items()),
+        lambda: str({metric: hosts(metric) for metric in expected}),
+    )
+    (idle,) = query(cluster, 'kubernetes_gpus{resource="gpu",use="idle"}')
+    assert idle["value"][1] == "8"
+    names = {alert["labels"]["alertname"] for alert in ask(cluster, "alerts")["alerts"]}
+    assert not {name for name in names if name.startswith(("Kubernetes", "Etcd", "Pod", "Exporter", "Daemon"))}
 
 
 # Pods

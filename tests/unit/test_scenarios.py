@@ -45,6 +45,9 @@ class Elsewhere(NamedTuple):
 
 ELSEWHERE = {
     "enroot": Elsewhere("ordinary", "test_runtimes.py::test_enroots_directories_are_each_users_own", "/var/lib/enroot"),
+    "kubernetes_exporter": Elsewhere(
+        "ordinary", "test_kubernetes.py::test_metrics__in_prometheus__are_those_of_the_cluster", "kubernetes_node_state"
+    ),
     "kubernetes_gpu": Elsewhere("ordinary", "test_kubernetes.py::test_pod__with_two_gpus__has_these_alone", "gpus=2"),
     "kubernetes_head": Elsewhere("ordinary", "test_kubernetes.py::test_tokens__after_a_bootstrap__are_none", "tokens"),
     "kubernetes_network": Elsewhere(
