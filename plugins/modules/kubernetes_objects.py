@@ -19,7 +19,8 @@ description:
   - Applies objects with server-side apply as the field manager C(clusterctl), and reports those that changed. Fields
     of other managers that are not in the objects are not changed.
   - Each object gets the label C(clusterctl/part). The part's objects are recorded in a ConfigMap in C(kube-system), and
-    an object that is no longer in the part is deleted, unless its label was changed.
+    an object that is no longer in the part is deleted, unless its label was changed or it has the annotation
+    C(clusterctl/keep).
   - Then waits for Deployments, StatefulSets and DaemonSets to be ready. Pods on nodes that do not respond are ignored.
   - Must run on a head, as root, and only on one of several heads at a time.
 options:
@@ -70,9 +71,15 @@ changes:
 
 MANAGER = "clusterctl"
 LABEL = "clusterctl/part"
+KEEP = "clusterctl/keep"  # an annotation
 NAMESPACE = "kube-system"  # of the records
 WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet")
-FIXED = ("provisioner", "parameters", "reclaimPolicy", "volumeBindingMode")
+# Fields that cannot be changed, of objects that others do not depend on: ValidateStorageClassUpdate and
+# ValidatePriorityClassUpdate in pkg/apis/*/validation/validation.go.
+FIXED = {
+    "StorageClass": ("provisioner", "parameters", "reclaimPolicy", "volumeBindingMode"),
+    "PriorityClass": ("value", "preemptionPolicy"),
+}
 NEEDED = ("CustomResourceDefinition", "Namespace")
 POLL_S = 1
 # Set by the server in any update, or by controllers.
@@ -218,16 +225,12 @@ class Part:
         return missing
 
     def replaces(self, item, before):
-        """Delete a StorageClass whose fixed fields change, so that it is created again; return whether it is not due.
-
-        Volumes do not depend on their class. The fields are those of ValidateStorageClassUpdate in
-        pkg/apis/storage/validation/validation.go of Kubernetes.
-        """
+        """Delete an object whose fixed fields change, so that it is created again; return whether it is not due."""
         old = before.get(identity(item))
-        if item["kind"] != "StorageClass" or not old or all(old.get(key) == item.get(key) for key in FIXED):
+        if not old or all(old.get(key) == item.get(key) for key in FIXED.get(item["kind"], ())):
             return False
         if not self.check:
-            kubectl("delete", "storageclass", item["metadata"]["name"])
+            kubectl("delete", "--filename=-", stdin=stub(identity(item)))
         return self.check  # the server refuses the change in a dry run
 
     def depends(self, item, missing):
@@ -243,7 +246,7 @@ class Part:
         return {identity(item): item for item in present}
 
     def delete(self, identities):
-        """Delete recorded objects of this part. One with another label is not managed by this part."""
+        """Delete recorded objects of this part. One with another label, or the annotation KEEP, stays."""
         # What others need last: a definition or a namespace takes all its objects with it.
         for who in sorted(identities, key=lambda who: NEEDED.index(who[1]) if who[1] in NEEDED else -1):
             options = {"stdin": stub(who), "check": False}
@@ -251,7 +254,8 @@ class Part:
             if status and "no matches for kind" not in err and "the server doesn't have a resource type" not in err:
                 raise NodeError(f"{who[1]} {shown(who)}: {clean(err.strip())}")
             for item in [] if status else items(out):
-                if (item["metadata"].get("labels") or {}).get(LABEL) == self.name:
+                labels, annotations = (item["metadata"].get(key) or {} for key in ("labels", "annotations"))
+                if labels.get(LABEL) == self.name and annotations.get(KEEP) != "true":
                     if not self.check:
                         kubectl("delete", "--filename=-", "--ignore-not-found", "--timeout=100s", stdin=stub(who))
                     self.note(item, None)

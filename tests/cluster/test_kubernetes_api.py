@@ -9,12 +9,18 @@ import pytest
 
 from clusterctl.lab import kit_recipe
 from tests.cluster.control_plane import ADDRESS, KEY, ControlPlane, running
+from tests.faults.injury import wait_until
 from tests.labs import REPOSITORY
 from tests.unit.test_kubernetes_certificates import pem
 
 pytestmark = pytest.mark.kit("kubernetes")
 
 ROLES = REPOSITORY / "roles"
+PRIORITIES = {"urgent": {"value": 1000, "limited": True, "preempts": True}, "normal": {"value": 0, "default": True}}
+TEAMS = {
+    "vision": {"quota": {"pods": 5}, "priorities": {"urgent": {"pods": 1}}, "groups": ["vision"]},
+    "speech": {"quota": {"requests.nvidia.com/gpu": "16"}},
+}
 
 CONFIGURATION = "--config=/etc/kubernetes/clusterctl/kubeadm.yaml"
 ETCD = (
@@ -28,7 +34,7 @@ ETCD = (
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A running control plane, used by all tests in their order."""
-    with running(tmp_path_factory.mktemp("control-plane")) as found:
+    with running(tmp_path_factory.mktemp("control-plane"), kubernetes_quota_priorities=PRIORITIES) as found:
         yield found
 
 
@@ -66,6 +72,7 @@ def test_anonymous__asks__learns_only_of_health(head: ControlPlane) -> None:
         ("kubernetes_network", {}),
         ("kubernetes_network", {"kubernetes_network_policies": True}),
         ("kubernetes_gpu", {"kubernetes_gpu_time_slices": 4, "kubernetes_gpu_mig_strategy": "mixed"}),
+        ("kubernetes_quota", {"kubernetes_quota_priorities": PRIORITIES, "kubernetes_quota_teams": TEAMS}),
         ("kubernetes_storage", {}),
         ("kubernetes_storage", {"kubernetes_storage_class": "nfs"}),
     ],
@@ -235,3 +242,41 @@ def test_metrics__with_the_certificate_of_prometheus__are_all_it_reads(head: Con
             assert any(re.fullmatch(expression, name) for name in names), expression
     for path in ("api/v1/secrets", "api/v1/pods", "logs/"):
         assert '"code": 403' in head.run(*curl, f"https://{ADDRESS}:6443/{path}"), path
+
+
+@pytest.mark.proves("kubernetes", "Only teams with a quota for a limited priority class can use it, and so much.")
+@pytest.mark.proves("kubernetes", "The namespace of a team that left the inventory stays; its quotas and access end.")
+def test_teams__in_the_inventory__share_by_quotas(head: ControlPlane) -> None:
+    def apply(**variables: object) -> list[str]:
+        objects = head.objects("kubernetes_quota", **variables)
+        return head.changes("kubernetes_objects", {"part": "kubernetes_quota", "objects": objects, "wait": 0})
+
+    def refusal(namespace: str, name: str, **spec: object) -> str:
+        """Why a pod is refused; empty if it is created."""
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"containers": [{"name": "main", "image": "none"}], **spec},
+        }
+        return head.ask("kubectl", "create", "--filename=-", stdin=pod).stderr
+
+    apply(kubernetes_quota_priorities=PRIORITIES, kubernetes_quota_teams=TEAMS)
+    wait_until(lambda: head.get("serviceaccounts", "--namespace=vision") != [])
+    wait_until(lambda: head.get("resourcequota", "clusterctl-urgent", "--namespace=vision")["status"].get("hard"))
+    wait_until(lambda: head.get("serviceaccounts", "--namespace=speech") != [])
+    assert refusal("vision", "first", priorityClassName="urgent") == ""
+    assert "exceeded quota: clusterctl-urgent" in refusal("vision", "second", priorityClassName="urgent")
+    assert "insufficient quota to match these scopes" in refusal("speech", "first", priorityClassName="urgent")
+    assert refusal("speech", "second") == ""
+    assert head.get("pod", "second", "--namespace=speech")["spec"]["priorityClassName"] == "normal"
+
+    lower = {**PRIORITIES, "urgent": {**PRIORITIES["urgent"], "value": 500}}
+    changed = apply(kubernetes_quota_priorities=lower, kubernetes_quota_teams={"speech": TEAMS["speech"]})
+    assert sorted(changed) == [
+        "changed urgent",
+        "removed vision/clusterctl",
+        "removed vision/clusterctl-team",
+        "removed vision/clusterctl-urgent",
+    ]
+    assert head.get("pod", "first", "--namespace=vision")["spec"]["priority"] == 1000

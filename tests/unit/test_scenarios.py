@@ -53,6 +53,9 @@ ELSEWHERE = {
     "kubernetes_network": Elsewhere(
         "ordinary", "test_kubernetes.py::test_service__from_another_node__is_reached_by_name", "website"
     ),
+    "kubernetes_quota": Elsewhere(
+        "ordinary", "test_kubernetes_api.py::test_teams__in_the_inventory__share_by_quotas", "kubernetes_quota"
+    ),
     "kubernetes_storage": Elsewhere(
         "ordinary", "test_kubernetes.py::test_volume__of_the_default_class__outlives_its_pod", "PersistentVolumeClaim"
     ),
