@@ -164,6 +164,8 @@ def _build_go(recipe: Recipe, go: Go, run: Run, say: Say) -> None:
 
 
 def go_script(go: Go) -> str:
-    """Return the script that builds the programs of a module."""
-    cgo = f"CGO_ENABLED={int(go.cgo)}"
-    return f"cd /work && {cgo} go build -ldflags {shlex.quote(go.ldflags)} -o bin/ {shlex.join(go.packages())}"
+    """Return the script that builds the programs and tests of a module."""
+    cgo, flags = f"CGO_ENABLED={int(go.cgo)}", f"-ldflags {shlex.quote(go.ldflags)}"
+    lines = [f"cd /work && {cgo} go build {flags} -o bin/ {shlex.join(go.packages())}"]
+    lines += [f"{cgo} go test -c {flags} -o bin/ {shlex.quote(f'{go.module}/{path}')}" for path in go.tests]
+    return "\n".join(lines)

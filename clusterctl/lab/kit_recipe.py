@@ -28,7 +28,7 @@ class Go:
     """Programs of Go modules; `programs` are packages below `module`, built as bin/NAME.
 
     The program `.` is the module itself, and one that starts with a host's name is a package of any module in go.mod.
-    Without programs only the module's source is fetched.
+    Without programs only the module's source is fetched. `tests` are packages whose tests are built as bin/NAME.test.
     """
 
     module: str
@@ -36,6 +36,7 @@ class Go:
     version: str = ""  # of the module, if the recipe has another
     ldflags: str = ""
     cgo: bool = True
+    tests: tuple[str, ...] = ()
 
     def packages(self) -> list[str]:
         """Return the import paths of the programs."""
@@ -46,7 +47,8 @@ class Go:
     def built(self) -> list[str]:
         """Return the programs as Go names them: the last part of the path that is no major version."""
         paths = (re.sub(r"/v[0-9]+$", "", package) for package in self.packages())
-        return [f"bin/{path.rsplit('/', 1)[-1]}" for path in paths]
+        programs = [f"bin/{path.rsplit('/', 1)[-1]}" for path in paths]
+        return programs + [f"bin/{path.rsplit('/', 1)[-1]}.test" for path in self.tests]
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ def _read(directory: Path) -> Recipe:
             directory.name,
             directory,
             like=like,
-            go=Go(**{**go, "programs": tuple(go.get("programs", ()))}) if go else None,
+            go=Go(**{**go, **{key: tuple(go.get(key, ())) for key in ("programs", "tests")}}) if go else None,
             packages=packages,
             images=tuple(_image(image, version) for image in images),
             **raw,

@@ -172,6 +172,7 @@ def test_places__of_packages_and_images__are_urls_and_references() -> None:
             [f"go.etcd.io/etcd/{part}/v3" for part in ("server", "etcdctl", "etcdutl")],
             ["bin/server", "bin/etcdctl", "bin/etcdutl"],
         ),
+        ("kubernetes-e2e", ["k8s.io/kubernetes/test/images/agnhost"], ["bin/agnhost", "bin/e2e.test"]),
         ("pause", [], []),
     ],
 )
@@ -187,6 +188,9 @@ def test_go_script__with_and_without_cgo__quotes_the_linker_flags() -> None:
     packages = "example.com/x/v2 example.com/x/v2/cmd/tool.d/a"
     assert kit_build.go_script(go) == f"cd /work && CGO_ENABLED=1 go build -ldflags {flags} -o bin/ {packages}"
     assert "CGO_ENABLED=0" in kit_build.go_script(kit_recipe.Go("example.com/x", (".",), cgo=False))
+    assert kit_build.go_script(kit_recipe.Go("example.com/x", (".",), tests=("test/a",))).endswith(
+        "CGO_ENABLED=1 go test -c -ldflags '' -o bin/ example.com/x/test/a"
+    )
 
 
 def test_build__of_go_and_c__runs_in_order() -> None:
