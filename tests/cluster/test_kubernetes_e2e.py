@@ -33,9 +33,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Extract the kit's program of Kubernetes' tests."""
     folder = tmp_path_factory.mktemp("e2e")
     made = kit.build(kit_recipe.load((TESTS,)), lambda _: None)
-    (package,) = made.results[TESTS].glob("*.deb")
-    subprocess.run(["dpkg-deb", "--extract", package, folder], check=True)
-    return folder / "usr/bin/e2e.test"
+    (archive,) = made.results[TESTS].glob("*+conformance.tar")
+    subprocess.run(["tar", "--extract", f"--file={archive}", f"--directory={folder}"], check=True)
+    return folder / "usr/local/bin/e2e.test"
 
 
 @pytest.mark.proves("kubernetes", "Kubernetes' own tests of networking, DNS, volumes and scheduling pass.")

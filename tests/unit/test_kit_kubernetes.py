@@ -177,7 +177,7 @@ def test_places__of_packages_and_images__are_urls_and_references() -> None:
     ],
 )
 def test_go__programs__are_packages_and_have_names(name: str, packages: list[str], built: list[str]) -> None:
-    go = kit_recipe.load((name,))[0].go
+    go = kit_recipe.load((name,))[-1].go
     assert go
     assert (go.packages(), go.built()) == (packages, built)
 
