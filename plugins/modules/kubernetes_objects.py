@@ -21,7 +21,7 @@ description:
   - Each object gets the label C(clusterctl/part). The part's objects are recorded in a ConfigMap in C(kube-system), and
     an object that is no longer in the part is deleted, unless its label was changed or it has the annotation
     C(clusterctl/keep).
-  - Then waits for Deployments, StatefulSets and DaemonSets to be ready. Pods on nodes that do not respond are ignored.
+  - Then waits for the pods of Deployments, StatefulSets and DaemonSets to be ready on the heads that respond.
   - Must run on a head, as root, and only on one of several heads at a time.
 options:
   part:
@@ -283,14 +283,14 @@ class Part:
         """Return the workloads that are not ready, with the reasons."""
         current = [item for item in get("--filename=-", stdin=as_list(map(stub, identities))) if not is_ready(item)]
         nodes = get("nodes") if current else []
-        silent = {node["metadata"]["name"] for node in nodes if not responds(node)}
+        excluded = {node["metadata"]["name"] for node in nodes if not (is_head(node) and responds(node))}
         cordoned = any(node["spec"].get("unschedulable") for node in nodes)
         lines = []
         for item in current:
             labels = item["spec"]["selector"].get("matchLabels") or {}
             selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
             pods = get("pods", f"--namespace={item['metadata']['namespace']}", f"--selector={selector}")
-            if why := lateness(item, pods, silent, cordoned):
+            if why := lateness(item, pods, excluded, cordoned):
                 lines.append(f"{item['kind']} {shown(identity(item))}: {why}")
         return lines
 
@@ -325,22 +325,30 @@ def is_ready(item):
     return is_seen(item) and all(count == wanted for count in counts)
 
 
-def lateness(item, pods, silent, cordoned):
-    """Return why a workload is not ready; nothing if only because of nodes that do not respond or are drained."""
+def lateness(item, pods, excluded, cordoned):
+    """Return why a workload is not ready; nothing if only because of excluded nodes, or of nodes that are drained.
+
+    Workers are excluded: one that is broken must not stop the heads, and the run configures it after them.
+    """
     if not is_seen(item):
         return "its controller has not seen the change yet"
     # The pod of a drained head waits for the end of the drain, which may wait for this run.
-    excused = [pod for pod in pods if is_excused(pod, silent, cordoned)]
+    excused = [pod for pod in pods if is_excused(pod, excluded, cordoned)]
     waits = troubles(pod for pod in pods if pod not in excused)
     if waits or excused:
         return waits
     return "pods are missing or have an older version"
 
 
-def is_excused(pod, silent, cordoned):
-    """Return whether a pod is on a node that does not respond, or waits for a node while one is cordoned."""
+def is_excused(pod, excluded, cordoned):
+    """Return whether a pod is on an excluded node, or waits for a node while one is cordoned."""
     node = pod["spec"].get("nodeName", "")
-    return node in silent or (cordoned and not node)
+    return node in excluded or (cordoned and not node)
+
+
+def is_head(node):
+    """Return whether a node has a control plane."""
+    return "node-role.kubernetes.io/control-plane" in (node["metadata"].get("labels") or {})
 
 
 def responds(node):

@@ -376,17 +376,17 @@ def test_network__with_flannels_subnet__is_configured_once(monkeypatch: pytest.M
     subnet, target = tmp_path / "subnet.env", tmp_path / "net.d/10-flannel.conflist"
     monkeypatch.setattr(CNI, "SUBNET", subnet)
     monkeypatch.setattr(CNI, "TARGET", target)
-    CNI.main()
+    CNI.converge()
     assert not target.parent.exists()
     subnet.write_text(SUBNET)
-    CNI.main()
+    CNI.converge()
     found = json.loads(target.read_text())
     bridge, ports = found["plugins"]
     assert bridge["ipam"]["ranges"] == [[{"subnet": "10.244.3.0/24"}]]
     assert bridge["ipam"]["routes"] == [{"dst": "10.244.0.0/16"}]
     assert (bridge["mtu"], ports["type"], found["cniVersion"]) == (1450, "portmap", "1.0.0")
     before = target.stat()
-    CNI.main()
+    CNI.converge()
     assert target.stat().st_mtime_ns == before.st_mtime_ns
     assert target.stat().st_mode & 0o777 == 0o644
     assert list(target.parent.iterdir()) == [target]
