@@ -276,11 +276,11 @@ class Part:
             if not late:
                 return
             if time.monotonic() >= deadline:
-                raise NodeError(f"not ready after {seconds} s: " + "; ".join(late))
+                raise NodeError(f"not ready after {seconds} s: " + "; ".join(self.late(waiting, explain=True)))
             time.sleep(POLL_S)
 
-    def late(self, identities):
-        """Return the workloads that are not ready, with the reasons."""
+    def late(self, identities, explain=False):
+        """Return the workloads that are not ready, with reasons; `explain` adds the last warning about their pods."""
         current = [item for item in get("--filename=-", stdin=as_list(map(stub, identities))) if not is_ready(item)]
         nodes = get("nodes") if current else []
         excluded = {node["metadata"]["name"] for node in nodes if not (is_head(node) and responds(node))}
@@ -291,7 +291,8 @@ class Part:
             selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
             pods = get("pods", f"--namespace={item['metadata']['namespace']}", f"--selector={selector}")
             if why := lateness(item, pods, excluded, cordoned):
-                lines.append(f"{item['kind']} {shown(identity(item))}: {why}")
+                warned = warning(pods) if explain else ""
+                lines.append(f"{item['kind']} {shown(identity(item))}: {why}{warned}")
         return lines
 
 
@@ -355,6 +356,16 @@ def responds(node):
     """Return whether a node's kubelet responds; without a network plugin it responds and is not ready."""
     ready = [one["status"] for one in node.get("status", {}).get("conditions", []) if one["type"] == "Ready"]
     return bool(ready) and ready[0] != "Unknown"
+
+
+def warning(pods):
+    """Return the last warning about pods in brackets: the kubelet reports there why it cannot create a container."""
+    ids = {pod["metadata"]["uid"] for pod in pods}
+    spaces = {pod["metadata"]["namespace"] for pod in pods}
+    events = [one for space in spaces for one in get("events", f"--namespace={space}", "--field-selector=type=Warning")]
+    about = [one for one in events if one.get("involvedObject", {}).get("uid") in ids and one.get("message")]
+    about.sort(key=lambda one: one.get("lastTimestamp") or one.get("eventTime") or "")
+    return f" ({' '.join(clean(about[-1]['message'], 300).split())})" if about else ""
 
 
 def troubles(pods):

@@ -359,3 +359,18 @@ def test_items__of_kubectls_output__are_a_list() -> None:
     assert module_utils.items('{"kind": "Node"}') == [{"kind": "Node"}]
     assert module_utils.items('{"kind": "List", "items": [{"kind": "Node"}]}') == [{"kind": "Node"}]
     assert module_utils.items('{"kind": "NodeList", "items": []}') == []
+
+
+def test_warning__about_pods__is_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(uid: str, at: str, message: str) -> Data:
+        return {"involvedObject": {"uid": uid}, "lastTimestamp": at, "message": message}
+
+    events = [
+        event("one", "2026-11-26T05:20:00Z", 'failed to find plugin "bridge"\nin path'),
+        event("one", "2026-11-26T05:10:00Z", "an older one"),
+        event("other", "2026-11-26T05:30:00Z", "about another pod"),
+    ]
+    monkeypatch.setattr(MODULE, "get", lambda *_: events)
+    pods = [{"metadata": {"uid": "one", "namespace": "demo"}}]
+    assert MODULE.warning(pods) == ' (failed to find plugin "bridge" in path)'
+    assert MODULE.warning([{"metadata": {"uid": "none", "namespace": "demo"}}]) == ""
