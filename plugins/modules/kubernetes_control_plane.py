@@ -364,6 +364,8 @@ def converge(given, check):
                 create(given, state == "init")
             else:
                 join(given, state != "new")
+            if ETCD.is_dir():
+                ETCD.chmod(0o700)  # as kubeadm creates it; it may be a filesystem of its own
             store(COMPLETE, digests())
             STARTED.unlink()
         return [change("control plane", name, "created", action)]
