@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench import counts
+from tests.cluster import cis
 from tests.cluster.kubernetes import (
     BUSYBOX,
     GPU,
@@ -43,6 +44,7 @@ from tests.cluster.test_bootstrap import SCAN_LIMIT, declared
 from tests.cluster.test_gpu_metrics import ask, query
 from tests.cluster.test_half_way import root_of
 from tests.faults.injury import GUARD, begin, container, fails, outsider, wait_until, watched
+from tests.labs import REPOSITORY
 from tests.manifests import differences
 from tests.programs import output_of
 
@@ -50,7 +52,7 @@ pytestmark = pytest.mark.kit(*RECIPES)
 
 GROUPS = {"head1": {"kubernetes_head", "monitoring"}, "gpu01": {"kubernetes_workers"}}
 TASKS = 51
-"""Ansible tasks that a worker's path must not have, each of which costs 0.2 to 0.3 s of CPU. 13 of them check arguments."""
+"""Ansible tasks that a worker's path must not have, each of which costs 0.2 to 0.3 s of CPU; 13 check arguments."""
 SEEN = "hostname; ls /dev | grep -x 'nvidia[0-9]*' || true; nvidia-smi -L"
 
 
@@ -300,6 +302,15 @@ def test_keys__of_the_control_plane__are_roots_alone(cluster: Kubernetes) -> Non
     assert len(secret) > 10
     assert [line for line in secret if not re.match(r"[46]00 root ", line)] == []
     assert cluster.root("head1", "stat --format='%a %U' /var/lib/etcd/member") == "700 root\n"
+
+
+@pytest.mark.proves("kubernetes", "Nodes have the items of docs/kubernetes-cis.md, except those with a reason.")
+def test_cis__items_of_the_page__are_as_it_says(cluster: Kubernetes) -> None:
+    shown = json.loads(cluster.kubectl("get", "--raw", "/api/v1/nodes/head1/proxy/configz"))
+    found = cis.site(cluster.ssh("head1", "sudo", "python3", "-", stdin=cis.QUESTION), shown["kubeletconfig"])
+    met = {item.number: item.is_met(found) for item in cis.ITEMS}
+    assert met == {item.number: not item.reason for item in cis.ITEMS}
+    assert (REPOSITORY / "docs/kubernetes-cis.md").read_text() == cis.page()
 
 
 @pytest.mark.proves("untrusted", "A user's pod that is privileged or has the node's files is refused.")
