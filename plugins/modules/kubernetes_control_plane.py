@@ -364,8 +364,7 @@ def converge(given, check):
                 create(given, state == "init")
             else:
                 join(given, state != "new")
-            if ETCD.is_dir():
-                ETCD.chmod(0o700)  # as kubeadm creates it; it may be a filesystem of its own
+            close(ETCD, check)
             store(COMPLETE, digests())
             STARTED.unlink()
         return [change("control plane", name, "created", action)]
@@ -380,7 +379,18 @@ def converge(given, check):
             reconfigure(given, known, wanted)
             store(COMPLETE, wanted)
         changes.append(change("control plane", name, "changed", "its configuration"))
+    if close(ETCD, check):
+        changes.append(change("control plane", name, "changed", "the mode of etcd's directory"))
     return changes
+
+
+def close(path, check):
+    """Give a directory the mode with which kubeadm creates it: it may be a mount. Return whether it had another one."""
+    if not path.is_dir() or path.stat().st_mode & 0o777 == 0o700:
+        return False
+    if not check:
+        path.chmod(0o700)
+    return True
 
 
 def numbers(version):

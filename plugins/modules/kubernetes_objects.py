@@ -191,7 +191,12 @@ class Part:
         goal = [identity(item) for item in wanted]
         if not self.check and set(goal) - set(known):
             self.write({*known, *goal})  # first: a killed run must not leave objects that no record has
-        first, custom = ordered(wanted)
+        # There may be one default class: the old one ends first. A dry run of the new one would be refused.
+        classes = [item for item in wanted if item["kind"] == "PriorityClass"]
+        obsolete = [who for who in known if who[1] == "PriorityClass" and who not in goal]
+        self.delete(obsolete)
+        self.settle([item for item in classes if not item.get("globalDefault")], ())
+        first, custom = ordered([item for item in wanted if item not in classes or item.get("globalDefault")])
         missing = self.settle(first, ())
         if custom and not self.check:
             names = [item["metadata"]["name"] for item in first if item["kind"] == "CustomResourceDefinition"]
@@ -199,7 +204,7 @@ class Part:
             kubectl("wait", "--for=condition=Established", "--timeout=60s", *crds)
         if custom:
             self.settle(custom, missing)
-        self.delete([who for who in known if who not in goal])
+        self.delete([who for who in known if who not in goal and who not in obsolete])
         if not self.check and set(known) != set(goal):
             self.write(goal)
 
@@ -215,6 +220,8 @@ class Part:
                 missing.add(key_of(item))
         due = [item for item in wanted if not (self.check and self.depends(item, missing))]
         due = [item for item in due if not self.replaces(item, before)]
+        if self.check:
+            due = [item for item in due if not becomes_default(item, before)]
         after = {identity(item): item for item in (self.apply(due) if due else [])}
         self.applied += after.values()
         for item in wanted:
@@ -246,9 +253,14 @@ class Part:
         return {identity(item): item for item in present}
 
     def delete(self, identities):
-        """Delete recorded objects of this part. One with another label, or the annotation KEEP, stays."""
+        """Delete recorded objects of this part. One with another label, or the annotation KEEP, stays.
+
+        The quotas of a namespace that stays do so, too: its persons would have no limit.
+        """
         # What others need last: a definition or a namespace takes all its objects with it.
         for who in sorted(identities, key=lambda who: NEEDED.index(who[1]) if who[1] in NEEDED else -1):
+            if who[1] == "ResourceQuota" and ("v1", "Namespace", "", who[2]) in identities and self.is_kept(who[2]):
+                continue
             options = {"stdin": stub(who), "check": False}
             status, out, err = kubectl("get", "--filename=-", "--ignore-not-found", "--output=json", **options)
             if status and "no matches for kind" not in err and "the server doesn't have a resource type" not in err:
@@ -259,6 +271,11 @@ class Part:
                     if not self.check:
                         kubectl("delete", "--filename=-", "--ignore-not-found", "--timeout=100s", stdin=stub(who))
                     self.note(item, None)
+
+    def is_kept(self, namespace):
+        """Return whether a namespace has the annotation KEEP."""
+        found = get("namespace", namespace, "--ignore-not-found")
+        return any((one["metadata"].get("annotations") or {}).get(KEEP) == "true" for one in found)
 
     def remove(self):
         """Delete all objects of the part, and its record."""
@@ -272,14 +289,15 @@ class Part:
         deadline = time.monotonic() + seconds
         waiting = [identity(item) for item in self.applied if item["kind"] in WORKLOADS]
         while waiting:
-            late = self.late(waiting)
+            ended = time.monotonic() >= deadline
+            late = self.late(waiting, explain=ended)
             if not late:
                 return
-            if time.monotonic() >= deadline:
-                raise NodeError(f"not ready after {seconds} s: " + "; ".join(self.late(waiting, explain=True)))
+            if ended:
+                raise NodeError(f"not ready after {seconds} s: " + "; ".join(late))
             time.sleep(POLL_S)
 
-    def late(self, identities, explain=False):
+    def late(self, identities, explain):
         """Return the workloads that are not ready, with reasons; `explain` adds the last warning about their pods."""
         current = [item for item in get("--filename=-", stdin=as_list(map(stub, identities))) if not is_ready(item)]
         nodes = get("nodes") if current else []
@@ -291,7 +309,8 @@ class Part:
             selector = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
             pods = get("pods", f"--namespace={item['metadata']['namespace']}", f"--selector={selector}")
             if why := lateness(item, pods, excluded, cordoned):
-                warned = warning(pods) if explain else ""
+                own = [pod for pod in pods if not is_excused(pod, excluded, cordoned)]
+                warned = warning(own) if explain else ""
                 lines.append(f"{item['kind']} {shown(identity(item))}: {why}{warned}")
         return lines
 
@@ -301,6 +320,12 @@ def key_of(item):
     if item["kind"] == "Namespace":
         return ("Namespace", item["metadata"]["name"])
     return ("CRD", item["spec"]["group"], item["spec"]["names"]["kind"])
+
+
+def becomes_default(item, before):
+    """Return whether a priority class becomes the default, which the server refuses while there is another one."""
+    is_default = item["kind"] == "PriorityClass" and item.get("globalDefault")
+    return bool(is_default) and not (before.get(identity(item)) or {}).get("globalDefault")
 
 
 def found(after, item):
@@ -335,10 +360,18 @@ def lateness(item, pods, excluded, cordoned):
         return "its controller has not seen the change yet"
     # The pod of a drained head waits for the end of the drain, which may wait for this run.
     excused = [pod for pod in pods if is_excused(pod, excluded, cordoned)]
-    waits = troubles(pod for pod in pods if pod not in excused)
-    if waits or excused:
+    own = [pod for pod in pods if pod not in excused]
+    waits = troubles(own)
+    if waits or (excused and not any(is_older(item, pod) for pod in own)):
         return waits
     return "pods are missing or have an older version"
+
+
+def is_older(item, pod):
+    """Return whether a pod of a DaemonSet runs an older version of it."""
+    wanted = (item["metadata"].get("annotations") or {}).get("deprecated.daemonset.template.generation")
+    found = (pod["metadata"].get("labels") or {}).get("pod-template-generation")
+    return bool(wanted and found) and wanted != found
 
 
 def is_excused(pod, excluded, cordoned):
@@ -362,7 +395,11 @@ def warning(pods):
     """Return the last warning about pods in brackets: the kubelet reports there why it cannot create a container."""
     ids = {pod["metadata"]["uid"] for pod in pods}
     spaces = {pod["metadata"]["namespace"] for pod in pods}
-    events = [one for space in spaces for one in get("events", f"--namespace={space}", "--field-selector=type=Warning")]
+    events = []
+    for space in spaces:
+        argv = ("get", "events", f"--namespace={space}", "--field-selector=type=Warning", "--output=json")
+        status, out, _ = kubectl(*argv, check=False)
+        events += items(out) if status == 0 else []
     about = [one for one in events if one.get("involvedObject", {}).get("uid") in ids and one.get("message")]
     about.sort(key=lambda one: one.get("lastTimestamp") or one.get("eventTime") or "")
     return f" ({' '.join(clean(about[-1]['message'], 300).split())})" if about else ""

@@ -245,7 +245,9 @@ def test_metrics__with_the_certificate_of_prometheus__are_all_it_reads(head: Con
 
 
 @pytest.mark.proves("kubernetes", "Only teams with a quota for a limited priority class can use it, and so much.")
-@pytest.mark.proves("kubernetes", "The namespace of a team that left the inventory stays; its quotas and access end.")
+@pytest.mark.proves(
+    "kubernetes", "A team that left the inventory keeps its namespace and quotas; its groups lose access."
+)
 def test_teams__in_the_inventory__share_by_quotas(head: ControlPlane) -> None:
     def apply(**variables: object) -> list[str]:
         objects = head.objects("kubernetes_quota", **variables)
@@ -275,8 +277,11 @@ def test_teams__in_the_inventory__share_by_quotas(head: ControlPlane) -> None:
     changed = apply(kubernetes_quota_priorities=lower, kubernetes_quota_teams={"speech": TEAMS["speech"]})
     assert sorted(changed) == [
         "changed urgent",
-        "removed vision/clusterctl",
-        "removed vision/clusterctl-team",
-        "removed vision/clusterctl-urgent",
+        "removed vision/clusterctl",  # the RoleBinding
     ]
     assert head.get("pod", "first", "--namespace=vision")["spec"]["priority"] == 1000
+    assert "exceeded quota: clusterctl-urgent" in refusal("vision", "third", priorityClassName="urgent")
+
+    other = {"urgent": lower["urgent"], "standard": {"value": 0, "default": True}}
+    changed = apply(kubernetes_quota_priorities=other, kubernetes_quota_teams={"speech": TEAMS["speech"]})
+    assert changed == ["removed normal", "created standard"]

@@ -38,7 +38,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "usr/local/bin/e2e.test"
 
 
-@pytest.mark.proves("kubernetes", "Kubernetes' own tests of networking, DNS, volumes and scheduling pass.")
+@pytest.mark.proves(
+    "kubernetes", "A listed part of Kubernetes' conformance tests passes: networking, DNS, volumes, Jobs, accounts."
+)
 def test_conformance__of_the_listed_tests__passes(cluster: Kubernetes, program: Path, tmp_path: Path) -> None:
     (tmp_path / "admin.conf").write_text(kubeconfig(cluster))
     focus = "|".join(f"^{re.escape(name)}$" for name in NAMES)

@@ -370,7 +370,26 @@ def test_warning__about_pods__is_the_last_one(monkeypatch: pytest.MonkeyPatch) -
         event("one", "2026-11-26T05:10:00Z", "an older one"),
         event("other", "2026-11-26T05:30:00Z", "about another pod"),
     ]
-    monkeypatch.setattr(MODULE, "get", lambda *_: events)
+    monkeypatch.setattr(MODULE, "kubectl", lambda *_, **__: (0, json.dumps({"kind": "List", "items": events}), ""))
     pods = [{"metadata": {"uid": "one", "namespace": "demo"}}]
     assert MODULE.warning(pods) == ' (failed to find plugin "bridge" in path)'
     assert MODULE.warning([{"metadata": {"uid": "none", "namespace": "demo"}}]) == ""
+    monkeypatch.setattr(MODULE, "kubectl", lambda *_, **__: (1, "", "no connection"))
+    assert MODULE.warning(pods) == ""
+
+
+def test_lateness__head_with_an_older_pod__waits_though_workers_are_excluded() -> None:
+    """A worker's pod is not waited for; that of a head must run the new version."""
+    item = daemon_set(updatedNumberScheduled=1)
+    item["metadata"]["annotations"] = {"deprecated.daemonset.template.generation": "2"}
+    old, new = pod("head1"), pod("head1")
+    for one, generation in ((old, "1"), (new, "2")):
+        one["metadata"]["labels"] = {"pod-template-generation": generation}
+    worker = pod("gpu01", ready=False)
+    assert MODULE.lateness(item, [old, worker], {"gpu01"}, False) == "pods are missing or have an older version"
+    assert MODULE.lateness(item, [new, worker], {"gpu01"}, False) == ""
+
+
+def test_is_head__by_the_label_of_kubeadm() -> None:
+    assert MODULE.is_head(an("Node", "head1") | {"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}})
+    assert not MODULE.is_head(an("Node", "gpu01"))

@@ -388,7 +388,7 @@ def test_network__with_flannels_subnet__is_configured_once(monkeypatch: pytest.M
     before = target.stat()
     CNI.converge()
     assert target.stat().st_mtime_ns == before.st_mtime_ns
-    assert target.stat().st_mode & 0o777 == 0o644
+    assert target.stat().st_mode & 0o777 == 0o600
     assert list(target.parent.iterdir()) == [target]
 
 

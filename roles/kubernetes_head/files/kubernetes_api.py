@@ -56,10 +56,17 @@ def get(*argv):
     return data.get("items", [data])
 
 
+def own_server():
+    """Return the URL of this head's own API server; admin.conf has the address of all heads."""
+    found = cluster()
+    address = found["heads"][found["name"]]
+    return f"https://[{address}]:{found['port']}" if ":" in address else f"https://{address}:{found['port']}"
+
+
 def raw(path):
-    """Return what the API server has at a path. Raises KubernetesError, also for a reply that is not JSON."""
+    """Return what this head's own API server has at a path. Raises KubernetesError, also if it is not JSON."""
     try:
-        return json.loads(kubectl("get", "--raw", path))
+        return json.loads(kubectl("get", "--raw", path, f"--server={own_server()}"))
     except ValueError as error:
         raise KubernetesError(f"{path}: {error}")
 
