@@ -244,7 +244,7 @@ def test_metrics__with_the_certificate_of_prometheus__are_all_it_reads(head: Con
         assert '"code": 403' in head.run(*curl, f"https://{ADDRESS}:6443/{path}"), path
 
 
-@pytest.mark.proves("kubernetes", "Only teams with a quota for a limited priority class can use it, and so much.")
+@pytest.mark.proves("kubernetes", "Only teams with a quota for a limited priority class can use it.")
 @pytest.mark.proves(
     "kubernetes", "A team that left the inventory keeps its namespace and quotas; its groups lose access."
 )
