@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 from ansible.module_utils.cluster_backup import CHUNK
@@ -29,9 +30,6 @@ RESET = (
     f"--cri-socket={SOCKET}",
     "--skip-phases=remove-etcd-member",
 )
-# So that no client has seen a later revision than etcd has after a restore:
-# https://etcd.io/docs/v3.6/op-guide/recovery/#restoring-with-revision-bump
-BUMP = ("--bump-revision=1000000000", "--mark-compacted")
 # Objects whose loss would be noticed; events and leases expire by themselves.
 KINDS = (
     "namespaces,nodes,secrets,configmaps,services,persistentvolumes,persistentvolumeclaims,serviceaccounts,"
@@ -65,6 +63,15 @@ kubectl --server=https://127.0.0.1:6443 get "$kinds" --all-namespaces --output="
 """
 # Options of the API server that the copy must not have: etcd's certificates, the log of requests, addresses.
 DROPPED = re.compile(r"--(etcd-|audit-|advertise-address=|bind-address=|secure-port=)")
+
+
+def bump():
+    """Return etcdutl's options by which no client has seen a later revision than etcd has after a restore.
+
+    The milliseconds since 1970, so that it holds also if the same backup is restored again.
+    https://etcd.io/docs/v3.6/op-guide/recovery/#restoring-with-revision-bump
+    """
+    return (f"--bump-revision={int(time.time() * 1000)}", "--mark-compacted")
 
 
 def image_of(component):

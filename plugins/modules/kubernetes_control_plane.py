@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.kubectl import get, kubectl
-from ansible.module_utils.kubernetes_etcd import BUMP, CRICTL, RESET, clear, restore, tool
+from ansible.module_utils.kubernetes_etcd import CRICTL, RESET, bump, clear, restore, tool
 from ansible.module_utils.node_state.tools import NodeError, change, clean, run, write
 
 DOCUMENTATION = r"""
@@ -256,7 +256,7 @@ def begin_with_snapshot(given):
     shutil.rmtree(new, ignore_errors=True)
     address = f"[{given['address']}]" if ":" in given["address"] else given["address"]
     with tool(image, "etcdutl", place) as etcdutl:
-        restore(etcdutl, STAGED, new, given["name"], f"https://{address}:2380", *BUMP)
+        restore(etcdutl, STAGED, new, given["name"], f"https://{address}:2380", *bump())
     clear(place)
     shutil.rmtree(ETCD / "member", ignore_errors=True)
     (new / "member").rename(ETCD / "member")

@@ -3,6 +3,7 @@
 import errno
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,14 @@ def test_clear__mounts_of_a_killed_call__are_unmounted_first(tmp_path: Path, mon
 def test_restore__of_a_snapshot__makes_one_member(monkeypatch: pytest.MonkeyPatch) -> None:
     images = Images(monkeypatch, "x")
     kubernetes_etcd.restore(
-        "/x/etcdutl", "s.db", "/var/lib/etcd/.restore", "head1", "https://10.0.0.1:2380", *kubernetes_etcd.BUMP
+        "/x/etcdutl", "s.db", "/var/lib/etcd/.restore", "head1", "https://10.0.0.1:2380", *kubernetes_etcd.bump()
     )
     (call,) = images.calls
     assert call.startswith("/x/etcdutl snapshot restore s.db --data-dir=/var/lib/etcd/.restore --name=head1 ")
     assert "--initial-cluster=head1=https://10.0.0.1:2380 --initial-advertise-peer-urls=https://10.0.0.1:2380" in call
-    assert call.endswith("--bump-revision=1000000000 --mark-compacted")
+    found = re.search(r" --bump-revision=(\d+) --mark-compacted$", call)
+    assert found
+    assert int(found[1]) > 1_700_000_000_000, "a second restore of the same backup must begin with a later revision"
 
 
 # --- backup ---------------------------------------------------------------------------------------------------------
