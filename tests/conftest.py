@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         keep = [item for item in items if tests[item].unit in chosen.reasons]
         if config.getoption("--record") and os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
             _write_selection(Path(config.getoption("--record")), chosen, [tests[item] for item in keep])
+    if config.getoption("--record"):
+        _write_recipes(Path(config.getoption("--record")), keep)
     if gone := [item for item in items if item not in set(keep)]:
         config.hook.pytest_deselected(items=gone)
     key = order([tests[item] for item in keep], known)
@@ -96,6 +98,14 @@ def _write_selection(directory: Path, chosen: Selection, tests: list[Test]) -> N
         units.setdefault(test.unit, []).append(test.nodeid)
     document = {"reasons": chosen.reasons, "left": chosen.left, "due": chosen.due, "units": units}
     (directory / "selection.json").write_text(json.dumps(document))
+
+
+def _write_recipes(directory: Path, items: list[pytest.Item]) -> None:
+    """Write down which recipes of the kit these tests need (tests/run.py); all processes write the same."""
+    recipes = {recipe for item in items for mark in item.iter_markers("kit") for recipe in mark.args}
+    path = directory / f"kit.json.{os.getpid()}"
+    path.write_text(json.dumps(sorted(recipes)))
+    path.rename(directory / "kit.json")
 
 
 class Results:

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import datetime
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -24,6 +25,8 @@ from tests.layers import LAYERS
 from tests.selection import LANDING_MINUTES
 
 DIRECTORY = REPOSITORY / ".cache" / "tests"
+COLLECTED = "collected"
+"""The directory in it of a collection that runs no test: it says what of the kit the tests need."""
 LIMIT_MINUTES = 80.0
 """After that a run is ended; CI's own limit is 90 minutes, and it would print nothing."""
 GRACE = 60.0  # seconds that pytest has to end by itself
@@ -95,16 +98,18 @@ def selection_of(asked: argparse.Namespace, rest: Sequence[str]) -> str:
     return ",".join(name for name in asked.layers if name != LINT) if asked.layers else "landing"
 
 
-def pytest_command(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
-    """Return pytest's command line."""
-    argv = [sys.executable, "-m", "pytest", f"--record={DIRECTORY}"]
+def pytest_command(
+    asked: argparse.Namespace, rest: Sequence[str], *, record: Path | None = None, collect: bool = False
+) -> list[str]:
+    """Return pytest's command line, of a run or of a collection."""
+    argv = [sys.executable, "-m", "pytest", f"--record={record or DIRECTORY}"]
     if selected := selection_of(asked, rest):
         argv.append(f"--select={selected}")
     if asked.long:
         argv.append("--long")
     if asked.budget is not None:
         argv.append(f"--budget={asked.budget}")
-    if asked.list:
+    if asked.list or collect:
         return [*argv, "--collect-only", "--quiet", *rest]
     return [*argv, f"--numprocesses={asked.processes}", "--dist=loadfile", "--no-loadscope-reorder", *rest]
 
@@ -203,9 +208,11 @@ def run(asked: argparse.Namespace, rest: list[str]) -> int:
         section("would not run", report.not_run(report.read(DIRECTORY)))
         return done.returncode
     lint = Step(["scripts/lint"], DIRECTORY / "lint.log") if _lints(asked, rest) else None
-    tests = Step(pytest_command(asked, rest)) if asked.layers != [LINT] else None
-    ended_because = ""
+    tests, ended_because = None, ""
     try:
+        if asked.layers != [LINT]:
+            build_kit(needed_recipes(asked, rest))
+            tests = Step(pytest_command(asked, rest))
         for step in filter(None, (tests, lint)):
             step.process.wait(max(1.0, asked.minutes * 60 - (time.monotonic() - began)))
     except subprocess.TimeoutExpired:
@@ -219,6 +226,35 @@ def run(asked: argparse.Namespace, rest: list[str]) -> int:
     if ended_because:
         section("labs of ended tests, removed", remove_labs())
     return _report(lint, tests, ended_because, at, time.monotonic() - began, commit)
+
+
+def needed_recipes(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
+    """Return the recipes of the kit that the tests of this run need, by a collection.
+
+    Where pytest cannot collect there are none: the run itself says why.
+    """
+    place = DIRECTORY / COLLECTED
+    place.mkdir()
+    with contextlib.suppress(AssertionError):
+        programs.call(pytest_command(asked, rest, record=place, collect=True), asked.minutes * 60, cwd=REPOSITORY)
+    path = place / "kit.json"
+    return list(json.loads(path.read_text())) if path.exists() else []
+
+
+def build_kit(recipes: Sequence[str]) -> None:
+    """Build what is missing of the kit, which may take longer than a test may.
+
+    Tests that need what cannot be built fail with the reason.
+    """
+    if not recipes:
+        return
+    from clusterctl.lab import kit, kit_recipe
+    from clusterctl.util.errors import ClusterctlError
+
+    try:
+        kit.build(kit_recipe.load(tuple(recipes)), lambda step: say(f"kit: {step}"))
+    except ClusterctlError as error:
+        say(f"kit: cannot be built: {error}")
 
 
 def remove_labs() -> Iterable[str]:

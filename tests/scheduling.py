@@ -1,5 +1,6 @@
 """Which process of xdist runs which tests, and in which order."""
 
+import re
 from collections.abc import Mapping
 
 from xdist.scheduler import LoadFileScheduling
@@ -14,12 +15,32 @@ LABS = {
     "whole": ("test_backup.py", "test_drift.py", "test_logins.py", "test_tenancy.py", "test_secret.py", "test_plan.py"),
     "gpus": ("test_gpu_metrics.py", "test_health.py", "test_containers.py", "test_runtimes.py"),
 }
+# Files whose labs do not fit beside each other on a small machine, by their inotify instances and their memory: one
+# process runs them, one after another.
+ALONE = {
+    "kubernetes": (
+        "test_kubernetes.py",
+        "test_kubernetes_api.py",
+        "test_kubernetes_restore.py",
+        "test_kubernetes_upgrade.py",
+        "test_kubernetes_heads.py",
+        "test_kubernetes_demo.py",
+    ),
+}
 LAB_OF = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}
+_PROCESS_OF = {f"tests/cluster/{file}": name for name, files in ALONE.items() for file in files}
+_NAMED = re.compile(r"tests/(bench|molecule)/.*\[(kubernetes)\w*\]$")  # a part of the benches, a scenario
 _PLACES = {file: place for place, file in enumerate(LAB_OF)}
 
 
+def process_of(nodeid: str) -> str:
+    """Return what one process runs: a scope, or several whose labs do not fit beside each other."""
+    named = _NAMED.match(nodeid)
+    return (named[2] if named else _PROCESS_OF.get(nodeid.partition("::")[0])) or scope_of(nodeid)
+
+
 def scope_of(nodeid: str) -> str:
-    """Return what one process runs in order: the files that share a lab, a file, or one molecule scenario."""
+    """Return what is run in order: the files that share a lab, a file, or one molecule scenario."""
     if nodeid.startswith("tests/molecule/"):
         return nodeid
     file = nodeid.partition("::")[0]
@@ -43,7 +64,7 @@ def _place(nodeid: str) -> int:
 
 
 class ByLab(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
-    """Gives one process all of a scope."""
+    """Gives one process all of a scope, and scopes that have to be run one after another."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return scope_of(nodeid)
+        return process_of(nodeid)

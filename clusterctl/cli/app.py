@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from clusterctl import __version__
-from clusterctl.cli import completion
+from clusterctl.cli import access, completion
 from clusterctl.cli.groups import AllVerbs, Verb, Verbs, WatchVerb
 from clusterctl.cli.options import PLAY, SUDO, Hosts, Nodes, Verbose, verb
 
@@ -28,8 +28,13 @@ _Address = Annotated[
     typer.Option(help="Address; repeat it in the order of NODE. [default: the name resolves]", metavar="A"),
 ]
 _Group = Annotated[
-    str,
-    typer.Option(help="Group of workers to add them to.", metavar="G", autocompletion=completion.groups),
+    str | None,
+    typer.Option(
+        help="Group of workers to add them to. [default: the only one]",
+        metavar="G",
+        show_default=False,
+        autocompletion=completion.groups,
+    ),
 ]
 _Dead = Annotated[bool, typer.Option("--dead", help="The nodes are permanently down; contact only the head.")]
 _Only = Annotated[
@@ -130,7 +135,7 @@ def plan_bootstrap(options: Any) -> int:
 
 
 @verb(_plans, "add-node", "diff", "accept_new_host_keys", "adopt", *PLAY, of="plan")
-def plan_add_node(options: Any, nodes: Nodes, address: _Address = None, group: _Group = "slurm_workers") -> int:
+def plan_add_node(options: Any, nodes: Nodes, address: _Address = None, group: _Group = None) -> int:
     """Show what add-node would change."""
     from clusterctl.commands import add_node
 
@@ -221,7 +226,7 @@ def logs(
 
 
 @verb(app, "add-node", "yes", "accept_new_host_keys", "skip_unreachable", "adopt", "print_command", *PLAY)
-def add_node(options: Any, nodes: Nodes, address: _Address = None, group: _Group = "slurm_workers") -> int:
+def add_node(options: Any, nodes: Nodes, address: _Address = None, group: _Group = None) -> int:
     """Add workers to the cluster."""
     from clusterctl.commands import add_node
 
@@ -300,7 +305,7 @@ def backup(
         ),
     ] = None,
 ) -> int:
-    """Back up Slurm's queue and accounting."""
+    """Back up Slurm's queue and accounting, Kubernetes' objects."""
     from clusterctl.commands import backup
 
     return backup.backup(replace(options, flags=("--to", str(to)) if to else ()), to)
@@ -313,7 +318,7 @@ def restore(
         Path, typer.Argument(help="Archive that `clusterctl backup` made.", metavar="BACKUP", show_default=False)
     ],
 ) -> int:
-    """Restore Slurm's queue and accounting from a backup."""
+    """Restore Slurm or Kubernetes from a backup."""
     from clusterctl.commands import restore
 
     return restore.restore(replace(options, flags=(str(archive), *["--yes"] * options.yes)), archive)
@@ -332,45 +337,8 @@ def trust(
     return trust.trust(replace(options, limit=",".join(options.nodes)))
 
 
-_secrets = _group("secret", "Print or replace the cluster's secrets.")
-
-
-@verb(_secrets, "show", of="secret")
-def secret_show(
-    options: Any,
-    name: Annotated[
-        str,
-        typer.Argument(help="Name, such as prometheus_password.", metavar="NAME", autocompletion=completion.secrets),
-    ],
-) -> None:
-    """Print one of the cluster's secrets."""
-    from clusterctl.commands import secret
-
-    typer.echo(secret.show(options, name))
-
-
-@verb(_secrets, "authority", of="secret")
-def secret_authority(options: Any) -> None:
-    """Print the certificate of the cluster's authority."""
-    from clusterctl.commands import secret
-
-    typer.echo(secret.authority(options), nl=False)
-
-
-@verb(_secrets, "rotate", "skip_unreachable", *SUDO, "output", "verbose", of="secret")
-def secret_rotate(
-    options: Any,
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            help="Names, such as munge_key, or `all`.", metavar="NAME...", autocompletion=completion.rotatable
-        ),
-    ],
-) -> int:
-    """Replace secrets on all nodes while jobs run."""
-    from clusterctl.commands import secret
-
-    return secret.rotate(replace(options, flags=tuple(dict.fromkeys(names))))
+access.add_secrets(_group("secret", "Print or replace the cluster's secrets."))
+access.add_kubeconfig(app)
 
 
 # --- read -------------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def workers(ctx: typer.Context, incomplete: str) -> list[str]:
     from clusterctl.workspace import home
 
     def find() -> Iterable[str]:
-        return [host.name for host in home.load(_inventory(ctx)).in_group("slurm_workers")]
+        return [host.name for host in home.load(_inventory(ctx)).workers]
 
     return _matching(find, incomplete, ctx.params.get("nodes"))
 
@@ -65,8 +65,9 @@ def groups(ctx: typer.Context, incomplete: str) -> list[str]:
 
     def find() -> Iterable[str]:
         inventory = home.load(_inventory(ctx))
-        workers = {host.name for host in inventory.in_group("slurm_workers")}
-        return [name for name, members in inventory.groups.items() if name != "all" and {*members} <= workers]
+        workers = [{host.name for host in inventory.in_group(kind.workers)} for kind in inventory.schedulers]
+        groups = [(name, {*members}) for name, members in inventory.groups.items() if name != "all"]
+        return [name for name, members in groups if any(members <= hosts for hosts in workers)]
 
     return _matching(find, incomplete)
 
@@ -83,6 +84,17 @@ def secrets(incomplete: str) -> list[str]:
     from clusterctl.workspace import secrets
 
     return _matching(lambda: secrets.names(), incomplete)
+
+
+def people(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a user of the inventory."""
+    from clusterctl.workspace import home
+
+    def find() -> Iterable[str]:
+        variables = home.load(_inventory(ctx)).head.variables
+        return [str(user["name"]) for user in variables.get("users_accounts", ())]
+
+    return _matching(find, incomplete)
 
 
 def rotatable(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -120,7 +132,7 @@ def lab_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     def find() -> Iterable[str]:
         lab = Lab(ctx.params.get("name") or "lab")
         settings = lab.settings()
-        return [node.name for node in lab.nodes(settings)] if settings else []
+        return [node.name for node in settings.nodes()] if settings else []
 
     return _matching(find, incomplete)
 

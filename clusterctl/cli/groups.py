@@ -23,7 +23,18 @@ _ELSEWHERE = {
 _SECTIONS = {
     "Set up": ("init", "validate", "discover", "plan", "bootstrap", "verify"),
     "Look": ("status", "health", "logs"),
-    "Operate": ("add-node", "remove-node", "replace-node", "upgrade", "reboot", "backup", "restore", "trust", "secret"),
+    "Operate": (
+        "add-node",
+        "remove-node",
+        "replace-node",
+        "upgrade",
+        "reboot",
+        "backup",
+        "restore",
+        "trust",
+        "secret",
+        "kubeconfig",
+    ),
     "Try and read": ("lab", "docs"),
 }
 _ORDER = tuple(name for names in _SECTIONS.values() for name in names)

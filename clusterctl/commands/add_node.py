@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from clusterctl.inventory.model import WORKERS, Inventory
+from clusterctl.inventory.model import Inventory
 from clusterctl.run import engine, membership
 from clusterctl.run.context import Options
 from clusterctl.run.entry import ENTRY
@@ -14,13 +14,14 @@ from clusterctl.util.text import did_you_mean, fold, plural, printable
 from clusterctl.workspace import edits, home
 
 
-def add_node(options: Options, addresses: Sequence[str], group: str) -> int:
+def add_node(options: Options, addresses: Sequence[str], group: str | None) -> int:
     """Add nodes to the cluster and return the exit code. Nodes that are already in the inventory are configured again.
 
     Raises InputError for invalid names and addresses.
     """
     present = home.load(options.inventory)
     names = list(dict.fromkeys(options.nodes))
+    group = group or _default_group(present)
     new = _new(present, names, addresses, group)
     change = edits.adding(present, options.inventory, group, new)
     phases = [
@@ -63,10 +64,19 @@ class RequireNewNodes(Phase):
         self.run(run)
 
 
-def flags(addresses: Sequence[str], group: str) -> tuple[str, ...]:
+def flags(addresses: Sequence[str], group: str | None) -> tuple[str, ...]:
     """Return the flags that only add-node has, as typed."""
     given = [word for address in addresses for word in ("--address", address)]
-    return (*given, *(["--group", group] if group != WORKERS else []))
+    return (*given, *(["--group", group] if group else []))
+
+
+def _default_group(present: Inventory) -> str:
+    """Return the workers of the only scheduler. Raises InputError for an inventory with several."""
+    workers = [kind.workers for kind in present.schedulers]
+    if len(workers) > 1:
+        message = f"is required, expected {' or '.join(workers)}, or a group below one of them"
+        raise InputError([Problem(None, "--group", message)])
+    return workers[0]
 
 
 def _new(present: Inventory, names: Sequence[str], addresses: Sequence[str], group: str) -> dict[str, str | None]:
@@ -77,8 +87,9 @@ def _new(present: Inventory, names: Sequence[str], addresses: Sequence[str], gro
     wanted: dict[str, str | None] = dict(zip(names, addresses, strict=True)) if addresses else dict.fromkeys(names)
     known = {host.name: host for host in present.hosts}
     problems = []
-    if group != WORKERS and group not in present.groups:
-        message = f'no group "{printable(group, 64)}" below {WORKERS}'
+    workers = [kind.workers for kind in present.schedulers]
+    if group not in workers and group not in present.groups:
+        message = f'no group "{printable(group, 64)}" below {" or ".join(workers)}'
         problems.append(Problem(None, "--group", message, did_you_mean(group, present.groups)))
     for name in (name for name in names if name in known):
         if not known[name].is_worker:

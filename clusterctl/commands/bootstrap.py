@@ -1,10 +1,12 @@
 """`bootstrap`: build the cluster and repair what differs from the inventory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from clusterctl.run import engine, pruning
-from clusterctl.run.context import Options
+from clusterctl.inventory.model import Host
+from clusterctl.inventory.schedulers import KUBERNETES
+from clusterctl.run import engine, pruning, scheduler
+from clusterctl.run.context import Options, Site
 from clusterctl.run.entry import ENTRY
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import PATIENCE, Play, play
@@ -27,17 +29,29 @@ class UninstallUnused(Phase):
             for host in run.site.hosts
             if host.name in nodes and pruning.optional().intersection(pruning.unused(host, nodes[host.name].roles))
         ]
-        busy = [host.name for host in due if nodes[host.name].jobs]
+        pods = _with_pods(run.site, due)
+        busy = [host.name for host in due if nodes[host.name].jobs or host.name in pods]
         idle = tuple(host for host in due if host.name not in busy)
         if not due:
             run.screen.say("  Nothing to uninstall.")
         if idle and (error := play(run, replace(run.site, hosts=idle, playbook="prune"), patience=PATIENCE)):
             raise error
         if busy:
-            raise WorkersFailed(f"Jobs are running on {fold(busy)}; nothing was uninstalled there. Drain it first.")
+            what = "Jobs or pods" if pods else "Jobs"
+            raise WorkersFailed(f"{what} are running on {fold(busy)}; nothing was uninstalled there. Drain it first.")
 
     def describe(self, run: Run) -> Iterator[Step]:
         yield replace(run.site, playbook="prune")
+
+
+def _with_pods(site: Site, hosts: Sequence[Host]) -> set[str]:
+    """Return the hosts with pods; Slurm's jobs are known from the nodes themselves."""
+    names = [host.name for host in hosts if host.scheduler is KUBERNETES]
+    if not names:
+        return set()
+    with scheduler.connect(site, KUBERNETES) as controller:
+        found = controller.workloads(names) if controller.is_set_up() else []
+    return {one.as_dict()["node"] for one in found}
 
 
 def bootstrap(options: Options, prune: bool = False) -> int:

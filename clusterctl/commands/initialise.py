@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,8 @@ import typer
 import yaml
 
 from clusterctl.inventory import model as inventory
-from clusterctl.inventory import schema
+from clusterctl.inventory import schedulers, schema
+from clusterctl.inventory.schedulers import KUBERNETES, SLURM, Kind
 from clusterctl.util.errors import InputError, Problem
 from clusterctl.workspace import secrets
 
@@ -26,13 +28,13 @@ all:
     {user}
     # ansible_ssh_private_key_file: ~/.ssh/cluster  # default: the keys that ssh uses, the agent's first
   children:
-    # The host that runs the scheduler, its database and the cluster's name service. It needs no GPU.
-    slurm_head:
+    # {about_head}
+    {scheduler}_head:
       hosts:
 {head}
-    # The hosts that run jobs. Use a range for many hosts: gpu[01:40]. Names in a range must resolve.
-    # Your own groups below `children:` become features of their nodes.
-    slurm_workers:
+    # The hosts that run {workload}s. Use a range for many hosts: gpu[01:40]. Names in a range must resolve.
+    # Your own groups below `children:` become {property}s of their nodes.
+    {scheduler}_workers:
       hosts:
 {workers}
     # The host that collects metrics.
@@ -40,6 +42,11 @@ all:
       hosts:
         {monitoring}: {{}}
 """
+_ABOUT_HEAD = {
+    SLURM: "The host that runs the scheduler, its database and the cluster's name service. It needs no GPU.",
+    KUBERNETES: "The hosts of the control plane: one, three or five. They need no GPU.",
+}
+_PROPERTY = {SLURM: "feature", KUBERNETES: "label"}
 _NO_USER = "# ansible_user: admin  # login user, with sudo; default: your user name"
 _IGNORED = "# Runs and locks of this machine; commit everything else, secrets.yml is encrypted.\n.clusterctl/\n"
 
@@ -51,8 +58,20 @@ EXAMPLE_HEAD = "head1=10.0.0.10"
 EXAMPLE_WORKERS = ("gpu01=10.0.0.11", "gpu02=10.0.0.12")
 
 
+class Scheduler(StrEnum):
+    """The values of --scheduler."""
+
+    slurm = SLURM.name
+    kubernetes = KUBERNETES.name
+
+
 def create(
-    directory: Path, head: str, workers: Sequence[str], user: str | None = None, content: Path | None = None
+    directory: Path,
+    head: str,
+    workers: Sequence[str],
+    user: str | None = None,
+    content: Path | None = None,
+    kind: Kind = SLURM,
 ) -> None:
     """Create `directory` for the cluster of that name; each host is `NAME=ADDRESS`, or `NAME` if the name resolves.
 
@@ -66,7 +85,7 @@ def create(
     except OSError as error:
         raise InputError([Problem(None, str(directory), f"cannot be created: {error.strerror}")]) from None
     try:
-        _write_inventory(draft / "inventory.yaml", directory.name, head, workers, user)
+        _write_inventory(draft / "inventory.yaml", directory.name, head, workers, user, kind)
         _validate(draft / "inventory.yaml", content)
         (draft / ".gitignore").write_text(_IGNORED, encoding="utf-8")
         secrets.ensure(draft, directory.name, content)
@@ -77,12 +96,14 @@ def create(
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def check(name: str, head: str | None, workers: Sequence[str] | None, user: str | None = None) -> None:
+def check(
+    name: str, head: str | None, workers: Sequence[str] | None, user: str | None = None, kind: Kind = SLURM
+) -> None:
     """Raise InputError for invalid values; a value of None is not entered yet and is not checked."""
     with tempfile.TemporaryDirectory() as draft:
         path = Path(draft, "inventory.yaml")
         head, workers = "head-to-come" if head is None else head, ["worker-to-come"] if workers is None else workers
-        _write_inventory(path, name, head, workers, user)
+        _write_inventory(path, name, head, workers, user, kind)
         _validate(path, None)
 
 
@@ -93,8 +114,12 @@ def _require_vacant(directory: Path) -> None:
         raise InputError([Problem(None, str(directory), "cannot be created: its parent directory does not exist")])
 
 
-def _write_inventory(path: Path, name: str, head: str, workers: Sequence[str], user: str | None) -> None:
+def _write_inventory(path: Path, name: str, head: str, workers: Sequence[str], user: str | None, kind: Kind) -> None:
     text = _INVENTORY.format(
+        scheduler=kind.name,
+        about_head=_ABOUT_HEAD[kind],
+        workload=kind.workload,
+        property=_PROPERTY[kind],
         cluster_name=_scalar(name),
         user=f"ansible_user: {_scalar(user)}" if user else _NO_USER,
         head=_host(head),
@@ -150,25 +175,26 @@ def init_command(
         list[str] | None, typer.Option(metavar="NAME=ADDRESS", help="Host that runs jobs; repeatable.")
     ] = None,
     user: Annotated[str | None, typer.Option(help="Login user on the hosts. [default: your user name]")] = None,
+    scheduler: Annotated[Scheduler, typer.Option(help="Scheduler of the cluster.")] = Scheduler.slurm,
     example: Annotated[bool, typer.Option("--example", help="Write example hosts to edit.")] = False,
 ) -> None:
     """Create a cluster's directory with a small, commented inventory and its secrets."""
     example = example and not (head or worker)
     if example:
         head, worker = EXAMPLE_HEAD, list(EXAMPLE_WORKERS)
-    directory = Path(name).absolute()
+    directory, kind = Path(name).absolute(), schedulers.named(scheduler)
     if not (head and worker):
         if not _on_terminal():
             flags = "--head NAME=ADDRESS and at least one --worker NAME=ADDRESS, or --example"
             raise InputError([Problem(None, "init", f"no terminal to ask on, expected {flags}")])
         _require_vacant(directory)
         worker = worker or None
-        check(directory.name, head, worker, user)
-        head = head or _ask(_ASK_HEAD, lambda answer: check(directory.name, answer, worker, user))
+        check(directory.name, head, worker, user, kind)
+        head = head or _ask(_ASK_HEAD, lambda answer: check(directory.name, answer, worker, user, kind))
         if not worker:
-            worker = _ask(_ASK_WORKERS, lambda answer: check(directory.name, head, answer.split(), user)).split()
-        user = user or _ask(_ASK_USER, lambda answer: check(directory.name, head, worker, answer), default="")
-    create(directory, str(head), worker or [], user)
+            worker = _ask(_ASK_WORKERS, lambda answer: check(directory.name, head, answer.split(), user, kind)).split()
+        user = user or _ask(_ASK_USER, lambda answer: check(directory.name, head, worker, answer, kind), default="")
+    create(directory, str(head), worker or [], user, kind=kind)
     typer.echo(f"Created {name}/ with inventory.yaml and secrets.yml.")
     typer.echo(f"The password of secrets.yml is in {secrets.vault_password_file(directory)}: back up that file.")
     edit = "edit inventory.yaml, then " if example else ""

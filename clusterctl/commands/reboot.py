@@ -1,9 +1,9 @@
-"""`reboot`: reboot nodes around their jobs, and check their hardware and GPU jobs afterwards."""
+"""`reboot`: reboot nodes around their jobs and pods, and check their hardware and GPU jobs afterwards."""
 
 from dataclasses import replace
 
 from clusterctl.commands.upgrade import RequireSetUp
-from clusterctl.run import engine, membership
+from clusterctl.run import engine, membership, scheduler
 from clusterctl.run.context import Options
 from clusterctl.run.entry import ENTRY
 from clusterctl.run.rolling import Pace, Rolling
@@ -24,5 +24,9 @@ def reboot(options: Options, pace: Pace) -> int:
         RequireSetUp(),
         Rolling(f"Reboot {fold(options.nodes)}", "reboot", "reboot", pace, options.nodes, reboots=True),
     ]
-    contacted = options.nodes if options.print_command else dict.fromkeys([inventory.head.name, *options.nodes])
+    # The heads of their schedulers drain and test them.
+    kinds = scheduler.by_kind(inventory, options.nodes)
+    heads = [host.name for kind in kinds for host in inventory.in_group(kind.head)]
+    all_contacted = dict.fromkeys([inventory.head.name, *heads, *options.nodes])
+    contacted = options.nodes if options.print_command else all_contacted
     return engine.execute(replace(options, limit=",".join(contacted)), phases, inventory)

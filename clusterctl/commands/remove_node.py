@@ -1,31 +1,39 @@
-"""`remove-node`: remove workers from the cluster, whether they respond or not."""
+"""`remove-node`: remove nodes from the cluster, whether they respond or not: workers, and heads of Kubernetes."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from clusterctl.inventory import schedulers
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.schedulers import Kind
 from clusterctl.nodes.remote import connect, each
 from clusterctl.nodes.session import ContactError
 from clusterctl.run import engine, membership, removals, scheduler
 from clusterctl.run.context import Options, Site
 from clusterctl.run.draining import Drain
-from clusterctl.run.entry import ENTRY
+from clusterctl.run.entry import ENTRY, keep_head
 from clusterctl.run.membership import ConfirmChange
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import Play
+from clusterctl.run.scheduler import ControlPlane
 from clusterctl.util.errors import Finding, InputError, PreflightError, Problem
-from clusterctl.util.text import fold
+from clusterctl.util.text import fold, plural
 from clusterctl.workspace import edits, hardware, home
 from clusterctl.workspace.edits import Change
 
 _REASON = "it is being removed"
+_RESOLVERS = "Every node has {} as a server of names and time: contacting all {{}} hosts. Pods continue."
+_UNCLEANED = {
+    schedulers.SLURM: "was not cleaned: it still has the cluster's munge key. Wipe it before you use it again.",
+    schedulers.KUBERNETES: "was not cleaned: it still has credentials of Kubernetes. Wipe it before you use it again.",
+}
 
 
 def remove_node(options: Options, dead: bool, force: bool = False, minutes: float | None = None) -> int:
-    """Drain workers, wait for their jobs, unregister them on the head, and clean them; return the exit code.
+    """Drain nodes, wait for their jobs and pods, unregister them on a head, and clean them; return the exit code.
 
-    With `dead` the workers are not contacted. With `force` their jobs are cancelled. `minutes` limits the wait for jobs
+    With `dead` the nodes are not contacted. With `force` their jobs are cancelled. `minutes` limits the wait for jobs
     (None: no limit). After that the nodes stay drained and nothing is removed (exit code 4). The same command resumes
     an interrupted removal, even if the nodes are no longer in the inventory.
     Raises InputError for nodes that cannot be removed.
@@ -38,17 +46,21 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
     _require_removable(before, present, workers)
     change = edits.removing(before, options.inventory, present)
     nodes = {name: begun.get(name) or removals.Node.of(before.host(name), before) for name in names}
-    stay = _staying(options, before, change)
-    drain = Drain("remove-node", present, _REASON, force=force, minutes=minutes)
+    stay = _staying(options, before, change, nodes)
+    heads = [name for name in present if before.host(name).is_head]
+    kinds = scheduler.by_kind(before, present)
+    drain = Drain("remove-node", present, _REASON, force=force, minutes=minutes, kinds=kinds)
     phases = [
         ConfirmChange(change, f"Remove {fold(present)} from {before.cluster_name}?"),
         *ENTRY,
         *[RequireDead(present)] * (dead and not force),
-        MarkDown("remove-node", present) if dead else drain,
+        *[RequireQuorum(heads)] * bool(heads),
+        MarkDown("remove-node", present, kinds) if dead else drain,
+        *[LeaveQuorum(heads)] * bool(heads),
         RemoveFromDirectory(change, nodes, stay, dead),
         Play("bootstrap", "Configure the remaining hosts"),
-        Unregister(names),
-        WarnUncleaned(before, names, begun) if dead else Clean(nodes),
+        Unregister(nodes),
+        WarnUncleaned(before, nodes, begun) if dead else Clean(nodes),
     ]
     try:
         reached = [] if dead or options.print_command else present
@@ -58,19 +70,72 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
         raise PreflightError([_suggest_dead(problem, present) for problem in error.problems]) from None
 
 
-def _staying(options: Options, before: Inventory, change: Change) -> Sequence[str]:
-    """Return the remaining hosts whose configuration changes with the list of nodes."""
-    if not membership.learns_by_restart(before):
+def _staying(options: Options, before: Inventory, change: Change, nodes: Mapping[str, removals.Node]) -> Sequence[str]:
+    """Return the remaining hosts whose configuration changes with the list of nodes.
+
+    `nodes` are the removed ones, those of an interrupted removal too: they have left the inventory.
+    """
+    kinds = {name: schedulers.of_groups(node.groups) for name, node in nodes.items()}
+    reason = ""
+    if heads := [name for name, kind in kinds.items() if kind and kind.head in nodes[name].groups]:
+        reason = _RESOLVERS.format(fold(heads))
+    elif schedulers.SLURM in kinds.values() and membership.learns_by_restart(before):
+        reason = membership.BY_RESTART
+    if not reason:
         return change.inventory.informed
     stay = [host.name for host in change.inventory.hosts]
-    options.screen().say(membership.BY_RESTART.format(len(stay)))
+    options.screen().say(reason.format(len(stay)))
     return stay
 
 
-class RequireDead(Phase):
-    """Raise PreflightError for nodes that respond both to Slurm and to SSH.
+class RequireQuorum(Phase):
+    """Raise PreflightError if Kubernetes would lose its quorum without these heads."""
 
-    Slurm alone needs minutes to notice that a node is down.
+    title = "Check that the other heads are enough"
+    changes_nodes = announced = False
+
+    def __init__(self, heads: Sequence[str]) -> None:
+        self.heads = heads
+
+    def run(self, run: Run) -> None:
+        for kind, names in scheduler.by_kind(run.site.inventory, self.heads).items():
+            with _without(run.site, kind, names) as controller:
+                problem = controller.removal_problem(names) if controller.is_set_up() else ""
+            if problem:
+                hint = "repair the other heads first, or replace the dead one: clusterctl replace-node"
+                raise PreflightError([Finding(names[0], "quorum", problem, hint)])
+
+    def plan(self, run: Run) -> None:
+        self.run(run)
+
+
+class LeaveQuorum(Phase):
+    """Remove heads from the quorum, before the firewalls of the other heads exclude them."""
+
+    def __init__(self, heads: Sequence[str]) -> None:
+        self.heads = heads
+        self.title = f"Remove {fold(heads)} from etcd"
+
+    def run(self, run: Run) -> None:
+        for kind, names in scheduler.by_kind(run.site.inventory, self.heads).items():
+            with _without(run.site, kind, names) as controller:
+                if controller.is_set_up():
+                    controller.leave(names)
+
+    def describe(self, run: Run) -> Iterator[Step]:
+        for name in self.heads:
+            yield f"remove {name} from etcd, on another head: sudo /usr/local/sbin/kubernetes-etcd --remove {name}"
+
+
+def _without(site: Site, kind: Kind, names: Sequence[str]) -> ControlPlane:
+    """Connect to a control plane through a head that is not one of these."""
+    return scheduler.control_plane(replace(site, skipped=(*site.skipped, *names)), kind)
+
+
+class RequireDead(Phase):
+    """Raise PreflightError for nodes that respond both to their scheduler and to SSH.
+
+    A scheduler alone needs a minute or more to notice that a node is down.
     """
 
     title = "Check that the nodes are down"
@@ -94,34 +159,35 @@ class RequireDead(Phase):
                 return error.failure not in UNREACHABLE
             return True
 
-        hosts = [run.site.inventory.host(name) for name in self.names]
-        with scheduler.connect(run.site) as controller:
-            registered = [host for host in hosts if controller.is_set_up() and controller.hears_from(host.name)]
+        registered: list[Host] = []
+        for kind, names in scheduler.by_kind(run.site.inventory, self.names).items():
+            with scheduler.connect(replace(run.site, skipped=(*run.site.skipped, *names)), kind) as controller:
+                known = [name for name in names if controller.is_set_up() and controller.hears_from(name)]
+            registered += [run.site.inventory.host(name) for name in known]
         hint = "omit --dead to clean it as well, or use --force to remove it without cleaning"
-        if alive := [name for name, responds in each(registered, is_responding).items() if responds]:
-            found = "it responds to SSH and to Slurm"
-            raise PreflightError([Finding(name, "dead", found, hint) for name in alive])
+        responding = each(registered, is_responding)
+        if alive := [host for host in registered if responding[host.name]]:
+            raise PreflightError([Finding(host.name, "dead", _responds(host), hint) for host in alive])
 
 
 class MarkDown(Drain):
     """Drain nodes that do not respond, and mark them as down in the scheduler."""
 
-    def __init__(self, cause: str, nodes: Sequence[str]) -> None:
-        super().__init__(cause, nodes, _REASON, wait=False)
+    def __init__(self, cause: str, nodes: Sequence[str], kinds: Mapping[Kind, Sequence[str]]) -> None:
+        super().__init__(cause, nodes, _REASON, wait=False, kinds=kinds)
         self.title = f"Mark {fold(nodes)} as down"
 
-    def finish(self, run: Run, controller: scheduler.Scheduler) -> None:
-        controller.mark_down(self.nodes, f"{self.cause} --dead")
+    def finish(self, run: Run, controller: scheduler.Scheduler, kind: Kind, nodes: Sequence[str]) -> None:
+        controller.mark_down(nodes, f"{self.cause} --dead")
 
     def describe(self, run: Run) -> Iterator[Step]:
         yield from super().describe(run)
-        kind = scheduler.of(run.site.inventory)
-        for command in kind.mark_down_commands(self.nodes, f"{self.cause} --dead"):
-            yield f"on {run.site.inventory.head.name}: {command}"
+        for kind, nodes in self.by_kind(run.site).items():
+            for command in scheduler.of(kind).mark_down_commands(nodes, f"{self.cause} --dead"):
+                yield f"on {scheduler.head_of(run.site.inventory, kind).name}: {command}"
 
     def plan(self, run: Run) -> None:
-        with scheduler.connect(run.site) as controller:
-            run.jobs += controller.workloads(self.nodes) if controller.is_set_up() else []
+        self.plan_workloads(run)
 
 
 class RemoveFromDirectory(Phase):
@@ -137,7 +203,10 @@ class RemoveFromDirectory(Phase):
     def run(self, run: Run) -> None:
         for node in self.nodes.values():
             removals.save(run.site.state, node)
+        before = run.site.inventory.heads
         self.plan(run)
+        if run.site.inventory.heads != before:  # confirmed with the removal; the next run must not ask about it
+            keep_head(run.site, run.screen)
 
     def plan(self, run: Run) -> None:
         directory = run.site.inventory.directory
@@ -175,19 +244,23 @@ def _describe_cleaning(site: Site, nodes: Sequence[removals.Node]) -> Iterator[s
 
 
 class Unregister(Phase):
-    """Remove nodes from the scheduler."""
+    """Remove nodes from their schedulers."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = names
-        self.title = f"Unregister {fold(names)}"
+    def __init__(self, nodes: Mapping[str, removals.Node]) -> None:
+        self.title = f"Unregister {fold(list(nodes))}"
+        self.kinds: dict[Kind, list[str]] = {}
+        for name, node in nodes.items():
+            if kind := schedulers.of_groups(node.groups):
+                self.kinds.setdefault(kind, []).append(name)
 
     def run(self, run: Run) -> None:
-        with scheduler.connect(run.site) as controller:
-            controller.forget(self.names)
+        for kind, names in self.kinds.items():
+            with scheduler.connect(run.site, kind) as controller:
+                controller.forget(names)
 
     def describe(self, run: Run) -> Iterator[Step]:
-        head = run.site.inventory.head.name
-        yield f"on {head}: {scheduler.of(run.site.inventory).forget_command(self.names)}"
+        for kind, names in self.kinds.items():
+            yield f"on {scheduler.head_of(run.site.inventory, kind).name}: {scheduler.of(kind).forget_command(names)}"
 
 
 class Clean(Play):
@@ -211,16 +284,19 @@ class WarnUncleaned(Phase):
 
     title = "List the nodes that were not cleaned"
 
-    def __init__(self, before: Inventory, names: Sequence[str], begun: Mapping[str, removals.Node]) -> None:
-        self.names = names
+    def __init__(
+        self, before: Inventory, nodes: Mapping[str, removals.Node], begun: Mapping[str, removals.Node]
+    ) -> None:
+        self.nodes = nodes
         # Nodes that a run configured: their removal began earlier, or they have a hardware record.
-        self.configured = [n for n in names if n in begun or hardware.path_of(before.directory, n).exists()]
+        self.configured = [n for n in nodes if n in begun or hardware.path_of(before.directory, n).exists()]
 
     def run(self, run: Run) -> None:
-        removals.forget(run.site.state, self.names)
-        if self.configured:
-            warning = "was not cleaned: it still has the cluster's munge key. Wipe it before you use it again."
-            run.screen.say((f"  {fold(self.configured)} ", "bold"), warning)
+        removals.forget(run.site.state, self.nodes)
+        for kind, warning in _UNCLEANED.items():
+            names = [name for name in self.configured if schedulers.of_groups(self.nodes[name].groups) is kind]
+            if names:
+                run.screen.say((f"  {fold(names)} ", "bold"), warning)
 
 
 def _suggest_dead(problem: object, names: Sequence[str]) -> object:
@@ -230,17 +306,37 @@ def _suggest_dead(problem: object, names: Sequence[str]) -> object:
     return replace(problem, hint=f"{problem.hint}; if it is permanently down: --dead".removeprefix("; "))
 
 
+def _needed(before: Inventory, host: Host, names: Sequence[str]) -> tuple[str, str] | None:
+    """Return message and hint if a host is a head without which too few or an even number of heads would stay."""
+    kind = host.scheduler
+    if kind is None or kind.head not in host.groups:
+        return None
+    heads = [head.name for head in before.in_group(kind.head)]
+    left = [name for name in heads if name not in names]
+    if len(heads) == 1:
+        return f"{host.name} is the head ({kind.head})", "a cluster needs its head"
+    if not left:
+        return "these are all the heads", "a cluster needs at least one"
+    hint = "remove another one too, or replace a dead one: clusterctl replace-node"
+    return (f"{plural(len(left), 'head')} would stay, expected an odd number", hint) if len(left) % 2 == 0 else None
+
+
+def _responds(host: Host) -> str:
+    return f"it responds to SSH and to {host.scheduler.title if host.scheduler else 'its scheduler'}"
+
+
 def _require_removable(before: Inventory, names: Sequence[str], workers: Sequence[str]) -> None:
-    """Raise InputError for unknown nodes, heads, hosts with another task, and the last worker."""
+    """Raise InputError for unknown nodes, heads that are needed, hosts with another task, and the last worker."""
     hosts = {host.name: host for host in before.hosts}
     problems = membership.unknown([name for name in names if name not in hosts], workers)
     for host in (hosts[name] for name in names if name in hosts):
-        if head := next((group for group in sorted(host.groups) if group.endswith("_head")), ""):
-            problems.append(Problem(None, "NODE", f"{host.name} is the head ({head})", "a cluster needs its head"))
+        if needed := _needed(before, host, names):
+            problems.append(Problem(None, "NODE", *needed))
         elif others := sorted(group for group in host.groups if group in ("monitoring",)):
             hint = "move the group to another host in the inventory first, then bootstrap"
             problems.append(Problem(None, "NODE", f"{host.name} is also in {', '.join(others)}", hint))
-    if not problems and names and not {*workers} - {*names}:
-        problems.append(Problem(None, "NODE", "these are all the workers", "a cluster needs at least one"))
+    for kind in scheduler.by_kind(before, names) if not problems else ():
+        if not {host.name for host in before.in_group(kind.workers)} - {*names}:
+            problems.append(Problem(None, "NODE", "these are all the workers", "a cluster needs at least one"))
     if problems:
         raise InputError(problems)

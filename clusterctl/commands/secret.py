@@ -6,6 +6,7 @@ at the same time (roles/munge/tasks/exchange.yml).
 """
 
 from clusterctl.inventory.document import shown
+from clusterctl.inventory.schedulers import SLURM
 from clusterctl.run import context, engine
 from clusterctl.run.context import Options
 from clusterctl.run.entry import ENTRY
@@ -13,7 +14,7 @@ from clusterctl.run.phases import Phase, Run
 from clusterctl.run.plays import Play
 from clusterctl.util.errors import InputError, Interrupted, Problem, WorkersFailed
 from clusterctl.util.text import did_you_mean
-from clusterctl.workspace import certificates, secrets
+from clusterctl.workspace import certificates, home, secrets
 
 _ALL = "all"
 _MUNGE = "munge_key"
@@ -47,7 +48,7 @@ def rotate(options: Options) -> int:
     for name in options.flags:
         _require_known(name, [*rotatable, _ALL])
     names = rotatable if _ALL in options.flags else list(options.flags)
-    munge = _MUNGE in names
+    munge = _MUNGE in names and SLURM in home.load(options.inventory).schedulers
     phases = [
         *ENTRY,
         ProposeSecrets(names),

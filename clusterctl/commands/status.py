@@ -1,4 +1,4 @@
-"""Collect the status of a cluster: a read-only contact with all nodes at once, Slurm's state, and the last run.
+"""Collect the status of a cluster: a read-only contact with all nodes at once, the schedulers' state, and the last run.
 
 Exit status: 0 healthy; 4 a node is out of service or differs from its record, or a critical alert fires; 5 the head or
 its scheduler is down.
@@ -12,14 +12,17 @@ from typing import Any
 from clusterctl.commands import health
 from clusterctl.inventory import services
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.schedulers import KUBERNETES, SLURM
 from clusterctl.inventory.services import Service
+from clusterctl.kubernetes.objects import KubernetesNode
+from clusterctl.kubernetes.state import Kubernetes, ask_kubernetes
 from clusterctl.nodes import advisories, contact
 from clusterctl.nodes.contact import Alerts, Drift, Item
 from clusterctl.nodes.remote import Access, connect, each
 from clusterctl.nodes.session import ContactError, Failure
 from clusterctl.run import pruning, runs
 from clusterctl.run.runs import Run
-from clusterctl.slurm.state import Slurm, ask_slurm
+from clusterctl.slurm.state import Slurm, SlurmNode, ask_slurm
 from clusterctl.util.text import fold
 from clusterctl.workspace import hardware
 from clusterctl.workspace.hardware import Hardware
@@ -64,6 +67,8 @@ class NodeStatus:
     """Seconds since the node's security updates last succeeded or were set up; None without security updates."""
     homes: Mapping[str, int] = field(default_factory=dict)
     """Time of the last change of some home directories, in nanoseconds since 1970."""
+    kubernetes: bool = False
+    """Whether it is a node of Kubernetes: a head or a worker."""
 
     @property
     def drifted(self) -> list[Item]:
@@ -134,23 +139,42 @@ class Status:
     leaving: Mapping[str, str] = field(default_factory=dict)
     given: str = "INVENTORY"
     built: bool = True
+    kubernetes: Kubernetes | None = None
 
     @property
     def exit_code(self) -> int:
         """Return HEALTHY, DEGRADED or HEAD_DOWN."""
-        slurm = self.slurm or Slurm()
-        if slurm.problem or any(node.head and (node.problem or node.scheduling_failed) for node in self.nodes):
+        slurm, kubernetes = self.slurm or Slurm(), self.kubernetes or Kubernetes()
+        if slurm.problem or kubernetes.problem or any(map(self._is_lost_head, self.nodes)):
             return HEAD_DOWN
         alerts = self.alerts or Alerts()
         alarmed = alerts.error or any(alert.severity == "critical" for alert in alerts.firing)
         healthy = all(node.is_healthy for node in self.nodes) and all(node.in_service for node in slurm.nodes.values())
-        return HEALTHY if healthy and not (alarmed or self.unregistered or self.leaving) else DEGRADED
+        healthy = healthy and all(node.is_healthy for node in kubernetes.nodes.values())
+        missing = self.unregistered or self.unjoined
+        return HEALTHY if healthy and not (alarmed or missing or self.leaving) else DEGRADED
+
+    def _is_lost_head(self, node: NodeStatus) -> bool:
+        """Return whether a head does not serve. While Kubernetes' API responds, its other heads serve."""
+        serves = node.kubernetes and self.kubernetes is not None and not self.kubernetes.problem
+        return node.head and not serves and bool(node.problem or node.scheduling_failed)
 
     @property
     def unregistered(self) -> list[str]:
         """Return the workers of the inventory that are not registered in Slurm."""
         known = self.slurm.nodes if self.slurm else {}
         return [node.name for node in self.nodes if node.slurm_worker and node.name not in known]
+
+    @property
+    def unjoined(self) -> list[str]:
+        """Return the hosts of the inventory that have not joined Kubernetes."""
+        known = self.kubernetes.nodes if self.kubernetes else {}
+        return [node.name for node in self.nodes if node.kubernetes and node.name not in known]
+
+    def of_scheduler(self, name: str) -> SlurmNode | KubernetesNode | None:
+        """Return the state of a node in its scheduler; None for a host outside all schedulers."""
+        slurm = self.slurm.nodes.get(name) if self.slurm else None
+        return slurm or (self.kubernetes.nodes.get(name) if self.kubernetes else None)
 
     def versions_apart(self) -> dict[str, dict[str, list[str]]]:
         """Return packages with several versions on nodes of one OS release: package to version to nodes."""
@@ -165,8 +189,8 @@ class Status:
         return apart
 
     def homes_apart(self) -> list[str] | None:
-        """Return the workers that do not share the head's homes; None if that is unknown."""
-        head = next((node.homes for node in self.nodes if node.head), {})
+        """Return Slurm's workers that do not share the head's homes; None if that is unknown."""
+        head = next((node.homes for node in self.nodes if node.head and not node.kubernetes), {})
         workers = [node for node in self.nodes if node.slurm_worker and not node.head]
         shared = {node.name: _have_shared_homes(head, node.homes) for node in workers}
         known = any(same is not None for same in shared.values())
@@ -184,13 +208,17 @@ class Status:
     def gpus(self) -> dict[str, dict[str, int]]:
         """Return for each GPU type the number in total, allocated, idle, and on nodes out of service."""
         found: dict[str, dict[str, int]] = {}
-        for node in self.slurm.nodes.values() if self.slurm else ():
+        slurm = self.slurm.nodes.values() if self.slurm else ()
+        kubernetes = self.kubernetes.nodes.values() if self.kubernetes else ()
+        for node in (*slurm, *kubernetes):
             for kind, count in node.gpus.items():
                 sums = found.setdefault(kind, {"total": 0, "allocated": 0, "idle": 0, "out_of_service": 0})
                 allocated = min(node.allocated.get(kind, 0), count)
+                unhealthy = min(node.unhealthy.get(kind, 0), count - allocated)
                 sums["total"] += count
                 sums["allocated"] += allocated
-                sums["idle" if node.in_service else "out_of_service"] += count - allocated
+                sums["out_of_service"] += unhealthy
+                sums["idle" if node.in_service else "out_of_service"] += count - allocated - unhealthy
         return found
 
     def as_dict(self) -> dict[str, Any]:
@@ -201,6 +229,7 @@ class Status:
             "health": _HEALTH[self.exit_code],
             "nodes": [self._node(node) for node in self.nodes],
             "slurm": asdict(self.slurm) if self.slurm else None,
+            "kubernetes": asdict(self.kubernetes) if self.kubernetes else None,
             "gpus": self.gpus(),
             "alerts": asdict(self.alerts) if self.alerts else None,
             "versions_apart": self.versions_apart(),
@@ -228,11 +257,12 @@ class Status:
 
 @dataclass(frozen=True)
 class _Answer:
-    """The result of one contact. Only the hosts that run Slurm and Prometheus report those parts."""
+    """The result of one contact. Only the hosts that run a scheduler or Prometheus report those parts."""
 
     node: NodeStatus
     slurm: Slurm | None = None
     alerts: Alerts | None = None
+    kubernetes: Kubernetes | None = None
 
 
 def collect(
@@ -244,9 +274,14 @@ def collect(
     `secrets_problem` is the reason. Raises InputError for an invalid hardware record.
     """
     records = hardware.load_all(inventory.directory)
-    answers = each(inventory.hosts, lambda host: _ask(host, access, records.get(host.name), key, topology)).values()
+    first = next((host.name for host in inventory.in_group(KUBERNETES.head)), "")  # all heads have the same state
+
+    def ask(host: Host) -> _Answer:
+        return _ask(host, access, records.get(host.name), key, topology, api=host.name == first)
+
+    answers = each(inventory.hosts, ask).values()
     slurm = next((answer.slurm for answer in answers if answer.slurm), None)
-    if slurm is None and inventory.in_group("slurm_head"):
+    if slurm is None and inventory.in_group(SLURM.head):
         slurm = Slurm(problem="the head does not respond")
     alerts = [answer.alerts for answer in answers if answer.alerts]
     if not alerts and (monitoring := inventory.in_group("monitoring")):
@@ -260,8 +295,24 @@ def collect(
         runs.latest(inventory.directory),
         alerts[0] if alerts else None,
         secrets_problem if recorded else "",
+        kubernetes=_kubernetes(inventory, access, [answer.kubernetes for answer in answers if answer.kubernetes]),
     )
     return replace(found, built=found.exit_code != HEAD_DOWN or runs.built(inventory.directory))
+
+
+def _kubernetes(inventory: Inventory, access: Access, found: Sequence[Kubernetes]) -> Kubernetes | None:
+    """Return the state that the first head reported, or else that of the next head whose API responds."""
+    heads = inventory.in_group(KUBERNETES.head)
+    answers = list(found)
+    for head in heads[1:] if not any(not one.problem for one in found) else ():
+        try:
+            with connect(head, access) as session:
+                answers.insert(0, ask_kubernetes(session))
+        except ContactError:
+            continue
+        if not answers[0].problem:
+            break
+    return next(iter(answers), Kubernetes(problem="no head responds")) if heads else None
 
 
 def homes_of(host: Host) -> list[str]:
@@ -290,41 +341,46 @@ def _options(host: Host, wanted: Sequence[Service], key: str | None) -> dict[str
     return options
 
 
-def _ask(host: Host, access: Access, recorded: Hardware | None, key: str | None, topology: bool) -> _Answer:
-    head = host.is_head
-    worker = host.is_worker
+def _ask(
+    host: Host, access: Access, recorded: Hardware | None, key: str | None, topology: bool, *, api: bool
+) -> _Answer:
+    """Contact a host; with `api` also ask Kubernetes' API there."""
+    known = NodeStatus(
+        host.name,
+        host.is_head,
+        slurm_worker=SLURM.workers in host.groups,
+        kubernetes=host.scheduler is KUBERNETES,
+    )
     wanted = services.of_host(host)
     try:
         with connect(host, access) as session:
             answer = contact.converse(host, session, _options(host, wanted, key))
             if answer.facts is None or answer.errors:
-                return _Answer(NodeStatus(host.name, head, str(answer.errors[0]), worker))
-            slurm = ask_slurm(session) if "slurm_head" in host.groups else None
-            connected = health.ask(session).topology if topology and worker else ()
+                return _Answer(replace(known, problem=str(answer.errors[0])))
+            slurm = ask_slurm(session) if SLURM.head in host.groups else None
+            kubernetes = ask_kubernetes(session) if api else None
+            connected = health.ask(session).topology if topology and host.is_worker else ()
     except ContactError as error:
-        return _Answer(NodeStatus(host.name, head, _with_hint(error, access), worker))
+        return _Answer(replace(known, problem=_with_hint(error, access)))
     facts, states = answer.facts, answer.facts.node.services
     # A service has different names on different systems; a node has one of them.
     names = [next((name for name in one.names if name in states), one.names[0]) for one in wanted]
     differences = hardware.compare(recorded, facts.hardware) if recorded else [UNRECORDED]
     release = f"{facts.hardware.os.id} {facts.hardware.os.version}"
     unused = tuple(pruning.unused(host, facts.node.roles))
-    node = NodeStatus(
-        host.name,
-        head,
-        "",
-        worker,
-        {name: states.get(name, ABSENT) for name in names},
-        tuple(differences),
-        release,
-        facts.drift,
-        connected,
-        unused,
-        facts.hardware.driver_version,
-        facts.node.security_updates,
-        facts.node.homes,
+    node = replace(
+        known,
+        services={name: states.get(name, ABSENT) for name in names},
+        differences=tuple(differences),
+        release=release,
+        drift=facts.drift,
+        topology=connected,
+        unused=unused,
+        driver=facts.hardware.driver_version,
+        updated=facts.node.security_updates,
+        homes=facts.node.homes,
     )
-    return _Answer(node, slurm, facts.alerts)
+    return _Answer(node, slurm, facts.alerts, kubernetes)
 
 
 def _with_hint(error: ContactError, access: Access) -> str:

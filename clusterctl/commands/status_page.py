@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from clusterctl.commands import status_kubernetes
 from clusterctl.commands.status import (
     ABSENT,
     DEGRADED,
@@ -25,6 +26,7 @@ from clusterctl.commands.status import (
     Status,
     collect,
 )
+from clusterctl.kubernetes.objects import KubernetesNode
 from clusterctl.nodes.contact import Alert
 from clusterctl.run import context, pruning, removals
 from clusterctl.run.context import Options, Site
@@ -124,17 +126,17 @@ def show(screen: Screen, status: Status, now: datetime) -> None:
 def _nodes(screen: Screen, status: Status) -> None:
     rows: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for node in status.nodes:
-        slurm = status.slurm.nodes.get(node.name) if status.slurm else None
-        rows.setdefault(tuple(_cells(screen, node, slurm)), []).append(node.name)
+        rows.setdefault(tuple(_cells(screen, node, status.of_scheduler(node.name))), []).append(node.name)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("", "Node", "Services", "Slurm", "GPUs"):
+    scheduler = "Slurm" if not status.kubernetes else "Scheduler" if status.slurm else "Kubernetes"
+    for title in ("", "Node", "Services", scheduler, "GPUs"):
         table.add_column(title, overflow="fold")
     for (mark, *cells), names in rows.items():
         table.add_row(Text(*mark), at_commas(fold(names), _names_width(screen)), *(Text(*cell) for cell in cells))
     screen.print(table)
 
 
-def _cells(screen: Screen, node: NodeStatus, slurm: SlurmNode | None) -> Iterator[tuple[str, str]]:
+def _cells(screen: Screen, node: NodeStatus, at: SlurmNode | KubernetesNode | None) -> Iterator[tuple[str, str]]:
     """Yield the cells of a node's line except its name, each with its style; nodes with equal cells share a line."""
     colour = "red" if node.problem or node.failed else "green" if node.is_healthy else "yellow"
     yield screen.glyphs["done" if node.is_healthy else "failed"], colour
@@ -144,10 +146,10 @@ def _cells(screen: Screen, node: NodeStatus, slurm: SlurmNode | None) -> Iterato
         unconfigured = set(node.services.values()) == {ABSENT}
         failed = "not set up" if unconfigured else ", ".join(node.failed)
         yield (failed, "red") if failed else (f"{len(node.services)} active", "")
-    style = "" if not slurm or slurm.in_service else "yellow"
-    yield "-" if slurm is None else "+".join(slurm.state).lower(), style
-    pairs = slurm.gpus.items() if slurm else ()
-    yield ", ".join(f"{slurm.allocated.get(kind, 0)}/{n} {kind}" for kind, n in pairs) if slurm and pairs else "-", ""
+    style = "" if not at or at.in_service else "yellow"
+    yield "-" if at is None else "+".join(at.state).lower(), style
+    pairs = at.gpus.items() if at else ()
+    yield ", ".join(f"{at.allocated.get(kind, 0)}/{n} {kind}" for kind, n in pairs) if at and pairs else "-", ""
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ _ADMIT = "on the head: sudo /usr/local/sbin/slurm-drain {cause} --in {{commas}}"
 _ACCEPT_HARDWARE = "if that is right: rm {directory}/hardware/{braces}.json && clusterctl bootstrap {inventory}"
 CAUSES = {
     "bootstrap": _BOOTSTRAP,
+    "new": _BOOTSTRAP,
     "health": "clusterctl health {inventory} {braces} --diagnose",
     "reboot": "clusterctl reboot {inventory} {braces}",
     "remove-node": "clusterctl remove-node {inventory} {braces}",
@@ -207,6 +210,7 @@ def _command(remedy: str, status: Status, names: Sequence[str]) -> str:
         directory=shlex.quote(str(directory)),
         braces=braces(names),
         commas=",".join(names),
+        spaces=" ".join(names),
         hostlist=shlex.quote(fold(names).replace(", ", ",")),
     )
 
@@ -221,16 +225,18 @@ def braces(names: Sequence[str]) -> str:
     return re.sub(r"\[([\d,-]+)\]", expansion, fold(names)).replace(", ", " ")
 
 
-def _remedy(slurm: SlurmNode, line: str) -> str:
-    """Return the command that puts a node back into service, for a line of `SlurmNode.why`."""
+def _remedy(at: SlurmNode | KubernetesNode, line: str) -> str:
+    """Return the command that puts a node back into service, for a line of its `why`."""
+    if isinstance(at, KubernetesNode):
+        return status_kubernetes.remedy(at, line, CAUSES, _BOOTSTRAP)
     prefix = line.partition(": ")[0]
     cause = prefix.rpartition(" ")[2]
-    is_recorded = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", cause) and cause in slurm.causes
+    is_recorded = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", cause) and cause in at.causes
     if prefix == f"drained by {cause}" and is_recorded:
         return CAUSES.get(cause, _ADMIT.format(cause=cause))
     if prefix.startswith("in service, though") and is_recorded:
         return _ADMIT.format(cause=cause)
-    states = {*slurm.state}
+    states = {*at.state}
     if prefix.startswith("drained") or states & {"FAIL", "FAILING"}:
         return _RESUME
     return _BOOTSTRAP if states & _ENDED_BY_BOOTSTRAP and not states & _REQUESTED else ""
@@ -243,8 +249,9 @@ def _notes(status: Status) -> Iterator[tuple[str, str, str]]:
             yield node.name, node.problem, ""
         for difference in node.differences:
             yield node.name, difference, _BOOTSTRAP if difference == UNRECORDED else _ACCEPT_HARDWARE
-        slurm = status.slurm.nodes.get(node.name) if status.slurm else None
-        yield from ((node.name, line, _remedy(slurm, line)) for line in (slurm.why() if slurm else ()) if slurm)
+        if at := status.of_scheduler(node.name):
+            yield from ((node.name, line, _remedy(at, line)) for line in at.why())
+    yield from status_kubernetes.notes(status, _BOOTSTRAP)
     if status.slurm and status.slurm.problem:
         yield "slurm", status.slurm.problem, ""
     elif status.slurm:
@@ -341,6 +348,8 @@ def _totals(status: Status, now: datetime) -> Iterator[tuple[str, str, str]]:
     if status.slurm and not status.slurm.problem:
         jobs = ", ".join(f"{count} {state.lower()}" for state, count in sorted(status.slurm.jobs.items()))
         yield "Jobs", jobs or "none", ""
+    if status.kubernetes and not status.kubernetes.problem:
+        yield "Pods", status_kubernetes.pods(status.kubernetes), ""
     apart = status.homes_apart()
     if apart is not None:
         text = f"not shared: files that a job writes to its home directory stay on {_few(apart, len(status.nodes))}"

@@ -11,6 +11,10 @@ from typing import Any
 from clusterctl.ansible.outcome import Ledger
 from clusterctl.commands.backup import MakeBackup
 from clusterctl.inventory import schema, slurm_source
+from clusterctl.inventory.model import Host
+from clusterctl.inventory.schedulers import KUBERNETES, SLURM
+from clusterctl.kubernetes import checks as kubernetes_checks
+from clusterctl.nodes.contact import Node
 from clusterctl.run import engine, scheduler
 from clusterctl.run.context import Options, Site
 from clusterctl.run.entry import ENTRY
@@ -99,7 +103,7 @@ class RequireSetUp(Phase):
         findings = []
         for host in site.hosts:
             part = "controller" if host.is_head else "worker" if host.is_worker else ""
-            if part and host.name in site.facts and part not in site.facts[host.name].node.slurm:
+            if part and host.name in site.facts and part not in _parts(host, site.facts[host.name].node):
                 verb = "bootstrap" if part == "controller" else f"add-node {host.name}"
                 findings.append(Finding(host.name, "upgrade", "was never configured", f"clusterctl {verb}"))
         workers = {host.name for host in site.hosts if not host.is_head}
@@ -116,6 +120,11 @@ class RequireSetUp(Phase):
         self.run(run)
 
 
+def _parts(host: Host, node: Node) -> tuple[str, ...]:
+    """Return the parts of its scheduler that a host has been set up as: "controller", "worker"."""
+    return node.kubernetes if host.scheduler is KUBERNETES else node.slurm
+
+
 class Rehearse(Phase):
     """Find in Ansible's check mode what would change, and on which nodes.
 
@@ -130,8 +139,11 @@ class Rehearse(Phase):
 
     def run(self, run: Run) -> None:
         found = self._rehearse(run)
-        with scheduler.connect(run.site) as controller:
-            self.rolling.due = {*found.moved(), *controller.drained_for(self.rolling.cause)}
+        due = found.moved()
+        for kind in scheduler.all_of(run.site.inventory):
+            with scheduler.connect(run.site, kind) as controller:
+                due.update(controller.drained_for(self.rolling.cause))
+        self.rolling.due = due
         self.rolling.reboots = self.reboots or bool(found.reboots)
         changes = found.changes.items()
         self.rolling.divided = {host for (_, one), hosts in changes if one.action == "partitioned" for host in hosts}
@@ -158,40 +170,59 @@ class Rehearse(Phase):
                 lost = fold(run.ledger.ordered(run.ledger.lost()))
                 raise WorkersFailed(f"Check mode failed on {lost}; nothing was changed on any node.")
             raise error
-        found = Plan.of(run.ledger)
+        found = Plan.of(run.ledger, kinds=site.inventory.schedulers)
         _require_window(site, found, run.ledger)
         workers = [host.name for host in site.inventory.workers if host.name in found.moved()]
-        if workers:
-            with scheduler.connect(site) as controller:
-                found.jobs = list(controller.workloads(workers))
+        for kind, names in scheduler.by_kind(site.inventory, workers).items():
+            with scheduler.connect(site, kind) as controller:
+                found.jobs += controller.workloads(names)
         return found
 
 
 def _require_window(site: Site, found: Plan, ledger: Ledger) -> None:
-    """Raise PreflightError for a Slurm that cannot read the head's state or cannot communicate with a worker.
+    """Raise PreflightError for an upgrade that Slurm or Kubernetes does not support."""
+    findings = [*_slurm_findings(site, found, ledger), *_kubernetes_findings(site, found, ledger)]
+    if findings:
+        raise PreflightError(findings)
+
+
+def _slurm_findings(site: Site, found: Plan, ledger: Ledger) -> Iterator[Finding]:
+    """Yield a Slurm that cannot read the head's state or cannot communicate with a worker.
 
     Until the last batch the new head communicates with old workers, so old versions are checked too. Hosts that are not
     upgraded are checked as well.
     """
+    if SLURM not in scheduler.all_of(site.inventory):
+        return
     oldest = versions.oldest()
     daemons = {name for part in slurm_source.DAEMONS for name in slurm_source.every(site.inventory, part)}
     moves = list(_slurm_moves(found, daemons))
     moved = {host for host, *_ in moves}
-    installed = _installed_slurm(ledger, daemons) if moved else ()
+    installed = _installed(ledger, daemons, _RELEASE) if moved else ()
     moves += [(host, release, release) for host, release in installed if host not in moved]
-    head = site.inventory.head.name
+    head = scheduler.head_of(site.inventory, SLURM).name
     new = next((release for host, release, _ in moves if host == head), None)
-    findings = []
     if new and new not in oldest:
         message = f"Slurm {new} is not known to this version of clusterctl"
-        findings.append(Finding(head, "slurm version", message, "use a later clusterctl"))
+        yield Finding(head, "slurm version", message, "use a later clusterctl")
     elif new:
         for host, to, was in moves:
             if wrong := [release for release in (to, was) if not versions.work_together(new, release)]:
                 message = f"Slurm {wrong[0]} is not compatible with {new} on the head (accepts {oldest[new]} to {new})"
-                findings.append(Finding(host, "slurm version", message, "upgrade in smaller steps: slurm_head_version"))
-    if findings:
-        raise PreflightError(findings)
+                yield Finding(host, "slurm version", message, "upgrade in smaller steps: slurm_head_version")
+
+
+def _kubernetes_findings(site: Site, found: Plan, ledger: Ledger) -> Iterator[Finding]:
+    """Yield a change of Kubernetes' release that kubeadm or the version skew policy refuses."""
+    moves = {
+        host: (change.old, change.new)
+        for (_, change), hosts in found.changes.items()
+        if change.kind == "package" and change.name == kubernetes_checks.DAEMON
+        for host in hosts
+    }
+    if moves:
+        present = dict(_installed(ledger, {kubernetes_checks.DAEMON}, re.compile("(.*)")))
+        yield from kubernetes_checks.upgrade(site.inventory, moves, present)
 
 
 def _slurm_moves(found: Plan, daemons: Collection[str]) -> Iterator[tuple[str, str, str]]:
@@ -202,10 +233,10 @@ def _slurm_moves(found: Plan, daemons: Collection[str]) -> Iterator[tuple[str, s
             yield from ((host, new[1], old[1]) for host in hosts)
 
 
-def _installed_slurm(ledger: Ledger, daemons: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield host and release of each Slurm daemon that check mode found installed."""
+def _installed(ledger: Ledger, names: Collection[str], release: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+    """Yield host and release of each of these packages that check mode found installed."""
     for packages in ledger.installed.values():
         for name, hosts in packages.items():
-            for host, version in hosts.items() if name in daemons else ():
-                if found := _RELEASE.match(version):
+            for host, version in hosts.items() if name in names else ():
+                if found := release.match(version):
                     yield host, found[1]

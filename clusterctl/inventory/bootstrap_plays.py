@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from clusterctl.inventory import host_pattern
+from clusterctl.inventory.schedulers import KINDS
 
-_IN_SERVICE = ("slurm_head", "slurm_workers", "gpu_config")
+_IN_SERVICE = (*(group for kind in KINDS for group in sorted(kind.groups)), "gpu_config")
 """Groups whose roles can be uninstalled only together with the node."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -46,9 +47,12 @@ def roles_of_host(plays: Sequence[Play], groups: Collection[str]) -> list[str]:
 
 
 def optional(plays: Sequence[Play], given: Mapping[str, Sequence[str]], common: Sequence[str]) -> tuple[str, ...]:
-    """Return the roles of the plays that can be uninstalled from a host in service; `given` are the roles by group."""
-    stay = {*common, *(role for group in _IN_SERVICE for role in given.get(group, ()))}
-    return tuple(dict.fromkeys(role for play in plays for role in play.roles if role not in stay))
+    """Return the roles of the plays that can be uninstalled from a host in service; `given` are the roles by group.
+
+    They are the roles of other groups, also if Kubernetes needs them too: a host of Slurm can lose its containerd.
+    """
+    others = {role for group, roles in given.items() if group not in _IN_SERVICE for role in roles} - {*common}
+    return tuple(dict.fromkeys(role for play in plays for role in play.roles if role in others))
 
 
 def groups(plays: Sequence[Play]) -> dict[str, tuple[str, ...]]:

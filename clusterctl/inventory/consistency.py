@@ -9,16 +9,17 @@ from pathlib import Path
 
 import yaml
 
-from clusterctl.inventory import rules
+from clusterctl.inventory import kubernetes_consistency, rules
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
+from clusterctl.inventory.schedulers import KINDS, SLURM, of_groups
 from clusterctl.util import files, paths
 from clusterctl.util.text import did_you_mean
 
 JUMP = "cluster_jump_host"
 SETTINGS = "gpu_config"
 DIVISIONS = "gpu_config_mig_gpus"
-WORKERS = "slurm_workers"
+WORKERS = SLURM.workers
 PARTITIONS = "slurm_head_partitions"
 _WHOLE = {"slurm_head_repository": ("url", "key", "fingerprint"), "prometheus_release": ("version", "sha256")}
 _LIMITS = ("defaulttime", "maxtime")  # options of a partition
@@ -49,30 +50,28 @@ def check(reading: Reading, whole: bool = True) -> None:
         _required(reading)
         if whole:
             _partitions(reading)
+            kubernetes_consistency.check(reading)
 
 
 def _schedulers(reading: Reading) -> None:
-    """Check that each scheduler (a prefix of groups) has one head and workers, and each host one scheduler."""
-    served: dict[str, list[HostDraft]] = {
-        name: [host for host in reading.hosts.values() if name in host.groups]
-        for name in reading.known.groups
-        if name.endswith(("_head", "_workers"))
-    }
-    used = {name.rpartition("_")[0]: None for name in served if name in reading.groups}
+    """Check that each scheduler has a head and workers, and each host one scheduler. Slurm has one head."""
+    used = [kind for kind in KINDS if not kind.groups.isdisjoint(reading.groups)]
     if not used:
         hint = "known groups: " + ", ".join(reading.known.groups)
         reading.refuse(reading.top, "all.children", "no head and no workers", hint)
-    for scheduler in used:
-        heads, workers = served.get(f"{scheduler}_head", []), served.get(f"{scheduler}_workers", [])
-        if len(heads) != 1:
+    for kind in used:
+        heads, workers = (
+            [host for host in reading.hosts.values() if group in host.groups] for group in (kind.head, kind.workers)
+        )
+        if not heads or (len(heads) > 1 and not kind.has_several_heads):
             names = ", ".join(host.name for host in heads)
             what = f"more than one head, got {names}" if heads else "no head"
             at = heads[1].position if heads else reading.top
-            reading.refuse(at, f"all.children.{scheduler}_head", f"{what}, expected one host")
+            reading.refuse(at, f"all.children.{kind.head}", f"{what}, expected one host")
         if not workers:
-            reading.refuse(reading.top, f"all.children.{scheduler}_workers", "no workers, expected at least one host")
+            reading.refuse(reading.top, f"all.children.{kind.workers}", "no workers, expected at least one host")
     for host in reading.hosts.values():
-        joined = [name for name in used if host.groups & {f"{name}_head", f"{name}_workers"}]
+        joined = [kind.name for kind in used if not kind.groups.isdisjoint(host.groups)]
         if len(joined) > 1:
             reading.refuse(host.position, host.name, f"in two schedulers, got {', '.join(joined)}, expected one")
 
@@ -110,8 +109,8 @@ def _addresses(reading: Reading) -> None:
         address = _address(host.get("cluster_address", address))
         if ":" in address:
             hint = "set cluster_address to its IPv4 address; ansible_host can stay IPv6"
-            key = f"{host.name}.cluster_address"
-            reading.refuse(host.place("cluster_address"), key, f"Slurm uses IPv4 only, got {address}", hint)
+            key, title = f"{host.name}.cluster_address", (of_groups(host.groups) or SLURM).title
+            reading.refuse(host.place("cluster_address"), key, f"{title} uses IPv4 only, got {address}", hint)
         first = known_as.setdefault(address, host)
         if first is not host:
             message = f"duplicate address inside the cluster, got {address}, which is also {first.name}'s"
@@ -162,8 +161,9 @@ def _unread(reading: Reading) -> None:
     """Refuse GPU settings for workers that are not in the group which applies them."""
     for host in reading.hosts.values():
         named = [name for name in host.merged if name.startswith(f"{SETTINGS}_")]
-        if named and SETTINGS not in host.groups and "slurm_workers" in host.groups:
-            hint = f"all.children.{SETTINGS}: {{children: {{slurm_workers: {{}}}}}}"
+        kind = of_groups(host.groups)
+        if named and SETTINGS not in host.groups and kind and kind.workers in host.groups:
+            hint = f"all.children.{SETTINGS}: {{children: {{{kind.workers}: {{}}}}}}"
             reading.refuse(
                 host.merged[named[0]].position, named[0], f"{host.name} is not in the group {SETTINGS}", hint
             )

@@ -21,10 +21,11 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, ScalarString
 
 from clusterctl.inventory import document, hostrange, rules
 from clusterctl.inventory.document import shown
+from clusterctl.inventory.schedulers import KINDS, SLURM
 from clusterctl.util.errors import InputError, Problem
 from clusterctl.util.text import did_you_mean
 
-_WORKERS = "slurm_workers"
+_WORKERS = SLURM.workers
 _ADDRESS = "ansible_host"
 _NOTHING: tuple[Any, ...] = (None, {}, "~", "null", "Null", "NULL")
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -36,7 +37,7 @@ _OUT = re.compile(r"""#+\s*["']?[a-z0-9\[][\w\[\]:.-]*["']?\s*:\s*(\{.*\}\s*)?(#
 def add(text: str, group: str, hosts: Mapping[str, str | None]) -> str:
     """Return `text` with `hosts` in `group`: each name with its address, or None for a host without variables.
 
-    The group is slurm_workers or below it, and is made if missing. Hosts are inserted by name if the existing ones are
+    The group is one of workers or below it, and is made if missing. Hosts are inserted by name if the existing ones are
     in natural order, else at the end. Raises InputError for a bad name or address, for a host that is already in the
     group, and for a text that cannot be edited safely.
     """
@@ -247,13 +248,13 @@ class _Draft:
 
     def path(self, group: str) -> tuple[str, ...]:
         """Return the path to a group's hosts, also if it does not exist yet."""
-        workers = ("all", "children", group if group.endswith("_workers") else _WORKERS)
+        present = [kind.workers for kind in KINDS if kind.workers in self.paths] or [_WORKERS]
+        workers = ("all", "children", group if group.endswith("_workers") else present[0])
         made = (*workers, "hosts") if group == workers[-1] else (*workers, "children", group, "hosts")
         path = self.paths.get(group, made)
         if len(path) < 4 or not path[2].endswith("_workers"):
-            raise InputError(
-                [Problem(None, group, f"is not a group of workers, expected {_WORKERS} or a group below it")]
-            )
+            message = f"is not a group of workers, expected {' or '.join(present)} or a group below it"
+            raise InputError([Problem(None, group, message)])
         return path
 
     def changed(self, path: tuple[str, ...], edit: Callable[..., None], names: Collection[str]) -> str:

@@ -14,16 +14,17 @@ from typing import Any
 
 import yaml
 
-from clusterctl.inventory import consistency, schema
+from clusterctl.inventory import consistency, schedulers, schema
 from clusterctl.inventory.document import Node, parse, shown
 from clusterctl.inventory.reading import HostDraft, Reading, TooMuchError
+from clusterctl.inventory.schedulers import KINDS, Kind
 from clusterctl.inventory.schema import Schema
 from clusterctl.util.errors import InputError, Position, Problem
 from clusterctl.util.text import did_you_mean
 
-__all__ = ["JUMP", "WORKERS", "Host", "Inventory", "Position", "Problem", "judge", "load"]
+__all__ = ["JUMP", "Host", "Inventory", "Position", "Problem", "judge", "load"]
 
-JUMP, WORKERS = consistency.JUMP, consistency.WORKERS
+JUMP = consistency.JUMP
 _NAME = "cluster_name"
 _REACHED = ("ansible_host", "ansible_port", "cluster_address", JUMP)
 
@@ -54,8 +55,13 @@ class Host:
 
     @property
     def is_worker(self) -> bool:
-        """Whether the host runs jobs."""
-        return WORKERS in self.groups
+        """Whether the host runs jobs or pods."""
+        return any(kind.workers in self.groups for kind in KINDS)
+
+    @property
+    def scheduler(self) -> Kind | None:
+        """The scheduler that the host belongs to, as a head or a worker."""
+        return schedulers.of_groups(self.groups)
 
 
 @dataclass(frozen=True)
@@ -82,9 +88,23 @@ class Inventory:
         return tuple(host for host in self.hosts if group == "all" or group in host.groups)
 
     @property
+    def schedulers(self) -> tuple[Kind, ...]:
+        """The schedulers that the inventory has."""
+        return tuple(kind for kind in KINDS if self.in_group(kind.head))
+
+    @property
     def head(self) -> Host:
-        """The host that runs the scheduler; `load` checks that there is one."""
-        return next(host for host in self.hosts if host.is_head)
+        """The cluster's head, which has its lock, names and time: the first head of the first scheduler.
+
+        `load` checks that there is one. Role base has the same rule (roles/base/vars/main.yml).
+        """
+        return next(host for kind in KINDS for host in self.in_group(kind.head))
+
+    @property
+    def locked_heads(self) -> tuple[Host, ...]:
+        """The hosts with the cluster's lock: the head, and the other heads of its scheduler."""
+        kind = self.schedulers[0]
+        return self.in_group(kind.head) if kind.has_several_heads else (self.head,)
 
     @property
     def heads(self) -> frozenset[str]:
@@ -93,12 +113,12 @@ class Inventory:
 
     @property
     def workers(self) -> tuple[Host, ...]:
-        """The hosts that run jobs."""
-        return self.in_group(WORKERS)
+        """The hosts that run jobs or pods."""
+        return tuple(host for host in self.hosts if host.is_worker)
 
     @property
     def informed(self) -> tuple[str, ...]:
-        """The hosts that have the list of the cluster's nodes: the head and monitoring."""
+        """The hosts that have the list of the cluster's nodes: all heads and monitoring."""
         watching = [host.name for host in self.in_group("monitoring")]
         return tuple(dict.fromkeys([host.name for host in self.hosts if host.is_head] + watching))
 

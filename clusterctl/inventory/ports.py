@@ -12,7 +12,7 @@ from clusterctl.inventory.schema import Schema
 from clusterctl.util import paths
 from clusterctl.util.errors import ClusterctlError
 
-AUDIENCES = ("cluster", "monitoring", "admin", "local")
+AUDIENCES = ("cluster", "heads", "monitoring", "admin", "local")
 # Ansible's variable, so no role has its default.
 SSH = {"ansible_port": 22}
 
@@ -24,7 +24,8 @@ Each node filters incoming connections with the nftables table `inet clusterctl`
 neither from the cluster nor in this list.
 
 - **cluster**: the cluster's members (`cluster_networks`). They can connect to each other on any port, because jobs
-  choose their ports.
+  choose their ports. Pods of Kubernetes' nodes are members, too.
+- **heads**: the hosts of the group `kubernetes_head`, but no pods.
 - **monitoring**: the hosts of the group `monitoring`, but not users' programs there.
 - **admin**: members and `cluster_admin_networks`. If that is empty, services with a login are open to anyone, and all
   others only to members.

@@ -37,7 +37,8 @@ def is_ip(text: str) -> bool:
     return "%" not in text
 
 
-def _is_network(text: str) -> bool:
+def is_network(text: str) -> bool:
+    """Return whether `text` is an IPv4 or IPv6 network in CIDR notation, without host bits."""
     try:
         ipaddress.ip_network(text)
     except ValueError:
@@ -116,11 +117,13 @@ _RULES = (
         "a path that starts with / or ~/, without quotes, \\ % $ and `",
     ),
     Rule("^cluster_jump_host", lambda v: is_domain(v) or is_ip(v), "the name of a host of this inventory"),
+    # Empty: a name in the cluster's domain.
+    Rule("_api_address", lambda v: v == "" or is_ip(v) or is_domain(v), "an IP address or a host name, or nothing"),
     Rule("^ansible_host|_address", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
     Rule("_ntp_servers", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
     Rule("_nameservers|_extra_hosts", is_ip, "an IP address"),
     Rule("_domain", is_domain, "a DNS domain"),
-    Rule("_networks", _is_network, "a network such as 10.0.0.0/24"),
+    Rule("_networks?", is_network, "a network such as 10.0.0.0/24"),
     Rule("_no_proxy", _matches(r"[\w.*:/-]+"), "a name, a domain or a network"),
     # A key server's query has an &; Python fetches the key, so the URL is not in a shell's file.
     Rule("_key_url", lambda v: v == "" or _is_url(v.replace("&", "")), "a URL such as https://example.com/key.asc"),
@@ -131,6 +134,11 @@ _RULES = (
         lambda v: (
             "all users of the nodes could read the password: allow the nodes by address instead" if "@" in v else ""
         ),
+    ),
+    Rule(
+        "_image_registry",
+        _matches("[a-z0-9.-]+(:[0-9]{1,5})?(/[a-z0-9._-]+)*"),
+        "a registry such as registry.example.com:5000/kubernetes",
     ),
     Rule("_timezone", _matches(r"[A-Za-z][\w+-]*(/[\w+-]+)*"), "a time zone such as Europe/Berlin"),
     Rule("_sha256", _matches("([0-9a-f]{64})?"), "64 hexadecimal digits in lower case, or nothing"),
@@ -168,6 +176,7 @@ _RULES = (
     ),
     Rule("_database_(name|user)", _matches("[A-Za-z0-9_]{1,64}"), "a name of letters, digits and _"),
     Rule("_database_host", lambda v: is_ip(v) or is_domain(v), "an IP address or a host name"),
+    Rule("_images_directory", _matches(r"((/[\w.+-]+)+)?"), "an absolute path of letters, digits, . _ + -, or nothing"),
     Rule(r"[._]shell|_home|_directory", _matches(r"(/[\w.+-]+)+"), "an absolute path of letters, digits, . _ + -"),
     Rule(r"\.comment", _matches(r"[^:,=\n]*"), "text without colon, comma and equals sign"),
     Rule(r"\.ssh_keys", _matches(r"\s*[a-z][\w@.-]+ [\w+/=]+( [^\n]*)?\n?"), "a public key: type, key, comment"),

@@ -1,7 +1,7 @@
 """Read the services that roles declare in meta/services.yml, for status, verify and metrics."""
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,19 @@ class Service:
     """Whether it always runs on hosts of the role; metrics always include it."""
     local: str = ""
     """A variable with the host that runs it; `localhost` is the host itself."""
+    groups: tuple[str, ...] = ()
+    """The groups whose hosts run it; empty: all hosts of the role."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """Its names, each once, without `.service`."""
         return tuple(dict.fromkeys(name.removesuffix(".service") for name in self.unit.values()))
 
-    def runs_here(self, variables: Mapping[str, Any]) -> bool:
-        """Return whether it must run on a host of the role with these variables."""
-        return self.required and (not self.local or variables.get(self.local, "localhost") == "localhost")
+    def runs_here(self, variables: Mapping[str, Any], groups: Collection[str]) -> bool:
+        """Return whether it must run on a host of the role with these variables, in these groups."""
+        if not self.required or (self.groups and not {*self.groups} & {*groups}):
+            return False
+        return not self.local or bool(variables.get(self.local, "localhost") == "localhost")
 
 
 def load(role: Path) -> list[Service]:
@@ -56,7 +60,7 @@ def _service(role: str, item: Any) -> Service:
     if given.keys() - keys or not fits:
         expected = f"the keys {', '.join(keys)}, and unit with its suffix, for all or by {', '.join(FAMILIES)}"
         raise ClusterctlError(f"{role}: meta/services.yml: {item!r}: expected {expected}")
-    return Service(role, **{**given, "unit": named})
+    return Service(role, **{**given, "unit": named, "groups": tuple(given.get("groups", ()))})
 
 
 @functools.cache
@@ -69,7 +73,7 @@ def of_host(host: Host) -> list[Service]:
     """Return the services that must run on a host, from the roles of its groups."""
     known = schema.load()
     roles = [*known.common, *(role for group in sorted(host.groups) for role in known.groups.get(group, ()))]
-    return [one for one in _of(dict.fromkeys(roles)) if one.runs_here(host.variables)]
+    return [one for one in _of(dict.fromkeys(roles)) if one.runs_here(host.variables, host.groups)]
 
 
 def scheduling() -> frozenset[str]:

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.schedulers import SLURM
 from clusterctl.util import paths
 
 DAEMONS = ("controller", "worker")
@@ -22,8 +23,9 @@ def table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 
 
 def given(inventory: Inventory, host: Host, name: str, default: Any) -> Any:
-    """Return a variable of the host, or else of the head."""
-    return host.variables[name] if name in host.variables else inventory.head.variables.get(name, default)
+    """Return a variable of the host, or else of Slurm's head."""
+    heads = [host, *inventory.in_group(SLURM.head)]
+    return next((one.variables[name] for one in heads if name in one.variables), default)
 
 
 def names(inventory: Inventory, host: Host, part: str) -> list[str]:

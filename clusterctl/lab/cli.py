@@ -17,8 +17,9 @@ from clusterctl.cli.options import Format
 from clusterctl.lab import fault as faults
 from clusterctl.lab import image, kit, kit_recipe
 from clusterctl.lab.lab import HEAD, Lab, locked, names
-from clusterctl.lab.podman import LabError
-from clusterctl.lab.settings import Settings, gpu_models
+from clusterctl.lab.lab_inventory import KUBERNETES_RECIPES
+from clusterctl.lab.podman import LabError, host_has_v1
+from clusterctl.lab.settings import Scheduler, Settings, gpu_models
 
 app = typer.Typer(
     cls=Verbs,
@@ -38,6 +39,11 @@ Node = Annotated[str, typer.Argument(help="Name of the node.", autocompletion=co
 @app.command(cls=Verb)
 def up(
     name: Name = "lab",
+    scheduler: Annotated[
+        Scheduler | None,
+        typer.Option(help="What the cluster schedules with; kubernetes needs the kit. [default: slurm]"),
+    ] = None,
+    heads: Annotated[int | None, typer.Option(min=1, max=7, help="Number of heads. [default: 1]")] = None,
     workers: Annotated[int | None, typer.Option(min=1, max=200, help="Number of workers. [default: 2]")] = None,
     gpus: Annotated[int | None, typer.Option(min=0, max=16, help="Simulated GPUs of each worker. [default: 4]")] = None,
     gpu_model: Annotated[
@@ -45,7 +51,11 @@ def up(
     ] = None,
     cgroups: Annotated[
         int | None,
-        typer.Option(min=1, max=2, help="Version of cgroups; 1 needs a machine with version 1. [default: 2]"),
+        typer.Option(
+            min=1,
+            max=2,
+            help="Version of cgroups; 1 needs a machine with version 1. [default: 2; for Kubernetes the machine's]",
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option("--os", help="Distribution. [default: debian-13]")] = None,
     worker_os: Annotated[str | None, typer.Option(help="Distribution of the workers. [default: as --os]")] = None,
@@ -63,12 +73,19 @@ def up(
     for chosen in filter(None, (system, worker_os)):
         image.choose(chosen)
     lab = Lab(name)
+    stored = lab.settings()
+    if (scheduler or (stored and stored.scheduler)) == Scheduler.kubernetes:
+        cgroups = cgroups or (1 if host_has_v1() else 2)
+        further = [recipe.name for recipe in kit_recipe.load()] if with_kit else recipes
+        before = stored.recipes if stored else ()
+        recipes = list(dict.fromkeys((*KUBERNETES_RECIPES, *(further or before))))
     given: dict[str, Any] = {
-        "workers": workers, "gpus": gpus, "gpu_model": gpu_model, "cgroups": cgroups,
+        "scheduler": scheduler and scheduler.value, "heads": heads, "workers": workers,
+        "gpus": gpus, "gpu_model": gpu_model, "cgroups": cgroups,
         "os": system, "worker_os": worker_os, "mirror": mirror,
         "kit": bool(recipes) or with_kit, "recipes": recipes or (() if with_kit else None),
     }  # fmt: skip
-    wanted = dataclasses.replace(lab.settings() or Settings(name), **{k: v for k, v in given.items() if v is not None})
+    wanted = dataclasses.replace(stored or Settings(name), **{k: v for k, v in given.items() if v is not None})
     console = Console(stderr=True)
     start = time.monotonic()
     with console.status(f"lab {name}: image, containers, SSH (the first image takes about a minute)") as shown:
@@ -85,7 +102,7 @@ def up(
 @app.command("kit", cls=Verb)
 def build_kit(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Recipes to build. [default: all]")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Recipes to build. [default: all but optional ones]")
     ] = None,
     mirror: Annotated[str, typer.Option(help="Debian mirror to build from.")] = image.DEBIAN_MIRROR,
 ) -> None:
@@ -98,7 +115,8 @@ def build_kit(
         with locked():
             served = kit.serve(built, steps)
     for recipe in recipes:
-        typer.echo(f"{recipe.description} {recipe.version}: {served.place(recipe)}")
+        for place in served.places(recipe):
+            typer.echo(f"{recipe.description} {recipe.version}: {place}")
     console.print("Next: clusterctl lab up --kit, whose inventory points there", highlight=False)
 
 

@@ -99,8 +99,18 @@ def _build_debian(distribution: Distribution, mirror: str, name: str) -> None:
         podman("import", "--quiet", str(folder / "root.tar"), name)
 
 
-def debian_root(archive: Path, suite: str, mirror: str, *options: str, further: Sequence[tuple[str, str]] = ()) -> None:
-    """Make a minimal Debian of a suite as a tar archive; `further` sources are URLs and suites beside the mirror's."""
+def debian_root(
+    archive: Path,
+    suite: str,
+    mirror: str,
+    *options: str,
+    further: Sequence[tuple[str, str]] = (),
+    variant: str = "minbase",
+) -> None:
+    """Make a minimal Debian of a suite, or another variant of mmdebstrap, as a tar archive.
+
+    `further` sources are URLs and suites beside the mirror's.
+    """
     components = _COMPONENTS.replace(",", " ")
     # The index of testing expires within days; apt would refuse that of a mirror that is not updated.
     lasting = " check-valid-until=no" if suite == "testing" else ""
@@ -109,7 +119,7 @@ def debian_root(archive: Path, suite: str, mirror: str, *options: str, further: 
         for url, name in ((mirror, suite), *further)
     ]
     dpkg = (f"--dpkgopt={option}" for option in (*_DPKG_OPTIONS, "force-unsafe-io"))
-    run_as_root(["mmdebstrap", "--variant=minbase", *dpkg, *options, suite, str(archive), *sources])
+    run_as_root(["mmdebstrap", f"--variant={variant}", *dpkg, *options, suite, str(archive), *sources])
     run_as_root(["chmod", "0644", str(archive)])
 
 

@@ -1,4 +1,4 @@
-"""A lab: one head and its workers as containers, their network, and the inventory that describes them."""
+"""A lab: heads and workers as containers, and their network. lab_inventory.py has the inventory that describes them."""
 
 import contextlib
 import fcntl
@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from clusterctl.lab import cache, fault, image, kit, kit_recipe
+from clusterctl.lab import cache, fault, image, kit, kit_recipe, lab_inventory
+from clusterctl.lab.lab_inventory import USER
 from clusterctl.lab.podman import (
     LIMITS,
     LabError,
@@ -30,21 +31,23 @@ from clusterctl.lab.podman import (
     run_as_root,
     runtime_options,
 )
-from clusterctl.lab.settings import Node, NodeStatus, Settings
+from clusterctl.lab.settings import Node, NodeStatus, Scheduler, Settings
 from clusterctl.util.errors import InputError
 from clusterctl.util.text import did_you_mean
 from clusterctl.workspace import secrets
 
-USER, HEAD = "admin", "head1"
+HEAD = "head1"
 _SUBNETS = ipaddress.ip_network("10.213.0.0/16")
-_FIRST_HOST = 10
-# A nested container engine needs a file system other than the container's overlay.
+# A nested container engine needs a file system other than the container's overlay, and etcd one that syncs fast.
 _VOLUMES = ("/var/lib/containers", "/var/lib/docker", "/var/lib/containerd", "/var/lib/kubelet")
+_KUBERNETES_VOLUMES = ("/var/lib/etcd",)
 REACHABLE_WITHIN = 120.0  # seconds
-INOTIFY_PER_NODE = 5  # inotify instances of root in a node: systemd, journald, udevd and logind
-_DIRECTORY_LABEL = "clusterctl.lab.directory"
+# inotify instances of root in a node: systemd, journald, udevd and logind; with Kubernetes also containerd, kubelet and
+# the pods of a head, counted in a lab.
+INOTIFY_PER_NODE: Mapping[str, int] = {Scheduler.slurm: 5, Scheduler.kubernetes: 22}
+_DIRECTORY_LABEL, _SCHEDULER_LABEL = "clusterctl.lab.directory", "clusterctl.lab.scheduler"
 # Settings that cannot change after a node's first boot.
-_FIXED = ("os", "worker_os", "gpus", "gpu_model", "cgroups")
+_FIXED = ("scheduler", "os", "worker_os", "gpus", "gpu_model", "cgroups")
 
 
 def _state_directory() -> Path:
@@ -97,15 +100,6 @@ class Lab:
                 f"{path}: cannot be read ({error}); remove it: clusterctl lab down --name {self.name}"
             ) from None
 
-    def nodes(self, settings: Settings) -> list[Node]:
-        """Return the nodes that these settings describe."""
-        network = ipaddress.ip_network(settings.subnet)
-        head, worker = image.choose(settings.os), image.choose(settings.worker_os or settings.os)
-        nodes = [Node(HEAD, str(network[_FIRST_HOST]), head, 0)]
-        for number in range(1, settings.workers + 1):
-            nodes.append(Node(f"gpu{number:02}", str(network[_FIRST_HOST + number]), worker, settings.gpus))
-        return nodes
-
     def container(self, node: str) -> str:
         """Return the name of a node's container."""
         return f"clusterctl-{self.name}-{node}"
@@ -114,31 +108,20 @@ class Lab:
 
     def up(self, wanted: Settings, say: Callable[[str], None] = lambda step: None) -> tuple[list[Node], bool]:
         """Create or repair the lab; return its nodes and whether an image was built; call `say` with each step."""
+        _require_consistent(wanted)
+        self._require_growth(wanted)  # before a kit is built, which may take minutes
         require_programs()
         built_kit = kit.build(kit_recipe.load(tuple(wanted.recipes)), say, wanted.mirror) if wanted.kit else None
         with locked():
-            stored = self.settings()
-            if stored and (different := [key for key in _FIXED if getattr(stored, key) != getattr(wanted, key)]):
-                has = ", ".join(f"--{key.replace('_', '-')} {getattr(stored, key)}" for key in different)
-                raise LabError(
-                    f"lab {self.name} exists with {has}; "
-                    f"to change that, first run: clusterctl lab down --name {self.name}"
-                )
-            if stored and wanted.workers < stored.workers:
-                raise LabError(
-                    f"lab {self.name} has {stored.workers} workers and cannot shrink; "
-                    f"to make a smaller one, first run: clusterctl lab down --name {self.name}"
-                )
+            self._require_growth(wanted)
             self._require_ours()
-            if wanted.cgroups == 1 and not host_has_v1():
-                raise LabError("--cgroups 1: this machine has only version 2 of cgroups")
-            self._require_inotify(wanted.workers + 1)
+            self._require_inotify(wanted)
             names = {d.name: d for d in (image.choose(wanted.os), image.choose(wanted.worker_os or wanted.os))}
             built = [image.ensure(distribution, wanted.mirror) for distribution in names.values()]
             images = {name: built[i][0] for i, name in enumerate(names)}
             self._private.mkdir(parents=True, exist_ok=True, mode=0o700)
             settings = replace(wanted, subnet=self._ensure_network())
-            nodes = self.nodes(settings)
+            nodes = settings.nodes()
             self._write_private(settings, nodes)
             proxy = cache.ensure(lambda: image.ensure(image.choose(cache.DISTRIBUTION), settings.mirror)[0])
             # Hold the lock until the lab has containers: `down` of another lab removes a server without users.
@@ -147,11 +130,8 @@ class Lab:
                 list(
                     pool.map(lambda node: self._ensure_container(node, settings, images[node.distribution.name]), nodes)
                 )
-            variables = self._write_kit(served) if served else {}
-            variables["base_security_updates"] = False  # labs must stay reproducible
-            if host_has_v1():  # there version 2 cannot limit cores and memory, version 1 cannot limit swap
-                variables["slurm_head_confine"] = ["devices"] if wanted.cgroups == 2 else ["cores", "devices", "memory"]
-            self._write_inventory(settings, nodes, proxy, variables)
+            variables = lab_inventory.variables(settings, self.directory, served, host_has_v1=host_has_v1())
+            self._write_inventory(lab_inventory.text(settings, nodes, self.key, proxy, variables))
         self._wait_reachable(nodes)
         return nodes, any(was_built for _, was_built in built)
 
@@ -177,7 +157,7 @@ class Lab:
         """Return the lab's settings and the state of each node's container."""
         settings = self._existing()
         rows = []
-        for node in self.nodes(settings):
+        for node in settings.nodes():
             state = container_state(self.container(node.name)) or "missing"
             gpus = f"{node.gpus} x {settings.gpu_model} (simulated)" if node.gpus else "none"
             rows.append(NodeStatus(node.name, node.address, state, node.distribution.name, gpus))
@@ -218,7 +198,7 @@ class Lab:
         return settings
 
     def _node(self, name: str) -> Node:
-        nodes = {node.name: node for node in self.nodes(self._existing())}
+        nodes = {node.name: node for node in self._existing().nodes()}
         if name not in nodes:
             known = f"its nodes: {', '.join(nodes)}"
             raise LabError(f"lab {self.name} has no node {name}; {did_you_mean(name, nodes) or known}")
@@ -263,6 +243,7 @@ class Lab:
             kind, key, *_ = host_key.with_suffix(".pub").read_text().split()
             lines.append(f"{node.address} {kind} {key}\n")
             shutil.copy(self.key.with_suffix(".pub"), folder / "authorized_keys")
+            (folder / "scheduler").write_text(f"{settings.scheduler}\n")
             # Also set gpus=0 for a node without GPUs, or it would show the GPUs of the container's host.
             gpus = f"{profile}gpus={node.gpus}\nnode_seed={self.name}/{node.name}\n" if node.gpus else "gpus=0\n"
             (folder / "simulated-nvml.conf").write_text(gpus)
@@ -275,6 +256,19 @@ class Lab:
         self.known_hosts.chmod(0o600)
         (self._private / "lab.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
 
+    def _require_growth(self, wanted: Settings) -> None:
+        """Refuse settings that an existing lab cannot change to: more nodes are all that it can get."""
+        stored = self.settings()
+        if stored is None:
+            return
+        first = f"first run: clusterctl lab down --name {self.name}"
+        if different := [key for key in _FIXED if getattr(stored, key) != getattr(wanted, key)]:
+            has = ", ".join(f"--{key.replace('_', '-')} {getattr(stored, key)}" for key in different)
+            raise LabError(f"lab {self.name} exists with {has}; to change that, {first}")
+        for kind in ("heads", "workers"):
+            if getattr(wanted, kind) < (count := getattr(stored, kind)):
+                raise LabError(f"lab {self.name} has {count} {kind} and cannot shrink; to make a smaller one, {first}")
+
     def _require_ours(self) -> None:
         """Refuse a lab of the same name that belongs to another user or state directory on this machine."""
         for container in podman_json("ps", "--all", "--filter", f"label=clusterctl.lab={self.name}"):
@@ -282,19 +276,24 @@ class Lab:
             if owner != str(self.directory):
                 raise LabError(f"lab {self.name} belongs to {owner}; choose another --name, or use it from there")
 
-    def _require_inotify(self, nodes: int) -> None:
+    def _require_inotify(self, wanted: Settings) -> None:
         """Refuse more nodes than root's limit of inotify instances allows: systemd would not start in the last ones."""
-        new = nodes - len(podman_json("ps", "--filter", f"label=clusterctl.lab={self.name}"))
+        running = [node.get("Labels") or {} for node in podman_json("ps", "--filter", "label=clusterctl.lab")]
+        new = wanted.heads + wanted.workers - sum(labels["clusterctl.lab"] == self.name for labels in running)
         limit = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
         find = ["find", "/proc", "-maxdepth", "3", "-path", "/proc/[0-9]*/fd/*", "-user", "root", "-lname"]
         # find fails if a process ends during the search; its output is still complete enough.
         used = run_as_root([*find, "anon_inode:inotify"], check=False).stdout.count("\n")
-        needed = new * INOTIFY_PER_NODE
-        if used + needed > limit:
-            raising = " ".join(as_root(["sysctl", f"fs.inotify.max_user_instances={used + needed + 128}"]))
+        # A cluster that is not bootstrapped yet will use more than it does now.
+        used = max(used, sum(INOTIFY_PER_NODE[labels.get(_SCHEDULER_LABEL, Scheduler.slurm)] for labels in running))
+        each = INOTIFY_PER_NODE[wanted.scheduler]
+        if used + new * each > limit:
+            raising = " ".join(as_root(["sysctl", f"fs.inotify.max_user_instances={used + new * each + 128}"]))
+            fewer = "--workers" if wanted.heads == 1 else "--heads or --workers"
             raise LabError(
-                f"{new} more nodes need {needed} inotify instances, and this machine allows root {limit}, of which "
-                f"{used} are in use. Use fewer --workers, or raise the limit until the next boot:\n  {raising}"
+                f"{new} more nodes need {new * each} inotify instances, {each} each, and this machine allows root "
+                f"{limit}, of which {used} are in use. Use fewer {fewer}, or raise the limit until the next boot:\n"
+                f"  {raising}"
             )
 
     def _ensure_container(self, node: Node, settings: Settings, image_name: str) -> None:
@@ -310,6 +309,7 @@ class Lab:
         podman(
             *runtime_options(), "run", "--detach", "--name", name, "--hostname", node.name,
             "--label", f"clusterctl.lab={self.name}", "--label", f"{_DIRECTORY_LABEL}={self.directory}",
+            "--label", f"{_SCHEDULER_LABEL}={settings.scheduler}",
             "--network", f"{self.network}:ip={node.address}",
             "--network-alias", node.name, "--systemd=always", "--restart=on-failure",
             # Everything that nested containers and cgroups need, without access to the host's clock, modules and swap.
@@ -318,53 +318,17 @@ class Lab:
             "--security-opt", "label=disable", "--security-opt", "apparmor=unconfined",
             "--device-cgroup-rule", "a *:* rwm", *LIMITS,
             "--volume", f"{self._private / node.name}:/opt/lab-node:ro",
-            *(f"--volume={path}" for path in _VOLUMES),
+            *(f"--volume={path}" for path in _volumes(settings)),
             image_name, "/usr/local/lib/lab-node/init", name, str(settings.cgroups),
         )  # fmt: skip
 
-    def _write_kit(self, served: kit.Kit) -> dict[str, object]:
-        """Write the kit's CA certificate beside the inventory; return the variables that use it and the kit."""
-        folder = self.directory / "kit"
-        folder.mkdir(exist_ok=True)
-        (folder / "ca.crt").write_text(served.authority)
-        return {
-            "cluster_ca_certificates": ["kit/ca.crt"],
-            "cluster_no_proxy": [served.address],
-            **served.variables(),
-        }
-
-    def _write_inventory(
-        self, settings: Settings, nodes: list[Node], proxy: str, variables: Mapping[str, object]
-    ) -> None:
+    def _write_inventory(self, text: str) -> None:
         """Write inventory.yaml, unless it was edited since the last write."""
         marker = self._private / "inventory.sha256"
         if self.inventory.exists():
             digest = hashlib.sha256(self.inventory.read_bytes()).hexdigest()
             if not marker.exists() or marker.read_text() != digest:
                 return
-        workers = "".join(f"        {n.name}: {{ansible_host: {n.address}}}\n" for n in nodes[1:])
-        further = "".join(f"    {name}: {json.dumps(value)}\n" for name, value in variables.items())
-        text = f"""\
-# Lab "{self.name}": containers on this machine, with simulated GPUs. Written by `clusterctl lab up`.
-all:
-  vars:
-    cluster_name: {self.name}
-    cluster_networks: [{settings.subnet}]
-    cluster_package_proxy: {proxy}
-    ansible_user: {USER}
-    ansible_ssh_private_key_file: {self.key}
-    users_accounts:
-      - {{name: alice, uid: 5001}}
-{further}  children:
-    slurm_head:
-      hosts:
-        {HEAD}: {{ansible_host: {nodes[0].address}}}
-    slurm_workers:
-      hosts:
-{workers}    monitoring:
-      hosts:
-        {HEAD}: {{}}
-"""
         self.inventory.write_text(text)
         marker.write_text(hashlib.sha256(text.encode()).hexdigest())
 
@@ -393,6 +357,25 @@ all:
             failed = [text for text in pool.map(wait, nodes) if text]
         if failed:
             raise LabError("these nodes did not answer over SSH:\n  " + "\n  ".join(failed))
+
+
+def _volumes(settings: Settings) -> tuple[str, ...]:
+    return _VOLUMES + (_KUBERNETES_VOLUMES if settings.scheduler == Scheduler.kubernetes else ())
+
+
+def _require_consistent(wanted: Settings) -> None:
+    """Refuse settings that contradict each other or this machine."""
+    kubernetes = wanted.scheduler == Scheduler.kubernetes
+    if wanted.heads > 1 and not kubernetes:
+        raise LabError(f"--heads {wanted.heads}: a Slurm cluster has one head; several need --scheduler kubernetes")
+    if wanted.heads % 2 == 0:
+        raise LabError(f"--heads {wanted.heads}: expected an odd number, so that etcd has a majority when a head fails")
+    if wanted.cgroups == 1 and not host_has_v1():
+        raise LabError("--cgroups 1: this machine has only version 2 of cgroups")
+    if wanted.cgroups == 2 and kubernetes and host_has_v1():
+        raise LabError(
+            "--cgroups 2: kubelet needs the controllers, which version 1 has on this machine; use --cgroups 1"
+        )
 
 
 def _ssh_keygen(path: Path, comment: str) -> None:

@@ -1,9 +1,21 @@
 """The settings of a lab, and the state of its nodes."""
 
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from clusterctl.lab import image
+
+# Places in the lab's network. Further heads are below the first one, because workers are above it.
+_FIRST_HOST, _API = 10, 250
+
+
+class Scheduler(StrEnum):
+    """What a lab's cluster schedules work with."""
+
+    slurm = "slurm"
+    kubernetes = "kubernetes"
 
 
 @dataclass(frozen=True)
@@ -11,6 +23,8 @@ class Settings:
     """The settings of a lab; stored in its directory, so that `up` without options keeps them."""
 
     name: str
+    scheduler: str = Scheduler.slurm.value
+    heads: int = 1
     os: str = "debian-13"
     worker_os: str = ""  # of workers; empty: as `os`
     workers: int = 2
@@ -22,6 +36,25 @@ class Settings:
     recipes: Sequence[str] = ()  # of the kit; empty: all
     subnet: str = ""
 
+    @property
+    def api_address(self) -> str:
+        """The address of Kubernetes' API in a lab of several heads, which none of them has for itself."""
+        return str(ipaddress.ip_network(self.subnet)[_API])
+
+    def nodes(self) -> list["Node"]:
+        """Return the nodes that these settings describe, heads first."""
+        network = ipaddress.ip_network(self.subnet)
+        head, worker = image.choose(self.os), image.choose(self.worker_os or self.os)
+        heads = [
+            Node(f"head{number + 1}", str(network[_FIRST_HOST - number]), head, 0, is_head=True)
+            for number in range(self.heads)
+        ]
+        workers = [
+            Node(f"gpu{number:02}", str(network[_FIRST_HOST + number]), worker, self.gpus)
+            for number in range(1, self.workers + 1)
+        ]
+        return heads + workers
+
 
 @dataclass(frozen=True)
 class Node:
@@ -31,6 +64,7 @@ class Node:
     address: str
     distribution: image.Distribution
     gpus: int
+    is_head: bool = False
 
 
 @dataclass(frozen=True)

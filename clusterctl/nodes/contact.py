@@ -95,6 +95,8 @@ class Node:
     cluster: Annotated[str | None, optional(text())]
     before: Annotated[tuple[str, ...], sequence(text(), 16)]
     slurm: Annotated[tuple[str, ...], sequence(text(), 4)]
+    kubernetes: Annotated[tuple[str, ...], sequence(text(), 4)]
+    swap_mb: Annotated[int, number(0, 1 << 32)]
     security_updates: Annotated[int | None, optional(number(0, 1 << 40))]
     slurm_packages: Annotated[SlurmPackages | None, optional(nested(SlurmPackages))]
     watched_packages: Annotated[Mapping[str, str], mapping(text(), text(), len(probe_common.WATCHED))]

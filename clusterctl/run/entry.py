@@ -100,18 +100,17 @@ class RenewHostKeys(_Entry):
 
         site, screen = run.site, run.screen
         hosts = [host for host in site.hosts if not self.names or host.name in self.names]
-        head_has_secrets = site.inventory.head in hosts and (site.inventory.directory / secrets.FILE).exists()
-        if head_has_secrets:
-            # The head's identity is stored under an HMAC of this password. Without it, fail before a key is recorded.
+        heads_have_secrets = any(host.is_head for host in hosts) and (site.inventory.directory / secrets.FILE).exists()
+        if heads_have_secrets:
+            # The heads' identities are stored under an HMAC of this password: without it, fail before any change.
             secrets.vault_password_file(site.inventory.directory)
         with files.writing(site.inventory.directory):
             old = {host.name: trust.recorded(site.access, route.of(host).name) for host in hosts}
             accept = run.options.accept_new_host_keys
             new = trust.renew(site.inventory, hosts, site.access, accept, ask_about_keys(screen, old))
-            if head_has_secrets:
-                # If the head has a new key, the operator has just confirmed it: do not ask about the head again.
-                if site.inventory.head.name not in {key.node for key in new}:
-                    require_same_head(site, screen)
+            if heads_have_secrets:
+                # If a head has a new key, the operator has just confirmed it: do not ask about this head again.
+                require_same_head(site, screen, confirmed={key.node for key in new})
                 keep_head(site, screen)
         for key in new:
             screen.say((f"  {key.node}", "bold"), f"  {key.type}  {key.fingerprint}  recorded")
@@ -123,7 +122,7 @@ class RenewHostKeys(_Entry):
 
 
 class ConfirmHead(_Entry):
-    """Check that the head is the host that last received the cluster's secrets, or ask."""
+    """Check that the heads are the hosts that last received the cluster's secrets, or ask."""
 
     title = "Check that the head is the same"
 
@@ -141,7 +140,8 @@ class LockHead(_Entry):
 
         site = run.site
         me = lock.this_run(run.options.verb)
-        run.head_lock = run.stack.enter_context(headlock.hold(site.inventory.head, site.access, me, site.state))
+        heads = site.inventory.locked_heads
+        run.head_lock = run.stack.enter_context(headlock.hold(heads, site.access, me, site.state))
 
 
 class Preflight(_Entry):
@@ -152,13 +152,17 @@ class Preflight(_Entry):
 
     title = "Check the nodes"
 
-    def __init__(self, renewed: Collection[str] = (), *, replaces: bool = True, new_head: bool = True) -> None:
+    def __init__(
+        self, renewed: Collection[str] = (), *, replaces: bool = True, new_head: bool = True, skips: bool = False
+    ) -> None:
         self.renewed = renewed
         """Nodes whose hardware is recorded again."""
         self.replaces = replaces
         """Whether the verb may replace software on the nodes that clusterctl does not manage."""
         self.new_head = replaces and new_head
         """Whether a head that has lost its queue may start with an empty queue."""
+        self.skips = skips
+        """Whether unreachable hosts are skipped without `skip_unreachable`: one head of several is enough."""
 
     def run(self, run: Run) -> None:
         from clusterctl.nodes import remote
@@ -183,17 +187,24 @@ class Preflight(_Entry):
 
         site, options = run.site, run.options
         redact = site.redactor().redact
-        missing = run.head_lock.missing if run.head_lock else None
-        # Do not try a password again that the head has refused.
-        refused = {site.inventory.head.name: missing} if missing and missing.failure is Failure.SUDO else None
+        errors = run.head_lock.errors if run.head_lock else {}
+        # Do not try a password again that a head has refused.
+        refused = {name: error for name, error in errors.items() if error.failure is Failure.SUDO}
         adopt, new_head = options.adopt if self.replaces else None, options.new_head if self.new_head else None
+        skip = self.skips or options.skip_unreachable
 
         def redacted(findings: Iterable[Any]) -> tuple[Any, ...]:
             return tuple(replace(one, found=redact(one.found), hint=redact(one.hint)) for one in findings)
 
         try:
             contact = preflight.preflight(
-                site.inventory, site.access, options.skip_unreachable, site.hosts, adopt, refused, new_head
+                site.inventory,
+                site.access,
+                skip,
+                site.hosts,
+                adopt,
+                refused,
+                new_head,
             )
         except PreflightError as error:
             raise PreflightError(redacted(error.problems), error.hint) from None
@@ -214,57 +225,65 @@ CONTACT = (Authorise(), LockDirectory(), EnsureSecrets(), CheckHostKeys(), Confi
 """The phases before the checks of the nodes."""
 ENTRY = (*CONTACT, Preflight())
 """The first phases of runs that build or change the cluster."""
-ENTRY_OF_A_TEST = (*(phase for phase in CONTACT if not isinstance(phase, EnsureSecrets)), Preflight(replaces=False))
+CONTACT_OF_A_TEST = tuple(phase for phase in CONTACT if not isinstance(phase, EnsureSecrets))
+ENTRY_OF_A_TEST = (*CONTACT_OF_A_TEST, Preflight(replaces=False))
 """The first phases of runs that replace nothing on the nodes."""
 
 
-def require_same_head(site: Site, screen: Screen) -> None:
-    """Check that the head is the host that last received the cluster's secrets, or ask.
+def require_same_head(site: Site, screen: Screen, confirmed: Collection[str] = ()) -> None:
+    """Check that each head is a host that last received the cluster's secrets, or ask; not about `confirmed` ones.
 
     Raises Interrupted if the operator declines, InputError without a terminal.
     `--accept-new-host-keys` applies to new nodes. Only the verb `trust` accepts a changed head with it.
     """
     from clusterctl.nodes import known_head
 
-    options, directory, name = site.options, site.inventory.directory, site.inventory.head.name
+    options, directory = site.options, site.inventory.directory
     before, now = known_head.load(directory), known_head.of(site.inventory, site.access)
-    if before is None:
-        if now.keys:
-            found = f"{now.way}, host key {', '.join(now.keys)}"
-            screen.say(f"  {name} receives the cluster's secrets from this machine for the first time: {found}")
+    if not before:
+        for head in (head for head in now.values() if head.keys):
+            found = f"{head.way}, host key {', '.join(head.keys)}"
+            screen.say(f"  {head.name} receives the cluster's secrets from this machine for the first time: {found}")
         return
-    if not (changes := list(known_head.changes(before, now))):
+    changes = [(name, line) for name, line in known_head.changes(before, now) if name not in confirmed]
+    if not changes:
         return
     if options.new_head or (options.verb == "trust" and options.accept_new_host_keys):
-        for change in changes:
+        for name, change in changes:
             screen.say((f"  {name}", "bold"), f"  {change}")
         return
     if options.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        trust = shlex.join(["clusterctl", "trust", str(options.given), name])
-        hint = f"if this is expected: {trust}, on a terminal or with --accept-new-host-keys"
         found = "is not the head that last received the cluster's secrets from this machine"
-        raise InputError([Problem(None, name, f"{found}; {change}", hint) for change in changes])
-    screen.say((f"  {name}", "bold"), " is not the head that last received the cluster's secrets from this machine:")
-    for change in changes:
-        screen.say(f"    {change}")
-    if not screen.agrees("Is this expected, and should this host receive the secrets?"):
-        raise Interrupted(f"No secrets were sent to {name}, and no node was changed.")
+        raise InputError([Problem(None, name, f"{found}; {line}", _trust(site, name)) for name, line in changes])
+    for name in dict.fromkeys(name for name, _ in changes):
+        screen.say(
+            (f"  {name}", "bold"), " is not the head that last received the cluster's secrets from this machine:"
+        )
+        for change in (change for one, change in changes if one == name):
+            screen.say(f"    {change}")
+        if not screen.agrees("Is this expected, and should this host receive the secrets?"):
+            raise Interrupted(f"No secrets were sent to {name}, and no node was changed.")
+
+
+def _trust(site: Site, name: str) -> str:
+    trust = shlex.join(["clusterctl", "trust", str(site.options.given), name])
+    return f"if this is expected: {trust}, on a terminal or with --accept-new-host-keys"
 
 
 def keep_head(site: Site, screen: Screen) -> None:
-    """Record which head has the cluster's secrets."""
+    """Record which heads have the cluster's secrets."""
     from clusterctl.nodes import known_head
 
-    head = known_head.of(site.inventory, site.access)
+    heads = known_head.of(site.inventory, site.access)
     try:
-        if head.keys and head != known_head.load(site.inventory.directory):
-            known_head.save(site.inventory.directory, head)
+        if any(head.keys for head in heads.values()) and heads != known_head.load(site.inventory.directory):
+            known_head.save(site.inventory.directory, heads)
     except OSError as error:
-        screen.say(f"The identity of the head {head.name} could not be recorded on this machine: {error.strerror}")
+        screen.say(f"The identity of {fold([*heads])} could not be recorded on this machine: {error.strerror}")
 
 
 def _require_lock(run: Run) -> None:
-    """Raise PreflightError if the head is in the run and cannot be locked. A run without the head only warns."""
+    """Raise PreflightError if the head is in the run and the cluster cannot be locked. A run without it only warns."""
     head, error = run.site.inventory.head, run.head_lock.missing if run.head_lock else None
     if error and head in run.site.hosts:
         raise PreflightError([Finding(head.name, "lock", error.found, error.hint)])

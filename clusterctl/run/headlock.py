@@ -4,6 +4,9 @@ A small program on the head holds flock(2) on a file in /run/clusterctl. It runs
 heartbeat line every few seconds. Without a heartbeat it keeps the lock for EXPIRY more seconds of the head's clock,
 because tasks of a disconnected run may still be running. Then it releases the lock. A later run from the same
 controller and directory, which holds that directory's lock too, takes the lock over immediately.
+
+A cluster of Kubernetes with several heads is locked on all that respond, if these are more than half: so two runs have
+a head in common, also if each reaches others.
 """
 
 import hashlib
@@ -13,9 +16,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import paramiko
@@ -102,13 +105,13 @@ def controller_of(state: Path) -> str:
 
 
 class HeadLock:
-    """The lock on the head. `lost` is the message about another run that took it after heartbeats failed.
+    """The lock on a head. `lost` is the message about another run that took it after heartbeats failed.
 
     `missing` is the contact error for which the lock could not be taken; preflight reports the details.
     """
 
     def __init__(self, head: Host, access: Access, me: Holder, controller: str) -> None:
-        self._head, self._access = head, access
+        self._head, self._access, self.name = head, access, head.name
         self._me = json.dumps({**asdict(me), "controller": controller})
         self._over = threading.Event()
         self._session: Session | None = None
@@ -157,13 +160,13 @@ class HeadLock:
             try:
                 if self._channel is None:
                     self.take()
+                    self.lost = ""
                     if self._over.is_set():  # `release` ran before this lock was taken and could not release it
                         self._give_back()
                 else:
                     self._channel.sendall(b"here\n")
             except Locked as error:
                 self.lost = str(error)
-                return
             except (ContactError, paramiko.SSHException, OSError, EOFError):
                 self._close()  # the head may be rebooting
 
@@ -191,12 +194,42 @@ def _failed(found: str) -> ContactError:
     return ContactError(Failure.REPLY, message, "see /run/clusterctl there")
 
 
+@dataclass(frozen=True)
+class ClusterLock:
+    """The locks on the heads of a cluster, one or several."""
+
+    locks: tuple[HeadLock, ...]
+
+    @property
+    def lost(self) -> str:
+        """The message about another run, if it has taken so many locks that half of them or less are left."""
+        gone = [one for one in self.locks if one.lost or one.missing]
+        return next((one.lost for one in gone if one.lost), "") if 2 * len(gone) >= len(self.locks) else ""
+
+    @property
+    def missing(self) -> ContactError | None:
+        """The contact error of a head, unless more than half of the heads are locked."""
+        failed = [one.missing for one in self.locks if one.missing]
+        return failed[0] if 2 * len(failed) >= len(self.locks) else None
+
+    @property
+    def errors(self) -> dict[str, ContactError]:
+        """The contact errors by head."""
+        return {one.name: one.missing for one in self.locks if one.missing}
+
+
 @contextmanager
-def hold(head: Host, access: Access, me: Holder, state: Path) -> Iterator[HeadLock]:
-    """Hold the lock on the head; on a contact error, yield with `missing` set.
+def hold(heads: Sequence[Host], access: Access, me: Holder, state: Path) -> Iterator[ClusterLock]:
+    """Hold the lock on the heads; on too many contact errors, yield with `missing` set.
 
     Raises Locked immediately while another run has the lock.
     """
+    with ExitStack() as stack:
+        yield ClusterLock(tuple(stack.enter_context(_held(head, access, me, state)) for head in heads))
+
+
+@contextmanager
+def _held(head: Host, access: Access, me: Holder, state: Path) -> Iterator[HeadLock]:
     lock = HeadLock(head, access, me, controller_of(state))
     try:
         lock.take()

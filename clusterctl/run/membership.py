@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from clusterctl.inventory.model import Inventory
+from clusterctl.inventory.schedulers import SLURM
 from clusterctl.run import context
 from clusterctl.run.context import Options
 from clusterctl.run.phases import Phase, Run, Step
@@ -83,7 +84,7 @@ def unknown(names: Sequence[str], known: Sequence[str], what: str = "worker") ->
 
 def limited(options: Options, after: Inventory, names: Sequence[str], screen: Screen) -> Options:
     """Limit a run to these nodes and to the hosts whose configuration lists them, which can be all hosts."""
-    if learns_by_restart(after):
+    if any(after.host(name).scheduler is SLURM for name in names) and learns_by_restart(after):
         reason = BY_RESTART
     elif not after.variables.get("cluster_networks"):
         reason = _BY_FIREWALLS
@@ -98,6 +99,9 @@ def learns_by_restart(after: Inventory) -> bool:
 
     Source: https://slurm.schedmd.com/faq.html#add_nodes and the release notes of 23.11.
     """
-    path = hardware.path_of(after.directory, after.head.name)
-    release = versions.of_node(after.head, hardware.load(path)) if path.exists() else None
-    return release is not None and release < "23.11"
+    for head in after.in_group(SLURM.head):
+        path = hardware.path_of(after.directory, head.name)
+        release = versions.of_node(head, hardware.load(path)) if path.exists() else None
+        if release is not None and release < "23.11":
+            return True
+    return False

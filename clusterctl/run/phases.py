@@ -12,7 +12,7 @@ from clusterctl.ui.screen import Screen
 from clusterctl.util import files
 
 if TYPE_CHECKING:
-    from clusterctl.run.headlock import HeadLock
+    from clusterctl.run.headlock import ClusterLock
 
 Step = str | Site
 """A manual step in place of a phase: a text, or the plain command for a site."""
@@ -31,7 +31,7 @@ class Run:
     """The results of the plays."""
     lock: int = -1
     """The descriptor of the directory's lock, which Ansible inherits."""
-    head_lock: "HeadLock | None" = None
+    head_lock: "ClusterLock | None" = None
     kept: RunDirectory | None = None
     """The run's directory, once it is created."""
     redact: Callable[[str], str] = str

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from clusterctl.ansible.events import Change
 from clusterctl.ansible.outcome import Ledger
+from clusterctl.inventory.schedulers import SLURM, Kind, nouns
 from clusterctl.run.context import Site
 from clusterctl.run.scheduler import Workload
 from clusterctl.ui.screen import Screen, at_commas
@@ -37,11 +38,13 @@ class Plan:
     restarts: dict[str, list[str]] = field(default_factory=dict)
     reboots: list[str] = field(default_factory=list)
     jobs: list[Workload] = field(default_factory=list)
+    workload: str = SLURM.workload
+    """The noun for the jobs: `job`, `pod`, or `workload` for both."""
 
     @classmethod
-    def of(cls, ledger: Ledger, jobs: Sequence[Workload] = ()) -> "Plan":
-        """Build a plan from the ledger of a run in check mode."""
-        plan = cls(jobs=list(jobs))
+    def of(cls, ledger: Ledger, jobs: Sequence[Workload] = (), kinds: Sequence[Kind] = (SLURM,)) -> "Plan":
+        """Build a plan from the ledger of a run in check mode, for a cluster with these schedulers."""
+        plan = cls(jobs=list(jobs), workload=nouns(kinds))
         for name in ledger.ordered(ledger.hosts):
             for role, change in ledger.hosts[name].changes:
                 if role == _REBOOT or change.action == "rebooted":
@@ -98,11 +101,11 @@ class Plan:
         restarts = [f"{unit.partition(' (')[0]} on {fold(hosts)}" for unit, hosts in self.restarts.items()]
         if any(change.name.startswith("/etc/slurm/") for _, change in self.changes):
             restarts.append("slurmd on each worker reads the new configuration and restarts itself; jobs continue")
-        jobs = [f"to wait for: {job}" for job in self.jobs[:10]]
+        jobs = [f"{'to evict' if job.is_evicted else 'to wait for'}: {job}" for job in self.jobs[:10]]
         jobs += [f"and {len(self.jobs) - 10} more"] if len(self.jobs) > 10 else []
         _field(screen, "Services", restarts or ["no running service is restarted or reloaded"])
         _field(screen, "Reboots", [fold(self.reboots) or "none"])
-        _field(screen, "Jobs", jobs or ["no running job is affected"])
+        _field(screen, f"{self.workload.capitalize()}s", jobs or [f"no running {self.workload} is affected"])
 
 
 def _field(screen: Screen, name: str, lines: Sequence[str]) -> None:

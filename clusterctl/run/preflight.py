@@ -8,21 +8,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from clusterctl.inventory import slurm_source
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.kubernetes import checks as kubernetes_checks
 from clusterctl.nodes import contact, route
 from clusterctl.nodes.contact import Answer, Contact, Facts, lead
 from clusterctl.nodes.known_hosts import keys
 from clusterctl.nodes.remote import Access, each
 from clusterctl.nodes.session import ContactError, Failure
-from clusterctl.run import gpu_checks, pruning
+from clusterctl.run import gpu_checks, pruning, system_checks
 from clusterctl.slurm import checks
-from clusterctl.util import paths
 from clusterctl.util.errors import Finding, PreflightError
 from clusterctl.workspace import hardware, secrets
-from clusterctl.workspace.hardware import Hardware, of_system
+from clusterctl.workspace.hardware import Hardware
 
 # The unpacked packages of all roles, their index and cache, and a first month of logs and metrics.
 MIN_ROOT_MB = 5_000
@@ -96,6 +94,7 @@ def preflight(
         *unconfined.values(),
         *gpu_checks.security(inventory, confined),
         *(() if new_head is None else checks.lost_head(inventory, facts, records, new_head)),
+        *(() if new_head is None else kubernetes_checks.lost_head(inventory, facts, records, new_head)),
     ]
     findings += [finding for finding in together if finding.node in answers]
     unfit = _unfit(inventory, answers, findings, unconfined)
@@ -131,7 +130,8 @@ def _whole(
     yield from checks.offers(inventory, facts)
     yield from checks.sources(inventory, facts)
     yield from checks.job_defaults(inventory, known)
-    yield from _unpublished(inventory, known)
+    yield from kubernetes_checks.nodes(inventory, facts, known)
+    yield from system_checks.unpublished(inventory, known)
 
 
 def _unfit(
@@ -144,7 +144,7 @@ def _unfit(
 
     A worker with another problem too, such as a changed host key, is not skipped and stops the run.
     """
-    optional = {name for name in answers if name != inventory.head.name}
+    optional = {name for name in answers if name not in kubernetes_checks.needed_heads(inventory, answers)}
     other = {one.node for one in findings if not one.warning and one is not unconfined.get(one.node)}
     unfit = {name for name in optional if any(e.failure in UNREACHABLE for e in answers[name].errors)}
     unfit |= optional & unconfined.keys() - other
@@ -202,6 +202,7 @@ def evaluate(host: Host, answer: Answer, label: str = "", adopt: bool | None = F
             yield from check(name, answer.facts)
         if adopt is not None:
             yield from _unmanaged(host, answer.facts, label, adopt)
+            yield from kubernetes_checks.unmanaged(host, answer.facts)
             yield from _unused(host, answer.facts)
             yield from gpu_checks.driver(host, answer.facts)
         yield from _network(host, answer.facts)
@@ -288,7 +289,7 @@ def _unmanaged(host: Host, facts: Facts, label: str, adopt: bool) -> Iterator[Fi
         hint = "they are restarted" if adopt else "stop them, or restart them: --adopt"
         yield Finding(name, "docker", found, hint, warning=adopt)
     for what, found in _NOT_TOUCHED.items():
-        if what in facts.node.before and what != replaced:
+        if what in facts.node.before and what not in (replaced, kubernetes_checks.daemon_of(host)):
             yield Finding(name, "found", found, "it is not changed", warning=True)
 
 
@@ -363,30 +364,6 @@ def _host_keys(inventory: Inventory, known_hosts: Path) -> Iterator[Finding]:
             hint = "a clone can impersonate the other host; create new keys: rm /etc/ssh/ssh_host_*_key*; ssh-keygen -A"
             found = f"its SSH host key is also the key of {_others(names, name)}"
             yield Finding(name, "host key", found, hint, warning=True)
-
-
-def _unpublished(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:
-    """Yield what a node's groups need and no source has for its system, as declared in roles' meta/systems.yml."""
-    declared = [
-        entry
-        for path in sorted(paths.content().glob("roles/*/meta/systems.yml"))
-        for entry in yaml.safe_load(path.read_text(encoding="utf-8"))
-    ]
-    for entry in declared:
-        for host in inventory.in_group(entry["group"]):
-            names = [entry["unless"]] if isinstance(entry["unless"], str) else entry["unless"]
-            systems = [entry["system"]] if isinstance(entry["system"], str) else entry["system"]
-            given = any(_is_given(one, name) for one in (host, inventory.head) for name in names)
-            if host.name in known and not given and of_system(dict.fromkeys(systems, "it"), known[host.name]):
-                hint = f"leave {host.name} out of {entry['group']}, or say where it is: {' or '.join(names)}"
-                yield Finding(host.name, entry["group"], entry["lacks"], hint)
-
-
-def _is_given(host: Host, name: str) -> bool:
-    """Return whether the inventory sets a variable of a host, or with `variable.key` a key of it."""
-    variable, _, key = name.partition(".")
-    value = host.variables.get(variable)
-    return bool(value.get(key) if key and isinstance(value, Mapping) else value)
 
 
 def _same(values: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:

@@ -36,7 +36,11 @@ def write(run: Run, error: ClusterctlError | None) -> Closing:
     options, verb = run.options, run.resume_with
     again = (replace(options, verb=verb, subverb="", flags=()) if verb else options).again()
     summary = {**_request(run.site), **_outcome(run, error, again)}
-    plan = planning.Plan.of(run.ledger, run.jobs) if options.planned and error is None else None
+    plan = (
+        planning.Plan.of(run.ledger, run.jobs, run.site.inventory.schedulers)
+        if options.planned and error is None
+        else None
+    )
     if plan:
         summary |= {"exit_code": plan.exit_code, **plan.as_dict()}
     summary = throughout(summary | run.summary, run.redact)

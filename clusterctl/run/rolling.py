@@ -1,6 +1,7 @@
-"""Play a playbook on nodes around their jobs: first on the head, then on the workers in batches.
+"""Play a playbook on nodes around their jobs and pods: first on the heads, then on the workers in batches.
 
-For each batch: drain, wait for jobs, play, test with a job, resume. A node with another drain cause stays drained.
+For each batch: drain, wait for workloads, play, test with a workload, resume. A node with another drain cause stays
+drained. Kubernetes' heads are drained too, one by one, and each must serve again before the next one.
 The progress is stored only in the state of the nodes and in the drain ledger on the head. So the same command resumes
 the run.
 """
@@ -12,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from clusterctl.ansible.events import Result
+from clusterctl.inventory.model import Host
 from clusterctl.nodes import contact
 from clusterctl.nodes.remote import each, forget_gateways
 from clusterctl.run import scheduler
 from clusterctl.run.context import Site
-from clusterctl.run.draining import wait_for_jobs
+from clusterctl.run.draining import resume_commands, wait_for_jobs
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import play
 from clusterctl.util.errors import ClusterctlError, HeadFailed, InputError, Interrupted, Problem, WorkersFailed
@@ -24,6 +26,8 @@ from clusterctl.util.text import fold
 from clusterctl.workspace import hardware
 
 BATCH = "10%"
+HEAD_SECONDS = 300.0
+"""How long a head may need until it serves again after its playbook."""
 
 
 @dataclass(frozen=True)
@@ -86,26 +90,18 @@ class Rolling(Phase):
 
     def describe(self, run: Run) -> Iterator[Step]:
         """Yield the manual steps: drain all workers and wait for their jobs, then change all nodes at once."""
-        workers = [host.name for host in run.site.hosts if host.is_worker]
-        where, kind = f"on {run.site.inventory.head.name}", scheduler.of(run.site.inventory)
-        if workers:
-            yield f"{where}: {kind.drain_command(self.cause, workers, f'{self.cause} under way')}"
-            yield f"{where}, until no job is listed: {kind.wait_command(workers)}"
+        workers = scheduler.by_kind(run.site.inventory, [host.name for host in run.site.hosts if host.is_worker])
+        steps = [(f"on {scheduler.head_of(run.site.inventory, kind).name}", kind, workers[kind]) for kind in workers]
+        for where, kind, names in steps:
+            yield f"{where}: {scheduler.of(kind).drain_command(self.cause, names, f'{self.cause} under way')}"
+            yield where + scheduler.of(kind).wait_step(names)
         yield replace(run.site, playbook=self.playbook, variables=self.variables)
-        if workers:
-            yield f"{where}, for those that are healthy: {kind.resume_command(self.cause, workers)}"
+        for where, kind, names in steps:
+            yield f"{where}, for those that are healthy: {scheduler.of(kind).resume_command(self.cause, names)}"
 
     def over(self, run: Run) -> ClusterctlError | None:
         """Process all hosts and return the error. Stops at a failed head, and at `pace.failures` failed workers."""
-        site = run.site
-        hosts = [host for host in site.hosts if host.name in self.due and host.name not in site.skipped]
-        first = [host.name for host in hosts if not host.is_worker or host.is_head]
-        workers = [host.name for host in hosts if host.name not in first]
-        size = self.pace.size(len(site.inventory.workers))
-        # The reboot of a jump host disconnects the hosts behind it, so jump hosts are a batch of their own.
-        jumps = {host.jump.name for host in hosts if host.jump}
-        single = [[name for name in first if (name in jumps) == is_jump] for is_jump in (True, False)]
-        batches = [*filter(None, single), *(workers[at : at + size] for at in range(0, len(workers), size))]
+        site, batches = run.site, self._batches(run.site)
         for at, names in enumerate(batches):
             if len(self.failed) >= self.pace.failures:
                 break
@@ -122,6 +118,21 @@ class Rolling(Phase):
                 return error
         return self._outcome(site, [name for names in batches[len(self.steps) :] for name in names])
 
+    def _batches(self, site: Site) -> list[list[str]]:
+        """Return the batches in order: hosts without jobs, Kubernetes' heads one by one, workers by scheduler."""
+        hosts = [host for host in site.hosts if host.name in self.due and host.name not in site.skipped]
+        heads = [host.name for host in hosts if _is_drained_head(host)]
+        first = [host.name for host in hosts if (not host.is_worker or host.is_head) and host.name not in heads]
+        # The reboot of a jump host disconnects the hosts behind it, so jump hosts are a batch of their own.
+        jumps = {host.jump.name for host in hosts if host.jump}
+        single = [[name for name in first if (name in jumps) == is_jump] for is_jump in (True, False)]
+        batches = [*filter(None, single), *([name] for name in heads)]
+        rest = [host.name for host in hosts if host.name not in (*first, *heads)]
+        for kind, workers in scheduler.by_kind(site.inventory, rest).items():
+            size = self.pace.size(len(site.inventory.in_group(kind.workers)))
+            batches += [workers[at : at + size] for at in range(0, len(workers), size)]
+        return batches
+
     def _outcome(self, site: Site, pending: Sequence[str]) -> ClusterctlError | None:
         parts = []
         if self.failed:
@@ -133,40 +144,68 @@ class Rolling(Phase):
 
     def _drained_note(self, site: Site, names: Sequence[str]) -> str:
         """Return a note about nodes that stay drained. If the head does not respond, these are the batch's workers."""
-        drained = _workers(site, names)
-        with suppress(HeadFailed), scheduler.connect(site) as controller:
-            drained = controller.drained_for(self.cause)
+        drained: list[str] = []
+        for kind in scheduler.all_of(site.inventory):
+            found = [name for name in _drained(site, names) if site.inventory.host(name).scheduler is kind]
+            with suppress(HeadFailed), scheduler.connect(site, kind) as controller:
+                found = controller.drained_for(self.cause)
+            drained += found
         if not drained:
             return ""
         stay, them = ("stays", "it") if len(drained) == 1 else ("stay", "them")
-        command = scheduler.of(site.inventory).resume_command(self.cause, drained)
-        return (
-            f" {fold(drained)} {stay} drained; the same command continues there "
-            f"(to resume {them} now, on the head: {command})."
-        )
+        commands = resume_commands(site, self.cause, scheduler.by_kind(site.inventory, drained))
+        return f" {fold(drained)} {stay} drained; the same command continues there (to resume {them} now, {commands})."
 
     def _step(self, run: Run, names: Sequence[str]) -> ClusterctlError | None:
         """Process one batch; return an error that ends the run."""
-        site, head = run.site, run.site.inventory.head.name
-        workers = _workers(site, names)
-        busy = wait_for_jobs(site, run.screen, self.cause, workers, self.pace.minutes) if workers else []
+        site = run.site
+        workers, drained = _workers(site, names), _drained(site, names)
+        if lost := self._require_spare(site, names):
+            return lost
+        busy = wait_for_jobs(site, run.screen, self.cause, drained, self.pace.minutes) if drained else []
         self.failed += busy
         ready = [name for name in names if name not in busy]
-        informed = [head] if {*ready} & {*self.divided} else []
+        head = site.inventory.head.name
+        informed = [head] if {*ready} & {*self.divided} and head not in site.skipped else []
         if error := self._play(run, self.playbook, list(dict.fromkeys([*informed, *ready])), self.variables):
             return error
         if self.reboots:
             self._compare(run, ready)
         succeeded = [name for name in ready if name in workers and name not in self.failed]
-        if failed := [name for name in ready if name in workers and name in self.failed]:
-            with scheduler.connect(site) as controller:
-                controller.drain(self.cause, failed, f"the last {self.cause} failed there")
+        failed = [name for name in ready if name in workers and name in self.failed]
+        for kind, nodes in scheduler.by_kind(site.inventory, failed).items():
+            with scheduler.connect(site, kind) as controller:
+                controller.drain(self.cause, nodes, f"the last {self.cause} failed there")
         if heads := [name for name in names if name in self.failed and name in site.inventory.heads]:
             return HeadFailed(f"{fold(heads)}, the head, failed; nothing was started after it.")
+        if unfit := self._resume_heads(site, [name for name in drained if name not in workers]):
+            return unfit
         if not succeeded and not self.reboots:
             return None
         variables = {"verify_drain": True, "verify_cause": self.cause}
-        return self._play(run, "verify", list(dict.fromkeys([head, *succeeded])), variables)
+        return self._play(run, "verify", list(dict.fromkeys([*_testers(site, names), *succeeded])), variables)
+
+    def _require_spare(self, site: Site, names: Sequence[str]) -> HeadFailed | None:
+        """Return an error if the control plane would lose its quorum while these hosts are down."""
+        heads = [name for name in names if _is_drained_head(site.inventory.host(name))]
+        try:
+            for kind, nodes in scheduler.by_kind(site.inventory, heads).items():
+                with scheduler.control_plane(site, kind) as controller:
+                    controller.require_spare(nodes)
+        except HeadFailed as error:
+            return error
+        return None
+
+    def _resume_heads(self, site: Site, names: Sequence[str]) -> HeadFailed | None:
+        """Wait until these heads serve again, and resume them; role verify resumes workers only."""
+        for kind, nodes in scheduler.by_kind(site.inventory, names).items():
+            with scheduler.control_plane(site, kind) as controller:
+                for name in nodes:
+                    if problem := controller.wait_for_head(name, HEAD_SECONDS):
+                        self.failed.append(name)
+                        return HeadFailed(f"{name}, a head, does not serve: {problem}; nothing was started after it.")
+                controller.resume(self.cause, nodes)
+        return None
 
     def _compare(self, run: Run, names: Sequence[str]) -> None:
         """Mark workers as failed if their hardware differs from its record, for example without one of its GPUs.
@@ -198,6 +237,8 @@ class Rolling(Phase):
         if not names:
             return None
         hosts = tuple(host for host in run.site.inventory.hosts if host.name in names)
+        if silent := [name for name in run.site.skipped if name in run.site.inventory.heads]:
+            variables = {**variables, "kubernetes_silent_heads": silent}  # role kubernetes_worker asks another one
         site = replace(run.site, hosts=hosts, skipped=(), playbook=playbook, variables=variables)
         error = play(run, site, more=True)
         lost = run.ledger.lost()
@@ -207,3 +248,22 @@ class Rolling(Phase):
 
 def _workers(site: Site, names: Collection[str]) -> list[str]:
     return [host.name for host in site.inventory.workers if host.name in names]
+
+
+def _is_drained_head(host: Host) -> bool:
+    """Return whether a host is a head that runs pods, such as those of the cluster's DNS."""
+    kind = host.scheduler
+    return kind is not None and kind.has_several_heads and kind.head in host.groups
+
+
+def _drained(site: Site, names: Collection[str]) -> list[str]:
+    """Return the hosts that are drained before they change: workers, and Kubernetes' heads."""
+    return [h.name for h in site.inventory.hosts if h.name in names and (h.is_worker or _is_drained_head(h))]
+
+
+def _testers(site: Site, names: Collection[str]) -> list[str]:
+    """Return the heads that role verify needs to test these hosts: the cluster's and one of each scheduler."""
+    heads = [site.inventory.in_group(kind.head) for kind in scheduler.by_kind(site.inventory, names)]
+    present = [[host.name for host in hosts if host.name not in site.skipped] for hosts in heads]
+    first = [site.inventory.head.name] if site.inventory.head.name not in site.skipped else []
+    return [*first, *(hosts[0] for hosts in present if hosts)]

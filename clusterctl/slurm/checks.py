@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
+from typing import Any
 
 from clusterctl.inventory import slurm_defaults, slurm_source
 from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.schedulers import SLURM
 from clusterctl.nodes.contact import Facts
 from clusterctl.slurm import versions
 from clusterctl.util.errors import Finding
@@ -20,13 +22,15 @@ _RESTORE = "restore a backup: clusterctl restore; to start with an empty queue a
 
 def releases(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Finding]:
     """Refuse an unknown release, and workers that the head's release does not support."""
-    head, oldest = inventory.head, versions.oldest()
+    if not (heads := inventory.in_group(SLURM.head)):
+        return
+    head, oldest = heads[0], versions.oldest()
     head_release = versions.of_node(head, known[head.name]) if head.name in known else None
     if head_release and head_release not in oldest:
         found = f"the planned Slurm is {head_release}, expected {', '.join(oldest)}"
         yield Finding(head.name, "slurm version", found, f"correct {versions.PIN}, or use a later clusterctl")
         return
-    for worker in inventory.workers:
+    for worker in inventory.in_group(SLURM.workers):
         release = versions.of_node(worker, known[worker.name]) if worker.name in known else None
         if head_release and release and not versions.work_together(head_release, release):
             supported = f"{oldest[head_release]} to {head_release}"
@@ -41,7 +45,7 @@ def releases(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator[Fi
 def offers(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding]:
     """Compare the version that a new worker without a pin would get with the head's: package sources change."""
     controllers, workers = (slurm_source.every(inventory, part) for part in slurm_source.DAEMONS)
-    for head, worker in product(inventory.in_group("slurm_head"), inventory.workers):
+    for head, worker in product(inventory.in_group(SLURM.head), inventory.in_group(SLURM.workers)):
         on_head, on_worker = (
             facts[host.name].node.slurm_packages if host.name in facts else None for host in (head, worker)
         )
@@ -78,12 +82,17 @@ def offers(inventory: Inventory, facts: Mapping[str, Facts]) -> Iterator[Finding
             yield Finding(worker.name, "slurm version", found, "the two are compatible", warning=True)
 
 
+def _of_head(inventory: Inventory) -> Mapping[str, Any]:
+    """Return the variables of Slurm's head; none without Slurm."""
+    return next((head.variables for head in inventory.in_group(SLURM.head)), {})
+
+
 def probe_options(inventory: Inventory, host: Host, daemons: Sequence[str]) -> dict[str, list[str]]:
     """Return the options of probe.slurm_packages; empty for a host without Slurm.
 
     `daemons` are the package names of all sources.
     """
-    if not {"slurm_head", "slurm_workers"} & set(host.groups):
+    if host.scheduler is not SLURM:
         return {}
     return {"daemons": list(daemons), "worker": slurm_source.names(inventory, host, "worker")}
 
@@ -116,8 +125,8 @@ def confinement(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterator
     controller (https://slurm.schedmd.com/cgroup_v2.html). There, the memory controller limits swap. Version 1 limits
     swap only with the kernel's option swapaccount=1, which is not recorded.
     """
-    wanted = inventory.head.variables.get("slurm_head_confine", list(CONFINED_BY))
-    for worker in inventory.workers:
+    wanted = _of_head(inventory).get("slurm_head_confine", list(CONFINED_BY))
+    for worker in inventory.in_group(SLURM.workers):
         if worker.name not in known:
             continue
         node = known[worker.name]
@@ -143,9 +152,9 @@ def job_defaults(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
 
     Defaults that the inventory sets do not depend on records.
     """
-    head = inventory.head.variables
+    head = _of_head(inventory)
     everywhere = {name.lower() for name in head.get("slurm_head_conf_extra", {})}
-    names = [host.name for host in inventory.workers if host.name in known]
+    names = [host.name for host in inventory.in_group(SLURM.workers) if host.name in known]
     workers = {name: asdict(known[name]) for name in names}
     little = dict(slurm_defaults.low_memory(workers))
     found: dict[tuple[str, str], str] = {}
@@ -153,7 +162,7 @@ def job_defaults(inventory: Inventory, known: Mapping[str, Hardware]) -> Iterato
         given = everywhere | {name.lower() for name in partition.get("options", {})}
         members = {
             name
-            for part in partition.get("nodes", ["slurm_workers"])
+            for part in partition.get("nodes", [SLURM.workers])
             for name in (part, *(host.name for host in inventory.in_group(part)))
         }
         if not given & {"defmempercpu", "defmempernode"}:
@@ -173,10 +182,10 @@ def lost_head(
 
     A new slurmctld does not know the running jobs; the workers end them when they register.
     """
-    for head in inventory.in_group("slurm_head"):
+    for head in inventory.in_group(SLURM.head):
         if head.name not in facts or "controller" in facts[head.name].node.slurm:
             continue
-        workers = [host.name for host in inventory.workers]
+        workers = [host.name for host in inventory.in_group(SLURM.workers)]
         serving = [name for name in workers if name in facts and "worker" in facts[name].node.slurm]
         uncontacted = [name for name in workers if name not in facts and name in records]
         # If the head's machine was replaced, workers that this run does not contact count as having had a controller.

@@ -7,17 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from clusterctl.inventory.model import Host
-from clusterctl.nodes.remote import Access, connect
-from clusterctl.nodes.session import ContactError, Session
+from clusterctl.nodes.head_commands import HeadCommands
 from clusterctl.slurm.state import STATES, parse_ledger, parse_states
 from clusterctl.util.errors import HeadFailed
 from clusterctl.util.text import duration, plural, printable
 
 DRAIN = "/usr/local/sbin/slurm-drain"
-SECONDS = 30.0
 POLL_SECONDS = 1.0
-MAX_REPLY = 32 << 20  # bytes; enough for 100,000 jobs
 
 
 @dataclass(frozen=True)
@@ -35,6 +31,11 @@ class Job:
         """The job's number."""
         return self.number
 
+    @property
+    def is_evicted(self) -> bool:
+        """Never: a job runs to its end."""
+        return False
+
     def as_dict(self) -> dict[str, str]:
         """Return the job as a dictionary."""
         return asdict(self)
@@ -47,42 +48,11 @@ def _down(node: str, reason: str) -> list[str]:
     return ["scontrol", "update", f"NodeName={node}", "State=DOWN", f"Reason=clusterctl: {reason}"]
 
 
-class SlurmController:
+class SlurmController(HeadCommands):
     """Slurm on the head, over a connection; run/scheduler.py documents the methods.
 
     A command that fails raises HeadFailed with its output.
     """
-
-    def __init__(self, session: Session, name: str) -> None:
-        self._session, self._name = session, name
-
-    @classmethod
-    def connect(cls, head: Host, access: Access) -> "SlurmController":
-        """Connect to the head of a cluster."""
-        try:
-            return cls(connect(head, access), head.name)
-        except ContactError as error:
-            raise HeadFailed(f"{head.name}: {error}") from None
-
-    def __enter__(self) -> "SlurmController":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._session.close()
-
-    def _try(self, *argv: str) -> tuple[int, str, str]:
-        try:
-            return self._session.run(argv, root=True, timeout=SECONDS, limit=MAX_REPLY)
-        except ContactError as error:
-            raise HeadFailed(f"{self._name}: {argv[0]}: {error}") from None
-
-    def _run(self, *argv: str) -> str:
-        status, out, err = self._try(*argv)
-        if status:
-            text = err.strip() or out.strip()
-            cause = printable(text.splitlines()[-1] if text else "", 200)
-            raise HeadFailed(f"{self._name}: {argv[0].rpartition('/')[2]} failed with exit code {status}: {cause}")
-        return out
 
     def is_set_up(self) -> bool:
         """Return whether clusterctl has set up Slurm on the head."""
@@ -95,6 +65,10 @@ class SlurmController:
     def drained_for(self, cause: str) -> list[str]:
         """Return the nodes that are drained for this cause, and perhaps others."""
         return [node for node, causes in parse_ledger(self._run(DRAIN)).items() if cause in causes]
+
+    def resume(self, cause: str, nodes: Sequence[str]) -> None:
+        """Remove a cause of nodes."""
+        self._run(DRAIN, cause, "--in", ",".join(nodes))
 
     def forget(self, nodes: Sequence[str]) -> None:
         """Delete all causes of removed nodes."""
@@ -134,6 +108,10 @@ class SlurmController:
         cells = ([printable(text, 64) for text in row] for row in rows if len(row) == 5)
         return [Job(number, user, name, state, where) for number, user, state, where, name in cells]
 
+    def doomed(self, nodes: Sequence[str]) -> list[Job]:
+        """Return the jobs that --force kills."""
+        return self.workloads(nodes)
+
     def cancel(self, ids: Sequence[str]) -> None:
         """Cancel jobs."""
         self._run("scancel", *[one for one in ids if re.fullmatch(r"[\d_]+", one)])
@@ -163,9 +141,9 @@ class SlurmController:
         return ["sudo " + shlex.join(_down(node, reason)) for node in nodes]
 
     @staticmethod
-    def wait_command(nodes: Sequence[str]) -> str:
+    def wait_step(nodes: Sequence[str]) -> str:
         """Return the command that lists the remaining jobs."""
-        return f"squeue --nodelist={','.join(nodes)}"
+        return f", until no job is listed: squeue --nodelist={','.join(nodes)}"
 
     @staticmethod
     def resume_command(cause: str, nodes: Sequence[str]) -> str:

@@ -42,6 +42,11 @@ class SlurmNode:
     causes: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def unhealthy(self) -> Mapping[str, int]:
+        """The GPUs that are not allocated although the node is in service: none, Slurm drains the whole node."""
+        return {}
+
+    @property
     def in_service(self) -> bool:
         return not _OUT_OF_SERVICE & set(self.state)
 

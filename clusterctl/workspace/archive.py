@@ -30,11 +30,35 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(frozen=True)
 class Manifest:
-    """An archive's manifest; `running` are the numbers of jobs, `records` the number of rows by kind."""
+    """An archive's manifest: what the archives of both schedulers have."""
 
     version: Annotated[int, number(1, 1 << 16)]
     cluster: Annotated[str, text(r"[a-z0-9-]{1,80}", "the label of a cluster")]
     made: Annotated[str, text(r"\d{4}(-\d\d){2}T(\d\d:){2}\d\dZ", "a time")]
+
+    @property
+    def moment(self) -> datetime:
+        return datetime.strptime(self.made, _TIME).replace(tzinfo=UTC)
+
+    @property
+    def program(self) -> str:
+        """The scheduler and its version."""
+        raise NotImplementedError
+
+    def contents(self) -> str:
+        """Return a summary for people."""
+        raise NotImplementedError
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the manifest for `--output json`."""
+        found = {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(self).items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+
+@dataclass(frozen=True)
+class SlurmManifest(Manifest):
+    """The manifest of Slurm; `running` are the numbers of jobs, `records` the number of rows by kind."""
+
     slurm: Annotated[str, text(r"\d+\.\d+\.\d+\S*", "a version of Slurm")]
     running: Annotated[tuple[str, ...], sequence(text(r"\d+", "a job's number"), 1 << 20)]
     pending: Annotated[int, number(0, 1 << 32)]
@@ -42,8 +66,8 @@ class Manifest:
     records: Annotated[Mapping[str, int], mapping(text(r"\w+"), number(0, 1 << 48), 16)]
 
     @property
-    def moment(self) -> datetime:
-        return datetime.strptime(self.made, _TIME).replace(tzinfo=UTC)
+    def program(self) -> str:
+        return f"Slurm {self.slurm}"
 
     @property
     def release(self) -> str:
@@ -58,7 +82,24 @@ class Manifest:
         return f"{queue}; {plural(jobs, 'job')} and {plural(associations, 'association')} in accounting"
 
 
-def read(path: Path, directory: Path) -> Manifest:
+@dataclass(frozen=True)
+class KubernetesManifest(Manifest):
+    """The manifest of Kubernetes; `objects` are the numbers of objects by kind."""
+
+    kubernetes: Annotated[str, text(r"\d+\.\d+\.\d+\S*", "a version of Kubernetes")]
+    objects: Annotated[Mapping[str, int], mapping(text(r"\w+"), number(0, 1 << 48), 1 << 10)]
+
+    @property
+    def program(self) -> str:
+        return f"Kubernetes {self.kubernetes}"
+
+    def contents(self) -> str:
+        named = (("Namespace", "namespace"), ("Deployment", "deployment"), ("Secret", "secret"))
+        counts = [plural(self.objects.get(kind, 0), noun) for kind, noun in named]
+        return f"{plural(sum(self.objects.values()), 'object')}, of them {', '.join(counts)}"
+
+
+def read(path: Path, directory: Path) -> SlurmManifest | KubernetesManifest:
     """Return an archive's manifest. Raises InputError if it is damaged or not from this cluster."""
     key = secrets.values(directory).get(_KEY)
     if key is None:
@@ -77,7 +118,9 @@ def read(path: Path, directory: Path) -> Manifest:
             content, seal = (part.read(1 << 26) if part else b"" for part in parts)
             if not hmac.compare_digest(_mac(file, last.offset, key).encode(), seal.strip()):
                 raise Malformed("its seal is not valid")
-            manifest = decode(Manifest, json.loads(content))
+            data = json.loads(content)
+            of_kubernetes = isinstance(data, dict) and "kubernetes" in data
+            manifest = decode(KubernetesManifest, data) if of_kubernetes else decode(SlurmManifest, data)
     except (tarfile.TarError, IndexError, ValueError, RecursionError) as error:
         raise refused(path, f"is damaged, or not a backup of this cluster: {error}", "use another backup") from None
     except OSError as error:

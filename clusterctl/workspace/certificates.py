@@ -6,7 +6,7 @@ The same secret and host always give the same certificate, byte for byte: keys a
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _CURVE = ec.SECP256R1()
@@ -37,30 +37,67 @@ def authority(secret: str, cluster: str) -> str:
     return _pem(_authority(secret, cluster))
 
 
+def authority_for(secret: str, cluster: str, purpose: str) -> Certificate:
+    """Return a separate authority for one purpose, with its key: its certificates are not valid for another purpose."""
+    key = _key(secret, f"{purpose} {_AUTHORITY}")
+    return Certificate(_pem(_self_signed(key, f"{cluster} {purpose}")), _private(key))
+
+
+def key_pair(secret: str, purpose: str) -> tuple[str, str]:
+    """Return a key without a certificate as PEM: the private and the public key."""
+    key = _key(secret, purpose)
+    return _private(key), key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+
+
 def issue(secret: str, cluster: str, host: str, addresses: Iterable[str]) -> Certificate:
     """Return the server certificate of `host` for its name and these addresses (host names or IP addresses)."""
-    ca, key = _authority(secret, cluster), _key(secret, f"host {host}")
     names = [_name(address) for address in dict.fromkeys([host, *addresses])]
-    certificate = (
-        _builder(key, host, ca.subject, names)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(_key(secret, _AUTHORITY).public_key()), critical=False
+    signer = _Signer(_authority(secret, cluster), _key(secret, _AUTHORITY))
+    return signer.sign(_key(secret, f"host {host}"), host, ExtendedKeyUsageOID.SERVER_AUTH, names)
+
+
+def issue_client(secret: str, cluster: str, purpose: str, user: str) -> Certificate:
+    """Return the client certificate of a user, by the authority for one purpose."""
+    key = _key(secret, f"{purpose} {_AUTHORITY}")
+    signer = _Signer(_self_signed(key, f"{cluster} {purpose}"), key)
+    return signer.sign(_key(secret, f"{purpose} user {user}"), user, ExtendedKeyUsageOID.CLIENT_AUTH)
+
+
+@dataclass(frozen=True)
+class _Signer:
+    """An authority that issues certificates."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def sign(
+        self,
+        key: ec.EllipticCurvePrivateKey,
+        subject: str,
+        usage: x509.ObjectIdentifier,
+        names: Sequence[x509.GeneralName] = (),
+    ) -> Certificate:
+        builder = _builder(key, subject, self.certificate.subject, names)
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        certificate = (
+            builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(digital_signature=True), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .sign(self.key, SHA256(), ecdsa_deterministic=True)
         )
-        .sign(_key(secret, _AUTHORITY), SHA256(), ecdsa_deterministic=True)
-    )
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-    return Certificate(_pem(certificate), private)
+        return Certificate(_pem(certificate), _private(key))
 
 
 def _authority(secret: str, cluster: str) -> x509.Certificate:
-    key = _key(secret, _AUTHORITY)
+    return _self_signed(_key(secret, _AUTHORITY), cluster)
+
+
+def _self_signed(key: ec.EllipticCurvePrivateKey, owner: str) -> x509.Certificate:
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     # The digits distinguish the authority of a new secret from the old one.
-    name = f"{cluster} {identifier.digest.hex()[:8]}"
+    name = f"{owner} {identifier.digest.hex()[:8]}"
     return (
         _builder(key, name, _subject(name))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -104,6 +141,10 @@ def _usage(**given: bool) -> x509.KeyUsage:
     )
     none = dict.fromkeys([*names.split(), "encipher_only", "decipher_only"], False)
     return x509.KeyUsage(**{**none, **given})
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 
 
 def _pem(certificate: x509.Certificate) -> str:

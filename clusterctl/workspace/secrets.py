@@ -75,8 +75,9 @@ def names(content: Path | None = None) -> list[str]:
 
 
 def rotatable(content: Path | None = None) -> list[str]:
-    """Return the names of the secrets that can be replaced; a hash is replaced with its secret."""
-    return [name for name, spec in _declared(content or paths.content()).items() if "bcrypt_of" not in spec]
+    """Return the names of the secrets that can be replaced; a hash is replaced with its secret, a `fixed` one never."""
+    declared = _declared(content or paths.content())
+    return [name for name, spec in declared.items() if "bcrypt_of" not in spec and not spec.get("fixed")]
 
 
 def propose(directory: Path, names: Collection[str], content: Path | None = None) -> None:
@@ -193,7 +194,7 @@ def _declared(content: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _generate(bytes: int, encoding: str) -> str:
+def _generate(bytes: int, encoding: str, fixed: bool = False) -> str:
     return _ENCODINGS[encoding](random.token_bytes(bytes))
 
 

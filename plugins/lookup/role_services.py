@@ -54,4 +54,6 @@ class LookupModule(LookupBase):
         except ClusterctlError as error:
             raise AnsibleError(str(error)) from error
         family = variables["ansible_facts"]["os_family"]
-        return list(dict.fromkeys(one.unit[family] for one in declared if one.runs_here(variables)))
+        return list(
+            dict.fromkeys(one.unit[family] for one in declared if one.runs_here(variables, variables["group_names"]))
+        )

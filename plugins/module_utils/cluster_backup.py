@@ -347,7 +347,8 @@ def try_monitoring(copy, workplace):
         for member in tar:
             (place / member.name).parent.mkdir(parents=True, exist_ok=True)
             (place / member.name).write_bytes(tar.extractfile(member).read())
-    script = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
+    # Keys and certificates are no part of a backup: a bootstrap writes them again.
+    script = 'mkdir -p "$1/tls"; mount --bind "$2/tls" "$1/tls"; mount --rbind "$1" "$2"; shift 2; exec "$@"'
     apart = ("unshare", "--mount", "sh", "-euc", script, "check", str(place), str(PROMETHEUS))
     here, there = (run(*way, *check, check=False) for way in ((), apart))
     shutil.rmtree(place)

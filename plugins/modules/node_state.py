@@ -48,7 +48,8 @@ def present(call, given, manager):
     converge(call, Paths("repository"), [Entry(**with_key(item, manager(), call.check)) for item in sources])
     if packages:
         kind = Packages(manager())
-        along = kind.aim(packages, call.check) if given["upgrade"] else []
+        unseen = call.check and any(one["kind"] == "repository" for one in call.changes)
+        along = kind.aim(packages, call.check, unseen) if given["upgrade"] else []
         converge(call, kind, packages)
         call.changes += along
         if manager().refreshed and not call.check:  # a refresh may replace a key, which must be recorded

@@ -1,6 +1,7 @@
 """Measurements, as ratios taken in one run, for scripts/bench. No figure makes it fail.
 
 usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [limits] [grow] [status] [ill]
+       [kubernetes]
 Without a name: all. With --tiny each part runs once on its smallest lab: to see that the part works, not to measure.
 """
 
@@ -13,11 +14,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.bench import against_floor, bad_input, demo, grow, ill, limits, nodes, rerun, status_drift
+from tests.bench import against_floor, against_kubeadm, bad_input, demo, grow, ill, limits, nodes, rerun, status_drift
 from tests.bench.measure import BenchError, Document, say
 from tests.labs import REPOSITORY
 
-PARTS = ("input", "nodes", "floor", "demo", "rerun", "limits", "grow", "status", "ill")
+PARTS = ("input", "nodes", "floor", "demo", "rerun", "limits", "grow", "status", "ill", "kubernetes")
 
 
 # Each part once, on the fewest nodes that it needs. Images and caches, which other labs share, stay as they are.
@@ -31,6 +32,7 @@ TINY: Mapping[str, Callable[[], Document]] = {
     "ill": lambda: ill.main(ill.FAULTS[:1], interval=5),
     "limits": lambda: limits.main(1),
     "status": lambda: status_drift.main(1, rounds=1),
+    "kubernetes": lambda: against_kubeadm.main(1, fill_cache=False),
 }
 
 
@@ -45,6 +47,7 @@ def measures(rounds: int, workers: int) -> Mapping[str, Callable[[], Document]]:
         "ill": ill.main,
         "limits": limits.main,
         "status": lambda: status_drift.main(workers),
+        "kubernetes": lambda: against_kubeadm.main(rounds),
     }
 
 

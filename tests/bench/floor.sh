@@ -18,7 +18,8 @@ directory=$1
 read -r HEAD_NAME HEAD_IP <<<"$HEAD"
 DOMAIN=$CLUSTER.cluster
 RULES=$(cat "$roles/prometheus/files/rules.yml")
-METRICS=$(cat "$roles/slurm_exporter/files/slurm_metrics.py")
+METRICS=$(cat "$roles/slurm_exporter/files/slurm-metrics")
+METRICS_FILE=$(cat "$roles/node_exporter/files/metrics_file.py")
 HEALTH_CHECK=$(cat "$roles/gpu_health/files/gpu-health")
 HEALTH_MODULES=$(tar -C "$roles/gpu_health/files" --exclude='__pycache__' --exclude='gpu-health' -cz . | base64 -w 0)
 HEALTH_LISTENER=$(cat "$roles/slurm_head/files/slurm-health")
@@ -368,6 +369,8 @@ END
 }
 
 monitoring_files() {
+  install -d /usr/local/lib/clusterctl
+  put /usr/local/lib/clusterctl/metrics_file.py <<<"$METRICS_FILE"
   put /usr/local/libexec/slurm-metrics 0755 <<<"$METRICS"
   put /etc/systemd/system/slurm-metrics.service <<'END'
 [Unit]
@@ -502,7 +505,7 @@ on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes 
     echo 'set -euo pipefail; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8'
     declare -p LOGIN CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN CONFINE NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
       BUFFER_POOL_MB SCRAPE_INTERVAL HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD \
-      PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY RULES METRICS HEALTH_CHECK HEALTH_MODULES HEALTH_LISTENER DRAIN
+      PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY RULES METRICS METRICS_FILE HEALTH_CHECK HEALTH_MODULES HEALTH_LISTENER DRAIN
     declare -f mark packages put base munge_and_exporter firewall logins worker head_files confines slurm_files health_files \
       monitoring_files hidden_processes head_node proof
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"

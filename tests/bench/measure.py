@@ -83,10 +83,12 @@ class BenchLab:
 
     name: str
     workers: int = WORKERS
+    options: tuple[str, ...] = ()
+    """Further options of `lab up`."""
 
     @classmethod
-    def of(cls, part: str, workers: int = WORKERS) -> "BenchLab":
-        return cls(bench_lab_name(part), workers)
+    def of(cls, part: str, workers: int = WORKERS, options: tuple[str, ...] = ()) -> "BenchLab":
+        return cls(bench_lab_name(part), workers, options)
 
     @property
     def directory(self) -> Path:
@@ -99,7 +101,7 @@ class BenchLab:
     def fresh(self) -> None:
         """Have new nodes, and nothing known of them."""
         self.down()
-        run(*CLUSTERCTL, "lab", "up", "--name", self.name, "--workers", str(self.workers))
+        run(*CLUSTERCTL, "lab", "up", "--name", self.name, "--workers", str(self.workers), *self.options)
 
     def down(self) -> None:
         run(*CLUSTERCTL, "lab", "down", "--name", self.name)

@@ -13,9 +13,12 @@ import pytest
 from tests.bench.__main__ import PARTS
 from tests.bench.demo import images_aside
 from tests.bench.measure import bench_lab_name, run
+from tests.cluster.kubernetes import RECIPES
 from tests.cluster.lab import TestLab, podman
 from tests.labs import lab_name
 
+KIT = {"kubernetes": RECIPES}
+"""By part: recipes of the kit that are built before it."""
 LIMIT = 780.0
 """Seconds after which a part hangs. The longest, two clusters from nothing, takes 280 on two busy cores."""
 
@@ -35,6 +38,10 @@ FIGURES = {
     ),
     "grow": (["workers_2.wall", "workers_3.wall", "ratio_wall", "ratio_controller"], r"Ratio by wall clock: ([\d.]+)"),
     "status": (["ratio_wall"], r"Ratio to the ping: ([\d.]+) on the wall, ([\d.]+) of CPU"),
+    "kubernetes": (
+        ["ratio_wall", "ratio_cpu", "one_more.wall", "profile.ping.wall"],
+        r"Ratio by wall clock: ([\d.]+) .* median ([\d.]+)",
+    ),
     "ill": (["most", "intervals.hot"], r"hot +([\d.]+) s, ([\d.]+) intervals"),
 }
 
@@ -48,7 +55,9 @@ def lab_of_part(part: str) -> Iterator[None]:
 
 @pytest.mark.proves("costs", "Each part of `scripts/bench` runs on a tiny lab and prints figures.")
 @pytest.mark.long
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=pytest.mark.kit(*KIT[part]) if part in KIT else ()) for part in PARTS]
+)
 def test_bench__each_part_on_a_tiny_lab__prints_its_figures(part: str, lab_of_part: None, tmp_path: Path) -> None:
     output = tmp_path / "figures.json"
     _, printed = run(sys.executable, "-m", "tests.bench", "--tiny", part, "--output", output, limit=LIMIT)

@@ -36,6 +36,8 @@ int slurm_spank_user_init(spank_t spank, int count, char **arguments) {
 """
 MAKEFILE = "spank_pyxis.so: pyxis.c\n\tgcc -shared -fPIC -o $@ $<\n"
 VERSION = "3.5.0-1"
+RECIPES = ("dcgm-exporter-simulated", "debian", "nvidia-container-toolkit")
+"""What the lab needs of the kit."""
 GROUPS = {
     "enroot": "children: {slurm_head: {}, slurm_workers: {}}",
     "podman": "children: {slurm_workers: {}}",
@@ -100,7 +102,10 @@ def vendor(folder: Path) -> dict[str, str]:
 @contextmanager
 def everything() -> Iterator[Site]:
     """A cluster whose workers have all of GROUPS, gpu01 Docker and containerd as well."""
-    with fresh("gpus", "--kit") as lab, tempfile.TemporaryDirectory(prefix="vendor-") as name:
+    with (
+        fresh("gpus", *(f"--recipe={name}" for name in RECIPES)) as lab,
+        tempfile.TemporaryDirectory(prefix="vendor-") as name,
+    ):
         sha256 = vendor(Path(name))
         address = gateway(lab)
         with repository(address, packages=Path(name)) as (url, _), registry(address) as mirror:

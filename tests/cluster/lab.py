@@ -156,10 +156,15 @@ def only_alerts(status: dict[str, Any]) -> bool:
              for node in status["nodes"]]  # fmt: skip
     services = [state for node in status["nodes"] for state in node["services"].values()]
     slurm = status["slurm"] or {"nodes": {}, "problem": "", "ledger_problem": ""}
+    kubernetes = status.get("kubernetes") or {"nodes": {}, "problem": ""}
     states = {state for node in slurm["nodes"].values() for state in node["state"]}
     alerts = status["alerts"] or {"error": None, "firing": []}
     degraded = any(map(any, nodes)) or {*services} - {"active"} or slurm["problem"] or slurm["ledger_problem"]
-    out_of_service = states - {"IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED"} or status["leaving"]
+    degraded = degraded or kubernetes["problem"]
+    unwell = [
+        node for node in kubernetes["nodes"].values() if node["cordoned"] or node["problems"] or not node["ready"]
+    ]
+    out_of_service = unwell or states - {"IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED"} or status["leaving"]
     return bool(alerts["firing"]) and not (degraded or out_of_service or alerts["error"])
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,10 @@ VOLATILE = re.compile(
     r"(fs\.(aio-nr|dentry|file-nr|inode|quota)|kernel\.(random|ns_last|pty\.nr|sched_domain|perf_event_max_sample_rate)|net\.)"
     r"|.*(conf\.(veth|podman))"
 )
-# Modules that a kernel loads by itself when podman asks it for a container's network, filter and file system.
+# Modules that a kernel loads by itself when podman asks it for a container's network, filter and file system, or when
+# flannel in a node asks for its network.
 FOR_CONTAINERS = re.compile(
-    r"(br_netfilter|bridge|llc|overlay|stp|veth|libcrc32c|nfnetlink|ip_set|(arp|eb|ip|ip6|x)_?table|(nf|nft|xt)_)\w*$"
+    r"(br_netfilter|bridge|llc|overlay|stp|veth|vxlan|(ip6_)?udp_tunnel|libcrc32c|nfnetlink|ip_set|(arp|eb|ip|ip6|x)_?table|(nf|nft|xt)_)\w*$"
 )
 
 
@@ -495,14 +496,14 @@ def test_a_worker_that_slurm_cannot_use_has_failed_and_not_the_head(cluster: Tes
 GROUPS = {"head1": {"slurm_head", "monitoring"}, "gpu01": {"slurm_workers"}}
 
 
-def declared(node: str, *audiences: str) -> dict[str, list[int]]:
+def declared(node: str, *audiences: str, groups: Mapping[str, set[str]] = GROUPS) -> dict[str, list[int]]:
     """What docs/ports.md says that a node opens to these, by protocol; without what it opens to root's ports alone."""
     found: dict[str, set[int]] = {"tcp": set(), "udp": set()}
     for line in (REPOSITORY / "docs/ports.md").read_text().splitlines():
         row = re.match(r"\| (\d+)/(tcp|udp)[^|]* \| (\w+)([^|]*) \| ([^|]+) \|", line)
         if not row or row[3] not in audiences or "from root's ports only" in row[4]:
             continue
-        if row[5] == "every group" or set(re.findall(r"\w+", row[5])) & GROUPS[node]:
+        if row[5] == "every group" or set(re.findall(r"\w+", row[5])) & groups[node]:
             found[row[2]].add(int(row[1]))
     return {protocol: sorted(ports) for protocol, ports in found.items()}
 

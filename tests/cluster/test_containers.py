@@ -17,7 +17,7 @@ import yaml
 
 from clusterctl.lab import cache, kit, kit_recipe
 from clusterctl.lab.podman import LabError
-from tests.cluster.gpus import Site
+from tests.cluster.gpus import RECIPES, Site
 from tests.cluster.lab import ALICE, CALL_LIMIT, TestLab, clusterctl, podman
 from tests.faults.injury import GUARD
 from tests.programs import conversation
@@ -42,7 +42,7 @@ def fetch(cluster: TestLab, path: str) -> bytes:
 @pytest.mark.proves("lab", "The kit serves the toolkit's packages and key in the vendor's layout.")
 def test_the_package_source_is_laid_out_as_the_vendors(cluster: TestLab) -> None:
     listed = re.findall(
-        r"^Package: (\S+)$", fetch(cluster, f"stable/deb/{kit.architecture()}/Packages").decode(), re.MULTILINE
+        r"^Package: (\S+)$", fetch(cluster, f"stable/deb/{kit_recipe.architecture()}/Packages").decode(), re.MULTILINE
     )
     assert sorted(listed) == [TOOLKIT, f"{TOOLKIT}-base", f"{TOOLKIT}-operator-extensions"]
     assert b"PUBLIC KEY" in fetch(cluster, "gpgkey")
@@ -191,7 +191,7 @@ def test_an_interrupted_build_leaves_nothing_half(elsewhere: Path) -> None:
 
 @pytest.mark.proves("lab", "The kit builds nothing twice.")
 def test_what_is_built_is_not_built_again() -> None:
-    done = clusterctl("lab", "kit")
+    done = clusterctl("lab", "kit", *RECIPES)
     assert done.returncode == 0, done.stderr
     assert "lab/debian:13" in done.stdout
     assert "kit:" not in done.stderr  # no step was needed

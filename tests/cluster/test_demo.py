@@ -33,12 +33,12 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path / "clone"
 
 
-def demo(clone: Path, lab: TestLab) -> str:
+def demo(clone: Path, lab: TestLab, *options: str) -> str:
     """Run the demo as after a `git clone`, with nothing of this checkout's environment; return what it printed."""
     environment = {name: os.environ[name] for name in os.environ if not name.startswith(("ANSIBLE_", "PYT", "VIRTUAL"))}
     path = [place for place in os.environ["PATH"].split(os.pathsep) if ".venv" not in Path(place).parts]
     environment["PATH"] = os.pathsep.join(path)
-    return output_of([clone / "scripts" / "demo", lab.name], DEMO_LIMIT, cwd=clone.parent, env=environment)
+    return output_of([clone / "scripts" / "demo", *options, lab.name], DEMO_LIMIT, cwd=clone.parent, env=environment)
 
 
 def gpus_of_job(printed: str) -> dict[str, int]:

@@ -17,8 +17,8 @@ from tests import programs
 from tests.cluster.lab import TestLab, clusterctl, fresh, podman, submit
 from tests.cluster.members import PATIENT
 from tests.cluster.test_backup import COUNTER, counter, queue, records, wait_for
-from tests.cluster.test_upgrade import KEY, SOURCE, started, watched
-from tests.faults.injury import begin, container, ended, gateway, in_service, latest_run, wait_until
+from tests.cluster.test_upgrade import KEY, SOURCE, started
+from tests.faults.injury import begin, container, ended, gateway, in_service, latest_run, wait_until, watched
 from tests.faults.repository import repository
 
 pytestmark = pytest.mark.long

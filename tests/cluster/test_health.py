@@ -21,7 +21,7 @@ from tests.faults.injury import wait_until
 
 READ_HEAD = (
     'python3 -c \'import json; given = json.load(open("/etc/clusterctl/gpu-health.json")); '
-    'print(given["head"], given["port"])\''
+    'print(given["heads"][0], given["port"])\''
 )
 
 # What goes wrong on which GPU, and what the checks say of it. These end by themselves.

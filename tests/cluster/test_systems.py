@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.lab.lab import INOTIFY_PER_NODE
+from clusterctl.lab.settings import Scheduler
 from tests.cluster.lab import TestLab, clusterctl, fresh, podman, submit
 from tests.faults.injury import wait_until
 from tests.faults.test_more_faults import finished
@@ -130,7 +131,7 @@ def test_podman_missing_is_said_with_the_command_that_helps() -> None:
 
 @pytest.mark.proves("lab", "More nodes than the machine can watch are refused before any is created.")
 def test_more_nodes_than_the_machine_can_watch_are_refused() -> None:
-    workers = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text()) // INOTIFY_PER_NODE
+    workers = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text()) // INOTIFY_PER_NODE[Scheduler.slurm]
     if workers > 200:
         pytest.skip("this machine allows inotify instances for more nodes than a lab may have")
     lab = TestLab(lab_name("crowd"))

@@ -2,10 +2,8 @@
 
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from tests.faults.injury import (
     latest_run,
     stuck_file,
     wait_until,
+    watched,
 )
 from tests.faults.repository import repository
 from tests.manifests import differences
@@ -95,24 +94,6 @@ def done(summary: dict[str, Any]) -> set[tuple[str, str, str, str]]:
         for change in result["changes"]
         if change["role"] != "backup" and change["kind"] != "task"
     }
-
-
-@contextmanager
-def watched(look: Callable[[], None]) -> Iterator[None]:
-    """Look every second meanwhile; where that fails, so does the test."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(1):
-            look()
-
-    with ThreadPoolExecutor() as pool:
-        watcher = pool.submit(watch)
-        try:
-            yield
-        finally:
-            over.set()
-            watcher.result()
 
 
 def emptied(lab: TestLab) -> AbstractContextManager[None]:

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,24 @@ def wait_until(condition: Callable[[], object], explain: Callable[[], str] = lam
         time.sleep(pause)
         if now - began > CHEAP:
             pause = min(2 * pause, LONGEST_PAUSE)
+
+
+@contextmanager
+def watched(look: Callable[[], None]) -> Iterator[None]:
+    """Look every second meanwhile; where that fails, so does the test."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1):
+            look()
+
+    with ThreadPoolExecutor() as pool:
+        watcher = pool.submit(watch)
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.result()
 
 
 def ended(process: "subprocess.Popen[str]", code: int) -> str:

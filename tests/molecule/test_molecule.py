@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.kubernetes import RECIPES
 from tests.cluster.lab import TestLab
 from tests.labs import REPOSITORY, lab_name, state_directory
 from tests.programs import failure_of, tail
@@ -32,6 +33,12 @@ ORDINARY = ("node_state", "node", "slurm")
 # Seconds. A scenario has less than the 15 minutes of a test. At the limit of a task Ansible itself names the task.
 SCENARIO_LIMIT = 13 * 60
 TASK_LIMIT = 5 * 60
+
+
+def marks(scenario: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of a scenario: when it runs, and whether the kit is built before."""
+    found = [] if scenario in ORDINARY else [pytest.mark.long]
+    return [*found, pytest.mark.kit(*RECIPES)] if scenario.startswith("kubernetes") else found
 
 
 def settings(lab: str, state: Path) -> dict[str, str]:
@@ -157,9 +164,7 @@ def command(scenario: str) -> list[str]:
     "The toolkit of the lab's kit installs in its pinned version and is held.",
     only=["nvidia_container_toolkit", "runtimes"],
 )
-@pytest.mark.parametrize(
-    "scenario", [pytest.param(name, marks=[] if name in ORDINARY else [pytest.mark.long]) for name in SCENARIOS]
-)
+@pytest.mark.parametrize("scenario", [pytest.param(name, marks=marks(name)) for name in SCENARIOS])
 def test_role(scenario: str, tmp_path: Path) -> None:
     lab = TestLab(lab_name(f"m-{scenario.replace('_', '-')[:20]}"))  # a name has 30 characters at most
     log = LOGS / f"molecule-{scenario}.log"

@@ -1,10 +1,10 @@
 """The clusters of tests/systems/clusters, and every command line that a bootstrap of one would run.
 
-cluster.yaml has the system, what the probe finds on a worker, and the packages that no source shows; commands.yaml the
-command lines, each with the document that has the command or its names, and how they were compared: `table`, by
-tests/systems/repositories; `run`, on Debian, by labs, role scenarios or test_files.py; `read`, in a stored copy, on the
-day that `read` has, with what it says in `note`; `own`, it is a program of ours; `unknown`, no document was found, and
-`note` has what was tried.
+cluster.yaml has the system, the scheduler if it is not Slurm, what the probe finds on a worker, and the packages that
+no source shows; commands.yaml the command lines, each with the document that has the command or its names, and how
+they were compared: `table`, by tests/systems/repositories; `run`, on Debian, by labs, role scenarios or
+test_files.py; `read`, in a stored copy, on the day that `read` has, with what it says in `note`; `own`, it is a
+program of ours; `unknown`, no document was found, and `note` has what was tried.
 
 usage: python -m tests.systems.clusters NAME    (prints the command lines that commands.yaml lacks)
 """

@@ -26,13 +26,14 @@ from tests.systems.rendering import (
     CONTENT,
     KERNELS,
     PACKAGED,
-    ROLES,
+    SCHEDULERS,
     SYSTEMS,
     Cluster,
     Role,
     a_cluster,
     load,
     look,
+    roles_of,
     system_of,
 )
 
@@ -41,16 +42,16 @@ VENDORS = ("nvidia-container-toolkit", "enroot", "gdrcopy")
 # SchedMD publishes files to build packages from, and no repository.
 SCHEDMD = "schedmd"
 REPOSITORIES = {
-    "debian-12": ("debian-12", "nvidia-debian12", "docker-apt", *VENDORS),
-    "debian-13": ("debian-13", "nvidia-debian13", "docker-apt", *VENDORS),
-    "debian-testing": ("debian-testing", "docker-apt", *VENDORS),
-    "ubuntu-22.04": ("ubuntu-22.04", "nvidia-ubuntu2204", "docker-apt", "apptainer", *VENDORS),
-    "ubuntu-24.04": ("ubuntu-24.04", "nvidia-ubuntu2404", "docker-apt", "apptainer", *VENDORS),
-    "rocky-9": ("rhel-9", "epel-9", "nvidia-rhel9", "docker-rpm", *VENDORS),
-    "centos-9": ("rhel-9", "epel-9", "nvidia-rhel9", "docker-rpm", *VENDORS),
-    "almalinux-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", *VENDORS),
-    "centos-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", *VENDORS),
-    "rhel-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", *VENDORS),
+    "debian-12": ("debian-12", "nvidia-debian12", "docker-apt", "kubernetes-apt", *VENDORS),
+    "debian-13": ("debian-13", "nvidia-debian13", "docker-apt", "kubernetes-apt", *VENDORS),
+    "debian-testing": ("debian-testing", "docker-apt", "kubernetes-apt", *VENDORS),
+    "ubuntu-22.04": ("ubuntu-22.04", "nvidia-ubuntu2204", "docker-apt", "kubernetes-apt", "apptainer", *VENDORS),
+    "ubuntu-24.04": ("ubuntu-24.04", "nvidia-ubuntu2404", "docker-apt", "kubernetes-apt", "apptainer", *VENDORS),
+    "rocky-9": ("rhel-9", "epel-9", "nvidia-rhel9", "docker-rpm", "kubernetes-rpm", *VENDORS),
+    "centos-9": ("rhel-9", "epel-9", "nvidia-rhel9", "docker-rpm", "kubernetes-rpm", *VENDORS),
+    "almalinux-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", "kubernetes-rpm", *VENDORS),
+    "centos-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", "kubernetes-rpm", *VENDORS),
+    "rhel-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", "kubernetes-rpm", *VENDORS),
 }
 # CUDA 12 is not published for RHEL 10, whose key NVIDIA's own list does not have.
 OWN = {
@@ -141,13 +142,16 @@ def requests(system: str) -> set[Request]:
     refused = {path.parent.parent.name for path in CONTENT.glob("roles/*/meta/systems.yml") if _refuses(path, system)}
     given = system_of(system)
     whole = given.architecture == "x86_64" or given.distribution == "Debian"
+    for scheduler in SCHEDULERS:
+        with tempfile.TemporaryDirectory() as folder:
+            cluster = a_cluster(Path(folder), system, scheduler)
+            for host in cluster.hosts:
+                names = {path.name for path in roles_of(scheduler)} if whole else {"nvidia_container_toolkit"}
+                # On others the driver's roles are looked at by variants: not all have a driver for this worker.
+                for name in sorted(names - refused - (set() if system in SYSTEMS else {*DRIVER_ROLES})):
+                    found |= _of_role(cluster.role(name, host, **OWN.get(system, {})))
     with tempfile.TemporaryDirectory() as folder:
         cluster = a_cluster(Path(folder), system)
-        for host in cluster.hosts:
-            names = {path.name for path in ROLES} if whole else {"nvidia_container_toolkit"}
-            # On others than those the driver's roles are looked at by variants: not all have a driver for this worker.
-            for name in sorted(names - refused - (set() if system in SYSTEMS else {*DRIVER_ROLES})):
-                found |= _of_role(cluster.role(name, host, **OWN.get(system, {})))
         for name in VARIANTS if given.architecture == "x86_64" else VARIANTS_AARCH64:
             found |= {
                 one for role in variant(cluster, system, name) if role.name not in refused for one in _of_role(role)

@@ -5,6 +5,7 @@ No node takes part. What tasks would have learned there is given, as modules ret
 
 import base64
 import functools
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,10 +23,36 @@ from ansible.utils.collection_loader import AnsibleCollectionConfig
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 
+from clusterctl.inventory import bootstrap_plays
 from clusterctl.util import paths
 
 CONTENT = paths.content()
 ROLES = sorted(path for path in (CONTENT / "roles").iterdir() if path.is_dir())
+SCHEDULERS = ("slurm", "kubernetes")
+# Groups that only a cluster with Slurm can have, and roles of its own verbs.
+OF_SLURM = {"mpi", "enroot"}
+VERBS_OF_SLURM = {"backup", "restore"}
+# Shared roles that do something else for Kubernetes.
+BOTH = {"base", "containerd", "containers", "gpu_config", "gpu_health", "verify"}
+
+
+def roles_of(scheduler: str) -> list[Path]:
+    """Return the roles that a cluster of this scheduler can have: all but those of the other one alone."""
+    given = bootstrap_plays.groups(bootstrap_plays.load(CONTENT))
+    other = next(name for name in SCHEDULERS if name != scheduler)
+    foreign = {group for group in given if group.startswith(f"{other}_") or (other == "slurm" and group in OF_SLURM)}
+    kept = {role for group, roles in given.items() if group not in foreign for role in roles}
+    left_out = {role for group in foreign for role in given[group]} - kept
+    left_out |= VERBS_OF_SLURM if other == "slurm" else set()
+    return [path for path in ROLES if path.name not in left_out]
+
+
+def roles_with(scheduler: str) -> list[Path]:
+    """Return the roles whose files differ by scheduler: all for Slurm; rendering them twice takes minutes."""
+    found = roles_of(scheduler)
+    if scheduler == "slurm":
+        return found
+    return [path for path in found if path.name.startswith(scheduler) or path.name in BOTH]
 
 
 @dataclass(frozen=True)
@@ -151,6 +178,9 @@ def registered(system: str, found: Mapping[str, Any] | None = None) -> dict[str,
     found = found or look(system, imex=True)
     return {
         "__dcgm_exporter_look": {**found, "driver": "580.95.05"},
+        "__kubernetes_node_archives": {"images.tar": "a" * 64},
+        "__kubernetes_node_images": {"missing": []},
+        "__kubernetes_node_look": {"stdout_lines": ["/etc/kubernetes/kubelet.conf"]},
         "__gpu_config_done": {"kept": {"mig": "3g.40gb,2g.20gb,2g.20gb"}},
         "__slurm_head_job_container": {"use": True},
         "__nvidia_cuda_look": {"devices": found["devices"], "driver": "580.95.05"},
@@ -348,12 +378,16 @@ def seal(directory: Path) -> None:
     (directory / "secrets.yml").write_bytes(sealed)
 
 
-def a_cluster(directory: Path, system: str) -> Cluster:
+def a_cluster(
+    directory: Path, system: str, scheduler: str = "slurm", further_heads: Iterable[str] = (), **variables: Any
+) -> Cluster:
     """Return a cluster of a head and a worker, whose address is a name, with records, secrets and a certificate."""
     hosts = {"head1": {"ansible_host": "10.0.0.10"}, "gpu01": {"ansible_host": "gpu01.example"}}
-    groups = {"slurm_head": ["head1"], "slurm_workers": ["gpu01"], "monitoring": ["head1"]}
+    hosts |= {name: {"ansible_host": f"10.0.0.{number}"} for number, name in enumerate(further_heads, 12)}
+    heads = [name for name in hosts if name != "gpu01"]
+    groups = {f"{scheduler}_head": heads, f"{scheduler}_workers": ["gpu01"], "monitoring": ["head1"]}
     children = {group: {"hosts": {name: hosts[name] for name in names}} for group, names in groups.items()}
-    inventory = {"all": {"vars": {"cluster_name": "aurora"}, "children": children}}
+    inventory = {"all": {"vars": {"cluster_name": "aurora", **variables}, "children": children}}
     (directory / "hardware").mkdir()
     for number, name in enumerate(hosts):
         (directory / f"hardware/{name}.json").write_text(json.dumps(record(name, number, system)), encoding="utf-8")
@@ -365,7 +399,7 @@ def a_cluster(directory: Path, system: str) -> Cluster:
 
 @dataclass(frozen=True)
 class File:
-    """A file that a role writes on a host."""
+    """A file that a role writes on a host; the name of a host of Kubernetes begins with "kubernetes-"."""
 
     host: str
     role: str
@@ -375,14 +409,15 @@ class File:
 
 @functools.cache
 def files(system: str) -> list[File]:
-    """Return every whole file that the roles write on a head and a worker of a system."""
+    """Return every whole file that the roles write on a head and a worker of a system, with each scheduler."""
     found = []
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = a_cluster(Path(folder), system)
-        for host in cluster.hosts:
-            for path in ROLES:
+    for scheduler in SCHEDULERS:
+        with tempfile.TemporaryDirectory() as folder:
+            cluster = a_cluster(Path(folder), system, scheduler)
+            for host, path in itertools.product(cluster.hosts, roles_with(scheduler)):
                 role = cluster.role(path.name, host)
                 items = [item for _, call in role.calls() for item in call.get("files", [])]
                 written = {item["dest"]: role.content(item) for item in items}
-                found += [File(host, path.name, dest, text) for dest, text in written.items() if text is not None]
+                name = host if scheduler == "slurm" else f"{scheduler}-{host}"
+                found += [File(name, path.name, dest, text) for dest, text in written.items() if text is not None]
     return found

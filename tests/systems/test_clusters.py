@@ -1,4 +1,4 @@
-"""The three clusters that users are most likely to have: every role, package name, pin and command line."""
+"""The clusters that users are most likely to have: every role, package name, pin and command line."""
 
 from datetime import date
 from pathlib import Path
@@ -6,23 +6,33 @@ from pathlib import Path
 import pytest
 
 from tests.systems.clusters import HERE, NAMES, calls, command_lines, described, documented, opened, turns, unknown
-from tests.systems.rendering import CONTENT, ROLES, File, load
+from tests.systems.rendering import CONTENT, File, load, roles_of
 from tests.systems.test_files import CHECKS, checks_of, have
 
 COMPARED = {"table", "run", "read", "own", "unknown"}
 
 
-def test_clusters__with_nvidias_repository__are_three() -> None:
-    systems = {name: described(name)["system"] for name in NAMES}
-    assert systems == {"debian-l40s": "debian-13", "rocky-v100": "rocky-9", "ubuntu-h100": "ubuntu-24.04"}
+def scheduler_of(name: str) -> str:
+    return str(described(name).get("scheduler", "slurm"))
 
 
-@pytest.mark.proves("systems", "Three likely clusters (H100, V100, L40S): every role comes out whole.")
+def test_clusters__with_nvidias_repository__are_four() -> None:
+    assert {name: (described(name)["system"], scheduler_of(name)) for name in NAMES} == {
+        "debian-l40s": ("debian-13", "slurm"),
+        "rocky-v100": ("rocky-9", "slurm"),
+        "ubuntu-a100-kubernetes": ("ubuntu-24.04", "kubernetes"),
+        "ubuntu-h100": ("ubuntu-24.04", "slurm"),
+    }
+
+
+@pytest.mark.proves(
+    "systems", "Four likely clusters (H100, V100, L40S, and A100 with Kubernetes): every role comes out whole."
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_roles__of_a_cluster__come_out_whole(name: str) -> None:
     with opened(name) as cluster:
         for host in cluster.hosts:
-            for path in ROLES:
+            for path in roles_of(scheduler_of(name)):
                 role = cluster.role(path.name, host)
                 for _, call in role.calls():
                     written = [role.content(item) or b"" for item in call.get("files", []) if "copy" not in item]
@@ -31,7 +41,7 @@ def test_roles__of_a_cluster__come_out_whole(name: str) -> None:
         assert driver.value("__nvidia_driver_problems") == []
 
 
-@pytest.mark.proves("systems", "Three likely clusters: each file passes its own program.")
+@pytest.mark.proves("systems", "Four likely clusters: each file passes its own program.")
 @pytest.mark.parametrize("name", NAMES)
 def test_files__of_a_cluster__pass_their_own_program(name: str, tmp_path: Path) -> None:
     written: dict[tuple[str, str], list[File]] = {}
@@ -49,7 +59,7 @@ def test_files__of_a_cluster__pass_their_own_program(name: str, tmp_path: Path) 
         CHECKS[pattern](root, found)
 
 
-@pytest.mark.proves("packages", "Three likely clusters: no package or pin is wrong, what no source shows is listed.")
+@pytest.mark.proves("packages", "Four likely clusters: no package or pin is wrong, what no source shows is listed.")
 @pytest.mark.parametrize("name", NAMES)
 def test_packages__of_a_cluster__are_known_or_listed(name: str) -> None:
     with opened(name) as cluster:
@@ -58,7 +68,7 @@ def test_packages__of_a_cluster__are_known_or_listed(name: str) -> None:
     assert found == described(name)["unknown"]
 
 
-@pytest.mark.proves("systems", "Three likely clusters: every command line of a bootstrap has its source.")
+@pytest.mark.proves("systems", "Four likely clusters: every command line of a bootstrap has its source.")
 @pytest.mark.parametrize("name", NAMES)
 def test_commands__of_a_bootstrap__are_listed_with_their_source(name: str) -> None:
     with opened(name) as cluster:

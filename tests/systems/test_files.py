@@ -22,12 +22,14 @@ from tests.systems.rendering import SYSTEMS, VARIABLES, File, files
 SSHD = REPOSITORY / ".cache/programs/usr/sbin/sshd"
 UNITS = "etc/systemd/system"
 # What the unit of a drop-in says, where lines have to fit. Sources: slurm: etc/*.service.in of SchedMD/slurm
-# and Debian's packages; docker, containerd: moby/moby contrib/init/systemd, containerd/containerd; nvidia-cdi-refresh:
-# NVIDIA/nvidia-container-toolkit deployments/systemd; dcgm-exporter: NVIDIA/dcgm-exporter packaging; persistenced:
-# NVIDIA/nvidia-persistenced init; exporters: Debian's and EPEL's packages.
+# and Debian's packages; kubelet: kubernetes/release cmd/krel/templates/latest/kubelet; docker, containerd: moby/moby
+# contrib/init/systemd, containerd/containerd; nvidia-cdi-refresh: NVIDIA/nvidia-container-toolkit deployments/systemd;
+# dcgm-exporter: NVIDIA/dcgm-exporter packaging; persistenced: NVIDIA/nvidia-persistenced init; exporters: Debian's and
+# EPEL's packages.
 VENDORS = {
     "containerd.service": "Type=notify\nExecStart=/usr/bin/containerd",
     "docker.service": "Type=notify\nExecStart=/usr/bin/dockerd",
+    "kubelet.service": "ExecStart=/usr/bin/kubelet\nRestart=always",
     "node_exporter.service": "ExecStart=/usr/bin/node_exporter",
     "nvidia-cdi-refresh.service": "Type=oneshot\nExecStart=/usr/bin/nvidia-ctk cdi generate",
     "nvidia-dcgm-exporter.service": "ExecStart=/usr/bin/dcgm-exporter",
@@ -166,7 +168,9 @@ CHECKS: dict[str, Check] = {
     r".*[.]json$": check_each(lambda path: json.loads(path.read_bytes())),
     r".*[.]py$": check_each(check_python),
     r".*[.]toml$|/etc/containers/": check_each(lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
-    r".*[.](yml|cfg)$": check_each(lambda path: yaml.safe_load(path.read_bytes())),
+    r".*[.](ya?ml|cfg)$|/etc/kubernetes/kubelet[.]conf[.]d/": check_each(
+        lambda path: list(yaml.safe_load_all(path.read_bytes()))
+    ),
 }
 # Their programs come with packages that this machine has no need of. Labs and role scenarios start them: Debian alone.
 BY_LABS = re.compile(
@@ -174,10 +178,11 @@ BY_LABS = re.compile(
     r"|/etc/(openmpi-\w+|prometheus/(tls|own-password)|enroot/enroot\.conf|dcgm-exporter/|nvidia-|ssh/authorized_keys\.d/)"
     r"|/etc/(modprobe\.d|modules-load\.d|environment\.d|systemd/journald\.conf\.d)/"
 )
-# Values alone, or data of ours.
+# Values alone, or data of ours. What an NFS server reads has no check: labs have none.
 VALUES = re.compile(
-    r"/etc/(hostname|hosts|locale\.conf|timezone|resolv\.conf|cron\.allow|at\.allow|default/\w+|sysconfig/\w+)$"
-    r"|/etc/(clusterctl/gpu-health\.key|pki/ca-trust/.*)$|/usr/local/share/ca-certificates/|/var/lib/clusterctl"
+    r"/etc/(hostname|hosts|locale\.conf|timezone|(kubernetes/)?resolv\.conf|cron\.allow|at\.allow|default/\w+|sysconfig/\w+)$"
+    r"|/etc/(clusterctl/(gpu|kubernetes)-health\.key|kubernetes/pki/.*|exports\.d/.*|nfs\.conf\.d/.*|pki/ca-trust/.*)$"
+    r"|/usr/local/share/ca-certificates/|/var/lib/clusterctl"
 )
 
 
@@ -212,7 +217,7 @@ def have(pattern: str) -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_files__of_every_role__pass_their_own_program(system: str, pattern: str, tmp_path: Path) -> None:
     have(pattern)
-    for host in ("head1", "gpu01"):
+    for host in ("head1", "gpu01", "kubernetes-head1", "kubernetes-gpu01"):
         root = tmp_path / host
         root.mkdir()
         CHECKS[pattern](root, [one for one in files(system) if one.host == host and re.match(pattern, one.path)])

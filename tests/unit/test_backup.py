@@ -1,6 +1,7 @@
 """A backup's archive: what the head writes is what the controller reads, and damage does not pass for either."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -72,12 +73,24 @@ def test_what_the_head_writes_the_controller_reads(tmp_path: Path) -> None:
     path = archive(tmp_path)
     assert cluster_backup.unseal(path, KEY) == MANIFEST
     manifest = sealed.read(path, tmp_path)
-    assert backup._plain(manifest) == MANIFEST
+    assert manifest.as_dict() == MANIFEST
+    assert isinstance(manifest, sealed.SlurmManifest)
     assert manifest.release == "24.11"
     assert path.stat().st_mode & 0o777 == 0o600
     assert cluster_backup.take(path, "slurmctld.tar.gz", tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == (tmp_path / "slurmctld.tar.gz").read_bytes()
     assert not cluster_backup.take(path, "drain.json", tmp_path / "none")
+
+
+def test_read__archive_of_kubernetes__has_its_objects(tmp_path: Path) -> None:
+    common = {key: MANIFEST[key] for key in ("version", "cluster", "made")}
+    written = common | {"kubernetes": "1.36.3", "objects": {"Namespace": 5, "Secret": 1, "Node": 2}}
+    (tmp_path / "etcd.db.gz").write_bytes(b"packed")
+    cluster_backup.seal(tmp_path / "archive.tar", written, [tmp_path / "etcd.db.gz"], KEY)
+    manifest = sealed.read(tmp_path / "archive.tar", tmp_path)
+    assert manifest.as_dict() == written
+    assert manifest.program == "Kubernetes 1.36.3"
+    assert manifest.contents() == "8 objects, of them 5 namespaces, 0 deployments, 1 secret"
 
 
 PASSWORD, LABEL = "correct horse battery staple", "aurora-0a1b2c3d"
@@ -450,7 +463,8 @@ def test_restore__declined__ends_with_7_and_puts_nothing_back(tmp_path: Path, mo
     monkeypatch.setattr(secrets, "check", lambda *_: None)
     for name in ("_require_readable", "_show"):
         monkeypatch.setattr(restore, name, lambda *_: None)
-    monkeypatch.setattr(restore, "_ended", lambda *_: [])
+    for name in ("_ended", "_rows"):
+        monkeypatch.setattr(restore, name, lambda *_: [])
     for phase in ("EnsureSecrets", "CheckHostKeys", "ConfirmHead", "LockHead", "Preflight"):
         monkeypatch.setattr(getattr(entry, phase), "run", lambda *_: None)
     directory = tmp_path / "aurora"
@@ -467,10 +481,66 @@ def test_restore__declined__ends_with_7_and_puts_nothing_back(tmp_path: Path, mo
     assert not (directory / home.STATE / restore.REQUEST).exists()
 
 
+KUBERNETES = {key: MANIFEST[key] for key in ("version", "cluster", "made")} | {
+    "kubernetes": "1.36.3",
+    "objects": {"Namespace": 5},
+}
+
+
+def heads_of(directory: Path, *heads: str, scheduler: str = "kubernetes") -> Path:
+    """Write an inventory with these heads and one worker."""
+    listed = ", ".join(f"{name}: {{ansible_host: 10.0.0.{number}}}" for number, name in enumerate(heads, 1))
+    directory.mkdir(exist_ok=True)
+    (directory / secrets.FILE).touch(0o600)
+    (directory / "inventory.yaml").write_text(
+        "all:\n  vars: {cluster_name: aurora}\n  children:\n"
+        f"    {scheduler}_head: {{hosts: {{{listed}}}}}\n"
+        f"    {scheduler}_workers: {{hosts: {{gpu01: {{ansible_host: 10.0.0.11}}}}}}\n"
+    )
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "manifest", "why"),
+    [
+        ("kubernetes", KUBERNETES, ""),
+        ("slurm", KUBERNETES, "Kubernetes 1.36.3, but the inventory has no group kubernetes_head"),
+        ("kubernetes", MANIFEST, "Slurm 24.11.5, but the inventory has no group slurm_head"),
+    ],
+)
+def test_manifest__of_the_other_scheduler__is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str, manifest: dict[str, Any], why: str
+) -> None:
+    monkeypatch.setattr(secrets, "label", lambda directory: MANIFEST["cluster"])
+    monkeypatch.setattr(secrets, "check", lambda *_: None)
+    inventory = home.load(heads_of(tmp_path / "aurora", "head1", scheduler=scheduler) / "inventory.yaml")
+    (tmp_path / "part").write_bytes(b"x")
+    cluster_backup.seal(tmp_path / "archive.tar", manifest, [tmp_path / "part"], KEY)
+    if not why:
+        assert restore._manifest(inventory, tmp_path / "archive.tar").as_dict() == manifest
+        return
+    with pytest.raises(InputError) as caught:
+        restore._manifest(inventory, tmp_path / "archive.tar")
+    assert why in str(caught.value)
+
+
+def test_heads__of_several__is_the_first_that_responded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each head has all of etcd's data, so a dead one does not prevent a backup."""
+    monkeypatch.setattr(secrets, "check", lambda *_: None)
+    site = context.load(Options("backup", heads_of(tmp_path / "aurora", "head1", "head2", "head3")))
+    assert [head.name for head in backup._heads(site)] == ["head1"]
+    assert [head.name for head in backup._heads(dataclasses.replace(site, skipped=("head1",)))] == ["head2"]
+
+
 @pytest.mark.proves("backup", "Only the newest backups of a cluster are kept; other files stay.")
 def test_the_newest_are_kept_of_one_cluster(tmp_path: Path) -> None:
     days = [f"aurora-0a1b2c3d-202611{day:02}T190000Z.tar" for day in (3, 21, 1, 30)]
-    others = ["borealis-0a1b2c3d-20261101T190000Z.tar", "aurora-0a1b2c3d-20261101T190000Z.tar.new", "notes"]
+    others = [
+        "aurora-0a1b2c3d-kubernetes-20261101T190000Z.tar",
+        "borealis-0a1b2c3d-20261101T190000Z.tar",
+        "aurora-0a1b2c3d-20261101T190000Z.tar.new",
+        "notes",
+    ]
     for name in (*days, *others):
         (tmp_path / name).touch()
     backup._prune(tmp_path / days[3], 2)
@@ -499,6 +569,6 @@ def test_fits__release_of_the_backup__is_read_by_the_pinned_head(
     system = {"os": {**reply()["os"], "id": "debian", "version": "13", "family": "Debian"}}
     hardware.save(tmp_path, hardware.from_reply("head1", {**reply(), **system}, NOW))
     site = context.load(Options("restore", tmp_path))
-    manifest = untrusted.decode(sealed.Manifest, {**MANIFEST, "slurm": made_by})
+    manifest = untrusted.decode(sealed.SlurmManifest, {**MANIFEST, "slurm": made_by})
     with contextlib.nullcontext() if not told else pytest.raises(PreflightError, match=told):
         restore._require_readable(site, manifest)

@@ -1,5 +1,6 @@
 """The cluster's certificate authority: the same from the same secret, and verified by a program that is not ours."""
 
+import hashlib
 import subprocess
 from pathlib import Path
 
@@ -16,6 +17,13 @@ def test_issue__the_same_again__is_the_same_to_the_byte() -> None:
     first, second = (certificates.issue(SEED, "aurora", "head1", ADDRESSES) for _ in range(2))
     assert first == second
     assert certificates.authority(SEED, "aurora") == certificates.authority(SEED, "aurora")
+
+
+def test_issue__of_a_known_secret__is_what_earlier_releases_issued() -> None:
+    """Another result would replace the certificates of every cluster at its next bootstrap."""
+    text = certificates.authority(SEED, "aurora") + certificates.issue(SEED, "aurora", "head1", ["10.0.0.10"]).key
+    expected = "5fbffd397b2227c80857b9fabe63435b57060199d6d6d0b35afb4aa6b1941074"
+    assert hashlib.sha256(text.encode()).hexdigest() == expected
 
 
 @pytest.mark.parametrize(

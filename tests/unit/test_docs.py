@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import cis
 from tests.labs import REPOSITORY
 
 GENERATED = {"proof.md", "variables.md", "ports.md", "packages.md"}
@@ -95,3 +96,7 @@ def test_pictures__of_a_page__are_there_and_load_nothing(page: Path) -> None:
     for path in re.findall(r'(?:src|srcset)="([^"]+)"', page.read_text(encoding="utf-8")):
         text = (page.parent / path).read_text(encoding="utf-8")
         assert not re.search(r"url\(\s*['\"]?http|href|@import|@font-face|<script|<image", text), path
+
+
+def test_cis__page__is_written_from_its_items() -> None:
+    assert (REPOSITORY / "docs/kubernetes-cis.md").read_text(encoding="utf-8") == cis.page()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from clusterctl.commands import initialise
 from clusterctl.inventory import edit, hostrange
 from clusterctl.inventory import model as inventory
+from clusterctl.lab import lab_inventory
 from clusterctl.lab.lab import Lab
 from clusterctl.lab.podman import LabError
 from clusterctl.lab.settings import Settings
@@ -582,7 +583,7 @@ def _written_by_lab(place: Path) -> Path:
     lab.key.write_text("a key")
     lab.key.chmod(0o600)
     chosen = Settings("edited", subnet="10.213.0.0/24")
-    lab._write_inventory(chosen, lab.nodes(chosen), "http://10.213.0.2:3142", {})
+    lab._write_inventory(lab_inventory.text(chosen, chosen.nodes(), lab.key, "http://10.213.0.2:3142", {}))
     return lab.inventory
 
 

@@ -43,7 +43,7 @@ LISTING = (
 )
 GIVEN = {
     "node": "gpu01",
-    "head": "10.0.0.10",
+    "heads": ["10.0.0.10"],
     "port": 6822,
     "gpus": [
         {"index": 0, "uuid": "", "pci": "00000000:07:00.0", "links": {"1": "NV12"}, "lanes": 16, "memory_mb": 81920},
@@ -497,18 +497,22 @@ def test_the_head_believes_nobody_of_another(line: bytes) -> None:
         EAR.understood(line, "key", "c1")
 
 
-def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
+def test_worker_and_head_speak_the_same(scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both programs, with a controller that answers and a ledger's program that writes down what it is asked."""
     (tmp_path / "health.key").write_text("key\n")
     (tmp_path / "gpu-health.key").write_text(hashlib.sha256(b"keygpu01").hexdigest() + "\n")
     ledger = tmp_path / "ledger"
     ledger.write_text(f'#!/bin/sh\nprintf "%s|" "$@" >> {tmp_path}/asked; echo >> {tmp_path}/asked\n')
     ledger.chmod(0o755)
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Slurmctld(primary) at head1 is UP'\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     source = (paths.content() / "roles/slurm_head/files/slurm-health").read_text()
-    source = source.replace("/etc/slurm", str(tmp_path)).replace("/usr/local/sbin/slurm-drain", str(ledger))
+    given = [str(tmp_path / "health.key"), str(ledger)]
+    if scheduler == "slurm":
+        (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Slurmctld(primary) at head1 is UP'\n")
+        (tmp_path / "scontrol").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        source = source.replace("/etc/slurm", str(tmp_path)).replace("/usr/local/sbin/slurm-drain", str(ledger))
+        given = []
     (tmp_path / "ear").write_text(source)
     monkeypatch.setattr(HEALTH, "KEY", tmp_path / "gpu-health.key")
     monkeypatch.setattr(HEALTH, "PORTS", range(30000, 31000))  # whoever runs the tests may have them
@@ -519,7 +523,7 @@ def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.Monk
                 line, _ = server.accept()
                 with line:
                     subprocess.run(
-                        ["python3", str(tmp_path / "ear")],
+                        ["python3", str(tmp_path / "ear"), *given],
                         stdin=line.fileno(),
                         stdout=line.fileno(),
                         env={**os.environ, "REMOTE_PORT": port},
@@ -529,14 +533,30 @@ def test_worker_and_head_speak_the_same(tmp_path: Path, monkeypatch: pytest.Monk
 
         thread = threading.Thread(target=hear, daemon=True)
         thread.start()
-        given = GIVEN | {"head": "127.0.0.1", "port": server.getsockname()[1]}
-        HEALTH.send(given, "GPU 1: XID 79")
-        HEALTH.send(given, "")
+        configured = GIVEN | {"heads": ["127.0.0.1"], "port": server.getsockname()[1]}
+        HEALTH.send(configured, "GPU 1: XID 79")
+        HEALTH.send(configured, "")
         thread.join(60)
     assert (tmp_path / "asked").read_text().splitlines() == [
         "health|--out|gpu01|--reason|GPU 1: XID 79|",
         "health|--in|gpu01|",
     ]
+
+
+@pytest.mark.proves("health", "A worker of Kubernetes reports to another head if one does not respond.")
+def test_send__first_head_down__asks_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def send_once(_: dict[str, Any], head: str, __: str) -> str:
+        asked.append(head)
+        if head == "10.0.0.10":
+            raise ConnectionRefusedError
+        return "kept"
+
+    monkeypatch.setattr(HEALTH, "send_once", send_once)
+    monkeypatch.setattr(HEALTH.time, "sleep", lambda _: None)
+    HEALTH.send(GIVEN | {"heads": ["10.0.0.10", "10.0.0.11"]}, "GPU 1: XID 79")
+    assert asked == ["10.0.0.10", "10.0.0.11"]
 
 
 @pytest.mark.proves("health", "The head refuses a report from an unprivileged port.")
@@ -591,6 +611,33 @@ def test_publish__link_in_its_way__leaves_what_it_names(tmp_path: Path) -> None:
     assert (tmp_path / "shadow").read_text() == "root:*"
     assert (tmp_path / "shadow").stat().st_mode & 0o777 == 0o600
     assert "xid" in (tmp_path / "gpu-health.prom").read_text()
+
+
+@pytest.mark.proves("health", "The device plugin of Kubernetes ends before a GPU is reset.")
+def test_device_plugin__running__is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as plugin, subprocess.Popen(["sleep", "60"]) as other:
+
+        def processes(_: Path) -> list[tuple[Path, list[str]]]:
+            alive = plugin.poll() is None
+            found = [(Path(f"/proc/{plugin.pid}"), ["/usr/bin/nvidia-device-plugin", "--mig-strategy=none"])] * alive
+            return [*found, (Path(f"/proc/{other.pid}"), ["nvidia-persistenced"])]
+
+        monkeypatch.setattr(NODE, "root_processes", processes)
+        NODE.end_device_plugin()
+        assert plugin.poll() is not None
+        assert other.poll() is None
+        other.kill()
+
+
+def test_device_plugin__that_does_not_end__is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sh", "-c", "trap '' TERM; echo; exec sleep 60"], stdout=subprocess.PIPE) as plugin:
+        assert plugin.stdout
+        plugin.stdout.readline()
+        monkeypatch.setattr(NODE, "root_processes", lambda _: [(Path(f"/proc/{plugin.pid}"), ["nvidia-device-plugin"])])
+        monkeypatch.setattr(NODE, "PLUGIN_SECONDS", 0.3)
+        with pytest.raises(NODE.CommandError, match=f"process {plugin.pid} does not end"):
+            NODE.end_device_plugin()
+        plugin.kill()
 
 
 # --- what the controller takes from it --------------------------------------------------------------------------------

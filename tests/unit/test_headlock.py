@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,35 @@ def test_keep__while_the_run_lasts__sends_lines(tmp_path: Path, monkeypatch: pyt
     beat.join(5)
     assert channel.said.startswith(b"here\nhere\nhere\n")
     assert channel.said.endswith(b"done\n")
+
+
+@pytest.mark.proves("faults", "Kubernetes is locked on more than half of its heads, so two runs share one.")
+@pytest.mark.parametrize(
+    ("failing", "missing", "errors"),
+    [
+        ([], False, []),
+        (["k1"], False, ["k1"]),
+        (["k1", "k3"], True, ["k1", "k3"]),
+    ],
+)
+def test_hold__several_heads__needs_more_than_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: list[str], missing: bool, errors: list[str]
+) -> None:
+    given_back: list[str] = []
+
+    def take(one: headlock.HeadLock) -> None:
+        if one.name in failing:
+            raise headlock._failed("no answer")
+
+    monkeypatch.setattr(headlock.HeadLock, "take", take)
+    monkeypatch.setattr(headlock.HeadLock, "keep", lambda one: None)
+    monkeypatch.setattr(headlock.HeadLock, "release", lambda one: given_back.append(one.name))
+    heads = [replace(host(22), name=name) for name in ("k1", "k2", "k3")]
+    with headlock.hold(heads, Access(tmp_path), lock.this_run("verify"), tmp_path) as held:
+        assert (held.missing is not None, list(held.errors), held.lost) == (missing, errors, "")
+        held.locks[1].lost = "another run"
+        assert held.lost == ("another run" if failing else "")
+    assert sorted(given_back) == [name for name in ("k1", "k2", "k3") if name not in failing]
 
 
 EXPIRY = 2.0

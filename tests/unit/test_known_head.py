@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -201,13 +202,37 @@ def test_same_head__nothing_new__is_not_asked(directory: Path, change: Callable[
     entry.require_same_head(site(directory), screen())
 
 
+@pytest.mark.proves("secrets", "A further head in the inventory gets no secrets unasked.")
+def test_same_head__directory_names_a_further_one__is_refused(directory: Path) -> None:
+    entry.keep_head(site(directory), screen())
+    text = (directory / "inventory.yaml").read_text()
+    workers = "    kubernetes_workers: {hosts: {w1: {}}}\n"
+    further = "    kubernetes_head: {hosts: {evil: {ansible_host: 10.9.9.9}}}\n" + workers
+    (directory / "inventory.yaml").write_text(text + further)
+    with pytest.raises(InputError, match=r"it is a further head: 10[.]9[.]9[.]9.*clusterctl trust .*evil"):
+        entry.require_same_head(site(directory), screen())
+    entry.require_same_head(site(directory), screen(), confirmed={"evil"})
+    entry.keep_head(site(directory), screen())
+    entry.require_same_head(site(directory), screen())
+
+
+def test_same_head__kept_by_a_release_of_one_head__still_counts(directory: Path) -> None:
+    entry.keep_head(site(directory), screen())
+    kept = secrets.head_file(directory)
+    kept.write_text(json.dumps(json.loads(kept.read_text())[0]))
+    entry.require_same_head(site(directory), screen())
+    moves(directory)
+    with pytest.raises(InputError, match=r"its address: .* before"):
+        entry.require_same_head(site(directory), screen())
+
+
 def test_keep_head__cluster_is_gone__forgets_it(directory: Path) -> None:
     entry.keep_head(site(directory), screen())
     kept = secrets.head_file(directory)
     assert kept.stat().st_mode & 0o777 == 0o600
-    assert known_head.load(directory) is not None
+    assert list(known_head.load(directory)) == ["head1"]
     kept.write_text("{}")
-    assert known_head.load(directory) is None
+    assert known_head.load(directory) == {}
     secrets.forget(directory)
     assert not kept.exists()
 

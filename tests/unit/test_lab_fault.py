@@ -1,6 +1,7 @@
 """`clusterctl lab fault`: what each fault changes, the kernel's words, and what is refused untouched."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -199,6 +200,45 @@ def test_function__of_newer_drivers__is_not_found_before(node: Node) -> None:
     older, newer = node.read("a100-sxm4-80gb", {})[0], node.read("b200-sxm-180gb", {})[0]
     assert older["temperature, newer"] == "Function Not Found"
     assert newer["temperature, newer"] == newer["temperature"]
+
+
+# What a container reads that has its node's root in a directory: the devices are its own, all else is below that root.
+IN_CONTAINER = r"""
+import sys
+from pynvml import *
+nvmlInit()
+events = nvmlEventSetCreate()
+nvmlDeviceRegisterEvents(nvmlDeviceGetHandleByIndex(1), nvmlEventTypeXidCriticalError, events)
+with open(sys.argv[1] + "/run/simulated-nvml/events", "a") as list_:
+    list_.write("1 8 79\n")
+print(nvmlDeviceGetCount(), nvmlEventSetWait_v2(events, 1000).eventData)
+"""
+
+
+@pytest.mark.proves("lab", "In a container with its node's root the simulated library finds GPUs and events there.")
+def test_library__loaded_from_a_nodes_root__reads_that_nodes_files(
+    node: Node,
+    library: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """As NVIDIA's device plugin loads it, from /driver-root; the links to the configuration lead there, too."""
+    root = tmp_path / "driver-root"
+    below = next(path for path in library.parents if (path / "usr").is_dir())
+    shutil.copytree(below, root, symlinks=True)
+    (root / "lib").symlink_to("usr/lib")
+    for folder in ("etc", "run/simulated-nvml"):
+        (root / folder).mkdir(parents=True)
+    profile = (lab_files.HERE / "nvml" / "profiles" / "t4.conf").read_text()
+    (root / "etc/simulated-nvml.conf").write_text(f"{profile}gpus=2\nnode_seed=unit/test\n")
+    (root / "run/simulated-nvml/events").touch()
+    environment = {
+        "LD_PRELOAD": str(node.directory / "paths.so"),
+        "LD_LIBRARY_PATH": str(root / library.parent.relative_to(below)),
+        "NODE": str(node.directory),
+    }
+    argv = [sys.executable, "-c", IN_CONTAINER, str(root)]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "2 79\n", done.stderr
 
 
 @pytest.mark.proves("lab", "A fault that a GPU model cannot have is refused.")

@@ -15,6 +15,7 @@ HEALTHY: dict[str, Any] = {
          "services": {"slurmctld": "active"}},
     ],
     "slurm": {"nodes": {"gpu01": {"state": ["IDLE"]}}, "problem": "", "ledger_problem": ""},
+    "kubernetes": {"nodes": {"gpu03": {"ready": True, "cordoned": False, "problems": []}}, "problem": ""},
     "alerts": {"error": None, "firing": [{"name": "Down"}], "more": 0},
     "leaving": {},
 }  # fmt: skip
@@ -33,6 +34,9 @@ def test_only_alerts__firing_alone__is_waited_for() -> None:
         (("nodes", 0, "drift_error"), "the record cannot be read"),
         (("nodes", 0, "services", "slurmctld"), "failed"),
         (("slurm", "problem"), "no answer"),
+        (("kubernetes", "problem"), "no answer"),
+        (("kubernetes", "nodes", "gpu03", "ready"), False),
+        (("kubernetes", "nodes", "gpu03", "cordoned"), True),
         (("slurm", "nodes", "gpu01", "state"), ["IDLE", "DRAIN"]),
         (("alerts", "error"), "no answer"),
         (("alerts", "firing"), []),

@@ -33,7 +33,7 @@ def test_container__of_a_node__starts_again_by_itself(monkeypatch: pytest.Monkey
     monkeypatch.setattr(lab, "podman", lambda *words: argv.extend(words))
     monkeypatch.setattr(lab, "container_state", lambda name: "")
     one = lab.Lab("tried")
-    [head, *_] = one.nodes(settings := Settings("tried", subnet="10.213.9.0/24"))
+    [head, *_] = (settings := Settings("tried", subnet="10.213.9.0/24")).nodes()
     one._ensure_container(head, settings, "an-image")
     assert argv[: argv.index("an-image")].count("--restart=on-failure") == 1
 

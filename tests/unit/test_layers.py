@@ -40,9 +40,13 @@ def test_touches__every_line__matches_a_file(pattern: str) -> None:
         ("tests/unit/test_cli.py", {"unit"}),
         ("tests/cluster/test_driver.py", {"gpu"}),
         ("tests/cluster/gpus.py", {"gpu"}),
-        ("roles/gpu_health/tasks/main.yml", {"gpu", "roles"}),
-        ("roles/backup/tasks/main.yml", {"day2", "roles"}),
-        ("clusterctl/commands/backup.py", {"day2", "contract"}),
+        ("roles/gpu_health/tasks/main.yml", {"gpu", "kubernetes", "roles"}),
+        ("roles/backup/tasks/main.yml", {"day2", "kubernetes", "roles"}),
+        ("roles/containerd/tasks/main.yml", {"gpu", "kubernetes", "roles"}),
+        ("clusterctl/workspace/kubernetes_pki.py", {"kubernetes"}),
+        ("roles/kubernetes_head/tasks/main.yml", {"kubernetes", "roles"}),
+        ("tests/cluster/kubernetes.py", {"kubernetes"}),
+        ("clusterctl/commands/backup.py", {"day2", "contract", "kubernetes"}),
         ("roles/base/tasks/main.yml", set(layers.ALL)),
         ("clusterctl/ansible/runner.py", set(layers.ALL)),
         ("a-file-in-no-line", set(layers.ALL)),
@@ -51,8 +55,9 @@ def test_touches__every_line__matches_a_file(pattern: str) -> None:
         ("tests/cluster/lab.py", set(layers.ALL)),
         (".ci/run", set()),
         ("scripts/test", set()),
-        ("playbooks/replace-node.yml", {"day2", "contract"}),
+        ("playbooks/replace-node.yml", {"day2", "contract", "kubernetes"}),
         ("plugins/modules/nvidia_build.py", {"gpu", "roles"}),
+        ("scripts/demo", {"kubernetes", "systems"}),
     ],
 )
 def test_touched__a_path__touches_what_the_map_says(path: str, expected: set[str]) -> None:
@@ -60,7 +65,8 @@ def test_touched__a_path__touches_what_the_map_says(path: str, expected: set[str
 
 
 def test_touched__several_paths__touch_the_layers_of_all() -> None:
-    assert layers.touched(["clusterctl/commands/backup.py", "tests/cluster/gpus.py"]) == {"contract", "day2", "gpu"}
+    paths = ["clusterctl/commands/backup.py", "tests/cluster/gpus.py"]
+    assert layers.touched(paths) == {"contract", "day2", "gpu", "kubernetes"}
 
 
 def test_layer_of__unknown_test_file__is_refused() -> None:

@@ -298,6 +298,8 @@ class Slurm:
     def workloads(self, nodes: list[str]) -> list[Job]:
         return self.jobs
 
+    doomed = workloads
+
     def drain(self, cause: str, nodes: list[str], reason: str) -> None:
         self.done.append(f"drain {cause} {','.join(nodes)}: {reason}")
 
@@ -322,7 +324,7 @@ def test_node__removed_or_replaced__is_drained_first(
     cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch, verb: str, steps: list[str]
 ) -> None:
     slurm, phases = Slurm(), list[Phase]()
-    monkeypatch.setattr(scheduler, "connect", lambda site: slurm)
+    monkeypatch.setattr(scheduler, "connect", lambda site, kind: slurm)
     monkeypatch.setattr(engine, "execute", lambda options, found, known: phases.extend(found))
     options = Options(verb, cluster.path, nodes=("gpu01",))
     if verb == "replace-node":
@@ -428,7 +430,7 @@ def test_question__declined__ends_with_7_and_no_change(
 @pytest.mark.proves("remove-node", "Who declines to kill jobs gets exit 7, and the jobs go on.")
 def test_force__declined__kills_no_job(cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = Slurm(Job("57", "alice", "train", "RUNNING", "gpu01"))
-    monkeypatch.setattr(scheduler, "connect", lambda site: slurm)
+    monkeypatch.setattr(scheduler, "connect", lambda site, kind: slurm)
     with pytest.raises(
         Interrupted,
         match=r"No job was killed; gpu01 stays drained \(to put gpu01 back into service instead, on the head",
@@ -439,7 +441,7 @@ def test_force__declined__kills_no_job(cluster: inventory.Inventory, monkeypatch
 
 def test_force__agreed__kills_the_jobs_and_waits(cluster: inventory.Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = Slurm(Job("57", "alice", "train", "RUNNING", "gpu01"))
-    monkeypatch.setattr(scheduler, "connect", lambda site: slurm)
+    monkeypatch.setattr(scheduler, "connect", lambda site, kind: slurm)
     Drain("remove-node", ["gpu01"], "why", force=True).run(a_run(cluster, yes=True))
     assert slurm.done == ["drain remove-node gpu01: why", "cancel 57", "wait gpu01"]
 

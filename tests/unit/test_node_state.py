@@ -459,6 +459,21 @@ def test_an_upgrade_to_what_nobody_offers_fails() -> None:
         packages.aim([node_items.Package("a", "3.*")], planned=True)
 
 
+@pytest.mark.proves("plan", "A plan reports an upgrade to a release whose package source comes with it.")
+def test_upgrade__planned_from_a_source_to_come__has_the_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, asked = Upgradable({"a": "1.0-1", "b": "1.0-1"}, {"a": ["1.0-1"], "b": ["2.0-1"]}), list[dict[str, str]]()
+
+    def rehearse(install: dict[str, str]) -> dict[str, tuple[str, str]]:
+        asked.append(install)
+        return {}
+
+    monkeypatch.setattr(index, "rehearse", rehearse)
+    packages = node_items.Packages(index)
+    assert packages.aim([node_items.Package("a", "2.0"), node_items.Package("b")], planned=True, unseen=True) == []
+    assert packages.targets == {"a": "2.0", "b": "2.0-1"}
+    assert asked == [{"b": "2.0-1"}]
+
+
 @pytest.mark.proves("upgrade", "Packages required in one exact version move along.")
 def test_what_is_needed_in_one_version_alone_comes_along(monkeypatch: pytest.MonkeyPatch) -> None:
     depends = {

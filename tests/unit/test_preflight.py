@@ -18,7 +18,7 @@ from clusterctl.nodes import contact
 from clusterctl.nodes.contact import Answer, Facts
 from clusterctl.nodes.remote import Access
 from clusterctl.nodes.session import ContactError, Failure
-from clusterctl.run import gpu_checks, preflight
+from clusterctl.run import gpu_checks, preflight, system_checks
 from clusterctl.slurm import checks, versions
 from clusterctl.util import paths
 from clusterctl.util.errors import Finding, InputError, PreflightError
@@ -57,6 +57,8 @@ def answer() -> dict[str, Any]:
             "before": [],
             "slurm": [],
             "security_updates": None,
+            "kubernetes": [],
+            "swap_mb": 0,
             "slurm_packages": None,
             "watched_packages": {},
             "jobs": [],
@@ -523,7 +525,7 @@ def test_system__what_nobody_publishes_for_it__is_refused(
     hosts = tuple(replace(host, variables=variables) if host.name == "gpu02" else host for host in given.hosts)
     hosts = tuple(replace(host, groups=host.groups | {group}) if host.name == "gpu02" else host for host in hosts)
     given = replace(given, hosts=hosts)
-    found_all = preflight._unpublished(given, {"gpu01": facts(runs).hardware, "gpu02": facts(runs).hardware})
+    found_all = system_checks.unpublished(given, {"gpu01": facts(runs).hardware, "gpu02": facts(runs).hardware})
     findings = [one for one in found_all if one.check == group and (group != "slurm_workers" or one.node == "gpu02")]
     assert [(one.node, one.check, one.warning) for one in findings] == ([("gpu02", group, False)] if found else [])
     assert all(found in one.found and "leave gpu02 out of" in one.hint for one in findings)

@@ -19,7 +19,20 @@ from ansible.playbook.task import Task
 from jinja2 import Environment, nodes
 
 from clusterctl.inventory import host_pattern
-from tests.systems.rendering import CONTENT, ROLES, SECRET, SYSTEMS, Role, a_cluster, load, look, tasks
+from tests.systems.rendering import (
+    CONTENT,
+    ROLES,
+    SCHEDULERS,
+    SECRET,
+    SYSTEMS,
+    Role,
+    a_cluster,
+    load,
+    look,
+    roles_of,
+    roles_with,
+    tasks,
+)
 
 NAMES = [role.name for role in ROLES]
 OUR_MODULES = {path.stem for path in (CONTENT / "plugins/modules").glob("*.py")}
@@ -84,20 +97,24 @@ def test_role_knows_no_lab_and_no_other_hosts_facts(role: Path) -> None:
 
 
 def visits(role: str, file: str = "main.yml") -> int:
-    """Tasks of a role that reach a worker, skipped ones as well; files that only other hosts include are none."""
+    """Tasks of a role that reach a worker, skipped ones as well; files that only other hosts include are none.
+
+    One that runs once, for all workers together, does not reach each of them.
+    """
     count = 0
     for task in tasks(CONTENT / "roles" / role / "tasks" / file):
         if imported := task.get("ansible.builtin.import_tasks"):
             count += visits(role, imported)
-        elif "ansible.builtin.include_tasks" not in task:
+        elif "ansible.builtin.include_tasks" not in task and not task.get("run_once"):
             count += 1
     return count
 
 
 @pytest.mark.proves("roles", "A bootstrap runs fewer than forty tasks on a worker.")
-def test_a_worker_is_visited_by_fewer_than_forty_tasks() -> None:
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_worker_is_visited_by_fewer_than_forty_tasks(scheduler: str) -> None:
     """The whole bootstrap, facts and checks of arguments included."""
-    groups = {"all", "slurm_workers", "gpu01"}
+    groups = {"all", f"{scheduler}_workers", "gpu01"}
     plays = [play for play in load(CONTENT / "playbooks/bootstrap.yml") if host_pattern.matches(play["hosts"], groups)]
     roles = [role if isinstance(role, str) else role["role"] for play in plays for role in play["roles"]]
     count = sum(1 + visits(role) for role in roles) + visits("base", "sources.yml")
@@ -111,11 +128,12 @@ TEMPLATES = [path for role in ROLES for path in sorted(role.glob("templates/*.j2
 @pytest.mark.proves("roles", "Every template and `node_state` call renders completely for each supported system.")
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("host", ["head1", "gpu01"])
-def test_every_template_and_call_comes_out_whole(system: str, host: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_every_template_and_call_comes_out_whole(system: str, host: str, scheduler: str, tmp_path: Path) -> None:
     """Nothing undefined, no template's own mark left over, and the words of a format where the format can be read."""
-    cluster = a_cluster(tmp_path, system)
-    for name in NAMES:
-        role = cluster.role(name, host)
+    cluster = a_cluster(tmp_path, system, scheduler)
+    for path in roles_of(scheduler) if system in ("debian-13", "rocky-9") else roles_with(scheduler):
+        role = cluster.role(path.name, host)
         for path in sorted(role.path.glob("templates/*.j2")):
             if path.name == "debian.sources.j2" and not system.startswith("debian"):
                 continue
@@ -123,11 +141,17 @@ def test_every_template_and_call_comes_out_whole(system: str, host: str, tmp_pat
                 continue
             text = role.render(path)
             assert text.endswith("\n"), path
-            assert not re.search(r"\{[{%]|[%}]\}|__\w+__|\\n", text.replace("{{ $", "")), f"{path}: {text}"
+            # Kubernetes' objects have JSON, which may end like a mark.
+            marks = r"\{[{%]|%\}|__\w+__|\\n" + ("" if ".yaml." in path.name else r"|\}\}")
+            # Prometheus' own label.
+            shown = text.replace("{{ $", "").replace("[__name__]", "")
+            assert not re.search(marks, shown), f"{path}: {text}"
             if path.name in ("registries.conf.j2", "config.toml.j2", "hosts.toml.j2"):
                 assert tomllib.loads(text)
             if ".yml." in path.name:
                 assert isinstance(yaml.safe_load(text), dict)
+            if ".yaml." in path.name:
+                assert all(isinstance(one, dict | None) for one in yaml.safe_load_all(text))
             if ".json." in path.name:
                 assert json.loads(text)
         for _, call in role.calls():
@@ -224,7 +248,10 @@ def conditions(value: Any) -> Iterator[str]:
 def test_conditions__of_all_tasks__are_true_or_false(tmp_path: Path) -> None:
     """A string as condition fails only when it is reached: `upgrade --os --no-reboot` never worked for that."""
     booleans = {"ansible_check_mode", *BOOLEAN_RESULTS}
-    cluster = a_cluster(tmp_path, "debian-13")
+    clusters = {}
+    for scheduler in SCHEDULERS:
+        (tmp_path / scheduler).mkdir()
+        clusters[scheduler] = a_cluster(tmp_path / scheduler, "debian-13", scheduler)
     for role in ROLES:
         options = load(role / "meta/argument_specs.yml")["argument_specs"]["main"].get("options", {})
         booleans |= {name for name, option in options.items() if option["type"] == "bool"}
@@ -233,6 +260,7 @@ def test_conditions__of_all_tasks__are_true_or_false(tmp_path: Path) -> None:
     assert molecule
     files += [(ROLES[0], path) for path in [*(CONTENT / "playbooks").glob("*.yml"), *molecule]]
     for role, path in files:
+        cluster = clusters["kubernetes" if role.name.startswith("kubernetes") else "slurm"]
         for condition in conditions(load(path)):
             for name in parts(condition):
                 if name not in booleans and not BOOLEAN_ENDS.search(name):

@@ -69,7 +69,7 @@ class Slurm:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     found = Slurm()
-    monkeypatch.setattr(scheduler, "connect", lambda site: found)
+    monkeypatch.setattr(scheduler, "connect", lambda site, kind: found)
     monkeypatch.setattr(rolling, "play", lambda run, site, more: run.play(site))
     return found
 

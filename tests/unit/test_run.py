@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from clusterctl.lab import kit, kit_recipe
+from clusterctl.lab.podman import LabError
 from tests import git, ledger, programs, report, run
 from tests.labs import REPOSITORY
 from tests.programs import wait_until_shown
@@ -98,6 +100,57 @@ def test_run__is_asked_to_end__ends_its_tests_and_reports(example: Path, number:
     assert out.rstrip().splitlines()[-1].endswith("test_example.py::test_hangs")
     sleepers = subprocess.run(["pgrep", "-f", "time.sleep[(]1000"], capture_output=True, text=True, check=False)
     assert sleepers.stdout == "", "the hanging test's own process outlived the run"
+
+
+KIT = """
+import pytest
+@pytest.mark.kit("debian", "etcd")
+def test_needs():
+    pass
+@pytest.mark.kit("debian", "flannel")
+def test_needs_too():
+    pass
+def test_needs_none():
+    pass
+"""
+
+
+@pytest.mark.proves("code", "`scripts/test` builds the parts of the kit that its tests need before the first test.")
+@pytest.mark.parametrize(
+    ("names", "needed"),
+    [
+        (("needs",), ["debian", "etcd"]),
+        (("needs", "needs_too"), ["debian", "etcd", "flannel"]),
+        (("needs_none",), []),
+    ],
+)
+def test_needed_recipes__of_the_tests_that_run__are_those_of_their_markers(
+    example: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], needed: list[str]
+) -> None:
+    (example / "test_example.py").write_text(KIT)
+    monkeypatch.setattr(run, "DIRECTORY", example)
+    rest = [f"{example}/test_example.py::test_{name}" for name in names]
+    assert run.needed_recipes(
+        *run.arguments([*rest, f"--rootdir={example}", "-c", f"{REPOSITORY}/pyproject.toml"])
+    ) == (needed)
+
+
+def test_build_kit__that_fails__is_said_and_the_tests_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built: list[str] = []
+
+    def build(recipes: list[kit_recipe.Recipe], say: Callable[[str], None]) -> None:
+        built.extend(recipe.name for recipe in recipes)
+        say("a step")
+        raise LabError("no network")
+
+    monkeypatch.setattr(kit, "build", build)
+    run.build_kit([])
+    assert built == []
+    run.build_kit(["debian"])
+    assert built == ["debian"]
+    assert capsys.readouterr().out == "kit: a step\nkit: cannot be built: no network\n"
 
 
 def test_run__tests_fail__the_last_lines_are_the_first_failure(example: Path) -> None:

@@ -45,6 +45,23 @@ class Elsewhere(NamedTuple):
 
 ELSEWHERE = {
     "enroot": Elsewhere("ordinary", "test_runtimes.py::test_enroots_directories_are_each_users_own", "/var/lib/enroot"),
+    "kubernetes_exporter": Elsewhere(
+        "ordinary", "test_kubernetes.py::test_metrics__in_prometheus__are_those_of_the_cluster", "kubernetes_node_state"
+    ),
+    "kubernetes_gpu": Elsewhere("ordinary", "test_kubernetes.py::test_pod__with_two_gpus__has_these_alone", "gpus=2"),
+    "kubernetes_head": Elsewhere("ordinary", "test_kubernetes.py::test_tokens__after_a_bootstrap__are_none", "tokens"),
+    "kubernetes_network": Elsewhere(
+        "ordinary", "test_kubernetes.py::test_service__from_another_node__is_reached_by_name", "website"
+    ),
+    "kubernetes_quota": Elsewhere(
+        "ordinary", "test_kubernetes_api.py::test_teams__in_the_inventory__share_by_quotas", "kubernetes_quota"
+    ),
+    "kubernetes_storage": Elsewhere(
+        "ordinary", "test_kubernetes.py::test_volume__of_the_default_class__outlives_its_pod", "PersistentVolumeClaim"
+    ),
+    "kubernetes_worker": Elsewhere(
+        "ordinary", "test_kubernetes.py::test_labels__of_workers__are_those_of_the_hardware_record", "labels"
+    ),
     "mpi": Elsewhere("long", "test_first_hour.py::test_mpi__program_of_a_user__runs_on_two_nodes", "mpicc"),
     "nvidia_cuda": Elsewhere(
         "ordinary", "test_driver.py::test_users_choose_among_toolkits_side_by_side", '"nvidia_cuda"'

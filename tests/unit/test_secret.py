@@ -95,11 +95,17 @@ def test_rotate__stopped_during_the_exchange__says_that_it_goes_on(rotated: Play
     assert "complete it within two minutes" in str(error)
 
 
+def test_rotate__all_of_kubernetes__has_no_munge_key_to_exchange(rotated: Played, cluster: Path) -> None:
+    cluster.write_text(cluster.read_text().replace("slurm_", "kubernetes_"))
+    assert rotated("all", None)[0] == ["bootstrap"]
+
+
 def test_rotate__all__are_replaced_with_their_hashes(rotated: Played, cluster: Path) -> None:
     old = secrets.values(cluster.parent)
     assert rotated("all", None, None)[0] == ["stage-munge-key", "exchange-munge-key"]
     new = secrets.values(cluster.parent)
-    assert all(old[name] != new[name] for name in old)
+    kept = {name for name in old if old[name] == new[name]}
+    assert kept == {"kubernetes_head_pki_seed", "kubernetes_head_encryption_key"}, "all certificates depend on them"
     assert rotated("prometheus_password", None)[0] == ["bootstrap"]
 
 

@@ -73,6 +73,17 @@ def test_each_declared_secret_is_made_with_its_length_and_encoding(cluster: Path
     assert values["demo_hash"].startswith("$2b$10$")
 
 
+def test_rotatable__fixed_secret__is_generated_and_never_replaced(tmp_path: Path, config: Path) -> None:
+    content, directory = small_content.make(tmp_path / "content"), tmp_path / "aurora"
+    with (content / "roles/demo/meta/secrets.yml").open("a") as file:
+        file.write("demo_fixed: {bytes: 32, encoding: hex, fixed: true}\n")
+    directory.mkdir()
+    secrets.ensure(directory, "aurora", content)
+    assert len(secrets.values(directory)["demo_fixed"]) == 64
+    assert "demo_fixed" not in secrets.rotatable(content)
+    assert "demo_key" in secrets.rotatable(content)
+
+
 def test_a_second_run_changes_nothing_and_two_clusters_share_nothing(
     cluster: Path, content: Path, tmp_path: Path
 ) -> None:

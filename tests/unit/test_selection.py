@@ -286,6 +286,17 @@ def test_scope_of__molecule_scenario__is_itself() -> None:
     assert scheduling.scope_of(f"{BACKUP}::test_a[x]") == scheduling.scope_of(f"{DRIFT}::test_a") == "whole"
 
 
+def test_process_of__kubernetes__is_one_for_all_files_and_each_is_a_scope_of_its_own() -> None:
+    files = [str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests/cluster").glob("test_kubernetes*.py")]
+    assert len(files) == 7
+    assert {scheduling.process_of(f"{file}::test_a") for file in files} == {"kubernetes"}
+    assert [scheduling.scope_of(f"{file}::test_a") for file in files] == files
+    assert scheduling.process_of("tests/molecule/test_molecule.py::test_role[kubernetes_node]") == "kubernetes"
+    assert scheduling.process_of("tests/bench/test_parts.py::test_bench[kubernetes]") == "kubernetes"
+    assert scheduling.process_of("tests/bench/test_parts.py::test_bench[demo]") == "tests/bench/test_parts.py"
+    assert scheduling.process_of(f"{BACKUP}::test_a") == scheduling.scope_of(f"{BACKUP}::test_a")
+
+
 def test_ledger__saved_and_loaded__is_the_same_one_line_each(tmp_path: Path) -> None:
     known = proven()
     ledger.save(known, tmp_path / "ledger.json")

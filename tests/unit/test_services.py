@@ -26,6 +26,7 @@ def names(*groups: str, **variables: Any) -> set[str]:
 @pytest.mark.proves("status", "The services of a host are those that its groups' roles declare.")
 def test_of_host__by_groups__are_those_of_their_roles() -> None:
     assert names("slurm_workers") == EVERYWHERE | {"munge", "slurmd"}
+    assert names("kubernetes_workers") == EVERYWHERE | {"containerd", "kubelet", "gpu-health.timer"}
     assert names("slurm_head") == EVERYWHERE | HEAD | {"mariadb"}
     assert names("slurm_head", slurm_head_database_host="10.0.0.9") == EVERYWHERE | HEAD
     assert names("monitoring", "docker", "containerd") == EVERYWHERE | {"prometheus", "docker", "containerd"}
@@ -61,8 +62,8 @@ def test_declared__units_that_roles_start__are_all_there() -> None:
     assert started - declared - NOT_EVERYWHERE == set()
 
 
-# One acts at boot and ends; the other is masked where logins follow jobs.
-NOT_EVERYWHERE = {"gpu-config.service", "systemd-logind.service"}
+# One acts at boot and ends; one is masked where logins follow jobs; one is for a class of volumes.
+NOT_EVERYWHERE = {"gpu-config.service", "systemd-logind.service", "nfs-server.service"}
 
 
 @pytest.mark.parametrize(

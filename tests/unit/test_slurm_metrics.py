@@ -1,11 +1,8 @@
 """The reader of Slurm's metrics, on text that Slurm 24.11.5 and 22.05.8 printed for real nodes."""
 
-import importlib.util
-from types import ModuleType
-
 import pytest
 
-from clusterctl.util import paths
+from tests.unit.head_programs import load
 
 NODE = (
     "NodeName=gpu01 Arch=x86_64 CoresPerSocket=2  CPUAlloc=2 CPUEfctv=2 CPUTot=2 CPULoad=3.39 AvailableFeatures=(null) "
@@ -42,23 +39,17 @@ OLDER = (
 )
 
 
-@pytest.fixture(scope="module")
-def exporter() -> ModuleType:
-    path = paths.content() / "roles/slurm_exporter/files/slurm_metrics.py"
-    specification = importlib.util.spec_from_file_location("slurm_metrics", path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+EXPORTER = load("slurm-metrics")
+FILE = load("metrics_file")
 
 
-def lines(exporter: ModuleType, nodes: str, jobs: str = "") -> list[str]:
-    return [line for line in exporter.render(exporter.count(nodes, jobs)).splitlines() if not line.startswith("#")]
+def lines(nodes: str, jobs: str = "") -> list[str]:
+    text = FILE.render(EXPORTER.count(nodes, jobs), EXPORTER.DESCRIPTIONS)
+    return [line for line in text.splitlines() if not line.startswith("#")]
 
 
-def test_a_busy_node(exporter: ModuleType) -> None:
-    assert lines(exporter, NODE + "\n") == [
+def test_a_busy_node() -> None:
+    assert lines(NODE + "\n") == [
         "slurm_up 1",
         'slurm_nodes{state="allocated"} 1',
         'slurm_node_state{node="gpu01",state="allocated"} 1',
@@ -68,16 +59,16 @@ def test_a_busy_node(exporter: ModuleType) -> None:
     ]
 
 
-def test_a_drained_nodes_free_gpus_are_not_idle_and_its_reason_is_not_read(exporter: ModuleType) -> None:
-    text = lines(exporter, DRAINED)
+def test_a_drained_nodes_free_gpus_are_not_idle_and_its_reason_is_not_read() -> None:
+    text = lines(DRAINED)
     assert 'slurm_node_state{node="gpu01",state="draining"} 1' in text
     assert 'slurm_gpus{partition="main",type="a100",use="unavailable"} 2' in text
     assert 'slurm_gpus{partition="main",type="a100",use="idle"} 0' in text
     assert not any("evil" in line for line in text)
 
 
-def test_the_oldest_supported_release_writes_the_same(exporter: ModuleType) -> None:
-    assert lines(exporter, OLDER)[1:] == [
+def test_the_oldest_supported_release_writes_the_same() -> None:
+    assert lines(OLDER)[1:] == [
         'slurm_nodes{state="draining"} 1',
         'slurm_node_state{node="gpu01",state="draining"} 1',
         'slurm_gpus{partition="main",type="a100",use="allocated"} 1',
@@ -86,10 +77,10 @@ def test_the_oldest_supported_release_writes_the_same(exporter: ModuleType) -> N
     ]
 
 
-def test_partitions_overlap_and_nodes_without_one_are_counted(exporter: ModuleType) -> None:
+def test_partitions_overlap_and_nodes_without_one_are_counted() -> None:
     both = NODE.replace("Partitions=main", "Partitions=main,debug")
     outside = SILENT.replace("Partitions=main", "Partitions=(null)")
-    text = lines(exporter, f"{both}\n{outside}\n")
+    text = lines(f"{both}\n{outside}\n")
     assert 'slurm_nodes{state="not_responding"} 1' in text
     assert {line for line in text if "allocated" in line and "gpus" in line} == {
         'slurm_gpus{partition="main",type="a100",use="allocated"} 2',
@@ -97,8 +88,8 @@ def test_partitions_overlap_and_nodes_without_one_are_counted(exporter: ModuleTy
     }
 
 
-def test_jobs_wait_in_each_of_their_partitions(exporter: ModuleType) -> None:
-    text = lines(exporter, "", "PENDING main\nPENDING main,debug\nRUNNING main\n")
+def test_jobs_wait_in_each_of_their_partitions() -> None:
+    text = lines("", "PENDING main\nPENDING main,debug\nRUNNING main\n")
     assert text[1:] == [
         'slurm_jobs{partition="debug",state="pending"} 1',
         'slurm_jobs{partition="main",state="pending"} 2',
@@ -123,8 +114,8 @@ def test_jobs_wait_in_each_of_their_partitions(exporter: ModuleType) -> None:
         ("UNKNOWN+NOT_RESPONDING", "not_responding"),
     ],
 )
-def test_states(exporter: ModuleType, text: str, state: str) -> None:
-    assert exporter.node_state(text) == state
+def test_states(text: str, state: str) -> None:
+    assert EXPORTER.node_state(text) == state
 
 
 @pytest.mark.parametrize(
@@ -137,5 +128,5 @@ def test_states(exporter: ModuleType, text: str, state: str) -> None:
         ("gpu:a100:0(IDX:N/A),shard:4", {"a100": 0}),
     ],
 )
-def test_gpus(exporter: ModuleType, text: str, count: dict[str, int]) -> None:
-    assert dict(exporter.gpus(text)) == count
+def test_gpus(text: str, count: dict[str, int]) -> None:
+    assert dict(EXPORTER.gpus(text)) == count

@@ -233,7 +233,7 @@ def our_causes() -> set[str]:
     for pattern, paths_ in (
         (r"Drain\(\s*\"([^\"]+)\"", paths.content().glob("clusterctl/*/*.py")),
         (r"slurm-drain, ([\w-]+),", paths.content().glob("roles/*/tasks/*.yml")),
-        (r"\[LEDGER, \"([^\"]+)\"", paths.content().glob("roles/slurm_head/files/slurm-health")),
+        (r"output\(ledger, \"([^\"]+)\"", paths.content().glob("roles/slurm_head/files/slurm-health")),
         (r"verify_cause: ([\w-]+)", paths.content().glob("roles/verify/defaults/main.yml")),
     ):
         causes = {cause for path in paths_ for cause in re.findall(pattern, path.read_text())}

@@ -10,7 +10,7 @@ from tests.labs import REPOSITORY
 
 PACKAGE = REPOSITORY / "clusterctl"
 # Each may import from those after it. The lab is a second command line beside the first.
-ORDER = ("cli", "commands", "run", "ui", "slurm", "nodes", "ansible", "workspace", "inventory", "util")
+ORDER = ("cli", "commands", "run", "ui", "slurm", "kubernetes", "nodes", "ansible", "workspace", "inventory", "util")
 TOP = {"cli", "lab"}
 MODULE_LINES, FUNCTION_LINES = 400, 60
 

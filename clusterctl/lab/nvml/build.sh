@@ -24,9 +24,10 @@ done
 
 firmware="$destination/usr/lib/firmware/nvidia/$version"
 mkdir -p "$firmware"
-ln -sf /etc/simulated-nvml.conf "$firmware/gsp_simulated.bin"
-ln -sf /var/lib/simulated-nvml/state "$firmware/gsp_simulated_kept.bin"
-ln -sf /run/simulated-nvml/state "$firmware/gsp_simulated_state.bin"
+# Relative: a container that has the node's root in a directory follows them there.
+ln -sf ../../../../../etc/simulated-nvml.conf "$firmware/gsp_simulated.bin"
+ln -sf ../../../../../var/lib/simulated-nvml/state "$firmware/gsp_simulated_kept.bin"
+ln -sf ../../../../../run/simulated-nvml/state "$firmware/gsp_simulated_state.bin"
 
 install -m 0755 "$here/simulated-gpus" "$destination/usr/libexec/simulated-gpus"
 install -m 0644 "$here/simulated-gpus.service" "$units/simulated-gpus.service"

@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 
 RUN, KEPT = Path("/run/simulated-nvml"), Path("/var/lib/simulated-nvml")
-KMSG, READ = "/dev/kmsg", Path("/run/systemd/journal/kernel-seqnum")
+# The pipe from which the node's journal reads the kernel's log. On a node of Kubernetes kubelet reads the other one.
+KMSG = "/dev/kmsg.journal" if Path("/dev/kmsg.journal").exists() else "/dev/kmsg"
+READ = Path("/run/systemd/journal/kernel-seqnum")
 ERROR = 3  # the kernel's level of these lines
 
 

@@ -13,7 +13,7 @@ from clusterctl.nodes.probe.drift import alerts, drift
 from clusterctl.nodes.probe.gpus import gpus, pci_gpus
 from clusterctl.nodes.probe.machine import hardware, in_container, key_enrolled, memory_mb, secure_boot
 from clusterctl.nodes.probe.packages import installed_packages, lock_holder, network, security_updates, slurm_packages
-from clusterctl.nodes.probe.services import before, firewall, head_of, homes, jobs, services, slurm
+from clusterctl.nodes.probe.services import before, firewall, head_of, homes, jobs, kubernetes, services, slurm
 
 
 def node(options: Facts, nvml_error: Optional[str]) -> Facts:
@@ -35,6 +35,8 @@ def node(options: Facts, nvml_error: Optional[str]) -> Facts:
         "cluster": head_of(),
         "before": before(),
         "slurm": slurm(),
+        "kubernetes": kubernetes(),
+        "swap_mb": memory_mb("SwapTotal"),
         "security_updates": security_updates(),
         "slurm_packages": slurm_packages(options["slurm"]) if options.get("slurm") else None,
         "watched_packages": installed_packages(WATCHED) if options.get("network") is not None else {},

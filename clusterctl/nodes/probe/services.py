@@ -1,4 +1,4 @@
-"""Units, Slurm's daemons and jobs, and homes."""
+"""Units, the schedulers' daemons, Slurm's jobs, and homes."""
 
 import glob
 import os
@@ -37,6 +37,15 @@ def slurm(root: str = "") -> List[str]:
         if os.path.exists(root + (named.group(1) if named else default) + "/" + sign):
             found.append(what)
     return found
+
+
+def kubernetes(root: str = "") -> List[str]:
+    """Return Kubernetes' parts of this node: "controller" if it is a complete head, "worker" if its kubelet has joined.
+
+    Role kubernetes_head writes the mark when kubeadm has ended, kubeadm the kubelet's credentials when it has joined.
+    """
+    marks = (("controller", "/etc/kubernetes/clusterctl/complete"), ("worker", "/etc/kubernetes/kubelet.conf"))
+    return [part for part, path in marks if os.path.exists(root + path)]
 
 
 def jobs(proc: str = "/proc") -> List[str]:

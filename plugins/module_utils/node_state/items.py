@@ -264,12 +264,18 @@ class Packages(Kind):
     def __init__(self, manager):
         self.manager, self.targets = manager, {}
 
-    def aim(self, items, planned):
-        """Plan upgrades of installed packages too; return the further packages that this changes."""
+    def aim(self, items, planned, unseen=False):
+        """Plan upgrades of installed packages too; return the further packages that this changes.
+
+        With `unseen`, a dry run does not see the packages of a changed source: a pin counts that no source offers.
+        """
         self.targets, rest = targets(self.manager, items, self.read(items), planned)
         self.targets.update({item.name: item.version for item in rest if item.url})
-        self.targets.update(self.resolve([item for item in rest if not item.url]))
-        return come_along(self.manager, self.targets, items)
+        due = [item for item in rest if not item.url]
+        self.targets.update(self.resolve(due, lenient=unseen))
+        along = come_along(self.manager, self.targets, items)
+        self.targets.update({item.name: item.version for item in due if item.name not in self.targets})
+        return along
 
     def fit(self, item, state):
         stays = state["version"] and not item.absent

@@ -1,7 +1,8 @@
 """Apply the requested settings to this node's GPUs: power limit, clocks, ECC, compute mode, MIG layout.
 
 It changes only what differs from what nvidia-smi reports. Power limit and clocks change under running jobs. The other
-settings need idle GPUs: they change if no job runs and slurmd cannot start one, as at boot, or if the node is drained.
+settings need idle GPUs: they change if no job runs and slurmd or kubelet cannot start one, as at boot, or if the node
+is drained.
 Otherwise they wait, and a note reports it.
 
 usage: gpu-config                                   at boot: apply the saved settings
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import gpu_node
 import nvidia_smi
-from gpu_node import CLOCK_LOCKS, GPU_SERVICES, PERSISTENCED, NodeError, systemd_property
+from gpu_node import CLOCK_LOCKS, GPU_SERVICES, KUBELET, PERSISTENCED, NodeError, systemd_property
 from gpu_settings import ALL, DEFAULT, NONE, ORDER, Data, Settings, Step, layout_of
 from nvidia_smi import Gpu
 
@@ -155,6 +156,8 @@ def paused(units: tuple[str, ...], *, boot: bool) -> Iterator[None]:
             how = "--no-block" if boot and unit != PERSISTENCED else "--job-mode=ignore-requirements"
             stack.callback(gpu_node.run, "systemctl", "start", how, unit, seconds=SERVICE_SECONDS)
             gpu_node.run("systemctl", "stop", unit, seconds=SERVICE_SECONDS)
+        if KUBELET in held:
+            gpu_node.end_device_plugin()
         yield
 
 
@@ -184,7 +187,8 @@ def configure(given: Data, before: Data, *, drained: bool = False, check: bool =
     require_numbers(given, gpus)
     steps = list(settings.steps(gpus, *ALL))  # validates every value before anything changes
     # With --check --drained the node will be drained, so its jobs will have ended.
-    is_idle = (drained and check) or (not has_jobs() and (drained or not is_running(SLURMD)))
+    starts_jobs = is_running(SLURMD) or (KUBELET in GPU_SERVICES and is_running(KUBELET))
+    is_idle = (drained and check) or (not has_jobs() and (drained or not starts_jobs))
     waiting = [] if is_idle else [step for step in steps if step.needs_idle]
     due = [step for step in steps if step not in waiting]
     late = {step.setting for step in waiting}

@@ -77,6 +77,8 @@ def reset(given: Data, groups: list[list[str]]) -> list[Finding]:
     """Reset each group of GPUs; return what could not be restored. Raises CommandError if a reset fails."""
     names = {pci_address(gpu["pci"]): gpu["uuid"] or gpu["pci"] for gpu in given["gpus"]}
     with switched("stop", "start", *gpu_node.GPU_SERVICES) as failures:
+        if gpu_node.IS_KUBERNETES:
+            gpu_node.end_device_plugin()
         for group in groups:
             gpus = ",".join(names.get(place, f"{place}.0") for place in group)
             gpu_node.run("nvidia-smi", "--gpu-reset", "-i", gpus, seconds=TIMEOUT)

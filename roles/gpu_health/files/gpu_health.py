@@ -4,7 +4,7 @@ The checks compare nvidia-smi, the kernel's log, the journal and /sys with the n
 or is advice. A hardware XID drains until the GPU was reset or the node rebooted, and a diagnosis has passed: the log
 alone does not show that a GPU is healthy again.
 
-usage: gpu-health              as Slurm's HealthCheckProgram: check, report to the head
+usage: gpu-health              as Slurm's HealthCheckProgram or from a timer: check, report to the head
        gpu-health --json       check, print the findings, report nothing
        gpu-health --diagnose   reset GPUs with a hardware XID, and clear these XIDs if the checks pass
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import random
@@ -90,9 +91,10 @@ def send(given: Data, text: str) -> None:
     """Send a report, with retries: many nodes may report at once. Raises OSError, or ValueError if the head refuses."""
     deadline = time.monotonic() + REPORT_SECONDS
     delay = 0.5 + int(hashlib.sha256(given["node"].encode()).hexdigest(), 16) % 100 / 100
+    heads = itertools.cycle(given["heads"])
     while True:
         try:
-            answer = send_once(given, text)
+            answer = send_once(given, next(heads), text)
             break
         except OSError:
             if time.monotonic() > deadline:
@@ -102,10 +104,10 @@ def send(given: Data, text: str) -> None:
         raise ValueError("the head refused the report; its journal has the reason (slurm-health)")
 
 
-def send_once(given: Data, text: str) -> str:
+def send_once(given: Data, head: str, text: str) -> str:
     """Send a report, signed with this node's key, and return the head's answer."""
-    head, source = (given["head"], given["port"]), ("", random.choice(PORTS))  # noqa: S311 - any free one
-    with socket.create_connection(head, REPORT_SECONDS / 2, source) as connection, connection.makefile("rw") as file:
+    target, source = (head, given["port"]), ("", random.choice(PORTS))  # noqa: S311 - any free one
+    with socket.create_connection(target, REPORT_SECONDS / 2, source) as connection, connection.makefile("rw") as file:
         challenge = file.readline(128).strip()
         if not challenge:
             raise ConnectionResetError("the head is busy")
@@ -144,7 +146,7 @@ def main(arguments: list[str]) -> int:
             if arguments != ["--json"]:
                 report(given, state, reason(found))
         except (OSError, ValueError) as error:
-            print(f"gpu-health: the report to {given['head']} failed: {error}", file=sys.stderr)
+            print(f"gpu-health: the report to {' or '.join(given['heads'])} failed: {error}", file=sys.stderr)
             status = 1
         gpu_node.write_json(STATE, state)
         write_metrics(given, state, found)

@@ -5,10 +5,13 @@ Both roles install this module and nvidia_smi.py in /usr/local/lib/clusterctl, s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +21,16 @@ GPU_CONFIG = Path("/usr/local/sbin/gpu-config")
 GPU_SETTINGS = Path("/etc/clusterctl/gpu-config.json")
 # The clocks that gpu-config has locked. The driver does not report them and forgets them when it is reloaded.
 CLOCK_LOCKS = Path("/run/clusterctl/gpu-config.json")
-# These services keep GPUs open without computing. They are stopped for a reset, and for changes of ECC and MIG.
+# These services keep GPUs open without computing. They are stopped for a reset, and for changes of ECC and MIG. kubelet
+# is first: it would start the device plugin again. One that clusterctl has not configured is left alone.
+KUBELET = "kubelet.service"
+IS_KUBERNETES = Path("/etc/kubernetes/kubelet.conf.d/60-clusterctl.conf").exists()  # role kubernetes_node
 DCGM = "nvidia-dcgm.service"
 PERSISTENCED = "nvidia-persistenced.service"
-GPU_SERVICES = ("nvidia-dcgm-exporter.service", DCGM, PERSISTENCED)
+GPU_SERVICES = (*[KUBELET] * IS_KUBERNETES, "nvidia-dcgm-exporter.service", DCGM, PERSISTENCED)
+# NVIDIA's device plugin for Kubernetes, the program of a container.
+DEVICE_PLUGIN = "nvidia-device-plugin"
+PLUGIN_SECONDS = 10
 
 
 class NodeError(Exception):
@@ -84,6 +93,22 @@ def root_processes(proc: Path = Path("/proc")) -> Iterator[tuple[Path, list[str]
                 yield path, argv
         except OSError:  # the process has ended
             continue
+
+
+def end_device_plugin(proc: Path = Path("/proc")) -> None:
+    """End Kubernetes' device plugin while kubelet is stopped. Raises CommandError.
+
+    It keeps the GPUs open. A GPU that it found unhealthy stays so until its next start (ListAndWatch in
+    internal/plugin/server.go of NVIDIA/k8s-device-plugin v0.19.3). kubelet starts it again.
+    """
+    deadline = time.monotonic() + PLUGIN_SECONDS
+    while found := [path for path, argv in root_processes(proc) if Path(argv[0]).name == DEVICE_PLUGIN]:
+        if time.monotonic() > deadline:
+            raise CommandError((DEVICE_PLUGIN,), [f"process {found[0].name} does not end"])
+        for path in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(path.name), signal.SIGTERM)
+        time.sleep(0.2)
 
 
 def read_text(path: Path) -> str:

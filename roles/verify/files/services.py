@@ -53,7 +53,7 @@ def firewall_problems():
 def health_problems():
     """Yield an error if the GPUs' health cannot be reported to the head.
 
-    Slurm's last check may have been during a reset or an upgrade of the driver, and its next one is minutes away.
+    The last check may have been during a reset or an upgrade of the driver, and the next one is minutes away.
     """
     status, error = output(HEALTH)
     if status:
@@ -67,7 +67,7 @@ def main(units):
         problems += munge_problems()
     if "clusterctl-firewall.service" in units and not problems:
         problems += firewall_problems()
-    if "slurmd.service" in units and not problems and os.path.exists(HEALTH):
+    if {"slurmd.service", "kubelet.service"} & set(units) and not problems and os.path.exists(HEALTH):
         problems += health_problems()
     print("\n".join(problems) or "%d services enabled and active" % len(units))
     return 1 if problems else 0

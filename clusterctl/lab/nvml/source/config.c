@@ -1,6 +1,7 @@
 #include "config.h"
 
 #include <ctype.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -22,6 +23,32 @@ static struct entry {
 static int entry_count;
 static struct stat seen[FILES]; /* all zero where there was no file */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char root[ROOTED / 2]; /* empty on the node itself */
+
+/* The root is what precedes /usr/lib or /lib in the library's own path, if the node's configuration is there. */
+static void find_root(void)
+{
+    Dl_info self;
+    struct stat status;
+    char place[ROOTED];
+    if (!dladdr((void *)find_root, &self) || !self.dli_fname)
+        return;
+    const char *end = strstr(self.dli_fname, "/usr/lib");
+    end = end ? end : strstr(self.dli_fname, "/lib");
+    if (!end || end - self.dli_fname >= (long)sizeof root)
+        return;
+    snprintf(place, sizeof place, "%.*s%s", (int)(end - self.dli_fname), self.dli_fname, LINKED(""));
+    if (stat(place, &status) == 0)
+        snprintf(root, sizeof root, "%.*s", (int)(end - self.dli_fname), self.dli_fname);
+}
+
+const char *rooted(const char *path, char place[ROOTED])
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, find_root);
+    snprintf(place, ROOTED, "%s%s", root, path);
+    return place;
+}
 
 static char *trim(char *text)
 {
@@ -58,9 +85,10 @@ static bool same(const struct stat *a, const struct stat *b)
 static void refresh(void)
 {
     struct stat now[FILES] = {0};
+    char place[ROOTED];
     bool changed = false;
     for (int i = 0; i < FILES; i++) {
-        if (stat(paths[i], &now[i]) != 0)
+        if (stat(rooted(paths[i], place), &now[i]) != 0)
             memset(&now[i], 0, sizeof now[i]);
         changed = changed || !same(&now[i], &seen[i]);
     }
@@ -68,7 +96,7 @@ static void refresh(void)
         return;
     entry_count = 0;
     for (int i = 0; i < FILES; i++) {
-        FILE *file = fopen(paths[i], "re");
+        FILE *file = fopen(rooted(paths[i], place), "re");
         if (!file)
             continue;
         read_entries(file);
@@ -139,7 +167,9 @@ bool config_has_own(int minor, const char *key)
 bool state_lock(int *lock_file)
 {
     /* The lab makes the directory. If it is missing, as in a container, nothing can be set. */
-    *lock_file = geteuid() == 0 ? open(STATE_DIRECTORY "/lock", O_RDWR | O_CREAT | O_CLOEXEC, 0644) : -1;
+    char place[ROOTED];
+    rooted(STATE_DIRECTORY "/lock", place);
+    *lock_file = geteuid() == 0 ? open(place, O_RDWR | O_CREAT | O_CLOEXEC, 0644) : -1;
     return *lock_file >= 0 && flock(*lock_file, LOCK_EX) == 0;
 }
 
@@ -150,10 +180,10 @@ void state_unlock(int lock_file)
 
 bool state_write(const char *path, int minor, const char *key, const char *value)
 {
-    char line[KEY + CONFIG_VALUE], own[KEY + 16], new_path[64];
+    char line[KEY + CONFIG_VALUE], own[KEY + 16], place[ROOTED], new_path[ROOTED + 8];
     size_t length = (size_t)snprintf(own, sizeof own, "%s.%d=", key, minor);
-    snprintf(new_path, sizeof new_path, "%s.new", path);
-    FILE *new = fopen(new_path, "we"), *old = fopen(path, "re");
+    snprintf(new_path, sizeof new_path, "%s.new", rooted(path, place));
+    FILE *new = fopen(new_path, "we"), *old = fopen(place, "re");
     if (!new)
         return false;
     while (old && fgets(line, sizeof line, old))
@@ -163,5 +193,5 @@ bool state_write(const char *path, int minor, const char *key, const char *value
         fclose(old);
     if (value)
         fprintf(new, "%s%s\n", own, value);
-    return fclose(new) == 0 && rename(new_path, path) == 0;
+    return fclose(new) == 0 && rename(new_path, place) == 0;
 }

@@ -14,7 +14,14 @@
 #define KEPT_STATE "/var/lib/simulated-nvml/state"  /* a device's own memory: it outlives a reboot */
 #define STATE_DIRECTORY "/run/simulated-nvml"
 #define STATE STATE_DIRECTORY "/state"              /* what a driver forgets when it is unloaded */
-enum { CONFIG_VALUE = 160, NO_DEVICE = -1 };
+enum { CONFIG_VALUE = 160, NO_DEVICE = -1, ROOTED = 512 };
+
+/*
+ * Writes a path of the node's files as this process sees it, and returns it. A container may have the node's root in a
+ * directory and load the library from there, as NVIDIA's device plugin does from /driver-root; then the files are there,
+ * too.
+ */
+const char *rooted(const char *path, char place[ROOTED]);
 
 int driver_branch(void); /* the first number of the version of the driver that is simulated */
 

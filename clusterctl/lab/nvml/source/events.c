@@ -27,7 +27,8 @@ EXPORT nvmlEventSetCreate(nvmlEventSet_t *set)
     *set = calloc(1, sizeof **set);
     if (!*set)
         return NVML_ERROR_MEMORY;
-    FILE *file = fopen(EVENTS, "re");
+    char place[ROOTED];
+    FILE *file = fopen(rooted(EVENTS, place), "re");
     if (file) {
         fseek(file, 0, SEEK_END);
         (*set)->position = ftell(file);
@@ -47,8 +48,8 @@ static bool next(struct event_set *set, nvmlEventData_t *data)
 {
     int minor;
     unsigned long long type, number;
-    char line[64];
-    FILE *file = fopen(EVENTS, "re");
+    char line[64], place[ROOTED];
+    FILE *file = fopen(rooted(EVENTS, place), "re");
     bool found = false;
     if (!file)
         return false;

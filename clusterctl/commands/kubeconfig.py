@@ -1,0 +1,78 @@
+"""`kubeconfig`: write the administrator's kubeconfig, or create one for a person with a namespace and a quota."""
+
+import shlex
+from pathlib import Path
+
+from clusterctl.inventory.model import Host
+from clusterctl.inventory.schedulers import KUBERNETES
+from clusterctl.kubernetes import kubeconfig
+from clusterctl.run import context
+from clusterctl.run.context import Options, Site
+from clusterctl.util import files
+from clusterctl.util.errors import HeadFailed, InputError, Problem
+from clusterctl.util.text import printable
+
+ADMIN = "/etc/kubernetes/admin.conf"
+PROGRAM = "/usr/local/sbin/kubernetes-user"
+ADDRESS = "kubernetes_node_api_address"
+_NAME = "kubernetes-admin"  # the user in kubeadm's admin.conf
+_SECONDS = 120.0
+
+
+def kubeconfig_command(options: Options, user: str | None, output: Path | None) -> int:
+    """Write the kubeconfig with mode 0600, by default into `.clusterctl` of the cluster's directory.
+
+    Raises InputError for a cluster without Kubernetes, HeadFailed if no head has the kubeconfig.
+    """
+    site = context.load(options)
+    if KUBERNETES not in site.inventory.schedulers:
+        raise InputError(
+            [Problem(None, str(options.given), f"has no group {KUBERNETES.head}", "clusterctl docs kubernetes")]
+        )
+    path = output.absolute() if output else site.state / ("kubeconfig" if user is None else f"kubeconfig-{user}")
+    if user is not None and not kubeconfig.is_label(user):
+        raise InputError([Problem(None, "--user", f'bad name, got "{printable(user, 64)}"', "a-z, 0-9 and -")])
+    with files.writing(path):
+        if output is None:
+            files.make_private_directory(path.parent)
+        if path.is_dir() or not path.parent.is_dir():
+            raise InputError([Problem(None, str(path), "cannot be written, expected a file in an existing directory")])
+    site = context.authorise(site)
+    screen = options.screen()
+    with screen.working("Reading the kubeconfig"):
+        head, text = _read(site, [PROGRAM, user] if user is not None else ["cat", ADMIN])
+    try:
+        found = kubeconfig.parse(text)
+    except kubeconfig.KubeconfigError as error:
+        raise HeadFailed(f"{head.name}: the kubeconfig is not valid: {error}") from None
+    document = found.text(site.inventory.cluster_name, user or _NAME, address_of(head))
+    with files.writing(path):
+        files.write_atomically(path, document.encode(), replace=True)
+    screen.say(f"Wrote {path}: the key in it gives access as {user or 'the administrator'}.")
+    if head.jump and not head.variables.get(ADDRESS):
+        screen.say(f"The API is behind {head.jump.name}: kubectl needs a tunnel or a VPN to {head.address}.")
+    if user is None:
+        screen.say(f"Next: export KUBECONFIG={shlex.quote(str(path))}")
+    else:
+        screen.say(f"Pass it to {user}, and delete it here. It is for the namespace {found.namespace or user}.")
+    return 0
+
+
+def address_of(head: Host) -> str:
+    """Return the address at which this machine reaches the API: the cluster's, or else the head's."""
+    return str(head.variables.get(ADDRESS) or head.address)
+
+
+def _read(site: Site, argv: list[str]) -> tuple[Host, str]:
+    """Return the output of a command on the first head that responds, and that head."""
+    from clusterctl.nodes.head_commands import HeadCommands  # its libraries are slow to load
+
+    failures = []
+    for head in site.inventory.in_group(KUBERNETES.head):
+        try:
+            with HeadCommands.connect(head, site.access) as connected:
+                connected.seconds = _SECONDS
+                return head, connected.output(*argv)
+        except HeadFailed as error:  # it does not respond, or was reinstalled
+            failures.append(error)
+    raise failures[0]

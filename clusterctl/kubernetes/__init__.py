@@ -1,0 +1,1 @@
+"""Run kubectl on a head, and parse the objects that it prints."""

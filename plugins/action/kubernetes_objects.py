@@ -1,0 +1,73 @@
+"""The controller's part of `kubernetes_objects`: render the role's templates, and call the module with the objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible.template import trust_as_template
+
+Data = dict[str, Any]
+
+HEADER = "Applied by clusterctl; a change made here is undone by its next run."
+
+
+def documents(name: str, text: str) -> list[Data]:
+    """Return the objects in YAML documents; items of a List one by one. Raises AnsibleActionFail for other content."""
+    try:
+        found = [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise AnsibleActionFail(f"kubernetes_objects: {name} is not YAML: {error}") from None
+    objects: list[Data] = []
+    for document in found:
+        if not isinstance(document, dict):
+            raise AnsibleActionFail(f"kubernetes_objects: {name}: a document is not a mapping")
+        objects += document.get("items", []) if document.get("kind") == "List" else [document]
+    return objects
+
+
+class ActionModule(ActionBase):
+    """The arguments are documented in plugins/modules/kubernetes_objects.py."""
+
+    _requires_connection = True
+
+    def run(self, tmp: str | None = None, task_vars: Data | None = None) -> Data:
+        """Run the module with the objects of templates and files. Rendered text is data and is not templated again."""
+        result: Data = super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        arguments = dict(self._task.args)
+        if self._task._role:
+            role = str(self._task._role.get_name()).strip().rsplit("/", 1)[-1]
+            arguments["part"] = arguments.get("part") or role
+        objects = list(arguments.get("objects") or [])
+        for name in arguments.pop("templates", None) or []:
+            objects += documents(name, self._rendered(name, task_vars))
+        for name in arguments.pop("files", None) or []:
+            objects += documents(name, Path(str(self._needle("files", name))).read_text(encoding="utf-8"))
+        arguments["objects"] = objects
+        result.update(
+            self._execute_module(module_name="kubernetes_objects", module_args=arguments, task_vars=task_vars)
+        )
+        result.pop("invocation", None)
+        return result
+
+    def _needle(self, folder: str, name: str) -> str:
+        try:
+            return str(self._find_needle(folder, name))
+        except AnsibleError as error:
+            raise AnsibleActionFail(f"kubernetes_objects: {name}: {error}") from error
+
+    def _rendered(self, name: str, task_vars: Data) -> str:
+        """Return a template's text, rendered as by ansible.builtin.template."""
+        text = trust_as_template(Path(self._needle("templates", name)).read_text(encoding="utf-8"))
+        folders = [*task_vars.get("ansible_search_path", []), self._loader.get_basedir()]
+        searchpath = [path for folder in folders for path in (str(Path(folder, "templates")), folder)]
+        variables = {"ansible_managed": HEADER, **task_vars}
+        templar = self._templar.copy_with_new_env(searchpath=searchpath, available_variables=variables)
+        try:
+            return str(templar.template(text, escape_backslashes=False, overrides={"trim_blocks": True}))
+        except AnsibleError as error:
+            raise AnsibleActionFail(f"kubernetes_objects: {name}: {error}") from error

@@ -1,0 +1,60 @@
+"""Run kubectl on a head as the cluster's administrator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+from ansible.module_utils.node_state.tools import ENVIRONMENT, NodeError, complaint
+
+KUBECONFIG = "/etc/kubernetes/admin.conf"
+CACHE = "/var/cache/clusterctl/kubectl"  # by default kubectl writes to the directory of the user
+SECONDS = 120
+
+
+def kubectl(*argv, stdin=None, check=True, seconds=SECONDS, kubeconfig=KUBECONFIG):
+    """Run kubectl; return (exit status, standard output, standard error). `stdin` is text, or an object for JSON.
+
+    Raises NodeError if it fails, unless `check` is off, or if it does not end in `seconds`.
+    """
+    environment = {**os.environ, **ENVIRONMENT, "KUBECONFIG": kubeconfig, "KUBERC": "off"}
+    given = stdin if stdin is None or isinstance(stdin, str) else json.dumps(stdin)
+    source = {"stdin": subprocess.DEVNULL} if given is None else {"input": given}
+    command = ["kubectl", f"--cache-dir={CACHE}", *argv]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=seconds,
+            check=False,
+            **source,
+        )
+    except subprocess.TimeoutExpired:
+        raise NodeError(f"kubectl {argv[0]} did not end in {seconds} s; the API may not respond") from None
+    except OSError as error:
+        raise NodeError(f"cannot run kubectl: {error.strerror}") from None
+    if check and done.returncode:
+        raise NodeError(f"kubectl {' '.join(argv[:2])}: {complaint(done.stderr or done.stdout)}")
+    return done.returncode, done.stdout, done.stderr
+
+
+def as_list(objects):
+    """Return objects as one List, as kubectl reads it from standard input."""
+    return {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+
+
+def items(output):
+    """Return the objects in kubectl's JSON: it prints a List, one object alone without a list, and nothing for none."""
+    if not output.strip():
+        return []
+    data = json.loads(output)
+    return data["items"] if data.get("kind", "").endswith("List") and "items" in data else [data]
+
+
+def get(*argv, **options):
+    """Return the objects that `kubectl get` finds."""
+    return items(kubectl("get", *argv, "--output=json", **options)[1])

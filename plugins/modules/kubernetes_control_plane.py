@@ -1,0 +1,440 @@
+#!/usr/bin/python
+"""Ansible module: create, join, reconfigure, upgrade and remove the control plane of one head with kubeadm."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.kubectl import get, kubectl
+from ansible.module_utils.kubernetes_etcd import CRICTL, RESET, bump, clear, restore, tool
+from ansible.module_utils.node_state.tools import NodeError, change, clean, run, write
+
+DOCUMENTATION = r"""
+module: kubernetes_control_plane
+author: the clusterctl authors
+short_description: Converge the control plane of one Kubernetes head
+description:
+  - Creates a control plane with C(kubeadm init) or joins one with C(kubeadm join). An interrupted call is resumed.
+    Further heads join with the administrator's credentials, which each head issues itself, because all have the
+    cluster's certificate authority. They need no token.
+  - On a head that is set up, applies a changed configuration, and upgrades the control plane to the version of the
+    installed kubeadm.
+  - The files that all heads share in F(/etc/kubernetes/pki), and F(/etc/kubernetes/clusterctl), must exist.
+options:
+  step:
+    description:
+      - V(look) returns what there is, V(converge) creates, joins or changes the control plane, V(remove) deletes it.
+      - V(look) fails if there is a control plane that clusterctl did not set up.
+    type: str
+    choices: [look, converge, remove]
+    required: true
+  name:
+    description: Name of the node.
+    type: str
+    required: true
+  address:
+    description: Address of this head's API server.
+    type: str
+    default: ""
+  port:
+    description: Port of the API server.
+    type: int
+    default: 6443
+  create:
+    description: Whether this head creates the cluster if it is not set up; otherwise it joins.
+    type: bool
+    default: false
+  ignore:
+    description: Checks of kubeadm whose errors are ignored.
+    type: list
+    elements: str
+    default: []
+attributes:
+  check_mode: {support: full, description: Reports what would change.}
+"""
+
+EXAMPLES = r"""
+- name: Look for a control plane
+  kubernetes_control_plane: {step: look, name: head1}
+  register: found
+"""
+
+RETURN = r"""
+state:
+  description: V(complete), V(init) or V(join) after an interrupted call, or V(new).
+  type: str
+  returned: step is look
+version:
+  description: Version of the installed kubeadm, such as C(1.36.3); empty if there is none.
+  type: str
+  returned: step is look
+fixed:
+  description: C(pod_network), C(service_network) and C(endpoint), which cannot change; empty unless V(complete).
+  type: dict
+  returned: step is look
+changes:
+  description: The changes; mappings with kind, name and action.
+  type: list
+  returned: always
+"""
+
+KUBERNETES = Path("/etc/kubernetes")
+PKI = KUBERNETES / "pki"
+MANIFESTS = KUBERNETES / "manifests"
+OWN = KUBERNETES / "clusterctl"
+CONFIGURATION, JOIN, PATCHES = OWN / "kubeadm.yaml", OWN / "join.yaml", OWN / "patches"
+STARTED, COMPLETE = OWN / "started", OWN / "complete"
+UPGRADING = OWN / "upgrading"
+STAGED = OWN / "restore.db"  # a snapshot of etcd with which the cluster begins
+ETCD = Path("/var/lib/etcd")
+COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+# The files that clusterctl writes; kubeadm derives all others from them.
+SHARED = (
+    "ca.crt",
+    "ca.key",
+    "front-proxy-ca.crt",
+    "front-proxy-ca.key",
+    "etcd/ca.crt",
+    "etcd/ca.key",
+    "sa.key",
+    "sa.pub",
+)
+KUBECONFIGS = ("admin", "super-admin", "kubelet", "bootstrap-kubelet", "controller-manager", "scheduler")
+# Errors of kubeadm's checks that a second `kubeadm init` has: names from cmd/kubeadm/app/preflight/checks.go. All
+# phases of `kubeadm init` use what exists, or replace it. The API's port is a variable.
+RESUMED = (
+    "DirAvailable--var-lib-etcd",
+    *(f"FileAvailable--etc-kubernetes-manifests-{name}.yaml" for name in ("etcd", *COMPONENTS)),
+    *(f"Port-{port}" for port in (2379, 2380, 10250, 10257, 10259)),
+)
+TOKEN = re.compile(r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b")
+KUBEADM_S = 900
+READY_S = 300
+
+
+def kubeadm(*argv):
+    """Run kubeadm. Raises NodeError with the error lines; a token is never in them."""
+    try:
+        status, output = run("kubeadm", *argv, check=False, timeout=KUBEADM_S, both=True)
+    except NodeError as error:
+        raise NodeError(TOKEN.sub("TOKEN", str(error))) from None
+    if status != 0:
+        words = " ".join(word for word in argv[:4] if not word.startswith("-"))
+        raise NodeError(f"kubeadm {words} failed: {errors(output)}")
+    return output
+
+
+def errors(output):
+    """Return the error of kubeadm's output: from its first line that says so, or else the last lines."""
+    lines = [line for line in clean(TOKEN.sub("TOKEN", output), 1 << 16).splitlines() if line.strip()]
+    first = next((at for at, line in enumerate(lines) if line.lower().startswith(("error", "[error"))), None)
+    kept = lines[first:][:15] if first is not None else lines[-10:]
+    return "\n".join(line for line in kept if "To see the stack trace" not in line)
+
+
+def installed():
+    """Return the version of the installed kubeadm, without the v; an empty text if there is none."""
+    if not shutil.which("kubeadm"):
+        return ""
+    return run("kubeadm", "version", "--output=short")[1].strip().lstrip("v")
+
+
+def running():
+    """Return the version in the manifest of this head's API server."""
+    found = re.search(r"image: \S*/kube-apiserver:v([0-9.]+)", (MANIFESTS / "kube-apiserver.yaml").read_text())
+    return found.group(1) if found else ""
+
+
+def look():
+    """Return the state of this head's control plane. Raises NodeError if clusterctl did not set it up."""
+    if COMPLETE.exists():
+        return "complete"
+    if STARTED.exists():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return {"init": "init", "join": "join"}[json.loads(STARTED.read_text())["step"]]
+        raise NodeError(f"{STARTED} is damaged, so it is not known which call was interrupted: run `kubeadm reset`")
+    foreign = [
+        path
+        for path in (MANIFESTS / "kube-apiserver.yaml", KUBERNETES / "admin.conf", ETCD / "member")
+        if path.exists()
+    ]
+    if foreign:
+        raise NodeError(
+            f"{foreign[0]} exists, but clusterctl did not set up this control plane; "
+            "if it is not needed, run `kubeadm reset` and delete /var/lib/etcd"
+        )
+    return "new"
+
+
+def fixed():
+    """Return what cannot change in this head's cluster, as its files have it: its networks, and the API's endpoint."""
+    controllers = (MANIFESTS / "kube-controller-manager.yaml").read_text()
+    access = (KUBERNETES / "admin.conf").read_text()
+    found = {
+        "pod_network": re.search(r"--cluster-cidr=(\S+)", controllers),
+        "service_network": re.search(r"--service-cluster-ip-range=(\S+)", controllers),
+        "endpoint": re.search(r"^ +server: https://(\S+)$", access, re.MULTILINE),
+    }
+    return {name: match.group(1) for name, match in found.items() if match}
+
+
+def digests():
+    """Return the digests of the configuration, and of its part for etcd."""
+    texts = [path.read_bytes() for path in (CONFIGURATION, *sorted(PATCHES.glob("*")))]
+    found = re.search(r"^etcd:\n((?:[ ].*\n)+)", texts[0].decode(), re.MULTILINE)
+    etcd = found.group(1).encode() if found else b""
+    return {"all": hashlib.sha256(b"\0".join(texts)).hexdigest(), "etcd": hashlib.sha256(etcd).hexdigest()}
+
+
+def store(path, data):
+    """Write one of the markers."""
+    write(path, json.dumps(data).encode() + b"\n", mode=0o600)
+
+
+def delete_derived():
+    """Delete everything that kubeadm derives: an interrupted call may have left half of a file."""
+    for path in (*(KUBERNETES / f"{name}.conf" for name in KUBECONFIGS), *MANIFESTS.glob("*.yaml")):
+        path.unlink(missing_ok=True)
+    for path in PKI.rglob("*"):
+        if path.is_file() and str(path.relative_to(PKI)) not in SHARED:
+            path.unlink()
+
+
+def reset():
+    """Delete a control plane with its data and pods, and keep the shared files."""
+    shared = {PKI / name: (PKI / name).read_bytes() for name in SHARED if (PKI / name).exists()}
+    kubeadm(*RESET)
+    shutil.rmtree(ETCD / "member", ignore_errors=True)
+    for path, content in shared.items():
+        path.parent.mkdir(mode=0o755, exist_ok=True)
+        write(path, content, mode=0o644 if path.suffix in (".crt", ".pub") else 0o600)
+
+
+def ignoring(checks):
+    """Return kubeadm's option for checks whose errors are ignored."""
+    return [f"--ignore-preflight-errors={','.join(checks)}"] if checks else []
+
+
+def create(given, resumed):
+    """Create the cluster."""
+    store(STARTED, {"step": "init"})
+    checks = list(given["ignore"])
+    if STAGED.exists():
+        begin_with_snapshot(given)
+        resumed = True
+    if resumed:
+        delete_derived()
+        checks += [*RESUMED, f"Port-{given['port']}"]
+    kubeadm(
+        "init", f"--config={CONFIGURATION}", "--skip-phases=show-join-command", "--skip-token-print", *ignoring(checks)
+    )
+    # kubeadm always creates a token (SetDefaults_BootstrapTokens), which is not used.
+    kind = "--field-selector=type=bootstrap.kubernetes.io/token"
+    kubectl("delete", "secrets", "--namespace=kube-system", kind, "--ignore-not-found")
+    STAGED.unlink(missing_ok=True)
+
+
+def begin_with_snapshot(given):
+    """Make etcd's data from a staged snapshot; `kubeadm init` continues with it. A killed call is repeated."""
+    images = kubeadm("config", "images", "list", f"--config={CONFIGURATION}").split()
+    image = next((one for one in images if re.search(r"/etcd:[^/]+$", one)), None)
+    if image is None:
+        raise NodeError("kubeadm lists no image of etcd")
+    run(*CRICTL, "pull", image)
+    place = OWN / "restore"
+    clear(place)
+    place.mkdir(mode=0o700)
+    ETCD.mkdir(mode=0o700, exist_ok=True)
+    new = ETCD / ".restore"  # in the same filesystem: the directory may be a mount
+    shutil.rmtree(new, ignore_errors=True)
+    address = f"[{given['address']}]" if ":" in given["address"] else given["address"]
+    with tool(image, "etcdutl", place) as etcdutl:
+        restore(etcdutl, STAGED, new, given["name"], f"https://{address}:2380", *bump())
+    clear(place)
+    shutil.rmtree(ETCD / "member", ignore_errors=True)
+    (new / "member").rename(ETCD / "member")
+    new.rmdir()
+
+
+def join(given, resumed):
+    """Join the cluster as a further head."""
+    store(STARTED, {"step": "join"})
+    STAGED.unlink(missing_ok=True)  # of an interrupted restore
+    if resumed:
+        reset()
+    # With the cluster's authority, this head issues its administrator's credentials itself, and joins with them.
+    kubeadm("init", "phase", "kubeconfig", "admin", f"--config={CONFIGURATION}")
+    kubeadm("join", f"--config={JOIN}", *ignoring(given["ignore"]))
+
+
+def is_ready(given):
+    """Return whether this head's API server is ready. Its certificate is not needed for that."""
+    return server(given, "get", "--raw=/readyz")[0] == 0
+
+
+def server(given, *argv):
+    """Run kubectl with this head's own API server; return (exit status, standard output, standard error)."""
+    address = f"[{given['address']}]" if ":" in given["address"] else given["address"]
+    return kubectl(*argv, f"--server=https://{address}:{given['port']}", check=False, seconds=30)
+
+
+def hashes(given):
+    """Return the kubelet's hash of each static pod of this head that runs and is ready."""
+    selector = "--selector=tier=control-plane"
+    _, out, _ = server(given, "get", "pods", "--namespace=kube-system", selector, "--output=json")
+    pods = json.loads(out)["items"] if out.strip() else []
+    found = {}
+    for pod in pods:
+        conditions = {one["type"]: one["status"] for one in pod.get("status", {}).get("conditions", [])}
+        if pod["spec"].get("nodeName") == given["name"] and conditions.get("Ready") == "True":
+            component = pod["metadata"]["labels"].get("component", "")
+            found[component] = pod["metadata"].get("annotations", {}).get("kubernetes.io/config.hash", "")
+    return found
+
+
+def manifests():
+    """Return the manifests' contents by component."""
+    return {path.stem: path.read_bytes() for path in MANIFESTS.glob("*.yaml")}
+
+
+def wait(given, components, before):
+    """Wait until the kubelet runs the new manifests of these components, and the API server is ready."""
+    deadline = time.monotonic() + READY_S
+    while True:
+        now = hashes(given)
+        late = [name for name in components if name not in now or now[name] == before.get(name)]
+        if not late and is_ready(given):
+            return
+        if time.monotonic() > deadline:
+            waits = ", ".join(late) or "the API server"
+            raise NodeError(f"{waits} did not become ready in {READY_S} s with the new configuration: see crictl ps -a")
+        time.sleep(1)
+
+
+def reconfigure(given, known, wanted):
+    """Apply a changed configuration."""
+    before, old = hashes(given), manifests()
+    # Its names may have changed. kubeadm keeps an existing certificate; the API server reloads a new one.
+    for name in ("apiserver.crt", "apiserver.key"):
+        (PKI / name).unlink(missing_ok=True)
+    option = f"--config={CONFIGURATION}"
+    kubeadm("init", "phase", "certs", "apiserver", option)
+    kubeadm("init", "phase", "upload-config", "kubeadm", option)
+    if known.get("etcd") != wanted["etcd"]:
+        kubeadm("init", "phase", "etcd", "local", option)
+    kubeadm("init", "phase", "control-plane", "all", option)
+    new = manifests()
+    wait(given, [name for name in new if new[name] != old.get(name)], before)
+
+
+def upgrade(given, version):
+    """Upgrade the control plane: the first head the whole cluster's, each other one its own.
+
+    A killed call is repeated as it was: the manifests and the cluster's configuration change before its end.
+    """
+    if not UPGRADING.exists():
+        found = get("configmap", "kubeadm-config", "--namespace=kube-system")
+        text = found[0]["data"]["ClusterConfiguration"]
+        store(UPGRADING, {"whole": f"kubernetesVersion: v{version}\n" not in text + "\n"})
+    # CreateJob runs a pod, for which there may be no node: this one is drained, and others may have taints.
+    options = [f"--patches={PATCHES}", *ignoring([*given["ignore"], "CreateJob"])]
+    if json.loads(UPGRADING.read_text())["whole"]:
+        kubeadm("upgrade", "apply", f"v{version}", "--yes", *options)
+    else:
+        kubeadm("upgrade", "node", *options)
+    UPGRADING.unlink()
+
+
+def converge(given, check):
+    """Create, join or change the control plane; return the changes."""
+    state, name = look(), given["name"]
+    if state != "complete":
+        action = "created" if given["create"] else "joined"
+        if not check:
+            if given["create"]:
+                if state == "join":
+                    reset()
+                create(given, state == "init")
+            else:
+                join(given, state != "new")
+            close(ETCD, check)
+            store(COMPLETE, digests())
+            STARTED.unlink()
+        return [change("control plane", name, "created", action)]
+    changes, version, before = [], installed(), running()
+    if version and before and (numbers(version) > numbers(before) or UPGRADING.exists()):
+        if not check:
+            upgrade(given, version)
+        changes.append(change("control plane", name, "upgraded", "", before, version))
+    known, wanted = json.loads(COMPLETE.read_text() or "{}"), digests() if CONFIGURATION.exists() else {}
+    if known != wanted:
+        if not check:
+            reconfigure(given, known, wanted)
+            store(COMPLETE, wanted)
+        changes.append(change("control plane", name, "changed", "its configuration"))
+    if close(ETCD, check):
+        changes.append(change("control plane", name, "changed", "the mode of etcd's directory"))
+    return changes
+
+
+def close(path, check):
+    """Give a directory the mode with which kubeadm creates it: it may be a mount. Return whether it had another one."""
+    if not path.is_dir() or path.stat().st_mode & 0o777 == 0o700:
+        return False
+    if not check:
+        path.chmod(0o700)
+    return True
+
+
+def numbers(version):
+    """Return a comparable version."""
+    return [int(part) for part in re.findall(r"\d+", version)]
+
+
+def remove(given, check):
+    """Delete the control plane; return the changes."""
+    if not (COMPLETE.exists() or STARTED.exists()):
+        return []
+    if not check:
+        if shutil.which("kubeadm"):
+            reset()
+        shutil.rmtree(ETCD, ignore_errors=True)
+        for path in (COMPLETE, STARTED, UPGRADING, STAGED, OWN / "renewed.json"):
+            path.unlink(missing_ok=True)
+    return [change("control plane", given["name"], "removed")]
+
+
+def main():
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "step": {"type": "str", "choices": ["look", "converge", "remove"], "required": True},
+            "name": {"type": "str", "required": True},
+            "address": {"type": "str", "default": ""},
+            "port": {"type": "int", "default": 6443},
+            "create": {"type": "bool", "default": False},
+            "ignore": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    given, check = module.params, module.check_mode
+    try:
+        if given["step"] == "look":
+            state = look()
+            known = fixed() if state == "complete" else {}
+            module.exit_json(changed=False, changes=[], state=state, version=installed(), fixed=known)
+        changes = remove(given, check) if given["step"] == "remove" else converge(given, check)
+    except (NodeError, OSError, ValueError) as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=bool(changes), changes=changes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+#!/usr/bin/python
+"""Ansible module: join this host to a Kubernetes cluster as a worker, and keep its kubelet at kubeadm's version."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.node_state.tools import RUN, STORE, NodeError, change, clean, run
+
+DOCUMENTATION = r"""
+module: kubernetes_join
+author: the clusterctl authors
+short_description: Join a host to a Kubernetes cluster as a worker
+description:
+  - A complete join is marked on the host with a copy of the cluster's certificate authority. An incomplete one is
+    undone and repeated by the next call.
+  - The discovery file is in memory only (/run) and is deleted, so no token is left on the host.
+  - When kubeadm was upgraded, gets the cluster's configuration of the kubelet (C(kubeadm upgrade node)).
+options:
+  state:
+    description:
+      - V(look) returns whether the host has joined the cluster, and upgrades the kubelet's configuration if it has.
+      - V(reset) undoes an incomplete join, or one to another cluster. V(joined) joins.
+    type: str
+    choices: [look, reset, joined]
+    default: look
+  authority:
+    description: SHA-256 of the cluster's certificate authority, from kubernetes_nodes.
+    type: str
+    default: ""
+  discovery:
+    description: Content of the discovery file, from kubernetes-join on a head.
+    type: str
+    default: ""
+  configuration:
+    description: The JoinConfiguration of C(kubeadm join).
+    type: dict
+    default: {}
+attributes:
+  check_mode: {support: full, description: Reports what would change.}
+"""
+
+EXAMPLES = r"""
+- name: Check whether the host has joined
+  kubernetes_join:
+    authority: "{{ cluster.authority }}"
+  register: this_host
+"""
+
+RETURN = r"""
+joined:
+  description: Whether the host has joined the cluster with this authority completely.
+  type: bool
+  returned: always
+changes:
+  description: The changes; mappings with kind, name, action and what.
+  type: list
+  returned: always
+"""
+
+KUBERNETES = Path("/etc/kubernetes")
+AUTHORITY = KUBERNETES / "pki/ca.crt"
+JOINED = KUBERNETES / "clusterctl/joined.crt"
+CONFIGURATION = RUN / "kubernetes-join.json"
+LOCK = RUN / "kubernetes-join.lock"
+# kubeadm's version when it last wrote the configuration of the kubelet.
+VERSION = STORE / "kubernetes-worker.version"
+# What a join leaves if it is incomplete, or was to another cluster.
+LEFT = (AUTHORITY, KUBERNETES / "kubelet.conf", KUBERNETES / "bootstrap-kubelet.conf")
+SOCKET = "unix:///run/containerd/containerd.sock"
+
+
+def kubeadm_version():
+    """Return kubeadm's version, such as v1.36.3."""
+    return run("kubeadm", "version", "--output=short")[1].strip()
+
+
+def has_joined(authority):
+    """Return whether the host has joined the cluster with this authority completely."""
+    return bool(authority) and JOINED.exists() and hashlib.sha256(JOINED.read_bytes()).hexdigest() == authority
+
+
+def write(path, text):
+    """Replace a file of root atomically."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def look(authority, check):
+    """Return the changes of a host that has joined: kubelet's configuration after an upgrade of kubeadm."""
+    if not has_joined(authority):
+        return []
+    version, last = kubeadm_version(), VERSION.read_text().strip() if VERSION.exists() else ""
+    if version == last:
+        return []
+    if not check:
+        run("kubeadm", "upgrade", "node")
+        run("systemctl", "restart", "kubelet.service")
+        write(VERSION, version + "\n")
+    return [change("kubelet", "configuration", "upgraded", f"for {version}", last, version)]
+
+
+def reset(check):
+    """Undo what an earlier join has left; return the changes."""
+    if not any(path.exists() for path in LEFT):
+        return []
+    if not check:
+        JOINED.unlink(missing_ok=True)
+        run("kubeadm", "reset", "--force", f"--cri-socket={SOCKET}")
+    return [change("kubernetes", "node", "removed", "an incomplete join, or one to another cluster")]
+
+
+def join(discovery, configuration, check):
+    """Join the cluster; return the changes."""
+    if not check:
+        # kubeadm starts the kubelet but does not enable it, and neither does its package for the RHEL family.
+        run("systemctl", "enable", "kubelet.service")
+        token = Path(configuration["discovery"]["file"]["kubeConfigPath"])
+        try:
+            write(token, discovery)
+            write(CONFIGURATION, json.dumps(configuration))
+            run("kubeadm", "join", f"--config={CONFIGURATION}")
+        finally:
+            token.unlink(missing_ok=True)
+            CONFIGURATION.unlink(missing_ok=True)
+        JOINED.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write(VERSION, kubeadm_version() + "\n")
+        shutil.copyfile(AUTHORITY, JOINED)
+    return [change("kubernetes", "node", "created", "joined the cluster")]
+
+
+def main():
+    """Ansible's entry point. A killed run's join may still be at work, so only one call at a time does something."""
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["look", "reset", "joined"], "default": "look"},
+            "authority": {"type": "str", "default": ""},
+            "discovery": {"type": "str", "default": "", "no_log": True},
+            "configuration": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    try:
+        RUN.mkdir(mode=0o700, exist_ok=True)
+        with LOCK.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if given["state"] == "look":
+                changes = look(given["authority"], module.check_mode)
+            elif given["state"] == "reset":
+                changes = reset(module.check_mode)
+            else:
+                changes = join(given["discovery"], given["configuration"], module.check_mode)
+    except NodeError as error:
+        module.fail_json(msg=clean(str(error)))
+    except OSError as error:
+        module.fail_json(msg=f"{error.filename}: {error.strerror}")
+    module.exit_json(changed=bool(changes), changes=changes, joined=has_joined(given["authority"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Write a file of metrics for the node exporter, in Prometheus' text format."""
+
+import os
+import tempfile
+
+
+def escape(text):
+    """Return a label's value, escaped for the text format."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def render(metrics, descriptions):
+    """Return the text of metrics, which are {name: {labels: value}} with labels as a tuple of pairs."""
+    lines = []
+    for name, description in descriptions.items():
+        values = metrics.get(name)
+        if values:
+            lines += [f"# HELP {name} {description}", f"# TYPE {name} gauge"]
+        for labels, value in sorted((values or {}).items()):
+            pairs = ",".join(f'{key}="{escape(text)}"' for key, text in labels)
+            lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
+    return "\n".join(lines) + "\n"
+
+
+def replace(path, text):
+    """Replace a file atomically, because the exporter may read it at any time."""
+    handle, name = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".new-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

@@ -1,0 +1,287 @@
+"""The files and programs of role kubernetes_head, with the real kubeadm, etcd and API server, without nodes."""
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from clusterctl.lab import kit_recipe
+from tests.cluster.control_plane import ADDRESS, KEY, ControlPlane, running
+from tests.faults.injury import wait_until
+from tests.labs import REPOSITORY
+from tests.unit.test_kubernetes_certificates import pem
+
+pytestmark = pytest.mark.kit("kubernetes")
+
+ROLES = REPOSITORY / "roles"
+PRIORITIES = {"urgent": {"value": 1000, "limited": True, "preempts": True}, "normal": {"value": 0, "default": True}}
+TEAMS = {
+    "vision": {"quota": {"pods": 5}, "priorities": {"urgent": {"pods": 1}}, "groups": ["vision"]},
+    "speech": {"quota": {"requests.nvidia.com/gpu": "16"}},
+}
+
+CONFIGURATION = "--config=/etc/kubernetes/clusterctl/kubeadm.yaml"
+ETCD = (
+    "etcdctl",
+    "--cacert=/etc/kubernetes/pki/etcd/ca.crt",
+    "--cert=/etc/kubernetes/pki/etcd/healthcheck-client.crt",
+    "--key=/etc/kubernetes/pki/etcd/healthcheck-client.key",
+)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A running control plane, used by all tests in their order."""
+    with running(tmp_path_factory.mktemp("control-plane"), kubernetes_quota_priorities=PRIORITIES) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def nodes(head: ControlPlane) -> ControlPlane:
+    """Two workers that have just joined, as the kubelet registers them."""
+    taints = [{"key": "clusterctl/new", "effect": "NoSchedule"}]
+    for name in ("gpu01", "gpu02"):
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": taints}}
+        head.run("kubectl", "create", "--filename=-", stdin=node)
+    return head
+
+
+@pytest.mark.proves("kubernetes", "kubeadm accepts its configuration, and asks for the kit's images.")
+def test_kubeadm__configuration_of_the_role__is_valid(head: ControlPlane) -> None:
+    assert head.run("kubeadm", "config", "validate", CONFIGURATION) == "ok\n"
+    assert head.run("kubeadm", "config", "validate", "--config=/etc/kubernetes/clusterctl/join.yaml") == "ok\n"
+    wanted = set(head.run("kubeadm", "config", "images", "list", CONFIGURATION).split())
+    made = {f"{one.name}:{one.tag}" for recipe in kit_recipe.load(("kubernetes",)) for one in recipe.images}
+    assert wanted <= made
+
+
+@pytest.mark.proves("kubernetes", "Without a certificate, the API server answers about its health alone.")
+def test_anonymous__asks__learns_only_of_health(head: ControlPlane) -> None:
+    ask = ("curl", "--silent", "--insecure", "--output", "/dev/null", "--write-out", "%{http_code}")
+    codes = {path: head.run(*ask, f"https://10.99.0.1:6443/{path}") for path in ("livez", "readyz", "api", "version")}
+    assert codes == {"livez": "200", "readyz": "200", "api": "401", "version": "401"}
+
+
+@pytest.mark.proves("kubernetes", "The objects of each role are accepted, and a second run changes none.")
+@pytest.mark.parametrize(
+    ("role", "variables"),
+    [
+        ("kubernetes_exporter", {}),
+        ("kubernetes_network", {}),
+        ("kubernetes_network", {"kubernetes_network_policies": True}),
+        ("kubernetes_gpu", {"kubernetes_gpu_time_slices": 4, "kubernetes_gpu_mig_strategy": "mixed"}),
+        ("kubernetes_quota", {"kubernetes_quota_priorities": PRIORITIES, "kubernetes_quota_teams": TEAMS}),
+        ("kubernetes_storage", {}),
+        ("kubernetes_storage", {"kubernetes_storage_class": "nfs"}),
+    ],
+)
+def test_objects__of_a_role__are_applied_once(head: ControlPlane, role: str, variables: dict[str, object]) -> None:
+    given = {"part": role, "objects": head.objects(role, **variables), "wait": 0}
+    planned = head.changes("kubernetes_objects", given, check=True)
+    assert planned
+    assert head.changes("kubernetes_objects", given) == planned
+    assert head.changes("kubernetes_objects", given) == []
+    assert head.changes("kubernetes_objects", given, check=True) == []
+
+
+@pytest.mark.proves("kubernetes", "A StorageClass with another policy replaces the old one.")
+def test_objects__storage_class_with_fixed_fields__is_created_again(head: ControlPlane) -> None:
+    wanted = head.objects("kubernetes_storage")
+    given = {"part": "kubernetes_storage", "objects": wanted, "wait": 0}
+    (storage,) = (one for one in wanted if one["kind"] == "StorageClass")
+    head.changes("kubernetes_objects", given)
+    storage["reclaimPolicy"] = "Retain"
+    planned = head.changes("kubernetes_objects", given, check=True)
+    assert planned == [f"changed {storage['metadata']['name']}"]
+    assert head.changes("kubernetes_objects", given) == planned
+    assert head.get("storageclass", storage["metadata"]["name"])["reclaimPolicy"] == "Retain"
+    assert head.changes("kubernetes_objects", given) == []
+
+
+@pytest.mark.proves("kubernetes", "New nodes are cordoned and labelled; a second run changes none.")
+def test_nodes__that_are_new__are_cordoned_and_labelled(nodes: ControlPlane) -> None:
+    given = nodes.rendered.role("kubernetes_worker", "gpu01").value("__kubernetes_worker_nodes")
+    given = {name: one for name, one in given.items() if not one["is_head"]}
+    done = nodes.changes("kubernetes_nodes", {"nodes": given})
+    assert {line.split()[1] for line in done if "cordoned" in line} == {"gpu01", "gpu02"}
+    assert nodes.changes("kubernetes_nodes", {"nodes": given}) == []
+    assert nodes.call("kubernetes_nodes", {})["version"] == "1.36.3"
+    assert set(json.loads(nodes.run("kubernetes-drain"))) == {"gpu01", "gpu02"}
+    assert nodes.run("kubernetes-drain", "new", "--in", "gpu01") == "gpu01 in\n"
+    assert [one["spec"].get("unschedulable", False) for one in nodes.get("nodes")] == [False, True]
+    assert nodes.get("node", "gpu01")["metadata"]["labels"]["clusterctl/gpu-model"] == "a100"
+
+
+@pytest.mark.proves("kubernetes", "The signed certificate has the names of the approved request.")
+def test_certificates__of_kubelets__are_approved_for_their_own_names(nodes: ControlPlane) -> None:
+    """The API server itself takes the second block of the last request, and would sign it."""
+    own, others = pem("gpu01", "10.99.0.11"), pem("kubernetes-api.aurora.cluster", "10.99.0.1")
+    for name, text in (("own", own), ("others", others), ("both", f"x{own}{others}")):
+        request = {
+            "apiVersion": "certificates.k8s.io/v1",
+            "kind": "CertificateSigningRequest",
+            "metadata": {"name": name},
+            "spec": {
+                "request": base64.b64encode(text.encode()).decode(),
+                "signerName": "kubernetes.io/kubelet-serving",
+                "usages": ["digital signature", "server auth"],
+            },
+        }
+        node = ("--as=system:node:gpu01", "--as-group=system:nodes", "--as-group=system:authenticated")
+        nodes.run("kubectl", "create", "--filename=-", *node, stdin=request)
+    said = nodes.ask("kubernetes-certificates", "approve")
+    assert said.returncode == 1
+    assert "both: gpu01: the request cannot be read" in said.stderr
+    assert "others: gpu01 asks for a certificate of" in said.stderr
+    approved = {one["metadata"]["name"] for one in nodes.get("csr") if one["status"].get("conditions")}
+    assert approved == {"own"}
+
+
+@pytest.mark.proves("kubernetes", "A worker's token can do no more than join, and is deleted.")
+def test_token__of_a_worker__authenticates_and_is_deleted(nodes: ControlPlane) -> None:
+    discovery = json.loads(nodes.run("kubernetes-join", "gpu03"))
+    assert discovery["clusters"][0]["cluster"]["server"] == "https://kubernetes-api.aurora.cluster:6443"
+    assert [set(discovery["users"][0]["user"])] == [{"token"}]
+    kind = "--field-selector=type=bootstrap.kubernetes.io/token"
+    (secret,) = nodes.get("secrets", "--namespace=kube-system", kind)
+    assert "usage-bootstrap-signing" not in secret["data"]
+    nodes.run("kubernetes-join", "--delete", "gpu03")
+    assert nodes.get("secrets", "--namespace=kube-system", kind) == []
+
+
+@pytest.mark.proves("kubeconfig", "A person's rights end at the own namespace, and with the person's removal.")
+def test_person__with_a_kubeconfig__is_confined(head: ControlPlane) -> None:
+    path = head.folder / "ada.conf"
+    path.write_text(head.run("kubernetes-user", "ada"))
+
+    def may(*what: str) -> str:
+        return head.ask("kubectl", "auth", "can-i", *what, KUBECONFIG=str(path)).stdout.strip()
+
+    assert may("create", "pods", "--namespace=ada") == "yes"
+    assert may("get", "pods", "--namespace=kube-system") == "no"
+    assert may("create", "rolebindings", "--namespace=ada") == "no"
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "evil"},
+        "spec": {"externalIPs": ["10.99.0.1"], "ports": [{"port": 53}]},
+    }
+    said = head.ask("kubectl", "create", "--filename=-", "--namespace=ada", stdin=service, KUBECONFIG=str(path))
+    assert "Use of external IPs is denied by admission control" in said.stderr
+    head.run("kubernetes-user", "--remove", "ada")
+    assert may("create", "pods", "--namespace=ada") == "no"
+
+
+@pytest.mark.proves("kubernetes", "Secrets are encrypted in etcd.")
+@pytest.mark.proves("backup", "etcd's snapshot is readable by root alone.")
+def test_etcd__secrets__are_encrypted(head: ControlPlane) -> None:
+    head.run("kubectl", "create", "secret", "generic", "hidden", "--from-literal=word=plain-text")
+    stored = head.run(*ETCD, "get", "/registry/secrets/default/hidden", "--hex", "--print-value-only")
+    text = bytes.fromhex(stored.replace("\\x", "").strip())
+    assert text.startswith(b"k8s:enc:secretbox:v1:key1:")
+    assert b"plain-text" not in text
+    assert KEY not in head.run("cat", "/etc/kubernetes/manifests/kube-apiserver.yaml")
+    snapshot = head.folder / "snapshot.db"
+    head.run("kubernetes-etcd", "--snapshot", str(snapshot))
+    assert snapshot.stat().st_mode & 0o777 == 0o600
+    (member,) = json.loads(head.run("kubernetes-etcd"))
+    assert (member["name"], member["healthy"]) == ("head1", True)
+
+
+@pytest.mark.proves("kubernetes", "A head knows the networks and the endpoint of its cluster, which cannot change.")
+def test_look__at_a_head__has_its_networks(head: ControlPlane) -> None:
+    head.run("sh", "-c", "echo '{}' > /etc/kubernetes/clusterctl/complete")
+    found = head.call("kubernetes_control_plane", {"step": "look", "name": "head1"})
+    assert (found["state"], found["version"]) == ("complete", "1.36.3")
+    assert found["fixed"] == {
+        "pod_network": "10.244.0.0/16",
+        "service_network": "10.96.0.0/12",
+        "endpoint": "kubernetes-api.aurora.cluster:6443",
+    }
+
+
+@pytest.mark.proves("monitoring", "A head's metrics have its nodes, etcd and the expiry of its certificates.")
+def test_metrics__of_a_head__are_written(nodes: ControlPlane) -> None:
+    file = "/var/cache/clusterctl/kubernetes.prom"
+    nodes.run("cp", str(ROLES / "node_exporter/files/metrics_file.py"), "/usr/local/lib/clusterctl")
+    program = str(ROLES / "kubernetes_exporter/files/kubernetes-metrics")
+    nodes.run("python3", program, file)
+    text = nodes.run("cat", file)
+    assert "kubernetes_up 1\n" in text
+    assert 'kubernetes_node_state{node="gpu01",state="' in text
+    assert "kubernetes_etcd_up 1\n" in text
+    assert "etcd_server_has_leader 1.0\n" in text
+    assert "etcd_server_quota_backend_bytes 8589934592.0\n" in text
+    assert 'kubernetes_certificate_end_seconds{certificate="pki/apiserver.crt"} ' in text
+
+    nodes.run("mv", "/etc/kubernetes/admin.conf", "/etc/kubernetes/admin.conf.away")
+    try:
+        nodes.run("python3", program, file)
+        text = nodes.run("cat", file)
+    finally:
+        nodes.run("mv", "/etc/kubernetes/admin.conf.away", "/etc/kubernetes/admin.conf")
+    assert "kubernetes_up 0\n" in text
+    assert "kubernetes_node_state" not in text
+    assert "kubernetes_etcd_up 1\n" in text
+
+
+@pytest.mark.proves("monitoring", "Prometheus' certificate reads the API server's metrics, and nothing else.")
+def test_metrics__with_the_certificate_of_prometheus__are_all_it_reads(head: ControlPlane) -> None:
+    objects = {"part": "kubernetes_exporter", "objects": head.objects("kubernetes_exporter"), "wait": 0}
+    head.call("kubernetes_objects", objects)
+    role = head.rendered.role("prometheus", "head1")
+    for name, content in role.value("__prometheus_kubernetes_issued").items():
+        (head.folder / f"{name}.pem").write_text(content)
+    curl = ["curl", "--silent", "--cacert", str(head.folder / "authority.pem")]
+    curl += ["--cert", str(head.folder / "certificate.pem"), "--key", str(head.folder / "key.pem")]
+    names = set(re.findall(r"(?m)^[a-z_]+", head.run(*curl, f"https://{ADDRESS}:6443/metrics")))
+    for expression in role.value("__prometheus_kubernetes_metrics"):
+        if expression.startswith(("apiserver_", "process_", "kubernetes_")):
+            assert any(re.fullmatch(expression, name) for name in names), expression
+    for path in ("api/v1/secrets", "api/v1/pods", "logs/"):
+        assert '"code": 403' in head.run(*curl, f"https://{ADDRESS}:6443/{path}"), path
+
+
+@pytest.mark.proves("kubernetes", "Only teams with a quota for a limited priority class can use it.")
+@pytest.mark.proves(
+    "kubernetes", "A team that left the inventory keeps its namespace and quotas; its groups lose access."
+)
+def test_teams__in_the_inventory__share_by_quotas(head: ControlPlane) -> None:
+    def apply(**variables: object) -> list[str]:
+        objects = head.objects("kubernetes_quota", **variables)
+        return head.changes("kubernetes_objects", {"part": "kubernetes_quota", "objects": objects, "wait": 0})
+
+    def refusal(namespace: str, name: str, **spec: object) -> str:
+        """Why a pod is refused; empty if it is created."""
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"containers": [{"name": "main", "image": "none"}], **spec},
+        }
+        return head.ask("kubectl", "create", "--filename=-", stdin=pod).stderr
+
+    apply(kubernetes_quota_priorities=PRIORITIES, kubernetes_quota_teams=TEAMS)
+    wait_until(lambda: head.get("serviceaccounts", "--namespace=vision") != [])
+    wait_until(lambda: head.get("resourcequota", "clusterctl-urgent", "--namespace=vision")["status"].get("hard"))
+    wait_until(lambda: head.get("serviceaccounts", "--namespace=speech") != [])
+    assert refusal("vision", "first", priorityClassName="urgent") == ""
+    assert "exceeded quota: clusterctl-urgent" in refusal("vision", "second", priorityClassName="urgent")
+    assert "insufficient quota to match these scopes" in refusal("speech", "first", priorityClassName="urgent")
+    assert refusal("speech", "second") == ""
+    assert head.get("pod", "second", "--namespace=speech")["spec"]["priorityClassName"] == "normal"
+
+    lower = {**PRIORITIES, "urgent": {**PRIORITIES["urgent"], "value": 500}}
+    changed = apply(kubernetes_quota_priorities=lower, kubernetes_quota_teams={"speech": TEAMS["speech"]})
+    assert sorted(changed) == [
+        "changed urgent",
+        "removed vision/clusterctl",  # the RoleBinding
+    ]
+    assert head.get("pod", "first", "--namespace=vision")["spec"]["priority"] == 1000
+    assert "exceeded quota: clusterctl-urgent" in refusal("vision", "third", priorityClassName="urgent")
+
+    other = {"urgent": lower["urgent"], "standard": {"value": 0, "default": True}}
+    changed = apply(kubernetes_quota_priorities=other, kubernetes_quota_teams={"speech": TEAMS["speech"]})
+    assert changed == ["removed normal", "created standard"]

@@ -1,0 +1,150 @@
+"""Kubernetes with three heads: a killed first run, a head that dies, and another in its place."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import yaml
+
+from tests.cluster.kubernetes import BUSYBOX, RECIPES, Kubernetes, api_url, deployment, members, pod, status_of, tokens
+from tests.cluster.lab import fresh_as, podman
+from tests.cluster.test_half_way import root_of
+from tests.faults.injury import GUARD, begin, container, fails, wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.kit(*RECIPES)]
+
+WITHIN = 30.0
+"""Seconds in which the API must answer again by its address, after the head that had it is dead."""
+
+
+class ThreeHeads(Kubernetes):
+    """A lab with three heads."""
+
+    heads = 3
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[ThreeHeads]:
+    """Fresh nodes: three heads and a worker."""
+    with fresh_as(ThreeHeads, "kubernetes-heads", workers=1) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def cluster(lab: ThreeHeads) -> ThreeHeads:
+    """The same lab, bootstrapped by a run that is killed within kubeadm's work on a head, and one more."""
+    kubernetes = root_of(lab, "head1")[1] / "etc/kubernetes"
+    run = begin(lab)
+    wait_until(lambda: (kubernetes / "manifests/etcd.yaml").exists() or run.poll() is not None)
+    assert run.poll() is None, "it ended before it could be killed"
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait(GUARD)
+    assert (kubernetes / "clusterctl/started").exists()
+    assert not (kubernetes / "clusterctl/complete").exists()
+    lab.run("bootstrap")
+    return lab
+
+
+@pytest.mark.proves("bootstrap", "A bootstrap killed while heads are set up is completed by the same command.")
+@pytest.mark.proves("kubernetes", "Three heads have one etcd of three members and one address of the API.")
+def test_bootstrap__killed_while_heads_are_set_up__is_completed_by_the_same_command(cluster: ThreeHeads) -> None:
+    assert cluster.ready() == dict.fromkeys(cluster.nodes, True)
+    for head in cluster.head_names:
+        assert members(cluster, head) == set(cluster.head_names)
+    assert (cluster.ledger(), cluster.cordoned(), tokens(cluster)) == ({}, set(), [])
+    # A head's kubelet asks the API server beside it: kubeadm's join phase kubelet-start.
+    servers = {cluster.root(head, "sed -n 's/ *server: //p' /etc/kubernetes/admin.conf") for head in cluster.head_names}
+    assert servers == {f"{api_url(cluster, 'gpu01')}\n"}
+    cluster.unchanged()
+
+
+@pytest.mark.proves("firewall", "etcd accepts connections of heads alone, and there with a certificate alone.")
+def test_etcd__from_workers_and_heads__is_open_to_heads_alone(cluster: ThreeHeads) -> None:
+    for port in (2379, 2380):
+        url = f"{cluster.address('head2')}:{port}"
+        connect = f"timeout 5 bash -c '</dev/tcp/{url.replace(':', '/')}' && echo open || echo closed"
+        assert cluster.root("gpu01", f"{connect} 2>/dev/null") == "closed\n"
+        assert cluster.root("head3", connect) == "open\n"
+        assert status_of(cluster, "head3", f"https://{url}/version") == "000"
+
+
+@dataclass
+class Dead:
+    """The head that had the API's address when it died, one that lives, and seconds until the API answered again."""
+
+    name: str
+    survivor: str
+    took: float
+
+
+@pytest.fixture(scope="module")
+def dead(cluster: ThreeHeads) -> Dead:
+    """Kill the head that has the API's address."""
+    one = deployment("steady", "exec sleep infinity", replicas=2, node="gpu01")
+    cluster.apply(one)
+    cluster.wait(one)
+    address = yaml.safe_load(cluster.inventory.read_text())["all"]["vars"]["kubernetes_node_api_address"]
+    has = {head: f" {address}/" in cluster.root(head, "ip -brief address") for head in cluster.head_names}
+    (holder,) = (head for head, found in has.items() if found)
+    url = f"{api_url(cluster, 'gpu01')}/readyz"
+    podman("stop", "--time", "0", container(cluster, holder))
+    began = time.monotonic()
+    wait_until(lambda: status_of(cluster, "gpu01", url, "--connect-timeout", "1") == "200")
+    took = time.monotonic() - began
+    return Dead(holder, next(head for head in cluster.head_names if head != holder), took)
+
+
+@pytest.mark.proves("kubernetes", "With the head dead that had the API's address, it answers there within 30 s.")
+@pytest.mark.proves("kubernetes", "With one of three heads dead, running pods continue and new ones start.")
+def test_head__dies__the_api_answers_by_the_same_address(cluster: ThreeHeads, dead: Dead) -> None:
+    assert dead.took < WITHIN
+    printed = cluster.output(pod("after", BUSYBOX, "echo works", node="gpu01"), head=dead.survivor)
+    assert printed == "works\n"
+    wait_until(lambda: cluster.ready(dead.survivor).get(dead.name) is False)
+    steady = [one for one in cluster.pods(head=dead.survivor) if one["metadata"]["name"].startswith("steady-")]
+    assert [one["status"]["containerStatuses"][0]["restartCount"] for one in steady] == [0, 0]
+    found = {one["name"]: one["problem"] for one in cluster.run("status", expect=4)["nodes"]}
+    assert [name for name, problem in found.items() if problem] == [dead.name]
+
+
+@pytest.mark.proves("remove-node", "A head without which an even number would stay is not removed.")
+def test_remove_node__one_of_three_heads__is_refused(cluster: ThreeHeads, dead: Dead) -> None:
+    text = cluster.inventory.read_text()
+    other = next(head for head in reversed(cluster.head_names) if head not in (dead.name, dead.survivor))
+    said = fails(cluster, 2, other, "--yes", verb="remove-node")
+    assert "2 heads would stay, expected an odd number" in said
+    assert cluster.inventory.read_text() == text
+    assert members(cluster, dead.survivor) == set(cluster.head_names)
+    assert cluster.ready(dead.survivor)[other]
+
+
+@pytest.fixture(scope="module")
+def replaced(cluster: ThreeHeads, dead: Dead) -> ThreeHeads:
+    """Put a new head in the place of the dead one; no pod is another then."""
+    before = cluster.kubectl("get", "pods", "--output=jsonpath={.items[*].metadata.uid}", head=dead.survivor)
+    podman("rm", "--force", "--volumes", "--time", "0", container(cluster, dead.name))
+    cluster.up()
+    fails(cluster, 0, dead.name, "--accept-new-host-keys", verb="replace-node")
+    wait_until(lambda: cluster.ready(dead.survivor) == dict.fromkeys(cluster.nodes, True))
+    assert cluster.kubectl("get", "pods", "--output=jsonpath={.items[*].metadata.uid}") == before
+    return cluster
+
+
+@pytest.mark.proves("replace-node", "A dead head is replaced by a new one under its name; no pod restarts.")
+def test_replace_node__of_the_dead_head__makes_three_again(replaced: ThreeHeads) -> None:
+    cluster = replaced
+    for head in cluster.head_names:
+        assert members(cluster, head) == set(cluster.head_names)
+    assert (cluster.ledger(), cluster.cordoned(), tokens(cluster)) == ({}, set(), [])
+    cluster.unchanged()
+
+
+@pytest.mark.proves("kubernetes", "Each of three heads serves the API by itself.")
+def test_heads__each_alone__serve_the_api(replaced: ThreeHeads) -> None:
+    """The new one, too."""
+    for head in replaced.head_names:
+        ask = ("get", "--raw=/readyz", f"--server=https://{replaced.address(head)}:6443")
+        assert replaced.kubectl(*ask, head=head).strip() == "ok"

@@ -1,0 +1,305 @@
+"""The program that approves kubelets' serving certificates, and renews those of the control plane."""
+
+import base64
+import contextlib
+import ipaddress
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.head_programs import load
+
+PROGRAM = load("kubernetes-certificates")
+X509 = load("kubernetes_x509")
+CERTIFICATES = load("control_plane_certificates")
+KEY = ec.derive_private_key(7, ec.SECP256R1())
+NODES = {
+    "gpu01": {"names": ["gpu01", "gpu01.aurora.cluster"], "addresses": ["10.0.0.11", "fd00::11"]},
+    "gpu02": {"names": ["gpu02", "gpu02.aurora.cluster"], "addresses": ["10.0.0.12"]},
+}
+USAGES = ["digital signature", "server auth"]
+
+
+def pem(
+    *sans: str, name: str = "system:node:gpu01", organisations: tuple[str, ...] = ("system:nodes",), mail: str = ""
+) -> str:
+    """Return a request as kubelet makes one: pkg/kubelet/certificate/kubelet.go, newGetTemplateFn."""
+    subject = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, one) for one in organisations]
+    subject += [x509.NameAttribute(NameOID.COMMON_NAME, name)]
+    names: list[x509.GeneralName] = [x509.RFC822Name(mail)] if mail else []
+    for one in sans:
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(one)))
+        except ValueError:
+            names.append(x509.DNSName(one))
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(subject))
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.sign(KEY, SHA256()).public_bytes(Encoding.PEM).decode()
+
+
+def request(text: str = "", user: str = "system:node:gpu01", **changes: Any) -> dict[str, Any]:
+    """Return a CertificateSigningRequest as the API has it."""
+    spec = {
+        "signerName": "kubernetes.io/kubelet-serving",
+        "username": user,
+        "groups": ["system:nodes", "system:authenticated"],
+        "usages": USAGES,
+        "request": base64.b64encode((text or pem("gpu01", "10.0.0.11")).encode()).decode(),
+    }
+    return {"metadata": {"name": "csr-x"}, "spec": spec | changes, "status": {}}
+
+
+@pytest.mark.proves("kubernetes", "A kubelet's serving certificate is approved only for the node's own names.")
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (request(), ""),
+        (request(pem("gpu01.aurora.cluster", "gpu01", "fd00:0:0::11")), ""),
+        (request(usages=["digital signature", "key encipherment", "server auth"]), ""),
+        (request(pem("gpu01", "10.0.0.12")), "gpu01 asks for a certificate of 10.0.0.12, unknown to the inventory"),
+        (request(pem("gpu02")), "gpu01 asks for a certificate of gpu02, unknown to the inventory"),
+        (request(pem("kubernetes", "10.96.0.1")), "certificate of kubernetes, 10.96.0.1, unknown"),
+        (request(pem("gpu01", name="system:node:gpu02")), "gpu01 asks for a certificate of system:node:gpu02"),
+        (request(pem("gpu01", organisations=("system:nodes", "system:masters"))), "asks for a certificate of"),
+        (request(pem()), "with other names, or without any"),
+        (request(pem("gpu01", mail="root@example.org")), "with other names, or without any"),
+        (request(user="system:node:evil"), "evil is not in the inventory"),
+        (request(user="system:serviceaccount:demo:default"), "is not a node"),
+        (request(groups=["system:authenticated"]), "is not a node"),
+        (request(usages=[*USAGES, "client auth"]), "asks for the usages digital signature, server auth, client auth"),
+        (request(pem("gpu01") + pem("kubernetes")), "the request cannot be read"),
+        (request("x" + pem("gpu01") + pem("kubernetes")), "the request cannot be read"),
+        (request(pem("gpu01") + "x"), "the request cannot be read"),
+        (request("no request"), "the request cannot be read: there is no CERTIFICATE REQUEST in PEM format"),
+        (request(request="%%%"), "the request cannot be read"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refusal__of_each_request__is_for_what_is_not_the_nodes(given: dict[str, Any], why: str) -> None:
+    found = PROGRAM.refusal(given, NODES)
+    assert why in found if why else found == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "is_open"),
+    [
+        ({}, True),
+        ({"status": {"conditions": [{"type": "Approved", "status": "True"}]}}, False),
+        ({"spec": {"signerName": "kubernetes.io/kube-apiserver-client-kubelet"}}, False),
+    ],
+)
+def test_is_open__request__is_a_serving_certificates_and_undecided(change: dict[str, Any], is_open: bool) -> None:
+    assert PROGRAM.is_open(request() | change) is is_open
+
+
+def test_approve__some_of_many__approves_these_and_reports_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = request(), request(pem("gpu02"))
+    bad["metadata"] = {"name": "csr-bad"}
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(PROGRAM.kubernetes_api, "cluster", lambda: {"nodes": NODES})
+    monkeypatch.setattr(PROGRAM.kubernetes_api, "get", lambda *_: [good, bad])
+    monkeypatch.setattr(PROGRAM, "kubectl", lambda *argv: calls.append(argv))
+    assert PROGRAM.approve() == ["csr-bad: gpu01 asks for a certificate of gpu02, unknown to the inventory"]
+    assert calls == [("certificate", "approve", "csr-x")]
+    assert capsys.readouterr().out == "approved csr-x\n"
+
+
+def test_printable__text_of_a_node__has_no_control_characters() -> None:
+    assert PROGRAM.printable("a\x1b[31m\nb") == "a?[31m?b"
+    assert len(PROGRAM.printable("x" * 999)) == 300
+
+
+# --- the parser -----------------------------------------------------------------------------------------------------
+
+
+def test_request__fields__are_those_of_another_parser() -> None:
+    text = pem("gpu01", "gpu01.aurora.cluster", "10.0.0.11", "fd00::11", mail="a@example.org")
+    assert X509.request(text) == {
+        "common_names": ["system:node:gpu01"],
+        "organisations": ["system:nodes"],
+        "names": ["gpu01", "gpu01.aurora.cluster"],
+        "addresses": ["10.0.0.11", "fd00::11"],
+        "others": 1,
+    }
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_request__any_data__is_read_or_refused(data: bytes) -> None:
+    body = base64.b64encode(data).decode()
+    text = f"-----BEGIN CERTIFICATE REQUEST-----\n{body}\n-----END CERTIFICATE REQUEST-----\n"
+    with pytest.raises(X509.FormatError):
+        X509.request(text)
+
+
+@settings(deadline=None)
+@given(st.integers(min_value=0), st.integers(min_value=1, max_value=255))
+def test_request__one_byte_changed__is_read_or_refused(place: int, change: int) -> None:
+    """Whatever a node sends, only FormatError may end the reading."""
+    der = bytearray(X509.pem(pem("gpu01", "10.0.0.11"), "CERTIFICATE REQUEST"))
+    der[place % len(der)] ^= change
+    body = base64.b64encode(der).decode()
+    with contextlib.suppress(X509.FormatError):
+        X509.request(f"-----BEGIN CERTIFICATE REQUEST-----\n{body}\n-----END CERTIFICATE REQUEST-----\n")
+
+
+@pytest.mark.parametrize("data", [b"\x30\x80", b"\x30\x81\x05abcde", b"\x30\x05abc", b"\x3f\x01a", b"\x30"])
+def test_elements__not_plain_der__are_refused(data: bytes) -> None:
+    """Indefinite length, a length that is longer than needed, data that is cut off, a long tag."""
+    with pytest.raises(X509.FormatError):
+        X509.elements(data)
+
+
+def certificate(begin: datetime, end: datetime) -> str:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(KEY.public_key())
+    builder = builder.serial_number(5).not_valid_before(begin).not_valid_after(end)
+    return builder.sign(KEY, SHA256()).public_bytes(Encoding.PEM).decode()
+
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("end", [datetime(2027, 1, 1, tzinfo=UTC), datetime(2056, 1, 1, 12, 30, 5, tzinfo=UTC)])
+def test_validity__of_a_certificate__is_its_period(end: datetime) -> None:
+    """From 2050 on, times have another format."""
+    assert X509.validity(certificate(BEGIN, end)) == (BEGIN, end)
+
+
+# --- renewal --------------------------------------------------------------------------------------------------------
+
+
+def test_certificate__of_a_kubeconfig__is_its_users(tmp_path: Path) -> None:
+    text = certificate(BEGIN, BEGIN + timedelta(days=365))
+    data = base64.b64encode(text.encode()).decode()
+    lines = ("users:", "- name: admin", "  user:", f"    client-certificate-data: {data}", "    client-key-data: eA==")
+    (tmp_path / "admin.conf").write_text("\n".join(lines) + "\n")
+    assert CERTIFICATES.certificate(tmp_path / "admin.conf") == text
+    (tmp_path / "kubelet.conf").write_text("users:\n- user:\n    client-certificate: /var/lib/kubelet/x.pem\n")
+    with pytest.raises(X509.FormatError, match="no certificate"):
+        CERTIFICATES.certificate(tmp_path / "kubelet.conf")
+
+
+def test_periods__of_the_files__are_those_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CERTIFICATES, "KUBERNETES", tmp_path)
+    (tmp_path / "pki").mkdir()
+    (tmp_path / "pki/apiserver.crt").write_text(certificate(BEGIN, BEGIN + timedelta(days=9)))
+    assert CERTIFICATES.periods() == {"pki/apiserver.crt": (BEGIN, BEGIN + timedelta(days=9))}
+    (tmp_path / "pki/apiserver.crt").write_text("half of a cert")
+    with pytest.raises(X509.FormatError, match=r"apiserver\.crt: there is no CERTIFICATE"):
+        CERTIFICATES.periods()
+
+
+@pytest.mark.proves("kubernetes", "The control plane's certificates are renewed before they expire, one head a day.")
+@pytest.mark.parametrize(
+    ("days", "turn", "due"),
+    [
+        (10, True, False),
+        (240, True, False),
+        (250, True, True),
+        (250, False, False),
+        (360, False, True),
+        (400, False, True),
+    ],
+)
+def test_is_due__by_the_time_left__on_the_heads_day(days: int, turn: bool, due: bool) -> None:
+    """A certificate of a year: from two thirds on, and on any day if ten days are left."""
+    found = {"new": (BEGIN, BEGIN + timedelta(days=3650)), "apiserver": (BEGIN, BEGIN + timedelta(days=365))}
+    assert PROGRAM.is_due(found, BEGIN + timedelta(days=days), turn) is due
+
+
+def test_is_due__certificate_of_two_weeks__is_not_due_at_once() -> None:
+    found = {"short": (BEGIN, BEGIN + timedelta(days=9))}
+    assert not PROGRAM.is_due(found, BEGIN + timedelta(days=1), False)
+    assert PROGRAM.is_due(found, BEGIN + timedelta(days=7), False)
+
+
+def test_is_turn__three_heads__each_has_its_own_days() -> None:
+    heads = ["head3", "head1", "head2"]
+    for day in range(7):
+        now = BEGIN + timedelta(days=day, hours=5)
+        assert [PROGRAM.is_turn(now, head, heads) for head in heads].count(True) == 1
+    assert PROGRAM.is_turn(BEGIN, "only", ["only"])
+
+
+class Head:
+    """A head whose control plane restarts when a container is stopped."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.containers = dict.fromkeys(PROGRAM.COMPONENTS, 1)
+        self.fails_at = ""
+        (folder / "clusterctl").mkdir()
+        (folder / "pki").mkdir()
+        (folder / "pki/apiserver.crt").write_text(certificate(BEGIN, BEGIN + timedelta(days=365)))
+        self.pending = folder / "clusterctl/renewed.json"
+        monkeypatch.setattr(CERTIFICATES, "KUBERNETES", folder)
+        monkeypatch.setattr(PROGRAM, "PENDING", self.pending)
+        monkeypatch.setattr(PROGRAM, "run", self.run)
+        monkeypatch.setattr(PROGRAM, "is_ready", lambda _: True)
+        cluster = {"name": "head1", "heads": {"head1": "10.0.0.10"}, "port": 6443}
+        monkeypatch.setattr(PROGRAM.kubernetes_api, "cluster", lambda: cluster)
+
+    def run(self, *argv: str, **_: Any) -> str:
+        if argv[0] == "kubeadm":
+            self.calls.append(" ".join(argv))
+            return ""
+        if argv[2] == "ps":
+            name = argv[-1].rpartition("=")[2]
+            return f"{name}-{self.containers[name]}\n"
+        name = argv[-1].rpartition("-")[0]
+        if name == self.fails_at:
+            raise KeyboardInterrupt
+        self.calls.append(f"stop {argv[-1]}")
+        self.containers[name] += 1
+        return ""
+
+
+STOPS = [f"stop {name}-1" for name in PROGRAM.COMPONENTS]
+
+
+def test_renew__when_due__restarts_all_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(tmp_path, monkeypatch)
+    PROGRAM.renew(BEGIN + timedelta(days=100))
+    assert head.calls == []
+    PROGRAM.renew(BEGIN + timedelta(days=300))
+    assert head.calls == ["kubeadm certs renew all", *STOPS]
+    assert not head.pending.exists()
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_renew__killed_between_restarts__resumes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """The new files show no certificate that expires, but the processes would still use the old ones."""
+    head = Head(tmp_path, monkeypatch)
+    head.fails_at = PROGRAM.COMPONENTS[at]
+    with pytest.raises(KeyboardInterrupt):
+        PROGRAM.renew(BEGIN + timedelta(days=300))
+    assert json.loads(head.pending.read_text()) == list(PROGRAM.COMPONENTS[at:])
+    head.fails_at = ""
+    (tmp_path / "pki/apiserver.crt").write_text(certificate(BEGIN + timedelta(days=300), BEGIN + timedelta(days=665)))
+    PROGRAM.renew(BEGIN + timedelta(days=300))
+    assert head.calls == ["kubeadm certs renew all", *STOPS]
+    assert not head.pending.exists()
+
+
+def test_restart__component_does_not_come_back__is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(tmp_path, monkeypatch)
+    monkeypatch.setattr(PROGRAM, "READY_S", 0)
+    monkeypatch.setattr(PROGRAM, "is_ready", lambda _: False)
+    monkeypatch.setattr(PROGRAM.time, "sleep", lambda _: None)
+    with pytest.raises(PROGRAM.KubernetesError, match="etcd did not restart in 0 s"):
+        PROGRAM.renew(BEGIN + timedelta(days=300))
+    assert json.loads(head.pending.read_text()) == list(PROGRAM.COMPONENTS)

@@ -1,0 +1,331 @@
+"""What every node of Kubernetes gets: names, firewall, containerd, the kubelet's configuration, images."""
+
+import io
+import json
+import tarfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.systems.rendering import Cluster, Role, a_cluster
+from tests.unit.test_role_plugins import plugin
+
+CLUSTER = plugin("lookup/kubernetes_cluster")
+ADDRESSES = plugin("lookup/node_addresses")
+ARCHIVES = plugin("lookup/image_archives")
+IMAGES = plugin("modules/kubernetes_images")
+HEADS = ("head2", "head3")
+ETCD = {
+    "port": 2379,
+    "protocol": "tcp",
+    "to": "heads",
+    "login": True,
+    "purpose": "etcd",
+    "privileged": False,
+    "role": "x",
+}
+
+
+def kubernetes(directory: Path, system: str = "debian-13", heads: tuple[str, ...] = HEADS, **variables: Any) -> Cluster:
+    return a_cluster(directory, system, "kubernetes", heads, **variables)
+
+
+def lines(role: Role, template: str) -> list[str]:
+    text = role.render(role.path / "templates" / template)
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+# --- names and addresses ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("kubernetes", "The API has one name: of all heads, a load balancer or the site.")
+@pytest.mark.parametrize(
+    ("given", "name", "addresses"),
+    [
+        ("", "kubernetes-api.aurora.cluster", ["10.0.0.10", "10.0.0.12"]),
+        ("10.0.0.99", "kubernetes-api.aurora.cluster", ["10.0.0.99"]),
+        ("api.example.com", "api.example.com", []),
+    ],
+)
+def test_api__by_what_is_given__has_a_name_that_stays(given: str, name: str, addresses: list[str]) -> None:
+    assert CLUSTER.api(given, "aurora.cluster", ["10.0.0.10", "10.0.0.12"]) == (name, addresses)
+
+
+def test_kubernetes_cluster__of_any_host__has_the_first_heads_values(tmp_path: Path) -> None:
+    cluster = kubernetes(tmp_path)
+    cluster.set("head1", kubernetes_node_api_port=7443)
+    cluster.set("gpu01", kubernetes_node_api_port=8443)
+    for host in cluster.hosts:
+        found = cluster.role("base", host).value("lookup('kubernetes_cluster')")
+        assert found["endpoint"] == "kubernetes-api.aurora.cluster:7443"
+        assert found["heads"] == ["head1", "head2", "head3"]
+        assert found["api_addresses"] == ["10.0.0.10", "10.0.0.12", "10.0.0.13"]
+        assert (found["pod_network"], found["service_network"]) == ("10.244.0.0/16", "10.96.0.0/12")
+
+
+def test_kubernetes_cluster__of_a_slurm_cluster__has_no_heads(tmp_path: Path) -> None:
+    found = a_cluster(tmp_path, "debian-13").role("base", "gpu01").value("lookup('kubernetes_cluster')")
+    assert (found["heads"], found["api_addresses"]) == ([], [])
+
+
+def test_node_addresses__of_a_record__are_those_that_others_reach() -> None:
+    nics = ["10.0.0.7/24", "fd00::7/64", "169.254.3.4/16", "fe80::1/64", "127.0.0.2/8", "0.0.0.0/0"]
+    assert ADDRESSES.recorded({"nics": [{"addresses": nics}]}) == ["10.0.0.7", "fd00::7"]
+    assert ADDRESSES.once(["10.0.0.7", "", "10.0.0.7"]) == ["10.0.0.7"]
+
+
+@pytest.mark.proves("kubernetes", "Each node resolves the API to every head without DNS.")
+@pytest.mark.parametrize("host", ["head2", "gpu01"])
+def test_hosts__of_a_node__has_all_heads_and_the_api(tmp_path: Path, host: str) -> None:
+    found = lines(kubernetes(tmp_path).role("base", host), "hosts.j2")
+    assert {line for line in found if line.endswith("kubernetes-api.aurora.cluster")} == {
+        f"10.0.0.{number} kubernetes-api.aurora.cluster" for number in (10, 12, 13)
+    }
+    assert len([line for line in found if line.endswith(" head2")]) == 1
+
+
+def test_dns_and_time__of_several_heads__are_on_each(tmp_path: Path) -> None:
+    cluster = kubernetes(tmp_path)
+    worker, head = cluster.role("base", "gpu01"), cluster.role("base", "head2")
+    servers = [f"nameserver 10.0.0.{number}" for number in (10, 12, 13)]
+    assert [line for line in lines(worker, "resolv.conf.j2") if "nameserver" in line] == servers
+    assert lines(head, "resolv.conf.j2")[1:3] == ["nameserver 127.0.0.1", "nameserver 10.0.0.1"]
+    assert "listen-address=10.0.0.12" in lines(head, "dnsmasq.conf.j2")
+    assert "10.0.0.13 kubernetes-api.aurora.cluster" in lines(head, "dnsmasq.hosts.j2")
+    time = lines(head, "chrony.conf.j2")
+    assert {"server 10.0.0.10 iburst", "server 10.0.0.13 iburst", "local stratum 10 orphan"} <= {*time}
+    assert "server 10.0.0.12 iburst" not in time
+    assert "server 10.0.0.12 iburst minpoll 4 maxpoll 4" in lines(worker, "chrony.conf.j2")
+
+
+# --- firewall ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("firewall", "Only Kubernetes' heads reach etcd: no worker, no pod, no other host.")
+@pytest.mark.parametrize("host", ["head1", "head3"])
+def test_firewall__port_of_the_heads__is_closed_to_all_others(tmp_path: Path, host: str) -> None:
+    found = lines(kubernetes(tmp_path).role("base", host, __base_ports=[ETCD]), "firewall.nft.j2")
+    accept = found.index('ip saddr { 10.0.0.10/32, 10.0.0.12/31 } tcp dport 2379 accept comment "etcd"')
+    assert found[accept + 1] == 'iifname != "lo" tcp dport 2379 drop comment "etcd, to others"'
+    open_to_more = [line for line in found if line.startswith("iifname") and "accept" in line]
+    members = [line for line in found if "members of the cluster" in line]
+    assert open_to_more and members
+    assert accept < min(map(found.index, open_to_more + members[:1]))
+
+
+@pytest.mark.proves("firewall", "Pods and services are open to members and named clients only.")
+def test_firewall__of_a_kubernetes_node__forwards_for_members_and_clients(tmp_path: Path) -> None:
+    role = kubernetes(tmp_path, kubernetes_node_client_networks=["203.0.113.0/24"]).role("base", "gpu01")
+    found = lines(role, "firewall.nft.j2")
+    forward = found[found.index("chain forward {") :]
+    assert forward[2:7] == [
+        "ct state established,related accept",
+        'ip saddr { 10.0.0.0/24, 10.244.0.0/16 } accept comment "members of the cluster"',
+        'ip saddr { 203.0.113.0/24 } accept comment "clients of services"',
+        'ct status dnat drop comment "services, to others"',
+        'ip daddr { 10.244.0.0/16 } drop comment "pods, to others"',
+    ]
+    assert 'iifname "flannel*" accept comment "containers of this node"' in found
+    assert "# firewalld: 10.244.0.0/16\n" in role.render(role.path / "templates/firewall.nft.j2")
+
+
+def test_firewall__of_a_host_outside_kubernetes__forwards_as_before(tmp_path: Path) -> None:
+    found = lines(a_cluster(tmp_path, "debian-13").role("base", "gpu01"), "firewall.nft.j2")
+    assert "chain forward {" not in found
+    assert not [line for line in found if "10.244" in line]
+
+
+# --- containerd -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("kubernetes", "containerd uses the pause image of the Kubernetes release, from the same registry.")
+@pytest.mark.parametrize(("version", "pause"), [("1.35.4", "3.10.1"), ("1.36.3", "3.10.2")])
+@pytest.mark.parametrize("containerd", ["", "2.2.*"])
+def test_containerd__of_a_kubernetes_node__has_the_pause_image(
+    tmp_path: Path, version: str, pause: str, containerd: str
+) -> None:
+    cluster = kubernetes(
+        tmp_path, kubernetes_node_version=version, kubernetes_node_image_registry="registry.example/k8s"
+    )
+    options = {"restrict_oom_score_adj": True, "cdi_spec_dirs": ["/etc/cdi"], "max_container_log_line_size": 16384}
+    role = cluster.role("containerd", "gpu01", containerd_version=containerd, containerd_cri_options=options)
+    plugins = tomllib.loads(role.render(role.path / "templates/config.toml.j2"))["plugins"]
+    runtime = plugins["io.containerd.cri.v1.runtime" if containerd else "io.containerd.grpc.v1.cri"]
+    image = f"registry.example/k8s/pause:{pause}"
+    if containerd:
+        assert plugins["io.containerd.cri.v1.images"]["pinned_images"] == {"sandbox": image}
+    else:
+        assert runtime["sandbox_image"] == image
+    assert runtime.items() >= (options | {"enable_cdi": True}).items()
+
+
+@pytest.mark.parametrize(("scheduler", "labelled"), [("slurm", True), ("kubernetes", False)])
+def test_containerd__with_selinux__labels_no_pods_of_kubernetes(tmp_path: Path, scheduler: str, labelled: bool) -> None:
+    role = a_cluster(tmp_path, "rocky-9", scheduler).role("containerd", "gpu01")
+    role.variables["ansible_facts"]["selinux"] = {"status": "enabled"}
+    text = role.render(role.path / "templates/config.toml.j2")
+    assert f"enable_selinux = {str(labelled).lower()}\n" in text
+    assert ("sandbox" in text) is not labelled
+
+
+# --- the role's own files ---------------------------------------------------------------------------------------------
+
+
+def node(directory: Path, system: str = "debian-13", looked: tuple[str, ...] = (), **known: Any) -> Role:
+    cluster = kubernetes(directory, system, ())
+    return cluster.role("kubernetes_node", "gpu01", __kubernetes_node_look={"stdout_lines": [*looked]}, **known)
+
+
+@pytest.mark.proves("kubernetes", "Packages are pinned and held, from the repository of their minor release.")
+@pytest.mark.parametrize(
+    ("system", "url", "key", "environment"),
+    [
+        ("ubuntu-24.04", "v1.35/deb/", "v1.35/deb/Release.key", "/etc/default/kubelet"),
+        ("rocky-9", "v1.35/rpm/", "v1.35/rpm/repodata/repomd.xml.key", "/etc/sysconfig/kubelet"),
+    ],
+)
+def test_packages__of_each_family__are_of_one_minor_release(
+    tmp_path: Path, system: str, url: str, key: str, environment: str
+) -> None:
+    mirror = "https://mirror.example/k8s"
+    role = node(tmp_path, system, kubernetes_node_version="1.35.4", kubernetes_node_repository_url=mirror)
+    (source,) = role.value("__kubernetes_node_repositories")
+    assert (source["url"], source["key"]) == (f"{mirror}/{url}", f"{mirror}/{key}")
+    wanted = {one.pop("name"): one for one in role.value("__kubernetes_node_wanted")}
+    assert wanted["kubelet"] == wanted["kubeadm"] == wanted["kubectl"] == {"version": "1.35.4", "hold": True}
+    assert wanted["kubernetes-cni"] == wanted["cri-tools"] == {"hold": True}
+    files = {one["dest"]: one for one in role.value("__kubernetes_node_files")}
+    assert files[environment]["content"] == (
+        'KUBELET_EXTRA_ARGS="--config-dir=/etc/kubernetes/kubelet.conf.d --node-ip=10.0.0.11"\n'
+    )
+
+
+def test_kubelet__of_a_node__has_what_differs_between_nodes(tmp_path: Path) -> None:
+    given = {"maxPods": 50, "evictionHard": {"memory.available": "1Gi"}, "cgroupDriver": None}
+    role = node(tmp_path, kubernetes_node_kubelet_config=given)
+    assert yaml.safe_load(role.render(role.path / "templates/kubelet.conf.j2")) == {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "resolvConf": "/etc/kubernetes/resolv.conf",
+        **given,
+    }
+    assert lines(role, "resolv.conf.j2") == ["search aurora.cluster", "nameserver 10.0.0.10"]
+
+
+@pytest.mark.proves("kubernetes", "Swap, cgroup version 1 and an old containerd are refused before the kubelet starts.")
+@pytest.mark.parametrize(
+    ("known", "problem"),
+    [
+        ({}, ""),
+        ({"looked": ("/dev/dm-1 partition 8388604 0 -2",)}, "swap, which is on /dev/dm-1"),
+        ({"looked": ("/swap.img file 9 0 -2",), "kubernetes_node_kubelet_config": {"failSwapOn": False}}, ""),
+        ({"__kubernetes_node_cgroups": 1}, "cgroup version 1"),
+        ({"__kubernetes_node_cgroups": 1, "kubernetes_node_kubelet_config": {"failCgroupV1": False}}, ""),
+        ({"kubernetes_node_version": "1.36.*"}, 'is "1.36.*", expected a release such as 1.36.3'),
+        ({"kubernetes_node_version": ""}, "expected a release"),
+        ({"kubernetes_node_version": "1.38.0", "__kubernetes_node_runtime": "1.7.24~ds1-6"}, "needs containerd 2"),
+        ({"kubernetes_node_version": "1.38.0", "__kubernetes_node_runtime": "2.3.6-1.el9"}, ""),
+        ({"kubernetes_node_version": "1.37.1", "__kubernetes_node_runtime": "1.7.24~ds1-6"}, ""),
+    ],
+)
+def test_problems__of_a_host__say_what_to_change(tmp_path: Path, known: dict[str, Any], problem: str) -> None:
+    found = node(tmp_path, **known).value("__kubernetes_node_problems")
+    assert len(found) == bool(problem)
+    assert problem in "".join(found)
+
+
+def test_runtime__of_the_packages_that_were_installed__is_containerds(tmp_path: Path) -> None:
+    installed = {"versions": {"apparmor": "4.1.0-1", "containerd": "1.7.24~ds1-6"}}
+    assert node(tmp_path, __containerd_converged=installed).value("__kubernetes_node_runtime") == "1.7.24~ds1-6"
+    assert node(tmp_path / "..", __containerd_converged={}).value("__kubernetes_node_runtime") == ""
+
+
+@pytest.mark.proves("kubernetes", "A head's kubelet is not upgraded before the API.")
+@pytest.mark.parametrize(
+    ("host", "joined", "roles", "upgraded"),
+    [
+        ("gpu01", True, ["all"], True),
+        ("gpu01", True, ["kubernetes_node"], True),
+        ("gpu01", True, ["munge"], False),
+        ("head1", False, ["all"], True),
+        ("head1", True, ["all"], False),
+    ],
+)
+def test_upgrade__of_a_running_head__is_left_to_its_role(
+    tmp_path: Path, host: str, joined: bool, roles: list[str], upgraded: bool
+) -> None:
+    look = {"stdout_lines": ["/etc/kubernetes/kubelet.conf"] * joined}
+    role = kubernetes(tmp_path).role("kubernetes_node", host, __kubernetes_node_look=look, upgrade_roles=roles)
+    assert (role.value("__kubernetes_node_moves and not __kubernetes_node_leads")) is upgraded
+    assert role.value("__kubernetes_node_moves and __kubernetes_node_leads") is (joined and host == "head1")
+    assert [unit["state"] for unit in role.value("__kubernetes_node_units")] == ["started" if joined else "stopped"]
+
+
+# --- images from a directory ------------------------------------------------------------------------------------------
+
+
+def test_archives__of_a_directory__have_their_hashes(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no image archives"):
+        ARCHIVES.archives(tmp_path)
+    (tmp_path / "pause.tar").write_bytes(b"x")
+    (tmp_path / "notes.txt").write_bytes(b"y")
+    digest = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
+    assert ARCHIVES.archives(tmp_path) == {"pause.tar": digest}
+    (tmp_path / "a b.tar").write_bytes(b"x")
+    with pytest.raises(ValueError, match="bad file name 'a b"):
+        ARCHIVES.archives(tmp_path)
+
+
+def archive(path: Path, **parts: Any) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, content in parts.items():
+            text = json.dumps(content).encode()
+            member = tarfile.TarInfo(f"{name}.json")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+    return path
+
+
+def test_names__in_archives_of_each_kind__are_those_that_containerd_has(tmp_path: Path) -> None:
+    """manifest.json is of `docker save` and `podman save`, index.json of `ctr images export` and of newer docker."""
+    docker = [{"Config": "c.json", "RepoTags": ["busybox:1.37", "rancher/mirrored:1"], "Layers": []}]
+    assert IMAGES.names_in(archive(tmp_path / "docker.tar", manifest=docker)) == [
+        "docker.io/library/busybox:1.37",
+        "docker.io/rancher/mirrored:1",
+    ]
+    own = {
+        "io.containerd.image.name": "registry.k8s.io/pause:3.10.2",
+        "org.opencontainers.image.ref.name": "3.10.2",
+    }
+    both = {
+        "manifest": [{"RepoTags": ["registry.k8s.io/pause:3.10.2"]}],
+        "index": {"schemaVersion": 2, "manifests": [{"annotations": own}]},
+    }
+    assert IMAGES.names_in(archive(tmp_path / "both.tar", **both)) == ["registry.k8s.io/pause:3.10.2"]
+    nameless = {"manifests": [{"annotations": {"org.opencontainers.image.ref.name": "3.10.2"}}, {}]}
+    with pytest.raises(ValueError, match="no image with a name and a tag"):
+        IMAGES.names_in(archive(tmp_path / "oci.tar", index=nameless))
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("localhost/tool:1", "localhost/tool:1"),
+        ("registry:5000/tool:1", "registry:5000/tool:1"),
+        ("ghcr.io/a/b:1", "ghcr.io/a/b:1"),
+        ("a/b:1", "docker.io/a/b:1"),
+    ],
+)
+def test_full__name_of_an_image__has_its_registry(name: str, full: str) -> None:
+    assert IMAGES.full(name) == full
+
+
+@pytest.mark.proves("kubernetes", "Images of a directory are imported once, and again if one was deleted or replaced.")
+def test_missing__archives__are_new_changed_or_deleted_ones() -> None:
+    record = {name: {"sha256": "1", "images": [f"r/{name}:1"]} for name in ("kept", "changed", "deleted")}
+    wanted = {"kept": "1", "changed": "2", "deleted": "1", "new": "1"}
+    assert IMAGES.missing(wanted, record, ["r/kept:1", "r/changed:1", "other:1"]) == ["changed", "deleted", "new"]
+    assert IMAGES.missing({"damaged": "1"}, {"damaged": {"sha256": "1"}}, []) == ["damaged"]
