@@ -82,7 +82,7 @@ class Build:
 def build(recipes: Sequence[Recipe], say: Say, mirror: str = image.DEBIAN_MIRROR) -> Build:
     """Build missing recipes; call `say` with each step. This may take minutes: do not hold the labs' lock."""
     require_programs()
-    with _locked():
+    with _locked(say):
         _remove_hidden(kit_build.directory("built"))
         builder = kit_build.ensure_builder(mirror, say)
         results = {recipe.name: kit_build.ensure_built(recipe, builder, mirror, say) for recipe in recipes}
@@ -118,9 +118,13 @@ def remove() -> None:
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
+def _locked(say: Say) -> Iterator[None]:
     with (kit_build.directory() / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("wait for another build of the kit")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

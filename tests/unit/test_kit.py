@@ -181,3 +181,20 @@ def test_kit__lab_with_recipes__builds_only_those(machine: Machine) -> None:
     assert "nvidia_container_toolkit_version" not in lab.Lab("small").inventory.read_text()
     assert up("--kit") == sorted(recipe.name for recipe in DEFAULT)
     assert "nvidia_container_toolkit_version" in lab.Lab("small").inventory.read_text()
+
+
+@pytest.mark.proves("lab", "A lab that waits for another build of the kit says so.")
+def test_build__while_another_one_runs__waits_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        fcntl.flock(other, fcntl.LOCK_UN)  # the other build ends; else this test would wait for ever
+
+    with (kit_build.directory() / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        monkeypatch.setattr(kit, "require_programs", lambda: None)
+        monkeypatch.setattr(kit_build, "ensure_builder", lambda *_: "builder")
+        assert kit.build([], say).results == {}
+    assert said == ["wait for another build of the kit"]
