@@ -15,6 +15,7 @@ from clusterctl.ansible.runner import Output
 from clusterctl.ui.screen import Screen, shorten
 from clusterctl.util.text import duration, strip_controls
 
+_ROLE = 24  # columns; the longest name of a role
 _FRAMES = 5  # updates of the live line per second, at most
 # Ansible's display ends a difference with the line of its host.
 _HOST_LINE = re.compile(r"^(?:changed|ok|fatal|failed|skipping): \[([^\]]+)\].*")
@@ -120,7 +121,8 @@ class Progress:
         if not self._headed:
             self._headed = True
             self._screen.say()
-            self._screen.say((f"    {'Role':<18}{'Hosts':>8}{'Changed':>9}{'Failed':>8}{'Time':>11}", "dim"), cut=True)
+            heading = f"    {'Role':<{_ROLE + 1}}{'Hosts':>8}{'Changed':>9}{'Failed':>8}{'Time':>11}"
+            self._screen.say((heading, "dim"), cut=True)
         if play != self._play:
             self._play = play
             self._screen.say(("  " + play, "bold"), cut=True)
@@ -140,7 +142,7 @@ class Progress:
         return Text.assemble(
             f"  {'' if len(mark[0]) > 1 else ' '}",
             mark,
-            f" {shorten(Text(stage.label), 17, self._screen.glyphs['more']).plain:<17}",
+            f" {shorten(Text(stage.label), _ROLE, self._screen.glyphs['more']).plain:<{_ROLE}}",
             f"{f'{done}/{stage.total}':>8}",
             (f"{changed or '-':>9}", "yellow" if changed else "dim"),
             (f"{failed or '-':>8}", "red" if failed else "dim"),
