@@ -106,6 +106,19 @@ def test_labels__of_workers__are_those_of_the_hardware_record(cluster: Kubernete
     assert "clusterctl/gpu-count" not in cluster.get("node", "head1")["metadata"]["labels"]
 
 
+@pytest.mark.proves("kubernetes", "The labels of GPUs are what NVIDIA's GPU feature discovery finds on the node.")
+def test_labels__of_workers__are_those_of_gpu_feature_discovery(cluster: Kubernetes) -> None:
+    plugins = cluster.get("daemonsets", "--namespace=nvidia-device-plugin")
+    (image,) = {one["image"] for found in plugins for one in found["spec"]["template"]["spec"]["containers"]}
+    ask = "gpu-feature-discovery --oneshot --no-timestamp --output-file=/tmp/labels >&2; cat /tmp/labels"
+    printed = cluster.output(pod("features", image, ask, gpus=4, node="gpu01"))
+    features = dict(re.findall(r"^nvidia\.com/gpu\.(\w+)=(\S+)$", printed, re.MULTILINE))
+    labels = cluster.get("node", "gpu01")["metadata"]["labels"]
+    assert labels["clusterctl/gpu-count"] == features["count"], printed
+    assert labels["clusterctl/gpu-memory-gib"] == str(int(features["memory"]) // 1024), printed
+    assert labels["clusterctl/gpu-model"] in features["product"].lower(), printed
+
+
 @pytest.mark.proves("kubernetes", "A second run changes nothing and restarts no pod, by independent manifests.")
 def test_second_run__changes_nothing(cluster: Kubernetes) -> None:
     before, pods = cluster.manifests(), cluster.containers(*cluster.nodes)
