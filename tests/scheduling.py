@@ -25,6 +25,8 @@ ALONE = {
         "test_kubernetes_upgrade.py",
         "test_kubernetes_heads.py",
         "test_kubernetes_demo.py",
+        "test_kubernetes_beside_slurm.py",
+        "test_kubernetes_e2e.py",
     ),
 }
 LAB_OF = {f"tests/cluster/{file}": lab for lab, files in LABS.items() for file in files}

@@ -1,0 +1,100 @@
+"""Both schedulers in one inventory: each has hosts of its own; users, names, metrics and status are shared."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.cluster.kubernetes import RECIPES, Kubernetes, pod
+from tests.cluster.lab import ALICE, clusterctl, fresh_as
+from tests.cluster.test_gpu_metrics import query
+from tests.faults.injury import wait_until
+from tests.manifests import differences
+
+pytestmark = [pytest.mark.kit(*RECIPES), pytest.mark.long]
+
+GROUPS = {"kubernetes_head": "head1", "kubernetes_workers": "gpu01", "slurm_head": "gpu02", "slurm_workers": "gpu03"}
+SEEN = "nvidia-smi -L"
+
+
+def arrange(lab: Kubernetes, groups: dict[str, str]) -> None:
+    """Let a lab's inventory have one host in each group."""
+    inventory = yaml.safe_load(lab.inventory.read_text())["all"]
+    hosts = {
+        name: found
+        for group in ("kubernetes_head", "kubernetes_workers")
+        for name, found in inventory["children"].pop(group)["hosts"].items()
+    }
+    inventory["children"] |= {group: {"hosts": {name: hosts[name]}} for group, name in groups.items()}
+    inventory["vars"]["slurm_head_confine"] = ["devices"]  # what a container can confine with either version of cgroups
+    lab.inventory.write_text(yaml.safe_dump({"all": inventory}, sort_keys=False))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Kubernetes]:
+    """A lab whose hosts are divided among both schedulers, bootstrapped."""
+    with fresh_as(Kubernetes, "kubernetes-beside-slurm", workers=3) as lab:
+        arrange(lab, GROUPS)
+        lab.run("bootstrap")
+        yield lab
+
+
+@pytest.mark.proves("kubernetes", "One inventory with both schedulers becomes a healthy cluster of each.")
+@pytest.mark.proves("verify", "`verify` and `status` include the nodes of both schedulers.")
+def test_bootstrap__both_schedulers__each_has_its_nodes(cluster: Kubernetes) -> None:
+    assert {host["status"] for host in cluster.run("verify")["hosts"].values()} == {"ok"}
+    status = cluster.healthy()
+    assert {*status["kubernetes"]["nodes"]} == {"head1", "gpu01"}
+    assert {*status["slurm"]["nodes"]} == {"gpu03"}
+
+
+@pytest.mark.proves("bootstrap", "A second run on both schedulers changes nothing.")
+def test_second_run__both_schedulers__changes_nothing(cluster: Kubernetes) -> None:
+    before, pods = cluster.manifests(), cluster.containers(*cluster.nodes)
+    cluster.unchanged()
+    assert differences(before, cluster.manifests()) == []
+    assert cluster.containers(*cluster.nodes) == pods
+
+
+@pytest.mark.proves("kubernetes", "Beside each other, a pod and a job have GPUs of their scheduler's own nodes.")
+def test_pod_and_job__beside_each_other__have_their_own_gpus(cluster: Kubernetes) -> None:
+    of_pod = re.findall(r"UUID: (\S+)\)", cluster.output(pod("one", cluster.image, SEEN, gpus=1, node="gpu01")))
+    of_job = re.findall(r"UUID: (\S+)\)", cluster.ssh("gpu02", *ALICE, "srun", "--chdir=/", "--gpus=1", *SEEN.split()))
+    assert len(of_pod) == len(of_job) == 1
+    assert of_pod[0] in cluster.root("gpu01", SEEN)
+    assert of_job[0] in cluster.root("gpu03", SEEN)
+    assert cluster.gpus("gpu01") == 4
+
+
+@pytest.mark.proves("users", "Hosts of both schedulers have the same users.")
+def test_users__on_hosts_of_both__are_the_same(cluster: Kubernetes) -> None:
+    assert {cluster.root(node, "id alice") for node in cluster.nodes} == {cluster.root("head1", "id alice")}
+
+
+@pytest.mark.proves("monitoring", "One Prometheus has the metrics of both schedulers.")
+def test_metrics__of_both__are_in_one_prometheus(cluster: Kubernetes) -> None:
+    expected = {"head1": "kubernetes_node_state", "gpu02": "slurm_nodes"}
+
+    def found() -> dict[str, set[str]]:
+        return {
+            head: {one["metric"]["instance"] for one in query(cluster, metric)} for head, metric in expected.items()
+        }
+
+    wait_until(lambda: all(found().values()), lambda: f"{found()}")
+    up = {one["metric"]["instance"] for one in query(cluster, 'up{job="node"} == 1')}
+    assert up == {*cluster.nodes}
+
+
+@pytest.mark.proves("inventory", "A host in both schedulers is refused, and nothing changes.")
+def test_host__in_both_schedulers__is_refused(cluster: Kubernetes) -> None:
+    before = cluster.inventory.read_text()
+    arranged = yaml.safe_load(before)
+    arranged["all"]["children"]["slurm_workers"]["hosts"]["gpu01"] = {}
+    cluster.inventory.write_text(yaml.safe_dump(arranged, sort_keys=False))
+    try:
+        done = clusterctl("bootstrap", str(cluster.inventory))
+    finally:
+        cluster.inventory.write_text(before)
+    assert done.returncode == 2, done.stderr
+    assert "gpu01: in two schedulers, got Slurm, Kubernetes, expected one" in done.stderr
