@@ -110,8 +110,11 @@ def test_labels__of_workers__are_those_of_the_hardware_record(cluster: Kubernete
 def test_labels__of_workers__are_those_of_gpu_feature_discovery(cluster: Kubernetes) -> None:
     plugins = cluster.get("daemonsets", "--namespace=nvidia-device-plugin")
     (image,) = {one["image"] for found in plugins for one in found["spec"]["template"]["spec"]["containers"]}
-    ask = "gpu-feature-discovery --oneshot --no-timestamp --output-file=/tmp/labels >&2; cat /tmp/labels"
-    printed = cluster.output(pod("features", image, ask, gpus=4, node="gpu01"))
+    one = pod("features", image, "", gpus=4, node="gpu01")
+    one["spec"]["containers"][0]["command"] = [
+        "gpu-feature-discovery", "--oneshot", "--no-timestamp", "--use-node-feature-api=false", "--output-file=",
+    ]  # fmt: skip
+    printed = cluster.output(one)
     features = dict(re.findall(r"^nvidia\.com/gpu\.(\w+)=(\S+)$", printed, re.MULTILINE))
     labels = cluster.get("node", "gpu01")["metadata"]["labels"]
     assert labels["clusterctl/gpu-count"] == features["count"], printed
