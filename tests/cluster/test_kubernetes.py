@@ -216,11 +216,13 @@ def test_pods__beside_each_other__share_no_gpu(cluster: Kubernetes) -> None:
 def test_service__from_another_node__is_reached_by_name(cluster: Kubernetes) -> None:
     site, service = website("site", node="gpu01")
     ask = f"""bash -euc 'exec 3<>/dev/tcp/site.default.svc.cluster.local/{PORT}
-    printf "GET / HTTP/1.0\\r\\n\\r\\n" >&3; cat <&3'; getent hosts head1.{cluster.name}.cluster"""
+    printf "GET / HTTP/1.0\\r\\n\\r\\n" >&3; cat <&3'; getent hosts head1.{cluster.name}.cluster
+    RES_OPTIONS=use-vc getent hosts gpu01.{cluster.name}.cluster"""
     with cluster.running(site, service):
         printed = cluster.output(pod("asks", cluster.image, ask, node="gpu02"))
     assert re.search("^site-", printed, re.MULTILINE), printed
     assert cluster.address("head1") in printed
+    assert cluster.address("gpu01") in printed  # over TCP: CoreDNS asks as it was asked
 
 
 @pytest.mark.proves("kubernetes", "A volume of the default class keeps what a pod wrote for the next one.")

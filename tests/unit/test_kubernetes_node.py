@@ -94,6 +94,7 @@ def test_dns_and_time__of_several_heads__are_on_each(tmp_path: Path) -> None:
     assert [line for line in lines(worker, "resolv.conf.j2") if "nameserver" in line] == servers
     assert lines(head, "resolv.conf.j2")[1:3] == ["nameserver 127.0.0.1", "nameserver 10.0.0.1"]
     assert "listen-address=10.0.0.12" in lines(head, "dnsmasq.conf.j2")
+    assert "interface=cni0" in lines(head, "dnsmasq.conf.j2")
     assert "10.0.0.13 kubernetes-api.aurora.cluster" in lines(head, "dnsmasq.hosts.j2")
     time = lines(head, "chrony.conf.j2")
     assert {"server 10.0.0.10 iburst", "server 10.0.0.13 iburst", "local stratum 10 orphan"} <= {*time}
