@@ -48,6 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_kubernetes.py",
         "tests/cluster/test_kubernetes_api.py",
         "tests/cluster/test_kubernetes_beside_slurm.py",
+        "tests/cluster/test_kubernetes_choices.py",
         "tests/cluster/test_kubernetes_demo.py",
         "tests/cluster/test_kubernetes_e2e.py",
         "tests/cluster/test_kubernetes_heads.py",

@@ -1,0 +1,131 @@
+"""Kubernetes by other choices than the defaults, on one lab, from one release to the next, and with heads that leave.
+
+Three heads without an address of their own, flannel without a tunnel, NetworkPolicies, the older release.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.kubernetes import (
+    BUSYBOX,
+    PORT,
+    RECIPES,
+    Manifest,
+    deployment,
+    members,
+    pod,
+    tokens,
+    website,
+)
+from tests.cluster.lab import fresh_as, podman
+from tests.cluster.test_kubernetes_heads import ThreeHeads
+from tests.cluster.test_kubernetes_upgrade import NEW, OLD, PREVIOUS, every, pin, versions
+from tests.faults.injury import container, wait_until
+
+POLICIES = "kube-network-policies"
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.kit(*RECIPES, PREVIOUS, POLICIES)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ThreeHeads]:
+    with fresh_as(ThreeHeads, "kubernetes-choices", "--recipe", PREVIOUS, "--recipe", POLICIES) as lab:
+        lines = lab.inventory.read_text().splitlines(keepends=True)
+        lab.inventory.write_text("".join(line for line in lines if "kubernetes_node_api_address:" not in line))
+        lab.declare("kubernetes_network_backend: host-gw", "kubernetes_network_policies: true")
+        pin(lab, OLD)
+        lab.run("bootstrap")
+        yield lab
+
+
+@pytest.mark.proves("kubernetes", "Without an address of their own, heads are reached by a name with all addresses.")
+def test_bootstrap__heads_without_an_address__are_found_by_name(cluster: ThreeHeads) -> None:
+    assert cluster.ready() == dict.fromkeys(cluster.nodes, True)
+    assert versions(cluster) == every(cluster, OLD)
+    for node in ("gpu01", "head2"):
+        found = cluster.root(node, f"getent ahostsv4 kubernetes-api.{cluster.name}.cluster").split()
+        assert {*found} >= {cluster.address(head) for head in cluster.head_names}
+    cluster.unchanged()
+
+
+@pytest.mark.proves("kubernetes", "flannel's backend host-gw routes pods by their nodes' addresses.")
+def test_routes__with_host_gw__go_to_the_nodes(cluster: ThreeHeads) -> None:
+    network = cluster.get("node", "gpu02")["spec"]["podCIDR"]
+    assert f"{network} via {cluster.address('gpu02')} " in cluster.root("gpu01", "ip route")
+    assert "flannel" not in cluster.root("gpu01", "ip -brief link")
+
+
+def policy(name: str, **spec: object) -> Manifest:
+    """Return a NetworkPolicy of the pods of `site`."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": name},
+        "spec": {"podSelector": {"matchLabels": {"app": "site"}}, "policyTypes": ["Ingress"], **spec},
+    }
+
+
+@pytest.mark.proves("kubernetes", "With kubernetes_network_policies a NetworkPolicy holds on one node and between two.")
+def test_network_policy__of_a_deployment__lets_in_whom_it_names(cluster: ThreeHeads) -> None:
+    site, service = website("site", node="gpu01")
+
+    def asks(name: str, node: str) -> str:
+        """Return what a pod of this name gets from the site."""
+        url = f"http://site.default.svc.cluster.local:{PORT}/"
+        return cluster.output(pod(name, BUSYBOX, f"wget -q -T 5 -O - {url} || echo refused", node=node))
+
+    friends = [{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]
+    with cluster.running(site, service):
+        for node in cluster.worker_names:
+            assert asks("stranger", node).startswith("site-")
+        with cluster.running(policy("friends", ingress=friends)):
+            wait_until(lambda: {asks("stranger", node) for node in cluster.worker_names} == {"refused\n"})
+            for node in cluster.worker_names:
+                assert asks("friend", node).startswith("site-")
+
+
+@pytest.mark.proves("kubernetes", "Without the first of three heads, which have no address, workers start pods.")
+def test_first_head__dies__workers_ask_another(cluster: ThreeHeads) -> None:
+    one = deployment("steady", "exec sleep infinity", replicas=2)
+    cluster.apply(one)
+    cluster.wait(one)
+    before = cluster.containers(*cluster.worker_names)
+    podman("stop", "--time", "0", container(cluster, "head1"))
+    try:
+        wait_until(lambda: cluster.ready("head2").get("head1") is False)
+        for node in cluster.worker_names:
+            printed = cluster.output(pod("after", BUSYBOX, "echo works", node=node), head="head2")
+            assert printed == "works\n"
+    finally:
+        cluster.up()
+    wait_until(lambda: cluster.ready("head2") == dict.fromkeys(cluster.nodes, True))
+    assert cluster.containers(*cluster.worker_names) == before
+    cluster.run("bootstrap")
+    cluster.healthy()
+
+
+@pytest.mark.proves("upgrade", "Three heads are upgraded one by one, then the workers.")
+def test_upgrade__of_three_heads__goes_one_by_one(cluster: ThreeHeads) -> None:
+    pin(cluster, NEW)
+    assert cluster.run("upgrade")["steps"] == [[node] for node in cluster.nodes]
+    assert versions(cluster) == every(cluster, NEW)
+    for head in cluster.head_names:
+        assert members(cluster, head) == set(cluster.head_names)
+    assert (cluster.ledger(), cluster.cordoned(), tokens(cluster)) == ({}, set(), [])
+    cluster.unchanged()
+
+
+@pytest.mark.proves("remove-node", "Two of three heads are removed; etcd has one member, and no worker's pod restarts.")
+def test_remove_node__two_of_three_heads__leaves_one(cluster: ThreeHeads) -> None:
+    before = cluster.containers(*cluster.worker_names)
+    cluster.run("remove-node", "head2", "head3", "--yes")
+    assert members(cluster, "head1") == {"head1"}
+    assert cluster.ready() == dict.fromkeys(("head1", *cluster.worker_names), True)
+    assert cluster.containers(*cluster.worker_names) == before
+    for head in ("head2", "head3"):
+        found = cluster.inside(head, "sh", "-c", "ls /etc/kubernetes /var/lib/etcd 2>/dev/null; pgrep -l etcd; true")
+        assert not found.strip(), found
+    hosts = cluster.run("bootstrap")["hosts"]
+    assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys(("head1", *cluster.worker_names), 0)
+    cluster.healthy()
