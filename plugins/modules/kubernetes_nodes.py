@@ -21,6 +21,7 @@ description:
     is removed. Labels of others are not changed.
   - A worker joins with the taint C(clusterctl/new), which keeps pods away. Such a worker is cordoned for the cause
     C(new) of kubernetes-drain, and loses the taint. Role verify removes the cause.
+  - Deletes the tokens with which these nodes joined. A run that was killed after the join has left one.
   - Runs on a head, as root.
 options:
   nodes:
@@ -78,6 +79,7 @@ changes:
 
 AUTHORITY = Path("/etc/kubernetes/pki/ca.crt")
 DRAIN = "/usr/local/sbin/kubernetes-drain"
+JOIN = "/usr/local/sbin/kubernetes-join"
 CAUSE, REASON = "new", "not proven yet"
 MANAGER = "clusterctl-labels"
 KNOWN = "clusterctl/known"  # kubernetes-drain's mark of a node that is not new
@@ -258,6 +260,8 @@ def main():
             workers.note(name, "joins the cluster", "created")
         workers.replace([name for name in module.params["again"] if name in found])
         workers.converge({name: found[name] for name in given if name in found}, given)
+        if given and not module.check_mode:
+            run(JOIN, "--delete", ",".join(sorted(given)))
     except NodeError as error:
         module.fail_json(msg=str(error), changes=workers.changes, changed=bool(workers.changes))
     answer = {"registered": sorted(found), "missing": missing, "authority": authority(), "version": api_version()}

@@ -91,7 +91,9 @@ class ControlPlane:
 
     def changes(self, module: str, arguments: Mapping[str, object], *, check: bool = False) -> list[str]:
         """Run a module of Ansible on the head; return its changes."""
-        changes = self.call(module, arguments, check=check)["changes"]
+        done = self.call(module, arguments, check=check)
+        assert not done.get("failed"), done
+        changes = done["changes"]
         return [" ".join((one["action"], one["name"], one["what"])).strip() for one in changes]
 
     def objects(self, role: str, **variables: object) -> list[dict[str, Any]]:

@@ -114,6 +114,18 @@ def test_nodes__that_are_new__are_cordoned_and_labelled(nodes: ControlPlane) -> 
     assert nodes.get("node", "gpu01")["metadata"]["labels"]["clusterctl/gpu-model"] == "a100"
 
 
+@pytest.mark.proves("secrets", "The token of a run that was killed after its node had joined is deleted.")
+def test_nodes__with_a_token_that_is_left__lose_it(nodes: ControlPlane) -> None:
+    given = nodes.rendered.role("kubernetes_worker", "gpu01").value("__kubernetes_worker_nodes")
+    given = {name: one for name, one in given.items() if not one["is_head"]}
+    for node in ("gpu01", "gpu09"):  # the second one joins in another run
+        nodes.run("kubernetes-join", node)
+    assert nodes.changes("kubernetes_nodes", {"nodes": given}) == []
+    left = nodes.get("secrets", "--namespace=kube-system", "--field-selector=type=bootstrap.kubernetes.io/token")
+    assert [base64.b64decode(one["data"]["description"]).decode() for one in left] == ["clusterctl: gpu09"]
+    nodes.run("kubernetes-join", "--delete", "gpu09")
+
+
 @pytest.mark.proves("kubernetes", "The signed certificate has the names of the approved request.")
 def test_certificates__of_kubelets__are_approved_for_their_own_names(nodes: ControlPlane) -> None:
     """The API server itself takes the second block of the last request, and would sign it."""
