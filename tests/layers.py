@@ -96,8 +96,8 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),
     (r"tests/(git|layers|ledger|new_role|pictures|proof|recordings|report|role|run|scheduling|selection)\.py$", ()),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
-    (r"roles/(containerd|containers|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
-    (r"roles/(dcgm_exporter|gpu_config|slurm_logins)/", ("gpu", "roles")),
+    (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
+    (r"roles/(gpu_config|slurm_logins)/", ("gpu", "roles")),
     (r"roles/(backup|os_upgrade|reboot|removal|restore)/", ("day2", "kubernetes", "roles")),
     (r"playbooks/(add|backup|reboot|remove|replace|restore|upgrade)[^/]*\.yml$", ("day2", "contract", "kubernetes")),
     (r"plugins/.*/(os_upgrade|slurm_backup|slurm_restore|cluster_backup)\.py$", ("day2", "roles")),
@@ -110,8 +110,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (r"clusterctl/lab/(kit\w*|fault)\.py$", ("gpu", "kubernetes")),
     (r"clusterctl/lab/(kit_server|nvml)/", ("gpu", "kubernetes")),
-    (r"clusterctl/lab/recipes/(debian|nvidia-container-toolkit)/", ("gpu", "kubernetes")),
-    (r"clusterctl/lab/recipes/dcgm", ("gpu",)),
+    (r"clusterctl/lab/recipes/(debian|dcgm-exporter-simulated|nvidia-container-toolkit)/", ("gpu", "kubernetes")),
     (r"clusterctl/lab/recipes/", ("kubernetes",)),
 )
 

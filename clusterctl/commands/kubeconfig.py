@@ -49,6 +49,10 @@ def kubeconfig_command(options: Options, user: str | None, output: Path | None) 
     with files.writing(path):
         files.write_atomically(path, document.encode(), replace=True)
     screen.say(f"Wrote {path}: the key in it gives access as {user or 'the administrator'}.")
+    if end := found.end:
+        screen.say(
+            f"Its certificate ends on {end:%Y-%m-%d}. Nothing renews it: run this command again before that day."
+        )
     if head.jump and not head.variables.get(ADDRESS):
         screen.say(f"The API is behind {head.jump.name}: kubectl needs a tunnel or a VPN to {head.address}.")
     if user is None:

@@ -9,6 +9,7 @@ import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import yaml
@@ -33,6 +34,16 @@ class Kubeconfig:
     name: str
     port: int
     namespace: str = ""
+
+    @property
+    def end(self) -> datetime | None:
+        """Return when the user's certificate ends; None if it cannot be read."""
+        from cryptography import x509  # slow to load
+
+        try:
+            return x509.load_pem_x509_certificate(base64.b64decode(self.certificate)).not_valid_after_utc
+        except ValueError:
+            return None
 
     def text(self, cluster: str, user: str, address: str) -> str:
         """Return the kubeconfig for a cluster whose API this machine reaches at an address.

@@ -12,9 +12,18 @@ from tests.cluster.test_gpu_metrics import query
 from tests.faults.injury import wait_until
 from tests.manifests import differences
 
-pytestmark = [pytest.mark.kit(*RECIPES), pytest.mark.long]
+EXPORTER = "dcgm-exporter-simulated"
+"""It finds the pods in the kubelet's checkpoint; NVIDIA's asks the kubelet's API of pod resources."""
 
-GROUPS = {"kubernetes_head": "head1", "kubernetes_workers": "gpu01", "slurm_head": "gpu02", "slurm_workers": "gpu03"}
+pytestmark = [pytest.mark.kit(*RECIPES, EXPORTER), pytest.mark.long]
+
+GROUPS = {
+    "kubernetes_head": "head1",
+    "kubernetes_workers": "gpu01",
+    "slurm_head": "gpu02",
+    "slurm_workers": "gpu03",
+    "gpu_metrics": "gpu01",
+}
 SEEN = "nvidia-smi -L"
 
 
@@ -34,7 +43,7 @@ def arrange(lab: Kubernetes, groups: dict[str, str]) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Kubernetes]:
     """A lab whose hosts are divided among both schedulers, bootstrapped."""
-    with fresh_as(Kubernetes, "kubernetes-beside-slurm", workers=3) as lab:
+    with fresh_as(Kubernetes, "kubernetes-beside-slurm", "--recipe", EXPORTER, workers=3) as lab:
         arrange(lab, GROUPS)
         lab.run("bootstrap")
         yield lab
@@ -67,7 +76,7 @@ def test_pod_and_job__beside_each_other__have_their_own_gpus(cluster: Kubernetes
     assert cluster.gpus("gpu01") == 4
 
 
-@pytest.mark.proves("users", "Hosts of both schedulers have the same users.")
+@pytest.mark.proves("kubernetes", "Hosts of both schedulers have the same users.")
 def test_users__on_hosts_of_both__are_the_same(cluster: Kubernetes) -> None:
     assert {cluster.root(node, "id alice") for node in cluster.nodes} == {cluster.root("head1", "id alice")}
 
@@ -84,6 +93,26 @@ def test_metrics__of_both__are_in_one_prometheus(cluster: Kubernetes) -> None:
     wait_until(lambda: all(found().values()), lambda: f"{found()}")
     up = {one["metric"]["instance"] for one in query(cluster, 'up{job="node"} == 1')}
     assert up == {*cluster.nodes}
+
+
+@pytest.mark.proves("monitoring", "GPU metrics have the namespace, pod and container that hold the GPU.")
+def test_gpu_metrics__while_a_pod_has_a_gpu__have_its_name(cluster: Kubernetes) -> None:
+    metric = 'DCGM_FI_DEV_GPU_TEMP{instance="gpu01"}'
+    one = pod("measured", cluster.image, f"{SEEN}; exec sleep 600", gpus=1, node="gpu01")
+
+    def held() -> dict[str, tuple[str, ...]]:
+        """Return namespace, pod and container of each GPU that a pod has, by the GPU's UUID."""
+        found = [series["metric"] for series in query(cluster, metric)]
+        names = {of["UUID"]: tuple(of.get(key, "") for key in ("namespace", "pod", "container")) for of in found}
+        return {uuid: labels for uuid, labels in names.items() if any(labels)}
+
+    wait_until(lambda: len(query(cluster, metric)) == 4, lambda: f"{query(cluster, metric)}")
+    wait_until(lambda: held() == {}, lambda: f"{held()}")  # pods of earlier tests
+    with cluster.running(one):
+        wait_until(lambda: "UUID" in cluster.logs(one))
+        (uuid,) = re.findall(r"UUID: (\S+)\)", cluster.logs(one))
+        wait_until(lambda: held() == {uuid: ("default", "measured", "main")}, lambda: f"{uuid}: {held()}")
+    wait_until(lambda: held() == {}, lambda: f"{held()}")
 
 
 @pytest.mark.proves("inventory", "A host in both schedulers is refused, and nothing changes.")

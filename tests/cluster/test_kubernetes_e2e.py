@@ -39,7 +39,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.proves(
-    "kubernetes", "A listed part of Kubernetes' conformance tests passes: networking, DNS, volumes, Jobs, accounts."
+    "kubernetes",
+    "A listed part of Kubernetes' conformance tests passes: networking, DNS, volumes, scheduling, Jobs, accounts.",
 )
 def test_conformance__of_the_listed_tests__passes(cluster: Kubernetes, program: Path, tmp_path: Path) -> None:
     kubeconfig(cluster, "--output", str(tmp_path / "admin.conf"))

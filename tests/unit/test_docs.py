@@ -91,6 +91,16 @@ def test_words__of_the_code__are_plain() -> None:
     assert found == []
 
 
+def test_readme__first_screen__shows_both_schedulers() -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    first, _, rest = text.partition("\n## Your own servers\n")
+    assert all(word in "\n".join(first.splitlines()[:24]) for word in ("Slurm", "Kubernetes", "--kubernetes"))
+    assert "--scheduler kubernetes" in rest.partition("\n## ")[0]
+    assert {"kubernetes_head", "slurm_head"} <= set(re.findall(r"\b\w+_head\b", rest))
+    tested = rest.partition("\n## What is tested, and where\n")[2]
+    assert tested.count("\n| Kubernetes: ") == 2, "what runs in a lab, and what does not"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
 def test_pictures__of_a_page__are_there_and_load_nothing(page: Path) -> None:
     for path in re.findall(r'(?:src|srcset)="([^"]+)"', page.read_text(encoding="utf-8")):

@@ -19,6 +19,7 @@ from clusterctl.kubernetes.kubeconfig import KubeconfigError
 from clusterctl.nodes.head_commands import HeadCommands
 from clusterctl.run.context import Options
 from clusterctl.util.errors import HeadFailed, InputError
+from clusterctl.workspace import certificates
 
 INVENTORY = """\
 all:
@@ -181,6 +182,18 @@ def test_kubeconfig__of_the_administrator__is_stored(path: Path, monkeypatch: py
     assert pem("RSA PRIVATE KEY") not in said
     run(path, monkeypatch, Heads())
     assert yaml.safe_load(made.read_text())["clusters"][0]["cluster"]["server"] == "https://10.0.0.1:6443"
+
+
+@pytest.mark.proves("kubeconfig", "The command prints when the certificate in the kubeconfig ends.")
+def test_kubeconfig__with_a_certificate__prints_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = certificates.issue_client("seed", "aurora", "kubernetes", "ada")
+    user = {
+        "client-certificate-data": base64.b64encode(issued.certificate.encode()).decode(),
+        "client-key-data": pem("RSA PRIVATE KEY"),
+    }
+    heads = Heads(text=yaml.safe_dump(document(users=[{"name": "x", "user": user}])))
+    assert "Its certificate ends on 2056-01-01. Nothing renews it" in run(path, monkeypatch, heads)
+    assert "ends on" not in run(path, monkeypatch, Heads()), "this one cannot be read"
 
 
 def test_kubeconfig__of_a_person__is_created_on_a_head(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -577,6 +577,18 @@ def test_dcgm__by_generation__has_its_nvlink_counters(
     assert {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "DCGM_FI_DEV_XID_ERRORS"} <= named
 
 
+@pytest.mark.proves("monitoring", "Only on a worker of Kubernetes the GPU exporter adds the labels of pods.")
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_dcgm__by_scheduler__adds_the_labels_of_pods(tmp_path: Path, scheduler: str) -> None:
+    role = a_cluster(tmp_path, "ubuntu-24.04", scheduler).role("dcgm_exporter", "gpu01")
+    text = role.render(role.path / "templates/drop-in.conf.j2")
+    (command,) = re.findall(r"(?m)^ExecStart=(/(?:.*\\\n)*.*)$", text)
+    words = command.replace("\\\n", " ").split()
+    assert words[0] == "/usr/bin/dcgm-exporter"
+    assert ("--kubernetes" in words) is (scheduler == "kubernetes")
+    assert words[words.index("--collect-interval") + 1] == "15000"
+
+
 @pytest.mark.proves("driver", "NVLink 5 switches get the subnet manager, its tools and ib_umad.")
 def test_nvidia_driver__switches_of_nvlink_5__get_what_their_manager_needs(tmp_path: Path) -> None:
     cluster = a_cluster(tmp_path, "ubuntu-24.04")
