@@ -4,20 +4,43 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import time
 
 from ansible.module_utils.node_state.tools import ENVIRONMENT, NodeError, complaint
 
 KUBECONFIG = "/etc/kubernetes/admin.conf"
 CACHE = "/var/cache/clusterctl/kubectl"  # by default kubectl writes to the directory of the user
 SECONDS = 120
+# What an API server that starts says, or nothing in its place. A kubelet of another release starts it again, and before it
+# has read the roles it forbids everything, also to the administrator.
+STARTING = re.compile(
+    r"connection (refused|reset)|was refused|: EOF$|TLS handshake timeout|\(ServiceUnavailable\)|etcdserver: "
+    r"|not yet ready to handle request|\(Forbidden\).* User \"kubernetes-admin\" cannot ",
+    re.MULTILINE,
+)
+STARTING_S = 90  # seconds in which an API server must have started
 
 
 def kubectl(*argv, stdin=None, check=True, seconds=SECONDS, kubeconfig=KUBECONFIG):
     """Run kubectl; return (exit status, standard output, standard error). `stdin` is text, or an object for JSON.
 
-    Raises NodeError if it fails, unless `check` is off, or if it does not end in `seconds`.
+    With `check`, repeats what fails because the API server starts, and raises NodeError if it fails otherwise.
+    Raises NodeError if it does not end in `seconds`.
     """
+    deadline = time.monotonic() + STARTING_S
+    while True:
+        status, out, said = _once(*argv, stdin=stdin, seconds=seconds, kubeconfig=kubeconfig)
+        if not check or status == 0:
+            return status, out, said
+        if not STARTING.search(said) or time.monotonic() > deadline:
+            raise NodeError(f"kubectl {' '.join(argv[:2])}: {complaint(said or out)}")
+        time.sleep(1)
+
+
+def _once(*argv, stdin, seconds, kubeconfig):
+    """Run kubectl once; return the same."""
     environment = {**os.environ, **ENVIRONMENT, "KUBECONFIG": kubeconfig, "KUBERC": "off"}
     given = stdin if stdin is None or isinstance(stdin, str) else json.dumps(stdin)
     source = {"stdin": subprocess.DEVNULL} if given is None else {"input": given}
@@ -37,8 +60,6 @@ def kubectl(*argv, stdin=None, check=True, seconds=SECONDS, kubeconfig=KUBECONFI
         raise NodeError(f"kubectl {argv[0]} did not end in {seconds} s; the API may not respond") from None
     except OSError as error:
         raise NodeError(f"cannot run kubectl: {error.strerror}") from None
-    if check and done.returncode:
-        raise NodeError(f"kubectl {' '.join(argv[:2])}: {complaint(done.stderr or done.stdout)}")
     return done.returncode, done.stdout, done.stderr
 
 

@@ -1,0 +1,59 @@
+"""kubectl of the modules: what fails because an API server starts is repeated, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
+from ansible.module_utils import kubectl  # type: ignore[attr-defined]  # of plugins/module_utils
+from ansible.module_utils.node_state.tools import NodeError  # type: ignore[import-not-found]
+
+# As kubectl 1.36 prints them. The second one is of a control plane in a lab whose kubelet was upgraded.
+STARTS = (
+    "The connection to the server 10.0.0.10:6443 was refused - did you specify the right host or port?",
+    'Error from server (Forbidden): configmaps "a" is forbidden: User "kubernetes-admin" cannot get resource "configmaps"'
+    ' in API group "" in the namespace "kube-system"',
+    "Unable to connect to the server: net/http: TLS handshake timeout",
+    "Unable to connect to the server: EOF",
+    "Error from server: etcdserver: request timed out",
+    'Error from server (Forbidden): pods "a" is forbidden: not yet ready to handle request',
+)
+FAILS = (
+    'Error from server (NotFound): configmaps "a" not found',
+    'Error from server (Forbidden): configmaps "a" is forbidden: User "ada" cannot get resource "configmaps"',
+    'The Pod "a" is invalid: spec.containers[0].image: Required value',
+)
+
+
+def program(folder: Path, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a kubectl in PATH that fails once with this text, and then prints `done`."""
+    (folder / "said").write_text(said + "\n")
+    (folder / "kubectl").write_text(
+        f"#!/bin/sh\ncd {folder}\n[ -e said ] || {{ echo done; exit 0; }}\ncat said >&2; rm said; exit 1\n"
+    )
+    (folder / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+@pytest.mark.proves("kubernetes", "A call that fails because the API server starts is repeated.")
+@pytest.mark.parametrize("said", STARTS)
+def test_kubectl__the_api_server_starts__is_repeated(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, said, monkeypatch)
+    monkeypatch.setattr(kubectl.time, "sleep", lambda _: None)
+    assert kubectl.kubectl("get", "pods") == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("said", FAILS)
+def test_kubectl__refused_for_another_reason__fails(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, said, monkeypatch)
+    with pytest.raises(NodeError, match="kubectl get pods: "):
+        kubectl.kubectl("get", "pods")
+
+
+def test_kubectl__without_check__is_called_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, STARTS[0], monkeypatch)
+    assert kubectl.kubectl("get", "pods", check=False) == (1, "", STARTS[0] + "\n")
