@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unit.head_programs import load
+from tests.unit.test_role_plugins import plugin
 
 DRAIN, ETCD, JOIN, USER = (
     load(name) for name in ("kubernetes-drain", "kubernetes_etcd", "kubernetes-join", "kubernetes-user")
@@ -410,13 +411,43 @@ def test_objects__of_a_person__are_a_role_in_one_namespace() -> None:
     assert len(USER.objects("ada", "ada", {})) == 2
 
 
-@pytest.mark.parametrize(
-    "text", ["", "Ada", "a_b", "-a", "system:masters", "kube-system", "kubernetes-admin", "default", "x" * 64]
-)
-def test_name__of_a_person__is_a_label_and_not_reserved(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "Ada", "a_b", "-a", "system:masters", "x" * 64])
+def test_name__of_a_person__is_a_label(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         USER.name(text)
     assert USER.name("ada-1") == "ada-1"
+
+
+SETTINGS = {"quota": {"gpu": "2"}, "reserved": plugin("lookup/kubernetes_cluster").RESERVED}
+
+
+@pytest.mark.proves("kubeconfig", "No person gets a namespace of the system, or one with privileged pods.")
+@pytest.mark.parametrize(
+    ("user", "namespace", "why"),
+    [
+        ("kubernetes-admin", "vision", "kubernetes-admin is a name of the system"),
+        ("ada", "default", "default is a name"),
+        ("ada", "kube-system", "kube-system is a name"),
+        ("ada", "nvidia-device-plugin", "nvidia-device-plugin is a name"),
+        ("ada", "clusterctl-verify", "clusterctl-verify is a name"),
+        ("ada", "local-path-storage", "local-path-storage is a name"),
+        ("ada", "csi-nfs", "csi-nfs is a name"),
+        ("ada", "drivers", "pods in drivers can be root on nodes"),
+    ],
+)
+def test_check_allowed__namespace_of_the_system__is_refused(
+    monkeypatch: pytest.MonkeyPatch, user: str, namespace: str, why: str
+) -> None:
+    labels = {"drivers": "privileged", "vision": "baseline"}
+
+    def get(kind: str, name: str, *_: str) -> list[Data]:
+        return [{"metadata": {"labels": {USER.ENFORCED: labels[name]}}}] if name in labels else []
+
+    monkeypatch.setattr(USER.kubernetes_api, "get", get)
+    with pytest.raises(USER.KubernetesError, match=why):
+        USER.check_allowed(user, namespace, SETTINGS)
+    for free in ("vision", "ada", "nvidias"):
+        USER.check_allowed("ada", free, SETTINGS)
 
 
 def test_limit__of_a_quota__is_resource_and_amount() -> None:
@@ -447,12 +478,10 @@ def test_add__person__gets_a_certificate_of_the_group(monkeypatch: pytest.Monkey
     ],
 )
 def test_limits__of_a_namespace__keep_an_existing_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Data, exists: bool, expected: Data
+    monkeypatch: pytest.MonkeyPatch, given: Data, exists: bool, expected: Data
 ) -> None:
-    (tmp_path / "users.json").write_text('{"quota": {"gpu": "2"}}')
-    monkeypatch.setattr(USER, "DEFAULTS", tmp_path / "users.json")
     monkeypatch.setattr(USER.kubernetes_api, "get", lambda *_: [{}] * exists)
-    assert USER.limits("ada", given) == expected
+    assert USER.limits("ada", given, SETTINGS) == expected
 
 
 def test_listed__persons__have_their_namespaces() -> None:
