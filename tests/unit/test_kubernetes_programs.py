@@ -480,8 +480,18 @@ def test_add__person__gets_a_certificate_of_the_group(monkeypatch: pytest.Monkey
 def test_limits__of_a_namespace__keep_an_existing_quota(
     monkeypatch: pytest.MonkeyPatch, given: Data, exists: bool, expected: Data
 ) -> None:
-    monkeypatch.setattr(USER.kubernetes_api, "get", lambda *_: [{}] * exists)
+    space = {"metadata": {"labels": {"kubernetes.io/metadata.name": "ada"}}}
+    monkeypatch.setattr(USER.kubernetes_api, "get", lambda kind, *_: [space if kind == "namespace" else {}] * exists)
     assert USER.limits("ada", given, SETTINGS) == expected
+
+
+@pytest.mark.proves("kubeconfig", "A person who is added to a team does not change the team's quota.")
+def test_limits__of_a_team__are_those_of_the_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = {"metadata": {"labels": {"clusterctl/part": "kubernetes_quota"}}}
+    monkeypatch.setattr(USER.kubernetes_api, "get", lambda kind, *_: [space] if kind == "namespace" else [])
+    assert USER.limits("vision", {}, SETTINGS) == {}
+    with pytest.raises(USER.KubernetesError, match="vision is a team: set its quota in kubernetes_quota_teams"):
+        USER.limits("vision", {"gpu": "4"}, SETTINGS)
 
 
 def test_listed__persons__have_their_namespaces() -> None:
