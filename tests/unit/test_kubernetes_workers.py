@@ -471,6 +471,24 @@ def test_gpu__without_gpus_in_the_cluster__has_no_plugin(tmp_path: Path) -> None
     assert (given["labels"], given["taints"]) == ({"node-role.kubernetes.io/worker": ""}, [])
 
 
+@pytest.mark.proves("kubernetes", "A head exports volumes only for the class nfs without another server.")
+@pytest.mark.parametrize(
+    ("known", "state"),
+    [
+        ({"kubernetes_storage_class": "nfs"}, "present"),
+        ({"kubernetes_storage_class": "nfs", "kubernetes_storage_nfs_export": "nas:/volumes"}, "absent"),
+        ({"kubernetes_storage_class": "local"}, "absent"),
+        ({"kubernetes_storage_class": "none"}, "absent"),
+    ],
+)
+def test_storage__class_that_changes__ends_the_export(tmp_path: Path, known: Data, state: str) -> None:
+    role = a_cluster(tmp_path, "debian-13", "kubernetes").role("kubernetes_storage", "head1", **known)
+    (call,) = (given for path, given in role.calls() if path.name == "main.yml")
+    assert call["state"] == state
+    units = [one["name"] for one in call["units"]]
+    assert (units, call["packages"]) == (["nfs-server"], ["nfs-kernel-server"])
+
+
 @pytest.mark.proves("kubernetes", "Pods of the system run on tainted nodes, in namespaces that admit them.")
 @pytest.mark.parametrize("role", ROLES)
 def test_objects__of_the_system__can_run_where_they_have_to(role: str, tmp_path: Path) -> None:
