@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import pytest
 
 from clusterctl.lab import kit_recipe
 from tests.cluster.control_plane import ADDRESS, KEY, ControlPlane, running
+from tests.cluster.identity_provider import CLIENT, Provider
 from tests.faults.injury import wait_until
 from tests.labs import REPOSITORY
 from tests.unit.test_kubernetes_certificates import pem
@@ -33,9 +35,18 @@ ETCD = (
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Provider:
+    """The identity provider of the control plane. A test starts its server."""
+    return Provider(tmp_path_factory.mktemp("provider"), ADDRESS)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterator[ControlPlane]:
     """A running control plane, used by all tests in their order."""
-    with running(tmp_path_factory.mktemp("control-plane"), kubernetes_quota_priorities=PRIORITIES) as found:
+    oidc = {"issuer": provider.issuer, "client": CLIENT, "groups_claim": "groups", "certificate": "provider.pem"}
+    given = {"kubernetes_head_oidc": oidc, "kubernetes_quota_priorities": PRIORITIES}
+    files = {"provider.pem": provider.certificate}
+    with running(tmp_path_factory.mktemp("control-plane"), files, **given) as found:
         yield found
 
 
@@ -174,6 +185,28 @@ def test_person__with_a_kubeconfig__is_confined(head: ControlPlane) -> None:
     assert "Use of external IPs is denied by admission control" in said.stderr
     head.run("kubernetes-user", "--remove", "ada")
     assert may("create", "pods", "--namespace=ada") == "no"
+
+
+@pytest.mark.proves("kubeconfig", "A person of the identity provider has the namespace of their own name alone.")
+def test_person__of_the_identity_provider__is_confined(head: ControlPlane, provider: Provider) -> None:
+    head.launch("provider", sys.executable, *provider.serve)
+    head.run("kubernetes-user", "grace")
+    connection = ["--server=https://kubernetes-api.aurora.cluster:6443"]
+    connection += ["--certificate-authority=/etc/kubernetes/pki/ca.crt"]
+
+    def ask(name: str, *argv: str) -> str:
+        token = f"--token={provider.token(name, groups=['vision'])}"
+        return head.ask("kubectl", *connection, token, *argv, KUBECONFIG="/dev/null").stdout.strip()
+
+    # The API server retries every 10 s to read the keys of a provider that did not respond.
+    wait_until(lambda: ask("grace", "auth", "whoami"))
+    found = json.loads(ask("grace", "auth", "whoami", "--output=json"))["status"]["userInfo"]
+    assert (found["username"], found["groups"]) == ("oidc:grace", ["oidc:vision", "system:authenticated"])
+    assert ask("grace", "auth", "can-i", "create", "pods", "--namespace=grace") == "yes"
+    assert ask("grace", "auth", "can-i", "get", "pods", "--namespace=kube-system") == "no"
+    assert ask("alan", "auth", "can-i", "create", "pods", "--namespace=grace") == "no"
+    head.run("kubernetes-user", "--remove", "grace")
+    assert ask("grace", "auth", "can-i", "create", "pods", "--namespace=grace") == "no"
 
 
 @pytest.mark.proves("kubernetes", "Secrets are encrypted in etcd.")

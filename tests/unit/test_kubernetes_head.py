@@ -141,7 +141,9 @@ def test_authentication__anonymous__is_for_probes_only(heads: Callable[..., rend
 
 def test_authentication__provider__has_a_prefix_and_its_certificate(heads: Callable[..., rendering.Cluster]) -> None:
     oidc = {"issuer": "https://id.example", "client": "k8s", "groups_claim": "groups", "certificate": "company.pem"}
-    (provider,) = own(heads(kubernetes_head_oidc=oidc).role("kubernetes_head", "head1"), "authentication.yaml")["jwt"]
+    role = heads(kubernetes_head_oidc=oidc).role("kubernetes_head", "head1")
+    (provider,) = own(role, "authentication.yaml")["jwt"]
+    assert own(role, "users.json")["prefixes"] == ["", provider["claimMappings"]["username"]["prefix"]]
     certificate = "-----BEGIN CERTIFICATE-----\n"
     assert provider["issuer"] == {
         "url": "https://id.example",

@@ -403,12 +403,17 @@ def test_join__bad_arguments__are_refused(monkeypatch: pytest.MonkeyPatch, argv:
 
 
 def test_objects__of_a_person__are_a_role_in_one_namespace() -> None:
-    space, binding, quota = USER.objects("ada", "vision", {"requests.nvidia.com/gpu": "4"})
+    space, binding, quota = USER.objects("ada", "vision", {"requests.nvidia.com/gpu": "4"}, [""])
     assert space["metadata"]["name"] == binding["metadata"]["namespace"] == quota["metadata"]["namespace"] == "vision"
     assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"}
     assert [one["name"] for one in binding["subjects"]] == ["ada"]
     assert quota["spec"] == {"hard": {"requests.nvidia.com/gpu": "4"}}
-    assert len(USER.objects("ada", "ada", {})) == 2
+    assert len(USER.objects("ada", "ada", {}, [""])) == 2
+
+
+def test_objects__with_a_provider__are_also_for_its_user() -> None:
+    _, binding = USER.objects("ada", "ada", {}, ["", "oidc:"])
+    assert [(one["kind"], one["name"]) for one in binding["subjects"]] == [("User", "ada"), ("User", "oidc:ada")]
 
 
 @pytest.mark.parametrize("text", ["", "Ada", "a_b", "-a", "system:masters", "x" * 64])
@@ -463,7 +468,7 @@ def test_add__person__gets_a_certificate_of_the_group(monkeypatch: pytest.Monkey
     monkeypatch.setattr(USER, "kubectl", recorder(calls))
     monkeypatch.setattr(USER, "run", recorder(calls, "kind: Config\n"))
     monkeypatch.setattr(USER, "in_namespace", lambda text, namespace: f"{text}# {namespace}\n")
-    assert USER.add("ada", "vision", {}, 30) == "kind: Config\n# vision\n"
+    assert USER.add("ada", "vision", {}, 30, [""]) == "kind: Config\n# vision\n"
     assert calls[0][:2] == ("apply", "--server-side")
     assert {"--client-name=ada", "--org=clusterctl:users", "--validity-period=720h"} <= {*calls[1]}
 
