@@ -220,6 +220,18 @@ def test_keepalived__for_an_address_of_no_head__is_set_up(
         assert "10.0.0.100" in documents(role)["ClusterConfiguration"]["apiServer"]["certSANs"]
 
 
+@pytest.mark.proves("kubernetes", "Two clusters in one network can have different virtual routers.")
+@pytest.mark.parametrize(("number", "is_valid"), [(1, True), (255, True), (0, False), (256, False)])
+def test_keepalived__virtual_router__has_the_number_of_the_inventory(
+    heads: Callable[..., rendering.Cluster], number: int, is_valid: bool
+) -> None:
+    known = {"kubernetes_node_api_address": "10.0.0.100", "kubernetes_head_virtual_router_id": number}
+    role = heads(1, **known).role("kubernetes_head", "head1", ansible_play_hosts=["head1"])
+    assert f"  virtual_router_id {number}\n".encode() in (files(role)[KEEPALIVED] or b"")
+    refused = [one for one in role.value("__kubernetes_head_problems") if "expected 1 to 255" in one]
+    assert refused == [] if is_valid else refused
+
+
 def test_keepalived__one_head__has_no_peers(heads: Callable[..., rendering.Cluster]) -> None:
     text = files(heads(1, kubernetes_node_api_address="10.0.0.100").role("kubernetes_head", "head1"))[KEEPALIVED]
     assert text
