@@ -432,7 +432,8 @@ def test_network__flannel__has_the_networks_of_the_inventory(tmp_path: Path) -> 
 def test_network__with_policies__has_their_controller_from_the_registry(tmp_path: Path) -> None:
     found = objects(tmp_path, "kubernetes_network", kubernetes_network_policies=True)
     images = [one["image"] for pod in pods(found) for one in pod["containers"]]
-    assert images[1] == "registry.k8s.io/networking/kube-network-policies:v1.1.0"
+    source = (CONTENT / "roles/kubernetes_network/templates/network-policies.yaml.j2").read_text().partition("\n")[0]
+    assert images[1] == f"registry.k8s.io/networking/kube-network-policies:{source.split(' for ')[1].split('. ')[0]}"
 
 
 @pytest.mark.proves("kubernetes", "Each set of GPU settings has its own device plugin on its own workers.")
