@@ -63,6 +63,12 @@ def add_kubeconfig(app: typer.Typer) -> None:
                 metavar="NAME", help="Create access for a person, with a namespace.", autocompletion=completion.people
             ),
         ] = None,
+        namespace: Annotated[
+            str | None,
+            typer.Option(
+                metavar="NAME", help="Namespace of the person. [default: the person's name]", show_default=False
+            ),
+        ] = None,
         output: Annotated[
             Path | None,
             typer.Option(metavar="FILE", help="File to write. [default: .clusterctl/kubeconfig]", show_default=False),
@@ -71,4 +77,4 @@ def add_kubeconfig(app: typer.Typer) -> None:
         """Write a kubeconfig for the administrator or a person."""
         from clusterctl.commands import kubeconfig
 
-        return kubeconfig.kubeconfig_command(options, user, output)
+        return kubeconfig.kubeconfig_command(options, user, output, namespace)

@@ -19,8 +19,10 @@ _NAME = "kubernetes-admin"  # the user in kubeadm's admin.conf
 _SECONDS = 120.0
 
 
-def kubeconfig_command(options: Options, user: str | None, output: Path | None) -> int:
+def kubeconfig_command(options: Options, user: str | None, output: Path | None, namespace: str | None = None) -> int:
     """Write the kubeconfig with mode 0600, by default into `.clusterctl` of the cluster's directory.
+
+    A person's namespace has the person's name, unless another one is given.
 
     Raises InputError for a cluster without Kubernetes, HeadFailed if no head has the kubeconfig.
     """
@@ -30,8 +32,13 @@ def kubeconfig_command(options: Options, user: str | None, output: Path | None) 
             [Problem(None, str(options.given), f"has no group {KUBERNETES.head}", "clusterctl docs kubernetes")]
         )
     path = output.absolute() if output else site.state / ("kubeconfig" if user is None else f"kubeconfig-{user}")
-    if user is not None and not kubeconfig.is_label(user):
-        raise InputError([Problem(None, "--user", f'bad name, got "{printable(user, 64)}"', "a-z, 0-9 and -")])
+    for option, name in (("--user", user), ("--namespace", namespace)):
+        if name is not None and not kubeconfig.is_label(name):
+            raise InputError([Problem(None, option, f'bad name, got "{printable(name, 64)}"', "a-z, 0-9 and -")])
+    if namespace is not None and user is None:
+        raise InputError([Problem(None, "--namespace", "is only for a person", "--user NAME")])
+    argv = ["cat", ADMIN] if user is None else [PROGRAM, user]
+    argv += [f"--namespace={namespace}"] if namespace is not None else []
     with files.writing(path):
         if output is None:
             files.make_private_directory(path.parent)
@@ -40,7 +47,7 @@ def kubeconfig_command(options: Options, user: str | None, output: Path | None) 
     site = context.authorise(site)
     screen = options.screen()
     with screen.working("Reading the kubeconfig"):
-        head, text = _read(site, [PROGRAM, user] if user is not None else ["cat", ADMIN])
+        head, text = _read(site, argv)
     try:
         found = kubeconfig.parse(text)
     except kubeconfig.KubeconfigError as error:

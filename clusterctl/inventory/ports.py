@@ -12,7 +12,7 @@ from clusterctl.inventory.schema import Schema
 from clusterctl.util import paths
 from clusterctl.util.errors import ClusterctlError
 
-AUDIENCES = ("cluster", "heads", "monitoring", "admin", "local")
+AUDIENCES = ("cluster", "nodes", "heads", "monitoring", "admin", "local")
 # Ansible's variable, so no role has its default.
 SSH = {"ansible_port": 22}
 
@@ -25,6 +25,7 @@ neither from the cluster nor in this list.
 
 - **cluster**: the cluster's members (`cluster_networks`). They can connect to each other on any port, because jobs
   choose their ports. Pods of Kubernetes' nodes are members, too.
+- **nodes**: the same, but no pods. Pods cannot connect to this port of any host, also outside of the cluster.
 - **heads**: the hosts of the group `kubernetes_head`, but no pods.
 - **monitoring**: the hosts of the group `monitoring`, but not users' programs there.
 - **admin**: members and `cluster_admin_networks`. If that is empty, services with a login are open to anyone, and all

@@ -35,7 +35,8 @@ _raw:
   description: >-
     One mapping: C(heads) (names of hosts, empty without Kubernetes), C(api_name), C(api_addresses) (what the name
     resolves to in the cluster; empty for a name in the site's DNS), C(endpoint) (name and port), C(api_port),
-    C(pod_network), C(service_network), C(service_domain), C(image_registry), C(version).
+    C(pod_network), C(service_network), C(service_domain), C(image_registry), C(version), C(reserved) (pattern of the
+    namespaces of Kubernetes, its parts and clusterctl, which no person or team can have).
   type: list
   elements: dict
 """
@@ -49,6 +50,9 @@ SHARED = (
     "service_network",
     "version",
 )
+
+# Kubernetes' own, then those of the roles' parts, whose pods are privileged.
+RESERVED = r"((kube|kubernetes|system|default|clusterctl|nvidia)(-.*)?|local-path-storage|csi-nfs)$"
 
 
 def api(given: str, domain: str, heads: Sequence[str]) -> tuple[str, list[str]]:
@@ -81,4 +85,5 @@ class LookupModule(LookupBase):
         domain = str(of_head.get("cluster_domain", ""))
         name, resolved = api(str(found.pop("api_address")), domain, addresses)
         endpoint = f"{name}:{found['api_port']}"
-        return [{"heads": heads, "api_name": name, "api_addresses": resolved, "endpoint": endpoint, **found}]
+        found |= {"api_name": name, "api_addresses": resolved, "endpoint": endpoint, "reserved": RESERVED}
+        return [{"heads": heads, **found}]

@@ -40,7 +40,7 @@ options:
     type: str
     required: true
   version:
-    description: Version of Kubernetes that this head runs or will run.
+    description: Version that this head will run. If kubeadm is installed, its own version counts, which a run keeps.
     type: str
   key:
     description: The cluster's secret that seals its archives.
@@ -86,6 +86,11 @@ def refuse(manifest, cluster, version):
         raise NodeError(
             f"the backup is from Kubernetes {manifest['kubernetes']}, which {version} on this head cannot read"
         )
+
+
+def installed():
+    """Return the version of the installed kubeadm, without the v; an empty text if there is none."""
+    return run("kubeadm", "version", "--output=short")[1].strip().lstrip("v") if shutil.which("kubeadm") else ""
 
 
 def stage(archive, workplace):
@@ -135,7 +140,7 @@ def accept(given):
     """Check the archive and stage its snapshot; return the changes."""
     archive = Path(given["archive"])
     manifest = unseal(archive, given["key"])
-    refuse(manifest, given["cluster"], given["version"])
+    refuse(manifest, given["cluster"], installed() or given["version"])
     workplace = archive.parent / ".restore"
     shutil.rmtree(workplace, ignore_errors=True)  # from a killed run
     workplace.mkdir(mode=0o700)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -104,14 +105,17 @@ class ControlPlane:
         texts = [found.content({"template": name}) or b"" for name in found.value(f"__{role}_templates")]
         return [one for text in texts for one in yaml.safe_load_all(text) if one]
 
+    def launch(self, name: str, *argv: str) -> None:
+        """Start a program that runs until the control plane ends; its output is in `name`.log."""
+        with (self.folder / f"{name}.log").open("w") as log:
+            subprocess.Popen([*self._enter, *argv], env=self._environment, stdout=log, stderr=log)
+
     def start(self) -> None:
         """Write what kubeadm derives, start the programs, and wait until the API server is ready."""
         self._phases("certs all", "kubeconfig all", "etcd local", "control-plane all")
         for component in COMPONENTS:
             manifest = yaml.safe_load(self.run("cat", f"/etc/kubernetes/manifests/{component}.yaml"))
-            with (self.folder / f"{component}.log").open("w") as log:
-                command = manifest["spec"]["containers"][0]["command"]
-                subprocess.Popen([*self._enter, *command], env=self._environment, stdout=log, stderr=log)
+            self.launch(component, *manifest["spec"]["containers"][0]["command"])
             if component == "kube-apiserver":
                 self._wait(self.folder / f"{component}.log")
         self._phases("upload-config all", "bootstrap-token", "addon all")
@@ -129,10 +133,12 @@ class ControlPlane:
             time.sleep(0.5)
 
 
-def render(folder: Path, **variables: object) -> rendering.Cluster:
-    """Write what role kubernetes_head gives its head below `folder`/root; return the cluster."""
+def render(folder: Path, files: Mapping[str, str], **variables: object) -> rendering.Cluster:
+    """Write what role kubernetes_head gives its head below `folder`/root; return the cluster, which has these files."""
     directory = folder / "cluster"
     (directory / "hardware").mkdir(parents=True)
+    for name, text in files.items():
+        (directory / name).write_text(text)
     hosts = {"head1": ADDRESS, "gpu01": "10.99.0.11", "gpu02": "10.99.0.12"}
     for name, address in hosts.items():
         record = rendering.record(name, int(name != "head1"), SYSTEM)
@@ -175,9 +181,14 @@ def programs(folder: Path) -> Path:
 
 
 @contextmanager
-def running(folder: Path, **variables: object) -> Iterator[ControlPlane]:
-    """Start a control plane; all of it ends with the first process of its namespaces."""
-    rendered, found = render(folder, **variables), programs(folder)
+def running(
+    folder: Path, files: Mapping[str, str] = MappingProxyType({}), **variables: object
+) -> Iterator[ControlPlane]:
+    """Start a control plane; all of it ends with the first process of its namespaces.
+
+    `files` are further files of the cluster's directory, by name.
+    """
+    rendered, found = render(folder, files, **variables), programs(folder)
     argv = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     script = ["bash", "-c", _ENTER, "bash", str(folder / "root"), str(folder / "hosts"), str(found)]
     holder = subprocess.Popen([*argv, *script])

@@ -3,12 +3,15 @@
 import base64
 import json
 import re
+import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from clusterctl.lab import kit_recipe
 from tests.cluster.control_plane import ADDRESS, KEY, ControlPlane, running
+from tests.cluster.identity_provider import CLIENT, Provider
 from tests.faults.injury import wait_until
 from tests.labs import REPOSITORY
 from tests.unit.test_kubernetes_certificates import pem
@@ -32,9 +35,18 @@ ETCD = (
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def provider(tmp_path_factory: pytest.TempPathFactory) -> Provider:
+    """The identity provider of the control plane. A test starts its server."""
+    return Provider(tmp_path_factory.mktemp("provider"), ADDRESS)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterator[ControlPlane]:
     """A running control plane, used by all tests in their order."""
-    with running(tmp_path_factory.mktemp("control-plane"), kubernetes_quota_priorities=PRIORITIES) as found:
+    oidc = {"issuer": provider.issuer, "client": CLIENT, "groups_claim": "groups", "certificate": "provider.pem"}
+    given = {"kubernetes_head_oidc": oidc, "kubernetes_quota_priorities": PRIORITIES}
+    files = {"provider.pem": provider.certificate}
+    with running(tmp_path_factory.mktemp("control-plane"), files, **given) as found:
         yield found
 
 
@@ -72,6 +84,7 @@ def test_anonymous__asks__learns_only_of_health(head: ControlPlane) -> None:
         ("kubernetes_network", {}),
         ("kubernetes_network", {"kubernetes_network_policies": True}),
         ("kubernetes_gpu", {"kubernetes_gpu_time_slices": 4, "kubernetes_gpu_mig_strategy": "mixed"}),
+        ("kubernetes_quota", {}),
         ("kubernetes_quota", {"kubernetes_quota_priorities": PRIORITIES, "kubernetes_quota_teams": TEAMS}),
         ("kubernetes_storage", {}),
         ("kubernetes_storage", {"kubernetes_storage_class": "nfs"}),
@@ -186,6 +199,28 @@ def test_person__with_a_kubeconfig__is_confined(head: ControlPlane) -> None:
     assert may("create", "pods", "--namespace=ada") == "no"
 
 
+@pytest.mark.proves("kubeconfig", "A person of the identity provider has the namespace of their own name alone.")
+def test_person__of_the_identity_provider__is_confined(head: ControlPlane, provider: Provider) -> None:
+    head.launch("provider", sys.executable, *provider.serve)
+    head.run("kubernetes-user", "grace")
+    connection = ["--server=https://kubernetes-api.aurora.cluster:6443"]
+    connection += ["--certificate-authority=/etc/kubernetes/pki/ca.crt"]
+
+    def ask(name: str, *argv: str) -> str:
+        token = f"--token={provider.token(name, groups=['vision'])}"
+        return head.ask("kubectl", *connection, token, *argv, KUBECONFIG="/dev/null").stdout.strip()
+
+    # The API server retries every 10 s to read the keys of a provider that did not respond.
+    wait_until(lambda: ask("grace", "auth", "whoami"))
+    found = json.loads(ask("grace", "auth", "whoami", "--output=json"))["status"]["userInfo"]
+    assert (found["username"], found["groups"]) == ("oidc:grace", ["oidc:vision", "system:authenticated"])
+    assert ask("grace", "auth", "can-i", "create", "pods", "--namespace=grace") == "yes"
+    assert ask("grace", "auth", "can-i", "get", "pods", "--namespace=kube-system") == "no"
+    assert ask("alan", "auth", "can-i", "create", "pods", "--namespace=grace") == "no"
+    head.run("kubernetes-user", "--remove", "grace")
+    assert ask("grace", "auth", "can-i", "create", "pods", "--namespace=grace") == "no"
+
+
 @pytest.mark.proves("kubernetes", "Secrets are encrypted in etcd.")
 @pytest.mark.proves("backup", "etcd's snapshot is readable by root alone.")
 def test_etcd__secrets__are_encrypted(head: ControlPlane) -> None:
@@ -256,6 +291,34 @@ def test_metrics__with_the_certificate_of_prometheus__are_all_it_reads(head: Con
         assert '"code": 403' in head.run(*curl, f"https://{ADDRESS}:6443/{path}"), path
 
 
+def refusal(head: ControlPlane, namespace: str, name: str, **spec: object) -> str:
+    """Return why a pod is refused; empty if it is created."""
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"containers": [{"name": "main", "image": "none"}], **spec},
+    }
+    return head.ask("kubectl", "create", "--filename=-", stdin=pod).stderr
+
+
+@pytest.mark.proves("kubernetes", "A person cannot create pods of the system's priority classes.")
+@pytest.mark.parametrize("name", ["system-node-critical", "system-cluster-critical"])
+def test_priority__of_the_system__is_for_its_namespaces(head: ControlPlane, name: str) -> None:
+    objects = {"part": "kubernetes_quota", "objects": head.objects("kubernetes_quota"), "wait": 0}
+    head.call("kubernetes_objects", objects)
+    head.ask("kubectl", "create", "namespace", "drivers")
+    head.run("kubectl", "label", "--overwrite", "namespace", "drivers", "pod-security.kubernetes.io/enforce=privileged")
+    spaces = ("default", "kube-system", "drivers")
+    wait_until(lambda: all(head.get("serviceaccounts", f"--namespace={space}") for space in spaces))
+    said = "only kube-system and namespaces with"
+    # The API server reads a new policy some seconds later.
+    wait_until(lambda: said in refusal(head, "default", f"early-{time.monotonic_ns()}", priorityClassName=name))
+    assert refusal(head, "kube-system", name, priorityClassName=name) == ""
+    assert refusal(head, "drivers", name, priorityClassName=name) == ""
+    assert refusal(head, "default", f"plain-{name}") == ""
+
+
 @pytest.mark.proves("kubernetes", "Only teams with a quota for a limited priority class can use it.")
 @pytest.mark.proves(
     "kubernetes", "A team that left the inventory keeps its namespace and quotas; its groups lose access."
@@ -265,24 +328,14 @@ def test_teams__in_the_inventory__share_by_quotas(head: ControlPlane) -> None:
         objects = head.objects("kubernetes_quota", **variables)
         return head.changes("kubernetes_objects", {"part": "kubernetes_quota", "objects": objects, "wait": 0})
 
-    def refusal(namespace: str, name: str, **spec: object) -> str:
-        """Why a pod is refused; empty if it is created."""
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {"containers": [{"name": "main", "image": "none"}], **spec},
-        }
-        return head.ask("kubectl", "create", "--filename=-", stdin=pod).stderr
-
     apply(kubernetes_quota_priorities=PRIORITIES, kubernetes_quota_teams=TEAMS)
     wait_until(lambda: head.get("serviceaccounts", "--namespace=vision") != [])
     wait_until(lambda: head.get("resourcequota", "clusterctl-urgent", "--namespace=vision")["status"].get("hard"))
     wait_until(lambda: head.get("serviceaccounts", "--namespace=speech") != [])
-    assert refusal("vision", "first", priorityClassName="urgent") == ""
-    assert "exceeded quota: clusterctl-urgent" in refusal("vision", "second", priorityClassName="urgent")
-    assert "insufficient quota to match these scopes" in refusal("speech", "first", priorityClassName="urgent")
-    assert refusal("speech", "second") == ""
+    assert refusal(head, "vision", "first", priorityClassName="urgent") == ""
+    assert "exceeded quota: clusterctl-urgent" in refusal(head, "vision", "second", priorityClassName="urgent")
+    assert "insufficient quota to match these scopes" in refusal(head, "speech", "first", priorityClassName="urgent")
+    assert refusal(head, "speech", "second") == ""
     assert head.get("pod", "second", "--namespace=speech")["spec"]["priorityClassName"] == "normal"
 
     lower = {**PRIORITIES, "urgent": {**PRIORITIES["urgent"], "value": 500}}
@@ -292,7 +345,7 @@ def test_teams__in_the_inventory__share_by_quotas(head: ControlPlane) -> None:
         "removed vision/clusterctl",  # the RoleBinding
     ]
     assert head.get("pod", "first", "--namespace=vision")["spec"]["priority"] == 1000
-    assert "exceeded quota: clusterctl-urgent" in refusal("vision", "third", priorityClassName="urgent")
+    assert "exceeded quota: clusterctl-urgent" in refusal(head, "vision", "third", priorityClassName="urgent")
 
     other = {"urgent": lower["urgent"], "standard": {"value": 0, "default": True}}
     changed = apply(kubernetes_quota_priorities=other, kubernetes_quota_teams={"speech": TEAMS["speech"]})

@@ -160,12 +160,17 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(
-    path: Path, monkeypatch: pytest.MonkeyPatch, heads: Heads, user: str | None = None, output: Path | None = None
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    heads: Heads,
+    user: str | None = None,
+    output: Path | None = None,
+    namespace: str | None = None,
 ) -> str:
     monkeypatch.setattr(HeadCommands, "connect", heads.connect)
     said = io.StringIO()
     monkeypatch.setattr("sys.stdout", said)
-    assert verb.kubeconfig_command(Options("kubeconfig", path), user, output) == 0
+    assert verb.kubeconfig_command(Options("kubeconfig", path), user, output, namespace) == 0
     return said.getvalue()
 
 
@@ -204,6 +209,28 @@ def test_kubeconfig__of_a_person__is_created_on_a_head(path: Path, monkeypatch: 
     assert made["contexts"][0]["context"] == {"cluster": "aurora", "user": "ada", "namespace": "ada"}
     assert heads.ran == [("k1", "/usr/local/sbin/kubernetes-user", "ada")]
     assert "It is for the namespace ada." in said
+
+
+def test_kubeconfig__of_a_person_in_a_team__has_its_namespace(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = [{"name": "x", "context": {"cluster": "kubernetes", "user": "ada", "namespace": "vision"}}]
+    heads = Heads(text=yaml.safe_dump(document(contexts=context)))
+    said = run(path, monkeypatch, heads, user="ada", namespace="vision")
+    assert heads.ran == [("k1", "/usr/local/sbin/kubernetes-user", "ada", "--namespace=vision")]
+    assert "It is for the namespace vision." in said
+
+
+@pytest.mark.parametrize(
+    ("user", "namespace", "why"),
+    [(None, "vision", "--namespace: is only for a person"), ("ada", "../x", "--namespace: bad name")],
+)
+def test_namespace__that_is_bad__is_refused_before_any_contact(
+    path: Path, monkeypatch: pytest.MonkeyPatch, user: str | None, namespace: str, why: str
+) -> None:
+    heads = Heads()
+    with pytest.raises(InputError) as caught:
+        run(path, monkeypatch, heads, user, namespace=namespace)
+    assert why in str(caught.value)
+    assert heads.ran == []
 
 
 def test_kubeconfig__in_another_file__is_private_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

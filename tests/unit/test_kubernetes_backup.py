@@ -212,6 +212,7 @@ class Head:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.calls, self.kubeadm = folder, list[str](), True
+        self.version = "1.36.3"
         self.own, self.etcd = folder / "clusterctl", folder / "lib/etcd"
         self.etcd.mkdir(parents=True)
         monkeypatch.setattr(RESTORE, "OWN", self.own)
@@ -233,11 +234,13 @@ class Head:
         (self.own / "complete").write_text("{}")
 
     def run(self, *argv: str, **_: Any) -> tuple[int, str]:
+        if argv == ("kubeadm", "version", "--output=short"):
+            return 0, f"v{self.version}\n"
         self.calls.append(" ".join(word for word in argv if not word.startswith("--")))
         return 0, "c1\n" if "ps" in argv else ""
 
-    def stage(self, key: str = "k") -> list[str]:
-        given = {"archive": str(self.archive), "cluster": "aurora", "version": "1.36.3", "key": key}
+    def stage(self, key: str = "k", pin: str = "1.36.3") -> list[str]:
+        given = {"archive": str(self.archive), "cluster": "aurora", "version": pin, "key": key}
         return [one["action"] for one in RESTORE.accept(given)]
 
     def delete(self) -> list[str]:
@@ -256,6 +259,20 @@ def test_restore__on_a_new_head__stages_the_snapshot(head: Head) -> None:
     assert (head.own / "restore.db").stat().st_mode & 0o777 == 0o600
     assert head.calls == []
     assert [path.name for path in head.archive.parent.iterdir()] == ["x.tar"]
+
+
+@pytest.mark.proves("restore", "A backup is checked against the installed Kubernetes, not against the inventory's.")
+@pytest.mark.parametrize(
+    ("installed", "pin", "readable"),
+    [("1.36.3", "1.38.0", True), ("1.35.4", "1.36.3", False), ("", "1.36.3", True), ("", "1.35.4", False)],
+)
+def test_restore__installed_release__decides(head: Head, installed: str, pin: str, readable: bool) -> None:
+    head.kubeadm, head.version = bool(installed), installed
+    if readable:
+        assert head.stage(pin=pin) == ["restored"]
+        return
+    with pytest.raises(RESTORE.NodeError, match=r"which 1\.35\.4 on this head cannot read"):
+        head.stage(pin=pin)
 
 
 @pytest.mark.proves("restore", "etcd's data that a restore replaces is kept on the head.")

@@ -142,18 +142,19 @@ def test_node__that_never_reported__is_not_ready() -> None:
     assert (found.ready, found.why()) == (False, ["not ready: the kubelet has not reported yet"])
 
 
+REQUESTS: list[tuple[list[Any], list[Any], int]] = [
+    ([wants("2")], [], 2),
+    ([wants("1"), wants("1")], [], 2),
+    ([wants("1")], [wants("4"), wants("2")], 4),
+    ([wants("1")], [wants("2", restartPolicy="Always"), wants("1")], 3),
+    ([wants("1")], [wants("1", restartPolicy="Always"), wants("3")], 4),
+    ([{"name": "c", "resources": {}}], [], 0),
+]
+"""Containers, init containers, and the GPUs that the pod needs at once. The metrics count the same."""
+
+
 @pytest.mark.proves("status", "GPUs of pods are counted as the scheduler counts them.")
-@pytest.mark.parametrize(
-    ("containers", "before", "expected"),
-    [
-        ([wants("2")], [], 2),
-        ([wants("1"), wants("1")], [], 2),
-        ([wants("1")], [wants("4"), wants("2")], 4),
-        ([wants("1")], [wants("2", restartPolicy="Always"), wants("1")], 3),
-        ([wants("1")], [wants("1", restartPolicy="Always"), wants("3")], 4),
-        ([{"name": "c", "resources": {}}], [], 0),
-    ],
-)
+@pytest.mark.parametrize(("containers", "before", "expected"), REQUESTS)
 def test_gpus__of_a_pod__are_what_its_containers_need_at_once(
     containers: list[Any], before: list[Any], expected: int
 ) -> None:

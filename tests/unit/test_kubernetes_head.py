@@ -141,7 +141,9 @@ def test_authentication__anonymous__is_for_probes_only(heads: Callable[..., rend
 
 def test_authentication__provider__has_a_prefix_and_its_certificate(heads: Callable[..., rendering.Cluster]) -> None:
     oidc = {"issuer": "https://id.example", "client": "k8s", "groups_claim": "groups", "certificate": "company.pem"}
-    (provider,) = own(heads(kubernetes_head_oidc=oidc).role("kubernetes_head", "head1"), "authentication.yaml")["jwt"]
+    role = heads(kubernetes_head_oidc=oidc).role("kubernetes_head", "head1")
+    (provider,) = own(role, "authentication.yaml")["jwt"]
+    assert own(role, "users.json")["prefixes"] == ["", provider["claimMappings"]["username"]["prefix"]]
     certificate = "-----BEGIN CERTIFICATE-----\n"
     assert provider["issuer"] == {
         "url": "https://id.example",
@@ -216,6 +218,18 @@ def test_keepalived__for_an_address_of_no_head__is_set_up(
             "priority 149",
         } <= {*lines}
         assert "10.0.0.100" in documents(role)["ClusterConfiguration"]["apiServer"]["certSANs"]
+
+
+@pytest.mark.proves("kubernetes", "Two clusters in one network can have different virtual routers.")
+@pytest.mark.parametrize(("number", "is_valid"), [(1, True), (255, True), (0, False), (256, False)])
+def test_keepalived__virtual_router__has_the_number_of_the_inventory(
+    heads: Callable[..., rendering.Cluster], number: int, is_valid: bool
+) -> None:
+    known = {"kubernetes_node_api_address": "10.0.0.100", "kubernetes_head_virtual_router_id": number}
+    role = heads(1, **known).role("kubernetes_head", "head1", ansible_play_hosts=["head1"])
+    assert f"  virtual_router_id {number}\n".encode() in (files(role)[KEEPALIVED] or b"")
+    refused = [one for one in role.value("__kubernetes_head_problems") if "expected 1 to 255" in one]
+    assert refused == [] if is_valid else refused
 
 
 def test_keepalived__one_head__has_no_peers(heads: Callable[..., rendering.Cluster]) -> None:

@@ -3,8 +3,10 @@
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from tests.unit.head_programs import load
-from tests.unit.test_kubernetes_client import REPLICA, WAITING, node, pod, wants
+from tests.unit.test_kubernetes_client import REPLICA, REQUESTS, WAITING, node, pod, wants
 
 PROGRAM = load("kubernetes-metrics")
 FILE = load("metrics_file")
@@ -60,12 +62,10 @@ def test_gpus__of_a_cordoned_node__are_not_idle() -> None:
     assert 'kubernetes_gpus{resource="gpu",use="unavailable"} 3' in found
 
 
-def test_requested__init_containers__count_as_the_scheduler_does() -> None:
-    """One that needs more than the containers, and one that stays beside them."""
-    item = pod(spec__containers=[wants("1")], spec__initContainers=[wants("3")])
-    assert PROGRAM.requested(item) == {"nvidia.com/gpu": 3}
-    item = pod(spec__containers=[wants("1")], spec__initContainers=[wants("1", restartPolicy="Always")])
-    assert PROGRAM.requested(item) == {"nvidia.com/gpu": 2}
+@pytest.mark.parametrize(("containers", "before", "expected"), REQUESTS)
+def test_requested__gpus_of_a_pod__are_those_of_status(containers: list[Any], before: list[Any], expected: int) -> None:
+    item = pod(spec__containers=containers, spec__initContainers=before)
+    assert PROGRAM.requested(item)["nvidia.com/gpu"] == expected
 
 
 def test_pods__that_wait_or_crash__are_reported() -> None:

@@ -122,8 +122,8 @@ def test_firewall__of_a_kubernetes_node__forwards_for_members_and_clients(tmp_pa
     role = kubernetes(tmp_path, kubernetes_node_client_networks=["203.0.113.0/24"]).role("base", "gpu01")
     found = lines(role, "firewall.nft.j2")
     forward = found[found.index("chain forward {") :]
-    assert forward[2:7] == [
-        "ct state established,related accept",
+    assert forward[2] == "ct state established,related accept"
+    assert forward[4:8] == [
         'ip saddr { 10.0.0.0/24, 10.244.0.0/16 } accept comment "members of the cluster"',
         'ip saddr { 203.0.113.0/24 } accept comment "clients of services"',
         'ct status dnat drop comment "services, to others"',
@@ -131,6 +131,20 @@ def test_firewall__of_a_kubernetes_node__forwards_for_members_and_clients(tmp_pa
     ]
     assert 'iifname "flannel*" accept comment "containers of this node"' in found
     assert "# firewalld: 10.244.0.0/16\n" in role.render(role.path / "templates/firewall.nft.j2")
+
+
+@pytest.mark.proves("firewall", "Pods cannot connect to an NFS server, which would accept the address of their node.")
+@pytest.mark.parametrize("host", ["head1", "gpu01"])
+def test_firewall__nfs__is_closed_to_pods(tmp_path: Path, host: str) -> None:
+    """Pods of other nodes are not known on the head: their own node has replaced their address."""
+    found = lines(kubernetes(tmp_path).role("base", host), "firewall.nft.j2")
+    start = found.index("chain forward {")
+    pods, end = "ip saddr { 10.244.0.0/16 }", 'drop comment "NFS, if the first head exports the volumes, to pods"'
+    assert found[start + 3] == f"{pods} ip daddr != {{ 10.244.0.0/16 }} tcp dport 2049 {end}"
+    own = [index for index, line in enumerate(found[:start]) if line == f"{pods} tcp dport 2049 {end}"]
+    assert len(own) == (host == "head1")
+    accepted = [index for index, line in enumerate(found) if line.startswith("iifname") and line.endswith("accept")]
+    assert not own or own[0] < min(accepted)
 
 
 def test_firewall__of_a_host_outside_kubernetes__forwards_as_before(tmp_path: Path) -> None:

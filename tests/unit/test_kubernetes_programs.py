@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unit.head_programs import load
+from tests.unit.test_role_plugins import plugin
 
 DRAIN, ETCD, JOIN, USER = (
     load(name) for name in ("kubernetes-drain", "kubernetes_etcd", "kubernetes-join", "kubernetes-user")
@@ -402,21 +403,56 @@ def test_join__bad_arguments__are_refused(monkeypatch: pytest.MonkeyPatch, argv:
 
 
 def test_objects__of_a_person__are_a_role_in_one_namespace() -> None:
-    space, binding, quota = USER.objects("ada", "vision", {"requests.nvidia.com/gpu": "4"})
+    space, binding, quota = USER.objects("ada", "vision", {"requests.nvidia.com/gpu": "4"}, [""])
     assert space["metadata"]["name"] == binding["metadata"]["namespace"] == quota["metadata"]["namespace"] == "vision"
     assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"}
     assert [one["name"] for one in binding["subjects"]] == ["ada"]
     assert quota["spec"] == {"hard": {"requests.nvidia.com/gpu": "4"}}
-    assert len(USER.objects("ada", "ada", {})) == 2
+    assert len(USER.objects("ada", "ada", {}, [""])) == 2
 
 
-@pytest.mark.parametrize(
-    "text", ["", "Ada", "a_b", "-a", "system:masters", "kube-system", "kubernetes-admin", "default", "x" * 64]
-)
-def test_name__of_a_person__is_a_label_and_not_reserved(text: str) -> None:
+def test_objects__with_a_provider__are_also_for_its_user() -> None:
+    _, binding = USER.objects("ada", "ada", {}, ["", "oidc:"])
+    assert [(one["kind"], one["name"]) for one in binding["subjects"]] == [("User", "ada"), ("User", "oidc:ada")]
+
+
+@pytest.mark.parametrize("text", ["", "Ada", "a_b", "-a", "system:masters", "x" * 64])
+def test_name__of_a_person__is_a_label(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         USER.name(text)
     assert USER.name("ada-1") == "ada-1"
+
+
+SETTINGS = {"quota": {"gpu": "2"}, "reserved": plugin("lookup/kubernetes_cluster").RESERVED}
+
+
+@pytest.mark.proves("kubeconfig", "No person gets a namespace of the system, or one with privileged pods.")
+@pytest.mark.parametrize(
+    ("user", "namespace", "why"),
+    [
+        ("kubernetes-admin", "vision", "kubernetes-admin is a name of the system"),
+        ("ada", "default", "default is a name"),
+        ("ada", "kube-system", "kube-system is a name"),
+        ("ada", "nvidia-device-plugin", "nvidia-device-plugin is a name"),
+        ("ada", "clusterctl-verify", "clusterctl-verify is a name"),
+        ("ada", "local-path-storage", "local-path-storage is a name"),
+        ("ada", "csi-nfs", "csi-nfs is a name"),
+        ("ada", "drivers", "pods in drivers can be root on nodes"),
+    ],
+)
+def test_check_allowed__namespace_of_the_system__is_refused(
+    monkeypatch: pytest.MonkeyPatch, user: str, namespace: str, why: str
+) -> None:
+    labels = {"drivers": "privileged", "vision": "baseline"}
+
+    def get(kind: str, name: str, *_: str) -> list[Data]:
+        return [{"metadata": {"labels": {USER.ENFORCED: labels[name]}}}] if name in labels else []
+
+    monkeypatch.setattr(USER.kubernetes_api, "get", get)
+    with pytest.raises(USER.KubernetesError, match=why):
+        USER.check_allowed(user, namespace, SETTINGS)
+    for free in ("vision", "ada", "nvidias"):
+        USER.check_allowed("ada", free, SETTINGS)
 
 
 def test_limit__of_a_quota__is_resource_and_amount() -> None:
@@ -432,7 +468,7 @@ def test_add__person__gets_a_certificate_of_the_group(monkeypatch: pytest.Monkey
     monkeypatch.setattr(USER, "kubectl", recorder(calls))
     monkeypatch.setattr(USER, "run", recorder(calls, "kind: Config\n"))
     monkeypatch.setattr(USER, "in_namespace", lambda text, namespace: f"{text}# {namespace}\n")
-    assert USER.add("ada", "vision", {}, 30) == "kind: Config\n# vision\n"
+    assert USER.add("ada", "vision", {}, 30, [""]) == "kind: Config\n# vision\n"
     assert calls[0][:2] == ("apply", "--server-side")
     assert {"--client-name=ada", "--org=clusterctl:users", "--validity-period=720h"} <= {*calls[1]}
 
@@ -447,12 +483,20 @@ def test_add__person__gets_a_certificate_of_the_group(monkeypatch: pytest.Monkey
     ],
 )
 def test_limits__of_a_namespace__keep_an_existing_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Data, exists: bool, expected: Data
+    monkeypatch: pytest.MonkeyPatch, given: Data, exists: bool, expected: Data
 ) -> None:
-    (tmp_path / "users.json").write_text('{"quota": {"gpu": "2"}}')
-    monkeypatch.setattr(USER, "DEFAULTS", tmp_path / "users.json")
-    monkeypatch.setattr(USER.kubernetes_api, "get", lambda *_: [{}] * exists)
-    assert USER.limits("ada", given) == expected
+    space = {"metadata": {"labels": {"kubernetes.io/metadata.name": "ada"}}}
+    monkeypatch.setattr(USER.kubernetes_api, "get", lambda kind, *_: [space if kind == "namespace" else {}] * exists)
+    assert USER.limits("ada", given, SETTINGS) == expected
+
+
+@pytest.mark.proves("kubeconfig", "A person who is added to a team does not change the team's quota.")
+def test_limits__of_a_team__are_those_of_the_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = {"metadata": {"labels": {"clusterctl/part": "kubernetes_quota"}}}
+    monkeypatch.setattr(USER.kubernetes_api, "get", lambda kind, *_: [space] if kind == "namespace" else [])
+    assert USER.limits("vision", {}, SETTINGS) == {}
+    with pytest.raises(USER.KubernetesError, match="vision is a team: set its quota in kubernetes_quota_teams"):
+        USER.limits("vision", {"gpu": "4"}, SETTINGS)
 
 
 def test_listed__persons__have_their_namespaces() -> None:

@@ -432,7 +432,8 @@ def test_network__flannel__has_the_networks_of_the_inventory(tmp_path: Path) -> 
 def test_network__with_policies__has_their_controller_from_the_registry(tmp_path: Path) -> None:
     found = objects(tmp_path, "kubernetes_network", kubernetes_network_policies=True)
     images = [one["image"] for pod in pods(found) for one in pod["containers"]]
-    assert images[1] == "registry.k8s.io/networking/kube-network-policies:v1.1.0"
+    source = (CONTENT / "roles/kubernetes_network/templates/network-policies.yaml.j2").read_text().partition("\n")[0]
+    assert images[1] == f"registry.k8s.io/networking/kube-network-policies:{source.split(' for ')[1].split('. ')[0]}"
 
 
 @pytest.mark.proves("kubernetes", "Each set of GPU settings has its own device plugin on its own workers.")
@@ -469,6 +470,24 @@ def test_gpu__without_gpus_in_the_cluster__has_no_plugin(tmp_path: Path) -> None
     assert cluster.role("kubernetes_gpu", "head1").value("__kubernetes_gpu_templates") == []
     given = cluster.role("kubernetes_worker", "gpu01").value("__kubernetes_worker_nodes")["gpu01"]
     assert (given["labels"], given["taints"]) == ({"node-role.kubernetes.io/worker": ""}, [])
+
+
+@pytest.mark.proves("kubernetes", "A head exports volumes only for the class nfs without another server.")
+@pytest.mark.parametrize(
+    ("known", "state"),
+    [
+        ({"kubernetes_storage_class": "nfs"}, "present"),
+        ({"kubernetes_storage_class": "nfs", "kubernetes_storage_nfs_export": "nas:/volumes"}, "absent"),
+        ({"kubernetes_storage_class": "local"}, "absent"),
+        ({"kubernetes_storage_class": "none"}, "absent"),
+    ],
+)
+def test_storage__class_that_changes__ends_the_export(tmp_path: Path, known: Data, state: str) -> None:
+    role = a_cluster(tmp_path, "debian-13", "kubernetes").role("kubernetes_storage", "head1", **known)
+    (call,) = (given for path, given in role.calls() if path.name == "main.yml")
+    assert call["state"] == state
+    units = [one["name"] for one in call["units"]]
+    assert (units, call["packages"]) == (["nfs-server"], ["nfs-kernel-server"])
 
 
 @pytest.mark.proves("kubernetes", "Pods of the system run on tainted nodes, in namespaces that admit them.")
