@@ -117,14 +117,14 @@ class Kubernetes(TestLab):
         found: list[Manifest] = self.get("pods", *(argv or ("--all-namespaces",)), head=head)
         return found
 
-    def containers(self, *nodes: str) -> dict[str, tuple[str, ...]]:
+    def containers(self, *nodes: str, head: str = "head1") -> dict[str, tuple[str, ...]]:
         """Return the containers of all pods on these nodes, by the pods' UIDs: with a restart there is another."""
         return {
             pod["metadata"]["uid"]: (
                 pod["metadata"]["name"],
                 *(f"{one['containerID']} {one['restartCount']}" for one in pod["status"]["containerStatuses"]),
             )
-            for pod in self.pods()
+            for pod in self.pods(head=head)
             if pod["spec"].get("nodeName") in nodes and pod["status"]["phase"] == "Running"
         }
 
