@@ -251,8 +251,8 @@ def test_volume__of_the_default_class__outlives_its_pod(cluster: Kubernetes) -> 
 
 
 @pytest.mark.proves("secrets", "Without credentials the Kubernetes API answers health probes alone.")
-@pytest.mark.proves("secrets", "Without credentials kubelet, etcd and a registry answer nothing.")
-def test_anonymous_calls__to_api_kubelet_etcd_registry__are_refused(cluster: Kubernetes) -> None:
+@pytest.mark.proves("secrets", "Without credentials kubelet and etcd answer nothing; no node serves a registry.")
+def test_anonymous_calls__to_api_kubelet_etcd__are_refused(cluster: Kubernetes) -> None:
     head, worker = cluster.address("head1"), cluster.address("gpu01")
     api = api_url(cluster, "gpu01")
     asked = {
@@ -349,6 +349,17 @@ def test_pod__that_would_be_its_nodes__is_refused(cluster: Kubernetes, spec: Man
     assert 'violates PodSecurity "baseline:' in cluster.refused(one)
 
 
+# What a kubelet answers with a token: busybox' wget prints the status of an error.
+ASK_KUBELET = """token=$(cat /var/run/secrets/kubernetes.io/serviceaccount/token)
+for url in {urls}; do
+  for header in "X-None: none" "Authorization: Bearer $token"; do
+    answer=$(timeout 20 wget -q -O - --no-check-certificate --header "$header" $url 2>&1 || true)
+    echo "${{answer##*HTTP/1.1 }}"
+  done
+done
+"""
+
+
 @pytest.mark.proves("untrusted", "A pod connects to no etcd, and its account reads no secrets and no kubelet.")
 def test_pod__reaches_for_credentials__gets_none(cluster: Kubernetes) -> None:
     head = cluster.address("head1")
@@ -360,6 +371,11 @@ def test_pod__reaches_for_credentials__gets_none(cluster: Kubernetes) -> None:
     kubelets = ("get", "nodes", "--subresource=proxy")
     for what in (("get", "secrets", "--all-namespaces"), ("create", "pods"), kubelets):
         assert cluster.ask(*may, *what).stdout.strip() == "no", what
+    urls = [
+        f"https://{cluster.address(node)}:10250/{path}" for node in ("gpu01", "gpu02") for path in ("pods", "metrics")
+    ]
+    printed = cluster.output(pod("asks", BUSYBOX, ASK_KUBELET.format(urls=" ".join(urls)), node="gpu01"))
+    assert printed.splitlines() == ["401 Unauthorized", "403 Forbidden"] * len(urls), printed
 
 
 # People
