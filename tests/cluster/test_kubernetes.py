@@ -4,6 +4,7 @@ What shows that a pod was not disturbed is its containers' numbers: with a resta
 kubectl as root of the head has it, etcd and kubelet by curl.
 """
 
+import base64
 import json
 import os
 import re
@@ -286,6 +287,7 @@ def test_from_outside__declared_ports_alone__are_open(cluster: Kubernetes) -> No
 
 
 @pytest.mark.proves("secrets", "etcd stores Kubernetes' secrets encrypted.")
+@pytest.mark.proves("secrets", "The audit log has the requests for a secret, and never its value.")
 def test_secret__as_etcd_has_it__is_encrypted(cluster: Kubernetes) -> None:
     value = uuid.uuid4().hex
     kept = [
@@ -301,6 +303,12 @@ def test_secret__as_etcd_has_it__is_encrypted(cluster: Kubernetes) -> None:
         assert cluster.kubectl("get", "secret", "canary", "--output=jsonpath={.data.value}")
     finally:
         cluster.delete(*kept)
+    log = cluster.root("head1", 'cat /var/log/kubernetes/*.log | grep \'"name":"canary"\'')
+    requests = [one for one in map(json.loads, log.splitlines()) if one["objectRef"]["resource"] == "secrets"]
+    assert {one["verb"] for one in requests} >= {"create", "get", "delete"}, log
+    encoded = base64.b64encode(value.encode()).decode()
+    count = f"cat /var/log/kubernetes/*.log | grep --count --fixed-strings -e {value} -e {encoded} || [ $? = 1 ]"
+    assert cluster.root("head1", count) == "0\n"
 
 
 @pytest.mark.proves("secrets", "After a bootstrap there is no token with which a node could join.")
