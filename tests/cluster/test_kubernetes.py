@@ -198,6 +198,7 @@ def test_pod__without_gpus__has_none(cluster: Kubernetes) -> None:
 
 
 @pytest.mark.proves("kubernetes", "Pods on one node share no GPU, and one more than there are waits.")
+@pytest.mark.proves("status", "`status` has a waiting pod with the scheduler's reason, and the allocated GPUs.")
 def test_pods__beside_each_other__share_no_gpu(cluster: Kubernetes) -> None:
     both = [pod(f"half-{n}", cluster.image, f"{SEEN}; exec sleep 600", gpus=2, node="gpu01") for n in (1, 2)]
     late = pod("late", cluster.image, SEEN, gpus=1, node="gpu01")
@@ -208,6 +209,15 @@ def test_pods__beside_each_other__share_no_gpu(cluster: Kubernetes) -> None:
         cluster.apply(late)
         wait_until(lambda: f"Insufficient {GPU}" in cluster.kubectl("describe", "pod", *named(late)))
         assert cluster.phase(late) == "Pending"
+        status = cluster.healthy()
+        (waiting,) = status["kubernetes"]["waiting"]
+        assert (waiting["namespace"], waiting["name"], waiting["phase"]) == ("default", "late", "Pending")
+        assert f"Insufficient {GPU}" in waiting["reason"]
+        assert {name: sum(one["allocated"].values()) for name, one in status["kubernetes"]["nodes"].items()} == {
+            "head1": 0, "gpu01": 4, "gpu02": 0,
+        }  # fmt: skip
+        (sums,) = status["gpus"].values()
+        assert sums == {"total": 8, "allocated": 4, "idle": 4, "out_of_service": 0}
     wait_until(lambda: cluster.phase(late) == "Succeeded")
     assert len(uuids(cluster.logs(late))) == 1
     cluster.delete(late)
