@@ -13,6 +13,7 @@ import stat
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ from tests.cluster.lab import HERE, clusterctl, fresh_as, podman
 from tests.cluster.test_bootstrap import SCAN_LIMIT, declared
 from tests.cluster.test_gpu_metrics import ask, query
 from tests.cluster.test_half_way import root_of
+from tests.cluster.test_upgrade import started
 from tests.faults.injury import GUARD, begin, container, fails, outsider, wait_until, watched
 from tests.manifests import differences
 from tests.programs import output_of
@@ -462,6 +464,35 @@ def undisturbed(lab: Kubernetes, steady: dict[str, tuple[str, ...]]) -> None:
     assert {uid: now.get(uid) for uid in steady} == steady
 
 
+@contextmanager
+def moving(lab: Kubernetes, steady: dict[str, tuple[str, ...]]) -> Iterator[None]:
+    """Have a web server on each worker meanwhile, with a budget of one.
+
+    See that one of them is always available, and that the other pods of the head and the first worker run on.
+    """
+    site, service = website("moves", replicas=2)
+    site["spec"]["template"]["spec"]["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "nodeTaintsPolicy": "Honor",  # a cordoned node is no place, so the evicted pod may run beside the other one
+            "labelSelector": {"matchLabels": {"app": "moves"}},
+        }
+    ]
+    with lab.running(site, service, budget("moves", 1)):
+        places = {one["spec"]["nodeName"] for one in lab.pods() if one["metadata"]["name"].startswith("moves-")}
+        assert places == {"gpu01", "gpu02"}
+        heads = lab.containers("head1")
+        seen: list[int] = []
+        with watched(lambda: seen.append(lab.get("deployment", "moves")["status"].get("availableReplicas", 0))):
+            yield
+        assert min(seen) >= 1, seen
+        undisturbed(lab, steady)
+        now = lab.containers("head1")
+        assert {uid: now.get(uid) for uid in heads} == heads
+
+
 @pytest.mark.proves("remove-node", "A pod that no controller would replace is listed, and its node is not removed.")
 def test_remove_node__pod_without_a_controller__is_listed(
     cluster: Kubernetes, steady: dict[str, tuple[str, ...]]
@@ -486,27 +517,8 @@ def test_remove_node__with_pods__moves_them_and_keeps_nothing(
     cluster: Kubernetes, steady: dict[str, tuple[str, ...]]
 ) -> None:
     cluster.root("head1", "kubernetes-drain remove-node --in gpu02")  # of the test before
-    site, service = website("moves", replicas=2)
-    site["spec"]["template"]["spec"]["topologySpreadConstraints"] = [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "DoNotSchedule",
-            "nodeTaintsPolicy": "Honor",  # a cordoned node is no place, so the evicted pod may run beside the other one
-            "labelSelector": {"matchLabels": {"app": "moves"}},
-        }
-    ]
-    with cluster.running(site, service, budget("moves", 1)):
-        places = {one["spec"]["nodeName"] for one in cluster.pods() if one["metadata"]["name"].startswith("moves-")}
-        assert places == {"gpu01", "gpu02"}
-        heads = cluster.containers("head1")
-        seen: list[int] = []
-        with watched(lambda: seen.append(cluster.get("deployment", "moves")["status"].get("availableReplicas", 0))):
-            fails(cluster, 0, "gpu02", "--yes", verb="remove-node")
-        assert min(seen) >= 1, seen
-        undisturbed(cluster, steady)
-        now = cluster.containers("head1")
-        assert {uid: now.get(uid) for uid in heads} == heads
+    with moving(cluster, steady):
+        fails(cluster, 0, "gpu02", "--yes", verb="remove-node")
     assert set(cluster.ready()) == {"head1", "gpu01"}
     assert cluster.ledger() == {}
     assert "gpu02" not in cluster.inventory.read_text()
@@ -624,6 +636,23 @@ def test_gpu_fault__on_a_worker__cordons_it_until_it_is_cleared(
     assert cluster.cordoned() == set()
     wait_until(lambda: cluster.gpus("gpu02") == 4)
     cluster.healthy()
+
+
+@pytest.mark.proves("reboot", "A Kubernetes worker reboots; its pods move within their budget, and others continue.")
+@pytest.mark.proves("reboot", "A rebooted Kubernetes worker is back in service with all its GPUs.")
+@pytest.mark.long
+def test_reboot__of_a_worker_with_pods__moves_them_and_comes_back(
+    cluster: Kubernetes, steady: dict[str, tuple[str, ...]]
+) -> None:
+    before = {node: started(cluster, node) for node in cluster.nodes}
+    with moving(cluster, steady):
+        assert cluster.run("reboot", "gpu02")["steps"] == [["gpu02"]]
+    assert {node for node in cluster.nodes if started(cluster, node) != before[node]} == {"gpu02"}
+    assert (cluster.ledger(), cluster.cordoned()) == ({}, set())
+    assert cluster.ready() == dict.fromkeys(cluster.nodes, True)
+    printed = cluster.output(pod("arrives", cluster.image, SEEN, gpus=4, node="gpu02"))
+    assert len(uuids(printed)) == 4
+    cluster.unchanged()
 
 
 @pytest.mark.proves("add-node", "An add-node killed while a Kubernetes worker joins is completed by the same command.")
