@@ -7,13 +7,14 @@ kubectl as root of the head has it, etcd and kubelet by curl.
 import base64
 import json
 import os
+import pty
 import re
 import signal
 import stat
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ from tests.cluster.test_half_way import root_of
 from tests.cluster.test_upgrade import started
 from tests.faults.injury import GUARD, begin, container, fails, outsider, wait_until, watched
 from tests.manifests import differences
-from tests.programs import output_of
+from tests.programs import conversation, output_of
 
 pytestmark = pytest.mark.kit(*RECIPES)
 
@@ -493,7 +494,25 @@ def moving(lab: Kubernetes, steady: dict[str, tuple[str, ...]]) -> Iterator[None
         assert {uid: now.get(uid) for uid in heads} == heads
 
 
+def answered(answers: dict[str, str], *argv: str) -> tuple[int, str]:
+    """Run clusterctl on a terminal and answer its questions in their order; return its exit code and output."""
+    controller, terminal = pty.openpty()
+    pipes = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    with os.fdopen(controller, "r+b", buffering=0) as ours, conversation(["clusterctl", *argv], GUARD, **pipes) as run:
+        os.close(terminal)
+        printed = ""
+        with suppress(OSError):  # its end closes the terminal
+            for question, answer in answers.items():
+                while question not in printed:
+                    printed += ours.read(1 << 16).decode(errors="replace")
+                ours.write(f"{answer}\n".encode())
+            while True:
+                printed += ours.read(1 << 16).decode(errors="replace")
+        return run.wait(GUARD), printed
+
+
 @pytest.mark.proves("remove-node", "A pod that no controller would replace is listed, and its node is not removed.")
+@pytest.mark.proves("remove-node", "`remove-node --force` lists the pods that it would kill, and asks.")
 def test_remove_node__pod_without_a_controller__is_listed(
     cluster: Kubernetes, steady: dict[str, tuple[str, ...]]
 ) -> None:
@@ -507,6 +526,12 @@ def test_remove_node__pod_without_a_controller__is_listed(
         plan = clusterctl("plan", "remove-node", str(cluster.inventory), "gpu02")
         assert plan.returncode == 10, plan.stdout + plan.stderr
         assert "default/lonely" in plan.stdout
+        asked = {"Remove gpu02 from": "y", "Kill 1 pod?": "n"}
+        code, printed = answered(asked, "remove-node", str(cluster.inventory), "gpu02", "--force")
+        assert code == 7, printed
+        assert "pod default/lonely (no controller restarts it, running on gpu02)" in printed
+        assert "No pod was killed" in printed
+        assert cluster.inventory.read_text() == text
         assert cluster.phase(lonely) == "Running"
 
 
