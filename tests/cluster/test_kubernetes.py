@@ -47,7 +47,16 @@ from tests.cluster.test_bootstrap import SCAN_LIMIT, declared
 from tests.cluster.test_gpu_metrics import ask, query
 from tests.cluster.test_half_way import root_of
 from tests.cluster.test_upgrade import started
-from tests.faults.injury import GUARD, begin, container, fails, outsider, wait_until, watched
+from tests.faults.injury import (
+    GUARD,
+    begin,
+    container,
+    fails,
+    inventory_with,
+    outsider,
+    wait_until,
+    watched,
+)
 from tests.manifests import differences
 from tests.programs import conversation, output_of
 
@@ -445,6 +454,45 @@ def test_kubeconfig__of_a_person__reaches_one_namespace(cluster: Kubernetes, tmp
     one = pod("hers", BUSYBOX, "echo works")
     one["metadata"]["namespace"] = namespace
     assert cluster.output(one) == "works\n"
+
+
+# Settings of GPUs
+
+
+@pytest.mark.proves(
+    "kubernetes", "A tainted GPU node runs only pods that tolerate it or have the RuntimeClass."
+)
+@pytest.mark.proves("kubernetes", "`kubernetes_worker_gpu_taint` set back removes the taint.")
+def test_gpu_taint__of_workers__keeps_other_pods_away(cluster: Kubernetes) -> None:
+    def taints() -> dict[str, set[str]]:
+        nodes = {node["metadata"]["name"]: node["spec"].get("taints", []) for node in cluster.get("nodes")}
+        return {name: {f"{one['key']}:{one['effect']}" for one in found} for name, found in nodes.items()}
+
+    def is_kept_away(one: Manifest) -> bool:
+        return "untolerated taint" in cluster.kubectl("describe", "pod", *named(one))
+
+    before = taints()
+    with inventory_with(cluster, "kubernetes_worker_gpu_taint: true"):
+        cluster.run("bootstrap")
+    try:
+        tainted = {name: found | {f"{GPU}:NoSchedule"} for name, found in before.items() if name != "head1"}
+        assert taints() == before | tainted
+        strangers = [
+            pod("plain", BUSYBOX, "true", tolerations=[]),
+            pod("greedy", BUSYBOX, "true", gpus=1, tolerations=[]),
+        ]
+        cluster.apply(*strangers)
+        try:
+            wait_until(lambda: all(map(is_kept_away, strangers)))
+            assert len(uuids(cluster.output(pod("tolerates", cluster.image, SEEN, gpus=1)))) == 1
+            of_class: Manifest = {"runtimeClassName": "nvidia", "tolerations": []}
+            assert len(uuids(cluster.output(pod("classed", cluster.image, SEEN, gpus=1, **of_class)))) == 1
+            assert [cluster.phase(one) for one in strangers] == ["Pending", "Pending"]
+        finally:
+            cluster.delete(*strangers)
+    finally:
+        cluster.run("bootstrap")
+    assert taints() == before
 
 
 # Nodes that come, go and fail
