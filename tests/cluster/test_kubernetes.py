@@ -13,11 +13,13 @@ import signal
 import stat
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.bench import counts
 from tests.cluster import cis
@@ -493,6 +495,34 @@ def test_gpu_taint__of_workers__keeps_other_pods_away(cluster: Kubernetes) -> No
     finally:
         cluster.run("bootstrap")
     assert taints() == before
+
+
+@pytest.mark.proves("kubernetes", "With two time slices of each GPU on one worker, two pods share a GPU.")
+@pytest.mark.proves("kubernetes", "Time slices of one worker change no other, and go with their setting.")
+@pytest.mark.long
+def test_time_slices__of_one_worker__let_pods_share_its_gpus(cluster: Kubernetes) -> None:
+    def variants() -> set[str]:
+        return {one["metadata"]["name"] for one in cluster.get("daemonsets", "--namespace=nvidia-device-plugin")}
+
+    text, plain, pods = cluster.inventory.read_text(), variants(), cluster.containers("head1", "gpu01")
+    inventory = yaml.safe_load(text)
+    inventory["all"]["children"]["kubernetes_workers"]["hosts"]["gpu02"]["kubernetes_gpu_time_slices"] = 2
+    cluster.inventory.write_text(yaml.safe_dump(inventory, sort_keys=False))
+    try:
+        cluster.run("bootstrap")
+        cluster.unchanged("plan bootstrap")
+        wait_until(lambda: (cluster.gpus("gpu01"), cluster.gpus("gpu02")) == (4, 8))
+        shared = [pod(f"slice-{n}", cluster.image, f"{SEEN}; exec sleep 600", gpus=1, node="gpu02") for n in range(8)]
+        with cluster.running(*shared):
+            wait_until(lambda: all("GPU 0" in cluster.logs(one) for one in shared))
+            seen = Counter(gpu for one in shared for gpu in uuids(cluster.logs(one)))
+        assert sorted(seen.values()) == [2, 2, 2, 2], seen
+    finally:
+        cluster.inventory.write_text(text)
+        cluster.run("bootstrap")
+    wait_until(lambda: cluster.gpus("gpu02") == 4)
+    assert variants() == plain
+    assert cluster.containers("head1", "gpu01") == pods
 
 
 # Nodes that come, go and fail
