@@ -758,6 +758,52 @@ def test_reboot__of_a_worker_with_pods__moves_them_and_comes_back(
     cluster.unchanged()
 
 
+# The authority's certificate is as it was: the same key, names and uses, 360 days later.
+LATE = """cd /etc/kubernetes/pki
+at() { date --utc --date="$1" +%Y%m%d%H%M%SZ; }
+openssl x509 -in apiserver.crt -CA ca.crt -CAkey ca.key -set_serial 365 -out late.crt \\
+  -not_before "$(at '360 days ago')" -not_after "$(at '5 days')"
+openssl verify -CAfile ca.crt late.crt
+mv late.crt apiserver.crt
+"""
+CONTROL_PLANE = ("etcd-", "kube-apiserver-", "kube-controller-manager-", "kube-scheduler-")
+
+
+@pytest.mark.proves("kubernetes", "A certificate of the control plane that ends in 5 days is renewed.")
+@pytest.mark.proves("kubernetes", "The renewal restarts the control plane's containers and no other pod.")
+@pytest.mark.long
+def test_certificate__that_ends_soon__is_renewed(cluster: Kubernetes) -> None:
+    def ends() -> bool:
+        """Return whether the certificate ends within 300 days."""
+        days = f"openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -checkend {300 * 86400} || true"
+        return "will expire" in cluster.root("head1", days)
+
+    def containers() -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+        """Return the containers of the control plane, and all others."""
+        found = cluster.containers(*cluster.nodes)
+        static = {uid: one for uid, one in found.items() if one[0].startswith(CONTROL_PLANE)}
+        return static, {uid: one for uid, one in found.items() if uid not in static}
+
+    static, others = containers()
+    assert len(static) == len(CONTROL_PLANE)
+    timer, service = "kubernetes-certificates.timer", "kubernetes-certificates.service"
+    cluster.root("head1", f"systemctl stop {timer}; systemctl start {service}")  # none that has begun runs any more
+    try:
+        cluster.root("head1", LATE)
+        assert ends()
+        cluster.root("head1", f"systemctl start {service}")
+    finally:
+        cluster.root("head1", f"systemctl start {timer}")
+    assert not ends()
+    assert cluster.kubectl("get", "--raw=/readyz") == "ok"
+    serves = f"openssl s_client -connect {cluster.address('head1')}:6443 </dev/null 2>/dev/null | openssl x509"
+    assert cluster.root("head1", serves) == cluster.root("head1", "openssl x509 -in /etc/kubernetes/pki/apiserver.crt")
+    wait_until(lambda: not {*static.values()} & {*containers()[0].values()}, lambda: f"{containers()[0]}")
+    assert containers()[1] == others
+    cluster.unchanged()
+    cluster.healthy()
+
+
 @pytest.mark.proves("add-node", "An add-node killed while a Kubernetes worker joins is completed by the same command.")
 @pytest.mark.proves("remove-node", "`--dead` removes a lost Kubernetes worker from the head alone.")
 @pytest.mark.long
