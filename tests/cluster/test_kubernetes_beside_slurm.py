@@ -67,7 +67,7 @@ def test_pod_and_job__beside_each_other__have_their_own_gpus(cluster: Kubernetes
     assert cluster.gpus("gpu01") == 4
 
 
-@pytest.mark.proves("users", "Hosts of both schedulers have the same users.")
+@pytest.mark.proves("kubernetes", "Hosts of both schedulers have the same users.")
 def test_users__on_hosts_of_both__are_the_same(cluster: Kubernetes) -> None:
     assert {cluster.root(node, "id alice") for node in cluster.nodes} == {cluster.root("head1", "id alice")}
 
