@@ -23,6 +23,7 @@ import yaml
 
 from tests.bench import counts
 from tests.cluster import cis
+from tests.cluster.drift import ByHand, changed, drift, inflict, items, reported
 from tests.cluster.kubernetes import (
     BUSYBOX,
     GPU,
@@ -59,7 +60,7 @@ from tests.faults.injury import (
     wait_until,
     watched,
 )
-from tests.manifests import differences
+from tests.manifests import differences, lasting
 from tests.programs import conversation, output_of
 
 pytestmark = pytest.mark.kit(*RECIPES)
@@ -461,9 +462,7 @@ def test_kubeconfig__of_a_person__reaches_one_namespace(cluster: Kubernetes, tmp
 # Settings of GPUs
 
 
-@pytest.mark.proves(
-    "kubernetes", "A tainted GPU node runs only pods that tolerate it or have the RuntimeClass."
-)
+@pytest.mark.proves("kubernetes", "A tainted GPU node runs only pods that tolerate it or have the RuntimeClass.")
 @pytest.mark.proves("kubernetes", "`kubernetes_worker_gpu_taint` set back removes the taint.")
 def test_gpu_taint__of_workers__keeps_other_pods_away(cluster: Kubernetes) -> None:
     def taints() -> dict[str, set[str]]:
@@ -824,4 +823,65 @@ def test_add_node__killed_while_the_node_joins__is_completed_by_the_same_command
     wait_until(lambda: cluster.ready().get("gpu02"))
     assert (cluster.ledger(), cluster.cordoned(), tokens(cluster)) == ({}, set(), [])
     undisturbed(cluster, steady)
+    cluster.unchanged()
+
+
+_OWN = "/etc/kubernetes/clusterctl"
+BY_HAND: ByHand = {
+    "key's mode": ("head1", "chmod 0644 /etc/kubernetes/pki/ca.key",
+                   ("kubernetes_head", "file", "/etc/kubernetes/pki/ca.key", "mode 0644, was 0600")),
+    "file edited": ("head1", f"echo '# by hand' >> {_OWN}/audit-policy.yaml",
+                    ("kubernetes_head", "file", f"{_OWN}/audit-policy.yaml", "edited")),
+    "secret edited": ("head1", f"echo '# by hand' >> {_OWN}/encryption.yaml",
+                      ("kubernetes_head", "file", f"{_OWN}/encryption.yaml", "edited")),
+    "program removed": ("head1", "rm /usr/local/sbin/kubernetes-drain",
+                        ("kubernetes_head", "file", "/usr/local/sbin/kubernetes-drain", "removed")),
+    "timer disabled": ("head1", "systemctl -q disable --now kubernetes-certificates.timer",
+                       ("kubernetes_head", "unit", "kubernetes-certificates.timer", "disabled, was enabled")),
+    "containerd stopped": ("gpu01", "systemctl stop containerd",
+                           ("containerd", "unit", "containerd.service", "not running")),
+    "file removed": ("gpu01", "rm /etc/crictl.yaml", ("kubernetes_node", "file", "/etc/crictl.yaml", "removed")),
+    "package released": ("gpu01", "apt-mark unhold kubectl",
+                         ("kubernetes_node", "package", "kubectl", "no longer held")),
+    "kubelet stopped": ("gpu02", "systemctl stop kubelet",
+                        ("kubernetes_node", "unit", "kubelet.service", "not running")),
+    "network's unit stopped": ("gpu02", "systemctl stop kubernetes-network",
+                               ("kubernetes_network", "unit", "kubernetes-network.service", "not running")),
+    "kernel setting": ("gpu02", "sysctl -q -w net.bridge.bridge-nf-call-ip6tables=0",
+                       ("kubernetes_node", "sysctl", "net.bridge.bridge-nf-call-ip6tables", "0, was 1")),
+}  # fmt: skip
+PLUGIN = "nvidia-device-plugin"
+# Changes of the API's objects, which are recorded on no node: `status` does not see them, a run does.
+OBJECTS = {
+    ("head1", "DaemonSet", f"{PLUGIN}/{PLUGIN}"): ("delete", "daemonset", PLUGIN, f"--namespace={PLUGIN}"),
+    ("head1", "ConfigMap", "local-path-storage/local-path-config"): (
+        "patch", "configmap", "local-path-config", "--namespace=local-path-storage",
+        '--patch={"data":{"setup":"true"}}',
+    ),
+    ("head1", "ClusterRole", "clusterctl:metrics"): (
+        "patch", "clusterrole", "clusterctl:metrics", "--type=json",
+        '--patch=[{"op":"add","path":"/rules/-","value":{"apiGroups":[""],"resources":["secrets"],"verbs":["get"]}}]',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.proves("status", "`status` reports exactly eleven kinds of manual change on Kubernetes' nodes.")
+@pytest.mark.proves("bootstrap", "A run repairs exactly the manual changes of Kubernetes' nodes and objects.")
+@pytest.mark.proves("bootstrap", "A repair of stopped kubelets and containerds restarts no pod.")
+def test_changes_by_hand__of_nodes_and_objects__are_reported_and_repaired(cluster: Kubernetes) -> None:
+    def pods() -> dict[str, tuple[str, ...]]:
+        """Return the containers of all pods but those of the DaemonSet that is deleted."""
+        return {uid: one for uid, one in cluster.containers(*cluster.nodes).items() if not one[0].startswith(PLUGIN)}
+
+    before, running = cluster.manifests(), pods()
+    for argv in OBJECTS.values():
+        cluster.kubectl(*argv)
+    inflict(cluster, BY_HAND)
+    reported(cluster.run("status", expect=4), BY_HAND)
+    assert changed(cluster.run("bootstrap")) == items(BY_HAND) | OBJECTS.keys()
+    assert differences(lasting(before), lasting(cluster.manifests())) == []
+    wait_until(lambda: cluster.ready() == dict.fromkeys(cluster.nodes, True), lambda: f"{cluster.ready()}")
+    wait_until(lambda: {cluster.gpus(node) for node in cluster.worker_names} == {4})
+    assert pods() == running
+    assert drift(cluster.healthy()) == {}
     cluster.unchanged()
