@@ -25,6 +25,7 @@ ALONE = {
         "test_kubernetes_upgrade.py",
         "test_kubernetes_heads.py",
         "test_kubernetes_choices.py",
+        "test_kubernetes_killed.py",
         "test_kubernetes_demo.py",
         "test_kubernetes_beside_slurm.py",
         "test_kubernetes_e2e.py",

@@ -21,6 +21,10 @@ RECIPES = KUBERNETES_RECIPES
 BUSYBOX = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 ADMIN = "/etc/kubernetes/admin.conf"
 GPU = "nvidia.com/gpu"
+LIMIT = "--request-timeout=20s"
+"""Of one request of kubectl: an API server that stops may accept it and not answer."""
+WATCHING = ("delete", "wait")
+"""What kubectl does in one long request, until objects are as they are to be."""
 PORT = 8080
 Manifest = dict[str, Any]
 
@@ -49,7 +53,9 @@ class Kubernetes(TestLab):
 
     def ask(self, *argv: str, stdin: str = "", head: str = "head1") -> "subprocess.CompletedProcess[str]":
         """Run kubectl on a head as its root, whatever comes of it."""
-        command = shlex.join(["kubectl", f"--kubeconfig={ADMIN}", "--cache-dir=/var/cache/clusterctl/kubectl", *argv])
+        options = [f"--kubeconfig={ADMIN}", "--cache-dir=/var/cache/clusterctl/kubectl"]
+        options += [] if argv[0] in WATCHING else [LIMIT]
+        command = shlex.join(["kubectl", *options, *argv])
         return call(self.ssh_argv(head, f"sudo {command}"), SSH_LIMIT, input=stdin)
 
     def kubectl(self, *argv: str, stdin: str = "", head: str = "head1") -> str:
@@ -117,14 +123,14 @@ class Kubernetes(TestLab):
         found: list[Manifest] = self.get("pods", *(argv or ("--all-namespaces",)), head=head)
         return found
 
-    def containers(self, *nodes: str) -> dict[str, tuple[str, ...]]:
+    def containers(self, *nodes: str, head: str = "head1") -> dict[str, tuple[str, ...]]:
         """Return the containers of all pods on these nodes, by the pods' UIDs: with a restart there is another."""
         return {
             pod["metadata"]["uid"]: (
                 pod["metadata"]["name"],
                 *(f"{one['containerID']} {one['restartCount']}" for one in pod["status"]["containerStatuses"]),
             )
-            for pod in self.pods()
+            for pod in self.pods(head=head)
             if pod["spec"].get("nodeName") in nodes and pod["status"]["phase"] == "Running"
         }
 

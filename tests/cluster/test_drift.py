@@ -8,15 +8,14 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.cluster.drift import ByHand, changed, drift, inflict, items, reported
 from tests.cluster.lab import TestLab, clusterctl, podman
 from tests.manifests import differences, lasting
 
-# Each kind of change: the node, what is done to it, and what `status` reports: role, kind, name, and how that begins.
-BY_HAND = {
+BY_HAND: ByHand = {
     "file edited": ("head1", "echo '# by hand' >> /etc/slurm/slurm.conf",
                     ("slurm_head", "file", "/etc/slurm/slurm.conf", "edited")),
     "secret edited": ("head1", "echo '# by hand' >> /etc/prometheus/web.yml",
@@ -77,15 +76,6 @@ def lab(whole: TestLab) -> TestLab:
     return whole
 
 
-def drift(document: dict[str, Any]) -> dict[tuple[str, str, str, str], str]:
-    """What differs, by node, role, kind and name."""
-    return {
-        (node["name"], item["role"], item["kind"], item["name"]): item["what"]
-        for node in document["nodes"]
-        for item in node["drift"]
-    }
-
-
 @pytest.mark.proves("status", "An untouched Debian 13 cluster shows no drift and no alerts.")
 def test_an_untouched_cluster_shows_none(lab: TestLab) -> None:
     document = lab.healthy()
@@ -94,13 +84,6 @@ def test_an_untouched_cluster_shows_none(lab: TestLab) -> None:
     assert document["versions_apart"] == {}
     assert document["alerts"] == {"error": None, "firing": [], "more": 0}
     assert (document["last_run"]["verb"], document["last_run"]["exit_code"]) == ("bootstrap", 0)
-
-
-def named(summary: dict[str, Any]) -> set[tuple[str, str, str]]:
-    """Node, kind and name of every item that a run or its rehearsal reports as changed."""
-    return {
-        (node, change["kind"], change["name"]) for node, host in summary["hosts"].items() for change in host["changes"]
-    }
 
 
 @pytest.mark.proves(
@@ -114,21 +97,16 @@ def named(summary: dict[str, Any]) -> set[tuple[str, str, str]]:
 def test_changes_by_hand__status_plan_and_a_run__name_and_repair_them(lab: TestLab) -> None:
     """`status` comes after the plan and still finds all of them, so it has repaired nothing."""
     before = lab.manifests()
-    for node in lab.nodes:
-        scripts = [script for where, script, _ in (*BY_HAND.values(), SHELL) if where == node]
-        lab.root(node, "\n".join(scripts))
+    inflict(lab, BY_HAND, SHELL[:2])
     injured = lab.manifests()
-    expected = {(node, *item[:3]): item[3] for node, _, item in BY_HAND.values()}
-    repairs = {(node, kind, name) for node, _, kind, name in expected} | {(SHELL[0], *SHELL[2])} | FOLLOW_UPS
+    repairs = items(BY_HAND) | {(SHELL[0], *SHELL[2])} | FOLLOW_UPS
     repairs -= {MOVED, PENDING}
 
-    assert named(lab.run("plan bootstrap", expect=10)) == repairs, "plan announces each of them, and nothing else"
+    assert changed(lab.run("plan bootstrap", expect=10)) == repairs, "plan announces each of them, and nothing else"
     assert differences(injured, lab.manifests()) == [], "plan changes nothing"
 
     document = lab.run("status", expect=4)
-    found = drift(document)
-    assert found.keys() == expected.keys(), "status reports each of them, and nothing else"
-    assert {key: what for key, what in found.items() if not what.startswith(expected[key])} == {}
+    found = reported(document, BY_HAND)
     assert document["versions_apart"]["less"].keys() > {"1:0-1"}
     assert document["secrets_unjudged"] is None
 
@@ -144,7 +122,7 @@ def test_changes_by_hand__status_plan_and_a_run__name_and_repair_them(lab: TestL
     assert blind.stdout.count("files with secrets were not compared") == 1
     assert {name for name in (key[3] for key in found) if name not in blind.stdout} == SECRETS
 
-    assert named(lab.run("bootstrap")) == repairs, "a run repairs each of them, and nothing else"
+    assert changed(lab.run("bootstrap")) == repairs, "a run repairs each of them, and nothing else"
     assert drift(lab.healthy()) == {}
     after = lab.manifests()
     records = [f"/gpu02/files//var/lib/clusterctl/state/{role}.json" for role in ("base", "packages")]

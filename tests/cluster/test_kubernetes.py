@@ -4,20 +4,26 @@ What shows that a pod was not disturbed is its containers' numbers: with a resta
 kubectl as root of the head has it, etcd and kubelet by curl.
 """
 
+import base64
 import json
 import os
+import pty
 import re
 import signal
 import stat
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.bench import counts
 from tests.cluster import cis
+from tests.cluster.drift import ByHand, changed, drift, inflict, items, reported
 from tests.cluster.kubernetes import (
     BUSYBOX,
     GPU,
@@ -43,9 +49,19 @@ from tests.cluster.lab import HERE, clusterctl, fresh_as, podman
 from tests.cluster.test_bootstrap import SCAN_LIMIT, declared
 from tests.cluster.test_gpu_metrics import ask, query
 from tests.cluster.test_half_way import root_of
-from tests.faults.injury import GUARD, begin, container, fails, outsider, wait_until, watched
-from tests.manifests import differences
-from tests.programs import output_of
+from tests.cluster.test_upgrade import started
+from tests.faults.injury import (
+    GUARD,
+    begin,
+    container,
+    fails,
+    inventory_with,
+    outsider,
+    wait_until,
+    watched,
+)
+from tests.manifests import differences, lasting
+from tests.programs import conversation, output_of
 
 pytestmark = pytest.mark.kit(*RECIPES)
 
@@ -197,6 +213,7 @@ def test_pod__without_gpus__has_none(cluster: Kubernetes) -> None:
 
 
 @pytest.mark.proves("kubernetes", "Pods on one node share no GPU, and one more than there are waits.")
+@pytest.mark.proves("status", "`status` has a waiting pod with the scheduler's reason, and the allocated GPUs.")
 def test_pods__beside_each_other__share_no_gpu(cluster: Kubernetes) -> None:
     both = [pod(f"half-{n}", cluster.image, f"{SEEN}; exec sleep 600", gpus=2, node="gpu01") for n in (1, 2)]
     late = pod("late", cluster.image, SEEN, gpus=1, node="gpu01")
@@ -207,6 +224,15 @@ def test_pods__beside_each_other__share_no_gpu(cluster: Kubernetes) -> None:
         cluster.apply(late)
         wait_until(lambda: f"Insufficient {GPU}" in cluster.kubectl("describe", "pod", *named(late)))
         assert cluster.phase(late) == "Pending"
+        status = cluster.healthy()
+        (waiting,) = status["kubernetes"]["waiting"]
+        assert (waiting["namespace"], waiting["name"], waiting["phase"]) == ("default", "late", "Pending")
+        assert f"Insufficient {GPU}" in waiting["reason"]
+        assert {name: sum(one["allocated"].values()) for name, one in status["kubernetes"]["nodes"].items()} == {
+            "head1": 0, "gpu01": 4, "gpu02": 0,
+        }  # fmt: skip
+        (sums,) = status["gpus"].values()
+        assert sums == {"total": 8, "allocated": 4, "idle": 4, "out_of_service": 0}
     wait_until(lambda: cluster.phase(late) == "Succeeded")
     assert len(uuids(cluster.logs(late))) == 1
     cluster.delete(late)
@@ -253,8 +279,8 @@ def test_volume__of_the_default_class__outlives_its_pod(cluster: Kubernetes) -> 
 
 
 @pytest.mark.proves("secrets", "Without credentials the Kubernetes API answers health probes alone.")
-@pytest.mark.proves("secrets", "Without credentials kubelet, etcd and a registry answer nothing.")
-def test_anonymous_calls__to_api_kubelet_etcd_registry__are_refused(cluster: Kubernetes) -> None:
+@pytest.mark.proves("secrets", "Without credentials kubelet and etcd answer nothing; no node serves a registry.")
+def test_anonymous_calls__to_api_kubelet_etcd__are_refused(cluster: Kubernetes) -> None:
     head, worker = cluster.address("head1"), cluster.address("gpu01")
     api = api_url(cluster, "gpu01")
     asked = {
@@ -288,6 +314,7 @@ def test_from_outside__declared_ports_alone__are_open(cluster: Kubernetes) -> No
 
 
 @pytest.mark.proves("secrets", "etcd stores Kubernetes' secrets encrypted.")
+@pytest.mark.proves("secrets", "The audit log has the requests for a secret, and never its value.")
 def test_secret__as_etcd_has_it__is_encrypted(cluster: Kubernetes) -> None:
     value = uuid.uuid4().hex
     kept = [
@@ -303,6 +330,12 @@ def test_secret__as_etcd_has_it__is_encrypted(cluster: Kubernetes) -> None:
         assert cluster.kubectl("get", "secret", "canary", "--output=jsonpath={.data.value}")
     finally:
         cluster.delete(*kept)
+    log = cluster.root("head1", 'cat /var/log/kubernetes/*.log | grep \'"name":"canary"\'')
+    requests = [one for one in map(json.loads, log.splitlines()) if one["objectRef"]["resource"] == "secrets"]
+    assert {one["verb"] for one in requests} >= {"create", "get", "delete"}, log
+    encoded = base64.b64encode(value.encode()).decode()
+    count = f"cat /var/log/kubernetes/*.log | grep --count --fixed-strings -e {value} -e {encoded} || [ $? = 1 ]"
+    assert cluster.root("head1", count) == "0\n"
 
 
 @pytest.mark.proves("secrets", "After a bootstrap there is no token with which a node could join.")
@@ -351,6 +384,17 @@ def test_pod__that_would_be_its_nodes__is_refused(cluster: Kubernetes, spec: Man
     assert 'violates PodSecurity "baseline:' in cluster.refused(one)
 
 
+# What a kubelet answers with a token: busybox' wget prints the status of an error.
+ASK_KUBELET = """token=$(cat /var/run/secrets/kubernetes.io/serviceaccount/token)
+for url in {urls}; do
+  for header in "X-None: none" "Authorization: Bearer $token"; do
+    answer=$(timeout 20 wget -q -O - --no-check-certificate --header "$header" $url 2>&1 || true)
+    echo "${{answer##*HTTP/1.1 }}"
+  done
+done
+"""
+
+
 @pytest.mark.proves("untrusted", "A pod connects to no etcd, and its account reads no secrets and no kubelet.")
 def test_pod__reaches_for_credentials__gets_none(cluster: Kubernetes) -> None:
     head = cluster.address("head1")
@@ -362,6 +406,11 @@ def test_pod__reaches_for_credentials__gets_none(cluster: Kubernetes) -> None:
     kubelets = ("get", "nodes", "--subresource=proxy")
     for what in (("get", "secrets", "--all-namespaces"), ("create", "pods"), kubelets):
         assert cluster.ask(*may, *what).stdout.strip() == "no", what
+    urls = [
+        f"https://{cluster.address(node)}:10250/{path}" for node in ("gpu01", "gpu02") for path in ("pods", "metrics")
+    ]
+    printed = cluster.output(pod("asks", BUSYBOX, ASK_KUBELET.format(urls=" ".join(urls)), node="gpu01"))
+    assert printed.splitlines() == ["401 Unauthorized", "403 Forbidden"] * len(urls), printed
 
 
 # People
@@ -412,6 +461,71 @@ def test_kubeconfig__of_a_person__reaches_one_namespace(cluster: Kubernetes, tmp
     assert cluster.output(one) == "works\n"
 
 
+# Settings of GPUs
+
+
+@pytest.mark.proves("kubernetes", "A tainted GPU node runs only pods that tolerate it or have the RuntimeClass.")
+@pytest.mark.proves("kubernetes", "`kubernetes_worker_gpu_taint` set back removes the taint.")
+def test_gpu_taint__of_workers__keeps_other_pods_away(cluster: Kubernetes) -> None:
+    def taints() -> dict[str, set[str]]:
+        nodes = {node["metadata"]["name"]: node["spec"].get("taints", []) for node in cluster.get("nodes")}
+        return {name: {f"{one['key']}:{one['effect']}" for one in found} for name, found in nodes.items()}
+
+    def is_kept_away(one: Manifest) -> bool:
+        return "untolerated taint" in cluster.kubectl("describe", "pod", *named(one))
+
+    before = taints()
+    with inventory_with(cluster, "kubernetes_worker_gpu_taint: true"):
+        cluster.run("bootstrap")
+    try:
+        tainted = {name: found | {f"{GPU}:NoSchedule"} for name, found in before.items() if name != "head1"}
+        assert taints() == before | tainted
+        strangers = [
+            pod("plain", BUSYBOX, "true", tolerations=[]),
+            pod("greedy", BUSYBOX, "true", gpus=1, tolerations=[]),
+        ]
+        cluster.apply(*strangers)
+        try:
+            wait_until(lambda: all(map(is_kept_away, strangers)))
+            assert len(uuids(cluster.output(pod("tolerates", cluster.image, SEEN, gpus=1)))) == 1
+            of_class: Manifest = {"runtimeClassName": "nvidia", "tolerations": []}
+            assert len(uuids(cluster.output(pod("classed", cluster.image, SEEN, gpus=1, **of_class)))) == 1
+            assert [cluster.phase(one) for one in strangers] == ["Pending", "Pending"]
+        finally:
+            cluster.delete(*strangers)
+    finally:
+        cluster.run("bootstrap")
+    assert taints() == before
+
+
+@pytest.mark.proves("kubernetes", "With two time slices of each GPU on one worker, two pods share a GPU.")
+@pytest.mark.proves("kubernetes", "Time slices of one worker change no other, and go with their setting.")
+@pytest.mark.long
+def test_time_slices__of_one_worker__let_pods_share_its_gpus(cluster: Kubernetes) -> None:
+    def variants() -> set[str]:
+        return {one["metadata"]["name"] for one in cluster.get("daemonsets", "--namespace=nvidia-device-plugin")}
+
+    text, plain, pods = cluster.inventory.read_text(), variants(), cluster.containers("head1", "gpu01")
+    inventory = yaml.safe_load(text)
+    inventory["all"]["children"]["kubernetes_workers"]["hosts"]["gpu02"]["kubernetes_gpu_time_slices"] = 2
+    cluster.inventory.write_text(yaml.safe_dump(inventory, sort_keys=False))
+    try:
+        cluster.run("bootstrap")
+        cluster.unchanged("plan bootstrap")
+        wait_until(lambda: (cluster.gpus("gpu01"), cluster.gpus("gpu02")) == (4, 8))
+        shared = [pod(f"slice-{n}", cluster.image, f"{SEEN}; exec sleep 600", gpus=1, node="gpu02") for n in range(8)]
+        with cluster.running(*shared):
+            wait_until(lambda: all("GPU 0" in cluster.logs(one) for one in shared))
+            seen = Counter(gpu for one in shared for gpu in uuids(cluster.logs(one)))
+        assert sorted(seen.values()) == [2, 2, 2, 2], seen
+    finally:
+        cluster.inventory.write_text(text)
+        cluster.run("bootstrap")
+    wait_until(lambda: cluster.gpus("gpu02") == 4)
+    assert variants() == plain
+    assert cluster.containers("head1", "gpu01") == pods
+
+
 # Nodes that come, go and fail
 
 
@@ -430,7 +544,54 @@ def undisturbed(lab: Kubernetes, steady: dict[str, tuple[str, ...]]) -> None:
     assert {uid: now.get(uid) for uid in steady} == steady
 
 
+@contextmanager
+def moving(lab: Kubernetes, steady: dict[str, tuple[str, ...]]) -> Iterator[None]:
+    """Have a web server on each worker meanwhile, with a budget of one.
+
+    See that one of them is always available, and that the other pods of the head and the first worker run on.
+    """
+    site, service = website("moves", replicas=2)
+    site["spec"]["template"]["spec"]["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "nodeTaintsPolicy": "Honor",  # a cordoned node is no place, so the evicted pod may run beside the other one
+            "labelSelector": {"matchLabels": {"app": "moves"}},
+        }
+    ]
+    with lab.running(site, service, budget("moves", 1)):
+        places = {one["spec"]["nodeName"] for one in lab.pods() if one["metadata"]["name"].startswith("moves-")}
+        assert places == {"gpu01", "gpu02"}
+        heads = lab.containers("head1")
+        seen: list[int] = []
+        with watched(lambda: seen.append(lab.get("deployment", "moves")["status"].get("availableReplicas", 0))):
+            yield
+        assert min(seen) >= 1, seen
+        undisturbed(lab, steady)
+        now = lab.containers("head1")
+        assert {uid: now.get(uid) for uid in heads} == heads
+
+
+def answered(answers: dict[str, str], *argv: str) -> tuple[int, str]:
+    """Run clusterctl on a terminal and answer its questions in their order; return its exit code and output."""
+    controller, terminal = pty.openpty()
+    pipes = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    with os.fdopen(controller, "r+b", buffering=0) as ours, conversation(["clusterctl", *argv], GUARD, **pipes) as run:
+        os.close(terminal)
+        printed = ""
+        with suppress(OSError):  # its end closes the terminal
+            for question, answer in answers.items():
+                while question not in printed:
+                    printed += ours.read(1 << 16).decode(errors="replace")
+                ours.write(f"{answer}\n".encode())
+            while True:
+                printed += ours.read(1 << 16).decode(errors="replace")
+        return run.wait(GUARD), printed
+
+
 @pytest.mark.proves("remove-node", "A pod that no controller would replace is listed, and its node is not removed.")
+@pytest.mark.proves("remove-node", "`remove-node --force` lists the pods that it would kill, and asks.")
 def test_remove_node__pod_without_a_controller__is_listed(
     cluster: Kubernetes, steady: dict[str, tuple[str, ...]]
 ) -> None:
@@ -444,6 +605,12 @@ def test_remove_node__pod_without_a_controller__is_listed(
         plan = clusterctl("plan", "remove-node", str(cluster.inventory), "gpu02")
         assert plan.returncode == 10, plan.stdout + plan.stderr
         assert "default/lonely" in plan.stdout
+        asked = {"Remove gpu02 from": "y", "Kill 1 pod?": "n"}
+        code, printed = answered(asked, "remove-node", str(cluster.inventory), "gpu02", "--force")
+        assert code == 7, printed
+        assert "pod default/lonely (no controller restarts it, running on gpu02)" in printed
+        assert "No pod was killed" in printed
+        assert cluster.inventory.read_text() == text
         assert cluster.phase(lonely) == "Running"
 
 
@@ -454,27 +621,8 @@ def test_remove_node__with_pods__moves_them_and_keeps_nothing(
     cluster: Kubernetes, steady: dict[str, tuple[str, ...]]
 ) -> None:
     cluster.root("head1", "kubernetes-drain remove-node --in gpu02")  # of the test before
-    site, service = website("moves", replicas=2)
-    site["spec"]["template"]["spec"]["topologySpreadConstraints"] = [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "DoNotSchedule",
-            "nodeTaintsPolicy": "Honor",  # a cordoned node is no place, so the evicted pod may run beside the other one
-            "labelSelector": {"matchLabels": {"app": "moves"}},
-        }
-    ]
-    with cluster.running(site, service, budget("moves", 1)):
-        places = {one["spec"]["nodeName"] for one in cluster.pods() if one["metadata"]["name"].startswith("moves-")}
-        assert places == {"gpu01", "gpu02"}
-        heads = cluster.containers("head1")
-        seen: list[int] = []
-        with watched(lambda: seen.append(cluster.get("deployment", "moves")["status"].get("availableReplicas", 0))):
-            fails(cluster, 0, "gpu02", "--yes", verb="remove-node")
-        assert min(seen) >= 1, seen
-        undisturbed(cluster, steady)
-        now = cluster.containers("head1")
-        assert {uid: now.get(uid) for uid in heads} == heads
+    with moving(cluster, steady):
+        fails(cluster, 0, "gpu02", "--yes", verb="remove-node")
     assert set(cluster.ready()) == {"head1", "gpu01"}
     assert cluster.ledger() == {}
     assert "gpu02" not in cluster.inventory.read_text()
@@ -594,6 +742,69 @@ def test_gpu_fault__on_a_worker__cordons_it_until_it_is_cleared(
     cluster.healthy()
 
 
+@pytest.mark.proves("reboot", "A Kubernetes worker reboots; its pods move within their budget, and others continue.")
+@pytest.mark.proves("reboot", "A rebooted Kubernetes worker is back in service with all its GPUs.")
+@pytest.mark.long
+def test_reboot__of_a_worker_with_pods__moves_them_and_comes_back(
+    cluster: Kubernetes, steady: dict[str, tuple[str, ...]]
+) -> None:
+    before = {node: started(cluster, node) for node in cluster.nodes}
+    with moving(cluster, steady):
+        assert cluster.run("reboot", "gpu02")["steps"] == [["gpu02"]]
+    assert {node for node in cluster.nodes if started(cluster, node) != before[node]} == {"gpu02"}
+    assert (cluster.ledger(), cluster.cordoned()) == ({}, set())
+    assert cluster.ready() == dict.fromkeys(cluster.nodes, True)
+    printed = cluster.output(pod("arrives", cluster.image, SEEN, gpus=4, node="gpu02"))
+    assert len(uuids(printed)) == 4
+    cluster.unchanged()
+
+
+# The authority's certificate is as it was: the same key, names and uses, 360 days later.
+LATE = """cd /etc/kubernetes/pki
+at() { date --utc --date="$1" +%Y%m%d%H%M%SZ; }
+openssl x509 -in apiserver.crt -CA ca.crt -CAkey ca.key -set_serial 365 -out late.crt \\
+  -not_before "$(at '360 days ago')" -not_after "$(at '5 days')"
+openssl verify -CAfile ca.crt late.crt
+mv late.crt apiserver.crt
+"""
+CONTROL_PLANE = ("etcd-", "kube-apiserver-", "kube-controller-manager-", "kube-scheduler-")
+
+
+@pytest.mark.proves("kubernetes", "A certificate of the control plane that ends in 5 days is renewed.")
+@pytest.mark.proves("kubernetes", "The renewal restarts the control plane's containers and no other pod.")
+@pytest.mark.long
+def test_certificate__that_ends_soon__is_renewed(cluster: Kubernetes) -> None:
+    def ends() -> bool:
+        """Return whether the certificate ends within 300 days."""
+        days = f"openssl x509 -in /etc/kubernetes/pki/apiserver.crt -noout -checkend {300 * 86400} || true"
+        return "will expire" in cluster.root("head1", days)
+
+    def containers() -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+        """Return the containers of the control plane, and all others."""
+        found = cluster.containers(*cluster.nodes)
+        static = {uid: one for uid, one in found.items() if one[0].startswith(CONTROL_PLANE)}
+        return static, {uid: one for uid, one in found.items() if uid not in static}
+
+    static, others = containers()
+    assert len(static) == len(CONTROL_PLANE)
+    timer, service = "kubernetes-certificates.timer", "kubernetes-certificates.service"
+    cluster.root("head1", f"systemctl stop {timer}; systemctl start {service}")  # none that has begun runs any more
+    try:
+        cluster.root("head1", LATE)
+        assert ends()
+        cluster.root("head1", f"systemctl start {service}")
+    finally:
+        cluster.root("head1", f"systemctl start {timer}")
+    assert not ends()
+    assert cluster.kubectl("get", "--raw=/readyz") == "ok"
+    serves = f"openssl s_client -connect {cluster.address('head1')}:6443 </dev/null 2>/dev/null | openssl x509"
+    assert cluster.root("head1", serves) == cluster.root("head1", "openssl x509 -in /etc/kubernetes/pki/apiserver.crt")
+    wait_until(lambda: not {*static.values()} & {*containers()[0].values()}, lambda: f"{containers()[0]}")
+    assert containers()[1] == others
+    cluster.unchanged()
+    cluster.healthy()
+
+
 @pytest.mark.proves("add-node", "An add-node killed while a Kubernetes worker joins is completed by the same command.")
 @pytest.mark.proves("remove-node", "`--dead` removes a lost Kubernetes worker from the head alone.")
 @pytest.mark.long
@@ -614,4 +825,65 @@ def test_add_node__killed_while_the_node_joins__is_completed_by_the_same_command
     wait_until(lambda: cluster.ready().get("gpu02"))
     assert (cluster.ledger(), cluster.cordoned(), tokens(cluster)) == ({}, set(), [])
     undisturbed(cluster, steady)
+    cluster.unchanged()
+
+
+_OWN = "/etc/kubernetes/clusterctl"
+BY_HAND: ByHand = {
+    "key's mode": ("head1", "chmod 0644 /etc/kubernetes/pki/ca.key",
+                   ("kubernetes_head", "file", "/etc/kubernetes/pki/ca.key", "mode 0644, was 0600")),
+    "file edited": ("head1", f"echo '# by hand' >> {_OWN}/audit-policy.yaml",
+                    ("kubernetes_head", "file", f"{_OWN}/audit-policy.yaml", "edited")),
+    "secret edited": ("head1", f"echo '# by hand' >> {_OWN}/encryption.yaml",
+                      ("kubernetes_head", "file", f"{_OWN}/encryption.yaml", "edited")),
+    "program removed": ("head1", "rm /usr/local/sbin/kubernetes-drain",
+                        ("kubernetes_head", "file", "/usr/local/sbin/kubernetes-drain", "removed")),
+    "timer disabled": ("head1", "systemctl -q disable --now kubernetes-certificates.timer",
+                       ("kubernetes_head", "unit", "kubernetes-certificates.timer", "disabled, was enabled")),
+    "containerd stopped": ("gpu01", "systemctl stop containerd",
+                           ("containerd", "unit", "containerd.service", "not running")),
+    "file removed": ("gpu01", "rm /etc/crictl.yaml", ("kubernetes_node", "file", "/etc/crictl.yaml", "removed")),
+    "package released": ("gpu01", "apt-mark unhold kubectl",
+                         ("kubernetes_node", "package", "kubectl", "no longer held")),
+    "kubelet stopped": ("gpu02", "systemctl stop kubelet",
+                        ("kubernetes_node", "unit", "kubelet.service", "not running")),
+    "network's unit stopped": ("gpu02", "systemctl stop kubernetes-network",
+                               ("kubernetes_network", "unit", "kubernetes-network.service", "not running")),
+    "kernel setting": ("gpu02", "sysctl -q -w net.bridge.bridge-nf-call-ip6tables=0",
+                       ("kubernetes_node", "sysctl", "net.bridge.bridge-nf-call-ip6tables", "0, was 1")),
+}  # fmt: skip
+PLUGIN = "nvidia-device-plugin"
+# Changes of the API's objects, which are recorded on no node: `status` does not see them, a run does.
+OBJECTS = {
+    ("head1", "DaemonSet", f"{PLUGIN}/{PLUGIN}"): ("delete", "daemonset", PLUGIN, f"--namespace={PLUGIN}"),
+    ("head1", "ConfigMap", "local-path-storage/local-path-config"): (
+        "patch", "configmap", "local-path-config", "--namespace=local-path-storage",
+        '--patch={"data":{"setup":"true"}}',
+    ),
+    ("head1", "ClusterRole", "clusterctl:metrics"): (
+        "patch", "clusterrole", "clusterctl:metrics", "--type=json",
+        '--patch=[{"op":"add","path":"/rules/-","value":{"apiGroups":[""],"resources":["secrets"],"verbs":["get"]}}]',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.proves("status", "`status` reports exactly eleven kinds of manual change on Kubernetes' nodes.")
+@pytest.mark.proves("bootstrap", "A run repairs exactly the manual changes of Kubernetes' nodes and objects.")
+@pytest.mark.proves("bootstrap", "A repair of stopped kubelets and containerds restarts no pod.")
+def test_changes_by_hand__of_nodes_and_objects__are_reported_and_repaired(cluster: Kubernetes) -> None:
+    def pods() -> dict[str, tuple[str, ...]]:
+        """Return the containers of all pods but those of the DaemonSet that is deleted."""
+        return {uid: one for uid, one in cluster.containers(*cluster.nodes).items() if not one[0].startswith(PLUGIN)}
+
+    before, running = cluster.manifests(), pods()
+    for argv in OBJECTS.values():
+        cluster.kubectl(*argv)
+    inflict(cluster, BY_HAND)
+    reported(cluster.run("status", expect=4), BY_HAND)
+    assert changed(cluster.run("bootstrap")) == items(BY_HAND) | OBJECTS.keys()
+    assert differences(lasting(before), lasting(cluster.manifests())) == []
+    wait_until(lambda: cluster.ready() == dict.fromkeys(cluster.nodes, True), lambda: f"{cluster.ready()}")
+    wait_until(lambda: {cluster.gpus(node) for node in cluster.worker_names} == {4})
+    assert pods() == running
+    assert drift(cluster.healthy()) == {}
     cluster.unchanged()

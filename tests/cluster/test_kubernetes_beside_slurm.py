@@ -43,7 +43,7 @@ def arrange(lab: Kubernetes, groups: dict[str, str]) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Kubernetes]:
     """A lab whose hosts are divided among both schedulers, bootstrapped."""
-    with fresh_as(Kubernetes, "kubernetes-beside-slurm", "--recipe", EXPORTER, workers=3) as lab:
+    with fresh_as(Kubernetes, "kubernetes-and-slurm", "--recipe", EXPORTER, workers=3) as lab:
         arrange(lab, GROUPS)
         lab.run("bootstrap")
         yield lab
@@ -83,14 +83,14 @@ def test_users__on_hosts_of_both__are_the_same(cluster: Kubernetes) -> None:
 
 @pytest.mark.proves("monitoring", "One Prometheus has the metrics of both schedulers.")
 def test_metrics__of_both__are_in_one_prometheus(cluster: Kubernetes) -> None:
-    expected = {"head1": "kubernetes_node_state", "gpu02": "slurm_nodes"}
+    expected = {"kubernetes_node_state": {"head1"}, "slurm_nodes": {"gpu02"}}  # the exporters on the schedulers' heads
 
     def found() -> dict[str, set[str]]:
-        return {
-            head: {one["metric"]["instance"] for one in query(cluster, metric)} for head, metric in expected.items()
-        }
+        return {metric: {one["metric"]["instance"] for one in query(cluster, metric)} for metric in expected}
 
-    wait_until(lambda: all(found().values()), lambda: f"{found()}")
+    wait_until(lambda: found() == expected, lambda: f"{found()}")
+    nodes = {one["metric"]["node"] for one in query(cluster, "kubernetes_node_state")}
+    assert nodes == {"head1", "gpu01"}
     up = {one["metric"]["instance"] for one in query(cluster, 'up{job="node"} == 1')}
     assert up == {*cluster.nodes}
 

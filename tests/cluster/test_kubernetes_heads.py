@@ -73,11 +73,15 @@ def test_etcd__from_workers_and_heads__is_open_to_heads_alone(cluster: ThreeHead
 
 @dataclass
 class Dead:
-    """The head that had the API's address when it died, one that lives, and seconds until the API answered again."""
+    """The head that had the API's address when it died, one that lives, and seconds until the API answered again.
+
+    And the containers on the worker before that.
+    """
 
     name: str
     survivor: str
     took: float
+    containers: dict[str, tuple[str, ...]]
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +90,7 @@ def dead(cluster: ThreeHeads) -> Dead:
     one = deployment("steady", "exec sleep infinity", replicas=2, node="gpu01")
     cluster.apply(one)
     cluster.wait(one)
+    containers = cluster.containers("gpu01")
     address = yaml.safe_load(cluster.inventory.read_text())["all"]["vars"]["kubernetes_node_api_address"]
     has = {head: f" {address}/" in cluster.root(head, "ip -brief address") for head in cluster.head_names}
     (holder,) = (head for head, found in has.items() if found)
@@ -94,7 +99,15 @@ def dead(cluster: ThreeHeads) -> Dead:
     began = time.monotonic()
     wait_until(lambda: status_of(cluster, "gpu01", url, "--connect-timeout", "1") == "200")
     took = time.monotonic() - began
-    return Dead(holder, next(head for head in cluster.head_names if head != holder), took)
+    return Dead(holder, next(head for head in cluster.head_names if head != holder), took, containers)
+
+
+def undisturbed(cluster: ThreeHeads, dead: Dead) -> None:
+    """See that no container on the worker was restarted or replaced since before the head died."""
+    names = [name for name, *_ in dead.containers.values()]
+    assert len([name for name in names if name.startswith("steady-")]) == 2, names
+    now = cluster.containers("gpu01", head=dead.survivor)
+    assert {uid: now.get(uid) for uid in dead.containers} == dead.containers
 
 
 @pytest.mark.proves("kubernetes", "With the head dead that had the API's address, it answers there within 30 s.")
@@ -104,8 +117,7 @@ def test_head__dies__the_api_answers_by_the_same_address(cluster: ThreeHeads, de
     printed = cluster.output(pod("after", BUSYBOX, "echo works", node="gpu01"), head=dead.survivor)
     assert printed == "works\n"
     wait_until(lambda: cluster.ready(dead.survivor).get(dead.name) is False)
-    steady = [one for one in cluster.pods(head=dead.survivor) if one["metadata"]["name"].startswith("steady-")]
-    assert [one["status"]["containerStatuses"][0]["restartCount"] for one in steady] == [0, 0]
+    undisturbed(cluster, dead)
     found = {one["name"]: one["problem"] for one in cluster.run("status", expect=4)["nodes"]}
     assert [name for name, problem in found.items() if problem] == [dead.name]
 
@@ -130,6 +142,7 @@ def replaced(cluster: ThreeHeads, dead: Dead) -> ThreeHeads:
     fails(cluster, 0, dead.name, "--accept-new-host-keys", verb="replace-node")
     wait_until(lambda: cluster.ready(dead.survivor) == dict.fromkeys(cluster.nodes, True))
     assert cluster.kubectl("get", "pods", "--output=jsonpath={.items[*].metadata.uid}") == before
+    undisturbed(cluster, dead)
     return cluster
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
-from ansible.module_utils import kubectl  # type: ignore[attr-defined]  # of plugins/module_utils
-from ansible.module_utils.node_state.tools import NodeError  # type: ignore[import-not-found]
+from ansible.module_utils import kubectl
+from ansible.module_utils.node_state.tools import NodeError
 
 # As kubectl 1.36 prints them. The second one is of a control plane in a lab whose kubelet was upgraded.
 STARTS = (
@@ -46,9 +46,7 @@ def test_kubectl__the_api_server_starts__is_repeated(
 
 
 @pytest.mark.parametrize("said", FAILS)
-def test_kubectl__refused_for_another_reason__fails(
-    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kubectl__refused_for_another_reason__fails(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, said, monkeypatch)
     with pytest.raises(NodeError, match="kubectl get pods: "):
         kubectl.kubectl("get", "pods")
