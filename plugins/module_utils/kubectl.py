@@ -13,8 +13,8 @@ from ansible.module_utils.node_state.tools import ENVIRONMENT, NodeError, compla
 KUBECONFIG = "/etc/kubernetes/admin.conf"
 CACHE = "/var/cache/clusterctl/kubectl"  # by default kubectl writes to the directory of the user
 SECONDS = 120
-# What an API server that starts says, or nothing in its place. A kubelet of another release starts it again, and before it
-# has read the roles it forbids everything, also to the administrator.
+# Errors while an API server starts, as it does after an upgrade of its kubelet. Before it has read the roles it forbids
+# everything, also to the administrator.
 STARTING = re.compile(
     r"connection (refused|reset)|was refused|: EOF$|TLS handshake timeout|\(ServiceUnavailable\)|etcdserver: "
     r"|not yet ready to handle request|\(Forbidden\).* User \"kubernetes-admin\" cannot ",

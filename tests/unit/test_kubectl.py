@@ -3,16 +3,16 @@
 from pathlib import Path
 
 import pytest
-
-import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
 from ansible.module_utils import kubectl
 from ansible.module_utils.node_state.tools import NodeError
+
+import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
 
 # As kubectl 1.36 prints them. The second one is of a control plane in a lab whose kubelet was upgraded.
 STARTS = (
     "The connection to the server 10.0.0.10:6443 was refused - did you specify the right host or port?",
-    'Error from server (Forbidden): configmaps "a" is forbidden: User "kubernetes-admin" cannot get resource "configmaps"'
-    ' in API group "" in the namespace "kube-system"',
+    'Error from server (Forbidden): configmaps "a" is forbidden: User "kubernetes-admin" cannot get resource'
+    ' "configmaps" in API group "" in the namespace "kube-system"',
     "Unable to connect to the server: net/http: TLS handshake timeout",
     "Unable to connect to the server: EOF",
     "Error from server: etcdserver: request timed out",
