@@ -32,7 +32,7 @@ def program(folder: Path, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
         f"#!/bin/sh\ncd {folder}\n[ -e said ] || {{ echo done; exit 0; }}\ncat said >&2; rm said; exit 1\n"
     )
     (folder / "kubectl").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setitem(kubectl.ENVIRONMENT, "PATH", f"{folder}:/usr/bin:/bin")
 
 
 @pytest.mark.proves("kubernetes", "A call that fails because the API server starts is repeated.")
