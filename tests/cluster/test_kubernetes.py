@@ -466,6 +466,7 @@ def test_kubeconfig__of_a_person__reaches_one_namespace(cluster: Kubernetes, tmp
 
 @pytest.mark.proves("kubernetes", "A tainted GPU node runs only pods that tolerate it or have the RuntimeClass.")
 @pytest.mark.proves("kubernetes", "`kubernetes_worker_gpu_taint` set back removes the taint.")
+@pytest.mark.long
 def test_gpu_taint__of_workers__keeps_other_pods_away(cluster: Kubernetes) -> None:
     def taints() -> dict[str, set[str]]:
         nodes = {node["metadata"]["name"]: node["spec"].get("taints", []) for node in cluster.get("nodes")}
@@ -870,6 +871,7 @@ OBJECTS = {
 @pytest.mark.proves("status", "`status` reports exactly eleven kinds of manual change on Kubernetes' nodes.")
 @pytest.mark.proves("bootstrap", "A run repairs exactly the manual changes of Kubernetes' nodes and objects.")
 @pytest.mark.proves("bootstrap", "A repair of stopped kubelets and containerds restarts no pod.")
+@pytest.mark.long
 def test_changes_by_hand__of_nodes_and_objects__are_reported_and_repaired(cluster: Kubernetes) -> None:
     def pods() -> dict[str, tuple[str, ...]]:
         """Return the containers of all pods but those of the DaemonSet that is deleted."""
