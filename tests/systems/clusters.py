@@ -94,7 +94,8 @@ def may_run(role: Role, task: Mapping[str, Any]) -> bool:
 
 def calls(role: Role) -> Iterator[dict[str, Any]]:
     left_out = skipped(role)
-    return (call for _, call in role.calls(lambda file: file.name not in left_out))
+    found = (call for _, call in role.calls(lambda file: file.name not in left_out))
+    return (call for call in found if call.get("state") != "absent")
 
 
 def requests_of(cluster: Cluster) -> set[Request]:
