@@ -42,6 +42,11 @@ options:
     description: The JoinConfiguration of C(kubeadm join).
     type: dict
     default: {}
+  ignore:
+    description: Checks whose errors C(kubeadm upgrade node) ignores. A join has them in its configuration.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode: {support: full, description: Reports what would change.}
 """
@@ -97,7 +102,7 @@ def write(path, text):
     new.replace(path)
 
 
-def look(authority, check):
+def look(authority, ignore, check):
     """Return the changes of a host that has joined: kubelet's configuration after an upgrade of kubeadm."""
     if not has_joined(authority):
         return []
@@ -105,7 +110,7 @@ def look(authority, check):
     if version == last:
         return []
     if not check:
-        run("kubeadm", "upgrade", "node")
+        run("kubeadm", "upgrade", "node", *([f"--ignore-preflight-errors={','.join(ignore)}"] if ignore else []))
         run("systemctl", "restart", "kubelet.service")
         write(VERSION, version + "\n")
     return [change("kubelet", "configuration", "upgraded", f"for {version}", last, version)]
@@ -148,6 +153,7 @@ def main():
             "authority": {"type": "str", "default": ""},
             "discovery": {"type": "str", "default": "", "no_log": True},
             "configuration": {"type": "dict", "default": {}},
+            "ignore": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -157,7 +163,7 @@ def main():
         with LOCK.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if given["state"] == "look":
-                changes = look(given["authority"], module.check_mode)
+                changes = look(given["authority"], given["ignore"], module.check_mode)
             elif given["state"] == "reset":
                 changes = reset(module.check_mode)
             else:

@@ -35,7 +35,7 @@ def arrange(lab: Kubernetes, groups: dict[str, str]) -> None:
         for group in ("kubernetes_head", "kubernetes_workers")
         for name, found in inventory["children"].pop(group)["hosts"].items()
     }
-    inventory["children"] |= {group: {"hosts": {name: hosts[name]}} for group, name in groups.items()}
+    inventory["children"] |= {group: {"hosts": {name: dict(hosts[name])}} for group, name in groups.items()}
     inventory["vars"]["slurm_head_confine"] = ["devices"]  # what a container can confine with either version of cgroups
     lab.inventory.write_text(yaml.safe_dump({"all": inventory}, sort_keys=False))
 

@@ -343,14 +343,14 @@ def test_look__kubeadm_was_upgraded__upgrades_the_configuration(
 ) -> None:
     host = Host(monkeypatch, tmp_path)
     JOIN.join("token", host.configuration, check=False)
-    assert JOIN.look(HASH, check=False) == []
+    assert JOIN.look(HASH, ["Swap"], check=False) == []
     host.version, host.calls = "v1.36.4", []
-    assert JOIN.look("another cluster", check=False) == []
-    (change,) = JOIN.look(HASH, check=True)
+    assert JOIN.look("another cluster", [], check=False) == []
+    (change,) = JOIN.look(HASH, ["Swap"], check=True)
     assert (change["from"], change["to"]) == ("v1.36.3", "v1.36.4")
-    assert JOIN.look(HASH, check=False) == [change]
+    assert JOIN.look(HASH, ["Swap"], check=False) == [change]
     assert host.calls == ["kubeadm version", "kubeadm version", "kubeadm upgrade", "systemctl restart"]
-    assert JOIN.look(HASH, check=False) == []
+    assert JOIN.look(HASH, ["Swap"], check=False) == []
 
 
 # --- the network of pods ----------------------------------------------------------------------------------------------
