@@ -1412,4 +1412,4 @@ def test_nodes_may_have_an_old_python(file: str) -> None:
 
 def test_the_module_stays_small() -> None:
     files = [PLUGINS / file for file in ("modules/node_state.py", "module_utils/node_state/items.py")]
-    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) < 700
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) < 710
