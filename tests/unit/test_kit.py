@@ -190,7 +190,7 @@ def test_build__while_another_one_runs__waits_and_says_so(tmp_path: Path, monkey
 
     def say(text: str) -> None:
         said.append(text)
-        fcntl.flock(other, fcntl.LOCK_UN)  # the other build ends; else this test would wait for ever
+        fcntl.flock(other, fcntl.LOCK_UN)  # the other build ends, so that this test does
 
     with (kit_build.directory() / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
