@@ -17,7 +17,8 @@ SECONDS = 120
 # everything, also to the administrator.
 STARTING = re.compile(
     r"connection (refused|reset)|was refused|: EOF$|TLS handshake timeout|\(ServiceUnavailable\)|etcdserver: "
-    r"|not yet ready to handle request|\(Forbidden\).* User \"kubernetes-admin\" cannot ",
+    r"|not yet ready to handle request|error validating data: unknown"
+    r"|\(Forbidden\).* User \"kubernetes-admin\" cannot ",
     re.MULTILINE,
 )
 STARTING_S = 90  # seconds in which an API server must have started

@@ -15,6 +15,8 @@ STARTS = (
     ' "configmaps" in API group "" in the namespace "kube-system"',
     "Unable to connect to the server: net/http: TLS handshake timeout",
     "Unable to connect to the server: EOF",
+    'error: error validating "STDIN": error validating data: unknown; if you choose to ignore these errors, turn'
+    " validation off with --validate=false",
     "Error from server: etcdserver: request timed out",
     'Error from server (Forbidden): pods "a" is forbidden: not yet ready to handle request',
 )
