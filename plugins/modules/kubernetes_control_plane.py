@@ -6,15 +6,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
 import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.kubectl import get, kubectl
+from ansible.module_utils.kubectl import get, items, kubectl
 from ansible.module_utils.kubernetes_etcd import CRICTL, RESET, bump, clear, restore, tool
-from ansible.module_utils.node_state.tools import NodeError, change, clean, run, write
+from ansible.module_utils.node_state.items import difference, inspect
+from ansible.module_utils.node_state.record import Call
+from ansible.module_utils.node_state.tools import NodeError, alone_on_node, change, clean, run, write
 
 DOCUMENTATION = r"""
 module: kubernetes_control_plane
@@ -25,15 +28,18 @@ description:
     Further heads join with the administrator's credentials, which each head issues itself, because all have the
     cluster's certificate authority. They need no token.
   - On a head that is set up, applies a changed configuration, and upgrades the control plane to the version of the
-    installed kubeadm.
+    installed kubeadm. Repairs the manifests of its static pods; they are recorded, so that C(clusterctl status) reports
+    a change by hand.
   - The files that all heads share in F(/etc/kubernetes/pki), and F(/etc/kubernetes/clusterctl), must exist.
 options:
   step:
     description:
       - V(look) returns what there is, V(converge) creates, joins or changes the control plane, V(remove) deletes it.
+      - V(wait) waits until all static pods of this head are ready and do not restart any more, after an upgrade of its
+        kubelet.
       - V(look) fails if there is a control plane that clusterctl did not set up.
     type: str
-    choices: [look, converge, remove]
+    choices: [look, converge, wait, remove]
     required: true
   name:
     description: Name of the node.
@@ -83,6 +89,10 @@ changes:
   description: The changes; mappings with kind, name and action.
   type: list
   returned: always
+notes:
+  description: Messages for the user.
+  type: list
+  returned: always
 """
 
 KUBERNETES = Path("/etc/kubernetes")
@@ -95,6 +105,7 @@ UPGRADING = OWN / "upgrading"
 STAGED = OWN / "restore.db"  # a snapshot of etcd with which the cluster begins
 ETCD = Path("/var/lib/etcd")
 COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+STATIC_PODS = ("etcd", *COMPONENTS)
 # The files that clusterctl writes; kubeadm derives all others from them.
 SHARED = (
     "ca.crt",
@@ -111,12 +122,13 @@ KUBECONFIGS = ("admin", "super-admin", "kubelet", "bootstrap-kubelet", "controll
 # phases of `kubeadm init` use what exists, or replace it. The API's port is a variable.
 RESUMED = (
     "DirAvailable--var-lib-etcd",
-    *(f"FileAvailable--etc-kubernetes-manifests-{name}.yaml" for name in ("etcd", *COMPONENTS)),
+    *(f"FileAvailable--etc-kubernetes-manifests-{name}.yaml" for name in STATIC_PODS),
     *(f"Port-{port}" for port in (2379, 2380, 10250, 10257, 10259)),
 )
 TOKEN = re.compile(r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b")
 KUBEADM_S = 900
 READY_S = 300
+STEADY_S = 10  # a new kubelet may start the containers of unchanged static pods again, within seconds
 
 
 def kubeadm(*argv):
@@ -147,9 +159,14 @@ def installed():
 
 
 def running():
-    """Return the version in the manifest of this head's API server."""
-    found = re.search(r"image: \S*/kube-apiserver:v([0-9.]+)", (MANIFESTS / "kube-apiserver.yaml").read_text())
+    """Return the version in the manifest of this head's API server; empty if there is none."""
+    found = re.search(r"image: \S*/kube-apiserver:v([0-9.]+)", text_of(MANIFESTS / "kube-apiserver.yaml"))
     return found.group(1) if found else ""
+
+
+def text_of(path):
+    """Return a file's text; empty if it was removed by hand."""
+    return path.read_text() if path.exists() else ""
 
 
 def look():
@@ -175,8 +192,7 @@ def look():
 
 def fixed():
     """Return what cannot change in this head's cluster, as its files have it: its networks, and the API's endpoint."""
-    controllers = (MANIFESTS / "kube-controller-manager.yaml").read_text()
-    access = (KUBERNETES / "admin.conf").read_text()
+    controllers, access = text_of(MANIFESTS / "kube-controller-manager.yaml"), text_of(KUBERNETES / "admin.conf")
     found = {
         "pod_network": re.search(r"--cluster-cidr=(\S+)", controllers),
         "service_network": re.search(r"--service-cluster-ip-range=(\S+)", controllers),
@@ -285,32 +301,55 @@ def server(given, *argv):
     return kubectl(*argv, f"--server=https://{address}:{given['port']}", check=False, seconds=30)
 
 
-def hashes(given):
-    """Return the kubelet's hash of each static pod of this head that runs and is ready."""
+def pods(given):
+    """Return the static pods of this head that are ready, by component, as its own API server has them."""
     selector = "--selector=tier=control-plane"
     _, out, _ = server(given, "get", "pods", "--namespace=kube-system", selector, "--output=json")
-    pods = json.loads(out)["items"] if out.strip() else []
     found = {}
-    for pod in pods:
+    for pod in items(out):
         conditions = {one["type"]: one["status"] for one in pod.get("status", {}).get("conditions", [])}
         if pod["spec"].get("nodeName") == given["name"] and conditions.get("Ready") == "True":
-            component = pod["metadata"]["labels"].get("component", "")
-            found[component] = pod["metadata"].get("annotations", {}).get("kubernetes.io/config.hash", "")
+            found[pod["metadata"]["labels"].get("component", "")] = pod
     return found
 
 
-def manifests():
-    """Return the manifests' contents by component."""
-    return {path.stem: path.read_bytes() for path in MANIFESTS.glob("*.yaml")}
+def containers(pod):
+    """Return the identifiers of a pod's containers."""
+    return {one.get("containerID") for one in pod.get("status", {}).get("containerStatuses", [])}
 
 
-def wait(given, components, before):
-    """Wait until the kubelet runs the new manifests of these components, and the API server is ready."""
-    deadline = time.monotonic() + READY_S
+def manifest(component):
+    """Return the manifest of a static pod as an object; kubectl parses it, and asks no server."""
+    path = MANIFESTS / f"{component}.yaml"
+    return json.loads(kubectl("label", "--local", f"--filename={path}", "--output=json", "none-")[1])
+
+
+def has(there, wanted):
+    """Return whether an object of the API has all fields of a manifest. It has others: defaults and the kubelet's."""
+    if isinstance(wanted, dict):
+        return isinstance(there, dict) and all(name in there and has(there[name], wanted[name]) for name in wanted)
+    if isinstance(wanted, list):
+        return isinstance(there, list) and len(there) == len(wanted) and all(map(has, there, wanted))
+    return there == wanted
+
+
+def matches(there, wanted):
+    """Return whether a static pod's object is the one of this manifest: the kubelet adds the node to its name."""
+    kept = {name: wanted["metadata"][name] for name in ("labels", "annotations") if name in wanted["metadata"]}
+    return has(there["metadata"], kept) and has(there["spec"], wanted["spec"])
+
+
+def wait(given):
+    """Wait until the static pods of this head are those of the manifests, are ready, and do not restart any more."""
+    deadline, ran, since = time.monotonic() + READY_S, None, 0.0
+    wanted = {component: manifest(component) for component in STATIC_PODS}
     while True:
-        now = hashes(given)
-        late = [name for name in components if name not in now or now[name] == before.get(name)]
-        if not late and is_ready(given):
+        found = pods(given)
+        late = [name for name, one in wanted.items() if name not in found or not matches(found[name], one)]
+        now = {name: containers(found[name]) for name in wanted if name in found}
+        if late or now != ran or not is_ready(given):
+            ran, since = now, time.monotonic()
+        elif time.monotonic() - since >= STEADY_S:
             return
         if time.monotonic() > deadline:
             waits = ", ".join(late) or "the API server"
@@ -320,18 +359,59 @@ def wait(given, components, before):
 
 def reconfigure(given, known, wanted):
     """Apply a changed configuration."""
-    before, old = hashes(given), manifests()
     # Its names may have changed. kubeadm keeps an existing certificate; the API server reloads a new one.
     for name in ("apiserver.crt", "apiserver.key"):
         (PKI / name).unlink(missing_ok=True)
     option = f"--config={CONFIGURATION}"
     kubeadm("init", "phase", "certs", "apiserver", option)
     kubeadm("init", "phase", "upload-config", "kubeadm", option)
-    if known.get("etcd") != wanted["etcd"]:
+    write_manifests([*COMPONENTS, *(["etcd"] if known.get("etcd") != wanted["etcd"] else [])])
+    wait(given)
+
+
+def write_manifests(components):
+    """Write manifests of static pods from the configuration."""
+    option = f"--config={CONFIGURATION}"
+    if "etcd" in components:
         kubeadm("init", "phase", "etcd", "local", option)
-    kubeadm("init", "phase", "control-plane", "all", option)
-    new = manifests()
-    wait(given, [name for name in new if new[name] != old.get(name)], before)
+    if any(name != "etcd" for name in components):
+        kubeadm("init", "phase", "control-plane", "all", option)
+
+
+def recorded():
+    """Return the record of the role, in which the manifests are, too."""
+    call = Call("kubernetes_head")
+    call.open()
+    return call
+
+
+def edited():
+    """Return the manifests that differ from the record: their components, and the differences as text."""
+    known = recorded().record["items"]
+    paths = {name: f"{MANIFESTS}/{name}.yaml" for name in STATIC_PODS if f"file:{MANIFESTS}/{name}.yaml" in known}
+    differences = {name: difference(inspect(path), known[f"file:{path}"]["now"]) for name, path in paths.items()}
+    return {name: what for name, what in differences.items() if what}
+
+
+def record():
+    """Record the manifests. Without clusterctl there are none."""
+    call = recorded()
+    for name in STATIC_PODS:
+        path = f"{MANIFESTS}/{name}.yaml"
+        call.record["items"].setdefault(f"file:{path}", {"before": {"type": "absent"}})
+        call.note(f"file:{path}", inspect(path), secret=False)
+    call.save()
+
+
+def repair(given, components):
+    """Write manifests that were changed by hand as they were. An operator's comment alone restarts nothing."""
+    known = recorded().record["items"]
+    write_manifests(components)
+    for path in [MANIFESTS / f"{name}.yaml" for name in components]:
+        now = known[f"file:{path}"]["now"]
+        os.chown(path, now["uid"], now["gid"])
+        path.chmod(int(now["mode"], 8))
+    wait(given)
 
 
 def upgrade(given, version):
@@ -365,6 +445,7 @@ def converge(given, check):
             else:
                 join(given, state != "new")
             close(ETCD, check)
+            record()
             store(COMPLETE, digests())
             STARTED.unlink()
         return [change("control plane", name, "created", action)]
@@ -373,12 +454,19 @@ def converge(given, check):
         if not check:
             upgrade(given, version)
         changes.append(change("control plane", name, "upgraded", "", before, version))
+    by_hand = {} if changes else edited()
+    if by_hand:
+        if not check:
+            repair(given, by_hand)
+        changes += [change("file", f"{MANIFESTS}/{one}.yaml", "repaired", what) for one, what in by_hand.items()]
     known, wanted = json.loads(COMPLETE.read_text() or "{}"), digests() if CONFIGURATION.exists() else {}
     if known != wanted:
         if not check:
             reconfigure(given, known, wanted)
             store(COMPLETE, wanted)
         changes.append(change("control plane", name, "changed", "its configuration"))
+    if not check:
+        record()
     if close(ETCD, check):
         changes.append(change("control plane", name, "changed", "the mode of etcd's directory"))
     return changes
@@ -411,11 +499,21 @@ def remove(given, check):
     return [change("control plane", given["name"], "removed")]
 
 
+def settle(given, check):
+    """Wait after an upgrade of the kubelet; return no changes."""
+    if not check and COMPLETE.exists():
+        wait(given)
+    return []
+
+
+STEPS = {"converge": converge, "wait": settle, "remove": remove}
+
+
 def main():
     """Ansible's entry point."""
     module = AnsibleModule(
         argument_spec={
-            "step": {"type": "str", "choices": ["look", "converge", "remove"], "required": True},
+            "step": {"type": "str", "choices": ["look", "converge", "wait", "remove"], "required": True},
             "name": {"type": "str", "required": True},
             "address": {"type": "str", "default": ""},
             "port": {"type": "int", "default": 6443},
@@ -429,11 +527,13 @@ def main():
         if given["step"] == "look":
             state = look()
             known = fixed() if state == "complete" else {}
-            module.exit_json(changed=False, changes=[], state=state, version=installed(), fixed=known)
-        changes = remove(given, check) if given["step"] == "remove" else converge(given, check)
+            module.exit_json(changed=False, changes=[], notes=[], state=state, version=installed(), fixed=known)
+        notes = []
+        with contextlib.nullcontext() if check else alone_on_node(notes):
+            changes = STEPS[given["step"]](given, check)
     except (NodeError, OSError, ValueError) as error:
         module.fail_json(msg=str(error))
-    module.exit_json(changed=bool(changes), changes=changes)
+    module.exit_json(changed=bool(changes), changes=changes, notes=notes)
 
 
 if __name__ == "__main__":

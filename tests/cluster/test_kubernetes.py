@@ -829,7 +829,7 @@ def test_add_node__killed_while_the_node_joins__is_completed_by_the_same_command
     cluster.unchanged()
 
 
-_OWN = "/etc/kubernetes/clusterctl"
+_OWN, _MANIFESTS = "/etc/kubernetes/clusterctl", "/etc/kubernetes/manifests"
 BY_HAND: ByHand = {
     "key's mode": ("head1", "chmod 0644 /etc/kubernetes/pki/ca.key",
                    ("kubernetes_head", "file", "/etc/kubernetes/pki/ca.key", "mode 0644, was 0600")),
@@ -837,6 +837,8 @@ BY_HAND: ByHand = {
                     ("kubernetes_head", "file", f"{_OWN}/audit-policy.yaml", "edited")),
     "secret edited": ("head1", f"echo '# by hand' >> {_OWN}/encryption.yaml",
                       ("kubernetes_head", "file", f"{_OWN}/encryption.yaml", "edited")),
+    "manifest edited": ("head1", f"echo '# by hand' >> {_MANIFESTS}/kube-scheduler.yaml",
+                        ("kubernetes_head", "file", f"{_MANIFESTS}/kube-scheduler.yaml", "edited")),
     "program removed": ("head1", "rm /usr/local/sbin/kubernetes-drain",
                         ("kubernetes_head", "file", "/usr/local/sbin/kubernetes-drain", "removed")),
     "timer disabled": ("head1", "systemctl -q disable --now kubernetes-certificates.timer",
@@ -868,7 +870,7 @@ OBJECTS = {
 }  # fmt: skip
 
 
-@pytest.mark.proves("status", "`status` reports exactly eleven kinds of manual change on Kubernetes' nodes.")
+@pytest.mark.proves("status", "`status` reports exactly twelve kinds of manual change on Kubernetes' nodes.")
 @pytest.mark.proves("bootstrap", "A run repairs exactly the manual changes of Kubernetes' nodes and objects.")
 @pytest.mark.proves("bootstrap", "A repair of stopped kubelets and containerds restarts no pod.")
 @pytest.mark.long
@@ -889,3 +891,27 @@ def test_changes_by_hand__of_nodes_and_objects__are_reported_and_repaired(cluste
     assert pods() == running
     assert drift(cluster.healthy()) == {}
     cluster.unchanged()
+
+
+@pytest.mark.proves("bootstrap", "A static pod with another option, and one that was removed, run again as they were.")
+@pytest.mark.long
+def test_manifests__changed_by_hand__are_written_again(cluster: Kubernetes, steady: dict[str, tuple[str, ...]]) -> None:
+    def pod(component: str) -> str:
+        return cluster.root("head1", f"crictl ps --quiet --name {component}").strip()
+
+    before, kept = cluster.root("head1", f"cat {_MANIFESTS}/*"), (pod("etcd"), pod("kube-apiserver"))
+    paths = [f"{_MANIFESTS}/{name}.yaml" for name in ("kube-controller-manager", "kube-scheduler")]
+    cluster.root("head1", f"sed -i '/--leader-elect=/a\\    - --v=1' {paths[0]}; rm {paths[1]}")
+    wait_until(lambda: not pod("kube-scheduler"))
+    assert {name: what for (*_, name), what in drift(cluster.run("status", expect=4)).items()} == {
+        paths[0]: "edited",
+        paths[1]: "removed",
+    }
+    assert changed(cluster.run("bootstrap")) == {("head1", "file", path) for path in paths}
+    assert cluster.root("head1", f"cat {_MANIFESTS}/*") == before
+    assert pod("kube-scheduler")
+    assert "--v=1" not in cluster.root("head1", "ps -C kube-controller-manager -o args=")
+    assert (pod("etcd"), pod("kube-apiserver")) == kept
+    cluster.unchanged()
+    cluster.healthy()
+    undisturbed(cluster, steady)

@@ -3,11 +3,13 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ansible.module_utils.node_state import record as node_record
 
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
 from tests.unit.test_role_plugins import plugin
@@ -40,9 +42,10 @@ class Head:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.calls, self.version = folder, list[str](), "v1.36.3"
-        self.fails, self.killed, self.hash = "", "", 1
+        self.fails, self.killed, self.looks, self.now = "", "", 0, 0.0
+        self.running: Callable[[int], list[dict[str, Any]]] = lambda _: [self.pod(name) for name in MODULE.STATIC_PODS]
         self.deleted: list[str] = []
-        for name in ("clusterctl/patches", "manifests", "pki/etcd"):
+        for name in ("clusterctl/patches", "manifests", "pki/etcd", "store/state"):
             (folder / name).mkdir(parents=True)
         for name in MODULE.SHARED:
             (folder / "pki" / name).write_text(f"shared {name}")
@@ -68,7 +71,12 @@ class Head:
         monkeypatch.setattr(MODULE, "kubectl", self.kubectl)
         monkeypatch.setattr(MODULE, "get", self.get)
         monkeypatch.setattr(MODULE.shutil, "which", lambda _: "/usr/bin/kubeadm")
-        monkeypatch.setattr(MODULE.time, "sleep", lambda _: None)
+        monkeypatch.setattr(MODULE.time, "sleep", self.sleep)
+        monkeypatch.setattr(MODULE.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(node_record, "STORE", folder / "store")
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
     def run(self, *argv: str, **_: Any) -> tuple[int, str]:
         words = " ".join(word for word in argv[1:] if not word.startswith("-"))
@@ -86,10 +94,12 @@ class Head:
             )
         if words in ("init", "join", "upgrade apply v1.37.0", "upgrade node"):
             self.write("admin.conf", "scheduler.conf", "pki/apiserver.crt", "pki/apiserver.key", "pki/etcd/peer.key")
-            self.manifests(self.version)
+            self.manifests(self.version, *MODULE.STATIC_PODS)
             (self.folder / "etcd/member").mkdir(parents=True, exist_ok=True)
         if words == "init phase control-plane all":
             self.manifests(f"{self.version} and {(self.folder / 'clusterctl/kubeadm.yaml').read_text()}")
+        if words == "init phase etcd local":
+            self.manifests(self.version, "etcd")
         if words == "reset":
             for path in (
                 *(self.folder / "pki").rglob("*"),
@@ -106,28 +116,31 @@ class Head:
         for name in names:
             (self.folder / name).write_text("derived")
 
-    def manifests(self, text: str) -> None:
-        for name in MODULE.COMPONENTS:
-            content = f"image: registry.k8s.io/{name}:{text.split()[0]}\n# {text}\n"
+    def manifests(self, text: str, *names: str) -> None:
+        for name in names or MODULE.COMPONENTS:
+            spec = {"metadata": {"labels": {"component": name}}, "spec": {"containers": [{"args": [text]}]}}
+            content = f"# image: registry.k8s.io/{name}:{text.split()[0]}\n{json.dumps(spec)}\n"
             (self.folder / f"manifests/{name}.yaml").write_text(content)
-        self.hash += 1
+
+    def manifest(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = yaml.safe_load((self.folder / f"manifests/{name}.yaml").read_text())
+        return found
+
+    def pod(self, name: str) -> dict[str, Any]:
+        """Return the static pod that the kubelet runs from a manifest, with the fields that are added."""
+        one = self.manifest(name)
+        one["spec"] |= {"nodeName": "head1", "restartPolicy": "Always"}
+        conditions = [{"type": "Ready", "status": "True"}]
+        return {**one, "status": {"conditions": conditions, "containerStatuses": [{"containerID": name}]}}
 
     def kubectl(self, *argv: str, **_: Any) -> tuple[int, str, str]:
         if argv[0] == "delete":
             self.deleted.append(" ".join(argv[1:]))
+        if argv[0] == "label":
+            return 0, json.dumps(self.manifest(Path(argv[2]).stem)), ""
         if argv[:2] == ("get", "pods"):
-            pods = [
-                {
-                    "metadata": {
-                        "labels": {"component": name},
-                        "annotations": {"kubernetes.io/config.hash": str(self.hash)},
-                    },
-                    "spec": {"nodeName": "head1"},
-                    "status": {"conditions": [{"type": "Ready", "status": "True"}]},
-                }
-                for name in MODULE.COMPONENTS
-            ]
-            return 0, json.dumps({"items": pods}), ""
+            self.looks += 1
+            return 0, json.dumps({"kind": "List", "items": self.running(self.looks)}), ""
         return 0, "ok", ""
 
     def get(self, *_: str, **__: Any) -> list[dict[str, Any]]:
@@ -354,13 +367,68 @@ def test_converge__killed_while_it_changes__is_repeated(head: Head) -> None:
     assert head.converge() == ["changed its configuration"]
 
 
-def test_wait__component_does_not_restart__is_an_error(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MODULE, "READY_S", 0)
-    before = MODULE.hashes(GIVEN)
-    with pytest.raises(MODULE.NodeError, match="kube-apiserver did not become ready in 0 s"):
-        MODULE.wait(GIVEN, ["kube-apiserver"], before)
-    head.hash += 1
-    MODULE.wait(GIVEN, ["kube-apiserver"], before)
+def test_wait__component_stays_as_it_was__is_an_error(head: Head) -> None:
+    head.converge()
+    old = [head.pod(name) for name in MODULE.STATIC_PODS]
+    head.running = lambda _: old
+    MODULE.wait(GIVEN)
+    head.manifests("v1.36.3 changed", "kube-scheduler")
+    with pytest.raises(MODULE.NodeError, match=r"^kube-scheduler did not become ready in 300 s"):
+        MODULE.wait(GIVEN)
+
+
+@pytest.mark.proves(
+    "upgrade", "After a new kubelet, a head is waited for until its static pods do not restart any more."
+)
+def test_wait__containers_that_restart__ends_when_they_are_steady(head: Head) -> None:
+    head.converge()
+    head.looks = 0
+
+    def running(look: int) -> list[dict[str, Any]]:
+        """The API server does not answer from the 5th to the 7th look, and has another container then."""
+        found = [head.pod(name) for name in MODULE.STATIC_PODS]
+        found[1]["status"]["containerStatuses"][0]["containerID"] += str(look > 4)
+        return [] if look in range(5, 8) else found
+
+    head.running = running
+    MODULE.wait(GIVEN)
+    assert head.looks == 8 + MODULE.STEADY_S
+
+
+def test_matches__object_of_the_api__has_the_manifests_fields_and_others(head: Head) -> None:
+    head.converge()
+    wanted, there = head.manifest("etcd"), head.pod("etcd")
+    assert MODULE.matches(there, wanted)
+    there["spec"]["containers"].append({"args": []})
+    assert not MODULE.matches(there, wanted)
+    there = head.pod("etcd")
+    there["spec"]["containers"][0]["args"] = []
+    assert not MODULE.matches(there, wanted)
+
+
+@pytest.mark.proves(
+    "bootstrap", "A static pod's manifest that was edited or removed by hand is repaired, and no other."
+)
+@pytest.mark.parametrize(("component", "phase"), [("kube-scheduler", "control-plane all"), ("etcd", "etcd local")])
+@pytest.mark.parametrize("way", ["edited", "removed", "mode"])
+def test_converge__manifest_changed_by_hand__is_repaired(head: Head, component: str, phase: str, way: str) -> None:
+    head.converge()
+    assert head.converge() == []
+    path = head.folder / f"manifests/{component}.yaml"
+    path.chmod(0o600)
+    MODULE.record()
+    if way == "edited":
+        path.write_text(path.read_text() + "# by hand\n")
+    elif way == "removed":
+        path.unlink()
+    else:
+        path.chmod(0o644)
+    words = {"edited": "content", "removed": "created", "mode": "mode 0600, was 0644"}[way]
+    for check in (True, False):
+        assert head.converge(check=check) == [f"repaired {words}"]
+    assert phases(head) == [phase]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert head.converge() == []
 
 
 @pytest.mark.parametrize(("cluster", "call"), [("v1.36.3", "upgrade apply v1.37.0 --yes"), ("v1.37.0", "upgrade node")])
