@@ -294,7 +294,7 @@ class Host:
         monkeypatch.setattr(JOIN, "run", self.run)
 
     def run(self, *argv: str) -> tuple[int, str]:
-        self.calls.append(" ".join(argv[:2]))
+        self.calls.append(" ".join(argv if argv[1] == "upgrade" else argv[:2]))
         if argv[1] == self.fails:
             raise JOIN.NodeError("kubeadm join ended with 1")
         if argv[:2] == ("kubeadm", "join"):
@@ -349,7 +349,12 @@ def test_look__kubeadm_was_upgraded__upgrades_the_configuration(
     (change,) = JOIN.look(HASH, ["Swap"], check=True)
     assert (change["from"], change["to"]) == ("v1.36.3", "v1.36.4")
     assert JOIN.look(HASH, ["Swap"], check=False) == [change]
-    assert host.calls == ["kubeadm version", "kubeadm version", "kubeadm upgrade", "systemctl restart"]
+    assert host.calls == [
+        "kubeadm version",
+        "kubeadm version",
+        "kubeadm upgrade node --ignore-preflight-errors=Swap",
+        "systemctl restart",
+    ]
     assert JOIN.look(HASH, ["Swap"], check=False) == []
 
 
