@@ -126,4 +126,4 @@ def test_host__in_both_schedulers__is_refused(cluster: Kubernetes) -> None:
     finally:
         cluster.inventory.write_text(before)
     assert done.returncode == 2, done.stderr
-    assert "gpu01: in two schedulers, got Slurm, Kubernetes, expected one" in done.stderr
+    assert "gpu01: in two schedulers, got slurm, kubernetes, expected one" in done.stderr

@@ -16,9 +16,10 @@ def scheduler_of(name: str) -> str:
     return str(described(name).get("scheduler", "slurm"))
 
 
-def test_clusters__with_nvidias_repository__are_four() -> None:
+def test_clusters__with_nvidias_repository__are_five() -> None:
     assert {name: (described(name)["system"], scheduler_of(name)) for name in NAMES} == {
         "debian-l40s": ("debian-13", "slurm"),
+        "rocky-a100-kubernetes": ("rocky-9", "kubernetes"),
         "rocky-v100": ("rocky-9", "slurm"),
         "ubuntu-a100-kubernetes": ("ubuntu-24.04", "kubernetes"),
         "ubuntu-h100": ("ubuntu-24.04", "slurm"),
@@ -26,7 +27,7 @@ def test_clusters__with_nvidias_repository__are_four() -> None:
 
 
 @pytest.mark.proves(
-    "systems", "Four likely clusters (H100, V100, L40S, and A100 with Kubernetes): every role comes out whole."
+    "systems", "Five likely clusters (H100, V100, L40S, and two of A100 with Kubernetes): every role comes out whole."
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_roles__of_a_cluster__come_out_whole(name: str) -> None:
@@ -41,7 +42,7 @@ def test_roles__of_a_cluster__come_out_whole(name: str) -> None:
         assert driver.value("__nvidia_driver_problems") == []
 
 
-@pytest.mark.proves("systems", "Four likely clusters: each file passes its own program.")
+@pytest.mark.proves("systems", "Five likely clusters: each file passes its own program.")
 @pytest.mark.parametrize("name", NAMES)
 def test_files__of_a_cluster__pass_their_own_program(name: str, tmp_path: Path) -> None:
     written: dict[tuple[str, str], list[File]] = {}
@@ -59,7 +60,7 @@ def test_files__of_a_cluster__pass_their_own_program(name: str, tmp_path: Path) 
         CHECKS[pattern](root, found)
 
 
-@pytest.mark.proves("packages", "Four likely clusters: no package or pin is wrong, what no source shows is listed.")
+@pytest.mark.proves("packages", "Five likely clusters: no package or pin is wrong, what no source shows is listed.")
 @pytest.mark.parametrize("name", NAMES)
 def test_packages__of_a_cluster__are_known_or_listed(name: str) -> None:
     with opened(name) as cluster:
@@ -68,7 +69,7 @@ def test_packages__of_a_cluster__are_known_or_listed(name: str) -> None:
     assert found == described(name)["unknown"]
 
 
-@pytest.mark.proves("systems", "Four likely clusters: every command line of a bootstrap has its source.")
+@pytest.mark.proves("systems", "Five likely clusters: every command line of a bootstrap has its source.")
 @pytest.mark.parametrize("name", NAMES)
 def test_commands__of_a_bootstrap__are_listed_with_their_source(name: str) -> None:
     with opened(name) as cluster:
