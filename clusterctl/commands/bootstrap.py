@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from clusterctl.commands.kubeconfig import StoreKubeconfig
 from clusterctl.inventory.model import Host
 from clusterctl.inventory.schedulers import KUBERNETES
 from clusterctl.run import engine, pruning, scheduler
@@ -59,6 +60,7 @@ def bootstrap(options: Options, prune: bool = False) -> int:
     phases = [
         *ENTRY,
         Play("bootstrap", "Configure all nodes"),
+        StoreKubeconfig(),
         *[UninstallUnused()] * prune,
     ]
     return engine.execute(options, phases)

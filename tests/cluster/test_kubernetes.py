@@ -416,10 +416,14 @@ def test_pod__reaches_for_credentials__gets_none(cluster: Kubernetes) -> None:
 # People
 
 
+@pytest.mark.proves("bootstrap", "The administrator's kubeconfig is stored, readable by its owner alone.")
 @pytest.mark.proves("kubeconfig", "The administrator's kubeconfig works, and is readable by its owner alone.")
 def test_kubeconfig__of_the_administrator__is_the_owners_alone(cluster: Kubernetes) -> None:
-    kubeconfig(cluster)
     path = cluster.inventory.parent / ".clusterctl" / "kubeconfig"
+    assert path.stat().st_mode & 0o777 == 0o600
+    stored = path.read_text()
+    kubeconfig(cluster)
+    assert path.read_text() == stored
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert with_config(cluster, path, "auth", "can-i", "*", "*") == "yes\n"
 
