@@ -189,6 +189,9 @@ def test_containerd__with_selinux__labels_no_pods_of_kubernetes(tmp_path: Path, 
 # --- the role's own files ---------------------------------------------------------------------------------------------
 
 
+JOINED = ("/etc/kubernetes/kubelet.conf", "Kubernetes v1.36.3")
+
+
 def node(directory: Path, system: str = "debian-13", looked: tuple[str, ...] = (), **known: Any) -> Role:
     cluster = kubernetes(directory, system, ())
     return cluster.role("kubernetes_node", "gpu01", __kubernetes_node_look={"stdout_lines": [*looked]}, **known)
@@ -241,6 +244,12 @@ def test_kubelet__of_a_node__has_what_differs_between_nodes(tmp_path: Path) -> N
         ({"__kubernetes_node_cgroups": 1, "kubernetes_node_kubelet_config": {"failCgroupV1": False}}, ""),
         ({"kubernetes_node_version": "1.36.*"}, 'is "1.36.*", expected a release such as 1.36.3'),
         ({"kubernetes_node_version": ""}, "expected a release"),
+        ({"looked": JOINED, "kubernetes_node_version": "1.35.9"}, ""),
+        ({"looked": JOINED, "kubernetes_node_version": "1.36.10", "upgrade_roles": ["all"]}, ""),
+        (
+            {"looked": JOINED, "kubernetes_node_version": "1.35.9", "upgrade_roles": ["all"]},
+            "Kubernetes 1.36.3 runs here, and kubernetes_node_version is 1.35.9: it cannot return to an older release",
+        ),
         ({"kubernetes_node_version": "1.38.0", "__kubernetes_node_runtime": "1.7.24~ds1-6"}, "needs containerd 2"),
         ({"kubernetes_node_version": "1.38.0", "__kubernetes_node_runtime": "2.3.6-1.el9"}, ""),
         ({"kubernetes_node_version": "1.37.1", "__kubernetes_node_runtime": "1.7.24~ds1-6"}, ""),
