@@ -468,7 +468,9 @@ def test_kubeconfig__of_a_person__reaches_one_namespace(cluster: Kubernetes, tmp
 # Settings of GPUs
 
 
-@pytest.mark.proves("kubernetes", "A tainted GPU node runs only pods that ask for GPUs, tolerate it or have the RuntimeClass.")
+@pytest.mark.proves(
+    "kubernetes", "A tainted GPU node runs only pods that ask for GPUs, tolerate it or have the RuntimeClass."
+)
 @pytest.mark.proves("kubernetes", "`kubernetes_worker_gpu_taint` set back removes the taint.")
 @pytest.mark.long
 def test_gpu_taint__of_workers__keeps_other_pods_away(cluster: Kubernetes) -> None:

@@ -4,6 +4,7 @@ Three heads without an address of their own, flannel without a tunnel, NetworkPo
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,10 +19,11 @@ from tests.cluster.kubernetes import (
     tokens,
     website,
 )
-from tests.cluster.lab import fresh_as, podman
+from tests.cluster.lab import clusterctl, fresh_as, podman
 from tests.cluster.test_kubernetes_heads import ThreeHeads
 from tests.cluster.test_kubernetes_upgrade import NEW, OLD, PREVIOUS, every, pin, versions
 from tests.faults.injury import container, wait_until
+from tests.programs import described
 
 POLICIES = "kube-network-policies"
 
@@ -34,6 +36,8 @@ def cluster() -> Iterator[ThreeHeads]:
         lines = lab.inventory.read_text().splitlines(keepends=True)
         lab.inventory.write_text("".join(line for line in lines if "kubernetes_node_api_address:" not in line))
         lab.declare("kubernetes_network_backend: host-gw", "kubernetes_network_policies: true")
+        if not has_nft_queue(lab):
+            lab.declare("kubernetes_network_policies_check: false")
         pin(lab, OLD)
         lab.run("bootstrap")
         yield lab
@@ -56,6 +60,41 @@ def test_routes__with_host_gw__go_to_the_nodes(cluster: ThreeHeads) -> None:
     assert "flannel" not in cluster.root("gpu01", "ip -brief link")
 
 
+def has_nft_queue(lab: ThreeHeads) -> bool:
+    """Return whether this machine's kernel has what kube-network-policies adds rules with."""
+    rule = "table inet seen { chain queued { type filter hook forward priority 0; queue num 98 bypass; }; }"
+    return lab.root("gpu01", f"echo '{rule}' | nft --check --file - 2>/dev/null && echo yes || true") == "yes\n"
+
+
+@pytest.mark.proves("kubernetes", "A kernel on which NetworkPolicies would have no effect is refused.")
+def test_bootstrap__kernel_without_nft_queue__is_refused(cluster: ThreeHeads) -> None:
+    if has_nft_queue(cluster):
+        pytest.skip("this machine's kernel has nft_queue")
+    text = cluster.inventory.read_text()
+    cluster.inventory.write_text(
+        text.replace("kubernetes_network_policies_check: false", "kubernetes_network_policies_check: true")
+    )
+    try:
+        done = clusterctl("plan", "bootstrap", str(cluster.inventory))
+    finally:
+        cluster.inventory.write_text(text)
+    assert done.returncode not in (0, 10), described(done)
+    assert "The kernel has no nft_queue" in done.stdout
+    assert cluster.ready() == dict.fromkeys(cluster.nodes, True)
+
+
+@contextmanager
+def queued(lab: ThreeHeads) -> Iterator[None]:
+    """Pass new connections to kube-network-policies by xtables' rules where the kernel lacks nft_queue for its own."""
+    rule = "FORWARD -m conntrack --ctstate NEW -j NFQUEUE --queue-num 98 --queue-bypass"
+    nodes = () if has_nft_queue(lab) else lab.worker_names
+    for node in nodes:
+        lab.root(node, f"apt-get -qq -y install iptables >/dev/null 2>&1; iptables-nft -I {rule}")
+    yield
+    for node in nodes:
+        lab.root(node, f"iptables-nft -D {rule}")
+
+
 def policy(name: str, **spec: object) -> Manifest:
     """Return a NetworkPolicy of the pods of `site`."""
     return {
@@ -76,7 +115,7 @@ def test_network_policy__of_a_deployment__lets_in_whom_it_names(cluster: ThreeHe
         return cluster.output(pod(name, BUSYBOX, f"wget -q -T 5 -O - {url} || echo refused", node=node))
 
     friends = [{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]
-    with cluster.running(site, service):
+    with queued(cluster), cluster.running(site, service):
         for node in cluster.worker_names:
             assert asks("stranger", node).startswith("site-")
         with cluster.running(policy("friends", ingress=friends)):
