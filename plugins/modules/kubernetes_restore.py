@@ -115,8 +115,8 @@ def put_aside(now):
             if containers:
                 run(*CRICTL, "stop", "--timeout=30", *containers)
             if (ETCD / "member").exists():
+                aside.mkdir(mode=0o700)
                 shutil.copytree(ETCD / "member", aside / "member")
-                aside.chmod(0o700)
         except (NodeError, OSError):
             shutil.rmtree(aside, ignore_errors=True)
             run("systemctl", "start", "kubelet")

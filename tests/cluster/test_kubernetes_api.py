@@ -5,7 +5,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -291,15 +291,15 @@ def test_metrics__with_the_certificate_of_prometheus__are_all_it_reads(head: Con
         assert '"code": 403' in head.run(*curl, f"https://{ADDRESS}:6443/{path}"), path
 
 
-def refusal(head: ControlPlane, namespace: str, name: str, **spec: object) -> str:
-    """Return why a pod is refused; empty if it is created."""
+def refusal(head: ControlPlane, namespace: str, name: str, who: Sequence[str] = (), **spec: object) -> str:
+    """Return why a pod is refused; empty if it is created. `who` are options for another user than the administrator."""
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"containers": [{"name": "main", "image": "none"}], **spec},
     }
-    return head.ask("kubectl", "create", "--filename=-", stdin=pod).stderr
+    return head.ask("kubectl", "create", "--filename=-", *who, stdin=pod).stderr
 
 
 @pytest.mark.proves("kubernetes", "A person cannot create pods of the system's priority classes.")
@@ -317,6 +317,132 @@ def test_priority__of_the_system__is_for_its_namespaces(head: ControlPlane, name
     assert refusal(head, "kube-system", name, priorityClassName=name) == ""
     assert refusal(head, "drivers", name, priorityClassName=name) == ""
     assert refusal(head, "default", f"plain-{name}") == ""
+
+
+def as_user(name: str, *groups: str, **extra: str) -> list[str]:
+    """Return kubectl's options to impersonate a user."""
+    found = [f"--as={name}", *(f"--as-group={group}" for group in (*groups, "system:authenticated"))]
+    return found + [f"--as-user-extra=authentication.kubernetes.io/{key}={value}" for key, value in extra.items()]
+
+
+def limit(head: ControlPlane, role: str) -> None:
+    """Apply the objects of a role, and wait until the API server has read its policies."""
+    wanted = head.objects(role)
+    head.call("kubernetes_objects", {"part": role, "objects": wanted, "wait": 0})
+    kind = "validatingadmissionpolicies"
+    names = [one["metadata"]["name"] for one in wanted if one["kind"] == "ValidatingAdmissionPolicy"]
+    for name in names:
+        wait_until(lambda name=name: head.get(kind, name).get("status", {}).get("observedGeneration"))
+        assert head.get(kind, name)["status"].get("typeChecking", {}) == {}, name
+
+
+VOLUMES = (
+    {"configMap": {"name": "one"}},
+    {"downwardAPI": {"items": []}},
+    {"emptyDir": {}},
+    {"ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"],
+                                                    "resources": {"requests": {"storage": "1Mi"}}}}}},
+    {"persistentVolumeClaim": {"claimName": "one"}},
+    {"projected": {"sources": []}},
+    {"secret": {"secretName": "one"}},
+)  # fmt: skip
+REFUSED = {
+    "nfs": ({"volumes": [{"name": "v", "nfs": {"server": "head1", "path": "/srv"}}]}, "need a PersistentVolumeClaim"),
+    "csi": (
+        {"volumes": [{"name": "v", "csi": {"driver": "nfs.csi.k8s.io", "volumeAttributes": {"server": "head1"}}}]},
+        "need a PersistentVolumeClaim",
+    ),
+    "placed": ({"nodeName": "gpu01"}, "goes past the scheduler"),
+    "all": ({"tolerations": [{"operator": "Exists"}]}, "cannot tolerate"),
+    "heads": ({"tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}]}, "cannot tolerate"),
+    "new": ({"tolerations": [{"key": "clusterctl/new", "operator": "Exists"}]}, "cannot tolerate"),
+    "cordoned": ({"tolerations": [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]}, "cannot tolerate"),
+}  # fmt: skip
+
+
+@pytest.mark.proves("kubernetes", "Persons' pods have no volume of a server, and no place on heads or cordoned nodes.")
+def test_pods__of_persons__are_limited(head: ControlPlane) -> None:
+    limit(head, "kubernetes_quota")
+    head.run("kubernetes-user", "eve")
+    wait_until(lambda: head.get("serviceaccounts", "--namespace=eve"))
+    eve = as_user("eve")
+    controller = as_user("system:serviceaccount:kube-system:replicaset-controller", "system:serviceaccounts")
+    daemons = as_user("system:serviceaccount:kube-system:daemon-set-controller", "system:serviceaccounts")
+    wait_until(lambda: "goes past" in refusal(head, "eve", f"early-{time.monotonic_ns()}", eve, nodeName="gpu01"))
+    for name, (spec, why) in REFUSED.items():
+        for who in (eve, controller):
+            assert why in refusal(head, "eve", name, who, **spec), name
+        assert refusal(head, "eve", name, **spec) == "", f"an administrator may: {name}"
+    unschedulable = REFUSED["cordoned"][0]
+    assert refusal(head, "eve", "daemon", daemons, **unschedulable) == ""
+    assert "cannot tolerate" in refusal(head, "eve", "daemon-2", daemons, **REFUSED["heads"][0])
+    volumes = [{"name": f"v{number}", **one} for number, one in enumerate(VOLUMES)]
+    gpu = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert refusal(head, "eve", "good", eve, volumes=volumes, tolerations=gpu) == ""
+    patch = json.dumps([{"op": "add", "path": "/spec/tolerations/-", "value": {"operator": "Exists"}}])
+    changed = ("kubectl", "patch", "pod", "--namespace=eve", "--type=json", f"--patch={patch}", *eve)
+    assert "cannot tolerate" in head.ask(*changed, "good").stderr
+    label = ("kubectl", "label", "pod", "--namespace=eve", "a=b", *eve)
+    head.run(*label, "good")
+    head.run(*label, "daemon")
+    head.run("kubernetes-user", "--remove", "eve")
+
+
+@pytest.mark.proves("kubernetes", "A kubelet cannot change clusterctl's labels and drains, nor uncordon its node.")
+def test_kubelet__with_its_own_node__changes_nothing_of_clusterctl(nodes: ControlPlane) -> None:
+    limit(nodes, "kubernetes_quota")
+    kubelet = as_user("system:node:gpu02", "system:nodes")
+
+    def says(*argv: str) -> str:
+        return nodes.ask("kubectl", *argv, *kubelet).stderr
+
+    wait_until(lambda: "labels of clusterctl" in says("label", "node", "gpu02", f"clusterctl/{time.monotonic_ns()}="))
+    assert says("label", "node", "gpu02", "example.com/rack=7") == ""
+    nodes.run("kubectl", "label", "node", "gpu02", "clusterctl/group.a=", "example.com/rack=8", "--overwrite")
+    assert "labels of clusterctl" in says("label", "node", "gpu02", "clusterctl/group.a-")
+    assert "labels of clusterctl" in says("label", "node", "gpu02", "clusterctl/group.a=x", "--overwrite")
+    assert "annotations of clusterctl" in says("annotate", "node", "gpu02", "clusterctl/drain.x=y")
+    nodes.run("kubectl", "cordon", "gpu02")
+    assert "cannot cordon or uncordon" in says("uncordon", "gpu02")
+    new = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu04", "labels": {"clusterctl/group.a": ""}}}
+    register = ("kubectl", "create", "--filename=-", *as_user("system:node:gpu04", "system:nodes"))
+    assert "labels of clusterctl" in nodes.ask(*register, stdin=new).stderr
+    del new["metadata"]["labels"]  # type: ignore[attr-defined]
+    nodes.run(*register, stdin=new)
+    nodes.run("kubectl", "delete", "node", "gpu04")
+
+
+@pytest.mark.proves("kubernetes", "flannel's token changes flannel's annotations of its own node, and nothing else.")
+def test_flannel__with_its_token__changes_only_its_own_annotations(nodes: ControlPlane) -> None:
+    limit(nodes, "kubernetes_network")
+    address = {"metadata": {"annotations": {"flannel.alpha.coreos.com/public-ip": "10.99.0.12"}}}
+
+    def says(node: str, patch: object, on: str = "gpu02") -> str:
+        who = as_user("system:serviceaccount:kube-flannel:flannel", "system:serviceaccounts", **{"node-name": on})
+        argv = (
+            "kubectl",
+            "patch",
+            "node",
+            node,
+            "--subresource=status",
+            "--type=merge",
+            f"--patch={json.dumps(patch)}",
+        )
+        return nodes.ask(*argv, *who).stderr
+
+    wait_until(lambda: "only the node on which it runs" in says("gpu01", address))
+    assert says("gpu02", address) == ""
+    ready = {"type": "NetworkUnavailable", "status": "False", "reason": "FlannelIsUp"}
+    assert says("gpu02", {"status": {"conditions": [ready]}}) == ""
+    assert "its own annotations" in says("gpu02", {"metadata": {"annotations": {"clusterctl/drain.x": "y"}}})
+    forged: list[object] = [
+        {"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}},
+        {"status": {"addresses": [{"type": "InternalIP", "address": "10.99.0.11"}]}},
+        {"status": {"conditions": [{"type": "Ready", "status": "False"}]}},
+        {"status": {"allocatable": {"nvidia.com/gpu": "9"}}},
+    ]
+    for patch in forged:
+        assert "only the condition" in says("gpu02", patch), patch
 
 
 @pytest.mark.proves("kubernetes", "Only teams with a quota for a limited priority class can use it.")

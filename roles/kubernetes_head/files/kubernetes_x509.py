@@ -12,7 +12,7 @@ import ipaddress
 import re
 from datetime import datetime, timezone
 
-SEQUENCE, SET, INTEGER, OBJECT, OCTETS, BOOLEAN = 0x30, 0x31, 0x02, 0x06, 0x04, 0x01
+SEQUENCE, SET, INTEGER, OBJECT, BITS, OCTETS, BOOLEAN = 0x30, 0x31, 0x02, 0x06, 0x03, 0x04, 0x01
 CONTEXT_0 = 0xA0
 UTC_TIME, TIME = 0x17, 0x18
 TEXTS = (0x0C, 0x13, 0x16)  # UTF8String, PrintableString, IA5String
@@ -36,7 +36,7 @@ def elements(data):
         if length & 0x80:
             count = length & 0x7F
             length = int.from_bytes(data[at : at + count], "big")
-            if not 1 <= count <= 4 or at + count > len(data) or length < 0x80:
+            if not 1 <= count <= 4 or at + count > len(data) or length < 1 << max(7, 8 * (count - 1)):
                 raise FormatError("an element has a bad length")
             at += count
         if at + length > len(data):
@@ -47,11 +47,19 @@ def elements(data):
 
 
 def inside(content, *tags):
-    """Return the contents of elements that must have these tags; further elements are ignored."""
+    """Return the contents of the elements, which must have these tags.
+
+    A further element is refused: what is ignored here could be what the API server reads.
+    """
     found = elements(content)
-    if [tag for tag, _ in found[: len(tags)]] != list(tags):
+    if [tag for tag, _ in found] != list(tags):
         raise FormatError(f"got the tags {[tag for tag, _ in found]}, expected {list(tags)}")
-    return [part for _, part in found[: len(tags)]]
+    return [part for _, part in found]
+
+
+def each(content, tag):
+    """Return the contents of all elements, which must have this tag."""
+    return inside(content, *[tag for _ in elements(content)])
 
 
 def pem(text, label):
@@ -69,14 +77,13 @@ def pem(text, label):
 def subject(content):
     """Return the texts of a name by the identifiers of their types."""
     found = {}
-    for tag, part in elements(content):
-        if tag != SET:
-            raise FormatError("a name has no sets")
-        for _, pair in elements(part):
-            (kind,), value = inside(pair, OBJECT), elements(pair)[1:]
-            if len(value) != 1 or value[0][0] not in TEXTS:
+    for part in each(content, SET):
+        for pair in each(part, SEQUENCE):
+            tags = [tag for tag, _ in elements(pair)]
+            if tags[1:2] not in [[tag] for tag in TEXTS]:
                 raise FormatError("a name is not text")
-            found.setdefault(kind, []).append(value[0][1].decode("utf-8"))
+            kind, value = inside(pair, OBJECT, tags[1])
+            found.setdefault(kind, []).append(value.decode("utf-8"))
     return found
 
 
@@ -99,17 +106,17 @@ def request(text):
     Raises FormatError.
     """
     try:
-        information = inside(inside(pem(text, "CERTIFICATE REQUEST"), SEQUENCE)[0], SEQUENCE)[0]
-        _, who, _ = inside(information, INTEGER, SEQUENCE, SEQUENCE)
+        (whole,) = inside(pem(text, "CERTIFICATE REQUEST"), SEQUENCE)
+        information, _, _ = inside(whole, SEQUENCE, SEQUENCE, BITS)
+        _, who, _, attributes = inside(information, INTEGER, SEQUENCE, SEQUENCE, CONTEXT_0)
         owner = subject(who)
         found = {"common_names": owner.get(COMMON_NAME, []), "organisations": owner.get(ORGANISATION, [])}
         found.update({"names": [], "addresses": [], "others": 0})
-        for _, attributes in elements(information)[3:]:
-            for _, attribute in elements(attributes):
-                kind, values = inside(attribute, OBJECT, SET)
-                if kind == EXTENSIONS:
-                    for extension in elements(inside(values, SEQUENCE)[0]):
-                        add_names(found, extension[1])
+        for attribute in each(attributes, SEQUENCE):
+            kind, values = inside(attribute, OBJECT, SET)
+            if kind == EXTENSIONS:
+                for extension in each(inside(values, SEQUENCE)[0], SEQUENCE):
+                    add_names(found, extension)
         return found
     except UnicodeDecodeError as error:
         raise FormatError(str(error))
@@ -117,11 +124,9 @@ def request(text):
 
 def add_names(found, extension):
     """Add the alternative names in an extension of a request."""
-    kind = inside(extension, OBJECT)[0]
+    is_critical = [tag for tag, _ in elements(extension)][1:2] == [BOOLEAN]
+    kind, *_, content = inside(extension, OBJECT, *[BOOLEAN] * is_critical, OCTETS)
     if kind == ALTERNATIVE_NAMES:
-        tag, content = elements(extension)[-1]
-        if tag != OCTETS:
-            raise FormatError("an extension has no content")
         names, addresses, others = alternative_names(content)
         found["names"] += names
         found["addresses"] += addresses
@@ -130,7 +135,8 @@ def add_names(found, extension):
 
 def validity(text):
     """Return the begin and the end of a certificate in PEM. Raises FormatError."""
-    fields = elements(inside(inside(pem(text, "CERTIFICATE"), SEQUENCE)[0], SEQUENCE)[0])
+    (whole,) = inside(pem(text, "CERTIFICATE"), SEQUENCE)
+    fields = elements(inside(whole, SEQUENCE, SEQUENCE, BITS)[0])
     fields = fields[1:] if fields and fields[0][0] == CONTEXT_0 else fields  # the version
     if len(fields) < 4 or fields[3][0] != SEQUENCE:
         raise FormatError("the certificate has no period")
