@@ -80,10 +80,10 @@ class TestLab:
         text = "".join(f"    {group}:\n{members}" for group in groups)
         self.inventory.write_text(self.inventory.read_text() + text)
 
-    def run(self, *argv: str, expect: int = 0) -> dict[str, Any]:
+    def run(self, *argv: str, expect: int = 0, limit: float = CALL_LIMIT) -> dict[str, Any]:
         """Run a verb on the lab's inventory with JSON output."""
         verb, *options = argv
-        done = clusterctl(*verb.split(), str(self.inventory), "--output", "json", *options)
+        done = clusterctl(*verb.split(), str(self.inventory), "--output", "json", *options, limit=limit)
         assert done.returncode == expect, described(done)
         document: dict[str, Any] = json.loads(done.stdout)
         return document

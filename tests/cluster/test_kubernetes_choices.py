@@ -147,7 +147,7 @@ def test_first_head__dies__workers_ask_another(cluster: ThreeHeads) -> None:
 @pytest.mark.proves("upgrade", "Three heads are upgraded one by one, then the workers.")
 def test_upgrade__of_three_heads__goes_one_by_one(cluster: ThreeHeads) -> None:
     pin(cluster, NEW)
-    assert cluster.run("upgrade")["steps"] == [[node] for node in cluster.nodes]
+    assert cluster.run("upgrade", limit=1500)["steps"] == [[node] for node in cluster.nodes]
     assert versions(cluster) == every(cluster, NEW)
     for head in cluster.head_names:
         assert members(cluster, head) == set(cluster.head_names)

@@ -156,7 +156,44 @@ def test_request__one_byte_changed__is_read_or_refused(place: int, change: int) 
         X509.request(f"-----BEGIN CERTIFICATE REQUEST-----\n{body}\n-----END CERTIFICATE REQUEST-----\n")
 
 
-@pytest.mark.parametrize("data", [b"\x30\x80", b"\x30\x81\x05abcde", b"\x30\x05abc", b"\x3f\x01a", b"\x30"])
+def element(tag: int, content: bytes) -> bytes:
+    """Return a DER element of less than 64 KiB."""
+    size = len(content)
+    length = [size] if size < 128 else [0x81, size] if size < 256 else [0x82, *divmod(size, 256)]
+    return bytes([tag, *length]) + content
+
+
+def added(data: bytes, path: tuple[int, ...], extra: bytes) -> bytes:
+    """Return DER data with one more element in the element at this path, after the first one there."""
+    parts = X509.elements(data)
+    if path:
+        tag, content = parts[path[0]]
+        parts[path[0]] = (tag, added(content, path[1:], extra))
+    found = [element(*part) for part in parts]
+    return b"".join(found if path else [*found[:1], extra, *found[1:]])
+
+
+# The whole request, its information, its attributes, the one with extensions, their set, their sequence, that of the names.
+EXTENSION = (0, 0, 3, 0, 1, 0, 0)
+
+
+@pytest.mark.proves("kubernetes", "A request that another reader could read differently is not approved.")
+@pytest.mark.parametrize("depth", range(len(EXTENSION) + 1))
+def test_refusal__of_a_request_with_a_second_content__is_given(depth: int) -> None:
+    """Go reads the first content of an extension, and ignores the second one."""
+    der = X509.pem(pem("gpu01"), "CERTIFICATE REQUEST")
+    evil = element(X509.OCTETS, element(X509.SEQUENCE, element(X509.DNS, b"kubernetes")))
+    body = base64.encodebytes(added(der, EXTENSION[:depth], evil)).decode()
+    text = f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n"
+    assert PROGRAM.refusal(request(text), NODES) != ""
+    body = base64.encodebytes(der).decode()
+    text = f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n"
+    assert PROGRAM.refusal(request(text), NODES) == ""
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x30\x80", b"\x30\x81\x05abcde", b"\x30\x82\x00\x81" + 129 * b"a", b"\x30\x05abc", b"\x3f\x01a", b"\x30"]
+)
 def test_elements__not_plain_der__are_refused(data: bytes) -> None:
     """Indefinite length, a length that is longer than needed, data that is cut off, a long tag."""
     with pytest.raises(X509.FormatError):

@@ -325,3 +325,12 @@ def test_modules__that_the_programs_import__are_installed() -> None:
     for name in programs:
         compile((folder / name).read_text(), name, "exec")
         assert (folder / name).read_text().startswith("#!/usr/bin/python3\n")
+
+
+@pytest.mark.proves("remove-node", "Each role of a head or worker of Kubernetes that is removed can be undone.")
+@pytest.mark.parametrize("host", ["head1", "gpu01"])
+def test_removal__of_a_host__has_the_tasks_of_each_role(heads: Callable[..., rendering.Cluster], host: str) -> None:
+    roles = heads(3).role("removal", host).value("__removal_roles")
+    assert "kubernetes_node" in roles
+    lacking = [name for name in roles if not (rendering.CONTENT / f"roles/{name}/tasks/remove.yml").is_file()]
+    assert lacking == []
