@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -292,7 +293,7 @@ def test_metrics__with_the_certificate_of_prometheus__are_all_it_reads(head: Con
 
 
 def refusal(head: ControlPlane, namespace: str, name: str, who: Sequence[str] = (), **spec: object) -> str:
-    """Return why a pod is refused; empty if it is created. `who` are options for another user than the administrator."""
+    """Return why a pod is refused; empty if it is created. `who` are kubectl's options for another user."""
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -331,11 +332,11 @@ def limit(head: ControlPlane, role: str) -> None:
     kind = "validatingadmissionpolicies"
     names = [one["metadata"]["name"] for one in wanted if one["kind"] == "ValidatingAdmissionPolicy"]
     for name in names:
-        wait_until(lambda name=name: head.get(kind, name).get("status", {}).get("observedGeneration"))
+        wait_until(lambda: head.get(kind, name).get("status", {}).get("observedGeneration"))  # noqa: B023
         assert head.get(kind, name)["status"].get("typeChecking", {}) == {}, name
 
 
-VOLUMES = (
+VOLUMES: tuple[dict[str, Any], ...] = (
     {"configMap": {"name": "one"}},
     {"downwardAPI": {"items": []}},
     {"emptyDir": {}},
@@ -345,18 +346,23 @@ VOLUMES = (
     {"projected": {"sources": []}},
     {"secret": {"secretName": "one"}},
 )  # fmt: skip
-REFUSED = {
-    "nfs": ({"volumes": [{"name": "v", "nfs": {"server": "head1", "path": "/srv"}}]}, "need a PersistentVolumeClaim"),
-    "csi": (
-        {"volumes": [{"name": "v", "csi": {"driver": "nfs.csi.k8s.io", "volumeAttributes": {"server": "head1"}}}]},
-        "need a PersistentVolumeClaim",
-    ),
+
+
+def tolerating(**toleration: str) -> dict[str, object]:
+    return {"tolerations": [{"operator": "Exists", **toleration}]}
+
+
+NFS = {"name": "v", "nfs": {"server": "head1", "path": "/srv"}}
+CSI = {"name": "v", "csi": {"driver": "nfs.csi.k8s.io", "volumeAttributes": {"server": "head1"}}}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "nfs": ({"volumes": [NFS]}, "need a PersistentVolumeClaim"),
+    "csi": ({"volumes": [CSI]}, "need a PersistentVolumeClaim"),
     "placed": ({"nodeName": "gpu01"}, "goes past the scheduler"),
-    "all": ({"tolerations": [{"operator": "Exists"}]}, "cannot tolerate"),
-    "heads": ({"tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}]}, "cannot tolerate"),
-    "new": ({"tolerations": [{"key": "clusterctl/new", "operator": "Exists"}]}, "cannot tolerate"),
-    "cordoned": ({"tolerations": [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]}, "cannot tolerate"),
-}  # fmt: skip
+    "all": (tolerating(), "cannot tolerate"),
+    "heads": (tolerating(key="node-role.kubernetes.io/control-plane"), "cannot tolerate"),
+    "new": (tolerating(key="clusterctl/new"), "cannot tolerate"),
+    "cordoned": (tolerating(key="node.kubernetes.io/unschedulable"), "cannot tolerate"),
+}
 
 
 @pytest.mark.proves("kubernetes", "Persons' pods have no volume of a server, and no place on heads or cordoned nodes.")
@@ -376,8 +382,7 @@ def test_pods__of_persons__are_limited(head: ControlPlane) -> None:
     assert refusal(head, "eve", "daemon", daemons, **unschedulable) == ""
     assert "cannot tolerate" in refusal(head, "eve", "daemon-2", daemons, **REFUSED["heads"][0])
     volumes = [{"name": f"v{number}", **one} for number, one in enumerate(VOLUMES)]
-    gpu = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
-    assert refusal(head, "eve", "good", eve, volumes=volumes, tolerations=gpu) == ""
+    assert refusal(head, "eve", "good", eve, volumes=volumes, **tolerating(key="nvidia.com/gpu")) == ""
     patch = json.dumps([{"op": "add", "path": "/spec/tolerations/-", "value": {"operator": "Exists"}}])
     changed = ("kubectl", "patch", "pod", "--namespace=eve", "--type=json", f"--patch={patch}", *eve)
     assert "cannot tolerate" in head.ask(*changed, "good").stderr
@@ -402,10 +407,14 @@ def test_kubelet__with_its_own_node__changes_nothing_of_clusterctl(nodes: Contro
     assert "annotations of clusterctl" in says("annotate", "node", "gpu02", "clusterctl/drain.x=y")
     nodes.run("kubectl", "cordon", "gpu02")
     assert "cannot cordon or uncordon" in says("uncordon", "gpu02")
-    new = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu04", "labels": {"clusterctl/group.a": ""}}}
+    new: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "gpu04", "labels": {"clusterctl/group.a": ""}},
+    }
     register = ("kubectl", "create", "--filename=-", *as_user("system:node:gpu04", "system:nodes"))
     assert "labels of clusterctl" in nodes.ask(*register, stdin=new).stderr
-    del new["metadata"]["labels"]  # type: ignore[attr-defined]
+    del new["metadata"]["labels"]
     nodes.run(*register, stdin=new)
     nodes.run("kubectl", "delete", "node", "gpu04")
 

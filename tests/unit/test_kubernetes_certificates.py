@@ -173,7 +173,7 @@ def added(data: bytes, path: tuple[int, ...], extra: bytes) -> bytes:
     return b"".join(found if path else [*found[:1], extra, *found[1:]])
 
 
-# The whole request, its information, its attributes, the one with extensions, their set, their sequence, that of the names.
+# The request, its information, its attributes, that of extensions, their set and sequence, and the one of the names.
 EXTENSION = (0, 0, 3, 0, 1, 0, 0)
 
 
