@@ -28,6 +28,7 @@ from clusterctl.workspace import home, secrets
 NOTHING, CHANGES = 0, 10
 _REBOOT = "reboot"  # the role
 _RESTARTS = ("restarted", "reloaded")
+_CONTROL_PLANE = "control plane"  # the kind of a change; see plugins/modules/kubernetes_control_plane.py
 
 
 @dataclass
@@ -53,6 +54,9 @@ class Plan:
                 plan.changes.setdefault((role, change), []).append(name)
                 if change.kind == "unit" and change.action in _RESTARTS:
                     plan.restarts.setdefault(f"{change.name} {change.what}", []).append(name)
+                if change.kind == _CONTROL_PLANE and change.action in ("changed", "upgraded"):
+                    restarted = plan.restarts.setdefault("Kubernetes' control plane restarted", [])
+                    restarted += [name] if name not in restarted else []
         return plan
 
     @property

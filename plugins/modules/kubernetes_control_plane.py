@@ -62,6 +62,14 @@ options:
     type: list
     elements: str
     default: []
+  configured:
+    description: Whether the files of the configuration will change. Used in check mode, in which they are not written.
+    type: bool
+    default: false
+  version:
+    description: Version of kubeadm that will be installed, empty for no other one. Used in check mode.
+    type: str
+    default: ""
 attributes:
   check_mode: {support: full, description: Reports what would change.}
 """
@@ -449,18 +457,19 @@ def converge(given, check):
             store(COMPLETE, digests())
             STARTED.unlink()
         return [change("control plane", name, "created", action)]
-    changes, version, before = [], installed(), running()
+    changes, version, before = [], (given["version"] if check else "") or installed(), running()
     if version and before and (numbers(version) > numbers(before) or UPGRADING.exists()):
         if not check:
             upgrade(given, version)
-        changes.append(change("control plane", name, "upgraded", "", before, version))
+        was = f", was {before}" if before != version else ""  # the same in a resumed upgrade
+        changes.append(change("control plane", name, "upgraded", f"version {version}{was}", before, version))
     by_hand = {} if changes else edited()
     if by_hand:
         if not check:
             repair(given, by_hand)
         changes += [change("file", f"{MANIFESTS}/{one}.yaml", "repaired", what) for one, what in by_hand.items()]
     known, wanted = json.loads(COMPLETE.read_text() or "{}"), digests() if CONFIGURATION.exists() else {}
-    if known != wanted:
+    if known != wanted or (check and given["configured"]):
         if not check:
             reconfigure(given, known, wanted)
             store(COMPLETE, wanted)
@@ -468,7 +477,7 @@ def converge(given, check):
     if not check:
         record()
     if close(ETCD, check):
-        changes.append(change("control plane", name, "changed", "the mode of etcd's directory"))
+        changes.append(change("directory", str(ETCD), "changed", "mode 0700"))
     return changes
 
 
@@ -519,6 +528,8 @@ def main():
             "port": {"type": "int", "default": 6443},
             "create": {"type": "bool", "default": False},
             "ignore": {"type": "list", "elements": "str", "default": []},
+            "configured": {"type": "bool", "default": False},
+            "version": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )

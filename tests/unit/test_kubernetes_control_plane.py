@@ -22,6 +22,8 @@ GIVEN = {
     "create": True,
     "ignore": ["NumCPU"],
     "step": "converge",
+    "configured": False,
+    "version": "",
 }
 CONFIGURATION = """\
 ---
@@ -344,6 +346,29 @@ def test_converge__changed_configuration__is_applied_once(head: Head) -> None:
     assert head.converge() == []
 
 
+def test_converge__dry_run_before_files_are_written__reports_the_change(head: Head) -> None:
+    head.converge()
+    assert head.converge(check=True, configured=True) == ["changed its configuration"]
+    assert head.converge(check=True) == []
+    assert head.converge(configured=True) == [], "a run compares the files themselves"
+    assert len(head.calls) == 1
+
+
+def test_converge__dry_run_before_kubeadm_is_upgraded__reports_the_upgrade(head: Head) -> None:
+    head.converge()
+    assert head.converge(check=True, version="1.37.0") == ["upgraded version 1.37.0, was 1.36.3"]
+    assert head.converge(check=True, version="1.36.3") == []
+    assert head.converge(version="1.37.0") == [], "a run has the installed kubeadm"
+    assert len(head.calls) == 1
+
+
+def test_converge__open_directory_of_etcd__is_closed(head: Head) -> None:
+    head.converge()
+    (head.folder / "etcd").chmod(0o755)
+    assert head.converge(check=True) == head.converge() == ["changed mode 0700"]
+    assert (head.folder / "etcd").stat().st_mode & 0o777 == 0o700
+
+
 def test_converge__changed_options_of_etcd__restart_it_too(head: Head) -> None:
     head.converge()
     (head.folder / "clusterctl/kubeadm.yaml").write_text(CONFIGURATION.replace("value: '1'", "value: '2'"))
@@ -440,7 +465,7 @@ def test_converge__newer_kubeadm__upgrades(
     found = [{"data": {"ClusterConfiguration": f"kubernetesVersion: {cluster}\n"}}]
     monkeypatch.setattr(MODULE, "get", lambda *_, **__: found)
     head.version = "v1.37.0"
-    assert head.converge() == ["upgraded 1.37.0"]
+    assert head.converge() == ["upgraded version 1.37.0, was 1.36.3"]
     assert head.calls[1].startswith(f"{call} --patches=/etc/kubernetes/clusterctl/patches")
     assert head.converge() == []
 
@@ -456,7 +481,7 @@ def test_converge__upgrade_was_killed__repeats_it(head: Head, monkeypatch: pytes
     monkeypatch.setattr(
         MODULE, "get", lambda *_, **__: [{"data": {"ClusterConfiguration": "kubernetesVersion: v1.37.0\n"}}]
     )
-    assert head.converge() == ["upgraded 1.37.0"]
+    assert head.converge() == ["upgraded version 1.37.0"]
     assert head.calls[1] == head.calls[2]
     assert head.converge() == []
 

@@ -184,6 +184,39 @@ def test_nodes__for_certificates__are_those_of_the_inventory(heads: Callable[...
     assert set(found["nodes"]) == {"head1", "head2", "head3", "gpu01"}
 
 
+@pytest.mark.proves("plan", "A plan reports which heads restart their control plane for a changed configuration.")
+@pytest.mark.parametrize(
+    ("kind", "path", "is_changed"),
+    [
+        ("file", "kubeadm.yaml", True),
+        ("file", "patches/kube-apiserver+merge.yaml", True),
+        ("file", "join.yaml", False),
+        ("directory", "patches", False),
+    ],
+)
+def test_configured__by_the_changed_files__is_given_to_the_module(
+    heads: Callable[..., rendering.Cluster], kind: str, path: str, is_changed: bool
+) -> None:
+    changes = [{"kind": kind, "name": f"/etc/kubernetes/clusterctl/{path}", "action": "changed"}]
+    role = heads().role("kubernetes_head", "head1", __kubernetes_head_configured={"changes": changes})
+    assert role.value("__kubernetes_head_wanted")["configured"] is is_changed
+
+
+@pytest.mark.proves("plan", "A plan of an upgrade reports the old and new version of each control plane.")
+@pytest.mark.parametrize(
+    ("check", "moves", "expected"), [(True, True, "1.37.1"), (True, False, ""), (False, True, ""), (False, False, "")]
+)
+def test_version__of_an_upgrade__is_known_in_check_mode(
+    heads: Callable[..., rendering.Cluster], check: bool, moves: bool, expected: str
+) -> None:
+    """In check mode the old kubeadm is still installed."""
+    known = {"ansible_check_mode": check, "__kubernetes_node_moves": moves, "kubernetes_node_version": "1.37.1"}
+    found = {"version": "1.36.3", "state": "complete"}
+    role = heads().role("kubernetes_head", "head1", __kubernetes_head_found=found, **known)
+    assert role.value("__kubernetes_head_wanted")["version"] == expected
+    assert documents(role)["ClusterConfiguration"]["kubernetesVersion"] == f"v{expected or '1.36.3'}"
+
+
 # --- the API's address ----------------------------------------------------------------------------------------------
 
 KEEPALIVED = "/etc/keepalived/keepalived.conf"

@@ -370,6 +370,23 @@ def shown(plan: Plan) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
 
 
+@pytest.mark.proves("plan", "A plan lists the heads whose control plane restarts, each once.")
+def test_plan__changed_and_upgraded_control_planes__are_restarts() -> None:
+    ledger = Ledger()
+    ledger.add(PlayStarted("Set up", "all", ("head1", "head2", "head3"), ("kubernetes_head",)))
+    ledger.add(TaskStarted("Set up", "kubernetes_head", "Set up the first head", ""))
+    kind, what = "control plane", "version 1.37.1, was 1.36.3"
+    upgraded = Change(kind, "head1", what, "upgraded", "1.36.3", "1.37.1")
+    ledger.add(changed("head1", "Set up", upgraded, Change(kind, "head1", "its configuration", "changed")))
+    ledger.add(changed("head2", "Set up", Change(kind, "head2", "its configuration", "changed")))
+    ledger.add(changed("head3", "Set up", Change(kind, "head3", "joined", "created")))
+    lines = shown(Plan.of(ledger))
+    assert [line for line in lines if "restarted" in line] == [
+        "  Services  Kubernetes' control plane restarted on head1, head2"
+    ]
+    assert any(what in line for line in lines)
+
+
 def test_a_plan_of_nothing_says_so() -> None:
     assert "  Nothing would change." in shown(Plan())
     assert "  Nothing would change." not in shown(Plan(reboots=["gpu01"]))
