@@ -232,7 +232,10 @@ def delete_derived():
 
 
 def reset():
-    """Delete a control plane with its data and pods, and keep the shared files."""
+    """Delete a control plane with its data and pods, and keep the shared files.
+
+    kubeadm leaves /etc/kubernetes/clusterctl as it is: cleanup-node in cmd/kubeadm/app/cmd/phases/reset.
+    """
     shared = {PKI / name: (PKI / name).read_bytes() for name in SHARED if (PKI / name).exists()}
     kubeadm(*RESET)
     shutil.rmtree(ETCD / "member", ignore_errors=True)
@@ -251,6 +254,8 @@ def create(given, resumed):
     store(STARTED, {"step": "init"})
     checks = list(given["ignore"])
     if STAGED.exists():
+        if resumed:  # the kubelet may already run etcd on the data that is replaced
+            reset()
         begin_with_snapshot(given)
         resumed = True
     if resumed:

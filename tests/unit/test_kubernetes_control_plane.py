@@ -296,8 +296,9 @@ def test_errors__of_kubeadm__have_no_token() -> None:
     assert MODULE.errors("a\nb\n") == "a\nb"
 
 
+@pytest.mark.proves("kubernetes", "A resumed restore stops a running etcd before it replaces its data.")
 def test_converge__staged_snapshot__is_etcds_data_before_init(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed call repeats it: etcd has not started on the data then."""
+    """A killed call repeats it. The kubelet may run etcd from its manifest then."""
 
     @contextlib.contextmanager
     def tool(image: str, name: str, _: Path) -> Iterator[str]:
@@ -307,6 +308,7 @@ def test_converge__staged_snapshot__is_etcds_data_before_init(head: Head, monkey
     def restored(_: str, snapshot: Path, data: Path, name: str, peer: str, *options: str) -> None:
         assert (snapshot.read_text(), name, peer) == ("snapshot", "head1", "https://10.0.0.10:2380")
         assert "--mark-compacted" in options
+        assert list((head.folder / "manifests").iterdir()) == []
         (data / "member").mkdir(parents=True)
         (data / "member/db").write_text("restored")
 
@@ -317,10 +319,12 @@ def test_converge__staged_snapshot__is_etcds_data_before_init(head: Head, monkey
     head.killed = "init"
     with pytest.raises(KeyboardInterrupt):
         head.converge()
+    assert [call.split()[0] for call in head.calls] == ["init"]
     assert (head.folder / "etcd/member/db").read_text() == "restored"
     (head.folder / "etcd/member/db").write_text("half")
-    head.killed = ""
+    head.killed, head.calls = "", []
     assert head.converge() == ["created created"]
+    assert [call.split()[0] for call in head.calls] == ["reset", "init"]
     assert (head.folder / "etcd/member/db").read_text() == "restored"
     assert "DirAvailable--var-lib-etcd" in head.calls[-1]
     assert not MODULE.STAGED.exists()
