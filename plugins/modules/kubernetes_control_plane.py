@@ -378,6 +378,7 @@ def reconfigure(given, known, wanted):
     option = f"--config={CONFIGURATION}"
     kubeadm("init", "phase", "certs", "apiserver", option)
     kubeadm("init", "phase", "upload-config", "kubeadm", option)
+    kubeadm("init", "phase", "upload-config", "kubelet", option)  # for joins and `kubeadm upgrade node`
     write_manifests([*COMPONENTS, *(["etcd"] if known.get("etcd") != wanted["etcd"] else [])])
     wait(given)
 

@@ -333,13 +333,16 @@ def test_converge__staged_snapshot__is_etcds_data_before_init(head: Head, monkey
 
 # --- changes --------------------------------------------------------------------------------------------------------
 
-PHASES = ["certs apiserver", "upload-config kubeadm", "etcd local", "control-plane all"]
+PHASES = ["certs apiserver", "upload-config kubeadm", "upload-config kubelet", "etcd local", "control-plane all"]
 
 
 def phases(head: Head) -> list[str]:
     return [re.sub(" --.*", "", call).removeprefix("init phase ") for call in head.calls[1:]]
 
 
+@pytest.mark.proves(
+    "kubernetes", "A changed configuration of all kubelets reaches the nodes that join or are upgraded."
+)
 def test_converge__changed_configuration__is_applied_once(head: Head) -> None:
     head.converge()
     changed = CONFIGURATION.replace("kind: KubeletConfiguration", "kind: KubeletConfiguration\nmaxPods: 50")
