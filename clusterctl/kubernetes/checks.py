@@ -27,11 +27,11 @@ def nodes(inventory: Inventory, facts: Mapping[str, Facts], known: Mapping[str, 
     """Yield the hosts on which the kubelet or the control plane would not start."""
     for host in _members(inventory):
         if host.name in facts:
-            yield from _swap(host, facts[host.name].node.swap_mb, inventory)
+            yield from _swap(host, facts[host.name].node.swap_mb)
         if host.name not in known:
             continue
         node = known[host.name]
-        yield from _cgroups(host, node, inventory)
+        yield from _cgroups(host, node)
         if KUBERNETES.head in host.groups:
             ignored = _setting(host, "kubernetes_head_ignore_checks") or ()
             if node.cpu.cpus < HEAD_CPUS and "NumCPU" not in ignored:
@@ -40,10 +40,10 @@ def nodes(inventory: Inventory, facts: Mapping[str, Facts], known: Mapping[str, 
                 yield Finding(host.name, "memory", f"{node.memory_mb} MB", f"a head needs at least {HEAD_MEMORY_MB} MB")
 
 
-def _cgroups(host: Host, node: Hardware, inventory: Inventory) -> Iterator[Finding]:
+def _cgroups(host: Host, node: Hardware) -> Iterator[Finding]:
     release = minor(_setting(host, VERSION))
     if node.cgroup.version == 1:
-        refuses = _kubelet(inventory, host).get("failCgroupV1", (release or REFUSES_CGROUP_V1) >= REFUSES_CGROUP_V1)
+        refuses = _kubelet(host).get("failCgroupV1", (release or REFUSES_CGROUP_V1) >= REFUSES_CGROUP_V1)
         if refuses is not False:
             hint = f"boot with systemd.unified_cgroup_hierarchy=1, or set {_KUBELET}: {{failCgroupV1: false}}"
             yield Finding(host.name, "cgroups", "version 1 of cgroups, which the kubelet refuses", hint)
@@ -53,8 +53,8 @@ def _cgroups(host: Host, node: Hardware, inventory: Inventory) -> Iterator[Findi
         yield Finding(host.name, "cgroups", found, "enable them, see kernel-command-line(7)")
 
 
-def _swap(host: Host, size: int, inventory: Inventory) -> Iterator[Finding]:
-    if size and _kubelet(inventory, host).get("failSwapOn", True) is not False:
+def _swap(host: Host, size: int) -> Iterator[Finding]:
+    if size and _kubelet(host).get("failSwapOn", True) is not False:
         hint = f"disable it: swapoff -a, and in /etc/fstab; or set {_KUBELET}: {{failSwapOn: false}}"
         yield Finding(host.name, "swap", f"{size} MB of swap, with which the kubelet does not start", hint)
 
@@ -140,8 +140,7 @@ def _setting(host: Host, name: str) -> Any:
     return host.variables.get(name, schema.load().defaults.get(name))
 
 
-def _kubelet(inventory: Inventory, host: Host) -> Mapping[str, Any]:
-    """Return the kubelet's configuration in the inventory: the cluster's, then the node's own."""
-    head = inventory.in_group(KUBERNETES.head)[0]
-    found = (_setting(head, "kubernetes_head_kubelet_config"), _setting(host, _KUBELET))
-    return {key: value for one in found if isinstance(one, Mapping) for key, value in one.items()}
+def _kubelet(host: Host) -> Mapping[str, Any]:
+    """Return the kubelet's own configuration on a host, which the roles check, too."""
+    found = _setting(host, _KUBELET)
+    return found if isinstance(found, Mapping) else {}

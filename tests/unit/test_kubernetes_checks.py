@@ -66,13 +66,18 @@ def test_nodes__that_fit__have_no_findings(tmp_path: Path) -> None:
         ({"controllers": ("cpu", "cpuset", "io", "memory", "pids")}, {}, ""),
     ],
 )
-@pytest.mark.parametrize("variable", ["kubernetes_node_kubelet_config", "kubernetes_head_kubelet_config"])
 def test_node__on_which_the_kubelet_fails__is_reported(
-    tmp_path: Path, node: dict[str, Any], kubelet: dict[str, Any], check: str, variable: str
+    tmp_path: Path, node: dict[str, Any], kubelet: dict[str, Any], check: str
 ) -> None:
-    variables: dict[str, Any] = {variable: kubelet}
-    one = cluster(tmp_path, **variables)
+    one = cluster(tmp_path, kubernetes_node_kubelet_config=kubelet)
     assert [finding.check for finding in found(one, "gpu01", **node)] == [check] * bool(check)
+
+
+@pytest.mark.proves("preflight", "The checks before a run read the kubelet's variable that the roles read.")
+def test_node__accepted_only_in_the_heads_variable__is_reported(tmp_path: Path) -> None:
+    one = cluster(tmp_path, kubernetes_head_kubelet_config={"failSwapOn": False, "failCgroupV1": False})
+    findings = found(one, "gpu01", swap_mb=2048, cgroups=1, controllers=())
+    assert sorted(finding.check for finding in findings) == ["cgroups", "swap"]
 
 
 def test_cgroups__of_an_older_release__may_have_version_1(tmp_path: Path) -> None:
