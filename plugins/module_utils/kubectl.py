@@ -8,7 +8,7 @@ import re
 import subprocess
 import time
 
-from ansible.module_utils.node_state.tools import ENVIRONMENT, NodeError, complaint
+from ansible.module_utils.node_state.tools import ENVIRONMENT, NodeError, complaint, without_proxies
 
 KUBECONFIG = "/etc/kubernetes/admin.conf"
 CACHE = "/var/cache/clusterctl/kubectl"  # by default kubectl writes to the directory of the user
@@ -42,7 +42,7 @@ def kubectl(*argv, stdin=None, check=True, seconds=SECONDS, kubeconfig=KUBECONFI
 
 def _once(*argv, stdin, seconds, kubeconfig):
     """Run kubectl once; return the same."""
-    environment = {**os.environ, **ENVIRONMENT, "KUBECONFIG": kubeconfig, "KUBERC": "off"}
+    environment = {**without_proxies(os.environ), **ENVIRONMENT, "KUBECONFIG": kubeconfig, "KUBERC": "off"}
     given = stdin if stdin is None or isinstance(stdin, str) else json.dumps(stdin)
     source = {"stdin": subprocess.DEVNULL} if given is None else {"input": given}
     command = ["kubectl", f"--cache-dir={CACHE}", *argv]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ansible.module_utils.cluster_backup import CHUNK
 from ansible.module_utils.kubectl import KUBECONFIG, kubectl
-from ansible.module_utils.node_state.tools import ENVIRONMENT, NodeError, clean, run
+from ansible.module_utils.node_state.tools import ENVIRONMENT, NodeError, clean, run, without_proxies
 
 SNAPSHOT = "etcd.db.gz"
 MANIFESTS = Path("/etc/kubernetes/manifests")
@@ -162,7 +162,8 @@ def prove(snapshot, workplace):
     with tool(etcd, "etcd", place) as server, tool(apiserver, "kube-apiserver", place) as api:
         given = [server, str(place / "data"), api, str(place), KINDS, LINES, *options_of_apiserver()]
         argv = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", PROOF, "proof", *given]
-        environment = {**os.environ, **ENVIRONMENT, "KUBECONFIG": KUBECONFIG, "KUBERC": "off", "HOME": str(place)}
+        own = {"KUBECONFIG": KUBECONFIG, "KUBERC": "off", "HOME": str(place)}
+        environment = {**without_proxies(os.environ), **ENVIRONMENT, **own}
         try:
             done = subprocess.run(
                 argv,

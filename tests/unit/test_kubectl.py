@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils import kubectl
-from ansible.module_utils.node_state.tools import NodeError
+from ansible.module_utils.node_state.tools import NodeError, run
 
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
+from tests.unit.head_programs import load
 
 # As kubectl 1.36 prints them. The second one is of a control plane in a lab whose kubelet was upgraded.
 STARTS = (
@@ -57,3 +58,27 @@ def test_kubectl__refused_for_another_reason__fails(said: str, tmp_path: Path, m
 def test_kubectl__without_check__is_called_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, STARTS[0], monkeypatch)
     assert kubectl.kubectl("get", "pods", check=False) == (1, "", STARTS[0] + "\n")
+
+
+# As sites have them: upper and lower case.
+PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "NO_PROXY", "All_Proxy")
+
+
+@pytest.mark.proves("kubernetes", "kubectl and kubeadm on nodes do not use the proxies of the site.")
+def test_environment__of_kubectl_and_kubeadm__has_no_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tools, such as package managers, keep them."""
+    for name in ("kubectl", "kubeadm", "apt-get"):
+        (tmp_path / name).write_text("#!/bin/sh\nenv\n")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.setitem(kubectl.ENVIRONMENT, "PATH", path)
+    for name in PROXIES:
+        monkeypatch.setenv(name, "http://proxy.example:3128")
+    monkeypatch.setenv("PROXY_NAME", "kept")
+    api = load("kubernetes_api")
+    printed = [kubectl.kubectl("get")[1], api.kubectl("get"), api.run("kubeadm"), run("kubeadm")[1], run("kubectl")[1]]
+    for environment in printed:
+        assert "PROXY_NAME=kept\n" in environment
+        assert "proxy.example" not in environment
+    assert run("apt-get")[1].count("proxy.example") == len(PROXIES)

@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "UCF_FORCE_CONFFOLD": "1",
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 }
+WITHOUT_PROXIES = ("kubeadm", "kubectl")  # package managers may need a proxy
 
 
 ACTIONS = (
@@ -70,6 +71,14 @@ def seconds(text):
     return min(600.0, sum(spans)) if spans else 600.0
 
 
+def without_proxies(environment):
+    """Return an environment without a site's proxies, such as pam_env sets from /etc/environment.
+
+    kubectl would ask them for the API, and kubeadm copies them into the manifests of static pods (GetProxyEnvVars).
+    """
+    return {name: value for name, value in environment.items() if not name.lower().endswith("_proxy")}
+
+
 def run(*argv, check=True, timeout=None, pass_fds=(), both=False):
     """Run a tool; return (exit status, output). Raises NodeError if it fails, unless `check` is off.
 
@@ -80,6 +89,8 @@ def run(*argv, check=True, timeout=None, pass_fds=(), both=False):
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complained:
         streams = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": complained, "pass_fds": pass_fds}
         environment = {**os.environ, **ENVIRONMENT}
+        if argv[0] in WITHOUT_PROXIES:
+            environment = without_proxies(environment)
         try:
             status = subprocess.run(argv, check=False, env=environment, timeout=timeout, **streams).returncode
         except subprocess.TimeoutExpired:

@@ -17,10 +17,15 @@ class KubernetesError(Exception):
     """A command failed; the text is its error."""
 
 
+def environment():
+    """Return the environment of kubectl and kubeadm, without a site's proxies: they do not reach the API."""
+    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    return dict(kept, LC_ALL="C", KUBECONFIG=ADMIN, KUBERC="off")
+
+
 def run(*argv, stdin=None, seconds=60):
     """Run a command; return its output. Raises KubernetesError if it fails. `stdin` is text, or an object for JSON."""
     given = stdin if stdin is None or isinstance(stdin, str) else json.dumps(stdin)
-    environment = dict(os.environ, LC_ALL="C", KUBECONFIG=ADMIN, KUBERC="off")
     source = {"stdin": subprocess.DEVNULL} if given is None else {"input": given}
     try:
         done = subprocess.run(
@@ -28,7 +33,7 @@ def run(*argv, stdin=None, seconds=60):
             capture_output=True,
             text=True,
             errors="replace",
-            env=environment,
+            env=environment(),
             timeout=seconds,
             check=False,
             **source,
