@@ -104,7 +104,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"playbooks/(add|backup|reboot|remove|replace|restore|upgrade)[^/]*\.yml$", ("day2", "contract", "kubernetes")),
     (r"plugins/.*/(os_upgrade|slurm_backup|slurm_restore|cluster_backup)\.py$", ("day2", "roles")),
     (r"plugins/.*/(gpu_config|nvidia\w*)\.py$", ("gpu", "roles")),
-    (r"(plugins/.*/kube\w+\.(py|yml)$|roles/kubernetes_\w+/)", ("kubernetes", "roles")),
+    (r"(plugins/.*/(kube\w+|etcd_backup)\.(py|yml)$|roles/kubernetes_\w+/)", ("kubernetes", "roles")),
     (r"clusterctl/(kubernetes/|\w+/kube\w+\.py$)", ("kubernetes",)),
     (
         r"clusterctl/(commands|run|workspace)/(\w+_node|archive|backup|draining|edits|membership|planning|reboot|removals|restore|rolling|secret|upgrade)\.py$",

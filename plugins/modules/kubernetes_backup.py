@@ -25,8 +25,8 @@ from ansible.module_utils.cluster_backup import (
     try_monitoring,
     unseal,
 )
+from ansible.module_utils.etcd_backup import KUBERNETES_ETCD, SNAPSHOT, clear, objects, pack, prove, unpack
 from ansible.module_utils.kubectl import kubectl
-from ansible.module_utils.kubernetes_etcd import KUBERNETES_ETCD, SNAPSHOT, clear, objects, pack, prove, unpack
 from ansible.module_utils.node_state.tools import NodeError, change, run, sync
 
 DOCUMENTATION = r"""

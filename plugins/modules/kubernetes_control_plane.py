@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.etcd_backup import CRICTL, RESET, bump, clear, restore, tool
 from ansible.module_utils.kubectl import get, items, kubectl
-from ansible.module_utils.kubernetes_etcd import CRICTL, RESET, bump, clear, restore, tool
 from ansible.module_utils.node_state.items import difference, inspect
 from ansible.module_utils.node_state.record import Call
 from ansible.module_utils.node_state.tools import NodeError, alone_on_node, change, clean, run, write

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.cluster_backup import label, room, size_of, take, unseal
-from ansible.module_utils.kubernetes_etcd import CRICTL, RESET, SNAPSHOT, unpack
+from ansible.module_utils.etcd_backup import CRICTL, RESET, SNAPSHOT, unpack
 from ansible.module_utils.node_state.tools import NodeError, change, run
 
 DOCUMENTATION = r"""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils import cluster_backup, kubernetes_etcd
+from ansible.module_utils import cluster_backup, etcd_backup
 
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
 from tests.unit.test_role_plugins import plugin
@@ -36,21 +36,21 @@ spec:
 
 @pytest.fixture
 def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kubernetes_etcd, "MANIFESTS", tmp_path)
+    monkeypatch.setattr(etcd_backup, "MANIFESTS", tmp_path)
     (tmp_path / "kube-apiserver.yaml").write_text(APISERVER)
     (tmp_path / "etcd.yaml").write_text("spec: {}\n")
     return tmp_path
 
 
 def test_image_of__component__is_in_its_manifest(manifests: Path) -> None:
-    assert kubernetes_etcd.image_of("kube-apiserver") == "registry.k8s.io/kube-apiserver:v1.36.3"
-    with pytest.raises(kubernetes_etcd.NodeError, match=r"etcd\.yaml has no image"):
-        kubernetes_etcd.image_of("etcd")
+    assert etcd_backup.image_of("kube-apiserver") == "registry.k8s.io/kube-apiserver:v1.36.3"
+    with pytest.raises(etcd_backup.NodeError, match=r"etcd\.yaml has no image"):
+        etcd_backup.image_of("etcd")
 
 
 def test_options_of_apiserver__on_a_copy__reach_neither_etcd_nor_its_log(manifests: Path) -> None:
     """The copy must have the key of Secrets, and nothing of the running cluster."""
-    assert kubernetes_etcd.options_of_apiserver() == [
+    assert etcd_backup.options_of_apiserver() == [
         "--client-ca-file=/etc/kubernetes/pki/ca.crt",
         "--encryption-provider-config=/etc/kubernetes/clusterctl/encryption.yaml",
         "--tls-cipher-suites=a,b",
@@ -59,9 +59,9 @@ def test_options_of_apiserver__on_a_copy__reach_neither_etcd_nor_its_log(manifes
 
 def test_pack__and_unpack__give_the_same_snapshot(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"data" * 5000)
-    kubernetes_etcd.pack(tmp_path / "plain", tmp_path / "packed")
+    etcd_backup.pack(tmp_path / "plain", tmp_path / "packed")
     assert (tmp_path / "packed").stat().st_size < 1000
-    kubernetes_etcd.unpack(tmp_path / "packed", tmp_path / "again")
+    etcd_backup.unpack(tmp_path / "packed", tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == b"data" * 5000
     assert (tmp_path / "again").stat().st_mode & 0o777 == 0o600
 
@@ -72,7 +72,7 @@ class Images:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
         self.calls: list[str] = []
         self.place = place
-        monkeypatch.setattr(kubernetes_etcd, "run", self.run)
+        monkeypatch.setattr(etcd_backup, "run", self.run)
 
     def run(self, *argv: str, **_: Any) -> tuple[int, str]:
         self.calls.append(" ".join(argv[2:-1]) if argv[0] == "ctr" else " ".join(argv))
@@ -89,7 +89,7 @@ class Images:
 @pytest.mark.parametrize("place", ["usr/local/bin/etcdutl", "etcdutl"])
 def test_tool__of_an_image__is_unmounted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     images = Images(monkeypatch, place)
-    with pytest.raises(KeyboardInterrupt), kubernetes_etcd.tool("etcd:3", "etcdutl", tmp_path) as path:
+    with pytest.raises(KeyboardInterrupt), etcd_backup.tool("etcd:3", "etcdutl", tmp_path) as path:
         assert Path(path).read_text() == "program"
         raise KeyboardInterrupt
     assert images.calls == ["images mount etcd:3", "images unmount --rm"]
@@ -99,8 +99,8 @@ def test_tool__of_an_image__is_unmounted_again(tmp_path: Path, monkeypatch: pyte
 def test_tool__not_in_the_image__is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Images(monkeypatch, "usr/bin/other")
     with (
-        pytest.raises(kubernetes_etcd.NodeError, match="the image etcd:3 has no etcdutl"),
-        kubernetes_etcd.tool("etcd:3", "etcdutl", tmp_path),
+        pytest.raises(etcd_backup.NodeError, match="the image etcd:3 has no etcdutl"),
+        etcd_backup.tool("etcd:3", "etcdutl", tmp_path),
     ):
         pass
 
@@ -109,15 +109,15 @@ def test_clear__mounts_of_a_killed_call__are_unmounted_first(tmp_path: Path, mon
     """Otherwise the deletion would go through the mount."""
     images = Images(monkeypatch, "x")
     (tmp_path / "new/proof/image-etcd/bin").mkdir(parents=True)
-    kubernetes_etcd.clear(tmp_path / "new")
+    etcd_backup.clear(tmp_path / "new")
     assert images.calls == ["images unmount --rm"]
     assert not (tmp_path / "new").exists()
 
 
 def test_restore__of_a_snapshot__makes_one_member(monkeypatch: pytest.MonkeyPatch) -> None:
     images = Images(monkeypatch, "x")
-    kubernetes_etcd.restore(
-        "/x/etcdutl", "s.db", "/var/lib/etcd/.restore", "head1", "https://10.0.0.1:2380", *kubernetes_etcd.bump()
+    etcd_backup.restore(
+        "/x/etcdutl", "s.db", "/var/lib/etcd/.restore", "head1", "https://10.0.0.1:2380", *etcd_backup.bump()
     )
     (call,) = images.calls
     assert call.startswith("/x/etcdutl snapshot restore s.db --data-dir=/var/lib/etcd/.restore --name=head1 ")
