@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.etcd_backup import CRICTL, RESET, bump, clear, restore, tool
+from ansible.module_utils.kubeadm import installed
 from ansible.module_utils.kubectl import get, items, kubectl
 from ansible.module_utils.node_state.items import difference, inspect
 from ansible.module_utils.node_state.record import Call
@@ -157,13 +158,6 @@ def errors(output):
     first = next((at for at, line in enumerate(lines) if line.lower().startswith(("error", "[error"))), None)
     kept = lines[first:][:15] if first is not None else lines[-10:]
     return "\n".join(line for line in kept if "To see the stack trace" not in line)
-
-
-def installed():
-    """Return the version of the installed kubeadm, without the v; an empty text if there is none."""
-    if not shutil.which("kubeadm"):
-        return ""
-    return run("kubeadm", "version", "--output=short")[1].strip().lstrip("v")
 
 
 def running():

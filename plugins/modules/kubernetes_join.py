@@ -6,12 +6,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_state.tools import RUN, STORE, NodeError, change, clean, run
+from ansible.module_utils.kubeadm import installed
+from ansible.module_utils.node_state.tools import RUN, STORE, NodeError, change, clean, run, write
 
 DOCUMENTATION = r"""
 module: kubernetes_join
@@ -81,38 +81,22 @@ LEFT = (AUTHORITY, KUBERNETES / "kubelet.conf", KUBERNETES / "bootstrap-kubelet.
 SOCKET = "unix:///run/containerd/containerd.sock"
 
 
-def kubeadm_version():
-    """Return kubeadm's version, such as v1.36.3."""
-    return run("kubeadm", "version", "--output=short")[1].strip()
-
-
 def has_joined(authority):
     """Return whether the host has joined the cluster with this authority completely."""
     return bool(authority) and JOINED.exists() and hashlib.sha256(JOINED.read_bytes()).hexdigest() == authority
-
-
-def write(path, text):
-    """Replace a file of root atomically."""
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
 
 
 def look(authority, ignore, check):
     """Return the changes of a host that has joined: kubelet's configuration after an upgrade of kubeadm."""
     if not has_joined(authority):
         return []
-    version, last = kubeadm_version(), VERSION.read_text().strip() if VERSION.exists() else ""
+    version, last = f"v{installed()}", VERSION.read_text().strip() if VERSION.exists() else ""
     if version == last:
         return []
     if not check:
         run("kubeadm", "upgrade", "node", *([f"--ignore-preflight-errors={','.join(ignore)}"] if ignore else []))
         run("systemctl", "restart", "kubelet.service")
-        write(VERSION, version + "\n")
+        write(VERSION, f"{version}\n".encode())
     return [change("kubelet", "configuration", "upgraded", f"for {version}", last, version)]
 
 
@@ -133,14 +117,14 @@ def join(discovery, configuration, check):
         run("systemctl", "enable", "kubelet.service")
         token = Path(configuration["discovery"]["file"]["kubeConfigPath"])
         try:
-            write(token, discovery)
-            write(CONFIGURATION, json.dumps(configuration))
+            write(token, discovery.encode())
+            write(CONFIGURATION, json.dumps(configuration).encode())
             run("kubeadm", "join", f"--config={CONFIGURATION}")
         finally:
             token.unlink(missing_ok=True)
             CONFIGURATION.unlink(missing_ok=True)
         JOINED.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write(VERSION, kubeadm_version() + "\n")
+        write(VERSION, f"v{installed()}\n".encode())
         shutil.copyfile(AUTHORITY, JOINED)
     return [change("kubernetes", "node", "created", "joined the cluster")]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.cluster_backup import label, room, size_of, take, unseal
 from ansible.module_utils.etcd_backup import CRICTL, RESET, SNAPSHOT, unpack
+from ansible.module_utils.kubeadm import installed
 from ansible.module_utils.node_state.tools import NodeError, change, run
 
 DOCUMENTATION = r"""
@@ -86,11 +87,6 @@ def refuse(manifest, cluster, version):
         raise NodeError(
             f"the backup is from Kubernetes {manifest['kubernetes']}, which {version} on this head cannot read"
         )
-
-
-def installed():
-    """Return the version of the installed kubeadm, without the v; an empty text if there is none."""
-    return run("kubeadm", "version", "--output=short")[1].strip().lstrip("v") if shutil.which("kubeadm") else ""
 
 
 def stage(archive, workplace):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from ansible.module_utils import kubectl
+from ansible.module_utils import kubeadm, kubectl
 from ansible.module_utils.node_state.tools import NodeError, run
 
 import tests.unit.test_node_state  # noqa: F401 - lets the modules of the nodes be found
@@ -82,3 +82,15 @@ def test_environment__of_kubectl_and_kubeadm__has_no_proxies(tmp_path: Path, mon
         assert "PROXY_NAME=kept\n" in environment
         assert "proxy.example" not in environment
     assert run("apt-get")[1].count("proxy.example") == len(PROXIES)
+
+
+@pytest.mark.parametrize(("is_installed", "version"), [(True, "1.36.3"), (False, "")])
+def test_installed__kubeadm_or_none__is_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool, version: str
+) -> None:
+    if is_installed:
+        (tmp_path / "kubeadm").write_text('#!/bin/sh\n[ "$*" = "version --output=short" ] && echo v1.36.3\n')
+        (tmp_path / "kubeadm").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(kubectl.ENVIRONMENT, "PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert kubeadm.installed() == version

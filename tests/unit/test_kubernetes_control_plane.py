@@ -70,6 +70,7 @@ class Head:
         for name, path in places.items():
             monkeypatch.setattr(MODULE, name, folder / path)
         monkeypatch.setattr(MODULE, "run", self.run)
+        monkeypatch.setattr(MODULE, "installed", lambda: self.version.removeprefix("v"))
         monkeypatch.setattr(MODULE, "kubectl", self.kubectl)
         monkeypatch.setattr(MODULE, "get", self.get)
         monkeypatch.setattr(MODULE.shutil, "which", lambda _: "/usr/bin/kubeadm")
@@ -82,8 +83,6 @@ class Head:
 
     def run(self, *argv: str, **_: Any) -> tuple[int, str]:
         words = " ".join(word for word in argv[1:] if not word.startswith("-"))
-        if words == "version":
-            return 0, f"{self.version}\n"
         if argv[0] == "crictl":
             return 0, ""
         if words == "config images list":
