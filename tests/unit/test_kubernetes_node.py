@@ -123,7 +123,9 @@ def test_firewall__of_a_kubernetes_node__forwards_for_members_and_clients(tmp_pa
     found = lines(role, "firewall.nft.j2")
     forward = found[found.index("chain forward {") :]
     assert forward[2] == "ct state established,related accept"
-    assert forward[4:8] == [
+    first = next(place for place, line in enumerate(forward) if "members of the cluster" in line)
+    assert all("drop" in line and line.endswith(', to pods"') for line in forward[3:first])
+    assert forward[first : first + 4] == [
         'ip saddr { 10.0.0.0/24, 10.244.0.0/16 } accept comment "members of the cluster"',
         'ip saddr { 203.0.113.0/24 } accept comment "clients of services"',
         'ct status dnat drop comment "services, to others"',
@@ -140,11 +142,32 @@ def test_firewall__nfs__is_closed_to_pods(tmp_path: Path, host: str) -> None:
     found = lines(kubernetes(tmp_path).role("base", host), "firewall.nft.j2")
     start = found.index("chain forward {")
     pods, end = "ip saddr { 10.244.0.0/16 }", 'drop comment "NFS, if the first head exports the volumes, to pods"'
-    assert found[start + 3] == f"{pods} ip daddr != {{ 10.244.0.0/16 }} tcp dport 2049 {end}"
+    first = next(place for place, line in enumerate(found) if place > start and "accept comment" in line)
+    assert f"{pods} ip daddr != {{ 10.244.0.0/16 }} tcp dport 2049 {end}" in found[start:first]
     own = [index for index, line in enumerate(found[:start]) if line == f"{pods} tcp dport 2049 {end}"]
     assert len(own) == (host == "head1")
     accepted = [index for index, line in enumerate(found) if line.startswith("iifname") and line.endswith("accept")]
     assert not own or own[0] < min(accepted)
+
+
+@pytest.mark.proves("firewall", "Pods reach no port of nodes, heads or Prometheus by the address of their node.")
+def test_firewall__ports_that_trust_nodes__are_closed_to_pods(tmp_path: Path) -> None:
+    found = lines(kubernetes(tmp_path).role("base", "gpu01"), "firewall.nft.j2")
+    forward = found[found.index("chain forward {") :]
+    pods = "ip saddr { 10.244.0.0/16 } ip daddr != { 10.244.0.0/16 }"
+    for port in ("tcp dport 2379", "tcp dport 6822", "udp dport 8472", "tcp dport 9100"):
+        assert [line for line in forward if line.startswith(f"{pods} {port} drop")], port
+    assert 'ip saddr { 10.244.0.0/16 } udp dport 8472 drop comment "flannel\'s tunnels between nodes, to pods"' in found
+
+
+@pytest.mark.proves("firewall", "Only heads can take the API's address from a head.")
+def test_firewall__vrrp__is_from_heads(tmp_path: Path) -> None:
+    cluster = kubernetes(tmp_path)
+    found = lines(cluster.role("base", "head1"), "firewall.nft.j2")
+    accept = found.index('ip saddr { 10.0.0.10/32, 10.0.0.12/31 } meta l4proto 112 accept comment "VRRP of keepalived"')
+    assert found[accept + 1] == 'meta l4proto 112 drop comment "VRRP, to others"'
+    assert accept < min(place for place, line in enumerate(found) if "members of the cluster" in line)
+    assert not [line for line in lines(cluster.role("base", "gpu01"), "firewall.nft.j2") if "l4proto 112" in line]
 
 
 def test_firewall__of_a_host_outside_kubernetes__forwards_as_before(tmp_path: Path) -> None:
