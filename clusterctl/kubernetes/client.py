@@ -20,6 +20,7 @@ T = TypeVar("T")
 # Programs of role kubernetes_head. ETCD refuses a removal that would lose the quorum, too.
 DRAIN = "/usr/local/sbin/kubernetes-drain"
 ETCD = "/usr/local/sbin/kubernetes-etcd"
+_NODE_SECONDS = 5.0  # what DRAIN may take for each node: it runs up to three kubectl processes, one after another
 COMPLETE = "/etc/kubernetes/clusterctl/complete"  # what kubernetes_control_plane writes at the end
 POLL_SECONDS = 1.0
 RETRY_SECONDS = 5.0  # after a refused eviction, as `kubectl drain` waits (k8s.io/kubectl/pkg/drain)
@@ -53,11 +54,14 @@ class KubernetesController(HeadCommands):
 
     def drain(self, cause: str, nodes: Sequence[str], reason: str) -> None:
         """Cordon nodes for this cause."""
-        self._run(DRAIN, cause, "--out", ",".join(nodes), "--reason", reason)
+        self._run_drain(nodes, cause, "--out", ",".join(nodes), "--reason", reason)
 
     def resume(self, cause: str, nodes: Sequence[str]) -> None:
         """Remove a cause of nodes."""
-        self._run(DRAIN, cause, "--in", ",".join(nodes))
+        self._run_drain(nodes, cause, "--in", ",".join(nodes))
+
+    def _run_drain(self, nodes: Sequence[str], *argv: str) -> None:
+        self._run(DRAIN, *argv, more_seconds=_NODE_SECONDS * len(nodes))
 
     def drained_for(self, cause: str) -> list[str]:
         """Return the nodes that are drained for this cause, and perhaps others."""
@@ -89,7 +93,7 @@ class KubernetesController(HeadCommands):
         """Delete removed nodes, and the members of etcd that ran on them."""
         if nodes and self.is_set_up():
             self.leave(nodes)
-            self._run(DRAIN, "--forget", ",".join(nodes))
+            self._run_drain(nodes, "--forget", ",".join(nodes))
 
     # --- pods ---
 

@@ -45,16 +45,17 @@ class HeadCommands:
         """Run a command that must succeed; return its output."""
         return self._run(*argv)
 
-    def _try(self, *argv: str, stdin: str = "") -> tuple[int, str, str]:
-        """Run a command; return its exit code, output and errors."""
+    def _try(self, *argv: str, stdin: str = "", more_seconds: float = 0.0) -> tuple[int, str, str]:
+        """Run a command; return its exit code, output and errors. It may run `more_seconds` longer than others."""
+        timeout = self.seconds + more_seconds
         try:
-            return self._session.run(argv, stdin=stdin, root=True, timeout=self.seconds, limit=self.limit)
+            return self._session.run(argv, stdin=stdin, root=True, timeout=timeout, limit=self.limit)
         except ContactError as error:
             raise HeadFailed(f"{self._name}: {argv[0]}: {error}") from None
 
-    def _run(self, *argv: str, stdin: str = "") -> str:
-        """Run a command that must succeed; return its output."""
-        status, out, err = self._try(*argv, stdin=stdin)
+    def _run(self, *argv: str, stdin: str = "", more_seconds: float = 0.0) -> str:
+        """Run a command that must succeed; return its output. It may run `more_seconds` longer than others."""
+        status, out, err = self._try(*argv, stdin=stdin, more_seconds=more_seconds)
         if status:
             text = err.strip() or out.strip()
             cause = printable(text.splitlines()[-1] if text else "", 200)

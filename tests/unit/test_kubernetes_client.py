@@ -268,9 +268,10 @@ class Session:
     """A head's answers by the first words of a command; keeps what was run."""
 
     def __init__(self, **answers: Any) -> None:
-        self.answers, self.ran, self.bodies = answers, list[str](), list[Any]()
+        self.answers, self.ran, self.bodies, self.limits = answers, list[str](), list[Any](), list[float]()
 
-    def run(self, argv: tuple[str, ...], stdin: str = "", **_: Any) -> tuple[int, str, str]:
+    def run(self, argv: tuple[str, ...], stdin: str = "", timeout: float = 0, **_: Any) -> tuple[int, str, str]:
+        self.limits.append(timeout)
         words = [word for word in argv if word not in state.KUBECTL]
         line = " ".join(words)
         self.ran.append(line)
@@ -406,6 +407,19 @@ def test_drain_and_resume__of_nodes__use_the_ledger() -> None:
     assert head.drained_for("upgrade") == ["gpu01"]
     assert head.drained() == ["gpu01", "gpu02"]
     assert [head.hears_from(name) for name in ("gpu01", "gpu09")] == [True, False]
+
+
+@pytest.mark.proves("kubernetes", "The time limit of a drain grows with its number of nodes.")
+def test_limit__of_a_drain__grows_with_the_nodes() -> None:
+    head, session = controller(get_nodes=HEADS)
+    names = [f"gpu{number}" for number in range(50)]
+    head.drain("upgrade", names, "under way")
+    head.resume("upgrade", names[:1])
+    head.forget(names[:10])
+    limits = [limit for line, limit in zip(session.ran, session.limits, strict=True) if line.startswith("/usr")]
+    assert limits == [280, 35, 80]
+    head.nodes()
+    assert session.limits[-1] == 30
 
 
 def test_drained__without_an_answer__is_none() -> None:

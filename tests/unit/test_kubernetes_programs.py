@@ -43,6 +43,9 @@ class Api:
         return copy.deepcopy([self.nodes[argv[1]]] if argv[1] in self.nodes else [])
 
     def kubectl(self, *argv: str, stdin: Any = None) -> str:
+        if argv[0] == "get":
+            assert argv[2:] == ("--selector=!node-role.kubernetes.io/control-plane", "--output=name")
+            return "".join(f"node/{name}\n" for name in self.nodes if name.startswith("gpu"))
         if argv[0] == "delete":
             return f"node {argv[2]} deleted\n" if self.nodes.pop(argv[2], None) else ""
         if argv[0] == "create":
@@ -74,7 +77,6 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
     monkeypatch.setattr(DRAIN.kubernetes_api, "get", found.get)
     monkeypatch.setattr(DRAIN.kubernetes_api, "cluster", lambda: CLUSTER)
     monkeypatch.setattr(DRAIN, "kubectl", found.kubectl)
-    monkeypatch.setattr(DRAIN.kubernetes_etcd, "remove", lambda *_: 0)
     monkeypatch.setattr(DRAIN.kubernetes_api, "only_root", lambda _: None)
     return found
 
@@ -196,14 +198,37 @@ def test_drain__unknown_node__is_left_out(api: Api) -> None:
     assert drain("health", "--out", "gone") == []
 
 
-def test_drain__forget__deletes_node_and_member(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def etcd(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls of etcd: the URLs of each list of members, and the members that were removed."""
+    calls: list[Any] = []
+    found = members("head1", "head2", "head3", "old")
+    monkeypatch.setattr(DRAIN.kubernetes_etcd, "members", recorder(calls, lambda _: found))
+    monkeypatch.setattr(DRAIN.kubernetes_etcd, "call", recorder(calls))
+    return calls
+
+
+@pytest.mark.proves("kubernetes", "Several forgotten nodes cost one request for etcd's members, and workers none.")
+def test_drain__forget__deletes_nodes_and_members(api: Api, etcd: list[Any]) -> None:
     api.add("head2")
-    calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr(DRAIN.kubernetes_etcd, "remove", recorder(calls, lambda name, *_: name == "head2"))
-    assert drain("--forget", "head2,gpu01,gone") == ["head2 removed from etcd", "head2 removed", "gpu01 removed"]
-    assert calls[0] == ("head2", "10.0.0.2", ["https://127.0.0.1:2379", "https://[fd00::3]:2379"])
+    assert drain("--forget", "head2,gpu01,old,gone") == [
+        "head2 removed from etcd",
+        "head2 removed",
+        "gpu01 removed",
+        "old removed from etcd",
+    ]
+    listed, *removed = etcd
+    assert listed == (["https://127.0.0.1:2379", "https://[fd00::3]:2379"],)
+    assert [(len(urls), body) for urls, _, body in removed] == [(3, {"ID": "head2"}), (2, {"ID": "old"})]
+    etcd.clear()
+    assert drain("--forget", "gpu02,gpu03") == ["gpu02 removed", "gpu03 removed"]
+    assert etcd == []
+
+
+def test_drain__forget_this_head__is_refused(api: Api, etcd: list[Any]) -> None:
     with pytest.raises(SystemExit, match="head1 is this head"):
-        drain("--forget", "head1")
+        drain("--forget", "gpu01,head1")
+    assert "gpu01" in api.nodes
 
 
 @pytest.mark.parametrize("argv", [["--out", "gpu01"], ["a b", "--in", "gpu01"], ["health", "--out", "-x"], ["x" * 60]])
@@ -272,13 +297,13 @@ def test_refusal__of_a_removal__is_for_the_quorum(found: list[Data], name: str, 
 
 def test_remove__member__is_asked_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr(ETCD, "members", lambda _: members("a", "b", "c", sick=("c",)))
+    found = members("a", "b", "c", sick=("c",))
     monkeypatch.setattr(ETCD, "call", lambda *given: calls.append(given))
-    assert ETCD.remove("c") == 1
+    assert ETCD.remove(found, "c") == found[:2]
     assert calls == [(["https://a:2379", "https://b:2379"], "/v3/cluster/member/remove", {"ID": "c"})]
-    assert ETCD.remove("unknown") == 0
+    assert ETCD.remove(found, "unknown") == found
     with pytest.raises(ETCD.EtcdError, match="a stays a member of etcd: etcd would have 1 of 2"):
-        ETCD.remove("a")
+        ETCD.remove(found, "a")
 
 
 def test_call__no_member_responds__has_all_errors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +376,7 @@ def recorder(calls: list[Any], answer: Any = "") -> Callable[..., Any]:
 def test_urls__of_the_heads__begin_with_this_one() -> None:
     assert ETCD.urls(CLUSTER) == ["https://127.0.0.1:2379", "https://10.0.0.2:2379", "https://[fd00::3]:2379"]
     assert ETCD.urls(CLUSTER, "head3") == ["https://127.0.0.1:2379", "https://10.0.0.2:2379"]
+    assert ETCD.urls(CLUSTER, "head3", "head2", "gpu01") == ["https://127.0.0.1:2379"]
 
 
 # --- kubernetes-join ------------------------------------------------------------------------------------------------

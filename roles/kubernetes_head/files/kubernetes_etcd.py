@@ -24,9 +24,9 @@ class EtcdError(Exception):
     """etcd does not respond, or refuses."""
 
 
-def urls(cluster, without=""):
-    """Return the URLs of etcd: of this head, then of the other heads, except one."""
-    others = [one for name, one in sorted(cluster["heads"].items()) if name not in (cluster["name"], without)]
+def urls(cluster, *without):
+    """Return the URLs of etcd: of this head, then of the other heads, except some."""
+    others = [one for name, one in sorted(cluster["heads"].items()) if name not in (cluster["name"], *without)]
     hosts = [f"[{address}]" if ":" in address else address for address in others]
     return [LOCAL, *(f"https://{host}:2379" for host in hosts)]
 
@@ -137,11 +137,9 @@ def refusal(found, member):
     return f"etcd would have {healthy} of {len(others)} members, expected {expected} or more; {silent} does not respond"
 
 
-def remove(name, address="", urls=(LOCAL,)):
-    """Remove a node's members; return how many. Raises EtcdError if that would take etcd below its quorum."""
-    found = members(urls)
-    doomed = named(found, name, address)
-    for member in doomed:
+def remove(found, name, address=""):
+    """Remove a node's members; return the members that remain. Raises EtcdError if etcd would lose its quorum."""
+    for member in named(found, name, address):
         why = refusal(found, member)
         if why:
             raise EtcdError(f"{name} stays a member of etcd: {why}")
@@ -149,7 +147,7 @@ def remove(name, address="", urls=(LOCAL,)):
         order = [url for one in found if one["id"] != member["id"] and one["healthy"] for url in one["clients"]]
         call(order, "/v3/cluster/member/remove", {"ID": member["id"]})
         found = [one for one in found if one["id"] != member["id"]]
-    return len(doomed)
+    return found
 
 
 def snapshot(target, url=LOCAL):
