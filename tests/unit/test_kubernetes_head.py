@@ -307,6 +307,20 @@ def test_first__by_the_states_of_the_heads__creates_or_the_others_join(
         assert bool(role.value("__kubernetes_head_problems")) is is_refused
 
 
+def test_system_pods__addresses_of_the_api__are_on_the_nodes_of_this_run(
+    heads: Callable[..., rendering.Cluster],
+) -> None:
+    cluster = heads(3)
+    cluster.set("head1", __base_converged={"changed": True, "changes": []})
+    cluster.set("head3", __base_converged={"failed": True})
+    cluster.set("gpu01", __base_converged={"changed": False, "failed": False, "changes": []})
+    role = cluster.role("kubernetes_head", "head1")
+    assert role.value("__kubernetes_head_system_pods") == {
+        "addresses": ["10.0.0.1", "10.0.0.2", "10.0.0.3"],
+        "nodes": ["head1", "gpu01"],
+    }
+
+
 @pytest.mark.proves("kubernetes", "A changed pod network, service network or endpoint of a cluster is refused.")
 @pytest.mark.parametrize(
     ("variable", "value", "problem"),

@@ -1,0 +1,124 @@
+#!/usr/bin/python
+"""Ansible module: restart kube-proxy after the API's addresses changed."""
+
+from __future__ import annotations
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.kubectl import get, kubectl
+from ansible.module_utils.node_state.tools import NodeError, change
+
+DOCUMENTATION = r"""
+module: kubernetes_system_pods
+author: the clusterctl authors
+short_description: Adapt the pods that kubeadm installs
+description:
+  - Restarts kube-proxy on all nodes after the API's addresses changed. The kubelet copies F(/etc/hosts) into a pod on
+    the host's network only when its container starts. The addresses are recorded in the annotation
+    C(clusterctl/api-addresses) of the namespace, because C(kubeadm upgrade) replaces the DaemonSet.
+  - Does so only if all nodes that are ready have the new addresses. Otherwise a later call does it.
+  - Does not wait for the pods. An object that does not exist is not created.
+  - Runs on a head, as root.
+options:
+  addresses:
+    description: What the API's name resolves to in F(/etc/hosts) of the nodes; none for a name in the site's DNS.
+    type: list
+    elements: str
+    default: []
+  nodes:
+    description: The nodes that have these addresses in F(/etc/hosts).
+    type: list
+    elements: str
+    default: []
+  is_new:
+    description: Whether the cluster was just created. Then kube-proxy has the addresses, and they are only recorded.
+    type: bool
+    default: false
+attributes:
+  check_mode: {support: full, description: Reports what would change.}
+"""
+
+EXAMPLES = r"""
+- name: Restart kube-proxy if the API has other addresses
+  kubernetes_system_pods: {addresses: [10.0.0.10], nodes: [head1, gpu01]}
+"""
+
+RETURN = r"""
+changes:
+  description: The changes; mappings with kind, name, action and what.
+  type: list
+  returned: always
+notes:
+  description: Messages for the user.
+  type: list
+  returned: always
+"""
+
+NAMESPACE = "--namespace=kube-system"
+ADDRESSES = "clusterctl/api-addresses"
+
+
+def is_ready(node):
+    """Return whether the node's kubelet reports that it is ready."""
+    conditions = node.get("status", {}).get("conditions") or []
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+class SystemPods:
+    """kubeadm's pods; collects what changes."""
+
+    def __init__(self, check):
+        self.check, self.changes, self.notes = check, [], []
+
+    def patch(self, item, spec, what):
+        """Change the specification of a workload."""
+        kind, name = item["kind"], item["metadata"]["name"]
+        if not self.check:
+            options = ["--type=merge", "--patch-file=/dev/stdin"]
+            kubectl("patch", kind.lower(), name, NAMESPACE, *options, stdin={"spec": spec})
+        self.changes.append(change(kind, f"kube-system/{name}", "changed", what))
+
+    def restart_proxies(self, addresses, nodes, is_new=False):
+        """Restart kube-proxy on all nodes if its pods started with other addresses of the API."""
+        wanted = ",".join(sorted(addresses))
+        for item in get("daemonset", "kube-proxy", NAMESPACE, "--ignore-not-found") if wanted else ():
+            before = (get("namespace", "kube-system")[0]["metadata"].get("annotations") or {}).get(ADDRESSES)
+            if before == wanted:
+                continue
+            # A node that is not ready does not count: it may be down for long.
+            if {node["metadata"]["name"] for node in get("nodes") if is_ready(node)}.difference(nodes):
+                if before is not None:
+                    self.notes.append("kube-proxy uses the API's former addresses until a bootstrap of all nodes")
+                continue
+            spec = {
+                # By default one node that is down would stop the restart. The kernel keeps kube-proxy's rules.
+                "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%"}},
+                "template": {"metadata": {"annotations": {ADDRESSES: wanted}}},
+            }
+            if not is_new:
+                self.patch(item, spec, f"restart with the API's addresses {wanted}")
+            if not self.check:
+                kubectl("annotate", "--overwrite", "namespace", "kube-system", f"{ADDRESSES}={wanted}")
+
+
+def main():
+    """Ansible's entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "addresses": {"type": "list", "elements": "str", "default": []},
+            "nodes": {"type": "list", "elements": "str", "default": []},
+            "is_new": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    given, pods = module.params, SystemPods(module.check_mode)
+    try:
+        # In a dry run on a new head there is no API yet, and the new cluster has the addresses from the start.
+        if not module.check_mode or kubectl("version", check=False)[0] == 0:
+            pods.restart_proxies(given["addresses"], given["nodes"], given["is_new"])
+    except NodeError as error:
+        module.fail_json(msg=str(error), changes=pods.changes, changed=bool(pods.changes))
+    module.exit_json(changed=bool(pods.changes), changes=pods.changes, notes=pods.notes)
+
+
+if __name__ == "__main__":
+    main()
