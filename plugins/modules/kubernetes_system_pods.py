@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Ansible module: restart kube-proxy after the API's addresses changed."""
+"""Ansible module: restart kube-proxy after the API's addresses changed, and spread CoreDNS over nodes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ description:
     the host's network only when its container starts. The addresses are recorded in the annotation
     C(clusterctl/api-addresses) of the namespace, because C(kubeadm upgrade) replaces the DaemonSet.
   - Does so only if all nodes that are ready have the new addresses. Otherwise a later call does it.
+  - Once two heads can run pods, each pod of CoreDNS must be on another node, as long as there is one that accepts it.
+    kubeadm only prefers that, and starts both on the first head, where they would stay.
+    C(kubeadm upgrade) removes this rule, and the next call sets it again.
   - Does not wait for the pods. An object that does not exist is not created.
   - Runs on a head, as root.
 options:
@@ -38,7 +41,7 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Restart kube-proxy if the API has other addresses
+- name: Restart kube-proxy if the API has other addresses, and spread CoreDNS
   kubernetes_system_pods: {addresses: [10.0.0.10], nodes: [head1, gpu01]}
 """
 
@@ -55,12 +58,37 @@ notes:
 
 NAMESPACE = "--namespace=kube-system"
 ADDRESSES = "clusterctl/api-addresses"
+CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
+# Nodes with taints that the pods do not tolerate, so cordoned ones and those that are down, do not count: with one node
+# left, both pods run on it. Each version of the pods counts alone, or the end of the old ones could leave the new ones
+# on one node. https://kubernetes.io/docs/concepts/scheduling-eviction/topology-spread-constraints/
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "kubernetes.io/hostname",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "nodeAffinityPolicy": "Honor",
+    "nodeTaintsPolicy": "Honor",
+    "labelSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    "matchLabelKeys": ["pod-template-hash"],
+}
 
 
 def is_ready(node):
     """Return whether the node's kubelet reports that it is ready."""
     conditions = node.get("status", {}).get("conditions") or []
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def accepts_dns(node):
+    """Return whether a node is a head that accepts pods of CoreDNS, which tolerate the taint of heads."""
+    taints = {one["key"] for one in node["spec"].get("taints") or [] if one["effect"] != "PreferNoSchedule"}
+    is_head = CONTROL_PLANE in (node["metadata"].get("labels") or {})
+    return is_head and is_ready(node) and not node["spec"].get("unschedulable") and taints <= {CONTROL_PLANE}
+
+
+def is_same(one, other):
+    """Return whether two constraints exclude each other: the API allows one for each key and effect."""
+    return all(one.get(key) == other[key] for key in ("topologyKey", "whenUnsatisfiable"))
 
 
 class SystemPods:
@@ -99,6 +127,17 @@ class SystemPods:
             if not self.check:
                 kubectl("annotate", "--overwrite", "namespace", "kube-system", f"{ADDRESSES}={wanted}")
 
+    def spread_dns(self):
+        """Restart CoreDNS on different nodes, unless it has to be on such nodes already."""
+        for item in get("deployment", "coredns", NAMESPACE, "--ignore-not-found"):
+            known = item["spec"]["template"]["spec"].get("topologySpreadConstraints") or []
+            if any(is_same(one, SPREAD) for one in known):
+                continue
+            # With a single head now, both pods would start on it again, and stay.
+            if sum(map(accepts_dns, get("nodes"))) > 1:
+                spec = {"template": {"spec": {"topologySpreadConstraints": [*known, SPREAD]}}}
+                self.patch(item, spec, "restart its pods on different nodes")
+
 
 def main():
     """Ansible's entry point."""
@@ -115,6 +154,7 @@ def main():
         # In a dry run on a new head there is no API yet, and the new cluster has the addresses from the start.
         if not module.check_mode or kubectl("version", check=False)[0] == 0:
             pods.restart_proxies(given["addresses"], given["nodes"], given["is_new"])
+            pods.spread_dns()
     except NodeError as error:
         module.fail_json(msg=str(error), changes=pods.changes, changed=bool(pods.changes))
     module.exit_json(changed=bool(pods.changes), changes=pods.changes, notes=pods.notes)

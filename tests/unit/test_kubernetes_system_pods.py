@@ -1,4 +1,4 @@
-"""The pods that kubeadm installs: kube-proxy restarts with the API's new addresses."""
+"""The pods that kubeadm installs: kube-proxy has the API's addresses, and CoreDNS is on several nodes."""
 
 import copy
 from typing import Any
@@ -154,3 +154,91 @@ def test_proxy__name_in_dns_or_no_proxy__is_left(api: Api) -> None:
     del api.workloads["kube-proxy"]
     assert restart(["10.0.0.10"]) == ([], [])
     assert api.patches == 0
+
+
+# --- CoreDNS ----------------------------------------------------------------------------------------------------------
+
+
+def spread(check: bool = False) -> list[str]:
+    pods = PODS.SystemPods(check)
+    pods.spread_dns()
+    return [f"{one['kind']} {one['name']}: {one['what']}" for one in pods.changes]
+
+
+@pytest.mark.proves("kubernetes", "With several heads the pods of CoreDNS are on different nodes.")
+def test_dns__of_several_heads__is_spread_once(api: Api) -> None:
+    assert spread() == ["Deployment kube-system/coredns: restart its pods on different nodes"]
+    assert api.template("coredns")["spec"]["topologySpreadConstraints"] == [PODS.SPREAD]
+    assert api.template("coredns")["spec"]["containers"] == []
+    assert spread() == []
+    assert api.patches == 1
+
+
+def test_dns__upgrade_removed_the_constraint__is_spread_again(api: Api) -> None:
+    spread()
+    api.workloads["coredns"] = workload("Deployment", "coredns")
+    assert len(spread()) == 1
+    assert spread() == []
+
+
+@pytest.mark.parametrize(
+    ("others", "is_spread"),
+    [
+        ([node("gpu01")], False),
+        ([node("head2", "Unknown"), node("head3", "False")], False),
+        ([node("head2", unschedulable=True), node("head3", "True", "node.kubernetes.io/unreachable")], False),
+        ([node("head2", unschedulable=True), node("head3")], True),
+        ([node("head2", "Unknown"), node("head3")], True),
+    ],
+)
+def test_dns__with_one_head_that_accepts_pods__is_left(api: Api, others: list[Data], is_spread: bool) -> None:
+    """The pods would start on that head again, and nothing would move them later."""
+    api.nodes = [node("head1"), *others]
+    assert bool(spread()) is is_spread
+
+
+def test_dns__constraints_of_an_operator__stay(api: Api) -> None:
+    zones = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+    api.template("coredns")["spec"]["topologySpreadConstraints"] = [zones]
+    spread()
+    assert api.template("coredns")["spec"]["topologySpreadConstraints"] == [zones, PODS.SPREAD]
+    own = zones | {"maxSkew": 2, "topologyKey": "kubernetes.io/hostname"}
+    api.template("coredns")["spec"]["topologySpreadConstraints"] = [own]
+    assert spread() == []
+
+
+def test_dns__dry_run_or_another_dns__changes_nothing(api: Api) -> None:
+    assert len(spread(check=True)) == 1
+    del api.workloads["coredns"]
+    assert spread() == []
+    assert api.patches == 0
+
+
+def module(monkeypatch: pytest.MonkeyPatch, check: bool, has_api: bool) -> Data:
+    """Run the module as Ansible does; return its result."""
+    result: Data = {}
+
+    class Module:
+        def __init__(self, **_: Any) -> None:
+            self.params, self.check_mode = {"addresses": ["10.0.0.10"], "nodes": ALL, "is_new": False}, check
+
+        def exit_json(self, **given: Any) -> None:
+            result.update(given)
+
+    kubectl = PODS.kubectl
+    answer = (0 if has_api else 1, "", "")
+    monkeypatch.setattr(PODS, "AnsibleModule", Module)
+    monkeypatch.setattr(
+        PODS, "kubectl", lambda *argv, **more: answer if argv[0] == "version" else kubectl(*argv, **more)
+    )
+    PODS.main()
+    return result
+
+
+@pytest.mark.parametrize(("check", "has_api", "changes"), [(True, False, 0), (True, True, 2), (False, True, 2)])
+def test_main__with_and_without_an_api__reports_the_changes(
+    api: Api, monkeypatch: pytest.MonkeyPatch, check: bool, has_api: bool, changes: int
+) -> None:
+    found = module(monkeypatch, check, has_api)
+    assert (len(found["changes"]), found["changed"]) == (changes, changes > 0)
+    assert api.patches == (0 if check else changes)
