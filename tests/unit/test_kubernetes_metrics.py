@@ -1,6 +1,8 @@
 """The metrics of Kubernetes, from nodes and pods of tests/samples/kubernetes with single fields changed."""
 
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +21,15 @@ GPUS: dict[str, Any] = {
 
 def written(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> list[str]:
     metrics: dict[str, Counter[Any]] = {name: Counter() for name in PROGRAM.DESCRIPTIONS}
-    PROGRAM.count_nodes(nodes, pods, metrics)
+    held: dict[str, Counter[str]] = {}
+    PROGRAM.count_requests(pods, held)
+    PROGRAM.count_nodes(nodes, held, metrics)
     PROGRAM.count_pods(pods, metrics)
-    return [line for line in FILE.render(metrics, PROGRAM.DESCRIPTIONS).splitlines() if not line.startswith("#")]
+    return lines(FILE.render(metrics, PROGRAM.DESCRIPTIONS))
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("#")]
 
 
 def ready(status: str) -> list[dict[str, str]]:
@@ -80,3 +88,51 @@ def test_pods__that_wait_or_crash__are_reported() -> None:
 
 def test_escape__text_of_a_label__cannot_end_it() -> None:
     assert FILE.escape('a"b\\c\nd') == r"a\"b\\c\nd"
+
+
+class Server:
+    """An API server that has its pods on two pages, and the paths that it was asked for."""
+
+    def __init__(self, nodes: list[dict[str, Any]], *pages: list[dict[str, Any]]) -> None:
+        self.nodes, self.pages, self.paths = nodes, list(pages), list[str]()
+
+    def raw(self, path: str) -> dict[str, Any]:
+        self.paths.append(path)
+        if path.startswith("/api/v1/nodes"):
+            return {"items": self.nodes, "metadata": {}}
+        if not self.pages:
+            raise PROGRAM.kubernetes_api.KubernetesError("kubectl get: the provided continue parameter is too old")
+        return {"items": self.pages.pop(0), "metadata": {"continue": "a+/=="} if len(self.paths) == 1 else {}}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: Server) -> list[str]:
+    """Run the program; return the lines of its file."""
+    monkeypatch.setattr(PROGRAM.kubernetes_api, "raw", server.raw)
+    monkeypatch.setattr(PROGRAM.kubernetes_api, "only_root", lambda _: None)
+    monkeypatch.setattr(PROGRAM.control_plane_certificates, "periods", dict)
+    monkeypatch.setattr(PROGRAM, "ETCD", (tmp_path / "none").as_uri())
+    monkeypatch.setattr(sys, "argv", ["kubernetes-metrics", str(tmp_path / "kubernetes.prom")])
+    PROGRAM.main()
+    return lines((tmp_path / "kubernetes.prom").read_text(encoding="utf-8"))
+
+
+@pytest.mark.proves("kubernetes", "Metrics count the pods of a large cluster page by page.")
+def test_main__two_pages_of_pods__are_counted_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, other = (pod(name, spec__containers=[wants("1")]) for name in ("train-0", "train-1"))
+    server = Server([node(**GPUS)], [one, WAITING], [other])
+    found = run(monkeypatch, tmp_path, server)
+    assert 'kubernetes_pods{namespace="default",phase="running"} 2' in found
+    assert 'kubernetes_pods{namespace="default",phase="pending"} 1' in found
+    assert 'kubernetes_gpus{resource="gpu",use="allocated"} 2' in found
+    assert "kubernetes_up 1" in found
+    first = "/api/v1/pods?fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed&limit=500"
+    assert server.paths == [first, f"{first}&continue=a%2B%2F%3D%3D", "/api/v1/nodes?resourceVersion=0"]
+
+
+def test_main__page_that_fails__leaves_no_partial_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run(monkeypatch, tmp_path, Server([node()], [pod("train-0")]))
+    assert "kubernetes_up 0" in found
+    assert not any(line.startswith(("kubernetes_pods", "kubernetes_nodes")) for line in found)
+    assert "the provided continue parameter is too old" in capsys.readouterr().err

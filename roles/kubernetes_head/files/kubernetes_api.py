@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import urllib.parse
 from pathlib import Path
 
 ADMIN = "/etc/kubernetes/admin.conf"
 CACHE = "/var/cache/clusterctl/kubectl"  # by default kubectl writes to the directory of the user
+PAGE = 500  # objects, as kubectl reads them (--chunk-size)
 CLUSTER = Path("/etc/kubernetes/clusterctl/nodes.json")
 
 
@@ -74,6 +76,20 @@ def raw(path):
         return json.loads(kubectl("get", "--raw", path, f"--server={own_server()}"))
     except ValueError as error:
         raise KubernetesError(f"{path}: {error}")
+
+
+def pages(path):
+    """Yield the objects of a long list at a path of this head's own API server, page by page.
+
+    The API server ignores the limit for resourceVersion=0.
+    """
+    query, token = f"{path}{'&' if '?' in path else '?'}limit={PAGE}", ""
+    while True:
+        found = raw(f"{query}&continue={urllib.parse.quote(token, safe='')}" if token else query)
+        yield found["items"]
+        token = found["metadata"].get("continue", "")
+        if not token:
+            return
 
 
 def cluster():
