@@ -93,7 +93,7 @@ SLURM_ROLES = ("slurm_head", "slurm_worker", "slurm_logins", "pyxis")
 SLURM_SOURCE = {"slurm_head_source": "schedmd", "slurm_head_version": "25.11.*"}
 # The running kernel's own packages have its name in theirs, or its version.
 OF_A_BRANCH = re.compile(r"(lib|kmod-)?nvidia|libcuda1$")
-OF_THE_KERNEL = re.compile(r"linux-(image|headers)-\d|kernel(-64k|-rt)?-devel$")
+OF_THE_KERNEL = re.compile(r"linux-(image|headers)-\d|kernel(-64k|-rt)?-(devel|modules-extra)$")
 # On aarch64 these alone are looked at where the distribution's table has no listing of that.
 OF_NVIDIA = re.compile(r"(lib|kmod-)?nvidia|cuda-|libnccl|libnv|nvlsm|datacenter-gpu|gdr|libgdr")
 

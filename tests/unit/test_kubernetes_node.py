@@ -244,6 +244,33 @@ def test_packages__of_each_family__are_of_one_minor_release(
     )
 
 
+@pytest.mark.proves("kubernetes", "RHEL 10 gets the package with br_netfilter for the running kernel.")
+@pytest.mark.parametrize(
+    ("system", "kernel", "package"),
+    [
+        ("almalinux-10", "6.12.0-55.32.1.el10_0.x86_64", ("kernel-modules-extra", "6.12.0-55.32.1.el10_0")),
+        ("centos-10", "6.12.0-140.el10.x86_64", ("kernel-modules-extra", "6.12.0-140.el10")),
+        ("rhel-10", "6.12.0-55.32.1.el10_0.aarch64+64k", ("kernel-64k-modules-extra", "6.12.0-55.32.1.el10_0")),
+        ("rhel-10", "6.15.4-1.el10.elrepo.x86_64", None),
+        ("rhel-10", "", None),
+        ("rocky-9", "5.14.0-570.42.2.el9_6.x86_64", None),
+        ("debian-13", "6.12.48+deb13-amd64", None),
+    ],
+)
+@pytest.mark.parametrize("held", [True, False])
+def test_modules__of_the_running_kernel__are_installed_on_rhel_10(
+    tmp_path: Path, system: str, kernel: str, package: tuple[str, str] | None, held: bool
+) -> None:
+    """A container has no kernel of its own."""
+    kept = ["kernel-core"] if held else []
+    looked = (f"Linux {kernel}",) if kernel else ()
+    role = node(tmp_path, system, (*looked, *JOINED), __nvidia_driver_look={"kept": kept})
+    wanted = [one for one in role.value("__kubernetes_node_wanted") if "modules" in one["name"]]
+    hold = {"hold": True} if held else {}
+    assert wanted == ([{"name": package[0], "version": package[1], **hold}] if package else [])
+    assert role.value("__kubernetes_node_swaps") == []
+
+
 def test_kubelet__of_a_node__has_what_differs_between_nodes(tmp_path: Path) -> None:
     given = {"maxPods": 50, "evictionHard": {"memory.available": "1Gi"}, "cgroupDriver": None}
     role = node(tmp_path, kubernetes_node_kubelet_config=given)
