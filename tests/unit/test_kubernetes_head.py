@@ -253,6 +253,25 @@ def test_keepalived__for_an_address_of_no_head__is_set_up(
         assert "10.0.0.100" in documents(role)["ClusterConfiguration"]["apiServer"]["certSANs"]
 
 
+@pytest.mark.proves("kubernetes", "With SELinux, keepalived's check runs outside of keepalived's domain.")
+@pytest.mark.parametrize("address", ["", "10.0.0.100"])
+def test_keepalived__check__is_in_the_directory_of_unconfined_programs(
+    heads: Callable[..., rendering.Cluster], address: str
+) -> None:
+    """The path is that of keepalived.fc in fedora-selinux/selinux-policy."""
+    role = heads(3, "rocky-9", kubernetes_node_api_address=address).role("kubernetes_head", "head2")
+    found = {item["dest"]: item for item in call(role)["files"] if item["dest"].startswith("/usr/libexec/keepalived/")}
+    ((path, item),) = found.items()
+    text = role.content(item)
+    if not address:
+        assert (item["state"], text) == ("absent", None)
+        return
+    assert f"  script {path}\n".encode() in (files(role)[KEEPALIVED] or b"")
+    assert text is not None and text.startswith(b"#!/bin/sh\n")
+    assert b" https://10.0.0.2:6443/readyz\n" in text
+    assert item["mode"] == "0755"
+
+
 @pytest.mark.proves("kubernetes", "Two clusters in one network can have different virtual routers.")
 @pytest.mark.parametrize(("number", "is_valid"), [(1, True), (255, True), (0, False), (256, False)])
 def test_keepalived__virtual_router__has_the_number_of_the_inventory(
