@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import subprocess
 import tarfile
 import tomllib
 from pathlib import Path
@@ -281,6 +283,62 @@ def test_kubelet__of_a_node__has_what_differs_between_nodes(tmp_path: Path) -> N
         **given,
     }
     assert lines(role, "resolv.conf.j2") == ["search aurora.cluster", "nameserver 10.0.0.10"]
+
+
+NO_CPUS = '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
+CPUS = (
+    '{"policyName":"static","defaultCpuSet":"0,2-12","entries":{"235148fe-393f-47a8-a17d-bd55bc1a836b":'
+    '{"cgroup1-0":"1,13"}},"checksum":1552716370}'
+)
+NO_MEMORY = '{"policyName":"None","machineState":{},"checksum":4236770233}'
+STATIC = {"cpuManagerPolicy": "static", "memoryManagerPolicy": "Static"}
+
+
+@pytest.mark.proves("kubernetes", "After a change of the CPU or memory policy, the kubelet's old state is deleted.")
+@pytest.mark.parametrize(
+    ("cluster", "own", "cpus", "memory", "deleted"),
+    [
+        ("", {}, NO_CPUS, NO_MEMORY, ""),
+        ("", STATIC, NO_CPUS, NO_MEMORY, "cpu memory"),
+        ("", {"cpuManagerPolicy": "static"}, CPUS, NO_MEMORY, ""),
+        ("", {}, CPUS, NO_MEMORY, "cpu"),
+        ("cpuManagerPolicy: static\n", {}, CPUS, NO_MEMORY, ""),
+        ("cpuManagerPolicy: static\n", {"cpuManagerPolicy": None}, CPUS, NO_MEMORY, "cpu"),
+        ("cpuManagerPolicy: 'static'\n", {"cpuManagerPolicyOptions": {"full-pcpus-only": "true"}}, CPUS, NO_MEMORY, ""),
+        ("", STATIC, "", NO_MEMORY, "memory"),
+        ("", STATIC, None, None, ""),
+    ],
+)
+def test_kubelet__with_another_policy__loses_the_old_state(
+    tmp_path: Path, cluster: str, own: dict[str, Any], cpus: str | None, memory: str | None, deleted: str
+) -> None:
+    """A state that has no policy is kept: an administrator has to look at it."""
+    role = node(tmp_path, kubernetes_node_kubelet_config=own)
+    kubelet, drop_ins, programs = (tmp_path / name for name in ("kubelet", "drop-ins", "programs"))
+    for directory in (kubelet, drop_ins, programs):
+        directory.mkdir()
+    (kubelet / "config.yaml").write_text(f"apiVersion: kubelet.config.k8s.io/v1beta1\n{cluster}", encoding="utf-8")
+    (drop_ins / "60-clusterctl.conf").write_text(role.render(role.path / "templates/kubelet.conf.j2"), encoding="utf-8")
+    states = {"cpu": kubelet / "cpu_manager_state", "memory": kubelet / "memory_manager_state"}
+    for state, content in zip(states.values(), (cpus, memory), strict=True):
+        if content is not None:
+            state.write_text(content, encoding="utf-8")
+    (programs / "systemctl").write_text(f'#!/bin/sh\necho "$*, $(ls {kubelet} | wc -l)" >> {tmp_path}/systemctl\n')
+    (programs / "systemctl").chmod(0o755)
+    before = {name for name, state in states.items() if state.exists()}
+    program = ["sh", str(role.path / "files/kubelet-state"), str(kubelet), str(drop_ins)]
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    output = subprocess.run(program, env=environment, check=True, capture_output=True, text=True).stdout
+    assert {name for name, state in states.items() if state.exists()} == before - {*deleted.split()}
+    assert len(output.splitlines()) == len(deleted.split())
+    stopped = (tmp_path / "systemctl").read_text().splitlines() if deleted else []
+    assert stopped[:1] == [f"stop kubelet, {len(before) + 1}"] * bool(deleted), "stopped before the first is deleted"
+
+
+def test_drop_in__after_a_change__deletes_states_of_other_policies(tmp_path: Path) -> None:
+    files = {one["dest"]: one for one in node(tmp_path).value("__kubernetes_node_files")}
+    (program,) = files["/etc/kubernetes/kubelet.conf.d/60-clusterctl.conf"]["on_change"]
+    assert (files[program]["copy"], files[program]["mode"]) == ("kubelet-state", "0755")
 
 
 @pytest.mark.proves("kubernetes", "Swap, cgroup version 1 and an old containerd are refused before the kubelet starts.")
