@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.systems.rendering import Cluster, Role, a_cluster
+from tests.systems.rendering import CONTENT, Cluster, Role, a_cluster
 from tests.unit.test_role_plugins import plugin
 
 CLUSTER = plugin("lookup/kubernetes_cluster")
@@ -394,6 +394,42 @@ def test_upgrade__of_a_running_head__is_left_to_its_role(
     assert (role.value("__kubernetes_node_moves and not __kubernetes_node_leads")) is upgraded
     assert role.value("__kubernetes_node_moves and __kubernetes_node_leads") is (joined and host == "head1")
     assert [unit["state"] for unit in role.value("__kubernetes_node_units")] == ["started" if joined else "stopped"]
+
+
+# --- removal ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("kubernetes", "A removed node has no routes to the pods of other nodes.")
+@pytest.mark.parametrize(
+    ("network", "flushed"),
+    [
+        ("10.244.0.0/16", "10.244.0.0/16"),
+        ("0.0.0.0/0", ""),
+        ("10.244.0.0", ""),
+        ("10.244.0.0/16; reboot", ""),
+        ("fd00::/48", ""),
+        ("", ""),
+    ],
+)
+def test_leave__after_host_gw__flushes_the_routes_to_pods(tmp_path: Path, network: str, flushed: str) -> None:
+    programs, root, calls = tmp_path / "programs", tmp_path / "root", tmp_path / "calls"
+    for directory in (programs, root / "run/flannel", root / "etc/kubernetes/pki", root / "sys/class/net/cni0"):
+        directory.mkdir(parents=True)
+    (root / "run/flannel/subnet.env").write_text(
+        f"FLANNEL_NETWORK={network}\nFLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1500\nFLANNEL_IPMASQ=true\n"
+    )
+    answers = {"ip": 'case "$*" in *show*) echo 10.244.2.0/24 via 10.0.0.12 dev eth0 ;; esac', "nft": "exit 1"}
+    for name, text in answers.items():
+        (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {calls}\n{text}\n')
+        (programs / name).chmod(0o755)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    program = ["sh", str(CONTENT / "roles/kubernetes_node/files/leave"), str(root)]
+    output = subprocess.run(program, env=environment, check=True, capture_output=True, text=True).stdout
+    made = [line for line in calls.read_text().splitlines() if line.startswith("ip") and "show" not in line]
+    assert made == ["ip link delete cni0", *[f"ip -4 route flush root {flushed}"] * bool(flushed)]
+    assert output.splitlines() == ["cni0", *[f"routes to {flushed}"] * bool(flushed)]
+    assert not (root / "run/flannel").exists()
+    assert not (root / "etc/kubernetes/pki").exists()
 
 
 # --- images from a directory ------------------------------------------------------------------------------------------
