@@ -15,7 +15,8 @@ description:
   - Restarts kube-proxy on all nodes after the API's addresses changed. The kubelet copies F(/etc/hosts) into a pod on
     the host's network only when its container starts. The addresses are recorded in the annotation
     C(clusterctl/api-addresses) of the namespace, because C(kubeadm upgrade) replaces the DaemonSet.
-  - Does so only if all nodes that are ready have the new addresses. Otherwise a later call does it.
+  - Does so only if all nodes that are ready have the new addresses. Otherwise a later call does it. Nodes that are not
+    ready are recorded, too. Their kube-proxy is restarted by the first call after they have the addresses.
   - Once two heads can run pods, each pod of CoreDNS must be on another node, as long as there is one that accepts it.
     kubeadm only prefers that, and starts both on the first head, where they would stay.
     C(kubeadm upgrade) removes this rule, and the next call sets it again.
@@ -58,6 +59,7 @@ notes:
 
 NAMESPACE = "--namespace=kube-system"
 ADDRESSES = "clusterctl/api-addresses"
+WITHOUT = " without "  # in the annotation, before the nodes that were not ready
 CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 # Nodes with taints that the pods do not tolerate, so cordoned ones and those that are down, do not count: with one node
 # left, both pods run on it. Each version of the pods counts alone, or the end of the old ones could leave the new ones
@@ -109,12 +111,16 @@ class SystemPods:
         """Restart kube-proxy on all nodes if its pods started with other addresses of the API."""
         wanted = ",".join(sorted(addresses))
         for item in get("daemonset", "kube-proxy", NAMESPACE, "--ignore-not-found") if wanted else ():
-            before = (get("namespace", "kube-system")[0]["metadata"].get("annotations") or {}).get(ADDRESSES)
+            known = (get("namespace", "kube-system")[0]["metadata"].get("annotations") or {}).get(ADDRESSES, "")
+            before, _, missing = known.partition(WITHOUT)
             if before == wanted:
+                self.restart_on(set(missing.split(",")) & set(nodes), wanted, set(missing.split(",")))
                 continue
-            # A node that is not ready does not count: it may be down for long.
-            if {node["metadata"]["name"] for node in get("nodes") if is_ready(node)}.difference(nodes):
-                if before is not None:
+            # A node that is not ready may be down for long, so the others do not wait for it.
+            late = {node["metadata"]["name"]: is_ready(node) for node in get("nodes")}
+            late = {name: ready for name, ready in late.items() if name not in nodes}
+            if any(late.values()):
+                if before:
                     self.notes.append("kube-proxy uses the API's former addresses until a bootstrap of all nodes")
                 continue
             spec = {
@@ -124,8 +130,23 @@ class SystemPods:
             }
             if not is_new:
                 self.patch(item, spec, f"restart with the API's addresses {wanted}")
+            self.record(wanted, late)
+
+    def restart_on(self, nodes, addresses, missing):
+        """Restart kube-proxy on nodes that were not ready when all others restarted it."""
+        for name in sorted(nodes):
+            options = ["--selector=k8s-app=kube-proxy", f"--field-selector=spec.nodeName={name}", "--wait=false"]
             if not self.check:
-                kubectl("annotate", "--overwrite", "namespace", "kube-system", f"{ADDRESSES}={wanted}")
+                kubectl("delete", "pods", NAMESPACE, *options)
+            self.changes.append(change("DaemonSet", "kube-system/kube-proxy", "changed", f"restart on {name}"))
+        if nodes:
+            self.record(addresses, missing - nodes)
+
+    def record(self, addresses, missing):
+        """Record the addresses that kube-proxy has, and the nodes on which it may have others."""
+        text = f"{addresses}{WITHOUT}{','.join(sorted(missing))}" if missing else addresses
+        if not self.check:
+            kubectl("annotate", "--overwrite", "namespace", "kube-system", f"{ADDRESSES}={text}")
 
     def spread_dns(self):
         """Restart CoreDNS on different nodes, unless it has to be on such nodes already."""

@@ -50,6 +50,7 @@ class Api:
             "coredns": workload("Deployment", "coredns"),
         }
         self.annotations: Data = {}
+        self.deleted: list[str] = []
         self.patches = 0
 
     def get(self, kind: str, *argv: str) -> list[Data]:
@@ -65,6 +66,11 @@ class Api:
         if argv[:-1] == ("annotate", "--overwrite", "namespace", "kube-system"):
             key, _, value = argv[-1].partition("=")
             self.annotations[key] = value
+            return 0, "", ""
+        if argv[:2] == ("delete", "pods"):
+            selectors = ("--namespace=kube-system", "--selector=k8s-app=kube-proxy", "--wait=false")
+            assert (*argv[2:4], argv[5]) == selectors
+            self.deleted.append(argv[4].removeprefix("--field-selector=spec.nodeName="))
             return 0, "", ""
         command, kind, name, *options = argv
         assert command == "patch"
@@ -142,6 +148,24 @@ def test_proxy__node_without_the_new_addresses__is_waited_for(api: Api) -> None:
     assert api.patches == 1
     api.nodes[-1] = node("gpu01", "Unknown")
     assert len(restart(["10.0.0.10"], ["head1", "head2", "head3"])[0]) == 1, "a node that is down stops nothing"
+
+
+@pytest.mark.proves("kubernetes", "kube-proxy of a node that was down restarts when the node has the addresses.")
+def test_proxy__node_that_was_down__restarts_it_later(api: Api) -> None:
+    api.nodes[-1:] = [node("gpu01", "Unknown"), node("gpu02", "False")]
+    reached = ["head1", "head2", "head3"]
+    restart(["10.0.0.10"], reached)
+    assert api.annotations == {PODS.ADDRESSES: "10.0.0.10 without gpu01,gpu02"}
+    assert restart(["10.0.0.10"], reached) == ([], [])
+    what = "DaemonSet kube-system/kube-proxy: restart on gpu01"
+    assert restart(["10.0.0.10"], [*reached, "gpu01"], check=True) == ([what], [])
+    assert api.deleted == []
+    assert restart(["10.0.0.10"], [*reached, "gpu01"]) == ([what], [])
+    assert restart(["10.0.0.10"], [*reached, "gpu01"]) == ([], [])
+    assert (api.deleted, api.annotations) == (["gpu01"], {PODS.ADDRESSES: "10.0.0.10 without gpu02"})
+    restart(["10.0.0.10"])
+    assert (api.deleted, api.annotations) == (["gpu01", "gpu02"], {PODS.ADDRESSES: "10.0.0.10"})
+    assert api.patches == 1
 
 
 def test_proxy__dry_run__only_reports(api: Api) -> None:
