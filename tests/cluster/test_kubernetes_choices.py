@@ -90,9 +90,11 @@ def queued(lab: ThreeHeads) -> Iterator[None]:
     nodes = () if has_nft_queue(lab) else lab.worker_names
     for node in nodes:
         lab.root(node, f"apt-get -qq -y install iptables >/dev/null 2>&1; iptables-nft -I {rule}")
-    yield
-    for node in nodes:
-        lab.root(node, f"iptables-nft -D {rule}")
+    try:
+        yield
+    finally:
+        for node in nodes:
+            lab.root(node, f"iptables-nft -D {rule}")
 
 
 def policy(name: str, **spec: object) -> Manifest:
@@ -112,7 +114,7 @@ def test_network_policy__of_a_deployment__lets_in_whom_it_names(cluster: ThreeHe
     def asks(name: str, node: str) -> str:
         """Return what a pod of this name gets from the site."""
         url = f"http://site.default.svc.cluster.local:{PORT}/"
-        return cluster.output(pod(name, BUSYBOX, f"wget -q -T 5 -O - {url} || echo refused", node=node))
+        return cluster.output(pod(name, BUSYBOX, f"wget -q -T 5 -O - {url} 2>/dev/null || echo refused", node=node))
 
     friends = [{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]
     with queued(cluster), cluster.running(site, service):
