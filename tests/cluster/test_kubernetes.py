@@ -468,9 +468,7 @@ def test_kubeconfig__of_a_person__reaches_one_namespace(cluster: Kubernetes, tmp
 # Settings of GPUs
 
 
-@pytest.mark.proves(
-    "kubernetes", "A tainted GPU node runs only pods that ask for GPUs, tolerate it or have the RuntimeClass."
-)
+@pytest.mark.proves("kubernetes", "A tainted GPU node runs only pods that ask for GPUs, or tolerate its taint.")
 @pytest.mark.proves("kubernetes", "`kubernetes_worker_gpu_taint` set back removes the taint.")
 @pytest.mark.long
 def test_gpu_taint__of_workers__keeps_other_pods_away(cluster: Kubernetes) -> None:
@@ -897,7 +895,7 @@ def test_changes_by_hand__of_nodes_and_objects__are_reported_and_repaired(cluste
     cluster.unchanged()
 
 
-@pytest.mark.proves("bootstrap", "A static pod with another option, and one that was removed, run again as they were.")
+@pytest.mark.proves("bootstrap", "Static pods that were changed or removed by hand run again as they were.")
 @pytest.mark.long
 def test_manifests__changed_by_hand__are_written_again(cluster: Kubernetes) -> None:
     def pod(component: str) -> str:

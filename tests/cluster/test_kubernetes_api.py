@@ -365,7 +365,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.proves("kubernetes", "Persons' pods have no volume of a server, and no place on heads or cordoned nodes.")
+@pytest.mark.proves(
+    "kubernetes", "Persons' pods mount no servers' volumes, and run neither on heads nor on cordoned nodes."
+)
 def test_pods__of_persons__are_limited(head: ControlPlane) -> None:
     limit(head, "kubernetes_quota")
     head.run("kubernetes-user", "eve")

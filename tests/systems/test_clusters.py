@@ -26,9 +26,7 @@ def test_clusters__with_nvidias_repository__are_five() -> None:
     }
 
 
-@pytest.mark.proves(
-    "systems", "Five likely clusters (H100, V100, L40S, and two of A100 with Kubernetes): every role comes out whole."
-)
+@pytest.mark.proves("systems", "Five likely clusters, of H100, V100, L40S and A100: every role comes out whole.")
 @pytest.mark.parametrize("name", NAMES)
 def test_roles__of_a_cluster__come_out_whole(name: str) -> None:
     with opened(name) as cluster:

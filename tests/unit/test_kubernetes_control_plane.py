@@ -408,9 +408,7 @@ def test_wait__component_stays_as_it_was__is_an_error(head: Head) -> None:
         MODULE.wait(GIVEN)
 
 
-@pytest.mark.proves(
-    "upgrade", "After a new kubelet, a head is waited for until its static pods do not restart any more."
-)
+@pytest.mark.proves("upgrade", "A head's upgrade ends when its static pods do not restart any more.")
 def test_wait__containers_that_restart__ends_when_they_are_steady(head: Head) -> None:
     head.converge()
     head.looks = 0
@@ -437,9 +435,7 @@ def test_matches__object_of_the_api__has_the_manifests_fields_and_others(head: H
     assert not MODULE.matches(there, wanted)
 
 
-@pytest.mark.proves(
-    "bootstrap", "A static pod's manifest that was edited or removed by hand is repaired, and no other."
-)
+@pytest.mark.proves("bootstrap", "A static pod's manifest that was changed or removed by hand is repaired.")
 @pytest.mark.parametrize(("component", "phase"), [("kube-scheduler", "control-plane all"), ("etcd", "etcd local")])
 @pytest.mark.parametrize("way", ["edited", "removed", "mode"])
 def test_converge__manifest_changed_by_hand__is_repaired(head: Head, component: str, phase: str, way: str) -> None:
