@@ -62,7 +62,7 @@ def turns(cluster: Cluster) -> Iterator[tuple[str, Role]]:
     seen = set()
     for play in load(CONTENT / "playbooks/bootstrap.yml"):
         for host in cluster.manager.get_hosts(play["hosts"]):
-            for entry in play["roles"]:
+            for entry in play.get("roles", ()):
                 name = entry if isinstance(entry, str) else entry["role"]
                 if (host.name, name) not in seen:
                     seen.add((host.name, name))
