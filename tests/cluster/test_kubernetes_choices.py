@@ -27,7 +27,7 @@ from tests.programs import described
 
 POLICIES = "kube-network-policies"
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.kit(*RECIPES, PREVIOUS, POLICIES)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400), pytest.mark.kit(*RECIPES, PREVIOUS, POLICIES)]
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_first_head__dies__workers_ask_another(cluster: ThreeHeads) -> None:
 @pytest.mark.proves("upgrade", "Three heads are upgraded one by one, then the workers.")
 def test_upgrade__of_three_heads__goes_one_by_one(cluster: ThreeHeads) -> None:
     pin(cluster, NEW)
-    assert cluster.run("upgrade", limit=1500)["steps"] == [[node] for node in cluster.nodes]
+    assert cluster.run("upgrade", limit=2100)["steps"] == [[node] for node in cluster.nodes]
     assert versions(cluster) == every(cluster, NEW)
     for head in cluster.head_names:
         assert members(cluster, head) == set(cluster.head_names)
