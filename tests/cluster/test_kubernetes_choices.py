@@ -163,7 +163,8 @@ def test_remove_node__two_of_three_heads__leaves_one(cluster: ThreeHeads) -> Non
     cluster.run("remove-node", "head2", "head3", "--yes")
     assert members(cluster, "head1") == {"head1"}
     assert cluster.ready() == dict.fromkeys(("head1", *cluster.worker_names), True)
-    assert cluster.containers(*cluster.worker_names) == before
+    now = cluster.containers(*cluster.worker_names)  # a pod of CoreDNS may have come from a head
+    assert {uid: now.get(uid) for uid in before} == before
     for head in ("head2", "head3"):
         found = cluster.inside(head, "sh", "-c", "ls /etc/kubernetes /var/lib/etcd 2>/dev/null; pgrep -l etcd; true")
         assert not found.strip(), found
