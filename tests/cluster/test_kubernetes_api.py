@@ -128,6 +128,42 @@ def test_nodes__that_are_new__are_cordoned_and_labelled(nodes: ControlPlane) -> 
     assert nodes.get("node", "gpu01")["metadata"]["labels"]["clusterctl/gpu-model"] == "a100"
 
 
+@pytest.mark.proves("kubernetes", "kube-proxy restarts once after the API's addresses changed.")
+@pytest.mark.proves("kubernetes", "With two heads, CoreDNS has to run on different nodes.")
+def test_system_pods__of_kubeadm__are_adapted_once(nodes: ControlPlane) -> None:
+    def changes(*addresses: str, check: bool = False, is_new: bool = False) -> list[str]:
+        given = {"addresses": addresses, "nodes": ["head1", "head2", "gpu01", "gpu02"], "is_new": is_new}
+        return nodes.changes("kubernetes_system_pods", given, check=check)
+
+    def template(kind: str, name: str) -> Any:
+        return nodes.get(kind, name, "--namespace=kube-system")["spec"]["template"]
+
+    assert changes(ADDRESS, is_new=True) == []
+    assert changes(ADDRESS) == []
+    planned = changes(ADDRESS, "10.99.0.2", check=True)
+    assert planned == [f"changed kube-system/kube-proxy restart with the API's addresses {ADDRESS},10.99.0.2"]
+    assert changes(ADDRESS, "10.99.0.2") == planned
+    assert changes(ADDRESS, "10.99.0.2") == []
+    assert template("daemonset", "kube-proxy")["metadata"]["annotations"] == {
+        "clusterctl/api-addresses": f"{ADDRESS},10.99.0.2"
+    }
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    for name in ("head1", "head2"):
+        head = {"name": name, "labels": {"node-role.kubernetes.io/control-plane": ""}}
+        nodes.run("kubectl", "create", "--filename=-", stdin={"apiVersion": "v1", "kind": "Node", "metadata": head})
+        nodes.run("kubectl", "patch", "node", name, "--subresource=status", f"--patch={json.dumps(ready)}")
+        wait_until(lambda: not nodes.get("node", name)["spec"].get("taints"))  # noqa: B023
+    try:
+        spread = ["changed kube-system/coredns restart its pods on different nodes"]
+        assert changes(ADDRESS, "10.99.0.2", check=True) == spread
+        assert changes(ADDRESS, "10.99.0.2") == spread
+        assert changes(ADDRESS, "10.99.0.2") == []
+    finally:
+        nodes.run("kubectl", "delete", "node", "head1", "head2")
+    (constraint,) = template("deployment", "coredns")["spec"]["topologySpreadConstraints"]
+    assert (constraint["whenUnsatisfiable"], constraint["nodeTaintsPolicy"]) == ("DoNotSchedule", "Honor")
+
+
 @pytest.mark.proves("secrets", "The token of a run that was killed after its node had joined is deleted.")
 def test_nodes__with_a_token_that_is_left__lose_it(nodes: ControlPlane) -> None:
     given = nodes.rendered.role("kubernetes_worker", "gpu01").value("__kubernetes_worker_nodes")
