@@ -51,7 +51,7 @@ def kubeconfig_command(options: Options, user: str | None, output: Path | None, 
     with screen.working("Reading the kubeconfig"):
         head, found = _read(site, argv)
     _write(site, path, head, found, user or _NAME)
-    screen.say(f"Wrote {path}: the key in it gives access as {user or 'the administrator'}.")
+    screen.say(f"{path}: the key in it gives access as {user or 'the administrator'}.")
     if end := found.end:
         screen.say(
             f"Its certificate ends on {end:%Y-%m-%d}. Nothing renews it: run this command again before that day."
