@@ -278,10 +278,10 @@ def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
 
 @cache
 def drift_modules() -> Mapping[str, str]:
-    """Return the source of the modules that compare a node with its records, in order of import."""
+    """Return the packed source of the modules that compare a node with its records, in order of import."""
     folder = paths.content() / "plugins/module_utils/node_state"
     names = ("tools", "keys", "packages", "record", "items", "drift")
-    return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in names}
+    return {name: probe.packed((folder / f"{name}.py").read_text(encoding="utf-8")) for name in names}
 
 
 def _install_python(release: Mapping[str, str]) -> str:

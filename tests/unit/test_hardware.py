@@ -398,7 +398,7 @@ def test_the_probe_describes_this_machine() -> None:
 
 
 def test_the_probe_is_python_3_6_and_stands_alone() -> None:
-    tree = ast.parse(probe.program({}), feature_version=(3, 6))
+    tree = ast.parse(probe.text(), feature_version=(3, 6))
     imported = {name.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for name in n.names}
     imported |= {str(n.module).split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert imported <= set(sys.stdlib_module_names)

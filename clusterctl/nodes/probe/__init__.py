@@ -1,11 +1,14 @@
 """What runs on a node at contact: it finds hardware and what a run needs to know, changes nothing, and prints JSON.
 
-The text of the parts goes over SSH to `python3 -` as one program. So each part uses the standard library alone, as
-Python 3.6 has it, and imports nothing but other parts, whose names are then the program's own. hardware.py and
-preflight.py evaluate what it prints.
+The text of the parts goes over SSH to `python3 -` as one program, compressed. So each part uses the standard library
+alone, as Python 3.6 has it, and imports nothing but other parts, whose names are then the program's own. hardware.py
+and preflight.py evaluate what it prints.
 """
 
+import base64
 import re
+import zlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,20 @@ _PARTS = ("common", "gpus", "machine", "packages", "services", "drift", "main")
 _OWN = re.compile(r"^from clusterctl\.[^\n(]*(?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
 
 
-def program(options: dict[str, Any]) -> str:
-    """Return the text of the program that answers with these options (see main.main)."""
+@cache
+def text() -> str:
+    """Return the text of the program, without its options."""
     texts = [Path(__file__).with_name(f"{part}.py").read_text(encoding="utf-8") for part in _PARTS]
-    return _OWN.sub("", "\n".join(texts)) + f"\n\nmain({options!r})\n"
+    return _OWN.sub("", "\n".join(texts))
+
+
+@cache
+def packed(source: str) -> str:
+    """Return a source compressed, in base64: `status` sends it to all nodes over the same uplink."""
+    return base64.b64encode(zlib.compress(source.encode(), 9)).decode()
+
+
+def program(options: dict[str, Any]) -> str:
+    """Return the program that answers with these options (see main.main)."""
+    unpacked = f'zlib.decompress(base64.b64decode("{packed(text())}"))'
+    return f'import base64, zlib\nexec(compile({unpacked}, "probe", "exec"))\nmain({options!r})\n'

@@ -8,6 +8,7 @@ import sys
 import types
 import urllib.error
 import urllib.request
+import zlib
 
 from clusterctl.nodes.probe.common import MAX_ALERTS, MAX_DRIFT, NETWORK_SECONDS, Facts
 
@@ -15,7 +16,7 @@ from clusterctl.nodes.probe.common import MAX_ALERTS, MAX_DRIFT, NETWORK_SECONDS
 def drift(options: Facts) -> Facts:
     """Compare the node with its records, by the source of the modules that record them.
 
-    `modules` has the source by name, each after its imports; `key` is the key of the secrets' hashes, or None.
+    `modules` has the packed source by name, each after its imports; `key` is the key of the secrets' hashes, or None.
     """
     found: Facts = {"error": None, "items": [], "more": 0, "versions": {}}
     package = "ansible.module_utils.node_state"
@@ -25,7 +26,8 @@ def drift(options: Facts) -> Facts:
         for name, source in options["modules"].items():
             module = types.ModuleType(package + "." + name)
             sys.modules[module.__name__] = module
-            exec(compile(source, name + ".py", "exec"), module.__dict__)  # noqa: S102 - clusterctl's own source
+            code = compile(zlib.decompress(base64.b64decode(source)), name + ".py", "exec")
+            exec(code, module.__dict__)  # noqa: S102 - clusterctl's own source
         record, packages, differ = (sys.modules[package + "." + name] for name in ("record", "packages", "drift"))
         call = record.Call(None, record_key=options["key"])
         items, found["versions"] = differ.compare(call, lambda: packages.package_manager("auto", []))
