@@ -56,7 +56,7 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
         *[RequireDead(present)] * (dead and not force),
         *[RequireQuorum(heads)] * bool(heads),
         MarkDown("remove-node", present, kinds) if dead else drain,
-        *[LeaveQuorum(heads)] * bool(heads),
+        *[LeaveQuorum(heads, dead)] * bool(heads),
         RemoveFromDirectory(change, nodes, stay, dead),
         Play("bootstrap", "Configure the remaining hosts"),
         Unregister(nodes),
@@ -110,21 +110,37 @@ class RequireQuorum(Phase):
 
 
 class LeaveQuorum(Phase):
-    """Remove heads from the quorum, before the firewalls of the other heads exclude them."""
+    """Remove heads from the quorum, before the firewalls of the other heads exclude them.
 
-    def __init__(self, heads: Sequence[str]) -> None:
-        self.heads = heads
+    A head's API stops first. Without its member of etcd it would keep its clients' connections, and answer nothing.
+    """
+
+    def __init__(self, heads: Sequence[str], dead: bool = False) -> None:
+        self.heads, self.dead = heads, dead
         self.title = f"Remove {fold(heads)} from etcd"
 
     def run(self, run: Run) -> None:
-        for kind, names in scheduler.by_kind(run.site.inventory, self.heads).items():
-            with _without(run.site, kind, names) as controller:
-                if controller.is_set_up():
-                    controller.leave(names)
+        site = run.site
+        for kind, names in scheduler.by_kind(site.inventory, self.heads).items():
+            with _without(site, kind, names) as controller:
+                if not controller.is_set_up():
+                    continue
+                for host in map(site.inventory.host, names if not self.dead else ()):
+                    with scheduler.control_plane_of(kind).connect(host, site.access) as head:
+                        head.stop_serving(_api_port(host))
+                controller.leave(names)
 
     def describe(self, run: Run) -> Iterator[Step]:
-        for name in self.heads:
-            yield f"remove {name} from etcd, on another head: sudo /usr/local/sbin/kubernetes-etcd --remove {name}"
+        for kind, names in scheduler.by_kind(run.site.inventory, self.heads).items():
+            for host in map(run.site.inventory.host, names):
+                if not self.dead:
+                    stop = scheduler.control_plane_of(kind).stop_serving_command(_api_port(host))
+                    yield f"on {host.name}, so that its clients use another head: {stop}"
+                yield f"on another head: sudo /usr/local/sbin/kubernetes-etcd --remove {host.name}"
+
+
+def _api_port(head: Host) -> int:
+    return int(head.variables.get("kubernetes_node_api_port", 6443))
 
 
 def _without(site: Site, kind: Kind, names: Sequence[str]) -> ControlPlane:

@@ -108,6 +108,9 @@ class ControlPlane(Scheduler, Protocol):
     def removal_problem(self, nodes: Sequence[str]) -> str:
         """Return why heads among these nodes cannot be removed without the loss of the quorum; empty if they can."""
 
+    def stop_serving(self, port: int) -> None:
+        """Stop the API of the connected head; its clients then use another head."""
+
     def leave(self, nodes: Sequence[str]) -> None:
         """Remove heads among these nodes from the quorum. Raises HeadFailed if it would be lost."""
 
@@ -116,6 +119,9 @@ class ControlPlane(Scheduler, Protocol):
 
     def wait_for_head(self, head: str, seconds: float) -> str:
         """Wait until a head serves again; return what is wrong with it after `seconds`."""
+
+    @staticmethod
+    def stop_serving_command(port: int) -> str: ...
 
 
 def of(kind: Kind) -> type[Scheduler]:
@@ -178,3 +184,8 @@ def connect(site: Site, kind: Kind) -> Scheduler:
 def control_plane(site: Site, kind: Kind) -> ControlPlane:
     """Connect to a scheduler that has several heads."""
     return cast(ControlPlane, connect(site, kind))
+
+
+def control_plane_of(kind: Kind) -> type[ControlPlane]:
+    """Return the implementation of a kind that has several heads."""
+    return cast(type[ControlPlane], of(kind))

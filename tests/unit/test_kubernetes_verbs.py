@@ -13,7 +13,9 @@ from clusterctl.ansible.events import Result
 from clusterctl.ansible.outcome import Ledger
 from clusterctl.commands import add_node, backup, bootstrap, reboot, remove_node, replace_node, upgrade
 from clusterctl.inventory import model as inventory
+from clusterctl.inventory.model import Host
 from clusterctl.inventory.schedulers import KUBERNETES, SLURM, Kind
+from clusterctl.kubernetes.client import KubernetesController
 from clusterctl.kubernetes.objects import Pod
 from clusterctl.nodes import contact
 from clusterctl.nodes.remote import Access
@@ -113,6 +115,28 @@ class Controller:
         return self.serves
 
 
+class Head:
+    """One head of several, and no other one."""
+
+    done: list[str]
+    stop_serving_command = KubernetesController.stop_serving_command
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @classmethod
+    def connect(cls, head: Host, access: Access) -> "Head":
+        return cls(head.name)
+
+    def __enter__(self) -> "Head":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def stop_serving(self, port: int) -> None:
+        self.done.append(f"stop {self.name} {port}")
+
+
 @pytest.fixture
 def done() -> list[str]:
     return []
@@ -122,6 +146,8 @@ def done() -> list[str]:
 def controllers(monkeypatch: pytest.MonkeyPatch, done: list[str]) -> dict[Kind, Controller]:
     found = {SLURM: Controller(SLURM, done, [JOB]), KUBERNETES: Controller(KUBERNETES, done, [POD])}
     monkeypatch.setattr(scheduler, "connect", lambda site, kind: found[kind])
+    monkeypatch.setattr(scheduler, "control_plane_of", lambda kind: Head)
+    monkeypatch.setattr(Head, "done", done, raising=False)
     return found
 
 
@@ -428,12 +454,33 @@ def test_heads__that_are_removed__leave_etcd_first(
     assert done == [
         "kubernetes drain remove-node k2,k3",
         "kubernetes wait k2,k3",
+        "stop k2 6443",
+        "stop k3 6443",
         "kubernetes leave k2,k3",
         "kubernetes forget k2,k3",
     ]
     controllers[KUBERNETES].problem = "without k2, etcd would lose its quorum"
     with pytest.raises(PreflightError, match="k2: quorum: without k2, etcd would lose its quorum"):
         phases[names.index("RequireQuorum")].run(run)
+
+
+@pytest.mark.proves("remove-node", "The API of a removed head stops before its etcd, unless the head is dead.")
+@pytest.mark.parametrize("dead", [False, True])
+def test_heads__that_are_removed__stop_their_api(
+    tmp_path: Path, controllers: dict[Kind, Controller], done: list[str], dead: bool
+) -> None:
+    run = Run(
+        site(
+            tmp_path, HEADS.replace("{cluster_name: aurora,", "{cluster_name: aurora, kubernetes_node_api_port: 7443,")
+        ),
+        done=done,
+    )
+    phase = remove_node.LeaveQuorum(["k2"], dead)
+    phase.run(run)
+    assert done == ["stop k2 7443"] * (not dead) + ["kubernetes leave k2"]
+    stop, *_ = printed = list(phase.describe(run))
+    assert len(printed) == 2 - dead
+    assert (":7443" in str(stop) and "on k2" in str(stop)) is not dead
 
 
 @pytest.mark.proves("remove-node", "Without a head, all remaining nodes get the other heads' addresses.")
