@@ -65,6 +65,7 @@ class ControlPlane:
         self._enter = ["nsenter", f"--target={holder}", "--mount", "--net", "--uts", "--ipc", "--pid"]
         path = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
         self._environment = {"PATH": path, "KUBECONFIG": "/etc/kubernetes/admin.conf", "HOME": str(folder)}
+        self._environment["PYTHONPATH"] = str(REPOSITORY)  # a module is of this tree, also in an environment of another
 
     def ask(self, *argv: str, stdin: object = None, **environment: str) -> "subprocess.CompletedProcess[str]":
         """Run a program in the namespaces; `stdin` is text, or an object for JSON."""
