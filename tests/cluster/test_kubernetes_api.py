@@ -468,7 +468,12 @@ def test_flannel__with_its_token__changes_only_its_own_annotations(nodes: Contro
     def says(node: str, patch: object) -> str:
         """Return the API's message about a patch with the token of flannel's pod on gpu02; empty if it is done."""
         curl = ["curl", "--silent", "--request", "PATCH", "--cacert", "/etc/kubernetes/pki/ca.crt", "--data", "@-"]
-        curl += ["--header", "Content-Type: application/merge-patch+json", "--header", f"Authorization: Bearer {token}"]
+        curl += [
+            "--header",
+            "Content-Type: application/strategic-merge-patch+json",
+            "--header",
+            f"Authorization: Bearer {token}",
+        ]
         found = json.loads(nodes.run(*curl, f"https://{ADDRESS}:6443/api/v1/nodes/{node}/status", stdin=patch))
         return str(found.get("message", ""))
 
