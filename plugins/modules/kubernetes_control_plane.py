@@ -31,6 +31,8 @@ description:
   - On a head that is set up, applies a changed configuration, and upgrades the control plane to the version of the
     installed kubeadm. Repairs the manifests of its static pods; they are recorded, so that C(clusterctl status) reports
     a change by hand.
+  - Deletes kubeadm's ClusterRoleBinding C(kubeadm:node-autoapprove-bootstrap), with which Kubernetes approves the
+    certificate of any node for any join token. kubernetes-certificates approves that of the token's node instead.
   - The files that all heads share in F(/etc/kubernetes/pki), and F(/etc/kubernetes/clusterctl), must exist.
 options:
   step:
@@ -134,6 +136,7 @@ RESUMED = (
     *(f"FileAvailable--etc-kubernetes-manifests-{name}.yaml" for name in STATIC_PODS),
     *(f"Port-{port}" for port in (2379, 2380, 10250, 10257, 10259)),
 )
+AUTOAPPROVAL = "kubeadm:node-autoapprove-bootstrap"
 TOKEN = re.compile(r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b")
 KUBEADM_S = 900
 READY_S = 300
@@ -261,7 +264,24 @@ def create(given, resumed):
     # kubeadm always creates a token (SetDefaults_BootstrapTokens), which is not used.
     kind = "--field-selector=type=bootstrap.kubernetes.io/token"
     kubectl("delete", "secrets", "--namespace=kube-system", kind, "--ignore-not-found")
+    delete_autoapproval(False)
     STAGED.unlink(missing_ok=True)
+
+
+def delete_autoapproval(check):
+    """Delete the binding that lets Kubernetes approve any node's certificate for any token; return whether it existed.
+
+    `kubeadm init` and `kubeadm upgrade apply` create it: AutoApproveNodeBootstrapTokens in
+    cmd/kubeadm/app/phases/bootstraptoken/node/tlsbootstrap.go. The binding for renewals of a node's own one stays.
+    """
+    options = ("--ignore-not-found", "--output=name")
+    # In a dry run the API may not answer: then nothing is known of the binding.
+    status, found, _ = kubectl("get", "clusterrolebinding", AUTOAPPROVAL, *options, check=not check)
+    if status != 0 or not found.strip():
+        return False
+    if not check:
+        kubectl("delete", "clusterrolebinding", AUTOAPPROVAL, "--ignore-not-found")
+    return True
 
 
 def begin_with_snapshot(given):
@@ -435,6 +455,7 @@ def upgrade(given, version):
     options = [f"--patches={PATCHES}", *ignoring([*given["ignore"], "CreateJob"])]
     if json.loads(UPGRADING.read_text())["whole"]:
         kubeadm("upgrade", "apply", f"v{version}", "--yes", *options)
+        delete_autoapproval(False)
     else:
         kubeadm("upgrade", "node", *options)
     UPGRADING.unlink()
@@ -474,6 +495,8 @@ def converge(given, check):
             reconfigure(given, known, wanted)
             store(COMPLETE, wanted)
         changes.append(change("control plane", name, "changed", "its configuration"))
+    if delete_autoapproval(check):  # the API answers: what was wrong is repaired
+        changes.append(change("ClusterRoleBinding", AUTOAPPROVAL, "removed", "kubernetes-certificates approves joins"))
     if not check:
         record()
     if close(ETCD, check):

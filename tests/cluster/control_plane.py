@@ -106,10 +106,10 @@ class ControlPlane:
         texts = [found.content({"template": name}) or b"" for name in found.value(f"__{role}_templates")]
         return [one for text in texts for one in yaml.safe_load_all(text) if one]
 
-    def launch(self, name: str, *argv: str) -> None:
-        """Start a program that runs until the control plane ends; its output is in `name`.log."""
+    def launch(self, name: str, *argv: str) -> "subprocess.Popen[bytes]":
+        """Start a program that runs until the control plane ends at the latest; its output is in `name`.log."""
         with (self.folder / f"{name}.log").open("w") as log:
-            subprocess.Popen([*self._enter, *argv], env=self._environment, stdout=log, stderr=log)
+            return subprocess.Popen([*self._enter, *argv], env=self._environment, stdout=log, stderr=log)
 
     def start(self) -> None:
         """Write what kubeadm derives, start the programs, and wait until the API server is ready."""
@@ -121,7 +121,9 @@ class ControlPlane:
                 self._wait(self.folder / f"{component}.log")
         self._phases("upload-config all", "bootstrap-token", "addon all")
         token = "--field-selector=type=bootstrap.kubernetes.io/token"
-        self.run("kubectl", "delete", "secrets", "--namespace=kube-system", token)  # as the module does
+        # As the module does.
+        self.run("kubectl", "delete", "secrets", "--namespace=kube-system", token)
+        self.run("kubectl", "delete", "clusterrolebinding", "kubeadm:node-autoapprove-bootstrap")
 
     def _phases(self, *names: str) -> None:
         for name in names:

@@ -167,49 +167,122 @@ def test_system_pods__of_kubeadm__are_adapted_once(nodes: ControlPlane) -> None:
 @pytest.mark.proves("secrets", "The token of a run that was killed after its node had joined is deleted.")
 def test_nodes__with_a_token_that_is_left__lose_it(nodes: ControlPlane) -> None:
     given = nodes.rendered.role("kubernetes_worker", "gpu01").value("__kubernetes_worker_nodes")
-    given = {name: one for name, one in given.items() if not one["is_head"]}
-    for node in ("gpu01", "gpu09"):  # the second one joins in another run
+    for node in ("gpu01", "gpu02"):  # the second one joins in another run
         nodes.run("kubernetes-join", node)
-    assert nodes.changes("kubernetes_nodes", {"nodes": given}) == []
+    assert nodes.changes("kubernetes_nodes", {"nodes": {"gpu01": given["gpu01"]}}) == []
     left = nodes.get("secrets", "--namespace=kube-system", "--field-selector=type=bootstrap.kubernetes.io/token")
-    assert [base64.b64decode(one["data"]["description"]).decode() for one in left] == ["clusterctl: gpu09"]
-    nodes.run("kubernetes-join", "--delete", "gpu09")
+    assert [base64.b64decode(one["data"]["description"]).decode() for one in left] == ["clusterctl: gpu02"]
+    nodes.run("kubernetes-join", "--delete", "gpu02")
 
 
 @pytest.mark.proves("kubernetes", "The signed certificate has the names of the approved request.")
 def test_certificates__of_kubelets__are_approved_for_their_own_names(nodes: ControlPlane) -> None:
     """The API server itself takes the second block of the last request, and would sign it."""
     own, others = pem("gpu01", "10.99.0.11"), pem("kubernetes-api.aurora.cluster", "10.99.0.1")
-    for name, text in (("own", own), ("others", others), ("both", f"x{own}{others}")):
-        request = {
-            "apiVersion": "certificates.k8s.io/v1",
-            "kind": "CertificateSigningRequest",
-            "metadata": {"name": name},
-            "spec": {
-                "request": base64.b64encode(text.encode()).decode(),
-                "signerName": "kubernetes.io/kubelet-serving",
-                "usages": ["digital signature", "server auth"],
-            },
-        }
-        node = ("--as=system:node:gpu01", "--as-group=system:nodes", "--as-group=system:authenticated")
-        nodes.run("kubectl", "create", "--filename=-", *node, stdin=request)
+    # A node chooses the names of its requests: the last one would have kubectl print its help instead.
+    for name, text in (("own", own), ("others", others), ("both", f"x{own}{others}"), ("--help", own)):
+        request = signing_request(name, text, "kubelet-serving", "server auth")
+        nodes.run("kubectl", "create", "--filename=-", *as_user("system:node:gpu01", "system:nodes"), stdin=request)
     said = nodes.ask("kubernetes-certificates", "approve")
     assert said.returncode == 1
     assert "both: gpu01: the request cannot be read" in said.stderr
     assert "others: gpu01 asks for a certificate of" in said.stderr
     approved = {one["metadata"]["name"] for one in nodes.get("csr") if one["status"].get("conditions")}
-    assert approved == {"own"}
+    assert approved == {"own", "--help"}
+
+
+def signing_request(name: str, text: str, signer: str, usage: str) -> dict[str, object]:
+    """Return a CertificateSigningRequest of a kubelet."""
+    request = base64.b64encode(text.encode()).decode()
+    return {
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "CertificateSigningRequest",
+        "metadata": {"name": name},
+        "spec": {"request": request, "signerName": f"kubernetes.io/{signer}", "usages": ["digital signature", usage]},
+    }
+
+
+def kubelets_request(name: str, node: str) -> dict[str, object]:
+    """Return the request for the client certificate of a node's kubelet."""
+    return signing_request(name, pem(name=f"system:node:{node}"), "kube-apiserver-client-kubelet", "client auth")
+
+
+def ask_for(head: ControlPlane, name: str, node: str, *options: str) -> None:
+    """Request the client certificate of a node's kubelet, as the user of kubectl's options."""
+    head.run("kubectl", "create", "--filename=-", *options, stdin=kubelets_request(name, node))
+
+
+def is_approved(head: ControlPlane, name: str) -> bool:
+    """Return whether a request is approved and the certificate issued."""
+    status = head.get("csr", name).get("status", {})
+    return "certificate" in status and [one["type"] for one in status["conditions"]] == ["Approved"]
+
+
+@pytest.mark.proves("kubernetes", "A join token gets the certificate of its own node, and of no other one.")
+def test_token__of_a_worker__gets_its_own_certificate_alone(nodes: ControlPlane) -> None:
+    (nodes.folder / "gpu01.conf").write_text(nodes.run("kubernetes-join", "gpu01"))
+    (nodes.folder / "token").write_text(nodes.run("kubeadm", "token", "create").strip())
+    watch = nodes.launch("watch", "kubernetes-certificates", "watch")
+    with_token = f"--kubeconfig={nodes.folder}/gpu01.conf"
+    ask_for(nodes, "join-of-another", "gpu02", with_token)
+    ask_for(nodes, "join-of-a-head", "head1", with_token)
+    place = (
+        "--server=https://kubernetes-api.aurora.cluster:6443",
+        "--certificate-authority=/etc/kubernetes/pki/ca.crt",
+    )
+    by_hand = f"--token={(nodes.folder / 'token').read_text()}"
+    ask_for(nodes, "join-by-hand", "gpu01", "--kubeconfig=/dev/null", *place, by_hand)
+    ask_for(nodes, "join-of-itself", "gpu01", with_token)
+    wait_until(lambda: is_approved(nodes, "join-of-itself"))
+    refused = ("join-of-another", "join-of-a-head", "join-by-hand")
+    assert [nodes.get("csr", name).get("status", {}) for name in refused] == [{}, {}, {}]
+    assert watch.poll() is None
+    nodes.run("kubernetes-join", "--delete", "gpu01")
+    assert watch.wait(60) == 0, "it does not end with the last token of a node"
+    lines = (nodes.folder / "watch.log").read_text().splitlines()
+    assert "approved join-of-itself" in lines
+    assert [line for line in lines if "join-of-another: gpu01 asks for a certificate of system:node:gpu02" in line]
+    said = nodes.ask("kubernetes-certificates", "approve").stderr
+    assert "join-by-hand: the token" in said
+    assert said.count("kubernetes-join did not make it") == 3
+    nodes.run("kubectl", "delete", "csr", *refused)
+    nodes.run("kubernetes-join", "--delete-all")
+
+
+@pytest.mark.proves("kubernetes", "Kubernetes approves a node's renewal and a head's join, and no other node's name.")
+def test_certificates__without_a_token__are_approved_by_kubernetes(nodes: ControlPlane) -> None:
+    """A head joins with the administrator's kubeconfig, which its kubelet's request has, too."""
+    node = as_user("system:node:gpu01", "system:nodes")
+    ask_for(nodes, "renewal", "gpu01", *node)
+    ask_for(nodes, "head", "head2")
+    for name in ("renewal", "head"):
+        wait_until(lambda: is_approved(nodes, name))  # noqa: B023
+    other = kubelets_request("renewal-of-another", "gpu02")
+    said = nodes.ask("kubectl", "create", "--filename=-", *node, stdin=other).stderr
+    assert "can only create a node CSR with CN=system:node:gpu01" in said
+
+
+@pytest.mark.proves("kubernetes", "The binding that approves any node for any token is deleted once.")
+def test_autoapproval__of_kubeadm__is_deleted_once(head: ControlPlane) -> None:
+    head.run("kubeadm", "init", "phase", "bootstrap-token", CONFIGURATION)
+    head.run("kubernetes-join", "--delete-all")
+    script = "import sys, tests.unit.test_node_state; from tests.unit.test_role_plugins import plugin"
+    script += "; print(plugin('modules/kubernetes_control_plane').delete_autoapproval(sys.argv[1] == 'check'))"
+    done = [head.run(sys.executable, "-c", script, word).strip() for word in ("check", "check", "run", "run", "check")]
+    assert done == ["True", "True", "True", "False", "False"]
+    bindings = [one["metadata"]["name"] for one in head.get("clusterrolebindings")]
+    assert [name for name in bindings if "autoapprove" in name] == ["kubeadm:node-autoapprove-certificate-rotation"]
 
 
 @pytest.mark.proves("kubernetes", "A worker's token can do no more than join, and is deleted.")
 def test_token__of_a_worker__authenticates_and_is_deleted(nodes: ControlPlane) -> None:
-    discovery = json.loads(nodes.run("kubernetes-join", "gpu03"))
+    discovery = json.loads(nodes.run("kubernetes-join", "gpu02"))
     assert discovery["clusters"][0]["cluster"]["server"] == "https://kubernetes-api.aurora.cluster:6443"
     assert [set(discovery["users"][0]["user"])] == [{"token"}]
     kind = "--field-selector=type=bootstrap.kubernetes.io/token"
     (secret,) = nodes.get("secrets", "--namespace=kube-system", kind)
     assert "usage-bootstrap-signing" not in secret["data"]
-    nodes.run("kubernetes-join", "--delete", "gpu03")
+    nodes.run("kubernetes-join", "--delete", "gpu02")
     assert nodes.get("secrets", "--namespace=kube-system", kind) == []
 
 

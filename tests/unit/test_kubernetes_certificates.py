@@ -4,6 +4,7 @@ import base64
 import contextlib
 import ipaddress
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from tests.unit.head_programs import load
 
 PROGRAM = load("kubernetes-certificates")
+TOKENS = load("kubernetes_tokens")
 X509 = load("kubernetes_x509")
 CERTIFICATES = load("control_plane_certificates")
 KEY = ec.derive_private_key(7, ec.SECP256R1())
@@ -28,13 +30,20 @@ NODES = {
     "gpu02": {"names": ["gpu02", "gpu02.aurora.cluster"], "addresses": ["10.0.0.12"]},
 }
 USAGES = ["digital signature", "server auth"]
+CLIENT = "kubernetes.io/kube-apiserver-client-kubelet"
 
 
 def pem(
-    *sans: str, name: str = "system:node:gpu01", organisations: tuple[str, ...] = ("system:nodes",), mail: str = ""
+    *sans: str,
+    name: str = "system:node:gpu01",
+    organisations: tuple[str, ...] = ("system:nodes",),
+    mail: str = "",
+    unit: str = "",
+    extension: x509.ExtensionType | None = None,
 ) -> str:
     """Return a request as kubelet makes one: pkg/kubelet/certificate/kubelet.go, newGetTemplateFn."""
     subject = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, one) for one in organisations]
+    subject += [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit)] if unit else []
     subject += [x509.NameAttribute(NameOID.COMMON_NAME, name)]
     names: list[x509.GeneralName] = [x509.RFC822Name(mail)] if mail else []
     for one in sans:
@@ -45,7 +54,12 @@ def pem(
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name(subject))
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    if extension:
+        builder = builder.add_extension(extension, critical=True)
     return builder.sign(KEY, SHA256()).public_bytes(Encoding.PEM).decode()
+
+
+AUTHORITY = x509.BasicConstraints(ca=True, path_length=None)
 
 
 def request(text: str = "", user: str = "system:node:gpu01", **changes: Any) -> dict[str, Any]:
@@ -74,8 +88,11 @@ def request(text: str = "", user: str = "system:node:gpu01", **changes: Any) -> 
         (request(pem("gpu01", organisations=("system:nodes", "system:masters"))), "asks for a certificate of"),
         (request(pem()), "with other names, or without any"),
         (request(pem("gpu01", mail="root@example.org")), "with other names, or without any"),
+        (request(pem("gpu01", unit="admins")), "with other names, or without any"),
+        (request(pem("gpu01", extension=AUTHORITY)), "with other names, or without any"),
         (request(user="system:node:evil"), "evil is not in the inventory"),
         (request(user="system:serviceaccount:demo:default"), "is not a node"),
+        (request(signerName="kubernetes.io/kube-apiserver-client"), "is not a node"),
         (request(groups=["system:authenticated"]), "is not a node"),
         (request(usages=[*USAGES, "client auth"]), "asks for the usages digital signature, server auth, client auth"),
         (request(pem("gpu01") + pem("kubernetes")), "the request cannot be read"),
@@ -87,7 +104,7 @@ def request(text: str = "", user: str = "system:node:gpu01", **changes: Any) -> 
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_refusal__of_each_request__is_for_what_is_not_the_nodes(given: dict[str, Any], why: str) -> None:
-    found = PROGRAM.refusal(given, NODES)
+    found = PROGRAM.refusal(given, NODES, {})
     assert why in found if why else found == ""
 
 
@@ -96,10 +113,13 @@ def test_refusal__of_each_request__is_for_what_is_not_the_nodes(given: dict[str,
     [
         ({}, True),
         ({"status": {"conditions": [{"type": "Approved", "status": "True"}]}}, False),
-        ({"spec": {"signerName": "kubernetes.io/kube-apiserver-client-kubelet"}}, False),
+        # kube-controller-manager decides on these: a renewal, and a head's kubelet.
+        ({"spec": {"signerName": CLIENT, "username": "system:node:gpu01"}}, False),
+        ({"spec": {"signerName": CLIENT, "username": "kubernetes-admin"}}, False),
+        ({"spec": {"signerName": CLIENT, "username": "system:bootstrap:abcdef"}}, True),
     ],
 )
-def test_is_open__request__is_a_serving_certificates_and_undecided(change: dict[str, Any], is_open: bool) -> None:
+def test_is_open__request__is_for_this_program_and_undecided(change: dict[str, Any], is_open: bool) -> None:
     assert PROGRAM.is_open(request() | change) is is_open
 
 
@@ -113,8 +133,187 @@ def test_approve__some_of_many__approves_these_and_reports_the_others(
     monkeypatch.setattr(PROGRAM.kubernetes_api, "get", lambda *_: [good, bad])
     monkeypatch.setattr(PROGRAM, "kubectl", lambda *argv: calls.append(argv))
     assert PROGRAM.approve() == ["csr-bad: gpu01 asks for a certificate of gpu02, unknown to the inventory"]
-    assert calls == [("certificate", "approve", "csr-x")]
+    assert calls == [("certificate", "approve", "--", "csr-x")]
     assert capsys.readouterr().out == "approved csr-x\n"
+
+
+# --- nodes that join ------------------------------------------------------------------------------------------------
+
+
+def token(ident: str = "abcdef", **changes: str) -> dict[str, Any]:
+    """Return the Secret of a token as `kubeadm token create` makes it."""
+    data = {
+        "token-id": ident,
+        "token-secret": "0123456789abcdef",
+        "description": "clusterctl: gpu01",
+        "expiration": datetime.fromtimestamp(NOW + 900, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "usage-bootstrap-authentication": "true",
+    }
+    texts = {key: base64.b64encode(value.encode()).decode() for key, value in (data | changes).items() if value}
+    return {"metadata": {"name": f"bootstrap-token-{ident}"}, "data": texts}
+
+
+NOW = 1_800_000_000
+GROUPS = ["system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated"]
+
+
+def join(text: str = "", **changes: Any) -> dict[str, Any]:
+    """Return the request of a kubelet that joins: requestNodeCertificate in pkg/kubelet/certificate/bootstrap."""
+    own = {"signerName": CLIENT, "groups": GROUPS, "usages": ["digital signature", "client auth"]}
+    return request(text or pem(), "system:bootstrap:abcdef", **(own | changes))
+
+
+@pytest.mark.proves("kubernetes", "A join token is good for a certificate of its own node alone.")
+@pytest.mark.parametrize(
+    ("given", "secrets", "why"),
+    [
+        (join(), [token()], ""),
+        (join(usages=["digital signature", "key encipherment", "client auth"]), [token()], ""),
+        (join(), [token(expiration="")], ""),
+        (join(pem(name="system:node:gpu02")), [token()], "gpu01 asks for a certificate of system:node:gpu02"),
+        (join(pem(name="gpu01")), [token()], "gpu01 asks for a certificate of gpu01"),
+        (join(), [token(description="clusterctl: gpu02")], "gpu02 asks for a certificate of system:node:gpu01"),
+        (join(pem(organisations=("system:masters",))), [token()], "with the group system:masters"),
+        (join(pem(organisations=("system:nodes", "system:masters"))), [token()], "system:nodes, system:masters"),
+        (join(pem(organisations=())), [token()], "with the group none"),
+        (join(), [], "the token abcdef is deleted or expired, or kubernetes-join did not make it"),
+        (join(), [token("fedcba")], "the token abcdef is deleted"),
+        (join(), [token(description="")], "the token abcdef is deleted"),
+        (join(), [token(description="gpu01")], "the token abcdef is deleted"),
+        (join(), [token(description="clusterctl: ")], "the token abcdef is deleted"),
+        (join(), [token(description="clusterctl: gpu01 ")], "gpu01  is not in the inventory"),
+        (join(), [token(expiration="2027-01-15T07:59:59Z")], "the token abcdef is deleted or expired"),
+        (join(), [token(expiration="tomorrow")], "the token abcdef is deleted or expired"),
+        (join(pem(name="system:node:new")), [token(description="clusterctl: new")], "new is not in the inventory"),
+        (join(pem("gpu01")), [token()], "gpu01 asks for a client certificate with further names"),
+        (join(pem("10.0.0.11")), [token()], "with further names"),
+        (join(pem(mail="root@example.org")), [token()], "with further names"),
+        (join(pem(unit="admins")), [token()], "with further names"),
+        (join(pem(extension=AUTHORITY)), [token()], "with further names"),
+        (join(usages=USAGES), [token()], "gpu01 asks for the usages digital signature, server auth"),
+        (join(usages=["digital signature", "server auth", "client auth"]), [token()], "asks for the usages"),
+        (join(usages=[]), [token()], "gpu01 asks for the usages none"),
+        (join(username="system:bootstrap:abcdef:x"), [token()], "the user system:bootstrap:abcdef:x is not a token"),
+        (join(groups=["system:authenticated"]), [token()], "the user system:bootstrap:abcdef is not a token"),
+        (join(signerName="kubernetes.io/kubelet-serving"), [token()], "is not a node"),
+        (join("no request"), [token()], "gpu01: the request cannot be read"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_refusal__of_a_node_that_joins__is_for_what_is_not_its_tokens(
+    given: dict[str, Any], secrets: list[dict[str, Any]], why: str
+) -> None:
+    found = PROGRAM.refusal(given, NODES, TOKENS.valid(secrets, NOW))
+    assert why in found if why else found == ""
+
+
+class Joins:
+    """An API with requests and tokens, and a clock that a watch moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.secrets: list[dict[str, Any]] = []
+        self.calls: list[str] = []
+        self.now, self.steps = float(NOW), dict[int, Callable[[], None]]()
+        self.is_down = False
+        monkeypatch.setattr(PROGRAM.kubernetes_api, "cluster", lambda: {"nodes": NODES})
+        monkeypatch.setattr(PROGRAM.kubernetes_api, "get", self.get)
+        monkeypatch.setattr(PROGRAM, "kubectl", self.kubectl)
+        monkeypatch.setattr(PROGRAM.time, "time", lambda: self.now)
+        monkeypatch.setattr(PROGRAM.time, "sleep", self.sleep)
+
+    def get(self, kind: str, *_: str) -> list[dict[str, Any]]:
+        if self.is_down:
+            raise PROGRAM.KubernetesError("connection refused")
+        self.calls.append(kind)
+        return self.requests if kind == "certificatesigningrequests" else self.secrets
+
+    def kubectl(self, *argv: str) -> None:
+        for request in self.requests:
+            if request["metadata"]["name"] in argv[argv.index("--") :]:
+                request["status"] = {"conditions": [{"type": "Approved"}]}
+                self.calls.append(f"approve {request['metadata']['name']}")
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.steps.get(int(self.now - NOW), lambda: None)()
+
+
+@pytest.fixture
+def joins(monkeypatch: pytest.MonkeyPatch) -> Joins:
+    return Joins(monkeypatch)
+
+
+@pytest.mark.proves("kubernetes", "The approval of joins ends with the last join token.")
+def test_watch__tokens_of_nodes__ends_with_the_last(joins: Joins, capsys: pytest.CaptureFixture[str]) -> None:
+    """A token by hand, without a node, does not count."""
+    bad = join(pem(name="system:node:gpu02")) | {"metadata": {"name": "csr-bad"}}
+    joins.secrets = [token(), token("fedcba", description="", expiration="")]
+    joins.steps = {3: lambda: joins.requests.extend([join(), bad]), 25: joins.secrets.clear}
+    PROGRAM.watch()
+    assert NOW + 25 <= joins.now <= NOW + 40
+    assert "approve csr-x" in joins.calls
+    assert "approve csr-bad" not in joins.calls
+    reason = "gpu01 asks for a certificate of system:node:gpu02 with the group system:nodes"
+    assert capsys.readouterr().out.splitlines()[:2] == ["approved csr-x", f"not approved: csr-bad: {reason}"]
+
+
+def test_watch__no_request__asks_once_a_second_and_seldom_for_tokens(joins: Joins) -> None:
+    joins.secrets = [token()]
+    joins.steps = {100: joins.secrets.clear}
+    PROGRAM.watch()
+    assert joins.calls.count("certificatesigningrequests") == 101
+    assert joins.calls.count("secrets") == 11
+
+
+def test_watch__expired_tokens__count_as_gone(joins: Joins) -> None:
+    joins.secrets = [token()]
+    PROGRAM.watch()
+    assert joins.now == NOW + 900
+    joins.calls.clear()
+    PROGRAM.watch()
+    assert joins.calls == ["certificatesigningrequests", "secrets"]
+
+
+@pytest.mark.proves("kubernetes", "An API server that does not answer for a while interrupts no approval of joins.")
+def test_watch__api_that_does_not_answer__is_retried(joins: Joins, capsys: pytest.CaptureFixture[str]) -> None:
+    joins.secrets, joins.is_down = [token()], True
+    joins.steps = {
+        60: lambda: setattr(joins, "is_down", False),
+        70: lambda: joins.requests.append(join()),
+        71: lambda: setattr(joins, "is_down", True),
+        90: lambda: setattr(joins, "is_down", False),
+        100: joins.secrets.clear,
+    }
+    PROGRAM.watch()
+    assert "approve csr-x" in joins.calls
+    assert joins.now <= NOW + 115
+    assert capsys.readouterr().out.splitlines() == ["connection refused", "approved csr-x"]
+
+
+def test_watch__api_that_never_answers__ends_with_a_tokens_life(joins: Joins) -> None:
+    joins.is_down = True
+    PROGRAM.watch()
+    assert joins.now == NOW + PROGRAM.TOKEN_S
+
+
+@pytest.mark.proves("kubernetes", "The name of a node's request is no option of kubectl.")
+def test_approve__request_named_as_an_option__is_a_name(joins: Joins, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[str, ...]] = []
+    joins.requests = [request() | {"metadata": {"name": "--help"}}, join()]
+    joins.secrets = [token()]
+    monkeypatch.setattr(PROGRAM, "kubectl", lambda *argv: given.append(argv))
+    assert PROGRAM.approve() == []
+    assert given == [("certificate", "approve", "--", "--help", "csr-x")]
+
+
+def test_approve__no_node_joins__asks_for_no_tokens(joins: Joins) -> None:
+    joins.requests = [request()]
+    assert PROGRAM.approve() == []
+    assert joins.calls == ["certificatesigningrequests", "approve csr-x"]
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
 
 
 def test_printable__text_of_a_node__has_no_control_characters() -> None:
@@ -185,10 +384,10 @@ def test_refusal__of_a_request_with_a_second_content__is_given(depth: int) -> No
     evil = element(X509.OCTETS, element(X509.SEQUENCE, element(X509.DNS, b"kubernetes")))
     body = base64.encodebytes(added(der, EXTENSION[:depth], evil)).decode()
     text = f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n"
-    assert PROGRAM.refusal(request(text), NODES) != ""
+    assert PROGRAM.refusal(request(text), NODES, {}) != ""
     body = base64.encodebytes(der).decode()
     text = f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n"
-    assert PROGRAM.refusal(request(text), NODES) == ""
+    assert PROGRAM.refusal(request(text), NODES, {}) == ""
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ class Head:
         self.fails, self.killed, self.looks, self.now = "", "", 0, 0.0
         self.running: Callable[[int], list[dict[str, Any]]] = lambda _: [self.pod(name) for name in MODULE.STATIC_PODS]
         self.deleted: list[str] = []
+        self.bindings: set[str] = set()
         for name in ("clusterctl/patches", "manifests", "pki/etcd", "store/state"):
             (folder / name).mkdir(parents=True)
         for name in MODULE.SHARED:
@@ -97,6 +98,8 @@ class Head:
             self.write("admin.conf", "scheduler.conf", "pki/apiserver.crt", "pki/apiserver.key", "pki/etcd/peer.key")
             self.manifests(self.version, *MODULE.STATIC_PODS)
             (self.folder / "etcd/member").mkdir(parents=True, exist_ok=True)
+        if words in ("init", "upgrade apply v1.37.0"):
+            self.bindings |= {f"kubeadm:node-autoapprove-{what}" for what in ("bootstrap", "certificate-rotation")}
         if words == "init phase control-plane all":
             self.manifests(f"{self.version} and {(self.folder / 'clusterctl/kubeadm.yaml').read_text()}")
         if words == "init phase etcd local":
@@ -135,7 +138,11 @@ class Head:
         return {**one, "status": {"conditions": conditions, "containerStatuses": [{"containerID": name}]}}
 
     def kubectl(self, *argv: str, **_: Any) -> tuple[int, str, str]:
-        if argv[0] == "delete":
+        if argv[:2] == ("get", "clusterrolebinding"):
+            return 0, f"clusterrolebinding.rbac.authorization.k8s.io/{argv[2]}\n" * (argv[2] in self.bindings), ""
+        if argv[:2] == ("delete", "clusterrolebinding"):
+            self.bindings.remove(argv[2])
+        elif argv[0] == "delete":
             self.deleted.append(" ".join(argv[1:]))
         if argv[0] == "label":
             return 0, json.dumps(self.manifest(Path(argv[2]).stem)), ""
@@ -183,6 +190,48 @@ def test_create__token_of_kubeadm__is_deleted(head: Head) -> None:
     head.converge()
     assert len(head.deleted) == 1
     assert "type=bootstrap.kubernetes.io/token" in head.deleted[0]
+
+
+RENEWALS = {"kubeadm:node-autoapprove-certificate-rotation"}
+
+
+@pytest.mark.proves("kubernetes", "Kubernetes itself approves no token's certificate, after an upgrade neither.")
+def test_converge__autoapproval_of_tokens__is_deleted(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    head.converge()
+    assert head.bindings == RENEWALS
+    found = [{"data": {"ClusterConfiguration": "kubernetesVersion: v1.36.3\n"}}]
+    monkeypatch.setattr(MODULE, "get", lambda *_, **__: found)
+    head.version = "v1.37.0"
+    head.converge()
+    assert head.calls[-1].startswith("upgrade apply")
+    assert head.bindings == RENEWALS
+
+
+def test_converge__autoapproval_of_an_older_cluster__is_deleted_once(head: Head) -> None:
+    head.converge()
+    head.bindings.add(MODULE.AUTOAPPROVAL)
+    (head.folder / "manifests/etcd.yaml").unlink()
+    planned = head.converge(check=True)
+    assert planned == ["repaired created", "removed kubernetes-certificates approves joins"]
+    assert MODULE.AUTOAPPROVAL in head.bindings
+    assert head.converge() == planned
+    assert head.bindings == RENEWALS
+    assert head.converge() == head.converge(check=True) == []
+
+
+def test_converge__api_does_not_answer_a_dry_run__is_no_error(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    head.converge()
+    original = head.kubectl
+
+    def refused(*argv: str, check: bool = True, **options: Any) -> tuple[int, str, str]:
+        if argv[0] == "get" and check:
+            raise MODULE.NodeError("connection refused")
+        return (1, "", "connection refused") if argv[0] == "get" else original(*argv, **options)
+
+    monkeypatch.setattr(MODULE, "kubectl", refused)
+    assert head.converge(check=True) == []
+    with pytest.raises(MODULE.NodeError, match="connection refused"):
+        head.converge()
 
 
 @pytest.mark.proves("kubernetes", "A killed `kubeadm init` is finished by the same command, without loss of data.")

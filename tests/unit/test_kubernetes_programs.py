@@ -415,6 +415,42 @@ def test_tokens_of__nodes__are_found_by_their_description(nodes: list[str], dele
     assert JOIN.tokens_of(SECRETS, nodes) == deleted
 
 
+@pytest.mark.proves("kubernetes", "A token for a node starts the approval of its certificate.")
+@pytest.mark.parametrize("fails", [False, True])
+def test_join__token_of_a_node__starts_the_approval(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: bool
+) -> None:
+    """The timer of kubernetes-certificates approves, too, so a service that does not start is no error."""
+    calls: list[tuple[str, ...]] = []
+
+    def run(*argv: str) -> str:
+        calls.append(argv)
+        if argv[0] == "systemctl" and fails:
+            raise JOIN.KubernetesError("systemctl start: Unit not found")
+        return "abcdef.0123456789abcdef\n"
+
+    monkeypatch.setattr(JOIN, "run", run)
+    monkeypatch.setattr(JOIN, "kubectl", lambda *_: json.dumps(ADMIN))
+    monkeypatch.setattr(JOIN.kubernetes_api, "cluster", lambda: CLUSTER | {"nodes": {"gpu01": {}}})
+    monkeypatch.setattr(JOIN.kubernetes_api, "only_root", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["kubernetes-join", "gpu01"])
+    JOIN.main()
+    assert [argv[0] for argv in calls] == ["kubeadm", "systemctl"]
+    assert calls[1] == ("systemctl", "start", "--no-block", "kubernetes-join.service")
+    out, err = capsys.readouterr()
+    assert json.loads(out)["kind"] == "Config"
+    assert ("Unit not found" in err) is fails
+
+
+def test_join__node_of_no_inventory__gets_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JOIN, "run", lambda *_: pytest.fail("a token was made"))
+    monkeypatch.setattr(JOIN.kubernetes_api, "cluster", lambda: CLUSTER | {"nodes": {"gpu01": {}}})
+    monkeypatch.setattr(JOIN.kubernetes_api, "only_root", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["kubernetes-join", "gpu02"])
+    with pytest.raises(SystemExit, match="gpu02 is not in the inventory"):
+        JOIN.main()
+
+
 @pytest.mark.parametrize(
     "argv", [[], ["gpu01", "--delete-all"], ["gpu01", "--minutes", "61"], ["../x"], ["--delete", "a,-b"]]
 )

@@ -103,7 +103,7 @@ def alternative_names(content):
 def request(text):
     """Return the fields of a certificate request in PEM: common names, organisations, names, addresses, others.
 
-    Raises FormatError.
+    Others is the number of all other fields: parts of the subject, names, extensions, attributes. Raises FormatError.
     """
     try:
         (whole,) = inside(pem(text, "CERTIFICATE REQUEST"), SEQUENCE)
@@ -111,26 +111,28 @@ def request(text):
         _, who, _, attributes = inside(information, INTEGER, SEQUENCE, SEQUENCE, CONTEXT_0)
         owner = subject(who)
         found = {"common_names": owner.get(COMMON_NAME, []), "organisations": owner.get(ORGANISATION, [])}
-        found.update({"names": [], "addresses": [], "others": 0})
+        others = sum(len(texts) for kind, texts in owner.items() if kind not in (COMMON_NAME, ORGANISATION))
+        found.update({"names": [], "addresses": [], "others": others})
         for attribute in each(attributes, SEQUENCE):
             kind, values = inside(attribute, OBJECT, SET)
-            if kind == EXTENSIONS:
-                for extension in each(inside(values, SEQUENCE)[0], SEQUENCE):
-                    add_names(found, extension)
+            if kind != EXTENSIONS:
+                found["others"] += 1
+                continue
+            for extension in each(inside(values, SEQUENCE)[0], SEQUENCE):
+                add_names(found, extension)
         return found
     except UnicodeDecodeError as error:
         raise FormatError(str(error))
 
 
 def add_names(found, extension):
-    """Add the alternative names in an extension of a request."""
+    """Add the alternative names in an extension of a request, or count the extension."""
     is_critical = [tag for tag, _ in elements(extension)][1:2] == [BOOLEAN]
     kind, *_, content = inside(extension, OBJECT, *[BOOLEAN] * is_critical, OCTETS)
-    if kind == ALTERNATIVE_NAMES:
-        names, addresses, others = alternative_names(content)
-        found["names"] += names
-        found["addresses"] += addresses
-        found["others"] += others
+    names, addresses, others = alternative_names(content) if kind == ALTERNATIVE_NAMES else ([], [], 1)
+    found["names"] += names
+    found["addresses"] += addresses
+    found["others"] += others
 
 
 def validity(text):
