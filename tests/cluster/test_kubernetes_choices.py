@@ -118,8 +118,7 @@ def test_network_policy__of_a_deployment__lets_in_whom_it_names(cluster: ThreeHe
 
     friends = [{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]
     with queued(cluster), cluster.running(site, service):
-        for node in cluster.worker_names:
-            assert asks("stranger", node).startswith("site-")
+        wait_until(lambda: all(asks("stranger", node).startswith("site-") for node in cluster.worker_names))
         with cluster.running(policy("friends", ingress=friends)):
             wait_until(lambda: {asks("stranger", node) for node in cluster.worker_names} == {"refused\n"})
             for node in cluster.worker_names:
@@ -175,7 +174,7 @@ def test_remove_node__two_of_three_heads__leaves_one(cluster: ThreeHeads) -> Non
     now = cluster.containers(*cluster.worker_names)
     assert {uid: now.get(uid) for uid in before} == before
     for head in ("head2", "head3"):
-        found = cluster.inside(head, "sh", "-c", "ls /etc/kubernetes /var/lib/etcd 2>/dev/null; pgrep -l etcd; true")
+        found = cluster.inside(head, "sh", "-c", "find /etc/kubernetes /var/lib/etcd -type f; pgrep -l etcd; true")
         assert not found.strip(), found
     hosts = cluster.run("bootstrap")["hosts"]
     assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys(("head1", *cluster.worker_names), 0)
