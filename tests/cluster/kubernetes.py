@@ -124,14 +124,19 @@ class Kubernetes(TestLab):
         return found
 
     def containers(self, *nodes: str, head: str = "head1") -> dict[str, tuple[str, ...]]:
-        """Return the containers of all pods on these nodes, by the pods' UIDs: with a restart there is another."""
+        """Return the containers of all pods on these nodes that nobody has deleted, by the pods' UIDs.
+
+        With a restart there is another container.
+        """
         return {
             pod["metadata"]["uid"]: (
                 pod["metadata"]["name"],
                 *(f"{one['containerID']} {one['restartCount']}" for one in pod["status"]["containerStatuses"]),
             )
             for pod in self.pods(head=head)
-            if pod["spec"].get("nodeName") in nodes and pod["status"]["phase"] == "Running"
+            if pod["spec"].get("nodeName") in nodes
+            and pod["status"]["phase"] == "Running"
+            and "deletionTimestamp" not in pod["metadata"]
         }
 
     def phase(self, pod: Manifest, head: str = "head1") -> str:
