@@ -10,7 +10,7 @@ from typing import TypeVar
 from clusterctl.kubernetes import members, objects
 from clusterctl.kubernetes.members import Member
 from clusterctl.kubernetes.objects import KubernetesNode, Pod
-from clusterctl.kubernetes.state import GET_NODES, GET_PODS, KUBECTL, MAX_REPLY, problem
+from clusterctl.kubernetes.state import GET_NODES, GET_PODS, KUBECTL, MAX_REPLY, PROXIES, problem
 from clusterctl.nodes.head_commands import HeadCommands
 from clusterctl.util.errors import HeadFailed
 from clusterctl.util.text import duration, plural, printable
@@ -43,6 +43,7 @@ class KubernetesController(HeadCommands):
     """
 
     limit = MAX_REPLY
+    unset = PROXIES
 
     def is_set_up(self) -> bool:
         """Return whether clusterctl has set up Kubernetes on the head."""

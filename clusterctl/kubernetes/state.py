@@ -16,6 +16,9 @@ KUBECTL = (
     "--cache-dir=/var/cache/clusterctl/kubectl",
     "--request-timeout=20s",
 )
+# A site's proxies do not reach the API, and Go's programs use them for all but local addresses. A command has them from
+# /etc/environment: sshd sets it for root, and sudo of Ubuntu and RHEL (pam_env in /etc/pam.d) for others.
+PROXIES = tuple(name for kind in ("http", "https", "all") for name in (f"{kind}_proxy", f"{kind}_proxy".upper()))
 MAX_REPLY = 256 << 20  # bytes; enough for 500 nodes with 50 pods of 8 kB each
 GET_NODES = (*KUBECTL, "get", "nodes", "--output=json")
 GET_PODS = (*KUBECTL, "get", "pods", "--all-namespaces", "--output=json")
@@ -41,7 +44,7 @@ def ask_kubernetes(session: Session) -> Kubernetes:
     answers = []
     try:
         for argv in (GET_NODES, GET_PODS):
-            status, out, err = session.run(argv, root=True, timeout=_SECONDS, limit=MAX_REPLY)
+            status, out, err = session.run(argv, root=True, timeout=_SECONDS, limit=MAX_REPLY, unset=PROXIES)
             if status:
                 return Kubernetes(problem=problem(status, err))
             answers.append(out)

@@ -1,5 +1,6 @@
 """Administrator commands on a head, over one connection; a failed command raises HeadFailed."""
 
+from collections.abc import Sequence
 from typing import Self
 
 from clusterctl.inventory.model import Host
@@ -19,6 +20,8 @@ class HeadCommands:
     """How long a command may run."""
     limit = MAX_REPLY
     """How many bytes it may print."""
+    unset: Sequence[str] = ()
+    """The variables of the login's environment that it does not get."""
 
     def __init__(self, session: Session, name: str) -> None:
         self._session, self._name = session, name
@@ -49,7 +52,7 @@ class HeadCommands:
         """Run a command; return its exit code, output and errors. It may run `more_seconds` longer than others."""
         timeout = self.seconds + more_seconds
         try:
-            return self._session.run(argv, stdin=stdin, root=True, timeout=timeout, limit=self.limit)
+            return self._session.run(argv, stdin=stdin, root=True, timeout=timeout, limit=self.limit, unset=self.unset)
         except ContactError as error:
             raise HeadFailed(f"{self._name}: {argv[0]}: {error}") from None
 

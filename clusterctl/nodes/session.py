@@ -93,18 +93,26 @@ class Session:
         self.line.close()
 
     def run(
-        self, argv: Sequence[str], stdin: str = "", root: bool = False, timeout: float = 30, limit: int = MAX_OUTPUT
+        self,
+        argv: Sequence[str],
+        stdin: str = "",
+        root: bool = False,
+        timeout: float = 30,
+        limit: int = MAX_OUTPUT,
+        unset: Sequence[str] = (),
     ) -> tuple[int, str, str]:
         """Run a program on the node and return its exit status, output and errors, without control characters.
 
-        `root` runs it through sudo if needed. A password is sent once, and only when sudo prompts for it. Raises
+        `root` runs it through sudo if needed. A password is sent once, and only when sudo prompts for it. The program
+        does not get the variables `unset` of the login's environment; then a missing program exits with 127. Raises
         ContactError if it is refused, the connection ends, the program takes longer than `timeout` seconds or prints
         more than `limit` bytes.
         """
         deadline = time.monotonic() + timeout
         try:
             with closing(self.transport.open_session(timeout=timeout)) as channel:
-                first = self.start(channel, argv, root, deadline)
+                without = ["env", *(word for name in unset for word in ("-u", name))] if unset else []
+                first = self.start(channel, [*without, *argv], root, deadline)
                 with suppress(OSError):  # a program may end before it has read its input
                     channel.sendall(stdin.encode())
                     channel.shutdown_write()

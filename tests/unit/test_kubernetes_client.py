@@ -6,6 +6,7 @@ The outputs are from elsewhere (tests/samples/kubernetes/SOURCES); the tests cha
 import copy
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -269,9 +270,13 @@ class Session:
 
     def __init__(self, **answers: Any) -> None:
         self.answers, self.ran, self.bodies, self.limits = answers, list[str](), list[Any](), list[float]()
+        self.unset = list[set[str]]()
 
-    def run(self, argv: tuple[str, ...], stdin: str = "", timeout: float = 0, **_: Any) -> tuple[int, str, str]:
+    def run(
+        self, argv: tuple[str, ...], stdin: str = "", timeout: float = 0, unset: Sequence[str] = (), **_: Any
+    ) -> tuple[int, str, str]:
         self.limits.append(timeout)
+        self.unset.append({*unset})
         words = [word for word in argv if word not in state.KUBECTL]
         line = " ".join(words)
         self.ran.append(line)
@@ -307,6 +312,19 @@ def test_ask__of_a_head__is_its_state_or_the_problem() -> None:
     ]:
         found = state.ask_kubernetes(Session(get_nodes=answer))  # type: ignore[arg-type]
         assert found.problem.startswith(expected)
+
+
+@pytest.mark.proves("kubernetes", "kubectl over SSH does not use the proxies of the site.")
+def test_commands__on_a_head__have_no_proxies() -> None:
+    head, session = controller(get_nodes=NODES)
+    head.nodes()
+    head.drain("verify", ["gpu01"], "a reason")
+    status = Session(get_nodes=NODES, get_pods=PODS)
+    state.ask_kubernetes(status)  # type: ignore[arg-type]
+    commands = [*session.unset, *status.unset]
+    assert len(commands) == 4
+    for unset in commands:
+        assert {"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"} <= unset
 
 
 def test_workloads__of_nodes__are_their_pods() -> None:

@@ -432,6 +432,23 @@ def test_leave__after_host_gw__flushes_the_routes_to_pods(tmp_path: Path, networ
     assert not (root / "etc/kubernetes/pki").exists()
 
 
+def test_leave__at_a_site_with_proxies__runs_kubeadm_without_them(tmp_path: Path) -> None:
+    programs, root = tmp_path / "programs", tmp_path / "root"
+    (root / "etc/kubernetes").mkdir(parents=True)
+    (root / "etc/kubernetes/kubelet.conf").touch()
+    programs.mkdir()
+    for name, text in {"kubeadm": f"env > {tmp_path}/environment", "nft": "exit 1"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://proxy.example:3128")
+    program = ["sh", str(CONTENT / "roles/kubernetes_node/files/leave"), str(root)]
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "KEPT": "a value", **proxies}
+    subprocess.run(program, env=environment, check=True)
+    found = (tmp_path / "environment").read_text()
+    assert "KEPT=a value\n" in found
+    assert "proxy.example" not in found
+
+
 # --- images from a directory ------------------------------------------------------------------------------------------
 
 

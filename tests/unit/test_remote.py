@@ -47,6 +47,18 @@ def test_a_known_node_runs_what_it_is_told(connect: Callable[[], Session]) -> No
         assert session.run(["sh", "-c", "echo 'a $b' >&2; exit 3"]) == (3, "", "a $b\n")
 
 
+@pytest.mark.parametrize("unset", [("https_proxy", "HTTPS_PROXY"), ()])
+def test_run__without_variables__keeps_the_others(
+    connect: Callable[[], Session], monkeypatch: pytest.MonkeyPatch, unset: tuple[str, ...]
+) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY", "KEPT"):
+        monkeypatch.setenv(name, "a value")
+    with connect() as session:
+        _, out, _ = session.run(["sh", "-c", "echo $https_proxy, $HTTPS_PROXY, $KEPT"], unset=unset)
+        assert out == (", , a value\n" if unset else "a value, a value, a value\n")
+        assert session.run(["no-such-program"], unset=unset)[0] == 127
+
+
 def test_a_program_that_does_not_read_its_input_is_judged_by_its_exit(
     node: Server, connect: Callable[[], Session]
 ) -> None:
