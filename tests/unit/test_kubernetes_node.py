@@ -314,8 +314,8 @@ def test_kubelet__with_another_policy__loses_the_old_state(
 ) -> None:
     """A state that has no policy is kept: an administrator has to look at it."""
     role = node(tmp_path, kubernetes_node_kubelet_config=own)
-    kubelet, drop_ins, programs = (tmp_path / name for name in ("kubelet", "drop-ins", "programs"))
-    for directory in (kubelet, drop_ins, programs):
+    kubelet, drop_ins = (tmp_path / name for name in ("kubelet", "drop-ins"))
+    for directory in (kubelet, drop_ins):
         directory.mkdir()
     (kubelet / "config.yaml").write_text(f"apiVersion: kubelet.config.k8s.io/v1beta1\n{cluster}", encoding="utf-8")
     (drop_ins / "60-clusterctl.conf").write_text(role.render(role.path / "templates/kubelet.conf.j2"), encoding="utf-8")
@@ -323,21 +323,21 @@ def test_kubelet__with_another_policy__loses_the_old_state(
     for state, content in zip(states.values(), (cpus, memory), strict=True):
         if content is not None:
             state.write_text(content, encoding="utf-8")
-    (programs / "systemctl").write_text(f'#!/bin/sh\necho "$*, $(ls {kubelet} | wc -l)" >> {tmp_path}/systemctl\n')
-    (programs / "systemctl").chmod(0o755)
     before = {name for name, state in states.items() if state.exists()}
     program = ["sh", str(role.path / "files/kubelet-state"), str(kubelet), str(drop_ins)]
-    environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
-    output = subprocess.run(program, env=environment, check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(program, check=True, capture_output=True, text=True).stdout
     assert {name for name, state in states.items() if state.exists()} == before - {*deleted.split()}
     assert len(output.splitlines()) == len(deleted.split())
-    stopped = (tmp_path / "systemctl").read_text().splitlines() if deleted else []
-    assert stopped[:1] == [f"stop kubelet, {len(before) + 1}"] * bool(deleted), "stopped before the first is deleted"
 
 
-def test_drop_in__after_a_change__deletes_states_of_other_policies(tmp_path: Path) -> None:
+@pytest.mark.proves("kubernetes", "States of other policies are deleted before each start of the kubelet.")
+def test_kubelet__before_each_start__loses_states_of_other_policies(tmp_path: Path) -> None:
+    """Not only after a change of the role's file: kubeadm writes the cluster's configuration in joins and upgrades."""
     files = {one["dest"]: one for one in node(tmp_path).value("__kubernetes_node_files")}
-    (program,) = files["/etc/kubernetes/kubelet.conf.d/60-clusterctl.conf"]["on_change"]
+    unit = files["/etc/systemd/system/kubelet.service.d/clusterctl.conf"]["content"].splitlines()
+    section, _, program = unit[-1].partition("=-")
+    assert unit[:-1] == ["[Service]"]
+    assert section == "ExecStartPre"
     assert (files[program]["copy"], files[program]["mode"]) == ("kubelet-state", "0755")
 
 
