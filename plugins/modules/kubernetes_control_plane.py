@@ -66,9 +66,12 @@ options:
     elements: str
     default: []
   configured:
-    description: Whether the files of the configuration will change. Used in check mode, in which they are not written.
-    type: bool
-    default: false
+    description:
+      - What will happen to the files of the configuration. Used in check mode, in which they are not written.
+      - V(changed) if the inventory changes one. V(restored) if changes by hand are undone, which changes nothing else.
+    type: str
+    choices: ["", changed, restored]
+    default: ""
   version:
     description: Version of kubeadm that will be installed, empty for no other one. Used in check mode.
     type: str
@@ -137,6 +140,7 @@ RESUMED = (
     *(f"Port-{port}" for port in (2379, 2380, 10250, 10257, 10259)),
 )
 AUTOAPPROVAL = "kubeadm:node-autoapprove-bootstrap"
+APPLIES = "applies kubeadm.yaml and patches, which changed since they were last applied"
 TOKEN = re.compile(r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b")
 KUBEADM_S = 900
 READY_S = 300
@@ -490,11 +494,12 @@ def converge(given, check):
             repair(given, by_hand)
         changes += [change("file", f"{MANIFESTS}/{one}.yaml", "repaired", what) for one, what in by_hand.items()]
     known, wanted = json.loads(COMPLETE.read_text() or "{}"), digests() if CONFIGURATION.exists() else {}
-    if known != wanted or (check and given["configured"]):
+    # The files are those of the inventory, except in check mode.
+    if (given["configured"] == "changed") if check and given["configured"] else known != wanted:
         if not check:
             reconfigure(given, known, wanted)
             store(COMPLETE, wanted)
-        changes.append(change("control plane", name, "changed", "its configuration"))
+        changes.append(change("control plane", name, "changed", APPLIES))
     if delete_autoapproval(check):  # the API answers: what was wrong is repaired
         changes.append(change("ClusterRoleBinding", AUTOAPPROVAL, "removed", "kubernetes-certificates approves joins"))
     if not check:
@@ -551,7 +556,7 @@ def main():
             "port": {"type": "int", "default": 6443},
             "create": {"type": "bool", "default": False},
             "ignore": {"type": "list", "elements": "str", "default": []},
-            "configured": {"type": "bool", "default": False},
+            "configured": {"type": "str", "choices": ["", "changed", "restored"], "default": ""},
             "version": {"type": "str", "default": ""},
         },
         supports_check_mode=True,

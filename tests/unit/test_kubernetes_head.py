@@ -186,20 +186,24 @@ def test_nodes__for_certificates__are_those_of_the_inventory(heads: Callable[...
 
 @pytest.mark.proves("plan", "A plan reports which heads restart their control plane for a changed configuration.")
 @pytest.mark.parametrize(
-    ("kind", "path", "is_changed"),
+    ("kind", "path", "edited", "expected"),
     [
-        ("file", "kubeadm.yaml", True),
-        ("file", "patches/kube-apiserver+merge.yaml", True),
-        ("file", "join.yaml", False),
-        ("directory", "patches", False),
+        ("file", "kubeadm.yaml", [], "changed"),
+        ("file", "kubeadm.yaml", ["kubeadm.yaml"], "restored"),
+        ("file", "kubeadm.yaml", ["join.yaml"], "changed"),
+        ("file", "patches/kube-apiserver+merge.yaml", [], "changed"),
+        ("file", "join.yaml", [], ""),
+        ("directory", "patches", [], ""),
     ],
 )
 def test_configured__by_the_changed_files__is_given_to_the_module(
-    heads: Callable[..., rendering.Cluster], kind: str, path: str, is_changed: bool
+    heads: Callable[..., rendering.Cluster], kind: str, path: str, edited: list[str], expected: str
 ) -> None:
-    changes = [{"kind": kind, "name": f"/etc/kubernetes/clusterctl/{path}", "action": "changed"}]
-    role = heads().role("kubernetes_head", "head1", __kubernetes_head_configured={"changes": changes})
-    assert role.value("__kubernetes_head_wanted")["configured"] is is_changed
+    directory = "/etc/kubernetes/clusterctl"
+    changes = [{"kind": kind, "name": f"{directory}/{path}", "action": "changed"}]
+    configured = {"changes": changes, "edited": [f"{directory}/{name}" for name in edited]}
+    role = heads().role("kubernetes_head", "head1", __kubernetes_head_configured=configured)
+    assert role.value("__kubernetes_head_wanted")["configured"] == expected
 
 
 @pytest.mark.proves("plan", "A plan of an upgrade reports the old and new version of each control plane.")

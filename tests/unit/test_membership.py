@@ -377,8 +377,8 @@ def test_plan__changed_and_upgraded_control_planes__are_restarts() -> None:
     ledger.add(TaskStarted("Set up", "kubernetes_head", "Set up the first head", ""))
     kind, what = "control plane", "version 1.37.1, was 1.36.3"
     upgraded = Change(kind, "head1", what, "upgraded", "1.36.3", "1.37.1")
-    ledger.add(changed("head1", "Set up", upgraded, Change(kind, "head1", "its configuration", "changed")))
-    ledger.add(changed("head2", "Set up", Change(kind, "head2", "its configuration", "changed")))
+    ledger.add(changed("head1", "Set up", upgraded, Change(kind, "head1", "applies kubeadm.yaml", "changed")))
+    ledger.add(changed("head2", "Set up", Change(kind, "head2", "applies kubeadm.yaml", "changed")))
     ledger.add(changed("head3", "Set up", Change(kind, "head3", "joined", "created")))
     lines = shown(Plan.of(ledger))
     assert [line for line in lines if "restarted" in line] == [

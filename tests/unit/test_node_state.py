@@ -980,6 +980,28 @@ def test_a_file_is_created_changed_and_then_left_alone(store: Path, tmp_path: Pa
     assert not path.exists()
 
 
+@pytest.mark.proves("node_state", "A change by hand is distinguished from one of the role.")
+def test_edited__file_that_a_role_left_as_it_is__is_a_change_by_hand(store: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.conf"
+
+    def edited(content: bytes, check: bool = False) -> list[str]:
+        done = call(check=check)
+        node_items.converge(done, node_items.Paths("file"), [entry(path, content)])
+        if not check:
+            done.save()
+        found: list[str] = done.result()["edited"]
+        return found
+
+    assert edited(b"one\n") == [], "a new file"
+    assert edited(b"one\n") == []
+    path.write_bytes(b"by hand\n")
+    assert edited(b"one\n", check=True) == [str(path)]
+    assert edited(b"two\n", check=True) == [], "the role changes it, too"
+    assert edited(b"one\n") == [str(path)]
+    assert path.read_bytes() == b"one\n"
+    assert edited(b"two\n") == []
+
+
 @pytest.mark.proves("node_state", "A file swapped for a link does not redirect a change of mode.")
 def test_what_became_a_link_since_it_was_looked_at_changes_no_hands(store: Path, tmp_path: Path) -> None:
     """The folder may be a daemon's own, and who runs as that daemon would have any file of the node given to it."""

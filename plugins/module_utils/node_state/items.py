@@ -176,7 +176,10 @@ class Paths(Kind):
     def difference(self, call, item, state):
         if self.label == "directory" and Path(item.name).is_symlink() and Path(item.name).lstat().st_uid != 0:
             raise NodeError("it is a link that root does not own, and its owner could redirect the change")
-        what = difference(state, item.wanted(call.check))
+        wanted = item.wanted(call.check)
+        what, known = difference(state, wanted), call.record["items"].get(f"{self.label}:{item.name}", {}).get("now")
+        if what and known and not item.secret and not difference(known, wanted):
+            call.edited.append(item.name)
         fit = ("absent", "directory") if self.label == "directory" else ("absent", "file", "link")
         if what and state["type"] not in fit:
             raise NodeError(f"it is a {state['type']}, which is not removed")

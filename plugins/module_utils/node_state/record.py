@@ -55,6 +55,7 @@ class Call:
         self.scope, self.check, self.want_diff, self.record_key = scope, check, want_diff, record_key
         self.verbose = verbose
         self.changes, self.notes, self.diffs, self.versions = [], [], [], {}
+        self.edited = []  # paths that differ only because they were changed by hand: their record has the wanted state
 
     def open(self):
         """Read the scope's record."""
@@ -64,7 +65,7 @@ class Call:
 
     def result(self):
         told = {"changed": bool(self.changes), "changes": self.changes, "notes": self.notes, "versions": self.versions}
-        return {**told, **({"diff": self.diffs} if self.want_diff else {}), "invocation": {}}
+        return {**told, "edited": self.edited, **({"diff": self.diffs} if self.want_diff else {}), "invocation": {}}
 
     @functools.cached_property
     def others(self):
