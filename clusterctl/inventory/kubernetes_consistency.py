@@ -1,10 +1,10 @@
 """Check the Kubernetes part of an inventory: heads, networks, the address of the API, versions, labels."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, ip_address, ip_network
 
-from clusterctl.inventory import rules
+from clusterctl.inventory import addresses, rules
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
 from clusterctl.inventory.schedulers import KUBERNETES
@@ -24,6 +24,8 @@ SHARED = (
     "kubernetes_node_image_registry",
 )
 """Variables with one value in the whole cluster: kubeadm writes them into certificates and into each node's files."""
+BESIDE = (POD_NETWORK, SERVICE_NETWORK, API_ADDRESS)
+"""Variables with what may be on a node's interfaces besides its own addresses."""
 # The controller manager gives each node a network of this size, and kubeadm accepts only these sizes of the whole
 # (defaultNodeMaskCIDRIPv4, PodSubnetNodeMaskMaxDiff and MaximumBitsForServiceSubnet of cmd/kubeadm/app; the tenth
 # address of the service network is the DNS service's).
@@ -48,6 +50,16 @@ def check(reading: Reading) -> None:
         _api(reading, members)
         _storage(reading)
         _versions(reading)
+
+
+def candidates(nics: Sequence[Sequence[str]], networks: Sequence[str], beside: Mapping[str, object]) -> list[str]:
+    """Return the addresses that a node may have in the cluster, see addresses.py; `beside` are values of BESIDE.
+
+    The API's address moves between heads, and is a single head's own one.
+    """
+    pods = [str(beside[name]) for name in (POD_NETWORK, SERVICE_NETWORK) if rules.is_network(str(beside[name]))]
+    api = [str(beside[API_ADDRESS])] if rules.is_ip(str(beside[API_ADDRESS])) else []
+    return addresses.candidates(nics, networks, [*pods, *api]) or addresses.candidates(nics, networks, pods)
 
 
 def _members(reading: Reading, *groups: str) -> list[HostDraft]:

@@ -3,8 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from clusterctl.inventory import schema
-from clusterctl.inventory.kubernetes_consistency import OLDER_HEADS, OLDER_WORKERS, VERSION, minor
+from clusterctl.inventory import rules, schema
+from clusterctl.inventory.kubernetes_consistency import (
+    BESIDE,
+    OLDER_HEADS,
+    OLDER_WORKERS,
+    VERSION,
+    candidates,
+    minor,
+)
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.schedulers import KUBERNETES
 from clusterctl.nodes.contact import Answer, Facts
@@ -32,6 +39,7 @@ def nodes(inventory: Inventory, facts: Mapping[str, Facts], known: Mapping[str, 
             continue
         node = known[host.name]
         yield from _cgroups(host, node)
+        yield from _address(host, node)
         if KUBERNETES.head in host.groups:
             ignored = _setting(host, "kubernetes_head_ignore_checks") or ()
             if node.cpu.cpus < HEAD_CPUS and "NumCPU" not in ignored:
@@ -51,6 +59,21 @@ def _cgroups(host: Host, node: Hardware) -> Iterator[Finding]:
     if missing := [name for name in CONTROLLERS if name not in node.cgroup.controllers]:
         found = f"cgroups lack the controllers {', '.join(missing)}, which the kubelet needs"
         yield Finding(host.name, "cgroups", found, "enable them, see kernel-command-line(7)")
+
+
+def _address(host: Host, node: Hardware) -> Iterator[Finding]:
+    """Yield a host with a name whose address in the cluster is not certain: plugins/lookup/node_ip.py would guess."""
+    name = str(host.variables.get("cluster_address", host.address))
+    if rules.is_ip(name):
+        return
+    networks = [str(network) for network in host.variables.get("cluster_networks") or ()]
+    found = candidates([nic.addresses for nic in node.nics], networks, {key: _setting(host, key) for key in BESIDE})
+    if len(found) == 1:
+        return
+    has = f"the node has {', '.join(found)}" if found else "the node has no IPv4 address"
+    where = " in cluster_networks" if networks else ""
+    hint = "set cluster_networks to the network of the nodes, or cluster_address of the host to its IP address"
+    yield Finding(host.name, "address", f"{name} is a name, and {has}{where}", hint)
 
 
 def _swap(host: Host, size: int) -> Iterator[Finding]:

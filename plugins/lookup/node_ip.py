@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +9,19 @@ from ansible.errors import AnsibleLookupError
 from ansible.plugins.loader import lookup_loader
 from ansible.plugins.lookup import LookupBase
 
+from clusterctl.inventory import addresses, rules, schema
+from clusterctl.inventory import kubernetes_consistency as kubernetes
+from clusterctl.inventory.schedulers import KUBERNETES
+
 DOCUMENTATION = r"""
 name: node_ip
 author: the clusterctl authors
 short_description: Return the IP addresses of nodes in the cluster
 description:
-  - Returns each host's C(cluster_address) if it is an IP address. If it is a name, returns the first address of the
-    host's hardware record in C(cluster_networks), or the first of all if there are no networks.
+  - Returns each host's C(cluster_address) if it is an IP address. If it is a name, returns the first IPv4 address of
+    the host's hardware record in the first of C(cluster_networks) that it has an address in, or the first of all if
+    there are no networks. Preflight refuses a host of Kubernetes that has several.
+  - On hosts of Kubernetes, the addresses of the API and of networks of pods and services do not count.
   - For a host with neither an IP address nor a record, returns an empty text.
 options:
   _terms:
@@ -38,24 +43,14 @@ _raw:
 """
 
 
-def is_ip(text: str) -> bool:
-    """Return whether ``text`` is an IP address."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
+def recorded(record: Mapping[str, Any], networks: Sequence[str], beside: Mapping[str, Any] | None = None) -> str:
+    """Return the address of a hardware record in ``networks`` (empty: any), or an empty string.
 
-
-def recorded(record: Mapping[str, Any], networks: Sequence[str]) -> str:
-    """Return the first address of a hardware record that is in ``networks`` (empty: any), or an empty string."""
-    wanted = [ipaddress.ip_network(network, strict=False) for network in networks]
-    for nic in record.get("nics", ()):
-        for text in nic["addresses"]:
-            ip = ipaddress.ip_interface(text).ip
-            if not (ip.is_loopback or ip.is_link_local) and (not wanted or any(ip in network for network in wanted)):
-                return str(ip)
-    return ""
+    ``beside`` has the variables of Kubernetes for one of its nodes.
+    """
+    nics = [nic["addresses"] for nic in record.get("nics", ())]
+    found = kubernetes.candidates(nics, networks, beside) if beside else addresses.candidates(nics, networks)
+    return next(iter(found), "")
 
 
 class LookupModule(LookupBase):
@@ -64,18 +59,21 @@ class LookupModule(LookupBase):
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
         """Return the addresses of ``terms``. Raises AnsibleLookupError with the host if its address is not known."""
         variables = variables or {}
-        addresses = {name: str(variables["hostvars"][name]["cluster_address"]) for name in terms}
-        if not all(map(is_ip, addresses.values())):
+        hostvars = variables.get("hostvars", {})
+        found = {name: str(hostvars[name]["cluster_address"]) for name in terms}
+        named = {name: address for name, address in found.items() if not rules.is_ip(address)}
+        if named:
             reader = lookup_loader.get("cluster_hardware", loader=self._loader, templar=self._templar)
-            named = [name for name, address in addresses.items() if not is_ip(address)]
-            records = dict(zip(named, reader.run(named, variables=variables), strict=True))
+            records = dict(zip(named, reader.run([*named], variables=variables), strict=True))
             networks = [str(network) for network in variables["cluster_networks"]]
-            for name, address in addresses.items():
-                if not is_ip(address):
-                    addresses[name] = recorded(records[name], networks)
-                if not addresses[name] and records.get(name):
+            groups, defaults = variables.get("groups", {}), schema.load().defaults
+            nodes = {name for group in KUBERNETES.groups for name in groups.get(group, ())}
+            for name, address in named.items():
+                values = {key: hostvars[name].get(key, defaults[key]) for key in kubernetes.BESIDE}
+                found[name] = recorded(records[name], networks, values if name in nodes else None)
+                if not found[name] and records.get(name):
                     raise AnsibleLookupError(
                         f"{name}: {address} is a name, and no recorded address of the node is in its networks; "
                         "set cluster_address to its IP address"
                     )
-        return [addresses[name] for name in terms]
+        return [found[name] for name in terms]

@@ -13,7 +13,7 @@ from clusterctl.nodes.contact import Answer, Facts
 from clusterctl.nodes.probe import services as probe_services
 from clusterctl.run import preflight
 from clusterctl.util.errors import Finding
-from clusterctl.workspace.hardware import Hardware
+from clusterctl.workspace.hardware import Hardware, Nic
 
 from .test_hardware import node as recorded
 from .test_preflight import facts
@@ -78,6 +78,44 @@ def test_node__accepted_only_in_the_heads_variable__is_reported(tmp_path: Path) 
     one = cluster(tmp_path, kubernetes_head_kubelet_config={"failSwapOn": False, "failCgroupV1": False})
     findings = found(one, "gpu01", swap_mb=2048, cgroups=1, controllers=())
     assert sorted(finding.check for finding in findings) == ["cgroups", "swap"]
+
+
+@pytest.mark.proves("preflight", "A name of a host with addresses of several networks is refused.")
+@pytest.mark.parametrize(
+    ("addresses", "variables", "message"),
+    [
+        (["10.0.0.11/24"], {}, ""),
+        (["fd00::11/64", "10.0.0.11/24"], {}, ""),
+        (["10.0.0.11/24", "192.168.0.11/24"], {}, "gpu01 is a name, and the node has 10.0.0.11, 192.168.0.11"),
+        (["10.0.0.11/24", "192.168.0.11/24"], {"cluster_networks": ["192.168.0.0/24"]}, ""),
+        (["10.0.0.11/24", "192.168.0.11/24"], {"cluster_address": "192.168.0.11"}, ""),
+        (
+            ["10.0.0.11/24"],
+            {"cluster_networks": ["192.168.0.0/24"]},
+            "the node has no IPv4 address in cluster_networks",
+        ),
+        (["fd00::11/64"], {}, "gpu01 is a name, and the node has no IPv4 address"),
+        (["10.0.0.11/24", "10.244.1.0/32"], {}, ""),
+        (["10.0.0.11/24", "10.1.0.99/32"], {"kubernetes_node_api_address": "10.1.0.99"}, ""),
+        (["10.1.0.99/24"], {"kubernetes_node_api_address": "10.1.0.99"}, ""),
+        (
+            ["10.0.0.11/24", "10.1.0.99/32"],
+            {"kubernetes_node_api_address": "api.example.com"},
+            "the node has 10.0.0.11, ",
+        ),
+    ],
+)
+def test_address__of_a_host_with_a_name__must_be_certain(
+    tmp_path: Path, addresses: list[str], variables: dict[str, Any], message: str
+) -> None:
+    one = cluster(tmp_path, **variables)
+    nics = tuple(Nic(f"eth{at}", "", None, (address,)) for at, address in enumerate(addresses))
+    findings = found(one, "gpu01", nics=nics)
+    assert [finding.check for finding in findings] == ["address"] * bool(message)
+    for finding in findings:
+        assert message in finding.found
+        assert "set cluster_networks" in finding.hint
+        assert not finding.warning
 
 
 def test_cgroups__of_an_older_release__may_have_version_1(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleError
 
+from clusterctl.inventory import kubernetes_consistency
 from clusterctl.util import paths
 
 
@@ -82,13 +83,21 @@ RECORD = {
 
 @pytest.mark.parametrize(
     ("networks", "address"),
-    [([], "192.0.2.7"), (["10.0.0.0/24"], "10.0.0.7"), (["10.0.0.1/24"], "10.0.0.7"), (["172.16.0.0/12"], "")],
+    [
+        ([], "192.0.2.7"),
+        (["10.0.0.0/24"], "10.0.0.7"),
+        (["10.0.0.1/24"], "10.0.0.7"),
+        (["10.0.0.0/24", "192.0.2.0/24"], "10.0.0.7"),
+        (["192.0.2.0/24", "10.0.0.0/24"], "192.0.2.7"),
+        (["172.16.0.0/12"], ""),
+    ],
 )
 def test_a_name_gets_a_recorded_address_in_the_clusters_networks(networks: list[str], address: str) -> None:
     assert NODE_IP.recorded(RECORD, networks) == address
 
 
-def test_what_is_an_address() -> None:
-    assert NODE_IP.is_ip("10.0.0.1")
-    assert NODE_IP.is_ip("fd00::1")
-    assert not NODE_IP.is_ip("gpu01.example")
+def test_node_ip__of_kubernetes__is_no_address_of_pods() -> None:
+    record = {"nics": [{"name": "cilium_host", "addresses": ["10.244.0.7/32"]}, *RECORD["nics"]]}
+    assert NODE_IP.recorded(record, [], dict.fromkeys(kubernetes_consistency.BESIDE, "")) == "10.244.0.7"
+    beside = {**dict.fromkeys(kubernetes_consistency.BESIDE, ""), kubernetes_consistency.POD_NETWORK: "10.244.0.0/16"}
+    assert NODE_IP.recorded(record, [], beside) == "192.0.2.7"
