@@ -115,7 +115,7 @@ def bootstrap(
     return bootstrap.bootstrap(replace(options, flags=("--prune",) * prune), prune)
 
 
-@verb(app, "verify", "print_command", *PLAY)
+@verb(app, "verify", "skip_unreachable", "print_command", *PLAY)
 def verify(options: Any) -> int:
     """Test the cluster: services, GPU jobs, accounting, metrics."""
     from clusterctl.commands import verify
@@ -142,7 +142,7 @@ def plan_add_node(options: Any, nodes: Nodes, address: _Address = None, group: _
     return add_node.add_node(replace(options, flags=add_node.flags(address or (), group)), address or (), group)
 
 
-@verb(_plans, "remove-node", "diff", *PLAY, of="plan")
+@verb(_plans, "remove-node", "diff", "skip_unreachable", *PLAY, of="plan")
 def plan_remove_node(options: Any, nodes: Nodes, dead: _Dead = False) -> int:
     """Show what remove-node would change."""
     from clusterctl.commands import remove_node
@@ -150,7 +150,7 @@ def plan_remove_node(options: Any, nodes: Nodes, dead: _Dead = False) -> int:
     return remove_node.remove_node(replace(options, flags=("--dead",) * dead), dead)
 
 
-@verb(_plans, "upgrade", "diff", *PLAY, of="plan")
+@verb(_plans, "upgrade", "diff", "skip_unreachable", *PLAY, of="plan")
 def plan_upgrade(options: Any, only: _Only = None, system: _System = False, no_reboot: _Stay = False) -> int:
     """Show what upgrade would change."""
     from clusterctl.commands import upgrade
@@ -233,7 +233,7 @@ def add_node(options: Any, nodes: Nodes, address: _Address = None, group: _Group
     return add_node.add_node(replace(options, flags=add_node.flags(address or (), group)), address or (), group)
 
 
-@verb(app, "remove-node", "yes", "print_command", *PLAY)
+@verb(app, "remove-node", "yes", "skip_unreachable", "print_command", *PLAY)
 def remove_node(
     options: Any,
     nodes: Nodes,
@@ -251,7 +251,7 @@ def remove_node(
     return remove_node.remove_node(replace(options, flags=tuple(flags)), dead, force, timeout)
 
 
-@verb(app, "replace-node", "accept_new_host_keys", "adopt", "print_command", *PLAY)
+@verb(app, "replace-node", "accept_new_host_keys", "skip_unreachable", "adopt", "print_command", *PLAY)
 def replace_node(options: Any, nodes: Nodes) -> int:
     """Add reinstalled workers again under their old names."""
     from clusterctl.commands import replace_node
@@ -277,7 +277,7 @@ def upgrade(
     return upgrade.upgrade(replace(options, flags=(*what.flags(), *pace.flags())), what, pace)
 
 
-@verb(app, "reboot", "print_command", *PLAY)
+@verb(app, "reboot", "skip_unreachable", "print_command", *PLAY)
 def reboot(
     options: Any,
     nodes: Hosts,

@@ -1,15 +1,14 @@
 """`add-node`: write nodes to the inventory and bootstrap them, the head and monitoring."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from clusterctl.inventory.model import Inventory
 from clusterctl.run import engine, membership
 from clusterctl.run.context import Options
 from clusterctl.run.entry import ENTRY
-from clusterctl.run.membership import ConfirmChange, WriteInventory
-from clusterctl.run.phases import Phase, Run
+from clusterctl.run.membership import ConfirmChange, RequireResponse, WriteInventory
 from clusterctl.run.plays import Play
-from clusterctl.util.errors import Finding, InputError, PreflightError, Problem
+from clusterctl.util.errors import InputError, PreflightError, Problem
 from clusterctl.util.text import did_you_mean, fold, plural, printable
 from clusterctl.workspace import edits, home
 
@@ -27,7 +26,7 @@ def add_node(options: Options, addresses: Sequence[str], group: str | None) -> i
     phases = [
         ConfirmChange(change, "Write this into the inventory?", first=True),
         *ENTRY,
-        RequireNewNodes(new),
+        RequireResponse(new, "cannot be added"),
         WriteInventory(change),
         Play("add-node", f"Configure {fold(names)}"),
     ]
@@ -38,30 +37,7 @@ def add_node(options: Options, addresses: Sequence[str], group: str | None) -> i
     try:
         return engine.execute(membership.limited(options, change.inventory, names, screen), phases, change.inventory)
     except PreflightError as error:
-        # The error may suggest --skip-unreachable, which does not add a node that does not respond. Drop that hint.
-        if any(isinstance(problem, Finding) and problem.node in new for problem in error.problems):
-            raise PreflightError(error.problems) from None
-        raise
-
-
-class RequireNewNodes(Phase):
-    """Raise PreflightError if --skip-unreachable skipped a new node: it would stay in the inventory unconfigured."""
-
-    title = "Check that the new nodes respond"
-    changes_nodes = announced = False
-
-    def __init__(self, new: Collection[str]) -> None:
-        self.new = new
-
-    def run(self, run: Run) -> None:
-        found = "was skipped for the reason above and cannot be added"
-        found += "; --skip-unreachable applies to nodes that are already in the cluster"
-        skipped = [name for name in self.new if name in run.site.skipped]
-        if skipped:
-            raise PreflightError([Finding(name, "node", found, "remove it from the command") for name in skipped])
-
-    def plan(self, run: Run) -> None:
-        self.run(run)
+        raise membership.without_hint(error, new) from None
 
 
 def flags(addresses: Sequence[str], group: str | None) -> tuple[str, ...]:

@@ -13,11 +13,11 @@ from clusterctl.run import engine, membership, removals, scheduler
 from clusterctl.run.context import Options, Site
 from clusterctl.run.draining import Drain
 from clusterctl.run.entry import ENTRY, keep_head
-from clusterctl.run.membership import ConfirmChange
+from clusterctl.run.membership import ConfirmChange, RequireResponse
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import Play
 from clusterctl.run.scheduler import ControlPlane
-from clusterctl.util.errors import Finding, InputError, PreflightError, Problem
+from clusterctl.util.errors import Finding, InputError, PreflightError, Problem, WorkersFailed
 from clusterctl.util.text import fold, plural
 from clusterctl.workspace import edits, hardware, home
 from clusterctl.workspace.edits import Change
@@ -53,21 +53,24 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
     phases = [
         ConfirmChange(change, f"Remove {fold(present)} from {before.cluster_name}?"),
         *ENTRY,
+        RequireResponse(present, "cannot be cleaned"),
         *[RequireDead(present)] * (dead and not force),
         *[RequireQuorum(heads)] * bool(heads),
         MarkDown("remove-node", present, kinds) if dead else drain,
         *[LeaveQuorum(heads, dead)] * bool(heads),
         RemoveFromDirectory(change, nodes, stay, dead),
-        Play("bootstrap", "Configure the remaining hosts"),
+        ConfigureRemaining(),
         Unregister(nodes),
         WarnUncleaned(before, nodes, begun) if dead else Clean(nodes),
+        *[ReportSkipped()] * bool(options.skip_unreachable),
     ]
     try:
         reached = [] if dead or options.print_command else present
         options = replace(options, limit=",".join([*stay, *reached]))
         return engine.execute(options, phases, change.inventory if options.print_command else before)
     except PreflightError as error:
-        raise PreflightError([_suggest_dead(problem, present) for problem in error.problems]) from None
+        error = membership.without_hint(error, present)
+        raise PreflightError([_suggest_dead(problem, present) for problem in error.problems], error.hint) from None
 
 
 def _staying(options: Options, before: Inventory, change: Change, nodes: Mapping[str, removals.Node]) -> Sequence[str]:
@@ -257,6 +260,29 @@ def _describe_cleaning(site: Site, nodes: Sequence[removals.Node]) -> Iterator[s
     for line in sorted({line for node in nodes for line in node.keys} - {*known}):
         yield f"add to it: {line}"
     yield f"write {cleaning.inventory.path}:\n{removals.inventory_text(cleaning, nodes)}"
+
+
+class ConfigureRemaining(Play):
+    """Configure the remaining hosts. Skipped ones do not end the run: the nodes have left the inventory already."""
+
+    def __init__(self) -> None:
+        super().__init__("bootstrap", "Configure the remaining hosts")
+
+    def site(self, run: Run) -> Site:
+        hosts = tuple(host for host in run.site.hosts if host.name not in run.site.skipped)
+        return replace(super().site(run), hosts=hosts, skipped=())
+
+
+class ReportSkipped(Phase):
+    """Raise WorkersFailed for skipped hosts, which do not know yet that the nodes are gone."""
+
+    title = "Check that no host was left out"
+    changes_nodes = announced = False
+
+    def run(self, run: Run) -> None:
+        if run.site.skipped:
+            run.resume_with = "bootstrap"
+            raise WorkersFailed(f"{fold(run.site.skipped)} left out; everything else is done.")
 
 
 class Unregister(Phase):

@@ -19,9 +19,10 @@ from clusterctl.run.entry import (
     Preflight,
     RenewHostKeys,
 )
+from clusterctl.run.membership import RequireResponse
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import Play
-from clusterctl.util.errors import InputError, Problem
+from clusterctl.util.errors import InputError, PreflightError, Problem
 from clusterctl.util.text import fold, plural
 from clusterctl.workspace import hardware, home
 
@@ -51,12 +52,16 @@ def replace_node(options: Options) -> int:
         ConfirmHead(),
         LockHead(),
         RecordAgain(names),
+        RequireResponse(names, "cannot be configured"),
         # Slurm knows the name and would start jobs there as soon as its slurmd responds.
         *[Drain("bootstrap", jobs, "not proven yet", wait=False, why=_WHY)] * bool(jobs),
         *[ForgetReplaced(pods)] * bool(pods),
         Play("replace-node", f"Configure {fold(names)}"),
     ]
-    return engine.execute(membership.limited(options, present, names, options.screen()), phases, present)
+    try:
+        return engine.execute(membership.limited(options, present, names, options.screen()), phases, present)
+    except PreflightError as error:
+        raise membership.without_hint(error, names) from None
 
 
 def _is_one_of_several(present: Inventory, host: Host) -> bool:

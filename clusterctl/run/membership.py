@@ -5,7 +5,7 @@ other nodes continue. There are two exceptions: a Slurm that reads its list of n
 nodes, an inventory without `cluster_networks`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from clusterctl.inventory.model import Inventory
@@ -15,7 +15,7 @@ from clusterctl.run.context import Options
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.slurm import versions
 from clusterctl.ui.screen import Screen
-from clusterctl.util.errors import Interrupted, Problem
+from clusterctl.util.errors import Finding, Interrupted, PreflightError, Problem
 from clusterctl.util.text import did_you_mean, printable
 from clusterctl.workspace import hardware
 from clusterctl.workspace.edits import Change
@@ -75,6 +75,32 @@ class WriteInventory(Phase):
 
     def plan(self, run: Run) -> None:
         self.run(run)
+
+
+class RequireResponse(Phase):
+    """Raise PreflightError if --skip-unreachable skipped a node that is to be added, removed or replaced."""
+
+    title = "Check that the nodes respond"
+    changes_nodes = announced = False
+
+    def __init__(self, names: Collection[str], why: str) -> None:
+        self.names, self.why = names, why
+
+    def run(self, run: Run) -> None:
+        found = (
+            f"was skipped for the reason above and {self.why}; --skip-unreachable applies to the cluster's other nodes"
+        )
+        if skipped := [name for name in self.names if name in run.site.skipped]:
+            raise PreflightError([Finding(name, "node", found, "remove it from the command") for name in skipped])
+
+    def plan(self, run: Run) -> None:
+        self.run(run)
+
+
+def without_hint(error: PreflightError, names: Collection[str]) -> PreflightError:
+    """Return the error without its hint, which may be --skip-unreachable, if it is about a node that is needed."""
+    about = {problem.node for problem in error.problems if isinstance(problem, Finding)}
+    return error if about.isdisjoint(names) else PreflightError(error.problems)
 
 
 def unknown(names: Sequence[str], known: Sequence[str], what: str = "worker") -> list[Problem]:

@@ -34,7 +34,9 @@ class Closing:
 def write(run: Run, error: ClusterctlError | None) -> Closing:
     """Write the summary of a run or plan; return what to print."""
     options, verb = run.options, run.resume_with
-    again = (replace(options, verb=verb, subverb="", flags=()) if verb else options).again()
+    resumed = replace(options, verb=verb, subverb="", flags=()) if verb else options
+    # bootstrap is for all hosts, and the verb's nodes may have left the inventory.
+    again = (replace(resumed, nodes=(), limit=None) if verb == "bootstrap" else resumed).again()
     summary = {**_request(run.site), **_outcome(run, error, again)}
     plan = (
         planning.Plan.of(run.ledger, run.jobs, run.site.inventory.schedulers)

@@ -8,9 +8,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
 from clusterctl.ansible.events import Result
 from clusterctl.ansible.outcome import Ledger
+from clusterctl.ansible.run_directory import RunDirectory
+from clusterctl.cli.app import app
 from clusterctl.commands import add_node, backup, bootstrap, reboot, remove_node, replace_node, upgrade
 from clusterctl.inventory import model as inventory
 from clusterctl.inventory.model import Host
@@ -19,7 +22,7 @@ from clusterctl.kubernetes.client import KubernetesController
 from clusterctl.kubernetes.objects import Pod
 from clusterctl.nodes import contact
 from clusterctl.nodes.remote import Access
-from clusterctl.run import engine, entry, membership, preflight, removals, rolling, scheduler
+from clusterctl.run import engine, entry, membership, preflight, record, removals, rolling, scheduler
 from clusterctl.run.context import Options, Site
 from clusterctl.run.draining import Drain
 from clusterctl.run.phases import Phase
@@ -445,7 +448,15 @@ def test_heads__that_are_removed__leave_etcd_first(
     options = Options("remove-node", given.inventory.path, nodes=("k2", "k3"))
     phases, _ = phases_of(monkeypatch, lambda: remove_node.remove_node(options, dead=False))
     names = [type(phase).__name__ for phase in phases]
-    order = ["RequireQuorum", "Drain", "LeaveQuorum", "RemoveFromDirectory", "Play", "Unregister", "Clean"]
+    order = [
+        "RequireQuorum",
+        "Drain",
+        "LeaveQuorum",
+        "RemoveFromDirectory",
+        "ConfigureRemaining",
+        "Unregister",
+        "Clean",
+    ]
     assert [name for name in names if name in order] == order
     run = Run(given, done=done)
     for phase in phases:
@@ -617,3 +628,115 @@ def test_backup__with_a_dead_head__skips_it(tmp_path: Path, monkeypatch: pytest.
     check._contact(Run(given, done=[]))
     entry.Preflight()._contact(Run(given, done=[]))
     assert asked == [True, None]
+
+
+# --- a head that is down ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bootstrap",
+        "verify",
+        "add-node gpu03",
+        "remove-node gpu01",
+        "replace-node gpu01",
+        "reboot gpu01",
+        "upgrade",
+        "plan bootstrap",
+        "plan remove-node gpu01",
+        "plan upgrade",
+    ],
+)
+def test_skip_unreachable__of_verbs__reaches_the_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    found: list[bool | None] = []
+
+    def execute(options: Options, *_: object) -> int:
+        found.append(options.skip_unreachable)
+        return 0
+
+    monkeypatch.setattr(engine, "execute", execute)
+    path = str(site(tmp_path, HEADS).inventory.path)
+    words = command.split()
+    verb = words[: 1 + (words[0] == "plan")]
+    for flags in ([], ["--skip-unreachable"]):
+        done = CliRunner().invoke(app, [*verb, path, *words[len(verb) :], *flags])
+        assert done.exit_code == 0, done.output
+    assert found == [False, True]
+
+
+@pytest.mark.proves("reboot", "A worker is rebooted while one head of three is down, with exit code 4.")
+def test_reboot__with_a_dead_head__uses_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: dict[Kind, Controller], done: list[str]
+) -> None:
+    run, variables = Run(replace(site(tmp_path, HEADS), skipped=("k1",)), done=done), list[Any]()
+
+    def play(_: object, given: Site, more: bool) -> ClusterctlError | None:
+        variables.append(given.variables.get("kubernetes_silent_heads"))
+        return run.play(given)
+
+    monkeypatch.setattr(rolling, "play", play)
+    error = Rolling("In batches", "reboot", "reboot", Pace("2"), ["gpu01"]).over(run)
+    assert isinstance(error, WorkersFailed)
+    assert str(error) == "k1 skipped."
+    assert done[2:] == ["play reboot gpu01", "play verify k2,gpu01"]
+    assert variables == [["k1"], ["k1"]]
+
+
+@pytest.mark.proves("remove-node", "A worker is removed while one head of three is down, with exit code 4.")
+def test_remove_node__with_a_dead_head__is_completed_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: dict[Kind, Controller], done: list[str]
+) -> None:
+    given = site(tmp_path, HEADS)
+    options = Options("remove-node", given.inventory.path, nodes=("gpu01",), skip_unreachable=True)
+    phases, found = phases_of(monkeypatch, lambda: remove_node.remove_node(options, dead=False))
+    assert found["limit"] == "k1,k2,k3,gpu01"
+    run = Run(replace(given, skipped=("k1",), options=options), done=done)
+    by_name = {type(phase).__name__: phase for phase in phases}
+    assert list(by_name)[-3:] == ["Unregister", "Clean", "ReportSkipped"]
+    by_name["RequireResponse"].run(run)
+    configure = cast(remove_node.ConfigureRemaining, by_name["ConfigureRemaining"]).site(run)
+    assert [host.name for host in configure.hosts] == ["k2", "k3", "gpu01", "gpu02"]
+    assert configure.skipped == (), "it would end the run before the node is unregistered"
+    by_name["Unregister"].run(run)
+    assert done == ["kubernetes forget gpu01"]
+    with pytest.raises(WorkersFailed, match="k1 left out; everything else is done") as caught:
+        by_name["ReportSkipped"].run(run)
+    assert caught.value.exit_code == 4
+    run.kept = RunDirectory.create(given.state, "remove-node")
+    closing = record.write(run, caught.value)
+    assert closing.again == f"clusterctl bootstrap {given.inventory.path} --skip-unreachable", "the head has old files"
+    assert closing.summary["skipped"] == ["k1"]
+
+
+@pytest.mark.proves("remove-node", "With --skip-unreachable a node that does not respond is not removed: --dead is.")
+@pytest.mark.parametrize("verb", ["remove-node", "replace-node"])
+def test_node__that_is_skipped_itself__is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controllers: dict[Kind, Controller], verb: str
+) -> None:
+    given = site(tmp_path, HEADS)
+    options = Options(verb, given.inventory.path, nodes=("gpu01",), skip_unreachable=True)
+
+    def call() -> int:
+        return (
+            replace_node.replace_node(options)
+            if verb == "replace-node"
+            else remove_node.remove_node(options, dead=False)
+        )
+
+    phases, _ = phases_of(monkeypatch, call)
+    (require,) = [phase for phase in phases if isinstance(phase, membership.RequireResponse)]
+    with pytest.raises(PreflightError, match="gpu01: node: was skipped for the reason above and cannot be ") as caught:
+        require.run(Run(replace(given, skipped=("gpu01",)), done=[]))
+    refusal = PreflightError(caught.value.problems, preflight.WITHOUT_THEM)
+
+    def refuse(*_: object) -> int:
+        raise refusal
+
+    monkeypatch.setattr(engine, "execute", refuse)
+    with pytest.raises(PreflightError) as caught:
+        call()
+    assert caught.value.hint == "", "it cannot be skipped"
+    assert ("--dead" in str(caught.value)) is (verb == "remove-node")
