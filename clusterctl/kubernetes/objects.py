@@ -1,4 +1,4 @@
-"""Parse the nodes and pods that kubectl prints as JSON.
+"""Parse the nodes, and the fields of pods, that kubectl prints as JSON.
 
 The texts in them are from nodes and users: they are cut, and control characters are removed. A missing or wrong field
 is like an empty one, because the API adds and removes optional fields.
@@ -22,6 +22,24 @@ _REASON = 300  # characters; the scheduler's message has one part for each kind 
 _FINISHED = ("Succeeded", "Failed")
 _STARTING = ("ContainerCreating", "PodInitializing")
 _DAEMON_SET = "DaemonSet"
+# The paths of what is needed of a pod. Its owner decides how large the rest is: environment, volumes, annotations.
+_POD = {
+    "namespace": ".metadata.namespace",
+    "name": ".metadata.name",
+    "deleted": ".metadata.deletionTimestamp",
+    "owners": ".metadata.ownerReferences[?(@.controller==true)]",
+    "mirror": rf".metadata.annotations.{_MIRROR.replace('.', chr(92) + '.')}",
+    "node": ".spec.nodeName",
+    "phase": ".status.phase",
+    "requests": ".spec.containers[*].resources.requests",
+    # The policies of those that have one, each before the resources, which all have.
+    "init": ".spec.initContainers[*]['restartPolicy','resources']",
+    "scheduled": '.status.conditions[?(@.type=="PodScheduled")]',
+    "init_waiting": ".status.initContainerStatuses[*].state.waiting",
+    "waiting": ".status.containerStatuses[*].state.waiting",
+}
+POD_OUTPUT = f"jsonpath-as-json={{range .items[*]}}{''.join(f'{{{path}}}' for path in _POD.values())}{{end}}"
+"""The output of `kubectl get pods` that `pods` reads: for each path a list of JSON, empty for a missing field."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +144,12 @@ def nodes(answer: str) -> dict[str, KubernetesNode]:
 
 
 def pods(answer: str) -> list[Pod]:
-    """Return the pods in the output of `kubectl get pods --output=json`."""
-    return [_pod(item) for item in _items(answer) if _text(item, "metadata", "name")]
+    """Return the pods in the output of `kubectl get pods` with POD_OUTPUT. Raises ValueError if it is not that."""
+    lists, names = _lists(answer), tuple(_POD)
+    if len(lists) % len(names):
+        raise ValueError(f"got {len(lists)} lists, expected {len(names)} for each pod")
+    found = [dict(zip(names, lists[at:], strict=False)) for at in range(0, len(lists), len(names))]
+    return [_pod(fields) for fields in found if _only(fields["name"])]
 
 
 def allocated(pods_of_node: Sequence[Pod], model: str) -> dict[str, int]:
@@ -198,24 +220,23 @@ def _gpus(resources: Mapping[str, Any]) -> dict[str, int]:
 # --- pods -------------------------------------------------------------------------------------------------------------
 
 
-def _pod(item: Mapping[str, Any]) -> Pod:
-    owners = [one for one in _list(item, "metadata", "ownerReferences") if one.get("controller") is True]
+def _pod(fields: Mapping[str, list[Any]]) -> Pod:
     # The owner of a mirror pod is its node.
-    controller = f"{_text(owners[0], 'kind')}/{_text(owners[0], 'name', limit=253)}" if owners else ""
+    owner = next(iter(fields["owners"]), None)
     return Pod(
-        namespace=_text(item, "metadata", "namespace"),
-        name=_text(item, "metadata", "name", limit=253),
-        node=_text(item, "spec", "nodeName"),
-        phase=_text(item, "status", "phase") or "Unknown",
-        controller=controller,
-        gpus=_requested(item),
-        reason=_reason(item),
-        is_mirror=_MIRROR in _map(item, "metadata", "annotations"),
-        is_ending=bool(_text(item, "metadata", "deletionTimestamp")),
+        namespace=_only(fields["namespace"]),
+        name=_only(fields["name"], limit=253),
+        node=_only(fields["node"]),
+        phase=_only(fields["phase"]) or "Unknown",
+        controller=f"{_text(owner, 'kind')}/{_text(owner, 'name', limit=253)}" if owner else "",
+        gpus=_requested(fields["requests"], fields["init"]),
+        reason=_reason(fields),
+        is_mirror=bool(fields["mirror"]),
+        is_ending=bool(_only(fields["deleted"])),
     )
 
 
-def _requested(item: Mapping[str, Any]) -> dict[str, int]:
+def _requested(requests: Sequence[Any], init: Sequence[Any]) -> dict[str, int]:
     """Return the GPUs that a pod requests, as the scheduler counts them.
 
     The containers run at the same time; init containers run before them one by one, except restartable ones, which
@@ -224,31 +245,35 @@ def _requested(item: Mapping[str, Any]) -> dict[str, int]:
     total: Counter[str] = Counter()
     peak: Counter[str] = Counter()
     staying: Counter[str] = Counter()
-    for container in _list(item, "spec", "containers"):
-        total.update(_gpus(_map(container, "resources", "requests")))
-    for container in _list(item, "spec", "initContainers"):
-        wanted = Counter(_gpus(_map(container, "resources", "requests")))
-        if container.get("restartPolicy") == "Always":
+    for one in requests:
+        total.update(_gpus(_map({"requests": one}, "requests")))
+    policy: object = None
+    for one in init:
+        if not isinstance(one, Mapping):
+            policy = one
+            continue
+        wanted = Counter(_gpus(_map(one, "requests")))
+        if policy == "Always":
             total.update(wanted)
             staying.update(wanted)
             wanted = staying.copy()
         else:
             wanted.update(staying)
         peak |= wanted
+        policy = None
     return dict(total | peak)
 
 
-def _reason(item: Mapping[str, Any]) -> str:
+def _reason(fields: Mapping[str, list[Any]]) -> str:
     """Return why a pod waits: for a node, or a container of it that does not start."""
-    for one in _list(item, "status", "conditions"):
-        if _text(one, "type") == "PodScheduled" and _text(one, "status") == "False":
+    for one in fields["scheduled"]:
+        if _text(one, "status") == "False":
             message = _text(one, "message", limit=_REASON).partition(" preemption:")[0]
             return message or _text(one, "reason")
-    for key in ("initContainerStatuses", "containerStatuses"):
-        for one in _list(item, "status", key):
-            reason, message = (_text(one, "state", "waiting", part, limit=_REASON) for part in ("reason", "message"))
-            if reason:
-                return reason if reason in _STARTING or not message else f"{reason}: {message}"
+    for one in (*fields["init_waiting"], *fields["waiting"]):
+        reason, message = (_text(one, part, limit=_REASON) for part in ("reason", "message"))
+        if reason:
+            return reason if reason in _STARTING or not message else f"{reason}: {message}"
     return ""
 
 
@@ -261,6 +286,24 @@ def _items(answer: str) -> list[Mapping[str, Any]]:
     if not isinstance(data, dict) or not isinstance(data.get("items"), list):
         raise ValueError("got no list of objects")
     return _list(data, "items")
+
+
+def _lists(answer: str) -> list[list[Any]]:
+    """Return the lists of JSON that follow each other in a text. Raises ValueError for another text."""
+    decoder, found, text = json.JSONDecoder(), list[list[Any]](), answer.rstrip()
+    at = 0
+    while at < len(text):
+        start = text.find("[", at)
+        if start < 0 or text[at:start].strip():
+            raise ValueError("got no lists of fields")
+        one, at = decoder.raw_decode(text, start)
+        found.append(one)
+    return found
+
+
+def _only(values: Sequence[Any], limit: int = 64) -> str:
+    """Return the text of a field that has at most one value."""
+    return printable(values[0], limit) if values and isinstance(values[0], str) else ""
 
 
 def _value(data: object, *keys: str) -> Any:

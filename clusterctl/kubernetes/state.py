@@ -19,9 +19,9 @@ KUBECTL = (
 # A site's proxies do not reach the API, and Go's programs use them for all but local addresses. A command has them from
 # /etc/environment: sshd sets it for root, and sudo of Ubuntu and RHEL (pam_env in /etc/pam.d) for others.
 PROXIES = tuple(name for kind in ("http", "https", "all") for name in (f"{kind}_proxy", f"{kind}_proxy".upper()))
-MAX_REPLY = 256 << 20  # bytes; enough for 500 nodes with 50 pods of 8 kB each
+MAX_REPLY = 256 << 20  # bytes; enough for 500 nodes of 300 kB, or their 25,000 pods with 10 kB of fields each
 GET_NODES = (*KUBECTL, "get", "nodes", "--output=json")
-GET_PODS = (*KUBECTL, "get", "pods", "--all-namespaces", "--output=json")
+GET_PODS = (*KUBECTL, "get", "pods", "--all-namespaces", f"--output={objects.POD_OUTPUT}")
 _SECONDS = 30.0
 _NO_SUCH_COMMAND = 127  # exit code of a shell; sudo prints a message and exits with 1
 MAX_WAITING = 1000

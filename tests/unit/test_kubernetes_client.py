@@ -5,6 +5,7 @@ The outputs are from elsewhere (tests/samples/kubernetes/SOURCES); the tests cha
 
 import copy
 import json
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,13 +26,44 @@ from tests.labs import REPOSITORY
 
 SAMPLES = REPOSITORY / "tests/samples/kubernetes"
 NODES = (SAMPLES / "nodes.json").read_text()
-PODS = (SAMPLES / "pods.json").read_text()
+PODS = (SAMPLES / "pods.fields").read_text()
 NODE = json.loads(NODES)["items"][0]
-MIRROR, WAITING, REPLICA = json.loads(PODS)["items"]
+MIRROR, WAITING, REPLICA = json.loads((SAMPLES / "pods.json").read_text())["items"]
 
 
 def listed(*items: dict[str, Any]) -> str:
     return json.dumps({"apiVersion": "v1", "items": items, "kind": "List"})
+
+
+def printed(*pods: dict[str, Any]) -> str:
+    """Return pods as `kubectl get pods` prints them with POD_OUTPUT."""
+
+    def one(place: dict[str, Any], name: str) -> list[Any]:
+        return [place[name]] if name in place else []
+
+    def waiting(status: dict[str, Any], name: str) -> list[Any]:
+        return [value for container in status.get(name, ()) for value in one(container["state"], "waiting")]
+
+    lists = []
+    for metadata, spec, status in ((pod["metadata"], pod["spec"], pod.get("status", {})) for pod in pods):
+        before = spec.get("initContainers", ())
+        lists += [
+            *(one(metadata, name) for name in ("namespace", "name", "deletionTimestamp")),
+            [owner for owner in metadata.get("ownerReferences", ()) if owner.get("controller") is True],
+            one(metadata.get("annotations", {}), "kubernetes.io/config.mirror"),
+            one(spec, "nodeName"),
+            one(status, "phase"),
+            [value for container in spec["containers"] for value in one(container.get("resources", {}), "requests")],
+            [
+                value
+                for container in before
+                for name in ("restartPolicy", "resources")
+                for value in one(container, name)
+            ],
+            [condition for condition in status.get("conditions", ()) if condition["type"] == "PodScheduled"],
+            *(waiting(status, name) for name in ("initContainerStatuses", "containerStatuses")),
+        ]
+    return "".join(f"{json.dumps(values, indent=4)}\n" for values in lists)
 
 
 def changed(item: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -76,7 +108,7 @@ def test_nodes__as_kubectl_prints_them__are_read() -> None:
 
 
 def test_pods__as_kubectl_prints_them__are_read() -> None:
-    mirror, waiting, replica = objects.pods(PODS)
+    mirror, waiting, replica, large = objects.pods(PODS)
     assert (mirror.id, mirror.is_mirror, mirror.is_workload) == ("kube-system/kube-apiserver-minikube", True, False)
     assert (waiting.node, waiting.phase, waiting.reason) == (
         "",
@@ -87,6 +119,31 @@ def test_pods__as_kubectl_prints_them__are_read() -> None:
     assert replica.controller == "ReplicaSet/gradle-deployment-5654f49c5f"
     assert (replica.phase, replica.reason, replica.is_stuck) == ("Running", "", False)
     assert str(replica).startswith("pod default/gradle-deployment-5654f49c5f-dw8zl (ReplicaSet/gradle-deployment")
+    assert (large.controller, large.is_ending, large.is_mirror) == ("Job/train", True, False)
+    assert (large.gpus, large.reason) == ({"nvidia.com/gpu": 4}, 'CrashLoopBackOff: back-off } ] "1m"')
+
+
+@pytest.mark.proves("status", "The controller gets only the fields of pods that it reads, however large they are.")
+def test_pods__with_large_environments__are_small_in_the_output() -> None:
+    """The last pod of the sample has 9 kB of environment, and an annotation with all that JSON has to escape."""
+    assert len(PODS) < 3000
+    assert "env" not in objects.POD_OUTPUT
+    assert PODS.startswith(printed(MIRROR, WAITING, REPLICA)), "the other tests print pods as kubectl does"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("[]", "got 1 lists, expected 12 for each pod"),
+        ('{"items": []}', "got no lists of fields"),
+        ("[] x []", "got no lists of fields"),
+        ("[" * 2, "Expecting value"),
+    ],
+)
+def test_pods__in_another_form__are_refused(answer: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        objects.pods(answer)
+    assert objects.pods("") == []
 
 
 @pytest.mark.proves("status", "Pods of DaemonSets, mirror pods and finished pods are not workloads.")
@@ -95,9 +152,9 @@ def test_pods__as_kubectl_prints_them__are_read() -> None:
     [({}, True), ({"kind": ""}, True), ({"kind": "Job"}, True), ({"kind": "DaemonSet"}, False)],
 )
 def test_pod__by_its_controller__is_a_workload(fields: dict[str, str], is_workload: bool) -> None:
-    assert objects.pods(listed(pod(**fields)))[0].is_workload is is_workload
+    assert objects.pods(printed(pod(**fields)))[0].is_workload is is_workload
     for phase in ("Succeeded", "Failed"):
-        assert not objects.pods(listed(pod(**fields, status__phase=phase)))[0].is_workload
+        assert not objects.pods(printed(pod(**fields, status__phase=phase)))[0].is_workload
 
 
 @pytest.mark.proves("status", "`status` distinguishes cordons by an operator and by clusterctl.")
@@ -159,14 +216,14 @@ REQUESTS: list[tuple[list[Any], list[Any], int]] = [
 def test_gpus__of_a_pod__are_what_its_containers_need_at_once(
     containers: list[Any], before: list[Any], expected: int
 ) -> None:
-    found = objects.pods(listed(pod(spec__containers=containers, spec__initContainers=before)))[0]
+    found = objects.pods(printed(pod(spec__containers=containers, spec__initContainers=before)))[0]
     assert found.gpus.get("nvidia.com/gpu", 0) == expected
 
 
 def test_gpus__of_nodes__are_counted_by_type() -> None:
     sizes = {"nvidia.com/gpu": "4", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/gpu.shared": "0", "cpu": "36"}
     healthy = {**sizes, "nvidia.com/gpu": "3"}
-    pods = listed(
+    pods = printed(
         pod("a", spec__containers=[wants("2")]),
         pod("b", spec__containers=[wants("1")], status__phase="Succeeded"),
         pod("c", "", spec__containers=[wants("8")], status__phase="Pending"),
@@ -197,7 +254,7 @@ def test_state__of_pods_that_wait__has_the_reasons() -> None:
 
     found = state.state(
         NODES,
-        listed(
+        printed(
             changed(WAITING, metadata__name="a"),
             changed(WAITING, metadata__name="b"),
             pod("c", status__phase="Pending", status__containerStatuses=waits("ImagePullBackOff", "no such image")),
@@ -217,7 +274,7 @@ def test_state__of_pods_that_wait__has_the_reasons() -> None:
 def test_reason__of_the_scheduler__is_without_its_preemption() -> None:
     said = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available: 3 No victims."
     conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}]
-    found = objects.pods(listed(changed(WAITING, status__conditions=conditions)))[0]
+    found = objects.pods(printed(changed(WAITING, status__conditions=conditions)))[0]
     assert found.reason == "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
 
@@ -240,12 +297,11 @@ _JSON = st.recursive(
 
 @pytest.mark.proves("untrusted", "No output of kubectl ends `status`.")
 @settings(max_examples=150, deadline=None)
-@given(_JSON)
-def test_objects__of_any_shape__are_read_or_left_out(item: Any) -> None:
-    text = listed(item)
-    for found in objects.nodes(text).values():
+@given(_JSON, st.lists(st.lists(_JSON, max_size=3), min_size=12, max_size=12))
+def test_objects__of_any_shape__are_read_or_left_out(item: Any, fields: list[list[Any]]) -> None:
+    for found in objects.nodes(listed(item)).values():
         assert all(line.isprintable() for line in found.why())
-    for one in objects.pods(text):
+    for one in objects.pods("".join(map(json.dumps, fields))):
         assert str(one).isprintable()
 
 
@@ -328,24 +384,26 @@ def test_commands__on_a_head__have_no_proxies() -> None:
 
 
 def test_workloads__of_nodes__are_their_pods() -> None:
-    pods = listed(pod("a"), pod("b", kind="DaemonSet"), pod("c", on="gpu02"), MIRROR)
+    pods = printed(pod("a"), pod("b", kind="DaemonSet"), pod("c", on="gpu02"), MIRROR)
     head, session = controller(get_pods=pods)
     assert [one.id for one in head.workloads(["gpu01"])] == ["default/a"]
-    assert session.ran == ["get pods --all-namespaces --output=json --field-selector=spec.nodeName=gpu01"]
+    assert session.ran == [
+        f"get pods --all-namespaces --output={objects.POD_OUTPUT} --field-selector=spec.nodeName=gpu01"
+    ]
     head, session = controller(get_pods=pods)
     many = [f"gpu{n:02}" for n in range(1, 30)]
     assert [one.id for one in head.workloads(many)] == ["default/a", "default/c"]
-    assert session.ran == ["get pods --all-namespaces --output=json"], "one request for many nodes"
+    assert session.ran == [f"get pods --all-namespaces --output={objects.POD_OUTPUT}"], "one request for many nodes"
 
 
 @pytest.mark.proves("remove-node", "Pods are evicted by the API, which respects disruption budgets.")
 @pytest.mark.proves("remove-node", "A pod that no controller starts again is waited for, not evicted.")
 def test_wait__for_pods__evicts_those_with_a_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = [
-        listed(pod("a"), pod("b"), pod("alone", kind="")),
-        listed(pod("b"), pod("alone", kind="")),
-        listed(pod("alone", kind="")),
-        listed(),
+        printed(pod("a"), pod("b"), pod("alone", kind="")),
+        printed(pod("b"), pod("alone", kind="")),
+        printed(pod("alone", kind="")),
+        printed(),
     ]
     monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
@@ -371,16 +429,16 @@ def test_wait__for_pods__evicts_those_with_a_controller(monkeypatch: pytest.Monk
 
 def test_wait__that_times_out__returns_the_pods_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = "Error from server (TooManyRequests): Cannot evict pod as it would violate the pod's disruption budget."
-    head, session = controller(get_pods=listed(pod("a")), create=(1, "", budget))
+    head, session = controller(get_pods=printed(pod("a")), create=(1, "", budget))
     (left,) = head.wait_until_empty(["gpu01"], lambda text: None, 0.05)
     assert "Cannot evict pod as it would violate the pod's disruption budget" in str(left)
-    head, session = controller(get_pods=listed(pod("a")))
+    head, session = controller(get_pods=printed(pod("a")))
     assert [one.id for one in head.wait_until_empty(["gpu01"], lambda text: None, 0)] == ["default/a"]
     assert not any("--raw" in line for line in session.ran), "nothing is evicted if nothing may be waited for"
 
 
 def test_eviction__that_the_server_delays__is_retried_later() -> None:
-    head, _ = controller(get_pods=listed(pod("a")), timeout_10_create=(124, "", ""))
+    head, _ = controller(get_pods=printed(pod("a")), timeout_10_create=(124, "", ""))
     (left,) = head.doomed(["gpu01"])
     assert left.reason == "the API server delays its eviction"
 
@@ -388,7 +446,7 @@ def test_eviction__that_the_server_delays__is_retried_later() -> None:
 def test_eviction__of_a_pod_that_is_gone_or_ending__is_no_problem() -> None:
     gone = (1, "", 'Error from server (NotFound): pods "a" not found')
     ending = pod("b", metadata__deletionTimestamp="2026-11-25T21:00:00Z")
-    head, session = controller(get_pods=listed(pod("a"), ending), create=gone)
+    head, session = controller(get_pods=printed(pod("a"), ending), create=gone)
     assert head.doomed(["gpu01"]) == []
     assert [line.partition("--raw=")[2] for line in session.ran if "--raw" in line] == [
         "/api/v1/namespaces/default/pods/a/eviction"
@@ -398,7 +456,7 @@ def test_eviction__of_a_pod_that_is_gone_or_ending__is_no_problem() -> None:
 @pytest.mark.proves("remove-node", "`--force` kills only pods that an eviction leaves, after they were listed.")
 def test_force__of_a_drain__is_for_pods_that_eviction_leaves() -> None:
     budget = "Error from server (TooManyRequests): Cannot evict pod as it would violate the pod's disruption budget."
-    pods = listed(pod("a"), pod("held"), pod("alone", kind=""))
+    pods = printed(pod("a"), pod("held"), pod("alone", kind=""))
     head, session = controller(
         get_pods=pods, create=lambda line: (1, "", budget) if "pods/held/" in line else (0, "", "")
     )
