@@ -14,6 +14,7 @@ from clusterctl.util.text import plural
 POD_NETWORK, SERVICE_NETWORK = "kubernetes_node_pod_network", "kubernetes_node_service_network"
 API_ADDRESS, VERSION = "kubernetes_node_api_address", "kubernetes_node_version"
 STORAGE, EXPORT = "kubernetes_storage_class", "kubernetes_storage_nfs_export"
+KEEPALIVED, HAPROXY = "kubernetes_head_keepalived", "kubernetes_head_haproxy"
 API_NAME = "kubernetes-api"  # the API's name in the cluster's domain
 SHARED = (
     POD_NETWORK,
@@ -45,9 +46,10 @@ def check(reading: Reading) -> None:
     if members:
         _heads(reading)
         _names(reading)
-        _one_value(reading, members)
+        _one_value(reading, members, SHARED)
         _networks(reading, members)
         _api(reading, members)
+        _haproxy(reading)
         _storage(reading)
         _versions(reading)
 
@@ -94,8 +96,8 @@ def _names(reading: Reading) -> None:
         reading.refuse(host.position, host.name, "is the name of the Kubernetes API in the cluster's domain")
 
 
-def _one_value(reading: Reading, members: Sequence[HostDraft]) -> None:
-    for name in SHARED:
+def _one_value(reading: Reading, members: Sequence[HostDraft], names: Sequence[str]) -> None:
+    for name in names:
         values = {host.name: _value(reading, host, name) for host in members}
         first = members[0].name
         for host in members:
@@ -210,6 +212,27 @@ def _api(reading: Reading, members: Sequence[HostDraft]) -> None:
             found = ip_address(address)
             if isinstance(found, IPv4Address) and found in ip_network(text):
                 reading.refuse(node.position, API_ADDRESS, f"got {address}, which is in {name}, {text}")
+
+
+def _haproxy(reading: Reading) -> None:
+    """Refuse haproxy without an address that keepalived moves between the heads.
+
+    All heads need the same value: it changes options of the API server, of which kubeadm stores one set.
+    """
+    heads = _members(reading, KUBERNETES.head)
+    if not any(_value(reading, host, HAPROXY) is True for host in heads):
+        return
+    _one_value(reading, heads, (HAPROXY, KEEPALIVED))
+    at, address = _place(reading, heads[0], HAPROXY), _value(reading, heads[0], API_ADDRESS)
+    own = {host.get("cluster_address", host.get("ansible_host", host.name)) for host in heads}
+    if _value(reading, heads[0], KEEPALIVED) is False:
+        message = f"expected {KEEPALIVED}: true, because haproxy listens on the address that keepalived moves"
+        reading.refuse(at, HAPROXY, message)
+    elif not (isinstance(address, str) and rules.is_ip(address)) or address in own:
+        message = f"expected an IP address that no host has in {API_ADDRESS}, got {shown(str(address)) or 'none'}"
+        reading.refuse(
+            at, HAPROXY, message, "haproxy listens on that address, which keepalived moves between the heads"
+        )
 
 
 def _storage(reading: Reading) -> None:

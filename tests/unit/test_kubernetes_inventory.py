@@ -34,6 +34,8 @@ argument_specs:
       kubernetes_node_service_domain: {type: str, description: Domain of services.}
       kubernetes_node_api_address: {type: str, description: Address of the API.}
       kubernetes_node_api_port: {type: int, description: Port of the API.}
+      kubernetes_head_keepalived: {type: bool, description: Whether keepalived runs.}
+      kubernetes_head_haproxy: {type: bool, description: Whether haproxy runs.}
       kubernetes_storage_class: {type: str, description: Class of volumes.}
       kubernetes_storage_nfs_export: {type: str, description: Export of an NFS server.}
 """
@@ -44,6 +46,8 @@ kubernetes_node_service_network: 10.96.0.0/12
 kubernetes_node_service_domain: cluster.local
 kubernetes_node_api_address: ""
 kubernetes_node_api_port: 6443
+kubernetes_head_keepalived: true
+kubernetes_head_haproxy: false
 kubernetes_storage_class: local
 kubernetes_storage_nfs_export: ""
 """
@@ -210,6 +214,40 @@ def test_api_address__that_all_heads_can_have__is_accepted(
 ) -> None:
     line = f"kubernetes_node_api_address: {address}"
     assert load(tmp_path, known, in_vars(line, GOOD.replace("k[1:3]", heads)))
+
+
+ADDRESS = "kubernetes_node_api_address: 10.0.0.9"
+NO_ADDRESS = "expected an IP address that no host has in kubernetes_node_api_address"
+
+
+@pytest.mark.proves("inventory", "haproxy without an address that keepalived moves is refused.")
+@pytest.mark.parametrize(
+    ("heads", "lines", "expected"),
+    [
+        ("k[1:3]", (), f"{NO_ADDRESS}, got none"),
+        ("k[1:3]", ("kubernetes_node_api_address: api.example.com",), f"{NO_ADDRESS}, got api.example.com"),
+        ("k1", ("kubernetes_node_api_address: k1",), f"{NO_ADDRESS}, got k1"),
+        ("k[1:3]", (ADDRESS, "kubernetes_head_keepalived: false"), "expected kubernetes_head_keepalived: true"),
+        ("k[1:3]", (ADDRESS,), ""),
+        ("k1", (ADDRESS,), ""),
+    ],
+)
+def test_haproxy__without_an_address_of_keepalived__is_refused(
+    tmp_path: Path, known: Schema, heads: str, lines: tuple[str, ...], expected: str
+) -> None:
+    text = in_vars(", ".join(("kubernetes_head_haproxy: true", *lines)), GOOD.replace("k[1:3]", heads))
+    if expected:
+        [found] = problems(tmp_path, known, text)
+        assert found.startswith(f"kubernetes_head_haproxy: {expected}")
+    else:
+        assert load(tmp_path, known, text)
+
+
+def test_haproxy__of_one_head_alone__is_refused(tmp_path: Path, known: Schema) -> None:
+    text = in_vars(ADDRESS, GOOD.replace('{"k[1:3]": {}}', '{"k[1:2]": {}, k3: {kubernetes_head_haproxy: true}}'))
+    assert "kubernetes_head_haproxy: differs between k1 and k3, expected one value in all.vars" in problems(
+        tmp_path, known, text
+    )
 
 
 @pytest.mark.proves("inventory", "NFS volumes on the first of several heads are refused.")
