@@ -113,6 +113,8 @@ VARIABLES: Mapping[str, Any] = {
     },
     "enroot_caps_sha256": "c" * 64,
     "enroot_sha256": "e" * 64,
+    "kubernetes_head_haproxy": True,
+    "kubernetes_node_api_address": "10.0.0.100",
     "pyxis_source_sha256": "f" * 64,
     "users_home_export": "nas.example:/home",
     "users_accounts": [

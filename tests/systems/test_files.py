@@ -1,7 +1,7 @@
 """Every file that the roles write, of every supported system, read by the program that reads it on the node.
 
-The programs are this machine's: systemd 252 or newer, sudo, nftables and OpenSSH. scripts/prepare installs nftables and
-unpacks sshd below .cache, where nothing starts it.
+The programs are this machine's: systemd 252 or newer, sudo, nftables, OpenSSH and haproxy. scripts/prepare installs
+nftables, and unpacks sshd and haproxy below .cache, where nothing starts them.
 """
 
 import json
@@ -20,6 +20,7 @@ from tests.labs import REPOSITORY
 from tests.systems.rendering import SYSTEMS, VARIABLES, File, files
 
 SSHD = REPOSITORY / ".cache/programs/usr/sbin/sshd"
+HAPROXY = REPOSITORY / ".cache/programs/usr/sbin/haproxy"
 UNITS = "etc/systemd/system"
 # What the unit of a drop-in says, where lines have to fit. Sources: slurm: etc/*.service.in of SchedMD/slurm
 # and Debian's packages; kubelet: kubernetes/release cmd/krel/templates/latest/kubelet; docker, containerd: moby/moby
@@ -130,6 +131,16 @@ def check_sshd(root: Path, written: Iterable[File]) -> None:
         run(*prefix, SSHD, "-t", "-f", file, "-h", key)
 
 
+def check_haproxy(root: Path, written: Iterable[File]) -> None:
+    """Check the configuration with the files that it names, for a user whom this machine has."""
+    for file in written:
+        place = put(root, file.path, file.content)
+        if place.suffix == ".cfg":
+            text = file.content.decode().replace("/etc/haproxy/", f"{root}/etc/haproxy/")
+            place.write_text(re.sub("(?m)^( *(?:user|group)) haproxy$", r"\1 root", text), encoding="utf-8")
+            run(HAPROXY, "-dW", "-c", "-f", place, quiet=False)
+
+
 def check_python(path: Path) -> None:
     compile(path.read_bytes(), path, "exec")
 
@@ -163,18 +174,19 @@ CHECKS: dict[str, Check] = {
     ),
     r"/etc/ssh/sshd_config[.]d/": check_sshd,
     r"/etc/tmpfiles[.]d/": check_tmpfiles,
-    r"/usr/local/(bin|sbin|libexec)/|/etc/slurm/gpu-prolog$": check_each(check_program),
+    r"/usr/local/(bin|sbin|libexec)/|/usr/libexec/keepalived/|/etc/slurm/gpu-prolog$": check_each(check_program),
+    r"/etc/haproxy/": check_haproxy,
     r"/etc/profile\.d/|/etc/dhc|/etc/dkms/framework": check_each(check_shell),
     r".*[.]json$": check_each(lambda path: json.loads(path.read_bytes())),
     r".*[.]py$": check_each(check_python),
     r".*[.]toml$|/etc/containers/": check_each(lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
-    r".*[.](ya?ml|cfg)$|/etc/kubernetes/kubelet[.]conf[.]d/": check_each(
+    r"(?!/etc/haproxy/).*[.](ya?ml|cfg)$|/etc/kubernetes/kubelet[.]conf[.]d/": check_each(
         lambda path: list(yaml.safe_load_all(path.read_bytes()))
     ),
 }
 # Their programs come with packages that this machine has no need of. Labs and role scenarios start them: Debian alone.
 BY_LABS = re.compile(
-    r"/etc/(apt|dnf|yum\.repos\.d|chrony|dnsmasq|dbus-1|slurm|munge|mysql|my\.cnf\.d|pam\.d|security|openmpi|lmod|modulefiles)\b"
+    r"/etc/(apt|dnf|yum\.repos\.d|chrony|dnsmasq|dbus-1|keepalived|slurm|munge|mysql|my\.cnf\.d|pam\.d|security|openmpi|lmod|modulefiles)\b"
     r"|/etc/(openmpi-\w+|prometheus/(tls|own-password)|enroot/enroot\.conf|dcgm-exporter/|nvidia-|ssh/authorized_keys\.d/)"
     r"|/etc/(modprobe\.d|modules-load\.d|environment\.d|systemd/journald\.conf\.d)/"
 )
@@ -208,8 +220,9 @@ def have(pattern: str) -> None:
     name = needed.get(pattern, "sh")
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed: scripts/prepare dev")
-    if "sshd" in pattern and not SSHD.exists():
-        pytest.skip(f"{SSHD} is missing: scripts/prepare dev")
+    for word, program in (("sshd", SSHD), ("haproxy", HAPROXY)):
+        if word in pattern and not program.exists():
+            pytest.skip(f"{program} is missing: scripts/prepare dev")
 
 
 @pytest.mark.proves("systems", "Units, users, sudo, firewall and SSH files of every system pass their own programs.")
@@ -239,6 +252,7 @@ def test_check__by_pattern__has_a_file_of_a_role(pattern: str) -> None:
         ("/etc/sudoers.d/60-clusterctl", "ada ALL=(ALL:ALL) NOPASSWD ALL\n", "syntax error"),
         ("/etc/clusterctl/firewall.nft", "table inet x {\n chain y {\n tcp dprt 22 accept\n }\n}\n", "dprt"),
         ("/etc/ssh/sshd_config.d/00-clusterctl.conf", "PasswordAuthentication maybe\n", "maybe"),
+        ("/etc/haproxy/haproxy.cfg", "global\n  maxcon 8000\n", "maxcon"),
         ("/etc/tmpfiles.d/clusterctl-enroot.conf", "d relative 0755\n", "relative"),
         ("/usr/local/sbin/slurm-conf-check", "#!/bin/sh\nif true; then\n", "end of file"),
     ],
