@@ -1,4 +1,4 @@
-"""Kubernetes with three heads: a killed first run, a head that dies, and another in its place."""
+"""Kubernetes with three heads: a killed first run, a head that dies, another in its place, and haproxy."""
 
 import os
 import signal
@@ -84,6 +84,18 @@ class Dead:
     containers: dict[str, tuple[str, ...]]
 
 
+def address_of(cluster: ThreeHeads) -> str:
+    """Return the API's address."""
+    return str(yaml.safe_load(cluster.inventory.read_text())["all"]["vars"]["kubernetes_node_api_address"])
+
+
+def holder_of(cluster: ThreeHeads) -> str:
+    """Return the head that has the API's address."""
+    address = f" {address_of(cluster)}/"
+    (holder,) = (head for head in cluster.head_names if address in cluster.root(head, "ip -brief address"))
+    return holder
+
+
 @pytest.fixture(scope="module")
 def dead(cluster: ThreeHeads) -> Dead:
     """Kill the head that has the API's address."""
@@ -91,9 +103,7 @@ def dead(cluster: ThreeHeads) -> Dead:
     cluster.apply(one)
     cluster.wait(one)
     containers = cluster.containers("gpu01")
-    address = yaml.safe_load(cluster.inventory.read_text())["all"]["vars"]["kubernetes_node_api_address"]
-    has = {head: f" {address}/" in cluster.root(head, "ip -brief address") for head in cluster.head_names}
-    (holder,) = (head for head, found in has.items() if found)
+    holder = holder_of(cluster)
     url = f"{api_url(cluster, 'gpu01')}/readyz"
     podman("stop", "--time", "0", container(cluster, holder))
     began = time.monotonic()
@@ -161,3 +171,81 @@ def test_heads__each_alone__serve_the_api(replaced: ThreeHeads) -> None:
     for head in replaced.head_names:
         ask = ("get", "--raw=/readyz", f"--server=https://{replaced.address(head)}:6443")
         assert replaced.kubectl(*ask, head=head).strip() == "ok"
+
+
+# --- haproxy at the address -------------------------------------------------------------------------------------------
+
+SHARED = "kubernetes_head_haproxy: true"
+CONNECTIONS = 60
+"""More than the heads' own connections can differ by."""
+
+
+@pytest.fixture(scope="module")
+def shared(replaced: ThreeHeads) -> ThreeHeads:
+    """Share the connections to the address between the heads of a cluster that is set up."""
+    before = {node: api_url(replaced, node) for node in replaced.nodes}
+    replaced.declare(SHARED)
+    replaced.run("bootstrap")
+    assert {node: api_url(replaced, node) for node in replaced.nodes} == before
+    return replaced
+
+
+def accepted(cluster: ThreeHeads, holder: str) -> dict[str, int]:
+    """Return how many connections the head with the address has to each head's API server."""
+    found = cluster.root(holder, "ss --no-header --tcp --numeric state established dport = :6443").split()
+    return {head: found.count(f"{cluster.address(head)}:6443") for head in cluster.head_names}
+
+
+@pytest.mark.proves("kubernetes", "With haproxy, connections to the API's address reach the API servers of all heads.")
+def test_haproxy__connections_to_the_address__reach_all_heads(shared: ThreeHeads) -> None:
+    for head in shared.head_names:
+        assert shared.root(head, "systemctl is-active haproxy keepalived").split() == ["active", "active"]
+    holder, address = holder_of(shared), address_of(shared)
+    wait_until(lambda: status_of(shared, "gpu01", f"https://{address}:6443/readyz") == "200")
+    before = accepted(shared, holder)
+    opened = f"for at in $(seq {CONNECTIONS}); do exec {{fd}}<>/dev/tcp/{address}/6443; done"
+    # systemd keeps the connections open after the command.
+    hold = f"systemd-run --quiet --unit=connections bash -c '{opened}; sleep 60'"
+    shared.root("gpu01", hold.replace("$", "$$"))
+    try:
+        wait_until(lambda: sum(accepted(shared, holder).values()) >= sum(before.values()) + CONNECTIONS)
+        now = accepted(shared, holder)
+    finally:
+        shared.root("gpu01", "systemctl stop connections")
+    assert [head for head in shared.head_names if now[head] <= before[head]] == [], (before, now)
+    clients = shared.root(holder, "journalctl --unit haproxy --output cat --no-pager")
+    assert clients.count(f"{shared.address('gpu01')}:") >= CONNECTIONS, "the client's address is nowhere else"
+    shared.unchanged()
+
+
+@pytest.mark.proves("kubernetes", "With haproxy, the address answers on a head whose own API server is down.")
+def test_haproxy__api_server_of_its_head_ends__the_address_answers(shared: ThreeHeads) -> None:
+    holder, address = holder_of(shared), address_of(shared)
+    manifest, aside = "/etc/kubernetes/manifests/kube-apiserver.yaml", "/root/kube-apiserver.yaml"
+    shared.root(holder, f"mv {manifest} {aside}")
+    try:
+        wait_until(lambda: status_of(shared, "gpu01", f"https://{shared.address(holder)}:6443/readyz") == "000")
+        answers = []
+        for _ in range(10):  # longer than keepalived needs to move the address
+            answers.append(status_of(shared, "gpu01", f"https://{address}:6443/readyz"))
+            time.sleep(1)
+        assert answers == ["200"] * 10
+        assert holder_of(shared) == holder
+    finally:
+        shared.root(holder, f"mv {aside} {manifest}")
+    wait_until(lambda: status_of(shared, "gpu01", f"https://{shared.address(holder)}:6443/readyz") == "200")
+
+
+@pytest.mark.proves("kubernetes", "Without haproxy again, nothing of it is left, and the address answers as before.")
+def test_haproxy__turned_off__is_removed(shared: ThreeHeads) -> None:
+    shared.inventory.write_text(shared.inventory.read_text().replace(f"    {SHARED}\n", ""))
+    shared.run("bootstrap")
+    for head in shared.head_names:
+        left = "ls /etc/haproxy/haproxy.cfg /etc/haproxy/kubernetes-ca.crt /usr/sbin/haproxy 2>/dev/null; pgrep haproxy"
+        assert shared.root(head, f"{{ {left}; }} || true") in (
+            "",
+            "/etc/haproxy/haproxy.cfg\n",
+        )  # the package's own, not purged
+        assert "permit-port-sharing" not in shared.root(head, "cat /etc/kubernetes/manifests/kube-apiserver.yaml")
+    wait_until(lambda: status_of(shared, "gpu01", f"https://{address_of(shared)}:6443/readyz") == "200")
+    shared.unchanged()

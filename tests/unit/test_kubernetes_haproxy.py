@@ -68,7 +68,7 @@ def test_haproxy__configuration__has_all_heads_with_verified_checks(
     assert given["units"] == [{"name": "haproxy", "restart_on": ["package:haproxy"], "reload_on": list(written)}]
 
 
-def test_haproxy__tasks__start_it_after_and_remove_it_before_the_api_servers() -> None:
+def test_haproxy__tasks__follow_and_precede_the_api_servers() -> None:
     """Both can have the port only if the API server shares it."""
     folder = rendering.CONTENT / "roles/kubernetes_head/tasks"
     main, steps = rendering.load(folder / "main.yml"), rendering.load(folder / "control_plane.yml")
