@@ -595,6 +595,7 @@ def answered(answers: dict[str, str], *argv: str) -> tuple[int, str]:
 
 @pytest.mark.proves("remove-node", "A pod that no controller would replace is listed, and its node is not removed.")
 @pytest.mark.proves("remove-node", "`remove-node --force` lists the pods that it would kill, and asks.")
+@pytest.mark.long
 def test_remove_node__pod_without_a_controller__is_listed(
     cluster: Kubernetes, steady: dict[str, tuple[str, ...]]
 ) -> None:
@@ -670,6 +671,7 @@ def test_add_node__while_pods_run__disturbs_none(cluster: Kubernetes, steady: di
 
 
 @pytest.mark.proves("bootstrap", "A dead Kubernetes worker is reported; the others converge and their pods continue.")
+@pytest.mark.long
 def test_worker__is_dead__the_others_go_on(cluster: Kubernetes, steady: dict[str, tuple[str, ...]]) -> None:
     podman("stop", "--time", "0", container(cluster, "gpu02"))
     try:
@@ -689,6 +691,7 @@ def test_worker__is_dead__the_others_go_on(cluster: Kubernetes, steady: dict[str
 
 
 @pytest.mark.proves("bootstrap", "A worker that an operator has cordoned stays cordoned.")
+@pytest.mark.long
 def test_cordon__of_an_operator__stays(cluster: Kubernetes) -> None:
     cluster.kubectl("cordon", "gpu02")
     try:
@@ -699,6 +702,7 @@ def test_cordon__of_an_operator__stays(cluster: Kubernetes) -> None:
 
 
 @pytest.mark.proves("status", "`status` reports an edited kubelet file; bootstrap repairs it and restarts no pod.")
+@pytest.mark.long
 def test_drift__of_kubelets_configuration__is_reported_and_repaired(
     cluster: Kubernetes, steady: dict[str, tuple[str, ...]]
 ) -> None:
