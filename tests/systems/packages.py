@@ -28,6 +28,7 @@ from tests.systems.rendering import (
     PACKAGED,
     SCHEDULERS,
     SYSTEMS,
+    WITH_ADDRESS,
     Cluster,
     Role,
     a_cluster,
@@ -144,7 +145,7 @@ def requests(system: str) -> set[Request]:
     whole = given.architecture == "x86_64" or given.distribution == "Debian"
     for scheduler in SCHEDULERS:
         with tempfile.TemporaryDirectory() as folder:
-            cluster = a_cluster(Path(folder), system, scheduler)
+            cluster = a_cluster(Path(folder), system, scheduler, **WITH_ADDRESS)
             for host in cluster.hosts:
                 names = {path.name for path in roles_of(scheduler)} if whole else {"nvidia_container_toolkit"}
                 # On others the driver's roles are looked at by variants: not all have a driver for this worker.

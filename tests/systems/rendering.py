@@ -113,8 +113,6 @@ VARIABLES: Mapping[str, Any] = {
     },
     "enroot_caps_sha256": "c" * 64,
     "enroot_sha256": "e" * 64,
-    "kubernetes_head_haproxy": True,
-    "kubernetes_node_api_address": "10.0.0.100",
     "pyxis_source_sha256": "f" * 64,
     "users_home_export": "nas.example:/home",
     "users_accounts": [
@@ -123,6 +121,8 @@ VARIABLES: Mapping[str, Any] = {
     ],
 }
 """Of a cluster that uses what it can."""
+WITH_ADDRESS: Mapping[str, Any] = {"kubernetes_head_haproxy": True, "kubernetes_node_api_address": "10.0.0.100"}
+"""Of a cluster whose API has an address of its own."""
 
 KERNELS = {
     "debian-12": "6.1.0-40-amd64",
@@ -415,7 +415,7 @@ def files(system: str) -> list[File]:
     found = []
     for scheduler in SCHEDULERS:
         with tempfile.TemporaryDirectory() as folder:
-            cluster = a_cluster(Path(folder), system, scheduler)
+            cluster = a_cluster(Path(folder), system, scheduler, **WITH_ADDRESS)
             for host, path in itertools.product(cluster.hosts, roles_with(scheduler)):
                 role = cluster.role(path.name, host)
                 items = [item for _, call in role.calls() for item in call.get("files", [])]
