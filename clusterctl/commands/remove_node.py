@@ -57,7 +57,7 @@ def remove_node(options: Options, dead: bool, force: bool = False, minutes: floa
         *[RequireDead(present)] * (dead and not force),
         *[RequireQuorum(heads)] * bool(heads),
         MarkDown("remove-node", present, kinds) if dead else drain,
-        *[LeaveQuorum(heads, dead)] * bool(heads),
+        *[LeaveQuorum([before.host(name) for name in heads], dead)] * bool(heads),
         RemoveFromDirectory(change, nodes, stay, dead),
         ConfigureRemaining(),
         Unregister(nodes),
@@ -118,32 +118,27 @@ class LeaveQuorum(Phase):
     A head's API stops first. Without its member of etcd it would keep its clients' connections, and answer nothing.
     """
 
-    def __init__(self, heads: Sequence[str], dead: bool = False) -> None:
+    def __init__(self, heads: Sequence[Host], dead: bool = False) -> None:
         self.heads, self.dead = heads, dead
-        self.title = f"Remove {fold(heads)} from etcd"
+        self.title = f"Remove {fold([host.name for host in heads])} from etcd"
 
     def run(self, run: Run) -> None:
         site = run.site
-        for kind, names in scheduler.by_kind(site.inventory, self.heads).items():
+        for kind, names in scheduler.by_kind(site.inventory, [host.name for host in self.heads]).items():
             with _without(site, kind, names) as controller:
                 if not controller.is_set_up():
                     continue
-                for host in map(site.inventory.host, names if not self.dead else ()):
+                for host in self.heads if not self.dead else ():
                     with scheduler.control_plane_of(kind).connect(host, site.access) as head:
-                        head.stop_serving(_api_port(host))
+                        head.stop_serving()
                 controller.leave(names)
 
     def describe(self, run: Run) -> Iterator[Step]:
-        for kind, names in scheduler.by_kind(run.site.inventory, self.heads).items():
-            for host in map(run.site.inventory.host, names):
-                if not self.dead:
-                    stop = scheduler.control_plane_of(kind).stop_serving_command(_api_port(host))
-                    yield f"on {host.name}, so that its clients use another head: {stop}"
-                yield f"on another head: sudo /usr/local/sbin/kubernetes-etcd --remove {host.name}"
-
-
-def _api_port(head: Host) -> int:
-    return int(head.variables.get("kubernetes_node_api_port", 6443))
+        for host in self.heads:
+            if host.scheduler and not self.dead:
+                stop = scheduler.control_plane_of(host.scheduler).stop_serving_command()
+                yield f"on {host.name}, so that its clients use another head: {stop}"
+            yield f"on another head: sudo /usr/local/sbin/kubernetes-etcd --remove {host.name}"
 
 
 def _without(site: Site, kind: Kind, names: Sequence[str]) -> ControlPlane:

@@ -28,8 +28,12 @@ _FEW = 8  # nodes; for more of them, one request for all pods is cheaper
 # The pods of a node with this taint are deleted without the kubelet, and their volumes detached: only for a node that
 # is known to be off (https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/#non-graceful-node-shutdown).
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-API_MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+# The kubelet stops a static pod whose manifest is gone, and gives it 30 s to end. haproxy may listen on the same port.
 _STOP_SECONDS = 90.0
+_STOP = (
+    f"rm -f /etc/kubernetes/manifests/kube-apiserver.yaml; for i in $(seq {_STOP_SECONDS:.0f}); do"
+    " ss -Hltnp | grep -q kube-apiserver || exit 0; sleep 1; done; echo kube-apiserver still listens >&2; exit 1"
+)
 _MISSING = "(NotFound)"
 # For some refusals the API server sets Retry-After; kubectl then retries for up to 100 s (k8s.io/client-go/rest).
 _EVICT = ("timeout", "10", *KUBECTL, "create", "--filename=-")
@@ -190,9 +194,9 @@ class KubernetesController(HeadCommands):
             return str(error)
         return ""
 
-    def stop_serving(self, port: int) -> None:
-        """Stop this head's API server, and wait until nothing listens on its port. Bootstrap starts it again."""
-        self._run("/bin/sh", "-c", _stop_serving(port), more_seconds=_STOP_SECONDS)
+    def stop_serving(self) -> None:
+        """Stop this head's API server, and wait until it does not listen any more. Bootstrap starts it again."""
+        self._run("/bin/sh", "-c", _STOP, more_seconds=_STOP_SECONDS)
 
     def leave(self, nodes: Sequence[str]) -> None:
         """Remove the members of etcd that run on these nodes, one by one. Raises HeadFailed for a lost quorum."""
@@ -264,21 +268,14 @@ class KubernetesController(HeadCommands):
         return "sudo " + shlex.join([DRAIN, cause, "--in", ",".join(nodes)])
 
     @staticmethod
-    def stop_serving_command(port: int) -> str:
+    def stop_serving_command() -> str:
         """Return the command that stops a head's API server."""
-        return "sudo " + shlex.join(["sh", "-c", _stop_serving(port)])
+        return "sudo " + shlex.join(["sh", "-c", _STOP])
 
     @staticmethod
     def forget_command(nodes: Sequence[str]) -> str:
         """Return the command that deletes removed nodes, and their members of etcd."""
         return "sudo " + shlex.join([DRAIN, "--forget", ",".join(nodes)])
-
-
-def _stop_serving(port: int) -> str:
-    # The kubelet stops a static pod whose manifest is gone, and gives it 30 s to end.
-    listens = f'[ -n "$(ss -Hltn sport = :{port})" ]'
-    wait = f"timeout {_STOP_SECONDS:.0f} sh -c 'while {listens}; do sleep 1; done'"
-    return f"rm -f {API_MANIFEST} && {{ {wait} || {{ echo port {port} is still open >&2; exit 1; }}; }}"
 
 
 def _taint(node: str) -> list[str]:

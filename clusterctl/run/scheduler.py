@@ -108,7 +108,7 @@ class ControlPlane(Scheduler, Protocol):
     def removal_problem(self, nodes: Sequence[str]) -> str:
         """Return why heads among these nodes cannot be removed without the loss of the quorum; empty if they can."""
 
-    def stop_serving(self, port: int) -> None:
+    def stop_serving(self) -> None:
         """Stop the API of the connected head; its clients then use another head."""
 
     def leave(self, nodes: Sequence[str]) -> None:
@@ -121,7 +121,7 @@ class ControlPlane(Scheduler, Protocol):
         """Wait until a head serves again; return what is wrong with it after `seconds`."""
 
     @staticmethod
-    def stop_serving_command(port: int) -> str: ...
+    def stop_serving_command() -> str: ...
 
 
 def of(kind: Kind) -> type[Scheduler]:

@@ -136,8 +136,8 @@ class Head:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def stop_serving(self, port: int) -> None:
-        self.done.append(f"stop {self.name} {port}")
+    def stop_serving(self) -> None:
+        self.done.append(f"stop {self.name}")
 
 
 @pytest.fixture
@@ -465,8 +465,8 @@ def test_heads__that_are_removed__leave_etcd_first(
     assert done == [
         "kubernetes drain remove-node k2,k3",
         "kubernetes wait k2,k3",
-        "stop k2 6443",
-        "stop k3 6443",
+        "stop k2",
+        "stop k3",
         "kubernetes leave k2,k3",
         "kubernetes forget k2,k3",
     ]
@@ -480,18 +480,16 @@ def test_heads__that_are_removed__leave_etcd_first(
 def test_heads__that_are_removed__stop_their_api(
     tmp_path: Path, controllers: dict[Kind, Controller], done: list[str], dead: bool
 ) -> None:
-    run = Run(
-        site(
-            tmp_path, HEADS.replace("{cluster_name: aurora,", "{cluster_name: aurora, kubernetes_node_api_port: 7443,")
-        ),
-        done=done,
-    )
-    phase = remove_node.LeaveQuorum(["k2"], dead)
+    run = Run(site(tmp_path, HEADS), done=done)
+    phase = remove_node.LeaveQuorum([run.site.inventory.host("k2")], dead)
     phase.run(run)
-    assert done == ["stop k2 7443"] * (not dead) + ["kubernetes leave k2"]
-    stop, *_ = printed = list(phase.describe(run))
-    assert len(printed) == 2 - dead
-    assert (":7443" in str(stop) and "on k2" in str(stop)) is not dead
+    assert done == ["stop k2"] * (not dead) + ["kubernetes leave k2"]
+    # With --print-command the inventory is the one without the heads.
+    (tmp_path / "after").mkdir()
+    without = Run(site(tmp_path / "after", HEADS.replace(", k2: {}, k3: {}", "")), done=done)
+    printed = [str(step) for step in phase.describe(without)]
+    assert printed[-1] == "on another head: sudo /usr/local/sbin/kubernetes-etcd --remove k2"
+    assert ["kube-apiserver" in step and step.startswith("on k2") for step in printed[:-1]] == [True] * (not dead)
 
 
 @pytest.mark.proves("remove-node", "Without a head, all remaining nodes get the other heads' addresses.")
