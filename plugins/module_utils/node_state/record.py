@@ -64,8 +64,8 @@ class Call:
         self.stored = json.dumps(self.record, sort_keys=True)
 
     def result(self):
-        told = {"changed": bool(self.changes), "changes": self.changes, "notes": self.notes, "versions": self.versions}
-        return {**told, "edited": self.edited, **({"diff": self.diffs} if self.want_diff else {}), "invocation": {}}
+        found = {"changed": bool(self.changes), "changes": self.changes, "notes": self.notes, "versions": self.versions}
+        return {**found, "edited": self.edited, **({"diff": self.diffs} if self.want_diff else {}), "invocation": {}}
 
     @functools.cached_property
     def others(self):
