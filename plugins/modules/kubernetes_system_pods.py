@@ -15,8 +15,8 @@ description:
   - Restarts kube-proxy on all nodes after the API's addresses changed. The kubelet copies F(/etc/hosts) into a pod on
     the host's network only when its container starts. The addresses are recorded in the annotation
     C(clusterctl/api-addresses) of the namespace, because C(kubeadm upgrade) replaces the DaemonSet.
-  - Does so only if all nodes that are ready have the new addresses. Otherwise a later call does it. Nodes that are not
-    ready are recorded, too. Their kube-proxy is restarted by the first call after they have the addresses.
+  - Does so only if no other node of the inventory is ready. Otherwise a later call does it. The others are recorded, too.
+    Their kube-proxy is restarted by the first call after they have the addresses.
   - Once two heads can run pods, each pod of CoreDNS must be on another node, as long as there is one that accepts it.
     kubeadm only prefers that, and starts both on the first head, where they would stay.
     C(kubeadm upgrade) removes this rule, and the next call sets it again.
@@ -33,6 +33,13 @@ options:
     type: list
     elements: str
     default: []
+  others:
+    description:
+      - The other nodes of the inventory, which may have former addresses. A registered node that is in neither list is
+        being removed, and ignored.
+    type: list
+    elements: str
+    default: []
   is_new:
     description: Whether the cluster was just created. Then kube-proxy has the addresses, and they are only recorded.
     type: bool
@@ -43,7 +50,7 @@ attributes:
 
 EXAMPLES = r"""
 - name: Restart kube-proxy if the API has other addresses, and spread CoreDNS
-  kubernetes_system_pods: {addresses: [10.0.0.10], nodes: [head1, gpu01]}
+  kubernetes_system_pods: {addresses: [10.0.0.10], nodes: [head1, gpu01], others: [gpu02]}
 """
 
 RETURN = r"""
@@ -107,7 +114,7 @@ class SystemPods:
             kubectl("patch", kind.lower(), name, NAMESPACE, *options, stdin={"spec": spec})
         self.changes.append(change(kind, f"kube-system/{name}", "changed", what))
 
-    def restart_proxies(self, addresses, nodes, is_new=False):
+    def restart_proxies(self, addresses, nodes, others=(), is_new=False):
         """Restart kube-proxy on all nodes if its pods started with other addresses of the API."""
         wanted = ",".join(sorted(addresses))
         for item in get("daemonset", "kube-proxy", NAMESPACE, "--ignore-not-found") if wanted else ():
@@ -118,7 +125,7 @@ class SystemPods:
                 continue
             # A node that is not ready may be down for long, so the others do not wait for it.
             late = {node["metadata"]["name"]: is_ready(node) for node in get("nodes")}
-            late = {name: ready for name, ready in late.items() if name not in nodes}
+            late = {name: ready for name, ready in late.items() if name in others}
             if any(late.values()):
                 if before:
                     self.notes.append("kube-proxy uses the API's former addresses until a bootstrap of all nodes")
@@ -166,6 +173,7 @@ def main():
         argument_spec={
             "addresses": {"type": "list", "elements": "str", "default": []},
             "nodes": {"type": "list", "elements": "str", "default": []},
+            "others": {"type": "list", "elements": "str", "default": []},
             "is_new": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -174,7 +182,7 @@ def main():
     try:
         # In a dry run on a new head there is no API yet, and the new cluster has the addresses from the start.
         if not module.check_mode or kubectl("version", check=False)[0] == 0:
-            pods.restart_proxies(given["addresses"], given["nodes"], given["is_new"])
+            pods.restart_proxies(given["addresses"], given["nodes"], given["others"], given["is_new"])
             pods.spread_dns()
     except NodeError as error:
         module.fail_json(msg=str(error), changes=pods.changes, changed=bool(pods.changes))

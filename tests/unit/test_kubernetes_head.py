@@ -341,6 +341,7 @@ def test_system_pods__addresses_of_the_api__are_on_the_nodes_of_this_run(
     assert role.value("__kubernetes_head_system_pods") == {
         "addresses": ["10.0.0.1", "10.0.0.2", "10.0.0.3"],
         "nodes": ["head1", "gpu01"],
+        "others": ["head2", "head3"],
     }
 
 

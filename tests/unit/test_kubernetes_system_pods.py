@@ -100,7 +100,7 @@ ALL = ["head1", "head2", "head3", "gpu01", "gpu02"]
 
 def restart(addresses: list[str], nodes: list[str] = ALL, check: bool = False) -> tuple[list[str], list[str]]:
     pods = PODS.SystemPods(check)
-    pods.restart_proxies(addresses, nodes)
+    pods.restart_proxies(addresses, nodes, set(ALL) - set(nodes))
     return [f"{one['kind']} {one['name']}: {one['what']}" for one in pods.changes], pods.notes
 
 
@@ -122,6 +122,14 @@ def test_proxy__upgrade_replaced_it__restarts_for_new_addresses(api: Api) -> Non
     api.workloads["kube-proxy"] = workload("DaemonSet", "kube-proxy")
     assert restart(["10.0.0.10"]) == ([], [])
     assert len(restart(["10.0.0.11"])[0]) == 1
+
+
+@pytest.mark.proves("kubernetes", "kube-proxy restarts although nodes that are being removed are still ready.")
+def test_proxy__node_outside_the_inventory__is_ignored(api: Api) -> None:
+    pods = PODS.SystemPods(False)
+    pods.restart_proxies(["10.0.0.10"], ["head1", "gpu01"])
+    assert (len(pods.changes), pods.notes) == (1, [])
+    assert api.annotations == {PODS.ADDRESSES: "10.0.0.10"}
 
 
 def test_proxy__new_cluster__starts_with_the_addresses(api: Api) -> None:
@@ -244,7 +252,7 @@ def module(monkeypatch: pytest.MonkeyPatch, check: bool, has_api: bool) -> Data:
 
     class Module:
         def __init__(self, **_: Any) -> None:
-            self.params, self.check_mode = {"addresses": ["10.0.0.10"], "nodes": ALL, "is_new": False}, check
+            self.params, self.check_mode = {"addresses": ["10.0.0.10"], "nodes": ALL, "others": [], "is_new": False}, check
 
         def exit_json(self, **given: Any) -> None:
             result.update(given)
