@@ -242,7 +242,8 @@ class Ledger:
             parts = [f"{fold(sorted(lost))} failed"] if lost else []
             parts += [f"{fold(skipped)} left out"] if skipped else []
             return WorkersFailed(f"{', '.join(parts)}; {rest}.")
-        if missed := [play.name for play in self.empty_plays if host_pattern.select(play.pattern, groups)]:
+        certain = [play for play in self.empty_plays if not host_pattern.is_decided_by_run(play.pattern)]
+        if missed := [play.name for play in certain if host_pattern.select(play.pattern, groups)]:
             return ClusterctlError(f"Ansible found no hosts for {', '.join(missed)}, although the inventory has some.")
         if not self.results:
             return ClusterctlError("Ansible ran no task.")

@@ -60,6 +60,6 @@ def groups(plays: Sequence[Play]) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for play in plays:
         for operator, name in host_pattern.parse(play.hosts):
-            roles = () if operator == "!" else play.roles
-            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *roles)))
+            if not operator:
+                found[name] = tuple(dict.fromkeys((*found.get(name, ()), *play.roles)))
     return found

@@ -28,6 +28,11 @@ def select(pattern: Pattern, members: Mapping[str, Collection[str]]) -> set[str]
     return hosts
 
 
+def is_decided_by_run(pattern: Pattern) -> bool:
+    """Return whether a pattern names a group that the run makes. Those begin with `_`, which no inventory's group does."""
+    return any(name.startswith("_") for _, name in parse(pattern))
+
+
 def matches(pattern: Pattern, groups: Collection[str]) -> bool:
     """Return whether a pattern matches a host that is in these groups."""
     return bool(select(pattern, dict.fromkeys(groups, ("host",))))

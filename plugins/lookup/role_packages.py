@@ -21,17 +21,25 @@ description:
   - Returns the union of the C(__<role>_packages) of the roles that C(playbooks/bootstrap.yml) gives this host, from
     C(vars/<os family>.yml) with the role's defaults and the host's variables.
   - Packages that a role removes are not included.
+  - A role whose repository is necessary on its hosts has it in C(__<role>_early_repositories). Others add theirs later, so
+    that a failure of it does not stop the roles before.
+options:
+  _terms:
+    description: What to collect, C(packages) or C(early_repositories).
+    type: str
+    default: packages
 """
 
 EXAMPLES = r"""
 - name: Install everything at once
   node_state:
-    packages: "{{ lookup('role_packages') }}"
+    repositories: "{{ query('role_packages', 'early_repositories') }}"
+    packages: "{{ query('role_packages') }}"
 """
 
 RETURN = r"""
 _raw:
-  description: The packages in the format of node_state, each once.
+  description: The packages or repositories in the format of node_state, each once.
   type: list
 """
 
@@ -51,18 +59,19 @@ def union(packages: Iterable[str | dict[str, Any]]) -> list[str | dict[str, Any]
         if isinstance(known, str):
             found[name] = package
         elif isinstance(package, dict) and package != known:
-            raise ValueError(f"package {name} is given as {known} and as {package}")
+            raise ValueError(f"{name} is given as {known} and as {package}")
     return list(found.values())
 
 
 class LookupModule(LookupBase):
     """Templates a role's list with the role's variables."""
 
-    def run(self, _terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[Any]:
+    def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[Any]:
         """Return the union for the host that ``variables`` describes."""
         variables = dict(variables or {})
+        what = terms[0] if terms else "packages"
         try:
-            return union(package for role in self.roles(variables) for package in self._packages(role, variables))
+            return union(item for role in self.roles(variables) for item in self._items(what, role, variables))
         except ValueError as error:
             raise AnsibleError(f"{variables['inventory_hostname']}: {error}") from error
 
@@ -80,11 +89,11 @@ class LookupModule(LookupBase):
             known |= self._load(role / "vars" / file)
         return self._templar.copy_with_new_env(available_variables=known).template(value)
 
-    def _packages(self, role: Path, variables: dict[str, Any]) -> list[Any]:
+    def _items(self, what: str, role: Path, variables: dict[str, Any]) -> list[Any]:
         family = variables["ansible_facts"]["os_family"]
         if family not in ("Debian", "RedHat"):  # it comes from a node, and is used in a file's name
             raise AnsibleError(f"the operating system's family is {str(family)[:40]!r}, expected Debian or RedHat")
-        wanted = trust_as_template(f"{{{{ __{role.name}_packages | default([]) }}}}")
+        wanted = trust_as_template(f"{{{{ __{role.name}_{what} | default([]) }}}}")
         return list(self.resolve(wanted, role, variables, "main.yml", f"{family}.yml"))
 
     def _load(self, path: Path) -> dict[str, Any]:

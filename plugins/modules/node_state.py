@@ -65,7 +65,8 @@ def present(call, given, manager):
     converge(call, Units(), [Unit(**unit) for unit in given["units"]])
     call.pending.clear()
     if not call.check:
-        call.save({package.name for package in packages} if given["union"] else None)
+        listed = {f"repository:{item['name']}" for item in sources} | {f"package:{one.name}" for one in packages}
+        call.save(listed if given["union"] else None)
 
 
 def absent(call, _given, manager):

@@ -814,7 +814,7 @@ def recorded(scope: str, *names: str, pulled: tuple[str, ...] = (), union: bool 
         noting.note(f"package:{name}", {"version": None, "held": False})
         noting.note(f"package:{name}", {"version": "1", "held": False})
     noting.record["pulled"] = sorted(pulled)
-    noting.save({*names} if union else None)
+    noting.save({f"package:{name}" for name in names} if union else None)
 
 
 def test_union__without_a_package__leaves_it_to_its_scope(store: Path) -> None:
@@ -826,6 +826,16 @@ def test_union__without_a_package__leaves_it_to_its_scope(store: Path) -> None:
     manager = Apt("chrony", "podman", "tools")
     module.absent(call("podman"), {}, lambda: manager)
     assert manager.gone == ["podman"]
+
+
+def test_union__without_a_repository__leaves_it_to_its_scope(store: Path) -> None:
+    for scope in ("packages", "docker"):
+        noting = call(scope)
+        noting.note("repository:/etc/apt/sources.list.d/docker.sources", {"type": "absent"})
+        noting.save()
+    call("packages").save({"package:chrony"})
+    assert call("packages").record["items"] == {}
+    assert [*call("docker").record["items"]] == ["repository:/etc/apt/sources.list.d/docker.sources"]
 
 
 @pytest.mark.proves("node_state", "Undoing a role removes packages that only it brought along.")

@@ -87,16 +87,14 @@ class Call:
             items[key] = {"before": self.others.get(key, {"before": state})["before"]}
         items[key].update(now=state, **extra)
 
-    def save(self, packages=None):
+    def save(self, only=None):
         """Write the record if it has changed since the last read or write.
 
-        With `packages`, delete the other packages that another scope has, so that undoing that scope removes them.
+        With `only`, delete the other items that another scope has, so that undoing that scope removes them.
         """
-        if packages is not None:
-            mine = [key for key in self.record["items"] if key.startswith("package:") and key in self.others]
-            for key in mine:
-                if key[8:] not in packages:
-                    del self.record["items"][key]
+        if only is not None:
+            for key in [key for key in self.record["items"] if key not in only and key in self.others]:
+                del self.record["items"][key]
         text = json.dumps(self.record, sort_keys=True)
         if text != self.stored:
             store(record_path(self.scope), json.dumps(self.record, indent=1, sort_keys=True).encode() + b"\n")
