@@ -151,7 +151,8 @@ def main():
             elif given["state"] == "reset":
                 changes = reset(module.check_mode)
             else:
-                changes = join(given["discovery"], given["configuration"], module.check_mode)
+                changes = reset(module.check_mode)
+                changes += join(given["discovery"], given["configuration"], module.check_mode)
     except NodeError as error:
         module.fail_json(msg=clean(str(error)))
     except OSError as error:

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -388,17 +389,46 @@ ADMIN = {
 }
 
 
-def test_create__discovery_file__has_the_token_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, ...]] = []
-    monkeypatch.setattr(JOIN, "run", recorder(calls, "abcdef.0123456789abcdef\n"))
-    monkeypatch.setattr(JOIN, "kubectl", lambda *_: json.dumps(ADMIN))
-    found = JOIN.create("gpu01", 15)
-    assert found["users"] == [{"name": "join", "user": {"token": "abcdef.0123456789abcdef"}}]
-    assert found["clusters"][0]["cluster"] == PLACE
+class TokenApi:
+    """Keeps what kubernetes-join gives kubectl, and answers with the administrator's kubeconfig."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self.given: list[Data] = []
+        monkeypatch.setattr(JOIN, "kubectl", self.kubectl)
+        monkeypatch.setattr(JOIN, "run", recorder(self.calls, ""))
+        monkeypatch.setattr(JOIN.kubernetes_api, "cluster", lambda: CLUSTER | {"nodes": {"gpu01": {}, "gpu02": {}}})
+        monkeypatch.setattr(JOIN.kubernetes_api, "only_root", lambda _: None)
+
+    def kubectl(self, *argv: str, stdin: Data | None = None) -> str:
+        self.calls.append(argv)
+        if stdin is not None:
+            self.given += stdin["items"]
+        return json.dumps(ADMIN)
+
+
+@pytest.mark.proves("kubernetes", "The tokens of all joining workers are made at once, each for one node.")
+def test_create__discovery_files__have_a_token_each_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = TokenApi(monkeypatch)
+    found = JOIN.create(["gpu01", "gpu02"], 15)
+    assert [argv[0] for argv in api.calls] == ["create", "config"]
+    assert [one["stringData"]["description"] for one in api.given] == ["clusterctl: gpu01", "clusterctl: gpu02"]
+    tokens = [f"{one['stringData']['token-id']}.{one['stringData']['token-secret']}" for one in api.given]
+    assert len({*tokens}) == len(tokens)
+    assert all(re.fullmatch("[a-z0-9]{6}[.][a-z0-9]{16}", token) for token in tokens)
+    for (node, file), token in zip(found.items(), tokens, strict=True):
+        assert node in found
+        assert file["users"] == [{"name": "join", "user": {"token": token}}]
+        assert file["clusters"][0]["cluster"] == PLACE
     assert "S0VZ" not in json.dumps(found)
-    assert "--ttl=15m" in calls[0]
-    assert "--description=clusterctl: gpu01" in calls[0]
-    assert not [word for argv in calls for word in argv if JOIN.TOKEN.search(word)], "a token in a command line"
+    assert not [word for argv in api.calls for word in argv for token in tokens if token in word], "in a command line"
+
+
+def test_secret__of_a_token__ends_and_only_authenticates() -> None:
+    found = JOIN.secret("gpu01", "abcdef", "0123456789abcdef", 1_800_000_000)
+    assert found["metadata"]["name"] == "bootstrap-token-abcdef"
+    assert found["stringData"]["expiration"] == "2027-01-15T08:00:00Z"
+    assert [key for key in found["stringData"] if key.startswith("usage")] == ["usage-bootstrap-authentication"]
 
 
 def secret(name: str, description: str) -> Data:
@@ -415,44 +445,57 @@ def test_tokens_of__nodes__are_found_by_their_description(nodes: list[str], dele
     assert JOIN.tokens_of(SECRETS, nodes) == deleted
 
 
-@pytest.mark.proves("kubernetes", "A token for a node starts the approval of its certificate.")
-@pytest.mark.parametrize("fails", [False, True])
-def test_join__token_of_a_node__starts_the_approval(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: bool
+@pytest.mark.proves("kubernetes", "Tokens for nodes start the approval of their certificates.")
+@pytest.mark.parametrize(
+    ("argv", "nodes", "fails"),
+    [
+        (["gpu01"], ["gpu01"], False),
+        (["gpu01"], ["gpu01"], True),
+        (["--each", "gpu01,gpu02"], ["gpu01", "gpu02"], False),
+    ],
+)
+def test_join__tokens_of_nodes__start_the_approval(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], nodes: list[str], fails: bool
 ) -> None:
     """The timer of kubernetes-certificates approves, too, so a service that does not start is no error."""
-    calls: list[tuple[str, ...]] = []
+    api = TokenApi(monkeypatch)
 
     def run(*argv: str) -> str:
-        calls.append(argv)
-        if argv[0] == "systemctl" and fails:
+        api.calls.append(argv)
+        if fails:
             raise JOIN.KubernetesError("systemctl start: Unit not found")
-        return "abcdef.0123456789abcdef\n"
+        return ""
 
     monkeypatch.setattr(JOIN, "run", run)
-    monkeypatch.setattr(JOIN, "kubectl", lambda *_: json.dumps(ADMIN))
-    monkeypatch.setattr(JOIN.kubernetes_api, "cluster", lambda: CLUSTER | {"nodes": {"gpu01": {}}})
-    monkeypatch.setattr(JOIN.kubernetes_api, "only_root", lambda _: None)
-    monkeypatch.setattr(sys, "argv", ["kubernetes-join", "gpu01"])
+    monkeypatch.setattr(sys, "argv", ["kubernetes-join", *argv])
     JOIN.main()
-    assert [argv[0] for argv in calls] == ["kubeadm", "systemctl"]
-    assert calls[1] == ("systemctl", "start", "--no-block", "kubernetes-join.service")
+    assert api.calls[-1] == ("systemctl", "start", "--no-block", "kubernetes-join.service")
     out, err = capsys.readouterr()
-    assert json.loads(out)["kind"] == "Config"
+    files = json.loads(out) if "--each" in argv else {"gpu01": json.loads(out)}
+    assert {node: file["kind"] for node, file in files.items()} == dict.fromkeys(nodes, "Config")
     assert ("Unit not found" in err) is fails
 
 
-def test_join__node_of_no_inventory__gets_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JOIN, "run", lambda *_: pytest.fail("a token was made"))
-    monkeypatch.setattr(JOIN.kubernetes_api, "cluster", lambda: CLUSTER | {"nodes": {"gpu01": {}}})
-    monkeypatch.setattr(JOIN.kubernetes_api, "only_root", lambda _: None)
-    monkeypatch.setattr(sys, "argv", ["kubernetes-join", "gpu02"])
-    with pytest.raises(SystemExit, match="gpu02 is not in the inventory"):
+@pytest.mark.parametrize("argv", [["gpu03"], ["--each", "gpu01,gpu03"]])
+def test_join__node_of_no_inventory__gets_no_token(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
+    api = TokenApi(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["kubernetes-join", *argv])
+    with pytest.raises(SystemExit, match="gpu03: not in the inventory"):
         JOIN.main()
+    assert api.calls == []
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["gpu01", "--delete-all"], ["gpu01", "--minutes", "61"], ["../x"], ["--delete", "a,-b"]]
+    "argv",
+    [
+        [],
+        ["gpu01", "--delete-all"],
+        ["gpu01", "--each", "gpu02"],
+        ["gpu01", "--minutes", "61"],
+        ["../x"],
+        ["--delete", "a,-b"],
+        ["--each", "a,,b"],
+    ],
 )
 def test_join__bad_arguments__are_refused(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["kubernetes-join", *argv])
