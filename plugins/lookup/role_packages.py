@@ -25,9 +25,11 @@ description:
     that a failure of it does not stop the roles before.
 options:
   _terms:
-    description: What to collect, C(packages) or C(early_repositories).
-    type: str
-    default: packages
+    description:
+      - What to collect, C(packages), C(early_repositories), or C(images), by default C(packages). Further terms are groups
+        whose roles count as well as those of the host.
+    type: list
+    elements: str
 """
 
 EXAMPLES = r"""
@@ -69,9 +71,10 @@ class LookupModule(LookupBase):
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[Any]:
         """Return the union for the host that ``variables`` describes."""
         variables = dict(variables or {})
-        what = terms[0] if terms else "packages"
+        what, *groups = terms or ["packages"]
+        roles = self.roles({**variables, "group_names": [*variables["group_names"], *groups]})
         try:
-            return union(item for role in self.roles(variables) for item in self._items(what, role, variables))
+            return union(item for role in roles for item in self._items(what, role, variables))
         except ValueError as error:
             raise AnsibleError(f"{variables['inventory_hostname']}: {error}") from error
 

@@ -135,7 +135,7 @@ def await_ready(nodes):
         may_change = any(soon for _, soon in states.values())
         if not down or time.monotonic() - began > (READY_S if may_change else DECIDED_S):
             return found, down
-        time.sleep(1)
+        time.sleep(0.5)
 
 
 def waiting(nodes, causes, admit):
@@ -323,6 +323,12 @@ def faults(item, request):
     return found
 
 
+def clean_up():
+    """Delete the objects of a test without a wait. The next test waits for it."""
+    own = f"--namespace={NAMESPACE}"
+    kubectl("delete", "pods,services,persistentvolumeclaims", "--all", own, "--wait=false")
+
+
 def delete():
     """Delete what is in the namespace of the tests, and wait until it is gone, with the volume."""
     own = f"--namespace={NAMESPACE}"
@@ -341,7 +347,7 @@ def run_pods(ring, nodes, given, with_gpus):
         late = time.monotonic() - began
         if all(map(is_done, items)) or late > PODS_S or (late > BUSY_S and is_busy(items)):
             return items
-        time.sleep(1)
+        time.sleep(0.5)
 
 
 def attempt(tested, nodes, given, cluster, without=()):
@@ -358,7 +364,7 @@ def attempt(tested, nodes, given, cluster, without=()):
             delete()
             items = run_pods(ring, nodes, given, with_gpus)
     finally:
-        delete()
+        clean_up()
     pods = {item["metadata"]["labels"]["clusterctl/proof"]: item for item in items}
     found = {}
     for number, name in enumerate(ring):
