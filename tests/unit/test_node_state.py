@@ -197,6 +197,27 @@ def test_undo_and_probe_ask_for_no_template(state: str) -> None:
     assert "files" not in normalise(state=state, files=[{"dest": "/x", "template": "x.j2"}])
 
 
+@pytest.mark.proves("node_state", "An early download that fails is a note; the later installation decides.")
+def test_download__fails__is_a_note(store: Path) -> None:
+    class Manager:
+        def installed(self, _names: list[str]) -> dict[str, Any]:
+            return {}
+
+        def available(self, names: list[str], _fresh: bool) -> dict[str, list[str]]:
+            return {name: ["1"] for name in names}
+
+        refreshed = True
+
+        def transact(self, *_: object, download_only: bool) -> None:
+            assert download_only
+            raise node_tools.NodeError("apt-get: Temporary failure resolving 'deb.debian.org'")
+
+    one = call()
+    node_items.Packages(Manager()).download(one, [node_items.Package("chrony")])
+    assert one.notes == ["packages were not downloaded early: apt-get: Temporary failure resolving 'deb.debian.org'"]
+    assert one.changes == []
+
+
 def test_downloading_asks_for_no_template() -> None:
     assert "files" not in normalise(download_only=True, files=[{"dest": "/x", "template": "x.j2"}])
 

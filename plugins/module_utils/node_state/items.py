@@ -344,11 +344,17 @@ class Packages(Kind):
         raise NodeError("packages: " + "; ".join(parts) + f"\n{self.manager.warnings}".rstrip())
 
     def download(self, call, items):
-        """Download the packages that a later call will install; change nothing else."""
+        """Download the packages that a later call will install; change nothing else.
+
+        A failure is only a note. The later call reports it, or succeeds, such as after the head's DNS works again.
+        """
         states = self.read(items)
         due = [item for item in items if not self.fit(item, states[item.name])]
-        if due and not call.check and (chosen := self.resolve(due, lenient=True)):
-            self.manager.transact(chosen, [], download_only=True)
+        try:
+            if due and not call.check and (chosen := self.resolve(due, lenient=True)):
+                self.manager.transact(chosen, [], download_only=True)
+        except NodeError as error:
+            call.notes.append(f"packages were not downloaded early: {error}")
 
 
 # ------------------------------------------------------------------------------------------------- kernel settings
