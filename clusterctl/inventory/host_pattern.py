@@ -29,7 +29,7 @@ def select(pattern: Pattern, members: Mapping[str, Collection[str]]) -> set[str]
 
 
 def is_decided_by_run(pattern: Pattern) -> bool:
-    """Return whether a pattern names a group that the run makes. Those begin with `_`, which no inventory's group does."""
+    """Return whether a pattern names a group that the run makes. They begin with `_`, unlike those of inventories."""
     return any(name.startswith("_") for _, name in parse(pattern))
 
 

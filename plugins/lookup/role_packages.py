@@ -21,13 +21,13 @@ description:
   - Returns the union of the C(__<role>_packages) of the roles that C(playbooks/bootstrap.yml) gives this host, from
     C(vars/<os family>.yml) with the role's defaults and the host's variables.
   - Packages that a role removes are not included.
-  - A role whose repository is necessary on its hosts has it in C(__<role>_early_repositories). Others add theirs later, so
-    that a failure of it does not stop the roles before.
+  - A role whose repository is necessary on its hosts has it in C(__<role>_early_repositories). Others add theirs
+    later, so that a failure of it does not stop the roles before.
 options:
   _terms:
     description:
-      - What to collect, C(packages), C(early_repositories), or C(images), by default C(packages). Further terms are groups
-        whose roles count as well as those of the host.
+      - What to collect, C(packages), C(early_repositories), or C(images), by default C(packages). Further terms are
+        groups whose roles count as well as those of the host.
     type: list
     elements: str
 """

@@ -15,8 +15,8 @@ description:
   - Restarts kube-proxy on all nodes after the API's addresses changed. The kubelet copies F(/etc/hosts) into a pod on
     the host's network only when its container starts. The addresses are recorded in the annotation
     C(clusterctl/api-addresses) of the namespace, because C(kubeadm upgrade) replaces the DaemonSet.
-  - Does so only if no other node of the inventory is ready. Otherwise a later call does it. The others are recorded, too.
-    Their kube-proxy is restarted by the first call after they have the addresses.
+  - Does so only if no other node of the inventory is ready. Otherwise a later call does it. The others are recorded,
+    too. Their kube-proxy is restarted by the first call after they have the addresses.
   - Once two heads can run pods, each pod of CoreDNS must be on another node, as long as there is one that accepts it.
     kubeadm only prefers that, and starts both on the first head, where they would stay.
     C(kubeadm upgrade) removes this rule, and the next call sets it again.

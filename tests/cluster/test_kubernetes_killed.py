@@ -1,4 +1,4 @@
-"""SIGKILL at any moment of a bootstrap of Kubernetes: the same command again ends in the undisturbed state."""
+"""A first bootstrap of Kubernetes is killed, or its head fails: the same command again completes it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +7,10 @@ import pytest
 
 from tests.cluster.kubernetes import BUSYBOX, RECIPES, Kubernetes, pod, tokens
 from tests.cluster.lab import fresh_as
-from tests.faults.test_killed import check
+from tests.faults.injury import fails
+from tests.faults.test_killed import check, renew
 from tests.faults.test_killed import undisturbed as undisturbed  # a fixture
+from tests.manifests import differences
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600), pytest.mark.kit(*RECIPES)]
 
@@ -30,3 +32,20 @@ def test_three_kills__of_a_bootstrap__end_in_the_undisturbed_state(
     assert (lab.ledger(), lab.cordoned(), tokens(lab)) == ({}, set(), [])
     assert lab.output(pod("after", BUSYBOX, "echo works", node="gpu01")) == "works\n"
     lab.unchanged()
+
+
+@pytest.mark.proves("faults", "A head fails while new workers are prepared beside it: none joins; exit 5.")
+@pytest.mark.proves("faults", "After that, the same command reaches Kubernetes' undisturbed state.")
+def test_first_bootstrap__head_fails__workers_wait_for_it(
+    lab: Kubernetes, undisturbed: tuple[dict[str, Any], float]
+) -> None:
+    """The worker has the head's DNS, which does not serve."""
+    renew(lab)
+    path = "/etc/dnsmasq.hosts"
+    lab.root("head1", f"touch {path}; mount --bind {path} {path}")
+    assert path in fails(lab, 5)
+    assert lab.address("head1") in lab.root("gpu01", "cat /etc/resolv.conf")
+    assert lab.root("gpu01", "ls /etc/kubernetes/kubelet.conf 2>/dev/null || true") == ""
+    lab.root("head1", f"umount {path}; rm {path}")
+    lab.run("bootstrap")
+    assert differences(undisturbed[0], lab.comparable_manifests()) == []

@@ -63,7 +63,7 @@ def test_silent_workers_are_all_named_and_nothing_changes(lab: TestLab) -> None:
     converges(lab)
 
 
-@pytest.mark.proves("faults", "A head that fails stops the run before a worker changes; exit 5.")
+@pytest.mark.proves("faults", "A head that fails stops the run before a worker in use changes; exit 5.")
 def test_a_head_that_fails_stops_the_run_before_a_worker_changes(lab: TestLab) -> None:
     before = {node: lab.manifest(node) for node in ("gpu01", "gpu02")}
     change_zone(lab)

@@ -252,7 +252,8 @@ def module(monkeypatch: pytest.MonkeyPatch, check: bool, has_api: bool) -> Data:
 
     class Module:
         def __init__(self, **_: Any) -> None:
-            self.params, self.check_mode = {"addresses": ["10.0.0.10"], "nodes": ALL, "others": [], "is_new": False}, check
+            self.params = {"addresses": ["10.0.0.10"], "nodes": ALL, "others": [], "is_new": False}
+            self.check_mode = check
 
         def exit_json(self, **given: Any) -> None:
             result.update(given)
