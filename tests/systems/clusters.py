@@ -54,7 +54,10 @@ def opened(name: str) -> Iterator[Cluster]:
         shutil.copytree(HERE / name, directory)
         seal(directory)
         found = look(about["system"], **about["look"])
-        yield Cluster(directory / "inventory.yaml", about["system"], {}, found)
+        cluster = Cluster(directory / "inventory.yaml", about["system"], {}, found)
+        for host in cluster.hosts:
+            cluster.set(host, __kubernetes_worker_seen={"joined": False})
+        yield cluster
 
 
 def turns(cluster: Cluster) -> Iterator[tuple[str, Role]]:
