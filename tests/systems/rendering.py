@@ -181,7 +181,7 @@ def registered(system: str, found: Mapping[str, Any] | None = None) -> dict[str,
     return {
         "__dcgm_exporter_look": {**found, "driver": "580.95.05"},
         "__kubernetes_node_archives": {"images.tar": "a" * 64},
-        "__kubernetes_node_images": {"missing": []},
+        "__kubernetes_node_found_images": {"missing": []},
         "__kubernetes_node_look": {"stdout_lines": [f"Linux {KERNELS[system]}", "/etc/kubernetes/kubelet.conf"]},
         "__kubernetes_worker_cluster": {"authority": "", "registered": [], "version": ""},
         "__gpu_config_done": {"kept": {"mig": "3g.40gb,2g.20gb,2g.20gb"}},

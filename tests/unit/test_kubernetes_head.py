@@ -214,9 +214,11 @@ def test_version__of_an_upgrade__is_known_in_check_mode(
     heads: Callable[..., rendering.Cluster], check: bool, moves: bool, expected: str
 ) -> None:
     """In check mode the old kubeadm is still installed."""
-    known = {"ansible_check_mode": check, "__kubernetes_node_moves": moves, "kubernetes_node_version": "1.37.1"}
+    known = {"ansible_check_mode": check, "upgrade_roles": ["kubernetes_node"] if moves else []}
     found = {"version": "1.36.3", "state": "complete"}
-    role = heads().role("kubernetes_head", "head1", __kubernetes_head_found=found, **known)
+    role = heads(kubernetes_node_version="1.37.1").role(
+        "kubernetes_head", "head1", __kubernetes_head_found=found, **known
+    )
     assert role.value("__kubernetes_head_wanted")["version"] == expected
     assert documents(role)["ClusterConfiguration"]["kubernetesVersion"] == f"v{expected or '1.36.3'}"
 

@@ -259,17 +259,14 @@ def test_packages__of_each_family__are_of_one_minor_release(
         ("debian-13", "6.12.48+deb13-amd64", None),
     ],
 )
-@pytest.mark.parametrize("held", [True, False])
 def test_modules__of_the_running_kernel__are_installed_on_rhel_10(
-    tmp_path: Path, system: str, kernel: str, package: tuple[str, str] | None, held: bool
+    tmp_path: Path, system: str, kernel: str, package: tuple[str, str] | None
 ) -> None:
-    """A container has no kernel of its own."""
-    kept = ["kernel-core"] if held else []
+    """A container has no kernel of its own. Role nvidia_driver holds the package with its kernel."""
     looked = (f"Linux {kernel}",) if kernel else ()
-    role = node(tmp_path, system, (*looked, *JOINED), __nvidia_driver_look={"kept": kept})
+    role = node(tmp_path, system, (*looked, *JOINED))
     wanted = [one for one in role.value("__kubernetes_node_wanted") if "modules" in one["name"]]
-    hold = {"hold": True} if held else {}
-    assert wanted == ([{"name": package[0], "version": package[1], **hold}] if package else [])
+    assert wanted == ([{"name": package[0], "version": package[1]}] if package else [])
     assert role.value("__kubernetes_node_swaps") == []
 
 

@@ -134,6 +134,34 @@ def test_plays_that_gather_facts__have_a_tag_of_their_own() -> None:
     assert [play["name"] for play in gathering if not play.get("tags") or "always" in play["tags"]] == []
 
 
+@pytest.mark.proves("roles", "No role reads another role's private variables, which a play may lack.")
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_private_variables__of_another_role__are_not_read(role: Path) -> None:
+    """Results of tasks stay with the host in later plays, but a role's variables exist only in the plays that have it."""
+    others = {
+        name: path for path in ROLES if path != role for file in path.glob("vars/*.yml") for name in load(file) or {}
+    }
+    own = {name for file in role.glob("vars/*.yml") for name in load(file) or {}}
+    files = [
+        path
+        for part in ("tasks", "vars", "templates", "defaults")
+        for path in (role / part).rglob("*")
+        if path.is_file()
+    ]
+    for path in files:
+        text = re.sub(r"(?m)^ *#.*$", "", path.read_text(encoding="utf-8"))
+        found = {name for name in re.findall(r"(?<![.\w])__[a-z0-9_]+\b", text) if name in others and name not in own}
+        assert found == set(), path
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_results__of_tasks__have_names_of_their_own(role: Path) -> None:
+    """A result has precedence over the role's variable of this name, from then on."""
+    known = {name for file in role.glob("vars/*.yml") for name in load(file) or {}}
+    results = {task["register"] for file in role.glob("tasks/*.yml") for task in tasks(file) if "register" in task}
+    assert known & results == set()
+
+
 TEMPLATES = [path for role in ROLES for path in sorted(role.glob("templates/*.j2"))]
 
 
