@@ -137,7 +137,7 @@ def test_plays_that_gather_facts__have_a_tag_of_their_own() -> None:
 @pytest.mark.proves("roles", "No role reads another role's private variables, which a play may lack.")
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_private_variables__of_another_role__are_not_read(role: Path) -> None:
-    """Results of tasks stay with the host in later plays, but a role's variables exist only in the plays that have it."""
+    """Results of tasks stay with the host in later plays. A role's variables exist only in plays with the role."""
     others = {
         name: path for path in ROLES if path != role for file in path.glob("vars/*.yml") for name in load(file) or {}
     }
