@@ -1,4 +1,4 @@
-"""Lookup of the packages of all roles of a host, for installation in one transaction."""
+"""Lookup of what all roles of a host need early: packages for one transaction, their repositories, images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clusterctl.util import paths
 DOCUMENTATION = r"""
 name: role_packages
 author: the clusterctl authors
-short_description: Collect the packages of all roles of a host in a playbook
+short_description: Collect the packages, repositories or images of all roles of a host in a playbook
 description:
   - Returns the union of the C(__<role>_packages) of the roles that C(playbooks/bootstrap.yml) gives this host, from
     C(vars/<os family>.yml) with the role's defaults and the host's variables.
@@ -41,7 +41,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _raw:
-  description: The packages or repositories in the format of node_state, each once.
+  description: The packages or repositories in the format of node_state, or the names of images; each once.
   type: list
 """
 

@@ -26,7 +26,7 @@ options:
   state:
     description:
       - V(look) returns whether the host has joined the cluster, and upgrades the kubelet's configuration if it has.
-      - V(reset) undoes an incomplete join, or one to another cluster. V(joined) joins.
+      - V(reset) undoes an incomplete join, or one to another cluster. V(joined) does so, too, and joins.
     type: str
     choices: [look, reset, joined]
     default: look
@@ -36,6 +36,10 @@ options:
     default: ""
   discovery:
     description: Content of the discovery file, from kubernetes-join on a head.
+    type: str
+    default: ""
+  problem:
+    description: Why there is no discovery file; reported in place of a join.
     type: str
     default: ""
   configuration:
@@ -136,6 +140,7 @@ def main():
             "state": {"type": "str", "choices": ["look", "reset", "joined"], "default": "look"},
             "authority": {"type": "str", "default": ""},
             "discovery": {"type": "str", "default": "", "no_log": True},
+            "problem": {"type": "str", "default": ""},
             "configuration": {"type": "dict", "default": {}},
             "ignore": {"type": "list", "elements": "str", "default": []},
         },
@@ -151,6 +156,8 @@ def main():
             elif given["state"] == "reset":
                 changes = reset(module.check_mode)
             else:
+                if given["problem"]:
+                    raise NodeError(given["problem"])
                 changes = reset(module.check_mode)
                 changes += join(given["discovery"], given["configuration"], module.check_mode)
     except NodeError as error:

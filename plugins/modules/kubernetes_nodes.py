@@ -30,10 +30,16 @@ options:
         node is also a head, which then accepts all pods.
     type: dict
     default: {}
-  again:
+  joining:
     description:
-      - Nodes that will join again. They are cordoned for the cause C(new) and marked as not ready, because kubeadm
-        refuses to replace a node that is still ready.
+      - Nodes that will join, for which tokens are made. Those that are registered join again. They are cordoned for the
+        cause C(new) and marked as not ready, because kubeadm refuses to replace a node that is still ready.
+      - A problem is returned for the node concerned, and is no failure of the module.
+    type: list
+    elements: str
+    default: []
+  joined:
+    description: Nodes whose tokens are deleted. What fails is a note, as tokens last minutes.
     type: list
     elements: str
     default: []
@@ -53,6 +59,16 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+joining:
+  description:
+    - For each of the nodes that will join the C(discovery), which contains a token, or the C(problem).
+  type: dict
+  returned: always
+notes:
+  description: Messages for the user.
+  type: list
+  elements: str
+  returned: always
 registered:
   description: All nodes of the cluster.
   type: list
@@ -183,7 +199,7 @@ class Workers:
     """The workers of the cluster; collects what changes."""
 
     def __init__(self, check):
-        self.check, self.changes = check, []
+        self.check, self.changes, self.notes = check, [], []
 
     def note(self, name, what, action="changed"):
         """Collect a change of a node."""
@@ -222,20 +238,46 @@ class Workers:
         for line in printed.splitlines():
             self.note(line.partition(" ")[0], f"cordoned: {REASON}")
 
-    def replace(self, names):
-        """Prepare nodes that will join again: keep pods away, and mark them as not ready."""
-        if names and not self.check:
-            run(DRAIN, CAUSE, "--out", ",".join(names), "--reason", REASON)
-            condition = {
-                "type": "Ready",
-                "status": "Unknown",
-                "reason": "JoinsAgain",
-                "message": "The node joins again.",
-            }
-            for name in names:
-                patch = {"status": {"conditions": [condition]}}
-                options = ["--subresource=status", "--type=strategic", "--patch-file=/dev/stdin"]
-                kubectl("patch", "node", name, *options, stdin=patch)
+    def replace(self, name):
+        """Prepare a node that will join again: keep pods away, and mark it as not ready."""
+        run(DRAIN, CAUSE, "--out", name, "--reason", REASON)
+        condition = {
+            "type": "Ready",
+            "status": "Unknown",
+            "reason": "JoinsAgain",
+            "message": "The node joins again.",
+        }
+        patch = {"status": {"conditions": [condition]}}
+        options = ["--subresource=status", "--type=strategic", "--patch-file=/dev/stdin"]
+        kubectl("patch", "node", name, *options, stdin=patch)
+
+    def admit(self, names, known):
+        """Prepare nodes for a join; return the discovery file or the problem of each."""
+        if self.check:
+            return {}
+        answer = {}
+        for name in set(names) & set(known):
+            try:
+                self.replace(name)
+            except NodeError as error:
+                answer[name] = {"problem": str(error)}
+        due = sorted(set(names) - answer.keys())
+        try:
+            files = json.loads(run(JOIN, "--each", ",".join(due))[1]) if due else {}
+            unknown = "it is not among the nodes that the head knows. Run clusterctl without --limit"
+        except NodeError as error:
+            files, unknown = {}, str(error)
+        for name in due:
+            answer[name] = {"discovery": json.dumps(files[name])} if name in files else {"problem": unknown}
+        return answer
+
+    def forget(self, names):
+        """Delete the tokens of nodes."""
+        try:
+            if names and not self.check:
+                run(JOIN, "--delete", ",".join(sorted(names)))
+        except NodeError as error:
+            self.notes.append(f"tokens of nodes were not deleted, and expire in some minutes: {error}")
 
 
 def main():
@@ -243,7 +285,8 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "nodes": {"type": "dict", "default": {}},
-            "again": {"type": "list", "elements": "str", "default": []},
+            "joining": {"type": "list", "elements": "str", "default": []},
+            "joined": {"type": "list", "elements": "str", "default": []},
             "timeout": {"type": "int", "default": 60},
         },
         supports_check_mode=True,
@@ -258,13 +301,15 @@ def main():
         missing = sorted(given.keys() - found.keys())
         for name in missing if module.check_mode else ():
             workers.note(name, "joins the cluster", "created")
-        workers.replace([name for name in module.params["again"] if name in found])
+        admitted = workers.admit(module.params["joining"], found)
+        workers.forget(module.params["joined"])
         workers.converge({name: found[name] for name in given if name in found}, given)
         if given and not module.check_mode:
             run(JOIN, "--delete", ",".join(sorted(given)))
     except NodeError as error:
         module.fail_json(msg=str(error), changes=workers.changes, changed=bool(workers.changes))
-    answer = {"registered": sorted(found), "missing": missing, "authority": authority(), "version": api_version()}
+    answer = {"joining": admitted, "notes": workers.notes}
+    answer |= {"registered": sorted(found), "missing": missing, "authority": authority(), "version": api_version()}
     module.exit_json(changed=bool(workers.changes), changes=workers.changes, **answer)
 
 

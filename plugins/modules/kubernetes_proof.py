@@ -323,6 +323,11 @@ def faults(item, request):
     return found
 
 
+def is_deleted_with_claim(spec):
+    """Return whether the class of a volume deletes it; a site's own class may keep it."""
+    return spec.get("persistentVolumeReclaimPolicy") == "Delete"
+
+
 def clean_up():
     """Delete the objects of a test without a wait. The next test waits for it."""
     own = f"--namespace={NAMESPACE}"
@@ -332,10 +337,11 @@ def clean_up():
 def delete():
     """Delete what is in the namespace of the tests, and wait until it is gone, with the volume."""
     own = f"--namespace={NAMESPACE}"
-    volumes = [claim["spec"].get("volumeName") for claim in get("persistentvolumeclaims", own)]
     kubectl("delete", "pods,services,persistentvolumeclaims", "--all", own, "--timeout=110s")
-    for name in filter(None, volumes):
-        kubectl("wait", "--for=delete", f"persistentvolume/{name}", "--timeout=180s")
+    for volume in get("persistentvolumes"):
+        spec = volume["spec"]
+        if (spec.get("claimRef") or {}).get("namespace") == NAMESPACE and is_deleted_with_claim(spec):
+            kubectl("wait", "--for=delete", f"persistentvolume/{volume['metadata']['name']}", "--timeout=180s")
 
 
 def run_pods(ring, nodes, given, with_gpus):

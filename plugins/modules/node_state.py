@@ -39,8 +39,7 @@ def present(call, given, manager):
     """Converge in a fixed order: early files, package sources, packages, directories, files, kernel settings, units."""
     packages = [Package(**package) for package in given["packages"]]
     if given["download_only"]:
-        Packages(manager()).download(call, packages)
-        return
+        return Packages(manager()).download(call, packages)
     first = entries(call.scope, [item for item in given["files"] if item.get("before_packages")])
     converge(call, Paths("file"), first)
     run_commands(call, first)
@@ -65,8 +64,7 @@ def present(call, given, manager):
     converge(call, Units(), [Unit(**unit) for unit in given["units"]])
     call.pending.clear()
     if not call.check:
-        listed = {f"repository:{item['name']}" for item in sources} | {f"package:{one.name}" for one in packages}
-        call.save(listed if given["union"] else None)
+        call.save(given["union"])
 
 
 def absent(call, _given, manager):

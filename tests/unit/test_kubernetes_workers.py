@@ -157,6 +157,8 @@ class Head:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.applied: list[Data] = []
+        self.files: Data = {}
+        self.fails = ""
         monkeypatch.setattr(NODES, "kubectl", self.kubectl)
         monkeypatch.setattr(NODES, "run", self.run)
 
@@ -167,7 +169,9 @@ class Head:
 
     def run(self, *argv: str) -> tuple[int, str]:
         self.calls.append(" ".join(argv))
-        return 0, "gpu01 out: new\n"
+        if self.fails and argv[0].endswith(self.fails):
+            raise NODES.NodeError("it failed")
+        return 0, json.dumps(self.files) if "--each" in argv else "gpu01 out: new\n"
 
 
 def converge(nodes: list[Data], check: bool = False, **given: Data) -> list[str]:
@@ -261,12 +265,39 @@ def test_converge__dry_run__only_reports(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_replace__node_that_joins_again__is_cordoned_and_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """kubeadm refuses the name of a node that is ready (cmd/kubeadm/app/cmd/phases/join/kubelet.go)."""
     head = Head(monkeypatch)
-    NODES.Workers(False).replace(["gpu01"])
-    drained, patched = head.calls
+    head.files = {"gpu01": {"kind": "Config"}}
+    answer = NODES.Workers(False).admit(["gpu01"], ["gpu01", "gpu02"])
+    assert answer == {"gpu01": {"discovery": '{"kind": "Config"}'}}
+    drained, patched, made = head.calls
+    assert made == "/usr/local/sbin/kubernetes-join --each gpu01"
     assert drained == "/usr/local/sbin/kubernetes-drain new --out gpu01 --reason not proven yet"
     assert patched.startswith("patch node gpu01 --subresource=status")
     (condition,) = head.applied[0]["status"]["conditions"]
     assert (condition["type"], condition["status"]) == ("Ready", "Unknown")
+
+
+@pytest.mark.proves("kubernetes", "What keeps one worker from joining keeps no other.")
+def test_admit__problem_of_one_node__is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(monkeypatch)
+    head.files, head.fails = {"gpu02": {}}, "kubernetes-drain"
+    answer = NODES.Workers(False).admit(["gpu01", "gpu02", "gpu03"], ["gpu01"])
+    assert answer["gpu01"] == {"problem": "it failed"}
+    assert answer["gpu02"] == {"discovery": "{}"}
+    assert answer["gpu03"]["problem"].startswith("it is not among the nodes that the head knows")
+    assert head.calls[1:] == ["/usr/local/sbin/kubernetes-join --each gpu02,gpu03"]
+    head.fails = "kubernetes-join"
+    assert NODES.Workers(False).admit(["gpu02"], []) == {"gpu02": {"problem": "it failed"}}
+    assert NODES.Workers(True).admit(["gpu02"], []) == {}
+
+
+def test_forget__fails__is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(monkeypatch)
+    workers = NODES.Workers(False)
+    workers.forget(["gpu02", "gpu01"])
+    assert (head.calls, workers.notes) == (["/usr/local/sbin/kubernetes-join --delete gpu01,gpu02"], [])
+    head.fails = "kubernetes-join"
+    workers.forget(["gpu01"])
+    assert workers.notes == ["tokens of nodes were not deleted, and expire in some minutes: it failed"]
 
 
 # --- join -------------------------------------------------------------------------------------------------------------
@@ -542,6 +573,35 @@ def test_head__that_a_worker_asks__responds(
         cluster.set(name, __base_converged={})
     role = cluster.role("kubernetes_worker", "gpu01", kubernetes_silent_heads=silent)
     assert role.value("__kubernetes_worker_head") == asked
+
+
+@pytest.mark.parametrize(
+    ("seen", "registered", "joining"),
+    [
+        ({"joined": True}, ["gpu01"], []),
+        ({"joined": False}, ["gpu01"], ["gpu01"]),
+        ({"joined": True}, [], ["gpu01"]),
+        ({"joined": False}, [], ["gpu01"]),
+        ({"failed": True}, [], []),
+        (None, [], []),
+    ],
+)
+def test_worker__joining__is_one_that_is_no_node_or_incomplete(
+    tmp_path: Path, seen: Data | None, registered: list[str], joining: list[str]
+) -> None:
+    """A head has joined as a head. A worker that failed before has no result."""
+    cluster = a_cluster(tmp_path, "debian-13", "kubernetes")
+    for name in ("head1", "gpu01") if seen is not None else ():
+        cluster.set(name, __kubernetes_worker_seen=seen)
+    known = {"__kubernetes_worker_cluster": {"registered": registered}}
+    assert cluster.role("kubernetes_worker", "gpu01", **known).value("__kubernetes_worker_joining") == joining
+
+
+def test_worker__with_a_problem_on_the_head__has_it_alone(tmp_path: Path) -> None:
+    prepared = {"joining": {"gpu01": {"problem": "why"}, "gpu02": {"discovery": "secret"}}}
+    cluster = a_cluster(tmp_path, "debian-13", "kubernetes")
+    role = cluster.role("kubernetes_worker", "gpu01", __kubernetes_worker_prepared=prepared)
+    assert role.value("__kubernetes_worker_ticket") == {"problem": "why"}
 
 
 def test_worker__joins_with_a_taint_and_a_file_in_memory(tmp_path: Path) -> None:

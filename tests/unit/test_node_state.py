@@ -835,7 +835,7 @@ def recorded(scope: str, *names: str, pulled: tuple[str, ...] = (), union: bool 
         noting.note(f"package:{name}", {"version": None, "held": False})
         noting.note(f"package:{name}", {"version": "1", "held": False})
     noting.record["pulled"] = sorted(pulled)
-    noting.save({f"package:{name}" for name in names} if union else None)
+    noting.save(union)
 
 
 def test_union__without_a_package__leaves_it_to_its_scope(store: Path) -> None:
@@ -854,7 +854,7 @@ def test_union__without_a_repository__leaves_it_to_its_scope(store: Path) -> Non
         noting = call(scope)
         noting.note("repository:/etc/apt/sources.list.d/docker.sources", {"type": "absent"})
         noting.save()
-    call("packages").save({"package:chrony"})
+    call("packages").save(union=True)
     assert call("packages").record["items"] == {}
     assert [*call("docker").record["items"]] == ["repository:/etc/apt/sources.list.d/docker.sources"]
 

@@ -322,8 +322,7 @@ class Packages(Kind):
         if wrong:
             raise NodeError(f"packages: the transaction succeeded without {', '.join(wrong)} (a virtual name?)")
         for held in (True, False):
-            names = [i.name for i in items if i.hold is held and not i.absent and states[i.name]["held"] is not held]
-            if names:
+            if names := [i.name for i in items if i.hold is held is not states[i.name]["held"] and not i.absent]:
                 self.manager.hold(names, held)
 
     def resolve(self, due, lenient=False):
@@ -344,10 +343,7 @@ class Packages(Kind):
         raise NodeError("packages: " + "; ".join(parts) + f"\n{self.manager.warnings}".rstrip())
 
     def download(self, call, items):
-        """Download the packages that a later call will install; change nothing else.
-
-        A failure is only a note. The later call reports it, or succeeds, such as after the head's DNS works again.
-        """
+        """Download what a later call will install. A failure is a note: the later call may succeed, or reports it."""
         states = self.read(items)
         due = [item for item in items if not self.fit(item, states[item.name])]
         try:

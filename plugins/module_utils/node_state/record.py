@@ -55,6 +55,7 @@ class Call:
         self.scope, self.check, self.want_diff, self.record_key = scope, check, want_diff, record_key
         self.verbose = verbose
         self.changes, self.notes, self.diffs, self.versions = [], [], [], {}
+        self.named = set()  # the items of this call
         self.edited = []  # paths that differ only because they were changed by hand: their record has the wanted state
 
     def open(self):
@@ -81,19 +82,21 @@ class Call:
 
     def note(self, key, state, **extra):
         """Record the current state, and the first time also the original state."""
+        self.named.add(key)
         items = self.record["items"]
         state = self.recordable(state, {**items.get(key, {}), **extra}.get("secret"))
         if key not in items:
             items[key] = {"before": self.others.get(key, {"before": state})["before"]}
         items[key].update(now=state, **extra)
 
-    def save(self, only=None):
+    def save(self, union=False):
         """Write the record if it has changed since the last read or write.
 
-        With `only`, delete the other items that another scope has, so that undoing that scope removes them.
+        With `union`, delete items that this call has not named and another scope has, so that undoing that scope
+        removes them.
         """
-        if only is not None:
-            for key in [key for key in self.record["items"] if key not in only and key in self.others]:
+        if union:
+            for key in [key for key in self.record["items"] if key not in self.named and key in self.others]:
                 del self.record["items"][key]
         text = json.dumps(self.record, sort_keys=True)
         if text != self.stored:
