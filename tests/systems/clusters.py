@@ -54,10 +54,7 @@ def opened(name: str) -> Iterator[Cluster]:
         shutil.copytree(HERE / name, directory)
         seal(directory)
         found = look(about["system"], **about["look"])
-        cluster = Cluster(directory / "inventory.yaml", about["system"], {}, found)
-        for host in cluster.hosts:
-            cluster.set(host, __kubernetes_worker_seen={"joined": False})
-        yield cluster
+        yield Cluster(directory / "inventory.yaml", about["system"], {}, found)
 
 
 def turns(cluster: Cluster) -> Iterator[tuple[str, Role]]:
