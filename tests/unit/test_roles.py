@@ -125,7 +125,7 @@ def test_a_worker_is_visited_by_fewer_than_forty_tasks(scheduler: str) -> None:
     assert count + sum(bool(play.get("gather_facts")) for play in plays) < 40
 
 
-@pytest.mark.proves("roles", "A failure of the only node of a kind does not end the run of the others.")
+@pytest.mark.proves("roles", "A failure of one kind of nodes does not end the run of others.")
 def test_plays__for_some_nodes__have_the_others_too() -> None:
     """Ansible ends the run if all hosts of a play fail; hosts that have left the play count as not failed."""
     plays = load(CONTENT / "playbooks/bootstrap.yml")
