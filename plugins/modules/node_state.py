@@ -39,7 +39,8 @@ def present(call, given, manager):
     """Converge in a fixed order: early files, package sources, packages, directories, files, kernel settings, units."""
     packages = [Package(**package) for package in given["packages"]]
     if given["download_only"]:
-        return Packages(manager()).download(call, packages)
+        Packages(manager()).download(call, packages)
+        return
     first = entries(call.scope, [item for item in given["files"] if item.get("before_packages")])
     converge(call, Paths("file"), first)
     run_commands(call, first)

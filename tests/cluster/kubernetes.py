@@ -126,7 +126,8 @@ class Kubernetes(TestLab):
     def containers(self, *nodes: str, head: str = "head1") -> dict[str, tuple[str, ...]]:
         """Return the containers of all pods on these nodes that nobody has deleted, by the pods' UIDs.
 
-        With a restart there is another container.
+        With a restart there is another container. Pods that delete a volume do not count: that of verify's test may
+        still be deleted after a run.
         """
         return {
             pod["metadata"]["uid"]: (
@@ -137,6 +138,7 @@ class Kubernetes(TestLab):
             if pod["spec"].get("nodeName") in nodes
             and pod["status"]["phase"] == "Running"
             and "deletionTimestamp" not in pod["metadata"]
+            and not pod["metadata"]["name"].startswith("helper-pod-")
         }
 
     def phase(self, pod: Manifest, head: str = "head1") -> str:

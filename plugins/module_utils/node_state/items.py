@@ -289,8 +289,7 @@ class Packages(Kind):
         return {item.name: self.all.get(item.name, {"version": None, "held": False}) for item in items}
 
     def trigger(self, item, state):
-        held_alone = self.fit(item, state) and item.name not in self.manager.broken
-        return "" if held_alone else "package:" + item.name
+        return "" if self.fit(item, state) and item.name not in self.manager.broken else "package:" + item.name
 
     def difference(self, call, item, state):
         steps = [("repaired", "repaired")] if item.name in self.manager.broken else []
