@@ -59,6 +59,8 @@ def _once(*argv, stdin, seconds, kubeconfig):
         )
     except subprocess.TimeoutExpired:
         raise NodeError(f"kubectl {argv[0]} did not end in {seconds} s; the API may not respond") from None
+    except FileNotFoundError:  # in a dry run before the packages are installed
+        return 127, "", "it is not installed"
     except OSError as error:
         raise NodeError(f"cannot run kubectl: {error.strerror}") from None
     return done.returncode, done.stdout, done.stderr

@@ -22,6 +22,15 @@ def lab() -> Iterator[Kubernetes]:
         yield lab
 
 
+@pytest.mark.proves("plan", "A plan of a new Kubernetes cluster announces it, and changes nothing.")
+def test_plan__of_empty_nodes__announces_the_cluster(lab: Kubernetes) -> None:
+    before = lab.manifests()
+    announced = lab.run("plan", "bootstrap", expect=10)["hosts"]
+    kinds = {change["kind"] for host in announced.values() for change in host["changes"]}
+    assert {"package", "file", "unit", "kubernetes", "DaemonSet", "node"} <= kinds
+    assert differences(before, lab.manifests()) == []
+
+
 @pytest.mark.proves("faults", "Three runs killed at random, then one more, reach Kubernetes' undisturbed state.")
 def test_three_kills__of_a_bootstrap__end_in_the_undisturbed_state(
     lab: Kubernetes, undisturbed: tuple[dict[str, Any], float]

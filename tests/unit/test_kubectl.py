@@ -94,3 +94,12 @@ def test_installed__kubeadm_or_none__is_its_version(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(kubectl.ENVIRONMENT, "PATH", f"{tmp_path}:/usr/bin:/bin")
     assert kubeadm.installed() == version
+
+
+@pytest.mark.proves("plan", "A plan of a new head has no kubectl, and reports all objects.")
+def test_kubectl__not_installed__is_no_answer_of_an_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(kubectl.ENVIRONMENT, "PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert kubectl.kubectl("version", check=False)[0] != 0
+    with pytest.raises(NodeError, match="kubectl version: it is not installed"):
+        kubectl.kubectl("version")
