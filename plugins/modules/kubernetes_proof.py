@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.kubectl import as_list, get, kubectl
@@ -101,6 +102,7 @@ DECIDED_S = 10  # for a worker whose kubelet does not respond
 PODS_S = 180  # the pull of an image included
 BUSY_S = 20
 DEADLINE_S = 600  # after it, a killed run's pods end
+LEFT_S = 900  # after it, a volume of an earlier test should be deleted
 HOSTNAME = "metadata.name"
 USER = 65534
 
@@ -323,11 +325,6 @@ def faults(item, request):
     return found
 
 
-def is_deleted_with_claim(spec):
-    """Return whether the class of a volume deletes it; a site's own class may keep it."""
-    return spec.get("persistentVolumeReclaimPolicy") == "Delete"
-
-
 def clean_up():
     """Delete the objects of a test without a wait. The next test waits for it."""
     own = f"--namespace={NAMESPACE}"
@@ -335,13 +332,28 @@ def clean_up():
 
 
 def delete():
-    """Delete what is in the namespace of the tests, and wait until it is gone, with the volume."""
+    """Delete what is in the namespace of the tests, and wait until it is gone."""
     own = f"--namespace={NAMESPACE}"
-    kubectl("delete", "pods,services,persistentvolumeclaims", "--all", own, "--timeout=110s")
+    every = ("delete", "pods,services,persistentvolumeclaims", "--all", own)
+    if kubectl(*every, "--timeout=30s", check=False)[0] != 0:
+        # On a node that is down no pod ends.
+        kubectl("delete", "pods", "--all", own, "--force", "--grace-period=0")
+        kubectl(*every, "--timeout=60s")
+
+
+def left_volumes():
+    """Return a note for each volume of an earlier test that its class should have deleted long ago."""
+    found = []
     for volume in get("persistentvolumes"):
-        spec = volume["spec"]
-        if (spec.get("claimRef") or {}).get("namespace") == NAMESPACE and is_deleted_with_claim(spec):
-            kubectl("wait", "--for=delete", f"persistentvolume/{volume['metadata']['name']}", "--timeout=180s")
+        spec, metadata = volume["spec"], volume["metadata"]
+        age = time.time() - datetime.fromisoformat(metadata["creationTimestamp"].replace("Z", "+00:00")).timestamp()
+        is_own = (spec.get("claimRef") or {}).get("namespace") == NAMESPACE
+        if is_own and spec.get("persistentVolumeReclaimPolicy") == "Delete" and age > LEFT_S:
+            name = metadata["name"]
+            found.append(
+                f"the volume {name} of an earlier test was not deleted: kubectl describe persistentvolume {name}"
+            )
+    return found
 
 
 def run_pods(ring, nodes, given, with_gpus):
@@ -418,7 +430,7 @@ def prove(given):
     if not tested:
         return {"msg": "no worker is in service", "notes": [], "down": down}
     result, notes, found = examine(tested, usable, given, cluster)
-    answer = {"msg": result, "notes": notes, "down": {**down, **found}}
+    answer = {"msg": result, "notes": notes + left_volumes(), "down": {**down, **found}}
     if not new:
         return answer
     passed = sorted(set(new) - set(found))

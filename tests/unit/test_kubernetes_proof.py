@@ -71,6 +71,8 @@ class Cluster:
         self.applied: list[list[Data]] = []
         self.drains: list[str] = []
         self.deleted = 0
+        self.volumes: list[Data] = []
+        self.stuck = False
         self.now = 0.0
         for name in ("get", "kubectl", "run"):
             monkeypatch.setattr(PROOF, name, getattr(self, name))
@@ -81,15 +83,17 @@ class Cluster:
         self.now += seconds
 
     def get(self, kind: str, *_: str) -> list[Data]:
-        found = {"nodes": self.nodes, "persistentvolumeclaims": []}
+        found = {"nodes": self.nodes, "persistentvolumes": self.volumes}
         return found[kind] if kind in found else self.rounds[len(self.applied) - 1]
 
-    def kubectl(self, verb: str, *_: str, stdin: Any = None) -> tuple[int, str, str]:
+    def kubectl(self, verb: str, *argv: str, stdin: Any = None, check: bool = True) -> tuple[int, str, str]:
         if verb == "apply":
             self.applied.append(stdin["items"])
-        else:
-            self.deleted += 1
-        return 0, "", ""
+            return 0, "", ""
+        self.deleted += 1
+        self.stuck = self.stuck and "--force" not in argv
+        assert not (check and self.stuck), "kubectl fails"
+        return int(self.stuck), "", ""
 
     def run(self, *argv: str) -> tuple[int, str]:
         self.drains += [" ".join(argv[1:])] if argv[1:] else []
@@ -119,6 +123,32 @@ def test_prove__workers_in_service__runs_a_pod_on_two(monkeypatch: pytest.Monkey
         assert containers["gpu"]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
         assert containers["plain"]["resources"]["limits"] == {}
     assert (cluster.drains, cluster.deleted) == ([], 2)
+
+
+@pytest.mark.proves("verify", "A test pod left on a dead node does not stop the next test.")
+def test_prove__pod_of_an_earlier_test_does_not_end__is_deleted_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, NODES, [ended(0), ended(1)])
+    cluster.stuck = True
+    assert PROOF.prove(GIVEN)["down"] == {}
+    assert cluster.deleted == 4
+
+
+def test_prove__volume_of_an_earlier_test_was_not_deleted__is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def volume(name: str, space: str = PROOF.NAMESPACE, policy: str = "Delete", created: str = "2026-01-01") -> Data:
+        spec = {"claimRef": {"namespace": space}, "persistentVolumeReclaimPolicy": policy}
+        return {"metadata": {"name": name, "creationTimestamp": f"{created}T00:00:00Z"}, "spec": spec}
+
+    cluster = Cluster(monkeypatch, NODES, [ended(0), ended(1)])
+    cluster.volumes = [
+        volume("old"),
+        volume("of-others", space="ada"),
+        volume("of-a-site", policy="Retain"),
+        volume("new", created="2200-01-01"),
+        {"metadata": {"name": "free", "creationTimestamp": "2026-01-01T00:00:00Z"}, "spec": {}},
+    ]
+    assert PROOF.prove(GIVEN)["notes"] == [
+        "the volume old of an earlier test was not deleted: kubectl describe persistentvolume old"
+    ]
 
 
 @pytest.mark.parametrize(
