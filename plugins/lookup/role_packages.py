@@ -21,8 +21,8 @@ description:
   - Returns the union of the C(__<role>_packages) of the roles that C(playbooks/bootstrap.yml) gives this host, from
     C(vars/<os family>.yml) with the role's defaults and the host's variables.
   - Packages that a role removes are not included.
-  - A role whose repository is necessary on its hosts has it in C(__<role>_early_repositories). Others add theirs
-    later, so that a failure of it does not stop the roles before.
+  - A role whose repository is necessary on its hosts has it in C(__<role>_early_repositories). Others add it later,
+    so that its failure does not stop the roles before.
 options:
   _terms:
     description:

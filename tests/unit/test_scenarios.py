@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from clusterctl.inventory import host_pattern
 from tests.labs import REPOSITORY
 from tests.molecule.test_molecule import HERE, ORDINARY, SCENARIOS
 
@@ -94,7 +95,7 @@ def roles(playbook: Path, groups: Collection[str] = ()) -> dict[str, bool]:
     """Return the roles whose tasks a playbook runs, on these groups or on all; and whether it does so in check mode."""
     found = {}
     for play in plays(playbook):
-        if groups and play["hosts"] not in groups:
+        if groups and not any(name in groups for operator, name in host_pattern.parse(play["hosts"]) if not operator):
             continue
         for role in play.get("roles", []):
             entry = role if isinstance(role, dict) else {"role": role}
