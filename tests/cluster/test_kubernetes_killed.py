@@ -25,7 +25,7 @@ def lab() -> Iterator[Kubernetes]:
 @pytest.mark.proves("plan", "A plan of a new Kubernetes cluster announces it, and changes nothing.")
 def test_plan__of_empty_nodes__announces_the_cluster(lab: Kubernetes) -> None:
     before = lab.manifests()
-    announced = lab.run("plan", "bootstrap", expect=10)["hosts"]
+    announced = lab.run("plan bootstrap", expect=10)["hosts"]
     kinds = {change["kind"] for host in announced.values() for change in host["changes"]}
     assert {"package", "file", "unit", "kubernetes", "DaemonSet", "node"} <= kinds
     assert differences(before, lab.manifests()) == []
