@@ -359,6 +359,26 @@ def test_join__in_any_case__deletes_the_token(monkeypatch: pytest.MonkeyPatch, t
     assert not JOIN.has_joined(hashlib.sha256(b"another cluster").hexdigest())
 
 
+def test_main__problem_on_the_head__fails_without_a_join(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    host = Host(monkeypatch, tmp_path)
+
+    class Module:
+        def __init__(self, argument_spec: Data, **_: Any) -> None:
+            given = {"state": "joined", "problem": "it failed", "configuration": host.configuration}
+            self.params = {name: option.get("default") for name, option in argument_spec.items()} | given
+            self.check_mode = False
+
+        def fail_json(self, msg: str) -> None:
+            raise SystemExit(msg)
+
+    monkeypatch.setattr(JOIN, "AnsibleModule", Module)
+    monkeypatch.setattr(JOIN, "RUN", tmp_path / "run")
+    monkeypatch.setattr(JOIN, "LOCK", tmp_path / "run/lock")
+    with pytest.raises(SystemExit, match="it failed"):
+        JOIN.main()
+    assert host.calls == []
+
+
 def test_reset__after_an_incomplete_join__undoes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     host = Host(monkeypatch, tmp_path)
     assert JOIN.reset(check=False) == []

@@ -7,7 +7,10 @@ Debian's have, and with them every template and every `node_state` call comes ou
 import configparser
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,9 +128,45 @@ def test_a_worker_is_visited_by_fewer_than_forty_tasks(scheduler: str) -> None:
     assert count + sum(bool(play.get("gather_facts")) for play in plays) < 40
 
 
-@pytest.mark.proves("roles", "A failure of one kind of nodes does not end the run of others.")
+def played(folder: Path, plays: list[dict[str, Any]]) -> str:
+    """Run plays on a head and two workers, by real Ansible on this machine; return its output."""
+    hosts = "".join(f"{name} ansible_connection=local\n" for name in ("head1", "gpu01", "gpu02"))
+    (folder / "hosts").write_text(f"{hosts}[workers]\ngpu0[1:2]\n")
+    plain = [{"gather_facts": False, "tasks": [{"debug": {"msg": "was here"}}]} | play for play in plays]
+    (folder / "plays.yml").write_text(yaml.safe_dump(plain))
+    program = Path(sys.executable).with_name("ansible-playbook")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    argv = [str(program), "-i", str(folder / "hosts"), str(folder / "plays.yml")]
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.proves("roles", "The only node that a play concerns fails: the others continue.")
+@pytest.mark.parametrize(("pattern", "continues"), [("workers", True), ("gpu01", False)])
+def test_play__that_others_leave__does_not_end_the_run(tmp_path: Path, pattern: str, continues: bool) -> None:
+    """Ansible ends the run if all hosts of a play fail; hosts that have left it count as not failed."""
+    leave = {"meta": "end_host", "when": "inventory_hostname != 'gpu01'"}
+    plays: list[dict[str, Any]] = [{"hosts": pattern, "tasks": [leave, {"fail": {}}]}, {"hosts": "workers"}]
+    assert ("was here" in played(tmp_path, plays)) is continues
+
+
+@pytest.mark.proves("faults", "A head that fails beside new workers ends the plain Ansible run, too.")
+@pytest.mark.parametrize("stops", [True, False])
+def test_head__fails_beside_new_workers__ends_the_run(tmp_path: Path, stops: bool) -> None:
+    stop = {"import_tasks": str(CONTENT / "roles/packages/tasks/stop.yml")}
+    first = {
+        "hosts": "all",
+        "vars": {"__packages_head": ["head1"]},
+        "tasks": [{"fail": {}, "when": "inventory_hostname == 'head1'"}, *[stop] * stops],
+    }
+    output = played(tmp_path, [first, {"hosts": "workers"}])
+    assert ("was here" in output) is not stops
+    assert ("head1 failed, so no node in use is changed." in output) is stops
+
+
+@pytest.mark.proves("roles", "Only one play selects new nodes alone; it has the heads, whose failure ends it.")
 def test_plays__for_some_nodes__have_the_others_too() -> None:
-    """Ansible ends the run if all hosts of a play fail; hosts that have left the play count as not failed."""
     plays = load(CONTENT / "playbooks/bootstrap.yml")
     made = [play for play in plays if any(name.startswith("_") for _, name in host_pattern.parse(play["hosts"]))]
     assert [play["name"] for play in made] == ["Prepare the Kubernetes heads and new workers"]
