@@ -100,6 +100,8 @@ def test_configuration__of_kubeadm__has_endpoint_version_and_networks(heads: Cal
     assert shared["kubernetesVersion"] == "v1.36.9"  # that of the installed kubeadm, which an upgrade replaces
     assert shared["networking"]["podSubnet"] == "10.9.0.0/16"
     assert found["KubeletConfiguration"]["serverTLSBootstrap"] is True
+    frequencies = [found["KubeletConfiguration"][f"nodeStatus{kind}Frequency"] for kind in ("Update", "Report")]
+    assert frequencies == ["3s", "5m"]  # without the second one, each kubelet would send its status every 3 s
     joins = own(role, "join.yaml")
     assert joins["controlPlane"]["localAPIEndpoint"] == found["InitConfiguration"]["localAPIEndpoint"]
 
