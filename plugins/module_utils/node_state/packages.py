@@ -53,6 +53,22 @@ exit 0
 """
 
 
+SYSTEMCTL = STORE / "transaction" / "systemctl"
+# Each package of Debian with a unit reloads systemd. An rpm transaction does it once, and so does this script: it puts
+# a reload off until another command needs it, or until the end of the transaction.
+SYSTEMCTL_TEXT = """\
+#!/bin/sh
+# Managed by clusterctl: a package transaction reloads systemd once.
+case " $* " in
+  " daemon-reload " | " --system daemon-reload ") : >"$0.pending"; exit 0 ;;
+  *" is-active "* | *" is-enabled "* | *" --user "* | *" --global "*) ;;
+  *) if [ -e "$0.pending" ]; then rm -f "$0.pending"; /usr/bin/systemctl daemon-reload; fi ;;
+esac
+exec /usr/bin/systemctl "$@"
+"""
+DPKG_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # apt's own default of DPkg::Path
+
+
 def matches(version, pattern):
     """Return whether a full version matches a pin.
 
@@ -154,6 +170,21 @@ def no_service_starts(notes):
         finally:
             if is_managed:
                 POLICY.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def one_reload():
+    """Reload systemd once for the packages of a transaction. Yield options for apt-get."""
+    pending = SYSTEMCTL.with_name("systemctl.pending")
+    SYSTEMCTL.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write(SYSTEMCTL, SYSTEMCTL_TEXT.encode(), mode=0o755)
+    try:
+        yield "-o", f"DPkg::Path={SYSTEMCTL.parent}:{DPKG_PATH}"
+    finally:
+        SYSTEMCTL.unlink(missing_ok=True)
+        if pending.exists():  # also after a kill
+            pending.unlink()
+            run("systemctl", "daemon-reload")
 
 
 class Apt:
@@ -273,8 +304,8 @@ class Apt:
             self.apt_get(*words, "--download-only")
             return
         manual = set(run("apt-mark", "showmanual")[1].split()) if along else set()
-        with no_service_starts(self.notes) as lock:
-            self.apt_get(*words, *(name + "-" for name in remove), pass_fds=(lock,))
+        with no_service_starts(self.notes) as lock, one_reload() as options:
+            self.apt_get(*words, *(name + "-" for name in remove), *options, pass_fds=(lock,))
         forget_fetched(words)
         if set(along) - manual:  # so that apt removes them when no package needs them any more
             run("apt-mark", "auto", *sorted(set(along) - manual))
