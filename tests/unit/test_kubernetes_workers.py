@@ -617,6 +617,20 @@ def test_worker__joining__is_one_that_is_no_node_or_incomplete(
     assert cluster.role("kubernetes_worker", "gpu01", **known).value("__kubernetes_worker_joining") == joining
 
 
+@pytest.mark.parametrize(
+    ("result", "left"),
+    [({"joined": True}, []), ({"failed": True}, ["gpu01"]), ({"unreachable": True}, ["gpu01"]), (None, ["gpu01"])],
+)
+def test_worker__that_has_not_joined__its_token_is_deleted(
+    tmp_path: Path, result: Data | None, left: list[str]
+) -> None:
+    cluster = a_cluster(tmp_path, "debian-13", "kubernetes")
+    joins = {} if result is None else {"__kubernetes_worker_join": result}
+    cluster.set("gpu01", __kubernetes_worker_seen={"joined": False}, **joins)
+    known: Data = {"__kubernetes_worker_cluster": {"registered": []}}
+    assert cluster.role("kubernetes_worker", "gpu01", **known).value("__kubernetes_worker_left") == left
+
+
 def test_worker__with_a_problem_on_the_head__has_it_alone(tmp_path: Path) -> None:
     prepared = {"joining": {"gpu01": {"problem": "why"}, "gpu02": {"discovery": "secret"}}}
     cluster = a_cluster(tmp_path, "debian-13", "kubernetes")
