@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-Status = Literal["ok", "changed", "failed", "skipped", "unreachable", "behind", "rescued"]
+Status = Literal["ok", "changed", "failed", "skipped", "unreachable", "behind", "rescued", "waits"]
 _STATUSES = frozenset(get_args(Status))
 LOST: frozenset[Status] = frozenset({"failed", "unreachable"})
 """After one of these statuses nothing more runs on the host. After `behind` the host continues later."""
@@ -83,8 +83,9 @@ class HostStarted:
 class Result:
     """The result of a task on one host.
 
-    `rescued`: it failed, and a rescue block handles that. `behind`: it is so slow that the other hosts continue. The
-    controller decides that (patience.py); to Ansible the host is unreachable.
+    `waits`: a later task applies it, and then it has a second result, with `waited`. `rescued`: it failed, and a rescue
+    block handles that. `behind`: it is so slow that the other hosts continue. The controller decides that
+    (patience.py); to Ansible the host is unreachable.
     `path` is `file:line`, relative to the Ansible content; `versions` maps packages to their installed versions.
     """
 
@@ -98,6 +99,7 @@ class Result:
     changes: tuple[Change, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    waited: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ def _result(data: Mapping[str, Any]) -> Event | None:
         ),
         versions={k: v for k, v in _mapping(data, "versions").items() if isinstance(v, str)},
         notes=_texts(data, "notes"),
+        waited=data.get("waited") is True,
     )
 
 

@@ -21,6 +21,7 @@ from clusterctl.ansible.events import (
     TaskStarted,
 )
 from clusterctl.inventory import host_pattern
+from clusterctl.inventory.bootstrap_plays import APPLY
 from clusterctl.util.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.util.text import fold
 
@@ -40,13 +41,18 @@ class Stage:
     busy: set[str] = field(default_factory=set)  # hosts where a task was not skipped
     changed: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    waiting: dict[str, int] = field(default_factory=dict)  # by host, how many tasks wait for one that applies them
+    own: dict[str, float] = field(default_factory=dict)  # by host, seconds in a task of a later stage
+    lent: dict[str, float] = field(default_factory=dict)  # by host, seconds of its tasks for earlier stages
 
     @property
     def label(self) -> str:
         return self.role or self.task
 
     def seconds(self, now: float) -> float:
-        return (self.ended if self.ended is not None else now) - self.began
+        """Return how long the stage took, or takes until now, its part in a task of a later stage included."""
+        passed = (self.ended if self.ended is not None else now) - self.began
+        return max(0.0, passed + max(self.own.values(), default=0.0) - max(self.lent.values(), default=0.0))
 
 
 @dataclass
@@ -88,6 +94,7 @@ class Ledger:
         self.orderly = False
         self.ended = False
         self._play = PlayStarted("")
+        self._held: list[Stage] = []  # stages of the current play with tasks that wait
         self._was_check = False  # whether the playbook before ran in check mode
         self._before: dict[str, int] = {}  # changes of a host by earlier playbooks
         self._left: set[str] = set()  # hosts that failed or were unreachable in the current playbook
@@ -119,8 +126,8 @@ class Ledger:
         """Return hosts in the order of the inventory."""
         return sorted(hosts, key=lambda name: (self._order.get(name, len(self._order)), name))
 
-    def add(self, event: Event) -> Stage | None:
-        """Update the result with an event. Return the stage that it ended, if any."""
+    def add(self, event: Event) -> list[Stage]:
+        """Update the result with an event. Return the stages that it ended."""
         match event:
             case PlaybookStarted():  # a run may have several, one after the other
                 if self._was_check and not event.check:
@@ -133,7 +140,7 @@ class Ledger:
                 for host in self.hosts.values():
                     host.behind = False
             case PlayStarted():
-                ended = self._close()
+                ended = self._close(play_ends=True)
                 if event.name in self.plays_to_come:
                     self.plays_to_come.remove(event.name)
                 self._play = event
@@ -150,23 +157,29 @@ class Ledger:
                 self._stats(event)
             case Stopped():
                 self.stopped = self.orderly = True
-                return self._close()
+                return self._close(play_ends=True)
             case Ended():
                 self.ended = True
-                return self._close()
-        return None
+                return self._close(play_ends=True)
+        return []
 
-    def _close(self) -> Stage | None:
+    def _close(self, play_ends: bool = False) -> list[Stage]:
+        """End the current stage; return what has ended, without stages with tasks that still wait in the play."""
         stage = self.stage
         if stage:
             stage.ended = self._clock()
-            if stage.role:
-                earlier = self.roles.get(stage.role, [])
-                self.roles[stage.role] = self.ordered({*earlier, *stage.busy} - stage.failed)
-        return stage
+            self._held.append(stage)
+        held = [] if play_ends else [one for one in self._held if set(one.waiting) - self._left]
+        ended, self._held = [one for one in self._held if one not in held], held
+        for one in ended:
+            if one.role:
+                earlier = self.roles.get(one.role, [])
+                self.roles[one.role] = self.ordered({*earlier, *one.busy} - one.failed)
+        self.roles.pop(APPLY, None)
+        return [one for one in ended if one.role != APPLY]  # for people it is no stage of its own
 
-    def _task(self, event: TaskStarted) -> Stage | None:
-        stage, ended = self.stage, None
+    def _task(self, event: TaskStarted) -> list[Stage]:
+        stage, ended = self.stage, list[Stage]()
         if stage is None or stage.role != event.role:
             ended = self._close()
             total = len(set(self._play.hosts) - self._left - self.behind())
@@ -196,15 +209,28 @@ class Ledger:
                 hosts.append(result.host)
         for package, version in result.versions.items():
             self.installed.setdefault(result.role, {}).setdefault(package, {})[result.host] = version
-        if (stage := self.stage) and result.status != "behind":
-            stage.hosts.add(result.host)
-            stage.answered.add(result.host)
-            if result.status != "skipped":
-                stage.busy.add(result.host)
-            if result.status == "changed":
-                stage.changed.add(result.host)
-            if result.status in LOST:
-                stage.failed.add(result.host)
+        if not (stage := self.stage) or result.status == "behind":
+            return
+        stage.answered.add(result.host)
+        if result.status == "waits":
+            stage.waiting[result.host] = stage.waiting.get(result.host, 0) + 1
+            return
+        if result.waited:
+            now = stage
+            of_role = (one for one in (*self._held, stage) if one.role == result.role and result.host in one.waiting)
+            stage = next(of_role, stage)
+            stage.waiting[result.host] = stage.waiting.get(result.host, 0) - 1
+            if stage.waiting[result.host] <= 0:
+                del stage.waiting[result.host]
+            stage.own[result.host] = stage.own.get(result.host, 0.0) + result.seconds
+            now.lent[result.host] = now.lent.get(result.host, 0.0) + result.seconds
+        stage.hosts.add(result.host)
+        if result.status != "skipped":
+            stage.busy.add(result.host)
+        if result.status == "changed":
+            stage.changed.add(result.host)
+        if result.status in LOST:
+            stage.failed.add(result.host)
 
     def _stats(self, event: Stats) -> None:
         """Replace the counts by Ansible's final ones. A rescue in a playbook, or a bug, makes them differ."""
@@ -272,6 +298,7 @@ class Ledger:
                     "seconds": round(stage.seconds(self._clock()), 1),
                 }
                 for stage in self.stages
+                if stage.role != APPLY
             ],
             "roles": {
                 role: {"hosts": hosts, "versions": self.installed.get(role, {})}

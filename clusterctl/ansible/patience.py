@@ -6,7 +6,7 @@ The only inputs are the events of the run and the time.
 import statistics
 from collections.abc import Collection
 
-from clusterctl.ansible.events import Event, HostStarted, PlayStarted, Result, Stats, TaskStarted
+from clusterctl.ansible.events import LOST, Event, HostStarted, PlayStarted, Result, Stats, TaskStarted
 
 
 class Patience:
@@ -32,7 +32,7 @@ class Patience:
                 self._durations.clear()
             case HostStarted():
                 self._began[event.host] = event.at
-            case Result() if event.host in self._began:
+            case Result() if event.host in self._began and (not event.waited or event.status in LOST):
                 self._late[event.host] = self._late.get(event.host, 0.0) + self._lateness(event.seconds)
                 del self._began[event.host]
                 self._durations.append(event.seconds)

@@ -13,6 +13,8 @@ from clusterctl.inventory.schedulers import KINDS
 
 _IN_SERVICE = (*(group for kind in KINDS for group in sorted(kind.groups)), "gpu_config")
 """Groups whose roles can be uninstalled only together with the node."""
+APPLY = "apply"
+"""The role that applies what the roles before it in a play describe; a host does not get anything by it."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -28,9 +30,10 @@ class Play:
 def load(content: Path) -> tuple[Play, ...]:
     """Return the plays of the Ansible content in a directory."""
     plays = yaml.load((content / "playbooks/bootstrap.yml").read_bytes(), Loader=_Loader)  # noqa: S506 - a safe loader
+    names = [[role if isinstance(role, str) else role["role"] for role in play.get("roles", ())] for play in plays]
     return tuple(
-        Play(play["hosts"], tuple(role if isinstance(role, str) else role["role"] for role in play.get("roles", ())))
-        for play in plays
+        Play(play["hosts"], tuple(name for name in roles if name != APPLY))
+        for play, roles in zip(plays, names, strict=True)
     )
 
 

@@ -57,14 +57,13 @@ class Progress:
         self._live = None
 
     def show(self, item: Event | Output | None) -> None:
-        """Record an item of a run, and print the stage that it ends. Raises OSError if the output is closed."""
+        """Record an item of a run, and print the stages that it ends. Raises OSError if the output is closed."""
         if item is None:
             self._screen.check_open()
         elif isinstance(item, Output):
             self._output(item.text)
         else:
-            ended = self._ledger.add(item)
-            if ended:
+            for ended in self._ledger.add(item):
                 self._stage_line(ended)
             if isinstance(item, Result) and item.status in (*LOST, "behind"):
                 self._failure_line(item)

@@ -10,8 +10,12 @@ from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 
+from clusterctl.ansible import waiting
+
 Data = dict[str, Any]
 
+WAITING = "kubernetes_objects_waiting"
+"""The fact with the calls that wait, of all hosts of the play: a task with run_once gives its facts to all."""
 HEADER = "Applied by clusterctl; a change made here is undone by its next run."
 
 
@@ -35,7 +39,7 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp: str | None = None, task_vars: Data | None = None) -> Data:
-        """Run the module with the objects of templates and files. Rendered text is data and is not templated again."""
+        """Let the call wait, or make it, after all that wait. Rendered text is data and is not templated again."""
         result: Data = super().run(tmp, task_vars)
         task_vars = task_vars or {}
         arguments = dict(self._task.args)
@@ -43,16 +47,23 @@ class ActionModule(ActionBase):
             role = str(self._task._role.get_name()).strip().rsplit("/", 1)[-1]
             arguments["part"] = arguments.get("part") or role
         objects = list(arguments.get("objects") or [])
-        for name in arguments.pop("templates", None) or []:
+        for name in arguments.get("templates") or []:
             objects += documents(name, self._rendered(name, task_vars))
-        for name in arguments.pop("files", None) or []:
+        for name in arguments.get("files") or []:
             objects += documents(name, Path(str(self._needle("files", name))).read_text(encoding="utf-8"))
-        arguments["objects"] = objects
-        result.update(
-            self._execute_module(module_name="kubernetes_objects", module_args=arguments, task_vars=task_vars)
-        )
-        result.pop("invocation", None)
-        return result
+        state, wait = arguments.get("state") or "present", int(arguments.get("wait", 300))
+        if state not in ("present", "absent", "flush"):
+            raise AnsibleActionFail(f"kubernetes_objects: state is {state!r}, expected present, absent or flush")
+        given = {"part": arguments.get("part"), "objects": objects, "wait": wait, "state": state}
+        calls, has_own = waiting.left(WAITING, task_vars), state != "flush"
+        calls += [waiting.call(self._task, given)] if has_own else []
+        if has_own and not arguments.get("now") and waiting.may_wait(self._task, once=True):
+            return {**result, **waiting.keep(WAITING, calls)}
+        if not calls:
+            return {**result, "changed": False}
+        parts = {"parts": [call["arguments"] for call in calls]}
+        found: Data = self._execute_module(module_name="kubernetes_objects", module_args=parts, task_vars=task_vars)
+        return {**result, **waiting.joined(WAITING, calls, found, has_own=has_own)}
 
     def _needle(self, folder: str, name: str) -> str:
         try:

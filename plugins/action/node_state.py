@@ -3,6 +3,8 @@
 Templates are rendered as by ansible.builtin.template, with the role's variables. Rendered text is data: ansible-core
 templates only trusted strings, and rendered text is not trusted. All arguments are checked here, before the node is
 contacted, so the module receives complete and valid arguments.
+
+Calls may wait for a later task (clusterctl/ansible/waiting.py).
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 
+from clusterctl.ansible import waiting
+
 Data = dict[str, Any]
 
+WAITING = "node_state_waiting"
+"""The fact with the calls of a host that wait."""
 HEADER = "Written by clusterctl; a change made here is undone by its next run."
 UNIT_SUFFIXES = (".service", ".socket", ".timer", ".target", ".mount", ".automount", ".path", ".slice", ".swap")
 SOURCES = ("content", "content_base64", "template", "copy", "link", "insert", "state")
@@ -265,15 +271,16 @@ def listed(arguments: Data, key: str) -> list[Any]:
 
 def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
     """Return the arguments for the module. Raises ArgumentError with the first invalid item."""
-    known = ("name", "state", "download_only", "upgrade", "union", "package_manager")
+    known = ("name", "state", "now", "download_only", "upgrade", "union", "package_manager")
     known += ("repositories", "packages", "directories", "files", "sysctl", "units")
     for key in arguments:
         if key not in known:
             raise ArgumentError(f"unknown argument {key}, expected {', '.join(known)}")
-    result: Data = {"state": one_of("state", arguments.get("state") or "present", ("present", "absent", "probe"))}
+    states = ("present", "absent", "probe", "flush")
+    result: Data = {"state": one_of("state", arguments.get("state") or "present", states)}
     result["package_manager"] = arguments.get("package_manager") or "auto"
     one_of("package_manager", result["package_manager"], ("auto", "apt", "dnf"))
-    if result["state"] == "probe":
+    if result["state"] in ("probe", "flush"):
         return result
     result["name"] = named("scope", arguments.get("name"))
     if result["state"] == "absent":
@@ -303,7 +310,7 @@ class ActionModule(ActionBase):
     _requires_connection = True
 
     def run(self, tmp: str | None = None, task_vars: Data | None = None) -> Data:
-        """Run the module; its result has no content of secret files."""
+        """Let the call wait, or make it, after all that wait. No result has the content of secret files."""
         result: Data = super().run(tmp, task_vars)
         task_vars = task_vars or {}
         arguments = dict(self._task.args)
@@ -313,13 +320,23 @@ class ActionModule(ActionBase):
             moved = self._templar.template(task_vars.get("upgrade_roles", []))
             arguments.setdefault("upgrade", not {role, "all"}.isdisjoint(moved))
         try:
-            arguments = normalise(arguments, lambda how, name: self._read(how, name, task_vars))
+            given = normalise(arguments, lambda how, name: self._read(how, name, task_vars))
+            waits = not flag("now", arguments.get("now") or False) and given["state"] in ("present", "absent")
         except ArgumentError as error:
             raise AnsibleActionFail(f"node_state: {error}") from None
+        calls = waiting.left(WAITING, task_vars)
+        if calls and (self._task.delegate_to or self._task.loop):
+            raise AnsibleActionFail("node_state: a task with loop or delegate_to cannot follow calls that wait")
+        has_own = given["state"] != "flush"
+        calls += [waiting.call(self._task, given)] if has_own else []
+        if waits and waiting.may_wait(self._task):
+            return {**result, **waiting.keep(WAITING, calls)}
+        if not calls:
+            return {**result, "changed": False}
+        arguments = {"calls": [call["arguments"] for call in calls], "package_manager": given["package_manager"]}
         arguments["record_key"] = self._record_key(task_vars)
-        result.update(self._execute_module(module_name="node_state", module_args=arguments, task_vars=task_vars))
-        result.pop("invocation", None)
-        return result
+        found: Data = self._execute_module(module_name="node_state", module_args=arguments, task_vars=task_vars)
+        return {**result, **waiting.joined(WAITING, calls, found, has_own=has_own)}
 
     def _read(self, how: str, name: str, task_vars: Data) -> str | bytes:
         """Return the content of a file in the role's files/, or a rendered template of its templates/."""

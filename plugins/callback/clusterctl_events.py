@@ -45,6 +45,9 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2
 # These actions lose the connection, wait for the node and have their own timeout.
 _RECONNECTING = {"reboot", "wait_for_connection"}
 
+# These actions may leave a call to a later task (clusterctl/ansible/waiting.py).
+_WAITING = {"node_state", "kubernetes_objects"}
+
 _PREFIX = re.compile(r"^(?:(?:Task|Module) failed: )+")
 
 
@@ -103,6 +106,7 @@ class CallbackModule(CallbackBase):
         self._root = Path(C.CONFIG_FILE).resolve().parent if C.CONFIG_FILE else Path.cwd()
         self._play = ""
         self._began: dict[tuple[str, str], float] = {}
+        self._waiting: dict[str, Any] = {}  # tasks whose calls wait on some hosts, by their ids
 
     # --- callbacks of Ansible ---
 
@@ -193,21 +197,49 @@ class CallbackModule(CallbackBase):
     def _result(self, result: Any, status: str) -> None:
         host, task = result._host.get_name(), result._task
         began = self._began.pop((host, task._uuid), None)
+        seconds = round(time.monotonic() - began, 3) if began is not None else 0.0
         data = result._result
+        self._finish |= status in ("failed", "unreachable") and host in self._critical
+        if str(task.action).rpartition(".")[2] not in _WAITING:
+            self._write_result(host, task, status, data, seconds)
+        elif "censored" in data and task.no_log is not True:  # the action hides a call that waits, and nothing else
+            self._waiting[task._uuid] = task
+            self._write_result(host, task, "waits", {}, seconds)
+        else:
+            self._write_applied(host, task, status, data, seconds)
+
+    def _write_applied(self, host: str, task: Any, status: str, data: dict[str, Any], seconds: float) -> None:
+        """Write the results of calls that have waited, each as that of its task, then that of the task itself."""
+        applied = [one for one in _list(data.get("applied")) if isinstance(one, dict)]
+        others = [one for one in applied if one.get("task") in self._waiting]
+        for one in others:
+            ended = status if one.get("failed") else "changed" if one.get("changed") else "ok"
+            self._write_result(host, self._waiting[one["task"]], ended, one, _seconds(one), waited=True)
+        own = [one for one in applied if one not in others]
+        if others and not own and status not in ("ok", "changed"):
+            return  # the result of the call that failed says it
+        if others:
+            data = own[0] if own else {}
+            status = status if data.get("failed") else "changed" if data.get("changed") else "ok"
+        self._write_result(host, task, status, data, seconds)
+
+    def _write_result(
+        self, host: str, task: Any, status: str, data: dict[str, Any], seconds: float, waited: bool = False
+    ) -> None:
         hidden = "censored" in data or bool(data.get("_ansible_no_log")) or task.no_log is True
         parts = [] if hidden else [data, *(item for item in data.get("results", ()) if isinstance(item, dict))]
         has_message = status in ("failed", "rescued", "unreachable")
-        self._finish |= status in ("failed", "unreachable") and host in self._critical
         self._write(
             "result",
             host=host,
             **self._describe(task),
             status=status,
             message=_message(parts) if has_message else "",
-            seconds=round(time.monotonic() - began, 3) if began is not None else 0.0,
+            seconds=seconds,
             changes=_changes(parts),
             versions=_versions(parts),
             notes=_notes(parts),
+            **({"waited": True} if waited else {}),
         )
 
     def _write(self, event: str, **fields: object) -> None:
@@ -271,6 +303,11 @@ def _versions(parts: list[dict[str, Any]]) -> dict[str, str]:
 def _notes(parts: list[dict[str, Any]]) -> list[str]:
     found = [note for part in parts for note in _list(part.get("notes")) if isinstance(note, str)]
     return [_line(note, _TEXT) for note in found[:_NOTES]]
+
+
+def _seconds(entry: dict[str, Any]) -> float:
+    value = entry.get("seconds")
+    return round(float(value), 3) if isinstance(value, int | float) and 0 <= value < 1e6 else 0.0
 
 
 def _list(value: object) -> list[Any]:

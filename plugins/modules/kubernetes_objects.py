@@ -23,6 +23,7 @@ description:
     C(clusterctl/keep).
   - Then waits for the pods of Deployments, StatefulSets and DaemonSets to be ready on the heads that respond.
   - Must run on a head, as root, and only on one of several heads at a time.
+  - In a play that ends with role C(apply) the calls of the roles wait for it, and are made in one task.
 options:
   part:
     description: Name of the part. By default the current role's name.
@@ -48,9 +49,14 @@ options:
     default: 300
   state:
     description: C(absent) deletes all recorded objects of the part.
+      C(flush) makes the calls that wait.
     type: str
-    choices: [present, absent]
+    choices: [present, absent, flush]
     default: present
+  now:
+    description: Do not wait for role C(apply), because something of the role needs the objects.
+    type: bool
+    default: false
 attributes:
   check_mode: {support: full, description: Reports what would change, by dry runs on the server.}
   diff_mode: {support: full, description: Differences of objects; the data of Secrets is hidden.}
@@ -148,6 +154,8 @@ class Part:
     def __init__(self, name, check):
         self.name, self.check = name, check
         self.changes, self.diff, self.applied = [], [], []
+        self.known = None  # the recorded objects, once they are read
+        self.was = {}  # the objects that exist, by identity, as far as they were read beforehand
 
     @property
     def record(self):
@@ -155,18 +163,16 @@ class Part:
         return "clusterctl-objects-" + self.name.replace("_", "-")
 
     def recorded(self):
-        """Return the identities of the objects that earlier runs applied."""
-        found = get("configmap", self.record, f"--namespace={NAMESPACE}", "--ignore-not-found")
-        try:
-            return [tuple(who) for who in json.loads(found[0]["data"]["objects"])] if found else []
-        except (KeyError, TypeError, ValueError):
-            raise NodeError(f"ConfigMap {NAMESPACE}/{self.record} is damaged: delete it") from None
+        """Return the identities of the objects that earlier runs applied. They are read once."""
+        if self.known is None:
+            read_records([self])
+        return self.known
 
-    def write(self, identities):
-        """Record the part's objects."""
+    def record_of(self, identities):
+        """Return the ConfigMap that records objects of the part."""
         data = {"objects": json.dumps(sorted(identities), indent=1)}
         metadata = {"name": self.record, "namespace": NAMESPACE}
-        self.apply([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}])
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
     def apply(self, wanted):
         """Apply objects; return them as the server has them then."""
@@ -185,12 +191,10 @@ class Part:
         )
 
     def converge(self, wanted):
-        """Apply the objects, and delete recorded ones that are not among them. Stores what was applied."""
+        """Apply the objects, and delete recorded ones that are not among them. Keeps what was applied."""
         wanted = [labelled(item, self.name) for item in wanted]
         known = self.recorded()
         goal = [identity(item) for item in wanted]
-        if not self.check and set(goal) - set(known):
-            self.write({*known, *goal})  # first: a killed run must not leave objects that no record has
         # There may be one default class: the old one ends first. A dry run of the new one would be refused.
         classes = [item for item in wanted if item["kind"] == "PriorityClass"]
         obsolete = [who for who in known if who[1] == "PriorityClass" and who not in goal]
@@ -205,8 +209,6 @@ class Part:
         if custom:
             self.settle(custom, missing)
         self.delete([who for who in known if who not in goal and who not in obsolete])
-        if not self.check and set(known) != set(goal):
-            self.write(goal)
 
     def settle(self, wanted, missing):
         """Apply objects, and note those that changed; return what was missing before, of namespaces and definitions.
@@ -214,7 +216,9 @@ class Part:
         In a dry run, an object in a namespace or of a kind that does not exist yet cannot be asked for.
         """
         missing = set(missing)
-        before = {} if not wanted else self.existing([item for item in wanted if not self.depends(item, missing)])
+        due = [item for item in wanted if not self.depends(item, missing)]
+        unread = [item for item in due if identity(item) not in self.was]
+        before = {who: old for who, old in {**self.was, **existing(unread)}.items() if old}
         for item in wanted:
             if item["kind"] in NEEDED and identity(item) not in before:
                 missing.add(key_of(item))
@@ -244,13 +248,6 @@ class Part:
         """Return whether an object needs a namespace or a definition that is missing."""
         group = item["apiVersion"].partition("/")[0]
         return bool({("Namespace", item["metadata"].get("namespace", "")), ("CRD", group, item["kind"])} & missing)
-
-    def existing(self, wanted):
-        """Return those of the objects that exist, by identity."""
-        if not wanted:
-            return {}
-        present = get("--filename=-", "--ignore-not-found", stdin=as_list(map(stub, map(identity, wanted))))
-        return {identity(item): item for item in present}
 
     def delete(self, identities):
         """Delete recorded objects of this part. One with another label, or the annotation KEEP, stays.
@@ -313,6 +310,72 @@ class Part:
                 warned = warning(own) if explain else ""
                 lines.append(f"{item['kind']} {shown(identity(item))}: {why}{warned}")
         return lines
+
+
+def existing(wanted):
+    """Return those of the objects that exist, by identity."""
+    if not wanted:
+        return {}
+    present = get("--filename=-", "--ignore-not-found", stdin=as_list(map(stub, map(identity, wanted))))
+    return {identity(item): item for item in present}
+
+
+def read_records(parts):
+    """Read what earlier runs applied of several parts."""
+    names = [part.record for part in parts]
+    found = get("configmap", *names, f"--namespace={NAMESPACE}", "--ignore-not-found")
+    records = {item["metadata"]["name"]: item for item in found}
+    for part in parts:
+        try:
+            text_ = records[part.record]["data"]["objects"] if part.record in records else "[]"
+            part.known = [tuple(who) for who in json.loads(text_)]
+        except (KeyError, TypeError, ValueError):
+            raise NodeError(f"ConfigMap {NAMESPACE}/{part.record} is damaged: delete it") from None
+
+
+def converge(given, check):
+    """Converge parts in their order, each a mapping with part, objects, wait and state; return the result of each.
+
+    It ends with the first that fails. What all of them need is read and recorded by one call of kubectl each.
+    """
+    due = [(Part(one["part"], check), {identity(item) for item in one["objects"]}, one) for one in given]
+    parts = [part for part, _, _ in due]
+    read_records(parts)
+    new = [part.record_of({*part.known, *goal}) for part, goal, _ in due if goal - {*part.known}]
+    if new and not check:
+        parts[0].apply(new)  # first: a killed run must not leave objects that no record has
+    if len(parts) > 1:
+        read_objects(parts, [item for one in given for item in ordered(one["objects"])[0]])
+    results, done = [], []
+    for part, goal, one in due:
+        began, failed = time.monotonic(), {}
+        try:
+            if one["state"] == "absent":
+                part.remove()
+            else:
+                part.converge(one["objects"])
+                done += [part.record_of(goal)] if {*part.known} != goal else []
+                if one["wait"] and not check:
+                    part.wait(one["wait"])
+        except NodeError as error:
+            failed = {"failed": True, "msg": f"{part.name}: {error}"}
+        result = {"changes": part.changes, "changed": bool(part.changes), "diff": part.diff, **failed}
+        results.append({**result, "seconds": round(time.monotonic() - began, 3)})
+        if failed:
+            break
+    if done and not check:
+        parts[0].apply(done)
+    return results
+
+
+def read_objects(parts, wanted):
+    """Read the objects that exist for several parts; a part reads by itself what cannot be read in one call."""
+    try:
+        found = existing(wanted)
+    except NodeError:
+        return
+    for part in parts:
+        part.was = {**{identity(item): None for item in wanted}, **found}
 
 
 def key_of(item):
@@ -443,31 +506,28 @@ def check_objects(objects):
 def main():
     """Ansible's entry point. The action plugin has put the content of files and templates into `objects`."""
     module = AnsibleModule(
-        argument_spec={
-            "part": {"type": "str", "required": True},
-            "objects": {"type": "list", "elements": "dict", "default": []},
-            "wait": {"type": "int", "default": 300},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-        },
-        supports_check_mode=True,
+        argument_spec={"parts": {"type": "list", "elements": "dict", "required": True}}, supports_check_mode=True
     )
-    given = module.params
-    part = Part(given["part"], module.check_mode)
+    given, check = module.params["parts"], module.check_mode
     try:
-        check_objects(given["objects"])
-        if module.check_mode and kubectl("version", check=False)[0] != 0:
-            # In a dry run on a new head there is no API yet, so all objects would be created.
-            for item in given["objects"] if given["state"] == "present" else []:
-                part.note(None, item)
-        elif given["state"] == "present":
-            part.converge(given["objects"])
-            if given["wait"] and not module.check_mode:
-                part.wait(given["wait"])
+        for one in given:
+            check_objects(one["objects"])
+        if check and kubectl("version", check=False)[0] != 0:
+            results = [planned(one) for one in given]
         else:
-            part.remove()
+            results = converge(given, check)
     except NodeError as error:
-        module.fail_json(msg=f"{given['part']}: {error}", changes=part.changes, changed=bool(part.changes))
-    module.exit_json(changed=bool(part.changes), changes=part.changes, diff=part.diff)
+        module.fail_json(msg=str(error))
+    failed = {"failed": True, "msg": results[-1]["msg"]} if "failed" in results[-1] else {}
+    module.exit_json(changed=any(one["changed"] for one in results), results=results, **failed)
+
+
+def planned(one):
+    """Return the result of a dry run on a new head: there is no API yet, so all objects would be created."""
+    part = Part(one["part"], True)
+    for item in one["objects"] if one["state"] == "present" else []:
+        part.note(None, item)
+    return {"changes": part.changes, "changed": bool(part.changes), "diff": part.diff}
 
 
 if __name__ == "__main__":

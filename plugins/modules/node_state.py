@@ -12,6 +12,7 @@ import base64
 import contextlib
 import functools
 import os
+import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -21,14 +22,13 @@ from ansible.module_utils.node_state.items import (
     Entry,
     Packages,
     Paths,
-    Setting,
-    Settings,
     Unit,
     Units,
     converge,
     reload_units,
     run_commands,
 )
+from ansible.module_utils.node_state.kernel import Setting, Settings
 from ansible.module_utils.node_state.keys import with_key
 from ansible.module_utils.node_state.packages import Package, package_manager
 from ansible.module_utils.node_state.record import Call, original, record_path
@@ -126,35 +126,45 @@ def probe(call, _given, manager):
     return compare(call, manager)[0]
 
 
+def make(given, module, manager):
+    """Make one call; return its result."""
+    began = time.monotonic()
+    call = Call(given.get("name"), module.check_mode, module._diff, module.params["record_key"], module._verbosity > 0)
+    more = {}
+    try:
+        if given["state"] != "probe":
+            call.open()
+        drift = {"present": present, "absent": absent, "probe": probe}[given["state"]](call, given, manager)
+        more = {} if drift is None else {"drift": drift}
+    except NodeError as error:
+        more = {"failed": True, "msg": clean(str(error))}
+    except OSError as error:
+        more = {"failed": True, "msg": f"{error.filename or 'this node'}: {error.strerror}"}
+    return {**call.result(), **more, "seconds": round(time.monotonic() - began, 3)}
+
+
 def main():
-    lists = ("repositories", "packages", "directories", "files", "units")
-    spec = {name: {"type": "list", "elements": "raw", "default": []} for name in lists}
-    spec["files"]["no_log"] = True  # else the node's journal shows their content
-    spec["sysctl"] = {"type": "raw", "default": []}
-    spec["name"] = {"type": "str"}
-    spec["state"] = {"type": "str", "choices": ["present", "absent", "probe"], "default": "present"}
+    """Make the calls in their order until one fails. The result has that of each call."""
+    # Without no_log the node's journal shows the content of files.
+    spec = {"calls": {"type": "list", "elements": "dict", "no_log": True, "required": True}}
     spec["package_manager"] = {"type": "str", "choices": ["auto", "apt", "dnf"], "default": "auto"}
-    spec.update({name: {"type": "bool", "default": False} for name in ("download_only", "upgrade", "union")})
     spec["record_key"] = {"type": "str", "no_log": True}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     module.no_log_values.clear()  # values of `files` are words like root; secrets are never in a result
     os.umask(0o022)
-    given = module.params
-    call = Call(given["name"], module.check_mode, module._diff, given["record_key"], module._verbosity > 0)
-    manager = functools.lru_cache(lambda: package_manager(given["package_manager"], call.notes))
-    writes = given["state"] != "probe" and not module.check_mode
-    alone = alone_on_node(call.notes) if writes else contextlib.nullcontext()
-    drift = None
+    calls, notes, results = module.params["calls"], [], []
+    manager = functools.lru_cache(lambda: package_manager(module.params["package_manager"], notes))
+    writes = not module.check_mode and any(given["state"] != "probe" for given in calls)
     try:
-        with alone:
-            if given["state"] != "probe":
-                call.open()
-            drift = {"present": present, "absent": absent, "probe": probe}[given["state"]](call, given, manager)
+        with alone_on_node(notes) if writes else contextlib.nullcontext():
+            while len(results) < len(calls) and not (results and "failed" in results[-1]):
+                result = make(calls[len(results)], module, manager)
+                results.append({**result, "notes": result["notes"] + notes})
+                notes.clear()
     except NodeError as error:
-        module.fail_json(msg=clean(str(error)), **call.result())
-    except OSError as error:
-        module.fail_json(msg=f"{error.filename or 'this node'}: {error.strerror}", **call.result())
-    module.exit_json(**call.result(), **({} if drift is None else {"drift": drift}))
+        module.fail_json(msg=clean(str(error)))
+    failed = {"failed": True, "msg": results[-1]["msg"]} if "failed" in results[-1] else {}
+    module.exit_json(changed=any(one["changed"] for one in results), results=results, invocation={}, **failed)
 
 
 if __name__ == "__main__":

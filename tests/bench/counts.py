@@ -40,11 +40,11 @@ sys.addaudithook(note)
 
 
 def tasks(directory: Path) -> dict[str, Counter[str]]:
-    """Return for each host of a run how many of its tasks were `run` and how many `skipped`."""
+    """Return for each host of a run how many of its tasks were `run`, `skipped`, or `left` to a later one."""
     found: dict[str, Counter[str]] = {}
     for event in events(directory):
-        if event["event"] == "result":
-            status = "skipped" if event["status"] == "skipped" else "run"
+        if event["event"] == "result" and not event.get("waited"):
+            status = {"skipped": "skipped", "waits": "left"}.get(event["status"], "run")
             found.setdefault(event["host"], Counter())[status] += 1
     return found
 

@@ -43,12 +43,12 @@ def events(directory: Path) -> Iterator[Document]:
 
 
 def tasks(directory: Path) -> list[Task]:
-    """Return the tasks of a run in order, without those that every host skipped."""
+    """Return the tasks of a run in order, without those that every host skipped or left to a later one."""
     found: dict[tuple[str, ...], Task] = {}
     play = ""
     for event in events(directory):
         play = event.get("name", play) if event["event"] == "play" else play
-        if event["event"] == "result" and event["status"] != "skipped":
+        if event["event"] == "result" and event["status"] not in ("skipped", "waits") and not event.get("waited"):
             key = (play, event["role"], event["task"], event["path"])
             old = found.get(key, Task(event["role"], event["task"], 0.0, 0))
             found[key] = Task(old.role, old.name, max(old.seconds, float(event["seconds"])), old.hosts + 1)

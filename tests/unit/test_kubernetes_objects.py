@@ -82,8 +82,8 @@ class Api:
                 found = [item for (_, kind, *_), item in self.objects.items() if kind == argv[1][:-1].capitalize()]
                 return json.dumps({"kind": "List", "items": found})
             case "get":
-                who = ("v1", "ConfigMap", "kube-system", argv[2])
-                return [self.objects[who]] if who in self.objects else []
+                named = [("v1", "ConfigMap", "kube-system", name) for name in argv[2:] if not name.startswith("--")]
+                return [self.objects[who] for who in named if who in self.objects]
             case "delete":
                 whose = [MODULE.identity(item) for item in items] or [("v1", "ConfigMap", "kube-system", argv[2])]
                 for who in whose:
@@ -114,10 +114,15 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
 
 def converge(*wanted: Data, check: bool = False, part: str = "demo_role") -> list[str]:
     """Return the changes of one call, as text."""
-    found = MODULE.Part(part, check)
     MODULE.check_objects(list(wanted))
-    found.converge(list(wanted))
-    return [f"{one['action']} {one['kind']} {one['name']}" for one in found.changes]
+    [found] = MODULE.converge([given(part, *wanted)], check)
+    if found.get("failed"):
+        raise module_utils.NodeError(found["msg"])
+    return [f"{one['action']} {one['kind']} {one['name']}" for one in found["changes"]]
+
+
+def given(part: str, *wanted: Data, state: str = "present") -> Data:
+    return {"part": part, "objects": list(wanted), "wait": 0, "state": state}
 
 
 SETTINGS = an("ConfigMap", "settings", "demo", data={"a": "1"})
@@ -215,10 +220,37 @@ def test_converge__error_of_the_api__is_not_a_change(api: Api) -> None:
 def test_remove__after_converge__leaves_nothing(api: Api) -> None:
     before = set(api.objects)
     converge(SPACE, SETTINGS)
-    part = MODULE.Part("demo_role", False)
-    part.remove()
+    [removed] = MODULE.converge([given("demo_role", state="absent")], False)
     assert set(api.objects) == before
-    assert [one["action"] for one in part.changes] == ["removed", "removed"]
+    assert [one["action"] for one in removed["changes"]] == ["removed", "removed"]
+
+
+def test_converge__several_parts__is_as_one_after_another_with_fewer_calls(api: Api) -> None:
+    parts = [given("one", SPACE, SETTINGS), given("two", an("ConfigMap", "other", "demo")), given("three", QUEUE, CRD)]
+    results = MODULE.converge(parts, False)
+    together = len(api.calls)
+    assert [len(one["changes"]) for one in results] == [2, 1, 2]
+    assert [MODULE.Part(name, False).recorded() for name in ("one", "two", "three")] == [
+        sorted(MODULE.identity(item) for item in one["objects"]) for one in parts
+    ]
+    alone = Api()
+    with pytest.MonkeyPatch.context() as patch:
+        for place in (module_utils, MODULE):
+            patch.setattr(place, "kubectl", alone.kubectl)
+        assert [MODULE.converge([one], False)[0]["changes"] for one in parts] == [one["changes"] for one in results]
+    assert {who: MODULE.plain(item) for who, item in alone.objects.items()} == {
+        who: MODULE.plain(item) for who, item in api.objects.items()
+    }
+    assert together < len(alone.calls)
+    assert [one["changed"] for one in MODULE.converge(parts, False)] == [False, False, False]
+
+
+def test_converge__a_part_that_fails__ends_the_others_and_is_named(api: Api) -> None:
+    parts = [given("one", SPACE), given("two", an("ConfigMap", "x", "nowhere")), given("three", SETTINGS)]
+    results = MODULE.converge(parts, False)
+    assert [one.get("msg") for one in results] == [None, 'two: namespaces "nowhere" not found']
+    assert "ConfigMap settings" not in api.names()
+    assert MODULE.Part("one", False).recorded() == [MODULE.identity(SPACE)]
 
 
 def test_note__secret__is_hidden_in_the_difference() -> None:

@@ -24,6 +24,7 @@ import yaml
 from ansible.module_utils.node_state import drift as node_drift
 from ansible.module_utils.node_state import insert as node_insert
 from ansible.module_utils.node_state import items as node_items
+from ansible.module_utils.node_state import kernel as node_kernel
 from ansible.module_utils.node_state import packages as node_packages
 from ansible.module_utils.node_state import record as node_record
 from ansible.module_utils.node_state import tools as node_tools
@@ -282,7 +283,7 @@ def test_the_module_takes_what_the_action_plugin_gives() -> None:
         "packages": node_items.Package,
         "files": node_items.Entry,
         "units": node_items.Unit,
-        "sysctl": node_items.Setting,
+        "sysctl": node_kernel.Setting,
     }
     for key, kind in kinds.items():
         assert [kind(**item).name for item in found[key]]
@@ -759,7 +760,7 @@ class Notebook:
                 raise node_tools.NodeError("ended early")
 
 
-WANTED = [node_items.Setting("a", "1"), node_items.Setting("b", "2")]
+WANTED = [node_kernel.Setting("a", "1"), node_kernel.Setting("b", "2")]
 
 
 def test_what_is_right_is_not_touched(store: Path) -> None:
@@ -1249,8 +1250,8 @@ def test_kernel_settings_that_cannot_be_set_are_one_note_and_no_change(store: Pa
     def notes(too: str, verbose: bool = False) -> list[str]:
         done = call()
         done.verbose = verbose
-        wanted = [node_items.Setting("kernel.nosuch", "1"), node_items.Setting("kernel.nosuch/too", too)]
-        node_items.converge(done, node_items.Settings(), wanted)
+        wanted = [node_kernel.Setting("kernel.nosuch", "1"), node_kernel.Setting("kernel.nosuch/too", too)]
+        node_items.converge(done, node_kernel.Settings(), wanted)
         done.save()
         assert done.changes == []
         said: list[str] = done.notes
@@ -1424,6 +1425,42 @@ def test_alone_on_node__another_module_runs__fails_with_its_process(
     with pytest.raises(node_tools.NodeError, match=waits):  # noqa: SIM117
         with node_tools.alone_on_node([]):
             pytest.fail("the node is not ours")
+
+
+@pytest.mark.proves("packages", "A transaction of Debian's packages reloads systemd once.")
+@pytest.mark.parametrize(
+    ("asked", "made", "reloads"),
+    [
+        (["--system daemon-reload", "daemon-reload"], [], True),
+        (["daemon-reload", "--quiet is-active x", "is-enabled x"], ["--quiet is-active x", "is-enabled x"], True),
+        (
+            ["--system daemon-reload", "restart x", "try-restart y"],
+            ["daemon-reload", "restart x", "try-restart y"],
+            False,
+        ),
+        (["daemon-reload", "start x", "daemon-reload"], ["daemon-reload", "start x"], True),
+        (["--user daemon-reload"], ["--user daemon-reload"], False),
+        (["restart x"], ["restart x"], False),
+    ],
+)
+def test_systemctl__in_a_transaction__reloads_when_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], made: list[str], reloads: bool
+) -> None:
+    """The end reloads what is pending then. The real systemctl is replaced by one that keeps a list."""
+    listed, real = tmp_path / "listed", tmp_path / "real"
+    real.write_text(f'#!/bin/sh\necho "$*" >>{listed}\n')
+    real.chmod(0o755)
+    text_ = node_packages.SYSTEMCTL_TEXT.replace("/usr/bin/systemctl", str(real))
+    monkeypatch.setattr(node_packages, "SYSTEMCTL_TEXT", text_)
+    monkeypatch.setattr(node_packages, "SYSTEMCTL", tmp_path / "transaction/systemctl")
+    monkeypatch.setattr(node_packages, "run", lambda *argv: subprocess.run([real, *argv[1:]], check=True))
+    with node_packages.one_reload() as (_, option):
+        search = option.removeprefix("DPkg::Path=")
+        for words in asked:
+            subprocess.run(["sh", "-c", f"systemctl {words}"], env={"PATH": search}, check=True)
+        assert (listed.read_text().splitlines() if listed.exists() else []) == made
+    assert (listed.read_text().splitlines() if listed.exists() else []) == made + ["daemon-reload"] * reloads
+    assert list((tmp_path / "transaction").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 
-from ansible.module_utils.node_state.items import Packages, Paths, Settings, Units, difference
+from ansible.module_utils.node_state.items import Packages, Paths, Units, difference
+from ansible.module_utils.node_state.kernel import Settings
 from ansible.module_utils.node_state.record import load_record, recorded_scopes
 
 

@@ -66,7 +66,7 @@ class Call:
 
     def result(self):
         found = {"changed": bool(self.changes), "changes": self.changes, "notes": self.notes, "versions": self.versions}
-        return {**found, "edited": self.edited, **({"diff": self.diffs} if self.want_diff else {}), "invocation": {}}
+        return {**found, "edited": self.edited, **({"diff": self.diffs} if self.want_diff else {})}
 
     @functools.cached_property
     def others(self):

@@ -1,0 +1,252 @@
+"""Calls of node_state and kubernetes_objects that wait: by real Ansible in check mode here, and in all roles."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clusterctl.ansible import events
+from clusterctl.ansible.outcome import Ledger
+from clusterctl.ansible.patience import Patience
+from clusterctl.inventory.bootstrap_plays import APPLY
+from clusterctl.util import paths
+from tests.systems.rendering import ROLES, load, tasks
+
+CONTENT = paths.content()
+SECRET = "d0-not-sh0w"
+# These do not reach the node.
+ON_THE_CONTROLLER = {"assert", "debug", "fail", "group_by", "include_vars", "meta", "set_fact"}
+WAITS = ("node_state", "kubernetes_objects")
+# Tasks after a call that waits that need nothing of it; and results that are read although their call may wait.
+INDEPENDENT = {
+    ("users", "Add the users to Slurm"): "accounts are made from the inventory",
+    ("slurm_worker", "Record the driver's order of GPUs"): "where it is due, the call before it says now",
+}
+RESULTS = {
+    ("base", "__base_sources"): "is only asked whether it is there",
+    ("containerd", "__containerd_converged"): "without it the version is that of the early installation",
+    ("slurm_worker", "__slurm_worker_converged"): "is read only where the call says now",
+}
+
+
+def may_wait(task: dict[str, Any]) -> bool:
+    call = next((task[name] for name in WAITS if name in task), None)
+    waits = (
+        call is not None and (call or {}).get("state") not in ("probe", "flush") and (call or {}).get("now") is not True
+    )
+    return waits and not any(task.get(key) for key in ("environment", "loop", "delegate_to"))
+
+
+def reaches_the_node(task: dict[str, Any]) -> bool:
+    names = {name.rpartition(".")[2] for name in task}
+    return not names & ON_THE_CONTROLLER and not may_wait(task)
+
+
+def in_order(path: Path) -> list[dict[str, Any]]:
+    return list(tasks(path))
+
+
+@pytest.mark.proves("roles", "After what a role leaves to a later task, it does nothing that needs it.")
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_role__after_a_call_that_waits__does_not_reach_the_node(role: Path) -> None:
+    for path in sorted(role.glob("tasks/*.yml")):
+        left = False
+        for task in in_order(path) if path.name != "remove.yml" else ():
+            if left and reaches_the_node(task):
+                assert (role.name, task["name"]) in INDEPENDENT, f"{path}: {task['name']}"
+            left = may_wait(task) or (left and not any(name in task for name in WAITS))
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_result__of_a_call_that_waits__is_not_read(role: Path) -> None:
+    kept = {
+        task["register"]
+        for path in role.glob("tasks/*.yml")
+        for task in tasks(path)
+        if may_wait(task) and "register" in task
+    }
+    assert {name for name in kept if (role.name, name) not in RESULTS} == set()
+
+
+def test_plays__with_role_apply__have_it_last() -> None:
+    plays = [play.get("roles", []) for play in load(CONTENT / "playbooks/bootstrap.yml")]
+    used = [names for names in plays if APPLY in names]
+    assert len(used) >= 7
+    assert [names for names in used if names.index(APPLY) != len(names) - 1] == []
+
+
+def play(
+    folder: Path, calls: dict[str, list[dict[str, Any]]], last: list[str], *options: str
+) -> tuple[str, list[events.Event]]:
+    """Run one role for each entry, then others, by real Ansible in check mode; return its output and the events."""
+    for role, made in calls.items():
+        (folder / "roles" / role / "tasks").mkdir(parents=True)
+        (folder / "roles" / role / "tasks/main.yml").write_text(yaml.safe_dump(made))
+    (folder / "hosts.yaml").write_text(yaml.safe_dump({"all": {"hosts": {"one": None, "two": None}}}))
+    written = {"hosts": "all", "connection": "local", "gather_facts": False, "roles": [*calls, *last]}
+    (folder / "play.yml").write_text(
+        yaml.safe_dump([written | {"vars": {"ansible_python_interpreter": sys.executable}}])
+    )
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "LC_ALL": "C.UTF-8",
+        "ANSIBLE_CONFIG": str(CONTENT / "ansible.cfg"),
+        "ANSIBLE_ROLES_PATH": f"{folder / 'roles'}:{CONTENT / 'roles'}",
+        "CLUSTERCTL_EVENTS": str(folder / "events.jsonl"),
+    }
+    argv = [
+        str(Path(sys.executable).with_name("ansible-playbook")),
+        "-i",
+        "hosts.yaml",
+        "play.yml",
+        "--check",
+        *options,
+    ]
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return done.stdout + done.stderr, [event for line in lines if (event := events.parse(line))]
+
+
+def directory(name: str, path: object, **more: object) -> dict[str, Any]:
+    return {"name": name, "node_state": {"directories": [{"path": str(path)}], **more}}
+
+
+def results(found: list[events.Event], host: str) -> Iterator[tuple[str, str, str]]:
+    for event in found:
+        if isinstance(event, events.Result) and event.host == host:
+            yield event.role, event.task, event.status
+
+
+@pytest.mark.proves("roles", "What roles leave to one task is reported as the result of each role.")
+def test_play__with_role_apply__applies_all_in_one_task(tmp_path: Path) -> None:
+    there = {"path": str(tmp_path), "mode": "0700", "owner": str(os.geteuid()), "group": str(os.getegid())}
+    secret = {"dest": str(tmp_path / "key"), "content": SECRET, "secret": True}
+    calls = {
+        "a": [directory("Make a", tmp_path / "a"), {"name": "Make c", "node_state": {"name": "c", "files": [secret]}}],
+        "b": [{"name": "Make none", "node_state": {"directories": [there]}}],
+    }
+    output, found = play(tmp_path, calls, ["apply"], "-vvv", "--diff")
+    assert list(results(found, "two")) == [
+        ("a", "Make a", "waits"),
+        ("a", "Make c", "waits"),
+        ("b", "Make none", "waits"),
+        ("a", "Make a", "changed"),
+        ("a", "Make c", "changed"),
+        ("b", "Make none", "ok"),
+        ("apply", "Apply what the roles before have left", "ok"),
+    ]
+    assert SECRET not in output
+    assert SECRET not in (tmp_path / "events.jsonl").read_text()
+    ledger = Ledger()
+    ended = [stage.role for event in found for stage in ledger.add(event)]
+    assert ended == ["a", "b"]
+    assert [sorted(stage.changed) for stage in ledger.stages if stage.role in ("a", "b")] == [["one", "two"], []]
+    assert {change.name for _, change in ledger.hosts["one"].changes} == {str(tmp_path / "a"), str(tmp_path / "key")}
+    assert [stage["role"] for stage in ledger.summary()["stages"]] == ["a", "b"]
+    assert sorted(ledger.roles) == ["a", "b"]
+
+
+def test_play__without_role_apply__applies_each_at_once(tmp_path: Path) -> None:
+    _, found = play(tmp_path, {"a": [directory("Make a", tmp_path / "a")]}, [])
+    assert list(results(found, "one")) == [("a", "Make a", "changed")]
+
+
+def test_call__that_says_now__is_made_after_those_that_wait(tmp_path: Path) -> None:
+    now = directory("Make b", tmp_path / "b", now=True) | {"register": "made"}
+    own = {
+        "name": "Compare",
+        "ansible.builtin.assert": {"that": ["made.changes | length == 1", "made.changes[0].name.endswith('/b')"]},
+    }
+    output, found = play(tmp_path, {"a": [directory("Make a", tmp_path / "a")], "b": [now, own]}, ["apply"])
+    assert list(results(found, "one"))[:5] == [
+        ("a", "Make a", "waits"),
+        ("a", "Make a", "changed"),
+        ("b", "Make b", "changed"),
+        ("b", "Compare", "ok"),
+        ("apply", "Apply what the roles before have left", "ok"),
+    ], output
+
+
+@pytest.mark.proves(
+    "faults", "Of roles that are applied in one task, the one that fails is named, and ends the others."
+)
+def test_call__that_waits_and_fails__is_named_and_ends_the_others(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    if os.geteuid() == 0:
+        os.lchown(tmp_path / "link", 65534, 65534)
+    calls = {
+        "a": [directory("Make a", tmp_path / "a")],
+        "b": [directory("Make b", tmp_path / "link")],
+        "c": [directory("Make c", tmp_path / "c")],
+    }
+    output, found = play(tmp_path, calls, ["apply"])
+    told = list(results(found, "one"))[3:]
+    assert told == [("a", "Make a", "changed"), ("b", "Make b", "failed")]
+    assert "b: directory" in output  # Ansible's own line names the role as well
+    ledger = Ledger()
+    for event in found:
+        ledger.add(event)
+    assert {(one.host, one.role, one.task) for one in ledger.failures} == {
+        ("one", "b", "Make b"),
+        ("two", "b", "Make b"),
+    }
+    assert all(one.path.endswith("roles/b/tasks/main.yml:1") for one in ledger.failures)
+
+
+def test_call__of_several_hosts_or_with_a_loop__after_one_that_waits__is_refused(tmp_path: Path) -> None:
+    looped = directory("Make b", tmp_path / "{{ item }}", now=True) | {"loop": ["x", "y"]}
+    output, _ = play(tmp_path, {"a": [directory("Make a", tmp_path / "a"), looped]}, ["apply"])
+    assert "a task with loop or delegate_to cannot follow calls that wait" in output
+
+
+def test_patience__of_a_task_that_applies_what_waited__counts_its_own_time() -> None:
+    patience = Patience(10.0)
+    for host in ("one", "two", "three"):
+        patience.add(events.HostStarted(host, 0.0))
+    for host in ("one", "two"):
+        patience.add(events.Result(host, "a", "Make a", "", "ok", seconds=0.1, waited=True))
+        patience.add(events.Result(host, "apply", "Apply", "", "ok", seconds=8.0))
+    assert patience.exhausted(12.0) == []
+    assert patience.exhausted(30.0) == ["three"]
+
+
+def test_stage__of_a_role_that_waited__has_its_part_of_the_time() -> None:
+    now = 0.0
+    ledger = Ledger(lambda: now)
+    ledger.add(events.PlayStarted("Play", hosts=("one",)))
+    ledger.add(events.TaskStarted("Play", "a", "Make a", ""))
+    now = 1.0
+    ledger.add(events.Result("one", "a", "Make a", "", "waits"))
+    assert ledger.add(events.TaskStarted("Play", "b", "Make b", "")) == []
+    now = 6.0
+    ledger.add(events.Result("one", "a", "Make a", "", "changed", seconds=3.0, waited=True))
+    ledger.add(events.Result("one", "b", "Make b", "", "ok", seconds=5.0))
+    ended = ledger.add(events.PlayStarted("Next"))
+    assert [(stage.role, stage.seconds(now)) for stage in ended] == [("a", 4.0), ("b", 2.0)]
+
+
+def test_stage__with_a_call_that_never_ran__ends_with_its_play() -> None:
+    ledger = Ledger()
+    ledger.add(events.PlayStarted("Play", hosts=("one", "two")))
+    ledger.add(events.TaskStarted("Play", "a", "Make a", ""))
+    for host in ("one", "two"):
+        ledger.add(events.Result(host, "a", "Make a", "", "waits"))
+    ledger.add(events.TaskStarted("Play", "apply", "Apply", ""))
+    ledger.add(events.Result("one", "apply", "Apply", "", "unreachable", "lost"))
+    ledger.add(events.Result("two", "a", "Make a", "", "ok", waited=True))
+    assert [stage.role for stage in ledger.add(events.Ended())] == ["a"]
+    assert ledger.summary()["roles"]["a"]["hosts"] == ["two"]
+
+
+def test_event__of_a_call_that_waited__is_marked() -> None:
+    line = {"event": "result", "host": "one", "role": "a", "task": "Make a", "status": "ok", "waited": True}
+    parsed = events.parse(json.dumps(line))
+    assert isinstance(parsed, events.Result)
+    assert parsed.waited
