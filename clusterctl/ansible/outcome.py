@@ -174,7 +174,7 @@ class Ledger:
         for one in ended:
             if one.role:
                 earlier = self.roles.get(one.role, [])
-                self.roles[one.role] = self.ordered({*earlier, *one.busy} - one.failed)
+                self.roles[one.role] = self.ordered({*earlier, *one.busy} - one.failed - set(one.waiting))
         self.roles.pop(APPLY, None)
         return [one for one in ended if one.role != APPLY]  # for people it is no stage of its own
 
@@ -237,7 +237,8 @@ class Ledger:
         for name, count in event.hosts.items():
             host = self.hosts.setdefault(name, Host())
             host.failed, host.unreachable = count.failed > 0, count.unreachable > host.behind
-            host.changed = self._before.get(name, 0) + count.changed
+            # A task that applies what several roles describe is one to Ansible, and none if its last one fails.
+            host.changed = max(host.changed, self._before.get(name, 0) + count.changed)
         self.failures = [result for result in self.failures if self.hosts[result.host].status != "ok"]
 
     def error(

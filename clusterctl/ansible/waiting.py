@@ -1,49 +1,68 @@
 """Calls of an action plugin that wait, so that one task makes them all: for node_state and kubernetes_objects.
 
 In a play that ends with role `apply`, what the roles before it describe is kept in a fact of the host, and applied in
-one task, in its order: by role `apply`, or before it by a call that says `now`. Facts are kept in memory only. Ansible
-runs a plugin in a process of its own, so a fact is its only way to keep something for a later task.
+one task, in its order: by role `apply`, or before it by a call that says `now`. Ansible runs a plugin in a process of
+its own, so a fact is its only way to keep something for a later task.
+
+What waits is not applied if the host fails before. Ansible forgets the facts of a task that fails: if a block rescues
+it, all calls are made again.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ansible import constants
+from ansible.errors import AnsibleActionFail
 
 from clusterctl.inventory.bootstrap_plays import APPLY
 
 Data = dict[str, Any]
 
 
+def made(
+    plugin: Any, fact: str, own: Data | None, task_vars: Mapping[str, Any], *, once: bool = False, **arguments: Any
+) -> Data:
+    """Return the result of a task: of a call that waits now, or of all calls, which the task makes.
+
+    `own` are the arguments of the task's own call with `now`; without it, the task makes what waits. `once`: a task of
+    one host for all may wait. `arguments` are the module's besides `calls`. Raises AnsibleActionFail for a task that
+    would lose or repeat what waits.
+    """
+    task, calls = plugin._task, list((task_vars.get("ansible_facts") or {}).get(fact) or [])
+    if calls and (task.delegate_to or task.loop or (task.run_once and not once)):
+        raise AnsibleActionFail(
+            f"{task.action}: a task with loop, run_once or delegate_to cannot follow calls that wait"
+        )
+    if own is not None:
+        given = {key: value for key, value in own.items() if key != "now"}
+        calls.append({"arguments": given, "task": task._uuid, "role": str(task._role or "")})
+        if not own["now"] and may_wait(task, once=once):
+            # Ansible would show the content of secret files with -v.
+            return {"changed": False, "ansible_facts": {fact: calls}, "_ansible_no_log": True}
+    if not calls:
+        return {"changed": False}
+    arguments["calls"] = [call["arguments"] for call in calls]
+    found: Data = plugin._execute_module(module_name=task.action, module_args=arguments, task_vars=task_vars)
+    return joined(fact, calls, found, has_own=own is not None)
+
+
 def may_wait(task: Any, *, once: bool = False) -> bool:
-    """Return whether role `apply` follows in the play of a task. `once`: a task of one host for all may wait."""
+    """Return whether role `apply` follows in the play of a task, and facts are kept in memory only."""
     if task.delegate_to or task.loop or any(task.environment or ()) or task.async_val or (task.run_once and not once):
         return False
     outer, item = None, task
     while item is not None:
         outer, item = getattr(item, "_role", None) or outer, item._parent
     names = [role.get_name() for role in outer._play.roles] if outer and outer._play else []
-    return outer is not None and APPLY in names and outer.get_name() in names[: names.index(APPLY)]
-
-
-def left(fact: str, task_vars: Mapping[str, Any]) -> list[Data]:
-    """Return the calls that wait, of the host that the variables are of."""
-    return list((task_vars.get("ansible_facts") or {}).get(fact) or [])
-
-
-def call(task: Any, arguments: Data) -> Data:
-    """Return a call as it is kept, with what names its task in reports."""
-    return {"arguments": arguments, "task": task._uuid, "role": str(task._role or "")}
-
-
-def keep(fact: str, calls: Sequence[Data]) -> Data:
-    """Return the result of a task whose call waits. Ansible would show the content of secret files with -v."""
-    return {"changed": False, "ansible_facts": {fact: list(calls)}, "_ansible_no_log": True}
+    follows = outer is not None and APPLY in names and outer.get_name() in names[: names.index(APPLY)]
+    return follows and constants.CACHE_PLUGIN == "memory"
 
 
 def joined(fact: str, calls: Sequence[Data], found: Data, *, has_own: bool) -> Data:
     """Return the result of the task that made calls, from that of their module, which ends at the first that fails.
 
-    It is the result of the task's own call, the last one, or that of the call that failed. `applied` has an entry for
-    each call, which the callback reports as the result of its own task.
+    It is the result of the task's own call, the last one, or that of the call that failed; `changed` and `diff` are of
+    all. `applied` has an entry for each call, which the callback reports as the result of its own task.
     """
     found.pop("invocation", None)
     done = found.pop("results", None)

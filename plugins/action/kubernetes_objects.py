@@ -55,15 +55,8 @@ class ActionModule(ActionBase):
         if state not in ("present", "absent", "flush"):
             raise AnsibleActionFail(f"kubernetes_objects: state is {state!r}, expected present, absent or flush")
         given = {"part": arguments.get("part"), "objects": objects, "wait": wait, "state": state}
-        calls, has_own = waiting.left(WAITING, task_vars), state != "flush"
-        calls += [waiting.call(self._task, given)] if has_own else []
-        if has_own and not arguments.get("now") and waiting.may_wait(self._task, once=True):
-            return {**result, **waiting.keep(WAITING, calls)}
-        if not calls:
-            return {**result, "changed": False}
-        parts = {"parts": [call["arguments"] for call in calls]}
-        found: Data = self._execute_module(module_name="kubernetes_objects", module_args=parts, task_vars=task_vars)
-        return {**result, **waiting.joined(WAITING, calls, found, has_own=has_own)}
+        given["now"] = bool(arguments.get("now"))
+        return {**result, **waiting.made(self, WAITING, None if state == "flush" else given, task_vars, once=True)}
 
     def _needle(self, folder: str, name: str) -> str:
         try:

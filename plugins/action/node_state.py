@@ -321,22 +321,11 @@ class ActionModule(ActionBase):
             arguments.setdefault("upgrade", not {role, "all"}.isdisjoint(moved))
         try:
             given = normalise(arguments, lambda how, name: self._read(how, name, task_vars))
-            waits = not flag("now", arguments.get("now") or False) and given["state"] in ("present", "absent")
+            given["now"] = given["state"] == "probe" or flag("now", arguments.get("now") or False)
         except ArgumentError as error:
             raise AnsibleActionFail(f"node_state: {error}") from None
-        calls = waiting.left(WAITING, task_vars)
-        if calls and (self._task.delegate_to or self._task.loop):
-            raise AnsibleActionFail("node_state: a task with loop or delegate_to cannot follow calls that wait")
-        has_own = given["state"] != "flush"
-        calls += [waiting.call(self._task, given)] if has_own else []
-        if waits and waiting.may_wait(self._task):
-            return {**result, **waiting.keep(WAITING, calls)}
-        if not calls:
-            return {**result, "changed": False}
-        arguments = {"calls": [call["arguments"] for call in calls], "package_manager": given["package_manager"]}
-        arguments["record_key"] = self._record_key(task_vars)
-        found: Data = self._execute_module(module_name="node_state", module_args=arguments, task_vars=task_vars)
-        return {**result, **waiting.joined(WAITING, calls, found, has_own=has_own)}
+        own = None if given["state"] == "flush" else given
+        return {**result, **waiting.made(self, WAITING, own, task_vars, record_key=self._record_key(task_vars))}
 
     def _read(self, how: str, name: str, task_vars: Data) -> str | bytes:
         """Return the content of a file in the role's files/, or a rendered template of its templates/."""

@@ -302,10 +302,8 @@ def main():
         for name in missing if module.check_mode else ():
             workers.note(name, "joins the cluster", "created")
         admitted = workers.admit(module.params["joining"], found)
-        workers.forget(module.params["joined"])
+        workers.forget({*module.params["joined"], *given})
         workers.converge({name: found[name] for name in given if name in found}, given)
-        if given and not module.check_mode:
-            run(JOIN, "--delete", ",".join(sorted(given)))
     except NodeError as error:
         module.fail_json(msg=str(error), changes=workers.changes, changed=bool(workers.changes))
     answer = {"joining": admitted, "notes": workers.notes}

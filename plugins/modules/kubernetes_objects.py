@@ -363,8 +363,11 @@ def converge(given, check):
         results.append({**result, "seconds": round(time.monotonic() - began, 3)})
         if failed:
             break
-    if done and not check:
-        parts[0].apply(done)
+    try:
+        if done and not check:
+            parts[0].apply(done)
+    except NodeError as error:
+        results[-1] = {"failed": True, "msg": f"{part.name}: {error}", **results[-1]}
     return results
 
 
@@ -490,28 +493,28 @@ def troubles(pods):
     return "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
 
 
-def check_objects(objects):
-    """Raise NodeError for something that is no object, or is given twice."""
+def check_objects(objects, about=""):
+    """Raise NodeError for something that is no object, or is given twice; `about` begins the message."""
     seen = set()
     for item in objects:
         if not isinstance(item, dict) or not item.get("apiVersion") or not item.get("kind"):
-            raise NodeError(f"an object has no apiVersion or kind: {clean(json.dumps(item), 100)}")
+            raise NodeError(f"{about}an object has no apiVersion or kind: {clean(json.dumps(item), 100)}")
         if not (item.get("metadata") or {}).get("name"):
-            raise NodeError(f"a {item['kind']} has no name")
+            raise NodeError(f"{about}a {item['kind']} has no name")
         if identity(item) in seen:
-            raise NodeError(f"{item['kind']} {shown(identity(item))} is given twice")
+            raise NodeError(f"{about}{item['kind']} {shown(identity(item))} is given twice")
         seen.add(identity(item))
 
 
 def main():
     """Ansible's entry point. The action plugin has put the content of files and templates into `objects`."""
     module = AnsibleModule(
-        argument_spec={"parts": {"type": "list", "elements": "dict", "required": True}}, supports_check_mode=True
+        argument_spec={"calls": {"type": "list", "elements": "dict", "required": True}}, supports_check_mode=True
     )
-    given, check = module.params["parts"], module.check_mode
+    given, check = module.params["calls"], module.check_mode
     try:
         for one in given:
-            check_objects(one["objects"])
+            check_objects(one["objects"], f"{one['part']}: ")
         if check and kubectl("version", check=False)[0] != 0:
             results = [planned(one) for one in given]
         else:

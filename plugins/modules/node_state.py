@@ -13,6 +13,7 @@ import contextlib
 import functools
 import os
 import time
+import traceback
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -126,6 +127,11 @@ def probe(call, _given, manager):
     return compare(call, manager)[0]
 
 
+def said(error):
+    """Return the message of an operating system's error, with the path that it is about."""
+    return f"{error.filename or 'this node'}: {error.strerror}"
+
+
 def make(given, module, manager):
     """Make one call; return its result."""
     began = time.monotonic()
@@ -139,7 +145,9 @@ def make(given, module, manager):
     except NodeError as error:
         more = {"failed": True, "msg": clean(str(error))}
     except OSError as error:
-        more = {"failed": True, "msg": f"{error.filename or 'this node'}: {error.strerror}"}
+        more = {"failed": True, "msg": said(error)}
+    except Exception as error:
+        more = {"failed": True, "msg": f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"}
     return {**call.result(), **more, "seconds": round(time.monotonic() - began, 3)}
 
 
@@ -147,22 +155,22 @@ def main():
     """Make the calls in their order until one fails. The result has that of each call."""
     # Without no_log the node's journal shows the content of files.
     spec = {"calls": {"type": "list", "elements": "dict", "no_log": True, "required": True}}
-    spec["package_manager"] = {"type": "str", "choices": ["auto", "apt", "dnf"], "default": "auto"}
     spec["record_key"] = {"type": "str", "no_log": True}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
-    module.no_log_values.clear()  # values of `files` are words like root; secrets are never in a result
+    module.no_log_values.clear()  # values of `calls` are words like root; secrets are never in a result
     os.umask(0o022)
     calls, notes, results = module.params["calls"], [], []
-    manager = functools.lru_cache(lambda: package_manager(module.params["package_manager"], notes))
+    manager = functools.lru_cache(lambda choice: package_manager(choice, notes))
     writes = not module.check_mode and any(given["state"] != "probe" for given in calls)
     try:
         with alone_on_node(notes) if writes else contextlib.nullcontext():
             while len(results) < len(calls) and not (results and "failed" in results[-1]):
-                result = make(calls[len(results)], module, manager)
+                given = calls[len(results)]
+                result = make(given, module, functools.partial(manager, given["package_manager"]))
                 results.append({**result, "notes": result["notes"] + notes})
                 notes.clear()
-    except NodeError as error:
-        module.fail_json(msg=clean(str(error)))
+    except (NodeError, OSError) as error:  # of the lock. Without `invocation`, -vvv shows the content of secret files.
+        module.fail_json(msg=said(error) if isinstance(error, OSError) else clean(str(error)), invocation={})
     failed = {"failed": True, "msg": results[-1]["msg"]} if "failed" in results[-1] else {}
     module.exit_json(changed=any(one["changed"] for one in results), results=results, invocation={}, **failed)
 

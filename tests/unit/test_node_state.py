@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.module_utils import basic
 from ansible.module_utils.node_state import drift as node_drift
 from ansible.module_utils.node_state import insert as node_insert
 from ansible.module_utils.node_state import items as node_items
@@ -1427,6 +1428,30 @@ def test_alone_on_node__another_module_runs__fails_with_its_process(
             pytest.fail("the node is not ours")
 
 
+@pytest.mark.proves("secrets", "What the module prints when it cannot begin has no content of secret files.")
+@pytest.mark.parametrize("error", [node_tools.NodeError("locked"), OSError(28, "No space left on device", "/run/x")])
+def test_module__that_cannot_begin__prints_no_arguments(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    """Ansible prints all of it with -vvv."""
+
+    def locked(_notes: list[str]) -> None:
+        raise error
+
+    key = {"name": "/etc/key", "data": base64.b64encode(b"d0-not-sh0w").decode(), "secret": True}
+    given = {"calls": [{"state": "present", "name": "demo", "files": [key]}], "record_key": "d0-not-sh0w"}
+    monkeypatch.setattr(module, "alone_on_node", locked)
+    monkeypatch.setattr(basic, "_ANSIBLE_ARGS", json.dumps({"ANSIBLE_MODULE_ARGS": given}).encode())
+    monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy")
+    with pytest.raises(SystemExit):
+        module.main()
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["failed"]
+    assert printed["msg"] in ("locked", "/run/x: No space left on device")
+    assert "d0-not-sh0w" not in str(printed)
+    assert key["data"] not in str(printed)
+
+
 @pytest.mark.proves("packages", "A transaction of Debian's packages reloads systemd once.")
 @pytest.mark.parametrize(
     ("asked", "made", "reloads"),
@@ -1453,9 +1478,17 @@ def test_systemctl__in_a_transaction__reloads_when_it_is_needed(
     text_ = node_packages.SYSTEMCTL_TEXT.replace("/usr/bin/systemctl", str(real))
     monkeypatch.setattr(node_packages, "SYSTEMCTL_TEXT", text_)
     monkeypatch.setattr(node_packages, "SYSTEMCTL", tmp_path / "transaction/systemctl")
-    monkeypatch.setattr(node_packages, "run", lambda *argv: subprocess.run([real, *argv[1:]], check=True))
-    with node_packages.one_reload() as (_, option):
+
+    def run(*argv: str, check: bool = True) -> tuple[int, str]:
+        if argv[0] == "apt-config":
+            return 0, "path='/opt/bin:/bin:/usr/bin'"
+        return subprocess.run([real, *argv[1:]], check=check).returncode, ""
+
+    monkeypatch.setattr(node_packages, "run", run)
+    notes: list[str] = []
+    with node_packages.one_reload(notes) as (_, option):
         search = option.removeprefix("DPkg::Path=")
+        assert search.endswith("/transaction:/opt/bin:/bin:/usr/bin")
         for words in asked:
             subprocess.run(["sh", "-c", f"systemctl {words}"], env={"PATH": search}, check=True)
         assert (listed.read_text().splitlines() if listed.exists() else []) == made

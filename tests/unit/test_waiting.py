@@ -23,11 +23,21 @@ SECRET = "d0-not-sh0w"
 # These do not reach the node.
 ON_THE_CONTROLLER = {"assert", "debug", "fail", "group_by", "include_vars", "meta", "set_fact"}
 WAITS = ("node_state", "kubernetes_objects")
-# Tasks after a call that waits that need nothing of it; and results that are read although their call may wait.
+# What follows a call that waits, in its role or a later one of the play, and needs nothing of it.
 INDEPENDENT = {
-    ("users", "Add the users to Slurm"): "accounts are made from the inventory",
     ("slurm_worker", "Record the driver's order of GPUs"): "where it is due, the call before it says now",
+    (
+        "kubernetes_node",
+        "List swap, the kernel, and the certificate and release of a node that has joined",
+    ): "it only reads",
+    ("kubernetes_node", "Refuse a host on which the kubelet cannot run"): "it only fails",
+    ("kubernetes_worker", "Delete the tokens of workers that have not joined"): "it is done on a head",
+    ("kubernetes_worker", "Label the workers, and cordon new ones"): "it is done on a head",
+    ("users", "Add the users to Slurm"): "there the call before it says now",
+    ("kubernetes_head", "Upgrade the kubelet after the API"): "only the record of the kubelet of a new head waits",
+    ("kubernetes_network", "Check what network policies need"): "it asks the API, whose server runs",
 }
+# Results that are read although their call may wait.
 RESULTS = {
     ("base", "__base_sources"): "is only asked whether it is there",
     ("containerd", "__containerd_converged"): "without it the version is that of the early installation",
@@ -36,49 +46,60 @@ RESULTS = {
 
 
 def may_wait(task: dict[str, Any]) -> bool:
-    call = next((task[name] for name in WAITS if name in task), None)
-    waits = (
-        call is not None and (call or {}).get("state") not in ("probe", "flush") and (call or {}).get("now") is not True
-    )
+    call = next((task[name] or {} for name in WAITS if name in task), None)
+    waits = call is not None and call.get("state") not in ("probe", "flush") and call.get("now") is not True
     return waits and not any(task.get(key) for key in ("environment", "loop", "delegate_to"))
 
 
 def reaches_the_node(task: dict[str, Any]) -> bool:
     names = {name.rpartition(".")[2] for name in task}
-    return not names & ON_THE_CONTROLLER and not may_wait(task)
+    return not names & ON_THE_CONTROLLER and not any(name in task for name in WAITS)
 
 
-def in_order(path: Path) -> list[dict[str, Any]]:
-    return list(tasks(path))
+def walk(role: str, file: str = "main.yml") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a role's tasks in the order in which they run, those of included files in their place."""
+    for task in tasks(CONTENT / "roles" / role / "tasks" / file):
+        yield role, task
+        plain = {
+            name.rpartition(".")[2]: value for name, value in task.items() if (role, task["name"]) not in INDEPENDENT
+        }
+        inner = plain.get("include_tasks") or plain.get("import_tasks")
+        if isinstance(inner, str) and "{{" not in inner:
+            yield from walk(role, inner)
+        if other := plain.get("include_role") or plain.get("import_role"):
+            yield from walk(other["name"], f"{other.get('tasks_from', 'main')}.yml")
 
 
-@pytest.mark.proves("roles", "After what a role leaves to a later task, it does nothing that needs it.")
-@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-def test_role__after_a_call_that_waits__does_not_reach_the_node(role: Path) -> None:
-    for path in sorted(role.glob("tasks/*.yml")):
-        left = False
-        for task in in_order(path) if path.name != "remove.yml" else ():
-            if left and reaches_the_node(task):
-                assert (role.name, task["name"]) in INDEPENDENT, f"{path}: {task['name']}"
-            left = may_wait(task) or (left and not any(name in task for name in WAITS))
+def includes(task: dict[str, Any]) -> bool:
+    return any(name.rpartition(".")[2].startswith(("include_", "import_")) for name in task)
+
+
+PLAYS = [play for play in load(CONTENT / "playbooks/bootstrap.yml") if APPLY in play.get("roles", [])]
+
+
+@pytest.mark.proves("roles", "After what a role leaves to a later task, nothing is done on the node that needs it.")
+@pytest.mark.parametrize("play", PLAYS, ids=lambda play: str(play["name"]))
+def test_play__after_a_call_that_waits__does_nothing_that_needs_it(play: dict[str, Any]) -> None:
+    """A call by a template of `now` counts as one that waits."""
+    left = ""
+    for name in play["roles"]:
+        for role, task in walk(name) if name != APPLY else ():
+            if left and reaches_the_node(task) and (role, task["name"]) not in INDEPENDENT:
+                assert includes(task), f"{role}: {task['name']} comes after {left}, which waits"
+            if any(name in task for name in WAITS):
+                left = f"{role}: {task['name']}" if may_wait(task) else ""
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_result__of_a_call_that_waits__is_not_read(role: Path) -> None:
-    kept = {
-        task["register"]
-        for path in role.glob("tasks/*.yml")
-        for task in tasks(path)
-        if may_wait(task) and "register" in task
-    }
+    found = [task for path in role.glob("tasks/*.yml") for task in tasks(path) if may_wait(task)]
+    kept = {task["register"] for task in found if "register" in task}
     assert {name for name in kept if (role.name, name) not in RESULTS} == set()
 
 
 def test_plays__with_role_apply__have_it_last() -> None:
-    plays = [play.get("roles", []) for play in load(CONTENT / "playbooks/bootstrap.yml")]
-    used = [names for names in plays if APPLY in names]
-    assert len(used) >= 7
-    assert [names for names in used if names.index(APPLY) != len(names) - 1] == []
+    assert len(PLAYS) >= 7
+    assert [play["name"] for play in PLAYS if play["roles"].index(APPLY) != len(play["roles"]) - 1] == []
 
 
 def play(
@@ -203,7 +224,7 @@ def test_call__that_waits_and_fails__is_named_and_ends_the_others(tmp_path: Path
 def test_call__of_several_hosts_or_with_a_loop__after_one_that_waits__is_refused(tmp_path: Path) -> None:
     looped = directory("Make b", tmp_path / "{{ item }}", now=True) | {"loop": ["x", "y"]}
     output, _ = play(tmp_path, {"a": [directory("Make a", tmp_path / "a"), looped]}, ["apply"])
-    assert "a task with loop or delegate_to cannot follow calls that wait" in output
+    assert "a task with loop, run_once or delegate_to cannot follow calls that wait" in output
 
 
 def test_patience__of_a_task_that_applies_what_waited__counts_its_own_time() -> None:
@@ -230,6 +251,29 @@ def test_stage__of_a_role_that_waited__has_its_part_of_the_time() -> None:
     ledger.add(events.Result("one", "b", "Make b", "", "ok", seconds=5.0))
     ended = ledger.add(events.PlayStarted("Next"))
     assert [(stage.role, stage.seconds(now)) for stage in ended] == [("a", 4.0), ("b", 2.0)]
+
+
+def test_role__with_a_call_that_never_ran__is_not_one_that_the_host_has() -> None:
+    ledger = Ledger()
+    ledger.add(events.PlayStarted("Play", hosts=("one",)))
+    ledger.add(events.TaskStarted("Play", "users", "Make users", ""))
+    ledger.add(events.Result("one", "users", "Make users", "", "changed"))
+    ledger.add(events.Result("one", "users", "Configure sudo", "", "waits"))
+    ledger.add(events.TaskStarted("Play", "later", "Refuse", ""))
+    ledger.add(events.Result("one", "later", "Refuse", "", "failed"))
+    ledger.add(events.Ended())
+    assert ledger.summary()["roles"] == {}
+
+
+def test_changes__before_a_call_that_fails__are_counted() -> None:
+    """To Ansible the task that applied both has failed, and a failed task is no changed one."""
+    ledger = Ledger()
+    ledger.add(events.PlayStarted("Play", hosts=("one",)))
+    ledger.add(events.TaskStarted("Play", "apply", "Apply", ""))
+    ledger.add(events.Result("one", "a", "Make a", "", "changed", waited=True))
+    ledger.add(events.Result("one", "b", "Make b", "", "failed", waited=True))
+    ledger.add(events.Stats({"one": events.HostStats(failed=1)}))
+    assert ledger.hosts["one"].changed == 1
 
 
 def test_stage__with_a_call_that_never_ran__ends_with_its_play() -> None:

@@ -20,7 +20,7 @@ from grp import getgrnam
 from pathlib import Path
 from pwd import getpwnam
 
-from ansible.module_utils.node_state.packages import Package, come_along, matches, targets
+from ansible.module_utils.node_state.packages import Package, come_along, matches, reload_pending, targets
 from ansible.module_utils.node_state.record import original
 from ansible.module_utils.node_state.tools import (
     TEXT_LIMIT,
@@ -490,5 +490,7 @@ class Units(Kind):
 
 def reload_units(call):
     """Run daemon-reload if a unit file changed, now or in a killed run."""
+    if not call.check:
+        reload_pending(call.notes)
     if any(trigger.startswith(UNIT_FOLDERS) for trigger in call.pending) and not call.check:
         run("systemctl", "daemon-reload")

@@ -173,18 +173,26 @@ def no_service_starts(notes):
 
 
 @contextlib.contextmanager
-def one_reload():
+def one_reload(notes):
     """Reload systemd once for the packages of a transaction. Yield options for apt-get."""
-    pending = SYSTEMCTL.with_name("systemctl.pending")
+    path = re.findall(r"='(.*)'", run("apt-config", "shell", "path", "DPkg::Path")[1])
     SYSTEMCTL.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write(SYSTEMCTL, SYSTEMCTL_TEXT.encode(), mode=0o755)
     try:
-        yield "-o", f"DPkg::Path={SYSTEMCTL.parent}:{DPKG_PATH}"
+        yield "-o", f"DPkg::Path={':'.join([str(SYSTEMCTL.parent), *(path or [DPKG_PATH])])}"
     finally:
         SYSTEMCTL.unlink(missing_ok=True)
-        if pending.exists():  # also after a kill
-            pending.unlink()
-            run("systemctl", "daemon-reload")
+        reload_pending(notes)
+
+
+def reload_pending(notes):
+    """Make the reload of systemd that a transaction has put off, also one of a killed run."""
+    pending = SYSTEMCTL.with_name("systemctl.pending")
+    if pending.exists():
+        status, output = run("systemctl", "daemon-reload", check=False)
+        pending.unlink()
+        if status != 0:
+            notes.append(f"systemd was not reloaded after the installation of packages: {complaint(output)}")
 
 
 class Apt:
@@ -304,7 +312,7 @@ class Apt:
             self.apt_get(*words, "--download-only")
             return
         manual = set(run("apt-mark", "showmanual")[1].split()) if along else set()
-        with no_service_starts(self.notes) as lock, one_reload() as options:
+        with no_service_starts(self.notes) as lock, one_reload(self.notes) as options:
             self.apt_get(*words, *(name + "-" for name in remove), *options, pass_fds=(lock,))
         forget_fetched(words)
         if set(along) - manual:  # so that apt removes them when no package needs them any more
