@@ -40,7 +40,7 @@ def made(
             # Ansible would show the content of secret files with -v.
             return {"changed": False, "ansible_facts": {fact: calls}, "_ansible_no_log": True}
     if not calls:
-        return {"changed": False}
+        return {"changed": False, "skipped": True, "skip_reason": "Nothing waits."}
     arguments["calls"] = [call["arguments"] for call in calls]
     found: Data = plugin._execute_module(module_name=task.action, module_args=arguments, task_vars=task_vars)
     return joined(fact, calls, found, has_own=own is not None)
