@@ -1449,7 +1449,7 @@ def test_module__that_cannot_begin__prints_no_arguments(
     assert printed["failed"]
     assert printed["msg"] in ("locked", "/run/x: No space left on device")
     assert "d0-not-sh0w" not in str(printed)
-    assert key["data"] not in str(printed)
+    assert str(key["data"]) not in str(printed)
 
 
 @pytest.mark.proves("packages", "A transaction of Debian's packages reloads systemd once.")
