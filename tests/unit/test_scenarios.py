@@ -17,6 +17,7 @@ GROUPS = {"all", "slurm_head", "slurm_workers", "monitoring"}  # of a scenario's
 WHOLE = "check converge idempotence verify"
 ROLES_OF_ORDINARY = {
     "backup": "converge verify",
+    "apply": "check converge idempotence",
     "base": WHOLE,
     "gpu_health": "check converge idempotence",
     "munge": WHOLE,
@@ -45,6 +46,11 @@ class Elsewhere(NamedTuple):
 
 
 ELSEWHERE = {
+    "apply": Elsewhere(
+        "ordinary",
+        "test_costs.py::test_bootstrap__from_nothing__keeps_a_workers_path_short",
+        "bootstrap_tasks_worker",  # without the role, more tasks run
+    ),
     "enroot": Elsewhere("ordinary", "test_runtimes.py::test_enroots_directories_are_each_users_own", "/var/lib/enroot"),
     "kubernetes_exporter": Elsewhere(
         "ordinary", "test_kubernetes.py::test_metrics__in_prometheus__are_those_of_the_cluster", "kubernetes_node_state"

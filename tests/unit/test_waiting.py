@@ -77,7 +77,7 @@ def includes(task: dict[str, Any]) -> bool:
 PLAYS = [play for play in load(CONTENT / "playbooks/bootstrap.yml") if APPLY in play.get("roles", [])]
 
 
-@pytest.mark.proves("roles", "After what a role leaves to a later task, nothing is done on the node that needs it.")
+@pytest.mark.proves("roles", "Nothing on the node needs what a role has left to a later task.")
 @pytest.mark.parametrize("play", PLAYS, ids=lambda play: str(play["name"]))
 def test_play__after_a_call_that_waits__does_nothing_that_needs_it(play: dict[str, Any]) -> None:
     """A call by a template of `now` counts as one that waits."""
@@ -195,9 +195,7 @@ def test_call__that_says_now__is_made_after_those_that_wait(tmp_path: Path) -> N
     ], output
 
 
-@pytest.mark.proves(
-    "faults", "Of roles that are applied in one task, the one that fails is named, and ends the others."
-)
+@pytest.mark.proves("faults", "Of roles applied in one task, the failed one is named and ends the others.")
 def test_call__that_waits_and_fails__is_named_and_ends_the_others(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     if os.geteuid() == 0:
