@@ -77,7 +77,7 @@ def test_haproxy__tasks__follow_and_precede_the_api_servers() -> None:
     }
     assert parts["control_plane.yml"] < parts["haproxy.yml"]
     assert main[parts["haproxy.yml"]]["when"] == "__kubernetes_head_shares"
-    assert steps[0]["node_state"] == {"name": "kubernetes_head_haproxy", "state": "absent"}
+    assert steps[0]["node_state"] == {"name": "kubernetes_head_haproxy", "state": "absent", "now": True}
     assert steps[0]["when"] == "not __kubernetes_head_shares"
 
 
