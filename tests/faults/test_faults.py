@@ -76,6 +76,7 @@ def test_a_head_that_fails_stops_the_run_before_a_worker_changes(lab: TestLab) -
 
 
 @pytest.mark.proves("faults", "A worker that hangs is left behind; the others complete; exit 4.")
+@pytest.mark.long
 def test_a_worker_that_hangs_is_left_behind(lab: TestLab) -> None:
     before, after = zone(lab, "gpu02"), change_zone(lab)
     run = begin(lab)
@@ -153,6 +154,7 @@ def test_a_killed_run_is_taken_over_and_other_machines_are_kept_out(lab: TestLab
 
 
 @pytest.mark.proves("jobs", "An option that Slurm does not know never reaches slurm.conf.")
+@pytest.mark.long
 def test_an_option_that_slurm_does_not_know_never_reaches_it(lab: TestLab) -> None:
     """One of a later release: the inventory passes for good, and the head's own slurmctld is asked."""
     before = lab.manifests()
@@ -166,6 +168,7 @@ def test_an_option_that_slurm_does_not_know_never_reaches_it(lab: TestLab) -> No
 
 @pytest.mark.proves("preflight", "Jump host and sudo password work for preflight and Ansible.")
 @pytest.mark.proves("preflight", "A wrong sudo password is tried once on each node, and never shown.")
+@pytest.mark.long
 def test_nodes_behind_the_head_with_a_password_for_sudo(lab: TestLab, tmp_path: Path) -> None:
     """SSH leads through the head, and sudo asks: preflight and Ansible manage both; a wrong one is tried once."""
     files = {}
