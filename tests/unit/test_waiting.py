@@ -206,8 +206,8 @@ def test_call__that_waits_and_fails__is_named_and_ends_the_others(tmp_path: Path
         "c": [directory("Make c", tmp_path / "c")],
     }
     output, found = play(tmp_path, calls, ["apply"])
-    told = list(results(found, "one"))[3:]
-    assert told == [("a", "Make a", "changed"), ("b", "Make b", "failed")]
+    ended = list(results(found, "one"))[3:]
+    assert ended == [("a", "Make a", "changed"), ("b", "Make b", "failed")]
     assert "b: directory" in output  # Ansible's own line names the role as well
     ledger = Ledger()
     for event in found:
