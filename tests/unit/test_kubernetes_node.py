@@ -372,6 +372,24 @@ def test_runtime__of_the_packages_that_were_installed__is_containerds(tmp_path: 
     assert node(tmp_path / "..", __containerd_converged={}).value("__kubernetes_node_runtime") == ""
 
 
+def test_runtime__whose_call_waits__is_that_of_the_early_installation(tmp_path: Path) -> None:
+    known = {
+        "__containerd_converged": {"changed": False},
+        "__packages_installed": {"versions": {"containerd": "2.1-1"}},
+    }
+    assert node(tmp_path, **known).value("__kubernetes_node_runtime") == "2.1-1"
+
+
+@pytest.mark.parametrize("role", ["containerd", "docker"])
+@pytest.mark.parametrize(("status", "brought"), [("enabled", True), ("disabled", False), (None, True)])
+def test_apparmor__by_the_kernel__is_brought(tmp_path: Path, role: str, status: str | None, brought: bool) -> None:
+    """Facts without an answer count as a kernel that has it."""
+    cluster = a_cluster(tmp_path, "debian-13", "kubernetes")
+    facts = cluster.role(role, "gpu01").value("ansible_facts") | ({"apparmor": {"status": status}} if status else {})
+    found = cluster.role(role, "gpu01", ansible_facts=facts).value(f"__{role}_all")
+    assert ("apparmor" in found) is brought
+
+
 @pytest.mark.proves("kubernetes", "A head's kubelet is not upgraded before the API.")
 @pytest.mark.parametrize(
     ("host", "joined", "roles", "upgraded"),

@@ -1496,6 +1496,17 @@ def test_systemctl__in_a_transaction__reloads_when_it_is_needed(
     assert list((tmp_path / "transaction").iterdir()) == []
 
 
+def test_reload__put_off_and_failing__is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages are installed, and apt's own error must not be replaced."""
+    monkeypatch.setattr(node_packages, "SYSTEMCTL", tmp_path / "systemctl")
+    monkeypatch.setattr(node_packages, "run", lambda *argv, check: (1, "Failed to connect to bus"))
+    (tmp_path / "systemctl.pending").touch()
+    notes: list[str] = []
+    for _ in range(2):
+        node_packages.reload_pending(notes)
+    assert notes == ["systemd was not reloaded after the installation of packages: Failed to connect to bus"]
+
+
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [

@@ -176,7 +176,8 @@ def no_service_starts(notes):
 def one_reload(notes):
     """Reload systemd once for the packages of a transaction. Yield options for apt-get."""
     path = re.findall(r"='(.*)'", run("apt-config", "shell", "path", "DPkg::Path")[1])
-    SYSTEMCTL.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (SYSTEMCTL.parent.parent, SYSTEMCTL.parent):
+        folder.mkdir(mode=0o700, exist_ok=True)
     write(SYSTEMCTL, SYSTEMCTL_TEXT.encode(), mode=0o755)
     try:
         yield "-o", f"DPkg::Path={':'.join([str(SYSTEMCTL.parent), *(path or [DPKG_PATH])])}"
