@@ -373,7 +373,7 @@ def test_runtime__of_the_packages_that_were_installed__is_containerds(tmp_path: 
 
 
 def test_runtime__whose_call_waits__is_that_of_the_early_installation(tmp_path: Path) -> None:
-    known = {
+    known: dict[str, Any] = {
         "__containerd_converged": {"changed": False},
         "__packages_installed": {"versions": {"containerd": "2.1-1"}},
     }
