@@ -35,6 +35,21 @@ def add_secrets(secrets: typer.Typer) -> None:
 
         typer.echo(secret.authority(options), nl=False)
 
+    @verb(secrets, "set", of="secret")
+    def secret_set(
+        options: Any,
+        name: Annotated[
+            str,
+            typer.Argument(
+                help="Name, such as alertmanager_slack_url.", metavar="NAME", autocompletion=completion.settable
+            ),
+        ],
+    ) -> None:
+        """Set a secret of an outside service, from a prompt or stdin."""
+        from clusterctl.commands import secret
+
+        secret.set_given(options, name)
+
     @verb(secrets, "rotate", "skip_unreachable", *SUDO, "output", "verbose", of="secret")
     def secret_rotate(
         options: Any,

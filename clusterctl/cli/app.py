@@ -9,7 +9,7 @@ import typer
 from clusterctl import __version__
 from clusterctl.cli import access, completion
 from clusterctl.cli.groups import AllVerbs, Verb, Verbs, WatchVerb
-from clusterctl.cli.options import PLAY, SUDO, Hosts, Nodes, Verbose, verb
+from clusterctl.cli.options import PLAY, SUDO, Hosts, Nodes, Severity, Verbose, verb
 
 app = typer.Typer(
     cls=AllVerbs,
@@ -335,6 +335,20 @@ def trust(
     from clusterctl.commands import trust
 
     return trust.trust(replace(options, limit=",".join(options.nodes)))
+
+
+_alerts = _group("alert", "Test the delivery of alerts.")
+
+
+@verb(_alerts, "test", *SUDO, "output", of="alert")
+def alert_test(
+    options: Any,
+    severity: Annotated[Severity, typer.Option(help="Severity of the alert.")] = Severity.critical,
+) -> int:
+    """Send a test alert and show where it arrives."""
+    from clusterctl.commands import alert
+
+    return alert.test(options, severity)
 
 
 access.add_secrets(_group("secret", "Print or replace the cluster's secrets."))

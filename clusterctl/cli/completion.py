@@ -104,6 +104,13 @@ def rotatable(ctx: typer.Context, incomplete: str) -> list[str]:
     return _matching(lambda: ["all", *secrets.rotatable()], incomplete, ctx.params.get("names"))
 
 
+def settable(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a secret that a person sets."""
+    from clusterctl.workspace import secrets
+
+    return _matching(secrets.settable, incomplete)
+
+
 def roles(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete a role that has packages."""
     from clusterctl.commands import upgrade

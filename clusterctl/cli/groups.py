@@ -31,6 +31,7 @@ _SECTIONS = {
         "reboot",
         "backup",
         "restore",
+        "alert",
         "trust",
         "secret",
         "kubeconfig",

@@ -1,17 +1,21 @@
-"""`secret`: print a secret of the cluster or its authority's certificate, or replace secrets on all nodes.
+"""`secret`: print a secret of the cluster or its authority's certificate, set one, or replace secrets on all nodes.
 
 A bootstrap copies new secrets to the nodes. For the munge key that is not enough: Slurm daemons with different keys
 refuse each other's messages. The new key is staged on all nodes in a second file. Then all nodes exchange the two files
 at the same time (roles/munge/tasks/exchange.yml).
 """
 
+import getpass
+import sys
+
 from clusterctl.inventory.document import shown
 from clusterctl.inventory.schedulers import SLURM
-from clusterctl.run import context, engine
+from clusterctl.run import context, engine, lock
 from clusterctl.run.context import Options
 from clusterctl.run.entry import ENTRY
 from clusterctl.run.phases import Phase, Run
 from clusterctl.run.plays import Play
+from clusterctl.util import files
 from clusterctl.util.errors import InputError, Interrupted, Problem, WorkersFailed
 from clusterctl.util.text import did_you_mean
 from clusterctl.workspace import certificates, home, secrets
@@ -36,6 +40,22 @@ def authority(options: Options) -> str:
     if _SEED not in known:
         raise InputError([Problem(None, secrets.FILE, f"has no {_SEED} yet", "bootstrap creates it")])
     return certificates.authority(known[_SEED], inventory.cluster_name)
+
+
+def set_given(options: Options, name: str) -> None:
+    """Read a secret of a service outside the cluster from standard input or a prompt, and store it.
+
+    Raises InputError for an unknown name or a bad value.
+    """
+    _require_known(name, secrets.settable())
+    site = context.load(options)
+    directory = site.inventory.directory
+    value = getpass.getpass(f"{name}: ") if sys.stdin.isatty() else sys.stdin.read(secrets.MAX_GIVEN + 2)
+    with files.writing(site.state), lock.hold(site.state, "secret set"):
+        secrets.ensure(directory, site.inventory.cluster_name)
+        secrets.set_given(directory, name, value.removesuffix("\n"))
+    screen = options.screen()
+    screen.say(f"{name} is set. The next bootstrap uses it.")
 
 
 def rotate(options: Options) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from clusterctl.inventory import kubernetes_consistency, rules
+from clusterctl.inventory import alerting, kubernetes_consistency, rules
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
 from clusterctl.inventory.schedulers import KINDS, SLURM, of_groups
@@ -21,7 +21,12 @@ SETTINGS = "gpu_config"
 DIVISIONS = "gpu_config_mig_gpus"
 WORKERS = SLURM.workers
 PARTITIONS = "slurm_head_partitions"
-_WHOLE = {"slurm_head_repository": ("url", "key", "fingerprint"), "prometheus_release": ("version", "sha256")}
+_WHOLE = {
+    "alertmanager_mail": ("server", "from"),
+    "alertmanager_release": ("version", "sha256"),
+    "prometheus_release": ("version", "sha256"),
+    "slurm_head_repository": ("url", "key", "fingerprint"),
+}
 _LIMITS = ("defaulttime", "maxtime")  # options of a partition
 TOOLKITS, COMPAT = "nvidia_cuda_toolkits", "nvidia_cuda_compat"
 
@@ -38,6 +43,7 @@ def check(reading: Reading, whole: bool = True) -> None:
     _whole_or_empty(reading)
     _slurm_source(reading)
     _accounts(reading)
+    alerting.check(reading)
     if reading.understood:
         _schedulers(reading)
         _submission(reading)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from clusterctl.inventory import alerting
 from clusterctl.run import context, lock
 from clusterctl.run.context import Site
 from clusterctl.run.phases import Phase, Run, Step
@@ -57,12 +58,14 @@ class LockDirectory(_Entry):
 
 
 class EnsureSecrets(_Entry):
-    """Generate the secrets that the cluster does not have yet."""
+    """Generate the secrets that the cluster does not have yet. Raises InputError if one is missing that a person sets."""
 
     title = "Generate missing secrets"
 
     def run(self, run: Run) -> None:
-        secrets.ensure(run.site.inventory.directory, run.site.inventory.cluster_name)
+        inventory = run.site.inventory
+        secrets.ensure(inventory.directory, inventory.cluster_name)
+        secrets.require(inventory.directory, alerting.secrets(inventory))
 
 
 class CheckHostKeys(_Entry):

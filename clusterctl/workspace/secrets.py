@@ -1,6 +1,6 @@
 """The cluster's secrets: generated once, stored encrypted in the cluster's directory, replaced only on request.
 
-A role declares its secrets in meta/secrets.yml. `secrets.yml` in the cluster's directory is one YAML mapping, encrypted
+A role declares its secrets in meta/secrets.yml. Those of services outside the cluster are `given`: a person sets them. `secrets.yml` in the cluster's directory is one YAML mapping, encrypted
 as a whole with Ansible Vault. Its header has a label. The password is in a 0600 file of that name under the user's
 config directory, so that a clone of the cluster's directory does not disclose the secrets.
 """
@@ -30,6 +30,7 @@ NEXT = "_next"
 MIN_BYTES = 32
 BCRYPT_COST = 10
 MIN_PASSWORD = 16
+MIN_GIVEN, MAX_GIVEN = 8, 4096  # shorter ones would not be redacted in all encodings (util/redaction.py)
 _LABEL_BYTES = 4
 
 _HEADER = re.compile(rb"\$ANSIBLE_VAULT;1\.2;AES256;([a-z0-9-]{1,80})\r?\n")
@@ -52,7 +53,8 @@ def ensure(directory: Path, cluster_name: str, content: Path | None = None) -> N
     else:
         _refuse_second_set(directory)
         label, known = f"{cluster_name}-{random.token_hex(_LABEL_BYTES)}", {}
-    missing = {name: spec for name, spec in _declared(content or paths.content()).items() if name not in known}
+    declared = {name: spec for name, spec in _declared(content or paths.content()).items() if not spec.get("given")}
+    missing = {name: spec for name, spec in declared.items() if name not in known}
     if not missing and path.exists():
         return
     generated = {name: _generate(**spec) for name, spec in missing.items() if "bcrypt_of" not in spec}
@@ -77,7 +79,33 @@ def names(content: Path | None = None) -> list[str]:
 def rotatable(content: Path | None = None) -> list[str]:
     """Return the names of the secrets that can be replaced; a hash is replaced with its secret, a `fixed` one never."""
     declared = _declared(content or paths.content())
-    return [name for name, spec in declared.items() if "bcrypt_of" not in spec and not spec.get("fixed")]
+    return [name for name, spec in declared.items() if "bytes" in spec and not spec.get("fixed")]
+
+
+def settable(content: Path | None = None) -> list[str]:
+    """Return the names of the secrets that only a person can set."""
+    return [name for name, spec in _declared(content or paths.content()).items() if spec.get("given")]
+
+
+def set_given(directory: Path, name: str, value: str) -> None:
+    """Store a secret of a service outside the cluster. Raises InputError for a value that cannot be one."""
+    if not value.isprintable() or not MIN_GIVEN <= len(value) <= MAX_GIVEN:
+        what = f"got {len(value)} characters, expected {MIN_GIVEN} to {MAX_GIVEN} printable ones on one line"
+        raise InputError([Problem(None, name, what)])
+    path = directory / FILE
+    _write(path, _label(path), values(directory) | {name: value})
+
+
+def require(directory: Path, needed: Mapping[str, str]) -> None:
+    """Raise InputError unless all these secrets are set; `needed` has for each the part of the inventory that uses it."""
+    known = values(directory)
+    problems = [
+        Problem(None, where, f"needs the secret {name}, which is not set", f"clusterctl secret set {name}")
+        for name, where in needed.items()
+        if name not in known
+    ]
+    if problems:
+        raise InputError(problems)
 
 
 def propose(directory: Path, names: Collection[str], content: Path | None = None) -> None:
@@ -187,7 +215,7 @@ def _declared(content: Path) -> dict[str, dict[str, Any]]:
             if found.setdefault(name, spec) != spec:
                 raise ClusterctlError(f"{file}: another role declares {name} differently")
             generated = spec.get("bytes", 0) >= MIN_BYTES and spec.get("encoding") in _ENCODINGS
-            if not generated and "bcrypt_of" not in spec:
+            if not generated and "bcrypt_of" not in spec and spec != {"given": True}:
                 raise ClusterctlError(f"{file}: {name} needs at least {MIN_BYTES} bytes and a known encoding")
     if unknown := {spec["bcrypt_of"] for spec in found.values() if "bcrypt_of" in spec} - found.keys():
         raise ClusterctlError(f"bcrypt_of refers to secrets that no role declares: {', '.join(sorted(unknown))}")

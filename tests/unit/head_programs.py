@@ -9,7 +9,14 @@ from clusterctl.util import paths
 
 FOLDERS = [
     paths.content() / f"roles/{role}/files"
-    for role in ("kubernetes_head", "kubernetes_exporter", "node_exporter", "slurm_exporter")
+    for role in (
+        "alert_drain",
+        "alertmanager",
+        "kubernetes_exporter",
+        "kubernetes_head",
+        "node_exporter",
+        "slurm_exporter",
+    )
 ]
 
 

@@ -563,6 +563,19 @@ together(
             'slurm_head_repository: §{url: "http://x/", key: "http://x/k"}',
             'slurm_head_repository: incomplete, expected the key "fingerprint" in it',
         ),
+        ("mail without an address", "alertmanager_receivers: [§{type: mail}]", 'expected the key "to" in it'),
+        ("a webhook without an address", "alertmanager_receivers: [§{type: webhook}]", 'expected the key "url" in it'),
+        (
+            "an option of another receiver",
+            "alertmanager_receivers: [{type: slack, to: §[ops@example.org]}]",
+            "has no effect for slack, expected only for mail",
+        ),
+        (
+            "mail without a server",
+            "alertmanager_receivers: [§{type: mail, to: [ops@example.org]}]",
+            "alertmanager_receivers[0]: needs alertmanager_mail",
+        ),
+        ("a mail server alone", 'alertmanager_mail: §{server: "m:25"}', 'expected the key "from" in it'),
         (
             "a release of Prometheus without its hash",
             "prometheus_release: §{version: 3.5.0}",

@@ -14,7 +14,7 @@ import pytest
 
 from tests.systems.rendering import CONTENT, SYSTEMS, a_cluster
 
-PROGRAM = CONTENT / "roles/prometheus/files/prometheus-install"
+PROGRAM = CONTENT / "roles/prometheus/files/release-install"
 RELEASE = {"version": "3.5.0", "sha256": "a" * 64}
 FOLDER = "/usr/local/lib/prometheus/3.5.0-aaaaaaaaaaaa"
 
@@ -51,7 +51,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def install(url: str, sha256: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    argv = ["sh", str(PROGRAM), url, sha256, str(folder), *options]
+    argv = ["sh", str(PROGRAM), url, sha256, str(folder), "prometheus", "promtool", *options]
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
 
 
@@ -136,4 +136,6 @@ def test_url__of_a_release__is_for_the_machine_or_as_given(
         url if url.startswith("http") else github + url,
         release["sha256"],
         FOLDER,
+        "prometheus",
+        "promtool",
     ]

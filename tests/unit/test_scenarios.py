@@ -16,6 +16,7 @@ ROLES = sorted(path.name for path in (REPOSITORY / "roles").iterdir())
 GROUPS = {"all", "slurm_head", "slurm_workers", "monitoring"}  # of a scenario's lab
 WHOLE = "check converge idempotence verify"
 ROLES_OF_ORDINARY = {
+    "alertmanager": "check converge idempotence",
     "backup": "converge verify",
     "apply": "check converge idempotence",
     "base": WHOLE,

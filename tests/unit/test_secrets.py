@@ -84,6 +84,29 @@ def test_rotatable__fixed_secret__is_generated_and_never_replaced(tmp_path: Path
     assert "demo_key" in secrets.rotatable(content)
 
 
+@pytest.mark.proves("secrets", "A secret of an outside service is set by a person, and required before a run.")
+def test_given__secret_of_a_service__is_required_and_never_generated(tmp_path: Path, config: Path) -> None:
+    content, directory = small_content.make(tmp_path / "content"), tmp_path / "aurora"
+    with (content / "roles/demo/meta/secrets.yml").open("a") as file:
+        file.write("demo_url: {given: true}\n")
+    directory.mkdir()
+    secrets.ensure(directory, "aurora", content)
+    assert "demo_url" not in secrets.values(directory)
+    assert secrets.settable(content) == ["demo_url"]
+    assert "demo_url" not in secrets.rotatable(content)
+    with pytest.raises(InputError, match=r"receivers\[0\]: needs the secret demo_url, .*secret set demo_url"):
+        secrets.require(directory, {"demo_url": "receivers[0]"})
+    before = secrets.values(directory)
+    for bad in ("short", "two\nlines of it", "x" * 5000, "\x1b[31mred and long"):
+        with pytest.raises(InputError, match="expected 8 to 4096"):
+            secrets.set_given(directory, "demo_url", bad)
+    assert secrets.values(directory) == before
+    secrets.set_given(directory, "demo_url", "https://hooks.example.org/T0/abc")
+    secrets.require(directory, {"demo_url": "receivers[0]"})
+    secrets.ensure(directory, "aurora", content)
+    assert secrets.values(directory) == before | {"demo_url": "https://hooks.example.org/T0/abc"}
+
+
 def test_a_second_run_changes_nothing_and_two_clusters_share_nothing(
     cluster: Path, content: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,128 @@
+"""`alert test`: what its program on the node concludes, and what a person reads."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clusterctl.commands import alert
+from clusterctl.inventory import alerting
+from clusterctl.inventory.model import Host
+from clusterctl.ui.screen import Screen
+from clusterctl.util.errors import Position
+from tests.systems.rendering import SYSTEMS, a_cluster
+from tests.unit.head_programs import load
+
+PROGRAM = load("alert-test")
+RECEIVERS: list[dict[str, Any]] = [
+    {"type": "mail", "to": ["ops@example.org", "ada@example.org"]},
+    {"type": "slack", "channel": "#gpu", "severities": ["critical"]},
+    {"type": "webhook", "url": "https://hooks.example.org/x", "token": True},
+    {"type": "watchdog"},
+]
+# As Alertmanager 0.25.0 and 0.28.1 log it, tried with a closed port.
+LOGGED = [
+    'ts=2026-11-27T02:00:00.123Z caller=notify.go:743 level=warn component=dispatcher receiver=webhook-3 '
+    'integration=webhook[0] msg="Notify attempt failed, will retry later" attempts=1 '
+    'err="Post \\"http://127.0.0.1:8097/nobody\\": dial tcp 127.0.0.1:8097: connect: connection refused"',
+    'time=2026-11-27T02:00:00.123Z level=WARN source=notify.go:866 msg="Notify attempt failed, will retry later" '
+    'component=dispatcher receiver=webhook-3 integration=webhook[0] aggrGroup="{}:{}" attempts=1 '
+    'err="Post \\"<redacted>\\": dial tcp 127.0.0.1:8097: connect: connection refused"',
+]
+
+
+@pytest.mark.parametrize("line", LOGGED)
+def test_log__of_a_failed_attempt__has_receiver_and_error(line: str) -> None:
+    match = PROGRAM.FAILED.search(line)
+    assert match["receiver"] == "webhook-3"
+    assert match["error"].endswith("connect: connection refused")
+
+
+@pytest.mark.parametrize(
+    ("after", "errors", "expected"),
+    [
+        ({"email": (5, 2), "slack": (1, 0)}, {}, {"mail-1": "sent", "slack-2": "sent"}),
+        ({"email": (5, 3), "slack": (1, 0)}, {}, {"slack-2": "sent"}),
+        ({"email": (5, 2)}, {}, {"mail-1": "sent"}),
+        ({"email": (5, 3)}, {"mail-1": "refused"}, {"mail-1": "refused"}),
+        ({}, {}, {}),
+    ],
+)
+def test_outcomes__by_counters_and_log__are_known_or_left_out(
+    after: dict[str, Any], errors: dict[str, str], expected: dict[str, str]
+) -> None:
+    before = {"email": (4, 2)}
+    assert PROGRAM.outcomes(["mail-1", "slack-2"], before, {**before, **after}, errors) == expected
+
+
+def test_outcomes__two_of_one_kind__need_two_requests() -> None:
+    names = ["webhook-1", "watchdog-2"]
+    assert PROGRAM.outcomes(names, {}, {"webhook": (1, 0)}, {}) == {}
+    assert PROGRAM.outcomes(names, {}, {"webhook": (2, 0)}, {}) == dict.fromkeys(names, "sent")
+
+
+def a_host(**variables: Any) -> Host:
+    groups, place = frozenset({"monitoring"}), Position(Path("inventory.yaml"), 1, 1)
+    return Host("head1", "10.0.0.10", 22, "admin", None, True, groups, variables, place)
+
+
+def shown(host: Host, delivery: alert.Delivery) -> str:
+    out = io.StringIO()
+    alert.show(Screen(out), host, delivery, "critical")
+    return out.getvalue()
+
+
+def test_show__of_each_receiver__says_where_and_what_happened() -> None:
+    host = a_host(alertmanager_receivers=RECEIVERS)
+    text = shown(host, alert.Delivery("head1", "", {"mail-1": "sent", "webhook-3": "connection refused"}))
+    assert "mail ops@example.org, ada@example.org: sent" in text
+    assert "webhook https://hooks.example.org/x: connection refused" in text
+    assert "none of 4 receivers gets critical alerts" in shown(host, alert.Delivery("head1", "", {}))
+    assert "there is no receiver; set alertmanager_receivers" in shown(a_host(), alert.Delivery("head1", "", {}))
+    assert "head1: no answer" in shown(host, alert.Delivery("head1", "no answer"))
+
+
+@pytest.mark.parametrize(
+    ("receivers", "arrived"),
+    [({"mail-1": "sent"}, True), ({"mail-1": "sent", "slack-2": "x"}, False), ({}, False), (None, False)],
+)
+def test_arrived__only_if__each_receiver_got_it(receivers: dict[str, str] | None, arrived: bool) -> None:
+    assert alert.Delivery("head1", "", receivers).arrived is arrived
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_config__of_every_type__sends_each_severity_where_it_belongs(tmp_path: Path, system: str) -> None:
+    mail = {"server": "mail.example.org:587", "from": "cluster@example.org", "user": "cluster"}
+    role = a_cluster(tmp_path, system).role(
+        "alertmanager", "head1", alertmanager_receivers=RECEIVERS, alertmanager_mail=mail
+    )
+    config = yaml.safe_load(role.render(role.path / "templates/alertmanager.yml.j2"))
+    routes = {route["receiver"]: route["matchers"] for route in config["route"]["routes"]}
+    assert routes == {
+        "drain": ['action="drain"'],
+        "mail-1": ['severity=~"critical|warning"'],
+        "slack-2": ['severity=~"critical"'],
+        "webhook-3": ['severity=~"critical|warning"'],
+        "watchdog-4": ['alertname="Watchdog"'],
+    }
+    assert all(route["continue"] for route in config["route"]["routes"])
+    by_name = {receiver["name"]: receiver for receiver in config["receivers"]}
+    assert by_name["mail-1"]["email_configs"][0]["to"] == "ops@example.org, ada@example.org"
+    assert by_name["slack-2"]["slack_configs"][0]["channel"] == "#gpu"
+    assert "authorization" in by_name["webhook-3"]["webhook_configs"][0]["http_config"]
+    assert config["global"]["smtp_auth_username"] == "cluster"
+
+
+def test_secrets__of_receivers__are_those_that_they_use() -> None:
+    class Inventory:
+        def in_group(self, _: str) -> list[Host]:
+            return [a_host(alertmanager_receivers=RECEIVERS, alertmanager_mail={"user": "cluster"})]
+
+    assert alerting.secrets(Inventory()) == {  # type: ignore[arg-type]
+        "alertmanager_mail_password": "alertmanager_mail.user",
+        "alertmanager_slack_url": "alertmanager_receivers[1]",
+        "alertmanager_webhook_token": "alertmanager_receivers[2]",
+        "alertmanager_watchdog_url": "alertmanager_receivers[3]",
+    }
