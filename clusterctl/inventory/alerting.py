@@ -47,7 +47,8 @@ def check(reading: Reading) -> None:
     for host in reading.hosts.values():
         mail = host.merged.get(MAIL)
         for index, receiver in enumerate(_items(host.merged.get(RECEIVERS))):
-            fields = receiver.value if isinstance(receiver.value, dict) else {}
+            items = receiver.value.items() if isinstance(receiver.value, dict) else ()
+            fields: dict[str, Node] = dict(items)
             kind, where = str(fields["type"].value) if "type" in fields else "", f"{RECEIVERS}[{index}]"
             needed = _NEEDS.get(kind)
             if needed and (needed not in fields or not fields[needed].value):

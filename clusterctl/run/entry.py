@@ -58,7 +58,7 @@ class LockDirectory(_Entry):
 
 
 class EnsureSecrets(_Entry):
-    """Generate the secrets that the cluster does not have yet. Raises InputError if one is missing that a person sets."""
+    """Generate missing secrets. Raises InputError if one is missing that only a person can set."""
 
     title = "Generate missing secrets"
 

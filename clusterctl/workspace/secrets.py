@@ -1,8 +1,9 @@
 """The cluster's secrets: generated once, stored encrypted in the cluster's directory, replaced only on request.
 
-A role declares its secrets in meta/secrets.yml. Those of services outside the cluster are `given`: a person sets them. `secrets.yml` in the cluster's directory is one YAML mapping, encrypted
-as a whole with Ansible Vault. Its header has a label. The password is in a 0600 file of that name under the user's
-config directory, so that a clone of the cluster's directory does not disclose the secrets.
+A role declares its secrets in meta/secrets.yml. Those of services outside the cluster are `given`: a person sets them.
+`secrets.yml` in the cluster's directory is one YAML mapping, encrypted as a whole with Ansible Vault. Its header has a
+label. The password is in a 0600 file of that name under the user's config directory, so that a clone of the cluster's
+directory does not disclose the secrets.
 """
 
 import base64
@@ -97,7 +98,7 @@ def set_given(directory: Path, name: str, value: str) -> None:
 
 
 def require(directory: Path, needed: Mapping[str, str]) -> None:
-    """Raise InputError unless all these secrets are set; `needed` has for each the part of the inventory that uses it."""
+    """Raise InputError unless all these secrets are set; `needed` has the part of the inventory that uses each."""
     known = values(directory)
     problems = [
         Problem(None, where, f"needs the secret {name}, which is not set", f"clusterctl secret set {name}")

@@ -24,7 +24,7 @@ RECEIVERS: list[dict[str, Any]] = [
 ]
 # As Alertmanager 0.25.0 and 0.28.1 log it, tried with a closed port.
 LOGGED = [
-    'ts=2026-11-27T02:00:00.123Z caller=notify.go:743 level=warn component=dispatcher receiver=webhook-3 '
+    "ts=2026-11-27T02:00:00.123Z caller=notify.go:743 level=warn component=dispatcher receiver=webhook-3 "
     'integration=webhook[0] msg="Notify attempt failed, will retry later" attempts=1 '
     'err="Post \\"http://127.0.0.1:8097/nobody\\": dial tcp 127.0.0.1:8097: connect: connection refused"',
     'time=2026-11-27T02:00:00.123Z level=WARN source=notify.go:866 msg="Notify attempt failed, will retry later" '

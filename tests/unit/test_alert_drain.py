@@ -130,10 +130,12 @@ def test_text_of_an_alert__with_controls__is_plain_in_the_reason(head: Head) -> 
     notes = {"summary": "\x1b[31mred\nline\u202e" + "x" * 500}
     head.drain.handle(message(alert("gpu01", annotations=notes)))
     (reason,) = head.drained.values()
-    assert reason.isascii() and reason.isprintable() and len(reason) <= 100  # noqa: PT018 - one property
+    assert reason.isascii() and reason.isprintable() and len(reason) <= 100
 
 
-@pytest.mark.parametrize("wrong", [{}, {"version": "3", "alerts": []}, {"version": "4"}, {"version": "4", "alerts": {}}])
+@pytest.mark.parametrize(
+    "wrong", [{}, {"version": "3", "alerts": []}, {"version": "4"}, {"version": "4", "alerts": {}}]
+)
 def test_message__of_another_form__is_refused(head: Head, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="not a message of Alertmanager"):
         head.drain.handle(wrong)
@@ -185,9 +187,7 @@ def test_request__without_the_token__drains_nothing(served: tuple[Head, int, ssl
     assert [*head.drained] == ["gpu01"]
 
 
-def test_request__that_is_wrong__gets_an_error_and_the_next_is_served(
-    served: tuple[Head, int, ssl.SSLContext]
-) -> None:
+def test_request__that_is_wrong__gets_an_error_and_the_next_is_served(served: tuple[Head, int, ssl.SSLContext]) -> None:
     head, port, trusted = served
     for body in (b"", b"{", b"[]", b'{"version": "4", "alerts": [7]}', b"\xff"):
         assert post(port, trusted, "Bearer the-token", body) == 400
