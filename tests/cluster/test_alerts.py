@@ -1,0 +1,174 @@
+"""Alerts from the fault to a person's mail, and to the node that is drained: with the real Prometheus and Alertmanager.
+
+What receives mail and webhooks is a server on the head (tests/molecule/alertmanager/sink.py).
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.gpus import INTERVAL, RECIPES
+from tests.cluster.lab import TestLab, clusterctl, fresh
+from tests.faults.injury import wait_until
+from tests.labs import REPOSITORY
+
+SINK = REPOSITORY / "tests/molecule/alertmanager/sink.py"
+LIMIT = 2
+VARIABLES: dict[str, Any] = {
+    "alert_drain_limit": LIMIT,
+    "alertmanager_mail": {"server": "127.0.0.1:2525", "from": "cluster@example.org", "tls": False},
+    "alertmanager_receivers": [
+        {"type": "mail", "to": ["ops@example.org"]},
+        {"type": "webhook", "url": "http://127.0.0.1:8098/hook", "token": True},
+    ],
+    "prometheus_scrape_interval": "5s",
+    "slurm_head_health_interval": INTERVAL,
+}
+# A site's own alert, of a metric that a node's administrator writes.
+RULE = """
+groups:
+  - name: site
+    rules:
+      - alert: SensorBroken
+        expr: site_sensor_broken == 1
+        labels: {severity: warning, action: drain}
+        annotations: {summary: "the sensor of {{ $labels.instance }} is broken"}
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    with fresh("alerts", *(f"--recipe={name}" for name in RECIPES), workers=3) as made:
+        made.switch_on("gpu_metrics")
+        made.declare(*(f"{name}: {json.dumps(value)}" for name, value in VARIABLES.items()))
+        yield made
+
+
+def fault(lab: TestLab, node: str, *what: str) -> None:
+    done = clusterctl("lab", "fault", "--name", lab.name, node, *what)
+    assert done.returncode == 0, done.stderr
+
+
+def causes(lab: TestLab) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads(lab.root("head1", "slurm-drain"))
+    return found
+
+
+def drained_by_alerts(lab: TestLab) -> dict[str, str]:
+    return {node: of_node["alert"] for node, of_node in causes(lab).items() if "alert" in of_node}
+
+
+def reason(lab: TestLab, node: str) -> str:
+    return lab.root("head1", f"sinfo --noheader --Node --nodes={node} --format='%T %E'").strip()
+
+
+def firing(lab: TestLab) -> set[tuple[str, str]]:
+    """Return name and node of the alerts that fire, but for the one that always does."""
+    alerts = lab.run("status", expect=4)["alerts"]["firing"] if lab_has_alerts(lab) else []
+    return {(one["name"], one["node"]) for one in alerts}
+
+
+def lab_has_alerts(lab: TestLab) -> bool:
+    done = clusterctl("status", str(lab.inventory), "--output", "json")
+    return bool(json.loads(done.stdout)["alerts"]["firing"])
+
+
+def received(lab: TestLab, file: str) -> str:
+    return lab.root("head1", f"cat /root/{file} 2>/dev/null || true")
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("monitoring", "A receiver without its secret ends a run before any change.")
+def test_bootstrap__secret_of_a_receiver_is_missing__changes_nothing(lab: TestLab) -> None:
+    done = clusterctl("bootstrap", str(lab.inventory))
+    assert done.returncode == 2, done.stdout
+    assert "needs the secret alertmanager_webhook_token, which is not set" in done.stdout + done.stderr
+    assert "clusterctl secret set alertmanager_webhook_token" in done.stdout + done.stderr
+    assert lab.root("gpu01", "ls /var/lib/clusterctl 2>/dev/null || true") == ""
+    done = clusterctl("secret", "set", str(lab.inventory), "alertmanager_webhook_token", input="t0ken-of-the-hook\n")
+    assert done.returncode == 0, done.stderr
+    lab.run("bootstrap")
+    lab.unchanged()
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("monitoring", "`alert test` shows at which receivers a test alert arrived, and why not.")
+def test_alert_test__while_nothing_listens_and_then__says_so(lab: TestLab) -> None:
+    done = clusterctl("alert", "test", str(lab.inventory))
+    assert done.returncode == 4, done.stdout
+    assert "mail ops@example.org: " in done.stdout
+    assert "connection refused" in done.stdout
+    lab.ssh("head1", "sudo", "tee", "/root/sink.py", stdin=SINK.read_text())
+    lab.root("head1", "systemd-run --quiet --unit=sink --collect python3 /root/sink.py")
+    found = lab.run("alert test")
+    assert found["hosts"]["head1"]["receivers"] == {"mail-1": "sent", "webhook-2": "sent"}
+    assert "This is a test of the cluster's alerts" in received(lab, "mail")
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("monitoring", "An XID raises its alert, drains the node with that reason, and reaches a person.")
+@pytest.mark.proves("monitoring", "A node that an alert drained is resumed by a passed diagnosis.")
+def test_xid__of_a_gpu__drains_its_node_until_the_diagnosis(lab: TestLab) -> None:
+    lab.root("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason=mine")
+    began = time.monotonic()
+    for node in ("gpu01", "gpu02"):
+        fault(lab, node, "gpu-xid", "79", "--gpu", "1")
+    wait_until(lambda: {"gpu01", "gpu02"} <= drained_by_alerts(lab).keys())
+    print(f"from the fault to the drain: {time.monotonic() - began:.0f} s")
+    of_node = drained_by_alerts(lab)["gpu01"]
+    assert of_node.startswith("Gpu")
+    assert "gpu01" in of_node
+    assert f"alert: {of_node}"[:30] in reason(lab, "gpu01")
+    assert reason(lab, "gpu02").endswith("mine")
+    wait_until(lambda: "GPU 1 of gpu01 had XID 79" in received(lab, "mail"))
+    wait_until(lambda: "GPU 1 of gpu01 had XID 79" in received(lab, "hook"))
+    assert "gpu01 is drained: Gpu" in lab.root("head1", "journalctl --quiet --output=cat --unit=alert-drain")
+    page = clusterctl("status", str(lab.inventory))
+    assert "alert: Gpu" in page.stdout
+
+    for node in ("gpu01", "gpu02"):
+        fault(lab, node, "clear")
+    assert lab.run("health", "gpu01", "gpu02", "--diagnose")["exit_code"] == 0
+    wait_until(lambda: reason(lab, "gpu01").startswith("idle"))
+    assert drained_by_alerts(lab) == {}
+    wait_until(lambda: not firing(lab))
+    assert reason(lab, "gpu01").startswith("idle"), "an alert that had not ended yet has drained it again"
+    assert reason(lab, "gpu02").endswith("mine")
+    lab.root("head1", "scontrol update NodeName=gpu02 State=UNDRAIN")
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("monitoring", "A sensor that is wrong on all nodes drains only as many as permitted.")
+def test_sensor__that_is_wrong_everywhere__drains_two_nodes(lab: TestLab) -> None:
+    lab.ssh("head1", "sudo", "tee", "/etc/prometheus/rules/site.yml", stdin=RULE)
+    lab.root("head1", "systemctl reload prometheus")
+    for node in lab.nodes[1:]:
+        lab.ssh(node, "sudo", "tee", "/var/lib/clusterctl-metrics/site.prom", stdin="site_sensor_broken 1\n")
+    refused = "journalctl --quiet --output=cat --unit=alert-drain --grep='stays in service despite SensorBroken'"
+    wait_until(lambda: lab.root("head1", f"{refused} || true") != "")
+    assert len(drained_by_alerts(lab)) == LIMIT
+    # The metric is gone, and so is the alert: that heals nothing.
+    for node in lab.nodes[1:]:
+        lab.root(node, "rm /var/lib/clusterctl-metrics/site.prom")
+    lab.root("head1", "rm /etc/prometheus/rules/site.yml; systemctl reload prometheus")
+    wait_until(lambda: not firing(lab))
+    assert len(drained_by_alerts(lab)) == LIMIT
+    for node in drained_by_alerts(lab):
+        lab.root("head1", f"slurm-drain alert --in {node}")
+    lab.unchanged()
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("monitoring", "The pages of Alertmanager and the webhook of drains open with their logins only.")
+def test_pages__without_login_or_from_elsewhere__do_not_open(lab: TestLab) -> None:
+    address = lab.root("head1", "python3 -c 'import json; print(json.load(open(\"/etc/clusterctl/alert-drain/configuration.json\"))[\"address\"])'").strip()
+    ask = "curl --silent --insecure --max-time 5 --output /dev/null --write-out '%{http_code}'"
+    for url in (f"https://{address}:9093/api/v2/alerts", f"https://{address}:9093/"):
+        assert lab.root("gpu01", f"{ask} {url}") == "401"
+        assert lab.root("gpu01", f"{ask} --user admin:admin {url}") == "401"
+    assert lab.root("gpu01", f"{ask} --data '{{}}' https://{address}:9096/ || true") == "000"
+    assert lab.root("head1", f"{ask} --data '{{}}' https://{address}:9096/") == "401"
+    assert lab.root("head1", f"{ask} --data '{{}}' http://{address}:9096/ || true") == "000"
