@@ -164,7 +164,10 @@ def test_sensor__that_is_wrong_everywhere__drains_two_nodes(lab: TestLab) -> Non
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("monitoring", "The pages of Alertmanager and the webhook of drains open with their logins only.")
 def test_pages__without_login_or_from_elsewhere__do_not_open(lab: TestLab) -> None:
-    address = lab.root("head1", "python3 -c 'import json; print(json.load(open(\"/etc/clusterctl/alert-drain/configuration.json\"))[\"address\"])'").strip()
+    address = lab.root(
+        "head1",
+        'python3 -c \'import json; print(json.load(open("/etc/clusterctl/alert-drain/configuration.json"))["address"])\'',
+    ).strip()
     ask = "curl --silent --insecure --max-time 5 --output /dev/null --write-out '%{http_code}'"
     for url in (f"https://{address}:9093/api/v2/alerts", f"https://{address}:9093/"):
         assert lab.root("gpu01", f"{ask} {url}") == "401"
