@@ -5,6 +5,7 @@ The faults are written into that document where nvidia-smi writes them.
 
 import contextlib
 import hashlib
+import inspect
 import hmac
 import importlib.machinery
 import importlib.util
@@ -497,13 +498,34 @@ def test_the_head_believes_nobody_of_another(line: bytes) -> None:
         EAR.understood(line, "key", "c1")
 
 
+@pytest.mark.proves("monitoring", "Only a passed diagnosis removes the drain of an alert.")
+@pytest.mark.parametrize(
+    ("known", "removed"),
+    [
+        ({}, ["health"]),
+        ({"gpu01": {"health": "GPU 1: XID 79", "alert": "GpuXid"}}, ["health"]),
+        ({"gpu02": {"health": EAR.DIAGNOSIS}}, ["health"]),
+        ({"gpu01": {"health": EAR.DIAGNOSIS, "alert": "GpuXid"}}, ["alert", "health"]),
+    ],
+)
+def test_causes__of_a_healthy_report__include_alert_after_a_diagnosis(
+    known: dict[str, Any], removed: list[str], tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    ledger.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(known)}\nEND\n")
+    ledger.chmod(0o755)
+    assert EAR.causes(str(ledger), "gpu01") == removed
+    assert f'report("{EAR.DIAGNOSIS}")' in inspect.getsource(DIAGNOSIS.diagnose)
+
+
 @pytest.mark.parametrize("scheduler", ["slurm", "kubernetes"])
 def test_worker_and_head_speak_the_same(scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both programs, with a controller that answers and a ledger's program that writes down what it is asked."""
     (tmp_path / "health.key").write_text("key\n")
     (tmp_path / "gpu-health.key").write_text(hashlib.sha256(b"keygpu01").hexdigest() + "\n")
     ledger = tmp_path / "ledger"
-    ledger.write_text(f'#!/bin/sh\nprintf "%s|" "$@" >> {tmp_path}/asked; echo >> {tmp_path}/asked\n')
+    answer = "[ $# -gt 0 ] || { echo '{}'; exit; }\n"
+    ledger.write_text(f'#!/bin/sh\n{answer}printf "%s|" "$@" >> {tmp_path}/asked; echo >> {tmp_path}/asked\n')
     ledger.chmod(0o755)
     source = (paths.content() / "roles/slurm_head/files/slurm-health").read_text()
     given = [str(tmp_path / "health.key"), str(ledger)]
