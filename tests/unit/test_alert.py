@@ -1,6 +1,7 @@
 """`alert test`: what its program on the node concludes, and what a person reads."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,14 @@ def test_secrets__of_receivers__are_those_that_they_use() -> None:
         "alertmanager_webhook_token": "alertmanager_receivers[2]",
         "alertmanager_watchdog_url": "alertmanager_receivers[3]",
     }
+
+
+@pytest.mark.proves("monitoring", "A worker cannot report metrics as another node, which would be drained.")
+def test_targets__of_workers__have_their_own_name_as_node(tmp_path: Path) -> None:
+    role = a_cluster(tmp_path, "debian-13").role("prometheus", "head1")
+    targets = json.loads(role.render(role.path / "templates/nodes.json.j2"))
+    of_workers = {one["labels"]["instance"] for one in targets if "node" in one["labels"]}
+    assert "gpu01" in of_workers
+    assert "head1" not in of_workers
+    assert all(one["labels"]["node"] == one["labels"]["instance"] for one in targets if "node" in one["labels"])
+    assert "honor_labels" not in role.render(role.path / "templates/prometheus.yml.j2")
