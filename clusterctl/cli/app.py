@@ -337,6 +337,25 @@ def trust(
     return trust.trust(replace(options, limit=",".join(options.nodes)))
 
 
+@verb(app, "support-bundle", *SUDO, "output")
+def support_bundle(
+    options: Any,
+    node: Annotated[str, typer.Argument(help="Name of a host.", metavar="NODE", autocompletion=completion.hosts)],
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Directory for the archive. [default: .clusterctl/support in the cluster's directory]",
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Collect what a vendor asks for about a server."""
+    from clusterctl.commands import support_bundle
+
+    return support_bundle.support_bundle(replace(options, nodes=(node,)), to)
+
+
 _alerts = _group("alert", "Test the delivery of alerts.")
 
 

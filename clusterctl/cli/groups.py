@@ -31,6 +31,7 @@ _SECTIONS = {
         "reboot",
         "backup",
         "restore",
+        "support-bundle",
         "alert",
         "trust",
         "secret",

@@ -29,8 +29,8 @@ LOGGED = [
     'integration=webhook[0] msg="Notify attempt failed, will retry later" attempts=1 '
     r'err="Post \"http://127.0.0.1:8097/nobody\": dial tcp 127.0.0.1:8097: connect: connection refused"',
     'time=2026-11-27T02:09:36.642Z level=WARN source=notify.go:865 msg="Notify attempt failed, will retry later" '
-    r'component=dispatcher receiver=webhook-3 integration=webhook[0] aggrGroup="{}/{severity=~\"info\"}:{...}" attempts=1 '
-    r'err="Post \"<redacted>\": dial tcp 127.0.0.1:8097: connect: connection refused"',
+    r'component=dispatcher receiver=webhook-3 integration=webhook[0] aggrGroup="{}/{severity=~\"info\"}:{...}" '
+    r'attempts=1 err="Post \"<redacted>\": dial tcp 127.0.0.1:8097: connect: connection refused"',
 ]
 
 

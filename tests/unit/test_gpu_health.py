@@ -5,10 +5,10 @@ The faults are written into that document where nvidia-smi writes them.
 
 import contextlib
 import hashlib
-import inspect
 import hmac
 import importlib.machinery
 import importlib.util
+import inspect
 import json
 import os
 import re

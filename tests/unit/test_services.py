@@ -29,7 +29,12 @@ def test_of_host__by_groups__are_those_of_their_roles() -> None:
     assert names("kubernetes_workers") == EVERYWHERE | {"containerd", "kubelet", "gpu-health.timer"}
     assert names("slurm_head") == EVERYWHERE | HEAD | {"mariadb"}
     assert names("slurm_head", slurm_head_database_host="10.0.0.9") == EVERYWHERE | HEAD
-    assert names("monitoring", "docker", "containerd") == EVERYWHERE | {"prometheus", "prometheus-alertmanager", "docker", "containerd"}
+    assert names("monitoring", "docker", "containerd") == EVERYWHERE | {
+        "prometheus",
+        "prometheus-alertmanager",
+        "docker",
+        "containerd",
+    }
     assert services.scheduling() == {"munge", "slurmctld", "slurmdbd", "mariadb"}
 
 
