@@ -89,7 +89,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"scripts/recordings$", ()),
     (r"(tests/bench/|scripts/bench$)", ("bench",)),
     (r"tests/cluster/(control_plane|kubernetes)\.py$", ("kubernetes",)),
-    (r"tests/molecule/", ("roles",)),
+    (r"tests/(alerts|molecule)/", ("roles",)),
     (r"scripts/demo$", ("kubernetes", "systems")),
     (r"tests/pythons\.py$", ("systems",)),
     (r"tests/cluster/(crash|gpus|nvml_check|sessions)\.py$", ("gpu",)),

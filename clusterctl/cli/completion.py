@@ -120,9 +120,9 @@ def roles(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def pages(incomplete: str) -> list[str]:
     """Complete a page of the documentation."""
-    from clusterctl.util import paths
+    from clusterctl.commands import docs
 
-    return _matching(lambda: sorted(path.stem for path in (paths.content() / "docs").glob("*.md")), incomplete)
+    return _matching(docs.pages_by_name, incomplete)
 
 
 def labs(incomplete: str) -> list[str]:

@@ -109,13 +109,15 @@ def test_it_answers_monitoring_alone(lab: TestLab) -> None:
             socket.create_connection((address, PORT), 3, (source, 0)).close()
 
 
-@pytest.mark.proves("monitoring", "A hardware XID raises its alert until the diagnosis; an application's XID none.")
+@pytest.mark.proves("monitoring", "A hardware XID raises its alert until the diagnosis; an application's XID another.")
 def test_a_fault_of_the_hardware_raises_its_alert_until_the_diagnosis(lab: TestLab) -> None:
-    """And that of a program raises none. Health and alert have one list of XIDs."""
+    """Health and alert have one list of XIDs."""
     for gpu, xid in ((0, 31), (1, 119)):
         done = clusterctl("lab", "fault", "--name", lab.name, "gpu01", "gpu-xid", str(xid), "--gpu", str(gpu))
         assert done.returncode == 0, done.stderr
     until(lab, lambda found: found.get(("GpuXid", "gpu01", "1")) == "GPU 1 of gpu01 had XID 119")
+    of_application = "GPU 0 of gpu01 had XID 31, an error of an application"
+    until(lab, lambda found: found.get(("GpuApplicationXid", "gpu01", "0")) == of_application)
     assert ("GpuXid", "gpu01", "0") not in firing(lab)
     mended(lab, "gpu01")
 

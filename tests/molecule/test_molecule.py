@@ -106,9 +106,7 @@ def command(scenario: str) -> list[str]:
     "Removing a worker's roles leaves no clusterctl file; munge, chrony and firewall stop.",
     only=["node", "removal"],
 )
-@pytest.mark.proves(
-    "monitoring", "Each alert rule passes promtool's tests, those for heat and power too.", only=["prometheus"]
-)
+@pytest.mark.proves("monitoring", "Each alert rule passes the tests of a node's own promtool.", only=["prometheus"])
 @pytest.mark.proves(
     "monitoring", "Prometheus scrapes every host and refuses access without its password.", only=["prometheus"]
 )

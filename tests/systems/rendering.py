@@ -25,6 +25,7 @@ from ansible.vars.manager import VariableManager
 
 from clusterctl.inventory import bootstrap_plays
 from clusterctl.util import paths
+from clusterctl.workspace import certificates
 
 CONTENT = paths.content()
 ROLES = sorted(path for path in (CONTENT / "roles").iterdir() if path.is_dir())
@@ -394,7 +395,7 @@ def a_cluster(
     for number, name in enumerate(hosts):
         (directory / f"hardware/{name}.json").write_text(json.dumps(record(name, number, system)), encoding="utf-8")
     seal(directory)
-    (directory / "company.pem").write_text("-----BEGIN CERTIFICATE-----\n", encoding="utf-8")
+    (directory / "company.pem").write_text(certificates.authority(SECRET, "company"), encoding="utf-8")
     (directory / "inventory.yaml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
     return Cluster(directory / "inventory.yaml", system)
 

@@ -2,11 +2,19 @@
 
 import hashlib
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from ansible.errors import AnsibleFilterError
+from ansible.plugins.loader import filter_loader
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
+from clusterctl.util import paths
 from clusterctl.workspace import certificates
 
 SEED = "3pWS9J0e2Xb1"
@@ -62,3 +70,25 @@ def test_issue__by_openssl__is_believed_for_nothing_else(tmp_path: Path) -> None
 def test_issue__for_what_is_no_name__is_an_error() -> None:
     with pytest.raises(ValueError, match="A-label"):
         certificates.issue(SEED, "aurora", "head1", ["köpfchen"])
+
+
+def end_of(text: str) -> object:
+    """Return what the filter `certificate_end` returns in a template."""
+    filter_loader.add_directory(str(paths.content() / "plugins/filter"))
+    return filter_loader.get("certificate_end").j2_function(text)
+
+
+def test_certificate_end__of_several__is_the_first() -> None:
+    ours = certificates.authority(SEED, "aurora")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "company")])
+    early = datetime(2027, 1, 1, tzinfo=UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, datetime(2026, 1, 1, tzinfo=UTC), early)
+    theirs = builder.sign(key, SHA256()).public_bytes(Encoding.PEM).decode()
+    assert end_of(ours) == datetime(2056, 1, 1, tzinfo=UTC).timestamp()
+    assert end_of(f"{ours}{theirs}") == early.timestamp()
+
+
+def test_certificate_end__of_no_certificate__is_an_error() -> None:
+    with pytest.raises(AnsibleFilterError, match="no certificate can be read"):
+        end_of("-----BEGIN CERTIFICATE-----\n")

@@ -94,11 +94,21 @@ def test_every_verb_has_help(verb: str) -> None:
 @pytest.mark.proves("systems", "`docs` lists and prints the pages, and the wheel has them.")
 def test_docs__of_a_page__is_printed_and_a_typo_suggests() -> None:
     listed = clusterctl("docs")
-    assert listed.stdout.split() == sorted(path.stem for path in (paths.content() / "docs").glob("*.md"))
+    pages = paths.content() / "docs"
+    top, runbooks = (sorted(path.stem for path in place.glob("*.md")) for place in (pages, pages / "runbooks"))
+    assert listed.stdout.split() == [*top, *(f"runbooks/{name}" for name in runbooks)]
     printed = clusterctl("docs", "variables")
     assert (printed.returncode, printed.stdout) == (0, (paths.content() / "docs/variables.md").read_text())
     wrong = clusterctl("docs", "varables")
     assert (wrong.returncode, "(did you mean variables?)" in wrong.stderr) == (2, True)
+    printed = clusterctl("docs", "runbooks/GpuXid")
+    assert (printed.returncode, printed.stdout) == (0, (pages / "runbooks/GpuXid.md").read_text())
+    for name in ("runbooks/GpuXi", "GpuXid", "gpuxid"):
+        wrong = clusterctl("docs", name)
+        assert (wrong.returncode, "(did you mean runbooks/GpuXid?)" in wrong.stderr) == (2, True), name
+    wrong = clusterctl("docs", "nothing like that")
+    assert "slurm, variables" in wrong.stderr
+    assert "runbooks" not in wrong.stderr
     build = tomllib.loads((paths.content() / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
     for folder in ("docs", "playbooks", "plugins", "roles"):
         assert build["wheel"]["force-include"][folder] == f"clusterctl/content/{folder}"
@@ -173,6 +183,7 @@ def completed(*words: str, **environment: str) -> list[str]:
         (("secret", "rotate", "CLUSTER", "prometheus_password"), ["prometheus_password"]),
         (("upgrade", "CLUSTER", "--only", "mun"), ["munge"]),
         (("docs", "varia"), ["variables"]),
+        (("docs", "runbooks/GpuX"), ["runbooks/GpuXid"]),
         (("lab", "down", "--name", "t"), ["tried"]),
         (("lab", "ssh", "--name", "tried", "g"), ["gpu01"]),
         (("lab", "fault", "--name", "tried", "gpu01", "gpu-l"), ["gpu-lost"]),

@@ -13,7 +13,7 @@ from tests.labs import REPOSITORY
 GENERATED = {"proof.md", "variables.md", "ports.md", "packages.md"}
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted(path for path in (REPOSITORY / "docs").glob("*.md") if path.name not in GENERATED),
+    *sorted(path for path in (REPOSITORY / "docs").rglob("*.md") if path.name not in GENERATED),
 ]
 # What the field says instead: restart, check, repair, no limit, no user, unhealthy, add, remove, undo, continue, is in.
 WORDS = re.compile(

@@ -1,5 +1,7 @@
 """The reader of Slurm's metrics, on text that Slurm 24.11.5 and 22.05.8 printed for real nodes."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.unit.head_programs import load
@@ -56,6 +58,9 @@ def test_a_busy_node() -> None:
         'slurm_gpus{partition="main",type="a100",use="allocated"} 2',
         'slurm_gpus{partition="main",type="a100",use="idle"} 2',
         'slurm_gpus{partition="main",type="a100",use="unavailable"} 0',
+        'slurm_node_gpus{node="gpu01",use="allocated"} 2',
+        'slurm_node_gpus{node="gpu01",use="idle"} 2',
+        'slurm_node_gpus{node="gpu01",use="unavailable"} 0',
     ]
 
 
@@ -74,6 +79,9 @@ def test_the_oldest_supported_release_writes_the_same() -> None:
         'slurm_gpus{partition="main",type="a100",use="allocated"} 1',
         'slurm_gpus{partition="main",type="a100",use="idle"} 0',
         'slurm_gpus{partition="main",type="a100",use="unavailable"} 3',
+        'slurm_node_gpus{node="gpu01",use="allocated"} 1',
+        'slurm_node_gpus{node="gpu01",use="idle"} 0',
+        'slurm_node_gpus{node="gpu01",use="unavailable"} 3',
     ]
 
 
@@ -82,15 +90,16 @@ def test_partitions_overlap_and_nodes_without_one_are_counted() -> None:
     outside = SILENT.replace("Partitions=main", "Partitions=(null)")
     text = lines(f"{both}\n{outside}\n")
     assert 'slurm_nodes{state="not_responding"} 1' in text
-    assert {line for line in text if "allocated" in line and "gpus" in line} == {
+    assert {line for line in text if "allocated" in line and "slurm_gpus" in line} == {
         'slurm_gpus{partition="main",type="a100",use="allocated"} 2',
         'slurm_gpus{partition="debug",type="a100",use="allocated"} 2',
     }
 
 
 def test_jobs_wait_in_each_of_their_partitions() -> None:
-    text = lines("", "PENDING main\nPENDING main,debug\nRUNNING main\n")
-    assert text[1:] == [
+    rest = "1 2 N/A (null)  (null)"
+    jobs = f"PENDING main N/A {rest} Priority\nPENDING main,debug N/A {rest} Priority\nRUNNING main 9 {rest} None\n"
+    assert [line for line in lines("", jobs) if line.startswith("slurm_jobs{")] == [
         'slurm_jobs{partition="debug",state="pending"} 1',
         'slurm_jobs{partition="main",state="pending"} 2',
         'slurm_jobs{partition="main",state="running"} 1',
@@ -130,3 +139,99 @@ def test_states(text: str, state: str) -> None:
 )
 def test_gpus(text: str, count: dict[str, int]) -> None:
     assert dict(EXPORTER.gpus(text)) == count
+
+
+def waiting(reason: str, nodes: str = "1", cpus: str = "2", each: str = "N/A", choices: str = "(null)  (null)") -> str:
+    """A waiting job as squeue prints it; `choices` are its reservation, named nodes and features."""
+    return f"PENDING main N/A {nodes} {cpus} {each} {choices} {reason}\n"
+
+
+def test_gpus__of_a_node__are_counted_by_use() -> None:
+    two = NODE.replace("Gres=gpu:a100:4", "Gres=gpu:a100:4,gpu:h100:1").replace("(IDX:0-1)", "(IDX:0-1),gpu:h100:1")
+    assert [line for line in lines(two) if "slurm_node_gpus" in line] == [
+        'slurm_node_gpus{node="gpu01",use="allocated"} 3',
+        'slurm_node_gpus{node="gpu01",use="idle"} 2',
+        'slurm_node_gpus{node="gpu01",use="unavailable"} 0',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("Resources", "resources"),
+        ("Priority", "resources"),
+        ("Dependency", "dependency"),
+        ("BeginTime", "begin_time"),
+        ("JobHeldUser", "held"),
+        ("JobHeldAdmin", "held"),
+        ("QOSMaxGRESPerUser", "limit"),
+        ("AssocGrpGRES", "limit"),
+        ("PartitionTimeLimit", "limit"),
+        ("Licenses", "limit"),
+        ("ReqNodeNotAvail, UnavailableNodes:gpu01", "other"),
+        ("PartitionDown", "other"),
+        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", "other"),
+    ],
+)
+def test_jobs__that_wait__have_the_class_of_their_reason(reason: str, expected: str) -> None:
+    text = lines(FREE, waiting(reason))
+    assert f'slurm_jobs_pending{{partition="main",reason="{expected}"}} 1' in text
+    startable = int(expected == "resources")
+    assert f'slurm_jobs_startable{{partition="main"}} {startable}' in text
+
+
+FREE = NODE.replace("State=ALLOCATED", "State=IDLE").replace("GresUsed=gpu:a100:2(IDX:0-1)", "GresUsed=gpu:a100:0")
+
+
+@pytest.mark.parametrize(
+    ("job", "startable"),
+    [
+        ({}, 1),
+        ({"each": "gres/gpu:a100:4"}, 1),
+        ({"each": "gres:gpu:4"}, 1),  # Slurm 22.05
+        ({"each": "gres/gpu:5"}, 0),
+        ({"each": "gres/gpu:h100:1"}, 0),
+        ({"each": "gres/shard:1"}, 0),
+        ({"nodes": "2"}, 0),
+        ({"cpus": "3"}, 0),
+        ({"cpus": "2K"}, 0),
+        ({"choices": "weekly  (null)"}, 0),
+        ({"choices": "(null) gpu02 (null)"}, 0),
+        ({"choices": "(null)  a100 & nvlink"}, 0),
+    ],
+)
+def test_jobs__that_free_nodes_can_hold__are_startable(job: dict[str, str], startable: int) -> None:
+    assert f'slurm_jobs_startable{{partition="main"}} {startable}' in lines(FREE, waiting("Resources", **job))
+
+
+@pytest.mark.parametrize("state", ["IDLE+PLANNED", "IDLE+RESERVED", "IDLE+DRAIN", "MIXED", "DOWN"])
+def test_jobs__beside_nodes_that_are_not_free__are_not_startable(state: str) -> None:
+    """Slurm plans an idle node for a larger job: others wait for a reason."""
+    nodes = FREE.replace("State=IDLE", f"State={state}")
+    assert 'slurm_jobs_startable{partition="main"} 0' in lines(nodes, waiting("Priority"))
+
+
+def test_last_start__of_a_partition__is_the_newest_of_its_jobs() -> None:
+    jobs = "".join(f"RUNNING main {start} 1 2 N/A (null)  (null) None\n" for start in ("1764206252", "1764206300"))
+    found = [line for line in lines("", jobs + waiting("Resources")) if "last_start" in line]
+    assert found == ['slurm_last_start_seconds{partition="main"} 1764206300']
+
+
+@pytest.mark.parametrize(("text", "queue"), [("DBD Agent queue size: 12\nAgent count: 0\n", 12), ("Agents: 3\n", None)])
+def test_accounting_queue__of_sdiag__is_that_of_slurmdbd(text: str, queue: int | None) -> None:
+    """The text as Slurm 24.11's sdiag prints it."""
+    assert EXPORTER.accounting_queue(text) == queue
+
+
+def test_newest_backup__of_a_directory__is_the_schedulers_own(tmp_path: Path) -> None:
+    for name in (
+        "aurora-d4753120-20261125T142111Z.tar",
+        "aurora-d4753120-20261124T142111Z.tar",
+        "aurora-d4753120-kubernetes-20261126T142111Z.tar",
+        ".new",
+        "aurora-d4753120-20261127T142111Z.tar.part",
+    ):
+        (tmp_path / name).touch()
+    assert FILE.newest_backup(str(tmp_path), "slurm") == {(("scheduler", "slurm"),): 1795616471}
+    assert FILE.newest_backup(str(tmp_path), "kubernetes") == {(("scheduler", "kubernetes"),): 1795702871}
+    assert FILE.newest_backup(str(tmp_path / "missing"), "slurm") == {}

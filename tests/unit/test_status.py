@@ -624,7 +624,8 @@ def alert(name: str, severity: str, state: str = "firing", **labels: str) -> dic
 
 def test_prometheus_is_asked_with_the_password_that_root_may_read(options: dict[str, str]) -> None:
     alerts = [alert("B", "warning", instance="gpu01", node="gpu02"), alert("A", "critical", instance="gpu01")]
-    alerts += [alert("C", "none", state="pending"), *[alert("D", "none")] * probe_common.MAX_ALERTS]
+    alerts += [alert("C", "info", state="pending"), *[alert("D", "info")] * probe_common.MAX_ALERTS]
+    alerts += [alert("Watchdog", "none")]
     with prometheus(json.dumps({"data": {"alerts": alerts}}).encode()) as (url, asked):
         found = probe_drift.alerts({"url": url, **options})
     assert asked == ["Basic YWRtaW46czNjcmV0 /api/v1/alerts"]

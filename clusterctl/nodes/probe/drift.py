@@ -54,7 +54,8 @@ def alerts(options: Facts) -> Facts:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)
         with opener.open(request, timeout=NETWORK_SECONDS) as answer:
             listed = json.loads(answer.read(16 << 20).decode("utf-8", "replace"))["data"]["alerts"]
-        firing = [one for one in listed if one.get("state") == "firing"]
+        # Severity `none` is that of a watchdog, which always fires.
+        firing = [one for one in listed if one.get("state") == "firing" and one["labels"].get("severity") != "none"]
         order = {"critical": 0, "warning": 1}
         firing.sort(key=lambda one: (order.get(one["labels"].get("severity"), 2), one["labels"].get("alertname", "")))
         for one in firing[:MAX_ALERTS]:

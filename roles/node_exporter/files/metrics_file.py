@@ -1,7 +1,26 @@
 """Write a file of metrics for the node exporter, in Prometheus' text format."""
 
+import calendar
 import os
+import re
 import tempfile
+import time
+
+# The archives of roles backup: a cluster's label, Kubernetes' with its name, the time in UTC.
+ARCHIVE = re.compile(r".+?(-kubernetes)?-(\d{8}T\d{6})Z\.tar$")
+
+
+def newest_backup(directory, scheduler):
+    """Return {labels: seconds since 1970} of a scheduler's newest archive in a directory; empty if there is none."""
+    try:
+        found = [ARCHIVE.match(name) for name in os.listdir(directory)]
+    except OSError:
+        return {}
+    of_scheduler = [one.group(2) for one in found if one and bool(one.group(1)) == (scheduler == "kubernetes")]
+    if not of_scheduler:
+        return {}
+    made = calendar.timegm(time.strptime(max(of_scheduler), "%Y%m%dT%H%M%S"))
+    return {(("scheduler", scheduler),): made}
 
 
 def escape(text):
