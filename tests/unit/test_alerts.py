@@ -20,13 +20,16 @@ FILE = REPOSITORY / "roles/prometheus/files/rules.yml"
 FILES = sorted((REPOSITORY / "tests/alerts").glob("*.yml"))
 RULES: list[dict[str, Any]] = [rule for group in yaml.safe_load(FILE.read_text())["groups"] for rule in group["rules"]]
 NAMES = [rule["alert"] for rule in RULES]
+# Those of broken hardware: GPUs that compute wrongly or not at all.
+DRAINING = {"GpuDoubleBitError", "GpuLost", "GpuRowRemapFailed", "GpuUnfit", "GpuXid", "NvswitchSxid"}
 PARTS = ("Affects", "Check", "Fix", "clusterctl")
 
 
 @pytest.mark.proves("monitoring", "Every alert has a severity, a summary and a runbook.")
 @pytest.mark.parametrize("rule", RULES, ids=NAMES)
 def test_alert__of_the_rules__has_severity_summary_and_runbook(rule: dict[str, Any]) -> None:
-    assert rule["labels"].keys() == {"severity"}
+    assert rule["labels"].keys() <= {"severity", "action"}
+    assert rule["labels"].get("action") == ("drain" if rule["alert"] in DRAINING else None)
     expected = {"none"} if rule["alert"] == "Watchdog" else {"critical", "warning", "info"}
     assert rule["labels"]["severity"] in expected
     assert rule["annotations"].keys() == {"summary", "runbook"}
