@@ -18,7 +18,7 @@ from clusterctl.nodes import collector
 from clusterctl.util.redaction import Redactor
 from clusterctl.util.untrusted import Malformed, decode
 
-SECRET = "c2VjcmV0LW9mLXRoZS1jbHVzdGVy"  # noqa: S105 - of nothing
+SECRET = "c2VjcmV0LW9mLXRoZS1jbHVzdGVy"
 MADE = datetime(2026, 11, 27, 2, 30, tzinfo=UTC)
 
 
