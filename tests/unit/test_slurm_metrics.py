@@ -56,6 +56,8 @@ def test_a_busy_node() -> None:
         'slurm_gpus{partition="main",type="a100",use="allocated"} 2',
         'slurm_gpus{partition="main",type="a100",use="idle"} 2',
         'slurm_gpus{partition="main",type="a100",use="unavailable"} 0',
+        'slurm_node_gpus{node="gpu01",use="allocated"} 2',
+        'slurm_node_gpus{node="gpu01",use="total"} 4',
     ]
 
 
@@ -74,6 +76,8 @@ def test_the_oldest_supported_release_writes_the_same() -> None:
         'slurm_gpus{partition="main",type="a100",use="allocated"} 1',
         'slurm_gpus{partition="main",type="a100",use="idle"} 0',
         'slurm_gpus{partition="main",type="a100",use="unavailable"} 3',
+        'slurm_node_gpus{node="gpu01",use="allocated"} 1',
+        'slurm_node_gpus{node="gpu01",use="total"} 4',
     ]
 
 
@@ -82,7 +86,7 @@ def test_partitions_overlap_and_nodes_without_one_are_counted() -> None:
     outside = SILENT.replace("Partitions=main", "Partitions=(null)")
     text = lines(f"{both}\n{outside}\n")
     assert 'slurm_nodes{state="not_responding"} 1' in text
-    assert {line for line in text if "allocated" in line and "gpus" in line} == {
+    assert {line for line in text if "allocated" in line and "slurm_gpus" in line} == {
         'slurm_gpus{partition="main",type="a100",use="allocated"} 2',
         'slurm_gpus{partition="debug",type="a100",use="allocated"} 2',
     }
