@@ -596,10 +596,13 @@ def prometheus(answer: bytes, code: int = 200, seed: str = SEED) -> Iterator[tup
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(f"{self.headers['Authorization']} {self.path}")
+            form = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+            asked.append(f"{self.headers['Authorization']} {self.path} {form}".rstrip())
             self.send_response(code)
             self.end_headers()
             self.wfile.write(answer)
+
+        do_POST = do_GET  # noqa: N815 - http.server's name
 
         def log_message(self, format: str, *args: object) -> None:
             pass
