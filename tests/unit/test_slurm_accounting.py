@@ -173,7 +173,7 @@ def jobs(draw: st.DrawFn) -> str:
     return line(start, end, tres, str(draw(st.integers(0, 2**40))), names, state, start - draw(st.integers(0, 999)))
 
 
-@pytest.mark.proves("status", "Usage by user, account and partition has the same total.")
+@pytest.mark.proves("usage", "Usage by user, account and partition has the same total.")
 @given(st.lists(jobs(), max_size=12))
 def test_tally__parts_by_each_name__sum_up_to_the_total(lines: list[str]) -> None:
     whole = [tally(*lines, by=by) for by in BY]
