@@ -42,6 +42,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_logins.py",
         "tests/cluster/test_tenancy.py",
         "tests/cluster/test_runtimes.py",
+        "tests/cluster/test_usage.py",
     ),
     # What is seen of a cluster, and what follows: alerts, receivers, drains.
     "monitoring": ("tests/cluster/test_alerts.py",),
@@ -113,6 +114,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         r"clusterctl/(commands|run|workspace)/(\w+_node|archive|backup|draining|edits|membership|planning|reboot|removals|restore|rolling|secret|upgrade)\.py$",
         ("day2", "contract", "kubernetes"),
     ),
+    (r"clusterctl/(commands/usage|nodes/prometheus|slurm/accounting|util/period)[\w.]*$", ("gpu", "kubernetes")),
     (r"clusterctl/lab/(kit\w*|fault)\.py$", ("gpu", "kubernetes")),
     (r"clusterctl/lab/(kit_server|nvml)/", ("gpu", "kubernetes")),
     (r"clusterctl/lab/recipes/(debian|dcgm-exporter-simulated|nvidia-container-toolkit)/", ("gpu", "kubernetes")),

@@ -33,6 +33,7 @@ SUBJECTS = {
     "plan": "`clusterctl plan`",
     "status": "`clusterctl status`",
     "health": "`clusterctl health` and the health of GPUs",
+    "usage": "`clusterctl usage`",
     "logs": "`clusterctl logs` and past runs",
     "add-node": "`clusterctl add-node`",
     "remove-node": "`clusterctl remove-node`",

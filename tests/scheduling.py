@@ -13,7 +13,13 @@ LABS = {
     "members": ("test_membership.py", "test_upgrade.py"),
     # The last one takes the lab apart.
     "whole": ("test_backup.py", "test_drift.py", "test_logins.py", "test_tenancy.py", "test_secret.py", "test_plan.py"),
-    "gpus": ("test_gpu_metrics.py", "test_health.py", "test_containers.py", "test_runtimes.py"),
+    "gpus": (
+        "test_gpu_metrics.py",
+        "test_usage.py",
+        "test_health.py",
+        "test_containers.py",
+        "test_runtimes.py",
+    ),
 }
 # Files whose labs do not fit beside each other on a small machine, by their inotify instances and their memory: one
 # process runs them, one after another.

@@ -1,6 +1,7 @@
 """The command line: verbs, flags, exit codes. A verb imports its module when it is called, so that `--help` is fast."""
 
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -200,6 +201,45 @@ def health(
     from clusterctl.commands.health import health_command
 
     return health_command(options, diagnose)
+
+
+class _By(StrEnum):
+    """The values of `usage --by`."""
+
+    USER = "user"
+    ACCOUNT = "account"
+    PARTITION = "partition"
+
+
+class _UsageFormat(StrEnum):
+    """The values of `usage --output`."""
+
+    text = "text"
+    csv = "csv"
+    json = "json"
+    html = "html"
+
+
+@verb(app, "usage", *SUDO)
+def usage(
+    options: Any,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Begin: 7d or 24h before the end, or a date of UTC.")
+    ] = "30d",
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End: 7d or 24h ago, or a date of UTC. [default: now]")
+    ] = None,
+    by: Annotated[
+        _By | None, typer.Option(help="Groups of Slurm's jobs. [default: account]", show_default=False)
+    ] = None,
+    output: Annotated[
+        _UsageFormat, typer.Option(help="csv, json, html: on stdout, progress on stderr.")
+    ] = _UsageFormat.text,
+) -> int:
+    """Sum up GPU-hours, waits, energy and utilisation."""
+    from clusterctl.commands.usage import usage_command
+
+    return usage_command(options, since, until, by, output)
 
 
 @verb(app, "logs", "output")

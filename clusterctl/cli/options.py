@@ -157,7 +157,7 @@ def _options(name: str, given: dict[str, Any], of: str) -> Any:
     values: dict[str, Any] = {key: value for key, value in given.items() if key in known}
     values["nodes"] = tuple(dict.fromkeys(values.get("nodes") or ()))
     values["verbosity"] = given.get("verbose", 0) + int(given["context"].find_root().obj or 0)
-    values["json"] = given.get("output") is Format.json
+    values["json"] = given.get("output") == Format.json  # also of a verb with more formats
     values |= {"plan": {"planned": name}, "secret": {"subverb": name}}.get(of, {})
     return Options(verb=of or name, given=given["inventory"], **values)
 

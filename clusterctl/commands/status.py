@@ -16,7 +16,7 @@ from clusterctl.inventory.schedulers import KUBERNETES, SLURM
 from clusterctl.inventory.services import Service
 from clusterctl.kubernetes.objects import KubernetesNode
 from clusterctl.kubernetes.state import Kubernetes, ask_kubernetes
-from clusterctl.nodes import advisories, contact
+from clusterctl.nodes import advisories, contact, prometheus
 from clusterctl.nodes.contact import Alerts, Drift, Item
 from clusterctl.nodes.remote import Access, connect, each
 from clusterctl.nodes.session import ContactError, Failure
@@ -35,8 +35,6 @@ ABSENT = "not installed"
 UNRECORDED = "no hardware record yet"
 MAX_HOMES = 16
 
-_PROMETHEUS_AUTHORITY = "/etc/prometheus/tls/authority.pem"
-_PROMETHEUS_PASSWORD = "/etc/prometheus/own-password"  # noqa: S105 - the path of the file
 _UNION = "packages"  # the role that installs the packages of all roles
 
 
@@ -284,7 +282,7 @@ def collect(
     if slurm is None and inventory.in_group(SLURM.head):
         slurm = Slurm(problem="the head does not respond")
     alerts = [answer.alerts for answer in answers if answer.alerts]
-    if not alerts and (monitoring := inventory.in_group("monitoring")):
+    if not alerts and (monitoring := inventory.in_group(prometheus.GROUP)):
         alerts = [Alerts(f"{fold([host.name for host in monitoring])} does not respond")]
     nodes = tuple(answer.node for answer in answers)
     recorded = any(node.drift and node.drift.versions for node in nodes)
@@ -329,15 +327,8 @@ def _options(host: Host, wanted: Sequence[Service], key: str | None) -> dict[str
         "drift": {"modules": dict(contact.drift_modules()), "key": key},
         "homes": homes_of(host),
     }
-    if "monitoring" in host.groups:
-        address = str(host.variables.get("cluster_address", host.address))
-        address = f"[{address}]" if ":" in address else address
-        options["alerts"] = {
-            "url": f"https://{address}:{host.variables.get('prometheus_port', 9090)}",
-            "user": str(host.variables.get("prometheus_user", "admin")),
-            "password_file": _PROMETHEUS_PASSWORD,
-            "authority": _PROMETHEUS_AUTHORITY,
-        }
+    if prometheus.GROUP in host.groups:
+        options["alerts"] = prometheus.access(host)
     return options
 
 

@@ -70,6 +70,13 @@ def seconds(value: object, path: str) -> float:
     return float(value)
 
 
+def amount(value: object, path: str) -> float:
+    """Read a number that is finite and not negative."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e300:
+        raise _malformed(path, value, "a number from 0")
+    return float(value)
+
+
 def flag(value: object, path: str) -> bool:
     """Read true or false."""
     if not isinstance(value, bool):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import yaml
@@ -113,6 +114,27 @@ def test_gpu_metrics__while_a_pod_has_a_gpu__have_its_name(cluster: Kubernetes) 
         (uuid,) = re.findall(r"UUID: (\S+)\)", cluster.logs(one))
         wait_until(lambda: held() == {uuid: ("default", "measured", "main")}, lambda: f"{uuid}: {held()}")
     wait_until(lambda: held() == {}, lambda: f"{held()}")
+
+
+@pytest.mark.proves("usage", "Usage has both schedulers: jobs by account, GPUs of pods by namespace.")
+def test_usage__of_both__is_by_account_and_namespace(cluster: Kubernetes) -> None:
+    def reports() -> dict[str, dict[str, Any]]:
+        return {report["scheduler"]: report for report in cluster.run("usage", "--since", "10m")["reports"]}
+
+    def held() -> dict[str, float]:
+        return {group["name"]: group["gpu_hours"] for group in reports()["kubernetes"]["groups"]}
+
+    with cluster.running(pod("held", cluster.image, "exec sleep 600", gpus=1, node="gpu01")):
+        wait_until(lambda: held().get("default", 0) >= 30 / 3600, lambda: f"{held()}")
+        found = reports()
+    assert {name: (report["by"], report["gpus"]) for name, report in found.items()} == {
+        "slurm": ("account", 4),
+        "kubernetes": ("namespace", 4),
+    }
+    (default,) = [group for group in found["kubernetes"]["groups"] if group["name"] == "default"]
+    assert default["gpu_hours"] <= 10 / 60
+    assert default["utilisation"] == 0, "the simulated GPU computes nothing"
+    assert [node["name"] for node in found["kubernetes"]["nodes"]] == ["gpu01"]
 
 
 @pytest.mark.proves("inventory", "A host in both schedulers is refused, and nothing changes.")

@@ -908,6 +908,7 @@ _verbs: tuple[tuple[str, ...], ...] = (
     ("verify", "."),
     ("status", "."),
     ("health", "."),
+    ("usage", "."),
     ("trust", ".", "gpu01"),
     ("secret", "show", ".", "munge_key"),
     ("secret", "rotate", ".", "munge_key"),

@@ -24,7 +24,7 @@ all:
       hosts: {gpu01: {ansible_host: 10.0.0.11}}
       children: {a100: {hosts: {gpu02: {ansible_host: 10.0.0.12}}}}
 """
-VERBS = ("init", "validate", "bootstrap", "verify", "status", "secret", "lab")
+VERBS = ("init", "validate", "bootstrap", "verify", "status", "usage", "secret", "lab")
 
 
 def clusterctl(

@@ -22,7 +22,7 @@ GPUS: dict[str, Any] = {
 def written(nodes: list[dict[str, Any]], pods: list[dict[str, Any]]) -> list[str]:
     metrics: dict[str, Counter[Any]] = {name: Counter() for name in PROGRAM.DESCRIPTIONS}
     held: dict[str, Counter[str]] = {}
-    PROGRAM.count_requests(pods, held)
+    PROGRAM.count_requests(pods, held, metrics)
     PROGRAM.count_nodes(nodes, held, metrics)
     PROGRAM.count_pods(pods, metrics)
     return lines(FILE.render(metrics, PROGRAM.DESCRIPTIONS))
@@ -61,6 +61,22 @@ def test_gpus__of_a_node__are_held_free_or_out_of_service() -> None:
     assert 'kubernetes_gpus{resource="gpu",use="allocated"} 2' in found
     assert 'kubernetes_gpus{resource="gpu",use="idle"} 1' in found
     assert 'kubernetes_gpus{resource="gpu",use="unavailable"} 1' in found
+
+
+@pytest.mark.proves("monitoring", "The GPUs that pods hold are counted by namespace.")
+def test_gpus__of_pods__are_counted_by_namespace() -> None:
+    pods = [
+        pod(spec__containers=[wants("2")]),
+        pod("other", spec__containers=[wants("1")]),
+        pod("third", spec__containers=[wants("3")], metadata__namespace="physics"),
+        pod("waiting", on="", spec__containers=[wants("4")]),
+        pod("done", spec__containers=[wants("4")], status__phase="Failed"),
+    ]
+    found = [line for line in written([node(**GPUS)], pods) if "namespace_gpus" in line]
+    assert found == [
+        'kubernetes_namespace_gpus{namespace="default",resource="gpu"} 3',
+        'kubernetes_namespace_gpus{namespace="physics",resource="gpu"} 3',
+    ]
 
 
 def test_gpus__of_a_cordoned_node__are_not_idle() -> None:

@@ -46,6 +46,7 @@ def test_touches__every_line__matches_a_file(pattern: str) -> None:
         ("clusterctl/workspace/kubernetes_pki.py", {"kubernetes"}),
         ("roles/kubernetes_head/tasks/main.yml", {"kubernetes", "roles"}),
         ("tests/cluster/kubernetes.py", {"kubernetes"}),
+        ("clusterctl/commands/usage.html.j2", {"gpu", "kubernetes"}),
         ("clusterctl/commands/backup.py", {"day2", "contract", "kubernetes"}),
         ("roles/base/tasks/main.yml", set(layers.ALL)),
         ("clusterctl/ansible/runner.py", set(layers.ALL)),

@@ -27,7 +27,7 @@ from clusterctl.commands import status, status_page, upgrade
 from clusterctl.commands.status import DEGRADED, HEAD_DOWN, HEALTHY, NodeStatus, Status
 from clusterctl.nodes.contact import Alert, Alerts, Drift, Item
 from clusterctl.nodes.probe import common as probe_common
-from clusterctl.nodes.probe import drift as probe_drift
+from clusterctl.nodes.probe import prometheus as probe_prometheus
 from clusterctl.nodes.probe import services as probe_services
 from clusterctl.nodes.remote import Access
 from clusterctl.run import pruning
@@ -596,10 +596,13 @@ def prometheus(answer: bytes, code: int = 200, seed: str = SEED) -> Iterator[tup
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(f"{self.headers['Authorization']} {self.path}")
+            form = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+            asked.append(f"{self.headers['Authorization']} {self.path} {form}".rstrip())
             self.send_response(code)
             self.end_headers()
             self.wfile.write(answer)
+
+        do_POST = do_GET  # noqa: N815 - http.server's name
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -627,7 +630,7 @@ def test_prometheus_is_asked_with_the_password_that_root_may_read(options: dict[
     alerts += [alert("C", "info", state="pending"), *[alert("D", "info")] * probe_common.MAX_ALERTS]
     alerts += [alert("Watchdog", "none")]
     with prometheus(json.dumps({"data": {"alerts": alerts}}).encode()) as (url, asked):
-        found = probe_drift.alerts({"url": url, **options})
+        found = probe_prometheus.alerts({"url": url, **options})
     assert asked == ["Basic YWRtaW46czNjcmV0 /api/v1/alerts"]
     assert (found["error"], found["more"], len(found["firing"])) == (None, 2, probe_common.MAX_ALERTS)
     assert [(one["name"], one["node"]) for one in found["firing"][:2]] == [("A", "gpu01"), ("B", "gpu02")]
@@ -640,18 +643,18 @@ def test_prometheus_is_asked_with_the_password_that_root_may_read(options: dict[
 )
 def test_a_prometheus_that_tells_nothing_is_named(options: dict[str, str], answer: bytes, code: int, told: str) -> None:
     with prometheus(answer, code) as (url, _):
-        assert told in probe_drift.alerts({"url": url, **options})["error"]
+        assert told in probe_prometheus.alerts({"url": url, **options})["error"]
         for name in ("password_file", "authority"):
             missing = {"url": url, **options, name: options[name] + ".missing"}
-            assert probe_drift.alerts(missing)["error"] == "Prometheus is not set up yet"
-    assert "Connection refused" in probe_drift.alerts({"url": "https://127.0.0.1:1", **options})["error"]
+            assert probe_prometheus.alerts(missing)["error"] == "Prometheus is not set up yet"
+    assert "Connection refused" in probe_prometheus.alerts({"url": "https://127.0.0.1:1", **options})["error"]
 
 
 @pytest.mark.proves("secrets", "Prometheus's password is sent to nobody without a certificate of the cluster's.")
 @pytest.mark.parametrize(("seed", "told"), [(OTHERS, "certificate verify failed"), ("", "SSL")])
 def test_alerts__certificate_of_another__no_password_is_sent(options: dict[str, str], seed: str, told: str) -> None:
     with prometheus(b"{}", seed=seed) as (url, asked):
-        assert told in probe_drift.alerts({"url": url, **options})["error"]
+        assert told in probe_prometheus.alerts({"url": url, **options})["error"]
         proof = TARGETS.Prometheus(url, "bG9naW4=", options["authority"])
         with pytest.raises(TARGETS.SilentError, match=told):
             TARGETS.look(proof, set())

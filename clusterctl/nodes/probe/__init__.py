@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 # In the order in which they need each other.
-_PARTS = ("common", "gpus", "machine", "packages", "services", "drift", "main")
+_PARTS = ("common", "gpus", "machine", "packages", "services", "drift", "prometheus", "main")
 # Imports of other parts.
 _OWN = re.compile(r"^from clusterctl\.[^\n(]*(?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
 
@@ -31,7 +31,7 @@ def packed(source: str) -> str:
     return base64.b64encode(zlib.compress(source.encode(), 9)).decode()
 
 
-def program(options: dict[str, Any]) -> str:
-    """Return the program that answers with these options (see main.main)."""
+def program(options: dict[str, Any], function: str = "main") -> str:
+    """Return the program that answers with these options (see main.main), or calls another function of a part."""
     unpacked = f'zlib.decompress(base64.b64decode("{packed(text())}"))'
-    return f'import base64, zlib\nexec(compile({unpacked}, "probe", "exec"))\nmain({options!r})\n'
+    return f'import base64, zlib\nexec(compile({unpacked}, "probe", "exec"))\n{function}({options!r})\n'

@@ -14,6 +14,7 @@ MAX_OFFERED = 16
 # Limits of differences and alerts: a node that was restored from another image differs in everything.
 MAX_DRIFT = 500
 MAX_ALERTS = 200
+MAX_SERIES = 1 << 13  # nodes, or namespaces
 MAX_GPUS = 1024
 # Packages, besides Slurm's, whose versions preflight checks for known vulnerabilities (advisories.py).
 WATCHED = ("munge", "nvidia-container-toolkit", "nvidia-container-toolkit-base")

@@ -1,16 +1,12 @@
-"""What differs from the records, and which alerts fire."""
+"""What differs from the records."""
 
 import base64
-import json
 import platform
-import ssl
 import sys
 import types
-import urllib.error
-import urllib.request
 import zlib
 
-from clusterctl.nodes.probe.common import MAX_ALERTS, MAX_DRIFT, NETWORK_SECONDS, Facts
+from clusterctl.nodes.probe.common import MAX_DRIFT, Facts
 
 
 def drift(options: Facts) -> Facts:
@@ -36,41 +32,4 @@ def drift(options: Facts) -> Facts:
         found["error"] = "its Python is %s, expected 3.8 or newer" % platform.python_version()
     except Exception as error:
         found["error"] = str(error) or type(error).__name__
-    return found
-
-
-def alerts(options: Facts) -> Facts:
-    """Return the firing alerts of the Prometheus at `url`, the most severe first; `password_file` has the password.
-
-    The password is sent only to a server whose certificate is from the CA in the file `authority`.
-    """
-    found: Facts = {"error": None, "firing": [], "more": 0}
-    try:
-        with open(options["password_file"]) as file:
-            login = "%s:%s" % (options["user"], file.read(1024).strip())
-        header = {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
-        request = urllib.request.Request(options["url"] + "/api/v1/alerts", headers=header)  # noqa: S310
-        trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=options["authority"]))
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)
-        with opener.open(request, timeout=NETWORK_SECONDS) as answer:
-            listed = json.loads(answer.read(16 << 20).decode("utf-8", "replace"))["data"]["alerts"]
-        # Severity `none` is that of a watchdog, which always fires.
-        firing = [one for one in listed if one.get("state") == "firing" and one["labels"].get("severity") != "none"]
-        order = {"critical": 0, "warning": 1}
-        firing.sort(key=lambda one: (order.get(one["labels"].get("severity"), 2), one["labels"].get("alertname", "")))
-        for one in firing[:MAX_ALERTS]:
-            labels = one["labels"]
-            alert = {"name": labels.get("alertname", "?"), "severity": labels.get("severity", "none")}
-            alert["node"] = labels.get("node") or labels.get("instance", "")
-            alert.update(since=one.get("activeAt", ""), summary=one.get("annotations", {}).get("summary", ""))
-            found["firing"].append(alert)
-        found["more"] = max(0, len(firing) - MAX_ALERTS)
-    except urllib.error.HTTPError as error:
-        found["error"] = "Prometheus returned HTTP %d %s" % (error.code, error.reason)
-    except urllib.error.URLError as error:
-        found["error"] = "Prometheus does not answer: %s" % error.reason
-    except FileNotFoundError:
-        found["error"] = "Prometheus is not set up yet"
-    except Exception as error:
-        found["error"] = "Prometheus's answer cannot be read (%s)" % type(error).__name__
     return found

@@ -9,10 +9,11 @@ import time
 from typing import Optional
 
 from clusterctl.nodes.probe.common import MARK, WATCHED, Facts
-from clusterctl.nodes.probe.drift import alerts, drift
+from clusterctl.nodes.probe.drift import drift
 from clusterctl.nodes.probe.gpus import gpus, pci_gpus
 from clusterctl.nodes.probe.machine import hardware, in_container, key_enrolled, memory_mb, secure_boot
 from clusterctl.nodes.probe.packages import installed_packages, lock_holder, network, security_updates, slurm_packages
+from clusterctl.nodes.probe.prometheus import alerts
 from clusterctl.nodes.probe.services import before, firewall, head_of, homes, jobs, kubernetes, services, slurm
 
 
