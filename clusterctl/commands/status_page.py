@@ -187,6 +187,7 @@ _RESUME = "on the head: sudo scontrol update nodename={hostlist} state=resume"
 _ADMIT = "on the head: sudo /usr/local/sbin/slurm-drain {cause} --in {{commas}}"
 _ACCEPT_HARDWARE = "if that is right: rm {directory}/hardware/{braces}.json && clusterctl bootstrap {inventory}"
 CAUSES = {
+    "alert": "clusterctl health {inventory} {braces} --diagnose",
     "bootstrap": _BOOTSTRAP,
     "new": _BOOTSTRAP,
     "health": "clusterctl health {inventory} {braces} --diagnose",

@@ -233,7 +233,8 @@ def our_causes() -> set[str]:
     for pattern, paths_ in (
         (r"Drain\(\s*\"([^\"]+)\"", paths.content().glob("clusterctl/*/*.py")),
         (r"slurm-drain, ([\w-]+),", paths.content().glob("roles/*/tasks/*.yml")),
-        (r"output\(ledger, \"([^\"]+)\"", paths.content().glob("roles/slurm_head/files/slurm-health")),
+        (r"\[\"(\w+)\"\] if reason", paths.content().glob("roles/slurm_head/files/slurm-health")),
+        (r"(?m)^CAUSE = \"(\w+)\"", paths.content().glob("roles/alert_drain/files/alert-drain")),
         (r"verify_cause: ([\w-]+)", paths.content().glob("roles/verify/defaults/main.yml")),
     ):
         causes = {cause for path in paths_ for cause in re.findall(pattern, path.read_text())}
@@ -244,6 +245,7 @@ def our_causes() -> set[str]:
 
 NODES_OF_IT = "gpu{01..03}"
 COMMANDS = {
+    "alert": f"clusterctl health {GIVEN} {NODES_OF_IT} --diagnose",
     "bootstrap": f"clusterctl bootstrap {GIVEN}",
     "health": f"clusterctl health {GIVEN} {NODES_OF_IT} --diagnose",
     "reboot": f"clusterctl reboot {GIVEN} {NODES_OF_IT}",
