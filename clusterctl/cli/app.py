@@ -1,16 +1,15 @@
 """The command line: verbs, flags, exit codes. A verb imports its module when it is called, so that `--help` is fast."""
 
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from clusterctl import __version__
-from clusterctl.cli import access, completion
+from clusterctl.cli import access, completion, observing
 from clusterctl.cli.groups import AllVerbs, Verb, Verbs, WatchVerb
-from clusterctl.cli.options import PLAY, SUDO, Hosts, Nodes, Severity, Verbose, verb
+from clusterctl.cli.options import PLAY, SUDO, Hosts, Nodes, Verbose, verb
 
 app = typer.Typer(
     cls=AllVerbs,
@@ -203,43 +202,7 @@ def health(
     return health_command(options, diagnose)
 
 
-class _By(StrEnum):
-    """The values of `usage --by`."""
-
-    USER = "user"
-    ACCOUNT = "account"
-    PARTITION = "partition"
-
-
-class _UsageFormat(StrEnum):
-    """The values of `usage --output`."""
-
-    text = "text"
-    csv = "csv"
-    json = "json"
-    html = "html"
-
-
-@verb(app, "usage", *SUDO)
-def usage(
-    options: Any,
-    since: Annotated[
-        str, typer.Option(metavar="TIME", help="Begin: 7d or 24h before the end, or a date of UTC.")
-    ] = "30d",
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="End: 7d or 24h ago, or a date of UTC. [default: now]")
-    ] = None,
-    by: Annotated[
-        _By | None, typer.Option(help="Groups of Slurm's jobs. [default: account]", show_default=False)
-    ] = None,
-    output: Annotated[
-        _UsageFormat, typer.Option(help="csv, json, html: on stdout, progress on stderr.")
-    ] = _UsageFormat.text,
-) -> int:
-    """Sum up GPU-hours, waits, energy and utilisation."""
-    from clusterctl.commands.usage import usage_command
-
-    return usage_command(options, since, until, by, output)
+observing.add_usage(app)
 
 
 @verb(app, "logs", "output")
@@ -377,39 +340,8 @@ def trust(
     return trust.trust(replace(options, limit=",".join(options.nodes)))
 
 
-@verb(app, "support-bundle", *SUDO, "output")
-def support_bundle(
-    options: Any,
-    node: Annotated[str, typer.Argument(help="Name of a host.", metavar="NODE", autocompletion=completion.hosts)],
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIRECTORY",
-            help="Directory for the archive. [default: .clusterctl/support in the cluster's directory]",
-            show_default=False,
-        ),
-    ] = None,
-) -> int:
-    """Collect what a vendor asks for about a server."""
-    from clusterctl.commands import support_bundle
-
-    return support_bundle.support_bundle(replace(options, nodes=(node,)), to)
-
-
-_alerts = _group("alert", "Test the delivery of alerts.")
-
-
-@verb(_alerts, "test", *SUDO, "output", of="alert")
-def alert_test(
-    options: Any,
-    severity: Annotated[Severity, typer.Option(help="Severity of the alert.")] = Severity.critical,
-) -> int:
-    """Send a test alert and show where it arrives."""
-    from clusterctl.commands import alert
-
-    return alert.test(options, severity)
-
-
+observing.add_support_bundle(app)
+observing.add_alerts(_group("alert", "Test the delivery of alerts."))
 access.add_secrets(_group("secret", "Print or replace the cluster's secrets."))
 access.add_kubeconfig(app)
 

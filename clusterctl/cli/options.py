@@ -22,14 +22,6 @@ class Format(StrEnum):
     json = "json"
 
 
-class Severity(StrEnum):
-    """The severities of alerts that receivers can have."""
-
-    critical = "critical"
-    warning = "warning"
-    info = "info"
-
-
 _VERBOSE = "Show Ansible's output; -vvv: all of it."
 Verbose = typer.Option("-v", "--verbose", count=True, show_default=False, help=_VERBOSE)
 Nodes = Annotated[

@@ -8,6 +8,7 @@ from clusterctl.inventory.model import Host
 
 # Scopes of recorded items whose name differs from the role's name.
 ROLE_OF = {
+    "alertmanager_release": "alertmanager",
     "kubernetes_head_haproxy": "kubernetes_head",
     "nvidia_daemons": "nvidia_driver",
     "nvidia_repository": "nvidia_driver",

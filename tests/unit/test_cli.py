@@ -107,7 +107,7 @@ def test_docs__of_a_page__is_printed_and_a_typo_suggests() -> None:
         wrong = clusterctl("docs", name)
         assert (wrong.returncode, "(did you mean runbooks/GpuXid?)" in wrong.stderr) == (2, True), name
     wrong = clusterctl("docs", "nothing like that")
-    assert "slurm, variables" in wrong.stderr
+    assert "slurm, usage, variables" in wrong.stderr
     assert "runbooks" not in wrong.stderr
     build = tomllib.loads((paths.content() / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
     for folder in ("docs", "playbooks", "plugins", "roles"):
