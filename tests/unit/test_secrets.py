@@ -84,7 +84,7 @@ def test_rotatable__fixed_secret__is_generated_and_never_replaced(tmp_path: Path
     assert "demo_key" in secrets.rotatable(content)
 
 
-@pytest.mark.proves("secrets", "A secret of an outside service is set by a person, and required before a run.")
+@pytest.mark.proves("secrets", "A secret of an outside service is set by a person, and required.")
 def test_given__secret_of_a_service__is_required_and_never_generated(tmp_path: Path, config: Path) -> None:
     content, directory = small_content.make(tmp_path / "content"), tmp_path / "aurora"
     with (content / "roles/demo/meta/secrets.yml").open("a") as file:
