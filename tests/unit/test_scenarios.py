@@ -16,6 +16,7 @@ ROLES = sorted(path.name for path in (REPOSITORY / "roles").iterdir())
 GROUPS = {"all", "slurm_head", "slurm_workers", "monitoring"}  # of a scenario's lab
 WHOLE = "check converge idempotence verify"
 ROLES_OF_ORDINARY = {
+    "alert_drain": "check converge idempotence",
     "alertmanager": "check converge idempotence",
     "backup": "converge verify",
     "apply": "check converge idempotence",
@@ -47,6 +48,9 @@ class Elsewhere(NamedTuple):
 
 
 ELSEWHERE = {
+    "alert_drain": Elsewhere(
+        "ordinary", "test_alerts.py::test_sensor__that_is_wrong_everywhere__drains_two_nodes", "drained_by_alerts"
+    ),
     "apply": Elsewhere(
         "ordinary",
         "test_costs.py::test_bootstrap__from_nothing__keeps_a_workers_path_short",
