@@ -74,7 +74,7 @@ class Canaries:
         made = cls(label)
         tags = {name: f"{number:03}" for number, name in enumerate(sorted(declared))}
         for name, spec in declared.items():
-            if "bcrypt_of" not in spec:
+            if "bytes" in spec:  # not one that only a person can set
                 made.values[name] = _encode(made.repeat(tags[name], spec["bytes"]), spec["encoding"])
         for name, spec in declared.items():
             if "bcrypt_of" in spec:  # the salt stands in the hash as it is
