@@ -34,7 +34,11 @@ from tests.programs import conversation
 # Where secrets belong: on each node, the file with its owner, group and mode. There is no other place.
 HOME_OF_SECRETS = {
     "head1": {
+        "/etc/clusterctl/alert-drain/token": ["root", "root", "0400"],
         "/etc/munge/munge.key": ["munge", "munge", "0400"],
+        "/etc/prometheus/alertmanager-password": ["prometheus", "root", "0400"],
+        "/etc/prometheus/alertmanager-web.yml": ["root", "prometheus", "0640"],
+        "/etc/prometheus/alertmanager.yml": ["root", "prometheus", "0640"],
         "/etc/prometheus/own-password": ["prometheus", "root", "0400"],
         "/etc/prometheus/web.yml": ["root", "prometheus", "0640"],
         "/etc/slurm/health.key": ["root", "root", "0400"],
@@ -192,6 +196,12 @@ def test_each_canary_stands_where_it_belongs(site: Site) -> None:
     assert values["prometheus_password"].encode() == raw(site, "head1", "/etc/prometheus/own-password").strip()
     assert values["prometheus_password_hash"].encode() in raw(site, "head1", "/etc/prometheus/web.yml")
     assert values["slurm_head_health_key"].encode() == raw(site, "head1", "/etc/slurm/health.key")
+    token = values["alert_drain_token"].encode()
+    assert token == raw(site, "head1", "/etc/clusterctl/alert-drain/token").strip()
+    assert token in raw(site, "head1", "/etc/prometheus/alertmanager.yml")
+    own = raw(site, "head1", "/etc/prometheus/alertmanager-password").strip()
+    assert values["alertmanager_password"].encode() == own
+    assert values["alertmanager_password_hash"].encode() in raw(site, "head1", "/etc/prometheus/alertmanager-web.yml")
     storage = f"\nStoragePass={values['slurm_head_database_password']}\n".encode()
     assert storage in raw(site, "head1", "/etc/slurm/slurmdbd.conf")
     with tarfile.open(fileobj=io.BytesIO(raw(site, "head1", "/var/lib/clusterctl/recovery.tar"))) as copy:
