@@ -7,6 +7,7 @@ from typing import Annotated
 
 from clusterctl.inventory import alerting
 from clusterctl.inventory.model import Host
+from clusterctl.nodes import prometheus
 from clusterctl.nodes.remote import Access, connect, each
 from clusterctl.nodes.session import ContactError
 from clusterctl.run import context
@@ -51,7 +52,7 @@ def test(options: Options, severity: str) -> int:
     Raises InputError for a cluster without monitoring.
     """
     site = context.load(options)
-    hosts = site.inventory.in_group("monitoring")
+    hosts = site.inventory.in_group(prometheus.GROUP)
     if not hosts:
         raise InputError([Problem(None, str(options.given), "has no group monitoring", "clusterctl docs monitoring")])
     site = context.authorise(site)
@@ -71,8 +72,7 @@ def test(options: Options, severity: str) -> int:
 
 def deliver(host: Host, access: Access, severity: str) -> Delivery:
     """Run the program on a host."""
-    address = str(host.variables.get("cluster_address", host.address))
-    url = f"https://{address}:{host.variables.get('alertmanager_port', 9093)}"
+    url = prometheus.url(host, host.variables.get("alertmanager_port", 9093))
     argv = [PROGRAM, url, str(host.variables.get("alertmanager_user", "admin")), severity]
     try:
         with connect(host, access) as session:

@@ -62,12 +62,16 @@ class Measures:
         return sum(one[part] for days in chosen for one in (days if day is None else days[day : day + 1]))
 
 
+def url(host: Host, port: int) -> str:
+    """Return the address of a host's pages."""
+    address = str(host.variables.get("cluster_address", host.address))
+    return f"https://[{address}]:{port}" if ":" in address else f"https://{address}:{port}"
+
+
 def access(host: Host) -> dict[str, str]:
     """Return where the Prometheus of a host of the group `monitoring` is, and the files that are needed to log in."""
-    address = str(host.variables.get("cluster_address", host.address))
-    address = f"[{address}]" if ":" in address else address
     return {
-        "url": f"https://{address}:{host.variables.get('prometheus_port', 9090)}",
+        "url": url(host, host.variables.get("prometheus_port", 9090)),
         "user": str(host.variables.get("prometheus_user", "admin")),
         "password_file": _PASSWORD,
         "authority": _AUTHORITY,

@@ -11,6 +11,7 @@ import yaml
 from clusterctl.commands import alert
 from clusterctl.inventory import alerting
 from clusterctl.inventory.model import Host
+from clusterctl.nodes import prometheus
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import Position
 from tests.systems.rendering import SYSTEMS, a_cluster
@@ -29,8 +30,9 @@ LOGGED = [
     'integration=webhook[0] msg="Notify attempt failed, will retry later" attempts=1 '
     r'err="Post \"http://127.0.0.1:8097/nobody\": dial tcp 127.0.0.1:8097: connect: connection refused"',
     'time=2026-11-27T02:09:36.642Z level=WARN source=notify.go:865 msg="Notify attempt failed, will retry later" '
-    r'component=dispatcher receiver=webhook-3 integration=webhook[0] aggrGroup="{}/{severity=~\"info\"}:{...}" '
-    r'attempts=1 err="Post \"<redacted>\": dial tcp 127.0.0.1:8097: connect: connection refused"',
+    r"component=dispatcher receiver=webhook-3 integration=webhook[0] aggrGroup="
+    r'"{}/{severity=~\"info\"}:{alertname=\"ClusterctlTest\"}" attempts=1 '
+    r'err="Post \"<redacted>\": dial tcp 127.0.0.1:8097: connect: connection refused"',
 ]
 
 
@@ -67,6 +69,11 @@ def test_outcomes__two_of_one_kind__need_two_requests() -> None:
 def a_host(**variables: Any) -> Host:
     groups, place = frozenset({"monitoring"}), Position(Path("inventory.yaml"), 1, 1)
     return Host("head1", "10.0.0.10", 22, "admin", None, True, groups, variables, place)
+
+
+@pytest.mark.parametrize(("address", "expected"), [("10.0.0.10", "10.0.0.10"), ("fd00::1", "[fd00::1]")])
+def test_url__of_a_host__has_its_address_in_the_cluster(address: str, expected: str) -> None:
+    assert prometheus.url(a_host(cluster_address=address), 9093) == f"https://{expected}:9093"
 
 
 def shown(host: Host, delivery: alert.Delivery) -> str:

@@ -55,16 +55,16 @@ def test_measure__a_series_that_begins_later__has_nothing_before(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "told"),
+    ("answer", "code", "reason"),
     [
         (b"no", 401, "Prometheus returned HTTP 401"),
         (b"{}", 200, "answer cannot be read (KeyError)"),
         (matrix(({"a": "b"}, ["x"])), 200, "answer cannot be read (ValueError)"),
     ],
 )
-def test_measure__no_valid_answer__is_an_error(options: dict[str, str], answer: bytes, code: int, told: str) -> None:
+def test_measure__no_valid_answer__is_an_error(options: dict[str, str], answer: bytes, code: int, reason: str) -> None:
     with serving(answer, code) as (url, _):
-        assert told in probe_prometheus.measure(asking(url, options, a="x"))["error"]
+        assert reason in probe_prometheus.measure(asking(url, options, a="x"))["error"]
 
 
 def test_probe__names_of_its_parts__are_those_of_one() -> None:

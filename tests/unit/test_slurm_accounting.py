@@ -238,7 +238,7 @@ def test_accounting__each_day__is_asked_in_utc_and_seconds(tmp_path: Path, asked
 
 
 @pytest.mark.parametrize(
-    ("status", "err", "told"),
+    ("status", "err", "reason"),
     [
         (127, "env: 'sacct': No such file or directory\n", "Slurm is not installed on the head yet"),
         (1, "Slurm accounting storage is disabled\n", "Slurm keeps no accounting: AccountingStorageType"),
@@ -251,11 +251,11 @@ def test_accounting__each_day__is_asked_in_utc_and_seconds(tmp_path: Path, asked
     ],
 )
 def test_accounting__a_failed_sacct__is_the_heads_failure(
-    tmp_path: Path, asked: list[list[str]], status: int, err: str, told: str
+    tmp_path: Path, asked: list[list[str]], status: int, err: str, reason: str
 ) -> None:
     with pytest.raises(HeadFailed, match="head1: ") as caught:
         ask(tmp_path, asked, lambda argv: (status, "", err))
-    assert told in str(caught.value)
+    assert reason in str(caught.value)
     assert (caught.value.exit_code, len(asked)) == (5, 1)
 
 

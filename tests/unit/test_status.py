@@ -654,11 +654,11 @@ def test_a_prometheus_that_tells_nothing_is_named(options: dict[str, str], answe
 
 @pytest.mark.proves("secrets", "Prometheus's password is sent to nobody without a certificate of the cluster's.")
 @pytest.mark.parametrize(("seed", "told"), [(OTHERS, "certificate verify failed"), ("", "SSL")])
-def test_alerts__certificate_of_another__no_password_is_sent(options: dict[str, str], seed: str, told: str) -> None:
+def test_alerts__certificate_of_another__no_password_is_sent(options: dict[str, str], seed: str, reason: str) -> None:
     with prometheus(b"{}", seed=seed) as (url, asked):
-        assert told in probe_prometheus.alerts({"url": url, **options})["error"]
+        assert reason in probe_prometheus.alerts({"url": url, **options})["error"]
         proof = TARGETS.Prometheus(url, "bG9naW4=", options["authority"])
-        with pytest.raises(TARGETS.SilentError, match=told):
+        with pytest.raises(TARGETS.SilentError, match=reason):
             TARGETS.look(proof, set())
     assert asked == []
 

@@ -377,7 +377,7 @@ def run(directory: Path, text: str, *argv: str) -> "subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize(
-    ("text", "argv", "code", "told"),
+    ("text", "argv", "code", "reason"),
     [
         (SLURM_ONLY, ["--since", "last week"], 2, '--since: got "last week", expected a duration such as 7d'),
         (SLURM_ONLY, ["--until", "2999-01-01"], 2, "--until: 2999-01-01 is in the future"),
@@ -391,10 +391,10 @@ def run(directory: Path, text: str, *argv: str) -> "subprocess.CompletedProcess[
     ],
 )
 def test_usage__that_cannot_be__ends_with_its_exit_code(
-    tmp_path: Path, text: str, argv: list[str], code: int, told: str
+    tmp_path: Path, text: str, argv: list[str], code: int, reason: str
 ) -> None:
     done = run(tmp_path, text, *argv)
-    assert (done.returncode, told in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
+    assert (done.returncode, reason in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
     assert not (tmp_path / ".clusterctl").exists(), "it writes nothing"
 
 
