@@ -56,7 +56,7 @@ def support_bundle(options: Options, to: Path | None) -> int:
     (name,) = options.nodes
     hosts = {host.name: host for host in site.inventory.hosts}
     if name not in hosts:
-        raise InputError(membership.unknown([name], list(hosts)))
+        raise InputError(membership.unknown([name], list(hosts), "host"))
     directory = to.absolute() if to else site.state / FOLDER
     with files.writing(directory):
         files.make_private_directory(directory)

@@ -640,12 +640,14 @@ def test_prometheus_is_asked_with_the_password_that_root_may_read(options: dict[
 
 @pytest.mark.proves("status", "A Prometheus that gives no alerts is reported with the cause.")
 @pytest.mark.parametrize(
-    ("answer", "code", "told"),
+    ("answer", "code", "reason"),
     [(b"", 401, "HTTP 401"), (b"Service Unavailable", 503, "HTTP 503"), (b"[]", 200, "answer cannot be read")],
 )
-def test_a_prometheus_that_tells_nothing_is_named(options: dict[str, str], answer: bytes, code: int, told: str) -> None:
+def test_a_prometheus_that_tells_nothing_is_named(
+    options: dict[str, str], answer: bytes, code: int, reason: str
+) -> None:
     with prometheus(answer, code) as (url, _):
-        assert told in probe_prometheus.alerts({"url": url, **options})["error"]
+        assert reason in probe_prometheus.alerts({"url": url, **options})["error"]
         for name in ("password_file", "authority"):
             missing = {"url": url, **options, name: options[name] + ".missing"}
             assert probe_prometheus.alerts(missing)["error"] == "Prometheus is not set up yet"
@@ -653,7 +655,7 @@ def test_a_prometheus_that_tells_nothing_is_named(options: dict[str, str], answe
 
 
 @pytest.mark.proves("secrets", "Prometheus's password is sent to nobody without a certificate of the cluster's.")
-@pytest.mark.parametrize(("seed", "told"), [(OTHERS, "certificate verify failed"), ("", "SSL")])
+@pytest.mark.parametrize(("seed", "reason"), [(OTHERS, "certificate verify failed"), ("", "SSL")])
 def test_alerts__certificate_of_another__no_password_is_sent(options: dict[str, str], seed: str, reason: str) -> None:
     with prometheus(b"{}", seed=seed) as (url, asked):
         assert reason in probe_prometheus.alerts({"url": url, **options})["error"]
