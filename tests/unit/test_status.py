@@ -643,7 +643,7 @@ def test_prometheus_is_asked_with_the_password_that_root_may_read(options: dict[
     ("answer", "code", "reason"),
     [(b"", 401, "HTTP 401"), (b"Service Unavailable", 503, "HTTP 503"), (b"[]", 200, "answer cannot be read")],
 )
-def test_a_prometheus_that_tells_nothing_is_named(
+def test_alerts__no_valid_answer__is_an_error(
     options: dict[str, str], answer: bytes, code: int, reason: str
 ) -> None:
     with prometheus(answer, code) as (url, _):
