@@ -643,9 +643,7 @@ def test_prometheus_is_asked_with_the_password_that_root_may_read(options: dict[
     ("answer", "code", "reason"),
     [(b"", 401, "HTTP 401"), (b"Service Unavailable", 503, "HTTP 503"), (b"[]", 200, "answer cannot be read")],
 )
-def test_alerts__no_valid_answer__is_an_error(
-    options: dict[str, str], answer: bytes, code: int, reason: str
-) -> None:
+def test_alerts__no_valid_answer__is_an_error(options: dict[str, str], answer: bytes, code: int, reason: str) -> None:
     with prometheus(answer, code) as (url, _):
         assert reason in probe_prometheus.alerts({"url": url, **options})["error"]
         for name in ("password_file", "authority"):
