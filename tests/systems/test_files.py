@@ -30,6 +30,7 @@ UNITS = "etc/systemd/system"
 VENDORS = {
     "containerd.service": "Type=notify\nExecStart=/usr/bin/containerd",
     "docker.service": "Type=notify\nExecStart=/usr/bin/dockerd",
+    "grafana-server.service": "Type=notify\nExecStart=/usr/share/grafana/bin/grafana server",
     "kubelet.service": "ExecStart=/usr/bin/kubelet\nRestart=always",
     "node_exporter.service": "ExecStart=/usr/bin/node_exporter",
     "nvidia-cdi-refresh.service": "Type=oneshot\nExecStart=/usr/bin/nvidia-ctk cdi generate",

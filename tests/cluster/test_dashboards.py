@@ -1,0 +1,159 @@
+"""Every panel of the dashboards, asked of the real Prometheus while jobs run on simulated GPUs."""
+
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.cluster.gpus import RECIPES
+from tests.cluster.lab import ALICES, TestLab, clusterctl, fresh
+from tests.cluster.test_gpu_metrics import ask as ask_prometheus
+from tests.dashboards.asking import Result, results, values_of
+from tests.dashboards.pages import PAGES
+from tests.faults.injury import wait_until
+
+PERIOD = 180
+"""Seconds that the graphs show."""
+SCHEDULERS = ("", "slurm")
+NO_DATA = {("storage", "InfiniBand"): "a container has no InfiniBand; its metric's name is of node_exporter's README"}
+SPOOF = "x Nodes=gpu02 CPU_IDs=0 Mem=1 GRES=gpu:a100:1(IDX:3)"
+
+
+class Load(NamedTuple):
+    """What was seen before the jobs began, and the number of alice's job."""
+
+    before: dict[str, list[Result]]
+    job: str
+
+
+def ask(lab: TestLab) -> Any:
+    def asked(path: str, parameters: Mapping[str, str]) -> Any:
+        # A shell's double quotes are around the path.
+        return ask_prometheus(lab, f"{path}?{urllib.parse.urlencode(parameters)}")
+
+    return asked
+
+
+def pages(lab: TestLab, job: str = "") -> dict[str, list[Result]]:
+    """Return the results of all pages that this cluster has; without a job, those that need none."""
+    now = float(lab.ssh("head1", "date", "+%s"))
+    wanted = {"node": "gpu01", "job": job}
+    return {
+        page.name: results(ask(lab), page, {name: value for name, value in wanted.items() if page.name == name}, now, PERIOD)
+        for page in PAGES
+        if page.scheduler in SCHEDULERS and (job or page.name != "job")
+    }  # fmt: skip
+
+
+def sbatch(lab: TestLab, user: str, *options: str) -> str:
+    """Submit a job that computes on a CPU; options may have spaces and brackets."""
+    quoted = " ".join(f"'{option}'" for option in options)
+    script = f"cd /; runuser -u {user} -- sbatch --parsable --mem=1M --output=none {quoted}"
+    return lab.root("head1", f"{script} --wrap 'timeout 1200 sh -c \"while :; do :; done\"'").strip()
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    with fresh("dashboards", *(f"--recipe={name}" for name in RECIPES)) as made:
+        made.switch_on("gpu_metrics")
+        made.declare("prometheus_scrape_interval: 5s", "slurm_exporter_interval: 5")
+        text = made.inventory.read_text()
+        made.inventory.write_text(text.replace(ALICES, f"{ALICES}      - {{name: bob, uid: 5002}}\n"))
+        made.run("bootstrap")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def load(lab: TestLab) -> Load:
+    """Two users' jobs that run, two that wait, and two GPUs of gpu01 that compute, for some scrapes."""
+    for node in lab.nodes:
+        lab.root(node, "systemctl start update-metrics")
+    wait_until(lambda: len(ask(lab)("query", {"query": "DCGM_FI_DEV_GPU_UTIL"})["result"]) == 8)
+    time.sleep(30)
+    before = pages(lab)
+    job = sbatch(lab, "alice", "--gres=gpu:2", "--nodelist=gpu01", f"--comment={SPOOF}")
+    sbatch(lab, "bob", "--gres=gpu:1", "--nodelist=gpu02")
+    for _ in range(2):
+        sbatch(lab, "bob", "--gres=gpu:4", "--nodes=2")
+    for gpu in ("0", "1"):
+        assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", "busy", "--gpu", gpu).returncode == 0
+    wait_until(lambda: len(ask(lab)("query", {"query": f'slurm_job_gpu{{job_id="{job}"}}'})["result"]) == 2)
+    time.sleep(75)
+    return Load(before, job)
+
+
+def last(found: list[Result], title: str) -> dict[str, float]:
+    """Return the values that a panel has at its end, by the labels of its series; a series may have ended before."""
+    series = [one for result in found if result.panel.title == title for of_query in result.series for one in of_query]
+    end = max((one["values"][-1][0] for one in series), default=0)
+    return {
+        " ".join(value for name, value in sorted(one["metric"].items())): values_of(one)[-1]
+        for one in series
+        if one["values"][-1][0] == end
+    }
+
+
+@pytest.fixture(scope="module")
+def after(lab: TestLab, load: Load) -> dict[str, list[Result]]:
+    return pages(lab, load.job)
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("monitoring", "Every query of every panel of the dashboards returns data while jobs run.")
+@pytest.mark.timeout(1500)
+def test_panels__while_jobs_run__all_have_data(after: dict[str, list[Result]]) -> None:
+    empty = {
+        (name, result.panel.title)
+        for name, found in after.items()
+        for result in found
+        if not all(result.series)
+    }  # fmt: skip
+    assert empty == set(NO_DATA)
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("monitoring", "The panels of GPUs, power, jobs and usage move when jobs begin.")
+def test_panels__when_jobs_begin__move(load: Load, after: dict[str, list[Result]]) -> None:
+    for page, title in (
+        ("cluster", "GPUs allocated"),
+        ("cluster", "GPU power"),
+        ("cluster", "GPUs by use"),
+        ("cluster", "Each node"),
+        ("node", "CPU"),
+        ("node", "GPU utilisation"),
+        ("gpu", "Utilisation"),
+        ("gpu", "Power"),
+        ("queue", "Jobs"),
+        ("queue", "GPUs held, by user"),
+        ("queue", "GPUs held, by partition"),
+        ("queue", "GPU-hours in the period"),
+    ):
+        assert last(after[page], title) != last(load.before[page], title), title
+    (allocated,) = last(after["cluster"], "GPUs allocated").values()
+    assert allocated == pytest.approx(100 * 3 / 8)
+    assert last(load.before["cluster"], "GPUs allocated") == {"": 0}
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("monitoring", "The panels of jobs and GPUs show what squeue and NVML show.")
+@pytest.mark.proves("monitoring", "The page of a job shows its GPUs, whatever its user writes into its texts.")
+def test_panels__beside_squeue_and_nvml__show_the_same(lab: TestLab, load: Load, after: dict[str, list[Result]]) -> None:
+    queue = lab.root("head1", "squeue --noheader --format='%T %u'").split("\n")
+    states = [line.split()[0].lower() for line in queue if line]
+    assert last(after["queue"], "Jobs") == {state: states.count(state) for state in {*states}}
+    held = {user: gpus for user, gpus in last(after["queue"], "GPUs held, by user").items() if gpus}
+    assert held == {"alice": 2, "bob": 1}
+
+    smi = lab.root("gpu01", "nvidia-smi --query-gpu=index,utilization.gpu,memory.used --format=csv,noheader,nounits")
+    nvml = {one[0]: (float(one[1]), float(one[2])) for one in (line.split(", ") for line in smi.splitlines())}
+    assert last(after["node"], "GPU utilisation") == {gpu: use for gpu, (use, _) in nvml.items()}
+    memory = last(after["gpu"], "Memory used")
+    assert {gpu: memory[f"{gpu} gpu01"] for gpu in nvml} == {gpu: used for gpu, (_, used) in nvml.items()}
+
+    show = lab.root("head1", f"scontrol --details show job {load.job} | grep ' Nodes=gpu01 '")
+    assert "IDX:0-1" in show
+    assert last(after["job"], "GPU utilisation") == {f"{gpu} gpu01": nvml[gpu][0] for gpu in ("0", "1")}
+    assert last(after["job"], "Nodes") == {"": 1}
+    assert last(after["job"], "GPUs") == {"": 2}
