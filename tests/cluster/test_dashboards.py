@@ -41,7 +41,9 @@ def pages(lab: TestLab, job: str = "") -> dict[str, list[Result]]:
     now = float(lab.ssh("head1", "date", "+%s"))
     wanted = {"node": "gpu01", "job": job}
     return {
-        page.name: results(ask(lab), page, {name: value for name, value in wanted.items() if page.name == name}, now, PERIOD)
+        page.name: results(
+            ask(lab), page, {name: value for name, value in wanted.items() if page.name == name}, now, PERIOD
+        )
         for page in PAGES
         if page.scheduler in SCHEDULERS and (job or page.name != "job")
     }  # fmt: skip
@@ -139,7 +141,9 @@ def test_panels__when_jobs_begin__move(load: Load, after: dict[str, list[Result]
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("monitoring", "The panels of jobs and GPUs show what squeue and NVML show.")
 @pytest.mark.proves("monitoring", "The page of a job shows its GPUs, whatever its user writes into its texts.")
-def test_panels__beside_squeue_and_nvml__show_the_same(lab: TestLab, load: Load, after: dict[str, list[Result]]) -> None:
+def test_panels__beside_squeue_and_nvml__show_the_same(
+    lab: TestLab, load: Load, after: dict[str, list[Result]]
+) -> None:
     queue = lab.root("head1", "squeue --noheader --format='%T %u'").split("\n")
     states = [line.split()[0].lower() for line in queue if line]
     assert last(after["queue"], "Jobs") == {state: states.count(state) for state in {*states}}

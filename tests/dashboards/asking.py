@@ -73,5 +73,3 @@ def legend(pattern: str, labels: Mapping[str, str]) -> str:
 
 def values_of(series: Mapping[str, Any]) -> list[float]:
     return [float(value) for _, value in series["values"]]
-
-

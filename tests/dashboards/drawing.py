@@ -17,7 +17,7 @@ from tests.dashboards.parts import WIDTH, Page, Panel
 COLUMN, ROW, GAP = 56, 30, 8  # of Grafana's grid, in pixels
 COLOURS = ("#3b78c2", "#d9822b", "#2f8f5b", "#b5423c", "#7d5fb2", "#0f8b8d", "#a06a2c", "#c2528b", "#5c6b7a", "#8a9a1f")
 SIGNALS = {"green": "#1b7f4b", "orange": "#b35c00", "red": "#c0271f"}
-NAMED = 6
+NAMED = 4
 """Series that a legend lists."""
 STYLE = """
 body { margin: 0; background: #f4f5f5; font: 13px "DejaVu Sans", sans-serif; color: #1f2329; }
@@ -94,6 +94,14 @@ def _table(result: Result) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
+def _round(value: float) -> float:
+    """Return the end of an axis of four even parts for values up to this one."""
+    if value <= 0:
+        return 1
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 4, 8, 10, 20) if step * power >= value)
+
+
 def _graph(result: Result, width: int, height: int) -> str:
     panel = result.panel
     lines = [
@@ -111,7 +119,8 @@ def _graph(result: Result, width: int, height: int) -> str:
                 base[at] += value
             stacked.append((name, [(at, base[at]) for at, _ in points]))
         lines = stacked
-    top = panel.top or max((value for _, points in lines for _, value in points), default=0) * 1.1 or 1
+    top = max((value for _, points in lines for _, value in points), default=0)
+    top = panel.top or _round(top)
     left, right, above, below = 56, 6, 6, 16
     span = (times[-1] - times[0]) or 1
 
@@ -124,8 +133,8 @@ def _graph(result: Result, width: int, height: int) -> str:
     parts = []
     for part in range(5):
         value = top * part / 4
-        parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#e6e8eb"/>'
-                     f'<text x="{left - 4}" y="{y(value) + 3:.1f}" text-anchor="end">{FORMATS[panel.unit](value)}</text>')  # fmt: skip
+        parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#e6e8eb"/>'  # noqa: E501
+                     f'<text x="{left - 4}" y="{y(value) + 3:.1f}" text-anchor="end">{FORMATS[panel.unit](value)}</text>')  # fmt: skip  # noqa: E501
     for limit in panel.limits:
         if limit.value <= top:
             parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y(limit.value):.1f}" y2="{y(limit.value):.1f}"'
@@ -177,7 +186,7 @@ def page_html(page: Page, found: Sequence[Result], end: float) -> tuple[str, int
         sections.append(f'<section style="{place}"><h2>{html.escape(panel.title)}</h2>{content}</section>')
         bottom = max(bottom, (row + panel.height) * ROW + GAP)
     text = (f"<!doctype html><meta charset=utf-8><style>{STYLE}</style><h1>{html.escape(page.title)}</h1>"
-            f"<p>{html.escape(page.description)}</p><main style='height:{bottom}px'>{''.join(sections)}</main>")  # fmt: skip
+            f"<p>{html.escape(page.description)}</p><main style='height:{bottom}px'>{''.join(sections)}</main>")  # fmt: skip  # noqa: E501
     return text, bottom + 70
 
 
@@ -187,5 +196,5 @@ def picture(text: str, height: int, path: Path) -> None:
         source = Path(folder, "page.html")
         source.write_text(text)
         argv: list[Any] = ["chromium-headless-shell", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                           f"--window-size={WIDTH * COLUMN + GAP},{height}", f"--screenshot={path}", source.as_uri()]  # fmt: skip
+                           f"--window-size={WIDTH * COLUMN + GAP},{height}", f"--screenshot={path}", source.as_uri()]  # fmt: skip  # noqa: E501
         subprocess.run(argv, check=True, capture_output=True, timeout=120)

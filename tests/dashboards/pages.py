@@ -275,8 +275,8 @@ JOB = Page(
     "Job",
     "One job of Slurm by its number: its nodes, its GPUs, and what it does with them. Choose a period in which it ran.",
     [
-        Panel("Nodes", "Nodes of the job now.", "none", [Query(f"count({JOB_NODES})", "nodes")], "number", span=4, height=5),
-        Panel("GPUs", "GPUs of the job now.", "none", [Query(f"count({JOB_GPUS})", "GPUs")], "number", span=4, height=5),
+        Panel("Nodes", "Nodes of the job now.", "none", [Query(f"count({JOB_NODES})", "nodes")], "number", span=4),
+        Panel("GPUs", "GPUs of the job now.", "none", [Query(f"count({JOB_GPUS})", "GPUs")], "number", span=4),
         Panel(
             "GPUs of the job",
             "Which GPUs the job has, and what they do now.",
@@ -662,14 +662,7 @@ ALERTS = Page(
             "Time series that Prometheus keeps in memory, about 4 kB each.",
             "none",
             [Query("prometheus_tsdb_head_series", "series")],
-            span=12,
-        ),
-        Panel(
-            "Slowest rules",
-            "Duration of the last evaluation of each group of rules.",
-            "s",
-            [Query('max by (rule_group) (prometheus_rule_group_last_duration_seconds)', "{{rule_group}}")],
-            span=12,
+            span=24,
         ),
     ],
 )  # fmt: skip

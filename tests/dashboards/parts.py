@@ -87,10 +87,7 @@ def _reference() -> models.DataSourceRef:
 def _targets(builder: Any, panel: Panel) -> None:
     for index, query in enumerate(panel.queries):
         target = prometheus.Dataquery().ref_id(chr(ord("A") + index)).expr(query.expression).legend_format(query.legend)
-        if panel.kind == "graph":
-            target = target.range()
-        else:
-            target = target.instant()
+        target = target.range() if panel.kind == "graph" else target.instant()
         if panel.kind == "table":
             target = target.format("table")  # type: ignore[arg-type]
         builder.with_target(target)

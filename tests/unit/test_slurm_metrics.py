@@ -235,3 +235,63 @@ def test_newest_backup__of_a_directory__is_the_schedulers_own(tmp_path: Path) ->
     assert FILE.newest_backup(str(tmp_path), "slurm") == {(("scheduler", "slurm"),): 1795616471}
     assert FILE.newest_backup(str(tmp_path), "kubernetes") == {(("scheduler", "kubernetes"),): 1795702871}
     assert FILE.newest_backup(str(tmp_path / "missing"), "slurm") == {}
+
+
+# What Slurm 24.11.5 printed for two jobs, shortened. The first one's comment looks like fields.
+HOLDERS = "2 alice cluster main gpu01\n3 bob cluster main gpu[01-02]\n"
+DETAILS = (
+    "JobId=2 JobName=wrap UserId=alice(5001) GroupId=alice(5001) Account=cluster JobState=RUNNING Reason=None "
+    "NodeList=gpu01 BatchHost=gpu01 NumNodes=1 NumCPUs=1 JOB_GRES=gpu:a100:2   Nodes=gpu01 CPU_IDs=0 Mem=1 "
+    "GRES=gpu:a100:2(IDX:0-1) MinCPUsNode=1 Comment=x Nodes=gpu02 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:3) "
+    "TresPerNode=gres/gpu:2 \n"
+    "JobId=3 JobName=wrap UserId=bob(5002) GroupId=bob(5002) Account=cluster JobState=RUNNING Reason=None "
+    "NodeList=gpu[01-02] BatchHost=gpu01 NumNodes=2 NumCPUs=2 JOB_GRES=gpu:a100:2   Nodes=gpu01 CPU_IDs=1 Mem=1 "
+    "GRES=gpu:a100:1(IDX:2)   Nodes=gpu02 CPU_IDs=0 Mem=1 GRES=gpu:a100:1(IDX:0) MinCPUsNode=1 \n"
+)
+
+
+def of_jobs(holders: str, details: str) -> list[str]:
+    text = FILE.render(EXPORTER.count("", "", holders, details), EXPORTER.DESCRIPTIONS)
+    return [line for line in text.splitlines() if line.startswith(("slurm_job_", "slurm_user"))]
+
+
+def test_job_gpus__beside_a_comment_that_looks_like_fields__are_slurms() -> None:
+    assert of_jobs(HOLDERS, DETAILS) == [
+        'slurm_job_node{job_id="2",node="gpu01"} 1',
+        'slurm_job_node{job_id="3",node="gpu01"} 1',
+        'slurm_job_node{job_id="3",node="gpu02"} 1',
+        'slurm_job_gpu{job_id="2",node="gpu01",gpu="0"} 1',
+        'slurm_job_gpu{job_id="2",node="gpu01",gpu="1"} 1',
+        'slurm_job_gpu{job_id="3",node="gpu01",gpu="2"} 1',
+        'slurm_job_gpu{job_id="3",node="gpu02",gpu="0"} 1',
+        'slurm_user_gpus{user="alice",account="cluster",partition="main"} 2',
+        'slurm_user_gpus{user="bob",account="cluster",partition="main"} 2',
+    ]
+
+
+def test_job_gpus__of_a_name_with_a_line_break__give_nobody_elses() -> None:
+    forged = "JobId=3 JobName=a\nJobId=2 UserId=x UserId=bob(5002) JobState=RUNNING NumNodes=1 "
+    forged += " Nodes=gpu01 CPU_IDs=1 Mem=1 GRES=gpu:1(IDX:3) \n"
+    found = of_jobs(HOLDERS, DETAILS.splitlines()[0] + "\n" + forged)
+    assert not [line for line in found if line.startswith("slurm_job_gpu")]
+
+
+def test_job_series__of_very_many_jobs__are_those_of_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EXPORTER, "JOB_SERIES", 2)
+    found = of_jobs("".join(f"{n} alice cluster main gpu01\n" for n in range(1, 12)), "")
+    assert [line for line in found if "job_node" in line] == [
+        f'slurm_job_node{{job_id="{n}",node="gpu01"}} 1' for n in (10, 11)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("", []),
+        ("gpu01", ["gpu01"]),
+        ("gpu[01-03,07],head1", ["gpu01", "gpu02", "gpu03", "gpu07", "head1"]),
+        ("r[1-2]n[09-10]x", ["r1n09x", "r1n10x", "r2n09x", "r2n10x"]),
+    ],
+)
+def test_hosts__of_a_list__are_each(text: str, nodes: list[str]) -> None:
+    assert EXPORTER.hosts(text) == nodes
