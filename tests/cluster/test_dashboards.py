@@ -1,5 +1,6 @@
 """Every panel of the dashboards, asked of the real Prometheus while jobs run on simulated GPUs."""
 
+import json
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -161,3 +162,22 @@ def test_panels__beside_squeue_and_nvml__show_the_same(
     assert last(after["job"], "GPU utilisation") == {f"{gpu} gpu01": nvml[gpu][0] for gpu in ("0", "1")}
     assert last(after["job"], "Nodes") == {"": 1}
     assert last(after["job"], "GPUs") == {"": 2}
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("monitoring", "The plan of Grafana lists its packages, files and service.")
+def test_plan__with_group_grafana__lists_what_it_installs(lab: TestLab) -> None:
+    """Its packages cannot be had here, so this is all of role grafana that runs on a node."""
+    text = lab.inventory.read_text()
+    lab.inventory.write_text(text + "    grafana: {hosts: {head1: {}}}\n")
+    done = clusterctl("plan", "bootstrap", str(lab.inventory), "--output", "json")
+    lab.inventory.write_text(text)
+    assert done.returncode == 10, done.stdout + done.stderr
+    changes = {(one["kind"], one["name"]) for one in json.loads(done.stdout)["changes"] if "head1" in one["hosts"]}
+    assert changes >= {
+        ("package", "grafana"),
+        ("file", "/etc/grafana/grafana.ini"),
+        ("file", "/etc/grafana/provisioning/datasources/clusterctl.yaml"),
+        ("file", "/etc/grafana/clusterctl-dashboards/job.json"),
+    }
+    assert ("file", "/etc/grafana/clusterctl-dashboards/kubernetes.json") not in changes

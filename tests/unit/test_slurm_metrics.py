@@ -270,8 +270,8 @@ def test_job_gpus__beside_a_comment_that_looks_like_fields__are_slurms() -> None
 
 
 def test_job_gpus__of_a_name_with_a_line_break__give_nobody_elses() -> None:
-    forged = "JobId=3 JobName=a\nJobId=2 UserId=x UserId=bob(5002) JobState=RUNNING NumNodes=1 "
-    forged += " Nodes=gpu01 CPU_IDs=1 Mem=1 GRES=gpu:1(IDX:3) \n"
+    forged = "JobId=3 JobName=a\nJobId=2 UserId=x JobState=RUNNING NumNodes=1  Nodes=gpu01 CPU_IDs=1 Mem=1 "
+    forged += "GRES=gpu:1(IDX:3)\n UserId=bob(5002) JobState=RUNNING NumNodes=1 \n"
     found = of_jobs(HOLDERS, DETAILS.splitlines()[0] + "\n" + forged)
     assert not [line for line in found if line.startswith("slurm_job_gpu")]
 
