@@ -151,11 +151,12 @@ def test_panels__beside_squeue_and_nvml__show_the_same(
     held = {user: gpus for user, gpus in last(after["queue"], "GPUs held, by user").items() if gpus}
     assert held == {"alice": 2, "bob": 1}
 
-    smi = lab.root("gpu01", "nvidia-smi --query-gpu=index,utilization.gpu,memory.used --format=csv,noheader,nounits")
+    smi = lab.root(
+        "gpu01", "nvidia-smi --query-gpu=index,utilization.gpu,temperature.gpu --format=csv,noheader,nounits"
+    )
     nvml = {one[0]: (float(one[1]), float(one[2])) for one in (line.split(", ") for line in smi.splitlines())}
     assert last(after["node"], "GPU utilisation") == {gpu: use for gpu, (use, _) in nvml.items()}
-    memory = last(after["gpu"], "Memory used")
-    assert {gpu: memory[f"{gpu} gpu01"] for gpu in nvml} == {gpu: used for gpu, (_, used) in nvml.items()}
+    assert last(after["node"], "GPU temperature") == {gpu: heat for gpu, (_, heat) in nvml.items()}
 
     show = lab.root("head1", f"scontrol --details show job {load.job} | grep ' Nodes=gpu01 '")
     assert "IDX:0-1" in show
