@@ -37,6 +37,9 @@ def settings(lab: BenchLab) -> dict[str, str]:
     health = {host.name: rendered.role("gpu_health", host.name).value("__gpu_health_given") for host in workers}
     seed = known["certificate_authority_seed"]
     issued = certificates.issue(seed, cluster.cluster_name, cluster.head.name, [cluster.head.address])
+    addresses = [str(host.address) for host in [cluster.head, *workers]]
+    exporters = certificates.issue(seed, cluster.cluster_name, "exporters", addresses)
+    client = certificates.issue_client(seed, cluster.cluster_name, "metrics", "prometheus")
     return {
         "LOGIN": workers[0].user or "root",
         "CLUSTER": cluster.cluster_name,
@@ -64,6 +67,12 @@ def settings(lab: BenchLab) -> dict[str, str]:
         "PROMETHEUS_KEY": issued.key,
         "PROMETHEUS_CERTIFICATE": issued.certificate,
         "PROMETHEUS_AUTHORITY": certificates.authority(seed, cluster.cluster_name),
+        # One certificate for the exporters of all nodes: the script makes no difference between them.
+        "EXPORTER_KEY": exporters.key,
+        "EXPORTER_CERTIFICATE": exporters.certificate,
+        "CLIENT_KEY": client.key,
+        "CLIENT_CERTIFICATE": client.certificate,
+        "CLIENT_AUTHORITY": certificates.authority_for(seed, cluster.cluster_name, "metrics").certificate,
     }
 
 

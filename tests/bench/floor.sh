@@ -10,7 +10,8 @@
 #   NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU BUFFER_POOL_MB SCRAPE_INTERVAL    of Slurm, MariaDB, Prometheus
 #   HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS     of the GPUs' health checks; "name JSON", one worker on each line
 #   HEALTH_KEY MUNGE_KEY (base64) DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH (bcrypt)
-#   PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY (PEM)
+#   PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY EXPORTER_KEY EXPORTER_CERTIFICATE CLIENT_KEY CLIENT_CERTIFICATE
+#   CLIENT_AUTHORITY (PEM)
 # shellcheck disable=SC2153  # those names come from the environment
 set -euo pipefail
 roles=$(cd "$(dirname "$0")/../../roles" && pwd)
@@ -102,7 +103,12 @@ END
 
 munge_and_exporter() { # IP: both need their packages' users and programs
   base64 -d <<<"$MUNGE_KEY" | put /etc/munge/munge.key 0400 munge
-  install -d /var/lib/clusterctl-metrics
+  install -d /var/lib/clusterctl-metrics /etc/clusterctl-metrics
+  put /etc/clusterctl-metrics/key.pem 0400 prometheus <<<"$EXPORTER_KEY"
+  put /etc/clusterctl-metrics/certificate.pem <<<"$EXPORTER_CERTIFICATE"
+  put /etc/clusterctl-metrics/clients.pem <<<"$CLIENT_AUTHORITY"
+  printf '%s\n' tls_server_config: '  cert_file: certificate.pem' '  key_file: key.pem' \
+    '  client_auth_type: RequireAndVerifyClientCert' '  client_ca_file: clients.pem' | put /etc/clusterctl-metrics/web.yml
   put /etc/systemd/system/prometheus-node-exporter.service.d/cluster.conf <<END
 [Unit]
 Wants=network-online.target
@@ -112,7 +118,7 @@ StartLimitIntervalSec=0
 Restart=always
 RestartSec=5
 ExecStart=
-ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 \\
+ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 --web.config.file=/etc/clusterctl-metrics/web.yml \\
   --collector.textfile.directory=/var/lib/clusterctl-metrics --collector.systemd \\
   --collector.systemd.unit-include=^((chronyd?|dnsmasq|mariadb|munge|prometheus|slurmctld|slurmd|slurmdbd|sshd?)[.]service|slurm-health[.]socket|slurm-metrics[.]timer)\$\$
 END
@@ -394,6 +400,8 @@ END
   put /etc/prometheus/tls/key.pem 0400 prometheus <<<"$PROMETHEUS_KEY"
   put /etc/prometheus/tls/certificate.pem <<<"$PROMETHEUS_CERTIFICATE"
   put /etc/prometheus/tls/authority.pem <<<"$PROMETHEUS_AUTHORITY"
+  put /etc/prometheus/tls/client-key.pem 0400 prometheus <<<"$CLIENT_KEY"
+  put /etc/prometheus/tls/client-certificate.pem <<<"$CLIENT_CERTIFICATE"
   printf '%s\n' tls_server_config: '  cert_file: /etc/prometheus/tls/certificate.pem' '  key_file: /etc/prometheus/tls/key.pem' \
     basic_auth_users: "  admin: $PROMETHEUS_HASH" | put /etc/prometheus/web.yml 0640 prometheus
   put /etc/prometheus/rules/cluster.yml <<<"$RULES"
@@ -408,6 +416,11 @@ global:
 rule_files: [/etc/prometheus/rules/*.yml]
 scrape_configs:
   - job_name: node
+    scheme: https
+    tls_config:
+      ca_file: /etc/prometheus/tls/authority.pem
+      cert_file: /etc/prometheus/tls/client-certificate.pem
+      key_file: /etc/prometheus/tls/client-key.pem
     file_sd_configs: [{files: [/etc/prometheus/targets/nodes.json]}]
   - job_name: prometheus
     scheme: https
@@ -489,7 +502,8 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
   mark "job accounted for"
   targets=$(($(wc -l <<<"$WORKERS") + 2))
   # As verify does: whether they answer is asked here, for Prometheus may wait a whole interval before it asks.
-  (umask 077 && printf '%s\n' "user = \"admin:$PROMETHEUS_PASSWORD\"" 'cacert = /etc/prometheus/tls/authority.pem' >/tmp/login)
+  (umask 077 && printf '%s\n' "user = \"admin:$PROMETHEUS_PASSWORD\"" 'cacert = /etc/prometheus/tls/authority.pem' \
+    'cert = /etc/prometheus/tls/client-certificate.pem' 'key = /etc/prometheus/tls/client-key.pem' >/tmp/login)
   until curl --silent --config /tmp/login "https://$HEAD_IP:9090/api/v1/targets?state=active" |
     grep -o '"scrapeUrl":"[^"]*' | cut -d'"' -f4 | sort -u >/tmp/targets && [ "$(wc -l </tmp/targets)" = "$targets" ]; do sleep 0.1; done
   xargs --max-procs=32 -I{} curl --silent --fail --output /dev/null --config /tmp/login {} </tmp/targets
@@ -499,13 +513,14 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
 
 # ------------------------------------------------------------------------------------------------------ from here
 
-export -n HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY # no child's environment needs to hold them
+export -n HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY EXPORTER_KEY CLIENT_KEY # no child's environment needs to hold them
 on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes through standard input
   {
     echo 'set -euo pipefail; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8'
     declare -p LOGIN CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN CONFINE NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
       BUFFER_POOL_MB SCRAPE_INTERVAL HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD \
-      PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY RULES METRICS METRICS_FILE HEALTH_CHECK HEALTH_MODULES HEALTH_LISTENER DRAIN
+      PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY EXPORTER_KEY EXPORTER_CERTIFICATE CLIENT_AUTHORITY \
+      CLIENT_KEY CLIENT_CERTIFICATE RULES METRICS METRICS_FILE HEALTH_CHECK HEALTH_MODULES HEALTH_LISTENER DRAIN
     declare -f mark packages put base munge_and_exporter firewall logins worker head_files confines slurm_files health_files \
       monitoring_files hidden_processes head_node proof
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"
