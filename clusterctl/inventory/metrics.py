@@ -1,4 +1,4 @@
-"""Metrics: how long they are kept, and where they are sent."""
+"""Metrics that are sent to another system: what its address and login must be."""
 
 import re
 from typing import TYPE_CHECKING
@@ -10,9 +10,7 @@ from clusterctl.util import files
 if TYPE_CHECKING:
     from clusterctl.inventory.model import Inventory
 
-REMOTE_WRITE, SIZE = "prometheus_remote_write", "prometheus_retention_size"
-# A share that fills the disk itself would raise DiskNearlyFull, which fires below 10 % of free space.
-LARGEST_SHARE = 80  # per cent
+REMOTE_WRITE = "prometheus_remote_write"
 
 
 def secrets(inventory: "Inventory") -> dict[str, str]:
@@ -28,24 +26,11 @@ def secrets(inventory: "Inventory") -> dict[str, str]:
 
 
 def check(reading: Reading) -> None:
-    """Refuse a login without TLS or twice, an authority that cannot be read, and a size that is none."""
+    """Refuse a login without TLS or twice, and an authority that cannot be read."""
     for host in reading.hosts.values():
-        size, remote = host.merged.get(SIZE), host.merged.get(REMOTE_WRITE)
-        if size and isinstance(size.value, str):
-            _check_size(reading, size)
+        remote = host.merged.get(REMOTE_WRITE)
         if remote and isinstance(remote.value, dict):
             _check_remote(reading, {str(key): value for key, value in remote.value.items()})
-
-
-def _check_size(reading: Reading, size: Node) -> None:
-    share = re.fullmatch(r"(\d{1,3})%", str(size.value))
-    if share and not 1 <= int(share[1]) <= LARGEST_SHARE:
-        message = f"got {size.describe()}, expected 1% to {LARGEST_SHARE}%: other programs need space too"
-        reading.refuse(size.position, SIZE, message)
-    elif not share and not re.fullmatch(r"[1-9]\d*([KMGTPE]?B)", str(size.value)):
-        reading.refuse(
-            size.position, SIZE, f"got {size.describe()}, expected a size such as 20GB, or a share such as 20%"
-        )
 
 
 def _check_remote(reading: Reading, fields: dict[str, Node]) -> None:

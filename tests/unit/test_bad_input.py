@@ -581,7 +581,7 @@ together(
             "prometheus_release: §{version: 3.5.0}",
             'prometheus_release: incomplete, expected the key "sha256" in it',
         ),
-        ("a share of the disk that fills it", "prometheus_retention_size: §95%", "expected 1% to 80%"),
+        ("a share of the disk that fills it", "prometheus_retention_size: §95%", "or a share from 1% to 80%"),
         ("a size without a unit", 'prometheus_retention_size: §"20"', "expected a size such as 20GB, or a share"),
         ("remote write to nowhere", "prometheus_remote_write: §{user: a}", 'expected the key "url" in it'),
         ("remote write to a name", "prometheus_remote_write: {url: §metrics.example.org}", "expected a URL of https"),
