@@ -38,6 +38,9 @@ def settings(lab: BenchLab) -> dict[str, str]:
     drain = rendered.role("alert_drain", cluster.head.name)
     seed = known["certificate_authority_seed"]
     issued = certificates.issue(seed, cluster.cluster_name, cluster.head.name, [cluster.head.address])
+    addresses = [str(host.address) for host in [cluster.head, *workers]]
+    exporters = certificates.issue(seed, cluster.cluster_name, "exporters", addresses)
+    client = certificates.issue_client(seed, cluster.cluster_name, "metrics", "prometheus")
     return {
         "LOGIN": workers[0].user or "root",
         "CLUSTER": cluster.cluster_name,
@@ -69,6 +72,12 @@ def settings(lab: BenchLab) -> dict[str, str]:
         "PROMETHEUS_KEY": issued.key,
         "PROMETHEUS_CERTIFICATE": issued.certificate,
         "PROMETHEUS_AUTHORITY": certificates.authority(seed, cluster.cluster_name),
+        # One certificate for the exporters of all nodes: the script makes no difference between them.
+        "EXPORTER_KEY": exporters.key,
+        "EXPORTER_CERTIFICATE": exporters.certificate,
+        "CLIENT_KEY": client.key,
+        "CLIENT_CERTIFICATE": client.certificate,
+        "CLIENT_AUTHORITY": certificates.authority_for(seed, cluster.cluster_name, "metrics").certificate,
     }
 
 

@@ -12,6 +12,7 @@
 #   HEALTH_KEY MUNGE_KEY (base64) DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH (bcrypt)
 #   ALERTMANAGER_PASSWORD ALERTMANAGER_HASH (bcrypt) DRAIN_TOKEN DRAIN_CONFIGURATION (JSON)
 #   PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY (PEM)    also Alertmanager's, and of drains by alerts
+#   EXPORTER_KEY EXPORTER_CERTIFICATE CLIENT_KEY CLIENT_CERTIFICATE CLIENT_AUTHORITY (PEM)    of exporters and who reads them
 # shellcheck disable=SC2153  # those names come from the environment
 set -euo pipefail
 roles=$(cd "$(dirname "$0")/../../roles" && pwd)
@@ -107,7 +108,7 @@ END
 
 munge_and_exporter() { # IP: both need their packages' users and programs
   base64 -d <<<"$MUNGE_KEY" | put /etc/munge/munge.key 0400 munge
-  install -d /var/lib/clusterctl-metrics /usr/local/lib/clusterctl
+  install -d /var/lib/clusterctl-metrics /etc/clusterctl-metrics /usr/local/lib/clusterctl
   put /usr/local/lib/clusterctl/metrics_file.py <<<"$METRICS_FILE"
   put /usr/local/libexec/update-metrics 0755 <<<"$UPDATE_METRICS"
   put /etc/systemd/system/update-metrics.service <<'END'
@@ -129,6 +130,11 @@ END
   printf '%s\n' '[Unit]' "Description=Count the security updates that the node lacks regularly" '[Timer]' OnActiveSec=15min \
     OnUnitActiveSec=6h RandomizedDelaySec=30min '[Install]' WantedBy=timers.target | put /etc/systemd/system/update-metrics.timer
   systemctl enable --quiet update-metrics.timer
+  put /etc/clusterctl-metrics/key.pem 0400 prometheus <<<"$EXPORTER_KEY"
+  put /etc/clusterctl-metrics/certificate.pem <<<"$EXPORTER_CERTIFICATE"
+  put /etc/clusterctl-metrics/clients.pem <<<"$CLIENT_AUTHORITY"
+  printf '%s\n' tls_server_config: '  cert_file: certificate.pem' '  key_file: key.pem' \
+    '  client_auth_type: RequireAndVerifyClientCert' '  client_ca_file: clients.pem' | put /etc/clusterctl-metrics/web.yml
   put /etc/systemd/system/prometheus-node-exporter.service.d/cluster.conf <<END
 [Unit]
 Wants=network-online.target
@@ -138,7 +144,7 @@ StartLimitIntervalSec=0
 Restart=always
 RestartSec=5
 ExecStart=
-ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 \\
+ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 --web.config.file=/etc/clusterctl-metrics/web.yml \\
   --collector.textfile.directory=/var/lib/clusterctl-metrics --collector.systemd \\
   --collector.systemd.unit-include=^((chronyd?|dnsmasq|mariadb|munge|prometheus|slurmctld|slurmd|slurmdbd|sshd?)[.]service|slurm-health[.]socket|slurm-metrics[.]timer)\$\$
 END
@@ -496,6 +502,8 @@ END
   put /etc/prometheus/tls/key.pem 0400 prometheus <<<"$PROMETHEUS_KEY"
   put /etc/prometheus/tls/certificate.pem <<<"$PROMETHEUS_CERTIFICATE"
   put /etc/prometheus/tls/authority.pem <<<"$PROMETHEUS_AUTHORITY"
+  put /etc/prometheus/tls/client-key.pem 0400 prometheus <<<"$CLIENT_KEY"
+  put /etc/prometheus/tls/client-certificate.pem <<<"$CLIENT_CERTIFICATE"
   printf '%s\n' tls_server_config: '  cert_file: /etc/prometheus/tls/certificate.pem' '  key_file: /etc/prometheus/tls/key.pem' \
     basic_auth_users: "  admin: $PROMETHEUS_HASH" | put /etc/prometheus/web.yml 0640 prometheus
   put /etc/prometheus/rules/cluster.yml <<<"$RULES"
@@ -518,6 +526,11 @@ alerting:
       static_configs: [{targets: ["$HEAD_IP:9093"]}]
 scrape_configs:
   - job_name: node
+    scheme: https
+    tls_config:
+      ca_file: /etc/prometheus/tls/authority.pem
+      cert_file: /etc/prometheus/tls/client-certificate.pem
+      key_file: /etc/prometheus/tls/client-key.pem
     file_sd_configs: [{files: [/etc/prometheus/targets/nodes.json]}]
   - job_name: prometheus
     scheme: https
@@ -605,7 +618,8 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
   mark "job accounted for"
   targets=$(($(wc -l <<<"$WORKERS") + 3))
   # As verify does: whether they answer is asked here, for Prometheus may wait a whole interval before it asks.
-  (umask 077 && printf '%s\n' "user = \"admin:$PROMETHEUS_PASSWORD\"" 'cacert = /etc/prometheus/tls/authority.pem' >/tmp/login)
+  (umask 077 && printf '%s\n' "user = \"admin:$PROMETHEUS_PASSWORD\"" 'cacert = /etc/prometheus/tls/authority.pem' \
+    'cert = /etc/prometheus/tls/client-certificate.pem' 'key = /etc/prometheus/tls/client-key.pem' >/tmp/login)
   until curl --silent --config /tmp/login "https://$HEAD_IP:9090/api/v1/targets?state=active" |
     grep -o '"scrapeUrl":"[^"]*' | cut -d'"' -f4 | sort -u >/tmp/targets && [ "$(wc -l </tmp/targets)" = "$targets" ]; do sleep 0.1; done
   grep -v :9093/ /tmp/targets | xargs --max-procs=32 -I{} curl --silent --fail --output /dev/null --config /tmp/login {}
@@ -618,14 +632,15 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
 # ------------------------------------------------------------------------------------------------------ from here
 
 export -n HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY ALERTMANAGER_PASSWORD ALERTMANAGER_HASH \
-  DRAIN_TOKEN # no child's environment needs to hold them
+  DRAIN_TOKEN EXPORTER_KEY CLIENT_KEY # no child's environment needs to hold them
 on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes through standard input
   {
     echo 'set -euo pipefail; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8'
     declare -p LOGIN CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN CONFINE NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
       BUFFER_POOL_MB SCRAPE_INTERVAL HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD \
       PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY ALERTMANAGER_PASSWORD ALERTMANAGER_HASH \
-      DRAIN_TOKEN DRAIN_CONFIGURATION ALERT_DRAIN ALERT_TEST ALERT_TEXTS UPDATE_METRICS RULES METRICS METRICS_FILE HEALTH_CHECK HEALTH_MODULES HEALTH_LISTENER DRAIN
+      DRAIN_TOKEN DRAIN_CONFIGURATION EXPORTER_KEY EXPORTER_CERTIFICATE CLIENT_AUTHORITY CLIENT_KEY CLIENT_CERTIFICATE ALERT_DRAIN ALERT_TEST \
+      ALERT_TEXTS UPDATE_METRICS RULES METRICS METRICS_FILE HEALTH_CHECK HEALTH_MODULES HEALTH_LISTENER DRAIN
     declare -f mark packages put base munge_and_exporter firewall logins worker head_files confines slurm_files health_files \
       alert_files monitoring_files hidden_processes head_node proof
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"
