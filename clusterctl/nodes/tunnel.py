@@ -1,4 +1,4 @@
-"""Ports of this machine that lead through SSH to ports of a host, with the host keys and jump hosts of all other verbs."""
+"""Ports of this machine that lead through SSH to ports of a host, with the host keys and jump hosts of all verbs."""
 
 import socket
 import threading

@@ -8,6 +8,7 @@ import html
 MOST_ROWS = 100
 WIDTH = 600  # of a bar, in the units of its picture
 GLYPHS = {"critical": "!!", "warning": "!", "info": "i"}
+INLINE, NEWLINE = ("a", "code", "span", "time"), "\n"
 BARS = ("allocated", "idle", "unavailable")
 
 
@@ -28,7 +29,7 @@ def tag(name: str, *content: object, **attributes: object) -> Markup:
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"' for key, value in attributes.items()
     )
-    return Markup(f"<{name}{given}>{joined(content)}</{name}>\n")
+    return Markup(f"<{name}{given}>{joined(content)}</{name}>{'' if name in INLINE else NEWLINE}")
 
 
 def table(caption: str, titles: list[str], rows: list[list[object]], numbers: int = 0) -> Markup:
@@ -132,8 +133,8 @@ def alerts(state: dict, now: float) -> Markup:
         mark = tag("span", f"{GLYPHS.get(word, '?')} {word}", class_=f"severity {word if word in GLYPHS else 'info'}")
         help_ = tag("code", one["runbook"]) if one["runbook"] else ""
         since = moment(one["since"], now) if one["since"] else ""
-        rows.append([one["name"], mark, one["node"], since, joined([one["summary"], " ", help_])])
-    titles = ["Alert", "Severity", "Node", "Since", "What happens, and what to read"]
+        rows.append([one["name"], mark, one["node"], joined([one["summary"], " ", help_]), since])
+    titles = ["Alert", "Severity", "Node", "What happens, and what to read", "Since"]
     return section("Alerts", table("Firing alerts", titles, rows))
 
 

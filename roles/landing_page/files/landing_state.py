@@ -1,4 +1,4 @@
-"""The state of the cluster, as Prometheus knows it. Texts of alerts and nodes are not trusted: the page escapes them."""
+"""The state of the cluster, as Prometheus knows it. Texts of alerts and nodes are not trusted: they are escaped."""
 
 from __future__ import annotations
 
