@@ -100,7 +100,10 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),
     (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),
     (r"tests/(git|layers|ledger|new_role|pictures|proof|recordings|report|role|run|scheduling|selection)\.py$", ()),
-    (r"(roles/(alert_drain|alertmanager|prometheus)/|clusterctl/\w+/alert\w*\.py$)", ("monitoring", "roles")),
+    (
+        r"(roles/(alert_drain|alertmanager|landing_page|prometheus)/|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
+        ("monitoring", "roles"),
+    ),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
     (r"roles/(gpu_config|slurm_logins)/", ("gpu", "roles")),
