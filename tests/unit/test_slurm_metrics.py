@@ -235,3 +235,13 @@ def test_newest_backup__of_a_directory__is_the_schedulers_own(tmp_path: Path) ->
     assert FILE.newest_backup(str(tmp_path), "slurm") == {(("scheduler", "slurm"),): 1795616471}
     assert FILE.newest_backup(str(tmp_path), "kubernetes") == {(("scheduler", "kubernetes"),): 1795702871}
     assert FILE.newest_backup(str(tmp_path / "missing"), "slurm") == {}
+
+
+def test_node_reasons__of_sinfo__are_one_line_of_ascii() -> None:
+    """The form of `sinfo --Node --list-reasons --format='%N %E'`, as sinfo(1) describes it."""
+    text = 'gpu01 clusterctl: alert: GpuXid\ngpu01 clusterctl: alert: GpuXid\ngpu02 "é\t\\ State=IDLE\ngpu03 none\n'
+    metrics = {"slurm_node_reason": EXPORTER.node_reasons(text)}
+    assert FILE.render(metrics, EXPORTER.DESCRIPTIONS).splitlines()[2:] == [
+        'slurm_node_reason{node="gpu01",reason="clusterctl: alert: GpuXid"} 1',
+        'slurm_node_reason{node="gpu02",reason="\\"? \\\\ State=IDLE"} 1',
+    ]
