@@ -35,6 +35,7 @@ def settings(lab: BenchLab) -> dict[str, str]:
     # Its health checks compare a worker with /etc/clusterctl/gpu-health.json, here as role gpu_health has it.
     rendered = rendering.Cluster(lab.inventory, "debian-13", {})
     health = {host.name: rendered.role("gpu_health", host.name).value("__gpu_health_given") for host in workers}
+    drain = rendered.role("alert_drain", cluster.head.name)
     seed = known["certificate_authority_seed"]
     issued = certificates.issue(seed, cluster.cluster_name, cluster.head.name, [cluster.head.address])
     return {
@@ -61,6 +62,10 @@ def settings(lab: BenchLab) -> dict[str, str]:
         "DATABASE_PASSWORD": known["slurm_head_database_password"],
         "PROMETHEUS_PASSWORD": known["prometheus_password"],
         "PROMETHEUS_HASH": known["prometheus_password_hash"],
+        "ALERTMANAGER_PASSWORD": known["alertmanager_password"],
+        "ALERTMANAGER_HASH": known["alertmanager_password_hash"],
+        "DRAIN_TOKEN": known["alert_drain_token"],
+        "DRAIN_CONFIGURATION": json.dumps(drain.value("__alert_drain_configuration")),
         "PROMETHEUS_KEY": issued.key,
         "PROMETHEUS_CERTIFICATE": issued.certificate,
         "PROMETHEUS_AUTHORITY": certificates.authority(seed, cluster.cluster_name),
