@@ -44,8 +44,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_runtimes.py",
         "tests/cluster/test_usage.py",
     ),
-    # What is seen of a cluster, and what follows: alerts, receivers, drains.
-    "monitoring": ("tests/cluster/test_alerts.py",),
+    # What is seen of a cluster, and what follows: alerts, receivers, drains, pages.
+    "monitoring": ("tests/cluster/test_alerts.py", "tests/cluster/test_open.py"),
     # Kubernetes: its clusters, pods with GPUs, heads, releases, backups.
     "kubernetes": (
         "tests/cluster/test_kubernetes.py",
@@ -93,6 +93,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/(alerts|molecule)/", ("roles",)),
     (r"scripts/demo$", ("kubernetes", "systems")),
     (r"tests/pythons\.py$", ("systems",)),
+    (r"tests/cluster/watched\.py$", ("monitoring",)),
     (r"tests/cluster/(crash|gpus|nvml_check|sessions)\.py$", ("gpu",)),
     (r"tests/cluster/sid\.py$", ("gpu", "roles")),
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
