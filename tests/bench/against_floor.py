@@ -4,6 +4,7 @@ floor.sh is written by hand and has to follow the product: after each run `clust
 the end the packages, enabled units, users and groups of both clusters are compared. Any difference fails the part.
 """
 
+import hashlib
 import json
 import statistics
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ def settings(lab: BenchLab) -> dict[str, str]:
     rendered = rendering.Cluster(lab.inventory, "debian-13", {})
     health = {host.name: rendered.role("gpu_health", host.name).value("__gpu_health_given") for host in workers}
     drain = rendered.role("alert_drain", cluster.head.name)
+    landing = rendered.role("landing_page", cluster.head.name)
     seed = known["certificate_authority_seed"]
     issued = certificates.issue(seed, cluster.cluster_name, cluster.head.name, [cluster.head.address])
     addresses = [str(host.address) for host in [cluster.head, *workers]]
@@ -69,6 +71,10 @@ def settings(lab: BenchLab) -> dict[str, str]:
         "ALERTMANAGER_HASH": known["alertmanager_password_hash"],
         "DRAIN_TOKEN": known["alert_drain_token"],
         "DRAIN_CONFIGURATION": json.dumps(drain.value("__alert_drain_configuration")),
+        "LANDING_LOGIN": hashlib.sha256(
+            f"{landing.value('landing_page_user')}:{known['landing_page_password']}".encode()
+        ).hexdigest(),
+        "LANDING_CONFIGURATION": json.dumps(landing.value("__landing_page_configuration")),
         "PROMETHEUS_KEY": issued.key,
         "PROMETHEUS_CERTIFICATE": issued.certificate,
         "PROMETHEUS_AUTHORITY": certificates.authority(seed, cluster.cluster_name),

@@ -11,7 +11,8 @@
 #   HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS     of the GPUs' health checks; "name JSON", one worker on each line
 #   HEALTH_KEY MUNGE_KEY (base64) DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH (bcrypt)
 #   ALERTMANAGER_PASSWORD ALERTMANAGER_HASH (bcrypt) DRAIN_TOKEN DRAIN_CONFIGURATION (JSON)
-#   PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY (PEM)    also Alertmanager's, and of drains by alerts
+#   LANDING_LOGIN (SHA-256) LANDING_CONFIGURATION (JSON)
+#   PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY (PEM)    also Alertmanager's, the landing page's, and of drains by alerts
 #   EXPORTER_KEY EXPORTER_CERTIFICATE CLIENT_KEY CLIENT_CERTIFICATE CLIENT_AUTHORITY (PEM)    of exporters and who reads them
 # shellcheck disable=SC2153  # those names come from the environment
 set -euo pipefail
@@ -26,6 +27,7 @@ UPDATE_METRICS=$(cat "$roles/node_exporter/files/update-metrics")
 ALERT_DRAIN=$(cat "$roles/alert_drain/files/alert-drain")
 ALERT_TEST=$(cat "$roles/alertmanager/files/alert-test")
 ALERT_TEXTS=$(cat "$roles/alertmanager/files/clusterctl.tmpl")
+LANDING_PAGE=$(tar -C "$roles/landing_page/files" --exclude='__pycache__' -cz . | base64 -w 0)
 HEALTH_CHECK=$(cat "$roles/gpu_health/files/gpu-health")
 HEALTH_MODULES=$(tar -C "$roles/gpu_health/files" --exclude='__pycache__' --exclude='gpu-health' -cz . | base64 -w 0)
 HEALTH_LISTENER=$(cat "$roles/slurm_head/files/slurm-health")
@@ -478,6 +480,39 @@ END
   printf %s "$ALERTMANAGER_PASSWORD" | put /etc/prometheus/alertmanager-password 0400 prometheus
 }
 
+landing_files() { # the page of the cluster's state
+  local folder=/etc/clusterctl/landing-page
+  base64 -d <<<"$LANDING_PAGE" | tar -C /usr/local/lib/clusterctl --no-same-owner -xz
+  mv /usr/local/lib/clusterctl/landing-page /usr/local/sbin/landing-page
+  chmod 0755 /usr/local/sbin/landing-page
+  put $folder/certificate.pem <<<"$PROMETHEUS_CERTIFICATE"
+  put $folder/authority.pem <<<"$PROMETHEUS_AUTHORITY"
+  put $folder/key 0400 prometheus <<<"$PROMETHEUS_KEY"
+  printf %s "$LANDING_LOGIN" | put $folder/login 0400 prometheus
+  printf %s "$PROMETHEUS_PASSWORD" | put $folder/prometheus-password 0400 prometheus
+  put $folder/configuration.json <<<"$LANDING_CONFIGURATION"
+  put /etc/systemd/system/landing-page.service <<'END'
+[Unit]
+Description=Serve the cluster's landing page
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+[Service]
+ExecStart=/usr/local/sbin/landing-page /etc/clusterctl/landing-page/configuration.json
+Restart=always
+RestartSec=5
+User=prometheus
+Group=prometheus
+InaccessiblePaths=-/var/lib/prometheus
+ProtectSystem=strict
+ProtectHome=true
+PrivateTmp=true
+NoNewPrivileges=true
+[Install]
+WantedBy=multi-user.target
+END
+}
+
 monitoring_files() {
   put /usr/local/libexec/slurm-metrics 0755 <<<"$METRICS"
   put /etc/systemd/system/slurm-metrics.service <<'END'
@@ -585,14 +620,15 @@ head_node() {
   munge_and_exporter "$HEAD_IP"
   monitoring_files
   alert_files
+  landing_files
   slurm_files
   health_files
-  firewall 9090
+  firewall "9090, 9093, 9443"
   hidden_processes
   systemctl daemon-reload
-  systemctl enable --quiet slurm-metrics.timer slurm-health.socket alert-drain
+  systemctl enable --quiet slurm-metrics.timer slurm-health.socket alert-drain landing-page
   systemctl restart clusterctl-firewall clusterctl-hidepid systemd-logind chrony dnsmasq munge prometheus \
-    prometheus-alertmanager alert-drain prometheus-node-exporter slurm-health.socket systemd-journald update-metrics.timer
+    prometheus-alertmanager alert-drain landing-page prometheus-node-exporter slurm-health.socket systemd-journald update-metrics.timer
   wait "$mariadb"
   mark "services but Slurm"
   mariadb <<END
@@ -632,17 +668,18 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
 # ------------------------------------------------------------------------------------------------------ from here
 
 export -n HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY ALERTMANAGER_PASSWORD ALERTMANAGER_HASH \
-  DRAIN_TOKEN EXPORTER_KEY CLIENT_KEY # no child's environment needs to hold them
+  DRAIN_TOKEN LANDING_LOGIN EXPORTER_KEY CLIENT_KEY # no child's environment needs to hold them
 on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes through standard input
   {
     echo 'set -euo pipefail; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8'
     declare -p LOGIN CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN CONFINE NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
       BUFFER_POOL_MB SCRAPE_INTERVAL HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD \
       PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY ALERTMANAGER_PASSWORD ALERTMANAGER_HASH \
-      DRAIN_TOKEN DRAIN_CONFIGURATION EXPORTER_KEY EXPORTER_CERTIFICATE CLIENT_AUTHORITY CLIENT_KEY CLIENT_CERTIFICATE ALERT_DRAIN ALERT_TEST \
-      ALERT_TEXTS UPDATE_METRICS RULES METRICS METRICS_FILE HEALTH_CHECK HEALTH_MODULES HEALTH_LISTENER DRAIN
+      DRAIN_TOKEN DRAIN_CONFIGURATION LANDING_LOGIN LANDING_CONFIGURATION EXPORTER_KEY EXPORTER_CERTIFICATE CLIENT_AUTHORITY CLIENT_KEY \
+      CLIENT_CERTIFICATE LANDING_PAGE ALERT_DRAIN ALERT_TEST ALERT_TEXTS UPDATE_METRICS RULES METRICS METRICS_FILE HEALTH_CHECK \
+      HEALTH_MODULES HEALTH_LISTENER DRAIN
     declare -f mark packages put base munge_and_exporter firewall logins worker head_files confines slurm_files health_files \
-      alert_files monitoring_files hidden_processes head_node proof
+      alert_files landing_files monitoring_files hidden_processes head_node proof
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"
   } | ssh -F none -i "$directory/id_ed25519" -o IdentitiesOnly=yes -o "UserKnownHostsFile=$directory/known_hosts" \
     -o StrictHostKeyChecking=yes -o GlobalKnownHostsFile=none "$LOGIN@$1" sudo bash -s

@@ -194,7 +194,7 @@ BY_LABS = re.compile(
 # Values alone, or data of ours. What an NFS server reads has no check: labs have none.
 VALUES = re.compile(
     r"/etc/(hostname|hosts|locale\.conf|timezone|(kubernetes/)?resolv\.conf|cron\.allow|at\.allow|default/\w+|sysconfig/\w+)$"
-    r"|/etc/(clusterctl/(gpu|kubernetes)-health\.key|clusterctl/alert-drain/(token|\w+\.pem)|kubernetes/pki/.*|exports\.d/.*|nfs\.conf\.d/.*|pki/ca-trust/.*)$"
+    r"|/etc/(clusterctl/(gpu|kubernetes)-health\.key|clusterctl/alert-drain/(token|\w+\.pem)|clusterctl/landing-page/(key|login|prometheus-password|\w+\.pem)|kubernetes/pki/.*|exports\.d/.*|nfs\.conf\.d/.*|pki/ca-trust/.*)$"
     r"|/usr/local/share/ca-certificates/|/var/lib/clusterctl"
 )
 
