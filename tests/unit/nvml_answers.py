@@ -6,6 +6,8 @@ tests/samples/gpu/nvml.
 
 import ctypes
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pynvml
 
@@ -22,7 +24,7 @@ PLAIN = (
     "TotalEnergyConsumption", "RowRemapperHistogram", "PowerManagementLimitConstraints", "RemappedRows",
     "RetiredPagesPendingStatus", "MigMode", "MaxMigDeviceCount", "FanSpeed",
 )  # fmt: skip
-CALLS = {
+CALLS: dict[str, list[tuple[int, ...]]] = {
     **{name: [()] for name in PLAIN},
     "ClockInfo": [(kind,) for kind in range(4)],
     "MaxClockInfo": [(kind,) for kind in range(4)],
@@ -43,16 +45,16 @@ FIELDS = (*range(1, 9), 11, 12, 22, 23, *range(29, 32), *range(74, 84), 94, *ran
           *range(192, 197), 226, 230)  # fmt: skip
 
 
-def error_of(function, *arguments):
+def error_of(function: Callable[..., Any], *arguments: Any) -> int:
     """Return the number of the error of a call, 0 if there is none."""
     try:
         function(*arguments)
     except pynvml.NVMLError as error:
-        return error.value
+        return int(error.value)
     return 0
 
 
-def field_of(gpu, number):
+def field_of(gpu: Any, number: int) -> str:
     """Return the type of a field's value, or the error."""
     field = (pynvml.c_nvmlFieldValue_t * 1)()
     field[0].fieldId = number
@@ -60,10 +62,10 @@ def field_of(gpu, number):
     return f"error {field[0].nvmlReturn}" if field[0].nvmlReturn else f"type {field[0].valueType}"
 
 
-def main():
+def main() -> None:
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-    found = {}
+    found: dict[str, int | str] = {}
     for name, calls in CALLS.items():
         for arguments in calls:
             label = "/".join((name, *map(str, arguments)))

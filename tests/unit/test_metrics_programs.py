@@ -237,9 +237,7 @@ def test_prometheus__with_its_certificate__reads_all_nodes(site: Site) -> None:
     assert {one["instance"] for one in up} == set(ADDRESSES)
 
 
-@pytest.mark.proves(
-    "monitoring", "Remote write sends the chosen metrics with the cluster's name, over TLS and with a login."
-)
+@pytest.mark.proves("monitoring", "Remote write sends chosen metrics with the cluster's name, over TLS with a login.")
 def test_remote_write__to_a_real_receiver__has_the_clusters_label(site: Site) -> None:
     found = wait_for(lambda: len(seen := site.query("node_load1", upper=True)) == len(ADDRESSES) and seen)
     assert {(one["cluster"], one["instance"], one["job"]) for one in found} == {
@@ -254,7 +252,7 @@ def test_federation__as_documented__has_the_clusters_label(site: Site) -> None:
     assert [one["cluster"] for one in found] == ["aurora"]
 
 
-@pytest.mark.proves("monitoring", "The metrics' size limit is a share of their file system, not of its free space.")
+@pytest.mark.proves("monitoring", "The size limit of metrics is a share of their file system's size.")
 def test_retention__as_a_share__is_of_the_file_systems_size(site: Site) -> None:
     authority = site.nodes["head1"].path("/etc/prometheus/tls/authority.pem")
     flags = json.loads(wait_for(lambda: ask("127.0.0.1", site.port, "/api/v1/status/flags", authority)))["data"]
