@@ -44,10 +44,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_runtimes.py",
         "tests/cluster/test_usage.py",
     ),
-    # What is seen of a cluster, and what follows: alerts, receivers, drains.
+    # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards.
     "monitoring": (
         "tests/cluster/test_alerts.py",
         "tests/cluster/test_dashboards.py",
+        "tests/cluster/test_open.py",
     ),
     # Kubernetes: its clusters, pods with GPUs, heads, releases, backups.
     "kubernetes": (
@@ -96,6 +97,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/(alerts|molecule)/", ("roles",)),
     (r"scripts/demo$", ("kubernetes", "systems")),
     (r"tests/pythons\.py$", ("systems",)),
+    (r"tests/cluster/watched\.py$", ("monitoring",)),
     (r"tests/cluster/(crash|gpus|nvml_check|sessions)\.py$", ("gpu",)),
     (r"tests/cluster/sid\.py$", ("gpu", "roles")),
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
@@ -103,7 +105,10 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),
     (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),
     (r"tests/(git|layers|ledger|new_role|pictures|proof|recordings|report|role|run|scheduling|selection)\.py$", ()),
-    (r"(roles/(alert_drain|alertmanager|grafana|prometheus)/|clusterctl/\w+/alert\w*\.py$)", ("monitoring", "roles")),
+    (
+        r"(roles/(alert_drain|alertmanager|grafana|landing_page|prometheus)/|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
+        ("monitoring", "roles"),
+    ),
     (r"tests/dashboards/", ("monitoring",)),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),

@@ -70,7 +70,7 @@ BEYOND = (
     ("reboot", "A real machine reboots and comes back.", "real machines"),
     ("reboot", "A reboot starts the new kernel.", "real machines"),
     ("restore", "A backup of millions of accounted jobs is made and restored.", "a site of that size"),
-    ("health", "Checks and diagnosis are right on real GPUs.", "real GPUs"),
+    ("health", "The checks find real faults of GPUs, and the diagnosis resets a real one.", "real GPUs"),
     ("gpu", "GPUs compute correctly.", "real GPUs"),
     ("gpu", "Real GPUs accept the settings, and MIG layouts take effect.", "real GPUs"),
     ("gpu", "NVLink and InfiniBand carry traffic.", "real GPUs and networks"),

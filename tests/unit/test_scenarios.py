@@ -22,6 +22,7 @@ ROLES_OF_ORDINARY = {
     "apply": "check converge idempotence",
     "base": WHOLE,
     "gpu_health": "check converge idempotence",
+    "landing_page": "check converge idempotence",
     "munge": WHOLE,
     "node_exporter": WHOLE,
     "nvidia_cuda": "check converge idempotence",
