@@ -19,14 +19,18 @@ PERIOD = 180
 """Seconds that the graphs show."""
 SCHEDULERS = ("", "slurm")
 NO_DATA = {("storage", "InfiniBand"): "a container has no InfiniBand; its metric's name is of node_exporter's README"}
-SPOOF = "x Nodes=gpu02 CPU_IDs=0 Mem=1 GRES=gpu:a100:1(IDX:3)"
+WORDS = "x\nUserId=bob(5002) Account=root"
+# Of a job without GPUs: it takes a free one, and hides that it has none in a part of another job.
+SPOOF = "x  Nodes=gpu01 CPU_IDs=0 Mem=1 GRES=gpu:a100:1(IDX:3)\nJobId=99999 UserId=alice(5001)"
 
 
 class Load(NamedTuple):
-    """What was seen before the jobs began, and the number of alice's job."""
+    """What was seen before the jobs began, and the numbers of alice's job, of bob's, and of the one that pretends."""
 
     before: dict[str, list[Result]]
     job: str
+    others: str
+    spoof: str
 
 
 def ask(lab: TestLab) -> Any:
@@ -76,15 +80,16 @@ def load(lab: TestLab) -> Load:
     wait_until(lambda: len(ask(lab)("query", {"query": "DCGM_FI_DEV_GPU_UTIL"})["result"]) == 8)
     time.sleep(30)
     before = pages(lab)
-    job = sbatch(lab, "alice", "--gres=gpu:2", "--nodelist=gpu01", f"--comment={SPOOF}")
-    sbatch(lab, "bob", "--gres=gpu:1", "--nodelist=gpu02")
+    job = sbatch(lab, "alice", "--gres=gpu:2", "--nodelist=gpu01", f"--comment={WORDS}", f"--job-name={WORDS}")
+    others = sbatch(lab, "bob", "--gres=gpu:1", "--nodelist=gpu02")
+    spoof = sbatch(lab, "bob", "--nodelist=gpu02", f"--job-name={SPOOF}")
     for _ in range(2):
         sbatch(lab, "bob", "--gres=gpu:4", "--nodes=2")
     for gpu in ("0", "1"):
         assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", "busy", "--gpu", gpu).returncode == 0
     wait_until(lambda: len(ask(lab)("query", {"query": f'slurm_job_gpu{{job_id="{job}"}}'})["result"]) == 2)
     time.sleep(75)
-    return Load(before, job)
+    return Load(before, job, others, spoof)
 
 
 def last(found: list[Result], title: str) -> dict[str, float]:
@@ -141,7 +146,7 @@ def test_panels__when_jobs_begin__move(load: Load, after: dict[str, list[Result]
 
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("monitoring", "The panels of jobs and GPUs show what squeue and NVML show.")
-@pytest.mark.proves("monitoring", "The page of a job shows its GPUs, whatever its user writes into its texts.")
+@pytest.mark.proves("monitoring", "A job's name cannot give it GPUs in metrics, nor another user.")
 def test_panels__beside_squeue_and_nvml__show_the_same(
     lab: TestLab, load: Load, after: dict[str, list[Result]]
 ) -> None:
@@ -163,6 +168,12 @@ def test_panels__beside_squeue_and_nvml__show_the_same(
     assert last(after["job"], "GPU utilisation") == {f"{gpu} gpu01": nvml[gpu][0] for gpu in ("0", "1")}
     assert last(after["job"], "Nodes") == {"": 1}
     assert last(after["job"], "GPUs") == {"": 2}
+
+    forged = lab.root("head1", "scontrol --oneliner --details show jobs").splitlines()
+    assert "JobId=99999 UserId=alice(5001)" in {line.split("  ")[0].rpartition(" UserId=bob")[0] for line in forged}
+    assert load.spoof in lab.root("head1", "squeue --noheader --states=R --format=%A").split()
+    given = ask(lab)("query", {"query": "slurm_job_gpu"})["result"]
+    assert sorted(one["metric"]["job_id"] for one in given) == sorted([load.job, load.job, load.others])
 
 
 @pytest.mark.kit(*RECIPES)

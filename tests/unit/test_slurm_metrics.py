@@ -313,17 +313,18 @@ TWO = ENTRY.format("gpu:a100:2(IDX:2-3)")
         ("a\n4 bob other main gpu02", True),
         ("a" + TWO, False),
         (f"a{TWO}\nJobId=77 JobName=b", False),
+        (f"a{TWO.replace('gpu01', 'gpu02')}\nJobId=77 JobName=b", False),
         ("a" + ENTRY.format("gpu:1(IDX:3)"), False),
         (f"a{ENTRY.format('gpu:1(IDX:1-x)')}", False),
         ("a  Nodes=gpu[01-x] CPU_IDs=1 Mem=1 GRES=gpu:1(IDX:3)", False),
     ],
-    ids=["words", "line-break", "squeue-line", "as-many", "other-part", "more", "no-number", "no-node"],
+    ids=["words", "line-break", "squeue-line", "as-many", "other-part", "other-node", "more", "no-number", "no-node"],
 )
 @pytest.mark.parametrize("field", ["name", "comment"])
 def test_job_gpus__beside_a_text_that_looks_like_fields__are_slurms_or_missing(
     field: str, name: str, own: bool
 ) -> None:
-    """A job loses its own GPUs at most, or a GPU that it says it has; nothing false is written."""
+    """Jobs lose GPUs that a text claims; nobody gets another's."""
     found = with_texts(**{field: name})
     assert set(found) >= set(BY_USER)
     assert set(found) <= {*BY_USER, *OF_ALICE, *OF_BOB}
