@@ -100,7 +100,7 @@ def test_page__of_a_drained_node_and_an_alert__shows_their_causes(lab: TestLab, 
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("monitoring", "`open` prints each page's address and user; passwords only on request.")
+@pytest.mark.proves("open", "`open` prints each page's address and user; passwords only on request.")
 def test_open__of_a_cluster__prints_addresses_and_logins(lab: TestLab, authority: Path) -> None:
     found = {one["name"]: one for one in lab.run("open", "--no-browser")["pages"]}
     host = address(lab)
@@ -132,9 +132,7 @@ def test_open__of_a_misspelt_page__exits_with_2(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves(
-    "monitoring", "`open --tunnel` serves the page with a valid certificate until Ctrl-C, then exits 0."
-)
+@pytest.mark.proves("open", "`open --tunnel` serves the page with a valid certificate until Ctrl-C, then exits 0.")
 def test_tunnel__until_interrupted__serves_the_page_on_this_machine(lab: TestLab, authority: Path) -> None:
     argv = ["clusterctl", "open", str(lab.inventory), "landing", "--tunnel", "--no-browser", "--output", "json"]
     process = start_for_test(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
