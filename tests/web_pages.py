@@ -1,7 +1,7 @@
 """The landing page and the page of `clusterctl usage` in Chromium, on a phone and a desktop, light and dark.
 
-Started by scripts/pages. Each page must pass axe-core, fit the width of its window, and log no error. The data are those
-of the unit tests. With --docs, the pictures of docs/ are made again.
+Started by scripts/pages. Each page must pass axe-core, fit the width of its window, and log no error. The data are of
+the unit tests. With --docs, the pictures of docs/ are made again.
 """
 
 import argparse
