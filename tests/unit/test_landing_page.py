@@ -222,3 +222,24 @@ def test_host__that_is_no_name__is_not_in_the_links(host: str) -> None:
     handler = PROGRAM.Handler.__new__(PROGRAM.Handler)
     handler.headers = {"Host": host}
     assert handler.host() == ""
+
+
+def test_server__a_request_of_megabytes__is_not_kept(served: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 clients with what Python permits, 6 MB each, would exceed the memory of the unit."""
+    kept: list[int] = []
+    answer = PROGRAM.Handler.do_GET
+
+    def watch(handler: Any) -> None:
+        kept.append(len(handler.headers.as_bytes()))
+        answer(handler)
+
+    monkeypatch.setattr(PROGRAM.Handler, "do_GET", watch)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", served), timeout=20) as plain:
+        line = context.wrap_socket(plain)
+        line.sendall(b"GET / HTTP/1.0\r\n" + b"".join(b"X%d: %s\r\n" % (n, b"a" * 60000) for n in range(90)) + b"\r\n")
+        line.recv(4096)
+    assert ask(served, LOGIN).status == 200
+    assert len(kept) == 2
+    assert max(kept) < 1 << 15
