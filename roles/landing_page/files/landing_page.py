@@ -38,7 +38,7 @@ def table(caption: str, titles: list[str], rows: list[list[object]], numbers: in
     def kind(index: int) -> dict[str, str]:
         return {"class_": "number"} if index >= len(titles) - numbers else {}
 
-    # With roles, because a narrow window shows rows as blocks: a browser then no longer takes it for a table.
+    # With roles: a narrow window shows rows as blocks, which a browser does not treat as a table.
     head = [tag("th", title, scope="col", role="columnheader", **kind(at)) for at, title in enumerate(titles)]
     body = []
     for row in rows[:MOST_ROWS]:
