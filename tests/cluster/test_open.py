@@ -80,12 +80,16 @@ def test_page__without_its_login_or_tls__does_not_open(lab: TestLab, authority: 
 @pytest.mark.proves("monitoring", "The landing page shows a drained node with its cause, and a firing alert.")
 def test_page__of_a_drained_node_and_an_alert__shows_their_causes(lab: TestLab, authority: Path) -> None:
     login, url = f"viewer:{secret(lab, 'landing_page_password')}", f"https://{address(lab)}:{PORT}/"
-    wait_until(lambda: "no alert fires" in fetch(url, authority, login))
+
+    def says(text: str) -> None:
+        wait_until(lambda: text in fetch(url, authority, login), lambda: fetch(url, authority, login))
+
+    says("All nodes are in service, and no alert fires.")
     lab.root("head1", "scontrol update NodeName=gpu01 State=DRAIN Reason='new fan <b> [#7]'")
     lab.ssh("head1", "sudo", "tee", "/etc/prometheus/rules/site.yml", stdin=SENSOR.replace(", action: drain", ""))
     lab.root("head1", "systemctl reload prometheus")
     lab.ssh("gpu02", "sudo", "tee", "/var/lib/clusterctl-metrics/site.prom", stdin="site_sensor_broken 1\n")
-    wait_until(lambda: "1 node out of service, 1 firing alert." in fetch(url, authority, login))
+    says("1 node out of service, 1 firing alert.")
     page = fetch(url, authority, login)
     assert "new fan &lt;b&gt; [#7]" in page
     assert "the sensor of gpu02 is broken" in page
@@ -95,7 +99,7 @@ def test_page__of_a_drained_node_and_an_alert__shows_their_causes(lab: TestLab, 
     lab.root("head1", "rm /etc/prometheus/rules/site.yml; systemctl reload prometheus")
     lab.root("head1", "scontrol update NodeName=gpu01 State=UNDRAIN")
     lab.root("gpu02", "rm /var/lib/clusterctl-metrics/site.prom")
-    wait_until(lambda: "no alert fires" in fetch(url, authority, login))
+    says("All nodes are in service, and no alert fires.")
     assert "new fan" not in fetch(url, authority, login)
 
 
