@@ -90,7 +90,7 @@ ALL = tuple(LAYERS)
 # The first line that matches counts. () is no layer beyond those in ALWAYS.
 TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(docs/|inventory/|README|CONTRIBUTING|CHANGELOG|LICENSE|tests/ledger\.json$|tests/costs\.)", ()),
-    (r"(tests/unit/|tests/samples/|scripts/(lint|new-role|pictures|role|test|warm)$|\.ci/|\.gitignore$)", ()),
+    (r"(tests/unit/|tests/samples/|scripts/(lint|new-role|pages|pictures|role|test|warm)$|\.ci/|\.gitignore$)", ()),
     (r"scripts/recordings$", ()),
     (r"(tests/bench/|scripts/bench$)", ("bench",)),
     (r"tests/cluster/(control_plane|kubernetes)\.py$", ("kubernetes",)),
@@ -104,7 +104,10 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/cluster/drift\.py$", ("day2", "kubernetes")),
     (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),
     (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),
-    (r"tests/(git|layers|ledger|new_role|pictures|proof|recordings|report|role|run|scheduling|selection)\.py$", ()),
+    (
+        r"tests/(git|layers|ledger|new_role|pictures|proof|recordings|report|role|run|scheduling|selection|web_pages)\.py$",
+        (),
+    ),
     (
         r"(roles/(alert_drain|alertmanager|grafana|landing_page|prometheus)/|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
         ("monitoring", "roles"),

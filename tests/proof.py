@@ -34,6 +34,7 @@ SUBJECTS = {
     "status": "`clusterctl status`",
     "health": "`clusterctl health` and the health of GPUs",
     "usage": "`clusterctl usage`",
+    "open": "`clusterctl open`",
     "logs": "`clusterctl logs` and past runs",
     "add-node": "`clusterctl add-node`",
     "remove-node": "`clusterctl remove-node`",

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from clusterctl.inventory import pages
 from clusterctl.inventory.document import shown
-from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.pages import Address
 from clusterctl.run import context
 from clusterctl.run.context import Options, Site
@@ -54,7 +53,7 @@ class Entry:
 def open_pages(options: Options, name: str | None, tunnel: bool, browser: bool, passwords: bool) -> int:
     """Print the pages, or those with a name, and open the first of them. Raises InputError, WorkersFailed."""
     site = context.load(options)
-    found = _chosen(of_inventory(site.inventory), name, options)
+    found = _chosen(pages.of_inventory(site.inventory), name, options)
     known = secrets.values(site.inventory.directory) if passwords else {}
     entries = [Entry(one, one.url, password=known.get(one.page.secret, "")) for one in found]
     screen = options.screen()
@@ -75,19 +74,13 @@ def open_pages(options: Options, name: str | None, tunnel: bool, browser: bool, 
     return 0
 
 
-def of_inventory(inventory: Inventory) -> list[Address]:
-    """Return the pages of a cluster."""
-    variables = {host.name: {"cluster_address": host.address, **host.variables} for host in inventory.hosts}
-    return pages.of_hosts(inventory.groups, variables)
-
-
 def _chosen(found: list[Address], name: str | None, options: Options) -> list[Address]:
     if not found:
         raise InputError([Problem(None, str(options.given), "has no group with pages", "add the group monitoring")])
     names = list(dict.fromkeys(one.page.name for one in found))
     if name is not None and name not in names:
         near = did_you_mean(name, names) or "available: " + ", ".join(names)
-        raise InputError([Problem(None, "NAME", f'no page "{shown(name)}"', near)])
+        raise InputError([Problem(None, "PAGE", f'no page "{shown(name)}"', near)])
     return [one for one in found if name in (None, one.page.name)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from clusterctl.inventory import schema
+from clusterctl.inventory.model import Inventory
 from clusterctl.inventory.schema import Schema
 from clusterctl.util import paths
 from clusterctl.util.errors import ClusterctlError
@@ -76,6 +77,12 @@ def _page(role: str, item: Any) -> Page:
 def load_all(content: Path | None = None) -> list[Page]:
     """Return the pages of all roles, by role."""
     return [page for role in sorted((content or paths.content()).glob("roles/*/")) for page in load(role)]
+
+
+def of_inventory(inventory: Inventory) -> list[Address]:
+    """Return the pages of a cluster, the landing page first."""
+    variables = {host.name: {"cluster_address": host.address, **host.variables} for host in inventory.hosts}
+    return of_hosts(inventory.groups, variables)
 
 
 def of_hosts(

@@ -435,7 +435,7 @@ receivers:
   - name: drain
     webhook_configs:
       - url: https://$HEAD_IP:9096/
-        send_resolved: false
+        send_resolved: true
         http_config:
           authorization: {credentials: "$DRAIN_TOKEN"}
           tls_config: {ca_file: $tls/authority.pem}

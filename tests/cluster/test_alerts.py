@@ -135,6 +135,8 @@ def test_sensor__that_is_wrong_everywhere__drains_two_nodes(lab: TestLab) -> Non
     assert len(drained_by_alerts(lab)) == DRAIN_LIMIT
     for node in drained_by_alerts(lab):
         lab.root("head1", f"slurm-drain alert --in {node}")
+    metrics = "cat /var/lib/clusterctl-metrics/alert-drain.prom"
+    wait_until(lambda: "cluster_alert_drain_refused 0\n" in lab.root("head1", metrics))
     lab.unchanged()
 
 

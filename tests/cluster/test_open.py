@@ -80,12 +80,16 @@ def test_page__without_its_login_or_tls__does_not_open(lab: TestLab, authority: 
 @pytest.mark.proves("monitoring", "The landing page shows a drained node with its cause, and a firing alert.")
 def test_page__of_a_drained_node_and_an_alert__shows_their_causes(lab: TestLab, authority: Path) -> None:
     login, url = f"viewer:{secret(lab, 'landing_page_password')}", f"https://{address(lab)}:{PORT}/"
-    wait_until(lambda: "no alert fires" in fetch(url, authority, login))
+
+    def says(text: str) -> None:
+        wait_until(lambda: text in fetch(url, authority, login), lambda: fetch(url, authority, login))
+
+    says("All nodes are in service, and no alert fires.")
     lab.root("head1", "scontrol update NodeName=gpu01 State=DRAIN Reason='new fan <b> [#7]'")
     lab.ssh("head1", "sudo", "tee", "/etc/prometheus/rules/site.yml", stdin=SENSOR.replace(", action: drain", ""))
     lab.root("head1", "systemctl reload prometheus")
     lab.ssh("gpu02", "sudo", "tee", "/var/lib/clusterctl-metrics/site.prom", stdin="site_sensor_broken 1\n")
-    wait_until(lambda: "1 node out of service, 1 firing alert." in fetch(url, authority, login))
+    says("1 node out of service, 1 firing alert.")
     page = fetch(url, authority, login)
     assert "new fan &lt;b&gt; [#7]" in page
     assert "the sensor of gpu02 is broken" in page
@@ -95,12 +99,12 @@ def test_page__of_a_drained_node_and_an_alert__shows_their_causes(lab: TestLab, 
     lab.root("head1", "rm /etc/prometheus/rules/site.yml; systemctl reload prometheus")
     lab.root("head1", "scontrol update NodeName=gpu01 State=UNDRAIN")
     lab.root("gpu02", "rm /var/lib/clusterctl-metrics/site.prom")
-    wait_until(lambda: "no alert fires" in fetch(url, authority, login))
+    says("All nodes are in service, and no alert fires.")
     assert "new fan" not in fetch(url, authority, login)
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("monitoring", "`open` prints each page's address and user; passwords only on request.")
+@pytest.mark.proves("open", "`open` prints each page's address and user; passwords only on request.")
 def test_open__of_a_cluster__prints_addresses_and_logins(lab: TestLab, authority: Path) -> None:
     found = {one["name"]: one for one in lab.run("open", "--no-browser")["pages"]}
     host = address(lab)
@@ -132,11 +136,18 @@ def test_open__of_a_misspelt_page__exits_with_2(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves(
-    "monitoring", "`open --tunnel` serves the page with a valid certificate until Ctrl-C, then exits 0."
-)
+@pytest.mark.proves("open", "`open --tunnel` serves the page with a valid certificate until Ctrl-C, then exits 0.")
 def test_tunnel__until_interrupted__serves_the_page_on_this_machine(lab: TestLab, authority: Path) -> None:
-    argv = ["clusterctl", "open", str(lab.inventory), "landing", "--tunnel", "--no-browser", "--output", "json"]
+    argv = [
+        "clusterctl",
+        "open",
+        str(lab.inventory),
+        "--tunnel",
+        "--no-browser",
+        "--show-passwords",
+        "--output",
+        "json",
+    ]
     process = start_for_test(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout
     text = ""
@@ -144,11 +155,12 @@ def test_tunnel__until_interrupted__serves_the_page_on_this_machine(lab: TestLab
         line = process.stdout.readline()
         assert line, process.communicate()
         text += line
-    (page,) = json.loads(text)["pages"]
-    host, _, port = page["url"].removeprefix("https://").rstrip("/").partition(":")
+    found = json.loads(text)["pages"]
+    assert [one["name"] for one in found] == list(PAGES)
+    served = [fetch(one["url"], authority, f"{one['user']}:{one['password']}") for one in found]
+    assert "All nodes are in service" in served[0]
+    host, _, port = found[0]["url"].removeprefix("https://").rstrip("/").partition(":")
     assert host == "127.0.0.1"
-    served = fetch(page["url"], authority, f"viewer:{secret(lab, 'landing_page_password')}")
-    assert "All nodes are in service" in served
     # Nobody else on the network can use it.
     with pytest.raises(OSError, match="refused"):
         socket.create_connection((address_of_this_machine(lab), int(port)), timeout=20)

@@ -191,6 +191,7 @@ BY_LABS = re.compile(
     r"/etc/(apt|dnf|yum\.repos\.d|chrony|dnsmasq|dbus-1|keepalived|slurm|munge|mysql|my\.cnf\.d|pam\.d|security|openmpi|lmod|modulefiles)\b"
     r"|/etc/(openmpi-\w+|prometheus/(tls|own-password|remote-write-password|alertmanager-(tls|password)|alertmanager_templates)|enroot/enroot\.conf|dcgm-exporter/|clusterctl-metrics/\w+\.pem|nvidia-|ssh/authorized_keys\.d/)"
     r"|/etc/(modprobe\.d|modules-load\.d|environment\.d|systemd/journald\.conf\.d)/"
+    r"|/usr/local/lib/clusterctl/landing_page\.(css|js)$"  # scripts/pages, in a browser
 )
 # Values alone, or data of ours. What an NFS server reads has no check: labs have none.
 VALUES = re.compile(

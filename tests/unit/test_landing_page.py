@@ -180,3 +180,66 @@ def test_server__held_by_silent_clients__closes_the_oldest(served: int, monkeypa
         assert ask(served, LOGIN).status == 200
         with contextlib.suppress(ConnectionResetError):
             assert oldest.recv(1) == b""
+
+
+def test_server__held_by_one_client__does_not_close_those_of_others(
+    served: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PROGRAM, "SECONDS", 600)
+    monkeypatch.setattr(PROGRAM.Handler, "timeout", 600)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with contextlib.ExitStack() as stack:
+        slow = stack.enter_context(socket.create_connection(("127.0.0.1", served), 20, ("127.0.0.2", 0)))
+        slow = stack.enter_context(context.wrap_socket(slow))
+        for _ in range(2 * PROGRAM.CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", served), timeout=20))
+        assert ask(served, LOGIN).status == 200
+        slow.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert slow.recv(4096).startswith(b"HTTP/1.0 401")
+
+
+def test_server__a_client_that_sends_nothing__does_not_hold_others(served: int) -> None:
+    """The handshake of TLS is not in the loop that accepts connections."""
+    with socket.create_connection(("127.0.0.1", served), timeout=20):
+        assert ask(served, LOGIN).status == 200
+    with socket.create_connection(("127.0.0.1", served), timeout=20) as half:
+        half.sendall(b"\x16\x03\x01")  # the beginning of a handshake
+        assert ask(served, LOGIN).status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "HEAD", "OPTIONS", "PUT"])
+def test_server__another_method__is_refused(served: int, method: str) -> None:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    line = http.client.HTTPSConnection("127.0.0.1", served, timeout=20, context=context)
+    line.request(method, "/", headers={"Authorization": "Basic " + base64.b64encode(LOGIN.encode()).decode()})
+    assert line.getresponse().status == 501
+
+
+@pytest.mark.parametrize("host", ['x"><script>', "javascript:alert(1)//", "a/b", "[::1", "x" * 300, "a@b"])
+def test_host__that_is_no_name__is_not_in_the_links(host: str) -> None:
+    handler = PROGRAM.Handler.__new__(PROGRAM.Handler)
+    handler.headers = {"Host": host}
+    assert handler.host() == ""
+
+
+def test_server__a_request_of_megabytes__is_not_kept(served: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 clients with what Python permits, 6 MB each, would exceed the memory of the unit."""
+    kept: list[int] = []
+    answer = PROGRAM.Handler.do_GET
+
+    def watch(handler: Any) -> None:
+        kept.append(len(handler.headers.as_bytes()))
+        answer(handler)
+
+    monkeypatch.setattr(PROGRAM.Handler, "do_GET", watch)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", served), timeout=20) as plain:
+        line = context.wrap_socket(plain)
+        line.sendall(b"GET / HTTP/1.0\r\n" + b"".join(b"X%d: %s\r\n" % (n, b"a" * 60000) for n in range(90)) + b"\r\n")
+        line.recv(4096)
+    assert ask(served, LOGIN).status == 200
+    assert len(kept) == 2
+    assert max(kept) < 1 << 15

@@ -43,7 +43,7 @@ def test_of_hosts__of_two_hosts__has_the_ports_and_users_of_each() -> None:
     assert {one.host for one in found} == {"head1", "mon1"}
 
 
-@pytest.mark.proves("code", "Each declared page has a port with a login, and a secret of its role.")
+@pytest.mark.proves("open", "Each declared page has a port with a login, and a secret of its role.")
 def test_declared__pages__have_ports_with_logins_and_secrets() -> None:
     declared = pages.load_all()
     assert {"landing", "prometheus", "alertmanager"} <= {page.name for page in declared}
@@ -146,7 +146,7 @@ def through(port: int, data: bytes) -> bytes:
         return answer
 
 
-@pytest.mark.proves("monitoring", "`open --tunnel` reaches a page through SSH, also after the connection was lost.")
+@pytest.mark.proves("open", "`open --tunnel` reaches a page through SSH, also after the connection was lost.")
 def test_tunnel__to_a_page__carries_both_directions_and_reconnects(tmp_path: Path) -> None:
     reports: list[str] = []
     with (

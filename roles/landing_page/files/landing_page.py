@@ -38,15 +38,15 @@ def table(caption: str, titles: list[str], rows: list[list[object]], numbers: in
     def kind(index: int) -> dict[str, str]:
         return {"class_": "number"} if index >= len(titles) - numbers else {}
 
-    head = tag("tr", *(tag("th", title, scope="col", **kind(index)) for index, title in enumerate(titles)))
-    body = [
-        tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell, **kind(at)) for at, cell in enumerate(row[1:], 1)))
-        for row in rows[:MOST_ROWS]
-    ]
+    # With roles: a narrow window shows rows as blocks, which a browser does not treat as a table.
+    head = [tag("th", title, scope="col", role="columnheader", **kind(at)) for at, title in enumerate(titles)]
+    body = []
+    for row in rows[:MOST_ROWS]:
+        cells = [tag("td", cell, role="cell", data_title=titles[at], **kind(at)) for at, cell in enumerate(row[1:], 1)]
+        body.append(tag("tr", tag("th", row[0], scope="row", role="rowheader"), *cells, role="row"))
     more = tag("p", f"and {len(rows) - MOST_ROWS} more") if len(rows) > MOST_ROWS else ""
-    made = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body))
-    # A table that is wider than the window can be scrolled, also with the keyboard.
-    return joined([tag("div", made, class_="wide", tabindex="0", role="region", aria_label=caption), more])
+    parts = [tag("thead", tag("tr", *head, role="row"), role="rowgroup"), tag("tbody", *body, role="rowgroup")]
+    return joined([tag("table", tag("caption", caption), *parts, role="table"), more])
 
 
 def section(title: str, *content: object) -> Markup:
@@ -70,7 +70,7 @@ def moment(time: float, now: float) -> Markup:
     """Return a time and how long ago it was."""
     then = datetime.datetime.fromtimestamp(time, datetime.timezone.utc)
     stamp = tag("time", f"{then:%Y-%m-%d %H:%M} UTC", datetime=f"{then:%Y-%m-%dT%H:%M:%SZ}")
-    return joined([stamp, f" ({age(now - time)} ago)"])
+    return joined([stamp, " ", tag("span", f"({age(now - time)} ago)", class_="ago")])
 
 
 def bar(title: str, gpus: dict) -> Markup:
@@ -134,7 +134,7 @@ def alerts(state: dict, now: float) -> Markup:
         help_ = tag("code", one["runbook"]) if one["runbook"] else ""
         since = moment(one["since"], now) if one["since"] else ""
         rows.append([one["name"], mark, one["node"], joined([one["summary"], " ", help_]), since])
-    titles = ["Alert", "Severity", "Node", "What happens, and what to read", "Since"]
+    titles = ["Alert", "Severity", "Node", "Summary", "Since"]
     return section("Alerts", table("Firing alerts", titles, rows))
 
 
