@@ -60,6 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_kubernetes_e2e.py",
         "tests/cluster/test_kubernetes_heads.py",
         "tests/cluster/test_kubernetes_killed.py",
+        "tests/cluster/test_kubernetes_monitoring.py",
         "tests/cluster/test_kubernetes_restore.py",
         "tests/cluster/test_kubernetes_upgrade.py",
     ),

@@ -2,22 +2,19 @@
 
 import json
 import time
-import urllib.parse
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
 from tests.cluster.gpus import RECIPES
 from tests.cluster.lab import ALICES, TestLab, clusterctl, fresh
-from tests.cluster.test_gpu_metrics import ask as ask_prometheus
-from tests.dashboards.asking import Result, results, values_of
+from tests.cluster.panels import asker, shown, without_data
+from tests.dashboards.asking import Result, values_of
 from tests.dashboards.pages import PAGES
 from tests.faults.injury import wait_until
 
-PERIOD = 180
-"""Seconds that the graphs show."""
-SCHEDULERS = ("", "slurm")
+NAMES = [page.name for page in PAGES if page.scheduler in ("", "slurm")]
 NO_DATA = {("storage", "InfiniBand"): "a container has no InfiniBand; its metric's name is of node_exporter's README"}
 WORDS = "x\nUserId=bob(5002) Account=root"
 # Of a job without GPUs: it takes a free one, and hides that it has none in a part of another job.
@@ -33,25 +30,10 @@ class Load(NamedTuple):
     spoof: str
 
 
-def ask(lab: TestLab) -> Any:
-    def asked(path: str, parameters: Mapping[str, str]) -> Any:
-        # A shell's double quotes are around the path.
-        return ask_prometheus(lab, f"{path}?{urllib.parse.urlencode(parameters)}")
-
-    return asked
-
-
 def pages(lab: TestLab, job: str = "") -> dict[str, list[Result]]:
     """Return the results of all pages that this cluster has; without a job, those that need none."""
-    now = float(lab.ssh("head1", "date", "+%s"))
-    wanted = {"node": "gpu01", "job": job}
-    return {
-        page.name: results(
-            ask(lab), page, {name: value for name, value in wanted.items() if page.name == name}, now, PERIOD
-        )
-        for page in PAGES
-        if page.scheduler in SCHEDULERS and (job or page.name != "job")
-    }  # fmt: skip
+    names = [name for name in NAMES if job or name != "job"]
+    return shown(lab, names, {"node": {"node": "gpu01"}, "job": {"job": job}})
 
 
 def sbatch(lab: TestLab, user: str, *options: str) -> str:
@@ -77,7 +59,7 @@ def load(lab: TestLab) -> Load:
     """Two users' jobs that run, two that wait, and two GPUs of gpu01 that compute, for some scrapes."""
     for node in lab.nodes:
         lab.root(node, "systemctl start update-metrics")
-    wait_until(lambda: len(ask(lab)("query", {"query": "DCGM_FI_DEV_GPU_UTIL"})["result"]) == 8)
+    wait_until(lambda: len(asker(lab)("query", {"query": "DCGM_FI_DEV_GPU_UTIL"})["result"]) == 8)
     time.sleep(30)
     before = pages(lab)
     job = sbatch(lab, "alice", "--gres=gpu:2", "--nodelist=gpu01", f"--comment={WORDS}", f"--job-name={WORDS}")
@@ -87,7 +69,7 @@ def load(lab: TestLab) -> Load:
         sbatch(lab, "bob", "--gres=gpu:4", "--nodes=2")
     for gpu in ("0", "1"):
         assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", "busy", "--gpu", gpu).returncode == 0
-    wait_until(lambda: len(ask(lab)("query", {"query": f'slurm_job_gpu{{job_id="{job}"}}'})["result"]) == 2)
+    wait_until(lambda: len(asker(lab)("query", {"query": f'slurm_job_gpu{{job_id="{job}"}}'})["result"]) == 2)
     time.sleep(75)
     return Load(before, job, others, spoof)
 
@@ -112,13 +94,7 @@ def after(lab: TestLab, load: Load) -> dict[str, list[Result]]:
 @pytest.mark.proves("monitoring", "Every query of every panel of the dashboards returns data while jobs run.")
 @pytest.mark.timeout(1500)
 def test_panels__while_jobs_run__all_have_data(after: dict[str, list[Result]]) -> None:
-    empty = {
-        (name, result.panel.title)
-        for name, found in after.items()
-        for result in found
-        if not all(result.series)
-    }  # fmt: skip
-    assert empty == set(NO_DATA)
+    assert without_data(after) == set(NO_DATA)
 
 
 @pytest.mark.kit(*RECIPES)
@@ -172,7 +148,7 @@ def test_panels__beside_squeue_and_nvml__show_the_same(
     forged = lab.root("head1", "scontrol --oneliner --details show jobs").splitlines()
     assert any(line.startswith("JobId=99999 UserId=alice(5001)") for line in forged)
     assert load.spoof in lab.root("head1", "squeue --noheader --states=R --format=%A").split()
-    given = ask(lab)("query", {"query": "slurm_job_gpu"})["result"]
+    given = asker(lab)("query", {"query": "slurm_job_gpu"})["result"]
     assert sorted(one["metric"]["job_id"] for one in given) == sorted([load.job, load.job, load.others])
 
 
