@@ -62,7 +62,7 @@ def test_panels__of_kubernetes__all_have_data_and_show_its_pods(cluster: Kuberne
 
 @pytest.mark.proves("monitoring", "An XID of a Kubernetes node raises its alert, and cordons it with that reason.")
 @pytest.mark.proves(
-    "monitoring", "A node that an alert cordoned is uncordoned by a passed diagnosis, an operator's is not."
+    "monitoring", "A passed diagnosis uncordons a node that an alert cordoned, not an operator's."
 )
 def test_xid__of_a_gpu__cordons_its_node_until_the_diagnosis(cluster: Kubernetes) -> None:
     cluster.kubectl("cordon", "gpu02")
