@@ -397,6 +397,19 @@ QUEUE = Page(
             ],
         ),
         Panel(
+            "How long jobs wait",
+            "Since submission: the job that waits longest for resources, and the mean of the jobs that run.",
+            "s",
+            [
+                Query("max by (partition) (time() - slurm_jobs_oldest_submit_seconds)", "{{partition}}, waits longest"),
+                Query(
+                    'sum by (partition) (slurm_jobs_waited_seconds) / sum by (partition) (slurm_jobs{state="running"})',
+                    "{{partition}}, mean of those that run",
+                ),
+            ],
+            span=12,
+        ),
+        Panel(
             "GPU-hours in the period",
             "By account and user, from a count each minute.",
             "none",
@@ -411,7 +424,7 @@ QUEUE = Page(
             "kwatth",
             [Query("sum(increase(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[$__range])) / 3.6e9", "energy")],
             "number",
-            span=6,
+            span=12,
         ),
         Panel(
             "Records that wait for slurmdbd",
@@ -420,7 +433,7 @@ QUEUE = Page(
             [Query("max(slurm_accounting_queue)", "records")],
             "number",
             limits=(Limit(100, "orange"), Limit(10000, "red")),
-            span=6,
+            span=12,
         ),
     ],
     period="now-24h",

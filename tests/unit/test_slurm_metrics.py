@@ -100,7 +100,7 @@ def test_partitions_overlap_and_nodes_without_one_are_counted() -> None:
 
 def test_jobs_wait_in_each_of_their_partitions() -> None:
     rest = "1 2 N/A (null)  (null)"
-    jobs = f"PENDING main N/A {rest} Priority\nPENDING main,debug N/A {rest} Priority\nRUNNING main 9 {rest} None\n"
+    jobs = f"PENDING main 1 N/A {rest} Priority\nPENDING main,debug 2 N/A {rest} Priority\nRUNNING main 3 9 {rest} None\n"
     assert [line for line in lines("", jobs) if line.startswith("slurm_jobs{")] == [
         'slurm_jobs{partition="debug",state="pending"} 1',
         'slurm_jobs{partition="main",state="pending"} 2',
@@ -145,7 +145,7 @@ def test_gpus(text: str, count: dict[str, int]) -> None:
 
 def waiting(reason: str, nodes: str = "1", cpus: str = "2", each: str = "N/A", choices: str = "(null)  (null)") -> str:
     """A waiting job as squeue prints it; `choices` are its reservation, named nodes and features."""
-    return f"PENDING main N/A {nodes} {cpus} {each} {choices} {reason}\n"
+    return f"PENDING main 1764206200 N/A {nodes} {cpus} {each} {choices} {reason}\n"
 
 
 def test_gpus__of_a_node__are_counted_by_use() -> None:
@@ -214,9 +214,24 @@ def test_jobs__beside_nodes_that_are_not_free__are_not_startable(state: str) -> 
 
 
 def test_last_start__of_a_partition__is_the_newest_of_its_jobs() -> None:
-    jobs = "".join(f"RUNNING main {start} 1 2 N/A (null)  (null) None\n" for start in ("1764206252", "1764206300"))
+    jobs = "".join(f"RUNNING main 1764206200 {start} 1 2 N/A (null)  (null) None\n" for start in ("1764206252", "1764206300"))
     found = [line for line in lines("", jobs + waiting("Resources")) if "last_start" in line]
     assert found == ['slurm_last_start_seconds{partition="main"} 1764206300']
+
+
+def test_waits__of_a_partition__are_of_its_oldest_job_and_of_those_that_run() -> None:
+    """squeue prints submission and start in seconds since 1970; a job that is held does not wait for resources."""
+    needs = "1 2 N/A (null)  (null)"
+    jobs = (
+        f"PENDING main,debug 1764206100 N/A {needs} Priority\nPENDING main 1764206000 1764207000 {needs} Resources\n"
+        f"PENDING main 1764200000 N/A {needs} JobHeldUser\nRUNNING main 1764206000 1764206060 {needs} None\n"
+        f"RUNNING main 1764206000 1764206100 {needs} None\nCOMPLETING main 1764205000 1764206000 {needs} None\n"
+    )
+    assert [line for line in lines("", jobs) if line.startswith(("slurm_jobs_oldest", "slurm_jobs_waited"))] == [
+        'slurm_jobs_oldest_submit_seconds{partition="debug"} 1764206100',
+        'slurm_jobs_oldest_submit_seconds{partition="main"} 1764206000',
+        'slurm_jobs_waited_seconds{partition="main"} 160',
+    ]
 
 
 @pytest.mark.parametrize(("text", "queue"), [("DBD Agent queue size: 12\nAgent count: 0\n", 12), ("Agents: 3\n", None)])
