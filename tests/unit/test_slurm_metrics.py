@@ -100,7 +100,8 @@ def test_partitions_overlap_and_nodes_without_one_are_counted() -> None:
 
 def test_jobs_wait_in_each_of_their_partitions() -> None:
     rest = "1 2 N/A (null)  (null)"
-    jobs = f"PENDING main 1 N/A {rest} Priority\nPENDING main,debug 2 N/A {rest} Priority\nRUNNING main 3 9 {rest} None\n"
+    waiting = f"PENDING main 1 N/A {rest} Priority\nPENDING main,debug 2 N/A {rest} Priority\n"
+    jobs = f"{waiting}RUNNING main 3 9 {rest} None\n"
     assert [line for line in lines("", jobs) if line.startswith("slurm_jobs{")] == [
         'slurm_jobs{partition="debug",state="pending"} 1',
         'slurm_jobs{partition="main",state="pending"} 2',
@@ -214,7 +215,8 @@ def test_jobs__beside_nodes_that_are_not_free__are_not_startable(state: str) -> 
 
 
 def test_last_start__of_a_partition__is_the_newest_of_its_jobs() -> None:
-    jobs = "".join(f"RUNNING main 1764206200 {start} 1 2 N/A (null)  (null) None\n" for start in ("1764206252", "1764206300"))
+    starts = ("1764206252", "1764206300")
+    jobs = "".join(f"RUNNING main 1764206200 {start} 1 2 N/A (null)  (null) None\n" for start in starts)
     found = [line for line in lines("", jobs + waiting("Resources")) if "last_start" in line]
     assert found == ['slurm_last_start_seconds{partition="main"} 1764206300']
 
