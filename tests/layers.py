@@ -105,7 +105,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (),
     ),
     (
-        r"(roles/(alert_drain|alertmanager|landing_page|prometheus)/|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
+        r"(roles/(alert_drain|alertmanager|blackbox_exporter|landing_page|mysqld_exporter|prometheus)/|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
         ("monitoring", "roles"),
     ),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),

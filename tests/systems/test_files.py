@@ -38,6 +38,8 @@ VENDORS = {
     "polkit.service": "Type=dbus\nBusName=org.freedesktop.PolicyKit1\nExecStart=/usr/lib/polkit-1/polkitd",
     "prometheus.service": "ExecStart=/usr/bin/prometheus",
     "prometheus-alertmanager.service": "ExecStart=/usr/bin/prometheus-alertmanager",
+    "prometheus-blackbox-exporter.service": "ExecStart=/usr/bin/prometheus-blackbox-exporter",
+    "prometheus-mysqld-exporter.service": "ExecStart=/usr/bin/prometheus-mysqld-exporter",
     "prometheus-node-exporter.service": "ExecStart=/usr/bin/prometheus-node-exporter",
     "slurmctld.service": "Type=simple\nExecStart=/usr/sbin/slurmctld -D\nPIDFile=/run/slurmctld.pid",
     "slurmd.service": "Type=simple\nExecStart=/usr/sbin/slurmd -D\nLimitMEMLOCK=infinity\nPIDFile=/run/slurmd.pid",
@@ -188,7 +190,7 @@ CHECKS: dict[str, Check] = {
 # Their programs come with packages that this machine has no need of. Labs and role scenarios start them: Debian alone.
 BY_LABS = re.compile(
     r"/etc/(apt|dnf|yum\.repos\.d|chrony|dnsmasq|dbus-1|keepalived|slurm|munge|mysql|my\.cnf\.d|pam\.d|security|openmpi|lmod|modulefiles)\b"
-    r"|/etc/(openmpi-\w+|prometheus/(tls|own-password|remote-write-password|alertmanager-(tls|password)|alertmanager_templates)|enroot/enroot\.conf|dcgm-exporter/|clusterctl-metrics/\w+\.pem|nvidia-|ssh/authorized_keys\.d/)"
+    r"|/etc/(openmpi-\w+|prometheus/(tls|endpoints/[\w-]+\.pem|mysqld-exporter\.cnf|own-password|remote-write-password|alertmanager-(tls|password)|alertmanager_templates)|enroot/enroot\.conf|dcgm-exporter/|clusterctl-metrics/\w+\.pem|nvidia-|ssh/authorized_keys\.d/)"
     r"|/etc/(modprobe\.d|modules-load\.d|environment\.d|systemd/journald\.conf\.d)/"
     r"|/usr/local/lib/clusterctl/landing_page\.(css|js)$"  # scripts/pages, in a browser
 )
