@@ -44,8 +44,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_runtimes.py",
         "tests/cluster/test_usage.py",
     ),
-    # What is seen of a cluster, and what follows: alerts, receivers, drains, pages.
-    "monitoring": ("tests/cluster/test_alerts.py", "tests/cluster/test_open.py"),
+    # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards.
+    "monitoring": (
+        "tests/cluster/test_alerts.py",
+        "tests/cluster/test_dashboards.py",
+        "tests/cluster/test_open.py",
+    ),
     # Kubernetes: its clusters, pods with GPUs, heads, releases, backups.
     "kubernetes": (
         "tests/cluster/test_kubernetes.py",
@@ -56,6 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_kubernetes_e2e.py",
         "tests/cluster/test_kubernetes_heads.py",
         "tests/cluster/test_kubernetes_killed.py",
+        "tests/cluster/test_kubernetes_monitoring.py",
         "tests/cluster/test_kubernetes_restore.py",
         "tests/cluster/test_kubernetes_upgrade.py",
     ),
@@ -105,9 +110,11 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (),
     ),
     (
-        r"(roles/(alert_drain|alertmanager|blackbox_exporter|landing_page|mysqld_exporter|prometheus)/|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
+        r"(roles/(alert_drain|alertmanager|blackbox_exporter|grafana|landing_page|mysqld_exporter|prometheus)/"
+        r"|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
         ("monitoring", "roles"),
     ),
+    (r"tests/dashboards/", ("monitoring",)),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
     (r"roles/(gpu_config|slurm_logins)/", ("gpu", "roles")),

@@ -149,6 +149,8 @@ RestartSec=5
 ExecStart=
 ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 --web.config.file=/etc/clusterctl-metrics/web.yml \\
   --collector.textfile.directory=/var/lib/clusterctl-metrics --collector.systemd \\
+  --collector.netclass.ignored-devices=^(veth|cali|lxc|cni-) --collector.netdev.device-exclude=^(veth|cali|lxc|cni-) \\
+  --collector.filesystem.mount-points-exclude=^/(dev|proc|sys|run/.+|var/lib/(docker|containers|containerd|kubelet)/.+)(\$\$|/) \\
   --collector.systemd.unit-include=^((chronyd?|dnsmasq|mariadb|munge|prometheus|slurmctld|slurmd|slurmdbd|sshd?)[.]service|slurm-health[.]socket|slurm-metrics[.]timer)\$\$
 END
 }

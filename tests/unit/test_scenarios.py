@@ -60,6 +60,9 @@ ELSEWHERE = {
         "bootstrap_tasks_worker",  # without the role, more tasks run
     ),
     "enroot": Elsewhere("ordinary", "test_runtimes.py::test_enroots_directories_are_each_users_own", "/var/lib/enroot"),
+    "grafana": Elsewhere(
+        "ordinary", "test_dashboards.py::test_plan__with_group_grafana__lists_what_it_installs", "grafana.ini"
+    ),
     "kubernetes_exporter": Elsewhere(
         "ordinary", "test_kubernetes.py::test_metrics__in_prometheus__are_those_of_the_cluster", "kubernetes_node_state"
     ),
