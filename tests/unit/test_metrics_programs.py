@@ -241,7 +241,7 @@ def test_prometheus__with_its_certificate__reads_all_nodes(site: Site) -> None:
     assert {one["instance"] for one in up} == set(ADDRESSES)
 
 
-@pytest.mark.proves("monitoring", "Pages are checked over TLS with the cluster's authority; one that is missing is reported.")
+@pytest.mark.proves("monitoring", "Pages are checked over TLS by the cluster's authority; a missing one is reported.")
 def test_endpoints__of_the_cluster__are_checked_with_tls(site: Site) -> None:
     up = wait_for(lambda: site.query('probe_success{endpoint="prometheus"} == 1'))
     assert [(one["instance"], one["job"]) for one in up] == [("head1", "endpoint")]

@@ -16,7 +16,6 @@ from .test_lookups import look_up
 
 EVERYWHERE = {"clusterctl-firewall", "chrony", "prometheus-node-exporter"}
 HEAD = {"dnsmasq", "munge", "slurmctld", "slurmdbd", "slurm-health.socket", "slurm-metrics.timer"}
-MYSQLD = "prometheus-mysqld-exporter"
 
 
 def names(*groups: str, **variables: Any) -> set[str]:
@@ -28,13 +27,12 @@ def names(*groups: str, **variables: Any) -> set[str]:
 def test_of_host__by_groups__are_those_of_their_roles() -> None:
     assert names("slurm_workers") == EVERYWHERE | {"munge", "slurmd"}
     assert names("kubernetes_workers") == EVERYWHERE | {"containerd", "kubelet", "gpu-health.timer"}
-    assert names("slurm_head") == EVERYWHERE | HEAD | {"mariadb", MYSQLD}
+    assert names("slurm_head") == EVERYWHERE | HEAD | {"mariadb"}
     assert names("slurm_head", slurm_head_database_host="10.0.0.9") == EVERYWHERE | HEAD
     assert names("monitoring", "docker", "containerd") == EVERYWHERE | {
         "prometheus",
         "prometheus-alertmanager",
         "landing-page",
-        "prometheus-blackbox-exporter",
         "docker",
         "containerd",
     }
