@@ -46,6 +46,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     # What is seen of a cluster, and what follows: alerts, receivers, drains.
     "monitoring": ("tests/cluster/test_alerts.py",),
+    # Logs: the programs that ship, store and search them.
+    "logs": ("tests/cluster/test_log_programs.py",),
     # Kubernetes: its clusters, pods with GPUs, heads, releases, backups.
     "kubernetes": (
         "tests/cluster/test_kubernetes.py",
@@ -115,8 +117,11 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("day2", "contract", "kubernetes"),
     ),
     (r"clusterctl/(commands/usage|nodes/prometheus|slurm/accounting|util/period)[\w.]*$", ("gpu", "kubernetes")),
-    (r"clusterctl/lab/(kit\w*|fault)\.py$", ("gpu", "kubernetes")),
-    (r"clusterctl/lab/(kit_server|nvml)/", ("gpu", "kubernetes")),
+    (r"clusterctl/lab/kit\w*\.py$", ("gpu", "kubernetes", "logs")),
+    (r"clusterctl/lab/fault\.py$", ("gpu", "kubernetes")),
+    (r"clusterctl/lab/kit_server/", ("gpu", "kubernetes", "logs")),
+    (r"clusterctl/lab/nvml/", ("gpu", "kubernetes")),
+    (r"clusterctl/lab/recipes/(elasticsearch|filebeat|opensearch)/", ("logs",)),
     (r"clusterctl/lab/recipes/(debian|dcgm-exporter-simulated|nvidia-container-toolkit)/", ("gpu", "kubernetes")),
     (r"clusterctl/lab/recipes/", ("kubernetes",)),
 )
