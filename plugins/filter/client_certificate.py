@@ -12,7 +12,7 @@ name: client_certificate
 author: the clusterctl authors
 short_description: Issue a user's client certificate
 description:
-  - Turns a secret into a client certificate of a user, its key, and the certificate of the authority for this one purpose.
+  - Turns a secret into a client certificate of a user, its key, and the certificate of the authority for this purpose.
     The same arguments always give the same result, so nothing is stored.
 options:
   _input:

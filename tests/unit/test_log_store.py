@@ -1,0 +1,126 @@
+"""Programs of the log stack: what is deleted, what is exported, and whether an export resumes where it ended."""
+
+import importlib.machinery
+import importlib.util
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.labs import REPOSITORY
+
+
+def program(path: str, name: str) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader(name, str(REPOSITORY / path))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def store() -> ModuleType:
+    return program("roles/logging/files/log-store", "log_store")
+
+
+@pytest.fixture(scope="module")
+def exporter() -> ModuleType:
+    return program("roles/filebeat/files/journal-export", "journal_export")
+
+
+SIZES = {"clusterlog-2026.11.24": 5, "clusterlog-2026.11.25": 6, "clusterlog-2026.11.26": 7, "clusterlog-2026.11.27": 8}
+
+
+@pytest.mark.proves("logs", "Logs of old days are deleted, and the oldest days above the size limit.")
+@pytest.mark.parametrize(
+    ("days", "limit", "deleted"),
+    [
+        (30, 26, ""),
+        (30, 25, "24"),
+        (30, 20, "24 25"),
+        (2, 26, "24"),
+        (2, 20, "24 25"),
+        (30, 7, "24 25 26 27"),
+        (1, 0, "24 25 26 27"),
+    ],
+)
+def test_expired__by_age_and_size__are_the_oldest(store: ModuleType, days: int, limit: int, deleted: str) -> None:
+    now = datetime(2026, 11, 27, 12, tzinfo=UTC)
+    assert store.expired(SIZES, days, limit, now) == [f"clusterlog-2026.11.{day}" for day in deleted.split()]
+
+
+ENTRY: dict[str, Any] = {
+    "__CURSOR": "s=1;i=2",
+    "__REALTIME_TIMESTAMP": "1795763000094123",
+    "MESSAGE": "hello",
+    "PRIORITY": "3",
+    "SYSLOG_IDENTIFIER": "sshd",
+    "_PID": "17",
+    "_TRANSPORT": "syslog",
+}
+
+
+def test_converted__line_of_the_journal__has_cursor_and_time(exporter: ModuleType) -> None:
+    line = exporter.converted(ENTRY)
+    assert line == {
+        "cursor": "s=1;i=2",
+        "time": 1795763000094,
+        "message": "hello",
+        "identifier": "sshd",
+        "priority": 3,
+        "pid": 17,
+        "transport": "syslog",
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [([104, 105, 255], "hi\ufffd"), (["a", "b"], "a b"), (None, ""), ("x" * 40000, "x" * 32768)],
+)
+def test_converted__message_in_another_form__is_text(exporter: ModuleType, message: Any, shown: str) -> None:
+    assert exporter.converted({**ENTRY, "MESSAGE": message})["message"] == shown
+
+
+def test_converted__shippers_own_line__is_left_out(exporter: ModuleType) -> None:
+    assert exporter.converted({**ENTRY, "_SYSTEMD_UNIT": "filebeat.service"}) is None
+
+
+@pytest.mark.proves("logs", "An export of the journal that was killed resumes after its last whole line.")
+def test_files__with_half_a_line__resume_after_the_last_whole_one(exporter: ModuleType, tmp_path: Path) -> None:
+    files = exporter.Files(tmp_path, 1 << 30)
+    for number in range(3):
+        files.write({"cursor": f"c{number}", "message": "ü"})
+    with (tmp_path / "journal-0000000001.json").open("ab") as file:
+        file.write(b'{"cursor": "c3", "mess')
+    again = exporter.Files(tmp_path, 1 << 30)
+    assert again.cursor == "c2"
+    again.write({"cursor": "c3"})
+    lines = (tmp_path / "journal-0000000001.json").read_bytes().splitlines()
+    assert [json.loads(line)["cursor"] for line in lines] == ["c0", "c1", "c2", "c3"]
+
+
+def test_files__newest_is_empty__resume_from_the_one_before(exporter: ModuleType, tmp_path: Path) -> None:
+    files = exporter.Files(tmp_path, 1 << 30)
+    files.write({"cursor": "c0"})
+    (tmp_path / "journal-0000000002.json").touch()
+    again = exporter.Files(tmp_path, 1 << 30)
+    assert (again.cursor, again.number) == ("c0", 2)
+
+
+@pytest.mark.proves("logs", "The exported journal never exceeds its limit by more than a file.")
+def test_files__above_the_limit__lose_the_oldest(
+    exporter: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "SIZE", 1000)
+    files = exporter.Files(tmp_path, 3500)
+    for number in range(100):
+        files.write({"cursor": f"{number:03}", "message": "x" * 100})
+    sizes = [path.stat().st_size for path in files.names()]
+    assert sum(sizes) < 3500 + 1000
+    newest = b"".join(path.read_bytes() for path in files.names()).splitlines()
+    assert json.loads(newest[-1])["cursor"] == "099"
+    assert len(newest) > 20
