@@ -28,7 +28,7 @@ def shipped(sample: dict[str, Any]) -> dict[str, Any]:
         "message": message,
         "dataset": sample["dataset"],
         "node": "gpu01",
-        "zone": "UTC",
+        "zone": sample.get("zone", "UTC"),
         "keep_days": 36500,
         "log": {"offset": 17, "file": {"path": sample.get("path", "/var/log/x")}},
         "agent": {"type": "filebeat"},
@@ -38,10 +38,16 @@ def shipped(sample: dict[str, Any]) -> dict[str, Any]:
 def wrong(ask: Callable[[str, dict[str, Any]], Any]) -> list[str]:
     """Return what a search engine does not find in the samples; `ask` sends a POST request to it."""
     lines = samples()
-    answer = ask("/_ingest/pipeline/clusterlog/_simulate", {"docs": [{"_source": shipped(line)} for line in lines]})
+    answer = ask(
+        "/_ingest/pipeline/clusterlog/_simulate",
+        {"docs": [{"_index": "clusterlog-2", "_source": shipped(line)} for line in lines]},
+    )
     found = []
     for line, done in zip(lines, answer["docs"], strict=True):
         document = (done.get("doc") or {}).get("_source")
+        index = line.get("index", (done.get("doc") or {}).get("_index"))
+        if not str(index).startswith("clusterlog-2") or index != (done.get("doc") or {}).get("_index"):
+            found.append(f"{line['message'][:60]}: index {(done.get('doc') or {}).get('_index')}, expected {index}")
         if document is None:
             found.append(f"{line['message'][:60]}: {json.dumps(done)[:300]}")
             continue
