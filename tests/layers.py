@@ -45,7 +45,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_usage.py",
     ),
     # What is seen of a cluster, and what follows: alerts, receivers, drains.
-    "monitoring": ("tests/cluster/test_alerts.py",),
+    "monitoring": ("tests/cluster/test_alerts.py", "tests/cluster/test_logs.py"),
     # Logs: the programs that ship, store and search them.
     "logs": ("tests/cluster/test_log_programs.py",),
     # Kubernetes: its clusters, pods with GPUs, heads, releases, backups.
@@ -102,7 +102,12 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),
     (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),
     (r"tests/(git|layers|ledger|new_role|pictures|proof|recordings|report|role|run|scheduling|selection)\.py$", ()),
-    (r"(roles/(alert_drain|alertmanager|prometheus)/|clusterctl/\w+/alert\w*\.py$)", ("monitoring", "roles")),
+    (
+        r"(roles/(alert_drain|alertmanager|elasticsearch|filebeat|logging|prometheus)/|clusterctl/\w+/alert\w*\.py$)",
+        ("monitoring", "roles"),
+    ),
+    (r"clusterctl/lab/recipes/(elasticsearch|filebeat|opensearch)/", ("monitoring",)),
+    (r"tests/pipelines\.py$", ("monitoring",)),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
     (r"roles/(gpu_config|slurm_logins)/", ("gpu", "roles")),
