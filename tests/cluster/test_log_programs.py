@@ -292,7 +292,7 @@ def numbers(engine: Engine, index: str) -> list[int]:
     return sorted(int(hit["_source"]["message"].split()[1]) for hit in hits)
 
 
-@pytest.mark.proves("lab", "Filebeat of the kit ships each line once past a stopped server and its own kill -9.")
+@pytest.mark.proves("lab", "Filebeat of the kit ships each line once past a stopped server and kill -9.")
 def test_filebeat__server_stopped_and_shipper_killed__each_line_once(engine: Engine) -> None:
     lab, node, index = engine.lab, engine.node, "ours-lines"
     inputs = {"filebeat.inputs": [{"type": "log", "paths": ["/var/log/lines"], "scan_frequency": "1s"}]}

@@ -79,20 +79,20 @@ def stored(lab: TestLab, node: str, expected: tuple[int, int]) -> bool:
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("logs", "The group logging sets up search engine and shippers; a second run changes nothing.")
+@pytest.mark.proves("log_stack", "The group logging sets up search engine and shippers; a second run changes nothing.")
 def test_bootstrap__with_logging__is_repeatable(lab: TestLab) -> None:
     lab.run("bootstrap")
     lab.unchanged()
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("logs", "Sample lines of real programs give node, GPU, XID, job, user and level.")
+@pytest.mark.proves("log_stack", "Sample lines of real programs give node, GPU, XID, job, user and level.")
 def test_pipelines__with_samples__find_their_fields(lab: TestLab) -> None:
     assert pipelines.wrong(lambda path, body: ask(lab, path, body)) == []
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("logs", "A job's log lines and its record are found by its number, on all nodes.")
+@pytest.mark.proves("log_stack", "A job's log lines and its record are found by its number, on all nodes.")
 def test_job__that_ends__is_found_by_its_number(lab: TestLab) -> None:
     job = submit(lab, "sleep 1", "--nodes=2")
     wait_until(lambda: {"head1", "gpu01"} <= {line["node"] for line in find(lab, f"job_id:{job}")})
@@ -102,7 +102,7 @@ def test_job__that_ends__is_found_by_its_number(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("logs", "No log opens without credentials, a default login, or with a shipper's.")
+@pytest.mark.proves("log_stack", "No log opens without credentials, a default login, or with a shipper's.")
 def test_engine__without_its_login__shows_nothing(lab: TestLab) -> None:
     given = configuration(lab)
     code = "curl --silent --output /dev/null --write-out '%{http_code}' --cacert /etc/filebeat/tls/authority.pem"
@@ -120,7 +120,7 @@ def test_engine__without_its_login__shows_nothing(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("logs", "With the engine stopped and shippers killed, every line is stored exactly once.")
+@pytest.mark.proves("log_stack", "With the engine stopped and shippers killed, every line is stored exactly once.")
 def test_lines__engine_stopped_and_shippers_killed__are_stored_once(lab: TestLab) -> None:
     for node in lab.nodes:
         lab.ssh(node, "sudo", "tee", "/root/writer.py", stdin=WRITER)
@@ -142,7 +142,7 @@ def test_lines__engine_stopped_and_shippers_killed__are_stored_once(lab: TestLab
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("logs", "Logs above the size limit are deleted by the timer's service.")
+@pytest.mark.proves("log_stack", "Logs above the size limit are deleted by the timer's service.")
 def test_retention__above_the_limit__deletes_indices(lab: TestLab) -> None:
     given = json.dumps({**configuration(lab), "gigabytes": 0})
     lab.ssh("head1", "sudo", "tee", "/root/small.json", stdin=given)
@@ -151,7 +151,7 @@ def test_retention__above_the_limit__deletes_indices(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("logs", "A new node ships its logs without a restart of the engine.")
+@pytest.mark.proves("log_stack", "A new node ships its logs without a restart of the engine.")
 def test_node__that_is_added__ships_its_logs(lab: Growing) -> None:
     show = "systemctl show --property=InvocationID --value opensearch"
     before = lab.root("head1", show)

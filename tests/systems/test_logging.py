@@ -27,7 +27,7 @@ def configuration(found: Role, engine: str) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.proves("logs", "Settings of search engines are those that their vendors document.")
+@pytest.mark.proves("log_stack", "Settings of search engines are those that their vendors document.")
 @pytest.mark.parametrize("engine", ["elasticsearch", "opensearch"])
 def test_settings__of_an_engine__are_documented(engine: str, tmp_path: Path) -> None:
     written = configuration(role(tmp_path, "elasticsearch", logging_engine=engine), engine).keys()
@@ -36,7 +36,7 @@ def test_settings__of_an_engine__are_documented(engine: str, tmp_path: Path) -> 
     assert documented - written == set()
 
 
-@pytest.mark.proves("logs", "Elasticsearch without a login listens on the loopback address only.")
+@pytest.mark.proves("log_stack", "Elasticsearch without a login listens on the loopback address only.")
 def test_elasticsearch__of_the_apache_licence__listens_on_loopback(tmp_path: Path) -> None:
     found = role(tmp_path, "elasticsearch", elasticsearch_version="7.10.2")
     settings = configuration(found, "elasticsearch")
@@ -88,7 +88,7 @@ def test_filebeat__for_an_engine__reads_files_its_way(engine: str, kind: str, ur
     assert call["repositories"][0]["url"].endswith(url)
 
 
-@pytest.mark.proves("logs", "The Java heap is half of a dedicated host's memory, and little of a shared one's.")
+@pytest.mark.proves("log_stack", "The Java heap is half of a dedicated host's memory, less of others'.")
 @pytest.mark.parametrize(
     ("memory", "alone", "heap"),
     [(24105, False, 3013), (2000, False, 512), (512000, False, 8192), (24105, True, 12052), (512000, True, 31744)],

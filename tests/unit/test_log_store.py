@@ -35,7 +35,7 @@ def exporter() -> ModuleType:
 SIZES = {"clusterlog-2026.11.24": 5, "clusterlog-2026.11.25": 6, "clusterlog-2026.11.26": 7, "clusterlog-2026.11.27": 8}
 
 
-@pytest.mark.proves("logs", "Logs of old days are deleted, and the oldest days above the size limit.")
+@pytest.mark.proves("log_stack", "Logs of old days are deleted, and the oldest days above the size limit.")
 @pytest.mark.parametrize(
     ("days", "limit", "deleted"),
     [
@@ -89,7 +89,7 @@ def test_converted__shippers_own_line__is_left_out(exporter: ModuleType) -> None
     assert exporter.converted({**ENTRY, "_SYSTEMD_UNIT": "filebeat.service"}) is None
 
 
-@pytest.mark.proves("logs", "An export of the journal that was killed resumes after its last whole line.")
+@pytest.mark.proves("log_stack", "An export of the journal that was killed resumes after its last whole line.")
 def test_files__with_half_a_line__resume_after_the_last_whole_one(exporter: ModuleType, tmp_path: Path) -> None:
     files = exporter.Files(tmp_path, 1 << 30)
     for number in range(3):
@@ -111,7 +111,7 @@ def test_files__newest_is_empty__resume_from_the_one_before(exporter: ModuleType
     assert (again.cursor, again.number) == ("c0", 2)
 
 
-@pytest.mark.proves("logs", "The exported journal never exceeds its limit by more than a file.")
+@pytest.mark.proves("log_stack", "The exported journal never exceeds its limit by more than a file.")
 def test_files__above_the_limit__lose_the_oldest(
     exporter: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
