@@ -44,8 +44,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_runtimes.py",
         "tests/cluster/test_usage.py",
     ),
-    # What is seen of a cluster, and what follows: alerts, receivers, drains.
-    "monitoring": ("tests/cluster/test_alerts.py", "tests/cluster/test_logs.py"),
+    # What is seen of a cluster, and what follows: alerts, receivers, drains, pages.
+    "monitoring": ("tests/cluster/test_alerts.py", "tests/cluster/test_logs.py", "tests/cluster/test_open.py"),
     # Logs: the programs that ship, store and search them.
     "logs": ("tests/cluster/test_log_programs.py",),
     # Kubernetes: its clusters, pods with GPUs, heads, releases, backups.
@@ -88,22 +88,26 @@ ALL = tuple(LAYERS)
 # The first line that matches counts. () is no layer beyond those in ALWAYS.
 TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"(docs/|inventory/|README|CONTRIBUTING|CHANGELOG|LICENSE|tests/ledger\.json$|tests/costs\.)", ()),
-    (r"(tests/unit/|tests/samples/|scripts/(lint|new-role|pictures|role|test|warm)$|\.ci/|\.gitignore$)", ()),
+    (r"(tests/unit/|tests/samples/|scripts/(lint|new-role|pages|pictures|role|test|warm)$|\.ci/|\.gitignore$)", ()),
     (r"scripts/recordings$", ()),
     (r"(tests/bench/|scripts/bench$)", ("bench",)),
     (r"tests/cluster/(control_plane|kubernetes)\.py$", ("kubernetes",)),
     (r"tests/(alerts|molecule)/", ("roles",)),
     (r"scripts/demo$", ("kubernetes", "systems")),
     (r"tests/pythons\.py$", ("systems",)),
+    (r"tests/cluster/watched\.py$", ("monitoring",)),
     (r"tests/cluster/(crash|gpus|nvml_check|sessions)\.py$", ("gpu",)),
     (r"tests/cluster/sid\.py$", ("gpu", "roles")),
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
     (r"tests/cluster/drift\.py$", ("day2", "kubernetes")),
     (r"tests/faults/(canary|canary_site|search)\.py$", ("contract",)),
     (r"tests/faults/repository\.py$", ("contract", "day2", "gpu")),
-    (r"tests/(git|layers|ledger|new_role|pictures|proof|recordings|report|role|run|scheduling|selection)\.py$", ()),
     (
-        r"(roles/(alert_drain|alertmanager|elasticsearch|filebeat|logging|prometheus)/|clusterctl/\w+/alert\w*\.py$)",
+        r"tests/(git|layers|ledger|new_role|pictures|proof|recordings|report|role|run|scheduling|selection|web_pages)\.py$",
+        (),
+    ),
+    (
+        r"(roles/(alert_drain|alertmanager|elasticsearch|filebeat|landing_page|logging|prometheus)/|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
         ("monitoring", "roles"),
     ),
     (r"clusterctl/lab/recipes/(elasticsearch|filebeat|opensearch)/", ("monitoring",)),

@@ -203,6 +203,7 @@ def health(
 
 
 observing.add_usage(app)
+observing.add_open(app)
 
 
 @verb(app, "logs", "output")

@@ -118,6 +118,13 @@ def roles(ctx: typer.Context, incomplete: str) -> list[str]:
     return _matching(lambda: sorted(upgrade.roles()), incomplete, ctx.params.get("only"))
 
 
+def addresses(incomplete: str) -> list[str]:
+    """Complete a page of a cluster."""
+    from clusterctl.inventory import pages as declared
+
+    return _matching(lambda: [page.name for page in declared.load_all()], incomplete)
+
+
 def pages(incomplete: str) -> list[str]:
     """Complete a page of the documentation."""
     from clusterctl.commands import docs

@@ -1,4 +1,4 @@
-"""The verbs that report: `usage`, `support-bundle`, `alert`."""
+"""The verbs that report: `usage`, `open`, `support-bundle`, `alert`."""
 
 from dataclasses import replace
 from enum import StrEnum
@@ -59,6 +59,31 @@ def add_usage(app: typer.Typer) -> None:
         from clusterctl.commands.usage import usage_command
 
         return usage_command(options, since, until, by, output)
+
+
+def add_open(app: typer.Typer) -> None:
+    """Add the verb `open`."""
+
+    @verb(app, "open", "output")
+    def open_(
+        options: Any,
+        name: Annotated[
+            str | None,
+            typer.Argument(
+                help="Name, such as prometheus. [default: the landing page]",
+                metavar="[PAGE]",
+                show_default=False,
+                autocompletion=completion.addresses,
+            ),
+        ] = None,
+        tunnel: Annotated[bool, typer.Option("--tunnel", help="Reach the pages through SSH, until Ctrl-C.")] = False,
+        no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the addresses; open none.")] = False,
+        show_passwords: Annotated[bool, typer.Option("--show-passwords", help="Print the passwords, too.")] = False,
+    ) -> int:
+        """Print the cluster's pages with their logins; open one."""
+        from clusterctl.commands import open as opening
+
+        return opening.open_pages(options, name, tunnel, not no_browser, show_passwords)
 
 
 def add_support_bundle(app: typer.Typer) -> None:

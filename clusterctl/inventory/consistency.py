@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from clusterctl.inventory import alerting, kubernetes_consistency, rules
+from clusterctl.inventory import alerting, kubernetes_consistency, metrics, rules
 from clusterctl.inventory.document import Node, shown
 from clusterctl.inventory.reading import HostDraft, Reading
 from clusterctl.inventory.schedulers import KINDS, SLURM, of_groups
@@ -24,6 +24,7 @@ PARTITIONS = "slurm_head_partitions"
 _WHOLE = {
     "alertmanager_mail": ("server", "from"),
     "alertmanager_release": ("version", "sha256"),
+    "prometheus_remote_write": ("url",),
     "prometheus_release": ("version", "sha256"),
     "slurm_head_repository": ("url", "key", "fingerprint"),
 }
@@ -44,6 +45,7 @@ def check(reading: Reading, whole: bool = True) -> None:
     _slurm_source(reading)
     _accounts(reading)
     alerting.check(reading)
+    metrics.check(reading)
     if reading.understood:
         _schedulers(reading)
         _submission(reading)

@@ -215,6 +215,12 @@ _RULES = (
     Rule("_cpu", _matches("[1-9][0-9]{0,4}%"), "per cent of a CPU such as 50%"),
     Rule("_imex_nodes", is_ip, "an IP address"),
     Rule("_default_time", lambda v: v == "" or bool(TIME_LIMIT.fullmatch(v)), "a time limit such as 1-12:00:00"),
+    # A larger share would raise DiskNearlyFull, which fires below 10 % of free space, by itself.
+    Rule(
+        "_retention_size",
+        _matches("[1-9][0-9]*[KMGTPE]?B|([1-9]|[1-7][0-9]|80)%"),
+        "a size such as 20GB, or a share from 1% to 80%",
+    ),
     Rule("_time|_interval|_age|_size", _matches("[0-9]+[A-Za-z]*"), "a number with its unit"),
 )
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from clusterctl import __version__
 from clusterctl.ansible.outcome import Ledger
+from clusterctl.inventory import pages
 from clusterctl.inventory.model import Inventory
 from clusterctl.ui.screen import Screen, at_commas
 from clusterctl.util.errors import ClusterctlError, HeadFailed, Interrupted, WorkersFailed
@@ -96,17 +97,11 @@ def hint(message: str) -> str:
 
 
 def addresses(inventory: Inventory, given: Path) -> list[tuple[str, str, str]]:
-    """Return the cluster's web pages as (name, URL, login); `given` is the inventory's path as typed."""
-    command = shlex.join(["clusterctl", "secret", "show", str(given), "prometheus_password"])
+    """Return the cluster's web pages as (title, URL, login), the landing page first; `given` is the path as typed."""
     found = []
-    for host in inventory.in_group("monitoring"):
-        address = str(host.variables.get("cluster_address", host.address))
-        record = hardware.path_of(inventory.directory, host.name)
-        # Debian's package has only the older pages, under another path.
-        packaged = record.exists() and not host.variables.get("prometheus_release")
-        page = "classic/targets" if packaged and hardware.load(record).os.family == "Debian" else "targets"
-        url = f"https://{address}:{host.variables.get('prometheus_port', 9090)}/{page}"
-        found.append(("Prometheus", url, f"user {host.variables.get('prometheus_user', 'admin')}, password: {command}"))
+    for one in pages.of_inventory(inventory):
+        command = shlex.join(["clusterctl", "secret", "show", str(given), one.page.secret])
+        found.append((one.page.title, one.url, f"user {one.user}, password: {command}" if one.page.secret else ""))
     return found
 
 
@@ -275,10 +270,11 @@ class Page:
             if offers:
                 self._screen.say()
                 self._screen.say(("  Open in a browser", "dim"))
-            for what, url, login in offers:
+            for what, url, login in offers[:1]:
                 # Not in columns: the command is to be copied and must not wrap.
                 self._screen.say(f"    {what}  {url}")
                 self._screen.say(f"    {' ' * len(what)}  {login}")
+                self._screen.say(f"    All pages: {shlex.join(['clusterctl', 'open', str(given)])}")
         self._screen.say()
 
     def content(self, ledger: Ledger, check: bool = False) -> None:

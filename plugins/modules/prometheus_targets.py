@@ -39,6 +39,14 @@ options:
     description: File with the certificate of the authority of Prometheus's certificate.
     type: path
     default: /etc/prometheus/tls/authority.pem
+  certificate:
+    description: File with the certificate with which Prometheus reads exporters.
+    type: path
+    default: /etc/prometheus/tls/client-certificate.pem
+  key:
+    description: File with the key of that certificate.
+    type: path
+    default: /etc/prometheus/tls/client-key.pem
   elsewhere:
     description: Names and addresses of hosts that are known to be unreachable; their targets are ignored.
     type: list
@@ -86,9 +94,12 @@ class SilentError(Exception):
 class Prometheus:
     """The Prometheus at a URL. Its login is sent only there, and only if it has a certificate of the authority."""
 
-    def __init__(self, url: str, login: str, authority: str) -> None:
+    def __init__(self, url: str, login: str, authority: str, client: tuple[str, str] | None = None) -> None:
         self.url, self.headers = url, {"Authorization": f"Basic {login}"}
-        trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=authority))
+        context = ssl.create_default_context(cafile=authority)
+        if client:
+            context.load_cert_chain(*client)
+        trusted = urllib.request.HTTPSHandler(context=context)
         self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)
 
     def fetch(self, url: str, most: int = -1) -> bytes:
@@ -152,15 +163,18 @@ def main() -> None:
             "user": {"type": "str", "required": True},
             "password": {"type": "str", "required": True, "no_log": True},
             "authority": {"type": "path", "default": "/etc/prometheus/tls/authority.pem"},
+            "certificate": {"type": "path", "default": "/etc/prometheus/tls/client-certificate.pem"},
+            "key": {"type": "path", "default": "/etc/prometheus/tls/client-key.pem", "no_log": False},
             "elsewhere": {"type": "list", "elements": "str", "default": []},
             "timeout": {"type": "int", "default": 60},
         },
     )
     login = base64.b64encode(f"{module.params['user']}:{module.params['password']}".encode()).decode()
     try:
-        prometheus = Prometheus(module.params["url"], login, module.params["authority"])
+        client = (module.params["certificate"], module.params["key"])
+        prometheus = Prometheus(module.params["url"], login, module.params["authority"], client)
     except OSError as error:
-        module.fail_json(msg=f"{module.params['authority']}: {error}")
+        module.fail_json(msg=f"{module.params['authority']}, {module.params['certificate']}: {error}")
     deadline = time.monotonic() + module.params["timeout"]
     while True:
         late = time.monotonic() > deadline

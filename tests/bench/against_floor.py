@@ -4,6 +4,7 @@ floor.sh is written by hand and has to follow the product: after each run `clust
 the end the packages, enabled units, users and groups of both clusters are compared. Any difference fails the part.
 """
 
+import hashlib
 import json
 import statistics
 from collections.abc import Callable, Mapping
@@ -35,8 +36,13 @@ def settings(lab: BenchLab) -> dict[str, str]:
     # Its health checks compare a worker with /etc/clusterctl/gpu-health.json, here as role gpu_health has it.
     rendered = rendering.Cluster(lab.inventory, "debian-13", {})
     health = {host.name: rendered.role("gpu_health", host.name).value("__gpu_health_given") for host in workers}
+    drain = rendered.role("alert_drain", cluster.head.name)
+    landing = rendered.role("landing_page", cluster.head.name)
     seed = known["certificate_authority_seed"]
     issued = certificates.issue(seed, cluster.cluster_name, cluster.head.name, [cluster.head.address])
+    addresses = [str(host.address) for host in [cluster.head, *workers]]
+    exporters = certificates.issue(seed, cluster.cluster_name, "exporters", addresses)
+    client = certificates.issue_client(seed, cluster.cluster_name, "metrics", "prometheus")
     return {
         "LOGIN": workers[0].user or "root",
         "CLUSTER": cluster.cluster_name,
@@ -61,9 +67,23 @@ def settings(lab: BenchLab) -> dict[str, str]:
         "DATABASE_PASSWORD": known["slurm_head_database_password"],
         "PROMETHEUS_PASSWORD": known["prometheus_password"],
         "PROMETHEUS_HASH": known["prometheus_password_hash"],
+        "ALERTMANAGER_PASSWORD": known["alertmanager_password"],
+        "ALERTMANAGER_HASH": known["alertmanager_password_hash"],
+        "DRAIN_TOKEN": known["alert_drain_token"],
+        "DRAIN_CONFIGURATION": json.dumps(drain.value("__alert_drain_configuration")),
+        "LANDING_LOGIN": hashlib.sha256(
+            f"{landing.value('landing_page_user')}:{known['landing_page_password']}".encode()
+        ).hexdigest(),
+        "LANDING_CONFIGURATION": json.dumps(landing.value("__landing_page_configuration")),
         "PROMETHEUS_KEY": issued.key,
         "PROMETHEUS_CERTIFICATE": issued.certificate,
         "PROMETHEUS_AUTHORITY": certificates.authority(seed, cluster.cluster_name),
+        # One certificate for the exporters of all nodes: the script makes no difference between them.
+        "EXPORTER_KEY": exporters.key,
+        "EXPORTER_CERTIFICATE": exporters.certificate,
+        "CLIENT_KEY": client.key,
+        "CLIENT_CERTIFICATE": client.certificate,
+        "CLIENT_AUTHORITY": certificates.authority_for(seed, cluster.cluster_name, "metrics").certificate,
     }
 
 

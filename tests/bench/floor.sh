@@ -10,7 +10,10 @@
 #   NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU BUFFER_POOL_MB SCRAPE_INTERVAL    of Slurm, MariaDB, Prometheus
 #   HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS     of the GPUs' health checks; "name JSON", one worker on each line
 #   HEALTH_KEY MUNGE_KEY (base64) DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH (bcrypt)
-#   PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY (PEM)
+#   ALERTMANAGER_PASSWORD ALERTMANAGER_HASH (bcrypt) DRAIN_TOKEN DRAIN_CONFIGURATION (JSON)
+#   LANDING_LOGIN (SHA-256) LANDING_CONFIGURATION (JSON)
+#   PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY (PEM)    also Alertmanager's, the landing page's, and of drains by alerts
+#   EXPORTER_KEY EXPORTER_CERTIFICATE CLIENT_KEY CLIENT_CERTIFICATE CLIENT_AUTHORITY (PEM)    of exporters and who reads them
 # shellcheck disable=SC2153  # those names come from the environment
 set -euo pipefail
 roles=$(cd "$(dirname "$0")/../../roles" && pwd)
@@ -20,6 +23,11 @@ DOMAIN=$CLUSTER.cluster
 RULES=$(cat "$roles/prometheus/files/rules.yml")
 METRICS=$(cat "$roles/slurm_exporter/files/slurm-metrics")
 METRICS_FILE=$(cat "$roles/node_exporter/files/metrics_file.py")
+UPDATE_METRICS=$(cat "$roles/node_exporter/files/update-metrics")
+ALERT_DRAIN=$(cat "$roles/alert_drain/files/alert-drain")
+ALERT_TEST=$(cat "$roles/alertmanager/files/alert-test")
+ALERT_TEXTS=$(cat "$roles/alertmanager/files/clusterctl.tmpl")
+LANDING_PAGE=$(tar -C "$roles/landing_page/files" --exclude='__pycache__' -cz . | base64 -w 0)
 HEALTH_CHECK=$(cat "$roles/gpu_health/files/gpu-health")
 HEALTH_MODULES=$(tar -C "$roles/gpu_health/files" --exclude='__pycache__' --exclude='gpu-health' -cz . | base64 -w 0)
 HEALTH_LISTENER=$(cat "$roles/slurm_head/files/slurm-health")
@@ -102,7 +110,33 @@ END
 
 munge_and_exporter() { # IP: both need their packages' users and programs
   base64 -d <<<"$MUNGE_KEY" | put /etc/munge/munge.key 0400 munge
-  install -d /var/lib/clusterctl-metrics
+  install -d /var/lib/clusterctl-metrics /etc/clusterctl-metrics /usr/local/lib/clusterctl
+  put /usr/local/lib/clusterctl/metrics_file.py <<<"$METRICS_FILE"
+  put /usr/local/libexec/update-metrics 0755 <<<"$UPDATE_METRICS"
+  put /etc/systemd/system/update-metrics.service <<'END'
+[Unit]
+Description=Count the security updates that the node lacks
+PartOf=update-metrics.timer
+[Service]
+Type=oneshot
+ExecStart=/usr/local/libexec/update-metrics /var/lib/clusterctl-metrics/updates.prom
+TimeoutStartSec=15min
+Nice=19
+IOSchedulingClass=idle
+LogLevelMax=notice
+SyslogLevel=err
+ProtectHome=true
+PrivateTmp=true
+NoNewPrivileges=true
+END
+  printf '%s\n' '[Unit]' "Description=Count the security updates that the node lacks regularly" '[Timer]' OnActiveSec=15min \
+    OnUnitActiveSec=6h RandomizedDelaySec=30min '[Install]' WantedBy=timers.target | put /etc/systemd/system/update-metrics.timer
+  systemctl enable --quiet update-metrics.timer
+  put /etc/clusterctl-metrics/key.pem 0400 prometheus <<<"$EXPORTER_KEY"
+  put /etc/clusterctl-metrics/certificate.pem <<<"$EXPORTER_CERTIFICATE"
+  put /etc/clusterctl-metrics/clients.pem <<<"$CLIENT_AUTHORITY"
+  printf '%s\n' tls_server_config: '  cert_file: certificate.pem' '  key_file: key.pem' \
+    '  client_auth_type: RequireAndVerifyClientCert' '  client_ca_file: clients.pem' | put /etc/clusterctl-metrics/web.yml
   put /etc/systemd/system/prometheus-node-exporter.service.d/cluster.conf <<END
 [Unit]
 Wants=network-online.target
@@ -112,7 +146,7 @@ StartLimitIntervalSec=0
 Restart=always
 RestartSec=5
 ExecStart=
-ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 \\
+ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 --web.config.file=/etc/clusterctl-metrics/web.yml \\
   --collector.textfile.directory=/var/lib/clusterctl-metrics --collector.systemd \\
   --collector.systemd.unit-include=^((chronyd?|dnsmasq|mariadb|munge|prometheus|slurmctld|slurmd|slurmdbd|sshd?)[.]service|slurm-health[.]socket|slurm-metrics[.]timer)\$\$
 END
@@ -198,7 +232,7 @@ END
   firewall
   logins
   systemctl daemon-reload
-  systemctl restart clusterctl-firewall chrony munge prometheus-node-exporter systemd-journald
+  systemctl restart clusterctl-firewall chrony munge prometheus-node-exporter systemd-journald update-metrics.timer
   mark "everything but slurmd"
   until (: >"/dev/tcp/$HEAD_IP/6817") 2>/dev/null; do sleep 0.1; done
   systemctl restart slurmd
@@ -368,9 +402,118 @@ END
   install -d -m 0700 /var/lib/clusterctl
 }
 
+alert_files() { # Alertmanager, which tells people, and the daemon that drains the nodes of some alerts
+  local tls=/etc/prometheus/alertmanager-tls folder=/etc/clusterctl/alert-drain
+  put $tls/key.pem 0400 prometheus <<<"$PROMETHEUS_KEY"
+  put $tls/certificate.pem <<<"$PROMETHEUS_CERTIFICATE"
+  put $tls/authority.pem <<<"$PROMETHEUS_AUTHORITY"
+  printf '%s\n' tls_server_config: "  cert_file: $tls/certificate.pem" "  key_file: $tls/key.pem" \
+    basic_auth_users: "  admin: $ALERTMANAGER_HASH" | put /etc/prometheus/alertmanager-web.yml 0640 prometheus
+  put /etc/prometheus/alertmanager_templates/clusterctl.tmpl <<<"$ALERT_TEXTS"
+  put /etc/prometheus/alertmanager.yml 0640 prometheus <<END
+templates: [/etc/prometheus/alertmanager_templates/clusterctl.tmpl]
+route:
+  receiver: none
+  group_by: [alertname, test]
+  group_wait: 15s
+  group_interval: 2m
+  repeat_interval: 4h
+  routes:
+    - receiver: drain
+      matchers: ['action="drain"']
+      group_wait: 5s
+      group_interval: 1m
+      repeat_interval: 5m
+inhibit_rules:
+  - source_matchers: ['alertname="NodeDown"']
+    target_matchers: ['alertname!="NodeDown"']
+    equal: [node]
+  - source_matchers: ['alertname="SlurmDown"']
+    target_matchers: ['alertname=~"Slurm.+"', 'alertname!="SlurmDown"']
+receivers:
+  - name: none
+  - name: drain
+    webhook_configs:
+      - url: https://$HEAD_IP:9096/
+        send_resolved: true
+        http_config:
+          authorization: {credentials: "$DRAIN_TOKEN"}
+          tls_config: {ca_file: $tls/authority.pem}
+END
+  put /etc/systemd/system/prometheus-alertmanager.service.d/cluster.conf <<END
+[Unit]
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+[Service]
+Restart=always
+RestartSec=5
+ExecStart=
+ExecStart=/usr/bin/prometheus-alertmanager --config.file=/etc/prometheus/alertmanager.yml \\
+  --web.config.file=/etc/prometheus/alertmanager-web.yml --web.listen-address=$HEAD_IP:9093 \\
+  --web.external-url=https://$HEAD_IP:9093 --storage.path=/var/lib/prometheus/alertmanager --cluster.listen-address=
+END
+  put /usr/local/sbin/alert-test 0700 <<<"$ALERT_TEST"
+  put /usr/local/sbin/alert-drain 0755 <<<"$ALERT_DRAIN"
+  put $folder/certificate.pem <<<"$PROMETHEUS_CERTIFICATE"
+  put $folder/key.pem 0400 <<<"$PROMETHEUS_KEY"
+  printf %s "$DRAIN_TOKEN" | put $folder/token 0400
+  put $folder/configuration.json <<<"$DRAIN_CONFIGURATION"
+  put /etc/systemd/system/alert-drain.service <<'END'
+[Unit]
+Description=Drain the nodes of alerts
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+[Service]
+ExecStart=/usr/local/sbin/alert-drain /etc/clusterctl/alert-drain/configuration.json
+Restart=always
+RestartSec=5
+ProtectSystem=strict
+ReadWritePaths=/var/lib/clusterctl /run /var/lib/clusterctl-metrics
+ProtectHome=true
+PrivateTmp=true
+NoNewPrivileges=true
+[Install]
+WantedBy=multi-user.target
+END
+  printf %s "$ALERTMANAGER_PASSWORD" | put /etc/prometheus/alertmanager-password 0400 prometheus
+}
+
+landing_files() { # the page of the cluster's state
+  local folder=/etc/clusterctl/landing-page
+  base64 -d <<<"$LANDING_PAGE" | tar -C /usr/local/lib/clusterctl --no-same-owner -xz
+  mv /usr/local/lib/clusterctl/landing-page /usr/local/sbin/landing-page
+  chmod 0755 /usr/local/sbin/landing-page
+  put $folder/certificate.pem <<<"$PROMETHEUS_CERTIFICATE"
+  put $folder/authority.pem <<<"$PROMETHEUS_AUTHORITY"
+  put $folder/key 0400 prometheus <<<"$PROMETHEUS_KEY"
+  printf %s "$LANDING_LOGIN" | put $folder/login 0400 prometheus
+  printf %s "$PROMETHEUS_PASSWORD" | put $folder/prometheus-password 0400 prometheus
+  put $folder/configuration.json <<<"$LANDING_CONFIGURATION"
+  put /etc/systemd/system/landing-page.service <<'END'
+[Unit]
+Description=Serve the cluster's landing page
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+[Service]
+ExecStart=/usr/local/sbin/landing-page /etc/clusterctl/landing-page/configuration.json
+Restart=always
+RestartSec=5
+User=prometheus
+Group=prometheus
+InaccessiblePaths=-/var/lib/prometheus
+ProtectSystem=strict
+ProtectHome=true
+PrivateTmp=true
+NoNewPrivileges=true
+[Install]
+WantedBy=multi-user.target
+END
+}
+
 monitoring_files() {
-  install -d /usr/local/lib/clusterctl
-  put /usr/local/lib/clusterctl/metrics_file.py <<<"$METRICS_FILE"
   put /usr/local/libexec/slurm-metrics 0755 <<<"$METRICS"
   put /etc/systemd/system/slurm-metrics.service <<'END'
 [Unit]
@@ -394,6 +537,8 @@ END
   put /etc/prometheus/tls/key.pem 0400 prometheus <<<"$PROMETHEUS_KEY"
   put /etc/prometheus/tls/certificate.pem <<<"$PROMETHEUS_CERTIFICATE"
   put /etc/prometheus/tls/authority.pem <<<"$PROMETHEUS_AUTHORITY"
+  put /etc/prometheus/tls/client-key.pem 0400 prometheus <<<"$CLIENT_KEY"
+  put /etc/prometheus/tls/client-certificate.pem <<<"$CLIENT_CERTIFICATE"
   printf '%s\n' tls_server_config: '  cert_file: /etc/prometheus/tls/certificate.pem' '  key_file: /etc/prometheus/tls/key.pem' \
     basic_auth_users: "  admin: $PROMETHEUS_HASH" | put /etc/prometheus/web.yml 0640 prometheus
   put /etc/prometheus/rules/cluster.yml <<<"$RULES"
@@ -406,14 +551,32 @@ global:
   evaluation_interval: $SCRAPE_INTERVAL
   external_labels: {cluster: $CLUSTER}
 rule_files: [/etc/prometheus/rules/*.yml]
+alerting:
+  alert_relabel_configs:
+    - {source_labels: [node, instance], regex: ";(.+)", target_label: node}
+  alertmanagers:
+    - scheme: https
+      tls_config: {ca_file: /etc/prometheus/tls/authority.pem}
+      basic_auth: {username: admin, password_file: /etc/prometheus/alertmanager-password}
+      static_configs: [{targets: ["$HEAD_IP:9093"]}]
 scrape_configs:
   - job_name: node
+    scheme: https
+    tls_config:
+      ca_file: /etc/prometheus/tls/authority.pem
+      cert_file: /etc/prometheus/tls/client-certificate.pem
+      key_file: /etc/prometheus/tls/client-key.pem
     file_sd_configs: [{files: [/etc/prometheus/targets/nodes.json]}]
   - job_name: prometheus
     scheme: https
     tls_config: {ca_file: /etc/prometheus/tls/authority.pem}
     basic_auth: {username: admin, password_file: /etc/prometheus/own-password}
     static_configs: [{targets: ["$HEAD_IP:9090"], labels: {instance: $HEAD_NAME}}]
+  - job_name: alertmanager
+    scheme: https
+    tls_config: {ca_file: /etc/prometheus/tls/authority.pem}
+    basic_auth: {username: admin, password_file: /etc/prometheus/alertmanager-password}
+    static_configs: [{targets: ["$HEAD_IP:9093"], labels: {instance: $HEAD_NAME}}]
 END
   put /etc/systemd/system/prometheus.service.d/cluster.conf <<END
 [Unit]
@@ -449,21 +612,23 @@ END
 }
 
 head_node() {
-  packages dnsmasq slurmctld slurmdbd mariadb-server prometheus gcc git htop jq make nano wget g++ libc6-dev
+  packages dnsmasq slurmctld slurmdbd mariadb-server prometheus prometheus-alertmanager gcc git htop jq make nano wget g++ libc6-dev
   head_files
   systemctl restart mariadb & # the slowest to start
   mariadb=$!
   base "$HEAD_NAME" "$HEAD_IP" 127.0.0.1
   munge_and_exporter "$HEAD_IP"
   monitoring_files
+  alert_files
+  landing_files
   slurm_files
   health_files
-  firewall 9090
+  firewall "9090, 9093, 9443"
   hidden_processes
   systemctl daemon-reload
-  systemctl enable --quiet slurm-metrics.timer slurm-health.socket
+  systemctl enable --quiet slurm-metrics.timer slurm-health.socket alert-drain landing-page
   systemctl restart clusterctl-firewall clusterctl-hidepid systemd-logind chrony dnsmasq munge prometheus \
-    prometheus-node-exporter slurm-health.socket systemd-journald
+    prometheus-alertmanager alert-drain landing-page prometheus-node-exporter slurm-health.socket systemd-journald update-metrics.timer
   wait "$mariadb"
   mark "services but Slurm"
   mariadb <<END
@@ -487,27 +652,34 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
   [ "$(grep -c '^GPU ' /tmp/gpus)" = 4 ]
   until [ "$(sacct --noheader --parsable2 --allocations --jobs="$job" --format=State)" = COMPLETED ]; do sleep 0.1; done
   mark "job accounted for"
-  targets=$(($(wc -l <<<"$WORKERS") + 2))
+  targets=$(($(wc -l <<<"$WORKERS") + 3))
   # As verify does: whether they answer is asked here, for Prometheus may wait a whole interval before it asks.
-  (umask 077 && printf '%s\n' "user = \"admin:$PROMETHEUS_PASSWORD\"" 'cacert = /etc/prometheus/tls/authority.pem' >/tmp/login)
+  (umask 077 && printf '%s\n' "user = \"admin:$PROMETHEUS_PASSWORD\"" 'cacert = /etc/prometheus/tls/authority.pem' \
+    'cert = /etc/prometheus/tls/client-certificate.pem' 'key = /etc/prometheus/tls/client-key.pem' >/tmp/login)
   until curl --silent --config /tmp/login "https://$HEAD_IP:9090/api/v1/targets?state=active" |
     grep -o '"scrapeUrl":"[^"]*' | cut -d'"' -f4 | sort -u >/tmp/targets && [ "$(wc -l </tmp/targets)" = "$targets" ]; do sleep 0.1; done
-  xargs --max-procs=32 -I{} curl --silent --fail --output /dev/null --config /tmp/login {} </tmp/targets
+  grep -v :9093/ /tmp/targets | xargs --max-procs=32 -I{} curl --silent --fail --output /dev/null --config /tmp/login {}
+  (umask 077 && printf '%s\n' "user = \"admin:$ALERTMANAGER_PASSWORD\"" 'cacert = /etc/prometheus/tls/authority.pem' >/tmp/login)
+  curl --silent --fail --output /dev/null --config /tmp/login "https://$HEAD_IP:9093/metrics"
   rm /tmp/login
   mark "targets answer"
 }
 
 # ------------------------------------------------------------------------------------------------------ from here
 
-export -n HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY # no child's environment needs to hold them
+export -n HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY ALERTMANAGER_PASSWORD ALERTMANAGER_HASH \
+  DRAIN_TOKEN LANDING_LOGIN EXPORTER_KEY CLIENT_KEY # no child's environment needs to hold them
 on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes through standard input
   {
     echo 'set -euo pipefail; export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8'
     declare -p LOGIN CLUSTER NETWORK PROXY NAMESERVERS HEAD WORKERS HEAD_NAME HEAD_IP DOMAIN CONFINE NODE_OPTIONS GPU_TYPE GPUS MEMORY_PER_CPU \
       BUFFER_POOL_MB SCRAPE_INTERVAL HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD \
-      PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY RULES METRICS METRICS_FILE HEALTH_CHECK HEALTH_MODULES HEALTH_LISTENER DRAIN
+      PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY ALERTMANAGER_PASSWORD ALERTMANAGER_HASH \
+      DRAIN_TOKEN DRAIN_CONFIGURATION LANDING_LOGIN LANDING_CONFIGURATION EXPORTER_KEY EXPORTER_CERTIFICATE CLIENT_AUTHORITY CLIENT_KEY \
+      CLIENT_CERTIFICATE LANDING_PAGE ALERT_DRAIN ALERT_TEST ALERT_TEXTS UPDATE_METRICS RULES METRICS METRICS_FILE HEALTH_CHECK \
+      HEALTH_MODULES HEALTH_LISTENER DRAIN
     declare -f mark packages put base munge_and_exporter firewall logins worker head_files confines slurm_files health_files \
-      monitoring_files hidden_processes head_node proof
+      alert_files landing_files monitoring_files hidden_processes head_node proof
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"
   } | ssh -F none -i "$directory/id_ed25519" -o IdentitiesOnly=yes -o "UserKnownHostsFile=$directory/known_hosts" \
     -o StrictHostKeyChecking=yes -o GlobalKnownHostsFile=none "$LOGIN@$1" sudo bash -s

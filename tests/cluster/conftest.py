@@ -7,6 +7,7 @@ import pytest
 from tests.cluster.gpus import Site, everything
 from tests.cluster.lab import TestLab, fresh, submit
 from tests.cluster.members import AT_ONCE, JOB, JOBS, Growing, crowd, states
+from tests.cluster.watched import watched_lab
 from tests.faults.injury import wait_until
 from tests.golden import Golden
 from tests.golden import golden as golden  # a fixture
@@ -54,3 +55,10 @@ def gpus() -> Iterator[Site]:
     """A lab with all that GPUs can have; the last file that shares it takes it apart."""
     with everything() as site:
         yield site
+
+
+@pytest.fixture(scope="session")
+def watched() -> Iterator[TestLab]:
+    """A lab with alerts and their receivers; the last file that shares it takes it down."""
+    with watched_lab() as lab:
+        yield lab

@@ -6,46 +6,21 @@ What receives mail and webhooks is a server on the head (tests/molecule/alertman
 import json
 import tarfile
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.cluster.gpus import INTERVAL, RECIPES
-from tests.cluster.lab import TestLab, clusterctl, fresh
+from tests.cluster.gpus import RECIPES
+from tests.cluster.lab import TestLab, clusterctl
+from tests.cluster.watched import DRAIN_LIMIT, SENSOR, set_hook_token
 from tests.faults.injury import wait_until
 from tests.labs import REPOSITORY
 
 SINK = REPOSITORY / "tests/molecule/alertmanager/sink.py"
-LIMIT = 2
-VARIABLES: dict[str, Any] = {
-    "alert_drain_limit": LIMIT,
-    "alertmanager_mail": {"server": "127.0.0.1:2525", "from": "cluster@example.org", "tls": False},
-    "alertmanager_receivers": [
-        {"type": "mail", "to": ["ops@example.org"]},
-        {"type": "webhook", "url": "http://127.0.0.1:8098/hook", "token": True},
-    ],
-    "prometheus_scrape_interval": "5s",
-    "slurm_head_health_interval": INTERVAL,
-}
-# A site's own alert, of a metric that a node's administrator writes.
-RULE = """
-groups:
-  - name: site
-    rules:
-      - alert: SensorBroken
-        expr: site_sensor_broken == 1
-        labels: {severity: warning, action: drain}
-        annotations: {summary: "the sensor of {{ $labels.instance }} is broken"}
-"""
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[TestLab]:
-    with fresh("alerts", *(f"--recipe={name}" for name in RECIPES), workers=3) as made:
-        made.switch_on("gpu_metrics")
-        made.declare(*(f"{name}: {json.dumps(value)}" for name, value in VARIABLES.items()))
-        yield made
+@pytest.fixture
+def lab(watched: TestLab) -> TestLab:
+    return watched
 
 
 def fault(lab: TestLab, node: str, *what: str) -> None:
@@ -84,8 +59,7 @@ def test_bootstrap__secret_of_a_receiver_is_missing__changes_nothing(lab: TestLa
     assert "needs the secret alertmanager_webhook_token, which is not set" in done.stdout + done.stderr
     assert "clusterctl secret set alertmanager_webhook_token" in done.stdout + done.stderr
     assert lab.root("gpu01", "ls /var/lib/clusterctl 2>/dev/null || true") == ""
-    done = clusterctl("secret", "set", str(lab.inventory), "alertmanager_webhook_token", input="t0ken-of-the-hook\n")
-    assert done.returncode == 0, done.stderr
+    set_hook_token(lab)
     lab.run("bootstrap")
     lab.unchanged()
 
@@ -146,21 +120,23 @@ def test_xid__of_a_gpu__drains_its_node_until_the_diagnosis(lab: TestLab) -> Non
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("monitoring", "A sensor that is wrong on all nodes drains only as many as permitted.")
 def test_sensor__that_is_wrong_everywhere__drains_two_nodes(lab: TestLab) -> None:
-    lab.ssh("head1", "sudo", "tee", "/etc/prometheus/rules/site.yml", stdin=RULE)
+    lab.ssh("head1", "sudo", "tee", "/etc/prometheus/rules/site.yml", stdin=SENSOR)
     lab.root("head1", "systemctl reload prometheus")
     for node in lab.nodes[1:]:
         lab.ssh(node, "sudo", "tee", "/var/lib/clusterctl-metrics/site.prom", stdin="site_sensor_broken 1\n")
     refused = "journalctl --quiet --output=cat --unit=alert-drain --grep='stays in service despite SensorBroken'"
     wait_until(lambda: lab.root("head1", f"{refused} || true") != "")
-    assert len(drained_by_alerts(lab)) == LIMIT
+    assert len(drained_by_alerts(lab)) == DRAIN_LIMIT
     # The metric is gone, and so is the alert: that heals nothing.
     for node in lab.nodes[1:]:
         lab.root(node, "rm /var/lib/clusterctl-metrics/site.prom")
     lab.root("head1", "rm /etc/prometheus/rules/site.yml; systemctl reload prometheus")
     wait_until(lambda: not firing(lab))
-    assert len(drained_by_alerts(lab)) == LIMIT
+    assert len(drained_by_alerts(lab)) == DRAIN_LIMIT
     for node in drained_by_alerts(lab):
         lab.root("head1", f"slurm-drain alert --in {node}")
+    metrics = "cat /var/lib/clusterctl-metrics/alert-drain.prom"
+    wait_until(lambda: "cluster_alert_drain_refused 0\n" in lab.root("head1", metrics))
     lab.unchanged()
 
 

@@ -546,7 +546,7 @@ def test_from_inside_nothing_is_open_that_is_not_declared(cluster: TestLab) -> N
         node = names[address]
         assert {key: seen[key] for key in ("tcp", "udp")} == declared(node, "admin", "cluster"), node
         pages = {int(port): answers for port, answers in seen["pages"].items() if any(answers)}
-        assert pages.keys() == ({9090, 9093} if node == "head1" else set())
+        assert pages.keys() == ({9090, 9093, 9443} if node == "head1" else set())
         for port in pages.keys() & set(declared(node, "admin")["tcp"]):
             assert all(" 401 " in answer for answer in pages[port])
 

@@ -154,8 +154,10 @@ def test_slurmctlds_port__taken_by_a_user__is_sent_no_job(two: TestLab) -> None:
 def test_metrics__asked_for_by_users__are_refused(two: TestLab) -> None:
     address = re.search(r"head1: \{ansible_host: ([^}]*)\}", two.inventory.read_text())
     assert address
-    ask = f"curl --silent --show-error --max-time 10 http://{address[1]}:9100/metrics"
-    assert "node_load1" in two.root("head1", ask)
+    ask = f"curl --silent --show-error --max-time 10 --insecure https://{address[1]}:9100/metrics"
+    files = "cd /etc/prometheus/tls; {} --cert client-certificate.pem --key client-key.pem"
+    assert "node_load1" in two.root("head1", files.format(ask))
+    assert "certificate required" in two.root("head1", f"{ask} 2>&1 || true"), "not even root, without the certificate"
     assert "ailed to connect" in user(two, "alice", f"{ask} || true")
     assert "ailed to connect" in two.root("gpu01", f"{ask} 2>&1 || true")
 

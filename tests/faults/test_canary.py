@@ -35,6 +35,7 @@ from tests.programs import conversation
 HOME_OF_SECRETS = {
     "head1": {
         "/etc/clusterctl/alert-drain/token": ["root", "root", "0400"],
+        "/etc/clusterctl/landing-page/prometheus-password": ["prometheus", "root", "0400"],
         "/etc/munge/munge.key": ["munge", "munge", "0400"],
         "/etc/prometheus/alertmanager-password": ["prometheus", "root", "0400"],
         "/etc/prometheus/alertmanager-web.yml": ["root", "prometheus", "0640"],

@@ -250,6 +250,7 @@ def test_another_head_in_the_directory__is_given_nothing(lab: TestLab, tmp_path:
     assert lab.root("head1", f"test -e {COPY} && echo present").strip() == "present"
 
 
+@pytest.mark.long
 @pytest.mark.proves("trust", "A reinstalled node is refused, with old and new fingerprint, until it is trusted.")
 def test_a_reinstalled_node_is_refused_until_it_is_trusted(lab: TestLab) -> None:
     """A new container at the old address, with a host key that nobody has seen."""

@@ -14,6 +14,7 @@ FOLDERS = [
         "alertmanager",
         "kubernetes_exporter",
         "kubernetes_head",
+        "landing_page",
         "node_exporter",
         "slurm_exporter",
     )

@@ -106,6 +106,18 @@ def test_alerts__of_five_nodes__drain_three(head: Head, capsys: pytest.CaptureFi
     assert [*head.drained] == ["gpu02", "gpu03", "gpu05"]
 
 
+@pytest.mark.proves("monitoring", "A refused drain is counted until its own alert ends.")
+def test_refusal__of_one_alert__is_counted_until_that_ends(head: Head) -> None:
+    sensor = [alert(node, name="SensorBroken") for node in NODES[:5]]
+    head.drain.handle(message(*sensor) | {"groupKey": "sensor"})
+    head.drain.handle(message(alert("gpu01")) | {"groupKey": "xid"})
+    assert "cluster_alert_drain_refused 2\n" in head.metrics.read_text(), "another alert's message ended it"
+    ended = [one | {"status": "resolved"} for one in sensor]
+    head.drain.handle(message(*ended) | {"groupKey": "sensor", "status": "resolved"})
+    assert "cluster_alert_drain_refused 0\n" in head.metrics.read_text()
+    assert [*head.drained] == NODES[:3], "the end of an alert resumes no node"
+
+
 def test_limit__of_zero__drains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PROGRAM, "STATE", tmp_path / "state.json")
     head = Head(tmp_path, limit=0)

@@ -254,6 +254,24 @@ def test_errors__crash_of_a_program_with_such_a_name__is_none(text: str) -> None
     assert codes(line(text), everywhere) == []
 
 
+@pytest.mark.proves("health", "An XID in the kernel's own log is reported where the journal cannot be read.")
+def test_look__journal_cannot_be_read__xid_of_the_kernels_log_drains(
+    find: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    t4 = DOCUMENTS["telegraf-tesla-t4"]
+    place = recorded(t4)[0]["pci"].partition(".")[0]
+    monkeypatch.setattr(ERRORS, "kernel_records", lambda: iter([f"4,7,1,-;NVRM: Xid (PCI:{place}): 79, pid=1"]))
+
+    def journal(state: dict[str, Any], seconds: float) -> Any:
+        raise NODE.CommandError(("journalctl",), ["no response within 10 s"])
+
+    monkeypatch.setattr(ERRORS, "_journal", journal)
+    state: dict[str, Any] = {"cursor": "", "xids": {}, "stuck": 0}
+    expected = ("xid", "GPU 0: XID 79, GPU has fallen off the bus", True)
+    assert find(t4, state=state) == [expected, ("xid", "check failed: journalctl: no response within 10 s", False)]
+    assert find(t4, state=state)[0] == expected, "it is not read twice, and remembered"
+
+
 def test_errors__place_without_a_record__is_none() -> None:
     """Nothing is known of a GPU there: no job gets it."""
     text = "NVRM: Xid (PCI:0000:65:00): 79, pid=1"
@@ -453,4 +471,21 @@ def test_capture__of_a_real_server__is_read(name: str) -> None:
     up = SMI.active_nvlinks(links)
     assert up.keys() <= numbers.keys()
     assert sum(up.values()) == links.count(" GB/s")
-    assert (sum(up.values()) == 18) is ("h100-80gb" in name), "a divided GPU uses none"
+    has_links = "h100-80gb" in name and "-vm" not in name
+    assert (sum(up.values()) == 18) is has_links, "a divided GPU uses none, one in a virtual machine may have none"
+
+
+def test_capture__profiles_of_a_real_h100__are_placed() -> None:
+    capture = CAPTURES["own__nvidia-h100-80gb-hbm3-vm__580.159.04"]
+    found = SMI.mig_placements(printed(capture, "mig -lgip"), printed(capture, "mig -lgipp"))
+    assert list(found) == ["1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"]
+    assert found["1g.20gb"] == [range(start, start + 2) for start in (0, 2, 4, 6)]
+    assert found["7g.80gb"] == [range(8)]
+
+
+@pytest.mark.proves("health", "A real H100 under full load, at its power limit, stays in service.")
+def test_look__real_h100_at_its_power_limit__finds_nothing(find: Find) -> None:
+    busy = DOCUMENTS["own-h100-80gb-hbm3-driver-580.159.04-busy"]
+    assert "<gpu_util>100 %</gpu_util>" in busy
+    assert "<clocks_event_reason_sw_power_cap>Active<" in busy
+    assert find(busy) == []

@@ -152,3 +152,11 @@ def test_main__page_that_fails__leaves_no_partial_counts(
     assert "kubernetes_up 0" in found
     assert not any(line.startswith(("kubernetes_pods", "kubernetes_nodes")) for line in found)
     assert "the provided continue parameter is too old" in capsys.readouterr().err
+
+
+def test_nodes__with_causes__have_each_with_its_reason_and_not_too_many() -> None:
+    causes = {f"clusterctl/drain.c{number:02}": "x" for number in range(20)}
+    found = written([node("gpu01", metadata__annotations={"clusterctl/known": "", **causes})], [])
+    reasons = [line for line in found if line.startswith("kubernetes_node_reason")]
+    assert reasons[0] == 'kubernetes_node_reason{node="gpu01",reason="c00: x"} 1'
+    assert len(reasons) == PROGRAM.MOST_CAUSES

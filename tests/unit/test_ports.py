@@ -69,7 +69,12 @@ def found(groups: list[str], **variables: Any) -> dict[tuple[int, str], dict[str
 def test_a_host_gets_the_ports_of_its_own_roles() -> None:
     worker, head = found(["slurm_workers"]), found(["slurm_head", "monitoring"])
     assert set(worker) == {(22, "tcp"), (323, "udp"), (6818, "tcp"), (9100, "tcp")}
-    assert {port for port, one in head.items() if one["to"] == "admin"} == {(22, "tcp"), (9090, "tcp"), (9093, "tcp")}
+    assert {port for port, one in head.items() if one["to"] == "admin"} == {
+        (22, "tcp"),
+        (9090, "tcp"),
+        (9093, "tcp"),
+        (9443, "tcp"),
+    }
     assert {(53, "udp"), (53, "tcp"), (123, "udp"), (6817, "tcp"), (6819, "tcp")} <= set(head)
 
 
@@ -135,7 +140,7 @@ def test_administrators_networks_narrow_what_else_is_open(tmp_path: Path) -> Non
 
 @pytest.mark.proves("firewall", "No user's program answers on the port of a service of the cluster.")
 @pytest.mark.parametrize(
-    ("host", "ports"), [("head1", "3306, 6817, 6819, 6822, 9090, 9093, 9096, 9100"), ("gpu01", "6818, 9100")]
+    ("host", "ports"), [("head1", "3306, 6817, 6819, 6822, 9090, 9093, 9096, 9100, 9443"), ("gpu01", "6818, 9100")]
 )
 def test_firewall__users_program_on_a_services_port__cannot_answer(tmp_path: Path, host: str, ports: str) -> None:
     users = "meta skuid { 1000-59999, 65536-4294967293 }"
@@ -144,7 +149,7 @@ def test_firewall__users_program_on_a_services_port__cannot_answer(tmp_path: Pat
 
 def test_firewall__slurms_own_user_has_a_number_of_people__may_answer(tmp_path: Path) -> None:
     found = rules(tmp_path, "head1", slurm_head_user_id=1001)
-    ports = "tcp sport { 3306, 6817, 6819, 6822, 9090, 9093, 9096, 9100 }"
+    ports = "tcp sport { 3306, 6817, 6819, 6822, 9090, 9093, 9096, 9100, 9443 }"
     own = found.index(f'meta skuid 1001 {ports} accept comment "Slurm\'s daemons"')
     assert found[own + 1].startswith(f"meta skuid {{ 1000-59999, 65536-4294967293 }} {ports} drop")
 

@@ -17,6 +17,7 @@ from tests.systems.rendering import CONTENT, SYSTEMS, a_cluster
 PROGRAM = CONTENT / "roles/prometheus/files/release-install"
 RELEASE = {"version": "3.5.0", "sha256": "a" * 64}
 FOLDER = "/usr/local/lib/prometheus/3.5.0-aaaaaaaaaaaa"
+STARTED = "ExecStart=/usr/local/libexec/prometheus-start 20 /var/lib/prometheus/metrics2"
 
 
 def archive(version: str) -> bytes:
@@ -102,7 +103,7 @@ def test_role__with_a_release__has_no_package_but_a_unit_and_a_user(tmp_path: Pa
     assert "User=prometheus\n" in role.render(
         role.path / "templates" / files["/etc/systemd/system/prometheus.service"]["template"]
     )
-    assert "ExecStart=/usr/local/bin/prometheus " in role.render(role.path / "templates/drop-in.conf.j2")
+    assert f"{STARTED} /usr/local/bin/prometheus " in role.render(role.path / "templates/drop-in.conf.j2")
     (unit,) = calls["main.yml"]["units"]
     brought = {"/usr/local/bin/prometheus", "/etc/systemd/system/prometheus.service"}
     assert brought <= {*unit["restart_on"]} <= {*files}
@@ -113,9 +114,10 @@ def test_role__without_a_release__has_the_package_and_nothing_of_the_release(tmp
     role = a_cluster(tmp_path, system).role("prometheus", "head1")
     assert len(role.value("__prometheus_packages")) == 1
     gone = [file["dest"] for file in role.value("__prometheus_files") if file.get("state") == "absent"]
-    gone = [path for path in gone if "kubernetes" not in path]  # credentials for a cluster of Kubernetes
+    # Not credentials for a cluster of Kubernetes, and for remote write.
+    gone = [path for path in gone if "kubernetes" not in path and "remote-write" not in path]
     assert gone == ["/usr/local/bin/prometheus", "/usr/local/bin/promtool", "/etc/systemd/system/prometheus.service"]
-    assert "ExecStart=/usr/bin/prometheus " in role.render(role.path / "templates/drop-in.conf.j2")
+    assert f"{STARTED} /usr/bin/prometheus " in role.render(role.path / "templates/drop-in.conf.j2")
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,6 @@ from clusterctl.ui.progress import Progress
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import ClusterctlError, Finding, HeadFailed, Interrupted, WorkersFailed
 from clusterctl.util.text import duration, fold, plural
-from clusterctl.workspace import hardware
-
-from .test_hardware import NOW, reply
 
 ROLE = "munge"
 PATH = "roles/munge/tasks/main.yml:3"
@@ -234,9 +231,6 @@ def test_summary__nothing_changed__lists_no_versions(monkeypatch: pytest.MonkeyP
 def test_summary__of_a_verb__has_the_addresses_if_it_builds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, shown: bool
 ) -> None:
-    """Debian's Prometheus has pages below /classic alone: the others say that they are not part of the package."""
-    (tmp_path / "hardware").mkdir()
-    hardware.save(tmp_path, hardware.from_reply("head1", reply(), NOW))
     (tmp_path / "inventory.yaml").write_text(
         "all:\n  vars: {cluster_name: aurora}\n  children:\n"
         "    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}\n    monitoring: {hosts: {head1: {}}}\n"
@@ -245,8 +239,9 @@ def test_summary__of_a_verb__has_the_addresses_if_it_builds(
     on = screen(monkeypatch)
     report.Page(on).done(ledger(run(result("gpu01"))), inventory.load(tmp_path / "inventory.yaml"), verb, tmp_path)
     text = printed(on)
-    assert ("https://10.0.0.10:9090/classic/targets\n" in text) is shown
-    assert ("secret show" in text) is shown
+    assert ("Landing page  https://10.0.0.10:9443/\n" in text) is shown
+    assert (f"secret show {tmp_path} landing_page_password\n" in text) is shown
+    assert (f"All pages: clusterctl open {tmp_path}\n" in text) is shown
 
 
 def test_summary__task_without_details__is_another_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ ROLES_OF_ORDINARY = {
     "base": WHOLE,
     "filebeat": "check converge idempotence",
     "gpu_health": "check converge idempotence",
+    "landing_page": "check converge idempotence",
     "munge": WHOLE,
     "node_exporter": WHOLE,
     "nvidia_cuda": "check converge idempotence",

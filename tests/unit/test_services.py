@@ -32,6 +32,7 @@ def test_of_host__by_groups__are_those_of_their_roles() -> None:
     assert names("monitoring", "docker", "containerd") == EVERYWHERE | {
         "prometheus",
         "prometheus-alertmanager",
+        "landing-page",
         "docker",
         "containerd",
     }

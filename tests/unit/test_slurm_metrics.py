@@ -64,8 +64,9 @@ def test_a_busy_node() -> None:
     ]
 
 
-def test_a_drained_nodes_free_gpus_are_not_idle_and_its_reason_is_not_read() -> None:
+def test_a_drained_nodes_free_gpus_are_not_idle_and_its_reason_is_only_a_label() -> None:
     text = lines(DRAINED)
+    assert text.pop(3) == 'slurm_node_reason{node="gpu01",reason="State=DOWN Gres=gpu:evil:9 \\"x"} 1'
     assert 'slurm_node_state{node="gpu01",state="draining"} 1' in text
     assert 'slurm_gpus{partition="main",type="a100",use="unavailable"} 2' in text
     assert 'slurm_gpus{partition="main",type="a100",use="idle"} 0' in text
@@ -76,6 +77,7 @@ def test_the_oldest_supported_release_writes_the_same() -> None:
     assert lines(OLDER)[1:] == [
         'slurm_nodes{state="draining"} 1',
         'slurm_node_state{node="gpu01",state="draining"} 1',
+        'slurm_node_reason{node="gpu01",reason="x"} 1',
         'slurm_gpus{partition="main",type="a100",use="allocated"} 1',
         'slurm_gpus{partition="main",type="a100",use="idle"} 0',
         'slurm_gpus{partition="main",type="a100",use="unavailable"} 3',
@@ -235,3 +237,24 @@ def test_newest_backup__of_a_directory__is_the_schedulers_own(tmp_path: Path) ->
     assert FILE.newest_backup(str(tmp_path), "slurm") == {(("scheduler", "slurm"),): 1795616471}
     assert FILE.newest_backup(str(tmp_path), "kubernetes") == {(("scheduler", "kubernetes"),): 1795702871}
     assert FILE.newest_backup(str(tmp_path / "missing"), "slurm") == {}
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("Reason=clusterctl: alert: GpuXid [root@2026-11-27T06:31:20]", "clusterctl: alert: GpuXid"),
+        ("Reason=clusterctl: alert: GpuXid [root@1795761080] Comment=for [x@y]", "clusterctl: alert: GpuXid"),
+        ('Reason=new [fan] "\u00e9\\ [slurm@2026-11-27T06:31:20] ReservationName=a', 'new [fan] \\"?\\\\'),
+        (f"Reason={'a' * 300} [root@Unknown]", "a" * 100),
+    ],
+    ids=["plain", "comment", "signs", "long"],
+)
+def test_reason__of_a_node_out_of_service__is_one_short_label(end: str, expected: str) -> None:
+    node = NODE.replace("State=ALLOCATED", "State=IDLE+DRAIN")
+    assert f'slurm_node_reason{{node="gpu01",reason="{expected}"}} 1' in lines(f"{node} {end}")
+
+
+def test_reason__of_a_node_in_service__is_not_written() -> None:
+    """Slurm keeps it until the node is drained again."""
+    text = lines(NODE + " Reason=new fan [root@2026-11-27T06:31:20]")
+    assert not any(line.startswith("slurm_node_reason") for line in text)

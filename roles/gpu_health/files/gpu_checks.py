@@ -153,17 +153,24 @@ class Checks:
             kind: {place: codes for place, codes in self.state.get(kind, {}).items() if self.is_known(place)}
             for kind in ("xids", "unexplained")
         }
-        for text, when in gpu_errors.read_lines(self.state, self.timeout("xid")):
-            place, code = gpu_errors.parse_line(text, self.given["xids"]) or ("", "")
-            if self.is_known(place):
-                is_new = code.isdecimal() and int(code) in gpu_errors.NEW_XIDS and int(code) not in self.given["xids"]
-                kept["unexplained" if is_new else "xids"].setdefault(place, {})[code] = when
+        failure = None
+        try:
+            for text, when in gpu_errors.read_lines(self.state, self.timeout("xid")):
+                place, code = gpu_errors.parse_line(text, self.given["xids"]) or ("", "")
+                if self.is_known(place):
+                    is_new = code.isdecimal() and int(code) in gpu_errors.NEW_XIDS
+                    is_new = is_new and int(code) not in self.given["xids"]
+                    kept["unexplained" if is_new else "xids"].setdefault(place, {})[code] = when
+        except CommandError as error:  # of the journal: lines of the kernel's own log were read before
+            failure = error
         self.state.update(kept)
         for kind, places in kept.items():
             for place, codes in places.items():
                 for code in sorted(codes, key=lambda code: (len(code), code)):
                     text = f"{self.name(place)}: {gpu_errors.describe(place, code)}"
                     yield Finding("xid", text, drains=kind == "xids")
+        if failure:
+            yield Finding("xid", f"check failed: {failure.brief}", drains=False)
 
     def is_known(self, place: str) -> bool:
         """Return whether a place is a recorded GPU or a switch: lines about others are not the driver's own."""

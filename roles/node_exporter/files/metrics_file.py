@@ -23,6 +23,11 @@ def newest_backup(directory, scheduler):
     return {(("scheduler", scheduler),): made}
 
 
+def plain(text, longest=100):
+    """Return a text of people or nodes on one line of ASCII, for a label's value."""
+    return re.sub(r"[^ -~]", "?", " ".join(text.split()))[:longest]
+
+
 def escape(text):
     """Return a label's value, escaped for the text format."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -85,6 +85,7 @@ EXPORT nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, unsig
 EXPORT nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsigned memory, unsigned *count, unsigned *clocks);
 EXPORT nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out);
 EXPORT nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *out);
+EXPORT nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *out);
 EXPORT nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *current, unsigned *pending);
 
 #endif

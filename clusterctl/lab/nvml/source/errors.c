@@ -30,13 +30,15 @@ EXPORT nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned type, unsigned 
     return NVML_SUCCESS;
 }
 
-/* The location that counts is the DRAM; the older models also count in their caches and registers. */
+/* The location that counts is the DRAM. Models before Ampere also have caches and registers, later ones only SRAM. */
 EXPORT nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned type, unsigned counter, unsigned location,
                                        unsigned long long *out)
 {
     if (location >= NVML_MEMORY_LOCATION_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
     TRY(nvmlDeviceGetTotalEccErrors(device, type, counter, out));
+    if (device_remaps_rows(device) && location != NVML_MEMORY_LOCATION_DRAM && location != NVML_MEMORY_LOCATION_SRAM)
+        return NVML_ERROR_NOT_SUPPORTED;
     if (location != NVML_MEMORY_LOCATION_DRAM)
         *out = 0;
     return NVML_SUCCESS;
@@ -75,14 +77,15 @@ EXPORT nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *corrected, unsig
 /* Banks by how many of their spare rows are left: every remapped row is one of another bank, a failure has used up one. */
 EXPORT nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *out)
 {
-    enum { BANKS = 640 };
+    enum { BANKS = 640, HOPPER_BANKS = 2560 };
     CHECK(device, out);
     if (!device_remaps_rows(device))
         return NVML_ERROR_NOT_SUPPORTED;
     memset(out, 0, sizeof *out);
     out->high = count_of(device, "remapped_corrected") + count_of(device, "remapped_uncorrected");
     out->none = count_of(device, "remapped_failure");
-    out->max = BANKS - out->high - out->none;
+    bool hopper = config_number_or(device->minor, "architecture", 0) >= NVML_ARCH_HOPPER;
+    out->max = (hopper ? HOPPER_BANKS : BANKS) - out->high - out->none;
     return NVML_SUCCESS;
 }
 
@@ -134,7 +137,10 @@ unsigned long long device_violation(const struct device *device, unsigned policy
 
 EXPORT nvmlDeviceGetViolationStatus(nvmlDevice_t device, unsigned policy, nvmlViolationTime_t *out)
 {
+    enum { RELIABILITY = 5, APPLICATION_CLOCKS = 10, BASE_CLOCKS = 11 }; /* there are no policies 6 to 9 */
     CHECK(device, out);
+    if (policy > RELIABILITY && policy != APPLICATION_CLOCKS && policy != BASE_CLOCKS)
+        return NVML_ERROR_INVALID_ARGUMENT;
     out->referenceTime = (unsigned long long)time(NULL) * 1000000;
     out->violationTime = device_violation(device, policy);
     return NVML_SUCCESS;

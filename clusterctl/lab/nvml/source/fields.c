@@ -6,13 +6,13 @@
 /* The fields whose value is a number of the configuration. */
 static const struct {
     unsigned id;
-    /* COUNT: none unless given, ROWS: from Ampere on; MARGIN: degrees below the highest operating one, from Ada on */
-    enum { NUMBER, COUNT, ROWS, WATTS, MARGIN } kind;
+    /* COUNT: none unless given, PAGES: before Ampere, ROWS: from then on; MARGIN: degrees below the highest operating
+     * one, from Ada on */
+    enum { NUMBER, COUNT, PAGES, ROWS, WATTS, MARGIN } kind;
     const char *key;
 } configured[] = {
-    {NVML_FIELD_ECC_CURRENT, NUMBER, "ecc_mode"},
-    {NVML_FIELD_RETIRED_DBE, COUNT, "retired_pages"},
-    {NVML_FIELD_RETIRED_PENDING, COUNT, "retired_pending"},
+    {NVML_FIELD_RETIRED_DBE, PAGES, "retired_pages"},
+    {NVML_FIELD_RETIRED_PENDING, PAGES, "retired_pending"},
     {NVML_FIELD_RESET_REQUIRED, COUNT, "reset_required"},
     {NVML_FIELD_REMAPPED_CORRECTED, ROWS, "remapped_corrected"},
     {NVML_FIELD_REMAPPED_UNCORRECTED, ROWS, "remapped_uncorrected"},
@@ -61,8 +61,12 @@ static nvmlReturn_t give_power(nvmlFieldValue_t *field, unsigned milliwatts)
 static nvmlReturn_t give_configured(nvmlDevice_t device, int kind, const char *key, nvmlFieldValue_t *field)
 {
     long value, margin;
-    if (kind == COUNT || kind == ROWS)
-        return kind == COUNT || device_remaps_rows(device)
+    if (kind == ROWS)
+        return device_remaps_rows(device)
+                   ? give_count(field, (unsigned long long)config_number_or(device->minor, key, 0))
+                   : NVML_ERROR_NOT_SUPPORTED;
+    if (kind == COUNT || kind == PAGES)
+        return kind == COUNT || !device_remaps_rows(device)
                    ? give_unsigned(field, (unsigned)config_number_or(device->minor, key, 0))
                    : NVML_ERROR_NOT_SUPPORTED;
     if (!config_number(device->minor, key, &value))
@@ -131,6 +135,7 @@ static nvmlReturn_t give(nvmlDevice_t device, nvmlFieldValue_t *field)
     long celsius;
     unsigned id = field->fieldId;
     unsigned ecc, pending;
+    unsigned long long millijoules;
 
     for (unsigned i = 0; i < sizeof configured / sizeof *configured; i++)
         if (configured[i].id == id)
@@ -150,9 +155,13 @@ static nvmlReturn_t give(nvmlDevice_t device, nvmlFieldValue_t *field)
         return give_count(field, device_violation(device, id - NVML_FIELD_VIOLATION_POWER));
 
     switch (id) {
+    case NVML_FIELD_ECC_CURRENT:
     case NVML_FIELD_ECC_PENDING:
         TRY(nvmlDeviceGetEccMode(device, &ecc, &pending));
-        return give_unsigned(field, pending);
+        return give_count(field, id == NVML_FIELD_ECC_CURRENT ? ecc : pending);
+    case NVML_FIELD_ENERGY:
+        TRY(nvmlDeviceGetTotalEnergyConsumption(device, &millijoules));
+        return give_count(field, millijoules);
     case NVML_FIELD_ECC_SBE_VOLATILE:
     case NVML_FIELD_ECC_DBE_VOLATILE:
     case NVML_FIELD_ECC_SBE_AGGREGATE:
@@ -163,6 +172,7 @@ static nvmlReturn_t give(nvmlDevice_t device, nvmlFieldValue_t *field)
     case NVML_FIELD_ECC_DBE_AGGREGATE_DRAM:
         return give_ecc_errors(device, id, field);
     case NVML_FIELD_RETIRED_SBE:
+        return device_remaps_rows(device) ? NVML_ERROR_NOT_SUPPORTED : give_unsigned(field, 0);
     case NVML_FIELD_PCIE_REPLAYS:
         return give_unsigned(field, 0);
     case NVML_FIELD_MIG_WITHOUT_RESET:

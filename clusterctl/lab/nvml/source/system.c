@@ -43,7 +43,8 @@ EXPORT nvmlSystemGetDriverVersion(char *out, unsigned length)
 
 EXPORT nvmlSystemGetNVMLVersion(char *out, unsigned length)
 {
-    char version[CONFIG_VALUE + 3] = "12.";
+    char version[CONFIG_VALUE + 3];
+    strcpy(version, driver_branch() < 580 ? "12." : "13.");
     driver_version(version + 3);
     return device_copy_text(version, out, length);
 }
@@ -90,11 +91,13 @@ const char *nvmlErrorString(nvmlReturn_t error)
         "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
         "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded",
         "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found",
-        "Corrupted infoROM", "GPU is lost", "GPU requires reset", "The operating system has blocked the request",
+        "Corrupted infoROM", "GPU is lost", "GPU requires reset", "GPU access blocked by the operating system",
         "Driver/library version mismatch", "In use by another client", "Insufficient Memory", "No data",
-        "Requested operation is not available on target device due to ECC being enabled", "Insufficient Resources",
-        "Requested frequency is not supported", "Argument version mismatch", "Deprecated", "System is not ready",
-        "No GPUs were found", "Invalid state",
+        "vGPU ECC not supported", "Insufficient Resources",
+        "Invalid Frequency", "Argument version mismatch", "Requested functionality has been deprecated",
+        "System is not in ready state",
+        "No supported GPUs were found", "Resource not in correct state to perform requested operation",
+        "Reset type is not supported for given device",
     };
     return (unsigned)error < sizeof texts / sizeof *texts ? texts[error] : "Unknown Error";
 }

@@ -1,0 +1,264 @@
+"""Real programs with the files of the roles: who reads an exporter, and what another Prometheus gets of a cluster.
+
+scripts/prepare unpacks Debian's Prometheus and node exporter below .cache.
+"""
+
+import http.client
+import json
+import os
+import re
+import shlex
+import socket
+import ssl
+import subprocess
+import time
+import urllib.parse
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+
+from clusterctl.workspace import certificates
+from tests.labs import REPOSITORY
+from tests.systems.rendering import SECRET, Cluster, a_cluster
+
+PROGRAMS = REPOSITORY / ".cache/programs/usr/bin"
+NAMES = {"/usr/bin/prometheus", "/usr/bin/prometheus-node-exporter"}
+ADDRESSES = {"head1": "127.0.0.1", "gpu01": "127.0.0.2"}
+SECONDS = 60
+HASH = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(4)).decode()
+FEDERATION = re.compile(r"(?s)```yaml\n(scrape_configs:\n  - job_name: federate\n.*?)```")
+
+
+def free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+class Node:
+    """A host whose files are below a folder; programs run there with the command lines of the units."""
+
+    def __init__(self, cluster: Cluster, name: str, folder: Path) -> None:
+        self.cluster, self.name, self.folder = cluster, name, folder
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def install(self, role_name: str) -> None:
+        """Write the files of a role."""
+        role = self.cluster.role(role_name, self.name)
+        for _, given in role.calls(lambda path: path.name == "main.yml"):
+            for item in given.get("directories", []):
+                self.path(item["path"]).mkdir(parents=True, exist_ok=True)
+            for item in given["files"]:
+                content = role.content(item)
+                if content is not None:
+                    place = self.path(item["dest"])
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    place.write_text(self.moved(content.decode()))
+                    place.chmod(0o700)
+
+    def path(self, path: str) -> Path:
+        return self.folder / path.lstrip("/")
+
+    def moved(self, text: str) -> str:
+        """Return a text with the paths below the folder; a hash of a password is a real one."""
+        text = text.replace(f"admin: {SECRET}", f"admin: {HASH}")
+        text = re.sub(r"(?<![\w/.])/(etc|var|usr/local)/", rf"{self.folder}/\1/", text)
+        return re.sub(r"(?<![\w/.])/usr/bin/(prometheus[\w-]*)", rf"{PROGRAMS}/\1", text)
+
+    def start(self, unit: str, *options: str) -> None:
+        drop_in = self.path(f"/etc/systemd/system/{unit}.service.d/clusterctl.conf").read_text()
+        (command,) = re.findall(r"(?m)^ExecStart=((?:.*\\\n)*.+)$", drop_in)
+        argv = shlex.split(command.replace("\\\n", " ").replace("$$", "$"))
+        self.run([*argv, *options])
+
+    def run(self, argv: list[str]) -> None:
+        with open(self.folder / f"{len(self.running)}.log", "wb") as log:
+            self.running.append(subprocess.Popen(argv, stdout=log, stderr=log, cwd=self.folder))
+
+    def stop(self) -> None:
+        for program in self.running:
+            program.terminate()
+        for program in self.running:
+            program.wait(SECONDS)
+
+
+def ask(address: str, port: int, path: str, authority: Path, client: tuple[Path, Path] | None = None) -> bytes:
+    """Return what a server says. Raises OSError, also for HTTP errors."""
+    context = ssl.create_default_context(cafile=authority)
+    if client:
+        context.load_cert_chain(*client)
+    connection = http.client.HTTPSConnection(address, port, timeout=10, context=context)
+    login = b64encode(f"admin:{SECRET}".encode()).decode()
+    connection.request("GET", path, headers={"Authorization": f"Basic {login}"})
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    if answer.status != 200:
+        raise OSError(f"HTTP {answer.status}: {body[:200]!r}")
+    return body
+
+
+def wait_for(question: Callable[[], Any]) -> Any:
+    """Return the answer when it is not empty; the last error or answer is in the failure."""
+    deadline, last = time.monotonic() + SECONDS, None
+    while time.monotonic() < deadline:
+        try:
+            if last := question():
+                return last
+        except (OSError, http.client.HTTPException) as error:
+            last = error
+        time.sleep(0.2)
+    raise AssertionError(f"no answer in {SECONDS} s: {last!r}")
+
+
+class Site:
+    """A cluster with a worker and Prometheus, and the upper Prometheus of its site."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port, self.upper_port = free_port("127.0.0.1"), free_port("127.0.0.3")
+        exporters = free_port("127.0.0.2")
+        (folder / "cluster").mkdir()
+        self.cluster = a_cluster(folder / "cluster", "debian-13")
+        url = f"https://127.0.0.3:{self.upper_port}/api/v1/write"
+        for name, address in ADDRESSES.items():
+            self.cluster.set(
+                name,
+                cluster_address=address,
+                ansible_host=address,
+                node_exporter_port=exporters,
+                prometheus_port=self.port,
+                prometheus_scrape_interval="1s",
+                prometheus_remote_write={
+                    "url": url,
+                    "user": "admin",
+                    "authority": "company.pem",
+                    "metrics": "node_load1|slurm_.*",
+                    "shards": 2,
+                },
+            )
+        self.exporters = exporters
+        self.nodes = {name: Node(self.cluster, name, folder / name) for name in [*ADDRESSES, "upper"]}
+        for node in self.nodes.values():
+            node.folder.mkdir()
+
+    def start(self) -> None:
+        for name in ADDRESSES:
+            self.nodes[name].install("node_exporter")
+            self.nodes[name].start("prometheus-node-exporter")
+        head = self.nodes["head1"]
+        head.install("prometheus")
+        self.start_upper(head)
+        head.start("prometheus")
+
+    def start_upper(self, head: Node) -> None:
+        upper = self.nodes["upper"]
+        issued = certificates.issue(SECRET, "company", "upper", ["127.0.0.3"])
+        (upper.folder / "certificate.pem").write_text(issued.certificate)
+        (upper.folder / "key.pem").write_text(issued.key)
+        (upper.folder / "company.pem").write_text(certificates.authority(SECRET, "company"))
+        web = {
+            "tls_server_config": {"cert_file": "certificate.pem", "key_file": "key.pem"},
+            "basic_auth_users": {"admin": HASH},
+        }
+        (upper.folder / "web.yml").write_text(json.dumps(web))
+        # The documentation's own lines, with this cluster's address and this machine's paths.
+        (text,) = FEDERATION.findall((REPOSITORY / "docs/monitoring.md").read_text(encoding="utf-8"))
+        text = text.replace("head1.example.org:9090", f"127.0.0.1:{self.port}")
+        text = text.replace("/etc/prometheus/aurora-authority.pem", str(head.path("/etc/prometheus/tls/authority.pem")))
+        text = text.replace("/etc/prometheus/aurora-password", str(head.path("/etc/prometheus/own-password")))
+        assert str(head.folder) in text
+        (upper.folder / "prometheus.yml").write_text("global: {scrape_interval: 1s}\n" + text)
+        options = [
+            f"--web.listen-address=127.0.0.3:{self.upper_port}",
+            f"--web.config.file={upper.folder}/web.yml",
+            f"--config.file={upper.folder}/prometheus.yml",
+            f"--storage.tsdb.path={upper.folder}/data",
+            "--web.enable-remote-write-receiver",
+        ]
+        upper.run([str(PROGRAMS / "prometheus"), *options])
+
+    def query(self, text: str, upper: bool = False) -> list[dict[str, Any]]:
+        """Return the labels of all series of an expression, in the cluster's or the upper Prometheus."""
+        name, address, port = ("upper", "127.0.0.3", self.upper_port) if upper else ("head1", "127.0.0.1", self.port)
+        own = self.nodes[name]
+        authority = own.folder / "company.pem" if upper else own.path("/etc/prometheus/tls/authority.pem")
+        answer = ask(address, port, f"/api/v1/query?query={urllib.parse.quote(text)}", authority)
+        return [one["metric"] for one in json.loads(answer)["data"]["result"]]
+
+    def pair(self, node: str, which: str) -> tuple[Path, Path]:
+        """Return a certificate of a host, and its key."""
+        folder, prefix = {
+            "client": ("/etc/prometheus/tls", "client-"),
+            "prometheus": ("/etc/prometheus/tls", ""),
+            "exporter": ("/etc/clusterctl-metrics", ""),
+        }[which]
+        own = self.nodes[node]
+        return own.path(f"{folder}/{prefix}certificate.pem"), own.path(f"{folder}/{prefix}key.pem")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    if not (PROGRAMS / "prometheus").exists() or not (PROGRAMS / "prometheus-node-exporter").exists():
+        pytest.skip("Prometheus is missing: scripts/prepare dev")
+    site = Site(tmp_path_factory.mktemp("site"))
+    try:
+        site.start()
+        yield site
+    finally:
+        for node in site.nodes.values():
+            node.stop()
+
+
+def metrics(site: Site, client: tuple[Path, Path] | None) -> bytes:
+    return ask(
+        "127.0.0.2", site.exporters, "/metrics", site.nodes["head1"].path("/etc/prometheus/tls/authority.pem"), client
+    )
+
+
+@pytest.mark.proves("monitoring", "Only Prometheus's certificate reads a node's metrics, and only over TLS.")
+def test_exporter__with_prometheus_certificate__answers_and_no_others(site: Site) -> None:
+    assert b"\nnode_load1 " in wait_for(lambda: metrics(site, site.pair("head1", "client")))
+    for other in (None, site.pair("gpu01", "exporter"), site.pair("head1", "prometheus")):
+        with pytest.raises(OSError, match=r"certificate|alert|reset|EOF"):
+            metrics(site, other)
+    connection = http.client.HTTPConnection("127.0.0.2", site.exporters, timeout=10)
+    connection.request("GET", "/metrics")
+    answer = connection.getresponse()
+    assert (answer.status, b"node_load1" in answer.read()) == (400, False)
+
+
+@pytest.mark.proves("monitoring", "Prometheus reads every node with its certificate.")
+def test_prometheus__with_its_certificate__reads_all_nodes(site: Site) -> None:
+    up = wait_for(lambda: len(found := site.query('up{job="node"} == 1')) == len(ADDRESSES) and found)
+    assert {one["instance"] for one in up} == set(ADDRESSES)
+
+
+@pytest.mark.proves("monitoring", "Remote write sends chosen metrics with the cluster's name, over TLS with a login.")
+def test_remote_write__to_a_real_receiver__has_the_clusters_label(site: Site) -> None:
+    found = wait_for(lambda: len(seen := site.query("node_load1", upper=True)) == len(ADDRESSES) and seen)
+    assert {(one["cluster"], one["instance"], one["job"]) for one in found} == {
+        ("aurora", name, "node") for name in ADDRESSES
+    }
+    assert site.query("node_boot_time_seconds") and not site.query("node_boot_time_seconds", upper=True)
+
+
+@pytest.mark.proves("monitoring", "A site's Prometheus federates a cluster as the documentation says.")
+def test_federation__as_documented__has_the_clusters_label(site: Site) -> None:
+    found = wait_for(lambda: site.query('up{job="node", instance="gpu01"}', upper=True))
+    assert [one["cluster"] for one in found] == ["aurora"]
+
+
+@pytest.mark.proves("monitoring", "The size limit of metrics is a share of their file system's size.")
+def test_retention__as_a_share__is_of_the_file_systems_size(site: Site) -> None:
+    authority = site.nodes["head1"].path("/etc/prometheus/tls/authority.pem")
+    flags = json.loads(wait_for(lambda: ask("127.0.0.1", site.port, "/api/v1/status/flags", authority)))["data"]
+    found = os.statvfs(site.nodes["head1"].folder)
+    size = found.f_blocks * found.f_frsize * 20 // 100
+    units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+    parts = re.findall(r"(\d+)([KMGT]iB)", flags["storage.tsdb.retention.size"])
+    bytes_of = sum(int(number) * units[unit] for number, unit in parts)
+    assert bytes_of == pytest.approx(size, rel=0.02)
