@@ -54,7 +54,7 @@ class Engine:
 def lab() -> Iterator[TestLab]:
     """A lab whose nodes have the kit's package sources, as a person adds those of the vendors."""
     options = [word for recipe in RECIPES for word in ("--recipe", recipe)]
-    with fresh("logs", *options, "--worker-os", "debian-12", workers=1) as lab:
+    with fresh("log-programs", *options, "--worker-os", "debian-12", workers=1) as lab:
         known = yaml.safe_load(lab.inventory.read_text())["all"]["vars"]
         authority = (lab.inventory.parent / "kit/ca.crt").read_text()
         opensearch, elastic = known["opensearch_repository_url"], known["elasticsearch_repository_url"]
