@@ -89,6 +89,24 @@ def test_converted__shippers_own_line__is_left_out(exporter: ModuleType) -> None
     assert exporter.converted({**ENTRY, "_SYSTEMD_UNIT": "filebeat.service"}) is None
 
 
+def test_converted__regular_line_of_the_exporter__is_shipped(exporter: ModuleType) -> None:
+    own = {**ENTRY, "_SYSTEMD_UNIT": "journal-export.service"}
+    assert exporter.converted(own) is None
+    assert exporter.converted({**own, "MESSAGE": exporter.BEAT_LINE})["message"] == exporter.BEAT_LINE
+
+
+def test_metrics__of_the_store__have_each_node(store: ModuleType) -> None:
+    text = store.metrics(SIZES, {"gpu01": 1795763000.4, "gpu02": 0}, 1)
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert lines == [
+        "cluster_logs_bytes 26",
+        "cluster_logs_days 4",
+        "cluster_logs_refused 1",
+        'cluster_logs_newest_seconds{node="gpu01"} 1795763000',
+        'cluster_logs_newest_seconds{node="gpu02"} 0',
+    ]
+
+
 @pytest.mark.proves("log_stack", "An export of the journal that was killed resumes after its last whole line.")
 def test_files__with_half_a_line__resume_after_the_last_whole_one(exporter: ModuleType, tmp_path: Path) -> None:
     files = exporter.Files(tmp_path, 1 << 30)
