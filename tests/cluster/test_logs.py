@@ -40,11 +40,15 @@ def configuration(lab: TestLab) -> dict[str, Any]:
     return given
 
 
-def ask(lab: TestLab, path: str, body: dict[str, Any] | None = None) -> Any:
-    """Send a request to the engine as a person would, with user and password; a POST request if it has data."""
+def ask(lab: TestLab, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
+    """Send a request to the engine as a person would, with user and password; of this method if it has data."""
     given = configuration(lab)
     argv = f"--cacert {given['authority']} --user {given['user']}:$(cat {given['password']})"
-    data = "" if body is None else f"--header 'Content-Type: application/json' --data {shlex.quote(json.dumps(body))}"
+    data = (
+        ""
+        if body is None
+        else f"--request {method} --header 'Content-Type: application/json' --data {shlex.quote(json.dumps(body))}"
+    )
     return json.loads(lab.root("head1", f"curl --silent --show-error {argv} {data} '{given['url']}{path}'"))
 
 
@@ -57,10 +61,10 @@ def find(lab: TestLab, query: str) -> list[dict[str, Any]]:
     return [hit["_source"] for hit in ask(lab, "/clusterlog-*/_search", body)["hits"]["hits"]]
 
 
-def numbers(lab: TestLab, node: str) -> tuple[int, int]:
-    """Return how many lines of the writer are stored, and how many different ones."""
+def numbers(lab: TestLab, node: str, program: str = "sequence") -> tuple[int, int]:
+    """Return how many lines of a program are stored, and how many different ones."""
     ask(lab, "/clusterlog-*/_refresh")
-    query = {"query_string": {"query": f"node:{node} AND program:sequence"}}
+    query = {"query_string": {"query": f"node:{node} AND program:{program}"}}
     found: list[str] = []
     after = None
     while True:
@@ -141,6 +145,44 @@ def test_lines__engine_stopped_and_shippers_killed__are_stored_once(lab: TestLab
     lab.unchanged()
 
 
+def metrics(lab: TestLab) -> dict[str, float]:
+    """Return what log-store writes for Prometheus."""
+    text = lab.root("head1", "systemctl start log-store && cat /var/lib/clusterctl-metrics/log-store.prom")
+    rows = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in rows}
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "Every node's newest line is counted, and recent without any job.")
+def test_metrics__of_all_nodes__show_recent_lines(lab: TestLab) -> None:
+    found = metrics(lab)
+    now = float(lab.root("head1", "date +%s"))
+    ages = {node: now - found[f'cluster_logs_newest_seconds{{node="{node}"}}'] for node in lab.nodes}
+    assert max(ages.values()) < 600, ages  # two of the lines that a quiet node writes
+    assert found["cluster_logs_refused"] == 0
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves(
+    "log_stack", "With the engine's disk full, jobs run, lines wait on nodes, and the alert's metric rises."
+)
+def test_disk__that_is_full__loses_no_line(lab: TestLab) -> None:
+    levels = {
+        f"cluster.routing.allocation.disk.watermark.{name}": "900000gb" for name in ("low", "high", "flood_stage")
+    }
+    settings = {"cluster.info.update.interval": "10s", **levels}
+    ask(lab, "/_cluster/settings", {"transient": settings}, "PUT")
+    wait_until(lambda: metrics(lab)["cluster_logs_refused"] > 0)
+    lab.root("gpu01", "for n in $(seq 200); do logger -t full number $n; done")
+    job = submit(lab, "true")
+    wait_until(lambda: "COMPLETED" in lab.root("head1", f"sacct --noheader --parsable2 --format=State --jobs={job}"))
+    assert numbers(lab, "gpu01", "full") == (0, 0)
+    ask(lab, "/_cluster/settings", {"transient": dict.fromkeys(settings)}, "PUT")
+    wait_until(lambda: numbers(lab, "gpu01", "full")[0] >= 200)
+    assert numbers(lab, "gpu01", "full") == (200, 200)
+    wait_until(lambda: metrics(lab)["cluster_logs_refused"] == 0)
+
+
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("log_stack", "Logs above the size limit are deleted by the timer's service.")
 def test_retention__above_the_limit__deletes_indices(lab: TestLab) -> None:
@@ -159,3 +201,16 @@ def test_node__that_is_added__ships_its_logs(lab: Growing) -> None:
     wait_until(lambda: find(lab, f"node:{lab.last} AND dataset:slurm") != [])
     wait_until(lambda: find(lab, f"node:{lab.last} AND dataset:journal") != [])
     assert lab.root("head1", show) == before
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "An XID 79 is stored with node, GPU and the job that ran there.")
+def test_xid__during_a_job__is_found_by_the_jobs_number(lab: TestLab) -> None:
+    job = submit(lab, "sleep 600", "--nodelist=gpu02")
+    wait_until(lambda: "RUNNING" in lab.root("head1", f"squeue --noheader --format=%T --jobs={job}"))
+    line = "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    lab.root("gpu02", f'echo "<3>{line}" > /dev/kmsg')
+    wait_until(lambda: find(lab, f"job_id:{job} AND xid:79") != [])
+    (found,) = find(lab, f"job_id:{job} AND xid:79")
+    assert (found["node"], found["gpu"], found["level"]) == ("gpu02", "0000:41:00", "error")
+    assert found["job_id"] == [int(job)]

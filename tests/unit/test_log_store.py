@@ -3,6 +3,7 @@
 import importlib.machinery
 import importlib.util
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -93,6 +94,34 @@ def test_converted__regular_line_of_the_exporter__is_shipped(exporter: ModuleTyp
     own = {**ENTRY, "_SYSTEMD_UNIT": "journal-export.service"}
     assert exporter.converted(own) is None
     assert exporter.converted({**own, "MESSAGE": exporter.BEAT_LINE})["message"] == exporter.BEAT_LINE
+
+
+@pytest.mark.parametrize(
+    ("message", "age", "jobs"),
+    [
+        ("NVRM: Xid (PCI:0000:01:00): 79", 0, [7]),
+        ("usb 1-1: reset", 0, None),
+        ("NVRM: Xid (PCI:0000:01:00): 79", 3600, None),
+    ],
+)
+def test_converted__gpu_error__has_the_jobs_that_run(
+    exporter: ModuleType, monkeypatch: pytest.MonkeyPatch, message: str, age: int, jobs: list[int] | None
+) -> None:
+    monkeypatch.setattr(exporter, "running_jobs", lambda: [7])
+    entry = {**ENTRY, "_TRANSPORT": "kernel", "MESSAGE": message}
+    entry["__REALTIME_TIMESTAMP"] = str(int((time.time() - age) * 1_000_000))
+    assert exporter.converted(entry).get("jobs") == jobs
+    assert "jobs" not in exporter.converted({**entry, "_TRANSPORT": "syslog"})
+
+
+def test_running_jobs__of_steps__are_each_once(exporter: ModuleType, tmp_path: Path) -> None:
+    lines = {1: b"/sbin/init", 20: b"slurmstepd: [1234.batch]", 21: b"slurmstepd: [1234.extern]"}
+    lines |= {22: b"slurmstepd: [77.0]", 23: b"python3\0slurmstepd: [5.0]"}
+    for number, line in lines.items():
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "cmdline").write_bytes(line)
+    (tmp_path / "24").mkdir()
+    assert exporter.running_jobs(tmp_path) == [77, 1234]
 
 
 def test_metrics__of_the_store__have_each_node(store: ModuleType) -> None:
