@@ -1,6 +1,7 @@
 """Logs of all nodes in a real OpenSearch with TLS and login: found by their fields, each line once."""
 
 import json
+import re
 import shlex
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from tests import pipelines
 from tests.cluster.lab import TestLab, fresh_as, submit
 from tests.cluster.members import Growing
 from tests.faults.injury import wait_until
+from tests.labs import REPOSITORY
 
 RECIPES = ("opensearch", "filebeat")
 STOPPED = 120  # seconds without the engine
@@ -214,3 +216,17 @@ def test_xid__during_a_job__is_found_by_the_jobs_number(lab: TestLab) -> None:
     (found,) = find(lab, f"job_id:{job} AND xid:79")
     assert (found["node"], found["gpu"], found["level"]) == ("gpu02", "0000:41:00", "error")
     assert found["job_id"] == [int(job)]
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "Each search of docs/logs.md finds the lines it is for.")
+def test_searches__of_the_documentation__find_their_lines(lab: TestLab) -> None:
+    text = (REPOSITORY / "docs/logs.md").read_text()
+    job, gpu_errors, logins, errors = re.findall(r"^\| [^|`]+ \| `(\w[^`]*:[^`]+)` \|$", text, re.MULTILINE)
+    (xid,) = find(lab, "node:gpu02 AND xid:79")
+    assert xid in find(lab, job.replace("4242", str(xid["job_id"][0])))
+    assert xid in find(lab, gpu_errors)
+    assert xid in find(lab, errors.replace("gpu01", "gpu02"))
+    argv = "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+    lab.root("gpu01", f"{argv} intruder@127.0.0.1 true || true")
+    wait_until(lambda: "intruder" in {line.get("user") for line in find(lab, logins)})
