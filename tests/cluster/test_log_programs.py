@@ -57,19 +57,19 @@ def lab() -> Iterator[TestLab]:
     with fresh("log-programs", *options, "--worker-os", "debian-12", workers=1) as lab:
         known = yaml.safe_load(lab.inventory.read_text())["all"]["vars"]
         authority = (lab.inventory.parent / "kit/ca.crt").read_text()
-        opensearch, elastic = known["opensearch_repository_url"], known["elasticsearch_repository_url"]
-        assert elastic == known["filebeat_repository_url"]
-        keys = {
-            "opensearch": f"{opensearch.split('/releases/')[0]}/publickeys/opensearch.pgp",
-            "elastic": f"{elastic.split('/packages/')[0]}/GPG-KEY-elasticsearch",
+        base = known["elasticsearch_repository_url"]
+        assert base == known["filebeat_repository_url"]
+        sources = {
+            "opensearch": (f"{base}/releases/bundle/opensearch/2.x/apt", f"{base}/publickeys/opensearch.pgp"),
+            "elastic": (f"{base}/packages/oss-7.x/apt", f"{base}/GPG-KEY-elasticsearch"),
         }
         for node in lab.nodes:
             lab.root(node, f"cat > /etc/ssl/kit.crt <<'END'\n{authority}END\n")
             lab.root(node, "echo 'Acquire::https::CAInfo \"/etc/ssl/kit.crt\";' > /etc/apt/apt.conf.d/99kit")
             lab.root(node, "apt-get -q update && apt-get -q install --yes --no-install-recommends curl openssl")
-            for name, url in (("opensearch", opensearch), ("elastic", elastic)):
+            for name, (url, signer) in sources.items():
                 key = f"/usr/share/keyrings/{name}.asc"
-                lab.root(node, f"curl --fail --silent --cacert /etc/ssl/kit.crt {keys[name]} > {key}")
+                lab.root(node, f"curl --fail --silent --cacert /etc/ssl/kit.crt {signer} > {key}")
                 source = f"deb [signed-by={key}] {url} stable main"
                 lab.root(node, f"echo '{source}' > /etc/apt/sources.list.d/{name}.list")
             lab.root(node, "apt-get -q update")

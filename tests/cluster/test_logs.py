@@ -191,7 +191,8 @@ def test_retention__above_the_limit__deletes_indices(lab: TestLab) -> None:
     given = json.dumps({**configuration(lab), "gigabytes": 0})
     lab.ssh("head1", "sudo", "tee", "/root/small.json", stdin=given)
     assert "deleted clusterlog-" in lab.root("head1", "/usr/local/sbin/log-store /root/small.json retain")
-    wait_until(lambda: find(lab, "node:gpu01") != [])
+    lab.root("gpu01", "logger -t after a line")
+    wait_until(lambda: find(lab, "node:gpu01 AND program:after") != [])
 
 
 @pytest.mark.kit(*RECIPES)
