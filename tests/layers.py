@@ -44,8 +44,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_runtimes.py",
         "tests/cluster/test_usage.py",
     ),
-    # What is seen of a cluster, and what follows: alerts, receivers, drains, pages.
-    "monitoring": ("tests/cluster/test_alerts.py", "tests/cluster/test_logs.py", "tests/cluster/test_open.py"),
+    # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards, logs.
+    "monitoring": (
+        "tests/cluster/test_alerts.py",
+        "tests/cluster/test_dashboards.py",
+        "tests/cluster/test_logs.py",
+        "tests/cluster/test_open.py",
+    ),
     # Logs: the programs that ship, store and search them.
     "logs": ("tests/cluster/test_log_programs.py",),
     # Kubernetes: its clusters, pods with GPUs, heads, releases, backups.
@@ -58,6 +63,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_kubernetes_e2e.py",
         "tests/cluster/test_kubernetes_heads.py",
         "tests/cluster/test_kubernetes_killed.py",
+        "tests/cluster/test_kubernetes_monitoring.py",
         "tests/cluster/test_kubernetes_restore.py",
         "tests/cluster/test_kubernetes_upgrade.py",
     ),
@@ -107,11 +113,12 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (),
     ),
     (
-        r"(roles/(alert_drain|alertmanager|elasticsearch|filebeat|landing_page|logging|prometheus)/|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
+        r"(roles/(alert_drain|alertmanager|elasticsearch|filebeat|grafana|landing_page|logging|prometheus)/"
+        r"|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
         ("monitoring", "roles"),
     ),
-    (r"clusterctl/lab/recipes/(elasticsearch|filebeat|opensearch)/", ("monitoring",)),
     (r"tests/pipelines\.py$", ("monitoring",)),
+    (r"tests/dashboards/", ("monitoring",)),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
     (r"roles/(gpu_config|slurm_logins)/", ("gpu", "roles")),
@@ -130,7 +137,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"clusterctl/lab/fault\.py$", ("gpu", "kubernetes")),
     (r"clusterctl/lab/kit_server/", ("gpu", "kubernetes", "logs")),
     (r"clusterctl/lab/nvml/", ("gpu", "kubernetes")),
-    (r"clusterctl/lab/recipes/(elasticsearch|filebeat|opensearch)/", ("logs",)),
+    (r"clusterctl/lab/recipes/(elasticsearch|filebeat|opensearch)/", ("logs", "monitoring")),
     (r"clusterctl/lab/recipes/(debian|dcgm-exporter-simulated|nvidia-container-toolkit)/", ("gpu", "kubernetes")),
     (r"clusterctl/lab/recipes/", ("kubernetes",)),
 )

@@ -181,10 +181,34 @@ def address_of_this_machine(lab: TestLab) -> str:
         return str(probe.getsockname()[0])
 
 
+UNITS = (
+    "alert-drain",
+    "landing-page",
+    "nvidia-dcgm-exporter",
+    "prometheus",
+    "prometheus-alertmanager",
+    "prometheus-node-exporter",
+)
+# MB that all of them together may need; docs/monitoring.md has what they need.
+MOST = {"head1": 300, "gpu01": 100}
+
+
 @pytest.mark.kit(*RECIPES)
-def test_page__at_rest__needs_little_memory(lab: TestLab) -> None:
-    pid = lab.root("head1", "systemctl show --value --property=MainPID landing-page").strip()
-    lines = lab.root("head1", f"grep -E '^(VmRSS|Threads)' /proc/{pid}/status; grep ^Pss: /proc/{pid}/smaps_rollup")
-    found = {key: int(value.split()[0]) for key, value in (line.split(":") for line in lines.splitlines())}
-    print(f"landing-page at rest: {found}")
-    assert found["VmRSS"] < 256 << 10, "its unit has MemoryMax=256M"
+@pytest.mark.proves("monitoring", "Monitoring of a small cluster needs at most 300 MB on the head.")
+@pytest.mark.parametrize("node", MOST)
+def test_monitoring__at_rest__needs_little_memory(lab: TestLab, node: str) -> None:
+    needed = {unit: pss(lab, node, unit) for unit in UNITS}
+    print(f"memory in MB on {node}: {needed}")
+    running = {unit for unit, megabytes in needed.items() if megabytes}
+    assert running >= ({"prometheus", "landing-page"} if node == "head1" else {"nvidia-dcgm-exporter"})
+    assert sum(needed.values()) <= MOST[node]
+
+
+def pss(lab: TestLab, node: str, unit: str) -> float:
+    """Return the MB of a service's processes, with their part of what they share with others; 0 if it does not run."""
+    script = f"""
+    group=$(systemctl show --value --property=ControlGroup {unit})
+    [ -n "$group" ] || exit 0
+    for pid in $(cat "/sys/fs/cgroup$group/cgroup.procs"); do grep ^Pss: "/proc/$pid/smaps_rollup"; done
+    """
+    return sum(int(line.split()[1]) for line in lab.root(node, script).splitlines()) * 1.024e-3

@@ -43,16 +43,32 @@ VENDORS = ("nvidia-container-toolkit", "enroot", "gdrcopy")
 # SchedMD publishes files to build packages from, and no repository.
 SCHEDMD = "schedmd"
 REPOSITORIES = {
-    "debian-12": ("debian-12", "nvidia-debian12", "docker-apt", "kubernetes-apt", *VENDORS),
-    "debian-13": ("debian-13", "nvidia-debian13", "docker-apt", "kubernetes-apt", *VENDORS),
-    "debian-testing": ("debian-testing", "docker-apt", "kubernetes-apt", *VENDORS),
-    "ubuntu-22.04": ("ubuntu-22.04", "nvidia-ubuntu2204", "docker-apt", "kubernetes-apt", "apptainer", *VENDORS),
-    "ubuntu-24.04": ("ubuntu-24.04", "nvidia-ubuntu2404", "docker-apt", "kubernetes-apt", "apptainer", *VENDORS),
-    "rocky-9": ("rhel-9", "epel-9", "nvidia-rhel9", "docker-rpm", "kubernetes-rpm", *VENDORS),
-    "centos-9": ("rhel-9", "epel-9", "nvidia-rhel9", "docker-rpm", "kubernetes-rpm", *VENDORS),
-    "almalinux-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", "kubernetes-rpm", *VENDORS),
-    "centos-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", "kubernetes-rpm", *VENDORS),
-    "rhel-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", "kubernetes-rpm", *VENDORS),
+    "debian-12": ("debian-12", "nvidia-debian12", "docker-apt", "grafana-apt", "kubernetes-apt", *VENDORS),
+    "debian-13": ("debian-13", "nvidia-debian13", "docker-apt", "grafana-apt", "kubernetes-apt", *VENDORS),
+    "debian-testing": ("debian-testing", "docker-apt", "grafana-apt", "kubernetes-apt", *VENDORS),
+    "ubuntu-22.04": (
+        "ubuntu-22.04",
+        "nvidia-ubuntu2204",
+        "docker-apt",
+        "grafana-apt",
+        "kubernetes-apt",
+        "apptainer",
+        *VENDORS,
+    ),
+    "ubuntu-24.04": (
+        "ubuntu-24.04",
+        "nvidia-ubuntu2404",
+        "docker-apt",
+        "grafana-apt",
+        "kubernetes-apt",
+        "apptainer",
+        *VENDORS,
+    ),
+    "rocky-9": ("rhel-9", "epel-9", "nvidia-rhel9", "docker-rpm", "grafana-rpm", "kubernetes-rpm", *VENDORS),
+    "centos-9": ("rhel-9", "epel-9", "nvidia-rhel9", "docker-rpm", "grafana-rpm", "kubernetes-rpm", *VENDORS),
+    "almalinux-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", "grafana-rpm", "kubernetes-rpm", *VENDORS),
+    "centos-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", "grafana-rpm", "kubernetes-rpm", *VENDORS),
+    "rhel-10": ("rhel-10", "epel-10", "nvidia-rhel10", "docker-rpm", "grafana-rpm", "kubernetes-rpm", *VENDORS),
 }
 # CUDA 12 is not published for RHEL 10, whose key NVIDIA's own list does not have.
 OWN = {

@@ -4,6 +4,7 @@ The programs are this machine's: systemd 252 or newer, sudo, nftables, OpenSSH a
 nftables, and unpacks sshd and haproxy below .cache, where nothing starts them.
 """
 
+import configparser
 import json
 import os
 import re
@@ -32,6 +33,7 @@ VENDORS = {
     "docker.service": "Type=notify\nExecStart=/usr/bin/dockerd",
     "elasticsearch.service": "Type=notify\nExecStart=/usr/share/elasticsearch/bin/systemd-entrypoint",
     "filebeat.service": "ExecStart=/usr/share/filebeat/bin/filebeat",
+    "grafana-server.service": "Type=notify\nExecStart=/usr/share/grafana/bin/grafana server",
     "kubelet.service": "ExecStart=/usr/bin/kubelet\nRestart=always",
     "node_exporter.service": "ExecStart=/usr/bin/node_exporter",
     "nvidia-cdi-refresh.service": "Type=oneshot\nExecStart=/usr/bin/nvidia-ctk cdi generate",
@@ -182,6 +184,9 @@ CHECKS: dict[str, Check] = {
     r"/etc/haproxy/": check_haproxy,
     r"/etc/profile\.d/|/etc/dhc|/etc/dkms/framework": check_each(check_shell),
     r".*[.]json$": check_each(lambda path: json.loads(path.read_bytes())),
+    r"/etc/grafana/grafana\.ini$": check_each(  # its settings: tests/unit/test_dashboards.py
+        lambda path: configparser.ConfigParser(interpolation=None).read_string(path.read_text(encoding="utf-8"))
+    ),
     r".*[.]py$": check_each(check_python),
     r".*[.]toml$|/etc/containers/": check_each(lambda path: tomllib.loads(path.read_text(encoding="utf-8"))),
     r"(?!/etc/haproxy/).*[.](ya?ml|cfg)$|/etc/kubernetes/kubelet[.]conf[.]d/": check_each(
@@ -199,7 +204,7 @@ BY_LABS = re.compile(
 # Values alone, or data of ours. What an NFS server reads has no check: labs have none.
 VALUES = re.compile(
     r"/etc/(hostname|hosts|locale\.conf|timezone|(kubernetes/)?resolv\.conf|cron\.allow|at\.allow|default/\w+|sysconfig/\w+)$"
-    r"|/etc/(clusterctl/(gpu|kubernetes)-health\.key|clusterctl/alert-drain/(token|\w+\.pem)|clusterctl/landing-page/(key|login|prometheus-password|\w+\.pem)|kubernetes/pki/.*|exports\.d/.*|nfs\.conf\.d/.*|pki/ca-trust/.*)$"
+    r"|/etc/(clusterctl/(gpu|kubernetes)-health\.key|clusterctl/alert-drain/(token|\w+\.pem)|clusterctl/landing-page/(key|login|prometheus-password|\w+\.pem)|grafana/(clusterctl-password|tls/\w+\.pem)|kubernetes/pki/.*|exports\.d/.*|nfs\.conf\.d/.*|pki/ca-trust/.*)$"
     r"|/usr/local/share/ca-certificates/|/var/lib/clusterctl"
 )
 

@@ -14,7 +14,7 @@ from clusterctl.inventory.model import Host
 from clusterctl.nodes import prometheus
 from clusterctl.ui.screen import Screen
 from clusterctl.util.errors import Position
-from tests.systems.rendering import SYSTEMS, a_cluster
+from tests.systems.rendering import SYSTEMS, Cluster, a_cluster
 from tests.unit.head_programs import load
 
 PROGRAM = load("alert-test")
@@ -136,12 +136,24 @@ def test_secrets__of_receivers__are_those_that_they_use() -> None:
     }
 
 
+def labels_of_targets(cluster: Cluster) -> list[dict[str, str]]:
+    role = cluster.role("prometheus", "head1")
+    assert "honor_labels" not in role.render(role.path / "templates/prometheus.yml.j2")
+    return [one["labels"] for one in json.loads(role.render(role.path / "templates/nodes.json.j2"))]
+
+
 @pytest.mark.proves("monitoring", "A worker cannot report metrics as another node, which would be drained.")
 def test_targets__of_workers__have_their_own_name_as_node(tmp_path: Path) -> None:
-    role = a_cluster(tmp_path, "debian-13").role("prometheus", "head1")
-    targets = json.loads(role.render(role.path / "templates/nodes.json.j2"))
-    of_workers = {one["labels"]["instance"] for one in targets if "node" in one["labels"]}
-    assert "gpu01" in of_workers
-    assert "head1" not in of_workers
-    assert all(one["labels"]["node"] == one["labels"]["instance"] for one in targets if "node" in one["labels"])
-    assert "honor_labels" not in role.render(role.path / "templates/prometheus.yml.j2")
+    labels = labels_of_targets(a_cluster(tmp_path, "debian-13"))
+    assert {one["instance"]: one.get("node") for one in labels} == {"head1": None, "gpu01": "gpu01"}
+
+
+def test_targets__of_a_head_that_is_a_worker__keep_the_node_that_a_series_names(tmp_path: Path) -> None:
+    """The head reports Slurm's state of every node: with a label of its own, all of them would be the head."""
+    a_cluster(tmp_path, "debian-13")
+    path = tmp_path / "inventory.yaml"
+    inventory = yaml.safe_load(path.read_text())
+    inventory["all"]["children"]["slurm_workers"]["hosts"]["head1"] = {}
+    path.write_text(yaml.safe_dump(inventory))
+    labels = labels_of_targets(Cluster(path, "debian-13"))
+    assert {one["instance"]: one.get("node") for one in labels} == {"head1": None, "gpu01": "gpu01"}

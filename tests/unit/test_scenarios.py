@@ -65,6 +65,9 @@ ELSEWHERE = {
     "filebeat": Elsewhere(
         "ordinary", "test_logs.py::test_lines__engine_stopped_and_shippers_killed__are_stored_once", "filebeat"
     ),
+    "grafana": Elsewhere(
+        "ordinary", "test_dashboards.py::test_plan__with_group_grafana__lists_what_it_installs", "grafana.ini"
+    ),
     "kubernetes_exporter": Elsewhere(
         "ordinary", "test_kubernetes.py::test_metrics__in_prometheus__are_those_of_the_cluster", "kubernetes_node_state"
     ),

@@ -288,7 +288,7 @@ def test_scope_of__molecule_scenario__is_itself() -> None:
 
 def test_process_of__kubernetes__is_one_for_all_files_and_each_is_a_scope_of_its_own() -> None:
     files = [str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests/cluster").glob("test_kubernetes*.py")]
-    assert len(files) == 10
+    assert len(files) == 11
     assert {scheduling.process_of(f"{file}::test_a") for file in files} == {"kubernetes"}
     assert [scheduling.scope_of(f"{file}::test_a") for file in files] == files
     assert scheduling.process_of("tests/molecule/test_molecule.py::test_role[kubernetes_node]") == "kubernetes"

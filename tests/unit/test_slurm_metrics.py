@@ -258,3 +258,110 @@ def test_reason__of_a_node_in_service__is_not_written() -> None:
     """Slurm keeps it until the node is drained again."""
     text = lines(NODE + " Reason=new fan [root@2026-11-27T06:31:20]")
     assert not any(line.startswith("slurm_node_reason") for line in text)
+
+
+# What Slurm 24.11.5 printed for two jobs, shortened.
+HOLDERS = "2 alice cluster main gpu01\n3 bob cluster main gpu[01-02]\n"
+HELD = (
+    "2                   cpu=1,mem=1M,node=1,billing=1,gres/gpu=2,gres/gpu:a100=2      \n"
+    "3                   cpu=2,mem=2M,node=2,billing=2,gres/gpu=2,gres/gpu:a100=2      \n"
+)
+ALICES = (
+    "JobId=2 JobName={name} UserId=alice(5001) GroupId=alice(5001) Account=cluster JobState=RUNNING Reason=None "
+    "NodeList=gpu01 BatchHost=gpu01 NumNodes=1 NumCPUs=1 JOB_GRES=gpu:a100:2   Nodes=gpu01 CPU_IDs=0 Mem=1 "
+    "GRES=gpu:a100:2(IDX:0-1) MinCPUsNode=1 Comment={comment} TresPerNode=gres/gpu:2 \n"
+)
+BOBS = (
+    "JobId=3 JobName={name} UserId=bob(5002) GroupId=bob(5002) Account=cluster JobState=RUNNING Reason=None "
+    "NodeList=gpu[01-02] BatchHost=gpu01 NumNodes=2 NumCPUs=2 JOB_GRES=gpu:a100:2   Nodes=gpu01 CPU_IDs=1 Mem=1 "
+    "GRES=gpu:a100:1(IDX:2)   Nodes=gpu02 CPU_IDs=0 Mem=1 GRES=gpu:a100:1(IDX:0) MinCPUsNode=1 \n"
+)
+OF_ALICE = ['slurm_job_gpu{job_id="2",node="gpu01",gpu="0"} 1', 'slurm_job_gpu{job_id="2",node="gpu01",gpu="1"} 1']
+OF_BOB = ['slurm_job_gpu{job_id="3",node="gpu01",gpu="2"} 1', 'slurm_job_gpu{job_id="3",node="gpu02",gpu="0"} 1']
+BY_USER = [
+    'slurm_job_node{job_id="2",node="gpu01"} 1',
+    'slurm_job_node{job_id="3",node="gpu01"} 1',
+    'slurm_job_node{job_id="3",node="gpu02"} 1',
+    'slurm_user_gpus{user="alice",account="cluster",partition="main"} 2',
+    'slurm_user_gpus{user="bob",account="cluster",partition="main"} 2',
+]
+
+
+def of_jobs(holders: str, held: str, details: str) -> list[str]:
+    text = FILE.render(EXPORTER.count("", "", holders, held, details), EXPORTER.DESCRIPTIONS)
+    return [line for line in text.splitlines() if line.startswith(("slurm_job_", "slurm_user"))]
+
+
+def with_texts(name: str = "wrap", comment: str = "x") -> list[str]:
+    """Return the series beside a name and a comment of alice's job."""
+    return of_jobs(HOLDERS, HELD, ALICES.format(name=name, comment=comment) + BOBS.format(name="wrap"))
+
+
+def test_job_gpus__of_two_jobs__are_slurms() -> None:
+    assert sorted(with_texts()) == sorted(BY_USER + OF_ALICE + OF_BOB)
+
+
+ENTRY = "  Nodes=gpu01 CPU_IDs=1 Mem=1 GRES={}"
+TWO = ENTRY.format("gpu:a100:2(IDX:2-3)")
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("a UserId=bob(5002) Account=root Partition=x", True),
+        ("a\nb UserId=bob(5002)", True),
+        ("a\n4 bob other main gpu02", True),
+        ("a" + TWO, False),
+        (f"a{TWO}\nJobId=77 JobName=b", False),
+        (f"a{TWO.replace('gpu01', 'gpu02')}\nJobId=77 JobName=b", False),
+        ("a" + ENTRY.format("gpu:1(IDX:3)"), False),
+        (f"a{ENTRY.format('gpu:1(IDX:1-x)')}", False),
+        ("a  Nodes=gpu[01-x] CPU_IDs=1 Mem=1 GRES=gpu:1(IDX:3)", False),
+    ],
+    ids=["words", "line-break", "squeue-line", "as-many", "other-part", "other-node", "more", "no-number", "no-node"],
+)
+@pytest.mark.parametrize("field", ["name", "comment"])
+def test_job_gpus__beside_a_text_that_looks_like_fields__are_slurms_or_missing(
+    field: str, name: str, own: bool
+) -> None:
+    """Jobs lose GPUs that a text claims; nobody gets another's."""
+    found = with_texts(**{field: name})
+    assert set(found) >= set(BY_USER)
+    assert set(found) <= {*BY_USER, *OF_ALICE, *OF_BOB}
+    assert set(found) >= {*OF_ALICE, *OF_BOB} or not own
+
+
+def test_job_gpus__of_a_part_that_pretends_to_be_anothers__are_not_written() -> None:
+    """Also where the true part is gone from sight, behind a made-up number: bob's GPU is not alice's."""
+    part = "JobId=3 JobName=b UserId=bob(5002) JobState=RUNNING"
+    forged = part + ENTRY.format("gpu:a100:1(IDX:3)") + " Nodes=gpu02 CPU_IDs=0 Mem=1 GRES=gpu:a100:1(IDX:3)"
+    assert sorted(with_texts(name=f"a\n{forged}\nJobId=77 JobName=c")) == sorted(BY_USER)
+    stolen = ENTRY.format("gpu:a100:2(IDX:2,4)")
+    assert sorted(with_texts(name=f"a{stolen}\n{part} \nJobId=77 JobName=c")) == sorted(BY_USER)
+
+
+def test_user_gpus__of_jobs_without_details__are_those_of_squeue() -> None:
+    assert of_jobs(HOLDERS, HELD, "") == BY_USER
+    without = HELD.replace(",gres/gpu=2,gres/gpu:a100=2", "")
+    assert 'slurm_user_gpus{user="bob",account="cluster",partition="main"} 0' in of_jobs(HOLDERS, without, "")
+
+
+def test_job_series__of_very_many_jobs__are_those_of_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EXPORTER, "JOB_SERIES", 2)
+    found = of_jobs("".join(f"{n} alice cluster main gpu01\n" for n in range(1, 12)), "", "")
+    assert [line for line in found if "job_node" in line] == [
+        f'slurm_job_node{{job_id="{n}",node="gpu01"}} 1' for n in (10, 11)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("", []),
+        ("gpu01", ["gpu01"]),
+        ("gpu[01-03,07],head1", ["gpu01", "gpu02", "gpu03", "gpu07", "head1"]),
+        ("r[1-2]n[09-10]x", ["r1n09x", "r1n10x", "r2n09x", "r2n10x"]),
+    ],
+)
+def test_hosts__of_a_list__are_each(text: str, nodes: list[str]) -> None:
+    assert EXPORTER.hosts(text) == nodes

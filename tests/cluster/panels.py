@@ -1,0 +1,45 @@
+"""The panels of Grafana's dashboards, asked of a lab's Prometheus."""
+
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tests.cluster.lab import TestLab
+from tests.cluster.test_gpu_metrics import ask
+from tests.dashboards.asking import Result, results
+from tests.dashboards.pages import PAGES
+
+PERIOD = 180
+"""Seconds that the graphs show."""
+
+
+def asker(lab: TestLab) -> Callable[[str, Mapping[str, str]], Any]:
+    """Return what asks the lab's Prometheus."""
+
+    def asked(path: str, parameters: Mapping[str, str]) -> Any:
+        # A shell's double quotes are around the path.
+        return ask(lab, f"{path}?{urllib.parse.urlencode(parameters)}")
+
+    return asked
+
+
+def now(lab: TestLab) -> float:
+    """Return the time of the lab's head."""
+    return float(lab.ssh("head1", "date", "+%s"))
+
+
+def shown(
+    lab: TestLab, names: Iterable[str], wanted: Mapping[str, Mapping[str, str]] | None = None
+) -> dict[str, list[Result]]:
+    """Return the results of the pages with these names; `wanted` are the choices of a page's reader."""
+    end = now(lab)
+    return {
+        page.name: results(asker(lab), page, (wanted or {}).get(page.name, {}), end, PERIOD)
+        for page in PAGES
+        if page.name in names
+    }  # fmt: skip
+
+
+def without_data(found: Mapping[str, Iterable[Result]]) -> set[tuple[str, str]]:
+    """Return page and title of each panel of which a query has no series."""
+    return {(name, one.panel.title) for name, of_page in found.items() for one in of_page if not all(one.series)}
