@@ -4,7 +4,7 @@ import importlib.machinery
 import importlib.util
 import json
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,6 +52,37 @@ SIZES = {"clusterlog-2026.11.24": 5, "clusterlog-2026.11.25": 6, "clusterlog-202
 def test_expired__by_age_and_size__are_the_oldest(store: ModuleType, days: int, limit: int, deleted: str) -> None:
     now = datetime(2026, 11, 27, 12, tzinfo=UTC)
     assert store.expired(SIZES, days, limit, now) == [f"clusterlog-2026.11.{day}" for day in deleted.split()]
+
+
+@pytest.mark.proves("log_stack", "The next day's index exists before a full disk can prevent it.")
+@pytest.mark.parametrize(
+    ("blocks", "exists", "created"), [({}, False, True), ({}, True, False), ({"10": {}}, False, False)]
+)
+def test_retain__next_day__is_created_once(
+    store: ModuleType, tmp_path: Path, blocks: dict[str, Any], exists: bool, created: bool
+) -> None:
+    puts: list[str] = []
+    tomorrow = store.index_of(datetime.now(UTC) + timedelta(days=1))
+
+    def ask(method: str, path: str, _body: object = None) -> Any:
+        if method == "PUT":
+            puts.append(path)
+        if path.startswith("/_cluster"):
+            return {"blocks": {"global": blocks}}
+        return {} if exists and path == f"/{tomorrow}" else None
+
+    given = {
+        "secure": False,
+        "days": 30,
+        "gigabytes": 1,
+        "metrics": str(tmp_path / "log-store.prom"),
+        "shippers": ["gpu01"],
+    }
+    engine = store.Engine(given)
+    engine.ask = ask
+    assert engine.retain() == []
+    assert puts == ([f"/{tomorrow}"] if created else [])
+    assert f"cluster_logs_refused {len(blocks)}\n" in (tmp_path / "log-store.prom").read_text()
 
 
 ENTRY: dict[str, Any] = {
