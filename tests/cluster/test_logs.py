@@ -54,6 +54,14 @@ def ask(lab: TestLab, path: str, body: dict[str, Any] | None = None, method: str
     return json.loads(lab.root("head1", f"curl --silent --show-error {argv} {data} '{given['url']}{path}'"))
 
 
+def has_started(lab: TestLab) -> bool:
+    """Return whether the engine answers; just after its start it sends text instead of JSON."""
+    try:
+        return "version" in ask(lab, "/")
+    except json.JSONDecodeError:
+        return False
+
+
 def find(lab: TestLab, query: str) -> list[dict[str, Any]]:
     """Return the newest lines that a query finds; none without an index."""
     ask(lab, "/clusterlog-*/_refresh")
@@ -137,6 +145,7 @@ def test_lines__engine_stopped_and_shippers_killed__are_stored_once(lab: TestLab
         lab.root(node, "systemctl kill --signal=KILL filebeat journal-export")
     time.sleep(STOPPED / 2)
     lab.root("head1", "systemctl start opensearch")
+    wait_until(lambda: has_started(lab))
     for node in lab.nodes:
         lab.root(node, "systemctl kill --signal=KILL filebeat")
     job = submit(lab, "true")
