@@ -28,6 +28,16 @@ for number in range({RATE * SECONDS}):
     time.sleep(max(0, began + number / {RATE} - time.monotonic()))
 """
 
+# A lab node's kernel log is a pipe. The journal reads lines of Linux's Documentation/ABI/testing/dev-kmsg from it.
+KERNEL = """
+import struct, time
+from pathlib import Path
+known = Path("/run/systemd/journal/kernel-seqnum")
+serial = struct.unpack("Q", known.read_bytes()[:8])[0] if known.exists() else 0
+with open("/dev/kmsg", "wb", buffering=0) as pipe:
+    pipe.write(b"3,%d,%d,-;%s\\n" % (serial, time.monotonic_ns() // 1000, {line!r}.encode()))
+"""
+
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Growing]:
@@ -219,7 +229,7 @@ def test_xid__during_a_job__is_found_by_the_jobs_number(lab: TestLab) -> None:
     job = submit(lab, "sleep 600", "--nodelist=gpu02")
     wait_until(lambda: "RUNNING" in lab.root("head1", f"squeue --noheader --format=%T --jobs={job}"))
     line = "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-    lab.root("gpu02", f'echo "<3>{line}" > /dev/kmsg')
+    lab.ssh("gpu02", "sudo", "python3", "-", stdin=KERNEL.format(line=line))
     wait_until(lambda: find(lab, f"job_id:{job} AND xid:79") != [])
     (found,) = find(lab, f"job_id:{job} AND xid:79")
     assert (found["node"], found["gpu"], found["level"]) == ("gpu02", "0000:41:00", "error")
