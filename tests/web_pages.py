@@ -1,7 +1,8 @@
 """The landing page and the page of `clusterctl usage` in Chromium, on a phone and a desktop, light and dark.
 
 Started by scripts/pages. Each page must pass axe-core, fit the width of its window, and log no error. The data are of
-the unit tests. With --docs, the pictures of docs/ are made again.
+the unit tests. Beside them, the dashboards of Grafana are drawn, from the results that tests/cluster/test_dashboards.py
+and test_kubernetes_monitoring.py have kept. With --docs, the pictures of docs/ are made again.
 """
 
 import argparse
@@ -21,6 +22,9 @@ from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 from clusterctl.commands import usage, usage_html
 from clusterctl.commands.usage_report import Usage
+from tests.dashboards.asking import kept
+from tests.dashboards.drawing import COLUMN, GAP, page_html
+from tests.dashboards.parts import WIDTH
 from tests.labs import REPOSITORY
 from tests.unit import landing, test_usage
 from tests.unit.head_programs import load
@@ -162,6 +166,22 @@ def problems_of(page: Page) -> list[str]:
     return found
 
 
+def draw_dashboards(browser: Browser, folder: Path, docs: bool) -> list[str]:
+    """Draw the dashboards of which results were kept; return their pictures."""
+    drawn = []
+    for path, dashboard, found, end in kept():
+        text, height = page_html(dashboard, found, end)
+        page = browser.new_page(viewport={"width": WIDTH * COLUMN + GAP, "height": height})
+        page.set_content(text)
+        # The documentation has one picture of each page, of Slurm's lab where it has that page.
+        if docs and (path.stem == "slurm" or dashboard.scheduler == path.stem):
+            page.screenshot(path=FOLDER / f"dashboard-{dashboard.name}.png")
+        drawn.append(f"dashboard-{dashboard.name}-{path.stem}.png")
+        page.screenshot(path=folder / drawn[-1])
+        page.close()
+    return drawn
+
+
 def main() -> int:
     """Check all pages; print what is wrong and return 1 if anything is."""
     parser = argparse.ArgumentParser(prog="scripts/pages", description=__doc__.partition("\n")[0] if __doc__ else None)
@@ -183,7 +203,9 @@ def main() -> int:
         for theme in THEMES if given.docs else ():
             with opened(browser, next(pages()), IN_DOCS, theme) as (page, _):
                 page.screenshot(path=FOLDER / f"landing-{theme}.png")
+        drawn = draw_dashboards(browser, folder, given.docs)
         browser.close()
+    print(f"dashboards drawn: {', '.join(drawn) or 'none; run tests/cluster/test_dashboards.py first'}")
     print(json.dumps(problems, indent=2) if problems else f"no problem; the pictures are in {folder}")
     return 1 if problems else 0
 

@@ -23,13 +23,18 @@ def asker(lab: TestLab) -> Callable[[str, Mapping[str, str]], Any]:
     return asked
 
 
+def now(lab: TestLab) -> float:
+    """Return the time of the lab's head."""
+    return float(lab.ssh("head1", "date", "+%s"))
+
+
 def shown(
     lab: TestLab, names: Iterable[str], wanted: Mapping[str, Mapping[str, str]] | None = None
 ) -> dict[str, list[Result]]:
     """Return the results of the pages with these names; `wanted` are the choices of a page's reader."""
-    now = float(lab.ssh("head1", "date", "+%s"))
+    end = now(lab)
     return {
-        page.name: results(asker(lab), page, (wanted or {}).get(page.name, {}), now, PERIOD)
+        page.name: results(asker(lab), page, (wanted or {}).get(page.name, {}), end, PERIOD)
         for page in PAGES
         if page.name in names
     }  # fmt: skip

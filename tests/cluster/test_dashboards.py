@@ -9,8 +9,8 @@ import pytest
 
 from tests.cluster.gpus import RECIPES
 from tests.cluster.lab import ALICES, TestLab, clusterctl, fresh
-from tests.cluster.panels import asker, shown, without_data
-from tests.dashboards.asking import Result, values_of
+from tests.cluster.panels import asker, now, shown, without_data
+from tests.dashboards.asking import Result, keep, values_of
 from tests.dashboards.pages import PAGES
 from tests.faults.injury import wait_until
 
@@ -87,7 +87,9 @@ def last(found: list[Result], title: str) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def after(lab: TestLab, load: Load) -> dict[str, list[Result]]:
-    return pages(lab, load.job)
+    found = pages(lab, load.job)
+    keep("slurm", found, now(lab))
+    return found
 
 
 @pytest.mark.kit(*RECIPES)

@@ -6,10 +6,10 @@ import pytest
 
 from tests.cluster.kubernetes import BUSYBOX, RECIPES, Kubernetes, pod
 from tests.cluster.lab import clusterctl, fresh_as
-from tests.cluster.panels import asker, shown, without_data
+from tests.cluster.panels import asker, now, shown, without_data
 from tests.cluster.test_gpu_metrics import query
 from tests.cluster.watched import SENSOR
-from tests.dashboards.asking import values_of
+from tests.dashboards.asking import keep, values_of
 from tests.faults.injury import wait_until
 
 RECIPES_HERE = (*RECIPES, "dcgm-exporter-simulated")
@@ -56,6 +56,7 @@ def test_panels__of_kubernetes__all_have_data_and_show_its_pods(cluster: Kuberne
     assert clusterctl("lab", "fault", "--name", cluster.name, "gpu01", "busy", "--gpu", "0").returncode == 0
     wait_until(lambda: without_data(shown(cluster, PAGES)) == NO_DATA, lambda: str(without_data(shown(cluster, PAGES))))
     found = shown(cluster, PAGES)
+    keep("kubernetes", found, now(cluster))
     held = [one for one in found["kubernetes"] if one.panel.title == "GPUs held, by namespace"]
     ends = {series["metric"]["namespace"]: values_of(series)[-1] for series in held[0].series[0]}
     assert ends["default"] == 2
@@ -63,9 +64,7 @@ def test_panels__of_kubernetes__all_have_data_and_show_its_pods(cluster: Kuberne
 
 
 @pytest.mark.proves("monitoring", "An XID of a Kubernetes node raises its alert, and cordons it with that reason.")
-@pytest.mark.proves(
-    "monitoring", "A passed diagnosis uncordons a node that an alert cordoned, not an operator's."
-)
+@pytest.mark.proves("monitoring", "A passed diagnosis uncordons a node that an alert cordoned, not an operator's.")
 def test_xid__of_a_gpu__cordons_its_node_until_the_diagnosis(cluster: Kubernetes) -> None:
     cluster.kubectl("cordon", "gpu02")
     for node in ("gpu01", "gpu02"):

@@ -1,14 +1,20 @@
 """Fill the variables of dashboards' queries as Grafana does, and ask a Prometheus for them."""
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tests.dashboards.pages import PAGES
 from tests.dashboards.parts import Choice, Page, Panel
+from tests.labs import REPOSITORY
 
 Ask = Callable[[str, Mapping[str, str]], Any]
 """Ask Prometheus's API for a path below /api/v1 with parameters, and return `data` of its answer."""
+KEPT = REPOSITORY / ".cache/panels"
+"""Where tests keep the results of a lab, one file for each scheduler, from which scripts/pages draws the pages."""
 INTERVAL = "30s"
 """Of rates: at least two scrapes."""
 
@@ -73,3 +79,21 @@ def legend(pattern: str, labels: Mapping[str, str]) -> str:
 
 def values_of(series: Mapping[str, Any]) -> list[float]:
     return [float(value) for _, value in series["values"]]
+
+
+def keep(scheduler: str, found: Mapping[str, list[Result]], end: float) -> None:
+    """Keep the results of pages, asked for at `end`."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    pages = {name: [[one.expressions, one.series] for one in of_page] for name, of_page in found.items()}
+    (KEPT / f"{scheduler}.json").write_text(json.dumps({"end": end, "pages": pages}))
+
+
+def kept() -> Iterator[tuple[Path, Page, list[Result], float]]:
+    """Yield the file, the page, its results and their time, of all pages that are still as they were asked for."""
+    for path in sorted(KEPT.glob("*.json")):
+        document = json.loads(path.read_text())
+        for page in PAGES:
+            parts = document["pages"].get(page.name, [])
+            if len(parts) == len(page.panels):
+                found = [Result(panel, *part) for panel, part in zip(page.panels, parts, strict=True)]
+                yield path, page, found, document["end"]

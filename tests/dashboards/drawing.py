@@ -1,15 +1,11 @@
 """Draw a dashboard as an HTML page from its definition and real results: for docs, and to look at. It is not Grafana.
 
-The page has SVG and no scripts; headless Chromium turns it into a PNG.
+The page has SVG and no scripts; scripts/pages turns it into a PNG.
 """
 
 import html
 import math
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 from tests.dashboards.asking import Result, legend, values_of
 from tests.dashboards.parts import WIDTH, Page, Panel
@@ -188,13 +184,3 @@ def page_html(page: Page, found: Sequence[Result], end: float) -> tuple[str, int
     text = (f"<!doctype html><meta charset=utf-8><style>{STYLE}</style><h1>{html.escape(page.title)}</h1>"
             f"<p>{html.escape(page.description)}</p><main style='height:{bottom}px'>{''.join(sections)}</main>")  # fmt: skip  # noqa: E501
     return text, bottom + 70
-
-
-def picture(text: str, height: int, path: Path) -> None:
-    """Have headless Chromium draw a page into a PNG."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "page.html")
-        source.write_text(text)
-        argv: list[Any] = ["chromium-headless-shell", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                           f"--window-size={WIDTH * COLUMN + GAP},{height}", f"--screenshot={path}", source.as_uri()]  # fmt: skip  # noqa: E501
-        subprocess.run(argv, check=True, capture_output=True, timeout=120)
