@@ -140,7 +140,8 @@ def test_administrators_networks_narrow_what_else_is_open(tmp_path: Path) -> Non
 
 @pytest.mark.proves("firewall", "No user's program answers on the port of a service of the cluster.")
 @pytest.mark.parametrize(
-    ("host", "ports"), [("head1", "3306, 6817, 6819, 6822, 9090, 9093, 9096, 9100, 9104, 9115, 9443"), ("gpu01", "6818, 9100")]
+    ("host", "ports"),
+    [("head1", "3306, 6817, 6819, 6822, 9090, 9093, 9096, 9100, 9104, 9115, 9443"), ("gpu01", "6818, 9100")],
 )
 def test_firewall__users_program_on_a_services_port__cannot_answer(tmp_path: Path, host: str, ports: str) -> None:
     users = "meta skuid { 1000-59999, 65536-4294967293 }"
