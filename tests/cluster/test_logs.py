@@ -191,12 +191,15 @@ def test_disk__that_is_full__loses_no_line(lab: TestLab) -> None:
     }
     settings = {"cluster.info.update.interval": "10s", **levels}
     ask(lab, "/_cluster/settings", {"transient": settings}, "PUT")
-    wait_until(lambda: metrics(lab)["cluster_logs_refused"] > 0)
-    lab.root("gpu01", "for n in $(seq 200); do logger -t full number $n; done")
-    job = submit(lab, "true")
-    wait_until(lambda: "COMPLETED" in lab.root("head1", f"sacct --noheader --parsable2 --format=State --jobs={job}"))
-    assert numbers(lab, "gpu01", "full") == (0, 0)
-    ask(lab, "/_cluster/settings", {"transient": dict.fromkeys(settings)}, "PUT")
+    try:
+        wait_until(lambda: metrics(lab)["cluster_logs_refused"] > 0)
+        lab.root("gpu01", "for n in $(seq 200); do logger -t full number $n; done")
+        job = submit(lab, "true")
+        ended = f"sacct --noheader --parsable2 --format=State --jobs={job}"
+        wait_until(lambda: "COMPLETED" in lab.root("head1", ended))
+        assert numbers(lab, "gpu01", "full") == (0, 0)
+    finally:
+        ask(lab, "/_cluster/settings", {"transient": dict.fromkeys(settings)}, "PUT")
     wait_until(lambda: numbers(lab, "gpu01", "full")[0] >= 200)
     assert numbers(lab, "gpu01", "full") == (200, 200)
     wait_until(lambda: metrics(lab)["cluster_logs_refused"] == 0)
