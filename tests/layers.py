@@ -44,12 +44,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_runtimes.py",
         "tests/cluster/test_usage.py",
     ),
-    # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards.
+    # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards, logs.
     "monitoring": (
         "tests/cluster/test_alerts.py",
         "tests/cluster/test_dashboards.py",
+        "tests/cluster/test_logs.py",
         "tests/cluster/test_open.py",
     ),
+    # Logs: the programs that ship, store and search them.
+    "logs": ("tests/cluster/test_log_programs.py",),
     # Kubernetes: its clusters, pods with GPUs, heads, releases, backups.
     "kubernetes": (
         "tests/cluster/test_kubernetes.py",
@@ -110,9 +113,11 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (),
     ),
     (
-        r"(roles/(alert_drain|alertmanager|grafana|landing_page|prometheus)/|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
+        r"(roles/(alert_drain|alertmanager|blackbox_exporter|elasticsearch|filebeat|grafana|landing_page|logging|mysqld_exporter|prometheus)/"
+        r"|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
         ("monitoring", "roles"),
     ),
+    (r"tests/pipelines\.py$", ("monitoring",)),
     (r"tests/dashboards/", ("monitoring",)),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
@@ -128,8 +133,11 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("day2", "contract", "kubernetes"),
     ),
     (r"clusterctl/(commands/usage|nodes/prometheus|slurm/accounting|util/period)[\w.]*$", ("gpu", "kubernetes")),
-    (r"clusterctl/lab/(kit\w*|fault)\.py$", ("gpu", "kubernetes")),
-    (r"clusterctl/lab/(kit_server|nvml)/", ("gpu", "kubernetes")),
+    (r"clusterctl/lab/kit\w*\.py$", ("gpu", "kubernetes", "logs")),
+    (r"clusterctl/lab/fault\.py$", ("gpu", "kubernetes")),
+    (r"clusterctl/lab/kit_server/", ("gpu", "kubernetes", "logs")),
+    (r"clusterctl/lab/nvml/", ("gpu", "kubernetes")),
+    (r"clusterctl/lab/recipes/(elasticsearch|filebeat|opensearch)/", ("logs", "monitoring")),
     (r"clusterctl/lab/recipes/(debian|dcgm-exporter-simulated|nvidia-container-toolkit)/", ("gpu", "kubernetes")),
     (r"clusterctl/lab/recipes/", ("kubernetes",)),
 )

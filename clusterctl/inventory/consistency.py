@@ -57,6 +57,7 @@ def check(reading: Reading, whole: bool = True) -> None:
         _unread(reading)
         _required(reading)
         if whole:
+            _logging(reading)
             _partitions(reading)
             kubernetes_consistency.check(reading)
 
@@ -92,6 +93,13 @@ def _submission(reading: Reading) -> None:
     if missing := [host.name for host in members if "enroot" not in host.groups]:
         message = f"lacks {', '.join(missing)}, where srun --container-image would fail or have no effect"
         reading.refuse(reading.top, "all.children.enroot", message, "children: {slurm_head: {}, slurm_workers: {}}")
+
+
+def _logging(reading: Reading) -> None:
+    """Check that one host has the logs: roles elasticsearch and logging set up one engine, not a cluster of engines."""
+    members = [host.name for host in reading.hosts.values() if "logging" in host.groups]
+    if len(members) > 1:
+        reading.refuse(reading.top, "all.children.logging", f"has {', '.join(members)}, expected one host")
 
 
 def _membership(reading: Reading) -> None:

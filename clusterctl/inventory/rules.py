@@ -163,6 +163,8 @@ _RULES = (
     ),
     Rule(r"(^|[_.])gid", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
     Rule("_keep|_max_files", lambda v: 1 <= v <= 1000, "1 to 1000", number=True),
+    Rule("_retention_(days|gb)|logging_shards", lambda v: 1 <= v <= 100_000, "1 to 100000", number=True),
+    Rule("elasticsearch_heap_mb", lambda v: v == 0 or 256 <= v <= 31744, "0, or 256 to 31744", number=True),
     Rule("_interval|_mb", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
     Rule(
         r"users_(accounts|groups)\.name|users_verify_user|_common_group|\.groups|docker_users",
@@ -170,7 +172,7 @@ _RULES = (
         "up to 32 of a-z 0-9 . _ -, and not a system account",
     ),
     Rule(
-        r"(_|\.slurm_)account|_partitions\.(name|nodes)|prometheus_user",
+        r"(_|\.slurm_)account|_partitions\.(name|nodes)|(prometheus|logging)_user",
         _matches("(?!(?i:default)$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"),  # "default" is special in slurm.conf
         "a name of letters, digits, . _ -, and not default",
     ),
@@ -210,6 +212,7 @@ _RULES = (
         "profiles that fit on a GPU, for example 3g.40gb,2g.20gb,2g.20gb, or none",
     ),
     Rule("_fingerprint", _matches("([0-9A-Fa-f]{40})?"), "40 hexadecimal digits"),
+    Rule("_cpu", _matches("[1-9][0-9]{0,4}%"), "per cent of a CPU such as 50%"),
     Rule("_imex_nodes", is_ip, "an IP address"),
     Rule("_default_time", lambda v: v == "" or bool(TIME_LIMIT.fullmatch(v)), "a time limit such as 1-12:00:00"),
     # A larger share would raise DiskNearlyFull, which fires below 10 % of free space, by itself.

@@ -158,6 +158,8 @@ def _publish(name: str, build: Build, private: Path) -> None:
                     for package in build.results[recipe.name].glob("*.deb"):
                         shutil.copy(package, folder)
                     (folder / "KEY").write_text(fill(recipe.repository_key, {"{repository}": repository}))
+                    if recipe.suite:
+                        (folder / "SUITE").write_text(f"{recipe.suite}\n")
             stage.chmod(0o755)
             _run(build.builder, private, "/files/publish", f"/served/{stage.name}", kit_build.owner())
             stage.rename(finished)

@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -130,6 +130,11 @@ def _build_and_pack(recipe: Recipe, run: Run, say: Say) -> None:
     what = f"{recipe.name} {recipe.version}"
     sources = " ".join(f"/recipe{number}/." for number, _ in enumerate(recipe.directories))
     run(f"mkdir -p /work/recipe /work/bin && cp -r {sources} /work/recipe")
+    if recipe.tools:
+        say(f"{what}: install {', '.join(recipe.tools)}")
+        run(tools_script(recipe.tools))
+    if recipe.maven:
+        _fetch_maven(recipe, run, say)
     if recipe.go:
         _build_go(recipe, recipe.go, run, say)
     for program, arguments in recipe.c.items():
@@ -140,6 +145,46 @@ def _build_and_pack(recipe: Recipe, run: Run, say: Say) -> None:
         run(kit_pack.package_script(name, package))
     for made in trees:
         run(kit_pack.image_script(made))
+
+
+def tools_script(tools: Sequence[str]) -> str:
+    """Return the script that installs Debian packages in the build container."""
+    options = "-o Acquire::Check-Valid-Until=false -q"
+    return (
+        "mkdir -p /usr/share/man/man1\n"  # Java's packages fail without it
+        f"apt-get {options} update > /dev/null\nDEBIAN_FRONTEND=noninteractive apt-get {options} install --yes "
+        f"--no-install-recommends {shlex.join(tools)} > /dev/null\n"
+    )
+
+
+# Java reads the certificates that the container trusts from a store of its own format.
+MAVEN = """cd /work
+openssl pkcs12 -export -nokeys -in /etc/ssl/certs/ca-certificates.crt -jdktrust anyExtendedKeyUsage \\
+  -passout pass:changeit -out trust.p12
+export MAVEN_OPTS="-Djavax.net.ssl.trustStore=/work/trust.p12 -Djavax.net.ssl.trustStorePassword=changeit"
+mvn --batch-mode --quiet --file recipe/pom.xml -Dmaven.repo.local=/go/maven -DoutputDirectory=/work/maven \\
+  org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies > errors 2>&1 \\
+  || { grep ERROR errors | head -n 5 >&2; exit 1; }
+"""
+# Each artifact has the hash in the recipe, and there are no others.
+CHECK_MAVEN = """cd /work/maven
+sha256sum --check --strict --quiet ../recipe/maven.sha256 >&2
+sed 's/^[^ ]*  //' ../recipe/maven.sha256 | sort > ../pinned
+ls | LC_ALL=C sort | diff <(LC_ALL=C sort ../pinned) - >&2
+"""
+
+
+def _fetch_maven(recipe: Recipe, run: Run, say: Say) -> None:
+    """Fetch the artifacts of Maven's repository, and check their hashes."""
+    say(f"{recipe.name} {recipe.version}: fetch its artifacts")
+    run(MAVEN)
+    try:
+        run(f"bash -eu <<'END'\n{CHECK_MAVEN}END\n")
+    except LabError as error:
+        pinned = recipe.directory / "maven.sha256"
+        raise LabError(
+            f"{recipe.name}: an artifact does not match its hash in {pinned}; nothing was built:\n  {error}"
+        ) from None
 
 
 def _build_go(recipe: Recipe, go: Go, run: Run, say: Say) -> None:

@@ -1,6 +1,7 @@
 """Scripts that pack what a recipe built, run in the build container: Debian packages, and trees of images as archives.
 
-Programs are in /work/bin, the module in /work/source, the recipe's files in /work/recipe, results in /made.
+Programs are in /work/bin, the module in /work/source, Maven's artifacts in /work/maven, the recipe's files in
+/work/recipe, results in /made.
 """
 
 import shlex
@@ -9,7 +10,7 @@ from clusterctl.lab.kit_recipe import Image, Package, architecture
 
 EPOCH = "1767225600"  # of every file in a package or an image, so that builds are reproducible
 
-SCRIPTS = ("postinst", "prerm", "postrm")
+SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 # The directories and files that programs expect of every system. A loader's path is /lib64/….
 _SKELETON = r"""mkdir -p etc tmp usr/bin usr/sbin usr/lib usr/lib64
 chmod 1777 tmp
@@ -39,6 +40,8 @@ def package_script(name: str, package: Package) -> str:
     for script in SCRIPTS:
         if origin := getattr(package, script):
             lines.append(f"install -m 0755 {shlex.quote(origin)} {tree}/DEBIAN/{script}")
+    if package.setup:
+        lines.append(f"(cd {tree}\n{package.setup.rstrip()}\n)")
     # gzip: for 66 MB of programs xz, the default, takes 35 CPU-s instead of 10, and twice the time on every node.
     lines.append(f"dpkg-deb --root-owner-group -Zgzip --build {tree} /made")
     return "\n".join(lines) + "\n"

@@ -1,6 +1,7 @@
 """Recipes of the kit: what is built from which published sources, read from recipes/NAME/recipe.yaml.
 
-A recipe has no download URL: its go.mod and go.sum pin every module by its hash, and Go refuses any other content.
+A recipe has no download URL: its go.mod and go.sum pin every module by its hash, and Go refuses any other content. Its
+pom.xml names artifacts of Maven's central repository, and maven.sha256 pins each by its hash.
 In all texts `{version}`, `{major}`, `{minor}` and `{architecture}` are replaced with the recipe's version, its first
 two parts and Debian's name of the architecture. In a package `{version}` is the package's version.
 """
@@ -56,12 +57,15 @@ class Package:
     """A Debian package; `version` defaults to the recipe's. `files` maps a file's path to its source.
 
     The source is bin/PROGRAM or source/FILE of the module, recipe/FILE beside the recipe, or /dev/null for an empty
-    file. Files below /etc that are not empty are the package's configuration.
+    file. Files below /etc that are not empty are the package's configuration. `setup` is a shell script that runs in
+    the package's tree and may add to it and to DEBIAN/conffiles; Maven's artifacts are in /work/maven.
     """
 
     control: str
     version: str
     files: Mapping[str, str]
+    setup: str = ""
+    preinst: str = ""
     postinst: str = ""
     prerm: str = ""
     postrm: str = ""
@@ -120,8 +124,10 @@ class Recipe:
     `repositories` are the paths of its packages below the kit's URL, as below the vendor's. `repository_key` is the
     vendor's path of the public key; `{repository}` is replaced in it. `variables` are added to a lab's inventory;
     `{url}` and `{fingerprint}` are replaced with the kit's URL and the fingerprint of its key. `needs` are recipes
-    without which the result is useless. An optional recipe is built only if it is named or needed. A recipe `like`
-    another one has all that it does not state from that one, and its own go.mod and go.sum.
+    without which the result is useless. A `suite` is that of a repository with dists/SUITE/COMPONENT ("stable main");
+    one without is flat. `tools` are Debian packages that its build needs beside the build container's. An optional
+    recipe is built only if it is named or needed. A recipe `like` another one has all that it does not state from that
+    one, and its own go.mod and go.sum, or pom.xml and maven.sha256.
     """
 
     name: str
@@ -133,6 +139,9 @@ class Recipe:
     like: Path | None = None
     repositories: tuple[str, ...] = ()
     repository_key: str = ""
+    suite: str = ""
+    tools: tuple[str, ...] = ()
+    maven: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
     go: Go | None = None
     c: Mapping[str, str] = field(default_factory=dict)  # static C programs: name -> arguments of gcc
@@ -214,7 +223,7 @@ def _read(directory: Path) -> Recipe:
         known = {"{version}": version, "{major}": major, "{minor}": minor, "{architecture}": architecture()}
         packages = {name: _package(package, known) for name, package in raw.pop("packages", {}).items()}
         raw = fill(raw, known)
-        raw |= {key: tuple(raw.get(key, ())) for key in ("needs", "repositories")}
+        raw |= {key: tuple(raw.get(key, ())) for key in ("needs", "repositories", "tools")}
         go, images = raw.pop("go", None), raw.pop("images", ())
         return Recipe(
             directory.name,

@@ -33,7 +33,7 @@ RECOVERY = STORE / "recovery.tar"  # the password of the vault, then the cluster
 PROMETHEUS = Path("/etc/prometheus")
 # Prometheus's files without secrets: others have its password, or the hash of its pages' password.
 CONFIGURED = ("prometheus.yml", "rules/*.yml", "targets/*.json")
-RULES = re.compile(r"rules/(?!clusterctl\.yml$)[^/]+\.yml")  # the site's rules
+RULES = re.compile(r"rules/(?!clusterctl(-records)?\.yml$)[^/]+\.yml")  # the site's rules
 # The primary tables of accounting; other tables are computed from these, and change every hour.
 COUNTED = ("_job_table", "_step_table", "_assoc_table", "user_table", "acct_table", "qos_table")
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

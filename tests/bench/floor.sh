@@ -21,6 +21,7 @@ directory=$1
 read -r HEAD_NAME HEAD_IP <<<"$HEAD"
 DOMAIN=$CLUSTER.cluster
 RULES=$(cat "$roles/prometheus/files/rules.yml")
+RECORDS=$(cat "$roles/prometheus/files/records.yml")
 METRICS=$(cat "$roles/slurm_exporter/files/slurm-metrics")
 METRICS_FILE=$(cat "$roles/node_exporter/files/metrics_file.py")
 UPDATE_METRICS=$(cat "$roles/node_exporter/files/update-metrics")
@@ -148,6 +149,8 @@ RestartSec=5
 ExecStart=
 ExecStart=/usr/bin/prometheus-node-exporter --web.listen-address=$1:9100 --web.config.file=/etc/clusterctl-metrics/web.yml \\
   --collector.textfile.directory=/var/lib/clusterctl-metrics --collector.systemd \\
+  --collector.netclass.ignored-devices=^(veth|cali|lxc|cni-) --collector.netdev.device-exclude=^(veth|cali|lxc|cni-) \\
+  --collector.filesystem.mount-points-exclude=^/(dev|proc|sys|run/.+|var/lib/(docker|containers|containerd|kubelet)/.+)(\$\$|/) \\
   --collector.systemd.unit-include=^((chronyd?|dnsmasq|mariadb|munge|prometheus|slurmctld|slurmd|slurmdbd|sshd?)[.]service|slurm-health[.]socket|slurm-metrics[.]timer)\$\$
 END
 }
@@ -430,6 +433,8 @@ inhibit_rules:
     equal: [node]
   - source_matchers: ['alertname="SlurmDown"']
     target_matchers: ['alertname=~"Slurm.+"', 'alertname!="SlurmDown"']
+  - source_matchers: ['alertname="DatabaseDown"']
+    target_matchers: ['alertname="SlurmdbdDown"']
 receivers:
   - name: none
   - name: drain
@@ -513,6 +518,67 @@ WantedBy=multi-user.target
 END
 }
 
+probe_files() { # what asks the cluster's endpoints and the database
+  put /etc/prometheus/endpoints/authority.pem <<<"$PROMETHEUS_AUTHORITY"
+  put /etc/prometheus/endpoints/blackbox.yml <<END
+modules:
+  page:
+    prober: http
+    timeout: 10s
+    http:
+      preferred_ip_protocol: ip4
+      fail_if_not_ssl: true
+      valid_status_codes: [200, 401]
+      tls_config: {ca_file: /etc/prometheus/endpoints/authority.pem}
+  dns:
+    prober: dns
+    timeout: 5s
+    dns: {preferred_ip_protocol: ip4, query_name: $HEAD_NAME.$DOMAIN, query_type: A, validate_answer_rrs: {fail_if_none_matches_regexp: ["."]}}
+  ssh:
+    prober: tcp
+    timeout: 10s
+    tcp: {preferred_ip_protocol: ip4, query_response: [{expect: "^SSH-2.0-"}]}
+END
+  while read -r name module target; do
+    printf '{"labels": {"endpoint": "%s", "instance": "%s", "__param_module": "%s"}, "targets": ["%s"]}\n' \
+      "$name" "$HEAD_NAME" "$module" "$target"
+  done <<END | sed '1s/^/[/; $!s/$/,/; $s/$/]/' | put /etc/prometheus/targets/endpoints.json
+landing page https://$HEAD_IP:9443/
+prometheus page https://$HEAD_IP:9090/
+alertmanager page https://$HEAD_IP:9093/
+dns dns $HEAD_IP:53
+ssh ssh $HEAD_IP:22
+END
+  printf '%s\n' '[client]' 'user = prometheus' 'password = unused' 'socket = /run/mysqld/mysqld.sock' | put /etc/prometheus/mysqld-exporter.cnf
+  put /etc/systemd/system/prometheus-blackbox-exporter.service.d/cluster.conf <<END
+[Unit]
+Wants=network-online.target
+After=network-online.target
+StartLimitIntervalSec=0
+[Service]
+Restart=always
+RestartSec=5
+ExecStart=
+ExecStart=/usr/bin/prometheus-blackbox-exporter --config.file=/etc/prometheus/endpoints/blackbox.yml \\
+  --web.listen-address=$HEAD_IP:9115 --web.config.file=/etc/clusterctl-metrics/web.yml
+END
+  put /etc/systemd/system/prometheus-mysqld-exporter.service.d/cluster.conf <<END
+[Unit]
+Wants=network-online.target
+After=network-online.target mariadb.service
+StartLimitIntervalSec=0
+[Service]
+Restart=always
+RestartSec=5
+ExecStartPre=+/usr/bin/mariadb --execute "CREATE USER IF NOT EXISTS prometheus@localhost IDENTIFIED VIA unix_socket WITH MAX_USER_CONNECTIONS 3"
+ExecStart=
+ExecStart=/usr/bin/prometheus-mysqld-exporter --config.my-cnf=/etc/prometheus/mysqld-exporter.cnf \\
+  --web.listen-address=$HEAD_IP:9104 --web.config.file=/etc/clusterctl-metrics/web.yml --collect.global_status \\
+  --collect.global_variables --no-collect.slave_status --no-collect.info_schema.innodb_cmp \\
+  --no-collect.info_schema.innodb_cmpmem --no-collect.info_schema.query_response_time
+END
+}
+
 monitoring_files() {
   put /usr/local/libexec/slurm-metrics 0755 <<<"$METRICS"
   put /etc/systemd/system/slurm-metrics.service <<'END'
@@ -542,9 +608,11 @@ END
   printf '%s\n' tls_server_config: '  cert_file: /etc/prometheus/tls/certificate.pem' '  key_file: /etc/prometheus/tls/key.pem' \
     basic_auth_users: "  admin: $PROMETHEUS_HASH" | put /etc/prometheus/web.yml 0640 prometheus
   put /etc/prometheus/rules/cluster.yml <<<"$RULES"
+  put /etc/prometheus/rules/records.yml <<<"$RECORDS"
   while read -r name ip; do
     printf '{"labels": {"instance": "%s"}, "targets": ["%s:9100"]}\n' "$name" "$ip"
-  done <<<"$HEAD"$'\n'"$WORKERS" | sed '1s/^/[/; $!s/$/,/; $s/$/]/' | put /etc/prometheus/targets/nodes.json
+  done <<<"$HEAD"$'\n'"$WORKERS" |
+    cat - <(printf '{"labels": {"job": "database", "instance": "%s"}, "targets": ["%s:9104"]}\n' "$HEAD_NAME" "$HEAD_IP") | sed '1s/^/[/; $!s/$/,/; $s/$/]/' | put /etc/prometheus/targets/nodes.json
   put /etc/prometheus/prometheus.yml <<END
 global:
   scrape_interval: $SCRAPE_INTERVAL
@@ -567,6 +635,18 @@ scrape_configs:
       cert_file: /etc/prometheus/tls/client-certificate.pem
       key_file: /etc/prometheus/tls/client-key.pem
     file_sd_configs: [{files: [/etc/prometheus/targets/nodes.json]}]
+  - job_name: endpoint
+    scheme: https
+    metrics_path: /probe
+    scrape_interval: 1m
+    tls_config:
+      ca_file: /etc/prometheus/tls/authority.pem
+      cert_file: /etc/prometheus/tls/client-certificate.pem
+      key_file: /etc/prometheus/tls/client-key.pem
+    file_sd_configs: [{files: [/etc/prometheus/targets/endpoints.json]}]
+    relabel_configs:
+      - {source_labels: [__address__], target_label: __param_target}
+      - {target_label: __address__, replacement: "$HEAD_IP:9115"}
   - job_name: prometheus
     scheme: https
     tls_config: {ca_file: /etc/prometheus/tls/authority.pem}
@@ -612,7 +692,7 @@ END
 }
 
 head_node() {
-  packages dnsmasq slurmctld slurmdbd mariadb-server prometheus prometheus-alertmanager gcc git htop jq make nano wget g++ libc6-dev
+  packages dnsmasq slurmctld slurmdbd mariadb-server prometheus prometheus-alertmanager prometheus-blackbox-exporter prometheus-mysqld-exporter gcc git htop jq make nano wget g++ libc6-dev
   head_files
   systemctl restart mariadb & # the slowest to start
   mariadb=$!
@@ -621,6 +701,7 @@ head_node() {
   monitoring_files
   alert_files
   landing_files
+  probe_files
   slurm_files
   health_files
   firewall "9090, 9093, 9443"
@@ -628,7 +709,7 @@ head_node() {
   systemctl daemon-reload
   systemctl enable --quiet slurm-metrics.timer slurm-health.socket alert-drain landing-page
   systemctl restart clusterctl-firewall clusterctl-hidepid systemd-logind chrony dnsmasq munge prometheus \
-    prometheus-alertmanager alert-drain landing-page prometheus-node-exporter slurm-health.socket systemd-journald update-metrics.timer
+    prometheus-alertmanager prometheus-blackbox-exporter alert-drain landing-page prometheus-node-exporter slurm-health.socket systemd-journald update-metrics.timer
   wait "$mariadb"
   mark "services but Slurm"
   mariadb <<END
@@ -636,7 +717,7 @@ CREATE DATABASE slurm_acct_db;
 CREATE USER slurm@localhost IDENTIFIED BY '$DATABASE_PASSWORD';
 GRANT ALL ON \`slurm\\_acct\\_db\`.* TO slurm@localhost;
 END
-  systemctl restart slurmdbd
+  systemctl restart slurmdbd prometheus-mysqld-exporter
   sacctmgr --immediate --quiet add cluster "$CLUSTER" >/dev/null
   systemctl restart slurmctld # from here on the workers come
   sacctmgr --immediate --quiet add account cluster >/dev/null
@@ -652,12 +733,12 @@ proof() { # a job on two nodes with two GPUs each, accounted for, and every targ
   [ "$(grep -c '^GPU ' /tmp/gpus)" = 4 ]
   until [ "$(sacct --noheader --parsable2 --allocations --jobs="$job" --format=State)" = COMPLETED ]; do sleep 0.1; done
   mark "job accounted for"
-  targets=$(($(wc -l <<<"$WORKERS") + 3))
+  targets=$(($(wc -l <<<"$WORKERS") + 9))
   # As verify does: whether they answer is asked here, for Prometheus may wait a whole interval before it asks.
   (umask 077 && printf '%s\n' "user = \"admin:$PROMETHEUS_PASSWORD\"" 'cacert = /etc/prometheus/tls/authority.pem' \
     'cert = /etc/prometheus/tls/client-certificate.pem' 'key = /etc/prometheus/tls/client-key.pem' >/tmp/login)
   until curl --silent --config /tmp/login "https://$HEAD_IP:9090/api/v1/targets?state=active" |
-    grep -o '"scrapeUrl":"[^"]*' | cut -d'"' -f4 | sort -u >/tmp/targets && [ "$(wc -l </tmp/targets)" = "$targets" ]; do sleep 0.1; done
+    grep -o '"scrapeUrl":"[^"]*' | cut -d'"' -f4 | sed 's/\\u0026/\&/g' | sort -u >/tmp/targets && [ "$(wc -l </tmp/targets)" = "$targets" ]; do sleep 0.1; done
   grep -v :9093/ /tmp/targets | xargs --max-procs=32 -I{} curl --silent --fail --output /dev/null --config /tmp/login {}
   (umask 077 && printf '%s\n' "user = \"admin:$ALERTMANAGER_PASSWORD\"" 'cacert = /etc/prometheus/tls/authority.pem' >/tmp/login)
   curl --silent --fail --output /dev/null --config /tmp/login "https://$HEAD_IP:9093/metrics"
@@ -676,7 +757,7 @@ on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes 
       BUFFER_POOL_MB SCRAPE_INTERVAL HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD \
       PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY ALERTMANAGER_PASSWORD ALERTMANAGER_HASH \
       DRAIN_TOKEN DRAIN_CONFIGURATION LANDING_LOGIN LANDING_CONFIGURATION EXPORTER_KEY EXPORTER_CERTIFICATE CLIENT_AUTHORITY CLIENT_KEY \
-      CLIENT_CERTIFICATE LANDING_PAGE ALERT_DRAIN ALERT_TEST ALERT_TEXTS UPDATE_METRICS RULES METRICS METRICS_FILE HEALTH_CHECK \
+      CLIENT_CERTIFICATE LANDING_PAGE ALERT_DRAIN ALERT_TEST ALERT_TEXTS UPDATE_METRICS RULES RECORDS METRICS METRICS_FILE HEALTH_CHECK \
       HEALTH_MODULES HEALTH_LISTENER DRAIN
     declare -f mark packages put base munge_and_exporter firewall logins worker head_files confines slurm_files health_files \
       alert_files landing_files monitoring_files hidden_processes head_node proof

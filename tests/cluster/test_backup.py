@@ -115,7 +115,8 @@ def test_a_backup_has_the_queue_and_the_accounting(cluster: TestLab, jobs: dict[
     with tarfile.open(fileobj=io.BytesIO(parts["slurmctld.tar.gz"])) as tar:
         assert f"hash.{int(jobs['waits']) % 10}/job.{jobs['waits']}/script" in tar.getnames()
     with tarfile.open(fileobj=io.BytesIO(parts["prometheus.tar"])) as tar:
-        assert tar.getnames() == ["prometheus.yml", "rules/clusterctl.yml", "targets/nodes.json"]
+        rules = ["rules/clusterctl-records.yml", "rules/clusterctl.yml"]
+        assert tar.getnames() == ["prometheus.yml", *rules, "targets/endpoints.json", "targets/nodes.json"]
 
 
 @pytest.mark.proves("backup", "A backup contains the cluster's directory unchanged; bootstrap with it changes nothing.")

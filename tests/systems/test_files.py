@@ -31,15 +31,20 @@ UNITS = "etc/systemd/system"
 VENDORS = {
     "containerd.service": "Type=notify\nExecStart=/usr/bin/containerd",
     "docker.service": "Type=notify\nExecStart=/usr/bin/dockerd",
+    "elasticsearch.service": "Type=notify\nExecStart=/usr/share/elasticsearch/bin/systemd-entrypoint",
+    "filebeat.service": "ExecStart=/usr/share/filebeat/bin/filebeat",
     "grafana-server.service": "Type=notify\nExecStart=/usr/share/grafana/bin/grafana server",
     "kubelet.service": "ExecStart=/usr/bin/kubelet\nRestart=always",
     "node_exporter.service": "ExecStart=/usr/bin/node_exporter",
     "nvidia-cdi-refresh.service": "Type=oneshot\nExecStart=/usr/bin/nvidia-ctk cdi generate",
     "nvidia-dcgm-exporter.service": "ExecStart=/usr/bin/dcgm-exporter",
     "nvidia-persistenced.service": "Type=forking\nExecStart=/usr/bin/nvidia-persistenced",
+    "opensearch.service": "Type=notify\nExecStart=/usr/share/opensearch/bin/systemd-entrypoint",
     "polkit.service": "Type=dbus\nBusName=org.freedesktop.PolicyKit1\nExecStart=/usr/lib/polkit-1/polkitd",
     "prometheus.service": "ExecStart=/usr/bin/prometheus",
     "prometheus-alertmanager.service": "ExecStart=/usr/bin/prometheus-alertmanager",
+    "prometheus-blackbox-exporter.service": "ExecStart=/usr/bin/prometheus-blackbox-exporter",
+    "prometheus-mysqld-exporter.service": "ExecStart=/usr/bin/prometheus-mysqld-exporter",
     "prometheus-node-exporter.service": "ExecStart=/usr/bin/prometheus-node-exporter",
     "slurmctld.service": "Type=simple\nExecStart=/usr/sbin/slurmctld -D\nPIDFile=/run/slurmctld.pid",
     "slurmd.service": "Type=simple\nExecStart=/usr/sbin/slurmd -D\nLimitMEMLOCK=infinity\nPIDFile=/run/slurmd.pid",
@@ -193,7 +198,8 @@ CHECKS: dict[str, Check] = {
 # Their programs come with packages that this machine has no need of. Labs and role scenarios start them: Debian alone.
 BY_LABS = re.compile(
     r"/etc/(apt|dnf|yum\.repos\.d|chrony|dnsmasq|dbus-1|keepalived|slurm|munge|mysql|my\.cnf\.d|pam\.d|security|openmpi|lmod|modulefiles)\b"
-    r"|/etc/(openmpi-\w+|prometheus/(tls|own-password|remote-write-password|alertmanager-(tls|password)|alertmanager_templates)|enroot/enroot\.conf|dcgm-exporter/|clusterctl-metrics/\w+\.pem|nvidia-|ssh/authorized_keys\.d/)"
+    r"|/etc/(openmpi-\w+|prometheus/(tls|endpoints/[\w-]+\.pem|mysqld-exporter\.cnf|own-password|remote-write-password|alertmanager-(tls|password)|alertmanager_templates)|enroot/enroot\.conf|dcgm-exporter/|clusterctl-metrics/\w+\.pem|nvidia-|ssh/authorized_keys\.d/)"
+    r"|/etc/(clusterctl/log-store|elasticsearch|filebeat|logrotate\.d|opensearch)/"
     r"|/etc/(modprobe\.d|modules-load\.d|environment\.d|systemd/journald\.conf\.d)/"
     r"|/usr/local/lib/clusterctl/landing_page\.(css|js)$"  # scripts/pages, in a browser
 )

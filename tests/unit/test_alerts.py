@@ -116,3 +116,39 @@ def test_alert__whose_rule_is_wrong__fails_its_test(tmp_path: Path, alert: str, 
     done = run_tests(tmp_path / file.name)
     assert done.returncode == 1
     assert f"alertname: {alert}, " in done.stdout + done.stderr
+
+
+# --- recording rules --------------------------------------------------------------------------------------------------
+
+RECORDS = REPOSITORY / "roles/prometheus/files/records.yml"
+RECORD_TESTS = REPOSITORY / "tests/alerts/records/records.yml"
+
+
+def records() -> list[str]:
+    return [rule["record"] for group in yaml.safe_load(RECORDS.read_text())["groups"] for rule in group["rules"]]
+
+
+@pytest.mark.proves("monitoring", "Every recording rule passes promtool's tests.")
+def test_records__of_two_nodes__pass_promtools_tests() -> None:
+    done = run_tests(RECORD_TESTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [
+        case["expr"] for test in yaml.safe_load(RECORD_TESTS.read_text())["tests"] for case in test["promql_expr_test"]
+    ]
+    assert sorted(re.sub(r"{.*", "", expression) for expression in asked) == sorted(records())
+    assert all(re.fullmatch(r"(instance|cluster|partition):\w+:(avg|sum|ratio)", name) for name in records())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("max by (instance, gpu) (DCGM_FI_DEV_POWER_USAGE)", "DCGM_FI_DEV_POWER_USAGE"),
+        ('"allocated|idle"', '".+"'),
+        (" > 0)", ")"),
+    ],
+)
+def test_record__whose_rule_is_wrong__fails_its_test(tmp_path: Path, old: str, new: str) -> None:
+    assert old in RECORDS.read_text()
+    (tmp_path / "records.yml").write_text(RECORDS.read_text().replace(old, new))
+    (tmp_path / "test.yml").write_text(RECORD_TESTS.read_text().replace("../../../roles/prometheus/files/", ""))
+    assert run_tests(tmp_path / "test.yml").returncode == 1

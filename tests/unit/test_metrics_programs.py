@@ -1,6 +1,6 @@
 """Real programs with the files of the roles: who reads an exporter, and what another Prometheus gets of a cluster.
 
-scripts/prepare unpacks Debian's Prometheus and node exporter below .cache.
+scripts/prepare unpacks Debian's Prometheus and exporters below .cache.
 """
 
 import http.client
@@ -26,7 +26,7 @@ from tests.labs import REPOSITORY
 from tests.systems.rendering import SECRET, Cluster, a_cluster
 
 PROGRAMS = REPOSITORY / ".cache/programs/usr/bin"
-NAMES = {"/usr/bin/prometheus", "/usr/bin/prometheus-node-exporter"}
+NAMES = ("prometheus", "prometheus-node-exporter", "prometheus-blackbox-exporter")
 ADDRESSES = {"head1": "127.0.0.1", "gpu01": "127.0.0.2"}
 SECONDS = 60
 HASH = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(4)).decode()
@@ -120,7 +120,7 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.port, self.upper_port = free_port("127.0.0.1"), free_port("127.0.0.3")
-        exporters = free_port("127.0.0.2")
+        exporters, self.checks = free_port("127.0.0.2"), free_port("127.0.0.1")
         (folder / "cluster").mkdir()
         self.cluster = a_cluster(folder / "cluster", "debian-13")
         url = f"https://127.0.0.3:{self.upper_port}/api/v1/write"
@@ -132,6 +132,8 @@ class Site:
                 node_exporter_port=exporters,
                 prometheus_port=self.port,
                 prometheus_scrape_interval="1s",
+                prometheus_endpoint_interval="1s",
+                blackbox_exporter_port=self.checks,
                 prometheus_remote_write={
                     "url": url,
                     "user": "admin",
@@ -151,6 +153,8 @@ class Site:
             self.nodes[name].start("prometheus-node-exporter")
         head = self.nodes["head1"]
         head.install("prometheus")
+        head.install("blackbox_exporter")
+        head.start("prometheus-blackbox-exporter")
         self.start_upper(head)
         head.start("prometheus")
 
@@ -202,7 +206,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    if not (PROGRAMS / "prometheus").exists() or not (PROGRAMS / "prometheus-node-exporter").exists():
+    if not all((PROGRAMS / name).exists() for name in NAMES):
         pytest.skip("Prometheus is missing: scripts/prepare dev")
     site = Site(tmp_path_factory.mktemp("site"))
     try:
@@ -235,6 +239,27 @@ def test_exporter__with_prometheus_certificate__answers_and_no_others(site: Site
 def test_prometheus__with_its_certificate__reads_all_nodes(site: Site) -> None:
     up = wait_for(lambda: len(found := site.query('up{job="node"} == 1')) == len(ADDRESSES) and found)
     assert {one["instance"] for one in up} == set(ADDRESSES)
+
+
+@pytest.mark.proves("monitoring", "Pages are checked over TLS by the cluster's authority; a missing one is reported.")
+def test_endpoints__of_the_cluster__are_checked_with_tls(site: Site) -> None:
+    up = wait_for(lambda: site.query('probe_success{endpoint="prometheus"} == 1'))
+    assert [(one["instance"], one["job"]) for one in up] == [("head1", "endpoint")]
+    assert wait_for(lambda: site.query('probe_ssl_earliest_cert_expiry{endpoint="prometheus"} > time() + 86400 * 30'))
+    lost = wait_for(lambda: len(found := site.query('probe_success{job="endpoint"} == 0')) > 1 and found)
+    assert {one["endpoint"] for one in lost} >= {"landing", "alertmanager"}
+
+
+@pytest.mark.proves("monitoring", "Only Prometheus's certificate starts a check, and a foreign certificate fails it.")
+def test_endpoints__for_another_client_or_authority__are_refused(site: Site) -> None:
+    authority = site.nodes["head1"].path("/etc/prometheus/tls/authority.pem")
+    for other in (None, site.pair("gpu01", "exporter")):
+        with pytest.raises(OSError, match=r"certificate|alert|reset|EOF"):
+            ask("127.0.0.1", site.checks, "/metrics", authority, other)
+    target = urllib.parse.quote(f"https://127.0.0.3:{site.upper_port}/", safe="")  # the company's Prometheus
+    path = f"/probe?debug=true&module=page&target={target}"
+    found = ask("127.0.0.1", site.checks, path, authority, site.pair("head1", "client")).decode()
+    assert re.search(r"(?m)^probe_success 0$", found) and "x509" in found
 
 
 @pytest.mark.proves("monitoring", "Remote write sends chosen metrics with the cluster's name, over TLS with a login.")

@@ -140,7 +140,8 @@ def test_administrators_networks_narrow_what_else_is_open(tmp_path: Path) -> Non
 
 @pytest.mark.proves("firewall", "No user's program answers on the port of a service of the cluster.")
 @pytest.mark.parametrize(
-    ("host", "ports"), [("head1", "3306, 6817, 6819, 6822, 9090, 9093, 9096, 9100, 9443"), ("gpu01", "6818, 9100")]
+    ("host", "ports"),
+    [("head1", "3306, 6817, 6819, 6822, 9090, 9093, 9096, 9100, 9104, 9115, 9443"), ("gpu01", "6818, 9100")],
 )
 def test_firewall__users_program_on_a_services_port__cannot_answer(tmp_path: Path, host: str, ports: str) -> None:
     users = "meta skuid { 1000-59999, 65536-4294967293 }"
@@ -149,7 +150,7 @@ def test_firewall__users_program_on_a_services_port__cannot_answer(tmp_path: Pat
 
 def test_firewall__slurms_own_user_has_a_number_of_people__may_answer(tmp_path: Path) -> None:
     found = rules(tmp_path, "head1", slurm_head_user_id=1001)
-    ports = "tcp sport { 3306, 6817, 6819, 6822, 9090, 9093, 9096, 9100, 9443 }"
+    ports = "tcp sport { 3306, 6817, 6819, 6822, 9090, 9093, 9096, 9100, 9104, 9115, 9443 }"
     own = found.index(f'meta skuid 1001 {ports} accept comment "Slurm\'s daemons"')
     assert found[own + 1].startswith(f"meta skuid {{ 1000-59999, 65536-4294967293 }} {ports} drop")
 

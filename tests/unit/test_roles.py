@@ -234,8 +234,8 @@ def test_every_template_and_call_comes_out_whole(system: str, host: str, schedul
             assert text.endswith("\n"), path
             # Kubernetes' objects have JSON, which may end like a mark.
             marks = r"\{[{%]|%\}|__\w+__|\\n" + ("" if ".yaml." in path.name else r"|\}\}")
-            # Prometheus' own label.
-            shown = text.replace("{{ $", "").replace("[__name__]", "")
+            # Prometheus' own labels.
+            shown = re.sub(r"\b__(name|address)__", "", text.replace("{{ $", ""))
             assert not re.search(marks, shown), f"{path}: {text}"
             if path.name in ("registries.conf.j2", "config.toml.j2", "hosts.toml.j2"):
                 assert tomllib.loads(text)

@@ -1,0 +1,108 @@
+"""Files of the log stack for each engine and version, against what the vendors document."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.labs import REPOSITORY
+from tests.systems.rendering import Cluster, Role, a_cluster
+
+SETTINGS = yaml.safe_load((REPOSITORY / "tests/samples/logs/settings.yaml").read_text())
+
+
+def role(folder: Path, name: str, host: str = "head1", system: str = "debian-13", **variables: Any) -> Role:
+    """Return a role on a host of a cluster with the group logging."""
+    a_cluster(folder, system, **variables)
+    path = folder / "inventory.yaml"
+    inventory = yaml.safe_load(path.read_text())
+    inventory["all"]["children"]["logging"] = {"hosts": {"head1": {}}}
+    path.write_text(yaml.safe_dump(inventory))
+    return Cluster(path, system).role(name, host)
+
+
+def configuration(found: Role, engine: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(found.render(found.path / f"templates/{engine}.yml.j2"))
+    return content
+
+
+@pytest.mark.proves("log_stack", "Settings of search engines are those that their vendors document.")
+@pytest.mark.parametrize("engine", ["elasticsearch", "opensearch"])
+def test_settings__of_an_engine__are_documented(engine: str, tmp_path: Path) -> None:
+    written = configuration(role(tmp_path, "elasticsearch", logging_engine=engine), engine).keys()
+    documented = {name for names in SETTINGS[engine].values() for name in names}
+    assert written - documented == {*SETTINGS["unsourced"][engine]}
+    assert documented - written == set()
+
+
+@pytest.mark.proves("log_stack", "Elasticsearch without a login listens on the loopback address only.")
+def test_elasticsearch__of_the_apache_licence__listens_on_loopback(tmp_path: Path) -> None:
+    found = role(tmp_path, "elasticsearch", elasticsearch_version="7.10.2")
+    settings = configuration(found, "elasticsearch")
+    assert settings["http.host"] == "127.0.0.1"
+    assert not [name for name in settings if name.startswith(("xpack.", "ingest."))]
+    [(_, call)] = found.calls(lambda path: path.name == "main.yml")
+    assert call["packages"] == [{"name": "elasticsearch-oss", "version": "7.10.2"}]
+    assert call["repositories"][0]["url"].endswith("/packages/oss-7.x/apt")
+    assert not [item for item in call["files"] if "tls" in item["dest"]]
+
+
+def test_filebeat__of_an_engine_without_login__ships_on_its_host_alone(tmp_path: Path) -> None:
+    found = role(tmp_path, "filebeat", "gpu01", elasticsearch_version="7.10.2")
+    [(_, call)] = found.calls(lambda path: path.name == "main.yml")
+    assert call["packages"] == []
+    assert {item.get("state") for item in call["files"]} == {"absent"}
+
+
+@pytest.mark.parametrize(
+    ("system", "engine", "url", "version"),
+    [
+        ("debian-13", "elasticsearch", "packages/9.x/apt", "9.*"),
+        ("rocky-9", "elasticsearch", "packages/9.x/yum", "9.*"),
+        ("debian-13", "opensearch", "releases/bundle/opensearch/2.x/apt", "2.19.*"),
+        ("rocky-9", "opensearch", "releases/bundle/opensearch/2.x/yum", "2.19.*"),
+    ],
+)
+def test_engine__on_a_system__comes_from_its_vendor(
+    system: str, engine: str, url: str, version: str, tmp_path: Path
+) -> None:
+    found = role(tmp_path, "elasticsearch", system=system, logging_engine=engine)
+    [(_, call)] = found.calls(lambda path: path.name == "main.yml")
+    assert call["repositories"][0]["url"].endswith(url)
+    assert call["packages"] == [{"name": engine, "version": version}]
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "url"), [("elasticsearch", "filestream", "9.x/apt"), ("opensearch", "log", "oss-7.x/apt")]
+)
+def test_filebeat__for_an_engine__reads_files_its_way(engine: str, kind: str, url: str, tmp_path: Path) -> None:
+    found = role(tmp_path, "filebeat", logging_engine=engine)
+    content = yaml.safe_load(found.render(found.path / "templates/filebeat.yml.j2"))
+    inputs = content["filebeat.inputs"]
+    assert {one["type"] for one in inputs} == {kind}
+    assert {one["pipeline"] for one in inputs} == {"clusterlog"}
+    assert [one["fields"]["dataset"] for one in inputs] == ["journal", "slurm", "jobs", "audit", "containers"]
+    assert len({one.get("id", one["fields"]["dataset"]) for one in inputs}) == len(inputs)
+    [(_, call)] = found.calls(lambda path: path.name == "main.yml")
+    assert call["repositories"][0]["url"].endswith(url)
+
+
+@pytest.mark.proves("log_stack", "The Java heap is half of a dedicated host's memory, less of others'.")
+@pytest.mark.parametrize(
+    ("memory", "alone", "heap"),
+    [(24105, False, 3013), (2000, False, 512), (512000, False, 8192), (24105, True, 12052), (512000, True, 31744)],
+)
+def test_heap__of_a_host__follows_its_memory(memory: int, alone: bool, heap: int, tmp_path: Path) -> None:
+    found = role(tmp_path, "elasticsearch")
+    found.variables["__elasticsearch_memory"] = memory
+    if alone:
+        found.variables["group_names"] = ["logging"]
+    assert int(found.value("__elasticsearch_heap")) == heap
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_slurm__with_logging__writes_records_of_jobs(wanted: bool, tmp_path: Path) -> None:
+    found = role(tmp_path, "slurm_head") if wanted else a_cluster(tmp_path, "debian-13").role("slurm_head", "head1")
+    text = found.render(found.path / "templates/slurm.conf.j2")
+    assert ("JobCompType=jobcomp/filetxt" in text) is wanted
