@@ -327,25 +327,3 @@ def test_filebeat__server_stopped_and_shipper_killed__each_line_once(engine: Eng
     lab.root(node, "systemctl stop filebeat.service")
     assert engine.has(index, LINES)
     assert numbers(engine, index) == list(range(1, LINES + 1))
-
-
-@pytest.mark.proves("lab", "Journalbeat of the kit ships the journal's lines once, and a restart adds none.")
-def test_journalbeat__restarted__each_line_once(engine: Engine) -> None:
-    lab, node, index = engine.lab, engine.node, "ours-journal"
-    inputs = {
-        "journalbeat.inputs": [
-            {
-                "paths": [],
-                "seek": "cursor",
-                "cursor_seek_fallback": "head",
-                "include_matches": ["syslog.identifier=lines"],
-            }
-        ]
-    }
-    lab.root(node, "for n in $(seq 1 50); do logger -t lines line $n; done")
-    beat(engine, "journalbeat", inputs, index, ["@timestamp", "message", "process.pid"])
-    wait_until(lambda: engine.has(index, 50))
-    lab.root(node, "systemctl kill --signal KILL journalbeat.service")
-    lab.root(node, "for n in $(seq 51 100); do logger -t lines line $n; done")
-    wait_until(lambda: engine.has(index, 100))
-    assert numbers(engine, index) == list(range(1, 101))
