@@ -33,6 +33,7 @@ ALONE = {
         "test_kubernetes_heads.py",
         "test_kubernetes_choices.py",
         "test_kubernetes_killed.py",
+        "test_kubernetes_monitoring.py",
         "test_kubernetes_demo.py",
         "test_kubernetes_beside_slurm.py",
         "test_kubernetes_e2e.py",
