@@ -192,8 +192,8 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 @pytest.mark.proves("lab", "The kit's OpenSearch package demands a password, as its vendor's does.")
 def test_opensearch__without_a_password__is_not_installed(lab: TestLab) -> None:
     lab.root("head1", "apt-get -q install --yes --download-only opensearch")
-    told = lab.root("head1", f"! {INSTALL} opensearch 2>&1 && ! getent passwd opensearch")
-    assert "require OPENSEARCH_INITIAL_ADMIN_PASSWORD" in told
+    answer = lab.root("head1", f"! {INSTALL} opensearch 2>&1 && ! getent passwd opensearch")
+    assert "require OPENSEARCH_INITIAL_ADMIN_PASSWORD" in answer
 
 
 @pytest.mark.proves("lab", "The kit's search engines run under systemd as their own users.")

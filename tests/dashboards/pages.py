@@ -629,7 +629,7 @@ STORAGE = Page(
 ALERTS = Page(
     "alerts",
     "Alerts",
-    "What fires, who was told, and whether the monitoring itself works.",
+    "What fires, who was notified, and whether the monitoring itself works.",
     [
         Panel(
             "Alerts that fire",
