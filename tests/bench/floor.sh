@@ -760,7 +760,7 @@ on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes 
       CLIENT_CERTIFICATE LANDING_PAGE ALERT_DRAIN ALERT_TEST ALERT_TEXTS UPDATE_METRICS RULES RECORDS METRICS METRICS_FILE HEALTH_CHECK \
       HEALTH_MODULES HEALTH_LISTENER DRAIN
     declare -f mark packages put base munge_and_exporter firewall logins worker head_files confines slurm_files health_files \
-      alert_files landing_files monitoring_files hidden_processes head_node proof
+      alert_files landing_files probe_files monitoring_files hidden_processes head_node proof
     echo "BEGAN=\${EPOCHREALTIME/[.,]/}; main() { $2; }; main </dev/null"
   } | ssh -F none -i "$directory/id_ed25519" -o IdentitiesOnly=yes -o "UserKnownHostsFile=$directory/known_hosts" \
     -o StrictHostKeyChecking=yes -o GlobalKnownHostsFile=none "$LOGIN@$1" sudo bash -s
