@@ -248,6 +248,7 @@ def test_searches__of_the_documentation__find_their_lines(lab: TestLab) -> None:
     assert xid in find(lab, job.replace("4242", str(xid["job_id"][0])))
     assert xid in find(lab, gpu_errors)
     assert xid in find(lab, errors.replace("gpu01", "gpu02"))
+    # A login that must fail, from the lab's node to itself: nothing is sent that a wrong host could use.
     argv = "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     lab.root("gpu01", f"{argv} intruder@127.0.0.1 true || true")
     wait_until(lambda: "intruder" in {line.get("user") for line in find(lab, logins)})
