@@ -5,6 +5,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from tests import pipelines
 from tests.cluster.lab import TestLab, fresh_as, submit
 from tests.cluster.members import Growing
-from tests.faults.injury import wait_until
+from tests.faults.injury import in_service, wait_until
 from tests.labs import REPOSITORY
 
 RECIPES = ("opensearch", "filebeat")
@@ -184,8 +185,9 @@ def test_metrics__of_all_nodes__show_recent_lines(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "With the engine's disk full, jobs run, an alert's metric rises, no line is lost.")
-def test_disk__that_is_full__loses_no_line(lab: TestLab) -> None:
+@contextmanager
+def full_disk(lab: TestLab) -> Iterator[None]:
+    """Let the engine take its disk for full: set watermarks of free space that no disk has."""
     levels = {
         f"cluster.routing.allocation.disk.watermark.{name}": "900000gb" for name in ("low", "high", "flood_stage")
     }
@@ -193,16 +195,23 @@ def test_disk__that_is_full__loses_no_line(lab: TestLab) -> None:
     ask(lab, "/_cluster/settings", {"transient": settings}, "PUT")
     try:
         wait_until(lambda: metrics(lab)["cluster_logs_refused"] > 0)
+        yield
+    finally:
+        ask(lab, "/_cluster/settings", {"transient": dict.fromkeys(settings)}, "PUT")
+    wait_until(lambda: metrics(lab)["cluster_logs_refused"] == 0)
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "With the engine's disk full, jobs run, an alert's metric rises, no line is lost.")
+def test_disk__that_is_full__loses_no_line(lab: TestLab) -> None:
+    with full_disk(lab):
         lab.root("gpu01", "for n in $(seq 200); do logger -t full number $n; done")
         job = submit(lab, "true")
         ended = f"sacct --noheader --parsable2 --format=State --jobs={job}"
         wait_until(lambda: "COMPLETED" in lab.root("head1", ended))
         assert numbers(lab, "gpu01", "full") == (0, 0)
-    finally:
-        ask(lab, "/_cluster/settings", {"transient": dict.fromkeys(settings)}, "PUT")
     wait_until(lambda: numbers(lab, "gpu01", "full")[0] >= 200)
     assert numbers(lab, "gpu01", "full") == (200, 200)
-    wait_until(lambda: metrics(lab)["cluster_logs_refused"] == 0)
 
 
 @pytest.mark.kit(*RECIPES)
@@ -216,10 +225,14 @@ def test_retention__above_the_limit__deletes_indices(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "A node that is added while the engine's disk is full serves jobs; exit 5.")
 @pytest.mark.proves("log_stack", "A new node ships its logs without a restart of the engine.")
 def test_node__that_is_added__ships_its_logs(lab: Growing) -> None:
     show = "systemctl show --property=InvocationID --value opensearch"
     before = lab.root("head1", show)
+    with full_disk(lab):
+        assert "the search engine" in lab.verb("add-node", *lab.adding, expect=5)
+        assert in_service(lab)[lab.last] == "idle"
     lab.add()
     wait_until(lambda: find(lab, f"node:{lab.last} AND dataset:slurm") != [])
     wait_until(lambda: find(lab, f"node:{lab.last} AND dataset:journal") != [])
