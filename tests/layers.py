@@ -48,6 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "monitoring": (
         "tests/cluster/test_alerts.py",
         "tests/cluster/test_dashboards.py",
+        "tests/cluster/test_log_search.py",
         "tests/cluster/test_logs.py",
         "tests/cluster/test_open.py",
     ),
@@ -101,7 +102,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/(alerts|molecule)/", ("roles",)),
     (r"scripts/demo$", ("kubernetes", "systems")),
     (r"tests/pythons\.py$", ("systems",)),
-    (r"tests/cluster/watched\.py$", ("monitoring",)),
+    (r"tests/cluster/(logs|watched)\.py$", ("monitoring",)),
     (r"tests/cluster/(crash|gpus|nvml_check|sessions)\.py$", ("gpu",)),
     (r"tests/cluster/sid\.py$", ("gpu", "roles")),
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),

@@ -1,23 +1,26 @@
-"""Logs of all nodes in a real OpenSearch with TLS and login: found by their fields, each line once."""
+"""Faults of the log stack in a real cluster: no line is lost or stored twice, and no job waits."""
 
 import json
-import re
-import shlex
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import pytest
 
-from tests import pipelines
 from tests.cluster.lab import TestLab, fresh_as, submit
+from tests.cluster.logs import (
+    RECIPES,
+    configuration,
+    find,
+    full_disk,
+    has_started,
+    numbers,
+    stored,
+    switch_on,
+)
 from tests.cluster.members import Growing
 from tests.faults.injury import in_service, wait_until
-from tests.labs import REPOSITORY
 
-RECIPES = ("opensearch", "filebeat")
 STOPPED = 120  # seconds without the engine
 RATE, SECONDS = 50, STOPPED + 30  # lines a second on each node
 WRITER = f"""
@@ -29,123 +32,18 @@ for number in range({RATE * SECONDS}):
     time.sleep(max(0, began + number / {RATE} - time.monotonic()))
 """
 
-# A lab node's kernel log is a pipe. The journal reads lines of Linux's Documentation/ABI/testing/dev-kmsg from it.
-KERNEL = """
-import struct, time
-from pathlib import Path
-known = Path("/run/systemd/journal/kernel-seqnum")
-serial = struct.unpack("Q", known.read_bytes()[:8])[0] if known.exists() else 0
-with open("/dev/kmsg", "wb", buffering=0) as pipe:
-    pipe.write(b"3,%d,%d,-;%s\\n" % (serial, time.monotonic_ns() // 1000, {line!r}.encode()))
-"""
-
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Growing]:
     with fresh_as(Growing, "logs", *(f"--recipe={name}" for name in RECIPES)) as made:
-        text = made.inventory.read_text()
-        made.inventory.write_text(text + "    logging:\n      hosts:\n        head1: {}\n")
+        switch_on(made)
+        made.run("bootstrap")
         yield made
-
-
-def configuration(lab: TestLab) -> dict[str, Any]:
-    given: dict[str, Any] = json.loads(lab.root("head1", "cat /etc/clusterctl/log-store/configuration.json"))
-    return given
-
-
-def ask(lab: TestLab, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
-    """Send a request to the engine as a person would, with user and password; of this method if it has data."""
-    given = configuration(lab)
-    argv = f"--cacert {given['authority']} --user {given['user']}:$(cat {given['password']})"
-    data = (
-        ""
-        if body is None
-        else f"--request {method} --header 'Content-Type: application/json' --data {shlex.quote(json.dumps(body))}"
-    )
-    return json.loads(lab.root("head1", f"curl --silent --show-error {argv} {data} '{given['url']}{path}'"))
-
-
-def has_started(lab: TestLab) -> bool:
-    """Return whether the engine answers; just after its start it sends text instead of JSON."""
-    try:
-        return "version" in ask(lab, "/")
-    except json.JSONDecodeError:
-        return False
-
-
-def find(lab: TestLab, query: str) -> list[dict[str, Any]]:
-    """Return the newest lines that a query finds; none without an index."""
-    ask(lab, "/clusterlog-*/_refresh")
-    body: dict[str, Any] = {"query": {"query_string": {"query": query}}, "size": 50}
-    # A day's index may be new.
-    body["sort"] = [{"@timestamp": {"order": "desc", "unmapped_type": "date"}}]
-    return [hit["_source"] for hit in ask(lab, "/clusterlog-*/_search", body)["hits"]["hits"]]
-
-
-def numbers(lab: TestLab, node: str, program: str = "sequence") -> tuple[int, int]:
-    """Return how many lines of a program are stored, and how many different ones."""
-    ask(lab, "/clusterlog-*/_refresh")
-    query = {"query_string": {"query": f"node:{node} AND program:{program}"}}
-    found: list[str] = []
-    after = None
-    while True:
-        body: dict[str, Any] = {"query": query, "size": 5000, "sort": [{"@timestamp": "asc"}, {"_id": "asc"}]}
-        body |= {"search_after": after} if after else {}
-        hits = ask(lab, "/clusterlog-*/_search?filter_path=hits.hits._source.message,hits.hits.sort", body)
-        page = (hits.get("hits") or {}).get("hits") or []
-        if not page:
-            return len(found), len(set(found))
-        found += [hit["_source"]["message"] for hit in page]
-        after = page[-1]["sort"]
-
-
-def stored(lab: TestLab, node: str, expected: tuple[int, int]) -> bool:
-    return numbers(lab, node) == expected
-
-
-@pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "The group logging sets up search engine and shippers; a second run changes nothing.")
-def test_bootstrap__with_logging__is_repeatable(lab: TestLab) -> None:
-    lab.run("bootstrap")
-    lab.unchanged()
-
-
-@pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "Sample lines of real programs give node, GPU, XID, job, user and level.")
-def test_pipelines__with_samples__find_their_fields(lab: TestLab) -> None:
-    assert pipelines.wrong(lambda path, body: ask(lab, path, body)) == []
-
-
-@pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "A job's log lines and its record are found by its number, on all nodes.")
-def test_job__that_ends__is_found_by_its_number(lab: TestLab) -> None:
-    job = submit(lab, "sleep 1", "--nodes=2")
-    wait_until(lambda: {"head1", "gpu01"} <= {line["node"] for line in find(lab, f"job_id:{job}")})
-    wait_until(lambda: find(lab, f"dataset:jobs AND job_id:{job}") != [])
-    (record,) = find(lab, f"dataset:jobs AND job_id:{job}")
-    assert (record["user"], record["job_state"], record["nodes"]) == ("alice", "COMPLETED", "gpu[01-02]")
-
-
-@pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "No log opens without credentials, a default login, or with a shipper's.")
-def test_engine__without_its_login__shows_nothing(lab: TestLab) -> None:
-    given = configuration(lab)
-    code = "curl --silent --output /dev/null --write-out '%{http_code}' --cacert /etc/filebeat/tls/authority.pem"
-
-    def read(login: str) -> str:
-        return lab.root("gpu01", f"{code} {login} '{given['url']}/clusterlog-*/_search'")
-
-    assert read("") == "401"
-    for login in ("admin:admin", "kibanaserver:kibanaserver", "logstash:logstash", "readall:readall"):
-        assert read(f"--user {login}") == "401"
-    own = "--user shipper-gpu01:$(sed -n 's/^  password: //p' /etc/filebeat/filebeat.yml)"
-    assert read(own) == "403"
-    plain = given["url"].replace("https", "http")
-    assert lab.root("gpu01", f"{code} {plain}/ || true") == "000"
 
 
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("log_stack", "With the engine stopped and shippers killed, every line is stored exactly once.")
+@pytest.mark.long
 def test_lines__engine_stopped_and_shippers_killed__are_stored_once(lab: TestLab) -> None:
     for node in lab.nodes:
         lab.ssh(node, "sudo", "tee", "/root/writer.py", stdin=WRITER)
@@ -167,42 +65,9 @@ def test_lines__engine_stopped_and_shippers_killed__are_stored_once(lab: TestLab
     lab.unchanged()
 
 
-def metrics(lab: TestLab) -> dict[str, float]:
-    """Return what log-store writes for Prometheus."""
-    text = lab.root("head1", "systemctl start log-store && cat /var/lib/clusterctl-metrics/log-store.prom")
-    rows = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    return {name: float(value) for name, value in rows}
-
-
-@pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "Every node's newest line is counted, and recent without any job.")
-def test_metrics__of_all_nodes__show_recent_lines(lab: TestLab) -> None:
-    found = metrics(lab)
-    now = float(lab.root("head1", "date +%s"))
-    ages = {node: now - found[f'cluster_logs_newest_seconds{{node="{node}"}}'] for node in lab.nodes}
-    assert max(ages.values()) < 600, ages  # two of the lines that a quiet node writes
-    assert found["cluster_logs_refused"] == 0
-
-
-@pytest.mark.kit(*RECIPES)
-@contextmanager
-def full_disk(lab: TestLab) -> Iterator[None]:
-    """Let the engine take its disk for full: set watermarks of free space that no disk has."""
-    levels = {
-        f"cluster.routing.allocation.disk.watermark.{name}": "900000gb" for name in ("low", "high", "flood_stage")
-    }
-    settings = {"cluster.info.update.interval": "10s", **levels}
-    ask(lab, "/_cluster/settings", {"transient": settings}, "PUT")
-    try:
-        wait_until(lambda: metrics(lab)["cluster_logs_refused"] > 0)
-        yield
-    finally:
-        ask(lab, "/_cluster/settings", {"transient": dict.fromkeys(settings)}, "PUT")
-    wait_until(lambda: metrics(lab)["cluster_logs_refused"] == 0)
-
-
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("log_stack", "With the engine's disk full, jobs run, an alert's metric rises, no line is lost.")
+@pytest.mark.long
 def test_disk__that_is_full__loses_no_line(lab: TestLab) -> None:
     with full_disk(lab):
         lab.root("gpu01", "for n in $(seq 200); do logger -t full number $n; done")
@@ -216,6 +81,7 @@ def test_disk__that_is_full__loses_no_line(lab: TestLab) -> None:
 
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("log_stack", "Logs above the size limit are deleted by the timer's service.")
+@pytest.mark.long
 def test_retention__above_the_limit__deletes_indices(lab: TestLab) -> None:
     given = json.dumps({**configuration(lab), "gigabytes": 0})
     lab.ssh("head1", "sudo", "tee", "/root/small.json", stdin=given)
@@ -227,6 +93,7 @@ def test_retention__above_the_limit__deletes_indices(lab: TestLab) -> None:
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("log_stack", "A node that is added while the engine's disk is full serves jobs; exit 5.")
 @pytest.mark.proves("log_stack", "A new node ships its logs without a restart of the engine.")
+@pytest.mark.long
 def test_node__that_is_added__ships_its_logs(lab: Growing) -> None:
     show = "systemctl show --property=InvocationID --value opensearch"
     before = lab.root("head1", show)
@@ -237,31 +104,3 @@ def test_node__that_is_added__ships_its_logs(lab: Growing) -> None:
     wait_until(lambda: find(lab, f"node:{lab.last} AND dataset:slurm") != [])
     wait_until(lambda: find(lab, f"node:{lab.last} AND dataset:journal") != [])
     assert lab.root("head1", show) == before
-
-
-@pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "An XID 79 is stored with node, GPU and the job that ran there.")
-def test_xid__during_a_job__is_found_by_the_jobs_number(lab: TestLab) -> None:
-    job = submit(lab, "sleep 600", "--nodelist=gpu02")
-    wait_until(lambda: "RUNNING" in lab.root("head1", f"squeue --noheader --format=%T --jobs={job}"))
-    line = "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-    lab.ssh("gpu02", "sudo", "python3", "-", stdin=KERNEL.format(line=line))
-    wait_until(lambda: find(lab, f"job_id:{job} AND xid:79") != [])
-    (found,) = find(lab, f"job_id:{job} AND xid:79")
-    assert (found["node"], found["gpu"], found["level"]) == ("gpu02", "0000:41:00", "error")
-    assert found["job_id"] == [int(job)]
-
-
-@pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "Each search of docs/logs.md finds the lines it is for.")
-def test_searches__of_the_documentation__find_their_lines(lab: TestLab) -> None:
-    text = (REPOSITORY / "docs/logs.md").read_text()
-    job, gpu_errors, logins, errors = re.findall(r"^\| [^|`]+ \| `(\w[^`]*:[^`]+)` \|$", text, re.MULTILINE)
-    (xid,) = find(lab, "node:gpu02 AND xid:79")
-    assert xid in find(lab, job.replace("4242", str(xid["job_id"][0])))
-    assert xid in find(lab, gpu_errors)
-    assert xid in find(lab, errors.replace("gpu01", "gpu02"))
-    # A login that must fail, from the lab's node to itself: nothing is sent that a wrong host could use.
-    argv = "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
-    lab.root("gpu01", f"{argv} intruder@127.0.0.1 true || true")
-    wait_until(lambda: "intruder" in {line.get("user") for line in find(lab, logins)})

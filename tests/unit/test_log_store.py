@@ -54,6 +54,14 @@ def test_expired__by_age_and_size__are_the_oldest(store: ModuleType, days: int, 
     assert store.expired(SIZES, days, limit, now) == [f"clusterlog-2026.11.{day}" for day in deleted.split()]
 
 
+@pytest.mark.proves("log_stack", "The logs never take more than half of their file system.")
+@pytest.mark.parametrize(("disk", "limit"), [(10**12, 20 * 10**9), (30 * 10**9, 15 * 10**9)])
+def test_limit__of_a_disk__is_half_of_it_at_most(store: ModuleType, disk: int, limit: int) -> None:
+    engine = store.Engine({"secure": False, "gigabytes": 20})
+    engine.ask = lambda *_: {"nodes": {"a": {"fs": {"total": {"total_in_bytes": disk}}}}}
+    assert engine.limit() == limit
+
+
 @pytest.mark.proves("log_stack", "The next day's index exists before a full disk can prevent it.")
 @pytest.mark.parametrize(
     ("blocks", "exists", "created"), [({}, False, True), ({}, True, False), ({"10": {}}, False, False)]
@@ -69,6 +77,8 @@ def test_retain__next_day__is_created_once(
             puts.append(path)
         if path.startswith("/_cluster"):
             return {"blocks": {"global": blocks}}
+        if path.startswith("/_nodes"):
+            return {"nodes": {"a": {"fs": {"total": {"total_in_bytes": 10**12}}}}}
         return {} if exists and path == f"/{tomorrow}" else None
 
     given = {
@@ -156,10 +166,11 @@ def test_running_jobs__of_steps__are_each_once(exporter: ModuleType, tmp_path: P
 
 
 def test_metrics__of_the_store__have_each_node(store: ModuleType) -> None:
-    text = store.metrics(SIZES, {"gpu01": 1795763000.4, "gpu02": 0}, 1)
+    text = store.metrics(SIZES, 20, {"gpu01": 1795763000.4, "gpu02": 0}, 1)
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert lines == [
         "cluster_logs_bytes 26",
+        "cluster_logs_limit_bytes 20",
         "cluster_logs_days 4",
         "cluster_logs_refused 1",
         'cluster_logs_newest_seconds{node="gpu01"} 1795763000',

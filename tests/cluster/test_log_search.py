@@ -1,0 +1,98 @@
+"""Logs of all nodes, found by their fields, in a real OpenSearch with TLS and login."""
+
+import re
+
+import pytest
+
+from tests import pipelines
+from tests.cluster.lab import TestLab, submit
+from tests.cluster.logs import ask, configuration, find, metrics
+from tests.cluster.watched import RECIPES, ready
+from tests.faults.injury import wait_until
+from tests.labs import REPOSITORY
+
+# A lab node's kernel log is a pipe. The journal reads lines of Linux's Documentation/ABI/testing/dev-kmsg from it.
+KERNEL = """
+import struct, time
+from pathlib import Path
+known = Path("/run/systemd/journal/kernel-seqnum")
+serial = struct.unpack("Q", known.read_bytes()[:8])[0] if known.exists() else 0
+with open("/dev/kmsg", "wb", buffering=0) as pipe:
+    pipe.write(b"3,%d,%d,-;%s\\n" % (serial, time.monotonic_ns() // 1000, {line!r}.encode()))
+"""
+
+
+@pytest.fixture
+def lab(watched: TestLab) -> TestLab:
+    ready(watched)
+    return watched
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "Sample lines of real programs give node, GPU, XID, job, user and level.")
+def test_pipelines__with_samples__find_their_fields(lab: TestLab) -> None:
+    assert pipelines.wrong(lambda path, body: ask(lab, path, body)) == []
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "A job's log lines and its record are found by its number, on all nodes.")
+def test_job__that_ends__is_found_by_its_number(lab: TestLab) -> None:
+    job = submit(lab, "sleep 1", "--nodes=2")
+    wait_until(lambda: {"head1", "gpu01"} <= {line["node"] for line in find(lab, f"job_id:{job}")})
+    wait_until(lambda: find(lab, f"dataset:jobs AND job_id:{job}") != [])
+    (record,) = find(lab, f"dataset:jobs AND job_id:{job}")
+    assert (record["user"], record["job_state"], record["nodes"]) == ("alice", "COMPLETED", "gpu[01-02]")
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "No log opens without credentials, a default login, or with a shipper's.")
+def test_engine__without_its_login__shows_nothing(lab: TestLab) -> None:
+    given = configuration(lab)
+    code = "curl --silent --output /dev/null --write-out '%{http_code}' --cacert /etc/filebeat/tls/authority.pem"
+
+    def read(login: str) -> str:
+        return lab.root("gpu01", f"{code} {login} '{given['url']}/clusterlog-*/_search'")
+
+    assert read("") == "401"
+    for login in ("admin:admin", "kibanaserver:kibanaserver", "logstash:logstash", "readall:readall"):
+        assert read(f"--user {login}") == "401"
+    own = "--user shipper-gpu01:$(sed -n 's/^  password: //p' /etc/filebeat/filebeat.yml)"
+    assert read(own) == "403"
+    plain = given["url"].replace("https", "http")
+    assert lab.root("gpu01", f"{code} {plain}/ || true") == "000"
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "Every node's newest line is counted, and recent without any job.")
+def test_metrics__of_all_nodes__show_recent_lines(lab: TestLab) -> None:
+    found = metrics(lab)
+    now = float(lab.root("head1", "date +%s"))
+    ages = {node: now - found[f'cluster_logs_newest_seconds{{node="{node}"}}'] for node in lab.nodes}
+    assert max(ages.values()) < 600, ages  # two of the lines that a quiet node writes
+    assert found["cluster_logs_refused"] == 0
+    half = int(lab.root("head1", "df --output=size --block-size=1 /var/lib/opensearch | tail -1")) // 2
+    assert found["cluster_logs_limit_bytes"] == min(half, 20e9)
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "Each search of docs/logs.md finds the lines it is for.")
+def test_searches__of_the_documentation__find_their_lines(lab: TestLab) -> None:
+    text = (REPOSITORY / "docs/logs.md").read_text()
+    of_job, gpu_errors, logins, errors = re.findall(r"^\| [^|`]+ \| `(\w[^`]*:[^`]+)` \|$", text, re.MULTILINE)
+    job = submit(lab, "sleep 600", "--nodelist=gpu02")
+    wait_until(lambda: "RUNNING" in lab.root("head1", f"squeue --noheader --format=%T --jobs={job}"))
+    # An application's error, which takes no node out of service.
+    line = (
+        "NVRM: Xid (PCI:0000:41:00): 13, pid='<unknown>', name=<unknown>, Graphics Exception: ESR 0x404490=0x80000001"
+    )
+    lab.ssh("gpu02", "sudo", "python3", "-", stdin=KERNEL.format(line=line))
+    wait_until(lambda: find(lab, f"job_id:{job} AND xid:13") != [])
+    lab.root("head1", f"scancel {job}")
+    (xid,) = find(lab, f"job_id:{job} AND xid:13")
+    assert xid in find(lab, of_job.replace("4242", job))
+    assert xid in find(lab, gpu_errors)
+    assert xid in find(lab, errors.replace("gpu01", "gpu02"))
+    # A login that must fail, from the lab's node to itself: nothing is sent that a wrong host could use.
+    argv = "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+    lab.root("gpu01", f"{argv} intruder@127.0.0.1 true || true")
+    wait_until(lambda: "intruder" in {line.get("user") for line in find(lab, logins)})
