@@ -1,6 +1,7 @@
 """Files of the log stack for each engine and version, against what the vendors document."""
 
-from pathlib import Path
+import re
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -51,8 +52,74 @@ def test_elasticsearch__of_the_apache_licence__listens_on_loopback(tmp_path: Pat
 def test_filebeat__of_an_engine_without_login__ships_on_its_host_alone(tmp_path: Path) -> None:
     found = role(tmp_path, "filebeat", "gpu01", elasticsearch_version="7.10.2")
     [(_, call)] = found.calls(lambda path: path.name == "main.yml")
+    assert call["state"] == "absent"
     assert call["packages"] == []
-    assert {item.get("state") for item in call["files"]} == {"absent"}
+
+
+@pytest.mark.proves("log_stack", "A node without the group logging is as if it never had a shipper.")
+def test_filebeat__without_the_group__is_absent(tmp_path: Path) -> None:
+    [(_, call)] = a_cluster(tmp_path, "debian-13").role("filebeat", "gpu01").calls(lambda path: path.name == "main.yml")
+    assert call["state"] == "absent"
+    assert [call[name] for name in ("repositories", "packages", "directories", "files", "units")] == [[]] * 5
+
+
+def test_filebeat__on_a_head_of_slurm__has_logrotate_for_its_file(tmp_path: Path) -> None:
+    for host, there in (("head1", True), ("gpu01", False)):
+        (tmp_path / host).mkdir()
+        [(_, call)] = role(tmp_path / host, "filebeat", host).calls(lambda path: path.name == "main.yml")
+        assert any(item["dest"].startswith("/etc/logrotate.d/") for item in call["files"]) is there
+        assert ("logrotate" in [item["name"] if isinstance(item, dict) else item for item in call["packages"]]) is there
+
+
+@pytest.mark.proves("log_stack", "Files are read under the names that rotation gives them, not compressed ones.")
+@pytest.mark.parametrize("engine", ["elasticsearch", "opensearch"])
+def test_inputs__of_rotated_files__match_uncompressed_ones(engine: str, tmp_path: Path) -> None:
+    found = role(tmp_path, "filebeat", logging_engine=engine)
+    inputs = yaml.safe_load(found.render(found.path / "templates/filebeat.yml.j2"))["filebeat.inputs"]
+    # Names of logrotate with and without dateext, of auditd, and of Kubernetes' kubelet (pkg/kubelet/logs).
+    names = {
+        "/var/log/slurm/slurmctld.log": "slurm",
+        "/var/log/slurm/slurmctld.log.1": "slurm",
+        "/var/log/slurm/slurmd.log-20261127": "slurm",
+        "/var/log/slurm/slurmctld.log.2.gz": None,
+        "/var/log/slurm/jobcomp.log.2": "jobs",
+        "/var/log/audit/audit.log.4": "audit",
+        "/var/log/pods/team-a_train-0_0b1c5ce4/main/0.log": "containers",
+        "/var/log/pods/team-a_train-0_0b1c5ce4/main/0.log.20261127-001800": "containers",
+        "/var/log/pods/team-a_train-0_0b1c5ce4/main/0.log.20261127-001800.gz": None,
+        "/var/log/pods/team-a_train-0_0b1c5ce4/main/0.log.20261127-001800.tmp": None,
+    }
+    for name, dataset in names.items():
+        matched = [
+            one["fields"]["dataset"]
+            for one in inputs
+            if any(PurePath(name).match(pattern) for pattern in one["paths"])
+            and not any(re.search(pattern, name) for pattern in excluded(one))
+        ]
+        assert matched == ([dataset] if dataset else []), name
+
+
+def excluded(one: dict[str, Any]) -> list[str]:
+    found: list[str] = one.get("exclude_files") or one.get("prospector.scanner.exclude_files") or []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings"),
+    [
+        ("elasticsearch", {"close.on_state_change.removed": False, "close.reader.after_interval": "24h"}),
+        ("opensearch", {"close_removed": False, "close_timeout": "24h"}),
+    ],
+)
+def test_inputs__of_files_that_are_deleted__read_them_to_the_end(
+    engine: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    found = role(tmp_path, "filebeat", logging_engine=engine)
+    inputs = yaml.safe_load(found.render(found.path / "templates/filebeat.yml.j2"))["filebeat.inputs"]
+    for one in inputs:
+        got = {name: one[name] for name in settings if name in one}
+        # The exported journal has a limit of its own, which a file that is kept open would exceed.
+        assert got == ({} if one["fields"]["dataset"] == "journal" else settings)
 
 
 @pytest.mark.parametrize(
