@@ -1,14 +1,16 @@
 """Faults of the log stack in a real cluster: no line is lost or stored twice, and no job waits."""
 
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
-from tests.cluster.lab import TestLab, fresh_as, submit
+from tests.cluster.lab import ALICE, TestLab, fresh_as, submit
 from tests.cluster.logs import (
+    GROUP,
     RECIPES,
     configuration,
     find,
@@ -104,3 +106,54 @@ def test_node__that_is_added__ships_its_logs(lab: Growing) -> None:
     wait_until(lambda: find(lab, f"node:{lab.last} AND dataset:slurm") != [])
     wait_until(lambda: find(lab, f"node:{lab.last} AND dataset:journal") != [])
     assert lab.root("head1", show) == before
+
+
+FORGED = "x\nJobId=99 UserId=root(0) GroupId=root(0) Name=y"  # a name that begins a second line of the record
+RECORDS = "/var/log/slurm/jobcomp.log"
+
+
+def recorded(lab: TestLab, name: str) -> str:
+    """Submit a job of this name; return its number after its record has been written."""
+    options = f"--mem=1M --time=UNLIMITED --chdir=/ --output=none --job-name={shlex.quote(name)}"
+    job = lab.ssh("head1", *ALICE, "sh", "-s", stdin=f"sbatch --parsable {options} --wrap=true").strip()
+    wait_until(lambda: f"JobId={job} " in lab.root("head1", f"cat {RECORDS}"))
+    return job
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "slurmctld writes to a new file after rotation; each job's record is stored.")
+@pytest.mark.proves("log_stack", "A newline in a job's name makes no record of another job.")
+@pytest.mark.long
+def test_record__of_a_job__is_stored_past_rotation(lab: TestLab) -> None:
+    jobs = []
+    for name in ("before", FORGED):
+        jobs.append(recorded(lab, name))
+        lab.root("head1", "logrotate --force /etc/logrotate.d/clusterctl-jobcomp")
+        wait_until(lambda: lab.root("head1", f"stat -c %s {RECORDS}") == "0\n")
+    for job in jobs:
+        wait_until(partial(lambda query: len(find(lab, query)) == 1, f"dataset:jobs AND job_id:{job}"))
+    (forged,) = find(lab, f"dataset:jobs AND job_id:{jobs[1]}")
+    assert (forged["user"], forged["job_name"], forged["job_state"]) == ("alice", FORGED, "COMPLETED")
+    assert find(lab, "dataset:jobs AND (job_id:99 OR user:root)") == []
+    lab.ssh("head1", *ALICE, "sh", "-s", stdin=f"! cat {RECORDS}")
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "Without its group, nodes have no shipper; with it again, they ship.")
+@pytest.mark.long
+def test_group__that_is_removed__takes_the_shippers_along(lab: Growing) -> None:
+    text = lab.inventory.read_text()
+    assert GROUP in text
+    lab.inventory.write_text(text.replace(GROUP, ""))
+    lab.run("bootstrap")
+    for node in lab.nodes:
+        lab.root(
+            node, "! systemctl is-active filebeat journal-export && ! systemctl is-enabled filebeat journal-export"
+        )
+        lab.root(node, "! pgrep -f '/[f]ilebeat/bin|[j]ournal-export' && ! ls /usr/share/filebeat/bin/filebeat")
+        lab.root(node, "! ls /etc/systemd/system/*.wants/journal-export.service")
+    lab.unchanged()
+    lab.inventory.write_text(text)
+    lab.run("bootstrap")
+    lab.root("gpu01", "logger -t again a line")
+    wait_until(lambda: find(lab, "node:gpu01 AND program:again") != [])
