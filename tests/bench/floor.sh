@@ -212,7 +212,8 @@ worker() { # NAME IP
   base "$1" "$2" "$HEAD_IP"
   munge_and_exporter "$2"
   printf 'server %s iburst\ndriftfile /var/lib/chrony/chrony.drift\nmakestep 1.0 3\nrtcsync\n' "$HEAD_IP" | put /etc/chrony/chrony.conf
-  install -d -o slurm -g slurm /var/lib/slurm /var/log/slurm
+  install -d -o slurm -g slurm /var/lib/slurm
+  install -d -o slurm -g slurm -m 0750 /var/log/slurm
   install -d /var/lib/slurm/slurmd
   echo "SLURMD_OPTIONS=\"--conf-server $HEAD_IP\"" | put /etc/default/slurmd
   put /etc/systemd/system/slurmd.service.d/cluster.conf <<'END'
@@ -277,7 +278,8 @@ confines() { # RESOURCE
 }
 
 slurm_files() {
-  install -d -o slurm -g slurm /var/lib/slurm /var/log/slurm
+  install -d -o slurm -g slurm /var/lib/slurm
+  install -d -o slurm -g slurm -m 0750 /var/log/slurm
   install -d -o slurm -g slurm -m 0700 /var/lib/slurm/slurmctld
   put /etc/systemd/system/slurmdbd.service.d/cluster.conf <<'END'
 [Unit]
