@@ -65,13 +65,14 @@ messages = {
     "binary": b"\xff\0abc", "newline": b"one\ntwo",
 }
 for name, message in messages.items():
-    send(MESSAGE=message, SYSLOG_IDENTIFIER=name.encode(), PRIORITY=b"3", _UID=b"0")
+    send(MESSAGE=message, SYSLOG_IDENTIFIER=name.encode(), PRIORITY=b"3", _UID=b"5001")
 send(MESSAGE=b"x", SYSLOG_IDENTIFIER=b"n" * (50 << 20), PRIORITY=b"3")
 send(MESSAGE=b"the last", SYSLOG_IDENTIFIER=b"last", PRIORITY="\u00b2".encode())
 """
 
 # Slurm's steps are processes that root started; a user gives the name to any, also to a set-uid program.
-STEPS = """cp /usr/bin/sleep /usr/local/bin/as-root && chmod u+s /usr/local/bin/as-root
+STEPS = """pids=
+cp /usr/bin/sleep /usr/local/bin/as-root && chmod u+s /usr/local/bin/as-root
 begin() { "$@" & pids="$pids $!"; }
 begin bash -c 'exec -a "slurmstepd: [17.0]" sleep 60'
 begin setpriv --reuid=65534 --clear-groups bash -c 'exec -a "slurmstepd: [4242.batch]" sleep 60'
@@ -122,7 +123,7 @@ def with_exporter(lab: TestLab, node: str, script: str) -> str:
 def exported(lab: TestLab, node: str) -> list[dict[str, Any]]:
     """Return the lines that the exporter has written."""
     text = lab.root(node, f"cat {FOLDER}/journal-*.json 2>/dev/null || true")
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    return [json.loads(line) for line in text.split("\n") if line.endswith("}")]
 
 
 def role(folder: Path, name: str) -> Role:
