@@ -55,7 +55,7 @@ class Engine:
         return int(self.ask(f"{index}/_count?ignore_unavailable=true")["count"])
 
     def has(self, index: str, count: int) -> bool:
-        """Return whether an index has that many documents; the first answers after a start have no count, or are no JSON."""
+        """Return whether an index has that many documents; just after a start, answers have no count or are no JSON."""
         try:
             self.ask(f"{index}/_refresh?ignore_unavailable=true", "-X POST")
             return self.count(index) >= count
