@@ -23,15 +23,14 @@ from tests.cluster.logs import (
 from tests.cluster.members import Growing
 from tests.faults.injury import in_service, wait_until
 
-STOPPED = 120  # seconds without the engine
-RATE, SECONDS = 50, STOPPED + 30  # lines a second on each node
-WRITER = f"""
+RATE = 50  # lines a second on each node
+WRITER = """
 import syslog, time
-syslog.openlog("sequence")
+syslog.openlog({program!r})
 began = time.monotonic()
-for number in range({RATE * SECONDS}):
+for number in range({count}):
     syslog.syslog(f"number {{number}}")
-    time.sleep(max(0, began + number / {RATE} - time.monotonic()))
+    time.sleep(max(0, began + number / {rate} - time.monotonic()))
 """
 
 
@@ -45,25 +44,27 @@ def lab() -> Iterator[Growing]:
 
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("log_stack", "With the engine stopped and shippers killed, every line is stored exactly once.")
+@pytest.mark.parametrize("stopped", [120, 600], ids=["two minutes", "ten minutes"])
 @pytest.mark.long
-def test_lines__engine_stopped_and_shippers_killed__are_stored_once(lab: TestLab) -> None:
+@pytest.mark.timeout(3000)
+def test_lines__engine_stopped_and_shippers_killed__are_stored_once(lab: TestLab, stopped: int) -> None:
+    program, count = f"sequence-{stopped}", RATE * (stopped + 30)
     for node in lab.nodes:
-        lab.ssh(node, "sudo", "tee", "/root/writer.py", stdin=WRITER)
+        lab.ssh(node, "sudo", "tee", "/root/writer.py", stdin=WRITER.format(program=program, count=count, rate=RATE))
         lab.root(node, "systemd-run --quiet --collect --unit=writer python3 /root/writer.py")
     lab.root("head1", "systemctl stop opensearch")
-    time.sleep(STOPPED / 2)
+    time.sleep(stopped / 2)
     for node in lab.nodes:
         lab.root(node, "systemctl kill --signal=KILL filebeat journal-export")
-    time.sleep(STOPPED / 2)
+    time.sleep(stopped / 2)
     lab.root("head1", "systemctl start opensearch")
     wait_until(lambda: has_started(lab))
     for node in lab.nodes:
         lab.root(node, "systemctl kill --signal=KILL filebeat")
     job = submit(lab, "true")
     wait_until(lambda: "COMPLETED" in lab.root("head1", f"sacct --noheader --parsable2 --format=State --jobs={job}"))
-    expected = (RATE * SECONDS, RATE * SECONDS)
     for node in lab.nodes:
-        wait_until(partial(stored, lab, node, expected))
+        wait_until(partial(stored, lab, node, (count, count), program))
     lab.unchanged()
 
 
