@@ -54,10 +54,10 @@ def find(lab: TestLab, query: str) -> list[dict[str, Any]]:
     return [hit["_source"] for hit in ask(lab, "/clusterlog-*/_search", body)["hits"]["hits"]]
 
 
-def numbers(lab: TestLab, node: str, program: str = "sequence") -> tuple[int, int]:
+def numbers(lab: TestLab, node: str, program: str) -> tuple[int, int]:
     """Return how many lines of a program are stored, and how many different ones."""
     ask(lab, "/clusterlog-*/_refresh")
-    query = {"query_string": {"query": f"node:{node} AND program:{program}"}}
+    query = {"query_string": {"query": f'node:{node} AND program:"{program}"'}}
     found: list[str] = []
     after = None
     while True:
@@ -71,8 +71,8 @@ def numbers(lab: TestLab, node: str, program: str = "sequence") -> tuple[int, in
         after = page[-1]["sort"]
 
 
-def stored(lab: TestLab, node: str, expected: tuple[int, int]) -> bool:
-    return numbers(lab, node) == expected
+def stored(lab: TestLab, node: str, expected: tuple[int, int], program: str) -> bool:
+    return numbers(lab, node, program) == expected
 
 
 def metrics(lab: TestLab) -> dict[str, float]:

@@ -1,6 +1,8 @@
 """Logs of all nodes, found by their fields, in a real OpenSearch with TLS and login."""
 
+import json
 import re
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -35,6 +37,29 @@ def test_pipelines__with_samples__find_their_fields(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "A line is stored by its day; one of a wrong clock with today's, one too old never.")
+def test_index__of_lines_by_age__is_one_that_exists(lab: TestLab) -> None:
+    now = datetime.fromisoformat(lab.root("head1", "date --utc +%Y-%m-%dT12:00:00+00:00").strip())
+    days = (-400, -5, -1, 0, 1, 2, 400)
+    lines = [
+        {
+            "@timestamp": (now + timedelta(days=day)).isoformat(),
+            "dataset": "audit",
+            "message": "text",
+            "keep_days": 30,
+        }
+        for day in days
+    ]
+    lines[3]["@timestamp"] = "no time"
+    answer = ask(lab, "/_ingest/pipeline/clusterlog/_simulate", {"docs": [{"_source": line} for line in lines]})
+    found = [(one.get("doc") or {}).get("_index") for one in answer["docs"]]
+    today, yesterday, tomorrow = (f"clusterlog-{now + timedelta(days=day):%Y.%m.%d}" for day in (0, -1, 1))
+    assert found == [None, today, yesterday, today, tomorrow, today, today]
+    listed = ask(lab, "/_cat/indices/clusterlog-*?format=json&h=index")
+    assert {today, yesterday, tomorrow} <= {one["index"] for one in listed}
+
+
+@pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("log_stack", "A job's log lines and its record are found by its number, on all nodes.")
 def test_job__that_ends__is_found_by_its_number(lab: TestLab) -> None:
     job = submit(lab, "sleep 1", "--nodes=2")
@@ -58,6 +83,18 @@ def test_engine__without_its_login__shows_nothing(lab: TestLab) -> None:
         assert read(f"--user {login}") == "401"
     own = "--user shipper-gpu01:$(sed -n 's/^  password: //p' /etc/filebeat/filebeat.yml)"
     assert read(own) == "403"
+    # A shipper adds lines; it can neither close an index to others, nor make one that is never deleted.
+    index = f"clusterlog-{lab.root('head1', 'date --utc +%Y.%m.%d').strip()}"
+    header = "--header 'Content-Type: application/json'"
+    for method, path, body in (
+        ("DELETE", index, {}),
+        ("PUT", f"{index}/_mapping", {"dynamic": "strict"}),
+        ("PUT", f"{index}/_settings", {"index.blocks.write": True}),
+        ("PUT", "clusterlog-mine", {}),
+        ("POST", f"{index}/_close", {}),
+    ):
+        request = f"--request {method} {header} --data '{json.dumps(body)}'"
+        assert lab.root("gpu01", f"{code} {own} {request} '{given['url']}/{path}'") == "403", path
     plain = given["url"].replace("https", "http")
     assert lab.root("gpu01", f"{code} {plain}/ || true") == "000"
 

@@ -43,10 +43,40 @@ def test_elasticsearch__of_the_apache_licence__listens_on_loopback(tmp_path: Pat
     settings = configuration(found, "elasticsearch")
     assert settings["http.host"] == "127.0.0.1"
     assert not [name for name in settings if name.startswith(("xpack.", "ingest."))]
-    [(_, call)] = found.calls(lambda path: path.name == "main.yml")
+    *_, (_, call) = found.calls(lambda path: path.name == "main.yml")
     assert call["packages"] == [{"name": "elasticsearch-oss", "version": "7.10.2"}]
     assert call["repositories"][0]["url"].endswith("/packages/oss-7.x/apt")
     assert not [item for item in call["files"] if "tls" in item["dest"]]
+
+
+@pytest.mark.proves("log_stack", "On one host, no two package sources have the same URL.")
+@pytest.mark.parametrize("system", ["debian-13", "rocky-9"])
+@pytest.mark.parametrize(
+    ("engine", "version", "sources"),
+    [("elasticsearch", "9.*", 1), ("elasticsearch", "7.10.2", 1), ("opensearch", "2.19.*", 2)],
+)
+def test_sources__of_engine_and_filebeat__have_a_name_each(
+    engine: str, version: str, sources: int, system: str, tmp_path: Path
+) -> None:
+    found: dict[str, str] = {}
+    variables = {"logging_engine": engine, "elasticsearch_version": version}
+    variables |= {"filebeat_version": version} if version == "7.10.2" else {}
+    for name in ("elasticsearch", "filebeat"):
+        (tmp_path / name).mkdir()
+        of_role = role(tmp_path / name, name, system=system, **variables)
+        *_, (_, call) = of_role.calls(lambda path: path.name == "main.yml")
+        (source,) = call["repositories"]
+        assert found.setdefault(source["url"], source["name"]) == source["name"]
+    assert len(found) == len({*found.values()}) == sources
+
+
+@pytest.mark.proves("log_stack", "A change of the engine uninstalls the one that clusterctl has installed before.")
+@pytest.mark.parametrize(("engine", "other"), [("elasticsearch", "opensearch"), ("opensearch", "elasticsearch")])
+def test_engine__beside_another__is_in_its_place(engine: str, other: str, tmp_path: Path) -> None:
+    found = role(tmp_path, "elasticsearch", logging_engine=engine)
+    first, second = (call for _, call in found.calls(lambda path: path.name == "main.yml"))
+    assert (first["name"], first["state"]) == (other, "absent")
+    assert (second["name"], second.get("state", "present")) == (engine, "present")
 
 
 def test_filebeat__of_an_engine_without_login__ships_on_its_host_alone(tmp_path: Path) -> None:
@@ -135,7 +165,7 @@ def test_engine__on_a_system__comes_from_its_vendor(
     system: str, engine: str, url: str, version: str, tmp_path: Path
 ) -> None:
     found = role(tmp_path, "elasticsearch", system=system, logging_engine=engine)
-    [(_, call)] = found.calls(lambda path: path.name == "main.yml")
+    *_, (_, call) = found.calls(lambda path: path.name == "main.yml")
     assert call["repositories"][0]["url"].endswith(url)
     assert call["packages"] == [{"name": engine, "version": version}]
 

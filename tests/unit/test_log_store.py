@@ -39,6 +39,7 @@ SIZES = {"clusterlog-2026.11.24": 5, "clusterlog-2026.11.25": 6, "clusterlog-202
 
 
 @pytest.mark.proves("log_stack", "Logs of old days are deleted, and the oldest days above the size limit.")
+@pytest.mark.proves("log_stack", "Days that lines are written to stay, however large they are.")
 @pytest.mark.parametrize(
     ("days", "limit", "deleted"),
     [
@@ -47,13 +48,26 @@ SIZES = {"clusterlog-2026.11.24": 5, "clusterlog-2026.11.25": 6, "clusterlog-202
         (30, 20, "24 25"),
         (2, 26, "24"),
         (2, 20, "24 25"),
-        (30, 7, "24 25 26 27"),
-        (1, 0, "24 25 26 27"),
+        (30, 7, "24 25"),
+        (1, 0, "24 25"),
+        (0, 26, "24 25"),
     ],
 )
 def test_expired__by_age_and_size__are_the_oldest(store: ModuleType, days: int, limit: int, deleted: str) -> None:
     now = datetime(2026, 11, 27, 12, tzinfo=UTC)
     assert store.expired(SIZES, days, limit, now) == [f"clusterlog-2026.11.{day}" for day in deleted.split()]
+
+
+@pytest.mark.proves("log_stack", "An index of a day in the future is deleted.")
+def test_expired__of_a_day_in_the_future__is_deleted(store: ModuleType) -> None:
+    sizes = {
+        "clusterlog-2026.11.28": 1,
+        "clusterlog-2026.11.29": 1,
+        "clusterlog-2026.11.30": 1,
+        "clusterlog-2099.01.01": 9,
+    }
+    now = datetime(2026, 11, 27, 12, tzinfo=UTC)
+    assert store.expired(sizes, 30, 5, now) == ["clusterlog-2026.11.30", "clusterlog-2099.01.01"]
 
 
 @pytest.mark.proves("log_stack", "The logs never take more than half of their file system.")
@@ -64,15 +78,15 @@ def test_limit__of_a_disk__is_half_of_it_at_most(store: ModuleType, disk: int, l
     assert engine.limit() == limit
 
 
-@pytest.mark.proves("log_stack", "The next day's index exists before a full disk can prevent it.")
+@pytest.mark.proves("log_stack", "The next two days' indices exist before a full disk can prevent it.")
 @pytest.mark.parametrize(
     ("blocks", "exists", "created"), [({}, False, True), ({}, True, False), ({"10": {}}, False, False)]
 )
-def test_retain__next_day__is_created_once(
+def test_retain__next_days__are_created_once(
     store: ModuleType, tmp_path: Path, blocks: dict[str, Any], exists: bool, created: bool
 ) -> None:
     puts: list[str] = []
-    tomorrow = store.index_of(datetime.now(UTC) + timedelta(days=1))
+    wanted = [f"/{store.index_of(datetime.now(UTC) + timedelta(days=day))}" for day in (-1, 0, 1, 2)]
 
     def ask(method: str, path: str, _body: object = None) -> Any:
         if method == "PUT":
@@ -81,7 +95,7 @@ def test_retain__next_day__is_created_once(
             return {"blocks": {"global": blocks}}
         if path.startswith("/_nodes"):
             return {"nodes": {"a": {"fs": {"total": {"total_in_bytes": 10**12}}}}}
-        return {} if exists and path == f"/{tomorrow}" else None
+        return {} if exists and path in wanted else None
 
     given = {
         "secure": False,
@@ -93,7 +107,7 @@ def test_retain__next_day__is_created_once(
     engine = store.Engine(given)
     engine.ask = ask
     assert engine.retain() == []
-    assert puts == ([f"/{tomorrow}"] if created else [])
+    assert puts == (wanted if created else [])
     assert f"cluster_logs_refused {len(blocks)}\n" in (tmp_path / "log-store.prom").read_text()
 
 
