@@ -435,6 +435,8 @@ inhibit_rules:
     target_matchers: ['alertname=~"Slurm.+"', 'alertname!="SlurmDown"']
   - source_matchers: ['alertname="DatabaseDown"']
     target_matchers: ['alertname="SlurmdbdDown"']
+  - source_matchers: ['alertname=~"LogStoreDown|LogStoreFull"']
+    target_matchers: ['alertname="LogsNotShipped"']
 receivers:
   - name: none
   - name: drain
