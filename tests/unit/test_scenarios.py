@@ -58,7 +58,7 @@ ELSEWHERE = {
         "bootstrap_tasks_worker",  # without the role, more tasks run
     ),
     "elasticsearch": Elsewhere(
-        "ordinary", "test_logs.py::test_engine__without_its_login__shows_nothing", "configuration"
+        "ordinary", "test_log_search.py::test_engine__without_its_login__shows_nothing", "configuration"
     ),
     "enroot": Elsewhere("ordinary", "test_runtimes.py::test_enroots_directories_are_each_users_own", "/var/lib/enroot"),
     "filebeat": Elsewhere(
