@@ -62,7 +62,7 @@ ELSEWHERE = {
     ),
     "enroot": Elsewhere("ordinary", "test_runtimes.py::test_enroots_directories_are_each_users_own", "/var/lib/enroot"),
     "filebeat": Elsewhere(
-        "ordinary", "test_logs.py::test_lines__engine_stopped_and_shippers_killed__are_stored_once", "filebeat"
+        "long", "test_logs.py::test_lines__engine_stopped_and_shippers_killed__are_stored_once", "filebeat"
     ),
     "grafana": Elsewhere(
         "ordinary", "test_dashboards.py::test_plan__with_group_grafana__lists_what_it_installs", "grafana.ini"
@@ -84,7 +84,7 @@ ELSEWHERE = {
     "kubernetes_worker": Elsewhere(
         "ordinary", "test_kubernetes.py::test_labels__of_workers__are_those_of_the_hardware_record", "labels"
     ),
-    "logging": Elsewhere("ordinary", "test_logs.py::test_retention__above_the_limit__deletes_indices", "log-store"),
+    "logging": Elsewhere("long", "test_logs.py::test_retention__above_the_limit__deletes_indices", "log-store"),
     "mpi": Elsewhere("long", "test_first_hour.py::test_mpi__program_of_a_user__runs_on_two_nodes", "mpicc"),
     "nvidia_cuda": Elsewhere(
         "ordinary", "test_driver.py::test_users_choose_among_toolkits_side_by_side", '"nvidia_cuda"'
