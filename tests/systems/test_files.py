@@ -35,6 +35,7 @@ VENDORS = {
     "filebeat.service": "ExecStart=/usr/share/filebeat/bin/filebeat",
     "grafana-server.service": "Type=notify\nExecStart=/usr/share/grafana/bin/grafana server",
     "kubelet.service": "ExecStart=/usr/bin/kubelet\nRestart=always",
+    "mariadb.service": "Type=notify\nExecStart=/usr/sbin/mariadbd",
     "node_exporter.service": "ExecStart=/usr/bin/node_exporter",
     "nvidia-cdi-refresh.service": "Type=oneshot\nExecStart=/usr/bin/nvidia-ctk cdi generate",
     "nvidia-dcgm-exporter.service": "ExecStart=/usr/bin/dcgm-exporter",

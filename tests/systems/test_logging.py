@@ -203,3 +203,17 @@ def test_slurm__with_logging__writes_records_of_jobs(wanted: bool, tmp_path: Pat
     found = role(tmp_path, "slurm_head") if wanted else a_cluster(tmp_path, "debian-13").role("slurm_head", "head1")
     text = found.render(found.path / "templates/slurm.conf.j2")
     assert ("JobCompType=jobcomp/filetxt" in text) is wanted
+
+
+@pytest.mark.proves("log_stack", "A worker that stores the logs reports the newest lines of the other nodes.")
+def test_targets__worker_with_the_logs__keeps_the_label_of_other_nodes(tmp_path: Path) -> None:
+    role(tmp_path, "prometheus")
+    path = tmp_path / "inventory.yaml"
+    inventory = yaml.safe_load(path.read_text())
+    for hosts in ("head1", "gpu01"):
+        inventory["all"]["children"]["logging"] = {"hosts": {hosts: {}}}
+        path.write_text(yaml.safe_dump(inventory))
+        found = Cluster(path, "debian-13").role("prometheus", "head1")
+        targets = yaml.safe_load(found.render(found.path / "templates/nodes.json.j2"))
+        (of_worker,) = [one["labels"] for one in targets if one["labels"]["instance"] == "gpu01"]
+        assert of_worker.get("node") == (None if hosts == "gpu01" else "gpu01")

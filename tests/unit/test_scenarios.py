@@ -52,9 +52,6 @@ class Elsewhere(NamedTuple):
 
 
 ELSEWHERE = {
-    "alert_drain": Elsewhere(
-        "ordinary", "test_alerts.py::test_sensor__that_is_wrong_everywhere__drains_two_nodes", "drained_by_alerts"
-    ),
     "apply": Elsewhere(
         "ordinary",
         "test_costs.py::test_bootstrap__from_nothing__keeps_a_workers_path_short",
