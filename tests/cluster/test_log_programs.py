@@ -356,14 +356,27 @@ def test_export__of_messages_of_any_size__has_their_start(lab: TestLab, node: st
     wait_until(lambda: any(line["identifier"] == "last" for line in shipping.exported(lab, node)))
     assert lab.root(node, "systemctl show --value --property=NRestarts export").strip() == "0"
     # The first 32 KB of a line are kept, also while the program restarts after each.
-    lab.root(node, "systemctl kill --signal=KILL export; setpriv --reuid=65534 --clear-groups logger -t sshd after")
+    lab.root(
+        node, "systemctl kill --signal=KILL export; setpriv --reuid=65534 --clear-groups logger -t slurmctld after"
+    )
     wait_until(lambda: any(line["message"] == "after" for line in shipping.exported(lab, node)))
     lab.root(
         node, "systemctl stop export; rm /etc/systemd/journald.conf.d/large.conf; systemctl restart systemd-journald"
     )
     lines = shipping.exported(lab, node)
     assert max(Counter(line["cursor"] for line in lines).values()) == 1
-    names = {"short", "over-4096", "over-32k", "huge", "huge-zeros", "binary", "newline", "n" * 256, "last", "sshd"}
+    names = {
+        "short",
+        "over-4096",
+        "over-32k",
+        "huge",
+        "huge-zeros",
+        "binary",
+        "newline",
+        "n" * 256,
+        "last",
+        "slurmctld",
+    }
     assert max(len(line["identifier"]) for line in lines) == 256
     found = {line["identifier"]: line for line in lines if line["identifier"] in names}
     sizes = {name: (len(line["message"]), line.get("cut", False)) for name, line in found.items()}
@@ -371,13 +384,13 @@ def test_export__of_messages_of_any_size__has_their_start(lab: TestLab, node: st
     assert huge[1] and huge[0] > 10_000  # of 32 KB of random bytes
     assert sizes == {
         "short": (4000, False), "over-4096": (5000, False), "over-32k": (32768, True), "huge-zeros": (32768, True),
-        "binary": (5, False), "newline": (7, False), "n" * 256: (1, False), "last": (8, False), "sshd": (5, False),
+        "binary": (5, False), "newline": (7, False), "n" * 256: (1, False), "last": (8, False), "slurmctld": (5, False),
     }  # fmt: skip
     assert found["binary"]["message"] == "\ufffd\0abc"
     assert found["newline"]["message"] == "one\ntwo"
     assert "priority" not in found["last"]
-    # The journal's own fields, of which a sender's are not taken.
-    assert (found["last"]["uid"], found["sshd"]["uid"], found["sshd"]["executable"]) == (0, 65534, "/usr/bin/logger")
+    # The journal's own field: the sender's `_UID` is not taken.
+    assert (found["last"]["uid"], found["slurmctld"]["uid"]) == (0, 65534)
 
 
 @pytest.mark.proves("log_stack", "Only processes that root started count as steps of jobs.")
