@@ -44,7 +44,7 @@ def test_index__of_lines_by_age__is_one_that_exists(lab: TestLab) -> None:
     lines = [
         {
             "@timestamp": (now + timedelta(days=day)).isoformat(),
-            "dataset": "audit",
+            "dataset": "other",
             "message": "text",
             "keep_days": 30,
         }
@@ -52,7 +52,7 @@ def test_index__of_lines_by_age__is_one_that_exists(lab: TestLab) -> None:
     ]
     lines[3]["@timestamp"] = "no time"
     answer = ask(lab, "/_ingest/pipeline/clusterlog/_simulate", {"docs": [{"_source": line} for line in lines]})
-    found = [(one.get("doc") or {}).get("_index") for one in answer["docs"]]
+    found = [one["doc"]["_index"] if one else None for one in answer["docs"]]
     today, yesterday, tomorrow = (f"clusterlog-{now + timedelta(days=day):%Y.%m.%d}" for day in (0, -1, 1))
     assert found == [None, today, yesterday, today, tomorrow, today, today]
     listed = ask(lab, "/_cat/indices/clusterlog-*?format=json&h=index")
