@@ -159,7 +159,7 @@ def test_group__that_is_removed__takes_the_shippers_along(lab: Growing) -> None:
         lab.root(
             node, "! systemctl is-active filebeat journal-export && ! systemctl is-enabled filebeat journal-export"
         )
-        lab.root(node, "! pgrep -f '/[f]ilebeat/bin|[j]ournal-export' && ! ls /usr/share/filebeat/bin/filebeat")
+        lab.root(node, "! pgrep -f '/[f]ilebeat/bin|libexec/[j]ournal-export' && ! ls /usr/share/filebeat/bin/filebeat")
         lab.root(node, "! ls /etc/systemd/system/*.wants/journal-export.service")
     lab.unchanged()
     lab.inventory.write_text(text)
