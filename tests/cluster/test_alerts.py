@@ -81,7 +81,7 @@ def test_alert_test__while_nothing_listens_and_then__says_so(lab: TestLab) -> No
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("monitoring", "An XID raises its alert, drains the node with that reason, and reaches a person.")
 @pytest.mark.proves("monitoring", "A node that an alert drained is resumed by a passed diagnosis.")
-@pytest.mark.proves("log_stack", "The kernel's line of an XID is stored with node, GPU and the job that ran there.")
+@pytest.mark.proves("log_stack", "An XID's line is stored with node, GPU and the job that ran there.")
 def test_xid__of_a_gpu__drains_its_node_until_the_diagnosis(lab: TestLab) -> None:
     lab.root("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason=mine")
     job = submit(lab, "sleep 600", "--nodelist=gpu01")

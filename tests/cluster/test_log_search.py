@@ -37,7 +37,7 @@ def test_pipelines__with_samples__find_their_fields(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "A line is stored by its day; one of a wrong clock with today's, one too old never.")
+@pytest.mark.proves("log_stack", "A line is stored by its day, one of a wrong clock by today's.")
 def test_index__of_lines_by_age__is_one_that_exists(lab: TestLab) -> None:
     now = datetime.fromisoformat(lab.root("head1", "date --utc +%Y-%m-%dT12:00:00+00:00").strip())
     days = (-400, -5, -1, 0, 1, 2, 400)
