@@ -262,9 +262,7 @@ def test_count__more_disks_and_sensors_than_any_server__is_bounded() -> None:
     sensors = "".join(f"{n},T{n},Temperature,Nominal,1.00,C,'OK'\n" for n in range(1000))
     answers = {"ipmi-sensors": sensors, "ipmi-dcmi": "", "ipmi-sel": ""}
     answer = json.dumps(smart("nvme"))
-    found = PROGRAM.count(
-        lambda argv, _: answers.get(argv[0], scan if "--scan" in argv else answer), True, "/cache"
-    )
+    found = PROGRAM.count(lambda argv, _: answers.get(argv[0], scan if "--scan" in argv else answer), True, "/cache")
     assert found["smartctl_devices"] == {(): PROGRAM.DISKS}
     assert len(found["smartctl_device"]) == PROGRAM.DISKS
     assert len(found["ipmi_temperature_celsius"]) == PROGRAM.SENSOR_SERIES
@@ -285,9 +283,7 @@ def test_render__of_a_server__is_text_that_prometheus_reads(tmp_path: Path) -> N
     sensors = (SAMPLES / "ipmi/huawei.csv").read_text()
     answers = {"ipmi-sensors": sensors, "ipmi-dcmi": "", "ipmi-sel": ""}
     answer = json.dumps(smart("nvme"))
-    found = PROGRAM.count(
-        lambda argv, _: answers.get(argv[0], scan if "--scan" in argv else answer), True, "/cache"
-    )
+    found = PROGRAM.count(lambda argv, _: answers.get(argv[0], scan if "--scan" in argv else answer), True, "/cache")
     text = PROGRAM.metrics_file.render(found, PROGRAM.DESCRIPTIONS)
     assert "# TYPE smartctl_device_smart_status gauge\n" in text
     assert 'smartctl_device_smart_status{device="nvme0"} 1\n' in text

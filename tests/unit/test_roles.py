@@ -673,7 +673,7 @@ def test_dcgm__by_generation__has_its_nvlink_counters(
 def test_dcgm__by_generation_and_setting__has_profiling_counters(
     tmp_path: Path, setting: str, devices: list[str], recorded: str, counted: bool, package: bool
 ) -> None:
-    """Before Hopper they need a package of their own (NVIDIA/dcgm-exporter#449) and lock profilers out (NVIDIA/DCGM#62)."""
+    """Before Hopper they need a package (NVIDIA/dcgm-exporter#449) and lock profilers out (NVIDIA/DCGM#62)."""
     known = {
         "__dcgm_exporter_look": look("ubuntu-24.04", devices, driver="580.95.05"),
         "__dcgm_exporter_record": {"gpus": [{"type": recorded}]},

@@ -18,7 +18,8 @@ def job(number: int, state: str, start: int, end: int | str, gpus: int = 2, acco
     """Return a line of squeue, whose fields have fixed widths. The expected end of a running job is in the future."""
     tres = f"cpu=2,mem=1M,node=1,billing=2,gres/gpu={gpus},gres/gpu:a100={gpus}" if gpus else "cpu=2,mem=1M,node=1"
     values = (number, state, account, "main", start, end, tres)
-    return "".join(str(value).ljust(width) for value, width in zip(values, COUNTERS.FIELDS.values(), strict=True)) + "\n"
+    widths = COUNTERS.FIELDS.values()
+    return "".join(str(value).ljust(width) for value, width in zip(values, widths, strict=True)) + "\n"
 
 
 def counted(*texts: tuple[int, str], last: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -62,7 +63,8 @@ def test_counters__of_the_first_count__have_nothing_of_before() -> None:
 
 
 def test_counters__of_jobs_without_gpus_or_without_a_start__count_the_job_alone() -> None:
-    last = counted((0, ""), (15, job(7, "CANCELLED", START + 1, START + 9, gpus=0) + "\n" + job(8, "RUNNING", 0, "N/A", 1)[:150]))
+    waiting = job(8, "RUNNING", 0, "N/A", 1)[:150]  # without a start
+    last = counted((0, ""), (15, job(7, "CANCELLED", START + 1, START + 9, gpus=0) + "\n" + waiting))
     assert last["jobs"] == {"ml\tmain\tcancelled": 1}
     assert last["gpu_seconds"]["ml\tmain"] == 0
 

@@ -8,7 +8,8 @@ import json
 import re
 
 RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING")
-ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
+ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE")
+ENDED += ("OUT_OF_MEMORY",)
 # Fields of squeue with their widths; no word of them is chosen by a user.
 FIELDS = {"JobID": 20, "State": 20, "Account": 64, "Partition": 64, "StartTime": 24, "EndTime": 24, "tres-alloc": 500}
 ASK = ["squeue", "--all", "--noheader", "--noconvert", "--states=R,S,ST,SI,CG,CD,F,TO,CA,NF,PR,BF,DL,OOM"]
@@ -54,12 +55,13 @@ def advance(last, text, now):
             pair = "other\tother"
         pairs.add(pair)
         ended = row["State"] not in RUNNING
-        if ended and not row["EndTime"].isdigit() or not row["StartTime"].isdigit():
+        if (ended and not row["EndTime"].isdigit()) or not row["StartTime"].isdigit():
             continue
         end = min(int(row["EndTime"]), now) if ended else now
         held = re.search(r"(?:^|,)gres/gpu=(\d+)", row["tres-alloc"])
+        gpus = int(held.group(1)) if held else 0
         seconds = end - max(int(row["StartTime"]), last["time"]) if last else 0
-        counts["gpu_seconds"][pair] = counts["gpu_seconds"].get(pair, 0) + max(0, seconds) * int(held.group(1) if held else 0)
+        counts["gpu_seconds"][pair] = counts["gpu_seconds"].get(pair, 0) + max(0, seconds) * gpus
         if row["State"] in ENDED:
             # A job that is requeued has the same number, and another end.
             key = f"{row['JobID']} {row['EndTime']}"
