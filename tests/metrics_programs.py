@@ -1,4 +1,4 @@
-"""Real programs of the metrics, Debian's, with the files of the roles below a folder and the command lines of the units.
+"""Debian's Prometheus and exporters with the files of the roles below a folder and the command lines of the units.
 
 scripts/prepare unpacks them below .cache.
 """

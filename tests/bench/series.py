@@ -1,4 +1,4 @@
-"""Time series of a cluster: what each exporter has, and what a real Prometheus with the role's configuration needs for it.
+"""Time series of a cluster: what each exporter has, and what a real Prometheus of the role needs for them.
 
 The nodes are simulated by one server, with TLS, on an address of 127.0.0.0/8 each. They serve what the real node
 exporter says on this machine, with CPUs, disks and interfaces of a large server, with the files of metrics of our own
@@ -305,12 +305,9 @@ def main(nodes: int = NODES, scrapes: int = 8) -> Document:
         "slowest_scrape_ratio": round(slowest / INTERVAL, 4),
         "cpu_cores": round(cpu, 3),
     }
-    say(
-        f"  node exporter: {figures['head_node_series']} series on the head, {figures['worker_node_series']} on a worker"
-    )
+    head, worker = figures["head_node_series"], figures["worker_node_series"]
+    say(f"  node exporter: {head} series on the head, {worker} on a worker")
     say(f"  GPU exporter: {figures['worker_gpu_series']} series on a worker")
-    say(
-        f"  Prometheus: {figures['total_series']} series, {memory >> 20} MiB, {figures['bytes_per_series']} bytes a series"
-    )
+    say(f"  Prometheus: {int(total)} series, {memory >> 20} MiB, {figures['bytes_per_series']} bytes a series")
     say(f"  slowest scrape: {slowest / INTERVAL:.4f} of the interval of {INTERVAL} s; {cpu:.3f} cores")
     return figures

@@ -241,7 +241,7 @@ def test_power__that_the_bmc_does_not_measure__is_not_written() -> None:
 
 def test_event_log__of_freeipmi__has_entries_and_space() -> None:
     """The titles are those of ipmi-sel.c of FreeIPMI 1.6."""
-    text = "SEL version : 1.5\nNumber of log entries                  : 493\nFree space remaining                   : 8528 bytes\n"
+    text = "Number of log entries                  : 493\nFree space remaining                   : 8528 bytes\n"
     found = of_sensors("", "", text)
     assert (found["ipmi_sel_logs_count"], found["ipmi_sel_free_space_bytes"]) == (493, 8528)
 
@@ -253,7 +253,12 @@ def test_count__a_bmc_that_does_not_answer__is_said_and_disks_are_counted() -> N
 
 def test_count__without_a_bmc__asks_for_no_sensors() -> None:
     asked: list[str] = []
-    PROGRAM.count(lambda argv, _: asked.append(argv[0]) or NO_DISKS, False, "/cache")
+
+    def ask(argv: Sequence[str], _seconds: int) -> str:
+        asked.append(argv[0])
+        return NO_DISKS
+
+    PROGRAM.count(ask, False, "/cache")
     assert asked == ["smartctl"]
 
 
