@@ -1,7 +1,7 @@
 """Measurements, as ratios taken in one run, for scripts/bench. No figure makes it fail.
 
 usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [limits] [grow] [status] [ill]
-       [kubernetes]
+       [kubernetes] [series]
 Without a name: all. With --tiny each part runs once on its smallest lab: to see that the part works, not to measure.
 """
 
@@ -14,11 +14,23 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.bench import against_floor, against_kubeadm, bad_input, demo, grow, ill, limits, nodes, rerun, status_drift
+from tests.bench import (
+    against_floor,
+    against_kubeadm,
+    bad_input,
+    demo,
+    grow,
+    ill,
+    limits,
+    nodes,
+    rerun,
+    series,
+    status_drift,
+)
 from tests.bench.measure import BenchError, Document, say
 from tests.labs import REPOSITORY
 
-PARTS = ("input", "nodes", "floor", "demo", "rerun", "limits", "grow", "status", "ill", "kubernetes")
+PARTS = ("input", "nodes", "floor", "demo", "rerun", "limits", "grow", "status", "ill", "kubernetes", "series")
 
 
 # Each part once, on the fewest nodes that it needs. Images and caches, which other labs share, stay as they are.
@@ -33,6 +45,7 @@ TINY: Mapping[str, Callable[[], Document]] = {
     "limits": lambda: limits.main(1),
     "status": lambda: status_drift.main(1, rounds=1),
     "kubernetes": lambda: against_kubeadm.main(1, fill_cache=False),
+    "series": lambda: series.main(5, scrapes=2),
 }
 
 
@@ -48,6 +61,7 @@ def measures(rounds: int, workers: int) -> Mapping[str, Callable[[], Document]]:
         "limits": limits.main,
         "status": lambda: status_drift.main(workers),
         "kubernetes": lambda: against_kubeadm.main(rounds),
+        "series": series.main,
     }
 
 

@@ -24,6 +24,7 @@ RULES=$(cat "$roles/prometheus/files/rules.yml")
 RECORDS=$(cat "$roles/prometheus/files/records.yml")
 METRICS=$(cat "$roles/slurm_exporter/files/slurm-metrics")
 METRICS_FILE=$(cat "$roles/node_exporter/files/metrics_file.py")
+COUNTERS=$(cat "$roles/slurm_exporter/files/slurm_counters.py")
 UPDATE_METRICS=$(cat "$roles/node_exporter/files/update-metrics")
 ALERT_DRAIN=$(cat "$roles/alert_drain/files/alert-drain")
 ALERT_TEST=$(cat "$roles/alertmanager/files/alert-test")
@@ -588,6 +589,7 @@ END
 }
 
 monitoring_files() {
+  put /usr/local/lib/clusterctl/slurm_counters.py <<<"$COUNTERS"
   put /usr/local/libexec/slurm-metrics 0755 <<<"$METRICS"
   put /etc/systemd/system/slurm-metrics.service <<'END'
 [Unit]
@@ -765,7 +767,7 @@ on() { # IP SCRIPT: run a script there as root; all it needs, secrets too, goes 
       BUFFER_POOL_MB SCRAPE_INTERVAL HEALTH_INTERVAL HEALTH_PORT HEALTH_RECORDS HEALTH_KEY MUNGE_KEY DATABASE_PASSWORD \
       PROMETHEUS_PASSWORD PROMETHEUS_HASH PROMETHEUS_KEY PROMETHEUS_CERTIFICATE PROMETHEUS_AUTHORITY ALERTMANAGER_PASSWORD ALERTMANAGER_HASH \
       DRAIN_TOKEN DRAIN_CONFIGURATION LANDING_LOGIN LANDING_CONFIGURATION EXPORTER_KEY EXPORTER_CERTIFICATE CLIENT_AUTHORITY CLIENT_KEY \
-      CLIENT_CERTIFICATE LANDING_PAGE ALERT_DRAIN ALERT_TEST ALERT_TEXTS UPDATE_METRICS RULES RECORDS METRICS METRICS_FILE HEALTH_CHECK \
+      CLIENT_CERTIFICATE LANDING_PAGE ALERT_DRAIN ALERT_TEST ALERT_TEXTS UPDATE_METRICS RULES RECORDS METRICS METRICS_FILE COUNTERS HEALTH_CHECK \
       HEALTH_MODULES HEALTH_LISTENER DRAIN
     declare -f mark packages put base munge_and_exporter firewall logins worker head_files confines slurm_files health_files \
       alert_files landing_files probe_files monitoring_files hidden_processes head_node proof

@@ -42,6 +42,10 @@ FIGURES = {
         ["ratio_wall", "ratio_cpu", "one_more.wall", "profile.ping.wall"],
         r"Ratio by wall clock: ([\d.]+) .* median ([\d.]+)",
     ),
+    "series": (
+        ["worker_node_series", "worker_gpu_series", "total_series", "memory_bytes", "bytes_per_series"],
+        r"Prometheus: (\d+) series, (\d+) MiB",
+    ),
     "ill": (["most", "intervals.hot"], r"hot +([\d.]+) s, ([\d.]+) intervals"),
 }
 

@@ -320,6 +320,7 @@ class Cluster:
                 "distribution_release": system.codename,
                 "distribution_version": system.version,
                 "os_family": system.family,
+                "virtualization_role": "NA",
             },
             "ansible_managed": "Managed.",
             "ansible_play_hosts": self.hosts,

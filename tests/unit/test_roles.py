@@ -650,10 +650,60 @@ def test_dcgm__by_generation__has_its_nvlink_counters(
     text = role.render(role.path / "templates/collectors.csv.j2")
     named = {line.split(",")[0] for line in text.splitlines() if not line.startswith("#")}
     new = {name for name in named if "_NVLINK_COUNT_" in name}
-    old = {name for name in named if "_NVLINK_" in name} - new
-    assert (len(new), len(old)) == ((3, 0) if nvlink_5 else (0, 4))
+    old = {name for name in named if "DEV_NVLINK_" in name} - new
+    assert (len(new), len(old)) == ((9, 0) if nvlink_5 else (0, 5))
     assert ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL" in named) is not nvlink_5
     assert {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "DCGM_FI_DEV_XID_ERRORS"} <= named
+
+
+@pytest.mark.proves("monitoring", "Profiling counters are on where they do not prevent users' profilers.")
+@pytest.mark.parametrize(
+    ("setting", "devices", "recorded", "counted", "package"),
+    [
+        ("auto", ["2330"], "h100", True, False),
+        ("auto", ["2342"], "gh200", True, False),
+        ("auto", [], "b200", True, False),
+        ("auto", ["20b2"], "a100", False, False),
+        ("auto", ["26b9"], "l40s", False, False),
+        ("always", ["20b2"], "a100", True, True),
+        ("always", ["2330"], "h100", True, False),
+        ("never", ["2330"], "h100", False, False),
+    ],
+)
+def test_dcgm__by_generation_and_setting__has_profiling_counters(
+    tmp_path: Path, setting: str, devices: list[str], recorded: str, counted: bool, package: bool
+) -> None:
+    """Before Hopper they need a package (NVIDIA/dcgm-exporter#449) and lock profilers out (NVIDIA/DCGM#62)."""
+    known = {
+        "__dcgm_exporter_look": look("ubuntu-24.04", devices, driver="580.95.05"),
+        "__dcgm_exporter_record": {"gpus": [{"type": recorded}]},
+        "dcgm_exporter_profiling": setting,
+    }
+    role = a_cluster(tmp_path, "ubuntu-24.04").role("dcgm_exporter", "gpu01", **known)
+    text = role.render(role.path / "templates/collectors.csv.j2")
+    assert (len(re.findall("(?m)^DCGM_FI_PROF_", text)) == 9) is counted
+    wanted = [one["name"] if isinstance(one, dict) else one for one in role.value("__dcgm_exporter_wanted")]
+    assert ("datacenter-gpu-manager-4-proprietary" in wanted) is package
+
+
+DCGM_NAMES = [
+    dict(line.split() for line in (Path(__file__).parents[1] / f"samples/gpu/dcgm/{name}.txt").read_text().splitlines())
+    for name in ("go-dcgm", "dcgm-4.6.0")
+]
+
+
+@pytest.mark.proves("monitoring", "Every DCGM field is one that the exporter and DCGM know, by the same number.")
+@pytest.mark.parametrize("recorded", ["h100", "b200"])
+def test_dcgm__each_field__is_known_to_the_exporter_and_to_dcgm(tmp_path: Path, recorded: str) -> None:
+    """The exporter ends at a name that it does not know. tests/samples/gpu/SOURCES has the versions."""
+    known = {"__dcgm_exporter_record": {"gpus": [{"type": recorded}]}, "dcgm_exporter_profiling": "always"}
+    role = a_cluster(tmp_path, "ubuntu-24.04").role("dcgm_exporter", "gpu01", **known)
+    lines = [line for line in role.render(role.path / "templates/collectors.csv.j2").splitlines() if line[0] != "#"]
+    assert [line for line in lines if not re.fullmatch(r"DCGM_FI_\w+, (gauge|counter), [^,]+", line)] == []
+    fields = [line.split(",")[0] for line in lines]
+    assert len(set(fields)) == len(fields) > 40
+    exporter, dcgm = DCGM_NAMES
+    assert [name for name in fields if name not in exporter or exporter[name] != dcgm.get(name)] == []
 
 
 @pytest.mark.proves("monitoring", "Only on a worker of Kubernetes the GPU exporter adds the labels of pods.")

@@ -39,7 +39,8 @@ def render(metrics, descriptions):
     for name, description in descriptions.items():
         values = metrics.get(name)
         if values:
-            lines += [f"# HELP {name} {description}", f"# TYPE {name} gauge"]
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
         for labels, value in sorted((values or {}).items()):
             pairs = ",".join(f'{key}="{escape(text)}"' for key, text in labels)
             lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
