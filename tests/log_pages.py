@@ -40,7 +40,9 @@ SEARCHES = (
         "job_id:{job}",
         ("job_id", "node", "dataset", "level", "message"),
     ),
-    Search("gpu", "GPU errors", "GPU errors", "xid:* OR sxid:* OR ecc:true", ("node", "gpu", "xid", "job_id", "message")),
+    Search(
+        "gpu", "GPU errors", "GPU errors", "xid:* OR sxid:* OR ecc:true", ("node", "gpu", "xid", "job_id", "message")
+    ),
     Search("logins", "Failed logins", "failed logins", "login:failed", ("node", "user", "address", "message")),
     Search(
         "errors",
