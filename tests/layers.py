@@ -113,11 +113,12 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (),
     ),
     (
-        r"(roles/(alert_drain|alertmanager|blackbox_exporter|elasticsearch|filebeat|grafana|landing_page|logging|mysqld_exporter|prometheus)/"
+        r"(roles/(alert_drain|alertmanager|blackbox_exporter|elasticsearch|filebeat|grafana|kibana|landing_page|logging|logstash"
+        r"|mysqld_exporter|prometheus)/"
         r"|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
         ("monitoring", "roles"),
     ),
-    (r"tests/pipelines\.py$", ("monitoring",)),
+    (r"tests/(log_pages|pipelines)\.py$", ("monitoring",)),
     (r"tests/dashboards/", ("monitoring",)),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),
