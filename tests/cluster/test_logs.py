@@ -1,7 +1,6 @@
 """Logs of all nodes in a real OpenSearch with TLS and login: found by their fields, each line once."""
 
 import json
-import re
 import shlex
 import time
 from collections.abc import Iterator
@@ -11,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests import pipelines
-from tests.cluster.lab import TestLab, fresh_as, submit
+from tests.cluster.lab import TestLab, clusterctl, fresh_as, submit
 from tests.cluster.members import Growing
 from tests.faults.injury import wait_until
-from tests.labs import REPOSITORY
+from tests.log_pages import SEARCHES
 
 RECIPES = ("opensearch", "filebeat")
 STOPPED = 120  # seconds without the engine
@@ -143,6 +142,80 @@ def test_engine__without_its_login__shows_nothing(lab: TestLab) -> None:
     assert lab.root("gpu01", f"{code} {plain}/ || true") == "000"
 
 
+def status(lab: TestLab, word: str, path: str, *options: str, user: str = "") -> str:
+    """Return the HTTP status that a program of the host gets; `word` is that of its password, or the password."""
+    given = configuration(lab)
+    derived = (
+        f"$(printf '%s %s' \"$(cat {given['seed']})\" '{word}' | sha512sum | cut -c 1-48)" if " " in word else word
+    )
+    login = f'--user "{user}:{derived}"' if user else ""
+    argv = f"curl --silent --output /dev/null --write-out '%{{http_code}}' --cacert {given['authority']} {login}"
+    return lab.root("head1", f"{argv} {' '.join(options)} '{given['url']}{path}'")
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "The users of Dashboards and Logstash may do only what these need.")
+def test_users__of_pages_and_receiver__may_do_only_their_part(lab: TestLab) -> None:
+    """The kit has no packages of both, so that the roles are off; log-store sets their users all the same."""
+    pages = partial(status, lab, "kibana server", user="kibanaserver")
+    receiver = partial(status, lab, "device receiver", user="receiver")
+    put = ("--request PUT --header 'Content-Type: application/json'", "--data '{}'")
+    apply = "/usr/local/sbin/log-store {} apply"
+    given = {**configuration(lab), "pages": True, "receiver": True}
+    lab.ssh("head1", "sudo", "tee", "/root/pages.json", stdin=json.dumps(given))
+    try:
+        done = lab.root("head1", apply.format("/root/pages.json")).splitlines()
+        assert {"user kibanaserver", "user receiver"} <= {*done}
+        assert lab.root("head1", apply.format("/root/pages.json")) == ""
+        assert pages("/.kibana_1", *put) == "200"
+        assert pages("/.kibana_1/_doc/x", *put) == "201"
+        assert pages("/clusterlog-*/_search") == "403"
+        for login in ("kibanaserver", "admin"):
+            assert status(lab, login, "/", user="kibanaserver") == "401"
+        assert status(lab, "", "/") == "401"
+        line = {
+            "@timestamp": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime()),
+            "message": "<187>Apr 22 13:07:46 leaf1 Ebra: %LINEPROTO-5-UPDOWN: Line protocol on Interface Ethernet1",
+            "dataset": "syslog",
+            "address": "192.0.2.7",
+        }
+        data = put[0], f"--data {shlex.quote(json.dumps(line))}"
+        create = "/clusterlog-2000.01.01/_create/device?pipeline=clusterlog"
+        assert receiver(create, *data) == "201"
+        assert receiver(create, *data) == "409"  # sent again, stored once
+        assert receiver("/clusterlog-*/_search") == "403"
+        assert receiver("/.kibana_1/_doc/y", *put) == "403"
+        (search,) = [one for one in SEARCHES if one.name == "devices"]
+        (found,) = find(lab, search.asked())
+        assert {*search.columns} <= {*found}
+        assert (found["node"], found["device"], found["level"]) == ("192.0.2.7", "leaf1", "error")
+    finally:
+        lab.root("head1", apply.format("/etc/clusterctl/log-store/configuration.json"))
+    assert (pages("/"), receiver("/")) == ("401", "401")
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "The plan of the logs' pages and receiver lists packages, files and firewall.")
+def test_plan__with_pages_and_receiver__lists_what_they_install(lab: TestLab) -> None:
+    """Their packages cannot be had here, so this is all of roles kibana and logstash that runs on a node."""
+    text = lab.inventory.read_text()
+    assert "kibana_enabled: false" in text
+    new = text.replace("kibana_enabled: false", "kibana_enabled: true\n    logstash_senders: [192.0.2.0/24]")
+    lab.inventory.write_text(new)
+    done = clusterctl("plan", "bootstrap", str(lab.inventory), "--output", "json")
+    lab.inventory.write_text(text)
+    assert done.returncode == 10, done.stdout + done.stderr
+    changes = {(one["kind"], one["name"]) for one in json.loads(done.stdout)["changes"] if "head1" in one["hosts"]}
+    assert changes >= {
+        ("package", "opensearch-dashboards"),
+        ("file", "/etc/opensearch-dashboards/opensearch_dashboards.yml"),
+        ("file", "/etc/clusterctl/log-pages/objects.ndjson"),
+        ("package", "logstash-oss"),
+        ("file", "/etc/logstash/clusterctl.conf"),
+        ("file", "/etc/clusterctl/firewall.nft"),
+    }
+
+
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("log_stack", "With the engine stopped and shippers killed, every line is stored exactly once.")
 def test_lines__engine_stopped_and_shippers_killed__are_stored_once(lab: TestLab) -> None:
@@ -240,15 +313,16 @@ def test_xid__during_a_job__is_found_by_the_jobs_number(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "Each search of docs/logs.md finds the lines it is for.")
+@pytest.mark.proves("log_stack", "Each search of docs/logs.md, and each saved one, finds the lines it is for.")
 def test_searches__of_the_documentation__find_their_lines(lab: TestLab) -> None:
-    text = (REPOSITORY / "docs/logs.md").read_text()
-    job, gpu_errors, logins, errors = re.findall(r"^\| [^|`]+ \| `(\w[^`]*:[^`]+)` \|$", text, re.MULTILINE)
+    """One of devices: the test of the receiver's user."""
+    searches = {one.name: one for one in SEARCHES}
     (xid,) = find(lab, "node:gpu02 AND xid:79")
-    assert xid in find(lab, job.replace("4242", str(xid["job_id"][0])))
-    assert xid in find(lab, gpu_errors)
-    assert xid in find(lab, errors.replace("gpu01", "gpu02"))
+    for name in ("job", "gpu", "errors"):
+        assert xid in find(lab, searches[name].asked(str(xid["job_id"][0]), "gpu02"))
+        assert xid in find(lab, f"({searches[name].asked()}) AND node:gpu02 AND xid:79")
+        assert {"node", "message"} <= {*searches[name].columns} <= {*xid, "dataset", "program", "unit"}
     # A login that must fail, from the lab's node to itself: nothing is sent that a wrong host could use.
     argv = "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     lab.root("gpu01", f"{argv} intruder@127.0.0.1 true || true")
-    wait_until(lambda: "intruder" in {line.get("user") for line in find(lab, logins)})
+    wait_until(lambda: "intruder" in {line.get("user") for line in find(lab, searches["logins"].asked())})

@@ -71,7 +71,9 @@ ELSEWHERE = {
         "ordinary", "test_dashboards.py::test_plan__with_group_grafana__lists_what_it_installs", "grafana.ini"
     ),
     "kibana": Elsewhere(
-        "ordinary", "test_logs.py::test_plan__with_pages_and_receiver__lists_what_they_install", "kibanaserver"
+        "ordinary",
+        "test_logs.py::test_plan__with_pages_and_receiver__lists_what_they_install",
+        "opensearch_dashboards.yml",
     ),
     "kubernetes_exporter": Elsewhere(
         "ordinary", "test_kubernetes.py::test_metrics__in_prometheus__are_those_of_the_cluster", "kubernetes_node_state"
