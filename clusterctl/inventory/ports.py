@@ -30,7 +30,8 @@ neither from the cluster nor in this list.
 - **monitoring**: the hosts of the group `monitoring`, but not users' programs there.
 - **admin**: members and `cluster_admin_networks`. If that is empty, services with a login are open to anyone, and all
   others only to members.
-- **listed**: the addresses of a variable, and no other host, also none of the cluster. If it is empty, the port is not open.
+- **listed**: the addresses of a variable, and no other host, also none of the cluster. If it is empty, the firewall has no
+  rule for the port.
 - **local**: only the node itself.
 
 | port | open to | on hosts of | role | purpose |
@@ -93,7 +94,12 @@ def _lines(declared: Iterable[Port], known: Schema) -> Iterator[str]:
         port = f"{one.port}/{one.protocol}"
         if isinstance(one.port, str):
             port = f"{(SSH | dict(known.defaults))[one.port]}/{one.protocol} (`{one.port}`)"
-        whom = one.to + f" (`{one.addresses}`)" * bool(one.addresses) + ", with a login" * one.login + ", from root's ports only" * one.privileged
+        whom = (
+            one.to
+            + f" (`{one.addresses}`)" * bool(one.addresses)
+            + ", with a login" * one.login
+            + ", from root's ports only" * one.privileged
+        )
         where = ", ".join(f"`{group}`" for group in one.groups or _groups(one.role, known)) or "every group"
         yield f"| {port} | {whom} | {where} | `{one.role}` | {one.purpose} |"
 
