@@ -84,7 +84,7 @@ def test_pages__on_a_system__come_from_their_vendor(
     assert call["packages"] == [package]
 
 
-@pytest.mark.proves("log_stack", "One package source of the log stack has one file and one key on a host.")
+@pytest.mark.proves("log_stack", "A package source of the log stack has one file and key on a host.")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("system", ["debian-13", "rocky-9"])
 @pytest.mark.parametrize("mirror", ["", "https://mirror.example.org/elastic"])
