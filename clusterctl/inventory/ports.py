@@ -30,8 +30,8 @@ neither from the cluster nor in this list.
 - **monitoring**: the hosts of the group `monitoring`, but not users' programs there.
 - **admin**: members and `cluster_admin_networks`. If that is empty, services with a login are open to anyone, and all
   others only to members.
-- **listed**: the addresses of a variable, and no other host, also none of the cluster. If it is empty, the firewall has no
-  rule for the port.
+- **listed**: the addresses of a variable, and no other host, also none of the cluster. If it is empty, the firewall has
+  no rule for the port.
 - **local**: only the node itself.
 
 | port | open to | on hosts of | role | purpose |

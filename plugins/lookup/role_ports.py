@@ -18,8 +18,8 @@ author: the clusterctl authors
 short_description: Collect the ports that all roles of a host declare
 description:
   - Returns what the C(meta/ports.yml) of this host's roles has, each port once as C(port),
-    C(protocol), C(to) (V(cluster), V(nodes), V(heads), V(monitoring), V(admin), V(listed) or V(local)), C(login), C(privileged),
-    C(addresses), C(role) and C(purpose).
+    C(protocol), C(to) (V(cluster), V(nodes), V(heads), V(monitoring), V(admin), V(listed) or V(local)), C(login),
+    C(privileged), C(addresses), C(role) and C(purpose).
   - If a port is the name of a variable, its value for this host is returned, and so for C(addresses).
 options:
   everywhere:

@@ -158,10 +158,13 @@ def test_logstash__pipeline_with_an_error__is_refused_by_the_parser(right: str, 
 def test_logstash__settings_of_a_release__are_documented(engine: str, release: str, tmp_path: Path) -> None:
     found = receiver(tmp_path, engine)
     own = yaml.safe_load(found.render(found.path / "templates/logstash.yml.j2"))
-    (pipeline,) = yaml.safe_load(found.render(found.path / "templates/pipelines.yml.j2"))
+    [(_, call), _] = found.calls()
+    (text,) = [item["content"] for item in call["files"] if item["dest"].endswith("/pipelines.yml")]
+    (pipeline,) = yaml.safe_load(text)
     assert {*own, *pipeline} <= {*OPTIONS[release]["settings"]}
+    assert pipeline["path.config"] in {item["dest"] for item in call["files"]}
     assert own["api.http.host" if release == "new" else "http.host"] == "127.0.0.1"
-    assert (pipeline["queue.type"], pipeline["queue.max_bytes"]) == ("persisted", "1024mb")
+    assert (own["queue.type"], own["queue.max_bytes"]) == ("persisted", "1024mb")
     assert found.variables["logstash_heap_mb"] == 256
 
 
