@@ -1,5 +1,6 @@
 """Saved searches of the logs' pages: current in the role, in the form of exports, imported only if they are missing."""
 
+import email
 import json
 import re
 from pathlib import Path
@@ -149,6 +150,24 @@ def pages(loader: ModuleType, tmp_path: Path) -> Any:
 def test_pages__of_opensearch__send_its_header(pages: Any) -> None:
     assert pages.header["osd-xsrf"] == "true"
     assert pages.header["Authorization"] == "Basic YWRtaW46cmlnaHQ="
+
+
+@BY_PRODUCT
+def test_load__of_saved_objects__sends_one_file(pages: Any, product: Product) -> None:
+    sent: list[tuple[str, bytes, str]] = []
+
+    def ask(path: str, body: bytes, kind: str) -> bytes:
+        sent.append((path, body, kind))
+        return b'{"success": true}'
+
+    pages.ask = ask
+    pages.load(text(product).encode())
+    ((path, body, kind),) = sent
+    assert path == "/api/saved_objects/_import?overwrite=true"
+    (part,) = list(email.message_from_bytes(f"Content-Type: {kind}\r\n\r\n".encode() + body).walk())[1:]
+    assert part.get_param("name", header="content-disposition") == "file"
+    assert str(part.get_filename()).endswith(".ndjson")
+    assert str(part.get_payload()).replace("\r\n", "\n") == text(product)
 
 
 def test_load__that_the_server_refuses__is_an_error(pages: Any) -> None:
