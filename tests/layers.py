@@ -48,6 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "monitoring": (
         "tests/cluster/test_alerts.py",
         "tests/cluster/test_dashboards.py",
+        "tests/cluster/test_log_search.py",
         "tests/cluster/test_logs.py",
         "tests/cluster/test_open.py",
     ),
@@ -101,7 +102,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/(alerts|molecule)/", ("roles",)),
     (r"scripts/demo$", ("kubernetes", "systems")),
     (r"tests/pythons\.py$", ("systems",)),
-    (r"tests/cluster/watched\.py$", ("monitoring",)),
+    (r"tests/cluster/(logs|watched)\.py$", ("monitoring",)),
     (r"tests/cluster/(crash|gpus|nvml_check|sessions)\.py$", ("gpu",)),
     (r"tests/cluster/sid\.py$", ("gpu", "roles")),
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
@@ -113,12 +114,14 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (),
     ),
     (
-        r"(roles/(alert_drain|alertmanager|blackbox_exporter|elasticsearch|filebeat|grafana|kibana|landing_page|logging|logstash"
+        r"(roles/(alert_drain|alertmanager|blackbox_exporter|elasticsearch|grafana|kibana|landing_page|logstash"
         r"|mysqld_exporter|prometheus)/"
         r"|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
         ("monitoring", "roles"),
     ),
-    (r"tests/(log_pages|pipelines)\.py$", ("monitoring",)),
+    (r"roles/(filebeat|logging)/", ("logs", "monitoring", "roles")),
+    (r"tests/cluster/shipping\.py$", ("logs",)),
+    (r"tests/(log_pages|pipelines)\.py$", ("logs", "monitoring")),
     (r"tests/dashboards/", ("monitoring",)),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),

@@ -52,9 +52,6 @@ def wrong(ask: Callable[[str, dict[str, Any]], Any]) -> list[str]:
     found = []
     for line, done in zip(lines, answer["docs"], strict=True):
         document = (done.get("doc") or {}).get("_source")
-        index = line.get("index", (done.get("doc") or {}).get("_index"))
-        if not str(index).startswith("clusterlog-2") or index != (done.get("doc") or {}).get("_index"):
-            found.append(f"{line['message'][:60]}: index {(done.get('doc') or {}).get('_index')}, expected {index}")
         if document is None:
             found.append(f"{line['message'][:60]}: {json.dumps(done)[:300]}")
             continue
@@ -64,7 +61,18 @@ def wrong(ask: Callable[[str, dict[str, Any]], Any]) -> list[str]:
             found.append(f"{line['message'][:60]}: got {got}, expected {wanted}")
         if ("unparsed" in document) != line.get("unparsed", False):
             found.append(f"{line['message'][:60]}: {document.get('unparsed')}")
-        left = document.keys() & {"log", "agent", "zone", "keep_days", "read_time", "journal", "rest", "time", "text"}
+        left = document.keys() & {
+            "log",
+            "agent",
+            "zone",
+            "keep_days",
+            "stored",
+            "age",
+            "journal",
+            "rest",
+            "time",
+            "text",
+        }
         if left:
             found.append(f"{line['message'][:60]}: left over: {sorted(left)}")
     return found

@@ -369,7 +369,7 @@ def _require_removable(before: Inventory, names: Sequence[str], workers: Sequenc
     for host in (hosts[name] for name in names if name in hosts):
         if needed := _needed(before, host, names):
             problems.append(Problem(None, "NODE", *needed))
-        elif others := sorted(group for group in host.groups if group in ("monitoring",)):
+        elif others := sorted(group for group in host.groups if group in ("logging", "monitoring")):
             hint = "move the group to another host in the inventory first, then bootstrap"
             problems.append(Problem(None, "NODE", f"{host.name} is also in {', '.join(others)}", hint))
     for kind in scheduler.by_kind(before, names) if not problems else ():

@@ -118,8 +118,8 @@ class Inventory:
 
     @property
     def informed(self) -> tuple[str, ...]:
-        """The hosts that have the list of the cluster's nodes: all heads and monitoring."""
-        watching = [host.name for host in self.in_group("monitoring")]
+        """The hosts that have the list of the cluster's nodes: all heads, monitoring and the store of the logs."""
+        watching = [host.name for group in ("monitoring", "logging") for host in self.in_group(group)]
         return tuple(dict.fromkeys([host.name for host in self.hosts if host.is_head] + watching))
 
 

@@ -26,7 +26,7 @@ class Page:
     port: str
     """The name of the variable that has it."""
     user: str
-    """The name of the variable that has the user of the login; empty: each person has an own login."""
+    """The variable that has the user of the login, or the user itself; empty: each person has an own login."""
     secret: str
     """The secret that is the password; empty with an empty `user`."""
     path: str = "/"
@@ -111,9 +111,9 @@ def _of(
         own = variables[host]
 
         def value(name: str, own: Mapping[str, Any] = own) -> Any:
-            return own[name] if name in own else known.defaults.get(name, "")
+            return own[name] if name in own else known.defaults.get(name, name)
 
         if page.enabled and not value(page.enabled):
             continue
-        user = str(value(page.user)) if page.user else ""
+        user = str(value(page.user))
         yield Address(page, host, int(value(page.port)), user, str(own["cluster_address"]))

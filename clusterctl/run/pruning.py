@@ -12,6 +12,7 @@ ROLE_OF = {
     "kubernetes_head_haproxy": "kubernetes_head",
     "nvidia_daemons": "nvidia_driver",
     "nvidia_repository": "nvidia_driver",
+    "opensearch": "elasticsearch",
     "prometheus_release": "prometheus",
     "pyxis_slurm": "pyxis",
     "slurm_head_database": "slurm_head",

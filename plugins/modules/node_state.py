@@ -26,6 +26,7 @@ from ansible.module_utils.node_state.items import (
     Unit,
     Units,
     converge,
+    orphaned,
     reload_units,
     run_commands,
 )
@@ -59,11 +60,13 @@ def present(call, given, manager):
         call.versions = {name: state["version"] for name, state in states.items() if state["version"]}
     converge(call, Paths("directory"), [Entry(type="directory", **item) for item in given["directories"]])
     rest = entries(call.scope, [item for item in given["files"] if not item.get("before_packages")])
+    units = [Unit(**unit) for unit in given["units"]]
+    converge(call, Units(), orphaned(rest, units))  # systemctl does not disable a unit without a file
     converge(call, Paths("file"), rest)
     run_commands(call, rest)
     converge(call, Settings(), [Setting(**setting) for setting in given["sysctl"]])
     reload_units(call)
-    converge(call, Units(), [Unit(**unit) for unit in given["units"]])
+    converge(call, Units(), units)
     call.pending.clear()
     if not call.check:
         call.save(given["union"])

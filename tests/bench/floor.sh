@@ -212,7 +212,8 @@ worker() { # NAME IP
   base "$1" "$2" "$HEAD_IP"
   munge_and_exporter "$2"
   printf 'server %s iburst\ndriftfile /var/lib/chrony/chrony.drift\nmakestep 1.0 3\nrtcsync\n' "$HEAD_IP" | put /etc/chrony/chrony.conf
-  install -d -o slurm -g slurm /var/lib/slurm /var/log/slurm
+  install -d -o slurm -g slurm /var/lib/slurm
+  install -d -o slurm -g slurm -m 0750 /var/log/slurm
   install -d /var/lib/slurm/slurmd
   echo "SLURMD_OPTIONS=\"--conf-server $HEAD_IP\"" | put /etc/default/slurmd
   put /etc/systemd/system/slurmd.service.d/cluster.conf <<'END'
@@ -277,7 +278,8 @@ confines() { # RESOURCE
 }
 
 slurm_files() {
-  install -d -o slurm -g slurm /var/lib/slurm /var/log/slurm
+  install -d -o slurm -g slurm /var/lib/slurm
+  install -d -o slurm -g slurm -m 0750 /var/log/slurm
   install -d -o slurm -g slurm -m 0700 /var/lib/slurm/slurmctld
   put /etc/systemd/system/slurmdbd.service.d/cluster.conf <<'END'
 [Unit]
@@ -435,6 +437,8 @@ inhibit_rules:
     target_matchers: ['alertname=~"Slurm.+"', 'alertname!="SlurmDown"']
   - source_matchers: ['alertname="DatabaseDown"']
     target_matchers: ['alertname="SlurmdbdDown"']
+  - source_matchers: ['alertname=~"LogStoreDown|LogStoreFull"']
+    target_matchers: ['alertname="LogsNotShipped"']
 receivers:
   - name: none
   - name: drain
@@ -562,6 +566,10 @@ ExecStart=
 ExecStart=/usr/bin/prometheus-blackbox-exporter --config.file=/etc/prometheus/endpoints/blackbox.yml \\
   --web.listen-address=$HEAD_IP:9115 --web.config.file=/etc/clusterctl-metrics/web.yml
 END
+  put /etc/systemd/system/mariadb.service.d/exporter.conf <<'END'
+[Service]
+ExecStartPost=-+/usr/bin/mariadb --execute "CREATE USER IF NOT EXISTS prometheus@localhost IDENTIFIED VIA unix_socket WITH MAX_USER_CONNECTIONS 3"
+END
   put /etc/systemd/system/prometheus-mysqld-exporter.service.d/cluster.conf <<END
 [Unit]
 Wants=network-online.target
@@ -570,7 +578,7 @@ StartLimitIntervalSec=0
 [Service]
 Restart=always
 RestartSec=5
-ExecStartPre=+/usr/bin/mariadb --execute "CREATE USER IF NOT EXISTS prometheus@localhost IDENTIFIED VIA unix_socket WITH MAX_USER_CONNECTIONS 3"
+ExecStartPre=-+/usr/bin/mariadb --execute "CREATE USER IF NOT EXISTS prometheus@localhost IDENTIFIED VIA unix_socket WITH MAX_USER_CONNECTIONS 3"
 ExecStart=
 ExecStart=/usr/bin/prometheus-mysqld-exporter --config.my-cnf=/etc/prometheus/mysqld-exporter.cnf \\
   --web.listen-address=$HEAD_IP:9104 --web.config.file=/etc/clusterctl-metrics/web.yml --collect.global_status \\

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from tests.cluster.gpus import RECIPES
-from tests.cluster.lab import TestLab, clusterctl
-from tests.cluster.watched import DRAIN_LIMIT, SENSOR, set_hook_token
+from tests.cluster.lab import TestLab, clusterctl, submit
+from tests.cluster.logs import find
+from tests.cluster.watched import DRAIN_LIMIT, RECIPES, SENSOR, set_hook_token
 from tests.faults.injury import wait_until
 from tests.labs import REPOSITORY
 
@@ -81,13 +81,24 @@ def test_alert_test__while_nothing_listens_and_then__says_so(lab: TestLab) -> No
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("monitoring", "An XID raises its alert, drains the node with that reason, and reaches a person.")
 @pytest.mark.proves("monitoring", "A node that an alert drained is resumed by a passed diagnosis.")
+@pytest.mark.proves("log_stack", "An XID's line is stored with node, GPU and the job that ran there.")
 def test_xid__of_a_gpu__drains_its_node_until_the_diagnosis(lab: TestLab) -> None:
     lab.root("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason=mine")
+    job = submit(lab, "sleep 600", "--nodelist=gpu01")
+    wait_until(lambda: "RUNNING" in lab.root("head1", f"squeue --noheader --format=%T --jobs={job}"))
+    address = lab.root("gpu01", "nvidia-smi --query-gpu=pci.bus_id --format=csv,noheader --id=1").lower()
     began = time.monotonic()
     for node in ("gpu01", "gpu02"):
         fault(lab, node, "gpu-xid", "79", "--gpu", "1")
+    wait_until(lambda: any(node == "gpu01" and name.startswith("Gpu") for name, node in firing(lab)))
+    print(f"from the fault to the alert: {time.monotonic() - began:.0f} s")
     wait_until(lambda: {"gpu01", "gpu02"} <= drained_by_alerts(lab).keys())
     print(f"from the fault to the drain: {time.monotonic() - began:.0f} s")
+    wait_until(lambda: find(lab, f"job_id:{job} AND xid:79") != [])
+    (line,) = find(lab, f"job_id:{job} AND xid:79")
+    assert (line["node"], line["level"], line["job_id"]) == ("gpu01", "error", [int(job)])
+    assert line["gpu"] in address
+    lab.root("head1", f"scancel {job}")
     of_node = drained_by_alerts(lab)["gpu01"]
     assert of_node.startswith("Gpu")
     assert "gpu01" in of_node

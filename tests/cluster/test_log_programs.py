@@ -5,13 +5,17 @@ The head has Debian 13 and OpenSearch, the worker has Debian 12 and Elasticsearc
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests import pipelines
+from tests.cluster import shipping
 from tests.cluster.lab import TestLab, fresh
 from tests.faults.injury import wait_until
 
@@ -51,11 +55,11 @@ class Engine:
         return int(self.ask(f"{index}/_count?ignore_unavailable=true")["count"])
 
     def has(self, index: str, count: int) -> bool:
-        """Return whether an index has that many documents; OpenSearch's first answers after a start are no JSON."""
+        """Return whether an index has that many documents; just after a start, answers have no count or are no JSON."""
         try:
             self.ask(f"{index}/_refresh?ignore_unavailable=true", "-X POST")
             return self.count(index) >= count
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, KeyError):
             return False
 
 
@@ -156,8 +160,10 @@ def opensearch(lab: TestLab) -> Engine:
         + f"cat > /etc/opensearch/jvm.options.d/heap.options <<'END'\n{HEAP}END\n"
         + PATIENT.format("opensearch")
         + "systemctl enable --now opensearch.service\n"
-        + f"bash {TOOLS}/securityadmin.sh -cd /etc/opensearch/opensearch-security -icl -nhnv -h localhost "
-        + "-cacert /etc/opensearch/ca.crt -cert /etc/opensearch/admin.crt -key /etc/opensearch/admin.pkcs8",
+        + f"admin() {{ bash {TOOLS}/securityadmin.sh -cd /etc/opensearch/opensearch-security -icl -nhnv -h localhost "
+        + "-cacert /etc/opensearch/ca.crt -cert /etc/opensearch/admin.crt -key /etc/opensearch/admin.pkcs8; }\n"
+        # The plugin answers a while after the unit has started.
+        + "admin || { sleep 30; admin; } || { sleep 60; admin; }",
     )
     output = {
         "hosts": ["https://localhost:9200"],
@@ -331,3 +337,177 @@ def test_filebeat__server_stopped_and_shipper_killed__each_line_once(engine: Eng
     lab.root(node, "systemctl stop filebeat.service")
     assert engine.has(index, LINES)
     assert numbers(engine, index) == list(range(1, LINES + 1))
+
+
+@pytest.mark.proves("log_stack", "Messages of any size and bytes are exported within 128 MB, cut at 32 KB.")
+@pytest.mark.parametrize("node", ["head1", "gpu01"])
+def test_export__of_messages_of_any_size__has_their_start(lab: TestLab, node: str) -> None:
+    large = "[Journal]\nStorage=persistent\nSystemMaxUse=2G\nSystemMaxFileSize=1G\nSystemKeepFree=1M\n"
+    lab.root(node, f"mkdir -p {shipping.FOLDER} /etc/systemd/journald.conf.d")
+    shipping.put(lab, node, "/etc/systemd/journald.conf.d/large.conf", large)
+    shipping.put(lab, node, "/root/sender.py", shipping.SENDER)
+    shipping.put(lab, node, "/root/journal-export", shipping.EXPORTER.read_text())
+    lab.root(
+        node,
+        "systemctl restart systemd-journald; chmod a+rx /root; python3 /root/sender.py",
+    )
+    limits = "--property=MemoryMax=128M --property=MemorySwapMax=0 --property=Restart=always --property=RestartSec=1"
+    lab.root(node, f"systemd-run --quiet --unit=export {limits} python3 /root/journal-export {shipping.FOLDER} 100")
+    wait_until(lambda: any(line["identifier"] == "last" for line in shipping.exported(lab, node)))
+    assert lab.root(node, "systemctl show --value --property=NRestarts export").strip() == "0"
+    # The first 32 KB of a line are kept, also while the program restarts after each.
+    lab.root(
+        node, "systemctl kill --signal=KILL export; setpriv --reuid=65534 --clear-groups logger -t slurmctld after"
+    )
+    wait_until(lambda: any(line["message"] == "after" for line in shipping.exported(lab, node)))
+    lab.root(
+        node, "systemctl stop export; rm /etc/systemd/journald.conf.d/large.conf; systemctl restart systemd-journald"
+    )
+    lines = shipping.exported(lab, node)
+    assert max(Counter(line["cursor"] for line in lines).values()) == 1
+    names = {
+        "short",
+        "over-4096",
+        "over-32k",
+        "huge",
+        "huge-zeros",
+        "binary",
+        "newline",
+        "n" * 256,
+        "last",
+        "slurmctld",
+    }
+    assert max(len(line["identifier"]) for line in lines) == 256
+    found = {line["identifier"]: line for line in lines if line["identifier"] in names}
+    sizes = {name: (len(line["message"]), line.get("cut", False)) for name, line in found.items()}
+    huge = sizes.pop("huge")
+    assert huge[1] and huge[0] > 10_000  # of 32 KB of random bytes
+    assert sizes == {
+        "short": (4000, False), "over-4096": (5000, False), "over-32k": (32768, True), "huge-zeros": (32768, True),
+        "binary": (5, False), "newline": (7, False), "n" * 256: (1, False), "last": (8, False), "slurmctld": (5, False),
+    }  # fmt: skip
+    assert found["binary"]["message"] == "\ufffd\0abc"
+    assert found["newline"]["message"] == "one\ntwo"
+    assert "priority" not in found["last"]
+    # The journal's own field: the sender's `_UID` is not taken.
+    assert (found["last"]["uid"], found["slurmctld"]["uid"]) == (0, 65534)
+
+
+@pytest.mark.proves("log_stack", "Only processes that root started count as steps of jobs.")
+def test_running_jobs__of_users_processes__are_none(lab: TestLab) -> None:
+    for node in lab.nodes:
+        assert shipping.with_exporter(lab, node, shipping.STEPS).strip() == "[17]"
+
+
+@pytest.mark.proves("log_stack", "A disk that was full has whole lines of the exported journal.")
+def test_export__on_a_disk_that_is_full__waits_for_space(lab: TestLab) -> None:
+    first, *lines = shipping.with_exporter(lab, "head1", shipping.FULL_DISK).splitlines()
+    assert first == "waited"
+    assert [json.loads(line)["cursor"] for line in lines] == ["first", "0", "1", "2", "3"]
+
+
+def set_up(engine: Engine, folder: Path) -> Engine:
+    """Give an engine the pipelines and the index template of role logging."""
+    lab, node = engine.lab, engine.node
+    objects = {f"_ingest/pipeline/{name}": pipeline for name, pipeline in shipping.pipelines().items()}
+    objects["_index_template/clusterlog"] = shipping.template(folder)
+    for path, body in objects.items():
+        assert engine.ask(path, shipping.data(lab, node, body, "PUT")) == {"acknowledged": True}
+    return engine
+
+
+@pytest.mark.proves("log_stack", "Sample lines, forged ones included, are parsed alike by both engines.")
+def test_pipelines__with_samples__find_their_fields(engine: Engine, tmp_path: Path) -> None:
+    def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return engine.ask(path.lstrip("/"), shipping.data(engine.lab, engine.node, body, "POST"))
+
+    set_up(engine, tmp_path)
+    assert pipelines.wrong(ask) == []
+
+
+@pytest.mark.proves("log_stack", "A line with a field of any length is stored.")
+def test_line__with_long_fields__is_stored(engine: Engine, tmp_path: Path) -> None:
+    set_up(engine, tmp_path)
+    (tmp_path / "again").mkdir()
+    fields = shipping.template(tmp_path / "again")["template"]["mappings"]["properties"]
+    text = [name for name, field in fields.items() if field["type"] in ("keyword", "text")]
+    long = {"@timestamp": "2026-11-27T10:00:00Z", **dict.fromkeys(text, "x" * 40_000)}
+    made = engine.ask("clusterlog-2026.11.27/_doc/long", shipping.data(engine.lab, engine.node, long, "PUT"))
+    assert made.get("result") == "created", made
+
+
+DATASETS = ("slurm", "jobs", "containers")
+
+
+def line_numbers(engine: Engine) -> dict[str, list[int]]:
+    """Return the sorted numbers of the stored lines of each source."""
+    engine.ask("clusterlog-*/_refresh", "-X POST")
+    found: dict[str, list[int]] = {}
+    for dataset in DATASETS:
+        body = {"size": 10_000, "query": {"term": {"dataset": dataset}}, "_source": ["message", "job_id"]}
+        answer = engine.ask("clusterlog-*/_search", shipping.data(engine.lab, engine.node, body, "POST"))
+        lines = [hit["_source"] for hit in answer["hits"]["hits"]]
+        found[dataset] = sorted(line.get("job_id") or int(line["message"].split()[1]) for line in lines)
+    return found
+
+
+def ship(engine: Engine, folder: Path) -> None:
+    """Set up Filebeat with the inputs of its role, and logrotate with the role's file."""
+    found = shipping.role(folder, "filebeat")
+    inputs = yaml.safe_load(found.render(found.path / "templates/filebeat.yml.j2"))["filebeat.inputs"]
+    user, password = engine.options.split("--user ")[1].split(":")
+    settings = {
+        "filebeat.inputs": inputs,
+        "seccomp.enabled": False,
+        "setup.ilm.enabled": False,
+        "setup.template.enabled": False,
+        "queue.mem": {"events": 64, "flush.min_events": 16},
+        "output.elasticsearch": {
+            **engine.output,
+            "username": user,
+            "password": password,
+            "index": "clusterlog-%{+yyyy.MM.dd}",
+            "bulk_max_size": 16,
+            "backoff.max": "2s",
+        },
+    }
+    lab, node = engine.lab, engine.node
+    lab.root(node, f"{INSTALL} filebeat logrotate && systemctl stop filebeat && rm -rf /var/lib/filebeat")
+    lab.root(node, "useradd --system --user-group slurm && install -d -o slurm -g slurm /var/log/slurm")
+    shipping.put(lab, node, "/etc/filebeat/filebeat.yml", yaml.safe_dump(settings))
+    shipping.put(lab, node, "/root/lines.py", shipping.LINES)
+    jobs = found.render(found.path / "templates/jobcomp.j2")
+    shipping.put(lab, node, "/root/logrotate.conf", shipping.LOGROTATE + jobs)
+    lab.root(node, "chmod 0600 /etc/filebeat/filebeat.yml && filebeat test config")
+
+
+@pytest.mark.proves("log_stack", "Rotated, renamed and deleted files lose no line with the engine down.")
+def test_files__rotated_while_the_engine_is_down__are_stored_once(opensearch: Engine, tmp_path: Path) -> None:
+    lab, node, total = opensearch.lab, opensearch.node, 3000
+    for name in ("logging", "filebeat"):
+        (tmp_path / name).mkdir()
+    set_up(opensearch, tmp_path / "logging")
+    ship(opensearch, tmp_path / "filebeat")
+    write = "python3 /root/lines.py {} {} && chown slurm: /var/log/slurm/*"
+    lab.root(node, write.format(1, 1000))
+    lab.root(node, "systemctl start filebeat")
+    wait_until(lambda: all(len(numbers) > 16 for numbers in line_numbers(opensearch).values()))
+    lab.root(node, f"systemctl stop {opensearch.unit}")
+    lab.root(node, write.format(1001, 2000))
+    rotate = "logrotate --force --state /root/rotated /root/logrotate.conf"
+    later = f"mv {shipping.PODS}/main/0.log {shipping.PODS}/main/0.log.20261126-100000"
+    lab.root(node, f"systemctl kill --signal=KILL filebeat; {rotate} && {later} && systemctl restart filebeat")
+    lab.root(node, write.format(2001, total))
+    names = ["jobcomp.log", "jobcomp.log.1", "slurmctld.log", "slurmctld.log.1"]
+    assert lab.root(node, "ls /var/log/slurm").split() == names
+    paths = {f"/var/log/slurm/{name}" for name in names}
+    paths |= {f"{shipping.PODS}/main/{name}" for name in ("0.log", "0.log.20261126-100000")}
+    wait_until(lambda: paths <= shipping.opened(lab, node))
+    # Filebeat has all files open: they may be renamed again, compressed and deleted.
+    lab.root(node, f"{rotate} && rm -r {shipping.PODS}")
+    assert "slurmctld.log.2.gz" in lab.root(node, "ls /var/log/slurm")
+    lab.root(node, f"systemctl start {opensearch.unit}")
+    wait_until(lambda: code(opensearch, opensearch.options) == "200")
+    complete = {dataset: list(range(1, total + 1)) for dataset in DATASETS}
+    wait_until(lambda: line_numbers(opensearch) == complete)
+    lab.root(node, "systemctl stop filebeat")

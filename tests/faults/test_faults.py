@@ -91,12 +91,16 @@ def test_a_worker_that_hangs_is_left_behind(lab: TestLab) -> None:
 @pytest.mark.proves("faults", "A worker that cannot converge is drained; the next good run resumes it.")
 @pytest.mark.proves("jobs", "A run keeps an operator's drain.")
 @pytest.mark.proves("jobs", "A node drained for two causes resumes only after both end.")
+@pytest.mark.proves("faults", "Monitoring that fails on the head keeps no worker out of service; exit 5.")
 def test_a_worker_that_cannot_converge_gets_no_jobs_and_an_operators_drain_stays(lab: TestLab) -> None:
     lab.root("head1", "scontrol update nodename=gpu01 state=drain reason='ops: fan'")
     with stuck_file(lab, "gpu02"):
         fails(lab, 4)
         assert in_service(lab) == {"gpu01": "drained", "gpu02": "drained"}
         assert '"bootstrap"' in lab.root("head1", "slurm-drain")
+    with stuck_file(lab, "head1", "/etc/prometheus/prometheus.yml"):
+        assert "/etc/prometheus/prometheus.yml" in fails(lab, 5)
+        assert in_service(lab) == {"gpu01": "drained", "gpu02": "idle"}
     converges(lab)
     assert in_service(lab) == {"gpu01": "drained", "gpu02": "idle"}
     assert "ops: fan" in lab.root("head1", "scontrol show node gpu01")

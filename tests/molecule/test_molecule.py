@@ -108,6 +108,13 @@ def command(scenario: str) -> list[str]:
 )
 @pytest.mark.proves("monitoring", "Each alert rule passes the tests of a node's own promtool.", only=["prometheus"])
 @pytest.mark.proves(
+    "monitoring", "Without the group monitoring no daemon drains nodes because of alerts.", only=["alert_drain"]
+)
+@pytest.mark.proves("monitoring", "The logs' store has one alert, not one for each node.", only=["alertmanager"])
+@pytest.mark.proves(
+    "monitoring", "The database's exporter runs without MariaDB and reports that.", only=["mysqld_exporter"]
+)
+@pytest.mark.proves(
     "monitoring", "Prometheus scrapes every host and refuses access without its password.", only=["prometheus"]
 )
 @pytest.mark.proves("gpu", "Each GPU setting is set, restored after a reset, and undone.", only=["gpu", "gpu_config"])

@@ -39,6 +39,7 @@ VENDORS = {
     "kibana.service": "Type=simple\nExecStart=/usr/share/kibana/bin/kibana",
     "kubelet.service": "ExecStart=/usr/bin/kubelet\nRestart=always",
     "logstash.service": "Type=simple\nExecStart=/usr/share/logstash/bin/logstash",
+    "mariadb.service": "Type=notify\nExecStart=/usr/sbin/mariadbd",
     "node_exporter.service": "ExecStart=/usr/bin/node_exporter",
     "nvidia-cdi-refresh.service": "Type=oneshot\nExecStart=/usr/bin/nvidia-ctk cdi generate",
     "nvidia-dcgm-exporter.service": "ExecStart=/usr/bin/dcgm-exporter",

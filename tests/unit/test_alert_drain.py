@@ -163,9 +163,13 @@ def test_ledger__that_fails__is_reported(head: Head) -> None:
 
 
 @pytest.fixture
-def served(head: Head, tmp_path: Path) -> Iterator[tuple[Head, int, ssl.SSLContext]]:
-    """Serve on a free port; yields the head, the port, and a context that trusts the cluster's authority."""
-    issued = certificates.issue("c2VlZA==", "aurora", "head1", ["127.0.0.1"])
+def served(head: Head, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Head, int, ssl.SSLContext]]:
+    """Serve on a free port; yields the head, the port, and a context that trusts the cluster's authority.
+
+    The address is 127.0.0.1, or the fixture's parameter.
+    """
+    address = getattr(request, "param", "127.0.0.1")
+    issued = certificates.issue("c2VlZA==", "aurora", "head1", [address])
     for name, text in (("certificate", issued.certificate), ("key", issued.key)):
         (tmp_path / name).write_text(text)
     (tmp_path / "authority").write_text(certificates.authority("c2VlZA==", "aurora"))
@@ -173,14 +177,16 @@ def served(head: Head, tmp_path: Path) -> Iterator[tuple[Head, int, ssl.SSLConte
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
     PROGRAM.Server.context = context
-    with PROGRAM.Server(("127.0.0.1", 0), PROGRAM.Handler) as server:
+    with PROGRAM.Server(address, 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield head, server.server_port, ssl.create_default_context(cafile=str(tmp_path / "authority"))
         server.shutdown()
 
 
-def post(port: int, trusted: ssl.SSLContext, token: str | None, body: bytes, **headers: str) -> int:
-    connection = http.client.HTTPSConnection("127.0.0.1", port, context=trusted, timeout=10)
+def post(
+    port: int, trusted: ssl.SSLContext, token: str | None, body: bytes, *, address: str = "127.0.0.1", **headers: str
+) -> int:
+    connection = http.client.HTTPSConnection(address, port, context=trusted, timeout=10)
     given = {"Authorization": token} if token is not None else {}
     connection.request("POST", "/", body, {**given, **headers})
     status = connection.getresponse().status
@@ -196,6 +202,14 @@ def test_request__without_the_token__drains_nothing(served: tuple[Head, int, ssl
         assert post(port, trusted, token, body) == 401
     assert head.drained == {}
     assert post(port, trusted, "Bearer the-token", body) == 200
+    assert [*head.drained] == ["gpu01"]
+
+
+@pytest.mark.parametrize("served", ["::1"], indirect=True)
+def test_request__to_an_ipv6_address__drains_its_node(served: tuple[Head, int, ssl.SSLContext]) -> None:
+    head, port, trusted = served
+    body = json.dumps(message(alert("gpu01"))).encode()
+    assert post(port, trusted, "Bearer the-token", body, address="::1") == 200
     assert [*head.drained] == ["gpu01"]
 
 

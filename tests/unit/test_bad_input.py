@@ -741,6 +741,8 @@ together(
         ("a zone in a network", "cluster_networks: [§'fe80::%x/64']", "expected a network"),
         ("a comment in an age", "base_journal_max_age: §'90day #'", "a number with its unit"),
         ("a sign of YAML in a user", "prometheus_user: §'a: b'", "expected a name of letters"),
+        ("a sign of YAML in Alertmanager's user", "alertmanager_user: §'@ops'", "expected a name of letters"),
+        ("a colon in the user of the landing page", "landing_page_user: §'a:b'", "expected a name of letters"),
         ("an alias", "base_locale: §*x", "got an alias"),
         ("a tag", f"base_locale: §!!python/object/apply:os.system ['{RUN}']", "got a YAML tag"),
         (

@@ -361,6 +361,6 @@ def test_verify__of_each_scheduler__asks_its_own_head(scheduler: str, tmp_path: 
     (one,) = role.value("__verify_ledgers")
     assert one["head"] == "head1"
     assert one["command"][:2] == [f"/usr/local/sbin/{scheduler}-drain", "bootstrap"]
-    assert role.value("__verify_witnesses | unique") == ["head1"]
+    assert role.value("__verify_heads") == ["head1"]
     if scheduler == "kubernetes":
         assert role.value("__verify_pod_nodes") == {"gpu01": TWO}

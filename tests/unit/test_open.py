@@ -1,5 +1,6 @@
 """`open`: the pages that roles declare, their addresses and logins, and the tunnel to them through SSH."""
 
+import ipaddress
 import json
 import socket
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import paramiko
 import pytest
 import yaml
+from cryptography import x509
 
 from clusterctl.commands import open as opening
 from clusterctl.inventory import pages, ports, schema
@@ -21,6 +23,7 @@ from clusterctl.nodes.session import ContactError
 from clusterctl.nodes.tunnel import LOCAL, Tunnel
 from clusterctl.util import paths
 from clusterctl.util.errors import ClusterctlError
+from tests.systems import rendering
 from tests.unit import ssh_server
 from tests.unit.test_lookups import look_up
 
@@ -64,7 +67,16 @@ def test_declared__pages__have_ports_with_logins_and_secrets() -> None:
         if page.secret:
             secrets = yaml.safe_load((paths.content() / f"roles/{page.role}/meta/secrets.yml").read_text())
             assert page.secret in secrets, page.name
-            assert isinstance(known[page.user], str), page.name
+            assert page.user == "admin" or isinstance(known[page.user], str), page.name
+
+
+@pytest.mark.proves("open", "Each page's certificate is also valid for the end of a tunnel.")
+@pytest.mark.parametrize("name", sorted({page.role for page in pages.load_all()}))
+def test_certificate__of_each_page__names_the_end_of_a_tunnel(name: str, tmp_path: Path) -> None:
+    role = rendering.a_cluster(tmp_path, "debian-12").role(name, "head1")
+    certificate = x509.load_pem_x509_certificate(role.value(f"__{name}_issued")["certificate"].encode())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert ipaddress.ip_address(LOCAL) in names.get_values_for_type(x509.IPAddress)
 
 
 @pytest.mark.parametrize(

@@ -52,27 +52,24 @@ class Elsewhere(NamedTuple):
 
 
 ELSEWHERE = {
-    "alert_drain": Elsewhere(
-        "ordinary", "test_alerts.py::test_sensor__that_is_wrong_everywhere__drains_two_nodes", "drained_by_alerts"
-    ),
     "apply": Elsewhere(
         "ordinary",
         "test_costs.py::test_bootstrap__from_nothing__keeps_a_workers_path_short",
         "bootstrap_tasks_worker",  # without the role, more tasks run
     ),
     "elasticsearch": Elsewhere(
-        "ordinary", "test_logs.py::test_engine__without_its_login__shows_nothing", "configuration"
+        "ordinary", "test_log_search.py::test_engine__without_its_login__shows_nothing", "configuration"
     ),
     "enroot": Elsewhere("ordinary", "test_runtimes.py::test_enroots_directories_are_each_users_own", "/var/lib/enroot"),
     "filebeat": Elsewhere(
-        "ordinary", "test_logs.py::test_lines__engine_stopped_and_shippers_killed__are_stored_once", "filebeat"
+        "long", "test_logs.py::test_lines__engine_stopped_and_shippers_killed__are_stored_once", "filebeat"
     ),
     "grafana": Elsewhere(
         "ordinary", "test_dashboards.py::test_plan__with_group_grafana__lists_what_it_installs", "grafana.ini"
     ),
     "kibana": Elsewhere(
         "ordinary",
-        "test_logs.py::test_plan__with_pages_and_receiver__lists_what_they_install",
+        "test_log_search.py::test_plan__with_pages_and_receiver__lists_what_they_install",
         "opensearch_dashboards.yml",
     ),
     "kubernetes_exporter": Elsewhere(
@@ -92,9 +89,11 @@ ELSEWHERE = {
     "kubernetes_worker": Elsewhere(
         "ordinary", "test_kubernetes.py::test_labels__of_workers__are_those_of_the_hardware_record", "labels"
     ),
-    "logging": Elsewhere("ordinary", "test_logs.py::test_retention__above_the_limit__deletes_indices", "log-store"),
+    "logging": Elsewhere("long", "test_logs.py::test_retention__above_the_limit__deletes_indices", "log-store"),
     "logstash": Elsewhere(
-        "ordinary", "test_logs.py::test_plan__with_pages_and_receiver__lists_what_they_install", "logstash_senders"
+        "ordinary",
+        "test_log_search.py::test_plan__with_pages_and_receiver__lists_what_they_install",
+        "logstash_senders",
     ),
     "mpi": Elsewhere("long", "test_first_hour.py::test_mpi__program_of_a_user__runs_on_two_nodes", "mpicc"),
     "nvidia_cuda": Elsewhere(

@@ -38,6 +38,7 @@ from ansible.module_utils.node_state.tools import (
 )
 
 SETTLE_S = 0.3
+UNIT_HOME = "/etc/systemd/system"
 UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/usr/local/lib/systemd/", "/run/systemd/")
 
 
@@ -438,7 +439,8 @@ class Units(Kind):
     def difference(self, call, item, state):
         unit = self.found[item.name]
         parts = [{"stop": "stopped"}.get(verb, verb.rstrip("e") + "ed") for verb in self.verbs(call, item)]
-        if parts and unit["LoadState"] not in ("loaded", "masked") and not call.check and not item.masked:
+        unknown = unit["LoadState"] not in ("loaded", "masked") and parts not in ([], ["stopped"])
+        if unknown and not call.check and not item.masked:
             raise NodeError(f"systemd says {unit['LoadState']}; {self.last_words(item.name, unit)}")
         because = sorted(set(call.pending) & {*item.restart_on, *item.reload_on})
         because = because if {"restarted", "reloaded"} & set(parts) else []
@@ -486,6 +488,25 @@ class Units(Kind):
         its = (f"_SYSTEMD_UNIT={unit['Id']}", "+", f"UNIT={unit['Id']}", "_UID=0")
         _, output = run("journalctl", "--quiet", "--no-pager", "-n", "15", "-o", "short", *its, check=False)
         return f"{unit['ActiveState']} ({unit['SubState']})\n{clean(output) or 'the journal has no lines of this unit'}"
+
+
+def orphaned(files, units):
+    """Return the units to stop and disable, because the call removes their files: those that it does not list itself.
+
+    A unit whose file an earlier run has removed may still run.
+    """
+    listed = {unit.name for unit in units}
+    paths = [Path(file.name) for file in files if file.type == "absent" and str(Path(file.name).parent) == UNIT_HOME]
+    paths = [
+        path for path in paths if path.suffix in (".service", ".timer", ".socket", ".path") and "@." not in path.name
+    ]
+    found = Units().show([path.name for path in paths if path.name not in listed])
+    here = [path.name for path in paths if path.exists()]
+    return [
+        Unit(name, enabled=False, started=False)
+        for name, unit in found.items()
+        if name in here or (unit["LoadState"] == "not-found" and is_up(unit))
+    ]
 
 
 def reload_units(call):
