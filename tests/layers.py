@@ -114,13 +114,14 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (),
     ),
     (
-        r"(roles/(alert_drain|alertmanager|blackbox_exporter|elasticsearch|grafana|landing_page|mysqld_exporter|prometheus)/"
+        r"(roles/(alert_drain|alertmanager|blackbox_exporter|elasticsearch|grafana|kibana|landing_page|logstash"
+        r"|mysqld_exporter|prometheus)/"
         r"|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
         ("monitoring", "roles"),
     ),
     (r"roles/(filebeat|logging)/", ("logs", "monitoring", "roles")),
     (r"tests/cluster/shipping\.py$", ("logs",)),
-    (r"tests/pipelines\.py$", ("logs", "monitoring")),
+    (r"tests/(log_pages|pipelines)\.py$", ("logs", "monitoring")),
     (r"tests/dashboards/", ("monitoring",)),
     (r"roles/(apptainer|docker|enroot|podman|pyxis)/", ("gpu", "roles")),
     (r"roles/(containerd|containers|dcgm_exporter|gpu_health|nvidia_\w+)/", ("gpu", "kubernetes", "roles")),

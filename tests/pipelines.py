@@ -18,8 +18,15 @@ def samples() -> list[dict[str, Any]]:
 
 
 def shipped(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a line as Filebeat sends it."""
+    """Return a line as Filebeat sends it, or Logstash if it is of a device."""
     message = sample["message"]
+    if sample["dataset"] == "syslog":
+        return {
+            "@timestamp": "2024-06-01T00:00:00.000Z",
+            "message": message,
+            "dataset": "syslog",
+            "address": "192.0.2.7",
+        }
     if sample["dataset"] == "journal":
         entry = {"cursor": "s=1", "time": 1_654_045_200_000, "message": message, **sample["journal"]}
         message = json.dumps(entry)
@@ -54,7 +61,18 @@ def wrong(ask: Callable[[str, dict[str, Any]], Any]) -> list[str]:
             found.append(f"{line['message'][:60]}: got {got}, expected {wanted}")
         if ("unparsed" in document) != line.get("unparsed", False):
             found.append(f"{line['message'][:60]}: {document.get('unparsed')}")
-        left = document.keys() & {"log", "agent", "zone", "keep_days", "stored", "age", "journal", "rest", "time"}
+        left = document.keys() & {
+            "log",
+            "agent",
+            "zone",
+            "keep_days",
+            "stored",
+            "age",
+            "journal",
+            "rest",
+            "time",
+            "text",
+        }
         if left:
             found.append(f"{line['message'][:60]}: left over: {sorted(left)}")
     return found

@@ -96,6 +96,8 @@ BEYOND = (
     ("monitoring", "NVIDIA's DCGM exporter gets the pods from the kubelet's API.", "real GPUs"),
     ("log_stack", "Elasticsearch 9 with its login, and Filebeat 9.", "Elastic's packages"),
     ("log_stack", "OpenSearch and Filebeat of their vendors' own packages.", "the vendors' packages"),
+    ("log_stack", "Kibana and OpenSearch Dashboards start, and import the saved searches.", "the vendors' packages"),
+    ("log_stack", "Logstash receives lines of devices, and keeps them while the engine is down.", "Elastic's packages"),
     ("systems", "A cluster of Ubuntu 22.04 or 24.04 works.", "nodes with Ubuntu"),
     ("systems", "A cluster of the RHEL family 9 or 10 works.", "nodes of that family"),
     ("lab", "The lab runs with crun.", "a host with cgroups version 2 alone"),

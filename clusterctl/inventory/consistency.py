@@ -100,6 +100,17 @@ def _logging(reading: Reading) -> None:
     members = [host.name for host in reading.hosts.values() if "logging" in host.groups]
     if len(members) > 1:
         reading.refuse(reading.top, "all.children.logging", f"has {', '.join(members)}, expected one host")
+    for name in members:
+        host = reading.hosts[name]
+        version = host.merged.get("elasticsearch_version")
+        if host.get("logging_engine", "elasticsearch") != "elasticsearch" or version is None:
+            continue
+        for feature in ("kibana_enabled", "logstash_senders"):
+            if str(version.value).startswith("7.") and host.get(feature, feature == "kibana_enabled"):
+                hint = f"set {feature}: {'false' if feature == 'kibana_enabled' else '[]'}"
+                reading.refuse(
+                    version.position, "elasticsearch_version", f"{version.value} has no login for {feature}", hint
+                )
 
 
 def _membership(reading: Reading) -> None:

@@ -32,6 +32,8 @@ class Page:
     path: str = "/"
     groups: tuple[str, ...] = ()
     """The groups whose hosts have it; empty: all hosts of the role."""
+    enabled: str = ""
+    """The name of the variable that switches it off if it is false; empty: no such variable."""
 
 
 @dataclass(frozen=True)
@@ -111,5 +113,7 @@ def _of(
         def value(name: str, own: Mapping[str, Any] = own) -> Any:
             return own[name] if name in own else known.defaults.get(name, name)
 
+        if page.enabled and not value(page.enabled):
+            continue
         user = str(value(page.user))
         yield Address(page, host, int(value(page.port)), user, str(own["cluster_address"]))

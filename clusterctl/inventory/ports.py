@@ -12,7 +12,7 @@ from clusterctl.inventory.schema import Schema
 from clusterctl.util import paths
 from clusterctl.util.errors import ClusterctlError
 
-AUDIENCES = ("cluster", "nodes", "heads", "monitoring", "admin", "local")
+AUDIENCES = ("cluster", "nodes", "heads", "monitoring", "admin", "listed", "local")
 # Ansible's variable, so no role has its default.
 SSH = {"ansible_port": 22}
 
@@ -30,6 +30,8 @@ neither from the cluster nor in this list.
 - **monitoring**: the hosts of the group `monitoring`, but not users' programs there.
 - **admin**: members and `cluster_admin_networks`. If that is empty, services with a login are open to anyone, and all
   others only to members.
+- **listed**: the addresses of a variable, and no other host, also none of the cluster. If it is empty, the firewall has
+  no rule for the port.
 - **local**: only the node itself.
 
 | port | open to | on hosts of | role | purpose |
@@ -51,6 +53,8 @@ class Port:
     """Whether only programs of root can connect: those with a source port below 1024."""
     groups: tuple[str, ...] = ()
     """The groups whose hosts open it; empty: all hosts of the role."""
+    addresses: str = ""
+    """The name of the variable with the addresses and networks that can connect, of a port that is open to `listed`."""
 
 
 def load(role: Path) -> list[Port]:
@@ -68,7 +72,8 @@ def _port(role: str, item: Any) -> Port:
     port = Port(role, **given | {"groups": tuple(given.get("groups", ()))})
     fits = isinstance(port.port, str) or (isinstance(port.port, int) and 0 < port.port < 65536)
     flags = isinstance(port.login, bool) and isinstance(port.privileged, bool)
-    if not (fits and port.protocol in ("tcp", "udp") and port.to in AUDIENCES and flags):
+    listed = isinstance(port.addresses, str) and bool(port.addresses) == (port.to == "listed")
+    if not (fits and port.protocol in ("tcp", "udp") and port.to in AUDIENCES and flags and listed):
         raise ClusterctlError(f"{role}: meta/ports.yml: {item!r}: not a valid port, protocol, audience or login")
     return port
 
@@ -89,7 +94,12 @@ def _lines(declared: Iterable[Port], known: Schema) -> Iterator[str]:
         port = f"{one.port}/{one.protocol}"
         if isinstance(one.port, str):
             port = f"{(SSH | dict(known.defaults))[one.port]}/{one.protocol} (`{one.port}`)"
-        whom = one.to + ", with a login" * one.login + ", from root's ports only" * one.privileged
+        whom = (
+            one.to
+            + f" (`{one.addresses}`)" * bool(one.addresses)
+            + ", with a login" * one.login
+            + ", from root's ports only" * one.privileged
+        )
         where = ", ".join(f"`{group}`" for group in one.groups or _groups(one.role, known)) or "every group"
         yield f"| {port} | {whom} | {where} | `{one.role}` | {one.purpose} |"
 

@@ -124,6 +124,7 @@ _RULES = (
     Rule("_nameservers|_extra_hosts", is_ip, "an IP address"),
     Rule("_domain", is_domain, "a DNS domain"),
     Rule("_networks?", is_network, "a network such as 10.0.0.0/24"),
+    Rule("_senders", lambda v: is_ip(v) or is_network(v), "an address, or a network such as 10.0.0.0/24"),
     Rule("_no_proxy", _matches(r"[\w.*:/-]+"), "a name, a domain or a network"),
     # A key server's query has an &; Python fetches the key, so the URL is not in a shell's file.
     Rule("_key_url", lambda v: v == "" or _is_url(v.replace("&", "")), "a URL such as https://example.com/key.asc"),

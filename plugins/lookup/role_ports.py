@@ -18,9 +18,9 @@ author: the clusterctl authors
 short_description: Collect the ports that all roles of a host declare
 description:
   - Returns what the C(meta/ports.yml) of this host's roles has, each port once as C(port),
-    C(protocol), C(to) (V(cluster), V(nodes), V(heads), V(monitoring), V(admin) or V(local)), C(login), C(privileged),
-    C(role) and C(purpose).
-  - If a port is the name of a variable, its value for this host is returned.
+    C(protocol), C(to) (V(cluster), V(nodes), V(heads), V(monitoring), V(admin), V(listed) or V(local)), C(login),
+    C(privileged), C(addresses), C(role) and C(purpose).
+  - If a port is the name of a variable, its value for this host is returned, and so for C(addresses).
 options:
   everywhere:
     description: Return the ports of hosts of all groups, each with this host's value of its variable.
@@ -67,5 +67,7 @@ class LookupModule(LookupBase):
                     number = int(finder.resolve(wanted, role, variables))
                 fields = {"protocol": one.protocol, "to": one.to, "login": one.login, "role": one.role}
                 fields["privileged"] = one.privileged
+                listed = trust_as_template(f"{{{{ {one.addresses} | default([]) }}}}") if one.addresses else []
+                fields["addresses"] = finder.resolve(listed, role, variables) if one.addresses else []
                 found.setdefault((number, one.protocol), {"port": number, "purpose": one.purpose, **fields})
         return list(found.values())

@@ -1,17 +1,19 @@
 """Logs of all nodes, found by their fields, in a real OpenSearch with TLS and login."""
 
 import json
-import re
+import shlex
+import time
 from datetime import datetime, timedelta
+from functools import partial
 
 import pytest
 
 from tests import pipelines
-from tests.cluster.lab import TestLab, submit
+from tests.cluster.lab import TestLab, clusterctl, submit
 from tests.cluster.logs import ask, configuration, find, metrics
 from tests.cluster.watched import RECIPES, ready
 from tests.faults.injury import wait_until
-from tests.labs import REPOSITORY
+from tests.log_pages import SEARCHES
 
 # A lab node's kernel log is a pipe. The journal reads lines of Linux's Documentation/ABI/testing/dev-kmsg from it.
 KERNEL = """
@@ -99,6 +101,80 @@ def test_engine__without_its_login__shows_nothing(lab: TestLab) -> None:
     assert lab.root("gpu01", f"{code} {plain}/ || true") == "000"
 
 
+def status(lab: TestLab, word: str, path: str, *options: str, user: str = "") -> str:
+    """Return the HTTP status that a program of the host gets; `word` is that of its password, or the password."""
+    given = configuration(lab)
+    derived = (
+        f"$(printf '%s %s' \"$(cat {given['seed']})\" '{word}' | sha512sum | cut -c 1-48)" if " " in word else word
+    )
+    login = f'--user "{user}:{derived}"' if user else ""
+    argv = f"curl --silent --output /dev/null --write-out '%{{http_code}}' --cacert {given['authority']} {login}"
+    return lab.root("head1", f"{argv} {' '.join(options)} '{given['url']}{path}'")
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "The users of Dashboards and Logstash may do only what these need.")
+def test_users__of_pages_and_receiver__may_do_only_their_part(lab: TestLab) -> None:
+    """The kit has no packages of both, so that the roles are off; log-store sets their users all the same."""
+    pages = partial(status, lab, "kibana server", user="kibanaserver")
+    receiver = partial(status, lab, "device receiver", user="receiver")
+    put = ("--request PUT --header 'Content-Type: application/json'", "--data '{}'")
+    apply = "/usr/local/sbin/log-store {} apply"
+    given = {**configuration(lab), "pages": True, "receiver": True}
+    lab.ssh("head1", "sudo", "tee", "/root/pages.json", stdin=json.dumps(given))
+    try:
+        done = lab.root("head1", apply.format("/root/pages.json")).splitlines()
+        assert {"user kibanaserver", "user receiver"} <= {*done}
+        assert lab.root("head1", apply.format("/root/pages.json")) == ""
+        assert pages("/.kibana_1", *put) == "200"
+        assert pages("/.kibana_1/_doc/x", *put) == "201"
+        assert pages("/clusterlog-*/_search") == "403"
+        for login in ("kibanaserver", "admin"):
+            assert status(lab, login, "/", user="kibanaserver") == "401"
+        assert status(lab, "", "/") == "401"
+        line = {
+            "@timestamp": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime()),
+            "message": "<187>Apr 22 13:07:46 leaf1 Ebra: %LINEPROTO-5-UPDOWN: Line protocol on Interface Ethernet1",
+            "dataset": "syslog",
+            "address": "192.0.2.7",
+        }
+        data = put[0], f"--data {shlex.quote(json.dumps(line))}"
+        create = "/clusterlog-2000.01.01/_create/device?pipeline=clusterlog"
+        assert receiver(create, *data) == "201"
+        assert receiver(create, *data) == "409"  # sent again, stored once
+        assert receiver("/clusterlog-*/_search") == "403"
+        assert receiver("/.kibana_1/_doc/y", *put) == "403"
+        (search,) = [one for one in SEARCHES if one.name == "devices"]
+        (found,) = find(lab, search.asked())
+        assert {*search.columns} <= {*found}
+        assert (found["node"], found["device"], found["level"]) == ("192.0.2.7", "leaf1", "error")
+    finally:
+        lab.root("head1", apply.format("/etc/clusterctl/log-store/configuration.json"))
+    assert (pages("/"), receiver("/")) == ("401", "401")
+
+
+@pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("log_stack", "The plan of the logs' pages and receiver lists packages, files and firewall.")
+def test_plan__with_pages_and_receiver__lists_what_they_install(lab: TestLab) -> None:
+    """Their packages cannot be had here, so this is all of roles kibana and logstash that runs on a node."""
+    text = lab.inventory.read_text()
+    assert "kibana_enabled: false" in text
+    new = text.replace("kibana_enabled: false", "kibana_enabled: true\n    logstash_senders: [192.0.2.0/24]")
+    lab.inventory.write_text(new)
+    done = clusterctl("plan", "bootstrap", str(lab.inventory), "--output", "json")
+    lab.inventory.write_text(text)
+    assert done.returncode == 10, done.stdout + done.stderr
+    changes = {(one["kind"], one["name"]) for one in json.loads(done.stdout)["changes"] if "head1" in one["hosts"]}
+    assert changes >= {
+        ("package", "opensearch-dashboards"),
+        ("file", "/etc/opensearch-dashboards/opensearch_dashboards.yml"),
+        ("file", "/etc/clusterctl/log-pages/objects.ndjson"),
+        ("package", "logstash-oss"),
+        ("file", "/etc/logstash/clusterctl.conf"),
+        ("file", "/etc/clusterctl/firewall.nft"),
+    }
+
+
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("log_stack", "Every node's newest line is counted, and recent without any job.")
 def test_metrics__of_all_nodes__show_recent_lines(lab: TestLab) -> None:
@@ -112,10 +188,10 @@ def test_metrics__of_all_nodes__show_recent_lines(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "Each search of docs/logs.md finds the lines it is for.")
+@pytest.mark.proves("log_stack", "Each search of docs/logs.md, and each saved one, finds the lines it is for.")
 def test_searches__of_the_documentation__find_their_lines(lab: TestLab) -> None:
-    text = (REPOSITORY / "docs/logs.md").read_text()
-    of_job, gpu_errors, logins, errors = re.findall(r"^\| [^|`]+ \| `(\w[^`]*:[^`]+)` \|$", text, re.MULTILINE)
+    """One of devices: the test of the receiver's user."""
+    searches = {one.name: one for one in SEARCHES}
     job = submit(lab, "sleep 600", "--nodelist=gpu02")
     wait_until(lambda: "RUNNING" in lab.root("head1", f"squeue --noheader --format=%T --jobs={job}"))
     # An application's error, which takes no node out of service.
@@ -126,10 +202,11 @@ def test_searches__of_the_documentation__find_their_lines(lab: TestLab) -> None:
     wait_until(lambda: find(lab, f"job_id:{job} AND xid:13") != [])
     lab.root("head1", f"scancel {job}")
     (xid,) = find(lab, f"job_id:{job} AND xid:13")
-    assert xid in find(lab, of_job.replace("4242", job))
-    assert xid in find(lab, gpu_errors)
-    assert xid in find(lab, errors.replace("gpu01", "gpu02"))
+    for name in ("job", "gpu", "errors"):
+        assert xid in find(lab, searches[name].asked(job, "gpu02"))
+        assert xid in find(lab, f"({searches[name].asked()}) AND node:gpu02 AND xid:13 AND job_id:{job}")
+        assert {"node", "message"} <= {*searches[name].columns} <= {*xid, "dataset", "program", "unit"}
     # A login that must fail, from the lab's node to itself: nothing is sent that a wrong host could use.
     argv = "ssh -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     lab.root("gpu01", f"{argv} intruder@127.0.0.1 true || true")
-    wait_until(lambda: "intruder" in {line.get("user") for line in find(lab, logins)})
+    wait_until(lambda: "intruder" in {line.get("user") for line in find(lab, searches["logins"].asked())})

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from logstash_pipeline_parser import Pipeline
 
 from tests.labs import REPOSITORY
 from tests.systems.rendering import SYSTEMS, VARIABLES, File, files
@@ -27,20 +28,24 @@ UNITS = "etc/systemd/system"
 # and Debian's packages; kubelet: kubernetes/release cmd/krel/templates/latest/kubelet; docker, containerd: moby/moby
 # contrib/init/systemd, containerd/containerd; nvidia-cdi-refresh: NVIDIA/nvidia-container-toolkit deployments/systemd;
 # dcgm-exporter: NVIDIA/dcgm-exporter packaging; persistenced: NVIDIA/nvidia-persistenced init; exporters: Debian's and
-# EPEL's packages.
+# EPEL's packages; kibana: elastic/kibana src/dev/build/tasks/os_packages; logstash: elastic/logstash
+# pkg/service_templates; opensearch-dashboards: opensearch-project/opensearch-build scripts/pkg/service_templates.
 VENDORS = {
     "containerd.service": "Type=notify\nExecStart=/usr/bin/containerd",
     "docker.service": "Type=notify\nExecStart=/usr/bin/dockerd",
     "elasticsearch.service": "Type=notify\nExecStart=/usr/share/elasticsearch/bin/systemd-entrypoint",
     "filebeat.service": "ExecStart=/usr/share/filebeat/bin/filebeat",
     "grafana-server.service": "Type=notify\nExecStart=/usr/share/grafana/bin/grafana server",
+    "kibana.service": "Type=simple\nExecStart=/usr/share/kibana/bin/kibana",
     "kubelet.service": "ExecStart=/usr/bin/kubelet\nRestart=always",
+    "logstash.service": "Type=simple\nExecStart=/usr/share/logstash/bin/logstash",
     "mariadb.service": "Type=notify\nExecStart=/usr/sbin/mariadbd",
     "node_exporter.service": "ExecStart=/usr/bin/node_exporter",
     "nvidia-cdi-refresh.service": "Type=oneshot\nExecStart=/usr/bin/nvidia-ctk cdi generate",
     "nvidia-dcgm-exporter.service": "ExecStart=/usr/bin/dcgm-exporter",
     "nvidia-persistenced.service": "Type=forking\nExecStart=/usr/bin/nvidia-persistenced",
     "opensearch.service": "Type=notify\nExecStart=/usr/share/opensearch/bin/systemd-entrypoint",
+    "opensearch-dashboards.service": "ExecStart=/usr/share/opensearch-dashboards/bin/opensearch-dashboards",
     "polkit.service": "Type=dbus\nBusName=org.freedesktop.PolicyKit1\nExecStart=/usr/lib/polkit-1/polkitd",
     "prometheus.service": "ExecStart=/usr/bin/prometheus",
     "prometheus-alertmanager.service": "ExecStart=/usr/bin/prometheus-alertmanager",
@@ -186,6 +191,8 @@ CHECKS: dict[str, Check] = {
     r"/usr/local/(bin|sbin|libexec)/|/usr/libexec/keepalived/|/etc/slurm/gpu-prolog$": check_each(check_program),
     r"/etc/haproxy/": check_haproxy,
     r"/etc/profile\.d/|/etc/dhc|/etc/dkms/framework": check_each(check_shell),
+    r"/etc/logstash/clusterctl\.conf$": check_each(lambda path: Pipeline(path.read_text()).parse()),
+    r".*[.]ndjson$": check_each(lambda path: [json.loads(line) for line in path.read_text().splitlines()]),
     r".*[.]json$": check_each(lambda path: json.loads(path.read_bytes())),
     r"/etc/grafana/grafana\.ini$": check_each(  # its settings: tests/unit/test_dashboards.py
         lambda path: configparser.ConfigParser(interpolation=None).read_string(path.read_text(encoding="utf-8"))
@@ -201,6 +208,7 @@ BY_LABS = re.compile(
     r"/etc/(apt|dnf|yum\.repos\.d|chrony|dnsmasq|dbus-1|keepalived|slurm|munge|mysql|my\.cnf\.d|pam\.d|security|openmpi|lmod|modulefiles)\b"
     r"|/etc/(openmpi-\w+|prometheus/(tls|endpoints/[\w-]+\.pem|mysqld-exporter\.cnf|own-password|remote-write-password|alertmanager-(tls|password)|alertmanager_templates)|enroot/enroot\.conf|dcgm-exporter/|clusterctl-metrics/\w+\.pem|nvidia-|ssh/authorized_keys\.d/)"
     r"|/etc/(clusterctl/log-store|elasticsearch|filebeat|logrotate\.d|opensearch)/"
+    r"|/etc/(clusterctl/log-pages|kibana/tls|logstash/tls|opensearch-dashboards/tls)/"
     r"|/etc/(modprobe\.d|modules-load\.d|environment\.d|systemd/journald\.conf\.d)/"
     r"|/usr/local/lib/clusterctl/landing_page\.(css|js)$"  # scripts/pages, in a browser
 )

@@ -496,6 +496,13 @@ for _line, _text, _said in (
     ),
     ("no head", "§all: {children: {slurm_workers: {hosts: {gpu01: }}}}", "no head, expected one host"),
     ("no workers", "§all: {children: {slurm_head: {hosts: {head1: }}}}", "no workers, expected at least one host"),
+    (
+        "pages of an engine without a login",
+        good("    cluster_name: aurora\n", "    cluster_name: aurora\n    elasticsearch_version: §7.10.2\n").replace(
+            "    slurm_head:", "    logging: {hosts: {head1: }}\n    slurm_head:", 1
+        ),
+        "7.10.2 has no login for kibana_enabled (set kibana_enabled: false)",
+    ),
     ("all is a list", "all: §[a]\n", "got a list, expected a mapping"),
     ("too many hosts", good("gpu[02:04]", "§gpu[1:999999]"), "too many hosts, expected at most 5000"),
     ("ranges of ranges", good("gpu[02:04]", "§n[1:9999][1:9999][1:9999]"), "too many hosts, expected at most 5000"),

@@ -111,6 +111,40 @@ def test_retain__next_days__are_created_once(
     assert f"cluster_logs_refused {len(blocks)}\n" in (tmp_path / "log-store.prom").read_text()
 
 
+@pytest.mark.proves("log_stack", "Users of pages and receiver exist while wanted, each with one narrow role.")
+@pytest.mark.parametrize("engine", ["elasticsearch", "opensearch"])
+@pytest.mark.parametrize(("pages", "receiver"), [(True, True), (False, True), (True, False), (False, False)])
+def test_users__of_programs__are_those_that_are_wanted(
+    store: ModuleType, tmp_path: Path, engine: str, pages: bool, receiver: bool
+) -> None:
+    for name in ("seed", "hash"):
+        (tmp_path / name).write_text("x\n")
+    given = {
+        "secure": True, "engine": engine, "user": "admin", "shippers": ["gpu01"], "pages": pages, "receiver": receiver,
+        **{name: str(tmp_path / name) for name in ("seed", "hash")},
+    }  # fmt: skip
+    found = object.__new__(store.Engine)
+    found.given = given
+    objects = list((found.opensearch if engine == "opensearch" else found.elasticsearch)())
+    own = {path.rpartition("/")[2]: content for kind, path, content in objects if kind == "user"}
+    wanted = {"shipper-gpu01", *["kibanaserver"] * pages, *["receiver"] * receiver}
+    assert own.keys() - {"admin"} == wanted
+    passwords = [content["password"] for name, content in own.items() if name != "admin"]
+    assert len({*passwords}) == len(passwords) and all(len(one) == 48 for one in passwords)
+    key = "backend_roles" if engine == "opensearch" else "roles"
+    roles = {name: content[key] for name, content in own.items() if name != "admin"}
+    of_pages = [] if engine == "opensearch" else ["kibana_system"]
+    assert roles == {name: of_pages if name == "kibanaserver" else ["shipper"] for name in wanted}
+    mapped = [path for kind, path, _ in objects if kind == "mapping" and path.endswith("/kibana_server")]
+    assert len(mapped) == (engine == "opensearch" and pages)
+    present = dict.fromkeys(
+        ["admin", "kibanaserver", "receiver", "readall", "shipper-gpu01", "shipper-gone", "someone"]
+    )
+    found.ask = lambda _method, path: None if "rolesmapping" in path else present
+    unwanted = {path.rpartition("/")[2] for path in found.unwanted()}
+    assert unwanted == {"readall", "shipper-gone", "kibanaserver", "receiver"} - wanted
+
+
 FIELDS = {
     "MESSAGE": b"hello",
     "PRIORITY": b"3",

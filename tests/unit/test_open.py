@@ -46,6 +46,15 @@ def test_of_hosts__of_two_hosts__has_the_ports_and_users_of_each() -> None:
     assert {one.host for one in found} == {"head1", "mon1"}
 
 
+@pytest.mark.parametrize(("given", "listed"), [({}, True), ({"kibana_enabled": False}, False)])
+def test_of_hosts__page_that_is_switched_off__is_not_listed(given: dict[str, Any], listed: bool) -> None:
+    variables = {"head1": {"cluster_address": "10.0.0.10", "logging_user": "ops", **given}}
+    found = pages.of_hosts({"logging": ("head1",)}, variables)
+    assert [(one.url, one.user) for one in found if one.page.name == "logs"] == [
+        ("https://10.0.0.10:5601/", "ops")
+    ] * listed
+
+
 @pytest.mark.proves("open", "Each declared page has a port with a login, and a secret of its role.")
 def test_declared__pages__have_ports_with_logins_and_secrets() -> None:
     declared = pages.load_all()

@@ -45,6 +45,8 @@ def test_a_port_is_declared_once_and_its_variable_is_the_roles_own() -> None:
         "[{port: 80, protocol: tcp, to: admin, purpose: x, password: true}]",
         "[{port: 80, protocol: tcp, to: admin, purpose: x, login: maybe}]",
         "[{port: 80, protocol: tcp, to: admin, purpose: x, privileged: maybe}]",
+        "[{port: 80, protocol: tcp, to: listed, purpose: x}]",
+        "[{port: 80, protocol: tcp, to: admin, addresses: x_senders, purpose: x}]",
         "[80]",
     ],
 )
@@ -178,6 +180,26 @@ def test_firewall__port_of_root__turns_users_away_before_all_else_is_let_in(tmp_
         assert told.index(of_users[0]) == told.index("ct state established,related accept") + 1
 
 
+@pytest.mark.proves("firewall", "A listed port is open to its addresses alone, also not to the cluster.")
+def test_firewall__port_for_listed_addresses__is_closed_to_all_others(tmp_path: Path) -> None:
+    groups = {"all": ["head1", "gpu01"], "slurm_head": ["head1"], "slurm_workers": ["gpu01"], "logging": ["head1"]}
+    variables = {"groups": groups, "group_names": ["logging", "slurm_head"]}
+    for folder in ("none", "some"):
+        (tmp_path / folder).mkdir()
+    closed = rules(tmp_path / "none", "head1", **variables)
+    assert not [line for line in closed if "dport 514 " in line], "a site's own service on that port stays reachable"
+    senders = ["192.0.2.7", "198.51.100.0/24", "2001:db8::/64"]
+    told = rules(tmp_path / "some", "head1", logstash_senders=senders, **variables)
+    for protocol, purpose in (("udp", "syslog of devices"), ("tcp", "syslog of devices, over TCP")):
+        accept = f'ip saddr {{ 192.0.2.7/32, 198.51.100.0/24 }} {protocol} dport 514 accept comment "{purpose}"'
+        sixth = f'ip6 saddr {{ 2001:db8::/64 }} {protocol} dport 514 accept comment "{purpose}"'
+        drop = f'iifname != "lo" {protocol} dport 514 drop comment "{purpose}, to others"'
+        members = next(number for number, line in enumerate(told) if "members of the cluster" in line)
+        assert max(told.index(accept), told.index(sixth)) < told.index(drop) < members
+    accepted = [line.removeprefix("# firewalld: ") for line in told if line.startswith("# firewalld: ")]
+    assert {"192.0.2.7/32", "198.51.100.0/24", "2001:db8::/64"} <= {*accepted}
+
+
 @pytest.mark.proves("firewall", "A port without a login is open to administrators' networks only.")
 @pytest.mark.parametrize("login", [False, True])
 def test_firewall__port_without_a_login__is_open_to_named_networks_only(tmp_path: Path, login: bool) -> None:
@@ -188,6 +210,7 @@ def test_firewall__port_without_a_login__is_open_to_named_networks_only(tmp_path
         "login": login,
         "purpose": "a page",
         "privileged": False,
+        "addresses": [],
         "role": "x",
     }
     (tmp_path / "named").mkdir()

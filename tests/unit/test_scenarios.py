@@ -67,6 +67,11 @@ ELSEWHERE = {
     "grafana": Elsewhere(
         "ordinary", "test_dashboards.py::test_plan__with_group_grafana__lists_what_it_installs", "grafana.ini"
     ),
+    "kibana": Elsewhere(
+        "ordinary",
+        "test_log_search.py::test_plan__with_pages_and_receiver__lists_what_they_install",
+        "opensearch_dashboards.yml",
+    ),
     "kubernetes_exporter": Elsewhere(
         "ordinary", "test_kubernetes.py::test_metrics__in_prometheus__are_those_of_the_cluster", "kubernetes_node_state"
     ),
@@ -85,6 +90,11 @@ ELSEWHERE = {
         "ordinary", "test_kubernetes.py::test_labels__of_workers__are_those_of_the_hardware_record", "labels"
     ),
     "logging": Elsewhere("long", "test_logs.py::test_retention__above_the_limit__deletes_indices", "log-store"),
+    "logstash": Elsewhere(
+        "ordinary",
+        "test_log_search.py::test_plan__with_pages_and_receiver__lists_what_they_install",
+        "logstash_senders",
+    ),
     "mpi": Elsewhere("long", "test_first_hour.py::test_mpi__program_of_a_user__runs_on_two_nodes", "mpicc"),
     "nvidia_cuda": Elsewhere(
         "ordinary", "test_driver.py::test_users_choose_among_toolkits_side_by_side", '"nvidia_cuda"'
