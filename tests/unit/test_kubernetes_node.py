@@ -27,6 +27,7 @@ ETCD = {
     "login": True,
     "purpose": "etcd",
     "privileged": False,
+    "addresses": [],
     "role": "x",
 }
 
