@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.lab import TestLab, clusterctl, submit
 from tests.cluster.logs import find
-from tests.cluster.watched import DRAIN_LIMIT, RECIPES, SENSOR, set_hook_token
+from tests.cluster.watched import DRAIN_LIMIT, RECIPES, SENSOR, ready, set_hook_token
 from tests.faults.injury import wait_until
 from tests.labs import REPOSITORY
 
@@ -130,7 +130,9 @@ def test_xid__of_a_gpu__drains_its_node_until_the_diagnosis(lab: TestLab) -> Non
 
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("monitoring", "A sensor that is wrong on all nodes drains only as many as permitted.")
+@pytest.mark.long
 def test_sensor__that_is_wrong_everywhere__drains_two_nodes(lab: TestLab) -> None:
+    ready(lab)
     lab.ssh("head1", "sudo", "tee", "/etc/prometheus/rules/site.yml", stdin=SENSOR)
     lab.root("head1", "systemctl reload prometheus")
     for node in lab.nodes[1:]:
