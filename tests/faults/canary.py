@@ -6,6 +6,7 @@ shared with clusterctl/util/redaction.py, which it is to judge.
 """
 
 import base64
+import hashlib
 import html
 import json
 import secrets as random
@@ -102,7 +103,15 @@ class Canaries:
             }
         plain = {name: data for name, data in found.items() if name.count(">") < 2}
         found |= {f"{name} > hex": data.hex().encode() for name, data in plain.items()}
-        return found | {f"{name} > HEX": data.hex().upper().encode() for name, data in plain.items()}
+        return found | {f"{name} > HEX": data.hex().upper().encode() for name, data in plain.items()} | self.derived()
+
+    def derived(self) -> dict[str, bytes]:
+        """The passwords of users of the logs' store. They follow from a secret and have no mark (role logging)."""
+        seed = self.values["logging_shipper_seed"]
+        return {
+            f"password of {user}": hashlib.sha512(f"{seed} {user}".encode()).hexdigest()[:48].encode()
+            for user in ("head1", "gpu01", "gpu02")
+        }
 
     def document(self) -> str:
         """The secrets as they stand in the vault."""

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from clusterctl.workspace import secrets
+from tests.cluster import logs
 from tests.cluster.lab import fresh, podman
 from tests.faults.canary import FORMS
 from tests.faults.canary_site import RUN_LIMIT, Run, Site, kill_tree
@@ -32,11 +33,17 @@ from tests.faults.injury import container, silent, wait_until
 from tests.programs import conversation
 
 # Where secrets belong: on each node, the file with its owner, group and mode. There is no other place.
+INDICES = "/var/lib/opensearch/nodes/0/indices"
 HOME_OF_SECRETS = {
     "head1": {
         "/etc/clusterctl/alert-drain/token": ["root", "root", "0400"],
         "/etc/clusterctl/landing-page/prometheus-password": ["prometheus", "root", "0400"],
+        "/etc/clusterctl/log-store/hash": ["root", "root", "0400"],
+        "/etc/clusterctl/log-store/password": ["root", "root", "0400"],
+        "/etc/clusterctl/log-store/seed": ["root", "root", "0400"],
+        "/etc/filebeat/filebeat.yml": ["root", "root", "0600"],
         "/etc/munge/munge.key": ["munge", "munge", "0400"],
+        "/etc/opensearch/opensearch-security/internal_users.yml": ["opensearch", "opensearch", "0600"],
         "/etc/prometheus/alertmanager-password": ["prometheus", "root", "0400"],
         "/etc/prometheus/alertmanager-web.yml": ["root", "prometheus", "0640"],
         "/etc/prometheus/alertmanager.yml": ["root", "prometheus", "0640"],
@@ -45,8 +52,12 @@ HOME_OF_SECRETS = {
         "/etc/slurm/health.key": ["root", "root", "0400"],
         "/etc/slurm/slurmdbd.conf": ["slurm", "slurm", "0600"],
         "/var/lib/clusterctl/recovery.tar": ["root", "root", "0600"],
+        INDICES: ["opensearch", "opensearch", "0644"],  # below a directory that is closed to others
     },
-    "gpu01": {"/etc/munge/munge.key": ["munge", "munge", "0400"]},
+    "gpu01": {
+        "/etc/filebeat/filebeat.yml": ["root", "root", "0600"],
+        "/etc/munge/munge.key": ["munge", "munge", "0400"],
+    },
 }
 
 OURS = [Path.home().owner(), Path.home().group(), "0600"]
@@ -54,7 +65,8 @@ OURS = [Path.home().owner(), Path.home().group(), "0600"]
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with fresh("canary") as lab:
+    with fresh("canary", *(f"--recipe={name}" for name in logs.RECIPES)) as lab:
+        logs.switch_on(lab)
         # The second worker comes and goes with the verbs that do that.
         lab.inventory.write_text(re.sub(r" *gpu02: .*\n", "", lab.inventory.read_text()))
         with tempfile.TemporaryDirectory(prefix="canary-", dir="/tmp") as private:  # a short path
@@ -115,11 +127,22 @@ def nothing_shows(site: Site, run: Run, *, everywhere: bool = False) -> dict[str
         files = {path: found[:3] for path, found in there["files"].items()}
         if not everywhere:  # what was killed as it wrote such a file is written over by the next run
             files = {path: rights for path, rights in files.items() if not being_written(path, rights, homes)}
+        files = with_index_of_users(site, files)
         assert files == {path: homes.get(path, "nowhere") for path in files}, node
         assert there["journal"] == [], node
         assert there["entries"] > 20, "too few entries for the journal of a node that runs"
         found[node] = files
     return found
+
+
+def with_index_of_users(site: Site, files: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Name the files of the index in which OpenSearch keeps the hashes of passwords as one; other indices are logs."""
+    if not any(path.startswith(INDICES) for path in files):
+        return files
+    (index,) = logs.ask(site.lab, "/_cat/indices/.opendistro_security?format=json&h=uuid")
+    assert site.lab.root("head1", "stat --format='%U %a' /var/lib/opensearch").split() == ["opensearch", "2750"]
+    own = f"{INDICES}/{index['uuid']}/"
+    return {INDICES if path.startswith(own) else path: rights for path, rights in files.items()}
 
 
 def being_written(path: str, rights: list[str], homes: dict[str, list[str]]) -> bool:
