@@ -189,14 +189,14 @@ def test_firewall__port_for_listed_addresses__is_closed_to_all_others(tmp_path: 
     closed = rules(tmp_path / "none", "head1", **variables)
     assert not [line for line in closed if "dport 514 " in line], "a site's own service on that port stays reachable"
     senders = ["192.0.2.7", "198.51.100.0/24", "2001:db8::/64"]
-    told = rules(tmp_path / "some", "head1", logstash_senders=senders, **variables)
+    found = rules(tmp_path / "some", "head1", logstash_senders=senders, **variables)
     for protocol, purpose in (("udp", "syslog of devices"), ("tcp", "syslog of devices, over TCP")):
         accept = f'ip saddr {{ 192.0.2.7/32, 198.51.100.0/24 }} {protocol} dport 514 accept comment "{purpose}"'
         sixth = f'ip6 saddr {{ 2001:db8::/64 }} {protocol} dport 514 accept comment "{purpose}"'
         drop = f'iifname != "lo" {protocol} dport 514 drop comment "{purpose}, to others"'
-        members = next(number for number, line in enumerate(told) if "members of the cluster" in line)
-        assert max(told.index(accept), told.index(sixth)) < told.index(drop) < members
-    accepted = [line.removeprefix("# firewalld: ") for line in told if line.startswith("# firewalld: ")]
+        members = next(number for number, line in enumerate(found) if "members of the cluster" in line)
+        assert max(found.index(accept), found.index(sixth)) < found.index(drop) < members
+    accepted = [line.removeprefix("# firewalld: ") for line in found if line.startswith("# firewalld: ")]
     assert {"192.0.2.7/32", "198.51.100.0/24", "2001:db8::/64"} <= {*accepted}
 
 
