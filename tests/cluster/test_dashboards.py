@@ -155,6 +155,18 @@ def test_panels__beside_squeue_and_nvml__show_the_same(
 
 
 @pytest.mark.kit(*RECIPES)
+@pytest.mark.proves("monitoring", "GPU time and ended jobs of accounts are counted while jobs run and end.")
+def test_counters__of_accounts__grow_with_jobs(lab: TestLab, load: Load) -> None:
+    rate = "sum(rate(slurm_account_gpu_seconds_total[1m]))"
+    wait_until(
+        lambda: 2 < float(asker(lab)("query", {"query": rate})["result"][0]["value"][1]) < 4
+    )  # three GPUs are held
+    lab.root("head1", f"scancel {load.spoof}")
+    ended = 'sum(slurm_account_jobs_total{state="cancelled"})'
+    wait_until(lambda: [one["value"][1] for one in asker(lab)("query", {"query": ended})["result"]] == ["1"])
+
+
+@pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("monitoring", "The plan of Grafana lists its packages, files and service.")
 def test_plan__with_group_grafana__lists_what_it_installs(lab: TestLab) -> None:
     """Its packages cannot be had here, so this is all of role grafana that runs on a node."""

@@ -197,6 +197,12 @@ def on_debian(*groups: str, **variables: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.proves("packages", "A missing package of disks' and sensors' tools stops no role of the scheduler.")
+def test_packages__of_hardware_metrics__are_not_installed_first() -> None:
+    variables = {**on_debian("slurm_workers"), "node_exporter_hardware": True}
+    assert not {"smartmontools", "freeipmi-tools"} & {str(one) for one in look_up("role_packages", [], variables)}
+
+
 @pytest.mark.parametrize(
     ("groups", "there", "elsewhere"),
     [

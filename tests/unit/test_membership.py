@@ -198,6 +198,20 @@ def test_a_name_leads_nowhere_else(cluster: inventory.Inventory, name: str) -> N
     assert removals.unfinished(after) == []
 
 
+@pytest.mark.proves("log_stack", "A host that only stores logs learns of added and removed nodes.")
+def test_informed__with_a_host_of_logs_alone__has_it(cluster: inventory.Inventory) -> None:
+    cluster.path.write_text(INVENTORY + "    logging: {hosts: {logs1: {ansible_host: 10.0.0.20}}}\n")
+    assert inventory.load(cluster.path).informed == ("head1", "logs1")
+
+
+@pytest.mark.proves("remove-node", "A host that stores metrics or logs is not removed.")
+@pytest.mark.parametrize("group", ["monitoring", "logging"])
+def test_host__with_metrics_or_logs__is_not_removed(cluster: inventory.Inventory, group: str) -> None:
+    cluster.path.write_text(INVENTORY + f"    {group}: {{hosts: {{gpu01: {{}}}}}}\n")
+    with pytest.raises(InputError, match=f"gpu01 is also in {group}"):
+        remove_node._require_removable(inventory.load(cluster.path), ["gpu01"], ["gpu01", "gpu02"])
+
+
 def removal(cluster: inventory.Inventory) -> edits.Change:
     """What remove-node gpu01 writes."""
     return edits.removing(cluster, cluster.path, ["gpu01"])
