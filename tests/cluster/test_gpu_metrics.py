@@ -99,8 +99,9 @@ def test_it_answers_monitoring_alone(lab: TestLab) -> None:
     listening = lab.root("gpu01", f"ss --no-header --listening --tcp --numeric 'sport = :{PORT}'").split()[3]
     address, _, _ = listening.rpartition(":")
     assert f"gpu01: {{ansible_host: {address}}}" in lab.inventory.read_text()
-    ask = f"curl --silent --fail --max-time 10 http://{listening}/metrics"
-    assert "DCGM_FI_DEV_GPU_TEMP" in lab.root("head1", ask)
+    ask = f"curl --silent --fail --max-time 10 --insecure https://{listening}/metrics"
+    login = " --cert /etc/prometheus/tls/client-certificate.pem --key /etc/prometheus/tls/client-key.pem"
+    assert "DCGM_FI_DEV_GPU_TEMP" in lab.root("head1", ask + login)
     for node, who in (("head1", "alice"), ("gpu01", "alice"), ("gpu02", "root")):
         assert lab.root(node, f"runuser -u {who} -- {ask} || echo $?") == "7\n", (node, who)  # refused
     with outsider(lab) as source:
