@@ -53,7 +53,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_open.py",
     ),
     # Logs: the programs that ship, store and search them.
-    "logs": ("tests/cluster/test_log_programs.py",),
+    "logs": ("tests/cluster/test_elasticsearch.py", "tests/cluster/test_log_programs.py"),
     # Kubernetes: its clusters, pods with GPUs, heads, releases, backups.
     "kubernetes": (
         "tests/cluster/test_kubernetes.py",
@@ -102,7 +102,8 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"tests/(alerts|molecule)/", ("roles",)),
     (r"scripts/demo$", ("kubernetes", "systems")),
     (r"tests/pythons\.py$", ("systems",)),
-    (r"tests/cluster/(logs|watched)\.py$", ("monitoring",)),
+    (r"tests/cluster/logs\.py$", ("logs", "monitoring")),
+    (r"tests/cluster/watched\.py$", ("monitoring",)),
     (r"tests/cluster/(crash|gpus|nvml_check|sessions)\.py$", ("gpu",)),
     (r"tests/cluster/sid\.py$", ("gpu", "roles")),
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),
@@ -114,12 +115,12 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
         (),
     ),
     (
-        r"(roles/(alert_drain|alertmanager|blackbox_exporter|elasticsearch|grafana|kibana|landing_page|logstash"
-        r"|mysqld_exporter|prometheus)/"
+        r"(roles/(alert_drain|alertmanager|blackbox_exporter|grafana|kibana|landing_page|logstash|mysqld_exporter"
+        r"|prometheus)/"
         r"|clusterctl/\w+/(alert\w*|open|pages|tunnel)\.py$)",
         ("monitoring", "roles"),
     ),
-    (r"roles/(filebeat|logging)/", ("logs", "monitoring", "roles")),
+    (r"roles/(elasticsearch|filebeat|logging)/", ("logs", "monitoring", "roles")),
     (r"tests/cluster/shipping\.py$", ("logs",)),
     (r"tests/(log_pages|pipelines)\.py$", ("logs", "monitoring")),
     (r"tests/dashboards/", ("monitoring",)),
