@@ -123,6 +123,36 @@ def test_config__of_every_type__sends_each_severity_where_it_belongs(tmp_path: P
     assert config["global"]["smtp_auth_username"] == "cluster"
 
 
+@pytest.mark.proves("monitoring", "Receivers outside get alerts through the cluster's proxy, drains do not.")
+def test_config__with_a_proxy__uses_it_for_receivers_outside(tmp_path: Path) -> None:
+    receivers = [
+        *RECEIVERS,
+        {"type": "webhook", "url": "https://chat.aurora.cluster/x"},
+        {"type": "webhook", "url": "http://10.0.0.7/x"},
+        {"type": "pagerduty"},
+        {"type": "teams"},
+    ]
+    role = a_cluster(tmp_path, "debian-13").role(
+        "alertmanager",
+        "head1",
+        alertmanager_receivers=receivers,
+        alertmanager_mail={"server": "mail.example.org:587", "from": "cluster@example.org"},
+        cluster_http_proxy="http://proxy:3128",
+        cluster_networks=["10.0.0.0/24"],
+    )
+    config = yaml.safe_load(role.render(role.path / "templates/alertmanager.yml.j2"))
+    proxies = {
+        receiver["name"]: one.get("http_config", {}).get("proxy_url")
+        for receiver in config["receivers"]
+        for kind, ones in receiver.items()
+        if kind.endswith("_configs")
+        for one in ones
+    }
+    outside = ("slack-2", "webhook-3", "watchdog-4", "pagerduty-7", "teams-8")
+    inside = ("drain", "mail-1", "webhook-5", "webhook-6")
+    assert proxies == dict.fromkeys(outside, "http://proxy:3128") | dict.fromkeys(inside)
+
+
 def test_secrets__of_receivers__are_those_that_they_use() -> None:
     class Inventory:
         def in_group(self, _: str) -> list[Host]:

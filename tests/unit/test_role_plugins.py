@@ -27,6 +27,7 @@ def plugin(path: str) -> ModuleType:
 USERS = plugin("filter/users")
 FILES = plugin("filter/absent_unless")
 NODE_IP = plugin("lookup/node_ip")
+PROXY = plugin("filter/proxy_of")
 
 ADA = {"name": "ada", "uid": 10001, "groups": ["vision"], "ssh_keys": [" ssh-ed25519 AAAA ada\n"]}
 
@@ -101,3 +102,27 @@ def test_node_ip__of_kubernetes__is_no_address_of_pods() -> None:
     assert NODE_IP.recorded(record, [], dict.fromkeys(kubernetes_consistency.BESIDE, "")) == "10.244.0.7"
     beside = {**dict.fromkeys(kubernetes_consistency.BESIDE, ""), kubernetes_consistency.POD_NETWORK: "10.244.0.0/16"}
     assert NODE_IP.recorded(record, [], beside) == "192.0.2.7"
+
+
+@pytest.mark.parametrize(
+    ("url", "is_proxied"),
+    [
+        ("https://hooks.slack.com/services/x", True),
+        ("https://chat.example.org/x", False),
+        ("https://a.b.example.org:8443/x", False),
+        ("https://badexample.org/x", True),
+        ("https://site.test/x", True),
+        ("https://hooks.site.test/x", False),
+        ("http://10.1.2.3:9/x", False),
+        ("http://10.2.2.3:9/x", True),
+        ("http://[fd00::7]/x", False),
+        ("http://LOCALHOST/x", False),
+        ("http://127.0.0.9:8098/x", False),
+        ("http://[::1]/x", False),
+        ("no url", True),
+    ],
+)
+def test_proxy_of__by_exceptions__as_no_proxy_says(url: str, is_proxied: bool) -> None:
+    exceptions = ["example.org", ".site.test", "10.1.0.0/16", "fd00::/64"]
+    assert PROXY.proxy_of(url, "http://proxy:3128", exceptions) == ("http://proxy:3128" if is_proxied else "")
+    assert PROXY.proxy_of(url, "http://proxy:3128", ["*"]) == PROXY.proxy_of(url, "", []) == ""

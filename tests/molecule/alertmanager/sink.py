@@ -1,4 +1,4 @@
-"""Accept mail on port 2525 and POST requests on 8098, and write them to /root/mail and /root/hook."""
+"""Accept mail on port 2525, POST requests on 8098 and, as a proxy, on 8095; write /root/mail, hook and proxied."""
 
 import http.server
 import socketserver
@@ -23,15 +23,18 @@ class Mail(socketserver.StreamRequestHandler):
 
 
 class Hook(http.server.BaseHTTPRequestHandler):
-    """Writes each body on a line."""
+    """Writes each body on a line, a proxy the URL before it."""
 
     def do_POST(self) -> None:
-        with open("/root/hook", "ab") as file:
-            file.write(self.rfile.read(int(self.headers["Content-Length"])).replace(b"\n", b" ") + b"\n")
+        body = self.rfile.read(int(self.headers["Content-Length"])).replace(b"\n", b" ")
+        is_proxy = "://" in self.path
+        with open("/root/proxied" if is_proxy else "/root/hook", "ab") as file:
+            file.write((f"{self.path} ".encode() if is_proxy else b"") + body + b"\n")
         self.send_response(200)
         self.end_headers()
 
 
 socketserver.ThreadingTCPServer.allow_reuse_address = True
 threading.Thread(target=socketserver.ThreadingTCPServer(("127.0.0.1", 2525), Mail).serve_forever).start()
+threading.Thread(target=http.server.HTTPServer(("127.0.0.1", 8095), Hook).serve_forever).start()
 http.server.HTTPServer(("127.0.0.1", 8098), Hook).serve_forever()
