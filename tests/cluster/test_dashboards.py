@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.gpus import RECIPES
 from tests.cluster.lab import ALICES, TestLab, clusterctl, fresh
-from tests.cluster.panels import asker, now, shown, without_data
+from tests.cluster.panels import asker, now, shown, simulate_hardware, without_data
 from tests.dashboards.asking import Result, keep, values_of
 from tests.dashboards.pages import PAGES
 from tests.faults.injury import wait_until
@@ -59,6 +59,7 @@ def load(lab: TestLab) -> Load:
     """Two users' jobs that run, two that wait, and two GPUs of gpu01 that compute, for some scrapes."""
     for node in lab.nodes:
         lab.root(node, "systemctl start update-metrics")
+    simulate_hardware(lab, "gpu01", "gpu02")
     wait_until(lambda: len(asker(lab)("query", {"query": "DCGM_FI_DEV_GPU_UTIL"})["result"]) == 8)
     time.sleep(30)
     before = pages(lab)

@@ -49,6 +49,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "watt": lambda v: f"{v:.4g} W",
     "kwatth": lambda v: f"{v:.3g} kWh",
     "rotmhz": lambda v: f"{v:.0f} MHz",
+    "rotrpm": lambda v: f"{v:.0f} rpm",
     "pps": lambda v: f"{v:.3g} p/s",
     "s": lambda v: f"{1000 * v:.3g} ms" if v < 1 else f"{v:.3g} s",
     "dateTimeFromNow": lambda v: "",

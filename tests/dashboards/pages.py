@@ -626,6 +626,83 @@ STORAGE = Page(
     [Choice("node", "Node", 'label_values(up{job="node"}, instance)', several=True)],
 )  # fmt: skip
 
+
+def of_disk(metric: str) -> str:
+    return f'max by (instance, device) ({metric}{{instance=~"$node"}})'
+
+
+def of_sensor(metric: str, legend: str = "{{instance}} {{name}}") -> list[Query]:
+    return [Query(f'topk(20, max by (instance, name) ({metric}{{instance=~"$node"}}))', legend)]
+
+
+HARDWARE = Page(
+    "hardware",
+    "Disks and sensors",
+    "What disks report about themselves (SMART), and sensors of the boards (IPMI). Only servers that are not virtual have data.",
+    [
+        Panel(
+            "Disks",
+            "Healthy is the disk's own judgement, 0 of one that expects to fail. Wear is the part of its endurance that is used. A kind of "
+            "disk leaves columns empty that it does not have.",
+            "none",
+            [
+                Query(of_disk("smartctl_device_smart_status"), "healthy"),
+                Query(of_disk("smartctl_device_percentage_used"), "wear %"),
+                Query(of_disk("smartctl_device_media_errors"), "media errors"),
+                Query(
+                    'sum by (instance, device) (smartctl_device_attribute{instance=~"$node",attribute_id=~"197|198"})',
+                    "sectors not readable",
+                ),
+                Query(of_disk("smartctl_device_temperature"), "°C"),
+                Query(of_disk("smartctl_device_power_on_seconds") + " / 86400", "days on"),
+            ],
+            "table",
+            columns=("instance", "device"),
+            span=24,
+            height=9,
+        ),
+        Panel(
+            "Temperatures",
+            "The 20 hottest sensors. Limits are in the BMC, see the next panel.",
+            "celsius",
+            of_sensor("ipmi_temperature_celsius"),
+            span=12,
+            height=9,
+        ),
+        Panel(
+            "State of sensors",
+            "As the BMC judges: 0 nominal, 1 warning, 2 critical. The worst first. Fans, power supplies and memory are among them.",
+            "none",
+            [
+                Query(
+                    'sort_desc(max by (instance, name) ({__name__=~"ipmi_.+_state",instance=~"$node"}))',
+                    "state",
+                )
+            ],
+            "table",
+            columns=("instance", "name"),
+            limits=(Limit(1, "orange"), Limit(2, "red")),
+            span=12,
+            height=9,
+        ),
+        Panel("Fans", "The 20 fastest. One that stands still heats its neighbours.", "rotrpm", of_sensor("ipmi_fan_speed_rpm")),
+        Panel(
+            "Power of the servers",
+            "As the BMC measures it, GPUs included.",
+            "watt",
+            [Query('max by (instance) (ipmi_dcmi_power_consumption_watts{instance=~"$node"})', "{{instance}}")],
+            stacked=True,
+        ),
+        Panel(
+            "Entries in the BMC's event log",
+            "A full log records no more: `ipmi-sel --clear` after a look.",
+            "none",
+            [Query('max by (instance) (ipmi_sel_logs_count{instance=~"$node"})', "{{instance}}")],
+        ),
+    ],
+    [Choice("node", "Node", "label_values(smartctl_devices, instance)", several=True)],
+)  # fmt: skip
+
 ALERTS = Page(
     "alerts",
     "Alerts",
@@ -680,4 +757,4 @@ ALERTS = Page(
     ],
 )  # fmt: skip
 
-PAGES = (CLUSTER, NODES, GPUS, JOB, QUEUE, KUBERNETES, STORAGE, ALERTS)
+PAGES = (CLUSTER, NODES, GPUS, JOB, QUEUE, KUBERNETES, STORAGE, HARDWARE, ALERTS)
