@@ -92,7 +92,7 @@ def test_retention__in_elasticsearch__deletes_old_indices(lab: TestLab) -> None:
 
 
 @pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("log_stack", "Another engine: the old one is removed, its data stays, all nodes ship to the new.")
+@pytest.mark.proves("log_stack", "After a change of engine the old one is gone, nodes ship to the new.")
 def test_engine__that_is_another_one__replaces_it(lab: TestLab) -> None:
     choose(lab, "opensearch")
     lab.run("bootstrap")
