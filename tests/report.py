@@ -24,6 +24,7 @@ class Outcome:
     failed: str = ""  # the failure's text
     output: str = ""
     skipped: str = ""  # the reason
+    measured: list[str] = field(default_factory=list)  # by pytest's record_property
 
 
 @dataclass
@@ -80,6 +81,7 @@ def _take(outcome: Outcome, row: dict[str, Any]) -> None:
         outcome.ended = True
     else:
         outcome.seconds += row["seconds"]
+        outcome.measured += row.get("measured", [])
         if row["outcome"] == "failed" and not outcome.failed:
             outcome.failed, outcome.output = row["text"] or "failed without a text", row.get("output", "")
         elif row["outcome"] == "skipped":
@@ -96,6 +98,12 @@ def longest(results: Results, count: int = 20) -> Iterable[str]:
     rows = sorted(results.outcomes.values(), key=lambda outcome: -outcome.seconds)[:count]
     for outcome in rows:
         yield f"{minutes(outcome.seconds):>9}  {outcome.nodeid}"
+
+
+def measured(results: Results) -> Iterable[str]:
+    """Yield what tests measured, each after its test."""
+    for outcome in results.outcomes.values():
+        yield from (f"{outcome.nodeid}: {one}" for one in outcome.measured)
 
 
 def by_unit(results: Results) -> Iterable[str]:

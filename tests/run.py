@@ -276,6 +276,7 @@ def _report(
     results = report.read(DIRECTORY)
     section("the twenty longest tests", report.longest(results))
     section("minutes by unit", report.by_unit(results))
+    section("measured", report.measured(results))
     section("not run", report.not_run(results))
     section("due, left for a later run", report.left_due(results))
     if tests:

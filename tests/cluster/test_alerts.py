@@ -6,6 +6,7 @@ What receives mail and webhooks is a server on the head (tests/molecule/alertman
 import json
 import tarfile
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -82,7 +83,9 @@ def test_alert_test__while_nothing_listens_and_then__says_so(lab: TestLab) -> No
 @pytest.mark.proves("monitoring", "An XID raises its alert, drains the node with that reason, and reaches a person.")
 @pytest.mark.proves("monitoring", "A node that an alert drained is resumed by a passed diagnosis.")
 @pytest.mark.proves("log_stack", "An XID's line is stored with node, GPU and the job that ran there.")
-def test_xid__of_a_gpu__drains_its_node_until_the_diagnosis(lab: TestLab) -> None:
+def test_xid__of_a_gpu__drains_its_node_until_the_diagnosis(
+    lab: TestLab, record_property: Callable[[str, object], None]
+) -> None:
     lab.root("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason=mine")
     job = submit(lab, "sleep 600", "--nodelist=gpu01")
     wait_until(lambda: "RUNNING" in lab.root("head1", f"squeue --noheader --format=%T --jobs={job}"))
@@ -91,10 +94,11 @@ def test_xid__of_a_gpu__drains_its_node_until_the_diagnosis(lab: TestLab) -> Non
     for node in ("gpu01", "gpu02"):
         fault(lab, node, "gpu-xid", "79", "--gpu", "1")
     wait_until(lambda: any(node == "gpu01" and name.startswith("Gpu") for name, node in firing(lab)))
-    print(f"from the fault to the alert: {time.monotonic() - began:.0f} s")
+    record_property("from the fault to the alert", f"{time.monotonic() - began:.0f} s")
     wait_until(lambda: {"gpu01", "gpu02"} <= drained_by_alerts(lab).keys())
-    print(f"from the fault to the drain: {time.monotonic() - began:.0f} s")
+    record_property("from the fault to the drain", f"{time.monotonic() - began:.0f} s")
     wait_until(lambda: find(lab, f"job_id:{job} AND xid:79") != [])
+    record_property("from the fault to the stored line", f"{time.monotonic() - began:.0f} s")
     (line,) = find(lab, f"job_id:{job} AND xid:79")
     assert (line["node"], line["level"], line["job_id"]) == ("gpu01", "error", [int(job)])
     assert line["gpu"] in address

@@ -253,6 +253,15 @@ def test_report__results_that_were_cut_off__are_read_as_far_as_they_go(tmp_path:
     rows = [
         {"time": 1.0, "test": "a::b", "event": "start"},
         {"time": 2.0, "test": "a::b", "event": "call", "outcome": "passed", "seconds": 1.0, "text": ""},
+        {
+            "time": 2.0,
+            "test": "a::b",
+            "event": "teardown",
+            "outcome": "passed",
+            "seconds": 0.0,
+            "text": "",
+            "measured": ["x: 1 s"],
+        },
         {"time": 2.0, "test": "a::b", "event": "end"},
         {"time": 3.0, "test": "a::c", "event": "start"},
     ]
@@ -264,6 +273,7 @@ def test_report__results_that_were_cut_off__are_read_as_far_as_they_go(tmp_path:
     assert [outcome.nodeid for outcome in results.passed] == ["a::b"]
     assert list(report.unfinished(results, now=63.0)) == ["running for 1.0 min: a::c", "not begun: a (1 of 3 tests)"]
     assert list(report.by_unit(results)) == ["    1.0 s  a (2 of 3 tests; named)"]
+    assert list(report.measured(results)) == ["a::b: x: 1 s"]
 
 
 @pytest.fixture
