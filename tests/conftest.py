@@ -127,8 +127,8 @@ class Results:
         self._write(
             test=report.nodeid, event=report.when, outcome=report.outcome, seconds=report.duration, text=text,
             output="\n".join(content for _, content in report.sections) if text else "",
-            # An earlier report of the test has the properties, too.
-            measured=[f"{name}: {value}" for name, value in report.user_properties] if report.when == "teardown" else [],
+            # The reports of set-up and call have the properties, too.
+            measured=[f"{name}: {value}" for name, value in report.user_properties if report.when == "teardown"],
         )  # fmt: skip
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
