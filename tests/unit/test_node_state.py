@@ -950,7 +950,10 @@ def test_a_secrets_hash_is_recorded_with_the_clusters_key_or_not_at_all() -> Non
 # The fixed order
 
 
-def test_the_order_is_fixed_whatever_the_order_of_the_arguments(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("check", "again"), [(True, []), (False, [("file", ["/early"])])])
+def test_the_order_is_fixed_whatever_the_order_of_the_arguments(
+    store: Path, monkeypatch: pytest.MonkeyPatch, check: bool, again: list[tuple[str, list[str]]]
+) -> None:
     """Only the loop is watched here; what each step does is proven elsewhere."""
     seen: list[tuple[str, list[str]]] = []
 
@@ -968,11 +971,14 @@ def test_the_order_is_fixed_whatever_the_order_of_the_arguments(store: Path, mon
         packages=["p"],
         repositories=[{"name": "r", "url": "https://x", **KEY}],
     )
-    module.present(call(check=True), arguments, lambda: node_packages.Apt([]))
+    monkeypatch.setattr(module, "with_key", lambda item, _manager, _check: item)
+    monkeypatch.setattr(module, "reload_units", lambda _call: None)
+    module.present(call(check=check), arguments, lambda: node_packages.Apt([]))
     assert seen == [
         ("file", ["/early"]),
         ("repository", ["/etc/apt/keyrings/r.asc", "/etc/apt/sources.list.d/r.sources"]),
         ("package", ["p"]),
+        *again,
         ("directory", ["/d"]),
         ("file", ["/late", "/etc/sysctl.d/60-clusterctl-demo.conf"]),
         ("sysctl", ["vm.swappiness"]),
