@@ -971,7 +971,7 @@ def test_the_order_is_fixed_whatever_the_order_of_the_arguments(
         packages=["p"],
         repositories=[{"name": "r", "url": "https://x", **KEY}],
     )
-    monkeypatch.setattr(module, "with_key", lambda item, _manager, _check: item)
+    monkeypatch.setattr(module, "with_key", lambda item, _manager, _check: {"name": item["name"]})
     monkeypatch.setattr(module, "reload_units", lambda _call: None)
     module.present(call(check=check), arguments, lambda: node_packages.Apt([]))
     assert seen == [
