@@ -619,6 +619,14 @@ END
     basic_auth_users: "  admin: $PROMETHEUS_HASH" | put /etc/prometheus/web.yml 0640 prometheus
   put /etc/prometheus/rules/cluster.yml <<<"$RULES"
   put /etc/prometheus/rules/records.yml <<<"$RECORDS"
+  put /var/lib/clusterctl-metrics/limits.prom <<'END'
+# TYPE cluster_sample_limit gauge
+cluster_sample_limit{scrape_job="node"} 20000
+cluster_sample_limit{scrape_job="database"} 5000
+cluster_sample_limit{scrape_job="endpoint"} 100
+cluster_sample_limit{scrape_job="prometheus"} 5000
+cluster_sample_limit{scrape_job="alertmanager"} 2000
+END
   while read -r name ip; do
     printf '{"labels": {"instance": "%s"}, "targets": ["%s:9100"]}\n' "$name" "$ip"
   done <<<"$HEAD"$'\n'"$WORKERS" |
@@ -640,6 +648,7 @@ alerting:
 scrape_configs:
   - job_name: node
     scheme: https
+    sample_limit: 20000
     tls_config:
       ca_file: /etc/prometheus/tls/authority.pem
       cert_file: /etc/prometheus/tls/client-certificate.pem
@@ -648,6 +657,7 @@ scrape_configs:
   - job_name: endpoint
     scheme: https
     metrics_path: /probe
+    sample_limit: 100
     scrape_interval: 1m
     tls_config:
       ca_file: /etc/prometheus/tls/authority.pem
@@ -659,11 +669,13 @@ scrape_configs:
       - {target_label: __address__, replacement: "$HEAD_IP:9115"}
   - job_name: prometheus
     scheme: https
+    sample_limit: 5000
     tls_config: {ca_file: /etc/prometheus/tls/authority.pem}
     basic_auth: {username: admin, password_file: /etc/prometheus/own-password}
     static_configs: [{targets: ["$HEAD_IP:9090"], labels: {instance: $HEAD_NAME}}]
   - job_name: alertmanager
     scheme: https
+    sample_limit: 2000
     tls_config: {ca_file: /etc/prometheus/tls/authority.pem}
     basic_auth: {username: admin, password_file: /etc/prometheus/alertmanager-password}
     static_configs: [{targets: ["$HEAD_IP:9093"], labels: {instance: $HEAD_NAME}}]
