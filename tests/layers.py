@@ -46,6 +46,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     # What is seen of a cluster, and what follows: alerts, receivers, drains, pages, dashboards, logs.
     "monitoring": (
+        "tests/cluster/test_alert_limit.py",
         "tests/cluster/test_alerts.py",
         "tests/cluster/test_dashboards.py",
         "tests/cluster/test_log_search.py",
@@ -103,7 +104,7 @@ TOUCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"scripts/demo$", ("kubernetes", "systems")),
     (r"tests/pythons\.py$", ("systems",)),
     (r"tests/cluster/logs\.py$", ("logs", "monitoring")),
-    (r"tests/cluster/watched\.py$", ("monitoring",)),
+    (r"tests/cluster/(alerting|watched)\.py$", ("monitoring",)),
     (r"tests/cluster/(crash|gpus|nvml_check|sessions)\.py$", ("gpu",)),
     (r"tests/cluster/sid\.py$", ("gpu", "roles")),
     (r"tests/cluster/(scan|members)\.py$", ("core", "day2")),

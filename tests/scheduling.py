@@ -10,7 +10,7 @@ from tests.selection import Test, minutes_of
 
 # Files that share a lab, by its name, in the order in which they come.
 LABS = {
-    "alerts": ("test_alerts.py", "test_log_search.py", "test_open.py"),
+    "alerts": ("test_alerts.py", "test_dashboards.py", "test_log_search.py", "test_open.py"),
     "members": ("test_membership.py", "test_upgrade.py"),
     # The last one takes the lab apart.
     "whole": ("test_backup.py", "test_drift.py", "test_logins.py", "test_tenancy.py", "test_secret.py", "test_plan.py"),

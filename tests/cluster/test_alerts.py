@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.cluster.alerting import drained_by_alerts, firing, reason
 from tests.cluster.lab import TestLab, clusterctl, submit
 from tests.cluster.logs import find
-from tests.cluster.watched import DRAIN_LIMIT, RECIPES, SENSOR, ready, set_hook_token
+from tests.cluster.watched import RECIPES, set_hook_token
 from tests.faults.injury import wait_until
 from tests.labs import REPOSITORY
 
@@ -27,25 +28,6 @@ def lab(watched: TestLab) -> TestLab:
 def fault(lab: TestLab, node: str, *what: str) -> None:
     done = clusterctl("lab", "fault", "--name", lab.name, node, *what)
     assert done.returncode == 0, done.stderr
-
-
-def causes(lab: TestLab) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = json.loads(lab.root("head1", "slurm-drain"))
-    return found
-
-
-def drained_by_alerts(lab: TestLab) -> dict[str, str]:
-    return {node: of_node["alert"] for node, of_node in causes(lab).items() if "alert" in of_node}
-
-
-def reason(lab: TestLab, node: str) -> str:
-    return lab.root("head1", f"sinfo --noheader --Node --nodes={node} --format='%T %E'").strip()
-
-
-def firing(lab: TestLab) -> set[tuple[str, str]]:
-    """Return name and node of the alerts that fire, but for the one that always does."""
-    done = clusterctl("status", str(lab.inventory), "--output", "json")
-    return {(one["name"], one["node"]) for one in json.loads(done.stdout)["alerts"]["firing"]}
 
 
 def received(lab: TestLab, file: str) -> str:
@@ -130,31 +112,6 @@ def test_xid__of_a_gpu__drains_its_node_until_the_diagnosis(
     assert reason(lab, "gpu01").startswith("idle"), "an alert that had not ended yet has drained it again"
     assert reason(lab, "gpu02").endswith("mine")
     lab.root("head1", "scontrol update NodeName=gpu02 State=UNDRAIN")
-
-
-@pytest.mark.kit(*RECIPES)
-@pytest.mark.proves("monitoring", "A sensor that is wrong on all nodes drains only as many as permitted.")
-@pytest.mark.long
-def test_sensor__that_is_wrong_everywhere__drains_two_nodes(lab: TestLab) -> None:
-    ready(lab)
-    lab.ssh("head1", "sudo", "tee", "/etc/prometheus/rules/site.yml", stdin=SENSOR)
-    lab.root("head1", "systemctl reload prometheus")
-    for node in lab.nodes[1:]:
-        lab.ssh(node, "sudo", "tee", "/var/lib/clusterctl-metrics/site.prom", stdin="site_sensor_broken 1\n")
-    refused = "journalctl --quiet --output=cat --unit=alert-drain --grep='stays in service despite SensorBroken'"
-    wait_until(lambda: lab.root("head1", f"{refused} || true") != "")
-    assert len(drained_by_alerts(lab)) == DRAIN_LIMIT
-    # The metric is gone, and so is the alert: that heals nothing.
-    for node in lab.nodes[1:]:
-        lab.root(node, "rm /var/lib/clusterctl-metrics/site.prom")
-    lab.root("head1", "rm /etc/prometheus/rules/site.yml; systemctl reload prometheus")
-    wait_until(lambda: not firing(lab))
-    assert len(drained_by_alerts(lab)) == DRAIN_LIMIT
-    for node in drained_by_alerts(lab):
-        lab.root("head1", f"slurm-drain alert --in {node}")
-    metrics = "cat /var/lib/clusterctl-metrics/alert-drain.prom"
-    wait_until(lambda: "cluster_alert_drain_refused 0\n" in lab.root("head1", metrics))
-    lab.unchanged()
 
 
 @pytest.mark.kit(*RECIPES)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cluster.gpus import RECIPES
-from tests.cluster.lab import ALICES, TestLab, clusterctl, fresh
+from tests.cluster.lab import TestLab, clusterctl
 from tests.cluster.panels import asker, now, shown, simulate_hardware, without_data
+from tests.cluster.watched import RECIPES, ready
 from tests.dashboards.asking import Result, keep, values_of
 from tests.dashboards.pages import PAGES
 from tests.faults.injury import wait_until
@@ -44,18 +44,13 @@ def sbatch(lab: TestLab, user: str, *options: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[TestLab]:
-    with fresh("dashboards", *(f"--recipe={name}" for name in RECIPES)) as made:
-        made.switch_on("gpu_metrics")
-        made.declare("prometheus_scrape_interval: 5s", "slurm_exporter_interval: 5")
-        text = made.inventory.read_text()
-        made.inventory.write_text(text.replace(ALICES, f"{ALICES}      - {{name: bob, uid: 5002}}\n"))
-        made.run("bootstrap")
-        yield made
+def lab(watched: TestLab) -> TestLab:
+    ready(watched)
+    return watched
 
 
 @pytest.fixture(scope="module")
-def load(lab: TestLab) -> Load:
+def load(lab: TestLab) -> Iterator[Load]:
     """Two users' jobs that run, two that wait, and two GPUs of gpu01 that compute, for some scrapes."""
     for node in lab.nodes:
         lab.root(node, "systemctl start update-metrics")
@@ -72,7 +67,12 @@ def load(lab: TestLab) -> Load:
         assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", "busy", "--gpu", gpu).returncode == 0
     wait_until(lambda: len(asker(lab)("query", {"query": f'slurm_job_gpu{{job_id="{job}"}}'})["result"]) == 2)
     time.sleep(75)
-    return Load(before, job, others, spoof)
+    yield Load(before, job, others, spoof)
+    lab.root("head1", "scancel --user=alice; scancel --user=bob")
+    assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", "clear").returncode == 0
+    for node in lab.nodes[1:]:
+        lab.root(node, "rm /var/lib/clusterctl-metrics/hardware.prom")
+    wait_until(lambda: lab.root("head1", "sinfo --noheader --format=%T").split() == ["idle"])
 
 
 def last(found: list[Result], title: str) -> dict[str, float]:

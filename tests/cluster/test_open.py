@@ -90,7 +90,7 @@ def test_page__of_a_drained_node_and_an_alert__shows_their_causes(lab: TestLab, 
     page = fetch(url, authority, login)
     assert "new fan &lt;b&gt; [#7]" in page
     assert "the sensor of gpu02 is broken" in page
-    assert "16 idle" in page
+    assert "4 idle" in page
     assert "4 unavailable" in page
     # In service again it has no reason on the page, although Slurm keeps one.
     lab.root("head1", "rm /etc/prometheus/rules/site.yml; systemctl reload prometheus")
