@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.lab import TestLab, clusterctl
 from tests.cluster.panels import asker, now, shown, simulate_hardware, without_data
 from tests.cluster.watched import RECIPES, ready
-from tests.dashboards.asking import Result, keep, values_of
+from tests.dashboards.asking import INTERVAL, Result, keep, values_of
 from tests.dashboards.pages import PAGES
 from tests.faults.injury import wait_until
 
@@ -56,7 +56,7 @@ def load(lab: TestLab) -> Iterator[Load]:
         lab.root(node, "systemctl start update-metrics")
     simulate_hardware(lab, "gpu01", "gpu02")
     wait_until(lambda: len(asker(lab)("query", {"query": "DCGM_FI_DEV_GPU_UTIL"})["result"]) == 8)
-    time.sleep(30)
+    wait_until(lambda: asker(lab)("query", {"query": f"rate(node_cpu_seconds_total[{INTERVAL}])"})["result"] != [])
     before = pages(lab)
     job = sbatch(lab, "alice", "--gres=gpu:2", "--nodelist=gpu01", f"--comment={WORDS}", f"--job-name={WORDS}")
     others = sbatch(lab, "bob", "--gres=gpu:1", "--nodelist=gpu02")
