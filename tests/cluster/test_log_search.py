@@ -155,12 +155,13 @@ def test_users__of_pages_and_receiver__may_do_only_their_part(lab: TestLab) -> N
 
 @pytest.mark.kit(*RECIPES)
 @pytest.mark.proves("log_stack", "The plan of the logs' pages and receiver lists packages, files and firewall.")
+@pytest.mark.proves("monitoring", "The plan of Grafana lists its packages, files and service.")
 def test_plan__with_pages_and_receiver__lists_what_they_install(lab: TestLab) -> None:
-    """Their packages cannot be had here, so this is all of roles kibana and logstash that runs on a node."""
+    """Their packages cannot be had here, so this is all of roles grafana, kibana and logstash that runs on a node."""
     text = lab.inventory.read_text()
     assert "kibana_enabled: false" in text
     new = text.replace("kibana_enabled: false", "kibana_enabled: true\n    logstash_senders: [192.0.2.0/24]")
-    lab.inventory.write_text(new)
+    lab.inventory.write_text(new + "    grafana: {hosts: {head1: {}}}\n")
     done = clusterctl("plan", "bootstrap", str(lab.inventory), "--output", "json")
     lab.inventory.write_text(text)
     assert done.returncode == 10, done.stdout + done.stderr
@@ -172,7 +173,12 @@ def test_plan__with_pages_and_receiver__lists_what_they_install(lab: TestLab) ->
         ("package", "logstash-oss"),
         ("file", "/etc/logstash/clusterctl.conf"),
         ("file", "/etc/clusterctl/firewall.nft"),
+        ("package", "grafana"),
+        ("file", "/etc/grafana/grafana.ini"),
+        ("file", "/etc/grafana/provisioning/datasources/clusterctl.yaml"),
+        ("file", "/etc/grafana/clusterctl-dashboards/job.json"),
     }
+    assert ("file", "/etc/grafana/clusterctl-dashboards/kubernetes.json") not in changes
 
 
 @pytest.mark.kit(*RECIPES)
