@@ -66,6 +66,7 @@ def load(lab: TestLab) -> Iterator[Load]:
         assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", "busy", "--gpu", gpu).returncode == 0
     wait_until(lambda: len(asker(lab)("query", {"query": f'slurm_job_gpu{{job_id="{job}"}}'})["result"]) == 2)
     time.sleep(75)
+    wait_until(lambda: len(asker(lab)("query", {"query": "cluster_node_security_updates"})["result"]) == len(lab.nodes))
     yield Load(before, job, others, spoof)
     lab.root("head1", "scancel --user=alice; scancel --user=bob")
     assert clusterctl("lab", "fault", "--name", lab.name, "gpu01", "clear").returncode == 0
