@@ -137,6 +137,8 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
         raise ArgumentError(f"file {path}: before and optional are for insert")
     for key in ("before_packages", "secret"):
         result[key] = flag(f"file {path}: {key}", item.get(key, False))
+    if "insert" in result and result["before_packages"]:
+        raise ArgumentError(f"file {path}: before_packages is not for insert")
     result["validate"] = str(item.get("validate", ""))
     if result["validate"] and "%s" not in result["validate"]:
         raise ArgumentError(f"file {path}: validate needs %s in place of the file's name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,19 +13,24 @@ def proxy_of(url: str, proxy: str, exceptions: Iterable[str]) -> str:
     """Return the proxy of a URL, empty if it needs none.
 
     Exceptions are as in no_proxy (https://pkg.go.dev/golang.org/x/net/http/httpproxy#Config): a name with its
-    subdomains, a domain with a leading dot without the name itself, an address, a network, or C(*) for all. localhost
-    and loopback addresses never have a proxy.
+    subdomains, a domain with a leading dot without the name itself, an address, a network, or C(*) for all; a name or
+    an address may have a port. localhost and loopback addresses never have a proxy.
     """
-    host = (urlsplit(url).hostname or "").rstrip(".")
-    return (
-        ""
-        if not proxy or any(_covers(one, host) for one in ("localhost", "127.0.0.0/8", "::1", *exceptions))
-        else proxy
-    )
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").rstrip("."), parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        host, port = "", None
+    never = ("localhost", "127.0.0.0/8", "::1")
+    return "" if not proxy or any(_covers(one, host, port) for one in (*never, *exceptions)) else proxy
 
 
-def _covers(exception: str, host: str) -> bool:
+def _covers(exception: str, host: str, port: int | None) -> bool:
     exception = exception.lower()
+    if with_port := re.fullmatch(r"(?:\[(.+)\]|([^:]+)):(\d+)", exception):
+        exception = with_port[1] or with_port[2]
+        if int(with_port[3]) != port:
+            return False
     try:
         return ipaddress.ip_address(host) in ipaddress.ip_network(exception, strict=False)
     except ValueError:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_state.drift import compare
+from ansible.module_utils.node_state.early import settle
 from ansible.module_utils.node_state.insert import earlier, entries
 from ansible.module_utils.node_state.items import (
     Entry,
@@ -58,8 +59,8 @@ def present(call, given, manager):
             converge(call, Paths("repository"), [Entry(**with_key(item, manager(), False)) for item in sources])
         states = {package.name: call.record["items"]["package:" + package.name]["now"] for package in packages}
         call.versions = {name: state["version"] for name, state in states.items() if state["version"]}
-        if not call.check:  # the packages' scripts may have set owner and mode of all files in their directories
-            converge(call, Paths("file"), first)
+        if not call.check:
+            settle(call, first)
     converge(call, Paths("directory"), [Entry(type="directory", **item) for item in given["directories"]])
     rest = entries(call.scope, [item for item in given["files"] if not item.get("before_packages")])
     units = [Unit(**unit) for unit in given["units"]]

@@ -48,7 +48,7 @@ def simulate_hardware(lab: TestLab, *nodes: str) -> None:
     samples = REPOSITORY / "tests/samples/hardware"
     disks = {f"/dev/{name}": (samples / f"smart/{name}.json").read_text() for name in ("hdd-sata", "nvme", "ssd-sata")}
     others = {
-        "ipmi-sensors": (samples / "ipmi/supermicro.csv").read_text(),
+        "ipmi-sensors": "".join((samples / f"ipmi/{name}.csv").read_text() for name in ("supermicro", "huawei")),
         "ipmi-dcmi": "Current Power : 812 Watts\n",
         "ipmi-sel": "Number of log entries : 493\nFree space remaining : 8528 bytes\n",
     }

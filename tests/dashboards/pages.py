@@ -642,15 +642,16 @@ HARDWARE = Page(
     [
         Panel(
             "Disks",
-            "Healthy is the disk's own judgement, 0 of one that expects to fail. Wear is the part of its endurance that is used. A kind of "
-            "disk leaves columns empty that it does not have.",
+            "Healthy is what the disk reports, 0 if it expects to fail. Wear is the part of its endurance that is used. A kind of disk "
+            "leaves columns empty that it does not have.",
             "none",
             [
                 Query(of_disk("smartctl_device_smart_status"), "healthy"),
                 Query(of_disk("smartctl_device_percentage_used"), "wear %"),
                 Query(of_disk("smartctl_device_media_errors"), "media errors"),
                 Query(
-                    'sum by (instance, device) (smartctl_device_attribute{instance=~"$node",attribute_id=~"197|198"})',
+                    'max by (instance, device) '
+                    '(smartctl_device_attribute{instance=~"$node",attribute_id=~"197|198",attribute_value_type="raw"})',
                     "sectors not readable",
                 ),
                 Query(of_disk("smartctl_device_temperature"), "°C"),
@@ -671,11 +672,11 @@ HARDWARE = Page(
         ),
         Panel(
             "State of sensors",
-            "As the BMC judges: 0 nominal, 1 warning, 2 critical. The worst first. Fans, power supplies and memory are among them.",
+            "By the BMC: 0 nominal, 1 warning, 2 critical. The 100 worst. Fans, power supplies and slots are among them.",
             "none",
             [
                 Query(
-                    'sort_desc(max by (instance, name) ({__name__=~"ipmi_.+_state",instance=~"$node"}))',
+                    'topk(100, max by (instance, name) ({__name__=~"ipmi_.+_state",instance=~"$node"}))',
                     "state",
                 )
             ],

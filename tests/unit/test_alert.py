@@ -131,6 +131,8 @@ def test_config__with_a_proxy__uses_it_for_receivers_outside(tmp_path: Path) -> 
         {"type": "webhook", "url": "http://10.0.0.7/x"},
         {"type": "pagerduty"},
         {"type": "teams"},
+        {"type": "webhook", "url": "http://gpu01/x"},
+        {"type": "webhook", "url": "http://10.0.0.10/x"},
     ]
     role = a_cluster(tmp_path, "debian-13").role(
         "alertmanager",
@@ -138,7 +140,7 @@ def test_config__with_a_proxy__uses_it_for_receivers_outside(tmp_path: Path) -> 
         alertmanager_receivers=receivers,
         alertmanager_mail={"server": "mail.example.org:587", "from": "cluster@example.org"},
         cluster_http_proxy="http://proxy:3128",
-        cluster_networks=["10.0.0.0/24"],
+        cluster_networks=["10.0.0.7/32"],
     )
     config = yaml.safe_load(role.render(role.path / "templates/alertmanager.yml.j2"))
     proxies = {
@@ -149,7 +151,7 @@ def test_config__with_a_proxy__uses_it_for_receivers_outside(tmp_path: Path) -> 
         for one in ones
     }
     outside = ("slack-2", "webhook-3", "watchdog-4", "pagerduty-7", "teams-8")
-    inside = ("drain", "mail-1", "webhook-5", "webhook-6")
+    inside = ("drain", "mail-1", "webhook-5", "webhook-6", "webhook-9", "webhook-10")
     assert proxies == dict.fromkeys(outside, "http://proxy:3128") | dict.fromkeys(inside)
 
 

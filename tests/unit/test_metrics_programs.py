@@ -185,7 +185,7 @@ def test_remote_write__to_a_real_receiver__has_the_clusters_label(site: Site) ->
     ("url", "proxy"),
     [("https://metrics.example.org/write", "http://proxy:3128"), ("https://metrics.aurora.cluster/write", None)],
 )
-def test_remote_write__with_a_proxy__uses_it_for_others_hosts(tmp_path: Path, url: str, proxy: str | None) -> None:
+def test_remote_write__with_a_proxy__uses_it_for_hosts_outside(tmp_path: Path, url: str, proxy: str | None) -> None:
     variables = {"prometheus_remote_write": {"url": url}, "cluster_http_proxy": "http://proxy:3128"}
     role = a_cluster(tmp_path, "debian-13").role("prometheus", "head1", **variables)
     (given,) = yaml.safe_load(role.render(role.path / "templates/prometheus.yml.j2"))["remote_write"]

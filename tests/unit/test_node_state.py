@@ -23,6 +23,7 @@ import pytest
 import yaml
 from ansible.module_utils import basic
 from ansible.module_utils.node_state import drift as node_drift
+from ansible.module_utils.node_state import early as node_early
 from ansible.module_utils.node_state import insert as node_insert
 from ansible.module_utils.node_state import items as node_items
 from ansible.module_utils.node_state import kernel as node_kernel
@@ -135,6 +136,10 @@ def call(scope: str = "demo", **options: Any) -> Any:
             "/x: optional is 1, expected true",
         ),
         ({"files": [{"dest": "/x", "content": "", "before": "b"}]}, "file /x: before and optional are for insert"),
+        (
+            {"files": [{"dest": "/x", "insert": "a\n", "before": "b", "before_packages": True}]},
+            "file /x: before_packages is not for insert",
+        ),
         ({"files": [{"dest": "/x", "state": "touch"}]}, "file /x: state is 'touch', expected absent"),
         ({"files": [{"dest": "/x", "content": ""}, {"dest": "/x", "content": ""}]}, "path /x is given twice"),
         ({"files": [{"dest": "/x", "content": ""}], "directories": [{"path": "/x"}]}, "path /x is given twice"),
@@ -962,7 +967,8 @@ def test_the_order_is_fixed_whatever_the_order_of_the_arguments(
         for item in items:
             _call.note(f"{kind.label}:{item.name}", {"version": "1", "held": False})
 
-    monkeypatch.setattr(module, "converge", watch)
+    for part in (module, node_early):
+        monkeypatch.setattr(part, "converge", watch)
     arguments = normalise(
         units=[{"name": "u"}],
         sysctl={"vm.swappiness": 1},
@@ -984,6 +990,25 @@ def test_the_order_is_fixed_whatever_the_order_of_the_arguments(
         ("sysctl", ["vm.swappiness"]),
         ("unit", ["u.service"]),
     ]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_early_file_that_a_packages_script_changes_is_set_again(store: Path, tmp_path: Path, is_new: bool) -> None:
+    path, ran = tmp_path / "engine.yml", tmp_path / "ran"
+    given = [entry(path, b"a", on_change=[["sh", "-c", f"echo >> {ran}"]])]
+    for _ in range(1 if is_new else 2):
+        done = call()
+        node_items.converge(done, node_items.Paths("file"), given)
+        node_items.run_commands(done, given)
+        done.pending.clear()
+        done.save()
+    assert [one["kind"] for one in done.changes] == (["file", "command"] if is_new else [])
+    path.chmod(0o660)  # as the package's script would
+    node_early.settle(done, given)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [one["kind"] for one in done.changes] == ["file", "command"]
+    assert done.edited == []
+    assert len(ran.read_text().splitlines()) == (1 if is_new else 2)
 
 
 def test_a_source_that_cannot_be_trusted_is_tried_again_with_its_renewed_key(

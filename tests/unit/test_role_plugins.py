@@ -119,10 +119,17 @@ def test_node_ip__of_kubernetes__is_no_address_of_pods() -> None:
         ("http://LOCALHOST/x", False),
         ("http://127.0.0.9:8098/x", False),
         ("http://[::1]/x", False),
+        ("https://ports.test:8443/x", False),
+        ("https://ports.test/x", True),
+        ("http://plain.test/x", False),
+        ("https://plain.test/x", True),
+        ("http://[fd01::7]:8080/x", False),
         ("no url", True),
+        ("http://[bad/x", True),
     ],
 )
 def test_proxy_of__by_exceptions__as_no_proxy_says(url: str, is_proxied: bool) -> None:
-    exceptions = ["example.org", ".site.test", "10.1.0.0/16", "fd00::/64"]
+    exceptions = ["example.org", ".site.test", "10.1.0.0/16", "fd00::/64", "ports.test:8443", "plain.test:80"]
+    exceptions += ["[fd01::7]:8080"]
     assert PROXY.proxy_of(url, "http://proxy:3128", exceptions) == ("http://proxy:3128" if is_proxied else "")
     assert PROXY.proxy_of(url, "http://proxy:3128", ["*"]) == PROXY.proxy_of(url, "", []) == ""
