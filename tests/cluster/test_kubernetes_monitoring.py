@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.kubernetes import BUSYBOX, RECIPES, Kubernetes, pod
 from tests.cluster.lab import clusterctl, fresh_as
-from tests.cluster.panels import asker, now, shown, simulate_hardware, without_data
+from tests.cluster.panels import asker, now, shown, without_data
 from tests.cluster.test_gpu_metrics import query
 from tests.cluster.watched import SENSOR
 from tests.dashboards.asking import keep, values_of
@@ -50,7 +50,6 @@ def firing(cluster: Kubernetes) -> set[str]:
 def test_panels__of_kubernetes__all_have_data_and_show_its_pods(cluster: Kubernetes) -> None:
     for node in cluster.nodes:
         cluster.root(node, "systemctl start update-metrics")  # counts security updates, once a day otherwise
-    simulate_hardware(cluster, "gpu01")
     one = pod("busy", BUSYBOX, "while :; do :; done", gpus=2, node="gpu01")
     cluster.apply(one)
     wait_until(lambda: len(query(cluster, 'DCGM_FI_DEV_GPU_UTIL{pod="busy"}')) == 2)
