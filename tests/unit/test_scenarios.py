@@ -65,7 +65,7 @@ ELSEWHERE = {
         "long", "test_logs.py::test_lines__engine_stopped_and_shippers_killed__are_stored_once", "filebeat"
     ),
     "grafana": Elsewhere(
-        "ordinary", "test_dashboards.py::test_plan__with_group_grafana__lists_what_it_installs", "grafana.ini"
+        "ordinary", "test_log_search.py::test_plan__with_pages_and_receiver__lists_what_they_install", "grafana.ini"
     ),
     "kibana": Elsewhere(
         "ordinary",
