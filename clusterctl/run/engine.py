@@ -56,7 +56,8 @@ def _all(run: Run, phases: Sequence[Phase]) -> ClusterctlError | None:
             run.screen.mute()
             error = Interrupted(f"The output was closed; stopped {_when(run, phase)}.")
         done.append(_result(phase, "failed" if error else "ok", time.monotonic() - started))
-    run.summary["phases"] = done + [_result(phase, "not begun") for phase in pending]
+    # A phase that does not concern this cluster would not have begun either.
+    run.summary["phases"] = done + [_result(phase, "not begun") for phase in pending if phase.should_run(run)]
     if error and run.kept is None:
         record.keep_refusal(run, error, time.monotonic() - began)
         raise error

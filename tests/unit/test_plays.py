@@ -191,6 +191,15 @@ class Refused(Phase):
         raise Locked("another run")
 
 
+class Elsewhere(Phase):
+    """A phase that does not concern this cluster: it is not among those that did not begin."""
+
+    title = "Store the administrator's kubeconfig"
+
+    def should_run(self, run: Run) -> bool:
+        return False
+
+
 @pytest.mark.proves("faults", "A refused run leaves the other run's entry the latest.")
 @pytest.mark.usefixtures("_alone")
 @pytest.mark.parametrize("locked", [True, False])
@@ -199,7 +208,7 @@ def test_execute__refused__is_kept_where_the_directory_is_ours(
 ) -> None:
     monkeypatch.setattr(secrets, "redactor", lambda *_: Redactor([]))
     with pytest.raises(Locked):
-        engine.execute(Options("bootstrap", tmp_path), [Refused(locked), Play("bootstrap", "Configure")])
+        engine.execute(Options("bootstrap", tmp_path), [Refused(locked), Play("bootstrap", "Configure"), Elsewhere()])
     kept = list((tmp_path / ".clusterctl/runs").glob("*/summary.json")) if locked else []
     assert len(kept) == locked
     assert locked or not (tmp_path / ".clusterctl").exists()
