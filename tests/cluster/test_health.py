@@ -355,6 +355,7 @@ def test_neither_time_nor_a_restart_ends_an_error_of_the_hardware(lab: TestLab) 
     lab.root("gpu02", "gpu-health")
     until(lab, {"gpu02": reason})
     assert lab.run("health", "gpu02", "--diagnose")["exit_code"] == 0
+    assert lab.root("head1", "find /var/lib/clusterctl/diagnosed -name gpu02 -newermt '-1 minute'")
     until(lab, {})
     lab.healthy()
 

@@ -142,9 +142,10 @@ def test_usage__as_html_and_csv__has_the_same_users(lab: TestLab, began: int, ra
     page, text = Elements(), of(lab, "html", *options).stdout
     page.feed(text)
     page.close()
-    assert page.names.count("svg") == 2
     assert {"script", "link", "img"}.isdisjoint(page.names)
     rows = {row["name"]: row for row in csv.DictReader(io.StringIO(of(lab, "csv", *options).stdout))}
+    days = slurm(lab.run("usage", *options))["days"]
+    assert page.names.count("svg") == len(rows) + len(days), "a bar for each user and day"
     for user in ran:
         assert f">{user}<" in text
         assert float(rows[user]["gpu_hours"]) > 0

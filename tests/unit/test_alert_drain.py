@@ -1,7 +1,9 @@
 """Role alert_drain: which alerts drain which nodes, how many, and what is not repeated."""
 
+import calendar
 import http.client
 import json
+import os
 import socket
 import ssl
 import sys
@@ -68,6 +70,7 @@ class Head:
 @pytest.fixture
 def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
     monkeypatch.setattr(PROGRAM, "STATE", tmp_path / "state.json")
+    monkeypatch.setattr(PROGRAM, "DIAGNOSED", tmp_path / "diagnosed")
     return Head(tmp_path)
 
 
@@ -136,6 +139,22 @@ def test_resumed_node__same_alert_once_more__is_drained_at_the_second(head: Head
     head.resume("gpu01")
     head.drain.handle(message(alert("gpu01", start="2026-11-27T02:00:00Z")))
     assert [*head.drained] == ["gpu01"], "a new alert drains at once"
+
+
+@pytest.mark.proves("monitoring", "An alert delivered after its node's diagnosis drains nothing at first.")
+def test_alert__that_began_before_a_passed_diagnosis__drains_at_the_second_message(head: Head) -> None:
+    passed = PROGRAM.DIAGNOSED / "gpu01"
+    passed.parent.mkdir()
+    passed.touch()
+    os.utime(passed, (calendar.timegm((2026, 11, 27, 1, 0, 30)),) * 2)
+    before = alert("gpu01", start="2026-11-27T01:00:07.113945826Z")
+    head.drain.handle(message(before, alert("gpu02", start="2026-11-27T01:00:07.113945826Z")))
+    assert sorted(head.drained) == ["gpu02"], "only gpu01 was diagnosed"
+    head.drain.handle(message(before))
+    assert sorted(head.drained) == ["gpu01", "gpu02"]
+    head.resume("gpu01")
+    head.drain.handle(message(alert("gpu01", start="2026-11-27T01:00:31.5Z")))
+    assert sorted(head.drained) == ["gpu01", "gpu02"], "a new alert drains at once"
 
 
 def test_text_of_an_alert__with_controls__is_plain_in_the_reason(head: Head) -> None:
