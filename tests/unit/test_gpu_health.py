@@ -798,6 +798,15 @@ def test_after_a_reset_all_is_set_again_while_the_node_is_out(ill: list[tuple[st
     assert list(json.loads((tmp_path / "CLOCK_LOCKS.json").read_text())["locks"]) == ["GPU-a"]
 
 
+@pytest.mark.proves("health", "A diagnosis after a reboot ends the drain by an alert, too.")
+def test_diagnosis__without_a_gpu_to_reset__is_reported_as_one(ill: list[tuple[str, ...]]) -> None:
+    """By the report the head knows that what comes next is the result of a diagnosis, and removes the cause `alert`."""
+    state = HEALTH.load_state() | {"xids": {"0000:0f:00": {"119": -1.0}}}  # before the start of the system
+    assert diagnose(state)[0] == []
+    assert state["xids"] == {}
+    assert ill == [("told", EAR.DIAGNOSIS)]
+
+
 def test_a_service_that_does_not_come_back_is_told_and_the_rest_goes_on(
     ill: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

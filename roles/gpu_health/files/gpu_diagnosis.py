@@ -29,8 +29,9 @@ def diagnose(given: Data, state: Data, report: Callable[[str], None]) -> tuple[l
     if switches := [place for place in places if place not in before.records]:
         text = f"{' and '.join(switches)} had a fatal error, so the node has to be rebooted"
         return [Finding("diagnosis", text)], before
+    # Drains the node, so that no job starts on these GPUs. By it the head knows what passed if the next report is healthy.
+    report("a diagnosis is under way")
     if places:
-        report("a diagnosis is under way")  # drains the node, so that no job starts on these GPUs
         groups = reset_groups(given, places, before.gpus)
         try:
             failures = reset(given, groups)
