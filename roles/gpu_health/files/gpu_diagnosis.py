@@ -29,7 +29,7 @@ def diagnose(given: Data, state: Data, report: Callable[[str], None]) -> tuple[l
     if switches := [place for place in places if place not in before.records]:
         text = f"{' and '.join(switches)} had a fatal error, so the node has to be rebooted"
         return [Finding("diagnosis", text)], before
-    # Drains the node, so that no job starts on these GPUs. By it the head knows what passed if the next report is healthy.
+    # Drains the node, so that no job starts there. If the next report is healthy, the head knows what has passed.
     report("a diagnosis is under way")
     if places:
         groups = reset_groups(given, places, before.gpus)
