@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cluster/test_power_cut.py",
         "tests/cluster/test_secret.py",
         "tests/cluster/test_security_updates.py",
+        "tests/cluster/test_unchanged.py",
         "tests/cluster/test_upgrade.py",
     ),
     # GPUs: driver, settings, health, metrics, containers in jobs.

@@ -103,16 +103,21 @@ def discover(options: Any) -> int:
     return discover.discover(options)
 
 
+_FULL = "Also play workers where nothing has changed since a good bootstrap."
+
+
 @verb(app, "bootstrap", "limit", "diff", "accept_new_host_keys", "skip_unreachable", "adopt", "print_command", *PLAY)
 def bootstrap(
     options: Any,
     new_head: Annotated[bool, typer.Option("--new-head", help="Start with an empty queue; running jobs end.")] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Uninstall roles that no group of a host has.")] = False,
+    full: Annotated[bool, typer.Option("--full", help=_FULL)] = False,
 ) -> int:
     """Build the cluster; repair what differs from the inventory."""
     from clusterctl.commands import bootstrap
 
-    return bootstrap.bootstrap(replace(options, flags=("--prune",) * prune), prune)
+    flags = ("--prune",) * prune + ("--full",) * full
+    return bootstrap.bootstrap(replace(options, flags=flags), prune, full)
 
 
 @verb(app, "verify", "skip_unreachable", "print_command", *PLAY)
@@ -127,11 +132,14 @@ _plans = _group("plan", "Show what a verb would change; exit 10 if anything.")
 
 
 @verb(_plans, "bootstrap", "limit", "diff", "accept_new_host_keys", "skip_unreachable", "adopt", *PLAY, of="plan")
-def plan_bootstrap(options: Any) -> int:
+def plan_bootstrap(
+    options: Any,
+    full: Annotated[bool, typer.Option("--full", help=_FULL)] = False,
+) -> int:
     """Show what bootstrap would change."""
     from clusterctl.commands import bootstrap
 
-    return bootstrap.bootstrap(options)
+    return bootstrap.bootstrap(replace(options, flags=("--full",) * full), full=full)
 
 
 @verb(_plans, "add-node", "diff", "accept_new_host_keys", "adopt", *PLAY, of="plan")

@@ -6,13 +6,32 @@ from dataclasses import replace
 from clusterctl.commands.kubeconfig import StoreKubeconfig
 from clusterctl.inventory.model import Host
 from clusterctl.inventory.schedulers import KUBERNETES
-from clusterctl.run import engine, pruning, scheduler
+from clusterctl.run import engine, pruning, scheduler, unchanged
 from clusterctl.run.context import Options, Site
-from clusterctl.run.entry import ENTRY
+from clusterctl.run.entry import CONTACT, Preflight
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import PATIENCE, Play, play
 from clusterctl.util.errors import WorkersFailed
 from clusterctl.util.text import fold
+
+
+class Configure(Play):
+    """Configure the nodes, and record which of them the next run can leave out."""
+
+    def __init__(self) -> None:
+        super().__init__("bootstrap", "Configure all nodes")
+
+    def run(self, run: Run) -> None:
+        try:
+            super().run(run)
+        except WorkersFailed:
+            unchanged.prove(run)
+            raise
+        if run.unchanged and any(run.ledger.hosts[name].changed for name in run.site.inventory.informed):
+            run.screen.say("The head has changed, so the nodes that were left out are tested with it:")
+            if error := play(run, replace(run.site, hosts=run.site.inventory.hosts, playbook="verify")):
+                raise error
+        unchanged.prove(run)
 
 
 class UninstallUnused(Phase):
@@ -55,11 +74,15 @@ def _with_pods(site: Site, hosts: Sequence[Host]) -> set[str]:
     return {one.as_dict()["node"] for one in found}
 
 
-def bootstrap(options: Options, prune: bool = False) -> int:
-    """Build the cluster; with `prune`, uninstall roles that no group of a host has. Return the exit code."""
+def bootstrap(options: Options, prune: bool = False, full: bool = False) -> int:
+    """Build the cluster; with `prune`, uninstall roles that no group of a host has. Return the exit code.
+
+    Workers where nothing has changed since a good bootstrap are left out, unless the run is `full`.
+    """
     phases = [
-        *ENTRY,
-        Play("bootstrap", "Configure all nodes"),
+        *CONTACT,
+        Preflight(proves=True, leaves_out=not (full or prune or options.adopt or options.new_head or options.limit)),
+        Configure(),
         StoreKubeconfig(),
         *[UninstallUnused()] * prune,
     ]

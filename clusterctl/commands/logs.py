@@ -15,6 +15,7 @@ from clusterctl.ansible.outcome import Ledger
 from clusterctl.inventory.document import shown
 from clusterctl.run import runs
 from clusterctl.run.runs import Run
+from clusterctl.ui import report
 from clusterctl.ui.report import Page
 from clusterctl.ui.screen import Screen
 from clusterctl.util import files
@@ -135,7 +136,9 @@ def show(screen: Screen, run: Run, folder: Path, summary: dict[str, Any]) -> Non
         what = plural(changed, "change") + " to make" * run.check if changed else "nothing to change"
         screen.say()
         nodes = plural(len(ledger.hosts), "node")
-        screen.say(("Done", "bold green"), f" in {_took(run)}: {nodes}, {what}.")
+        unchanged = summary.get("unchanged")
+        left_out = len(unchanged) if isinstance(unchanged, dict) else 0
+        screen.say(("Done", "bold green"), f" in {_took(run)}: {nodes}, {what}.{report.rest(left_out)}")
         page.content(ledger, run.check)
         screen.say()
     elif run.exit_code is None:

@@ -321,10 +321,10 @@ def homes_of(host: Host) -> list[str]:
 
 
 def _options(host: Host, wanted: Sequence[Service], key: str | None) -> dict[str, Any]:
-    """Return the probe's options. The key is sent to root on standard input and is not stored on the node."""
+    """Return the probe's options."""
     options: dict[str, Any] = {
         "services": [name for one in wanted for name in one.names],
-        "drift": {"modules": dict(contact.drift_modules()), "key": key},
+        **contact.drift_options(key),
         "homes": homes_of(host),
     }
     if prometheus.GROUP in host.groups:

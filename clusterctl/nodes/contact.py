@@ -35,7 +35,7 @@ from clusterctl.workspace.hardware import Hardware
 # A package source that does not respond costs the probe 8 s; a node under load takes longer.
 PROBE_SECONDS = 40.0
 PYTHON = "/usr/bin/python3"  # as interpreter_python in ansible.cfg
-_FOR_ROOT = ("drift", "alerts")
+_FOR_ROOT = ("drift", "alerts", "state")
 _SHELL_MARK = "clusterctl-shell:"
 _NO_PYTHON = 97
 _SHELL = f"echo {_SHELL_MARK}; [ -x {PYTHON} ] || {{ cat /etc/os-release; exit {_NO_PYTHON}; }}; exec {PYTHON} -I -"
@@ -156,6 +156,7 @@ class _Reply:
     node: Annotated[Node, nested(Node)]
     drift: Annotated[Drift | None, optional(nested(Drift))]
     alerts: Annotated[Alerts | None, optional(nested(Alerts))]
+    state: Annotated[str | None, optional(text(r"[0-9a-f]{64}", "a digest"))]
     started: Annotated[float, seconds]
     ended: Annotated[float, seconds]
 
@@ -175,6 +176,8 @@ class Facts:
     clock: tuple[float, float]
     drift: Drift | None = None
     alerts: Alerts | None = None
+    state: str | None = None
+    """A digest of the node's state; see probe/state.py."""
 
     @property
     def skew(self) -> float:
@@ -273,7 +276,7 @@ def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
     started, ended = journey
     # The node's clock was read between these two times, which bounds its lead from both sides.
     clock = (reply.ended - ended, reply.started - started)
-    return Facts(record, reply.node, clock, reply.drift, reply.alerts)
+    return Facts(record, reply.node, clock, reply.drift, reply.alerts, reply.state)
 
 
 @cache
@@ -282,6 +285,14 @@ def drift_modules() -> Mapping[str, str]:
     folder = paths.content() / "plugins/module_utils/node_state"
     names = ("tools", "keys", "packages", "record", "items", "kernel", "drift")
     return {name: probe.packed((folder / f"{name}.py").read_text(encoding="utf-8")) for name in names}
+
+
+def drift_options(key: str | None) -> dict[str, Any]:
+    """Return the probe's options for what differs from a node's records.
+
+    `key` is the key of the secrets' hashes. It is sent to root on standard input and is not stored on the node.
+    """
+    return {"drift": {"modules": dict(drift_modules()), "key": key}}
 
 
 def _install_python(release: Mapping[str, str]) -> str:

@@ -110,6 +110,8 @@ class Site:
     def command(self) -> runner.Command:
         """Return the Ansible command for these hosts."""
         names = tuple(host.name for host in self.hosts if host.name not in self.skipped)
+        if not names:  # Ansible would take an empty limit for all hosts
+            raise InputError([Problem(None, "--limit", "no node is left to run on")])
         whole = len(names) == len(self.inventory.hosts)
         directory = self.inventory.directory
         return runner.Command(

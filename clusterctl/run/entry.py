@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from clusterctl.inventory import alerting, metrics
-from clusterctl.run import context, lock
+from clusterctl.run import context, lock, unchanged
 from clusterctl.run.context import Site
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.ui import report
@@ -156,7 +156,14 @@ class Preflight(_Entry):
     title = "Check the nodes"
 
     def __init__(
-        self, renewed: Collection[str] = (), *, replaces: bool = True, new_head: bool = True, skips: bool = False
+        self,
+        renewed: Collection[str] = (),
+        *,
+        replaces: bool = True,
+        new_head: bool = True,
+        skips: bool = False,
+        proves: bool = False,
+        leaves_out: bool = False,
     ) -> None:
         self.renewed = renewed
         """Nodes whose hardware is recorded again."""
@@ -166,6 +173,10 @@ class Preflight(_Entry):
         """Whether a head that has lost its queue may start with an empty queue."""
         self.skips = skips
         """Whether unreachable hosts are skipped without `skip_unreachable`: one head of several is enough."""
+        self.proves = proves
+        """Whether the state of all nodes is asked for, which the verb can then prove to be unchanged."""
+        self.leaves_out = leaves_out
+        """Whether nodes are left out where nothing has changed."""
 
     def run(self, run: Run) -> None:
         from clusterctl.nodes import remote
@@ -173,18 +184,23 @@ class Preflight(_Entry):
 
         site, began = run.site, time.monotonic()
         with run.screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
-            contact = self._contact(run)
+            possible = unchanged.candidates(site) if self.leaves_out else frozenset[str]()
+            contact = self._contact(run, possible)
             with files.writing(site.inventory.directory):
                 recorded = preflight.record(site.inventory, contact, self.renewed)
         remote.forget_gateways()
         report.checked(run.screen, contact, len(recorded), time.monotonic() - began, self.renewed)
         skipped = tuple(dict.fromkeys(finding.node for finding in contact.skipped))
         run.site = replace(site, skipped=skipped, facts=contact.facts)
+        if self.proves:
+            run.inputs = unchanged.inputs(site.inventory.directory)
+        if possible:
+            _leave_out(run, possible)
         if run.head_lock:
             keep_head(run.site, run.screen)
             _require_lock(run)
 
-    def _contact(self, run: Run) -> Any:
+    def _contact(self, run: Run, possible: Collection[str] = ()) -> Any:
         from clusterctl.nodes.session import Failure
         from clusterctl.run import preflight
 
@@ -208,6 +224,8 @@ class Preflight(_Entry):
                 adopt,
                 refused,
                 new_head,
+                possible,
+                self.proves,
             )
         except PreflightError as error:
             raise PreflightError(redacted(error.problems), error.hint) from None
@@ -222,6 +240,15 @@ class Preflight(_Entry):
         argv += ["--limit", ",".join(lacking)] if 0 < len(lacking) < len(hosts) else []
         missing = "some host keys, hardware records or secrets are missing"
         yield f"{fold(lacking) or 'the cluster'}: {missing}: {shlex.join(argv)}"
+
+
+def _leave_out(run: Run, possible: Collection[str]) -> None:
+    """Take the hosts where nothing has changed out of the run."""
+    if proofs := unchanged.of(run.site, run.inputs, possible):
+        since = min(proof.at for proof in proofs.values())
+        run.unchanged = proofs
+        run.screen.say((f"  {fold([*proofs])}", "bold"), f": unchanged since {since}, left out")
+        run.site = unchanged.without(run.site, proofs)
 
 
 CONTACT = (Authorise(), LockDirectory(), EnsureSecrets(), CheckHostKeys(), ConfirmHead(), LockHead())

@@ -1,7 +1,7 @@
 """Phase, the base class of a verb's phases, and Run, the state that the phases of a run share. engine.py runs them."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from clusterctl.util import files
 
 if TYPE_CHECKING:
     from clusterctl.run.headlock import ClusterLock
+    from clusterctl.run.unchanged import Proof
 
 Step = str | Site
 """A manual step in place of a phase: a text, or the plain command for a site."""
@@ -46,6 +47,10 @@ class Run:
     """The verb that resumes the run, if it differs from this verb."""
     is_last: bool = True
     """Whether the running phase is the last one."""
+    inputs: str | None = None
+    """A digest of what the run reads on this machine (run/unchanged.py), when it began."""
+    unchanged: Mapping[str, "Proof"] = field(default_factory=dict)
+    """The nodes that were left out because nothing has changed, with the proofs."""
     played_again: set[str] = field(default_factory=set)
     """Nodes that were played again because a new driver found their GPUs."""
 

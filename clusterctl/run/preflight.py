@@ -59,6 +59,8 @@ def preflight(
     adopt: bool | None = False,
     refused: Mapping[str, ContactError] | None = None,
     new_head: bool | None = False,
+    compared: Collection[str] = (),
+    with_state: bool = False,
 ) -> Contact:
     """Contact the hosts (default: all) at once and evaluate them.
 
@@ -69,15 +71,22 @@ def preflight(
     `adopt`: report unmanaged software as a warning. None for a verb that replaces nothing: do not report it.
     `new_head`: the same for a head that has lost its records of the cluster's jobs.
     `refused`: see contact.ask.
+    `compared`: hosts to compare with their records. `with_state`: ask all hosts for the digest of their state.
     """
     records = hardware.load_all(inventory.directory)
     label = secrets.label(inventory.directory) if (inventory.directory / secrets.FILE).exists() else ""
     hosts = inventory.hosts if hosts is None else hosts
     before = refused or {}
+    key = secrets.values(inventory.directory).get("record_key") if compared else None
     daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
 
     def ask(host: Host) -> Answer:
-        options = {"network": network_options(host), "slurm": checks.probe_options(inventory, host, daemons)}
+        options: dict[str, Any] = {
+            "network": network_options(host),
+            "slurm": checks.probe_options(inventory, host, daemons),
+        }
+        options |= contact.drift_options(key) if host.name in compared else {}
+        options |= {"state": True} if with_state else {}
         return contact.ask(host, access, options, before.get(host.name))
 
     answers = each(hosts, ask)

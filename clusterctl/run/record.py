@@ -97,11 +97,15 @@ def _request(site: Site) -> dict[str, Any]:
 
 def _outcome(run: Run, error: ClusterctlError | None, again: str) -> dict[str, Any]:
     """Return the summary's fields about the result."""
+    summary = run.ledger.summary()
+    left_out = {"status": "unchanged", "ok": 0, "changed": 0, "changes": []}
+    summary["hosts"] |= dict.fromkeys(run.unchanged, left_out)
     return {
         "exit_code": error.exit_code if error else 0,
         "error": str(error) if error else None,
         "skipped": list(run.site.skipped),
-        **run.ledger.summary(),
+        **({"unchanged": {name: proof.at for name, proof in run.unchanged.items()}} if run.inputs else {}),
+        **summary,
         "open": [
             {"what": what, "url": url, "login": login}
             for what, url, login in report.addresses(run.site.inventory, run.options.given)
@@ -131,7 +135,7 @@ def page(run: Run, error: ClusterctlError | None, again: str) -> None:
     """Print the final page of a run."""
     shown = report.Page(run.screen)
     if error is None:
-        shown.done(run.ledger, run.site.inventory, run.options.verb, run.options.given)
+        shown.done(run.ledger, run.site.inventory, run.options.verb, run.options.given, len(run.unchanged))
         shown.field("Log", near(run.directory().log))
         if run.options.verb not in _NO_STATUS_AFTER:
             shown.field("Next", _status(run.options), "bold")

@@ -48,6 +48,10 @@ def _down(node: str, reason: str) -> list[str]:
     return ["scontrol", "update", f"NodeName={node}", "State=DOWN", f"Reason=clusterctl: {reason}"]
 
 
+_SERVING = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED"}
+"""The states of a node that gets jobs."""
+
+
 class SlurmController(HeadCommands):
     """Slurm on the head, over a connection; run/scheduler.py documents the methods.
 
@@ -80,6 +84,11 @@ class SlurmController(HeadCommands):
         status, out, _ = self._try(*STATES, f"--nodes={node}")
         words = parse_states(out).get(node, ()) if status == 0 else ()
         return bool(words) and not {"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & {*words}
+
+    def in_service(self) -> set[str]:
+        """Return the nodes that get jobs: slurmctld hears from them, and the ledger has them without a cause."""
+        states, ledger = parse_states(self._run(*STATES)), parse_ledger(self._run(DRAIN, "--all"))
+        return {name for name, words in states.items() if words and {*words} <= _SERVING and ledger.get(name) == {}}
 
     def drained(self) -> list[str]:
         """Return the nodes that are drained for any reason; none if slurmctld does not answer."""

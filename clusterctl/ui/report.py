@@ -224,6 +224,11 @@ class Shape:
         page.field("Next", shlex.join(command), "bold")
 
 
+def rest(left_out: int) -> str:
+    """Return the sentence about nodes that a run has left out; empty without any."""
+    return f" {plural(left_out, 'node')} left out, unchanged." if left_out else ""
+
+
 class Page:
     """The report at the end of a run."""
 
@@ -252,8 +257,11 @@ class Page:
         for row in rows:
             self._screen.say(f"    {row[0]:<{min(first, 24)}}  {row[1]:<{min(second, 32)}}  {row[2]}".rstrip())
 
-    def done(self, ledger: Ledger, inventory: Inventory, verb: str, given: Path) -> None:
-        """Print the summary of a successful run; `given` is the inventory's path as typed."""
+    def done(self, ledger: Ledger, inventory: Inventory, verb: str, given: Path, left_out: int = 0) -> None:
+        """Print the summary of a successful run; `given` is the inventory's path as typed.
+
+        `left_out` is the number of nodes where nothing has changed.
+        """
         changed = sum(host.changed for host in ledger.hosts.values())
         what = plural(changed, "change") if changed else "nothing to change"
         title = "Done"
@@ -263,7 +271,7 @@ class Page:
             title, what = "Backed up", "and restored for a test"
         nodes = plural(len(ledger.hosts), "node")
         self._screen.say()
-        self._screen.say((title, "bold green"), f" in {duration(ledger.seconds())}: {nodes}, {what}.")
+        self._screen.say((title, "bold green"), f" in {duration(ledger.seconds())}: {nodes}, {what}.{rest(left_out)}")
         self.content(ledger)
         if verb in _BUILDS:
             offers = addresses(inventory, given)

@@ -32,15 +32,26 @@ def lab(golden: Golden) -> Iterator[TestLab]:
         yield lab
 
 
-@pytest.fixture(scope="module")
-def unchanged(lab: TestLab) -> Counted:
-    """A bootstrap of a cluster that is as it should be."""
+def bootstrap(lab: TestLab, *options: str) -> Counted:
     with counts.traffic(lab) as traffic:
-        started = counts.started("bootstrap", str(lab.inventory))
+        started = counts.started("bootstrap", str(lab.inventory), *options)
     counted = Counted(profile.latest_run(lab.inventory.parent, "bootstrap"), traffic, started)
     statuses = Counter(event["status"] for event in profile.events(counted.run) if event["event"] == "result")
     assert statuses["ok"] and not statuses["changed"], statuses
     return counted
+
+
+@pytest.fixture(scope="module")
+def proven(lab: TestLab) -> Counted:
+    """A bootstrap of a cluster that is as it should be. The one before has proven that, so the workers are left out."""
+    lab.run("bootstrap")
+    return bootstrap(lab)
+
+
+@pytest.fixture(scope="module")
+def unchanged(lab: TestLab, proven: Counted) -> Counted:
+    """One that leaves out none."""
+    return bootstrap(lab, "--full")
 
 
 def of_workers(counts_by_host: Mapping[str, int]) -> int:
@@ -68,6 +79,22 @@ def test_bootstrap__from_nothing__keeps_a_workers_path_short(lab: TestLab) -> No
             "bootstrap_tasks_head": tasks[HEAD]["run"],
         },
         path_of(run),
+    )
+
+
+@pytest.mark.proves("costs", "A run that leaves out unchanged workers has one connection to each, and no task.")
+def test_bootstrap__proven__asks_each_worker_once(lab: TestLab, proven: Counted) -> None:
+    assert set(counts.tasks(proven.run)) == {HEAD}
+    opened = {node: traffic.connections for node, traffic in proven.traffic.items()}
+    sent = {node: traffic.bytes for node, traffic in proven.traffic.items()}
+    check(
+        {
+            "proven_connections_worker": of_workers(opened),
+            "proven_connections_head": opened[HEAD],
+            "proven_kilobytes_worker": round(of_workers(sent) / 1000),
+            "proven_processes": proven.started.total(),
+        },
+        str(proven.started),
     )
 
 

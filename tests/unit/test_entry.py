@@ -94,7 +94,8 @@ def patiences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str
         return None, None
 
     monkeypatch.setattr(plays, "watch", watch)
-    monkeypatch.setattr(bootstrap, "ENTRY", (EnsureSecrets(),))
+    monkeypatch.setattr(bootstrap, "CONTACT", (EnsureSecrets(),))
+    monkeypatch.setattr(Preflight, "run", lambda *_: None)
     monkeypatch.setattr(home, "load", lambda _: made)
     return seen
 

@@ -13,6 +13,7 @@ from clusterctl.commands import bootstrap
 from clusterctl.nodes import contact
 from clusterctl.run import context, engine, plays, removals
 from clusterctl.run.context import Options, Site
+from clusterctl.run.entry import Preflight
 from clusterctl.run.phases import Phase, Run
 from clusterctl.run.plays import Play
 from clusterctl.ui.screen import Screen
@@ -35,7 +36,8 @@ all:
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster whose nodes nobody asks."""
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    monkeypatch.setattr(bootstrap, "ENTRY", ())
+    monkeypatch.setattr(bootstrap, "CONTACT", ())
+    monkeypatch.setattr(Preflight, "run", lambda *_: None)
     monkeypatch.setattr(Site, "redactor", lambda *_, **__: Redactor([]))
 
 

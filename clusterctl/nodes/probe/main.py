@@ -15,6 +15,7 @@ from clusterctl.nodes.probe.machine import hardware, in_container, key_enrolled,
 from clusterctl.nodes.probe.packages import installed_packages, lock_holder, network, security_updates, slurm_packages
 from clusterctl.nodes.probe.prometheus import alerts
 from clusterctl.nodes.probe.services import before, firewall, head_of, homes, jobs, kubernetes, services, slurm
+from clusterctl.nodes.probe.state import state
 
 
 def node(options: Facts, nvml_error: Optional[str]) -> Facts:
@@ -53,10 +54,12 @@ def main(options: Facts) -> None:
 
     All options are optional. `network`, with the inventory's `proxy`, `no_proxy` and `mirrors`, tests the package
     sources. `services` has the units whose state is needed. `drift` and `alerts` have the options of these functions.
+    `state` asks for the digest of the node's state.
     """
     started = time.time()
     found, driver, nvml_error = gpus()
     answer = {"hardware": hardware(found, driver), "node": node(options, nvml_error), "started": started}
+    answer["state"] = state(found, driver) if options.get("state") else None
     for name, function in (("drift", drift), ("alerts", alerts)):
         answer[name] = function(options[name]) if options.get(name) else None
     answer["ended"] = time.time()

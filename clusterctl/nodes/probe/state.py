@@ -1,0 +1,75 @@
+"""A digest of what a run can change on a node, besides what its records list, and of what its roles read there."""
+
+import glob
+import hashlib
+import json
+import os
+import re
+import subprocess
+from typing import List, Optional
+
+from clusterctl.nodes.probe.common import Facts, read
+
+# Their content is part of the digest, as is that of the roles' records.
+_CONTENTS = (
+    "/etc/dnf/dnf.conf",
+    "/etc/group",
+    "/etc/os-release",
+    "/etc/passwd",
+    "/etc/yum.repos.d/redhat.repo",
+    "/proc/driver/nvidia/version",
+    "/proc/sys/kernel/random/boot_id",
+)
+_RECORDS = "/var/lib/clusterctl/state/*.json"
+# Of these, size and time of change are: passwords, databases of packages, modules that were built for the kernel, and
+# what NVIDIA's own installer leaves.
+_STATUS = (
+    "/etc/shadow",
+    "/lib/modules/*/updates/**/*.ko*",
+    "/usr/bin/nvidia-uninstall",
+    "/usr/lib/sysimage/rpm/rpmdb.sqlite*",
+    "/var/lib/dpkg/status",
+    "/var/lib/rpm/rpmdb.sqlite*",
+)
+_MODULES = r"(?m)^(nvidia\w*|nouveau|gdrdrv|ib_umad) "
+# What role verify tests on a node. The last one exists only where a job or a pod can have GPUs.
+_TESTS = (
+    ("/usr/bin/munge", "munge --no-input | unmunge"),
+    ("/usr/local/sbin/clusterctl-firewall", "/usr/local/sbin/clusterctl-firewall status"),
+    ("/usr/local/sbin/gpu-health", "/usr/local/sbin/gpu-health"),
+)
+
+
+def state(found: List[Facts], driver: Optional[str]) -> Optional[str]:
+    """Return the digest, in hexadecimal digits, of a node with these GPUs and this driver; None if it does not work."""
+    if not all(_succeeds(command) for program, command in _TESTS if os.path.exists(program)):
+        return None
+    parts = []  # type: List[object]
+    for path in (*_CONTENTS, *sorted(glob.glob(_RECORDS))):
+        try:
+            with open(path, "rb") as file:
+                parts.append((path, hashlib.sha256(file.read()).hexdigest()))
+        except OSError:
+            parts.append((path, None))
+    for pattern in _STATUS:
+        for path in sorted(glob.glob(pattern, recursive=True)):
+            known = os.stat(path)
+            parts.append((path, known.st_size, known.st_mtime_ns))
+    parts.append(os.uname().release)
+    parts.append(sorted(re.findall(_MODULES, read("/proc/modules"))))
+    # All devices with their drivers: a GPU that was added, removed or given to a virtual machine.
+    parts.append([(one, os.path.realpath(one + "/driver")) for one in sorted(glob.glob("/sys/bus/pci/devices/*"))])
+    parts.append([driver, [{key: gpu.get(key) for key in ("uuid", "device", "mig")} for gpu in found]])
+    # Roles keep the access of the user who logs in.
+    parts.append(os.environ.get("SUDO_USER"))
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _succeeds(command: str) -> bool:
+    nothing = subprocess.DEVNULL
+    try:
+        return not subprocess.run(
+            ["sh", "-c", command], stdin=nothing, stdout=nothing, stderr=nothing, timeout=30
+        ).returncode
+    except (OSError, subprocess.SubprocessError):
+        return False

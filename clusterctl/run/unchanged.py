@@ -1,0 +1,227 @@
+"""Leave out workers where a run has nothing to do, because an earlier run has proven it and nothing has changed since.
+
+A worker is left out if all of these hold:
+
+- all that a bootstrap reads on this machine is as it was in its last good bootstrap: the cluster's directory, and
+  clusterctl with its roles (`inputs`)
+- the node's own state is as it was before and after that bootstrap, which changed nothing there, by the digest of
+  probe/state.py; and it still works
+- nothing on the node differs from its records
+- Slurm gives it jobs, and nothing keeps it out of service
+- each of its roles is one of PROVEN: all that it can change is in this state, and it leaves nothing for a later run
+
+Whatever is unknown runs. The proof of a host is deleted before Ansible contacts it, and stored after the run. If the
+run changes a head, the workers that it has left out are tested with it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.inventory import bootstrap_plays
+from clusterctl.inventory.model import Host, Inventory
+from clusterctl.inventory.schedulers import KUBERNETES, SLURM
+from clusterctl.run import scheduler
+from clusterctl.run.context import Site
+from clusterctl.run.phases import Run
+from clusterctl.util import files, paths
+from clusterctl.util.errors import HeadFailed, InputError
+from clusterctl.util.text import plural
+from clusterctl.workspace import home, secrets
+
+if TYPE_CHECKING:
+    from clusterctl.nodes.contact import Facts
+
+PROVEN: Mapping[str, str] = {
+    "base": "besides node_state it confirms a firewall that was changed",
+    "containerd": "node_state",
+    "containers": "node_state",
+    "dcgm_exporter": "reads the GPUs",
+    "filebeat": "node_state",
+    "gpu_health": "node_state",
+    "mpi": "node_state",
+    "munge": "node_state; the key is replaced by plays of their own",
+    "node_exporter": "node_state",
+    "nvidia_cuda": "reads the GPUs",
+    "nvidia_driver": "builds and loads the driver: packages, kernel, boot and GPUs are in the digest",
+    "packages": "node_state",
+    "podman": "node_state",
+    "slurm_logins": "node_state",
+    "slurm_worker": "besides node_state it reconfigures the controller after a change",
+    "users": "accounts are in the digest",
+    "verify": "changes nothing that a run without failures has left",
+}
+"""Roles of which all that they change on a worker is recorded or in the digest, and why: see test_unchanged.py."""
+
+_FILE = "unchanged.json"
+_LIMIT = 64 << 20  # bytes of the cluster's directory
+_FILES = 5000
+_IGNORED = (home.STATE, home.KNOWN_HOSTS, ".git", "__pycache__")
+
+
+def inputs(directory: Path) -> str | None:
+    """Return a digest of all that a bootstrap reads on this machine; None if the cluster's directory cannot be read."""
+    size = 0
+    try:
+        digest = hashlib.sha256(_of_clusterctl().encode())
+        for count, path in enumerate(_below(directory)):
+            data = files.read(path, _LIMIT)
+            size += len(data)
+            if size > _LIMIT or count >= _FILES:
+                return None
+            name = os.fsencode(path.relative_to(directory))
+            digest.update(b"%d %s %d\n%s" % (len(name), name, len(data), data))
+    except (OSError, files.UnfitError, metadata.PackageNotFoundError):
+        return None
+    return digest.hexdigest()
+
+
+def _below(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.iterdir()):
+        if path.name in _IGNORED:
+            continue
+        if path.is_dir():
+            yield from _below(path)
+        else:
+            yield path
+
+
+@cache
+def _of_clusterctl() -> str:
+    """Return a digest of clusterctl, its roles, and Ansible's version."""
+    versions = [metadata.version(name) for name in ("ansible-core", "cryptography", "jinja2")]
+    digest = hashlib.sha256(" ".join(versions).encode())
+    content = paths.content()
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package, *(content / name for name in ("playbooks", "plugins", "roles"))):
+        for path in _below(folder):
+            data = path.read_bytes()
+            digest.update(b"%s %d\n%s" % (os.fsencode(path.relative_to(folder.parent)), len(data), data))
+    digest.update((content / "ansible.cfg").read_bytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Proof:
+    """That a bootstrap was good on a host: what it has read on this machine, the node's state after it, and when."""
+
+    inputs: str
+    state: str
+    at: str
+
+
+def _load(state: Path) -> dict[str, Proof]:
+    """Return the proofs by host, none if the file is missing or damaged."""
+    try:
+        found = json.loads(files.read(state / _FILE, _LIMIT, state))
+        return {str(name): Proof(**{key: str(value) for key, value in one.items()}) for name, one in found.items()}
+    except (files.UnfitError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _save(state: Path, proofs: Mapping[str, Proof]) -> None:
+    with files.writing(state):
+        data = json.dumps({name: asdict(proof) for name, proof in proofs.items()}, indent=1, sort_keys=True)
+        files.write_atomically(state / _FILE, f"{data}\n".encode(), replace=True)
+
+
+def forget(site: Site) -> None:
+    """Delete the proofs of the hosts that a playbook will change. Raises InputError if they cannot be deleted."""
+    known = _load(site.state)
+    kept = {name: proof for name, proof in known.items() if name not in {host.name for host in site.hosts}}
+    if kept != known:
+        _save(site.state, kept)
+
+
+def candidates(site: Site) -> frozenset[str]:
+    """Return the hosts that may be left out, before they are contacted."""
+    known = _load(site.state)
+    now = inputs(site.inventory.directory) if known else None
+    return frozenset(
+        host.name
+        for host in site.hosts
+        if host.name in known and known[host.name].inputs == now and can_be_proven(site.inventory, host)
+    )
+
+
+def can_be_proven(inventory: Inventory, host: Host) -> bool:
+    """Return whether a proof has all that a bootstrap can change on a host: a worker of Slurm with PROVEN roles."""
+    if host.name in inventory.informed or SLURM.workers not in host.groups or host.groups & KUBERNETES.groups:
+        return False
+    plays = bootstrap_plays.load(paths.content())
+    return {*bootstrap_plays.roles_of_host(plays, {"all", host.name, *host.groups})} <= PROVEN.keys()
+
+
+def of(site: Site, now: str | None, possible: Collection[str]) -> dict[str, Proof]:
+    """Return the proofs of those hosts where nothing has changed, by their answers and by the inputs of the run."""
+    known = _load(site.state) if possible else {}
+    found = {
+        name: known[name]
+        for name in possible
+        if name in site.facts and known[name].inputs == now and site.facts[name].state == known[name].state
+        and is_as_recorded(site.facts[name])
+    }  # fmt: skip
+    serving = _in_service(site) if found else set()
+    return {host.name: found[host.name] for host in site.hosts if host.name in found and host.name in serving}
+
+
+def is_as_recorded(facts: "Facts") -> bool:
+    """Return whether nothing on a node differs from its records; False if they were not compared."""
+    drift = facts.drift
+    return drift is not None and drift.error is None and not drift.items and not drift.more
+
+
+def _in_service(site: Site) -> set[str]:
+    """Return the nodes that Slurm gives jobs; none if its controller does not answer."""
+    from clusterctl.slurm.client import SlurmController  # its libraries are slow to load
+
+    with suppress(HeadFailed), SlurmController.connect(scheduler.head_of(site.inventory, SLURM), site.access) as head:
+        return head.in_service()
+    return set()
+
+
+def without(site: Site, names: Collection[str]) -> Site:
+    """Return the site without these hosts."""
+    return replace(site, hosts=tuple(host for host in site.hosts if host.name not in names))
+
+
+def prove(run: Run) -> None:
+    """Store the proof that the next run has nothing to do, for each host on which this one had nothing to do.
+
+    A host that has changed meanwhile has no proof. Without the head no job has tested a node, and there are none.
+    """
+    from clusterctl.nodes import contact, remote
+
+    site, now = run.site, inputs(run.site.inventory.directory)
+    # If they have changed meanwhile, it is not known what the run has read.
+    if now is None or now != run.inputs or site.options.limit or site.options.check:
+        return
+    results = run.ledger.hosts
+    good = [
+        host
+        for host in site.hosts
+        if host.name in results and results[host.name].status == "ok" and not results[host.name].changed
+        and host.name in site.facts and can_be_proven(site.inventory, host)
+    ]  # fmt: skip
+    if not good:
+        return
+    with suppress(InputError), run.screen.working(f"Recording the state of {plural(len(good), 'node')}"):
+        key = secrets.values(site.inventory.directory).get("record_key")
+        options = {"state": True, **contact.drift_options(key)}
+        answers = remote.each(good, lambda host: contact.ask(host, site.access, options))
+        remote.forget_gateways()
+        at, proofs = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", {}
+        for name, answer in answers.items():
+            before = site.facts[name].state
+            if before and answer.facts and answer.facts.state == before and is_as_recorded(answer.facts):
+                proofs[name] = Proof(now, before, at)
+        if proofs:
+            _save(site.state, _load(site.state) | proofs)  # a full disk is no error: the run itself was good

@@ -1,0 +1,137 @@
+"""A bootstrap leaves out the workers where nothing has changed, and never one where something has."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.lab import TestLab, clusterctl, fresh
+from tests.faults.injury import wait_until
+from tests.programs import described, start_for_test
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TestLab]:
+    """A cluster with proofs: its second bootstrap has changed nothing."""
+    with fresh("unchanged") as made:
+        made.run("bootstrap")
+        assert left_out(made.run("bootstrap")) == []
+        yield made
+
+
+def left_out(document: dict[str, Any]) -> list[str]:
+    assert {name for name, host in document["hosts"].items() if host["status"] == "unchanged"} == {
+        *document["unchanged"]
+    }
+    return sorted(document["unchanged"])
+
+
+def changes(document: dict[str, Any], node: str) -> set[tuple[str, str]]:
+    return {(one["kind"], one["name"]) for one in document["hosts"][node]["changes"]}
+
+
+@pytest.mark.proves("bootstrap", "A third bootstrap leaves out all workers; --full plays them, and changes nothing.")
+def test_bootstrap__of_an_unchanged_cluster__leaves_out_the_workers(lab: TestLab) -> None:
+    done = lab.run("bootstrap")
+    assert left_out(done) == ["gpu01", "gpu02"]
+    assert done["hosts"]["head1"]["changed"] == 0
+    assert left_out(lab.run("plan bootstrap")) == ["gpu01", "gpu02"]
+    page = clusterctl("bootstrap", str(lab.inventory))
+    assert "2 nodes left out, unchanged." in page.stdout, described(page)
+    full = lab.run("bootstrap", "--full")
+    assert left_out(full) == []
+    assert {name: host["changed"] for name, host in full["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
+    assert left_out(lab.run("bootstrap")) == ["gpu01", "gpu02"]
+
+
+@pytest.mark.proves("bootstrap", "A node that was changed by hand is repaired, and no other worker is played.")
+@pytest.mark.parametrize(
+    ("damage", "kind", "name", "check"),
+    [
+        ("echo '# mine' >> /etc/chrony/chrony.conf", "file", "/etc/chrony/chrony.conf",
+         "! grep mine /etc/chrony/chrony.conf"),
+        ("systemctl disable --now prometheus-node-exporter", "unit", "prometheus-node-exporter.service",
+         "systemctl is-active prometheus-node-exporter"),
+        ("apt-get -q -y purge less", "package", "less", "command -v less"),
+        ("userdel alice", "", "", "getent passwd alice"),
+        ("rm /var/lib/clusterctl/state/munge.json", "", "", "test -e /var/lib/clusterctl/state/munge.json"),
+    ],
+    ids=["file", "unit", "package", "user", "record"],
+)  # fmt: skip
+def test_bootstrap__of_a_node_changed_by_hand__repairs_it_alone(
+    lab: TestLab, damage: str, kind: str, name: str, check: str
+) -> None:
+    lab.root("gpu01", damage)
+    done = lab.run("bootstrap")
+    assert left_out(done) == ["gpu02"]
+    assert not kind or (kind, name) in changes(done, "gpu01")
+    lab.root("gpu01", check)
+    assert left_out(lab.run("bootstrap")) == ["gpu02"]  # proves that nothing is left to repair
+    assert left_out(lab.run("plan bootstrap")) == ["gpu01", "gpu02"]
+
+
+@pytest.mark.proves("bootstrap", "A variable, a group or a file of the inventory that changes plays all nodes.")
+def test_bootstrap__of_a_changed_inventory__plays_all(lab: TestLab) -> None:
+    lab.declare("cluster_timezone: Europe/Berlin")
+    done = lab.run("bootstrap")
+    assert left_out(done) == []
+    for node in lab.nodes:
+        assert "Berlin" in lab.root(node, "readlink /etc/localtime")
+    assert left_out(lab.run("bootstrap")) == []
+    assert left_out(lab.run("plan bootstrap")) == ["gpu01", "gpu02"]
+
+
+@pytest.mark.proves("bootstrap", "A node that is out of service or fails a test is not left out.")
+@pytest.mark.parametrize(
+    ("node", "fault", "repair"),
+    [
+        ("head1", "scontrol update NodeName=gpu02 State=DOWN Reason=test",
+         "scontrol update NodeName=gpu02 State=RESUME"),
+        ("head1", "slurm-drain test --out gpu02 --reason test", "slurm-drain test --in gpu02"),
+        ("head1", "scontrol update NodeName=gpu02 State=DRAIN Reason=mine",
+         "scontrol update NodeName=gpu02 State=UNDRAIN"),
+        ("gpu02", "nft flush ruleset", "systemctl restart clusterctl-firewall"),
+        ("gpu02", "mv /run/munge/munge.socket.2 /run/munge/hidden", "mv /run/munge/hidden /run/munge/munge.socket.2"),
+    ],
+    ids=["down", "drained", "drained by hand", "firewall", "munge"],
+)  # fmt: skip
+def test_bootstrap__of_a_node_that_does_not_serve__plays_it(lab: TestLab, node: str, fault: str, repair: str) -> None:
+    lab.root(node, fault)
+    try:
+        assert left_out(lab.run("plan bootstrap")) == ["gpu01"]
+    finally:
+        lab.root(node, repair)
+    wait_until(lambda: lab.root("head1", "sinfo --noheader --Node --nodes=gpu02 --format=%T").split() == ["idle"])
+    assert left_out(lab.run("plan bootstrap")) == ["gpu01", "gpu02"]
+
+
+@pytest.mark.proves("bootstrap", "A node that --limit names is played.")
+def test_bootstrap__of_one_node_by_limit__plays_it(lab: TestLab) -> None:
+    assert left_out(lab.run("plan bootstrap", "--limit", "gpu01")) == []
+
+
+@pytest.mark.proves("bootstrap", "If the head was repaired, the workers that were left out are tested with it.")
+def test_bootstrap__that_repairs_the_head__tests_all_workers(lab: TestLab) -> None:
+    lab.root("head1", "echo '# mine' >> /etc/slurm/slurm.conf")
+    done = lab.run("bootstrap")
+    assert left_out(done) == ["gpu01", "gpu02"]
+    assert ("file", "/etc/slurm/slurm.conf") in changes(done, "head1")
+    tested = [stage for stage in done["stages"] if stage["role"] == "verify" and "gpu02" in stage["hosts"]]
+    assert tested, done["stages"]
+
+
+@pytest.mark.proves("bootstrap", "After a killed run no node is left out that it may have changed.")
+def test_bootstrap__after_a_killed_run__plays_what_it_began(lab: TestLab) -> None:
+    """The inventory is then as before the killed run: its inputs alone would be those of the proof."""
+    text = lab.inventory.read_text()
+    assert left_out(lab.run("plan bootstrap")) == ["gpu01", "gpu02"]
+    lab.inventory.write_text(text.replace("Europe/Berlin", "Asia/Tokyo"))
+    running = start_for_test(["clusterctl", "bootstrap", str(lab.inventory)])
+    wait_until(lambda: "Tokyo" in lab.root("gpu01", "readlink /etc/localtime"))
+    running.kill()
+    running.wait(60)
+    lab.inventory.write_text(text)
+    done = lab.run("bootstrap")
+    assert left_out(done) == []
+    assert "Berlin" in lab.root("gpu01", "readlink /etc/localtime")
+    lab.unchanged()
