@@ -16,12 +16,14 @@ from clusterctl.util.text import fold
 
 
 class Configure(Play):
-    """Configure the nodes, and record which of them the next run can leave out."""
+    """Configure the nodes that were not left out, and record which of them the next run can leave out."""
 
     def __init__(self) -> None:
         super().__init__("bootstrap", "Configure all nodes")
 
     def run(self, run: Run) -> None:
+        if not run.site.hosts:
+            return
         try:
             super().run(run)
         except WorkersFailed:
@@ -32,6 +34,10 @@ class Configure(Play):
             if error := play(run, replace(run.site, hosts=run.site.inventory.hosts, playbook="verify")):
                 raise error
         unchanged.prove(run)
+
+    def plan(self, run: Run) -> None:
+        if run.site.hosts:
+            super().plan(run)
 
 
 class UninstallUnused(Phase):
@@ -77,7 +83,7 @@ def _with_pods(site: Site, hosts: Sequence[Host]) -> set[str]:
 def bootstrap(options: Options, prune: bool = False, full: bool = False) -> int:
     """Build the cluster; with `prune`, uninstall roles that no group of a host has. Return the exit code.
 
-    Workers where nothing has changed since a good bootstrap are left out, unless the run is `full`.
+    Nodes where nothing has changed since a good bootstrap are left out, unless the run is `full`.
     """
     phases = [
         *CONTACT,

@@ -135,10 +135,9 @@ def show(screen: Screen, run: Run, folder: Path, summary: dict[str, Any]) -> Non
         changed = sum(host.changed for host in ledger.hosts.values())
         what = plural(changed, "change") + " to make" * run.check if changed else "nothing to change"
         screen.say()
-        nodes = plural(len(ledger.hosts), "node")
         unchanged = summary.get("unchanged")
         left_out = len(unchanged) if isinstance(unchanged, dict) else 0
-        screen.say(("Done", "bold green"), f" in {_took(run)}: {nodes}, {what}.{report.rest(left_out)}")
+        screen.say(("Done", "bold green"), f" in {_took(run)}: {report.extent(len(ledger.hosts), what, left_out)}")
         page.content(ledger, run.check)
         screen.say()
     elif run.exit_code is None:

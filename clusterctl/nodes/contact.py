@@ -35,7 +35,7 @@ from clusterctl.workspace.hardware import Hardware
 # A package source that does not respond costs the probe 8 s; a node under load takes longer.
 PROBE_SECONDS = 40.0
 PYTHON = "/usr/bin/python3"  # as interpreter_python in ansible.cfg
-_FOR_ROOT = ("drift", "alerts", "state")
+_FOR_ROOT = ("drift", "alerts", "state", "targets")
 _SHELL_MARK = "clusterctl-shell:"
 _NO_PYTHON = 97
 _SHELL = f"echo {_SHELL_MARK}; [ -x {PYTHON} ] || {{ cat /etc/os-release; exit {_NO_PYTHON}; }}; exec {PYTHON} -I -"
@@ -157,6 +157,7 @@ class _Reply:
     drift: Annotated[Drift | None, optional(nested(Drift))]
     alerts: Annotated[Alerts | None, optional(nested(Alerts))]
     state: Annotated[str | None, optional(text(r"[0-9a-f]{64}", "a digest"))]
+    unreached: Annotated[tuple[str, ...] | None, optional(sequence(text(), 1 << 16))]
     started: Annotated[float, seconds]
     ended: Annotated[float, seconds]
 
@@ -178,6 +179,8 @@ class Facts:
     alerts: Alerts | None = None
     state: str | None = None
     """A digest of the node's state; see probe/state.py."""
+    unreached: tuple[str, ...] | None = None
+    """The targets that this host's Prometheus does not reach; None if that is unknown."""
 
     @property
     def skew(self) -> float:
@@ -276,7 +279,7 @@ def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
     started, ended = journey
     # The node's clock was read between these two times, which bounds its lead from both sides.
     clock = (reply.ended - ended, reply.started - started)
-    return Facts(record, reply.node, clock, reply.drift, reply.alerts, reply.state)
+    return Facts(record, reply.node, clock, reply.drift, reply.alerts, reply.state, reply.unreached)
 
 
 @cache

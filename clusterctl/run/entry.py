@@ -247,6 +247,9 @@ def _leave_out(run: Run, possible: Collection[str]) -> None:
     if proofs := unchanged.of(run.site, run.inputs, possible):
         since = min(proof.at for proof in proofs.values())
         run.unchanged = proofs
+        for name, proof in proofs.items():
+            for note in proof.notes:
+                run.ledger.notes.setdefault(note, []).append(name)
         run.screen.say((f"  {fold([*proofs])}", "bold"), f": unchanged since {since}, left out")
         run.site = unchanged.without(run.site, proofs)
 

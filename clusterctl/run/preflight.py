@@ -11,7 +11,7 @@ from typing import Any
 from clusterctl.inventory import slurm_source
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.kubernetes import checks as kubernetes_checks
-from clusterctl.nodes import contact, route
+from clusterctl.nodes import contact, prometheus, route
 from clusterctl.nodes.contact import Answer, Contact, Facts, lead
 from clusterctl.nodes.known_hosts import keys
 from clusterctl.nodes.remote import Access, each
@@ -71,7 +71,8 @@ def preflight(
     `adopt`: report unmanaged software as a warning. None for a verb that replaces nothing: do not report it.
     `new_head`: the same for a head that has lost its records of the cluster's jobs.
     `refused`: see contact.ask.
-    `compared`: hosts to compare with their records. `with_state`: ask all hosts for the digest of their state.
+    `compared`: hosts to compare with their records. `with_state`: ask all hosts for the digest of their state, and
+    Prometheus for what it does not reach.
     """
     records = hardware.load_all(inventory.directory)
     label = secrets.label(inventory.directory) if (inventory.directory / secrets.FILE).exists() else ""
@@ -86,7 +87,9 @@ def preflight(
             "slurm": checks.probe_options(inventory, host, daemons),
         }
         options |= contact.drift_options(key) if host.name in compared else {}
-        options |= {"state": True} if with_state else {}
+        if with_state:
+            options["state"] = True
+            options |= {"targets": prometheus.access(host)} if prometheus.GROUP in host.groups else {}
         return contact.ask(host, access, options, before.get(host.name))
 
     answers = each(hosts, ask)

@@ -1,22 +1,25 @@
-"""Leave out workers where a run has nothing to do, because an earlier run has proven it and nothing has changed since.
+"""Leave out nodes where a run has nothing to do, because an earlier run has proven it and nothing has changed since.
 
-A worker is left out if all of these hold:
+A node is left out if all of these hold:
 
 - all that a bootstrap reads on this machine is as it was in its last good bootstrap: the cluster's directory, and
   clusterctl with its roles (`inputs`)
 - the node's own state is as it was before and after that bootstrap, which changed nothing there, by the digest of
   probe/state.py; and it still works
 - nothing on the node differs from its records
-- Slurm gives it jobs, and nothing keeps it out of service
+- it is a worker to which Slurm gives jobs, and nothing keeps it out of service; or all workers are left out
+- Prometheus reaches all of its exporters
 - each of its roles is one of PROVEN: all that it can change is in this state, and it leaves nothing for a later run
 
-Whatever is unknown runs. The proof of a host is deleted before Ansible contacts it, and stored after the run. If the
-run changes a head, the workers that it has left out are tested with it.
+Whatever is unknown runs. The proof of a host is deleted before Ansible contacts it, and stored after the run. Heads
+and monitoring are configured with what is known of all nodes, so they are left out only together with all others. If
+the run changes a head, the workers that it has left out are tested with it.
 """
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -41,41 +44,62 @@ if TYPE_CHECKING:
     from clusterctl.nodes.contact import Facts
 
 PROVEN: Mapping[str, str] = {
+    "alert_drain": "node_state",
+    "alertmanager": "node_state, and its programs",
     "base": "besides node_state it confirms a firewall that was changed",
+    "blackbox_exporter": "node_state",
     "containerd": "node_state",
     "containers": "node_state",
     "dcgm_exporter": "reads the GPUs",
     "filebeat": "node_state",
     "gpu_health": "node_state",
+    "landing_page": "node_state",
     "mpi": "node_state",
     "munge": "node_state; the key is replaced by plays of their own",
+    "mysqld_exporter": "node_state",
     "node_exporter": "node_state",
     "nvidia_cuda": "reads the GPUs",
     "nvidia_driver": "builds and loads the driver: packages, kernel, boot and GPUs are in the digest",
     "packages": "node_state",
     "podman": "node_state",
+    "prometheus": "node_state, and its programs",
+    "slurm_exporter": "node_state",
+    "slurm_head": "databases and accounting are in the digest; new workers are not in service",
     "slurm_logins": "node_state",
     "slurm_worker": "besides node_state it reconfigures the controller after a change",
-    "users": "accounts are in the digest",
+    "users": "accounts of the node and of Slurm are in the digest",
     "verify": "changes nothing that a run without failures has left",
 }
-"""Roles of which all that they change on a worker is recorded or in the digest, and why: see test_unchanged.py."""
+"""Roles of which all that they change on a node is recorded or in the digest, and why: see test_unchanged.py."""
+
+LASTING = (
+    r"driver \S+ is already installed and is not changed",
+    r"homes are not shared: .*",
+    r"nvidia-peermem is not loaded: .*",
+)
+"""Notes about how a node is. Any other may be about something that is left for a later run."""
 
 _FILE = "unchanged.json"
+_VARIABLES = ("", ".yaml", ".yml", ".json")
 _LIMIT = 64 << 20  # bytes of the cluster's directory
 _FILES = 5000
 _IGNORED = (home.STATE, home.KNOWN_HOSTS, ".git", "__pycache__")
+# In a file of variables: what reads more than the cluster's directory, or has another value at another time.
+_OUTSIDE = re.compile(rb"\b(lookup|query|q|now)\s*\(|\|\s*(random|shuffle|fileglob|expanduser|realpath)\b|\.\./")
 
 
 def inputs(directory: Path) -> str | None:
-    """Return a digest of all that a bootstrap reads on this machine; None if the cluster's directory cannot be read."""
+    """Return a digest of all that a bootstrap reads on this machine.
+
+    None if the cluster's directory cannot be read, or if its variables have values from elsewhere.
+    """
     size = 0
     try:
         digest = hashlib.sha256(_of_clusterctl().encode())
         for count, path in enumerate(_below(directory)):
             data = files.read(path, _LIMIT)
             size += len(data)
-            if size > _LIMIT or count >= _FILES:
+            if size > _LIMIT or count >= _FILES or (path.suffix in _VARIABLES and _OUTSIDE.search(data)):
                 return None
             name = os.fsencode(path.relative_to(directory))
             digest.update(b"%d %s %d\n%s" % (len(name), name, len(data), data))
@@ -111,19 +135,23 @@ def _of_clusterctl() -> str:
 
 @dataclass(frozen=True)
 class Proof:
-    """That a bootstrap was good on a host: what it has read on this machine, the node's state after it, and when."""
+    """That a bootstrap was good on a host: what it has read on this machine, the node's state after it, and when.
+
+    `notes` are repeated by the runs that leave out the host.
+    """
 
     inputs: str
     state: str
     at: str
+    notes: tuple[str, ...] = ()
 
 
 def _load(state: Path) -> dict[str, Proof]:
     """Return the proofs by host, none if the file is missing or damaged."""
     try:
         found = json.loads(files.read(state / _FILE, _LIMIT, state))
-        return {str(name): Proof(**{key: str(value) for key, value in one.items()}) for name, one in found.items()}
-    except (files.UnfitError, ValueError, TypeError, AttributeError):
+        return {str(name): Proof(**one | {"notes": tuple(map(str, one["notes"]))}) for name, one in found.items()}
+    except (files.UnfitError, ValueError, TypeError, AttributeError, KeyError):
         return {}
 
 
@@ -153,8 +181,8 @@ def candidates(site: Site) -> frozenset[str]:
 
 
 def can_be_proven(inventory: Inventory, host: Host) -> bool:
-    """Return whether a proof has all that a bootstrap can change on a host: a worker of Slurm with PROVEN roles."""
-    if host.name in inventory.informed or SLURM.workers not in host.groups or host.groups & KUBERNETES.groups:
+    """Return whether a proof has all that a bootstrap can change on a host: none of Kubernetes, with PROVEN roles."""
+    if host.groups & KUBERNETES.groups:
         return False
     plays = bootstrap_plays.load(paths.content())
     return {*bootstrap_plays.roles_of_host(plays, {"all", host.name, *host.groups})} <= PROVEN.keys()
@@ -169,8 +197,28 @@ def of(site: Site, now: str | None, possible: Collection[str]) -> dict[str, Proo
         if name in site.facts and known[name].inputs == now and site.facts[name].state == known[name].state
         and is_as_recorded(site.facts[name])
     }  # fmt: skip
-    serving = _in_service(site) if found else set()
-    return {host.name: found[host.name] for host in site.hosts if host.name in found and host.name in serving}
+    unreached = _unreached(site)
+    if not found or unreached is None:
+        return {}
+    workers = {host.name for host in site.hosts if SLURM.workers in host.groups}
+    good = {name for name in found if name not in unreached} & (_in_service(site) | (found.keys() - workers))
+    if len(good) < len(site.inventory.hosts):
+        good &= workers - {*site.inventory.informed}
+    return {host.name: found[host.name] for host in site.hosts if host.name in good}
+
+
+def _unreached(site: Site) -> set[str] | None:
+    """Return the hosts with a target that Prometheus does not reach; None if it is unknown which these are."""
+    from clusterctl.nodes import prometheus  # its libraries are slow to load
+
+    names = {host.name for host in site.inventory.hosts}
+    found: set[str] = set()
+    for host in site.inventory.in_group(prometheus.GROUP):
+        facts = site.facts.get(host.name)
+        if facts is None or facts.unreached is None or not names.issuperset(facts.unreached):
+            return None
+        found.update(facts.unreached)
+    return found
 
 
 def is_as_recorded(facts: "Facts") -> bool:
@@ -196,7 +244,8 @@ def without(site: Site, names: Collection[str]) -> Site:
 def prove(run: Run) -> None:
     """Store the proof that the next run has nothing to do, for each host on which this one had nothing to do.
 
-    A host that has changed meanwhile has no proof. Without the head no job has tested a node, and there are none.
+    A host that has changed meanwhile has no proof, nor has one with a note that is not LASTING. Without the head no job
+    has tested a node, and there are none.
     """
     from clusterctl.nodes import contact, remote
 
@@ -205,10 +254,13 @@ def prove(run: Run) -> None:
     if now is None or now != run.inputs or site.options.limit or site.options.check:
         return
     results = run.ledger.hosts
+    left = [note for note in run.ledger.notes if not any(re.fullmatch(one, note) for one in LASTING)]
+    noted = {name for note in left for name in run.ledger.notes[note]}
     good = [
         host
         for host in site.hosts
         if host.name in results and results[host.name].status == "ok" and not results[host.name].changed
+        and host.name not in noted
         and host.name in site.facts and can_be_proven(site.inventory, host)
     ]  # fmt: skip
     if not good:
@@ -222,6 +274,7 @@ def prove(run: Run) -> None:
         for name, answer in answers.items():
             before = site.facts[name].state
             if before and answer.facts and answer.facts.state == before and is_as_recorded(answer.facts):
-                proofs[name] = Proof(now, before, at)
+                notes = tuple(note for note, names in run.ledger.notes.items() if name in names)
+                proofs[name] = Proof(now, before, at, notes)
         if proofs:
             _save(site.state, _load(site.state) | proofs)  # a full disk is no error: the run itself was good

@@ -224,9 +224,12 @@ class Shape:
         page.field("Next", shlex.join(command), "bold")
 
 
-def rest(left_out: int) -> str:
-    """Return the sentence about nodes that a run has left out; empty without any."""
-    return f" {plural(left_out, 'node')} left out, unchanged." if left_out else ""
+def extent(played: int, what: str, left_out: int) -> str:
+    """Return what a run has done, on how many nodes, and how many it has left out because nothing had changed."""
+    if left_out and not played:
+        return f"{plural(left_out, 'node')}, all unchanged."
+    rest = f" {plural(left_out, 'node')} left out, unchanged." if left_out else ""
+    return f"{plural(played, 'node')}, {what}.{rest}"
 
 
 class Page:
@@ -269,9 +272,9 @@ class Page:
             title, what = "Verified", "the cluster works"
         if verb == "backup":
             title, what = "Backed up", "and restored for a test"
-        nodes = plural(len(ledger.hosts), "node")
+        done = extent(len(ledger.hosts), what, left_out)
         self._screen.say()
-        self._screen.say((title, "bold green"), f" in {duration(ledger.seconds())}: {nodes}, {what}.{rest(left_out)}")
+        self._screen.say((title, "bold green"), f" in {duration(ledger.seconds())}: {done}")
         self.content(ledger)
         if verb in _BUILDS:
             offers = addresses(inventory, given)

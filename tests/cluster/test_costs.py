@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,14 +37,19 @@ def bootstrap(lab: TestLab, *options: str) -> Counted:
     with counts.traffic(lab) as traffic:
         started = counts.started("bootstrap", str(lab.inventory), *options)
     counted = Counted(profile.latest_run(lab.inventory.parent, "bootstrap"), traffic, started)
-    statuses = Counter(event["status"] for event in profile.events(counted.run) if event["event"] == "result")
-    assert statuses["ok"] and not statuses["changed"], statuses
+    statuses = Counter(event["status"] for event in events(counted.run) if event["event"] == "result")
+    assert not statuses["changed"], statuses
     return counted
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """Return the events of a run; a run that leaves out all nodes has no file of them."""
+    return list(profile.events(run)) if (run / "events.jsonl").exists() else []
 
 
 @pytest.fixture(scope="module")
 def proven(lab: TestLab) -> Counted:
-    """A bootstrap of a cluster that is as it should be. The one before has proven that, so the workers are left out."""
+    """A bootstrap of a cluster that is as it should be. The one before has proven that, so all nodes are left out."""
     lab.run("bootstrap")
     return bootstrap(lab)
 
@@ -82,9 +88,9 @@ def test_bootstrap__from_nothing__keeps_a_workers_path_short(lab: TestLab) -> No
     )
 
 
-@pytest.mark.proves("costs", "A run that leaves out unchanged workers has one connection to each, and no task.")
+@pytest.mark.proves("costs", "A run that leaves out all nodes has one connection to each worker, and no task.")
 def test_bootstrap__proven__asks_each_worker_once(lab: TestLab, proven: Counted) -> None:
-    assert set(counts.tasks(proven.run)) == {HEAD}
+    assert not events(proven.run)
     opened = {node: traffic.connections for node, traffic in proven.traffic.items()}
     sent = {node: traffic.bytes for node, traffic in proven.traffic.items()}
     check(

@@ -1,4 +1,4 @@
-"""A bootstrap leaves out the workers where nothing has changed, and never one where something has."""
+"""A bootstrap leaves out the nodes where nothing has changed, and never one where something has."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +19,9 @@ def lab() -> Iterator[TestLab]:
         yield made
 
 
+ALL = ["gpu01", "gpu02", "head1"]
+
+
 def left_out(document: dict[str, Any]) -> list[str]:
     assert {name for name, host in document["hosts"].items() if host["status"] == "unchanged"} == {
         *document["unchanged"]
@@ -30,18 +33,19 @@ def changes(document: dict[str, Any], node: str) -> set[tuple[str, str]]:
     return {(one["kind"], one["name"]) for one in document["hosts"][node]["changes"]}
 
 
-@pytest.mark.proves("bootstrap", "A third bootstrap leaves out all workers; --full plays them, and changes nothing.")
-def test_bootstrap__of_an_unchanged_cluster__leaves_out_the_workers(lab: TestLab) -> None:
+@pytest.mark.proves("bootstrap", "A third bootstrap leaves out all nodes; --full plays them, and changes nothing.")
+def test_bootstrap__of_an_unchanged_cluster__leaves_out_all_nodes(lab: TestLab) -> None:
     done = lab.run("bootstrap")
-    assert left_out(done) == ["gpu01", "gpu02"]
-    assert done["hosts"]["head1"]["changed"] == 0
-    assert left_out(lab.run("plan bootstrap")) == ["gpu01", "gpu02"]
+    assert left_out(done) == ALL
+    assert done["stages"] == []
+    assert any("homes are not shared" in one["note"] for one in done["notes"]), "a note is repeated"
+    assert left_out(lab.run("plan bootstrap")) == ALL
     page = clusterctl("bootstrap", str(lab.inventory))
-    assert "2 nodes left out, unchanged." in page.stdout, described(page)
+    assert "3 nodes, all unchanged." in page.stdout, described(page)
     full = lab.run("bootstrap", "--full")
     assert left_out(full) == []
     assert {name: host["changed"] for name, host in full["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
-    assert left_out(lab.run("bootstrap")) == ["gpu01", "gpu02"]
+    assert left_out(lab.run("bootstrap")) == ALL
 
 
 @pytest.mark.proves("bootstrap", "A node that was changed by hand is repaired, and no other worker is played.")
@@ -67,7 +71,7 @@ def test_bootstrap__of_a_node_changed_by_hand__repairs_it_alone(
     assert not kind or (kind, name) in changes(done, "gpu01")
     lab.root("gpu01", check)
     assert left_out(lab.run("bootstrap")) == ["gpu02"]  # proves that nothing is left to repair
-    assert left_out(lab.run("plan bootstrap")) == ["gpu01", "gpu02"]
+    assert left_out(lab.run("plan bootstrap")) == ALL
 
 
 @pytest.mark.proves("bootstrap", "A variable, a group or a file of the inventory that changes plays all nodes.")
@@ -78,7 +82,7 @@ def test_bootstrap__of_a_changed_inventory__plays_all(lab: TestLab) -> None:
     for node in lab.nodes:
         assert "Berlin" in lab.root(node, "readlink /etc/localtime")
     assert left_out(lab.run("bootstrap")) == []
-    assert left_out(lab.run("plan bootstrap")) == ["gpu01", "gpu02"]
+    assert left_out(lab.run("plan bootstrap")) == ALL
 
 
 @pytest.mark.proves("bootstrap", "A node that is out of service or fails a test is not left out.")
@@ -92,8 +96,10 @@ def test_bootstrap__of_a_changed_inventory__plays_all(lab: TestLab) -> None:
          "scontrol update NodeName=gpu02 State=UNDRAIN"),
         ("gpu02", "nft flush ruleset", "systemctl restart clusterctl-firewall"),
         ("gpu02", "mv /run/munge/munge.socket.2 /run/munge/hidden", "mv /run/munge/hidden /run/munge/munge.socket.2"),
+        ("gpu02", "nft 'add table inet mine; add chain inet mine input { type filter hook input priority -9; };"
+         " add rule inet mine input tcp dport 9100 drop'; sleep 20", "nft delete table inet mine; sleep 20"),
     ],
-    ids=["down", "drained", "drained by hand", "firewall", "munge"],
+    ids=["down", "drained", "drained by hand", "firewall", "munge", "metrics"],
 )  # fmt: skip
 def test_bootstrap__of_a_node_that_does_not_serve__plays_it(lab: TestLab, node: str, fault: str, repair: str) -> None:
     lab.root(node, fault)
@@ -102,12 +108,31 @@ def test_bootstrap__of_a_node_that_does_not_serve__plays_it(lab: TestLab, node: 
     finally:
         lab.root(node, repair)
     wait_until(lambda: lab.root("head1", "sinfo --noheader --Node --nodes=gpu02 --format=%T").split() == ["idle"])
-    assert left_out(lab.run("plan bootstrap")) == ["gpu01", "gpu02"]
+    assert left_out(lab.run("plan bootstrap")) == ALL
 
 
 @pytest.mark.proves("bootstrap", "A node that --limit names is played.")
 def test_bootstrap__of_one_node_by_limit__plays_it(lab: TestLab) -> None:
     assert left_out(lab.run("plan bootstrap", "--limit", "gpu01")) == []
+
+
+@pytest.mark.proves("bootstrap", "What was changed by hand in a head's databases is repaired.")
+@pytest.mark.parametrize(
+    ("damage", "check"),
+    [
+        ("sacctmgr --immediate delete user alice", "sacctmgr --noheader show user alice | grep alice"),
+        ("mariadb --execute \"CREATE USER ''@localhost\"",
+         "! mariadb --execute \"SELECT user FROM mysql.global_priv WHERE user = ''\" | grep user"),
+        ("systemctl stop prometheus", "systemctl is-active prometheus"),
+    ],
+    ids=["accounting", "users", "unit"],
+)  # fmt: skip
+def test_bootstrap__of_a_head_changed_by_hand__repairs_it_alone(lab: TestLab, damage: str, check: str) -> None:
+    lab.root("head1", damage)
+    assert left_out(lab.run("bootstrap")) == ["gpu01", "gpu02"]
+    lab.root("head1", check)
+    assert left_out(lab.run("bootstrap")) == ["gpu01", "gpu02"]
+    assert left_out(lab.run("plan bootstrap")) == ALL
 
 
 @pytest.mark.proves("bootstrap", "If the head was repaired, the workers that were left out are tested with it.")
@@ -124,7 +149,7 @@ def test_bootstrap__that_repairs_the_head__tests_all_workers(lab: TestLab) -> No
 def test_bootstrap__after_a_killed_run__plays_what_it_began(lab: TestLab) -> None:
     """The inventory is then as before the killed run: its inputs alone would be those of the proof."""
     text = lab.inventory.read_text()
-    assert left_out(lab.run("plan bootstrap")) == ["gpu01", "gpu02"]
+    assert left_out(lab.run("plan bootstrap")) == ALL
     lab.inventory.write_text(text.replace("Europe/Berlin", "Asia/Tokyo"))
     running = start_for_test(["clusterctl", "bootstrap", str(lab.inventory)])
     wait_until(lambda: "Tokyo" in lab.root("gpu01", "readlink /etc/localtime"))

@@ -1,7 +1,9 @@
-"""Which workers a bootstrap leaves out: only those of which all that could have changed is known not to have."""
+"""Which nodes a bootstrap leaves out: only those of which all that could have changed is known not to have."""
 
+import io
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +13,21 @@ from typing import Any
 import pytest
 import yaml
 
+from clusterctl.ansible.outcome import Host as Result
+from clusterctl.ansible.outcome import Ledger
 from clusterctl.inventory import model
+from clusterctl.nodes import remote
 from clusterctl.nodes.contact import Drift, Item
 from clusterctl.nodes.probe import state
 from clusterctl.run import context, unchanged
 from clusterctl.run.context import Options, Site
+from clusterctl.ui.screen import Screen
 from clusterctl.util import paths
+from clusterctl.workspace import secrets
+from tests.unit.test_role_plugins import plugin
 
+LOOKUP = r"(?:lookup|query)\('ansible\.builtin\.(\w+)', *([^)]*)"
+OWN = r"'[\w.-]+\.\w+'|'[\w-]+-[\w-]+'|\w+ ~ '\.\w+'|role_path|inventory_dir|\*?__\w+|\*\(cluster_ca_certificates"
 INVENTORY = """
 all:
   vars: {cluster_name: aurora}
@@ -31,8 +41,10 @@ EDITED = Drift(None, (Item("munge", "file", "/etc/munge/munge.key", "edited"),),
 
 # What the tasks of each role do besides node_state, by module and name. A new task may change what no proof has. Before
 # it is added here, see that probe/state.py has it in its digest, or take the role out of PROVEN.
+LOOK = plugin("modules/nvidia_look")
 NEUTRAL = {"assert", "debug", "fail", "import_tasks", "include_tasks", "include_vars", "meta", "node_state", "set_fact"}
 REVIEWED: Mapping[str, set[str]] = {
+    "alertmanager": {"command: Install Alertmanager's own release"},  # its programs are in the digest
     "base": {
         "command: Confirm the new firewall",  # after a change
         "command: Enable CodeReady Builder",  # redhat.repo and dnf.conf are in the digest
@@ -71,11 +83,18 @@ REVIEWED: Mapping[str, set[str]] = {
         "include_role: Set up the package sources",  # of base
         "stat: Look for a record of an earlier run",
     },
+    "prometheus": {"command: Install Prometheus's own release"},  # its programs are in the digest
+    "slurm_head": {
+        "command: Create the accounting database",  # in the digest
+        "command: Keep new workers drained until role verify has tested them",  # they are not in service
+        "script: Move the state of another cluster aside",  # of the verb that adopts a head, which leaves out none
+        "slurm_job_container: Check whether running jobs use shared directories",  # a note
+    },
     "slurm_worker": {"command: Restart Slurm's controller"},  # after a change
     "users": {
         "command: Find what the mount would hide",
         "node_users: Configure groups and users",  # in the digest
-        "slurm_accounts: Add accounts and users to Slurm",  # on a head
+        "slurm_accounts: Add accounts and users to Slurm",  # in the digest of a head
         "slurm_accounts: Remove departed users from Slurm",
     },
     "verify": {
@@ -159,6 +178,40 @@ def test_inputs__of_what_no_role_reads__are_the_same(directory: Path, name: str)
     assert unchanged.inputs(directory) == before
 
 
+@pytest.mark.proves("bootstrap", "Variables with values from outside the cluster's directory play all nodes.")
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{{ lookup('env', 'HOME') }}",
+        "{{ query('ansible.builtin.pipe', 'date') | first }}",
+        "{{ q('file', '~/.ssh/id_ed25519.pub') }}",
+        "{{ now().year }}",
+        "{{ [1, 2] | random }}",
+        "../shared/company.pem",
+    ],
+)
+@pytest.mark.parametrize("name", ["group_vars/all.yml", "host_vars/gpu01", "inventory.yaml"])
+def test_inputs__with_a_value_from_elsewhere__are_unknown(directory: Path, name: str, value: str) -> None:
+    path = directory / name
+    path.write_text((path.read_text() if path.exists() else "") + f'# x: "{value}"\n')
+    assert unchanged.inputs(directory) is None
+
+
+def test_inputs__with_a_template_of_other_variables__are_known(directory: Path) -> None:
+    (directory / "group_vars/all.yml").write_text("x: \"{{ cluster_name | upper }}-{{ groups['all'] | length }}\"\n")
+    assert unchanged.inputs(directory)
+
+
+def test_roles__read_only_their_own_files_and_those_of_the_directory() -> None:
+    """`inputs` has no others: what a role looks up begins with its own path or the directory's."""
+    content = paths.content()
+    files = [*content.glob("roles/*/*/*.yml"), *content.glob("roles/*/*/*.j2"), *content.glob("playbooks/*/*.yml")]
+    found = [one for file in files for one in re.findall(LOOKUP, file.read_text())]
+    assert len(found) > 30
+    others = {term for plugin, term in found if not (plugin == "vars" or re.match(OWN, term))}
+    assert others == {"'ANSIBLE_SSH_CONTROL_PATH_DIR'"}
+
+
 def test_inputs__that_cannot_be_read__are_unknown(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(directory / "pipe")
     assert unchanged.inputs(directory) is None
@@ -189,7 +242,7 @@ def test_of_clusterctl__a_file_of_a_role_that_changes__differs(tmp_path: Path, m
 def a_site(directory: Path, **facts: Any) -> Site:
     inventory = model.load(directory / "inventory.yaml")
     site = context.load(Options("bootstrap", directory / "inventory.yaml"), inventory)
-    known: Any = SimpleNamespace(**({"drift": CLEAN, "state": "a" * 64} | facts))
+    known: Any = SimpleNamespace(**({"drift": CLEAN, "state": "a" * 64, "unreached": ()} | facts))
     return replace(site, facts=dict.fromkeys(("head1", "gpu01", "gpu02"), known))
 
 
@@ -200,11 +253,12 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-def proven(site: Site, **other: str) -> unchanged.Proof:
+def proven(site: Site, *names: str) -> unchanged.Proof:
+    """Store a proof of these hosts, by default of the head and one of the workers."""
     now = unchanged.inputs(site.inventory.directory)
     assert now
-    proof = unchanged.Proof(**({"inputs": now, "state": "a" * 64, "at": "2026-11-27 12:00 UTC"} | other))
-    unchanged._save(site.state, {"gpu01": proof, "head1": proof})
+    proof = unchanged.Proof(now, "a" * 64, "2026-11-27 12:00 UTC")
+    unchanged._save(site.state, dict.fromkeys(names or ("gpu01", "head1"), proof))
     return proof
 
 
@@ -217,8 +271,35 @@ def test_of__a_worker_as_proven__is_left_out_and_no_other(directory: Path, heard
     site = a_site(directory)
     assert left_out(site) == []
     proven(site)
-    assert left_out(site) == ["gpu01"]  # the head never; gpu02 has no proof
+    assert left_out(site) == ["gpu01"]  # gpu02 has no proof, and the head knows all nodes
     assert [host.name for host in unchanged.without(site, ["gpu01"]).hosts] == ["head1", "gpu02"]
+
+
+@pytest.mark.proves("bootstrap", "A head is left out only together with all other nodes.")
+def test_of__all_nodes_as_proven__leaves_out_the_head(directory: Path, heard: set[str]) -> None:
+    proven(a_site(directory), "head1", "gpu01", "gpu02")
+    assert left_out(a_site(directory)) == ["head1", "gpu01", "gpu02"]
+    heard.remove("gpu02")
+    assert left_out(a_site(directory)) == ["gpu01"]
+    heard.add("gpu02")
+    proven(a_site(directory), "gpu01", "gpu02")
+    assert left_out(a_site(directory)) == ["gpu01", "gpu02"]
+
+
+@pytest.mark.parametrize(
+    ("unreached", "expected"),
+    [
+        (("gpu02",), ["gpu01"]),
+        (("head1",), ["gpu01", "gpu02"]),
+        (("https://10.0.0.10:9443/",), []),  # it is unknown whose that is
+        (None, []),
+    ],
+)
+def test_of__a_node_that_prometheus_does_not_reach__is_played(
+    directory: Path, heard: set[str], unreached: tuple[str, ...] | None, expected: list[str]
+) -> None:
+    proven(a_site(directory), "head1", "gpu01", "gpu02")
+    assert left_out(a_site(directory, unreached=unreached)) == expected
 
 
 CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
@@ -258,7 +339,7 @@ def test_candidates__with_a_role_that_is_not_proven__are_none(directory: Path, g
     (directory / "inventory.yaml").write_text(INVENTORY + groups)
     site = a_site(directory)
     proven(site)
-    assert unchanged.candidates(site) == ({"gpu01"} if is_possible else set())
+    assert unchanged.candidates(site) == ({"gpu01", "head1"} if is_possible else {"head1"})
 
 
 def test_forget__of_a_run__deletes_the_proofs_of_its_hosts(directory: Path, heard: set[str]) -> None:
@@ -269,6 +350,92 @@ def test_forget__of_a_run__deletes_the_proofs_of_its_hosts(directory: Path, hear
     unchanged.forget(site)
     assert unchanged._load(site.state) == {}
     assert left_out(site) == []
+
+
+class Answers:
+    """What the nodes answer after a run, and the run itself."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.state, self.drift = "a" * 64, CLEAN
+        self.site = a_site(directory)
+        self.run: Any = SimpleNamespace(
+            site=self.site, inputs=unchanged.inputs(directory), ledger=Ledger(), screen=Screen(io.StringIO())
+        )
+        self.run.ledger.hosts = {host.name: Result() for host in self.site.hosts}
+        monkeypatch.setattr(secrets, "values", lambda _directory: {"record_key": "key"})
+        monkeypatch.setattr(remote, "each", lambda hosts, _ask: {host.name: self.of(host.name) for host in hosts})
+
+    def of(self, _name: str) -> Any:
+        return SimpleNamespace(facts=SimpleNamespace(state=self.state, drift=self.drift))
+
+    def proven(self) -> list[str]:
+        unchanged.prove(self.run)
+        return sorted(unchanged._load(self.site.state))
+
+
+@pytest.fixture
+def answers(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
+    return Answers(directory, monkeypatch)
+
+
+def test_prove__of_a_run_that_changed_nothing__stores_all(answers: Answers) -> None:
+    assert answers.proven() == ["gpu01", "gpu02", "head1"]
+
+
+@pytest.mark.parametrize("field", ["changed", "failed", "unreachable", "behind"])
+def test_prove__of_a_node_with_another_result__stores_none_of_it(answers: Answers, field: str) -> None:
+    setattr(answers.run.ledger.hosts["gpu01"], field, 1)
+    assert answers.proven() == ["gpu02", "head1"]
+
+
+@pytest.mark.proves("bootstrap", "A node with a note about work that is left is played again.")
+def test_prove__of_a_node_with_a_note__stores_it_or_none(answers: Answers) -> None:
+    lasting = LOOK.left(False, ["GPU-1"], "580.1", False, False)
+    answers.run.ledger.notes = {"ada stays in Slurm until her jobs have ended": ["head1"], lasting: ["gpu01"]}
+    assert answers.proven() == ["gpu01", "gpu02"]
+    stored = unchanged._load(answers.site.state)
+    assert (stored["gpu01"].notes, stored["gpu02"].notes) == ((lasting,), ())
+
+
+def test_lasting__notes_of_modules__are_theirs() -> None:
+    text = (paths.content() / "plugins/modules/slurm_job_proof.py").read_text()
+    (effect,) = re.findall(r'effect = "(homes are not shared: [^"]*)"', text)
+    assert re.fullmatch(unchanged.LASTING[1], f"{effect}, seen on gpu01")
+    assert re.fullmatch(unchanged.LASTING[2], LOOK.DMA_BUF)
+
+
+@pytest.mark.parametrize("change", ["state", "none", "drift", "inputs", "limit", "check", "failed contact"])
+def test_prove__of_what_is_not_known_for_sure__stores_nothing(
+    answers: Answers, directory: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    match change:
+        case "state":
+            answers.state = "b" * 64
+        case "none":
+            answers.run.site = a_site(directory, state=None)
+        case "drift":
+            answers.drift = EDITED
+        case "inputs":
+            (directory / "company.pem").write_text("another")
+        case "limit":
+            answers.run.site = replace(answers.site, options=replace(answers.site.options, limit="gpu01"))
+        case "check":
+            answers.run.site = replace(answers.site, options=replace(answers.site.options, check=True))
+        case _:
+            monkeypatch.setattr(Answers, "of", lambda *_: SimpleNamespace(facts=None))
+    assert answers.proven() == []
+
+
+def test_output__of_a_database_of_a_head__is_in_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "configuration").touch()
+    found = set()
+    for command in ("echo ada", "echo grace", "echo ada; false"):
+        monkeypatch.setattr(state, "_OUTPUTS", ((str(tmp_path / "configuration"), command),))
+        found.add(state.state([], None))
+    assert len(found) == 3
+    assert None in found, "what fails has no state"
+    monkeypatch.setattr(state, "_OUTPUTS", ((str(tmp_path / "none"), "false"),))
+    assert state.state([], None)
 
 
 def test_state__of_what_roles_change__differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

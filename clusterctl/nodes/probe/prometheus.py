@@ -6,7 +6,7 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from clusterctl.nodes.probe.common import MARK, MAX_ALERTS, MAX_SERIES, NETWORK_SECONDS, Facts
 
@@ -27,7 +27,9 @@ def ask_prometheus(access: Facts, path: str, form: Optional[Dict[str, str]] = No
     trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=access["authority"]))
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), trusted)
     with opener.open(request, timeout=QUERY_SECONDS if form else NETWORK_SECONDS) as answer:
-        return json.loads(answer.read(limit).decode("utf-8", "replace"))["data"]
+        # Debian 12's Prometheus sometimes sends a second document after the requested one.
+        document, _ = json.JSONDecoder().raw_decode(answer.read(limit).decode("utf-8", "replace"))
+        return document["data"]
 
 
 def prometheus_problem(error: Exception) -> str:
@@ -60,6 +62,15 @@ def alerts(access: Facts) -> Facts:
     except Exception as error:
         found["error"] = prometheus_problem(error)
     return found
+
+
+def unreached(access: Facts) -> Optional[List[str]]:
+    """Return the names of the targets that are not up, each once; None if Prometheus does not tell."""
+    try:
+        targets = ask_prometheus(access, "/api/v1/targets?state=active")["activeTargets"]
+        return sorted({str(one["labels"].get("instance", "?")) for one in targets if one.get("health") != "up"})
+    except Exception:
+        return None
 
 
 def measure(options: Facts) -> Facts:

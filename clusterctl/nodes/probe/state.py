@@ -21,17 +21,33 @@ _CONTENTS = (
     "/proc/sys/kernel/random/boot_id",
 )
 _RECORDS = "/var/lib/clusterctl/state/*.json"
-# Of these, size and time of change are: passwords, databases of packages, modules that were built for the kernel, and
-# what NVIDIA's own installer leaves.
+# Of these, size and time of change are: passwords, databases of packages, modules that were built for the kernel, what
+# NVIDIA's own installer leaves, and programs that are no packages.
 _STATUS = (
     "/etc/shadow",
     "/lib/modules/*/updates/**/*.ko*",
     "/usr/bin/nvidia-uninstall",
+    "/usr/local/lib/alertmanager/*/bin/*",
+    "/usr/local/lib/prometheus/*/bin/*",
     "/usr/lib/sysimage/rpm/rpmdb.sqlite*",
     "/var/lib/dpkg/status",
     "/var/lib/rpm/rpmdb.sqlite*",
 )
 _MODULES = r"(?m)^(nvidia\w*|nouveau|gdrdrv|ib_umad) "
+# The output of these is part of the digest, where the file exists: what roles keep in the databases of a head.
+_OUTPUTS = (
+    (
+        "/etc/slurm/slurmdbd.conf",
+        "sacctmgr='sacctmgr --immediate --noheader --parsable2 show'; $sacctmgr cluster format=cluster"
+        " && $sacctmgr account format=account,description && $sacctmgr user format=user,defaultaccount,adminlevel"
+        " && $sacctmgr qos format=name,flags && $sacctmgr assoc format=cluster,account,user,parentname",
+    ),
+    (
+        "/var/lib/clusterctl/state/slurm_head_database.json",
+        "mariadb --batch --skip-column-names --execute 'SELECT * FROM mysql.global_priv ORDER BY user, host;"
+        " SELECT * FROM mysql.db ORDER BY user, host, db; SELECT schema_name FROM information_schema.schemata'",
+    ),
+)
 # What role verify tests on a node. The last one exists only where a job or a pod can have GPUs.
 _TESTS = (
     ("/usr/bin/munge", "munge --no-input | unmunge"),
@@ -42,9 +58,12 @@ _TESTS = (
 
 def state(found: List[Facts], driver: Optional[str]) -> Optional[str]:
     """Return the digest, in hexadecimal digits, of a node with these GPUs and this driver; None if it does not work."""
-    if not all(_succeeds(command) for program, command in _TESTS if os.path.exists(program)):
+    if not all(_output(command) is not None for path, command in _TESTS if os.path.exists(path)):
         return None
-    parts = []  # type: List[object]
+    outputs = [_output(command) for path, command in _OUTPUTS if os.path.exists(path)]
+    if None in outputs:
+        return None
+    parts = [outputs]  # type: List[object]
     for path in (*_CONTENTS, *sorted(glob.glob(_RECORDS))):
         try:
             with open(path, "rb") as file:
@@ -55,7 +74,7 @@ def state(found: List[Facts], driver: Optional[str]) -> Optional[str]:
         for path in sorted(glob.glob(pattern, recursive=True)):
             known = os.stat(path)
             parts.append((path, known.st_size, known.st_mtime_ns))
-    parts.append(os.uname().release)
+    parts.append([os.uname().release, os.uname().nodename])
     parts.append(sorted(re.findall(_MODULES, read("/proc/modules"))))
     # All devices with their drivers: a GPU that was added, removed or given to a virtual machine.
     parts.append([(one, os.path.realpath(one + "/driver")) for one in sorted(glob.glob("/sys/bus/pci/devices/*"))])
@@ -65,11 +84,16 @@ def state(found: List[Facts], driver: Optional[str]) -> Optional[str]:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _succeeds(command: str) -> bool:
-    nothing = subprocess.DEVNULL
+def _output(command: str) -> Optional[str]:
+    """Return what a command printed, None if it failed."""
     try:
-        return not subprocess.run(
-            ["sh", "-c", command], stdin=nothing, stdout=nothing, stderr=nothing, timeout=30
-        ).returncode
+        done = subprocess.run(
+            ["sh", "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=30,
+        )
     except (OSError, subprocess.SubprocessError):
-        return False
+        return None
+    return None if done.returncode else done.stdout.decode("utf-8", "replace")
