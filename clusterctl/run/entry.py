@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from clusterctl.inventory import alerting, metrics
-from clusterctl.run import context, lock, unchanged
+from clusterctl.run import context, inputs, lock, unchanged
 from clusterctl.run.context import Site
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.ui import report
@@ -193,7 +193,7 @@ class Preflight(_Entry):
         skipped = tuple(dict.fromkeys(finding.node for finding in contact.skipped))
         run.site = replace(site, skipped=skipped, facts=contact.facts)
         if self.proves:
-            run.inputs = unchanged.inputs(site.inventory.directory)
+            run.inputs = inputs.of(site.inventory)
         if possible:
             _leave_out(run, possible)
         if run.head_lock:

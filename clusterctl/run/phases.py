@@ -13,6 +13,7 @@ from clusterctl.util import files
 
 if TYPE_CHECKING:
     from clusterctl.run.headlock import ClusterLock
+    from clusterctl.run.inputs import Inputs
     from clusterctl.run.unchanged import Proof
 
 Step = str | Site
@@ -47,8 +48,8 @@ class Run:
     """The verb that resumes the run, if it differs from this verb."""
     is_last: bool = True
     """Whether the running phase is the last one."""
-    inputs: str | None = None
-    """A digest of what the run reads on this machine (run/unchanged.py), when it began."""
+    inputs: "Inputs | None" = None
+    """Digests of what the run reads on this machine, when it began."""
     unchanged: Mapping[str, "Proof"] = field(default_factory=dict)
     """The nodes that were left out because nothing has changed, with the proofs."""
     played_again: set[str] = field(default_factory=set)

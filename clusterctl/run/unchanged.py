@@ -2,8 +2,8 @@
 
 A node is left out if all of these hold:
 
-- all that a bootstrap reads on this machine is as it was in its last good bootstrap: the cluster's directory, and
-  clusterctl with its roles (`inputs`)
+- all that its roles read on this machine is as it was in its last good bootstrap: variables, the other files of the
+  cluster's directory, and clusterctl with its roles (inputs.py)
 - the node's own state is as it was before and after that bootstrap, which changed nothing there, by the digest of
   probe/state.py; and it still works
 - nothing on the node differs from its records
@@ -16,29 +16,26 @@ and monitoring are configured with what is known of all nodes, so they are left 
 the run changes a head, the workers that it has left out are tested with it.
 """
 
-import hashlib
 import json
-import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clusterctl.inventory import bootstrap_plays
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.schedulers import KUBERNETES, SLURM
-from clusterctl.run import scheduler
+from clusterctl.run import inputs, scheduler
 from clusterctl.run.context import Site
+from clusterctl.run.inputs import Inputs
 from clusterctl.run.phases import Run
 from clusterctl.util import files, paths
 from clusterctl.util.errors import HeadFailed, InputError
 from clusterctl.util.text import plural
-from clusterctl.workspace import home, secrets
+from clusterctl.workspace import secrets
 
 if TYPE_CHECKING:
     from clusterctl.nodes.contact import Facts
@@ -80,62 +77,11 @@ LASTING = (
 """Notes about how a node is. Any other may be about something that is left for a later run."""
 
 _FILE = "unchanged.json"
-_VARIABLES = ("", ".yaml", ".yml", ".json")
-_LIMIT = 64 << 20  # bytes of the cluster's directory
-_FILES = 5000
-_IGNORED = (home.STATE, home.KNOWN_HOSTS, ".git", "__pycache__")
-# In a file of variables: what reads more than the cluster's directory, or has another value at another time.
-_OUTSIDE = re.compile(rb"\b(lookup|query|q|now)\s*\(|\|\s*(random|shuffle|fileglob|expanduser|realpath)\b|\.\./")
-
-
-def inputs(directory: Path) -> str | None:
-    """Return a digest of all that a bootstrap reads on this machine.
-
-    None if the cluster's directory cannot be read, or if its variables have values from elsewhere.
-    """
-    size = 0
-    try:
-        digest = hashlib.sha256(_of_clusterctl().encode())
-        for count, path in enumerate(_below(directory)):
-            data = files.read(path, _LIMIT)
-            size += len(data)
-            if size > _LIMIT or count >= _FILES or (path.suffix in _VARIABLES and _OUTSIDE.search(data)):
-                return None
-            name = os.fsencode(path.relative_to(directory))
-            digest.update(b"%d %s %d\n%s" % (len(name), name, len(data), data))
-    except (OSError, files.UnfitError, metadata.PackageNotFoundError):
-        return None
-    return digest.hexdigest()
-
-
-def _below(directory: Path) -> Iterator[Path]:
-    for path in sorted(directory.iterdir()):
-        if path.name in _IGNORED:
-            continue
-        if path.is_dir():
-            yield from _below(path)
-        else:
-            yield path
-
-
-@cache
-def _of_clusterctl() -> str:
-    """Return a digest of clusterctl, its roles, and Ansible's version."""
-    versions = [metadata.version(name) for name in ("ansible-core", "cryptography", "jinja2")]
-    digest = hashlib.sha256(" ".join(versions).encode())
-    content = paths.content()
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package, *(content / name for name in ("playbooks", "plugins", "roles"))):
-        for path in _below(folder):
-            data = path.read_bytes()
-            digest.update(b"%s %d\n%s" % (os.fsencode(path.relative_to(folder.parent)), len(data), data))
-    digest.update((content / "ansible.cfg").read_bytes())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class Proof:
-    """That a bootstrap was good on a host: what it has read on this machine, the node's state after it, and when.
+    """That a bootstrap was good on a host: what its roles may read here, the node's state after it, and when.
 
     `notes` are repeated by the runs that leave out the host.
     """
@@ -149,7 +95,7 @@ class Proof:
 def _load(state: Path) -> dict[str, Proof]:
     """Return the proofs by host, none if the file is missing or damaged."""
     try:
-        found = json.loads(files.read(state / _FILE, _LIMIT, state))
+        found = json.loads(files.read(state / _FILE, inputs.LIMIT, state))
         return {str(name): Proof(**one | {"notes": tuple(map(str, one["notes"]))}) for name, one in found.items()}
     except (files.UnfitError, ValueError, TypeError, AttributeError, KeyError):
         return {}
@@ -172,11 +118,15 @@ def forget(site: Site) -> None:
 def candidates(site: Site) -> frozenset[str]:
     """Return the hosts that may be left out, before they are contacted."""
     known = _load(site.state)
-    now = inputs(site.inventory.directory) if known else None
+    now = inputs.of(site.inventory) if known else None
+    if now is None:
+        return frozenset()
     return frozenset(
         host.name
         for host in site.hosts
-        if host.name in known and known[host.name].inputs == now and can_be_proven(site.inventory, host)
+        if host.name in known
+        and known[host.name].inputs == now.hosts[host.name]
+        and can_be_proven(site.inventory, host)
     )
 
 
@@ -188,15 +138,18 @@ def can_be_proven(inventory: Inventory, host: Host) -> bool:
     return {*bootstrap_plays.roles_of_host(plays, {"all", host.name, *host.groups})} <= PROVEN.keys()
 
 
-def of(site: Site, now: str | None, possible: Collection[str]) -> dict[str, Proof]:
+def of(site: Site, now: Inputs | None, possible: Collection[str]) -> dict[str, Proof]:
     """Return the proofs of those hosts where nothing has changed, by their answers and by the inputs of the run."""
-    known = _load(site.state) if possible else {}
+    known = _load(site.state) if possible and now else {}
     found = {
         name: known[name]
         for name in possible
-        if name in site.facts and known[name].inputs == now and site.facts[name].state == known[name].state
+        if name in site.facts
+        and now
+        and known[name].inputs == now.hosts[name]
+        and known[name].state == site.facts[name].state
         and is_as_recorded(site.facts[name])
-    }  # fmt: skip
+    }
     unreached = _unreached(site)
     if not found or unreached is None:
         return {}
@@ -249,8 +202,8 @@ def prove(run: Run) -> None:
     """
     from clusterctl.nodes import contact, remote
 
-    site, now = run.site, inputs(run.site.inventory.directory)
-    # If they have changed meanwhile, it is not known what the run has read.
+    site, now = run.site, inputs.of(run.site.inventory)
+    # If files have changed meanwhile, it is not known what the run has read.
     if now is None or now != run.inputs or site.options.limit or site.options.check:
         return
     results = run.ledger.hosts
@@ -275,6 +228,6 @@ def prove(run: Run) -> None:
             before = site.facts[name].state
             if before and answer.facts and answer.facts.state == before and is_as_recorded(answer.facts):
                 notes = tuple(note for note, names in run.ledger.notes.items() if name in names)
-                proofs[name] = Proof(now, before, at, notes)
+                proofs[name] = Proof(now.hosts[name], before, at, notes)
         if proofs:
             _save(site.state, _load(site.state) | proofs)  # a full disk is no error: the run itself was good

@@ -74,7 +74,7 @@ def test_bootstrap__of_a_node_changed_by_hand__repairs_it_alone(
     assert left_out(lab.run("plan bootstrap")) == ALL
 
 
-@pytest.mark.proves("bootstrap", "A variable, a group or a file of the inventory that changes plays all nodes.")
+@pytest.mark.proves("bootstrap", "A variable of all nodes that changes plays all nodes.")
 def test_bootstrap__of_a_changed_inventory__plays_all(lab: TestLab) -> None:
     lab.declare("cluster_timezone: Europe/Berlin")
     done = lab.run("bootstrap")
@@ -82,6 +82,19 @@ def test_bootstrap__of_a_changed_inventory__plays_all(lab: TestLab) -> None:
     for node in lab.nodes:
         assert "Berlin" in lab.root(node, "readlink /etc/localtime")
     assert left_out(lab.run("bootstrap")) == []
+    assert left_out(lab.run("plan bootstrap")) == ALL
+
+
+@pytest.mark.proves("bootstrap", "A variable of one node that changes plays that node, and the head.")
+def test_bootstrap__of_a_variable_of_one_node__plays_it_alone(lab: TestLab) -> None:
+    file = lab.inventory.parent / "host_vars/gpu01.yml"
+    file.parent.mkdir(exist_ok=True)
+    for text, zone in (("cluster_timezone: Asia/Tokyo\n", "Tokyo"), ("{}\n", "Berlin")):
+        file.write_text(text)
+        done = lab.run("bootstrap")
+        assert left_out(done) == ["gpu02"]
+        assert zone in lab.root("gpu01", "readlink /etc/localtime")
+    assert left_out(lab.run("bootstrap")) == ["gpu02"]
     assert left_out(lab.run("plan bootstrap")) == ALL
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,23 +18,14 @@ from clusterctl.inventory import model
 from clusterctl.nodes import remote
 from clusterctl.nodes.contact import Drift, Item
 from clusterctl.nodes.probe import state
-from clusterctl.run import context, unchanged
+from clusterctl.run import context, inputs, unchanged
 from clusterctl.run.context import Options, Site
 from clusterctl.ui.screen import Screen
 from clusterctl.util import paths
 from clusterctl.workspace import secrets
+from tests.unit.test_inputs import INVENTORY, a_directory
 from tests.unit.test_role_plugins import plugin
 
-LOOKUP = r"(?:lookup|query)\('ansible\.builtin\.(\w+)', *([^)]*)"
-OWN = r"'[\w.-]+\.\w+'|'[\w-]+-[\w-]+'|\w+ ~ '\.\w+'|role_path|inventory_dir|\*?__\w+|\*\(cluster_ca_certificates"
-INVENTORY = """
-all:
-  vars: {cluster_name: aurora}
-  children:
-    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
-    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}, gpu02: {ansible_host: 10.0.0.12}}}
-    monitoring: {hosts: {head1: {}}}
-"""
 CLEAN = Drift(None, (), 0, {})
 EDITED = Drift(None, (Item("munge", "file", "/etc/munge/munge.key", "edited"),), 0, {})
 
@@ -132,111 +122,7 @@ def test_proven__each_role__has_only_reviewed_tasks() -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    for name, text in {
-        "inventory.yaml": INVENTORY,
-        "group_vars/all.yml": "cluster_timezone: Etc/UTC\n",
-        "host_vars/gpu01.yml": "{}\n",
-        "hardware/gpu01.json": "{}",
-        "secrets.yml": "$ANSIBLE_VAULT;1.2;AES256;aurora-1\n6100\n",
-        "company.pem": "a certificate",
-        "known_hosts": "gpu01 ssh-ed25519 AAAA\n",
-        ".clusterctl/lock": "",
-    }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "inventory.yaml", "group_vars/all.yml", "host_vars/gpu01.yml", "hardware/gpu01.json", "secrets.yml",
-        "company.pem", "hardware/gpu02.json", "group_vars/slurm_workers.yml",
-    ],
-)  # fmt: skip
-def test_inputs__of_a_file_that_changes_or_is_new__differ(directory: Path, name: str) -> None:
-    before = unchanged.inputs(directory)
-    assert before == unchanged.inputs(directory)
-    path = directory / name
-    path.write_text((path.read_text() if path.exists() else "") + "x")
-    assert unchanged.inputs(directory) not in (before, None)
-
-
-def test_inputs__of_a_file_that_is_renamed_or_removed__differ(directory: Path) -> None:
-    found = {unchanged.inputs(directory)}
-    (directory / "company.pem").rename(directory / "other.pem")
-    found.add(unchanged.inputs(directory))
-    (directory / "other.pem").unlink()
-    found.add(unchanged.inputs(directory))
-    assert len(found) == 3
-
-
-@pytest.mark.parametrize("name", ["known_hosts", ".clusterctl/lock", ".clusterctl/unchanged.json"])
-def test_inputs__of_what_no_role_reads__are_the_same(directory: Path, name: str) -> None:
-    before = unchanged.inputs(directory)
-    (directory / name).write_text("other")
-    assert unchanged.inputs(directory) == before
-
-
-@pytest.mark.proves("bootstrap", "Variables with values from outside the cluster's directory play all nodes.")
-@pytest.mark.parametrize(
-    "value",
-    [
-        "{{ lookup('env', 'HOME') }}",
-        "{{ query('ansible.builtin.pipe', 'date') | first }}",
-        "{{ q('file', '~/.ssh/id_ed25519.pub') }}",
-        "{{ now().year }}",
-        "{{ [1, 2] | random }}",
-        "../shared/company.pem",
-    ],
-)
-@pytest.mark.parametrize("name", ["group_vars/all.yml", "host_vars/gpu01", "inventory.yaml"])
-def test_inputs__with_a_value_from_elsewhere__are_unknown(directory: Path, name: str, value: str) -> None:
-    path = directory / name
-    path.write_text((path.read_text() if path.exists() else "") + f'# x: "{value}"\n')
-    assert unchanged.inputs(directory) is None
-
-
-def test_inputs__with_a_template_of_other_variables__are_known(directory: Path) -> None:
-    (directory / "group_vars/all.yml").write_text("x: \"{{ cluster_name | upper }}-{{ groups['all'] | length }}\"\n")
-    assert unchanged.inputs(directory)
-
-
-def test_roles__read_only_their_own_files_and_those_of_the_directory() -> None:
-    """`inputs` has no others: what a role looks up begins with its own path or the directory's."""
-    content = paths.content()
-    files = [*content.glob("roles/*/*/*.yml"), *content.glob("roles/*/*/*.j2"), *content.glob("playbooks/*/*.yml")]
-    found = [one for file in files for one in re.findall(LOOKUP, file.read_text())]
-    assert len(found) > 30
-    others = {term for plugin, term in found if not (plugin == "vars" or re.match(OWN, term))}
-    assert others == {"'ANSIBLE_SSH_CONTROL_PATH_DIR'"}
-
-
-def test_inputs__that_cannot_be_read__are_unknown(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(directory / "pipe")
-    assert unchanged.inputs(directory) is None
-    (directory / "pipe").unlink()
-    monkeypatch.setattr(unchanged, "_FILES", 3)
-    assert unchanged.inputs(directory) is None
-
-
-def test_inputs__of_another_clusterctl__differ(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = unchanged.inputs(directory)
-    monkeypatch.setattr(unchanged, "_of_clusterctl", lambda: "another")
-    assert unchanged.inputs(directory) != before
-
-
-def test_of_clusterctl__a_file_of_a_role_that_changes__differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("playbooks/bootstrap.yml", "plugins/filter/x.py", "roles/munge/tasks/main.yml", "ansible.cfg"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("a")
-    monkeypatch.setattr(paths, "content", lambda: tmp_path)
-    found = set()
-    for name in ("", "playbooks/bootstrap.yml", "plugins/filter/x.py", "roles/munge/tasks/main.yml", "ansible.cfg"):
-        if name:
-            (tmp_path / name).write_text("b")
-        found.add(unchanged._of_clusterctl.__wrapped__())
-    assert len(found) == 5
+    return a_directory(tmp_path)
 
 
 def a_site(directory: Path, **facts: Any) -> Site:
@@ -253,17 +139,18 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-def proven(site: Site, *names: str) -> unchanged.Proof:
-    """Store a proof of these hosts, by default of the head and one of the workers."""
-    now = unchanged.inputs(site.inventory.directory)
+def proven(site: Site, *names: str) -> dict[str, unchanged.Proof]:
+    """Store proofs of these hosts, by default of the head and one of the workers."""
+    now = inputs.of(site.inventory)
     assert now
-    proof = unchanged.Proof(now, "a" * 64, "2026-11-27 12:00 UTC")
-    unchanged._save(site.state, dict.fromkeys(names or ("gpu01", "head1"), proof))
-    return proof
+    chosen = names or ("gpu01", "head1")
+    proofs = {name: unchanged.Proof(now.hosts[name], "a" * 64, "2026-11-27 12:00 UTC") for name in chosen}
+    unchanged._save(site.state, proofs)
+    return proofs
 
 
 def left_out(site: Site) -> list[str]:
-    return [*unchanged.of(site, unchanged.inputs(site.inventory.directory), unchanged.candidates(site))]
+    return [*unchanged.of(site, inputs.of(site.inventory), unchanged.candidates(site))]
 
 
 @pytest.mark.proves("bootstrap", "Only a worker whose inputs, state, records and service are as proven is left out.")
@@ -309,7 +196,8 @@ CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
     "a comparison that failed": lambda _path, _heard: {"drift": Drift("no Python", (), 0, {})},
     "another state": lambda _path, _heard: {"state": "b" * 64},
     "no state": lambda _path, _heard: {"state": None},
-    "a changed inventory": lambda path, _heard: {"_": (path / "inventory.yaml").open("a").write("# more\n")},
+    "a changed variable": lambda path, _heard: {"_": (path / "group_vars/all.yml").write_text("cluster_timezone: UTC")},
+    "a changed file": lambda path, _heard: {"_": (path / "company.pem").write_text("another")},
     "a silent node": lambda _path, heard: {"_": heard.remove("gpu01") or ""},  # type: ignore[func-returns-value]
     "a damaged proof": lambda path, _heard: {"_": (path / ".clusterctl/unchanged.json").write_text('{"gpu01": 3}')},
     "an unknown field": lambda path, _heard: {
@@ -344,9 +232,9 @@ def test_candidates__with_a_role_that_is_not_proven__are_none(directory: Path, g
 
 def test_forget__of_a_run__deletes_the_proofs_of_its_hosts(directory: Path, heard: set[str]) -> None:
     site = a_site(directory)
-    proof = proven(site)
+    proofs = proven(site)
     unchanged.forget(replace(site, hosts=tuple(host for host in site.hosts if host.name == "gpu02")))
-    assert unchanged._load(site.state) == {"gpu01": proof, "head1": proof}
+    assert unchanged._load(site.state) == proofs
     unchanged.forget(site)
     assert unchanged._load(site.state) == {}
     assert left_out(site) == []
@@ -359,7 +247,7 @@ class Answers:
         self.state, self.drift = "a" * 64, CLEAN
         self.site = a_site(directory)
         self.run: Any = SimpleNamespace(
-            site=self.site, inputs=unchanged.inputs(directory), ledger=Ledger(), screen=Screen(io.StringIO())
+            site=self.site, inputs=inputs.of(self.site.inventory), ledger=Ledger(), screen=Screen(io.StringIO())
         )
         self.run.ledger.hosts = {host.name: Result() for host in self.site.hosts}
         monkeypatch.setattr(secrets, "values", lambda _directory: {"record_key": "key"})

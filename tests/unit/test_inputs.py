@@ -1,0 +1,214 @@
+"""What a bootstrap reads on this machine, by host: run/inputs.py."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.inventory import model, schema
+from clusterctl.run import inputs
+from clusterctl.run.inputs import Inputs
+from clusterctl.util import paths
+from clusterctl.util.errors import InputError
+
+# A lookup of Ansible's own, and terms that are a role's own files, those of the cluster's directory, or its variables.
+LOOKUP = r"(?:lookup|query)\('ansible\.builtin\.(\w+)', *([^)]*)"
+OWN = r"'[\w.-]+\.\w+'|'[\w-]+-[\w-]+'|\w+ ~ '\.\w+'|role_path|inventory_dir|\*?__\w+|\*\(cluster_ca_certificates"
+INVENTORY = """
+all:
+  vars: {cluster_name: aurora}
+  children:
+    slurm_head: {hosts: {head1: {ansible_host: 10.0.0.10}}}
+    slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}, gpu02: {ansible_host: 10.0.0.12}}}
+    monitoring: {hosts: {head1: {}}}
+"""
+ALL = {"head1", "gpu01", "gpu02"}
+
+
+def a_directory(folder: Path) -> Path:
+    for name, text in {
+        "inventory.yaml": INVENTORY,
+        "group_vars/all.yml": "cluster_timezone: Etc/UTC\n",
+        "host_vars/gpu01.yml": "{}\n",
+        "hardware/gpu01.json": "{}",
+        "secrets.yml": "$ANSIBLE_VAULT;1.2;AES256;aurora-1\n6100\n",
+        "company.pem": "a certificate",
+        "known_hosts": "gpu01 ssh-ed25519 AAAA\n",
+        ".clusterctl/lock": "",
+    }.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return a_directory(tmp_path)
+
+
+def read(directory: Path) -> Inputs | None:
+    return inputs.of(model.load(directory / "inventory.yaml"))
+
+
+def different(before: Inputs | None, after: Inputs | None) -> set[str]:
+    """Return the hosts whose inputs differ; all of a host that only one of them has."""
+    assert before and after
+    return {name for name in {*before.hosts, *after.hosts} if before.hosts.get(name) != after.hosts.get(name)}
+
+
+def write(directory: Path, name: str, text: str) -> None:
+    (directory / name).parent.mkdir(exist_ok=True)
+    (directory / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hosts"),
+    [
+        ("group_vars/all.yml", "cluster_timezone: Europe/Berlin\n", ALL),
+        ("group_vars/slurm_workers.yml", "cluster_timezone: Europe/Berlin\n", {"gpu01", "gpu02"}),
+        ("host_vars/gpu01.yml", "cluster_timezone: Europe/Berlin\n", {"gpu01"}),
+        ("host_vars/gpu01.yml", "base_packages: [zsh]\n", {"gpu01"}),
+        ("host_vars/gpu01.yml", "cluster_address: 10.1.0.11\n", ALL),
+        ("host_vars/gpu01.yml", "ansible_port: 2222\n", ALL),
+        ("host_vars/gpu01.yml", "# the same\n{}\n", set()),
+        ("inventory.yaml", INVENTORY.replace("gpu02: {ansible_host", "gpu03: {ansible_host"), ALL | {"gpu03"}),
+        ("inventory.yaml", INVENTORY + "    mpi: {hosts: {gpu01: {}}}\n", ALL),
+        ("inventory.yaml", INVENTORY.replace("gpu01: {", "gpu01: {base_packages: [zsh], "), {"gpu01"}),
+        ("inventory.yaml", INVENTORY + "# a comment\n", set()),
+        ("hardware/gpu01.json", '{"cpus": 2}', ALL),
+        ("hardware/gpu02.json", "{}", ALL),
+        ("secrets.yml", "others", ALL),
+        ("company.pem", "another", ALL),
+        ("other.pem", "a certificate", ALL),
+        ("known_hosts", "other", set()),
+        (".clusterctl/lock", "other", set()),
+        (".clusterctl/unchanged.json", "other", set()),
+    ],
+)
+def test_of__a_file_that_changes__differs_for_the_hosts_concerned(
+    directory: Path, name: str, text: str, hosts: set[str]
+) -> None:
+    before = read(directory)
+    assert before == read(directory)
+    write(directory, name, text)
+    assert different(before, read(directory)) == hosts
+
+
+def test_of__a_group_below_another__differs(directory: Path) -> None:
+    """Both have the same hosts, so that Ansible's own variables are the same; roles read the tree."""
+    workers = "slurm_workers: {children: {big: {hosts: {gpu01: {}}"
+    below = INVENTORY.replace("slurm_workers: {", f"{workers}, children: {{small: {{hosts: {{gpu01: {{}}}}}}}}}}}}, ")
+    beside = INVENTORY.replace("slurm_workers: {", f"{workers}}}, small: {{hosts: {{gpu01: {{}}}}}}}}, ")
+    found = set()
+    for text in (below, beside):
+        write(directory, "inventory.yaml", text)
+        now = read(directory)
+        assert now
+        found.add(now.hosts["gpu02"])
+    assert len(found) == 2
+
+
+def test_of__a_file_that_is_renamed_or_removed__differs(directory: Path) -> None:
+    first = read(directory)
+    (directory / "company.pem").rename(directory / "other.pem")
+    second = read(directory)
+    (directory / "other.pem").unlink()
+    assert different(first, second) == different(second, read(directory)) == ALL
+
+
+@pytest.mark.parametrize("name", ["group_vars/all.yml", "host_vars/gpu01.yml"])
+def test_of__a_template__is_no_inventory(directory: Path, name: str) -> None:
+    """Else a value could come from anywhere."""
+    write(directory, name, "base_packages: [\"{{ lookup('env', 'HOME') }}\"]\n")
+    with pytest.raises(InputError, match="got a template"):
+        read(directory)
+
+
+def test_roles__read_only_their_own_files_and_those_of_the_directory() -> None:
+    """`of` has no others: what a role looks up begins with its own path or the directory's."""
+    content = paths.content()
+    found_in = [*content.glob("roles/*/*/*.yml"), *content.glob("roles/*/*/*.j2"), *content.glob("playbooks/*/*.yml")]
+    found = [one for file in found_in for one in re.findall(LOOKUP, file.read_text())]
+    assert len(found) > 30
+    others = {term for plugin, term in found if not (plugin == "vars" or re.match(OWN, term))}
+    assert others == {"'ANSIBLE_SSH_CONTROL_PATH_DIR'"}
+
+
+def test_of__what_cannot_be_read__is_unknown(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(directory / "pipe")
+    assert read(directory) is None
+    (directory / "pipe").unlink()
+    monkeypatch.setattr(inputs, "_FILES", 3)
+    assert read(directory) is None
+
+
+def test_of__another_clusterctl__differs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read(directory)
+    monkeypatch.setattr(inputs, "_of_clusterctl", lambda: "another")
+    assert different(before, read(directory)) == ALL
+
+
+def test_of_clusterctl__a_file_of_a_role_that_changes__differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("playbooks/bootstrap.yml", "plugins/filter/x.py", "roles/munge/tasks/main.yml", "ansible.cfg")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a")
+    monkeypatch.setattr(paths, "content", lambda: tmp_path)
+    found = {inputs._of_clusterctl.__wrapped__()}
+    for name in names:
+        (tmp_path / name).write_text("b")
+        found.add(inputs._of_clusterctl.__wrapped__())
+    assert len(found) == 5
+
+
+ROLE = {
+    "roles/web/defaults/main.yml": "web_port: 80\nweb_title: x\nweb_name: \"{{ web_title }}\"\nweb_own: 1\n",
+    "roles/web/vars/main.yml": "__web_seen: \"{{ groups['web'] | map('extract', hostvars, 'web_port') }}\"\n",
+    "roles/web/tasks/main.yml": "- name: a\n  debug: {msg: \"{{ web_own }}\"}\n",
+    "playbooks/bootstrap.yml": "- hosts: all\n",
+    "playbooks/group_vars/all.yml": "",
+}  # fmt: skip
+CASES: Mapping[str, tuple[dict[str, str], set[str]]] = {
+    "hostvars of a variable": ({}, {"web_port"}),
+    "hostvars in a template": (
+        {"roles/web/templates/x.j2": "{{ hostvars['a'].web_name }}"},
+        {"web_port", "web_name", "web_title"},
+    ),
+    "a task that runs once": (
+        {"roles/web/tasks/main.yml": "- {name: a, set_fact: {x: '{{ web_own }}'}, run_once: true}\n"},
+        {"web_port", "web_own"},
+    ),
+    "a block that runs once": (
+        {"roles/web/tasks/main.yml": "- {run_once: true, block: [{name: a, debug: {msg: '{{ web_own }}'}}]}\n"},
+        {"web_port", "web_own"},
+    ),
+    "a task of a block": (
+        {"roles/web/tasks/main.yml": "- block: [{name: a, set_fact: {x: '{{ web_own }}'}, delegate_to: b}]\n"},
+        {"web_port", "web_own"},
+    ),
+    "a plugin": ({"plugins/lookup/x.py": "variables['hostvars'][0]['web_own']"}, {"web_port", "web_own"}),
+    "a playbook": ({"playbooks/bootstrap.yml": "- hosts: all\n  when: web_own\n"}, {"web_port", "web_own"}),
+}
+
+
+@pytest.mark.parametrize(("files", "names"), CASES.values(), ids=CASES)
+def test_shared_names__of_a_role__are_those_that_other_hosts_may_read(
+    tmp_path: Path, files: dict[str, str], names: set[str]
+) -> None:
+    for name, text in {**ROLE, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert {name for name in inputs.shared_names.__wrapped__(tmp_path) if name.startswith("web_")} == names
+
+
+def test_shared_names__of_all_roles__are_a_part_of_their_variables() -> None:
+    """If most were shared, a variable of one node would play all."""
+    known: Any = schema.load()
+    shared = inputs.shared_names(paths.content())
+    of_roles = {*known.variables}
+    assert {"cluster_address", "slurm_head_partitions", "node_exporter_port"} <= shared
+    assert not {"cluster_timezone", "base_packages", "users_accounts", "gpu_config_mig"} & shared
+    assert 20 < len(of_roles & shared) < len(of_roles) / 3
