@@ -88,7 +88,7 @@ def test_bootstrap__from_nothing__keeps_a_workers_path_short(lab: TestLab) -> No
     )
 
 
-@pytest.mark.proves("costs", "A run that leaves out all nodes has one connection to each worker, and no task.")
+@pytest.mark.proves("costs", "A run that leaves out all nodes has one connection to each worker.")
 def test_bootstrap__proven__asks_each_worker_once(lab: TestLab, proven: Counted) -> None:
     assert not events(proven.run)
     opened = {node: traffic.connections for node, traffic in proven.traffic.items()}

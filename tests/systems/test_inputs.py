@@ -41,7 +41,7 @@ def before(directory: Path) -> dict[str, dict[str, str]]:
     return {host: outcome(cluster, host) for host in cluster.hosts}
 
 
-@pytest.mark.proves("bootstrap", "A change of a variable that roles read on its own host alone plays that host.")
+@pytest.mark.proves("bootstrap", "No role reads a variable of another host that would not play its own.")
 @pytest.mark.parametrize(("host", "reader"), [("gpu01", "head1"), ("head1", "gpu01")])
 def test_own_variables__of_another_host__are_not_read(
     directory: Path, before: dict[str, dict[str, str]], host: str, reader: str
