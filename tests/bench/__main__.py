@@ -1,6 +1,6 @@
 """Measurements, as ratios taken in one run, for scripts/bench. No figure makes it fail.
 
-usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [limits] [grow] [status] [ill]
+usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [pyinfra] [limits] [grow] [status] [ill]
        [kubernetes] [series]
 Without a name: all. With --tiny each part runs once on its smallest lab: to see that the part works, not to measure.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.bench import (
     against_floor,
     against_kubeadm,
+    against_pyinfra,
     bad_input,
     demo,
     grow,
@@ -30,7 +31,20 @@ from tests.bench import (
 from tests.bench.measure import BenchError, Document, say
 from tests.labs import REPOSITORY
 
-PARTS = ("input", "nodes", "floor", "demo", "rerun", "limits", "grow", "status", "ill", "kubernetes", "series")
+PARTS = (
+    "input",
+    "nodes",
+    "floor",
+    "demo",
+    "rerun",
+    "pyinfra",
+    "limits",
+    "grow",
+    "status",
+    "ill",
+    "kubernetes",
+    "series",
+)
 
 
 # Each part once, on the fewest nodes that it needs. Images and caches, which other labs share, stay as they are.
@@ -40,6 +54,7 @@ TINY: Mapping[str, Callable[[], Document]] = {
     "floor": lambda: against_floor.main(1, fill_cache=False),
     "demo": lambda: {"warm": demo.warm_demo().document()},
     "rerun": lambda: rerun.main(1),
+    "pyinfra": lambda: against_pyinfra.main(1, rounds=1),
     "grow": lambda: grow.main((2, 3)),
     "ill": lambda: ill.main(ill.FAULTS[:1], interval=5),
     "limits": lambda: limits.main(1),
@@ -56,6 +71,7 @@ def measures(rounds: int, workers: int) -> Mapping[str, Callable[[], Document]]:
         "floor": lambda: against_floor.main(rounds),
         "demo": demo.main,
         "rerun": lambda: rerun.main(workers),
+        "pyinfra": lambda: against_pyinfra.main(workers),
         "grow": grow.main,
         "ill": ill.main,
         "limits": limits.main,

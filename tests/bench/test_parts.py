@@ -32,6 +32,10 @@ FIGURES = {
         ["host_tasks", "ratio_wall", "ratio_controller", "bootstrap.nodes"],
         r"(\d+) host-tasks, (\d+) ms of CPU",
     ),
+    "pyinfra": (
+        ["ratio_wall", "ratio_cpu", "controller_per_node", "edited.pyinfra.wall", "full.wall"],
+        r"Ratio by wall clock: ([\d.]+), by CPU: ([\d.]+)",
+    ),
     "limits": (
         ["silent", "all_answer", "hung", "refused", "version"],
         r"a hung worker is noticed +([\d.]+) s, ([\d.]+)",
