@@ -1,5 +1,6 @@
 """Counts of what a command costs, the same on any machine however busy: tasks, bytes, connections, processes."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -9,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from clusterctl.lab.podman import run_as_root
 from tests.bench.profile import events
 from tests.cluster.lab import TestLab, podman
 from tests.faults.injury import container, gateway
+from tests.labs import REPOSITORY
 from tests.programs import output_of
 
 LIMIT = 600.0
@@ -47,6 +50,31 @@ def tasks(directory: Path) -> dict[str, Counter[str]]:
             status = {"skipped": "skipped", "waits": "left"}.get(event["status"], "run")
             found.setdefault(event["host"], Counter())[status] += 1
     return found
+
+
+# Modules that run on the controller. An include has a result for each host, as has a group_by.
+_LOCAL = ("assert", "debug", "fail", "group_by", "include_role", "include_tasks", "include_vars", "meta", "set_fact")
+
+
+def calls(directory: Path) -> dict[str, list[str]]:
+    """Return for each host of a run the tasks that ran on it, and not on the controller for it."""
+    found: dict[str, list[str]] = {}
+    place = ""
+    for event in events(directory):
+        place = event["path"] if event["event"] == "task" else place
+        ran = event["event"] == "result" and event["status"] not in ("skipped", "waits") and not event.get("waited")
+        if ran and not _is_local(place):
+            found.setdefault(event["host"], []).append(f"{event['role']}: {event['task']}")
+    return found
+
+
+@cache
+def _is_local(place: str) -> bool:
+    """Return whether the task at FILE:LINE runs on the controller."""
+    file, _, line = place.rpartition(":")
+    lines = (REPOSITORY / file).read_text(encoding="utf-8").splitlines()[int(line) - 1 :]
+    own = "\n".join([lines[0], *itertools.takewhile(lambda text: not text.lstrip().startswith("- name:"), lines[1:])])
+    return re.search(rf"^\s*ansible\.builtin\.({'|'.join(_LOCAL)}):", own, re.MULTILINE) is not None
 
 
 @dataclass

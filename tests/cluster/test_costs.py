@@ -83,6 +83,7 @@ def test_bootstrap__from_nothing__keeps_a_workers_path_short(lab: TestLab) -> No
             "bootstrap_tasks_worker": of_workers({host: found["run"] for host, found in tasks.items()}),
             "bootstrap_skipped_worker": of_workers({host: found["skipped"] for host, found in tasks.items()}),
             "bootstrap_tasks_head": tasks[HEAD]["run"],
+            "bootstrap_calls_worker": of_workers({host: len(found) for host, found in counts.calls(run).items()}),
         },
         path_of(run),
     )
