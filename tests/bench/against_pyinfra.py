@@ -73,7 +73,7 @@ def _installed() -> Path:
 
 def _inventory(lab: BenchLab, folder: Path) -> Path:
     """Write pyinfra's inventory and the state of each node; return the inventory's path."""
-    nodes = TestLab(lab.name)
+    nodes = TestLab(lab.name, lab.workers)
     data = {}
     for name in nodes.nodes:
         state = json.loads(nodes.root(name, f"python3 - <<'END'\n{(_HERE / 'pyinfra_state.py').read_text()}\nEND"))
@@ -119,7 +119,7 @@ def _commands(lab: BenchLab, argv: tuple[str | Path, ...]) -> Mapping[str, tuple
 
 def _edited(lab: BenchLab, folder: Path, command: tuple[str | Path, ...]) -> Cost:
     """Edit a file of one worker, then measure the command, which has to repair it."""
-    nodes = TestLab(lab.name)
+    nodes = TestLab(lab.name, lab.workers)
     path, worker = "/etc/chrony/chrony.conf", nodes.nodes[-1]
     nodes.root(worker, f"echo '# edited' >> {path}")
     cost, _ = lab.measure(*command)

@@ -35,6 +35,7 @@ LOOK = plugin("modules/nvidia_look")
 NEUTRAL = {"assert", "debug", "fail", "import_tasks", "include_tasks", "include_vars", "meta", "node_state", "set_fact"}
 REVIEWED: Mapping[str, set[str]] = {
     "alertmanager": {"command: Install Alertmanager's own release"},  # its programs are in the digest
+    "apptainer": {"script: Verify that a user can run a container"},  # what it needs is in the digest
     "base": {
         "command: Confirm the new firewall",  # after a change
         "command: Enable CodeReady Builder",  # redhat.repo and dnf.conf are in the digest
@@ -46,12 +47,20 @@ REVIEWED: Mapping[str, set[str]] = {
         "include_role: Set up NVIDIA's repository",  # of nvidia_driver
         "nvidia_look: Read the GPUs and their driver",
     },
+    "docker": {  # its group is in the digest
+        "command: Remove users from Docker's group",
+        "getent: Read who is in Docker's group",
+    },
     "munge": {  # of the verb that exchanges the key
         "command: Read the head's clock",
         "munge_key: Schedule the exchange on the head",
         "munge_key: Schedule the exchange on the workers",
         "munge_key: Stage the new key",
         "munge_key: Wait for the exchange",
+    },
+    "nvidia_container_toolkit": {  # its boolean is in the digest
+        "command: Allow containers their devices under SELinux",
+        "command: Check whether SELinux keeps containers from devices",
     },
     "nvidia_cuda": {
         "include_role: Set up NVIDIA's repository",
@@ -74,6 +83,7 @@ REVIEWED: Mapping[str, set[str]] = {
         "stat: Look for a record of an earlier run",
     },
     "prometheus": {"command: Install Prometheus's own release"},  # its programs are in the digest
+    "pyxis": {"command: Build the plugin for this host's Slurm"},  # it is in the digest
     "slurm_head": {
         "command: Create the accounting database",  # in the digest
         "command: Keep new workers drained until role verify has tested them",  # they are not in service
@@ -218,7 +228,7 @@ def test_of__a_worker_that_may_have_changed__is_played(directory: Path, heard: s
     [
         ("    gpu_metrics: {hosts: {gpu01: {}}}\n", True),
         ("    containerd: {hosts: {gpu01: {}}}\n", True),
-        ("    docker: {hosts: {gpu01: {}}}\n", False),
+        ("    docker: {hosts: {gpu01: {}}}\n", True),
         ("    gpu_config: {hosts: {gpu01: {}}}\n", False),
         ("    logging: {hosts: {gpu01: {}}}\n", False),
     ],

@@ -18,17 +18,22 @@ _CONTENTS = (
     "/etc/passwd",
     "/etc/yum.repos.d/redhat.repo",
     "/proc/driver/nvidia/version",
+    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
     "/proc/sys/kernel/random/boot_id",
+    "/proc/sys/kernel/unprivileged_userns_clone",
+    "/proc/sys/user/max_user_namespaces",
+    "/sys/fs/selinux/booleans/container_use_devices",
 )
 _RECORDS = "/var/lib/clusterctl/state/*.json"
 # Of these, size and time of change are: passwords, databases of packages, modules that were built for the kernel, what
-# NVIDIA's own installer leaves, and programs that are no packages.
+# NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for Slurm.
 _STATUS = (
     "/etc/shadow",
     "/lib/modules/*/updates/**/*.ko*",
     "/usr/bin/nvidia-uninstall",
     "/usr/local/lib/alertmanager/*/bin/*",
     "/usr/local/lib/prometheus/*/bin/*",
+    "/usr/local/lib/slurm/*",
     "/usr/lib/sysimage/rpm/rpmdb.sqlite*",
     "/var/lib/dpkg/status",
     "/var/lib/rpm/rpmdb.sqlite*",
