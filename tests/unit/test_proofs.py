@@ -297,6 +297,34 @@ def test_a_node_that_slurm_hears_from_is_one_that_it_has() -> None:
     assert [head.hears_from(name) for name in ("gpu01", "gpu02", "gpu03")] == [True, False, False]
 
 
+SERVICE = {
+    "idle": ("idle", "{}", True),
+    "with jobs": ("mixed", "{}", True),
+    "full": ("allocated+completing", "{}", True),
+    "planned for a job": ("idle+planned", "{}", True),
+    "silent": ("idle*", "{}", False),
+    "down": ("down", "{}", False),
+    "drained by an operator": ("idle+drain", "{}", False),
+    "reserved": ("reserved", "{}", False),
+    "in maintenance": ("idle+maint", "{}", False),
+    "to be rebooted": ("idle+reboot_requested", "{}", False),
+    "powered down": ("idle+powered_down", "{}", False),
+    "with a cause": ("idle", '{"health": "XID 79"}', False),
+    "new": ("idle", None, False),
+}
+
+
+@pytest.mark.parametrize(("state", "causes", "serves"), SERVICE.values(), ids=SERVICE)
+def test_in_service__of_each_state__is_only_a_node_that_gets_jobs(state: str, causes: str | None, serves: bool) -> None:
+    class Head(Session):
+        def run(self, argv: tuple[str, ...], **_: Any) -> tuple[int, str, str]:
+            ledger = "{}" if causes is None else f'{{"gpu01": {causes}}}'
+            return 0, f"gpu01  {state}\n" if argv[0] == "sinfo" else ledger, ""
+
+    head = SlurmController(Head(), "head1")  # type: ignore[arg-type]
+    assert head.in_service() == ({"gpu01"} if serves else set())
+
+
 @pytest.mark.proves("untrusted", "A metrics target that responds without end is not read to its end.")
 def test_a_target_whose_answer_has_no_end_is_not_heard_to_its_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
