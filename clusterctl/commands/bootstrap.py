@@ -8,10 +8,10 @@ from clusterctl.inventory.model import Host
 from clusterctl.inventory.schedulers import KUBERNETES
 from clusterctl.run import engine, pruning, scheduler, unchanged
 from clusterctl.run.context import Options, Site
-from clusterctl.run.entry import CONTACT, Preflight
+from clusterctl.run.entry import CONTACT, NoteInputs, Preflight
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import PATIENCE, Play, play
-from clusterctl.util.errors import WorkersFailed
+from clusterctl.util.errors import ClusterctlError, WorkersFailed
 from clusterctl.util.text import fold
 
 
@@ -24,16 +24,23 @@ class Configure(Play):
     def run(self, run: Run) -> None:
         if not run.site.hosts:
             return
+        whole = replace(run.site, hosts=run.site.inventory.hosts)
+        if run.unchanged:
+            unchanged.forget(whole)  # until it is known that they need no test
+        failed: ClusterctlError | None = None
         try:
             super().run(run)
-        except WorkersFailed:
-            unchanged.prove(run)
-            raise
+        except WorkersFailed as raised:
+            failed = raised
+        unchanged.prove(run)
+        problem: ClusterctlError | None = None
         if run.unchanged and any(run.ledger.hosts[name].changed for name in run.site.inventory.informed):
             run.screen.say("The head has changed, so the nodes that were left out are tested with it:")
-            if error := play(run, replace(run.site, hosts=run.site.inventory.hosts, playbook="verify")):
-                raise error
-        unchanged.prove(run)
+            problem = play(run, replace(whole, playbook="verify"))
+        if problem is None or isinstance(problem, WorkersFailed):
+            unchanged.restore(whole, {name: run.unchanged[name] for name in run.unchanged.keys() - run.ledger.lost()})
+        if error := failed or problem:
+            raise error
 
     def plan(self, run: Run) -> None:
         if run.site.hosts:
@@ -86,8 +93,12 @@ def bootstrap(options: Options, prune: bool = False, full: bool = False) -> int:
     Nodes where nothing has changed since a good bootstrap are left out, unless the run is `full`.
     """
     phases = [
+        NoteInputs(),
         *CONTACT,
-        Preflight(proves=True, leaves_out=not (full or prune or options.adopt or options.new_head or options.limit)),
+        Preflight(
+            proves=not options.limit,
+            leaves_out=not (full or prune or options.adopt or options.new_head or options.limit),
+        ),
         Configure(),
         StoreKubeconfig(),
         *[UninstallUnused()] * prune,

@@ -157,7 +157,7 @@ class _Reply:
     drift: Annotated[Drift | None, optional(nested(Drift))]
     alerts: Annotated[Alerts | None, optional(nested(Alerts))]
     state: Annotated[str | None, optional(text(r"[0-9a-f]{64}", "a digest"))]
-    unreached: Annotated[tuple[str, ...] | None, optional(sequence(text(), 1 << 16))]
+    targets: Annotated[Mapping[str, bool] | None, optional(mapping(text(), flag, probe_common.MAX_TARGETS))]
     started: Annotated[float, seconds]
     ended: Annotated[float, seconds]
 
@@ -179,8 +179,8 @@ class Facts:
     alerts: Alerts | None = None
     state: str | None = None
     """A digest of the node's state; see probe/state.py."""
-    unreached: tuple[str, ...] | None = None
-    """The targets that this host's Prometheus does not reach; None if that is unknown."""
+    targets: Mapping[str, bool] | None = None
+    """Whether all exporters of each target of this host's Prometheus are up; None if that is unknown."""
 
     @property
     def skew(self) -> float:
@@ -279,7 +279,7 @@ def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
     started, ended = journey
     # The node's clock was read between these two times, which bounds its lead from both sides.
     clock = (reply.ended - ended, reply.started - started)
-    return Facts(record, reply.node, clock, reply.drift, reply.alerts, reply.state, reply.unreached)
+    return Facts(record, reply.node, clock, reply.drift, reply.alerts, reply.state, reply.targets)
 
 
 @cache

@@ -32,6 +32,16 @@ class _Entry(Phase):
         self.run(run)
 
 
+class NoteInputs(_Entry):
+    """Note the variables' files as they were read. The first phase: others wait for people, who may edit them."""
+
+    title = "Note the inventory"
+
+    def run(self, run: Run) -> None:
+        now = inputs.of(run.site.inventory)
+        run.variables = now.variables if now else None
+
+
 class Authorise(_Entry):
     """Read the sudo password or ask for it, according to the options."""
 
@@ -184,7 +194,7 @@ class Preflight(_Entry):
 
         site, began = run.site, time.monotonic()
         with run.screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
-            possible = unchanged.candidates(site) if self.leaves_out else frozenset[str]()
+            possible = unchanged.candidates(site) if self.leaves_out and run.variables else frozenset[str]()
             contact = self._contact(run, possible)
             with files.writing(site.inventory.directory):
                 recorded = preflight.record(site.inventory, contact, self.renewed)
@@ -193,7 +203,8 @@ class Preflight(_Entry):
         skipped = tuple(dict.fromkeys(finding.node for finding in contact.skipped))
         run.site = replace(site, skipped=skipped, facts=contact.facts)
         if self.proves:
-            run.inputs = inputs.of(site.inventory)
+            now = inputs.of(site.inventory)
+            run.inputs = now if now and now.variables == run.variables else None
         if possible:
             _leave_out(run, possible)
         if run.head_lock:

@@ -4,7 +4,8 @@ An inventory has no templates, so its values do not depend on anything else. A v
 too, if a role may read it there: by `hostvars`, in a task that runs once for all, or in a plugin. These are
 `shared_names`, found in the text of the roles: every word of such an expression, and of what the roles define under
 these words. A name that only looks like a variable costs a play that was not necessary; one that is missed would be a
-change that is not applied, so tests/systems/test_inputs.py renders the roles with other values, and compares.
+change that is not applied, so tests/systems/test_inputs.py renders the roles of a cluster of Slurm with other values,
+and compares. Clusters with Kubernetes, whose plugins make names of variables as they run, have no inputs.
 """
 
 import hashlib
@@ -22,11 +23,12 @@ import yaml
 
 from clusterctl.inventory.model import Inventory
 from clusterctl.util import files, paths
-from clusterctl.workspace import home
+from clusterctl.util.errors import InputError
+from clusterctl.workspace import home, secrets
 
 LIMIT = 64 << 20  # bytes of the cluster's directory
 _FILES = 5000
-_IGNORED = (home.STATE, home.KNOWN_HOSTS, ".git", "__pycache__")
+_IGNORED = (home.STATE, ".git", "__pycache__")
 _VARIABLES = ("group_vars", "host_vars")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _KEY = re.compile(r"^([A-Za-z_]\w*):", re.MULTILINE)
@@ -37,15 +39,16 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True)
 class Inputs:
-    """Digests: of all files of the cluster's directory, and by host of what its roles may read."""
+    """Digests: of the cluster's directory, of its files with variables, and by host of what its roles may read."""
 
     directory: str
+    variables: str
     hosts: Mapping[str, str]
 
 
 def of(inventory: Inventory) -> Inputs | None:
-    """Return the inputs of an inventory that was just loaded; None if the cluster's directory cannot be read."""
-    everything, shared, size = hashlib.sha256(), hashlib.sha256(), 0
+    """Return the inputs of a loaded inventory; None if the cluster's directory cannot be read or has too many files."""
+    everything, variables, shared, size = hashlib.sha256(), hashlib.sha256(), hashlib.sha256(), 0
     structure = {inventory.path.name, *_VARIABLES}
     try:
         shared.update(_of_clusterctl().encode())
@@ -54,37 +57,41 @@ def of(inventory: Inventory) -> Inputs | None:
             size += len(data)
             if size > LIMIT or count >= _FILES:
                 return None
-            for digest in (everything,) if name.parts[0] in structure else (everything, shared):
+            # A head has a copy of the directory (role base), of which known_hosts is a part.
+            concerns_all = () if name.parts == (home.KNOWN_HOSTS,) else (shared,)
+            for digest in (everything, *((variables,) if name.parts[0] in structure else concerns_all)):
                 digest.update(b"%d %s %d\n%s" % (len(os.fsencode(name)), os.fsencode(name), len(data), data))
         tree = yaml.load(files.read(inventory.path, LIMIT), Loader=_Loader)  # noqa: S506 - a safe loader
-    except (OSError, files.UnfitError, metadata.PackageNotFoundError, yaml.YAMLError):
+        vault = secrets.vault_password_file(inventory.directory).read_bytes()
+    except (OSError, files.UnfitError, metadata.PackageNotFoundError, yaml.YAMLError, InputError):
         return None
     names = shared_names(paths.content())
     of_all: dict[str, Any] = {}
     own: dict[str, dict[str, Any]] = {}
     for host in inventory.hosts:
-        connection = {name for name in host.variables if name.startswith("ansible_")}
-        of_all[host.name] = {name: host.variables[name] for name in host.variables if name in names | connection}
-        own[host.name] = {name: value for name, value in host.variables.items() if name not in of_all[host.name]}
+        of_all[host.name], own[host.name] = {}, {}
+        for key, value in host.variables.items():
+            concerned = of_all if key in names or key.startswith("ansible_") else own
+            concerned[host.name][key] = value
     shared.update(_json([_skeleton(tree), {name: list(hosts) for name, hosts in inventory.groups.items()}, of_all]))
-    every = shared.digest()
-    hosts = {name: hashlib.sha256(every + _json(variables)).hexdigest() for name, variables in own.items()}
-    return Inputs(everything.hexdigest(), hosts)
+    copy = everything.digest() + hashlib.sha256(vault).digest()
+    hosts = {
+        host.name: hashlib.sha256(shared.digest() + _json(own[host.name]) + (copy if host.is_head else b"")).hexdigest()
+        for host in inventory.hosts
+    }
+    return Inputs(everything.hexdigest(), variables.hexdigest(), hosts)
 
 
 def _json(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, default=str).encode()
+    return json.dumps(value, default=str).encode()
 
 
 def _skeleton(tree: object) -> object:
-    """Return the groups of an inventory's tree with the names of their hosts, without variables."""
-    if not isinstance(tree, dict):
-        return None
-    found: dict[str, object] = {}
-    for name, content in tree.items():
+    """Return the groups of an inventory's tree, in order, with the names of their hosts, without variables."""
+    found: list[object] = []
+    for name, content in tree.items() if isinstance(tree, dict) else ():
         inner = content if isinstance(content, dict) else {}
-        hosts = inner.get("hosts")
-        found[str(name)] = [[str(host) for host in hosts or ()], _skeleton(inner.get("children"))]
+        found.append([str(name), [str(host) for host in inner.get("hosts") or ()], _skeleton(inner.get("children"))])
     return found
 
 

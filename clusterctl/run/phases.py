@@ -48,10 +48,14 @@ class Run:
     """The verb that resumes the run, if it differs from this verb."""
     is_last: bool = True
     """Whether the running phase is the last one."""
+    variables: str | None = None
+    """A digest of the files with variables, when the inventory was read."""
     inputs: "Inputs | None" = None
     """Digests of what the run reads on this machine, when it began."""
     unchanged: Mapping[str, "Proof"] = field(default_factory=dict)
     """The nodes that were left out because nothing has changed, with the proofs."""
+    is_whole: bool = True
+    """Whether each playbook ran to its end. If all hosts of a play fail, Ansible runs no further play on any host."""
     played_again: set[str] = field(default_factory=set)
     """Nodes that were played again because a new driver found their GPUs."""
 

@@ -75,6 +75,7 @@ def _run_once(run: Run, site: Site, patience: float | None, more: bool) -> Clust
     if not site.options.check and not only_tests:
         unchanged.forget(site)
     error, trouble = watch(run, site, patience=patience, more=more)
+    run.is_whole &= run.ledger.ended and not run.ledger.stopped and not run.ledger.plays_to_come
     if only_tests and (lost := run.ledger.lost()):
         unchanged.forget(replace(site, hosts=tuple(host for host in site.hosts if host.name in lost)))
     run.trouble = run.trouble or trouble

@@ -99,7 +99,7 @@ def _outcome(run: Run, error: ClusterctlError | None, again: str) -> dict[str, A
     """Return the summary's fields about the result."""
     summary = run.ledger.summary()
     left_out = {"status": "unchanged", "ok": 0, "changed": 0, "changes": []}
-    summary["hosts"] |= dict.fromkeys(run.unchanged, left_out)
+    summary["hosts"] = dict.fromkeys(run.unchanged, left_out) | summary["hosts"]  # some were tested
     return {
         "exit_code": error.exit_code if error else 0,
         "error": str(error) if error else None,
@@ -135,7 +135,8 @@ def page(run: Run, error: ClusterctlError | None, again: str) -> None:
     """Print the final page of a run."""
     shown = report.Page(run.screen)
     if error is None:
-        shown.done(run.ledger, run.site.inventory, run.options.verb, run.options.given, len(run.unchanged))
+        left_out = len(run.unchanged.keys() - run.ledger.hosts.keys())
+        shown.done(run.ledger, run.site.inventory, run.options.verb, run.options.given, left_out)
         shown.field("Log", near(run.directory().log))
         if run.options.verb not in _NO_STATUS_AFTER:
             shown.field("Next", _status(run.options), "bold")

@@ -13,10 +13,11 @@ A node is left out if all of these hold:
 
 Whatever is unknown runs. The proof of a host is deleted before Ansible contacts it, and stored after the run. Heads
 and monitoring are configured with what is known of all nodes, so they are left out only together with all others. If
-the run changes a head, the workers that it has left out are tested with it.
+the run changes a head, the workers that it has left out have no proof until they have been tested with it.
 """
 
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -102,9 +103,13 @@ def _load(state: Path) -> dict[str, Proof]:
     """Return the proofs by host, none if the file is missing or damaged."""
     try:
         found = json.loads(files.read(state / _FILE, inputs.LIMIT, state))
-        return {str(name): Proof(**one | {"notes": tuple(map(str, one["notes"]))}) for name, one in found.items()}
-    except (files.UnfitError, ValueError, TypeError, AttributeError, KeyError):
+        return {str(name): _proof(**one) for name, one in found.items()}
+    except (files.UnfitError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return {}
+
+
+def _proof(inputs: str, state: str, at: str, notes: list[str]) -> Proof:
+    return Proof(str(inputs), str(state), str(at), tuple(str(note) for note in notes))
 
 
 def _save(state: Path, proofs: Mapping[str, Proof]) -> None:
@@ -115,15 +120,22 @@ def _save(state: Path, proofs: Mapping[str, Proof]) -> None:
 
 def forget(site: Site) -> None:
     """Delete the proofs of the hosts that a playbook will change. Raises InputError if they cannot be deleted."""
-    known = _load(site.state)
-    kept = {name: proof for name, proof in known.items() if name not in {host.name for host in site.hosts}}
-    if kept != known:
+    known, hosts = _load(site.state), {host.name for host in site.hosts}
+    kept = {name: proof for name, proof in known.items() if name not in hosts}
+    if kept != known or (not known and os.path.lexists(site.state / _FILE)):  # one that cannot be read may be, later
         _save(site.state, kept)
+
+
+def restore(site: Site, proofs: Mapping[str, Proof]) -> None:
+    """Store proofs that were deleted again: what they say is still so."""
+    if proofs:
+        with suppress(InputError):  # a full disk is no error: the run itself was good
+            _save(site.state, _load(site.state) | {**proofs})
 
 
 def candidates(site: Site) -> frozenset[str]:
     """Return the hosts that may be left out, before they are contacted."""
-    known = _load(site.state)
+    known = _load(site.state) if _is_possible(site.inventory) else {}
     now = inputs.of(site.inventory) if known else None
     if now is None:
         return frozenset()
@@ -136,9 +148,14 @@ def candidates(site: Site) -> frozenset[str]:
     )
 
 
+def _is_possible(inventory: Inventory) -> bool:
+    """Return whether hosts of an inventory can be proven: Slurm's controller tells which serve; see inputs.py."""
+    return SLURM in inventory.schedulers and KUBERNETES not in inventory.schedulers
+
+
 def can_be_proven(inventory: Inventory, host: Host) -> bool:
-    """Return whether a proof has all that a bootstrap can change on a host: none of Kubernetes, with PROVEN roles."""
-    if host.groups & KUBERNETES.groups:
+    """Return whether a proof has all that a bootstrap can change on a host: a host of Slurm with PROVEN roles."""
+    if not _is_possible(inventory):
         return False
     plays = bootstrap_plays.load(paths.content())
     return {*bootstrap_plays.roles_of_host(plays, {"all", host.name, *host.groups})} <= PROVEN.keys()
@@ -167,16 +184,19 @@ def of(site: Site, now: Inputs | None, possible: Collection[str]) -> dict[str, P
 
 
 def _unreached(site: Site) -> set[str] | None:
-    """Return the hosts with a target that Prometheus does not reach; None if it is unknown which these are."""
+    """Return the hosts without a target, or with one that is down; None if it is unknown which these are."""
     from clusterctl.nodes import prometheus  # its libraries are slow to load
 
     names = {host.name for host in site.inventory.hosts}
-    found: set[str] = set()
+    found = set[str]()
     for host in site.inventory.in_group(prometheus.GROUP):
         facts = site.facts.get(host.name)
-        if facts is None or facts.unreached is None or not names.issuperset(facts.unreached):
+        if facts is None or not facts.targets:
             return None
-        found.update(facts.unreached)
+        down = {name for name, is_up in facts.targets.items() if not is_up}
+        if not down <= names:  # a target that is no host of the inventory, such as a page
+            return None
+        found |= down | (names - facts.targets.keys())
     return found
 
 
@@ -210,7 +230,7 @@ def prove(run: Run) -> None:
 
     site, now = run.site, inputs.of(run.site.inventory)
     # If files have changed meanwhile, it is not known what the run has read.
-    if now is None or now != run.inputs or site.options.limit or site.options.check:
+    if now is None or now != run.inputs or site.options.limit or site.options.check or not run.is_whole:
         return
     results = run.ledger.hosts
     left = [note for note in run.ledger.notes if not any(re.fullmatch(one, note) for one in LASTING)]
@@ -235,5 +255,4 @@ def prove(run: Run) -> None:
             if before and answer.facts and answer.facts.state == before and is_as_recorded(answer.facts):
                 notes = tuple(note for note, names in run.ledger.notes.items() if name in names)
                 proofs[name] = Proof(now.hosts[name], before, at, notes)
-        if proofs:
-            _save(site.state, _load(site.state) | proofs)  # a full disk is no error: the run itself was good
+        restore(site, proofs)

@@ -48,6 +48,7 @@ def _down(node: str, reason: str) -> list[str]:
     return ["scontrol", "update", f"NodeName={node}", "State=DOWN", f"Reason=clusterctl: {reason}"]
 
 
+_PARTITIONS = ("sinfo", "--noheader", "--all", "--format=%a")
 _SERVING = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED"}
 """The states of a node that gets jobs."""
 
@@ -86,7 +87,12 @@ class SlurmController(HeadCommands):
         return bool(words) and not {"DOWN", "NOT_RESPONDING", "UNKNOWN", "FUTURE", "POWERED_DOWN"} & {*words}
 
     def in_service(self) -> set[str]:
-        """Return the nodes that get jobs: slurmctld hears from them, and the ledger has them without a cause."""
+        """Return the nodes that get jobs: slurmctld hears from them, and the ledger has them without a cause.
+
+        None if a partition is not up, because the state of its nodes does not show it.
+        """
+        if {*self._run(*_PARTITIONS).split()} != {"up"}:
+            return set()
         states, ledger = parse_states(self._run(*STATES)), parse_ledger(self._run(DRAIN, "--all"))
         return {name for name, words in states.items() if words and {*words} <= _SERVING and ledger.get(name) == {}}
 

@@ -12,6 +12,8 @@ from tests.bench import counts, profile
 from tests.bench.ceilings import check
 from tests.bench.counts import Traffic
 from tests.cluster.lab import TestLab
+from tests.cluster.leaving_out import decided
+from tests.faults.injury import wait_until
 from tests.golden import Golden
 
 HEAD = "head1"
@@ -49,8 +51,12 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def proven(lab: TestLab) -> Counted:
-    """A bootstrap of a cluster that is as it should be. The one before has proven that, so all nodes are left out."""
+    """A bootstrap of a cluster that is as it should be. The one before has proven that, so all nodes are left out.
+
+    The lab's nodes have just started, and Prometheus has to reach them first.
+    """
     lab.run("bootstrap")
+    wait_until(lambda: decided(lab) == sorted(lab.nodes))
     return bootstrap(lab)
 
 

@@ -13,6 +13,7 @@ from clusterctl.run import inputs
 from clusterctl.run.inputs import Inputs
 from clusterctl.util import paths
 from clusterctl.util.errors import InputError
+from clusterctl.workspace import secrets
 
 # A lookup of Ansible's own, and terms that are a role's own files, those of the cluster's directory, or its variables.
 LOOKUP = r"(?:lookup|query)\('ansible\.builtin\.(\w+)', *([^)]*)"
@@ -25,10 +26,17 @@ all:
     slurm_workers: {hosts: {gpu01: {ansible_host: 10.0.0.11}, gpu02: {ansible_host: 10.0.0.12}}}
     monitoring: {hosts: {head1: {}}}
 """
-ALL = {"head1", "gpu01", "gpu02"}
+HEAD = {"head1"}  # it has a copy of the directory
+ALL = HEAD | {"gpu01", "gpu02"}
 
 
-def a_directory(folder: Path) -> Path:
+def a_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a cluster's directory, with the vault password that its secrets name."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder.parent / f"{folder.name}-config"))
+    vault = secrets.configuration() / "vault"
+    vault.mkdir(parents=True)
+    (vault / "aurora-1").write_text("a long vault password")
+    (vault / "aurora-1").chmod(0o600)
     for name, text in {
         "inventory.yaml": INVENTORY,
         "group_vars/all.yml": "cluster_timezone: Etc/UTC\n",
@@ -45,8 +53,8 @@ def a_directory(folder: Path) -> Path:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return a_directory(tmp_path)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return a_directory(tmp_path, monkeypatch)
 
 
 def read(directory: Path) -> Inputs | None:
@@ -68,22 +76,22 @@ def write(directory: Path, name: str, text: str) -> None:
     ("name", "text", "hosts"),
     [
         ("group_vars/all.yml", "cluster_timezone: Europe/Berlin\n", ALL),
-        ("group_vars/slurm_workers.yml", "cluster_timezone: Europe/Berlin\n", {"gpu01", "gpu02"}),
-        ("host_vars/gpu01.yml", "cluster_timezone: Europe/Berlin\n", {"gpu01"}),
-        ("host_vars/gpu01.yml", "base_packages: [zsh]\n", {"gpu01"}),
+        ("group_vars/slurm_workers.yml", "cluster_timezone: Europe/Berlin\n", ALL),
+        ("host_vars/gpu01.yml", "cluster_timezone: Europe/Berlin\n", HEAD | {"gpu01"}),
+        ("host_vars/gpu01.yml", "base_packages: [zsh]\n", HEAD | {"gpu01"}),
         ("host_vars/gpu01.yml", "cluster_address: 10.1.0.11\n", ALL),
         ("host_vars/gpu01.yml", "ansible_port: 2222\n", ALL),
-        ("host_vars/gpu01.yml", "# the same\n{}\n", set()),
+        ("host_vars/gpu01.yml", "# the same\n{}\n", HEAD),  # a head has a copy of the directory
         ("inventory.yaml", INVENTORY.replace("gpu02: {ansible_host", "gpu03: {ansible_host"), ALL | {"gpu03"}),
         ("inventory.yaml", INVENTORY + "    mpi: {hosts: {gpu01: {}}}\n", ALL),
-        ("inventory.yaml", INVENTORY.replace("gpu01: {", "gpu01: {base_packages: [zsh], "), {"gpu01"}),
-        ("inventory.yaml", INVENTORY + "# a comment\n", set()),
+        ("inventory.yaml", INVENTORY.replace("gpu01: {", "gpu01: {base_packages: [zsh], "), HEAD | {"gpu01"}),
+        ("inventory.yaml", INVENTORY + "# a comment\n", HEAD),
         ("hardware/gpu01.json", '{"cpus": 2}', ALL),
         ("hardware/gpu02.json", "{}", ALL),
-        ("secrets.yml", "others", ALL),
+        ("secrets.yml", "$ANSIBLE_VAULT;1.2;AES256;aurora-1\n6101\n", ALL),
         ("company.pem", "another", ALL),
         ("other.pem", "a certificate", ALL),
-        ("known_hosts", "other", set()),
+        ("known_hosts", "other", HEAD),
         (".clusterctl/lock", "other", set()),
         (".clusterctl/unchanged.json", "other", set()),
     ],
@@ -95,6 +103,43 @@ def test_of__a_file_that_changes__differs_for_the_hosts_concerned(
     assert before == read(directory)
     write(directory, name, text)
     assert different(before, read(directory)) == hosts
+
+
+def test_of__another_vault_password__differs_for_the_head(directory: Path) -> None:
+    before = read(directory)
+    (secrets.configuration() / "vault/aurora-1").write_text("another long password")
+    assert different(before, read(directory)) == HEAD
+    (secrets.configuration() / "vault/aurora-1").unlink()
+    assert read(directory) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "other"),
+    [
+        (
+            "group_vars/all.yml",
+            "slurm_head_conf_extra: {KillWait: 9, MinJobAge: 9}\n",
+            "slurm_head_conf_extra: {MinJobAge: 9, KillWait: 9}\n",
+        ),
+        ("inventory.yaml", INVENTORY, INVENTORY.replace("gpu01", "x").replace("gpu02", "gpu01").replace("x", "gpu02")),
+    ],
+)
+def test_of__another_order__differs(directory: Path, name: str, one: str, other: str) -> None:
+    """Slurm's configuration keeps it."""
+    write(directory, name, one)
+    before = read(directory)
+    write(directory, name, other)
+    assert different(before, read(directory)) == ALL
+
+
+def test_of__files_with_variables__have_a_digest_of_their_own(directory: Path) -> None:
+    before = read(directory)
+    write(directory, "company.pem", "another")
+    after = read(directory)
+    assert before and after and before.variables == after.variables
+    write(directory, "group_vars/all.yml", "{}\n")
+    last = read(directory)
+    assert last and last.variables != after.variables
 
 
 def test_of__a_group_below_another__differs(directory: Path) -> None:

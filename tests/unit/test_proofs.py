@@ -311,14 +311,19 @@ SERVICE = {
     "powered down": ("idle+powered_down", "{}", False),
     "with a cause": ("idle", '{"health": "XID 79"}', False),
     "new": ("idle", None, False),
+    "in a partition that is down": ("idle", "{}", False),
 }
 
 
 @pytest.mark.parametrize(("state", "causes", "serves"), SERVICE.values(), ids=SERVICE)
-def test_in_service__of_each_state__is_only_a_node_that_gets_jobs(state: str, causes: str | None, serves: bool) -> None:
+def test_in_service__of_each_state__is_only_a_node_that_gets_jobs(
+    state: str, causes: str | None, serves: bool, request: pytest.FixtureRequest
+) -> None:
     class Head(Session):
         def run(self, argv: tuple[str, ...], **_: Any) -> tuple[int, str, str]:
             ledger = "{}" if causes is None else f'{{"gpu01": {causes}}}'
+            if argv[-1] == "--format=%a":
+                return 0, "up\ndown\n" if "partition" in request.node.callspec.id else "up\nup\n", ""
             return 0, f"gpu01  {state}\n" if argv[0] == "sinfo" else ledger, ""
 
     head = SlurmController(Head(), "head1")  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,20 +13,27 @@ from typing import Any
 import pytest
 import yaml
 
+from clusterctl.ansible.events import PlaybookStarted, Status
+from clusterctl.ansible.events import Result as StageResult
 from clusterctl.ansible.outcome import Host as Result
 from clusterctl.ansible.outcome import Ledger
+from clusterctl.commands import bootstrap
 from clusterctl.inventory import model
 from clusterctl.nodes import remote
 from clusterctl.nodes.contact import Drift, Item
 from clusterctl.nodes.probe import state
-from clusterctl.run import context, inputs, unchanged
+from clusterctl.run import context, inputs, plays, record, unchanged
 from clusterctl.run.context import Options, Site
+from clusterctl.run.entry import NoteInputs
+from clusterctl.run.phases import Run
 from clusterctl.ui.screen import Screen
 from clusterctl.util import paths
+from clusterctl.util.errors import ClusterctlError, HeadFailed, WorkersFailed
 from clusterctl.workspace import secrets
 from tests.unit.test_inputs import INVENTORY, a_directory
 from tests.unit.test_role_plugins import plugin
 
+UP = {"head1": True, "gpu01": True, "gpu02": True}
 CLEAN = Drift(None, (), 0, {})
 EDITED = Drift(None, (Item("munge", "file", "/etc/munge/munge.key", "edited"),), 0, {})
 
@@ -131,14 +139,14 @@ def test_proven__each_role__has_only_reviewed_tasks() -> None:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return a_directory(tmp_path)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return a_directory(tmp_path, monkeypatch)
 
 
 def a_site(directory: Path, **facts: Any) -> Site:
     inventory = model.load(directory / "inventory.yaml")
     site = context.load(Options("bootstrap", directory / "inventory.yaml"), inventory)
-    known: Any = SimpleNamespace(**({"drift": CLEAN, "state": "a" * 64, "unreached": ()} | facts))
+    known: Any = SimpleNamespace(**({"drift": CLEAN, "state": "a" * 64, "targets": UP} | facts))
     return replace(site, facts=dict.fromkeys(("head1", "gpu01", "gpu02"), known))
 
 
@@ -184,19 +192,23 @@ def test_of__all_nodes_as_proven__leaves_out_the_head(directory: Path, heard: se
 
 
 @pytest.mark.parametrize(
-    ("unreached", "expected"),
+    ("targets", "expected"),
     [
-        (("gpu02",), ["gpu01"]),
-        (("head1",), ["gpu01", "gpu02"]),
-        (("https://10.0.0.10:9443/",), []),  # it is unknown whose that is
+        (UP, ["head1", "gpu01", "gpu02"]),
+        (UP | {"gpu02": False}, ["gpu01"]),
+        ({"head1": True, "gpu01": True}, ["gpu01"]),
+        (UP | {"head1": False}, ["gpu01", "gpu02"]),
+        (UP | {"https://10.0.0.10:9443/": True}, ["head1", "gpu01", "gpu02"]),
+        (UP | {"https://10.0.0.10:9443/": False}, []),  # it is unknown whose that is
+        ({}, []),
         (None, []),
     ],
 )
 def test_of__a_node_that_prometheus_does_not_reach__is_played(
-    directory: Path, heard: set[str], unreached: tuple[str, ...] | None, expected: list[str]
+    directory: Path, heard: set[str], targets: dict[str, bool] | None, expected: list[str]
 ) -> None:
     proven(a_site(directory), "head1", "gpu01", "gpu02")
-    assert left_out(a_site(directory, unreached=unreached)) == expected
+    assert left_out(a_site(directory, targets=targets)) == expected
 
 
 CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
@@ -257,7 +269,11 @@ class Answers:
         self.state, self.drift = "a" * 64, CLEAN
         self.site = a_site(directory)
         self.run: Any = SimpleNamespace(
-            site=self.site, inputs=inputs.of(self.site.inventory), ledger=Ledger(), screen=Screen(io.StringIO())
+            site=self.site,
+            inputs=inputs.of(self.site.inventory),
+            ledger=Ledger(),
+            screen=Screen(io.StringIO()),
+            is_whole=True,
         )
         self.run.ledger.hosts = {host.name: Result() for host in self.site.hosts}
         monkeypatch.setattr(secrets, "values", lambda _directory: {"record_key": "key"})
@@ -302,7 +318,7 @@ def test_lasting__notes_of_modules__are_theirs() -> None:
     assert re.fullmatch(unchanged.LASTING[2], LOOK.DMA_BUF)
 
 
-@pytest.mark.parametrize("change", ["state", "none", "drift", "inputs", "limit", "check", "failed contact"])
+@pytest.mark.parametrize("change", ["state", "none", "drift", "inputs", "limit", "check", "aborted", "failed contact"])
 def test_prove__of_what_is_not_known_for_sure__stores_nothing(
     answers: Answers, directory: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,11 +333,139 @@ def test_prove__of_what_is_not_known_for_sure__stores_nothing(
             (directory / "company.pem").write_text("another")
         case "limit":
             answers.run.site = replace(answers.site, options=replace(answers.site.options, limit="gpu01"))
+        case "aborted":
+            answers.run.is_whole = False
         case "check":
             answers.run.site = replace(answers.site, options=replace(answers.site.options, check=True))
         case _:
             monkeypatch.setattr(Answers, "of", lambda *_: SimpleNamespace(facts=None))
     assert answers.proven() == []
+
+
+class Played:
+    """A bootstrap's phase Configure on a cluster whose gpu02 was left out, with results in place of Ansible."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.site = a_site(directory)
+        proven(self.site, "gpu01", "gpu02", "head1")
+        proofs = unchanged._load(self.site.state)
+        self.run = Run(unchanged.without(self.site, {"gpu02"}), Screen(io.StringIO()))
+        self.run.unchanged = {"gpu02": proofs["gpu02"]}
+        self.results: dict[str, list[tuple[str, Status]]] = {"bootstrap": [], "verify": []}
+        self.played: list[tuple[str, str]] = []
+        monkeypatch.setattr(Run, "directory", lambda _: SimpleNamespace(log=directory / "log", path=directory))
+        monkeypatch.setattr(plays, "watch", self.watch)
+        monkeypatch.setattr(plays, "_record_new_gpus", lambda *_: [])
+
+    def watch(self, run: Run, site: Site, **_: Any) -> tuple[ClusterctlError | None, None]:
+        name = site.command().playbook.stem
+        self.played.append((name, ",".join(host.name for host in site.hosts)))
+        run.ledger.add(PlaybookStarted(()))
+        for host, status in self.results[name]:
+            run.ledger.add(StageResult(host, "base", "Task", "", status))
+        run.ledger.ended = True
+        return run.ledger.error(site.groups(), site.inventory.heads, ()), None
+
+    def left(self) -> list[str]:
+        """Run the phase; return whose proofs are left."""
+        with suppress(WorkersFailed):
+            bootstrap.Configure().run(self.run)
+        return sorted(unchanged._load(self.site.state))
+
+
+@pytest.fixture
+def played(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(directory, monkeypatch)
+
+
+def test_configure__head_is_as_it_was__keeps_the_proofs_of_nodes_left_out(played: Played) -> None:
+    played.results["bootstrap"] = [("head1", "ok"), ("gpu01", "failed")]
+    assert played.left() == ["gpu02"]
+    assert played.played == [("bootstrap", "head1,gpu01")]
+
+
+@pytest.mark.parametrize("other", ["ok", "failed"])
+def test_configure__head_has_changed__tests_the_nodes_left_out(played: Played, other: Status) -> None:
+    """Also if a worker failed."""
+    played.results["bootstrap"] = [("head1", "changed"), ("gpu01", other)]
+    played.results["verify"] = [("head1", "ok"), ("gpu02", "ok")]
+    assert played.left() == ["gpu02"]
+    assert played.played == [("bootstrap", "head1,gpu01"), ("verify", "head1,gpu01,gpu02")]
+
+
+def test_configure__node_left_out_fails_the_test__is_reported_and_has_no_proof(played: Played) -> None:
+    played.results["bootstrap"] = [("head1", "changed"), ("gpu01", "ok")]
+    played.results["verify"] = [("head1", "ok"), ("gpu02", "failed")]
+    assert played.left() == []
+    assert record._outcome(played.run, None, "")["hosts"]["gpu02"]["status"] == "failed"
+
+
+def test_configure__head_fails__leaves_no_proof(played: Played) -> None:
+    played.results["bootstrap"] = [("head1", "failed")]
+    with pytest.raises(HeadFailed):
+        played.left()
+    assert unchanged._load(played.site.state) == {}
+
+
+@pytest.mark.parametrize("edit", ["group_vars/all.yml", "company.pem"])
+def test_preflight__variables_that_were_edited_since_they_were_read__are_unknown(directory: Path, edit: str) -> None:
+    """Ansible reads the new ones."""
+    run = Run(a_site(directory), Screen(io.StringIO()))
+    NoteInputs().run(run)
+    (directory / edit).write_text("base_tools: []\n")
+    now = inputs.of(run.site.inventory)
+    assert now
+    assert (now.variables == run.variables) == (edit == "company.pem")
+
+
+def test_forget__a_file_that_cannot_be_read__replaces_it(directory: Path) -> None:
+    site = a_site(directory)
+    (site.state / "unchanged.json").write_text("[" * 100_000)
+    unchanged.forget(site)
+    assert json.loads((site.state / "unchanged.json").read_text()) == {}
+
+
+def test_candidates__of_a_cluster_with_kubernetes__are_none(directory: Path) -> None:
+    """Its plugins make names of variables as they run."""
+    proven(a_site(directory), "head1", "gpu01", "gpu02")
+    assert unchanged.candidates(a_site(directory))
+    kubernetes = "    kubernetes_head: {hosts: {kube1: {ansible_host: 10.0.0.20}}}\n"
+    kubernetes += "    kubernetes_workers: {hosts: {kube2: {ansible_host: 10.0.0.21}}}\n"
+    (directory / "inventory.yaml").write_text(INVENTORY + kubernetes)
+    assert unchanged.candidates(a_site(directory)) == frozenset()
+    assert not unchanged.can_be_proven(a_site(directory).inventory, a_site(directory).inventory.host("gpu01"))
+
+
+def test_state__of_a_link_that_leads_nowhere__is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone.so").symlink_to("nowhere")
+    before = state.state([], None)
+    monkeypatch.setattr(state, "_STATUS", (str(tmp_path / "*"),))
+    assert state.state([], None) not in (before, None)
+
+
+def test_state__of_a_command_that_hangs__is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_SECONDS", 0.2)
+    monkeypatch.setattr(state, "_TESTS", (("/", "sleep 60"), ("/", "true")))
+    assert state.state([], None) is None
+
+
+@pytest.mark.parametrize(
+    ("findings", "fit"), [([], True), ([{"drains": False}], True), ([{"drains": False}, {"drains": True}], False)]
+)
+def test_state__of_gpus__is_unknown_if_a_finding_drains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, findings: list[dict[str, bool]], fit: bool
+) -> None:
+    (tmp_path / "answer").write_text(json.dumps({"findings": findings}))
+    monkeypatch.setattr(state, "_TESTS", (("/", f"cat {tmp_path}/answer | {state._FIT}"),))
+    assert (state.state([], None) is not None) == fit
+
+
+def test_mounts__of_a_table__are_those_that_are_there() -> None:
+    table = (
+        "# a comment\nnas:/home /home nfs defaults 0 0\nUUID=1 / ext4 defaults 0 1\nnas:/data /data nfs noauto 0 0\n"
+    )
+    mounted = "/dev/sda1 / ext4 rw,relatime 0 0\nnas:/home /home nfs4 ro,vers=4.2 0 0\ntmpfs /run tmpfs rw 0 0\n"
+    assert state._mounts(table, mounted) == [["/", "ext4", "rw"], ["/home", "nfs4", "ro"]]
 
 
 def test_output__of_a_database_of_a_head__is_in_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ MAX_OFFERED = 16
 MAX_DRIFT = 500
 MAX_ALERTS = 200
 MAX_SERIES = 1 << 13  # nodes, or namespaces
+MAX_TARGETS = 1 << 13
 MAX_GPUS = 1024
 # Packages, besides Slurm's, whose versions preflight checks for known vulnerabilities (advisories.py).
 WATCHED = ("munge", "nvidia-container-toolkit", "nvidia-container-toolkit-base")

@@ -13,7 +13,7 @@ from clusterctl.nodes.probe.drift import drift
 from clusterctl.nodes.probe.gpus import gpus, pci_gpus
 from clusterctl.nodes.probe.machine import hardware, in_container, key_enrolled, memory_mb, secure_boot
 from clusterctl.nodes.probe.packages import installed_packages, lock_holder, network, security_updates, slurm_packages
-from clusterctl.nodes.probe.prometheus import alerts, unreached
+from clusterctl.nodes.probe.prometheus import alerts, targets
 from clusterctl.nodes.probe.services import before, firewall, head_of, homes, jobs, kubernetes, services, slurm
 from clusterctl.nodes.probe.state import state
 
@@ -53,15 +53,15 @@ def main(options: Facts) -> None:
     """Print the answer.
 
     All options are optional. `network`, with the inventory's `proxy`, `no_proxy` and `mirrors`, tests the package
-    sources. `services` has the units whose state is needed. `drift` and `alerts` have the options of these functions.
-    `state` asks for the digest of the node's state; `targets`, with the access to Prometheus, for what is not reached.
+    sources. `services` has the units whose state is needed. `drift`, `alerts` and `targets` have the options of these
+    functions.
+    `state` asks for the digest of the node's state.
     """
     started = time.time()
     found, driver, nvml_error = gpus()
     answer = {"hardware": hardware(found, driver), "node": node(options, nvml_error), "started": started}
     answer["state"] = state(found, driver) if options.get("state") else None
-    answer["unreached"] = unreached(options["targets"]) if options.get("targets") else None
-    for name, function in (("drift", drift), ("alerts", alerts)):
+    for name, function in (("drift", drift), ("alerts", alerts), ("targets", targets)):
         answer[name] = function(options[name]) if options.get(name) else None
     answer["ended"] = time.time()
     print("\n" + MARK + json.dumps(answer), flush=True)

@@ -6,9 +6,9 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
-from clusterctl.nodes.probe.common import MARK, MAX_ALERTS, MAX_SERIES, NETWORK_SECONDS, Facts
+from clusterctl.nodes.probe.common import MARK, MAX_ALERTS, MAX_SERIES, MAX_TARGETS, NETWORK_SECONDS, Facts
 
 QUERY_SECONDS = 60
 
@@ -64,13 +64,16 @@ def alerts(access: Facts) -> Facts:
     return found
 
 
-def unreached(access: Facts) -> Optional[List[str]]:
-    """Return the names of the targets that are not up, each once; None if Prometheus does not tell."""
+def targets(access: Facts) -> Optional[Dict[str, bool]]:
+    """Return for each name of a target whether all of its exporters are up; None if Prometheus does not tell."""
+    found = {}  # type: Dict[str, bool]
     try:
-        targets = ask_prometheus(access, "/api/v1/targets?state=active")["activeTargets"]
-        return sorted({str(one["labels"].get("instance", "?")) for one in targets if one.get("health") != "up"})
+        for one in ask_prometheus(access, "/api/v1/targets?state=active")["activeTargets"]:
+            name = str(one["labels"].get("instance", "?"))
+            found[name] = found.get(name, True) and one.get("health") == "up"
     except Exception:
         return None
+    return found if len(found) <= MAX_TARGETS else None
 
 
 def measure(options: Facts) -> Facts:

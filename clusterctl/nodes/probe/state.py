@@ -6,6 +6,8 @@ import json
 import os
 import re
 import subprocess
+import tempfile
+import time
 from typing import List, Optional
 
 from clusterctl.nodes.probe.common import Facts, read
@@ -29,7 +31,9 @@ _RECORDS = "/var/lib/clusterctl/state/*.json"
 # NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for Slurm.
 _STATUS = (
     "/etc/shadow",
+    "/lib/modules/*/extra/**/*.ko*",
     "/lib/modules/*/updates/**/*.ko*",
+    "/lib/modules/*/weak-updates/**/*.ko*",
     "/usr/bin/nvidia-uninstall",
     "/usr/local/lib/alertmanager/*/bin/*",
     "/usr/local/lib/prometheus/*/bin/*",
@@ -56,52 +60,84 @@ _OUTPUTS = (
         ' SELECT schema_name FROM information_schema.schemata ORDER BY 1"',
     ),
 )
-# What role verify tests on a node. The last one exists only where a job or a pod can have GPUs.
+_FIT = 'python3 -c \'import json, sys; sys.exit(any(one["drains"] for one in json.load(sys.stdin)["findings"]))\''
+# What role verify tests on a node, where the program exists. GPU health is not reported to the head here.
 _TESTS = (
     ("/usr/bin/munge", "munge --no-input | unmunge"),
     ("/usr/local/sbin/clusterctl-firewall", "/usr/local/sbin/clusterctl-firewall status"),
-    ("/usr/local/sbin/gpu-health", "/usr/local/sbin/gpu-health"),
+    ("/usr/local/sbin/gpu-health", "/usr/local/sbin/gpu-health --json | " + _FIT),
 )
+_SECONDS = 20.0  # for all tests and outputs together
 
 
 def state(found: List[Facts], driver: Optional[str]) -> Optional[str]:
     """Return the digest, in hexadecimal digits, of a node with these GPUs and this driver; None if it does not work."""
-    if not all(_output(command) is not None for path, command in _TESTS if os.path.exists(path)):
-        return None
-    outputs = [_output(command) for path, command in _OUTPUTS if os.path.exists(path)]
-    if None in outputs:
-        return None
-    parts = [outputs]  # type: List[object]
-    for path in (*_CONTENTS, *sorted(glob.glob(_RECORDS))):
-        try:
-            with open(path, "rb") as file:
-                parts.append((path, hashlib.sha256(file.read()).hexdigest()))
-        except OSError:
-            parts.append((path, None))
-    for pattern in _STATUS:
-        for path in sorted(glob.glob(pattern, recursive=True)):
-            known = os.stat(path)
-            parts.append((path, known.st_size, known.st_mtime_ns))
-    parts.append([os.uname().release, os.uname().nodename])
-    parts.append(sorted(re.findall(_MODULES, read("/proc/modules"))))
-    # All devices with their drivers: a GPU that was added, removed or given to a virtual machine.
-    parts.append([(one, os.path.realpath(one + "/driver")) for one in sorted(glob.glob("/sys/bus/pci/devices/*"))])
-    parts.append([driver, [{key: gpu.get(key) for key in ("uuid", "device", "mig")} for gpu in found]])
-    # Roles keep the access of the user who logs in.
-    parts.append(os.environ.get("SUDO_USER"))
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _output(command: str) -> Optional[str]:
-    """Return what a command printed, None if it failed."""
     try:
-        done = subprocess.run(
-            ["sh", "-c", command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=30,
-        )
-    except (OSError, subprocess.SubprocessError):
+        outputs = _outputs([command for path, command in _TESTS + _OUTPUTS if os.path.exists(path)])
+        if outputs is None:
+            return None
+        kept = len([path for path, _ in _OUTPUTS if os.path.exists(path)])
+        parts = [outputs[len(outputs) - kept :]]  # type: List[object]
+        for path in (*_CONTENTS, *sorted(glob.glob(_RECORDS))):
+            parts.append((path, _content(path)))
+        for pattern in _STATUS:
+            parts.extend((path, _status(path)) for path in sorted(glob.glob(pattern, recursive=True)))
+        parts.append([os.uname().release, os.uname().nodename])
+        parts.append(sorted(re.findall(_MODULES, read("/proc/modules"))))
+        parts.append(_mounts(read("/etc/fstab"), read("/proc/self/mounts")))
+        # All devices with their drivers: a GPU that was added, removed or given to a virtual machine.
+        parts.append([(one, os.path.realpath(one + "/driver")) for one in sorted(glob.glob("/sys/bus/pci/devices/*"))])
+        parts.append([driver, [{key: gpu.get(key) for key in ("uuid", "device", "mig")} for gpu in found]])
+        # Roles keep the access of the user who logs in.
+        parts.append(os.environ.get("SUDO_USER"))
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    except (OSError, ValueError):
         return None
-    return None if done.returncode else done.stdout.decode("utf-8", "replace")
+
+
+def _content(path: str) -> Optional[str]:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return None
+
+
+def _status(path: str) -> Optional[List[int]]:
+    """Return size and time of change of what a path leads to; None if it leads nowhere, or is gone meanwhile."""
+    try:
+        known = os.stat(path)
+    except OSError:
+        return None
+    return [known.st_size, known.st_mtime_ns]
+
+
+def _mounts(table: str, mounted: str) -> List[List[str]]:
+    """Return place, type and whether it is read-only of each mount in fstab that is there."""
+    places = {line.split()[1] for line in table.splitlines() if line.split()[1:] and not line.startswith("#")}
+    rows = [line.split() for line in mounted.splitlines()]
+    return sorted([row[1], row[2], row[3].split(",")[0]] for row in rows if len(row) > 3 and row[1] in places)
+
+
+def _outputs(commands: List[str]) -> Optional[List[str]]:
+    """Return what commands printed that ran at the same time; None if one failed, or did not end in time."""
+    deadline = time.monotonic() + _SECONDS
+    nothing = subprocess.DEVNULL
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        running = []
+        for number, command in enumerate(commands):
+            path = os.path.join(folder, str(number))
+            with open(path, "wb") as printed:
+                argv = ["sh", "-c", command]
+                running.append((path, subprocess.Popen(argv, stdin=nothing, stdout=printed, stderr=nothing)))
+        for path, process in running:
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if process.poll() is None:
+                process.kill()  # and not waited for: a process that hangs in the driver does not end
+            if process.poll() != 0:
+                return None
+            with open(path, "rb") as content:
+                found.append(content.read().decode("utf-8", "replace"))
+    return found
