@@ -149,7 +149,7 @@ def candidates(site: Site) -> frozenset[str]:
 
 
 def _is_possible(inventory: Inventory) -> bool:
-    """Return whether hosts of an inventory can be proven: Slurm's controller tells which serve; see inputs.py."""
+    """Return whether hosts of an inventory can be proven: Slurm's controller knows which serve; see inputs.py."""
     return SLURM in inventory.schedulers and KUBERNETES not in inventory.schedulers
 
 

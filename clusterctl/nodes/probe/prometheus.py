@@ -65,7 +65,7 @@ def alerts(access: Facts) -> Facts:
 
 
 def targets(access: Facts) -> Optional[Dict[str, bool]]:
-    """Return for each name of a target whether all of its exporters are up; None if Prometheus does not tell."""
+    """Return for each name of a target whether all of its exporters are up; None without a valid answer."""
     found = {}  # type: Dict[str, bool]
     try:
         for one in ask_prometheus(access, "/api/v1/targets?state=active")["activeTargets"]:
