@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from clusterctl.ansible import outcome
 from clusterctl.commands.kubeconfig import StoreKubeconfig
 from clusterctl.inventory.model import Host
 from clusterctl.inventory.schedulers import KUBERNETES
@@ -34,7 +35,7 @@ class Configure(Play):
             failed = raised
         unchanged.prove(run)
         problem: ClusterctlError | None = None
-        if run.unchanged and any(run.ledger.hosts[name].changed for name in run.site.inventory.informed):
+        if run.unchanged and any(_concerns_others(run.ledger.hosts[name]) for name in run.site.inventory.informed):
             run.screen.say("The head has changed, so the nodes that were left out are tested with it:")
             problem = play(run, replace(whole, playbook="verify"))
         if problem is None or isinstance(problem, WorkersFailed):
@@ -45,6 +46,12 @@ class Configure(Play):
     def plan(self, run: Run) -> None:
         if run.site.hosts:
             super().plan(run)
+
+
+def _concerns_others(head: outcome.Host) -> bool:
+    """Return whether a head has changed in more than its copy of the directory, which each edit changes."""
+    changes = {change.name for _, change in head.changes}
+    return bool(changes - {unchanged.COPY}) or (head.changed > 0 and not changes)
 
 
 class UninstallUnused(Phase):

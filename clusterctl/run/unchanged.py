@@ -83,6 +83,9 @@ LASTING = (
 )
 """Notes about how a node is. Any other may be about something that is left for a later run."""
 
+COPY = "/var/lib/clusterctl/recovery.tar"
+"""A head's copy of the cluster's directory (role base)."""
+
 _FILE = "unchanged.json"
 
 

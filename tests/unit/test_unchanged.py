@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl.ansible.events import PlaybookStarted, Status
+from clusterctl.ansible.events import Change, PlaybookStarted, Status
 from clusterctl.ansible.events import Result as StageResult
 from clusterctl.ansible.outcome import Host as Result
 from clusterctl.ansible.outcome import Ledger
@@ -391,6 +391,17 @@ def test_configure__head_has_changed__tests_the_nodes_left_out(played: Played, o
     played.results["verify"] = [("head1", "ok"), ("gpu02", "ok")]
     assert played.left() == ["gpu02"]
     assert played.played == [("bootstrap", "head1,gpu01"), ("verify", "head1,gpu01,gpu02")]
+
+
+def test_configure__head_has_a_new_copy_of_the_directory__tests_no_other(played: Played) -> None:
+    """Each edit of the inventory changes it."""
+    variables = yaml.safe_load((paths.content() / "roles/base/vars/main.yml").read_text())
+    assert unchanged.COPY in str(variables)
+    copy = Change("file", unchanged.COPY, "changed")
+    played.run.ledger.hosts["head1"] = Result(changed=1, changes=[("base", copy)])
+    played.results["bootstrap"] = [("head1", "ok"), ("gpu01", "changed")]
+    assert played.left() == ["gpu02"]
+    assert played.played == [("bootstrap", "head1,gpu01")]
 
 
 def test_configure__node_left_out_fails_the_test__is_reported_and_has_no_proof(played: Played) -> None:
