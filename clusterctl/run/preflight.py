@@ -51,6 +51,11 @@ UNREACHABLE = frozenset({Failure.UNRESOLVED, Failure.NO_ROUTE, Failure.REFUSED, 
 WITHOUT_THEM = "With --skip-unreachable the run continues without workers that do not respond or cannot confine jobs."
 
 
+def _state_options(host: Host) -> dict[str, Any]:
+    targets = {"targets": prometheus.access(host)} if prometheus.GROUP in host.groups else {}
+    return {"state": True, **targets}
+
+
 def preflight(
     inventory: Inventory,
     access: Access,
@@ -82,14 +87,9 @@ def preflight(
     daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
 
     def ask(host: Host) -> Answer:
-        options: dict[str, Any] = {
-            "network": network_options(host),
-            "slurm": checks.probe_options(inventory, host, daemons),
-        }
+        options = {"network": network_options(host), "slurm": checks.probe_options(inventory, host, daemons)}
         options |= contact.drift_options(key) if host.name in compared else {}
-        if with_state:
-            options["state"] = True
-            options |= {"targets": prometheus.access(host)} if prometheus.GROUP in host.groups else {}
+        options |= _state_options(host) if with_state else {}
         return contact.ask(host, access, options, before.get(host.name))
 
     answers = each(hosts, ask)
