@@ -75,14 +75,11 @@ def preflight(
     for a verb without that option.
     `adopt`: report unmanaged software as a warning. None for a verb that replaces nothing: do not report it.
     `new_head`: the same for a head that has lost its records of the cluster's jobs.
-    `refused`: see contact.ask.
-    `compared`: hosts to compare with their records. `with_state`: ask all hosts for the digest of their state, and
-    Prometheus for what it does not reach.
+    `refused`: see contact.ask. `compared`: hosts to compare with their records. `with_state`: ask for all digests.
     """
     records = hardware.load_all(inventory.directory)
     label = secrets.label(inventory.directory) if (inventory.directory / secrets.FILE).exists() else ""
     hosts = inventory.hosts if hosts is None else hosts
-    before = refused or {}
     key = secrets.values(inventory.directory).get("record_key") if compared else None
     daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
 
@@ -90,7 +87,7 @@ def preflight(
         options = {"network": network_options(host), "slurm": checks.probe_options(inventory, host, daemons)}
         options |= contact.drift_options(key) if host.name in compared else {}
         options |= _state_options(host) if with_state else {}
-        return contact.ask(host, access, options, before.get(host.name))
+        return contact.ask(host, access, options, (refused or {}).get(host.name))
 
     answers = each(hosts, ask)
     findings = [finding for host in hosts for finding in evaluate(host, answers[host.name], label, adopt)]

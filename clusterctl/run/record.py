@@ -99,12 +99,13 @@ def _outcome(run: Run, error: ClusterctlError | None, again: str) -> dict[str, A
     """Return the summary's fields about the result."""
     summary = run.ledger.summary()
     left_out = {"status": "unchanged", "ok": 0, "changed": 0, "changes": []}
-    summary["hosts"] = dict.fromkeys(run.unchanged, left_out) | summary["hosts"]  # some were tested
+    unchanged = {name: proof.at for name, proof in run.unchanged.items()}
+    summary["hosts"] = dict.fromkeys(unchanged, left_out) | summary["hosts"]  # some were tested
     return {
         "exit_code": error.exit_code if error else 0,
         "error": str(error) if error else None,
         "skipped": list(run.site.skipped),
-        **({"unchanged": {name: proof.at for name, proof in run.unchanged.items()}} if run.inputs else {}),
+        **({"unchanged": unchanged} if "bootstrap" in (run.options.verb, run.options.planned) else {}),
         **summary,
         "open": [
             {"what": what, "url": url, "login": login}
