@@ -186,7 +186,7 @@ def test_bootstrap__that_repairs_the_head__tests_all_workers(lab: TestLab) -> No
 def test_bootstrap__after_a_killed_run__plays_what_it_began(lab: TestLab) -> None:
     """The inventory is then as before the killed run: its inputs alone would be those of the proof."""
     text = lab.inventory.read_text()
-    assert decided(lab) == ALL
+    assert decided(lab) == ["gpu01", "gpu02"], "the head was repaired by the test before"
     lab.inventory.write_text(text.replace("Europe/Berlin", "Asia/Tokyo"))
     running = start_for_test(["clusterctl", "bootstrap", str(lab.inventory)])
     wait_until(lambda: "Tokyo" in lab.root("gpu01", "readlink /etc/localtime"))
