@@ -16,6 +16,8 @@ from pathlib import Path
 from tests.bench import profile
 from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Cost, Document, load, run, say
 from tests.cluster.lab import TestLab
+from tests.cluster.leaving_out import decided
+from tests.faults.injury import wait_until
 from tests.labs import REPOSITORY
 
 VERSION = "3.10.0"
@@ -32,6 +34,8 @@ def main(workers: int, rounds: int = ROUNDS) -> Document:
         lab.fresh()
         lab.clusterctl("bootstrap")
         lab.clusterctl("bootstrap")
+        nodes = TestLab(lab.name, workers)
+        wait_until(lambda: decided(nodes) == sorted(nodes.nodes))  # Prometheus has to reach all of them first
         with tempfile.TemporaryDirectory(prefix="clusterctl-pyinfra-") as folder:
             argv = (program, "-y", _inventory(lab, Path(folder)), _HERE / "pyinfra_deploy.py")
             ours, theirs = [], []
@@ -41,7 +45,7 @@ def main(workers: int, rounds: int = ROUNDS) -> Document:
                 _check(told)
                 theirs.append(cost)
             full, _ = lab.measure(*CLUSTERCTL, "bootstrap", lab.inventory, "--full")
-            edited = {name: _edited(lab, Path(folder), command) for name, command in _commands(lab, argv).items()}
+            edited = {name: _edited(lab, command) for name, command in _commands(lab, argv).items()}
     finally:
         lab.down()
     us, them = _median(ours), _median(theirs)
@@ -117,7 +121,7 @@ def _commands(lab: BenchLab, argv: tuple[str | Path, ...]) -> Mapping[str, tuple
     return {"bootstrap": (*CLUSTERCTL, "bootstrap", lab.inventory), "pyinfra": argv}
 
 
-def _edited(lab: BenchLab, folder: Path, command: tuple[str | Path, ...]) -> Cost:
+def _edited(lab: BenchLab, command: tuple[str | Path, ...]) -> Cost:
     """Edit a file of one worker, then measure the command, which has to repair it."""
     nodes = TestLab(lab.name, lab.workers)
     path, worker = "/etc/chrony/chrony.conf", nodes.nodes[-1]
