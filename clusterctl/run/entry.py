@@ -205,7 +205,7 @@ class Preflight(_Entry):
         if self.proves:
             now = inputs.of(site.inventory)
             run.inputs = now if now and now.variables == run.variables else None
-        if possible:
+        if self.leaves_out:
             _leave_out(run, possible)
         if run.head_lock:
             keep_head(run.site, run.screen)
@@ -254,8 +254,11 @@ class Preflight(_Entry):
 
 
 def _leave_out(run: Run, possible: Collection[str]) -> None:
-    """Take the hosts where nothing has changed out of the run."""
-    if proofs := unchanged.of(run.site, run.inputs, possible):
+    """Take the hosts where nothing has changed out of the run; say why others that have a proof are played."""
+    proofs = unchanged.of(run.site, run.inputs, possible)
+    for reason, names in unchanged.reasons(run.site, run.inputs, proofs).items():
+        run.screen.say((f"  {fold(names)}", "bold"), f": played, {reason}")
+    if proofs:
         since = min(proof.at for proof in proofs.values())
         run.unchanged = proofs
         for name, proof in proofs.items():

@@ -186,6 +186,31 @@ def of(site: Site, now: Inputs | None, possible: Collection[str]) -> dict[str, P
     return {host.name: found[host.name] for host in site.hosts if host.name in good}
 
 
+def reasons(site: Site, now: Inputs | None, left_out: Collection[str]) -> dict[str, list[str]]:
+    """Return why hosts that have a proof are played, each reason with its hosts.
+
+    A head that is played only because other nodes are is not among them.
+    """
+    known = _load(site.state) if now else {}
+    unreached, found = _unreached(site), dict[str, list[str]]()
+    for host in site.hosts:
+        if not now or host.name not in known or host.name not in site.facts or host.name in left_out:
+            continue
+        facts, proof = site.facts[host.name], known[host.name]
+        possible = {
+            "what its roles read on this machine has changed": proof.inputs != now.hosts[host.name],
+            "munge, the firewall, a GPU or a head's database does not work": facts.state is None,
+            "the node has changed": facts.state != proof.state,
+            "it differs from its records": not is_as_recorded(facts),
+            "it is unknown which nodes Prometheus reaches": unreached is None,
+            "Prometheus does not reach it": host.name in (unreached or ()),
+            "Slurm gives it no jobs": host.name not in site.inventory.informed and SLURM.workers in host.groups,
+        }
+        if reason := next((text for text, holds in possible.items() if holds), ""):
+            found.setdefault(reason, []).append(host.name)
+    return found
+
+
 def _unreached(site: Site) -> set[str] | None:
     """Return the hosts without a target, or with one that is down; None if it is unknown which these are."""
     from clusterctl.nodes import prometheus  # its libraries are slow to load

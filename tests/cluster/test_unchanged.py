@@ -1,5 +1,6 @@
 """A bootstrap leaves out the nodes where nothing has changed, and never one where something has."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,6 +76,8 @@ def test_bootstrap__of_a_node_changed_by_hand__repairs_it_alone(lab: TestLab) ->
             wait_until(lambda: decided(lab) == ALL)
     for damage, _ in BY_HAND.values():
         lab.root("gpu01", damage)
+    said = clusterctl("plan", "bootstrap", str(lab.inventory))
+    assert re.search(r"^ +gpu01: played, ", said.stdout, re.MULTILINE), described(said)
     done = lab.run("bootstrap")
     assert left_out(done) == ["gpu02"]
     repaired = {("file", CHRONY), ("unit", "prometheus-node-exporter.service"), ("package", "less")}

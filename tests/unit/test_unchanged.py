@@ -33,6 +33,7 @@ from clusterctl.workspace import secrets
 from tests.unit.test_inputs import INVENTORY, a_directory
 from tests.unit.test_role_plugins import plugin
 
+READ = "what its roles read on this machine has changed"
 UP = {"head1": True, "gpu01": True, "gpu02": True}
 CLEAN = Drift(None, (), 0, {})
 EDITED = Drift(None, (Item("munge", "file", "/etc/munge/munge.key", "edited"),), 0, {})
@@ -226,6 +227,41 @@ CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
         "_": (path / ".clusterctl/unchanged.json").write_text(json.dumps({"gpu01": {"inputs": "", "more": ""}}))
     },
 }
+
+
+REASONS: Mapping[str, dict[str, list[str]]] = {
+    "an edited file": {"it differs from its records": ["head1", "gpu01"]},
+    "more differences than shown": {"it differs from its records": ["head1", "gpu01"]},
+    "no comparison": {"it differs from its records": ["head1", "gpu01"]},
+    "a comparison that failed": {"it differs from its records": ["head1", "gpu01"]},
+    "another state": {"the node has changed": ["head1", "gpu01"]},
+    "no state": {"munge, the firewall, a GPU or a head's database does not work": ["head1", "gpu01"]},
+    "a changed variable": {READ: ["head1", "gpu01"]},
+    "a changed file": {READ: ["head1", "gpu01"]},
+    "a silent node": {"Slurm gives it no jobs": ["gpu01"]},
+    "a damaged proof": {},
+    "an unknown field": {},
+}
+
+
+@pytest.mark.proves("bootstrap", "A run says why a node that has a proof is played.")
+@pytest.mark.parametrize("name", CHANGES)
+def test_reasons__of_a_host_that_may_have_changed__name_the_first(directory: Path, heard: set[str], name: str) -> None:
+    proven(a_site(directory))
+    facts = {key: value for key, value in CHANGES[name](directory, heard).items() if key != "_"}
+    site = a_site(directory, **facts)
+    assert unchanged.reasons(site, inputs.of(site.inventory), left_out(site)) == REASONS[name]
+
+
+def test_reasons__of_what_prometheus_does_not_reach__name_it(directory: Path, heard: set[str]) -> None:
+    proven(a_site(directory))
+    for targets, expected in (
+        (None, {"it is unknown which nodes Prometheus reaches": ["head1", "gpu01"]}),
+        (UP | {"gpu01": False}, {"Prometheus does not reach it": ["gpu01"]}),
+        (UP, {}),  # the head is played because gpu02 is
+    ):
+        site = a_site(directory, targets=targets)
+        assert unchanged.reasons(site, inputs.of(site.inventory), left_out(site)) == expected
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
