@@ -14,10 +14,11 @@ from tests.programs import described, start_for_test
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[TestLab]:
-    """A cluster with proofs: its second bootstrap has changed nothing."""
+    """A cluster with proofs: its second bootstrap has changed nothing, and Prometheus has reached all nodes since."""
     with fresh("unchanged") as made:
         made.run("bootstrap")
         assert left_out(made.run("bootstrap")) == []
+        wait_until(lambda: decided(made) == ALL)
         yield made
 
 
