@@ -138,7 +138,9 @@ def page(run: Run, error: ClusterctlError | None, again: str) -> None:
     if error is None:
         left_out = len(run.unchanged.keys() - run.ledger.hosts.keys())
         shown.done(run.ledger, run.site.inventory, run.options.verb, run.options.given, left_out)
-        shown.field("Log", near(run.directory().log))
+        kept = run.directory()
+        # A run that leaves out all nodes has no log.
+        shown.field(*(("Log", near(kept.log)) if kept.log.exists() else ("Summary", near(kept.summary))))
         if run.options.verb not in _NO_STATUS_AFTER:
             shown.field("Next", _status(run.options), "bold")
         return

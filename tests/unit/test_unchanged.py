@@ -229,6 +229,7 @@ CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
 }
 
 
+ALL_HOSTS = ("head1", "gpu01", "gpu02")
 REASONS: Mapping[str, dict[str, list[str]]] = {
     "an edited file": {"it differs from its records": ["head1", "gpu01"]},
     "more differences than shown": {"it differs from its records": ["head1", "gpu01"]},
@@ -445,6 +446,25 @@ def test_configure__node_left_out_fails_the_test__is_reported_and_has_no_proof(p
     played.results["verify"] = [("head1", "ok"), ("gpu02", "failed")]
     assert played.left() == []
     assert record._outcome(played.run, None, "")["hosts"]["gpu02"]["status"] == "failed"
+
+
+@pytest.mark.parametrize("field", ["Log", "Summary"])
+def test_page__of_a_run_without_a_log__names_the_summary(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    kept = SimpleNamespace(log=directory / "ansible.log", summary=directory / "summary.json")
+    kept.summary.touch()
+    if field == "Log":
+        kept.log.touch()
+    monkeypatch.setattr(Run, "directory", lambda _: kept)
+    site, text = a_site(directory), io.StringIO()
+    proven(site, "head1", "gpu01", "gpu02")
+    run = Run(unchanged.without(site, ALL_HOSTS), Screen(text))
+    run.unchanged = unchanged._load(site.state)
+    record.page(run, None, "")
+    assert "3 nodes, all unchanged." in text.getvalue()
+    found = [line.split()[0] for line in text.getvalue().splitlines() if str(directory) in line and "." in line]
+    assert field in found and len({"Log", "Summary"} & {*found}) == 1
 
 
 def test_configure__head_fails__leaves_no_proof(played: Played) -> None:
