@@ -41,8 +41,8 @@ def main(workers: int, rounds: int = ROUNDS) -> Document:
             ours, theirs = [], []
             for _ in range(rounds):
                 ours.append(_unchanged(lab))
-                cost, told = lab.measure(*argv)
-                _check(told)
+                cost, printed = lab.measure(*argv)
+                _check(printed)
                 theirs.append(cost)
             full, _ = lab.measure(*CLUSTERCTL, "bootstrap", lab.inventory, "--full")
             edited = {name: _edited(lab, command) for name, command in _commands(lab, argv).items()}
@@ -110,11 +110,11 @@ def _unchanged(lab: BenchLab) -> Cost:
     return cost
 
 
-def _check(told: str) -> None:
-    rows = [line.split() for line in told.splitlines() if line.strip().startswith("Grand total")]
+def _check(printed: str) -> None:
+    rows = [line.split() for line in printed.splitlines() if line.strip().startswith("Grand total")]
     # The columns are operations, then success (hosts where it changed something), error, and those without a change.
     if not rows or [word for word in rows[-1][3:5] if word not in ("-", "0")]:
-        raise BenchError(f"pyinfra changed something:\n{told[-3000:]}")
+        raise BenchError(f"pyinfra changed something:\n{printed[-3000:]}")
 
 
 def _commands(lab: BenchLab, argv: tuple[str | Path, ...]) -> Mapping[str, tuple[str | Path, ...]]:
