@@ -35,7 +35,8 @@ class Configure(Play):
             failed = raised
         unchanged.prove(run)
         problem: ClusterctlError | None = None
-        if run.unchanged and any(_concerns_others(run.ledger.hosts[name]) for name in run.site.inventory.informed):
+        informed = [run.ledger.hosts[name] for name in run.site.inventory.informed if name in run.ledger.hosts]
+        if run.unchanged and any(_concerns_others(host) for host in informed):
             run.screen.say("The head has changed, so the nodes that were left out are tested with it:")
             problem = play(run, replace(whole, playbook="verify"))
         if problem is None or isinstance(problem, WorkersFailed):

@@ -136,7 +136,7 @@ def show(screen: Screen, run: Run, folder: Path, summary: dict[str, Any]) -> Non
         what = plural(changed, "change") + " to make" * run.check if changed else "nothing to change"
         screen.say()
         unchanged = summary.get("unchanged")
-        left_out = len(unchanged) if isinstance(unchanged, dict) else 0
+        left_out = len(unchanged.keys() - ledger.hosts.keys()) if isinstance(unchanged, dict) else 0
         screen.say(("Done", "bold green"), f" in {_took(run)}: {report.extent(len(ledger.hosts), what, left_out)}")
         page.content(ledger, run.check)
         screen.say()

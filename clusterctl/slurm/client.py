@@ -89,7 +89,7 @@ class SlurmController(HeadCommands):
     def in_service(self) -> set[str]:
         """Return the nodes that get jobs: slurmctld hears from them, and the ledger has them without a cause.
 
-        None if a partition is not up, because the state of its nodes does not show it.
+        If a partition is not up, none is returned: the state of its nodes does not show it.
         """
         if {*self._run(*_PARTITIONS).split()} != {"up"}:
             return set()

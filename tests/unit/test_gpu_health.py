@@ -764,7 +764,7 @@ def ill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]
     locks = {gpu: {"graphics_clock": "1200,1200"} for gpu in ("GPU-a", "GPU-b")}
     (tmp_path / "CLOCK_LOCKS.json").write_text(json.dumps({"driver": 1, "locks": locks}))
     monkeypatch.setattr(NODE, "run", ask)
-    monkeypatch.setattr(HEALTH, "send", lambda given, text: seen.append(("told", text)))
+    monkeypatch.setattr(HEALTH, "send", lambda given, text: seen.append(("reported", text)))
     monkeypatch.setattr(CHECKS.Checks, "run", lambda self, *without: [])
     monkeypatch.setattr(DIAGNOSIS, "boot_time", lambda: 0.0)
     monkeypatch.setitem(NODE.ENVIRONMENT, "PATH", "")
@@ -791,7 +791,7 @@ def test_after_a_reset_all_is_set_again_while_the_node_is_out(ill: list[tuple[st
     found, state = diagnosed()
     assert (found, state["xids"]) == ([], {})
     assert ill == [
-        ("told", "a diagnosis is under way"),
+        ("reported", "a diagnosis is under way"),
         ("nvidia-smi", "--gpu-reset", "-i", "GPU-b"),
         (str(NODE.GPU_CONFIG), "--given", '{"mig": "7g.80gb"}', "--drained"),
     ]
@@ -804,7 +804,7 @@ def test_diagnosis__without_a_gpu_to_reset__is_reported_as_one(ill: list[tuple[s
     state = HEALTH.load_state() | {"xids": {"0000:0f:00": {"119": -1.0}}}  # before the start of the system
     assert diagnose(state)[0] == []
     assert state["xids"] == {}
-    assert ill == [("told", EAR.DIAGNOSIS)]
+    assert ill == [("reported", EAR.DIAGNOSIS)]
 
 
 def test_a_service_that_does_not_come_back_is_told_and_the_rest_goes_on(

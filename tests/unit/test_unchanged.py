@@ -421,6 +421,17 @@ def test_configure__head_is_as_it_was__keeps_the_proofs_of_nodes_left_out(played
     assert played.played == [("bootstrap", "head1,gpu01")]
 
 
+def test_configure__a_skipped_host_of_the_logs__is_no_changed_head(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no result."""
+    (directory / "inventory.yaml").write_text(INVENTORY + "    logging: {hosts: {gpu01: {}}}\n")
+    played = Played(directory, monkeypatch)
+    played.run.site = replace(played.run.site, skipped=("gpu01",))
+    played.results["bootstrap"] = [("head1", "ok")]
+    assert played.left() == ["gpu02"]
+
+
 @pytest.mark.parametrize("other", ["ok", "failed"])
 def test_configure__head_has_changed__tests_the_nodes_left_out(played: Played, other: Status) -> None:
     """Also if a worker failed."""
