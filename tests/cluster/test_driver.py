@@ -33,6 +33,7 @@ PLAY = """\
 - name: Set up the package sources, then a role
   hosts: gpu01
   gather_facts: true
+  tags: facts # ansible.cfg skips what has no tag of its own
   pre_tasks:
     - name: Set up the package sources
       ansible.builtin.include_role: {name: base, tasks_from: sources}
