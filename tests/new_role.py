@@ -88,7 +88,8 @@ scenario:
 _PLAY = """\
 - name: Configure NAME
   hosts: NAME
-  roles: [NAME]
+  roles:
+    - {role: NAME, tags: NAME}
 
 """
 # Before it all roles of their own groups are played, after it monitoring's.

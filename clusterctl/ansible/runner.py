@@ -40,7 +40,7 @@ _UNREDACTED = ("event", "host", "status")
 
 @dataclass(frozen=True)
 class Command:
-    """An `ansible-playbook` command. An empty `limit` means all hosts of the playbook.
+    """An `ansible-playbook` command. An empty `limit` means all hosts of the playbook, empty `tags` all roles.
 
     `user` is the login user where the inventory sets none. `variables` are the verb's parameters, never the cluster's
     configuration.
@@ -50,6 +50,7 @@ class Command:
     inventory: Path
     vault_password_file: Path | None = None
     limit: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     check: bool = False
     diff: bool = False
     forks: int | None = None
@@ -67,6 +68,7 @@ class Command:
         argv += ["--become-password-file", str(self.become_password_file)] if self.become_password_file else []
         argv += ["--ask-become-pass"] if self.ask_become_pass else []
         argv += ["--limit", ",".join(self.limit)] if self.limit else []
+        argv += ["--tags", ",".join(self.tags)] if self.tags else []
         argv += ["--check"] if self.check else []
         argv += ["--diff"] if self.diff else []
         argv += ["--forks", str(self.forks)] if self.forks else []

@@ -7,7 +7,7 @@ from clusterctl.ansible import outcome
 from clusterctl.commands.kubeconfig import StoreKubeconfig
 from clusterctl.inventory.model import Host
 from clusterctl.inventory.schedulers import KUBERNETES
-from clusterctl.run import engine, pruning, scheduler, unchanged
+from clusterctl.run import engine, proofs, pruning, scheduler, unchanged
 from clusterctl.run.context import Options, Site
 from clusterctl.run.entry import CONTACT, NoteInputs, Preflight
 from clusterctl.run.phases import Phase, Run, Step
@@ -17,17 +17,20 @@ from clusterctl.util.text import fold
 
 
 class Configure(Play):
-    """Configure the nodes that were not left out, and record which of them the next run can leave out."""
+    """Configure the nodes that were not left out, and record what the next run has to do."""
 
     def __init__(self) -> None:
         super().__init__("bootstrap", "Configure all nodes")
+
+    def site(self, run: Run) -> Site:
+        return replace(super().site(run), roles=run.roles)
 
     def run(self, run: Run) -> None:
         if not run.site.hosts:
             return
         whole = replace(run.site, hosts=run.site.inventory.hosts)
         if run.unchanged:
-            unchanged.forget(whole)  # until it is known that they need no test
+            proofs.forget(whole)  # until it is known that they need no test
         failed: ClusterctlError | None = None
         try:
             super().run(run)
@@ -40,7 +43,7 @@ class Configure(Play):
             run.screen.say("The head has changed, so the nodes that were left out are tested with it:")
             problem = play(run, replace(whole, playbook="verify"))
         if problem is None or isinstance(problem, WorkersFailed):
-            unchanged.restore(whole, {name: run.unchanged[name] for name in run.unchanged.keys() - run.ledger.lost()})
+            proofs.restore(whole, {name: run.unchanged[name] for name in run.unchanged.keys() - run.ledger.lost()})
         if error := failed or problem:
             raise error
 

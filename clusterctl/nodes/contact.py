@@ -156,7 +156,7 @@ class _Reply:
     node: Annotated[Node, nested(Node)]
     drift: Annotated[Drift | None, optional(nested(Drift))]
     alerts: Annotated[Alerts | None, optional(nested(Alerts))]
-    state: Annotated[str | None, optional(text(r"[0-9a-f]{64}", "a digest"))]
+    state: Annotated[Mapping[str, str] | None, optional(mapping(text("[a-z]+"), text("[0-9a-f]{64}", "a digest"), 8))]
     targets: Annotated[Mapping[str, bool] | None, optional(mapping(text(), flag, probe_common.MAX_TARGETS))]
     started: Annotated[float, seconds]
     ended: Annotated[float, seconds]
@@ -177,8 +177,8 @@ class Facts:
     clock: tuple[float, float]
     drift: Drift | None = None
     alerts: Alerts | None = None
-    state: str | None = None
-    """A digest of the node's state; see probe/state.py."""
+    state: Mapping[str, str] | None = None
+    """Digests of the node's state; see probe/state.py."""
     targets: Mapping[str, bool] | None = None
     """Whether all exporters of each target of this host's Prometheus are up; None if that is unknown."""
 

@@ -102,6 +102,8 @@ class Site:
     facts: Mapping[str, "Facts"] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Extra variables of the playbook."""
+    roles: frozenset[str] = frozenset()
+    """The roles of the playbook to play, besides its tests; empty for all."""
 
     @property
     def state(self) -> Path:
@@ -126,6 +128,7 @@ class Site:
             diff=self.options.diff,
             forks=self.options.forks,
             verbosity=self.options.verbosity,
+            tags=("facts", *sorted(self.roles), "verify") if self.roles else (),
             variables={**self.variables, **({_ADOPT: True} if self.options.adopt else {})},
         )
 

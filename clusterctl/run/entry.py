@@ -254,18 +254,20 @@ class Preflight(_Entry):
 
 
 def _leave_out(run: Run, possible: Collection[str]) -> None:
-    """Take the hosts where nothing has changed out of the run; say why others that have a proof are played."""
-    proofs = unchanged.of(run.site, run.inputs, possible)
-    for reason, names in unchanged.reasons(run.site, run.inputs, proofs).items():
+    """Take the hosts and roles that have nothing to do out of the run; say why others that have a proof are played."""
+    decision = unchanged.decide(run.site, run.inputs, possible)
+    for reason, names in decision.reasons.items():
         run.screen.say((f"  {fold(names)}", "bold"), f": played, {reason}")
-    if proofs:
-        since = min(proof.at for proof in proofs.values())
-        run.unchanged = proofs
-        for name, proof in proofs.items():
-            for note in proof.notes:
-                run.ledger.notes.setdefault(note, []).append(name)
-        run.screen.say((f"  {fold([*proofs])}", "bold"), f": unchanged since {since}, left out")
-        run.site = unchanged.without(run.site, proofs)
+    for note, names in decision.notes.items():
+        run.ledger.notes.setdefault(note, []).extend(names)
+    run.roles = decision.roles
+    if run.roles:
+        run.screen.say(f"  Roles that have something to do: {', '.join(sorted(run.roles))}")
+    if decision.left_out:
+        since = min(proof.at for proof in decision.left_out.values())
+        run.unchanged = decision.left_out
+        run.screen.say((f"  {fold([*run.unchanged])}", "bold"), f": unchanged since {since}, left out")
+        run.site = unchanged.without(run.site, run.unchanged)
 
 
 CONTACT = (Authorise(), LockDirectory(), EnsureSecrets(), CheckHostKeys(), ConfirmHead(), LockHead())

@@ -14,7 +14,7 @@ from clusterctl.util import files
 if TYPE_CHECKING:
     from clusterctl.run.headlock import ClusterLock
     from clusterctl.run.inputs import Inputs
-    from clusterctl.run.unchanged import Proof
+    from clusterctl.run.proofs import Proof
 
 Step = str | Site
 """A manual step in place of a phase: a text, or the plain command for a site."""
@@ -54,6 +54,8 @@ class Run:
     """Digests of what the run reads on this machine, when it began."""
     unchanged: Mapping[str, "Proof"] = field(default_factory=dict)
     """The nodes that were left out because nothing has changed, with the proofs."""
+    roles: frozenset[str] = frozenset()
+    """The roles that a bootstrap plays; empty for all."""
     is_whole: bool = True
     """Whether each playbook ran to its end. If all hosts of a play fail, Ansible runs no further play on any host."""
     played_again: set[str] = field(default_factory=set)

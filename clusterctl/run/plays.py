@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from clusterctl.ansible import runner
-from clusterctl.run import record, unchanged
+from clusterctl.run import proofs, record
 from clusterctl.run.context import Site
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.ui.progress import Progress
@@ -73,11 +73,11 @@ def _run_once(run: Run, site: Site, patience: float | None, more: bool) -> Clust
     run.directory()  # raises an error before Ansible starts if the directory cannot be created
     only_tests = (site.playbook or site.options.verb) == "verify"
     if not site.options.check and not only_tests:
-        unchanged.forget(site)
+        proofs.forget(site)
     error, trouble = watch(run, site, patience=patience, more=more)
     run.is_whole &= run.ledger.ended and not run.ledger.stopped and not run.ledger.plays_to_come
     if only_tests and (lost := run.ledger.lost()):
-        unchanged.forget(replace(site, hosts=tuple(host for host in site.hosts if host.name in lost)))
+        proofs.forget(replace(site, hosts=tuple(host for host in site.hosts if host.name in lost)))
     run.trouble = run.trouble or trouble
     return error
 

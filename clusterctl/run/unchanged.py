@@ -1,39 +1,41 @@
-"""Leave out nodes where a run has nothing to do, because an earlier run has proven it and nothing has changed since.
+"""Leave out nodes and roles that have nothing to do, because a run has proven it and nothing has changed since.
 
 A node is left out if all of these hold:
 
 - all that its roles read on this machine is as it was in its last good bootstrap: variables, the other files of the
   cluster's directory, and clusterctl with its roles (inputs.py)
-- the node's own state is as it was before and after that bootstrap, which changed nothing there, by the digest of
+- the node's own state is as it was before and after that bootstrap, which changed nothing there, by the digests of
   probe/state.py; and it still works
 - nothing on the node differs from its records
 - it is a worker to which Slurm gives jobs, and nothing keeps it out of service; or all workers are left out
 - Prometheus reaches all of its exporters
 - each of its roles is one of PROVEN: all that it can change is in this state, and it leaves nothing for a later run
 
+If all that is to do concerns roles that are SEPARATE, only these are played: those that read a variable that has
+changed (role_variables.py), that recorded a file that was edited, or that changed the node in the run of its proof.
+
 Whatever is unknown runs. The proof of a host is deleted before Ansible contacts it, and stored after the run. Heads
 and monitoring are configured with what is known of all nodes, so they are left out only together with all others. If
 the run changes a head, the workers that it has left out have no proof until they have been tested with it.
 """
 
-import json
-import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clusterctl.ansible import outcome
 from clusterctl.inventory import bootstrap_plays
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.schedulers import KUBERNETES, SLURM
-from clusterctl.run import inputs, scheduler
+from clusterctl.run import inputs, proofs, pruning, role_variables, scheduler
 from clusterctl.run.context import Site
-from clusterctl.run.inputs import Inputs
+from clusterctl.run.inputs import HostInputs, Inputs
 from clusterctl.run.phases import Run
-from clusterctl.util import files, paths
+from clusterctl.run.proofs import Proof
+from clusterctl.util import paths
 from clusterctl.util.errors import HeadFailed, InputError
 from clusterctl.util.text import plural
 from clusterctl.workspace import secrets
@@ -76,69 +78,63 @@ PROVEN: Mapping[str, str] = {
 }
 """Roles of which all that they change on a node is recorded or in the digest, and why: see test_unchanged.py."""
 
-LASTING = (
-    r"driver \S+ is already installed and is not changed",
-    r"homes are not shared: .*",
-    r"nvidia-peermem is not loaded: .*",
-)
-"""Notes about how a node is. Any other may be about something that is left for a later run."""
+_METRICS = "serves or reads metrics"
+SEPARATE: Mapping[str, str] = {
+    "alert_drain": "receives alerts",
+    "alertmanager": _METRICS,
+    "apptainer": "users run its program",
+    "base": "package sources, names, time and limits: what others need of it, they read from the node when they run",
+    "blackbox_exporter": _METRICS,
+    "filebeat": "reads logs",
+    "gpu_health": "a timer and role verify run its program",
+    "grafana": _METRICS,
+    "landing_page": _METRICS,
+    "mpi": "users run its programs",
+    "mysqld_exporter": _METRICS,
+    "node_exporter": _METRICS,
+    "packages": "each role also installs its own",
+    "podman": "users run its program",
+    "prometheus": _METRICS,
+    "slurm_exporter": _METRICS,
+    "slurm_logins": "sshd reads its files at each login",
+    "users": "it also adds the users to Slurm",
+}
+"""Roles of which no other role has more to do if they change something, and why. verify is played with any of them."""
+
+_PARTS = {"packages", "records"}
+_PARTS_OF: Mapping[str, set[str]] = {"users": {"accounts", "accounting"}}
+"""Parts of the state that roles can change, besides those that any role can."""
+
+_VERIFY = "verify"
+LASTING: Mapping[str, str] = {
+    r"driver \S+ is already installed and is not changed": "nvidia_driver",
+    r"homes are not shared: .*": _VERIFY,
+    r"nvidia-peermem is not loaded: .*": "nvidia_driver",
+}
+"""Notes about how a node is, with their roles. Any other may be about something that is left for a later run."""
 
 COPY = "/var/lib/clusterctl/recovery.tar"
 """A head's copy of the cluster's directory (role base)."""
 
-_FILE = "unchanged.json"
+READ = "what its roles read on this machine has changed"
 
 
 @dataclass(frozen=True)
-class Proof:
-    """That a bootstrap was good on a host: what its roles may read here, the node's state after it, and when.
+class Decision:
+    """What a run has to do: the hosts that it leaves out, with their proofs, and what it plays on the others."""
 
-    `notes` are repeated by the runs that leave out the host.
-    """
-
-    inputs: str
-    state: str
-    at: str
-    notes: tuple[str, ...] = ()
-
-
-def _load(state: Path) -> dict[str, Proof]:
-    """Return the proofs by host, none if the file is missing or damaged."""
-    try:
-        found = json.loads(files.read(state / _FILE, inputs.LIMIT, state))
-        return {str(name): _proof(**one) for name, one in found.items()}
-    except (files.UnfitError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        return {}
-
-
-def _proof(inputs: str, state: str, at: str, notes: list[str]) -> Proof:
-    return Proof(str(inputs), str(state), str(at), tuple(str(note) for note in notes))
-
-
-def _save(state: Path, proofs: Mapping[str, Proof]) -> None:
-    with files.writing(state):
-        data = json.dumps({name: asdict(proof) for name, proof in proofs.items()}, indent=1, sort_keys=True)
-        files.write_atomically(state / _FILE, f"{data}\n".encode(), replace=True)
-
-
-def forget(site: Site) -> None:
-    """Delete the proofs of the hosts that a playbook will change. Raises InputError if they cannot be deleted."""
-    known, hosts = _load(site.state), {host.name for host in site.hosts}
-    kept = {name: proof for name, proof in known.items() if name not in hosts}
-    if kept != known or (not known and os.path.lexists(site.state / _FILE)):  # one that cannot be read may be, later
-        _save(site.state, kept)
-
-
-def restore(site: Site, proofs: Mapping[str, Proof]) -> None:
-    """Store proofs that were deleted again: what they say is still so."""
-    if proofs:
-        with suppress(InputError):  # a full disk is no error: the run itself was good
-            _save(site.state, _load(site.state) | {**proofs})
+    left_out: Mapping[str, Proof] = field(default_factory=dict)
+    roles: frozenset[str] = frozenset()
+    """The roles to play on the others, without verify; empty for all."""
+    reasons: Mapping[str, list[str]] = field(default_factory=dict)
+    """Why hosts that have a proof are played, each reason with its hosts. A head may be played because others are."""
+    notes: Mapping[str, list[str]] = field(default_factory=dict)
+    """The notes that the run would repeat if it played all roles on all hosts, with their hosts."""
 
 
 def candidates(site: Site) -> frozenset[str]:
-    """Return the hosts that may be left out, before they are contacted."""
-    known = _load(site.state) if _is_possible(site.inventory) else {}
+    """Return the hosts of which it may be known what they have to do, before they are contacted."""
+    known = proofs.load(site.state) if _is_possible(site.inventory) else {}
     now = inputs.of(site.inventory) if known else None
     if now is None:
         return frozenset()
@@ -146,8 +142,8 @@ def candidates(site: Site) -> frozenset[str]:
         host.name
         for host in site.hosts
         if host.name in known
-        and known[host.name].inputs == now.hosts[host.name]
         and can_be_proven(site.inventory, host)
+        and _concerned(host, known[host.name], now.hosts[host.name]) is not None
     )
 
 
@@ -158,57 +154,98 @@ def _is_possible(inventory: Inventory) -> bool:
 
 def can_be_proven(inventory: Inventory, host: Host) -> bool:
     """Return whether a proof has all that a bootstrap can change on a host: a host of Slurm with PROVEN roles."""
-    if not _is_possible(inventory):
-        return False
+    return _is_possible(inventory) and _roles(host) <= PROVEN.keys()
+
+
+def _roles(host: Host) -> set[str]:
     plays = bootstrap_plays.load(paths.content())
-    return {*bootstrap_plays.roles_of_host(plays, {"all", host.name, *host.groups})} <= PROVEN.keys()
+    return {*bootstrap_plays.roles_of_host(plays, {"all", host.name, *host.groups})}
 
 
-def of(site: Site, now: Inputs | None, possible: Collection[str]) -> dict[str, Proof]:
-    """Return the proofs of those hosts where nothing has changed, by their answers and by the inputs of the run."""
-    known = _load(site.state) if possible and now else {}
-    found = {
-        name: known[name]
-        for name in possible
-        if name in site.facts
-        and now
-        and known[name].inputs == now.hosts[name]
-        and known[name].state == site.facts[name].state
-        and is_as_recorded(site.facts[name])
-    }
-    unreached = _unreached(site)
-    if not found or unreached is None:
-        return {}
-    workers = {host.name for host in site.hosts if SLURM.workers in host.groups}
-    good = {name for name in found if name not in unreached} & (_in_service(site) | (found.keys() - workers))
-    if len(good) < len(site.inventory.hosts):
-        good &= workers - {*site.inventory.informed}
-    return {host.name: found[host.name] for host in site.hosts if host.name in good}
+def _concerned(host: Host, proof: Proof, now: HostInputs) -> set[str] | None:
+    """Return the roles of a host that have something to do by its inputs and its proof; None if all may have."""
+    own = _roles(host) - {_VERIFY}
+    found = role_variables.readers(paths.content(), proof.inputs.changed(now), own) | {*proof.pending}
+    found |= {"base"} if proof.inputs.copy != now.copy else set()
+    return found if proof.inputs.rest == now.rest and found <= SEPARATE.keys() else None
 
 
-def reasons(site: Site, now: Inputs | None, left_out: Collection[str]) -> dict[str, list[str]]:
-    """Return why hosts that have a proof are played, each reason with its hosts.
-
-    A head that is played only because other nodes are is not among them.
-    """
-    known = _load(site.state) if now else {}
-    unreached, found = _unreached(site), dict[str, list[str]]()
+def decide(site: Site, now: Inputs | None, possible: Collection[str]) -> Decision:
+    """Return what a run has to do, by the answers of the hosts and by its inputs."""
+    known = proofs.load(site.state) if now else {}
+    unreached, serving = _unreached(site), _in_service(site) if known else set[str]()
+    due, reasons = dict[str, set[str] | None](), dict[str, list[str]]()
     for host in site.hosts:
-        if not now or host.name not in known or host.name not in site.facts or host.name in left_out:
-            continue
-        facts, proof = site.facts[host.name], known[host.name]
-        possible = {
-            "what its roles read on this machine has changed": proof.inputs != now.hosts[host.name],
-            "munge, the firewall, a GPU or a head's database does not work": facts.state is None,
-            "the node has changed": facts.state != proof.state,
-            "it differs from its records": not is_as_recorded(facts),
-            "it is unknown which nodes Prometheus reaches": unreached is None,
-            "Prometheus does not reach it": host.name in (unreached or ()),
-            "Slurm gives it no jobs": host.name not in site.inventory.informed and SLURM.workers in host.groups,
-        }
-        if reason := next((text for text, holds in possible.items() if holds), ""):
-            found.setdefault(reason, []).append(host.name)
+        due[host.name], reason = None, ""
+        if now and host.name in known and host.name in site.facts:
+            due[host.name], reason = _due(host, known[host.name], now.hosts[host.name], site.facts[host.name])
+            trouble = _trouble(site, host, known[host.name], unreached, serving)
+            if host.name not in possible:
+                due[host.name], reason = None, reason or READ
+            elif trouble:
+                due[host.name], reason = None, trouble
+        if reason:
+            reasons.setdefault(reason, []).append(host.name)
+    good = {name for name, roles in due.items() if roles == set()}
+    if len(good) < len(site.inventory.hosts):
+        good -= {*site.inventory.informed}
+    to_play = [roles for name, roles in due.items() if name not in good]
+    roles = frozenset[str]().union(*filter(None, to_play)) if None not in to_play else frozenset[str]()
+    left_out = {host.name: known[host.name] for host in site.hosts if host.name in good}
+    return Decision(left_out, roles, reasons, _notes(known, due, left_out, roles))
+
+
+def _due(host: Host, proof: Proof, now: HostInputs, facts: "Facts") -> tuple[set[str] | None, str]:
+    """Return the roles of a host that have something to do, None for all, and why."""
+    found, names = _concerned(host, proof, now), proof.inputs.changed(now)
+    edited = {pruning.ROLE_OF.get(item.scope, item.scope) for item in facts.drift.items} if facts.drift else set()
+    possible = {
+        READ: proof.inputs.rest != now.rest,
+        f"{_listed(names)} changed": bool(names) and found != set(),
+        "it differs from its records": bool(edited),
+        f"its {_listed(proof.pending)} changed in the last run": bool(proof.pending),
+        "its copy of the cluster's directory is not the latest": proof.inputs.copy != now.copy,
+    }
+    reason = next((text for text, holds in possible.items() if holds), "")
+    is_separate = found is not None and edited <= SEPARATE.keys()
+    return ((found or set()) | edited if is_separate else None), reason
+
+
+def _trouble(site: Site, host: Host, proof: Proof, unreached: set[str] | None, serving: Collection[str]) -> str:
+    """Return why all roles of a host are played, by how it works; empty if it does."""
+    facts = site.facts[host.name]
+    possible = {
+        "munge, the firewall, a GPU or a head's database does not work": facts.state is None,
+        "the node has changed": facts.state != proof.state,
+        "it is not known what differs from its records": not is_compared(facts),
+        "it is unknown which nodes Prometheus reaches": unreached is None,
+        "Prometheus does not reach it": host.name in (unreached or ()),
+        "Slurm gives it no jobs": SLURM.workers in host.groups and host.name not in serving,
+    }
+    return next((text for text, holds in possible.items() if holds), "")
+
+
+def _listed(names: Collection[str]) -> str:
+    """Return names, if there are many the first and the number of the others."""
+    first = sorted(names)
+    return " and ".join(first) if len(first) < 3 else f"{first[0]} and {len(first) - 1} others"
+
+
+def _notes(
+    known: Mapping[str, Proof], due: Mapping[str, set[str] | None], left_out: Collection[str], roles: Collection[str]
+) -> dict[str, list[str]]:
+    """Return the notes of proofs whose roles are not played: on hosts that are left out, or as other roles are."""
+    found: dict[str, list[str]] = {}
+    for name in due:
+        for note in known[name].notes if name in left_out or (roles and name in known) else ():
+            if name in left_out or _role_of_note(note) not in {*roles, _VERIFY}:
+                found.setdefault(note, []).append(name)
     return found
+
+
+def _role_of_note(note: str) -> str | None:
+    """Return the role of a LASTING note, None for another one."""
+    return next((role for pattern, role in LASTING.items() if re.fullmatch(pattern, note)), None)
 
 
 def _unreached(site: Site) -> set[str] | None:
@@ -228,10 +265,14 @@ def _unreached(site: Site) -> set[str] | None:
     return found
 
 
+def is_compared(facts: "Facts") -> bool:
+    """Return whether all is known that differs from a node's records."""
+    return facts.drift is not None and facts.drift.error is None and not facts.drift.more
+
+
 def is_as_recorded(facts: "Facts") -> bool:
     """Return whether nothing on a node differs from its records; False if they were not compared."""
-    drift = facts.drift
-    return drift is not None and drift.error is None and not drift.items and not drift.more
+    return facts.drift is not None and is_compared(facts) and not facts.drift.items
 
 
 def _in_service(site: Site) -> set[str]:
@@ -248,8 +289,14 @@ def without(site: Site, names: Collection[str]) -> Site:
     return replace(site, hosts=tuple(host for host in site.hosts if host.name not in names))
 
 
+def changed_roles(host: outcome.Host) -> set[str] | None:
+    """Return the roles that changed a host in a run; None if that is not known of all changes."""
+    roles = {role for role, _ in host.changes}
+    return roles if roles or not host.changed else None
+
+
 def prove(run: Run) -> None:
-    """Store the proof that the next run has nothing to do, for each host on which this one had nothing to do.
+    """Store the proof of what the next run has to do, for each host that only SEPARATE roles or none have changed.
 
     A host that has changed meanwhile has no proof, nor has one with a note that is not LASTING. Without the head no job
     has tested a node, and there are none.
@@ -261,13 +308,12 @@ def prove(run: Run) -> None:
     if now is None or now != run.inputs or site.options.limit or site.options.check or not run.is_whole:
         return
     results = run.ledger.hosts
-    left = [note for note in run.ledger.notes if not any(re.fullmatch(one, note) for one in LASTING)]
-    noted = {name for note in left for name in run.ledger.notes[note]}
+    noted = {name for note, names in run.ledger.notes.items() if not _role_of_note(note) for name in names}
     good = [
         host
         for host in site.hosts
-        if host.name in results and results[host.name].status == "ok" and not results[host.name].changed
-        and host.name not in noted
+        if host.name in results and results[host.name].status == "ok" and host.name not in noted
+        and _are_separate(changed_roles(results[host.name]))
         and host.name in site.facts and can_be_proven(site.inventory, host)
     ]  # fmt: skip
     if not good:
@@ -277,10 +323,22 @@ def prove(run: Run) -> None:
         options = {"state": True, **contact.drift_options(key)}
         answers = remote.each(good, lambda host: contact.ask(host, site.access, options))
         remote.forget_gateways()
-        at, proofs = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", {}
+        at, found = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", {}
         for name, answer in answers.items():
-            before = site.facts[name].state
-            if before and answer.facts and answer.facts.state == before and is_as_recorded(answer.facts):
+            roles, before, after = changed_roles(results[name]) or set(), site.facts[name].state, answer.facts
+            if after and is_as_recorded(after) and _is_explained(before, after.state, roles):
                 notes = tuple(note for note, names in run.ledger.notes.items() if name in names)
-                proofs[name] = Proof(now.hosts[name], before, at, notes)
-        restore(site, proofs)
+                found[name] = Proof(now.hosts[name], after.state or {}, at, notes, tuple(sorted(roles)))
+        proofs.restore(site, found)
+
+
+def _are_separate(roles: Iterable[str] | None) -> bool:
+    return roles is not None and {*roles} <= SEPARATE.keys()
+
+
+def _is_explained(before: Mapping[str, str] | None, after: Mapping[str, str] | None, roles: Collection[str]) -> bool:
+    """Return whether all parts of a state that differ are such that these roles change."""
+    if not before or not after:
+        return False
+    possible = _PARTS.union(*(_PARTS_OF.get(role, ()) for role in roles)) if roles else set[str]()
+    return {part for part in before.keys() | after.keys() if before.get(part) != after.get(part)} <= possible

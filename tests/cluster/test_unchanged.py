@@ -33,6 +33,11 @@ def left_out(document: dict[str, Any]) -> list[str]:
     return sorted(document["unchanged"])
 
 
+def roles_of(document: dict[str, Any]) -> set[str]:
+    """Return the roles that a run has played, besides its tests."""
+    return {stage["role"] for stage in document["stages"]} - {"", "verify"}
+
+
 def changes(document: dict[str, Any], node: str) -> set[tuple[str, str]]:
     return {(one["kind"], one["name"]) for one in document["hosts"][node]["changes"]}
 
@@ -88,11 +93,47 @@ def test_bootstrap__of_a_node_changed_by_hand__repairs_it_alone(lab: TestLab) ->
     assert decided(lab) == ALL
 
 
+@pytest.mark.proves("bootstrap", "A file that was edited is repaired by its role, and no other one is played.")
+def test_bootstrap__of_an_edited_file__plays_its_role_alone(lab: TestLab) -> None:
+    lab.root("gpu01", f"echo '# mine' >> {CHRONY}")
+    done = lab.run("bootstrap")
+    assert (left_out(done), roles_of(done)) == (["gpu02"], {"base"})
+    assert changes(done, "gpu01") == {("file", CHRONY), ("unit", "chrony.service")}
+    assert any(stage["role"] == "verify" and "gpu01" in stage["hosts"] for stage in done["stages"])
+    again = lab.run("bootstrap")
+    assert (left_out(again), roles_of(again)) == (["gpu02"], {"base"})
+    assert decided(lab) == ALL
+
+
+DAVE = "{name: dave, uid: 10077}"
+
+
+@pytest.mark.proves("bootstrap", "A user who is added plays only the roles that read the users; their jobs run.")
+def test_bootstrap__of_a_new_user__plays_the_roles_of_users(lab: TestLab) -> None:
+    text = lab.inventory.read_text()
+    lab.inventory.write_text(re.sub(r"(?m)^( +)users_accounts:\n", rf"\g<0>\g<1>- {DAVE}\n", text))
+    assert "dave" in lab.inventory.read_text()
+    plan = lab.run("plan bootstrap")
+    done = lab.run("bootstrap")
+    concerned = {"base", "packages", "slurm_logins", "users"}
+    assert roles_of(plan) == roles_of(done) == concerned
+    assert left_out(plan) == left_out(done) == []
+    for node in lab.nodes:
+        lab.root(node, "id -u dave")
+    assert "dave" in lab.root("head1", "cd /; runuser -u dave -- srun id -un")
+    again = lab.run("bootstrap")
+    assert roles_of(again) <= concerned
+    assert {name: host["changed"] for name, host in again["hosts"].items()} == dict.fromkeys(lab.nodes, 0)
+    assert decided(lab) == ALL
+    lab.unchanged()
+
+
 @pytest.mark.proves("bootstrap", "A variable of all nodes that changes plays all nodes.")
 def test_bootstrap__of_a_changed_inventory__plays_all(lab: TestLab) -> None:
     lab.declare("cluster_timezone: Europe/Berlin")
     done = lab.run("bootstrap")
     assert left_out(done) == []
+    assert roles_of(done) == {"base", "filebeat", "packages"}
     for node in lab.nodes:
         assert "Berlin" in lab.root(node, "readlink /etc/localtime")
     assert left_out(lab.run("bootstrap")) == []

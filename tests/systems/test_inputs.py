@@ -1,32 +1,33 @@
-"""No role reads another host's variable that run/inputs.py has for that host's own."""
+"""No role reads a variable that run/role_variables.py does not find in its text."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusterctl.inventory import schema
-from clusterctl.run import inputs
+from clusterctl.inventory import bootstrap_plays, schema
+from clusterctl.run import role_variables
 from tests.systems.rendering import CONTENT, Cluster, a_cluster, roles_of
 
 SYSTEM = "debian-13"
 OTHER = "of-another-host"
 _KNOWN: Any = schema.load()
-OWN = {*_KNOWN.variables} - inputs.shared_names(CONTENT)
+OWN = {*_KNOWN.variables} - role_variables.shared_names(CONTENT)
 
 
 def outcome(cluster: Cluster, host: str) -> dict[str, str]:
     """Return by role what it gives node_state on a host, with the content of its files; or why it cannot."""
-    found = {}
-    for path in roles_of("slurm"):
-        role = cluster.role(path.name, host)
-        try:
-            calls = [call for _, call in role.calls()]
-            contents = [role.content(item) for call in calls for item in call.get("files", [])]
-            found[path.name] = f"{calls} {contents}"
-        except Exception as error:
-            found[path.name] = f"{type(error).__name__}: {error}"
-    return found
+    return {path.name: of_role(cluster, host, path.name) for path in roles_of("slurm")}
+
+
+def of_role(cluster: Cluster, host: str, name: str) -> str:
+    role = cluster.role(name, host)
+    try:
+        calls = [call for _, call in role.calls()]
+        contents = [role.content(item) for call in calls for item in call.get("files", [])]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return f"{calls} {contents}"
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,27 @@ def test_own_variables__of_another_host__are_not_read(
     cluster.set(host, **dict.fromkeys(OWN, OTHER))
     assert outcome(cluster, reader) == before[reader]
     assert OTHER in str(outcome(cluster, host)), "the values have reached their own host"
+
+
+IN_PLAYS = {role for play in bootstrap_plays.load(CONTENT) for role in play.roles}
+PLAYED = [path.name for path in roles_of("slurm") if path.name in IN_PLAYS]
+
+
+@pytest.mark.proves("bootstrap", "No role reads a variable whose change would not play it.")
+@pytest.mark.parametrize("name", PLAYED)
+def test_variables_that_a_role_does_not_read__of_all_hosts__change_nothing(
+    directory: Path, before: dict[str, dict[str, str]], name: str
+) -> None:
+    """Among the roles of a cluster that has them all, each alone: others fail with such values."""
+    known = [one for one in _KNOWN.variables if not one.startswith("ansible_")]
+    unread = [one for one in known if name not in role_variables.readers(CONTENT, [one], {*PLAYED})]
+    assert len(unread) > 50
+    cluster = Cluster(directory / "inventory.yaml", SYSTEM)
+    for host in cluster.hosts:
+        cluster.set(host, **dict.fromkeys(unread, OTHER))
+    assert {host: of_role(cluster, host, name) for host in cluster.hosts} == {
+        host: roles[name] for host, roles in before.items()
+    }
 
 
 @pytest.mark.parametrize(

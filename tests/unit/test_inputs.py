@@ -2,13 +2,11 @@
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from clusterctl.inventory import model, schema
+from clusterctl.inventory import model
 from clusterctl.run import inputs
 from clusterctl.run.inputs import Inputs
 from clusterctl.util import paths
@@ -152,7 +150,7 @@ def test_of__a_group_below_another__differs(directory: Path) -> None:
         write(directory, "inventory.yaml", text)
         now = read(directory)
         assert now
-        found.add(now.hosts["gpu02"])
+        found.add(now.hosts["gpu02"].rest)
     assert len(found) == 2
 
 
@@ -207,53 +205,3 @@ def test_of_clusterctl__a_file_of_a_role_that_changes__differs(tmp_path: Path, m
         (tmp_path / name).write_text("b")
         found.add(inputs._of_clusterctl.__wrapped__())
     assert len(found) == 5
-
-
-ROLE = {
-    "roles/web/defaults/main.yml": "web_port: 80\nweb_title: x\nweb_name: \"{{ web_title }}\"\nweb_own: 1\n",
-    "roles/web/vars/main.yml": "__web_seen: \"{{ groups['web'] | map('extract', hostvars, 'web_port') }}\"\n",
-    "roles/web/tasks/main.yml": "- name: a\n  debug: {msg: \"{{ web_own }}\"}\n",
-    "playbooks/bootstrap.yml": "- hosts: all\n",
-    "playbooks/group_vars/all.yml": "",
-}  # fmt: skip
-CASES: Mapping[str, tuple[dict[str, str], set[str]]] = {
-    "hostvars of a variable": ({}, {"web_port"}),
-    "hostvars in a template": (
-        {"roles/web/templates/x.j2": "{{ hostvars['a'].web_name }}"},
-        {"web_port", "web_name", "web_title"},
-    ),
-    "a task that runs once": (
-        {"roles/web/tasks/main.yml": "- {name: a, set_fact: {x: '{{ web_own }}'}, run_once: true}\n"},
-        {"web_port", "web_own"},
-    ),
-    "a block that runs once": (
-        {"roles/web/tasks/main.yml": "- {run_once: true, block: [{name: a, debug: {msg: '{{ web_own }}'}}]}\n"},
-        {"web_port", "web_own"},
-    ),
-    "a task of a block": (
-        {"roles/web/tasks/main.yml": "- block: [{name: a, set_fact: {x: '{{ web_own }}'}, delegate_to: b}]\n"},
-        {"web_port", "web_own"},
-    ),
-    "a plugin": ({"plugins/lookup/x.py": "variables['hostvars'][0]['web_own']"}, {"web_port", "web_own"}),
-    "a playbook": ({"playbooks/bootstrap.yml": "- hosts: all\n  when: web_own\n"}, {"web_port", "web_own"}),
-}
-
-
-@pytest.mark.parametrize(("files", "names"), CASES.values(), ids=CASES)
-def test_shared_names__of_a_role__are_those_that_other_hosts_may_read(
-    tmp_path: Path, files: dict[str, str], names: set[str]
-) -> None:
-    for name, text in {**ROLE, **files}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert {name for name in inputs.shared_names.__wrapped__(tmp_path) if name.startswith("web_")} == names
-
-
-def test_shared_names__of_all_roles__are_a_part_of_their_variables() -> None:
-    """If most were shared, a variable of one node would play all."""
-    known: Any = schema.load()
-    shared = inputs.shared_names(paths.content())
-    of_roles = {*known.variables}
-    assert {"cluster_address", "slurm_head_partitions", "node_exporter_port"} <= shared
-    assert not {"cluster_timezone", "base_packages", "users_accounts", "gpu_config_mig"} & shared
-    assert 20 < len(of_roles & shared) < len(of_roles) / 3

@@ -23,6 +23,7 @@ from ansible.playbook.task import Task
 from jinja2 import Environment, nodes
 
 from clusterctl.inventory import host_pattern
+from clusterctl.inventory.bootstrap_plays import APPLY
 from tests.systems.rendering import (
     CONTENT,
     ROLES,
@@ -172,6 +173,16 @@ def test_plays__for_some_nodes__have_the_others_too() -> None:
     assert [play["name"] for play in made] == ["Prepare the Kubernetes heads and new workers"]
     (stop,) = made[0]["post_tasks"]
     assert stop["ansible.builtin.import_role"] == {"name": "packages", "tasks_from": "stop"}
+
+
+@pytest.mark.proves("bootstrap", "Each role of the bootstrap can be played alone, by a tag of its name.")
+def test_bootstrap__each_role__has_its_name_as_its_tag() -> None:
+    """Role apply has those of the roles whose calls it applies."""
+    for play in load(CONTENT / "playbooks/bootstrap.yml"):
+        before: list[str] = []
+        for role in play.get("roles", ()):
+            assert role["tags"] == (before if role["role"] == APPLY else role["role"]), play["name"]
+            before.append(role["role"])
 
 
 @pytest.mark.proves("roles", "Plays that gather facts do so although Ansible's checks of arguments are skipped.")

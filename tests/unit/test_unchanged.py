@@ -18,14 +18,15 @@ from clusterctl.ansible.events import Result as StageResult
 from clusterctl.ansible.outcome import Host as Result
 from clusterctl.ansible.outcome import Ledger
 from clusterctl.commands import bootstrap
-from clusterctl.inventory import model
+from clusterctl.inventory import bootstrap_plays, model
 from clusterctl.nodes import remote
 from clusterctl.nodes.contact import Drift, Item
 from clusterctl.nodes.probe import state
-from clusterctl.run import context, inputs, plays, record, unchanged
+from clusterctl.run import context, inputs, plays, proofs, record, unchanged
 from clusterctl.run.context import Options, Site
 from clusterctl.run.entry import NoteInputs
 from clusterctl.run.phases import Run
+from clusterctl.run.proofs import Proof
 from clusterctl.ui.screen import Screen
 from clusterctl.util import paths
 from clusterctl.util.errors import ClusterctlError, HeadFailed, WorkersFailed
@@ -33,7 +34,8 @@ from clusterctl.workspace import secrets
 from tests.unit.test_inputs import INVENTORY, a_directory
 from tests.unit.test_role_plugins import plugin
 
-READ = "what its roles read on this machine has changed"
+STATE = dict.fromkeys(("accounts", "machine", "packages", "records"), "a" * 64)
+OTHER = STATE | {"machine": "b" * 64}
 UP = {"head1": True, "gpu01": True, "gpu02": True}
 CLEAN = Drift(None, (), 0, {})
 EDITED = Drift(None, (Item("munge", "file", "/etc/munge/munge.key", "edited"),), 0, {})
@@ -147,7 +149,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def a_site(directory: Path, **facts: Any) -> Site:
     inventory = model.load(directory / "inventory.yaml")
     site = context.load(Options("bootstrap", directory / "inventory.yaml"), inventory)
-    known: Any = SimpleNamespace(**({"drift": CLEAN, "state": "a" * 64, "targets": UP} | facts))
+    known: Any = SimpleNamespace(**({"drift": CLEAN, "state": STATE, "targets": UP} | facts))
     return replace(site, facts=dict.fromkeys(("head1", "gpu01", "gpu02"), known))
 
 
@@ -158,18 +160,22 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return found
 
 
-def proven(site: Site, *names: str) -> dict[str, unchanged.Proof]:
+def proven(site: Site, *names: str) -> dict[str, Proof]:
     """Store proofs of these hosts, by default of the head and one of the workers."""
     now = inputs.of(site.inventory)
     assert now
     chosen = names or ("gpu01", "head1")
-    proofs = {name: unchanged.Proof(now.hosts[name], "a" * 64, "2026-11-27 12:00 UTC") for name in chosen}
-    unchanged._save(site.state, proofs)
-    return proofs
+    found = {name: Proof(now.hosts[name], STATE, "2026-11-27 12:00 UTC") for name in chosen}
+    proofs.save(site.state, found)
+    return found
+
+
+def decided(site: Site) -> unchanged.Decision:
+    return unchanged.decide(site, inputs.of(site.inventory), unchanged.candidates(site))
 
 
 def left_out(site: Site) -> list[str]:
-    return [*unchanged.of(site, inputs.of(site.inventory), unchanged.candidates(site))]
+    return [*decided(site).left_out]
 
 
 @pytest.mark.proves("bootstrap", "Only a worker whose inputs, state, records and service are as proven is left out.")
@@ -217,7 +223,7 @@ CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
     "more differences than shown": lambda _path, _heard: {"drift": Drift(None, (), 1, {})},
     "no comparison": lambda _path, _heard: {"drift": None},
     "a comparison that failed": lambda _path, _heard: {"drift": Drift("no Python", (), 0, {})},
-    "another state": lambda _path, _heard: {"state": "b" * 64},
+    "another state": lambda _path, _heard: {"state": OTHER},
     "no state": lambda _path, _heard: {"state": None},
     "a changed variable": lambda path, _heard: {"_": (path / "group_vars/all.yml").write_text("cluster_timezone: UTC")},
     "a changed file": lambda path, _heard: {"_": (path / "company.pem").write_text("another")},
@@ -232,13 +238,13 @@ CHANGES: Mapping[str, Callable[[Path, set[str]], dict[str, Any]]] = {
 ALL_HOSTS = ("head1", "gpu01", "gpu02")
 REASONS: Mapping[str, dict[str, list[str]]] = {
     "an edited file": {"it differs from its records": ["head1", "gpu01"]},
-    "more differences than shown": {"it differs from its records": ["head1", "gpu01"]},
-    "no comparison": {"it differs from its records": ["head1", "gpu01"]},
-    "a comparison that failed": {"it differs from its records": ["head1", "gpu01"]},
+    "more differences than shown": {"it is not known what differs from its records": ["head1", "gpu01"]},
+    "no comparison": {"it is not known what differs from its records": ["head1", "gpu01"]},
+    "a comparison that failed": {"it is not known what differs from its records": ["head1", "gpu01"]},
     "another state": {"the node has changed": ["head1", "gpu01"]},
     "no state": {"munge, the firewall, a GPU or a head's database does not work": ["head1", "gpu01"]},
-    "a changed variable": {READ: ["head1", "gpu01"]},
-    "a changed file": {READ: ["head1", "gpu01"]},
+    "a changed variable": {"cluster_timezone changed": ["head1", "gpu01"]},
+    "a changed file": {unchanged.READ: ["head1", "gpu01"]},
     "a silent node": {"Slurm gives it no jobs": ["gpu01"]},
     "a damaged proof": {},
     "an unknown field": {},
@@ -251,7 +257,7 @@ def test_reasons__of_a_host_that_may_have_changed__name_the_first(directory: Pat
     proven(a_site(directory))
     facts = {key: value for key, value in CHANGES[name](directory, heard).items() if key != "_"}
     site = a_site(directory, **facts)
-    assert unchanged.reasons(site, inputs.of(site.inventory), left_out(site)) == REASONS[name]
+    assert decided(site).reasons == REASONS[name]
 
 
 def test_reasons__of_what_prometheus_does_not_reach__name_it(directory: Path, heard: set[str]) -> None:
@@ -262,7 +268,7 @@ def test_reasons__of_what_prometheus_does_not_reach__name_it(directory: Path, he
         (UP, {}),  # the head is played because gpu02 is
     ):
         site = a_site(directory, targets=targets)
-        assert unchanged.reasons(site, inputs.of(site.inventory), left_out(site)) == expected
+        assert decided(site).reasons == expected
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -291,11 +297,11 @@ def test_candidates__with_a_role_that_is_not_proven__are_none(directory: Path, g
 
 def test_forget__of_a_run__deletes_the_proofs_of_its_hosts(directory: Path, heard: set[str]) -> None:
     site = a_site(directory)
-    proofs = proven(site)
-    unchanged.forget(replace(site, hosts=tuple(host for host in site.hosts if host.name == "gpu02")))
-    assert unchanged._load(site.state) == proofs
-    unchanged.forget(site)
-    assert unchanged._load(site.state) == {}
+    found = proven(site)
+    proofs.forget(replace(site, hosts=tuple(host for host in site.hosts if host.name == "gpu02")))
+    assert proofs.load(site.state) == found
+    proofs.forget(site)
+    assert proofs.load(site.state) == {}
     assert left_out(site) == []
 
 
@@ -303,7 +309,7 @@ class Answers:
     """What the nodes answer after a run, and the run itself."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.state, self.drift = "a" * 64, CLEAN
+        self.state, self.drift = STATE, CLEAN
         self.site = a_site(directory)
         self.run: Any = SimpleNamespace(
             site=self.site,
@@ -321,7 +327,7 @@ class Answers:
 
     def proven(self) -> list[str]:
         unchanged.prove(self.run)
-        return sorted(unchanged._load(self.site.state))
+        return sorted(proofs.load(self.site.state))
 
 
 @pytest.fixture
@@ -344,15 +350,15 @@ def test_prove__of_a_node_with_a_note__stores_it_or_none(answers: Answers) -> No
     lasting = LOOK.left(False, ["GPU-1"], "580.1", False, False)
     answers.run.ledger.notes = {"ada stays in Slurm until her jobs have ended": ["head1"], lasting: ["gpu01"]}
     assert answers.proven() == ["gpu01", "gpu02"]
-    stored = unchanged._load(answers.site.state)
+    stored = proofs.load(answers.site.state)
     assert (stored["gpu01"].notes, stored["gpu02"].notes) == ((lasting,), ())
 
 
 def test_lasting__notes_of_modules__are_theirs() -> None:
     text = (paths.content() / "plugins/modules/slurm_job_proof.py").read_text()
     (effect,) = re.findall(r'effect = "(homes are not shared: [^"]*)"', text)
-    assert re.fullmatch(unchanged.LASTING[1], f"{effect}, seen on gpu01")
-    assert re.fullmatch(unchanged.LASTING[2], LOOK.DMA_BUF)
+    assert unchanged._role_of_note(f"{effect}, seen on gpu01") == "verify"
+    assert unchanged._role_of_note(LOOK.DMA_BUF) == "nvidia_driver"
 
 
 @pytest.mark.parametrize("change", ["state", "none", "drift", "inputs", "limit", "check", "aborted", "failed contact"])
@@ -361,7 +367,7 @@ def test_prove__of_what_is_not_known_for_sure__stores_nothing(
 ) -> None:
     match change:
         case "state":
-            answers.state = "b" * 64
+            answers.state = OTHER
         case "none":
             answers.run.site = a_site(directory, state=None)
         case "drift":
@@ -385,9 +391,8 @@ class Played:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.site = a_site(directory)
         proven(self.site, "gpu01", "gpu02", "head1")
-        proofs = unchanged._load(self.site.state)
         self.run = Run(unchanged.without(self.site, {"gpu02"}), Screen(io.StringIO()))
-        self.run.unchanged = {"gpu02": proofs["gpu02"]}
+        self.run.unchanged = {"gpu02": proofs.load(self.site.state)["gpu02"]}
         self.results: dict[str, list[tuple[str, Status]]] = {"bootstrap": [], "verify": []}
         self.played: list[tuple[str, str]] = []
         monkeypatch.setattr(Run, "directory", lambda _: SimpleNamespace(log=directory / "log", path=directory))
@@ -407,7 +412,7 @@ class Played:
         """Run the phase; return whose proofs are left."""
         with suppress(WorkersFailed):
             bootstrap.Configure().run(self.run)
-        return sorted(unchanged._load(self.site.state))
+        return sorted(proofs.load(self.site.state))
 
 
 @pytest.fixture
@@ -471,7 +476,7 @@ def test_page__of_a_run_without_a_log__names_the_summary(
     site, text = a_site(directory), io.StringIO()
     proven(site, "head1", "gpu01", "gpu02")
     run = Run(unchanged.without(site, ALL_HOSTS), Screen(text))
-    run.unchanged = unchanged._load(site.state)
+    run.unchanged = proofs.load(site.state)
     record.page(run, None, "")
     assert "3 nodes, all unchanged." in text.getvalue()
     found = [line.split()[0] for line in text.getvalue().splitlines() if str(directory) in line and "." in line]
@@ -482,7 +487,7 @@ def test_configure__head_fails__leaves_no_proof(played: Played) -> None:
     played.results["bootstrap"] = [("head1", "failed")]
     with pytest.raises(HeadFailed):
         played.left()
-    assert unchanged._load(played.site.state) == {}
+    assert proofs.load(played.site.state) == {}
 
 
 @pytest.mark.parametrize("edit", ["group_vars/all.yml", "company.pem"])
@@ -499,7 +504,7 @@ def test_preflight__variables_that_were_edited_since_they_were_read__are_unknown
 def test_forget__a_file_that_cannot_be_read__replaces_it(directory: Path) -> None:
     site = a_site(directory)
     (site.state / "unchanged.json").write_text("[" * 100_000)
-    unchanged.forget(site)
+    proofs.forget(site)
     assert json.loads((site.state / "unchanged.json").read_text()) == {}
 
 
@@ -550,27 +555,172 @@ def test_output__of_a_database_of_a_head__is_in_the_digest(tmp_path: Path, monke
     (tmp_path / "configuration").touch()
     found = set()
     for command in ("echo ada", "echo grace", "echo ada; false"):
-        monkeypatch.setattr(state, "_OUTPUTS", ((str(tmp_path / "configuration"), command),))
-        found.add(state.state([], None))
+        monkeypatch.setattr(state, "_OUTPUTS", (("database", str(tmp_path / "configuration"), command),))
+        found.add((state.state([], None) or {}).get("database"))
     assert len(found) == 3
     assert None in found, "what fails has no state"
-    monkeypatch.setattr(state, "_OUTPUTS", ((str(tmp_path / "none"), "false"),))
+    monkeypatch.setattr(state, "_OUTPUTS", (("database", str(tmp_path / "none"), "false"),))
     assert state.state([], None)
 
 
-def test_state__of_what_roles_change__differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file of the digest once, here below a folder."""
-    names = [*state._CONTENTS, *state._STATUS, "/var/lib/clusterctl/state/munge.json"]
-    moved = {name: tmp_path / name.lstrip("/") for name in names}
-    monkeypatch.setattr(state, "_CONTENTS", tuple(str(moved[name]) for name in state._CONTENTS))
-    monkeypatch.setattr(state, "_STATUS", tuple(str(moved[name]) for name in state._STATUS))
-    monkeypatch.setattr(state, "_RECORDS", str(moved[names[-1]].parent / "*.json"))
-    found = {state.state([], None), state.state([], "580.1"), state.state([{"uuid": "GPU-1", "mig": None}], None)}
-    for path in moved.values():
+PARTS = {
+    "_ACCOUNTS": "accounts",
+    "_CONTENTS": "machine",
+    "_PACKAGES": "packages",
+    "_PASSWORDS": "accounts",
+    "_RECORDS": "records",
+    "_STATUS": "machine",
+}
+"""By name of the paths: the part of the state that has them."""
+
+
+def test_state__of_what_roles_change__differs_in_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each path once, here below a folder."""
+    moved: list[tuple[Path, str]] = []
+    for name, part in PARTS.items():
+        value = getattr(state, name)
+        paths_ = [tmp_path / path.lstrip("/") for path in ([value] if isinstance(value, str) else value)]
+        monkeypatch.setattr(state, name, str(paths_[0]) if isinstance(value, str) else tuple(map(str, paths_)))
+        moved += [(path, part) for path in paths_]
+    before = state.state([], None)
+    for path, part in [*moved, *moved]:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("a")
-        found.add(state.state([], None))
-        path.write_text("bb")
-        found.add(state.state([], None))
-    assert len(found) == 3 + 2 * len(moved)
-    assert state.state([], None) == state.state([], None)
+        path.write_text(path.read_text() + "a" if path.exists() else "a")
+        now = state.state([], None)
+        assert before and now
+        assert {key for key in now if now[key] != before[key]} == {part}, path
+        before = now
+    assert state.state([], None) == before
+    for other in (state.state([], "580.1"), state.state([{"uuid": "GPU-1", "mig": None}], None)):
+        assert before and other and other["machine"] != before["machine"]
+
+
+OF_BASE = Drift(None, (Item("sources", "file", "/etc/apt/sources.list", "edited"),), 0, {})  # a scope of role base
+FEW: Mapping[str, tuple[Callable[[Path], dict[str, Any]], set[str], set[str]]] = {
+    "nothing": (lambda _path: {}, set(), {*ALL_HOSTS}),
+    "a variable": (
+        lambda path: {"_": (path / "group_vars/all.yml").write_text("cluster_timezone: UTC")},
+        {"base", "filebeat", "packages"},
+        set(),
+    ),
+    "a variable of one worker": (
+        lambda path: {"_": (path / "host_vars/gpu01.yml").write_text("cluster_timezone: UTC")},
+        {"base", "filebeat", "packages"},
+        {"gpu02"},
+    ),
+    "a variable that other hosts read": (
+        lambda path: {"_": (path / "host_vars/gpu01.yml").write_text("node_exporter_port: 9200")},
+        {"base", "node_exporter", "packages", "prometheus"},
+        set(),
+    ),
+    "a variable of a role that these hosts do not have": (
+        lambda path: {
+            "_": (path / "group_vars/all.yml").write_text("cluster_timezone: Etc/UTC\ndocker_data_directory: /d")
+        },
+        {"base"},  # for the head's copy of the directory
+        {"gpu01", "gpu02"},
+    ),
+    "a variable of a role that others depend on": (
+        lambda path: {"_": (path / "group_vars/all.yml").write_text("slurm_head_conf_extra: {KillWait: 9}")},
+        set(),
+        set(),
+    ),
+    "another file": (lambda path: {"_": (path / "company.pem").write_text("another")}, set(), set()),
+    "an edited file of a role": (lambda _path: {"drift": OF_BASE}, {"base"}, set()),
+    "an edited file of a role that others depend on": (lambda _path: {"drift": EDITED}, set(), set()),
+    "another state": (lambda _path: {"state": OTHER}, set(), set()),
+}  # fmt: skip
+"""By what has changed: how, the roles that are played (none stands for all), and the hosts that are left out."""
+
+
+@pytest.mark.proves("bootstrap", "Only roles are played that read a changed variable or wrote an edited file.")
+@pytest.mark.parametrize(("change", "roles", "hosts"), FEW.values(), ids=FEW)
+def test_decide__after_a_change__plays_the_roles_that_it_concerns(
+    directory: Path, heard: set[str], change: Callable[[Path], dict[str, Any]], roles: set[str], hosts: set[str]
+) -> None:
+    proven(a_site(directory), *ALL_HOSTS)
+    facts = {key: value for key, value in change(directory).items() if key != "_"}
+    decision = decided(a_site(directory, **facts))
+    assert ({*decision.roles}, {*decision.left_out}) == (roles, hosts)
+    assert (decision.reasons != {}) == (hosts != {*ALL_HOSTS})
+
+
+def test_decide__with_a_host_without_a_proof__plays_all_roles(directory: Path, heard: set[str]) -> None:
+    proven(a_site(directory), "head1", "gpu01")
+    (directory / "group_vars/all.yml").write_text("cluster_timezone: UTC")
+    assert not decided(a_site(directory)).roles
+    assert left_out(a_site(directory)) == []
+
+
+@pytest.mark.proves("bootstrap", "Roles that changed a node in its last run are played once more.")
+def test_decide__of_a_host_that_was_changed__plays_the_roles_that_changed_it(directory: Path, heard: set[str]) -> None:
+    found = proven(a_site(directory), *ALL_HOSTS)
+    changed = replace(found["gpu01"], pending=("users",), notes=("driver 1 is already installed and is not changed",))
+    proofs.save(a_site(directory).state, found | {"gpu01": changed})
+    decision = decided(a_site(directory))
+    assert ([*decision.roles], [*decision.left_out]) == (["users"], ["gpu02"])
+    assert decision.reasons == {"its users changed in the last run": ["gpu01"]}
+    assert decision.notes == {"driver 1 is already installed and is not changed": ["gpu01"]}, "its role is not played"
+
+
+def test_notes__of_role_verify__are_not_repeated_if_it_is_played(directory: Path, heard: set[str]) -> None:
+    found, note = proven(a_site(directory), *ALL_HOSTS), "homes are not shared: x"
+    proofs.save(a_site(directory).state, {name: replace(one, notes=(note,)) for name, one in found.items()})
+    assert decided(a_site(directory)).notes == {note: ["head1", "gpu01", "gpu02"]}
+    (directory / "host_vars/gpu01.yml").write_text("cluster_timezone: UTC")
+    assert decided(a_site(directory)).notes == {note: ["gpu02"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "after", "pending"),
+    [
+        ([("users", "task")], {"accounts": "b", "records": "b"}, ("users",)),
+        ([("base", "file"), ("users", "file")], {"records": "b"}, ("base", "users")),
+        ([("base", "file")], {"accounts": "b"}, None),
+        ([("users", "task")], {"machine": "b"}, None),
+        ([("slurm_head", "file")], {"records": "b"}, None),
+        ([], {"records": "b"}, None),
+    ],
+)
+def test_prove__of_a_changed_node__stores_the_roles_if_they_explain_the_change(
+    answers: Answers,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: list[tuple[str, str]],
+    after: dict[str, str],
+    pending: tuple[str, ...] | None,
+) -> None:
+    host = answers.run.ledger.hosts["gpu01"]
+    host.changed, host.changes = len(changes), [(role, Change(kind, "x", "changed")) for role, kind in changes]
+    states = {"gpu01": STATE | {part: digit * 64 for part, digit in after.items()}}
+    monkeypatch.setattr(
+        answers, "of", lambda name: SimpleNamespace(facts=SimpleNamespace(state=states.get(name, STATE), drift=CLEAN))
+    )
+    answers.proven()
+    stored = proofs.load(answers.site.state)
+    assert (stored["gpu01"].pending if "gpu01" in stored else None) == pending
+    assert stored["gpu02"].pending == ()
+
+
+def test_configure__with_few_roles__plays_these_alone_and_tests_all(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tags = []
+    watch = played.watch
+
+    def seen(run: Run, site: Site, **rest: Any) -> Any:
+        tags.append(site.command().tags)
+        return watch(run, site, **rest)
+
+    monkeypatch.setattr(plays, "watch", seen)
+    played.run.roles = frozenset({"users", "base"})
+    played.results["bootstrap"] = [("head1", "changed"), ("gpu01", "ok")]
+    played.results["verify"] = [("head1", "ok"), ("gpu02", "ok")]
+    played.left()
+    assert tags == [("facts", "base", "users", "verify"), ()]
+
+
+def test_separate__roles__are_proven_and_in_the_plays() -> None:
+    roles = {role for play in bootstrap_plays.load(paths.content()) for role in play.roles}
+    assert unchanged.SEPARATE.keys() <= unchanged.PROVEN.keys() & roles
+    assert unchanged._PARTS_OF.keys() <= unchanged.SEPARATE.keys()
+    assert {*unchanged.LASTING.values()} <= roles

@@ -55,7 +55,7 @@ def main(options: Facts) -> None:
     All options are optional. `network`, with the inventory's `proxy`, `no_proxy` and `mirrors`, tests the package
     sources. `services` has the units whose state is needed. `drift`, `alerts` and `targets` have the options of these
     functions.
-    `state` asks for the digest of the node's state.
+    `state` asks for the digests of the node's state.
     """
     started = time.time()
     found, driver, nvml_error = gpus()

@@ -1,4 +1,4 @@
-"""A digest of what a run can change on a node, besides what its records list, and of what its roles read there."""
+"""Digests of what a run can change on a node, besides what its records list, and of what its roles read there."""
 
 import glob
 import hashlib
@@ -8,16 +8,15 @@ import re
 import subprocess
 import tempfile
 import time
-from typing import List, Optional
+from typing import Dict, List, Optional, Tuple
 
 from clusterctl.nodes.probe.common import Facts, read
 
-# Their content is part of the digest, as is that of the roles' records.
+_ACCOUNTS = ("/etc/group", "/etc/passwd")
+# Their content is in the digests, as is that of the roles' records.
 _CONTENTS = (
     "/etc/dnf/dnf.conf",
-    "/etc/group",
     "/etc/os-release",
-    "/etc/passwd",
     "/etc/yum.repos.d/redhat.repo",
     "/proc/driver/nvidia/version",
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
@@ -27,10 +26,11 @@ _CONTENTS = (
     "/sys/fs/selinux/booleans/container_use_devices",
 )
 _RECORDS = "/var/lib/clusterctl/state/*.json"
-# Of these, size and time of change are: passwords, databases of packages, modules that were built for the kernel, what
-# NVIDIA's own installer leaves, programs that are no packages, and plugins that were built for Slurm.
+# Of these, size and time of change are: passwords, the packages, modules that were built for the kernel, what NVIDIA's
+# own installer leaves, programs that are no packages, and plugins that were built for Slurm.
+_PASSWORDS = "/etc/shadow"
+_PACKAGES = ("/usr/lib/sysimage/rpm/rpmdb.sqlite*", "/var/lib/dpkg/status", "/var/lib/rpm/rpmdb.sqlite*")
 _STATUS = (
-    "/etc/shadow",
     "/lib/modules/*/extra/**/*.ko*",
     "/lib/modules/*/updates/**/*.ko*",
     "/lib/modules/*/weak-updates/**/*.ko*",
@@ -38,20 +38,19 @@ _STATUS = (
     "/usr/local/lib/alertmanager/*/bin/*",
     "/usr/local/lib/prometheus/*/bin/*",
     "/usr/local/lib/slurm/*",
-    "/usr/lib/sysimage/rpm/rpmdb.sqlite*",
-    "/var/lib/dpkg/status",
-    "/var/lib/rpm/rpmdb.sqlite*",
 )
 _MODULES = r"(?m)^(nvidia\w*|nouveau|gdrdrv|ib_umad) "
-# The output of these is part of the digest, where the file exists: what roles keep in the databases of a head.
+# The output of these is in the digests, where the file exists: what roles keep in the databases of a head.
 _OUTPUTS = (
     (
+        "accounting",
         "/etc/slurm/slurmdbd.conf",
         "sacctmgr='sacctmgr --immediate --noheader --parsable2 show'; $sacctmgr cluster format=cluster"
         " && $sacctmgr account format=account,description && $sacctmgr user format=user,defaultaccount,adminlevel"
         " && $sacctmgr qos format=name,flags && $sacctmgr assoc format=cluster,account,user,parentname",
     ),
     (
+        "database",
         "/var/lib/clusterctl/state/slurm_head_database.json",
         # A run sets the password again, even if it is the same.
         "mariadb --batch --skip-column-names --execute"
@@ -70,29 +69,43 @@ _TESTS = (
 _SECONDS = 20.0  # for all tests and outputs together
 
 
-def state(found: List[Facts], driver: Optional[str]) -> Optional[str]:
-    """Return the digest, in hexadecimal digits, of a node with these GPUs and this driver; None if it does not work."""
+def state(found: List[Facts], driver: Optional[str]) -> Optional[Dict[str, str]]:
+    """Return the digests, in hexadecimal digits, of a node with these GPUs and this driver; None if it does not work.
+
+    They are of its `accounts`, those in Slurm (`accounting`), `database`, `packages`, `records`, and of the `machine`.
+    """
     try:
-        outputs = _outputs([command for path, command in _TESTS + _OUTPUTS if os.path.exists(path)])
+        kept = [(part, command) for part, path, command in _OUTPUTS if os.path.exists(path)]
+        tests = [command for path, command in _TESTS if os.path.exists(path)]
+        outputs = _outputs(tests + [command for _, command in kept])
         if outputs is None:
             return None
-        kept = len([path for path, _ in _OUTPUTS if os.path.exists(path)])
-        parts = [outputs[len(outputs) - kept :]]  # type: List[object]
-        for path in (*_CONTENTS, *sorted(glob.glob(_RECORDS))):
-            parts.append((path, _content(path)))
-        for pattern in _STATUS:
-            parts.extend((path, _status(path)) for path in sorted(glob.glob(pattern, recursive=True)))
-        parts.append([os.uname().release, os.uname().nodename])
-        parts.append(sorted(re.findall(_MODULES, read("/proc/modules"))))
-        parts.append(_mounts(read("/etc/fstab"), read("/proc/self/mounts")))
+        machine = [(path, _content(path)) for path in _CONTENTS]  # type: List[object]
+        machine.extend(_statuses(_STATUS))
+        machine.append([os.uname().release, os.uname().nodename])
+        machine.append(sorted(re.findall(_MODULES, read("/proc/modules"))))
+        machine.append(_mounts(read("/etc/fstab"), read("/proc/self/mounts")))
         # All devices with their drivers: a GPU that was added, removed or given to a virtual machine.
-        parts.append([(one, os.path.realpath(one + "/driver")) for one in sorted(glob.glob("/sys/bus/pci/devices/*"))])
-        parts.append([driver, [{key: gpu.get(key) for key in ("uuid", "device", "mig")} for gpu in found]])
+        devices = sorted(glob.glob("/sys/bus/pci/devices/*"))
+        machine.append([(one, os.path.realpath(one + "/driver")) for one in devices])
+        machine.append([driver, [{key: gpu.get(key) for key in ("uuid", "device", "mig")} for gpu in found]])
         # Roles keep the access of the user who logs in.
-        parts.append(os.environ.get("SUDO_USER"))
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        machine.append(os.environ.get("SUDO_USER"))
+        parts = {
+            "accounts": [[_content(path) for path in _ACCOUNTS], _status(_PASSWORDS)],
+            "machine": machine,
+            "packages": _statuses(_PACKAGES),
+            "records": [(path, _content(path)) for path in sorted(glob.glob(_RECORDS))],
+        }  # type: Dict[str, object]
+        parts.update({part: outputs[len(tests) + number] for number, (part, _) in enumerate(kept)})
     except (OSError, ValueError):
         return None
+    dumped = {part: json.dumps(content, sort_keys=True) for part, content in parts.items()}
+    return {part: hashlib.sha256(text.encode()).hexdigest() for part, text in dumped.items()}
+
+
+def _statuses(patterns: Tuple[str, ...]) -> List[object]:
+    return [(path, _status(path)) for pattern in patterns for path in sorted(glob.glob(pattern, recursive=True))]
 
 
 def _content(path: str) -> Optional[str]:

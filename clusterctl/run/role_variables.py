@@ -1,0 +1,171 @@
+"""Which variables roles read, by their text: `shared_names` of another host, and `readers`, the roles by variable.
+
+A role may read each word of its tasks, templates and variables, of what roles define under these words, and of the
+lookups that it uses. A name that only looks like a variable costs a role that was not necessary; one that is missed
+would be a change that is not applied, so tests/systems/test_inputs.py renders the roles of a cluster of Slurm with
+other values, and compares. Kubernetes's plugins make names of variables as they run, so this is not for its clusters.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clusterctl.inventory import bootstrap_plays
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_KEY = re.compile(r"^([A-Za-z_]\w*):", re.MULTILINE)
+_DOCUMENTATION = re.compile(r'"""[\s\S]*?"""')
+_IMPORT = re.compile(r"^from (clusterctl[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+# In a task: another host's variables, or a result that other hosts get.
+_OF_OTHERS = ("hostvars", "run_once", "delegate_")
+_PARTS = ("tasks/*.yml", "templates/**/*", "defaults/*.yml", "vars/*.yml", "meta/*.yml")
+# Files of all roles that a lookup reads.
+_OF_ALL_ROLES = {
+    "cluster_pages": "meta/pages.yml",
+    "role_ports": "meta/ports.yml",
+    "role_services": "meta/services.yml",
+}
+# Variables of all roles that a lookup reads.
+_NAMES_OF_ALL_ROLES = {"role_packages": re.compile(r"__\w+_(packages|early_repositories|images)")}
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@cache
+def shared_names(content: Path) -> frozenset[str]:
+    """Return the variables that a role may read of another host, among other words."""
+    definitions = _definitions(content)
+    parts = [*definitions.values(), *_tasks_of_others(content)]
+    parts += [path.read_text(encoding="utf-8") for path in content.glob("roles/*/templates/**/*") if path.is_file()]
+    parts += [path.read_text(encoding="utf-8") for path in content.glob("plugins/*/*.py")]
+    words = {word for text in parts if any(mark in text for mark in _OF_OTHERS) for word in _WORD.findall(text)}
+    return frozenset(_defined(words, definitions))
+
+
+@cache
+def _words(content: Path) -> Mapping[str, frozenset[str]]:
+    """Return the words that each role of the bootstrap may read, with those of other roles whose results it needs."""
+    definitions, sources = _definitions(content), dict[str, str]()
+    for path in content.glob("plugins/lookup/*.py"):
+        text = path.read_text(encoding="utf-8")
+        others = [
+            one.read_text(encoding="utf-8") for one in content.glob(f"roles/*/{_OF_ALL_ROLES.get(path.stem, '-')}")
+        ]
+        names = _NAMES_OF_ALL_ROLES.get(path.stem)
+        others += [name for name in definitions if names and names.fullmatch(name)]
+        # Lookups that call another one use its list of roles, not what it reads of them.
+        text = re.sub("|".join(_NAMES_OF_ALL_ROLES), "", text)
+        sources[path.stem] = "\n".join([text, *_imported(text), *others])
+    roles = {role for play in bootstrap_plays.load(content) for role in play.roles}
+    texts = {role: _text(content / "roles" / role) for role in roles}
+    return {role: frozenset(_defined(_WORD.findall(text), {**definitions, **sources})) for role, text in texts.items()}
+
+
+def readers(content: Path, names: Collection[str], present: Collection[str]) -> set[str]:
+    """Return those of the present roles that may read one of the variables, and the roles whose results these read."""
+    words, found = _words(content), set[str]()
+    pending = {role for role in present if words[role].intersection(names)}
+    while pending:
+        role = pending.pop()
+        found.add(role)
+        earlier = {other for other in present if _is_before(content, other, role)}
+        pending |= {other for other in earlier if words[role] & _results(content)[other]} - found
+    return found
+
+
+def _is_before(content: Path, role: str, other: str) -> bool:
+    """Return whether a play has a role before the last play of another."""
+    order = [name for play in bootstrap_plays.load(content) for name in play.roles]
+    return order.index(role) < len(order) - 1 - order[::-1].index(other)
+
+
+def _defined(words: Iterable[str], definitions: Mapping[str, str]) -> set[str]:
+    """Return the words, with those of all that is defined under one of them."""
+    found, pending = set[str](), {*words}
+    while pending:
+        word = pending.pop()
+        found.add(word)
+        pending |= {*_WORD.findall(definitions.get(word, ""))} - found
+    return found
+
+
+@cache
+def _definitions(content: Path) -> Mapping[str, str]:
+    """Return the text of what roles and playbooks define, by name."""
+    paths = [content / "playbooks/group_vars/all.yml"]
+    paths += [*content.glob("roles/*/defaults/*.yml"), *content.glob("roles/*/vars/*.yml")]
+    found: dict[str, str] = {}
+    for path in paths:
+        for name, text in _keys(path.read_text(encoding="utf-8")):
+            found[name] = found.get(name, "") + text
+    return found
+
+
+def _keys(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a file of variables, each with the text of its value."""
+    starts = list(_KEY.finditer(text))
+    for start, end in zip(starts, [*starts[1:], None], strict=False):
+        yield start[1], text[start.end() : end.start() if end else len(text)]
+
+
+def _text(role: Path) -> str:
+    """Return the text of a role, with that of the roles that it includes; without what only describes it."""
+    included = {name for task in _tasks(role) for name in _included(task)} - {role.name}
+    paths = [path for part in _PARTS for path in role.glob(part) if path.is_file()]
+    own = [path.read_text(encoding="utf-8") for path in paths if path.name not in ("argument_specs.yml", "remove.yml")]
+    return "\n".join([*own, *(_text(role.parent / name) for name in included)])
+
+
+def _imported(text: str) -> Iterator[str]:
+    """Yield the text of the modules of clusterctl that a plugin imports."""
+    package = Path(__file__).resolve().parent.parent
+    for module, names in _IMPORT.findall(text):
+        folder = package.joinpath(*module.split(".")[1:])
+        found = [folder.with_suffix(".py"), *(folder / f"{name.strip()}.py" for name in names.split(","))]
+        yield from (_DOCUMENTATION.sub("", path.read_text(encoding="utf-8")) for path in found if path.is_file())
+
+
+@cache
+def _results(content: Path) -> Mapping[str, frozenset[str]]:
+    """Return by role the names of the results and facts that its tasks leave for others."""
+    found = {}
+    for role in _words(content):
+        tasks = list(_tasks(content / "roles" / role))
+        facts = (name for task in tasks for name in task.get("ansible.builtin.set_fact", ()))
+        found[role] = frozenset([*(task["register"] for task in tasks if "register" in task), *facts])
+    return found
+
+
+def _tasks(role: Path) -> Iterator[dict[str, Any]]:
+    """Yield each task of a role, and each block."""
+    for path in role.glob("tasks/*.yml"):
+        pending: list[Any] = yaml.load(path.read_bytes(), Loader=_Loader) or []  # noqa: S506 - a safe loader
+        while pending:
+            task = pending.pop()
+            yield task
+            pending += [one for part in ("block", "rescue", "always") for one in task.get(part, ())]
+
+
+def _included(task: Mapping[str, Any]) -> Iterator[str]:
+    for module in ("ansible.builtin.include_role", "ansible.builtin.import_role"):
+        if module in task:
+            yield task[module]["name"]
+
+
+def _tasks_of_others(content: Path) -> Iterator[str]:
+    """Yield the text of each task of the roles, of each role's pages, and of the playbook as a whole."""
+    # Lookup cluster_pages reads the variables of other hosts that a role's pages.yml names.
+    for path in (content / "playbooks/bootstrap.yml", *content.glob("roles/*/meta/pages.yml")):
+        yield "hostvars " + path.read_text(encoding="utf-8")
+    for path in content.glob("roles/*/tasks/*.yml"):
+        pending: list[Any] = yaml.load(path.read_bytes(), Loader=_Loader) or []  # noqa: S506 - a safe loader
+        while pending:
+            task = pending.pop()
+            inner = [one for part in ("block", "rescue", "always") for one in task.get(part, ())]
+            # What a block says is true of each of its tasks.
+            own = {key: value for key, value in task.items() if key not in ("block", "rescue", "always")}
+            pending += inner if not any(mark in str(own) for mark in _OF_OTHERS) else ()
+            yield str(task) if any(mark in str(own) for mark in _OF_OTHERS) else str(own)
