@@ -50,7 +50,6 @@ class Command:
     inventory: Path
     vault_password_file: Path | None = None
     limit: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
     check: bool = False
     diff: bool = False
     forks: int | None = None
@@ -59,6 +58,7 @@ class Command:
     become_password_file: Path | None = None
     ask_become_pass: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
 
     def argv(self) -> list[str]:
         argv = [*_ansible_playbook(), "-i", str(self.inventory)]
