@@ -1,7 +1,7 @@
 """Measurements, as ratios taken in one run, for scripts/bench. No figure makes it fail.
 
-usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [pyinfra] [limits] [grow] [status] [ill]
-       [kubernetes] [series]
+usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [changes] [pyinfra] [limits] [grow]
+       [status] [ill] [kubernetes] [series]
 Without a name: all. With --tiny each part runs once on its smallest lab: to see that the part works, not to measure.
 """
 
@@ -19,6 +19,7 @@ from tests.bench import (
     against_kubeadm,
     against_pyinfra,
     bad_input,
+    changes,
     demo,
     grow,
     ill,
@@ -37,6 +38,7 @@ PARTS = (
     "floor",
     "demo",
     "rerun",
+    "changes",
     "pyinfra",
     "limits",
     "grow",
@@ -54,6 +56,7 @@ TINY: Mapping[str, Callable[[], Document]] = {
     "floor": lambda: against_floor.main(1, fill_cache=False),
     "demo": lambda: {"warm": demo.warm_demo().document()},
     "rerun": lambda: rerun.main(1),
+    "changes": lambda: changes.main(2, rounds=1),
     "pyinfra": lambda: against_pyinfra.main(1, rounds=1),
     "grow": lambda: grow.main((2, 3)),
     "ill": lambda: ill.main(ill.FAULTS[:1], interval=5),
@@ -71,6 +74,7 @@ def measures(rounds: int, workers: int) -> Mapping[str, Callable[[], Document]]:
         "floor": lambda: against_floor.main(rounds),
         "demo": demo.main,
         "rerun": lambda: rerun.main(workers),
+        "changes": lambda: changes.main(workers),
         "pyinfra": lambda: against_pyinfra.main(workers),
         "grow": grow.main,
         "ill": ill.main,

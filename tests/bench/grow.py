@@ -1,10 +1,27 @@
 """One more worker for a small cluster and for a larger one: the cost must not grow with the cluster."""
 
 import re
+from dataclasses import dataclass
 
 from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Document, load, say
 
 SIZES = (3, 12)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker in a lab's inventory: its line, and its address."""
+
+    line: str
+    address: str
+
+
+def workers_of(lab: BenchLab) -> dict[str, Worker]:
+    """Return the workers of a lab by name, as its inventory has them. Raises BenchError if they share a line."""
+    found = re.findall(r"( *(gpu\d+): {ansible_host: (.*)}\n)", lab.inventory.read_text())
+    if len(found) != lab.workers:
+        raise BenchError(f"{lab.inventory} does not have each worker on a line of its own")
+    return {name: Worker(line, address) for line, name, address in found}
 
 
 def main(sizes: tuple[int, int] = SIZES) -> Document:
@@ -15,18 +32,13 @@ def main(sizes: tuple[int, int] = SIZES) -> Document:
     try:
         lab.fresh()
         text = lab.inventory.read_text()
-        lines = dict(re.findall(r"( *gpu\d\d: {ansible_host: (.*)}\n)", text))
-        if len(lines) != lab.workers:
-            raise BenchError(f"{lab.inventory} does not have each worker on a line of its own")
+        known = [*workers_of(lab).items()]
         for workers in sizes:
-            given = list(lines)[: workers - 1]
-            lab.inventory.write_text(
-                "".join(part for part in text.splitlines(True) if part in given or part not in lines)
-            )
+            others = {worker.line for _, worker in known[workers - 1 :]}
+            lab.inventory.write_text("".join(line for line in text.splitlines(True) if line not in others))
             lab.clusterctl("bootstrap")
-            name = f"gpu{workers:02}"
-            address = lines[list(lines)[workers - 1]]
-            cost, _ = lab.measure(*CLUSTERCTL, "add-node", lab.inventory, name, "--address", address, "--yes")
+            name, worker = known[workers - 1]
+            cost, _ = lab.measure(*CLUSTERCTL, "add-node", lab.inventory, name, "--address", worker.address, "--yes")
             say(f"  worker {workers:2}  {cost}; {load()}")
             figures[f"workers_{workers}"] = cost.document()
             if "nothing to change" not in lab.clusterctl("bootstrap"):

@@ -32,6 +32,10 @@ FIGURES = {
         ["host_tasks", "ratio_wall", "ratio_controller", "bootstrap.nodes"],
         r"(\d+) host-tasks, (\d+) ms of CPU",
     ),
+    "changes": (
+        ["ratio_user", "controller_per_node", "peak_mb", "one user.host_tasks", "add-node.wall"],
+        r"Ratio of one user to all played: ([\d.]+); unchanged ([\d.]+) CPU-s per node",
+    ),
     "pyinfra": (
         ["ratio_wall", "ratio_cpu", "controller_per_node", "edited.pyinfra.wall", "full.wall"],
         r"Ratio by wall clock: ([\d.]+), by CPU: ([\d.]+)",

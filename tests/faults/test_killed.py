@@ -1,5 +1,6 @@
 """SIGKILL at any moment: the same command again ends in the state of a run that nobody disturbed."""
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ import pytest
 from tests import programs
 from tests.cluster.lab import TestLab, fresh, podman
 from tests.faults.canary_site import kill_tree
-from tests.faults.injury import GUARD, container
+from tests.faults.injury import GUARD, container, wait_until
 from tests.manifests import comparable, differences
 
 
@@ -96,6 +97,65 @@ def check(lab: TestLab, undisturbed: tuple[dict[str, Any], float], kills: int, s
     print(f"seed {seed}; a run takes {seconds:.1f} s")
     after = built_by_killed_runs(lab, kills, seconds, random.Random(seed))  # noqa: S311 - when, not what
     assert differences(expected, after) == []
+
+
+ZONES = ("Etc/UTC", "Europe/Berlin", "Asia/Tokyo")
+ALICE, DAVE = {"name": "alice", "uid": 5001}, {"name": "dave", "uid": 10077}
+
+
+class Site:
+    """What an operator changes between the runs of one cluster: variables of all nodes, of one, and a file by hand."""
+
+    def __init__(self, lab: TestLab, chance: random.Random) -> None:
+        self.lab, self.chance = lab, chance
+        self.of_all: dict[str, Any] = {"cluster_timezone": ZONES[0], "users_accounts": [ALICE]}
+        self.of_one: dict[str, Any] = {}
+
+    def change(self) -> str:
+        """Change one thing at random, or back again; return what."""
+        what = self.chance.choice(("zone", "zone of one", "user", "file"))
+        match what:
+            case "zone":
+                self.of_all["cluster_timezone"] = self.chance.choice(ZONES)
+            case "zone of one":
+                self.of_one = self.chance.choice([{}, *({"cluster_timezone": zone} for zone in ZONES)])
+            case "user":
+                self.of_all["users_accounts"] = self.chance.choice([[ALICE], [ALICE, DAVE]])
+            case "file":
+                self.lab.root(self.chance.choice(self.lab.nodes), "echo '# mine' >> /etc/chrony/chrony.conf")
+        for name, variables in (("group_vars/all.yml", self.of_all), ("host_vars/gpu01.yml", self.of_one)):
+            path = self.lab.inventory.parent / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(variables))
+        return what
+
+
+@pytest.mark.proves("faults", "Of 100 killed runs none makes a later bootstrap leave out what was not done.")
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(5))
+def test_twenty_kills_between_changes(part: int) -> None:
+    """A cluster with proofs is changed, and the run is killed, up to four times; then one run has to do all of it.
+
+    `plan bootstrap --full` plays all roles, so it finds what that run has left out wrongly. KILLS_SEED as above.
+    """
+    seed = int(os.environ.get("KILLS_SEED") or random.SystemRandom().randrange(10**6))
+    chance, kills = random.Random(seed), 0  # noqa: S311 - when, not what
+    print(f"seed {seed}")
+    with fresh("killed-changes", workers=1) as lab:
+        site = Site(lab, chance)
+        lab.run("bootstrap")
+        while kills < 20:
+            lab.run("bootstrap")
+            wait_until(lambda: lab.run("bootstrap")["stages"] == [])
+            for _ in range(chance.choice((1, 2, 4))):
+                what, point = site.change(), round(chance.uniform(0.5, 12.0), 2)
+                took = kill_after(lab, point, chance.random() < 0.5)
+                kills += took is None
+                print(f"{what}: " + (f"killed after {point} s" if took is None else f"ended after {took:.2f} s"))
+            done = lab.run("bootstrap")
+            hosts = lab.run("plan bootstrap", "--full")["hosts"]
+            left = {name: host["changes"] for name, host in hosts.items() if host["changed"]}
+            assert (left, sorted(hosts)) == ({}, sorted(lab.nodes)), f"left out: {done['unchanged']}"
 
 
 @pytest.mark.proves("faults", "The comparison of states detects a single changed byte.")

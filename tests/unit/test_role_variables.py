@@ -1,5 +1,6 @@
 """Which variables roles read, by their text: run/role_variables.py."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,9 @@ def test_readers__of_most_variables__can_be_played_alone() -> None:
     of_separate = {name: roles for name, roles in needs.items() if name.startswith(tuple(unchanged.SEPARATE))}
     alone = [name for name, roles in of_separate.items() if roles <= unchanged.SEPARATE.keys()]
     assert len(alone) > 0.6 * len(of_separate) > 50, sorted(of_separate.keys() - {*alone})
+
+
+def test_playbook__reads_no_variable_of_the_inventory() -> None:
+    """`readers` does not know which roles a play's own expressions concern."""
+    words = {*re.findall(r"\w+", (paths.content() / "playbooks/bootstrap.yml").read_text())}
+    assert words & {*schema.load().variables} == set()
