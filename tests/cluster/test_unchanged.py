@@ -111,7 +111,7 @@ DAVE = "{name: dave, uid: 10077}"
 @pytest.mark.proves("bootstrap", "A user who is added plays only the roles that read the users; their jobs run.")
 def test_bootstrap__of_a_new_user__plays_the_roles_of_users(lab: TestLab) -> None:
     text = lab.inventory.read_text()
-    lab.inventory.write_text(re.sub(r"(?m)^( +)users_accounts:\n", rf"\g<0>\g<1>- {DAVE}\n", text))
+    lab.inventory.write_text(re.sub(r"(?m)^( +)users_accounts:\n", rf"\g<0>\g<1>  - {DAVE}\n", text))
     assert "dave" in lab.inventory.read_text()
     plan = lab.run("plan bootstrap")
     done = lab.run("bootstrap")
