@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from clusterctl.inventory import alerting, metrics
-from clusterctl.run import context, inputs, lock, unchanged
+from clusterctl.run import context, lock
 from clusterctl.run.context import Site
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.ui import report
@@ -38,6 +38,8 @@ class NoteInputs(_Entry):
     title = "Note the inventory"
 
     def run(self, run: Run) -> None:
+        from clusterctl.run import inputs
+
         now = inputs.of(run.site.inventory)
         run.variables = now.variables if now else None
 
@@ -190,7 +192,7 @@ class Preflight(_Entry):
 
     def run(self, run: Run) -> None:
         from clusterctl.nodes import remote
-        from clusterctl.run import preflight
+        from clusterctl.run import inputs, preflight, unchanged
 
         site, began = run.site, time.monotonic()
         with run.screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
@@ -255,6 +257,8 @@ class Preflight(_Entry):
 
 def _leave_out(run: Run, possible: Collection[str]) -> None:
     """Take the hosts and roles that have nothing to do out of the run; say why others that have a proof are played."""
+    from clusterctl.run import unchanged
+
     decision = unchanged.decide(run.site, run.inputs, possible)
     for reason, names in decision.reasons.items():
         run.screen.say((f"  {fold(names)}", "bold"), f": played, {reason}")

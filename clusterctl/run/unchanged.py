@@ -203,7 +203,7 @@ def _due(host: Host, proof: Proof, now: HostInputs, facts: "Facts") -> tuple[set
         READ: proof.inputs.rest != now.rest,
         f"{_listed(names)} changed": bool(names) and found != set(),
         "it differs from its records": bool(edited),
-        f"its {_listed(proof.pending)} changed in the last run": bool(proof.pending),
+        f"{_listed(proof.pending)} changed it in the last run": bool(proof.pending),
         "its copy of the cluster's directory is not the latest": proof.inputs.copy != now.copy,
     }
     reason = next((text for text, holds in possible.items() if holds), "")

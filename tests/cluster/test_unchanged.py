@@ -93,7 +93,7 @@ def test_bootstrap__of_a_node_changed_by_hand__repairs_it_alone(lab: TestLab) ->
     assert decided(lab) == ALL
 
 
-@pytest.mark.proves("bootstrap", "A file that was edited is repaired by its role, and no other one is played.")
+@pytest.mark.proves("bootstrap", "A file that was edited is repaired by its role alone.")
 def test_bootstrap__of_an_edited_file__plays_its_role_alone(lab: TestLab) -> None:
     lab.root("gpu01", f"echo '# mine' >> {CHRONY}")
     done = lab.run("bootstrap")
@@ -108,7 +108,7 @@ def test_bootstrap__of_an_edited_file__plays_its_role_alone(lab: TestLab) -> Non
 DAVE = "{name: dave, uid: 10077}"
 
 
-@pytest.mark.proves("bootstrap", "A user who is added plays only the roles that read the users; their jobs run.")
+@pytest.mark.proves("bootstrap", "A new user plays only the roles that read the users, and can run jobs.")
 def test_bootstrap__of_a_new_user__plays_the_roles_of_users(lab: TestLab) -> None:
     text = lab.inventory.read_text()
     lab.inventory.write_text(re.sub(r"(?m)^( +)users_accounts:\n", rf"\g<0>\g<1>  - {DAVE}\n", text))

@@ -659,7 +659,7 @@ def test_decide__of_a_host_that_was_changed__plays_the_roles_that_changed_it(dir
     proofs.save(a_site(directory).state, found | {"gpu01": changed})
     decision = decided(a_site(directory))
     assert ([*decision.roles], [*decision.left_out]) == (["users"], ["gpu02"])
-    assert decision.reasons == {"its users changed in the last run": ["gpu01"]}
+    assert decision.reasons == {"users changed it in the last run": ["gpu01"]}
     assert decision.notes == {"driver 1 is already installed and is not changed": ["gpu01"]}, "its role is not played"
 
 
