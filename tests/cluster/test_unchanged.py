@@ -113,7 +113,7 @@ def test_bootstrap__of_a_new_user__plays_the_roles_of_users(lab: TestLab) -> Non
     text = lab.inventory.read_text()
     lab.inventory.write_text(re.sub(r"(?m)^( +)users_accounts:\n", rf"\g<0>\g<1>  - {DAVE}\n", text))
     assert "dave" in lab.inventory.read_text()
-    plan = lab.run("plan bootstrap")
+    plan = lab.run("plan bootstrap", expect=10)
     done = lab.run("bootstrap")
     concerned = {"base", "packages", "slurm_logins", "users"}
     assert roles_of(plan) == roles_of(done) == concerned
