@@ -66,7 +66,9 @@ def main(workers: int, rounds: int = ROUNDS) -> Document:
         options = ("add-node", lab.inventory, name, "--address", last.address, "--yes")
         cost, _ = lab.measure(*CLUSTERCTL, *options)
         say(f"  one more node: {cost}; {load()}")
-        figures["add-node"] = cost.document()
+        figures["add-node"] = cost.document() | {
+            "seconds_by_role": _seconds(profile.latest_run(lab.directory, "add-node"))
+        }
     finally:
         lab.down()
     figures["controller_per_node"] = round(figures["unchanged"]["controller"] / workers, 3)
@@ -103,6 +105,14 @@ def _run(lab: BenchLab) -> Run:
 def _roles(directory: Path) -> tuple[str, ...]:
     stages = json.loads((directory / "summary.json").read_text())["stages"]
     return tuple(dict.fromkeys(stage["role"] for stage in stages if stage["role"]))
+
+
+def _seconds(directory: Path) -> dict[str, float]:
+    """Return how long each role took in a run."""
+    found: dict[str, float] = {}
+    for stage in json.loads((directory / "summary.json").read_text())["stages"]:
+        found[stage["role"]] = round(found.get(stage["role"], 0.0) + stage["seconds"], 1)
+    return found
 
 
 def _settle(lab: BenchLab, nodes: TestLab) -> None:
