@@ -102,8 +102,8 @@ class Site:
     facts: Mapping[str, "Facts"] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Extra variables of the playbook."""
-    roles: frozenset[str] = frozenset()
-    """The roles of the playbook to play, besides its tests; empty for all."""
+    roles: frozenset[str] | None = None
+    """The roles of the playbook to play, besides its tests; None for all."""
 
     @property
     def state(self) -> Path:
@@ -128,7 +128,7 @@ class Site:
             diff=self.options.diff,
             forks=self.options.forks,
             verbosity=self.options.verbosity,
-            tags=("facts", *sorted(self.roles), "verify") if self.roles else (),
+            tags=("facts", *sorted(self.roles), "verify") if self.roles is not None else (),
             variables={**self.variables, **({_ADOPT: True} if self.options.adopt else {})},
         )
 

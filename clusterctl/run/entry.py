@@ -265,8 +265,8 @@ def _leave_out(run: Run, possible: Collection[str]) -> None:
     for note, names in decision.notes.items():
         run.ledger.notes.setdefault(note, []).extend(names)
     run.roles = decision.roles
-    if run.roles:
-        run.screen.say(f"  Roles that have something to do: {', '.join(sorted(run.roles))}")
+    if run.roles is not None and len(decision.left_out) < len(run.site.inventory.hosts):
+        run.screen.say(f"  Roles that have something to do: {', '.join(sorted(run.roles)) or 'none'}")
     if decision.left_out:
         since = min(proof.at for proof in decision.left_out.values())
         run.unchanged = decision.left_out

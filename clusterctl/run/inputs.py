@@ -106,7 +106,7 @@ def _digest(value: object) -> str:
 
 
 def _json(value: object) -> bytes:
-    return json.dumps(value, default=str).encode()
+    return json.dumps(value, default=repr).encode()
 
 
 def _skeleton(tree: object) -> object:

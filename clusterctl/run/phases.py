@@ -54,8 +54,8 @@ class Run:
     """Digests of what the run reads on this machine, when it began."""
     unchanged: Mapping[str, "Proof"] = field(default_factory=dict)
     """The nodes that were left out because nothing has changed, with the proofs."""
-    roles: frozenset[str] = frozenset()
-    """The roles that a bootstrap plays; empty for all."""
+    roles: frozenset[str] | None = None
+    """The roles that a bootstrap plays besides its tests; None for all."""
     is_whole: bool = True
     """Whether each playbook ran to its end. If all hosts of a play fail, Ansible runs no further play on any host."""
     played_again: set[str] = field(default_factory=set)

@@ -101,11 +101,12 @@ def _outcome(run: Run, error: ClusterctlError | None, again: str) -> dict[str, A
     left_out = {"status": "unchanged", "ok": 0, "changed": 0, "changes": []}
     unchanged = {name: proof.at for name, proof in run.unchanged.items()}
     summary["hosts"] = dict.fromkeys(unchanged, left_out) | summary["hosts"]  # some were tested
+    of_bootstrap = {"unchanged": unchanged, "only_roles": None if run.roles is None else sorted(run.roles)}
     return {
         "exit_code": error.exit_code if error else 0,
         "error": str(error) if error else None,
         "skipped": list(run.site.skipped),
-        **({"unchanged": unchanged} if "bootstrap" in (run.options.verb, run.options.planned) else {}),
+        **(of_bootstrap if "bootstrap" in (run.options.verb, run.options.planned) else {}),
         **summary,
         "open": [
             {"what": what, "url": url, "login": login}

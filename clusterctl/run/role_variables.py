@@ -6,6 +6,7 @@ would be a change that is not applied, so tests/systems/test_inputs.py renders t
 other values, and compares. Kubernetes's plugins make names of variables as they run, so this is not for its clusters.
 """
 
+import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
@@ -19,7 +20,7 @@ from clusterctl.inventory import bootstrap_plays
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _KEY = re.compile(r"^([A-Za-z_]\w*):", re.MULTILINE)
 _DOCUMENTATION = re.compile(r'"""[\s\S]*?"""')
-_IMPORT = re.compile(r"^from (clusterctl[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+_OF_ANOTHER_ROLE = re.compile(r"/\.\./(\w+/templates/[\w.-]+)")
 # In a task: another host's variables, or a result that other hosts get.
 _OF_OTHERS = ("hostvars", "run_once", "delegate_")
 _PARTS = ("tasks/*.yml", "templates/**/*", "defaults/*.yml", "vars/*.yml", "meta/*.yml")
@@ -40,7 +41,8 @@ def shared_names(content: Path) -> frozenset[str]:
     definitions = _definitions(content)
     parts = [*definitions.values(), *_tasks_of_others(content)]
     parts += [path.read_text(encoding="utf-8") for path in content.glob("roles/*/templates/**/*") if path.is_file()]
-    parts += [path.read_text(encoding="utf-8") for path in content.glob("plugins/*/*.py")]
+    for path in content.glob("plugins/*/*.py"):
+        parts += [path.read_text(encoding="utf-8"), *_imported(path)]
     words = {word for text in parts if any(mark in text for mark in _OF_OTHERS) for word in _WORD.findall(text)}
     return frozenset(_defined(words, definitions))
 
@@ -58,16 +60,19 @@ def _words(content: Path) -> Mapping[str, frozenset[str]]:
         others += [name for name in definitions if names and names.fullmatch(name)]
         # Lookups that call another one use its list of roles, not what it reads of them.
         text = re.sub("|".join(_NAMES_OF_ALL_ROLES), "", text)
-        sources[path.stem] = "\n".join([text, *_imported(text), *others])
+        sources[path.stem] = "\n".join([text, *_imported(path), *others])
     roles = {role for play in bootstrap_plays.load(content) for role in play.roles}
     texts = {role: _text(content / "roles" / role) for role in roles}
     return {role: frozenset(_defined(_WORD.findall(text), {**definitions, **sources})) for role, text in texts.items()}
 
 
-def readers(content: Path, names: Collection[str], present: Collection[str]) -> set[str]:
-    """Return those of the present roles that may read one of the variables, and the roles whose results these read."""
+def readers(content: Path, names: Collection[str], present: Collection[str], also: Collection[str] = ()) -> set[str]:
+    """Return those of the present roles that may read one of the variables, or are among `also`.
+
+    With them are the roles before them whose results these roles may read.
+    """
     words, found = _words(content), set[str]()
-    pending = {role for role in present if words[role].intersection(names)}
+    pending = {role for role in present if role in also or words[role].intersection(names)}
     while pending:
         role = pending.pop()
         found.add(role)
@@ -111,21 +116,29 @@ def _keys(text: str) -> Iterator[tuple[str, str]]:
         yield start[1], text[start.end() : end.start() if end else len(text)]
 
 
-def _text(role: Path) -> str:
+def _text(role: Path, seen: frozenset[str] = frozenset()) -> str:
     """Return the text of a role, with that of the roles that it includes; without what only describes it."""
-    included = {name for task in _tasks(role) for name in _included(task)} - {role.name}
+    seen |= {role.name}
     paths = [path for part in _PARTS for path in role.glob(part) if path.is_file()]
-    own = [path.read_text(encoding="utf-8") for path in paths if path.name not in ("argument_specs.yml", "remove.yml")]
-    return "\n".join([*own, *(_text(role.parent / name) for name in included)])
+    parts = [
+        path.read_text(encoding="utf-8") for path in paths if path.name not in ("argument_specs.yml", "remove.yml")
+    ]
+    of_others = {name for part in parts for name in _OF_ANOTHER_ROLE.findall(part)}
+    parts += [(role.parent / name).read_text(encoding="utf-8") for name in sorted(of_others)]
+    included = {name for task in _tasks(role) for name in _included(task)} - seen
+    return "\n".join([*parts, *(_text(role.parent / name, seen) for name in sorted(included))])
 
 
-def _imported(text: str) -> Iterator[str]:
-    """Yield the text of the modules of clusterctl that a plugin imports."""
-    package = Path(__file__).resolve().parent.parent
-    for module, names in _IMPORT.findall(text):
-        folder = package.joinpath(*module.split(".")[1:])
-        found = [folder.with_suffix(".py"), *(folder / f"{name.strip()}.py" for name in names.split(","))]
-        yield from (_DOCUMENTATION.sub("", path.read_text(encoding="utf-8")) for path in found if path.is_file())
+@cache
+def _imported(plugin: Path) -> tuple[str, ...]:
+    """Return the text of the modules of clusterctl that a plugin imports itself."""
+    package, found = Path(__file__).resolve().parent.parent, list[str]()
+    for node in ast.walk(ast.parse(plugin.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == package.name:
+            folder = package.joinpath(*str(node.module).split(".")[1:])
+            files = [folder.with_suffix(".py"), *(folder / f"{alias.name}.py" for alias in node.names)]
+            found += [_DOCUMENTATION.sub("", path.read_text(encoding="utf-8")) for path in files if path.is_file()]
+    return tuple(found)
 
 
 @cache

@@ -22,7 +22,7 @@ the run changes a head, the workers that it has left out have no proof until the
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ from clusterctl.util.text import plural
 from clusterctl.workspace import secrets
 
 if TYPE_CHECKING:
-    from clusterctl.nodes.contact import Facts
+    from clusterctl.nodes.contact import Facts, Item
 
 PROVEN: Mapping[str, str] = {
     "alert_drain": "node_state",
@@ -83,7 +83,7 @@ SEPARATE: Mapping[str, str] = {
     "alert_drain": "receives alerts",
     "alertmanager": _METRICS,
     "apptainer": "users run its program",
-    "base": "package sources, names, time and limits: what others need of it, they read from the node when they run",
+    "base": "no role reads its files; daemons that are restarted for them are its own",
     "blackbox_exporter": _METRICS,
     "filebeat": "reads logs",
     "gpu_health": "a timer and role verify run its program",
@@ -99,11 +99,16 @@ SEPARATE: Mapping[str, str] = {
     "slurm_logins": "sshd reads its files at each login",
     "users": "it also adds the users to Slurm",
 }
-"""Roles of which no other role has more to do if they change something, and why. verify is played with any of them."""
+"""Roles of which no other role has more to do if they change something, and why, except FOLLOWERS and verify."""
 
-_PARTS = {"packages", "records"}
+FOLLOWERS: Mapping[str, set[str]] = {
+    "base": {"apptainer"},  # whether users can run a container depends on the kernel's settings
+    "users": {"docker"},  # it sets the members of its group
+}
+"""By SEPARATE role: the roles that look at what it changes."""
+
 _PARTS_OF: Mapping[str, set[str]] = {"users": {"accounts", "accounting"}}
-"""Parts of the state that roles can change, besides those that any role can."""
+"""Parts of the state that roles can change, besides their records, and packages if they report that."""
 
 _VERIFY = "verify"
 LASTING: Mapping[str, str] = {
@@ -123,13 +128,21 @@ READ = "what its roles read on this machine has changed"
 class Decision:
     """What a run has to do: the hosts that it leaves out, with their proofs, and what it plays on the others."""
 
-    left_out: Mapping[str, Proof] = field(default_factory=dict)
-    roles: frozenset[str] = frozenset()
-    """The roles to play on the others, without verify; empty for all."""
-    reasons: Mapping[str, list[str]] = field(default_factory=dict)
+    left_out: Mapping[str, Proof]
+    roles: frozenset[str] | None
+    """The roles to play on the others, without verify; None for all."""
+    reasons: Mapping[str, list[str]]
     """Why hosts that have a proof are played, each reason with its hosts. A head may be played because others are."""
-    notes: Mapping[str, list[str]] = field(default_factory=dict)
+    notes: Mapping[str, list[str]]
     """The notes that the run would repeat if it played all roles on all hosts, with their hosts."""
+
+
+@dataclass(frozen=True)
+class _Due:
+    """What is due on a host: its roles, None for all, and why."""
+
+    roles: frozenset[str] | None
+    reason: str = ""
 
 
 def candidates(site: Site) -> frozenset[str]:
@@ -143,7 +156,7 @@ def candidates(site: Site) -> frozenset[str]:
         for host in site.hosts
         if host.name in known
         and can_be_proven(site.inventory, host)
-        and _concerned(host, known[host.name], now.hosts[host.name]) is not None
+        and _due(host, known[host.name], now.hosts[host.name]).roles is not None
     )
 
 
@@ -162,53 +175,50 @@ def _roles(host: Host) -> set[str]:
     return {*bootstrap_plays.roles_of_host(plays, {"all", host.name, *host.groups})}
 
 
-def _concerned(host: Host, proof: Proof, now: HostInputs) -> set[str] | None:
-    """Return the roles of a host that have something to do by its inputs and its proof; None if all may have."""
-    own = _roles(host) - {_VERIFY}
-    found = role_variables.readers(paths.content(), proof.inputs.changed(now), own) | {*proof.pending}
-    found |= {"base"} if proof.inputs.copy != now.copy else set()
-    return found if proof.inputs.rest == now.rest and found <= SEPARATE.keys() else None
-
-
 def decide(site: Site, now: Inputs | None, possible: Collection[str]) -> Decision:
     """Return what a run has to do, by the answers of the hosts and by its inputs."""
     known = proofs.load(site.state) if now else {}
     unreached, serving = _unreached(site), _in_service(site) if known else set[str]()
-    due, reasons = dict[str, set[str] | None](), dict[str, list[str]]()
+    due, reasons = dict[str, frozenset[str] | None](), dict[str, list[str]]()
     for host in site.hosts:
-        due[host.name], reason = None, ""
+        found = _Due(None)
         if now and host.name in known and host.name in site.facts:
-            due[host.name], reason = _due(host, known[host.name], now.hosts[host.name], site.facts[host.name])
-            trouble = _trouble(site, host, known[host.name], unreached, serving)
+            facts, proof = site.facts[host.name], known[host.name]
+            found = _due(host, proof, now.hosts[host.name], facts.drift.items if facts.drift else ())
             if host.name not in possible:
-                due[host.name], reason = None, reason or READ
-            elif trouble:
-                due[host.name], reason = None, trouble
-        if reason:
-            reasons.setdefault(reason, []).append(host.name)
-    good = {name for name, roles in due.items() if roles == set()}
+                found = _Due(None, found.reason or READ)
+            elif trouble := _trouble(site, host, proof, unreached, serving):
+                found = _Due(None, trouble)
+        due[host.name] = found.roles
+        if found.reason:
+            reasons.setdefault(found.reason, []).append(host.name)
+    good = {name for name, roles in due.items() if roles == frozenset()}
     if len(good) < len(site.inventory.hosts):
         good -= {*site.inventory.informed}
     to_play = [roles for name, roles in due.items() if name not in good]
-    roles = frozenset[str]().union(*filter(None, to_play)) if None not in to_play else frozenset[str]()
+    roles = None if None in to_play else frozenset[str]().union(*filter(None, to_play))
     left_out = {host.name: known[host.name] for host in site.hosts if host.name in good}
-    return Decision(left_out, roles, reasons, _notes(known, due, left_out, roles))
+    return Decision(left_out, roles, reasons, _notes(known, left_out, roles))
 
 
-def _due(host: Host, proof: Proof, now: HostInputs, facts: "Facts") -> tuple[set[str] | None, str]:
-    """Return the roles of a host that have something to do, None for all, and why."""
-    found, names = _concerned(host, proof, now), proof.inputs.changed(now)
-    edited = {pruning.ROLE_OF.get(item.scope, item.scope) for item in facts.drift.items} if facts.drift else set()
+def _due(host: Host, proof: Proof, now: HostInputs, edited: Collection["Item"] = ()) -> _Due:
+    """Return what is due on a host, by its inputs, by its proof, and by what was edited there."""
+    content, own = paths.content(), _roles(host) - {_VERIFY}
+    read = {name for name in proof.inputs.changed(now) if role_variables.readers(content, [name], own)}
+    of_edited = {pruning.ROLE_OF.get(item.scope, item.scope) for item in edited}
+    copy = {"base"} if proof.inputs.copy != now.copy else set()
+    found = role_variables.readers(content, read, own, {*proof.pending, *of_edited, *copy})
+    found |= own & {role for one in found & FOLLOWERS.keys() for role in FOLLOWERS[one]}
     possible = {
         READ: proof.inputs.rest != now.rest,
-        f"{_listed(names)} changed": bool(names) and found != set(),
-        "it differs from its records": bool(edited),
+        f"{_listed(read)} changed": bool(read),
+        "it differs from its records": bool(of_edited),
         f"{_listed(proof.pending)} changed it in the last run": bool(proof.pending),
-        "its copy of the cluster's directory is not the latest": proof.inputs.copy != now.copy,
+        "its copy of the cluster's directory is not the latest": bool(copy),
     }
     reason = next((text for text, holds in possible.items() if holds), "")
-    is_separate = found is not None and edited <= SEPARATE.keys()
-    return ((found or set()) | edited if is_separate else None), reason
+    is_known = proof.inputs.rest == now.rest and of_edited <= own and found <= SEPARATE.keys()
+    return _Due(frozenset(found) if is_known else None, reason)
 
 
 def _trouble(site: Site, host: Host, proof: Proof, unreached: set[str] | None, serving: Collection[str]) -> str:
@@ -232,13 +242,13 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _notes(
-    known: Mapping[str, Proof], due: Mapping[str, set[str] | None], left_out: Collection[str], roles: Collection[str]
+    known: Mapping[str, Proof], left_out: Collection[str], roles: Collection[str] | None
 ) -> dict[str, list[str]]:
     """Return the notes of proofs whose roles are not played: on hosts that are left out, or as other roles are."""
     found: dict[str, list[str]] = {}
-    for name in due:
-        for note in known[name].notes if name in left_out or (roles and name in known) else ():
-            if name in left_out or _role_of_note(note) not in {*roles, _VERIFY}:
+    for name, proof in known.items():
+        for note in proof.notes if name in left_out or roles is not None else ():
+            if name in left_out or _role_of_note(note) not in {*(roles or ()), _VERIFY}:
                 found.setdefault(note, []).append(name)
     return found
 
@@ -326,7 +336,8 @@ def prove(run: Run) -> None:
         at, found = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", {}
         for name, answer in answers.items():
             roles, before, after = changed_roles(results[name]) or set(), site.facts[name].state, answer.facts
-            if after and is_as_recorded(after) and _is_explained(before, after.state, roles):
+            possible = _changeable(results[name])
+            if after and is_as_recorded(after) and _differing(before, after.state) <= possible:
                 notes = tuple(note for note, names in run.ledger.notes.items() if name in names)
                 found[name] = Proof(now.hosts[name], after.state or {}, at, notes, tuple(sorted(roles)))
         proofs.restore(site, found)
@@ -336,9 +347,16 @@ def _are_separate(roles: Iterable[str] | None) -> bool:
     return roles is not None and {*roles} <= SEPARATE.keys()
 
 
-def _is_explained(before: Mapping[str, str] | None, after: Mapping[str, str] | None, roles: Collection[str]) -> bool:
-    """Return whether all parts of a state that differ are such that these roles change."""
+def _changeable(host: outcome.Host) -> set[str]:
+    """Return the parts of a state that can differ, by what a run changed on a host."""
+    found = {"records"} if host.changes else set[str]()
+    for role, change in host.changes:
+        found |= {*_PARTS_OF.get(role, ()), *(["packages"] if change.kind == "package" else [])}
+    return found
+
+
+def _differing(before: Mapping[str, str] | None, after: Mapping[str, str] | None) -> set[str]:
+    """Return the parts of a state that differ; one of its own if there is none."""
     if not before or not after:
-        return False
-    possible = _PARTS.union(*(_PARTS_OF.get(role, ()) for role in roles)) if roles else set[str]()
-    return {part for part in before.keys() | after.keys() if before.get(part) != after.get(part)} <= possible
+        return {"all"}
+    return {part for part in before.keys() | after.keys() if before.get(part) != after.get(part)}

@@ -60,7 +60,8 @@ options:
         type: str
         default: ""
       groups:
-        description: All groups besides the user's own; the user is removed from all others.
+        description:
+          - All groups besides the user's own; the user is removed from all others, except O(groups_of_others).
         type: list
         elements: str
         default: []
@@ -79,6 +80,11 @@ options:
         type: str
         choices: [present, absent]
         default: present
+  groups_of_others:
+    description: Groups whose members another role sets.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -144,9 +150,9 @@ def plan_groups(known: dict[str, list[str]], groups: list[dict[str, Any]]) -> li
 
 
 def plan_users(
-    passwd: dict[str, list[str]], known: dict[str, list[str]], users: list[dict[str, Any]]
+    passwd: dict[str, list[str]], known: dict[str, list[str]], users: list[dict[str, Any]], others: list[str]
 ) -> list[tuple[str, str, list[str]]]:
-    """Return (user, what, command) for each user to create, modify or remove."""
+    """Return (user, what, command) for each user to create, modify or remove; members of the groups `others` stay."""
     steps = []
     for user in users:
         name = user["name"]
@@ -156,13 +162,15 @@ def plan_users(
                 steps.append((name, "removed", ["userdel", "--force", "--", name]))
             continue
         gid = known[name][1] if name in known else str(user["uid"])
+        member_of = {group for group, entry in known.items() if name in entry[2].split(",")}
+        groups = ",".join(sorted({*user["groups"], *(member_of & {*others})}))
         wanted = {
             "uid": (str(user["uid"]), ["--uid", str(user["uid"])]),
             "gid": (gid, ["--gid", name]),
             "comment": (user["comment"], ["--comment", user["comment"]]),
             "home": (user["home"], ["--home-dir" if not there else "--home", user["home"]]),
             "shell": (user["shell"], ["--shell", user["shell"]]),
-            "groups": (",".join(sorted(user["groups"])), ["--groups", ",".join(sorted(user["groups"]))]),
+            "groups": (groups, ["--groups", groups]),
         }
         if not there:
             home = ["--no-create-home" if user["home"] == NOWHERE else "--create-home"]
@@ -171,8 +179,8 @@ def plan_users(
             argv += [word for _, option in wanted.values() for word in option]
             steps.append((name, f"created, uid {user['uid']}", [*argv, "--", name]))
             continue
-        member_of = sorted(group for group, entry in known.items() if name in entry[2].split(","))
-        now = dict(zip(("uid", "gid", "comment", "home", "shell"), there[1:])) | {"groups": ",".join(member_of)}  # noqa: B905
+        now = dict(zip(("uid", "gid", "comment", "home", "shell"), there[1:]))  # noqa: B905
+        now["groups"] = ",".join(sorted(member_of))
         told = [
             f"{key} {value or 'none'}, was {now[key] or 'none'}"
             for key, (value, _) in wanted.items()
@@ -273,6 +281,7 @@ def main() -> None:
         argument_spec={
             "groups": {"type": "list", "elements": "dict", "default": [], "options": group},
             "users": {"type": "list", "elements": "dict", "default": [], "options": user},
+            "groups_of_others": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -306,7 +315,7 @@ def main() -> None:
             # Read again: a group's new GID is now in its members' entries.
             known = entries(Path("/etc/group").read_text("utf-8"), 4)
             passwd |= entries(Path("/etc/passwd").read_text("utf-8"), 7)
-            converge("user", plan_users(passwd, known, module.params["users"]))
+            converge("user", plan_users(passwd, known, module.params["users"], module.params["groups_of_others"]))
     except (ToolError, NodeError, OSError, UnicodeDecodeError) as error:
         module.fail_json(msg=str(error), **told())
     module.exit_json(**told())

@@ -100,7 +100,9 @@ def check(lab: TestLab, undisturbed: tuple[dict[str, Any], float], kills: int, s
 
 
 ZONES = ("Etc/UTC", "Europe/Berlin", "Asia/Tokyo")
+ACCOUNTS = "    users_accounts:\n      - {name: alice, uid: 5001}\n"
 ALICE, DAVE = {"name": "alice", "uid": 5001}, {"name": "dave", "uid": 10077}
+EDITED = ("/etc/chrony/chrony.conf", "/etc/default/munge", "/etc/default/prometheus-node-exporter")
 
 
 class Site:
@@ -108,26 +110,45 @@ class Site:
 
     def __init__(self, lab: TestLab, chance: random.Random) -> None:
         self.lab, self.chance = lab, chance
-        self.of_all: dict[str, Any] = {"cluster_timezone": ZONES[0], "users_accounts": [ALICE]}
+        self.of_all: dict[str, Any] = {"users_accounts": [ALICE]}
         self.of_one: dict[str, Any] = {}
+        text = lab.inventory.read_text()
+        assert ACCOUNTS in text
+        lab.inventory.write_text(text.replace(ACCOUNTS, ""))
+        self.write()
 
-    def change(self) -> str:
-        """Change one thing at random, or back again; return what."""
-        what = self.chance.choice(("zone", "zone of one", "user", "file"))
-        match what:
-            case "zone":
-                self.of_all["cluster_timezone"] = self.chance.choice(ZONES)
-            case "zone of one":
-                self.of_one = self.chance.choice([{}, *({"cluster_timezone": zone} for zone in ZONES)])
-            case "user":
-                self.of_all["users_accounts"] = self.chance.choice([[ALICE], [ALICE, DAVE]])
-            case "file":
-                self.lab.root(self.chance.choice(self.lab.nodes), "echo '# mine' >> /etc/chrony/chrony.conf")
+    def write(self) -> None:
         for name, variables in (("group_vars/all.yml", self.of_all), ("host_vars/gpu01.yml", self.of_one)):
             path = self.lab.inventory.parent / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps(variables))
+
+    def change(self) -> str:
+        """Change one thing at random, or back again; return what."""
+        zone, pick = self.chance.choice(ZONES), self.chance.random() < 0.5
+        what = self.chance.choice(("zone", "zone of one", "user", "Slurm", "port of one", "file"))
+        match what:
+            case "zone":
+                self.of_all["cluster_timezone"] = zone
+            case "zone of one":
+                self.of_one["cluster_timezone"] = zone
+            case "user":
+                self.of_all["users_accounts"] = [ALICE, DAVE] if pick else [ALICE]
+            case "Slurm":  # of a role that others depend on
+                self.of_all["slurm_head_conf_extra"] = {"KillWait": 31} if pick else {}
+            case "port of one":  # which Prometheus reads
+                self.of_one["node_exporter_port"] = 9190 if pick else 9100
+            case "file":
+                self.lab.root(self.chance.choice(self.lab.nodes), f"echo '# mine' >> {self.chance.choice(EDITED)}")
+        self.write()
         return what
+
+
+def nothing_left(lab: TestLab, done: dict[str, Any]) -> None:
+    """See by a plan of all roles that a run has left nothing to do."""
+    hosts = lab.run("plan bootstrap", "--full")["hosts"]
+    left = {name: host["changes"] for name, host in hosts.items() if host["changed"]}
+    assert (left, sorted(hosts)) == ({}, sorted(lab.nodes)), f"left out: {done['unchanged']}, {done['only_roles']}"
 
 
 @pytest.mark.proves("faults", "Of 100 killed runs none makes a later bootstrap leave out what was not done.")
@@ -145,17 +166,13 @@ def test_twenty_kills_between_changes(part: int) -> None:
         site = Site(lab, chance)
         lab.run("bootstrap")
         while kills < 20:
-            lab.run("bootstrap")
             wait_until(lambda: lab.run("bootstrap")["stages"] == [])
             for _ in range(chance.choice((1, 2, 4))):
                 what, point = site.change(), round(chance.uniform(0.5, 12.0), 2)
                 took = kill_after(lab, point, chance.random() < 0.5)
                 kills += took is None
                 print(f"{what}: " + (f"killed after {point} s" if took is None else f"ended after {took:.2f} s"))
-            done = lab.run("bootstrap")
-            hosts = lab.run("plan bootstrap", "--full")["hosts"]
-            left = {name: host["changes"] for name, host in hosts.items() if host["changed"]}
-            assert (left, sorted(hosts)) == ({}, sorted(lab.nodes)), f"left out: {done['unchanged']}"
+            nothing_left(lab, lab.run("bootstrap"))
 
 
 @pytest.mark.proves("faults", "The comparison of states detects a single changed byte.")

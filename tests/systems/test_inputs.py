@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clusterctl.inventory import bootstrap_plays, schema
-from clusterctl.run import role_variables
+from clusterctl.run import role_variables, unchanged
 from tests.systems.rendering import CONTENT, Cluster, a_cluster, roles_of
 
 SYSTEM = "debian-13"
@@ -59,20 +59,22 @@ PLAYED = [path.name for path in roles_of("slurm") if path.name in IN_PLAYS]
 
 
 @pytest.mark.proves("bootstrap", "No role reads a variable whose change would not play it.")
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize(
+    ("system", "name"),
+    [*((SYSTEM, name) for name in PLAYED), *(("rocky-9", name) for name in sorted(unchanged.SEPARATE))],
+)
 def test_variables_that_a_role_does_not_read__of_all_hosts__change_nothing(
-    directory: Path, before: dict[str, dict[str, str]], name: str
+    tmp_path: Path, system: str, name: str
 ) -> None:
     """Among the roles of a cluster that has them all, each alone: others fail with such values."""
     known = [one for one in _KNOWN.variables if not one.startswith("ansible_")]
     unread = [one for one in known if name not in role_variables.readers(CONTENT, [one], {*PLAYED})]
     assert len(unread) > 50
-    cluster = Cluster(directory / "inventory.yaml", SYSTEM)
+    cluster = a_cluster(tmp_path, system)
+    before = {host: of_role(cluster, host, name) for host in cluster.hosts}
     for host in cluster.hosts:
         cluster.set(host, **dict.fromkeys(unread, OTHER))
-    assert {host: of_role(cluster, host, name) for host in cluster.hosts} == {
-        host: roles[name] for host, roles in before.items()
-    }
+    assert {host: of_role(cluster, host, name) for host in cluster.hosts} == before
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The tools by which a node's users and groups come to what is wanted."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,22 @@ def test_left_behind__of_cron_at_and_systemd__is_found(tmp_path: Path) -> None:
     assert set(MODULE.left_behind("ada", os.getuid() + 1, str(tmp_path))) == {crontab, linger}
 
 
-def users(*accounts: dict[str, Any]) -> list[str]:
-    """The commands for these people, in one line each."""
+def users(*accounts: dict[str, Any], others: Sequence[str] = ()) -> list[str]:
+    """The commands for these people, in one line each; members of the groups `others` stay."""
     passwd, group = MODULE.entries(PASSWD, 7), MODULE.entries(GROUP, 4)
-    steps = MODULE.plan_users(passwd, group, [{"state": "present", **account} for account in accounts])
+    steps = MODULE.plan_users(passwd, group, [{"state": "present", **account} for account in accounts], [*others])
     return [" ".join(argv) for _, _, argv in steps]
 
 
 def test_a_user_who_is_right_needs_no_command() -> None:
     assert users(ADA) == []
+
+
+@pytest.mark.proves("roles", "A user of docker_users who is in users_accounts stays in Docker's group.")
+def test_groups__whose_members_another_role_sets__are_left_to_it() -> None:
+    """Else both roles would change the user in each run."""
+    assert users(ADA | {"groups": ["cluster"]}, others=["vision"]) == []
+    assert users(ADA | {"groups": ["adm"]}, others=["vision", "docker"]) == ["usermod --groups adm,vision -- ada"]
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,11 @@ def test_bootstrap__each_role__has_its_name_as_its_tag() -> None:
         for role in play.get("roles", ()):
             assert role["tags"] == (before if role["role"] == APPLY else role["role"]), play["name"]
             before.append(role["role"])
+        tasks = [task for part in ("pre_tasks", "tasks", "post_tasks") for task in play.get(part, ())]
+        tags = {task["name"]: task["tags"] for task in tasks if "tags" in task}
+        of_slurm = "kubernetes" not in str(play["hosts"]) or "slurm" in str(play["hosts"])
+        assert len(tags) == len(tasks) or not of_slurm or play["name"] == "Configure the base of the other nodes"
+        assert {*tags.values()} <= {"packages", "verify"}
 
 
 @pytest.mark.proves("roles", "Plays that gather facts do so although Ansible's checks of arguments are skipped.")

@@ -22,7 +22,7 @@ from clusterctl.inventory import bootstrap_plays, model
 from clusterctl.nodes import remote
 from clusterctl.nodes.contact import Drift, Item
 from clusterctl.nodes.probe import state
-from clusterctl.run import context, inputs, plays, proofs, record, unchanged
+from clusterctl.run import context, inputs, plays, proofs, record, role_variables, unchanged
 from clusterctl.run.context import Options, Site
 from clusterctl.run.entry import NoteInputs
 from clusterctl.run.phases import Run
@@ -596,7 +596,8 @@ def test_state__of_what_roles_change__differs_in_its_part(tmp_path: Path, monkey
 
 
 OF_BASE = Drift(None, (Item("sources", "file", "/etc/apt/sources.list", "edited"),), 0, {})  # a scope of role base
-FEW: Mapping[str, tuple[Callable[[Path], dict[str, Any]], set[str], set[str]]] = {
+OF_PODMAN = Drift(None, (Item("podman", "file", "/etc/containers/storage.conf", "edited"),), 0, {})
+FEW: Mapping[str, tuple[Callable[[Path], dict[str, Any]], set[str] | None, set[str]]] = {
     "nothing": (lambda _path: {}, set(), {*ALL_HOSTS}),
     "a variable": (
         lambda path: {"_": (path / "group_vars/all.yml").write_text("cluster_timezone: UTC")},
@@ -622,33 +623,34 @@ FEW: Mapping[str, tuple[Callable[[Path], dict[str, Any]], set[str], set[str]]] =
     ),
     "a variable of a role that others depend on": (
         lambda path: {"_": (path / "group_vars/all.yml").write_text("slurm_head_conf_extra: {KillWait: 9}")},
-        set(),
+        None,
         set(),
     ),
-    "another file": (lambda path: {"_": (path / "company.pem").write_text("another")}, set(), set()),
+    "another file": (lambda path: {"_": (path / "company.pem").write_text("another")}, None, set()),
     "an edited file of a role": (lambda _path: {"drift": OF_BASE}, {"base"}, set()),
-    "an edited file of a role that others depend on": (lambda _path: {"drift": EDITED}, set(), set()),
-    "another state": (lambda _path: {"state": OTHER}, set(), set()),
+    "an edited file of a role that others depend on": (lambda _path: {"drift": EDITED}, None, set()),
+    "an edited file of a role that is not here": (lambda _path: {"drift": OF_PODMAN}, None, set()),
+    "another state": (lambda _path: {"state": OTHER}, None, set()),
 }  # fmt: skip
-"""By what has changed: how, the roles that are played (none stands for all), and the hosts that are left out."""
+"""By what has changed: how, the roles that are played (None for all), and the hosts that are left out."""
 
 
 @pytest.mark.proves("bootstrap", "Only roles are played that read a changed variable or wrote an edited file.")
 @pytest.mark.parametrize(("change", "roles", "hosts"), FEW.values(), ids=FEW)
 def test_decide__after_a_change__plays_the_roles_that_it_concerns(
-    directory: Path, heard: set[str], change: Callable[[Path], dict[str, Any]], roles: set[str], hosts: set[str]
+    directory: Path, heard: set[str], change: Callable[[Path], dict[str, Any]], roles: set[str] | None, hosts: set[str]
 ) -> None:
     proven(a_site(directory), *ALL_HOSTS)
     facts = {key: value for key, value in change(directory).items() if key != "_"}
     decision = decided(a_site(directory, **facts))
-    assert ({*decision.roles}, {*decision.left_out}) == (roles, hosts)
+    assert (decision.roles, {*decision.left_out}) == (None if roles is None else frozenset(roles), hosts)
     assert (decision.reasons != {}) == (hosts != {*ALL_HOSTS})
 
 
 def test_decide__with_a_host_without_a_proof__plays_all_roles(directory: Path, heard: set[str]) -> None:
     proven(a_site(directory), "head1", "gpu01")
     (directory / "group_vars/all.yml").write_text("cluster_timezone: UTC")
-    assert not decided(a_site(directory)).roles
+    assert decided(a_site(directory)).roles is None
     assert left_out(a_site(directory)) == []
 
 
@@ -658,15 +660,54 @@ def test_decide__of_a_host_that_was_changed__plays_the_roles_that_changed_it(dir
     changed = replace(found["gpu01"], pending=("users",), notes=("driver 1 is already installed and is not changed",))
     proofs.save(a_site(directory).state, found | {"gpu01": changed})
     decision = decided(a_site(directory))
-    assert ([*decision.roles], [*decision.left_out]) == (["users"], ["gpu02"])
+    assert (decision.roles, [*decision.left_out]) == (frozenset({"users"}), ["gpu02"])
     assert decision.reasons == {"users changed it in the last run": ["gpu01"]}
     assert decision.notes == {"driver 1 is already installed and is not changed": ["gpu01"]}, "its role is not played"
+
+
+@pytest.mark.proves("bootstrap", "Docker's group and Apptainer's proof follow changes of users and of the kernel.")
+@pytest.mark.parametrize(
+    ("group", "text", "roles"),
+    [
+        ("docker", "users_accounts: [{name: ada, uid: 10001}]", None),
+        ("docker", "cluster_timezone: UTC", {"base", "filebeat", "packages"}),
+        ("apptainer", "base_sysctl: {user.max_user_namespaces: 0}", {"apptainer", "base", "packages"}),
+        ("mpi", "base_sysctl: {user.max_user_namespaces: 0}", {"base", "packages"}),
+    ],
+)
+def test_decide__with_a_role_that_looks_at_a_change__plays_it_too(
+    directory: Path, heard: set[str], group: str, text: str, roles: set[str] | None
+) -> None:
+    (directory / "inventory.yaml").write_text(INVENTORY + f"    {group}: {{hosts: {{gpu01: {{}}}}}}\n")
+    proven(a_site(directory), *ALL_HOSTS)
+    (directory / "group_vars/all.yml").write_text(text if "timezone" in text else f"cluster_timezone: Etc/UTC\n{text}")
+    assert decided(a_site(directory)).roles == (None if roles is None else frozenset(roles))
+
+
+def test_reasons__of_a_variable_without_a_reader__is_the_copy_of_the_directory(
+    directory: Path, heard: set[str]
+) -> None:
+    proven(a_site(directory), *ALL_HOSTS)
+    (directory / "group_vars/all.yml").write_text("cluster_timezone: Etc/UTC\ndocker_data_directory: /d")
+    assert decided(a_site(directory)).reasons == {"its copy of the cluster's directory is not the latest": ["head1"]}
+
+
+def test_load__of_proofs_with_other_types__is_none(directory: Path) -> None:
+    site = a_site(directory)
+    proven(site)
+    path = site.state / "unchanged.json"
+    for field in ("inputs", "state", "notes"):
+        damaged = json.loads(path.read_text())
+        damaged["gpu01"][field] = {"variables": [1], "rest": "", "copy": ""} if field == "inputs" else 1
+        (site.state / "unchanged.json").write_text(json.dumps(damaged))
+        assert proofs.load(site.state) == {}, field
+        proven(site)
 
 
 def test_notes__of_role_verify__are_not_repeated_if_it_is_played(directory: Path, heard: set[str]) -> None:
     found, note = proven(a_site(directory), *ALL_HOSTS), "homes are not shared: x"
     proofs.save(a_site(directory).state, {name: replace(one, notes=(note,)) for name, one in found.items()})
-    assert decided(a_site(directory)).notes == {note: ["head1", "gpu01", "gpu02"]}
+    assert decided(a_site(directory)).notes == {note: ["gpu01", "gpu02", "head1"]}
     (directory / "host_vars/gpu01.yml").write_text("cluster_timezone: UTC")
     assert decided(a_site(directory)).notes == {note: ["gpu02"]}
 
@@ -678,6 +719,8 @@ def test_notes__of_role_verify__are_not_repeated_if_it_is_played(directory: Path
         ([("base", "file"), ("users", "file")], {"records": "b"}, ("base", "users")),
         ([("base", "file")], {"accounts": "b"}, None),
         ([("users", "task")], {"machine": "b"}, None),
+        ([("users", "task")], {"packages": "b"}, None),
+        ([("base", "package")], {"packages": "b"}, ("base",)),
         ([("slurm_head", "file")], {"records": "b"}, None),
         ([], {"records": "b"}, None),
     ],
@@ -722,5 +765,30 @@ def test_configure__with_few_roles__plays_these_alone_and_tests_all(
 def test_separate__roles__are_proven_and_in_the_plays() -> None:
     roles = {role for play in bootstrap_plays.load(paths.content()) for role in play.roles}
     assert unchanged.SEPARATE.keys() <= unchanged.PROVEN.keys() & roles
-    assert unchanged._PARTS_OF.keys() <= unchanged.SEPARATE.keys()
+    assert unchanged._PARTS_OF.keys() | unchanged.FOLLOWERS.keys() <= unchanged.SEPARATE.keys()
     assert {*unchanged.LASTING.values()} <= roles
+
+
+def test_results__of_separate_roles__are_read_by_few_others() -> None:
+    """A role that reads a result has more to do if that changes."""
+    content = paths.content()
+    known, words = role_variables._results(content), role_variables._words(content)
+    pairs = {
+        (reader, role) for role in unchanged.SEPARATE for reader in unchanged.PROVEN if words[reader] & known[role]
+    }
+    assert {(reader, role) for reader, role in pairs if reader != role} == {
+        ("packages", "base"),  # it includes the sources
+        # These include packages, and read its own result.
+        ("dcgm_exporter", "packages"),
+        ("nvidia_cuda", "packages"),
+        ("nvidia_driver", "packages"),
+    }
+
+
+@pytest.mark.parametrize("role", unchanged.PROVEN)
+def test_text__of_a_proven_role__has_all_that_it_includes(role: str) -> None:
+    """No name of an included role is a template, and no task includes remove.yml, which the text leaves out."""
+    for task in role_variables._tasks(paths.content() / "roles" / role):
+        assert not any("{{" in name for name in role_variables._included(task))
+        files = [task[key] for key in ("ansible.builtin.include_tasks", "ansible.builtin.import_tasks") if key in task]
+        assert not any("remove" in str(file) or "{{" in str(file) for file in files)
