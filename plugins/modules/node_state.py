@@ -44,7 +44,8 @@ def present(call, given, manager):
     if given["download_only"]:
         Packages(manager()).download(call, packages)
         return
-    first = entries(call.scope, [item for item in given["files"] if item.get("before_packages")])
+    files, released = restored(call, given["files"])
+    first = entries(call.scope, [item for item in files if item.get("before_packages")])
     converge(call, Paths("file"), first)
     run_commands(call, first)
     sources = [item for source in given["repositories"] for item in source[type(manager()).__name__]]
@@ -62,7 +63,7 @@ def present(call, given, manager):
         if not call.check:
             settle(call, first)
     converge(call, Paths("directory"), [Entry(type="directory", **item) for item in given["directories"]])
-    rest = entries(call.scope, [item for item in given["files"] if not item.get("before_packages")])
+    rest = entries(call.scope, [item for item in files if not item.get("before_packages")])
     units = [Unit(**unit) for unit in given["units"]]
     converge(call, Units(), orphaned(rest, units))  # systemctl does not disable a unit without a file
     converge(call, Paths("file"), rest)
@@ -72,7 +73,29 @@ def present(call, given, manager):
     converge(call, Units(), units)
     call.pending.clear()
     if not call.check:
+        for name in released:
+            del call.record["items"]["file:" + name]
         call.save(given["union"])
+        for name in released:
+            original(name).unlink(missing_ok=True)
+
+
+def restored(call, files):
+    """Return the files, and the names of those to restore, which then are no longer in the record.
+
+    A file without a record, or in that of another scope too, is left as it is.
+    """
+    kept, names = [], []
+    for item in files:
+        known = call.record["items"].get("file:" + item["name"]) if item.get("type") == "restored" else None
+        if known and "file:" + item["name"] not in call.others:
+            was = before_path(call, item["name"], known)
+            keys = ("name", "type", "data", "target", "owner", "group", "mode", "secret")
+            kept.append({**{key: getattr(was, key) for key in keys}, "before_packages": item["before_packages"]})
+            names.append(item["name"])
+        elif item.get("type") != "restored":
+            kept.append(item)
+    return kept, names
 
 
 def absent(call, _given, manager):

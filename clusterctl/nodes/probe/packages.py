@@ -140,8 +140,13 @@ def mirror_urls(mirrors: Dict[str, str]) -> List[List[str]]:
     return [[base + "/dists/" + release["codename"] + "/InRelease"] if release["family"] == "Debian" else [base + "/"]]
 
 
-def network(options: Facts) -> Facts:
-    """Test all package sources and the resolution of the first name in parallel, with a time limit."""
+def network(options: Facts) -> Optional[Facts]:
+    """Test all package sources and the resolution of the first name in parallel, with a time limit.
+
+    Return None if another node fetches the packages.
+    """
+    if options.get("cached"):
+        return None
     sources = mirror_urls(options.get("mirrors") or {}) or (apt_urls() if shutil.which("apt-get") else dnf_urls())
     os.environ["no_proxy"] = ",".join(options.get("no_proxy") or [])
     proxies = package_proxies(options.get("proxy") or "")
