@@ -13,9 +13,7 @@ def absent_unless(files: Sequence[Mapping[str, Any]], wanted: object, state: str
     """
     if wanted:
         return [dict(file) for file in files]
-    return [
-        {key: file[key] for key in ("dest", "before_packages") if key in file} | {"state": state} for file in files
-    ]
+    return [{key: file[key] for key in ("dest", "before_packages") if key in file} | {"state": state} for file in files]
 
 
 class FilterModule:

@@ -59,7 +59,9 @@ def status(lab: TestLab, node: str, path: str, *options: str) -> str:
     """Return the status that the cache answers to a request from a node."""
     url = f"http://{address(lab, 'head1')}:{PORT}{path}"
     words = " ".join(f"'{word}'" for word in (*options, url))
-    return lab.root(node, f"curl --silent --max-time 20 --output /dev/null --write-out '%{{http_code}}' {words} || true")
+    return lab.root(
+        node, f"curl --silent --max-time 20 --output /dev/null --write-out '%{{http_code}}' {words} || true"
+    )
 
 
 @pytest.mark.proves("packages", "With `package_cache`, nodes fetch each package from outside once.")
