@@ -190,8 +190,8 @@ def _has_new_driver(record: Hardware, found: Hardware) -> bool:
 def network_options(host: Host, inventory: Inventory | None = None) -> dict[str, Any]:
     """Return the inventory's settings for package downloads of a host, in the form of the probe's options.
 
-    The package cache fetches the packages of the other hosts. Before a first bootstrap it does not run, so only its host
-    is tested.
+    The package cache fetches the packages of the other hosts. It does not run before a first bootstrap, so only its own
+    host is tested.
     """
     variables = host.variables
     cached = inventory is not None and bool(inventory.in_group(CACHE)) and CACHE not in host.groups
