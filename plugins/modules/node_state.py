@@ -8,7 +8,6 @@ kinds of item are in module_utils/node_state/items.py.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_state.drift import compare
 from ansible.module_utils.node_state.early import settle
-from ansible.module_utils.node_state.insert import earlier, entries
+from ansible.module_utils.node_state.insert import entries
 from ansible.module_utils.node_state.items import (
     Entry,
     Packages,
@@ -35,6 +34,7 @@ from ansible.module_utils.node_state.kernel import Setting, Settings
 from ansible.module_utils.node_state.keys import with_key
 from ansible.module_utils.node_state.packages import Package, package_manager
 from ansible.module_utils.node_state.record import Call, original, record_path
+from ansible.module_utils.node_state.restore import before_path, restored
 from ansible.module_utils.node_state.tools import NodeError, alone_on_node, clean, run
 
 
@@ -80,24 +80,6 @@ def present(call, given, manager):
             original(name).unlink(missing_ok=True)
 
 
-def restored(call, files):
-    """Return the files, and the names of those to restore, which then are no longer in the record.
-
-    A file without a record, or in that of another scope too, is left as it is.
-    """
-    kept, names = [], []
-    for item in files:
-        known = call.record["items"].get("file:" + item["name"]) if item.get("type") == "restored" else None
-        if known and "file:" + item["name"] not in call.others:
-            was = before_path(call, item["name"], known)
-            keys = ("name", "type", "data", "target", "owner", "group", "mode", "secret")
-            kept.append({**{key: getattr(was, key) for key in keys}, "before_packages": item["before_packages"]})
-            names.append(item["name"])
-        elif item.get("type") != "restored":
-            kept.append(item)
-    return kept, names
-
-
 def absent(call, _given, manager):
     """Restore the state from before the scope, except items of other scopes. A killed undo is started again."""
     mine = {key: item for key, item in sorted(call.record["items"].items()) if key not in call.others}
@@ -138,17 +120,6 @@ def before_unit(name, item):
     was = item["before"]
     enabled = {"enabled": True, "disabled": False}.get(was["enablement"])
     return Unit(name, enabled, was["state"] == "up", was["enablement"] == "masked", item["restart_on"])
-
-
-def before_path(call, name, item):
-    before = item["before"]
-    path = Entry(name, before["type"], target=before.get("target", ""), secret=item["secret"])
-    if before["type"] in ("file", "directory"):
-        path.owner, path.group, path.mode = str(before["uid"]), str(before["gid"]), before["mode"]
-    if before["type"] == "file":
-        kept = original(name) if original(name).exists() else Path(name)  # never replaced: its own original
-        path.data = base64.b64encode(earlier(call.scope, Path(name), kept)).decode()
-    return path
 
 
 def probe(call, _given, manager):

@@ -18,10 +18,13 @@ from typing import Any
 
 import pytest
 
+from clusterctl.inventory import model
+from clusterctl.nodes.probe import packages
+from clusterctl.run import preflight
 from clusterctl.workspace import certificates
 from tests.labs import REPOSITORY
 from tests.metrics_programs import SECONDS, free_port
-from tests.systems.rendering import SECRET, a_cluster
+from tests.systems.rendering import SECRET, Cluster, a_cluster
 
 NGINX = REPOSITORY / ".cache/programs/usr/sbin/nginx"
 MB = 1 << 20
@@ -169,6 +172,84 @@ class Cache:
         """Return the states in the cache of all requests of a path, decoded."""
         lines = (line.split() for line in self.log.read_text().splitlines())
         return [state for _, _, _, state, _, asked in lines if asked == path]
+
+
+URL = "http://10.0.0.10:8123"
+
+
+def cluster_with_cache(folder: Path, system: str, host: str = "head1", **variables: Any) -> Cluster:
+    cluster = a_cluster(folder, system)
+    cluster.manager.add_group("package_cache")
+    cluster.manager.add_host(host, "package_cache")
+    known = {"cluster_http_proxy": "", "cluster_package_mirrors": {}, **variables}
+    for name in cluster.hosts:
+        cluster.set(name, **known)
+    return cluster
+
+
+@pytest.mark.parametrize(("system", "names"), [
+    ("debian-13", {"debian": "debian", "debian_security": "debian_security", "grafana": "grafana_apt"}),
+    ("ubuntu-24.04", {"ubuntu": "ubuntu", "kubernetes": "kubernetes", "docker": "docker"}),
+    ("ubuntu-24.04-aarch64", {"ubuntu": "ubuntu_ports", "nvidia": "nvidia", "elastic": "elastic"}),
+    ("rocky-9", {"rocky": "rocky", "epel": "epel", "grafana": "grafana_rpm"}),
+])  # fmt: skip
+def test_mirrors__with_a_cache__are_its_urls_on_all_other_hosts(
+    tmp_path: Path, system: str, names: dict[str, str]
+) -> None:
+    mirrors = {"debian": "http://mirror.example/debian"}
+    cluster = cluster_with_cache(tmp_path, system, cluster_package_mirrors=mirrors)
+    found = cluster.role("base", "gpu01").value("__cluster_mirrors")
+    assert {name: found[name] for name in names} == {name: f"{URL}/{path}" for name, path in names.items()}
+    assert cluster.role("base", "head1").value("__cluster_mirrors") == mirrors
+    upstreams = cluster.role("package_cache", "head1").value("__cluster_package_upstreams")
+    assert upstreams["debian"] == {"url": mirrors["debian"], "proxy": "", "ranges": False}
+    assert {path.removeprefix(f"{URL}/") for path in found.values()} <= upstreams.keys()
+    shown = cluster.role("nvidia_driver", "gpu01").value("__nvidia_driver_url")
+    assert shown.startswith(f"{URL}/nvidia/")
+
+
+def test_mirrors__behind_a_proxy__are_of_the_cache_for_apt_and_http_alone(tmp_path: Path) -> None:
+    proxy = {"cluster_http_proxy": "http://proxy.example:3128"}
+    for system, expected in (("debian-13", {"debian", "debian_security", "ubuntu"}), ("rocky-9", set())):
+        (tmp_path / system).mkdir()
+        cluster = cluster_with_cache(tmp_path / system, system, **proxy)
+        role = cluster.role("base", "gpu01")
+        assert role.value("__cluster_mirrors").keys() == expected
+        direct = 'Acquire::http::Proxy::10.0.0.10 "DIRECT";' in role.render(role.path / "templates/apt-proxy.j2")
+        assert direct == bool(expected)
+
+
+def test_mirrors__without_a_cache__are_those_of_the_inventory(tmp_path: Path) -> None:
+    cluster = a_cluster(tmp_path, "debian-13")
+    for name in cluster.hosts:
+        role = cluster.role("base", name)
+        assert role.value("__cluster_mirrors") == role.value("cluster_package_mirrors")
+        assert "10.0.0.10" not in role.render(role.path / "templates/apt-proxy.j2")
+
+
+def test_mask__where_the_site_has_an_nginx__is_left_out(tmp_path: Path) -> None:
+    def masked(program: bool, link: str = "") -> bool:
+        results = [{"stat": {"exists": program}}, {"stat": {"exists": bool(link), "lnk_source": link}}]
+        role = cluster.role("package_cache", "head1", __package_cache_found={"results": results})
+        (call,) = (call for _, call in role.calls() if "packages" in call)
+        return "/etc/systemd/system/nginx.service" in {item["dest"] for item in call["files"]}
+
+    cluster = a_cluster(tmp_path, "debian-13")
+    assert masked(False)
+    assert masked(True, "/dev/null"), "the role has installed it"
+    assert not masked(True)
+
+
+@pytest.mark.proves("preflight", "With a package cache, only its host must reach the package sources.")
+def test_preflight__with_a_cache__tests_the_sources_of_its_host_alone(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    plain = (REPOSITORY / "inventory/slurm/inventory.yaml").read_text()
+    for text, expected in ((plain, set()), (plain + "    package_cache: {hosts: {head1: {}}}\n", {"gpu01", "gpu02"})):
+        path.write_text(text)
+        inventory = model.load(path)
+        options = {host.name: preflight.network_options(host, inventory) for host in inventory.hosts}
+        assert {name for name, given in options.items() if given["cached"]} == expected
+    assert packages.network(options["gpu01"]) is None
 
 
 @pytest.fixture
