@@ -291,7 +291,7 @@ def test_cache__mirror_that_refuses_ranges__is_asked_for_whole_files(
 ) -> None:
     """As apt-cacher-ng, which refuses a range that ends after the file."""
     url, server.refuses = f"http://127.0.0.1:{server.port}", True
-    proxy = {"cluster_http_proxy": url} if by_proxy else {}
+    proxy: dict[str, Any] = {"cluster_http_proxy": url} if by_proxy else {}
     given = {"debian": "http://mirror.example.org/" if by_proxy else f"{url}/"}
     cache = Cache(tmp_path, given, mirrors=True, **proxy)
     caches.append(cache)

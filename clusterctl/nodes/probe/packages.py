@@ -148,6 +148,9 @@ def network(options: Facts) -> Optional[Facts]:
     if options.get("cached"):
         return None
     sources = mirror_urls(options.get("mirrors") or {}) or (apt_urls() if shutil.which("apt-get") else dnf_urls())
+    # A package cache that the inventory has no longer: the run replaces these sources.
+    former = read("/etc/clusterctl/package-cache-url").strip()
+    sources = [urls for urls in sources if not former or not urls[0].startswith(former + "/")]
     os.environ["no_proxy"] = ",".join(options.get("no_proxy") or [])
     proxies = package_proxies(options.get("proxy") or "")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
