@@ -58,6 +58,7 @@ def check(reading: Reading, whole: bool = True) -> None:
         _required(reading)
         if whole:
             _logging(reading)
+            _package_cache(reading)
             _partitions(reading)
             kubernetes_consistency.check(reading)
 
@@ -111,6 +112,13 @@ def _logging(reading: Reading) -> None:
                 reading.refuse(
                     version.position, "elasticsearch_version", f"{version.value} has no login for {feature}", hint
                 )
+
+
+def _package_cache(reading: Reading) -> None:
+    """Check that one host has the package cache: the other nodes have one URL for each package server."""
+    members = [host.name for host in reading.hosts.values() if "package_cache" in host.groups]
+    if len(members) > 1:
+        reading.refuse(reading.top, "all.children.package_cache", f"has {', '.join(members)}, expected one host")
 
 
 def _membership(reading: Reading) -> None:

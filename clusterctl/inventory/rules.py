@@ -164,7 +164,12 @@ _RULES = (
     ),
     Rule(r"(^|[_.])gid", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
     Rule("_keep|_max_files", lambda v: 1 <= v <= 1000, "1 to 1000", number=True),
-    Rule("_retention_(days|gb)|logging_shards", lambda v: 1 <= v <= 100_000, "1 to 100000", number=True),
+    Rule(
+        "_retention_(days|gb)|logging_shards|package_cache_(days|size_gb)",
+        lambda v: 1 <= v <= 100_000,
+        "1 to 100000",
+        number=True,
+    ),
     Rule("elasticsearch_heap_mb", lambda v: v == 0 or 256 <= v <= 31744, "0, or 256 to 31744", number=True),
     Rule("_interval|_mb", lambda v: 1 <= v <= 2**31 - 1, "1 to 2147483647", number=True),
     Rule(

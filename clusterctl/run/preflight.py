@@ -32,6 +32,7 @@ MIN_MEMORY_MB = 512
 CLOCK_WARN_SECONDS = 1.0
 CLOCK_FAIL_SECONDS = 10.0
 
+CACHE = "package_cache"
 # By ID and VERSION_ID of os-release.
 SUPPORTED: Mapping[str, Sequence[str]] = {
     "debian": ("12", "13", "testing"),
@@ -84,7 +85,7 @@ def preflight(
     daemons = [name for part in slurm_source.DAEMONS for name in slurm_source.every(inventory, part)]
 
     def ask(host: Host) -> Answer:
-        options = {"network": network_options(host), "slurm": checks.probe_options(inventory, host, daemons)}
+        options = {"network": network_options(host, inventory), "slurm": checks.probe_options(inventory, host, daemons)}
         options |= contact.drift_options(key) if host.name in compared else {}
         options |= _state_options(host) if with_state else {}
         return contact.ask(host, access, options, (refused or {}).get(host.name))
@@ -186,10 +187,16 @@ def _has_new_driver(record: Hardware, found: Hardware) -> bool:
     return bool(found.gpus) and not record.gpus and record.driver_version is None
 
 
-def network_options(host: Host) -> dict[str, Any]:
-    """Return the inventory's settings for package downloads of a host, in the form of the probe's options."""
+def network_options(host: Host, inventory: Inventory | None = None) -> dict[str, Any]:
+    """Return the inventory's settings for package downloads of a host, in the form of the probe's options.
+
+    The package cache fetches the packages of the other hosts. It does not run before a first bootstrap, so only its own
+    host is tested.
+    """
     variables = host.variables
+    cached = inventory is not None and bool(inventory.in_group(CACHE)) and CACHE not in host.groups
     return {
+        "cached": cached,
         "proxy": variables.get("cluster_package_proxy") or variables.get("cluster_http_proxy") or "",
         "no_proxy": list(variables.get("cluster_no_proxy") or ()),
         "mirrors": dict(variables.get("cluster_package_mirrors") or {}),

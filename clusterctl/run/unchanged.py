@@ -65,6 +65,7 @@ PROVEN: Mapping[str, str] = {
     "nvidia_cuda": "reads the GPUs",
     "nvidia_driver": "builds and loads the driver: packages, kernel, boot and GPUs are in the digest",
     "nvidia_container_toolkit": "SELinux's setting is in the digest",
+    "package_cache": "SELinux's setting is in the digest; cached files are no state of the node",
     "packages": "node_state",
     "podman": "node_state",
     "prometheus": "node_state, and its programs",

@@ -76,7 +76,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"failed to fetch|unable to fetch|error downloading|cannot download|status code: [45]|http error [45]",
-        "the package source returned an error: check cluster_package_mirrors and cluster_http_proxy",
+        "the package source returned an error: check cluster_package_mirrors, cluster_http_proxy and the package cache",
     ),
     (r"no module named|python.*not found|interpreter", "the node needs python3 as /usr/bin/python3"),
     (

@@ -121,7 +121,7 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
     value = str(item[source[0]])
     result: Data = {"name": path, **access("file", path, item, "0644")}
     if source[0] == "state":
-        result["type"] = one_of(f"file {path}: state", value, ("absent",))
+        result["type"] = one_of(f"file {path}: state", value, ("absent", "restored"))
     elif source[0] == "link":
         result.update(type="link", target=value)
     elif source[0] == "insert":

@@ -6,16 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def absent_unless(files: Sequence[Mapping[str, Any]], wanted: object) -> list[dict[str, Any]]:
-    """Return the files if ``wanted`` is true, else the same paths as absent.
+def absent_unless(files: Sequence[Mapping[str, Any]], wanted: object, state: str = "absent") -> list[dict[str, Any]]:
+    """Return the files if ``wanted`` is true, else the same paths as absent, or in another ``state``.
 
-    So the files are removed when the setting is reverted.
+    So the files are removed, or restored, when the setting is reverted.
     """
     if wanted:
         return [dict(file) for file in files]
-    return [
-        {key: file[key] for key in ("dest", "before_packages") if key in file} | {"state": "absent"} for file in files
-    ]
+    return [{key: file[key] for key in ("dest", "before_packages") if key in file} | {"state": state} for file in files]
 
 
 class FilterModule:

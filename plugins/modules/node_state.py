@@ -8,7 +8,6 @@ kinds of item are in module_utils/node_state/items.py.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.node_state.drift import compare
 from ansible.module_utils.node_state.early import settle
-from ansible.module_utils.node_state.insert import earlier, entries
+from ansible.module_utils.node_state.insert import entries
 from ansible.module_utils.node_state.items import (
     Entry,
     Packages,
@@ -35,6 +34,7 @@ from ansible.module_utils.node_state.kernel import Setting, Settings
 from ansible.module_utils.node_state.keys import with_key
 from ansible.module_utils.node_state.packages import Package, package_manager
 from ansible.module_utils.node_state.record import Call, original, record_path
+from ansible.module_utils.node_state.restore import before_path, restored
 from ansible.module_utils.node_state.tools import NodeError, alone_on_node, clean, run
 
 
@@ -44,7 +44,8 @@ def present(call, given, manager):
     if given["download_only"]:
         Packages(manager()).download(call, packages)
         return
-    first = entries(call.scope, [item for item in given["files"] if item.get("before_packages")])
+    files, released = restored(call, given["files"])
+    first = entries(call.scope, [item for item in files if item.get("before_packages")])
     converge(call, Paths("file"), first)
     run_commands(call, first)
     sources = [item for source in given["repositories"] for item in source[type(manager()).__name__]]
@@ -62,7 +63,7 @@ def present(call, given, manager):
         if not call.check:
             settle(call, first)
     converge(call, Paths("directory"), [Entry(type="directory", **item) for item in given["directories"]])
-    rest = entries(call.scope, [item for item in given["files"] if not item.get("before_packages")])
+    rest = entries(call.scope, [item for item in files if not item.get("before_packages")])
     units = [Unit(**unit) for unit in given["units"]]
     converge(call, Units(), orphaned(rest, units))  # systemctl does not disable a unit without a file
     converge(call, Paths("file"), rest)
@@ -72,7 +73,11 @@ def present(call, given, manager):
     converge(call, Units(), units)
     call.pending.clear()
     if not call.check:
+        for name in released:
+            del call.record["items"]["file:" + name]
         call.save(given["union"])
+        for name in released:
+            original(name).unlink(missing_ok=True)
 
 
 def absent(call, _given, manager):
@@ -115,17 +120,6 @@ def before_unit(name, item):
     was = item["before"]
     enabled = {"enabled": True, "disabled": False}.get(was["enablement"])
     return Unit(name, enabled, was["state"] == "up", was["enablement"] == "masked", item["restart_on"])
-
-
-def before_path(call, name, item):
-    before = item["before"]
-    path = Entry(name, before["type"], target=before.get("target", ""), secret=item["secret"])
-    if before["type"] in ("file", "directory"):
-        path.owner, path.group, path.mode = str(before["uid"]), str(before["gid"]), before["mode"]
-    if before["type"] == "file":
-        kept = original(name) if original(name).exists() else Path(name)  # never replaced: its own original
-        path.data = base64.b64encode(earlier(call.scope, Path(name), kept)).decode()
-    return path
 
 
 def probe(call, _given, manager):

@@ -186,6 +186,7 @@ def registered(system: str, found: Mapping[str, Any] | None = None) -> dict[str,
         "__kubernetes_node_look": {"stdout_lines": [f"Linux {KERNELS[system]}", "/etc/kubernetes/kubelet.conf"]},
         "__gpu_config_done": {"kept": {"mig": "3g.40gb,2g.20gb,2g.20gb"}},
         "__slurm_head_job_container": {"use": True},
+        "__package_cache_found": {"results": [{"stat": {"exists": False}}, {"stat": {"exists": False}}]},
         "__nvidia_cuda_look": {"devices": found["devices"], "driver": "580.95.05"},
         "__nvidia_cuda_toolkit": "12.8",
         "__nvidia_driver_key": {"key": "-----BEGIN PGP PUBLIC KEY BLOCK-----"},
@@ -257,7 +258,7 @@ class Role:
 
     def content(self, item: Mapping[str, Any]) -> bytes | None:
         """Return what node_state writes for one of its files; None where it writes no whole file."""
-        if item.get("state") == "absent" or "link" in item or "insert" in item:
+        if "state" in item or "link" in item or "insert" in item:
             return None
         if "template" in item:
             return self.render(self.path / "templates" / item["template"]).encode()

@@ -1242,6 +1242,27 @@ def test_differences_are_shown_but_never_those_of_a_secret(store: Path, tmp_path
     assert binary.startswith("binary content\n")
 
 
+@pytest.mark.proves("node_state", "A file with state restored gets back what was there, and leaves the record.")
+def test_restored__a_recorded_file__is_as_before_and_unmanaged(store: Path, tmp_path: Path) -> None:
+    old, new, foreign, shared = (tmp_path / name for name in ("old", "new", "foreign", "shared"))
+    for path in (old, foreign, shared):
+        path.write_text("theirs")
+    old.chmod(0o604)
+    put(store, entry(old, b"1"), entry(new, b"2"), entry(shared, b"3"))
+    other = call("other")
+    node_items.converge(other, node_items.Paths("file"), [entry(shared, b"3")])
+    other.save()
+    files = [{"dest": str(path), "state": "restored"} for path in (old, new, foreign, shared)]
+    for changed in (True, False):
+        done = call()
+        module.present(done, normalise(files=files), lambda: node_packages.Apt([]))
+        assert [one["name"] for one in done.changes] == [str(old), str(new)] * changed
+    assert (old.read_text(), f"{old.stat().st_mode & 0o777:o}", new.exists()) == ("theirs", "604", False)
+    assert (foreign.read_text(), shared.read_text()) == ("theirs", "3")
+    assert {key for key in node_record.load_record("demo")["items"] if "shared" not in key} == set()
+    assert not node_record.original(str(old)).exists()
+
+
 def undo(store: Path) -> Any:
     done = call()
     module.absent(done, {}, lambda: pytest.fail("no package was recorded"))

@@ -71,6 +71,7 @@ def test_a_setting_that_is_taken_back_takes_its_files_with_it() -> None:
     files = [{"dest": "/a", "content": "x", "mode": "0600", "before_packages": True}]
     assert FILES.absent_unless(files, "http://proxy") == files
     assert FILES.absent_unless(files, "") == [{"dest": "/a", "before_packages": True, "state": "absent"}]
+    assert FILES.absent_unless(files, "", "restored") == [{"dest": "/a", "before_packages": True, "state": "restored"}]
 
 
 RECORD = {

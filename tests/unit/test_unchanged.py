@@ -88,6 +88,12 @@ REVIEWED: Mapping[str, set[str]] = {
         "nvidia_persistence: Check the GPUs' persistence mode",  # a note
         "systemd_service: Restart what else used the driver",
     },
+    "package_cache": {  # its boolean is in the digest; one finds out whether the site has an nginx
+        "command: Allow nginx connections",
+        "command: Check whether SELinux denies nginx connections",
+        "include_role: Set up the package sources",
+        "stat: Find an nginx of the site",
+    },
     "packages": {
         "group_by: Group the nodes that follow the heads",
         "include_role: Set up the package sources",  # of base

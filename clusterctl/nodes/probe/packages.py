@@ -140,9 +140,17 @@ def mirror_urls(mirrors: Dict[str, str]) -> List[List[str]]:
     return [[base + "/dists/" + release["codename"] + "/InRelease"] if release["family"] == "Debian" else [base + "/"]]
 
 
-def network(options: Facts) -> Facts:
-    """Test all package sources and the resolution of the first name in parallel, with a time limit."""
+def network(options: Facts) -> Optional[Facts]:
+    """Test all package sources and the resolution of the first name in parallel, with a time limit.
+
+    Return None if another node fetches the packages.
+    """
+    if options.get("cached"):
+        return None
     sources = mirror_urls(options.get("mirrors") or {}) or (apt_urls() if shutil.which("apt-get") else dnf_urls())
+    # A package cache that the inventory has no longer: the run replaces these sources.
+    former = read("/etc/clusterctl/package-cache-url").strip()
+    sources = [urls for urls in sources if not former or not urls[0].startswith(former + "/")]
     os.environ["no_proxy"] = ",".join(options.get("no_proxy") or [])
     proxies = package_proxies(options.get("proxy") or "")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))

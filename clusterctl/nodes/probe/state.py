@@ -24,6 +24,7 @@ _CONTENTS = (
     "/proc/sys/kernel/unprivileged_userns_clone",
     "/proc/sys/user/max_user_namespaces",
     "/sys/fs/selinux/booleans/container_use_devices",
+    "/sys/fs/selinux/booleans/httpd_can_network_connect",
 )
 _RECORDS = "/var/lib/clusterctl/state/*.json"
 # Of these, size and time of change are: passwords, the packages, modules that were built for the kernel, what NVIDIA's
