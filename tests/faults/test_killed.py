@@ -153,8 +153,8 @@ def nothing_left(lab: TestLab, done: dict[str, Any]) -> None:
 
 @pytest.mark.proves("faults", "Of 100 killed runs none makes a later bootstrap leave out what was not done.")
 @pytest.mark.long
-@pytest.mark.parametrize("part", range(5))
-def test_twenty_kills_between_changes(part: int) -> None:
+@pytest.mark.parametrize("part", range(10))
+def test_ten_kills_between_changes(part: int) -> None:
     """A cluster with proofs is changed, and the run is killed, up to four times; then one run has to do all of it.
 
     `plan bootstrap --full` plays all roles, so it finds what that run has left out wrongly. KILLS_SEED as above.
@@ -165,7 +165,7 @@ def test_twenty_kills_between_changes(part: int) -> None:
     with fresh("killed-changes", workers=1) as lab:
         site = Site(lab, chance)
         lab.run("bootstrap")
-        while kills < 20:
+        while kills < 10:
             wait_until(lambda: lab.run("bootstrap")["stages"] == [])
             for _ in range(chance.choice((1, 2, 4))):
                 what, point = site.change(), round(chance.uniform(0.5, 12.0), 2)

@@ -76,7 +76,11 @@ def loaded(directory: Path, **variables: Any) -> dict[str, Any]:
     return dict(inventory.load(path).variables)
 
 
-DEFAULTS = {name: value for name, value in schema.load().defaults.items() if "{{" not in str(value)}
+DEFAULTS = {
+    name: value
+    for name, value in schema.load().defaults.items()
+    if "{{" not in str(value) and not name.startswith("_")  # private
+}
 
 
 @pytest.mark.proves("inventory", "Every default can be written into an inventory as it is.")

@@ -783,7 +783,9 @@ def test_results__of_separate_roles__are_read_by_few_others() -> None:
         (reader, role) for role in unchanged.SEPARATE for reader in unchanged.PROVEN if words[reader] & known[role]
     }
     assert {(reader, role) for reader, role in pairs if reader != role} == {
-        ("packages", "base"),  # it includes the sources
+        # These include the sources.
+        ("package_cache", "base"),
+        ("packages", "base"),
         # These include packages, and read its own result.
         ("dcgm_exporter", "packages"),
         ("nvidia_cuda", "packages"),

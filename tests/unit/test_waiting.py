@@ -33,6 +33,7 @@ INDEPENDENT = {
     ("kubernetes_node", "Refuse a host on which the kubelet cannot run"): "it only fails",
     ("kubernetes_worker", "Delete the tokens of workers that have not joined"): "it is done on a head",
     ("kubernetes_worker", "Label the workers, and cordon new ones"): "it is done on a head",
+    ("package_cache", "Find an nginx of the site"): "it only reads, and no package is installed before it",
     ("users", "Add the users to Slurm"): "there the call before it says now",
     ("kubernetes_head", "Upgrade the kubelet after the API"): "only the record of the kubelet of a new head waits",
     ("kubernetes_network", "Check what network policies need"): "it asks the API, whose server runs",
