@@ -151,28 +151,34 @@ def nothing_left(lab: TestLab, done: dict[str, Any]) -> None:
     assert (left, sorted(hosts)) == ({}, sorted(lab.nodes)), f"left out: {done['unchanged']}, {done['only_roles']}"
 
 
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """A finished cluster of one head and one worker, for changes."""
+    seed = int(os.environ.get("KILLS_SEED") or random.SystemRandom().randrange(10**6))
+    print(f"seed {seed}")
+    with fresh("killed-changes", workers=1) as lab:
+        made = Site(lab, random.Random(seed))  # noqa: S311 - when, not what
+        lab.run("bootstrap")
+        yield made
+
+
 @pytest.mark.proves("faults", "Of 100 killed runs none makes a later bootstrap leave out what was not done.")
 @pytest.mark.long
-@pytest.mark.parametrize("part", range(10))
-def test_ten_kills_between_changes(part: int) -> None:
-    """A cluster with proofs is changed, and the run is killed, up to four times; then one run has to do all of it.
+@pytest.mark.parametrize("part", range(20))
+def test_five_kills_between_changes(site: Site, part: int) -> None:
+    """A cluster with proofs is changed, and the run is killed, up to five times; then one run has to do all of it.
 
     `plan bootstrap --full` plays all roles, so it finds what that run has left out wrongly. KILLS_SEED as above.
     """
-    seed = int(os.environ.get("KILLS_SEED") or random.SystemRandom().randrange(10**6))
-    chance, kills = random.Random(seed), 0  # noqa: S311 - when, not what
-    print(f"seed {seed}")
-    with fresh("killed-changes", workers=1) as lab:
-        site = Site(lab, chance)
-        lab.run("bootstrap")
-        while kills < 10:
-            wait_until(lambda: lab.run("bootstrap")["stages"] == [])
-            for _ in range(chance.choice((1, 2, 4))):
-                what, point = site.change(), round(chance.uniform(0.5, 12.0), 2)
-                took = kill_after(lab, point, chance.random() < 0.5)
-                kills += took is None
-                print(f"{what}: " + (f"killed after {point} s" if took is None else f"ended after {took:.2f} s"))
-            nothing_left(lab, lab.run("bootstrap"))
+    kills = 0
+    while kills < 5:
+        wait_until(lambda: site.lab.run("bootstrap")["stages"] == [])
+        for _ in range(site.chance.choice((1, 2, 5))):
+            what, point = site.change(), round(site.chance.uniform(0.5, 12.0), 2)
+            took = kill_after(site.lab, point, site.chance.random() < 0.5)
+            kills += took is None
+            print(f"{what}: " + (f"killed after {point} s" if took is None else f"ended after {took:.2f} s"))
+        nothing_left(site.lab, site.lab.run("bootstrap"))
 
 
 @pytest.mark.proves("faults", "The comparison of states detects a single changed byte.")
