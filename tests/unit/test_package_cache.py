@@ -23,7 +23,7 @@ from clusterctl.nodes.probe import packages
 from clusterctl.run import preflight
 from clusterctl.workspace import certificates
 from tests.labs import REPOSITORY
-from tests.metrics_programs import SECONDS, free_port
+from tests.metrics_programs import SECONDS, free_port, wait_for
 from tests.systems.rendering import SECRET, Cluster, a_cluster
 
 NGINX = REPOSITORY / ".cache/programs/usr/sbin/nginx"
@@ -168,10 +168,20 @@ class Cache:
         finally:
             connection.close()
 
-    def states(self, path: str) -> list[str]:
-        """Return the states in the cache of all requests of a path, decoded."""
-        lines = (line.split() for line in self.log.read_text().splitlines())
-        return [state for _, _, _, state, _, asked in lines if asked == path]
+    def states(self, path: str, count: int) -> list[str]:
+        """Return the states in the cache of `count` requests of a path, decoded, sorted.
+
+        nginx logs a request after its answer, and each of its processes for itself.
+        """
+        found: list[str] = []
+
+        def all_logged() -> bool:
+            lines = (line.split() for line in self.log.read_text().splitlines())
+            found[:] = [state for _, _, _, state, _, asked in lines if asked == path]
+            return len(found) >= count
+
+        wait_for(all_logged)
+        return sorted(found)
 
 
 URL = "http://10.0.0.10:8123"
@@ -279,7 +289,7 @@ def test_cache__large_file_for_three_at_once__is_fetched_once(
     assert answers == [(200, FILES[BIG])] * 3
     slices = [f"bytes={at * 16 * MB}-{(at + 1) * 16 * MB - 1}" for at in range(3)]
     assert sorted(server.requests) == sorted((BIG, one) for one in slices)
-    assert sorted(cache.states(f"/debian{BIG}")) == ["HIT", "HIT", "MISS"]
+    assert cache.states(f"/debian{BIG}", 3) == ["HIT", "HIT", "MISS"]
     # The rest of a download that was interrupted.
     assert cache.get(f"/debian{BIG}", Range=f"bytes={20 * MB}-") == (206, FILES[BIG][20 * MB :])
     assert len(server.requests) == 3
@@ -321,7 +331,7 @@ def test_cache__index_and_package__are_current_and_outlive_the_server(
     time.sleep(2.1)
     assert cache.get("/debian/InRelease") == (200, b"index 2")
     assert cache.get(f"/debian{small}") == (200, b"small")
-    assert cache.states("/debian/InRelease") == ["MISS", "HIT", "REVALIDATED", "EXPIRED"]
+    assert cache.states("/debian/InRelease", 4) == ["EXPIRED", "HIT", "MISS", "REVALIDATED"]
     assert [path for path, _ in server.requests].count(small) == 1
 
     server.stop()
@@ -331,7 +341,7 @@ def test_cache__index_and_package__are_current_and_outlive_the_server(
     time.sleep(2.1)  # the name's address is known for a second
     assert cache.get("/debian/InRelease") == (200, b"index 2")
     assert cache.get(f"/debian{small}") == (200, b"small")
-    assert cache.states("/debian/InRelease")[4:] == ["STALE", "STALE"]
+    assert cache.states("/debian/InRelease", 6).count("STALE") == 2
     assert cache.get("/debian/other")[0] == 502
 
 
@@ -385,6 +395,6 @@ def test_cache__behind_a_proxy__asks_it_for_whole_urls(server: Server, caches: l
     for _ in range(2):
         assert cache.get("/debian/InRelease") == (200, b"index")
     assert [path for path, _ in server.requests] == ["http://deb.debian.org/debian/InRelease"] * 3
-    assert cache.states("/debian/InRelease") == ["MISS", "MISS", "MISS", "HIT"]
+    assert cache.states("/debian/InRelease", 4) == ["HIT", "MISS", "MISS", "MISS"]
     assert [cache.get(f"/{name}/InRelease")[0] for name in ("nvidia", "rocky", "example.org")] == [404, 404, 404]
     assert len(server.requests) == 3
