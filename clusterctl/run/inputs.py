@@ -82,7 +82,7 @@ def of(inventory: Inventory) -> Inputs | None:
     copy = hashlib.sha256(everything.digest() + vault).hexdigest()
     hosts = {
         host.name: HostInputs(
-            {name: _digest(value) for name, value in host.variables.items()} | shared,
+            {name: _digest(value) for name, value in {**host.variables, **_parts(host.variables)}.items()} | shared,
             rest.hexdigest(),
             copy if host.is_head else "",
         )
@@ -99,6 +99,12 @@ def _chosen(inventory: Inventory, is_chosen: Callable[[str], bool]) -> dict[str,
             if is_chosen(name):
                 found.setdefault(name, {})[host.name] = value
     return found
+
+
+def _parts(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of variables that some roles read: of the accounts the UIDs that __base_user_ids lists."""
+    uids = [account.get("uid") for account in variables.get("users_accounts") or () if isinstance(account, Mapping)]
+    return {"users_accounts:uids": [uid for uid in uids if uid is None or uid < 1000 or 59999 < uid < 65536]}
 
 
 def _digest(value: object) -> str:

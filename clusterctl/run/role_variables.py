@@ -17,7 +17,7 @@ import yaml
 
 from clusterctl.inventory import bootstrap_plays
 
-_WORD = re.compile(r"[A-Za-z_]\w*")
+_WORD = re.compile(r"[A-Za-z_]\w*(?::uids)?")
 _KEY = re.compile(r"^([A-Za-z_]\w*):", re.MULTILINE)
 _DOCUMENTATION = re.compile(r'"""[\s\S]*?"""')
 _OF_ANOTHER_ROLE = re.compile(r"/\.\./(\w+/templates/[\w.-]+)")
@@ -32,6 +32,8 @@ _OF_ALL_ROLES = {
 }
 # Variables of all roles that a lookup reads.
 _NAMES_OF_ALL_ROLES = {"role_packages": re.compile(r"__\w+_(packages|early_repositories|images)")}
+PARTS: Mapping[str, tuple[str, str]] = {"__base_user_ids": ("users_accounts", "users_accounts:uids")}
+"""By a name that roles define: the variable of which it reads only a part, and the name of that part (inputs.py)."""
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -104,7 +106,7 @@ def _definitions(content: Path) -> Mapping[str, str]:
     paths += [*content.glob("roles/*/defaults/*.yml"), *content.glob("roles/*/vars/*.yml")]
     found: dict[str, str] = {}
     for path in paths:
-        for name, text in _keys(path.read_text(encoding="utf-8")):
+        for name, text in _keys(_read(path)):
             found[name] = found.get(name, "") + text
     return found
 
@@ -116,13 +118,20 @@ def _keys(text: str) -> Iterator[tuple[str, str]]:
         yield start[1], text[start.end() : end.start() if end else len(text)]
 
 
+def _read(path: Path) -> str:
+    """Return the text of a role's file, in which PARTS have their own names."""
+    text = path.read_text(encoding="utf-8")
+    for name, value in _keys(text) if path.suffix == ".yml" else ():
+        if name in PARTS:
+            text = text.replace(value, value.replace(*PARTS[name]))
+    return text
+
+
 def _text(role: Path, seen: frozenset[str] = frozenset()) -> str:
     """Return the text of a role, with that of the roles that it includes; without what only describes it."""
     seen |= {role.name}
     paths = [path for part in _PARTS for path in role.glob(part) if path.is_file()]
-    parts = [
-        path.read_text(encoding="utf-8") for path in paths if path.name not in ("argument_specs.yml", "remove.yml")
-    ]
+    parts = [_read(path) for path in paths if path.name not in ("argument_specs.yml", "remove.yml")]
     of_others = {name for part in parts for name in _OF_ANOTHER_ROLE.findall(part)}
     parts += [(role.parent / name).read_text(encoding="utf-8") for name in sorted(of_others)]
     included = {name for task in _tasks(role) for name in _included(task)} - seen

@@ -112,6 +112,9 @@ _PARTS_OF: Mapping[str, set[str]] = {"users": {"accounts", "accounting"}}
 """Parts of the state that roles can change, besides their records, and packages if they report that."""
 
 _VERIFY = "verify"
+_BASE_OF_HEADS = "head_base"
+NAMES = {_BASE_OF_HEADS: "base on the head"}
+"""For people: what is played by a tag that is no name of a role."""
 LASTING: Mapping[str, str] = {
     r"driver \S+ is already installed and is not changed": "nvidia_driver",
     r"homes are not shared: .*": _VERIFY,
@@ -131,7 +134,7 @@ class Decision:
 
     left_out: Mapping[str, Proof]
     roles: frozenset[str] | None
-    """The roles to play on the others, without verify; None for all."""
+    """The roles to play on the others, by their tags, without verify; None for all."""
     reasons: Mapping[str, list[str]]
     """Why hosts that have a proof are played, each reason with its hosts. A head may be played because others are."""
     notes: Mapping[str, list[str]]
@@ -198,6 +201,9 @@ def decide(site: Site, now: Inputs | None, possible: Collection[str]) -> Decisio
         good -= {*site.inventory.informed}
     to_play = [roles for name, roles in due.items() if name not in good]
     roles = None if None in to_play else frozenset[str]().union(*filter(None, to_play))
+    heads = {host.name for host in site.inventory.hosts if host.is_head}
+    if roles and "base" in roles and not any("base" in (due[name] or ()) for name in due.keys() - heads):
+        roles = roles - {"base"} | {_BASE_OF_HEADS}
     left_out = {host.name: known[host.name] for host in site.hosts if host.name in good}
     return Decision(left_out, roles, reasons, _notes(known, left_out, roles))
 

@@ -115,9 +115,10 @@ def test_bootstrap__of_a_new_user__plays_the_roles_of_users(lab: TestLab) -> Non
     assert "dave" in lab.inventory.read_text()
     plan = lab.run("plan bootstrap", expect=10)
     done = lab.run("bootstrap")
-    concerned = {"base", "packages", "slurm_logins", "users"}
+    concerned = {"base", "slurm_logins", "users"}
     assert roles_of(plan) == roles_of(done) == concerned
     assert left_out(plan) == left_out(done) == []
+    assert {node for stage in done["stages"] if stage["role"] == "base" for node in stage["hosts"]} == {"head1"}
     for node in lab.nodes:
         lab.root(node, "id -u dave")
     assert "dave" in lab.root("head1", "cd /; runuser -u dave -- srun id -un")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from clusterctl.inventory import bootstrap_plays, schema
-from clusterctl.run import role_variables, unchanged
+from clusterctl.run import inputs, role_variables, unchanged
 from tests.systems.rendering import CONTENT, Cluster, a_cluster, roles_of
 
 SYSTEM = "debian-13"
@@ -75,6 +75,33 @@ def test_variables_that_a_role_does_not_read__of_all_hosts__change_nothing(
     for host in cluster.hosts:
         cluster.set(host, **dict.fromkeys(unread, OTHER))
     assert {host: of_role(cluster, host, name) for host in cluster.hosts} == before
+
+
+ACCOUNTS = [
+    [],
+    [1000],
+    [1000, 59999, 65536],
+    [999],
+    [500, 999],
+    [999, 500],
+    [60000],
+    [65535, 1001],
+    [1001, 65535],
+]
+
+
+def test_part__of_the_accounts__differs_if_what_base_makes_of_them_does(directory: Path) -> None:
+    """The UIDs for the firewall; their order counts, although the value is sorted."""
+    (name, (variable, part)), *others = role_variables.PARTS.items()
+    assert not others
+    cluster, values = Cluster(directory / "inventory.yaml", SYSTEM), {}
+    for uids in ACCOUNTS:
+        accounts = [{"name": f"user{uid}", "uid": uid} for uid in uids]
+        cluster.set("gpu01", **{variable: accounts})
+        values[str(inputs._parts({variable: accounts})[part])] = value = cluster.role("base", "gpu01").value(name)
+        assert (inputs._parts({variable: accounts})[part] == []) == (value == ["1000-59999", "65536-4294967293"])
+    assert len(values) == 6, "each other part has another value, or another order"
+    assert len({str(value) for value in values.values()}) == 5
 
 
 @pytest.mark.parametrize(

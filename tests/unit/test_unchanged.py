@@ -624,7 +624,7 @@ FEW: Mapping[str, tuple[Callable[[Path], dict[str, Any]], set[str] | None, set[s
         lambda path: {
             "_": (path / "group_vars/all.yml").write_text("cluster_timezone: Etc/UTC\ndocker_data_directory: /d")
         },
-        {"base"},  # for the head's copy of the directory
+        {"head_base"},  # for the head's copy of the directory
         {"gpu01", "gpu02"},
     ),
     "a variable of a role that others depend on": (
