@@ -266,8 +266,8 @@ def _leave_out(run: Run, possible: Collection[str]) -> None:
         run.ledger.notes.setdefault(note, []).extend(names)
     run.roles = decision.roles
     if run.roles is not None and len(decision.left_out) < len(run.site.inventory.hosts):
-        names = (unchanged.NAMES.get(name, name) for name in sorted(run.roles))
-        run.screen.say(f"  Roles that have something to do: {', '.join(names)}")
+        roles = (unchanged.NAMES.get(name, name) for name in sorted(run.roles))
+        run.screen.say(f"  Roles that have something to do: {', '.join(roles)}")
     if decision.left_out:
         since = min(proof.at for proof in decision.left_out.values())
         run.unchanged = decision.left_out

@@ -90,11 +90,11 @@ ACCOUNTS = [
 ]
 
 
-def test_part__of_the_accounts__differs_if_what_base_makes_of_them_does(directory: Path) -> None:
+def test_part__of_the_accounts__differs_if_what_base_makes_of_them_does(tmp_path: Path) -> None:
     """The UIDs for the firewall; their order counts, although the value is sorted."""
     (name, (variable, part)), *others = role_variables.PARTS.items()
     assert not others
-    cluster, values = Cluster(directory / "inventory.yaml", SYSTEM), {}
+    cluster, values = a_cluster(tmp_path, SYSTEM), {}
     for uids in ACCOUNTS:
         accounts = [{"name": f"user{uid}", "uid": uid} for uid in uids]
         cluster.set("gpu01", **{variable: accounts})
