@@ -218,7 +218,7 @@ def _due(host: Host, proof: Proof, now: HostInputs, edited: Collection["Item"] =
     found |= own & {role for one in found & FOLLOWERS.keys() for role in FOLLOWERS[one]}
     possible = {
         READ: proof.inputs.rest != now.rest,
-        f"{_listed(read)} changed": bool(read),
+        f"{_listed({name.partition(':')[0] for name in read})} changed": bool(read),
         "it differs from its records": bool(of_edited),
         f"{_listed(proof.pending)} changed it in the last run": bool(proof.pending),
         "its copy of the cluster's directory is not the latest": bool(copy),

@@ -698,6 +698,13 @@ def test_reasons__of_a_variable_without_a_reader__is_the_copy_of_the_directory(
     assert decided(a_site(directory)).reasons == {"its copy of the cluster's directory is not the latest": ["head1"]}
 
 
+def test_reasons__of_a_part_of_a_variable__name_the_variable(directory: Path, heard: set[str]) -> None:
+    proven(a_site(directory), *ALL_HOSTS)
+    accounts = "users_accounts: [{name: ada, uid: 500}]"
+    (directory / "group_vars/all.yml").write_text(f"cluster_timezone: Etc/UTC\n{accounts}\n")
+    assert [*decided(a_site(directory)).reasons] == ["users_accounts changed"]
+
+
 def test_load__of_proofs_with_other_types__is_none(directory: Path) -> None:
     site = a_site(directory)
     proven(site)
