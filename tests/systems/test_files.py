@@ -1,7 +1,7 @@
 """Every file that the roles write, of every supported system, read by the program that reads it on the node.
 
-The programs are this machine's: systemd 252 or newer, sudo, nftables, OpenSSH and haproxy. scripts/prepare installs
-nftables, and unpacks sshd and haproxy below .cache, where nothing starts them.
+The programs are this machine's: systemd 252 or newer, sudo, nftables, OpenSSH, haproxy and nginx. scripts/prepare
+installs nftables, and unpacks sshd, haproxy and nginx below .cache, where nothing starts them.
 """
 
 import configparser
@@ -18,11 +18,13 @@ import pytest
 import yaml
 from logstash_pipeline_parser import Pipeline
 
+from clusterctl.workspace import certificates
 from tests.labs import REPOSITORY
-from tests.systems.rendering import SYSTEMS, VARIABLES, File, files
+from tests.systems.rendering import SECRET, SYSTEMS, VARIABLES, File, files
 
 SSHD = REPOSITORY / ".cache/programs/usr/sbin/sshd"
 HAPROXY = REPOSITORY / ".cache/programs/usr/sbin/haproxy"
+NGINX = REPOSITORY / ".cache/programs/usr/sbin/nginx"
 UNITS = "etc/systemd/system"
 # What the unit of a drop-in says, where lines have to fit. Sources: slurm: etc/*.service.in of SchedMD/slurm
 # and Debian's packages; kubelet: kubernetes/release cmd/krel/templates/latest/kubelet; docker, containerd: moby/moby
@@ -155,6 +157,17 @@ def check_haproxy(root: Path, written: Iterable[File]) -> None:
             run(HAPROXY, "-dW", "-c", "-f", place, quiet=False)
 
 
+def check_nginx(root: Path, written: Iterable[File]) -> None:
+    """Check the configuration in directories of this test, with this machine's address, as no other is taken."""
+    for file in written:
+        text = file.content.decode().replace("/var/cache/nginx", str(root))
+        text = re.sub(r"(?m)^( *listen) .*:(\d+;)$", r"\1 127.0.0.1:\2", text)
+        text = re.sub("proxy_ssl_trusted_certificate .*;", f"proxy_ssl_trusted_certificate {root}/authority.pem;", text)
+        put(root, "authority.pem", certificates.authority(SECRET, "company").encode())
+        (root / "packages").mkdir()
+        run(NGINX, "-e", "stderr", "-t", "-q", "-g", "pid /dev/null;", "-c", put(root, file.path, text.encode()))
+
+
 def check_python(path: Path) -> None:
     compile(path.read_bytes(), path, "exec")
 
@@ -189,7 +202,9 @@ CHECKS: dict[str, Check] = {
     r"/etc/ssh/sshd_config[.]d/": check_sshd,
     r"/etc/tmpfiles[.]d/": check_tmpfiles,
     r"/usr/local/(bin|sbin|libexec)/|/usr/libexec/keepalived/|/etc/slurm/gpu-prolog$": check_each(check_program),
+    r"/etc/clusterctl/package-cache/resolver$": check_each(check_program),
     r"/etc/haproxy/": check_haproxy,
+    r"/etc/clusterctl/package-cache/nginx[.]conf$": check_nginx,
     r"/etc/profile\.d/|/etc/dhc|/etc/dkms/framework": check_each(check_shell),
     r"/etc/logstash/clusterctl\.conf$": check_each(lambda path: Pipeline(path.read_text()).parse()),
     r".*[.]ndjson$": check_each(lambda path: [json.loads(line) for line in path.read_text().splitlines()]),
@@ -242,7 +257,7 @@ def have(pattern: str) -> None:
     name = needed.get(pattern, "sh")
     if not shutil.which(name):
         pytest.skip(f"{name} is not installed: scripts/prepare dev")
-    for word, program in (("sshd", SSHD), ("haproxy", HAPROXY)):
+    for word, program in (("sshd", SSHD), ("haproxy", HAPROXY), ("nginx", NGINX)):
         if word in pattern and not program.exists():
             pytest.skip(f"{program} is missing: scripts/prepare dev")
 
@@ -275,6 +290,7 @@ def test_check__by_pattern__has_a_file_of_a_role(pattern: str) -> None:
         ("/etc/clusterctl/firewall.nft", "table inet x {\n chain y {\n tcp dprt 22 accept\n }\n}\n", "dprt"),
         ("/etc/ssh/sshd_config.d/00-clusterctl.conf", "PasswordAuthentication maybe\n", "maybe"),
         ("/etc/haproxy/haproxy.cfg", "global\n  maxcon 8000\n", "maxcon"),
+        ("/etc/clusterctl/package-cache/nginx.conf", "events {}\nhttp { proxy_cash packages; }\n", "proxy_cash"),
         ("/etc/tmpfiles.d/clusterctl-enroot.conf", "d relative 0755\n", "relative"),
         ("/usr/local/sbin/slurm-conf-check", "#!/bin/sh\nif true; then\n", "end of file"),
     ],
