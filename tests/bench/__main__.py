@@ -1,6 +1,6 @@
 """Measurements, as ratios taken in one run, for scripts/bench. No figure makes it fail.
 
-usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [changes] [pyinfra] [limits] [grow]
+usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [changes] [scale] [pyinfra] [limits] [grow]
        [status] [ill] [kubernetes] [series]
 Without a name: all. With --tiny each part runs once on its smallest lab: to see that the part works, not to measure.
 """
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.bench import (
@@ -26,6 +26,7 @@ from tests.bench import (
     limits,
     nodes,
     rerun,
+    scale,
     series,
     status_drift,
 )
@@ -39,6 +40,7 @@ PARTS = (
     "demo",
     "rerun",
     "changes",
+    "scale",
     "pyinfra",
     "limits",
     "grow",
@@ -57,6 +59,7 @@ TINY: Mapping[str, Callable[[], Document]] = {
     "demo": lambda: {"warm": demo.warm_demo().document()},
     "rerun": lambda: rerun.main(1),
     "changes": lambda: changes.main(2, rounds=1),
+    "scale": lambda: scale.main((2, 3), rounds=1),
     "pyinfra": lambda: against_pyinfra.main(1, rounds=1),
     "grow": lambda: grow.main((2, 3)),
     "ill": lambda: ill.main(ill.FAULTS[:1], interval=5),
@@ -67,7 +70,7 @@ TINY: Mapping[str, Callable[[], Document]] = {
 }
 
 
-def measures(rounds: int, workers: int) -> Mapping[str, Callable[[], Document]]:
+def measures(rounds: int, workers: int, sizes: Sequence[int]) -> Mapping[str, Callable[[], Document]]:
     return {
         "input": bad_input.main,
         "nodes": nodes.main,
@@ -75,6 +78,7 @@ def measures(rounds: int, workers: int) -> Mapping[str, Callable[[], Document]]:
         "demo": demo.main,
         "rerun": lambda: rerun.main(workers),
         "changes": lambda: changes.main(workers),
+        "scale": lambda: scale.main(sizes),
         "pyinfra": lambda: against_pyinfra.main(workers),
         "grow": grow.main,
         "ill": ill.main,
@@ -92,6 +96,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="rounds against the hand-written script (default: 2)")
     parser.add_argument("--workers", type=int, default=8, help="workers of the re-run and of status (default: 8)")
     parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[*scale.SIZES], help="nodes of scale, rising (default: 20 60 100)"
+    )
+    parser.add_argument(
         "--tiny", action="store_true", help="run each part once on its smallest lab, to see that it works"
     )
     parser.add_argument("--output", type=Path, help="where figures go (default: .cache/bench.json, or bench-tiny.json)")
@@ -100,8 +107,10 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(unknown)}; choose from {', '.join(PARTS)}")
     if min(given.rounds, given.workers) < 1:
         parser.error("--rounds and --workers are at least 1")
+    if len(given.sizes) < 2 or given.sizes[0] < 2 or given.sizes != sorted(set(given.sizes)):
+        parser.error("--sizes are two or more rising numbers of nodes, each at least 2")
     output = given.output or REPOSITORY / ".cache" / ("bench-tiny.json" if given.tiny else "bench.json")
-    parts = TINY if given.tiny else measures(given.rounds, given.workers)
+    parts = TINY if given.tiny else measures(given.rounds, given.workers, given.sizes)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # parts take their labs down as they end
     figures: Document = json.loads(output.read_text()) if output.exists() else {}
     try:

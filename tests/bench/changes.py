@@ -2,14 +2,13 @@
 
 import json
 import resource
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.bench import profile
 from tests.bench.grow import workers_of
-from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Cost, Document, load, say
+from tests.bench.measure import CLUSTERCTL, LIMIT, BenchError, BenchLab, Cost, Document, load, median, say
 from tests.cluster.lab import TestLab
 from tests.cluster.leaving_out import decided
 from tests.faults.injury import wait_until
@@ -47,11 +46,13 @@ def main(workers: int, rounds: int = ROUNDS) -> Document:
         nodes = TestLab(lab.name, workers - 1)
         for title in ("first bootstrap", "second bootstrap, all played"):
             figures[title] = _shown(title, _run(lab)).document()
-        _settle(lab, nodes)
+        settle(lab, nodes)
         unchanged = [_run(lab) for _ in range(rounds)]
         if any(run.roles for run in unchanged):
             raise BenchError(f"an unchanged run played {unchanged}")
-        figures["unchanged"] = _shown("unchanged, median", replace(unchanged[0], cost=median(unchanged))).document()
+        figures["unchanged"] = _shown(
+            "unchanged, median", replace(unchanged[0], cost=median([run.cost for run in unchanged]))
+        ).document()
         figures["peak_mb"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
         for verb in ("status", "plan"):
             argv = ("plan", "bootstrap", lab.inventory) if verb == "plan" else (verb, lab.inventory)
@@ -62,7 +63,7 @@ def main(workers: int, rounds: int = ROUNDS) -> Document:
             change()
             figures[title] = _shown(title, _run(lab)).document()
             figures[f"after {title}"] = _shown(f"the run after {title}", _run(lab)).document()
-            _settle(lab, nodes)
+            settle(lab, nodes)
         options = ("add-node", lab.inventory, name, "--address", last.address, "--yes")
         cost, _ = lab.measure(*CLUSTERCTL, *options)
         say(f"  one more node: {cost}; {load()}")
@@ -115,18 +116,14 @@ def _seconds(directory: Path) -> dict[str, float]:
     return found
 
 
-def _settle(lab: BenchLab, nodes: TestLab) -> None:
-    """Bootstrap until nothing is to do: a changed node is played once more, and Prometheus has to reach all."""
-    wait_until(lambda: lab.clusterctl("bootstrap") != "" and decided(nodes) == sorted(nodes.nodes))
+def settle(lab: BenchLab, nodes: TestLab, limit: float = LIMIT) -> None:
+    """Bootstrap until nothing is to do, each time in `limit` seconds.
+
+    A changed node is played once more, and Prometheus has to reach all.
+    """
+    wait_until(lambda: lab.clusterctl("bootstrap", limit=limit) != "" and decided(nodes) == sorted(nodes.nodes))
 
 
 def _shown(title: str, run: Run) -> Run:
     say(f"  {title}: {run}; {load()}")
     return run
-
-
-def median(runs: list[Run]) -> Cost:
-    def part(name: str) -> float:
-        return float(statistics.median(getattr(run.cost, name) for run in runs))
-
-    return Cost(part("wall"), part("controller"), part("nodes"))

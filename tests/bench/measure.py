@@ -1,10 +1,11 @@
 """What something costs. Wall clock alone tells little on a machine that is busy with other things as well."""
 
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,14 +107,16 @@ class BenchLab:
     def down(self) -> None:
         run(*CLUSTERCTL, "lab", "down", "--name", self.name)
 
-    def clusterctl(self, verb: str, *options: str) -> str:
+    def clusterctl(self, verb: str, *options: str, limit: float = LIMIT) -> str:
         """Run a verb on the lab's inventory; return what it printed."""
-        return run(*CLUSTERCTL, verb, self.inventory, *options)[1]
+        return run(*CLUSTERCTL, verb, self.inventory, *options, limit=limit)[1]
 
-    def measure(self, *argv: str | Path, env: Mapping[str, str] | None = None) -> tuple[Cost, str]:
+    def measure(
+        self, *argv: str | Path, env: Mapping[str, str] | None = None, limit: float = LIMIT
+    ) -> tuple[Cost, str]:
         """Run a command as `run` does, the nodes' CPU counted too."""
         before = self._cpu()
-        cost, told = run(*argv, env=env)
+        cost, told = run(*argv, env=env, limit=limit)
         return Cost(cost.wall, cost.controller, self._cpu() - before), told
 
     def _cpu(self) -> float:
@@ -121,6 +124,12 @@ class BenchLab:
         _, listing = run("podman", "ps", "--quiet", "--filter", f"label=clusterctl.lab={self.name}")
         _, told = run("podman", "stats", "--no-stream", "--format", "{{.CPUNano}}", *listing.split())
         return sum(map(int, told.split())) / 1e9
+
+
+def median(costs: Sequence[Cost]) -> Cost:
+    """Return the median of each part of costs."""
+    parts = ("wall", "controller", "nodes")
+    return Cost(*(float(statistics.median(getattr(cost, part) for cost in costs)) for part in parts))
 
 
 def load() -> str:

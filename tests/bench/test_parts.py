@@ -36,6 +36,10 @@ FIGURES = {
         ["ratio_user", "controller_per_node", "peak_mb", "one user.host_tasks", "add-node.wall"],
         r"Ratio of one user to all played: ([\d.]+); unchanged ([\d.]+) CPU-s per node",
     ),
+    "scale": (
+        ["nodes_3.bootstrap.per_node", "nodes_2.plan.wall", "nodes_3.status.peak_mb"],
+        r"bootstrap: each node more -?\d+ ms of CPU here, .* 1,000 nodes: -?(\d+) s of CPU",
+    ),
     "pyinfra": (
         ["ratio_wall", "ratio_cpu", "controller_per_node", "edited.pyinfra.wall", "full.wall"],
         r"Ratio by wall clock: ([\d.]+), by CPU: ([\d.]+)",

@@ -1,0 +1,81 @@
+"""How the cost of an unchanged bootstrap, of `plan` and of `status` grows with the cluster.
+
+The nodes are a lab's own: containers with systemd, sshd, Slurm and node_exporter. Each size is the one before and more
+workers, which a bootstrap adds.
+"""
+
+import re
+from collections.abc import Sequence
+
+from tests.bench.changes import settle
+from tests.bench.grow import workers_of
+from tests.bench.measure import CLUSTERCTL, BenchLab, Cost, Document, load, median, say
+from tests.cluster.lab import TestLab
+
+SIZES = (20, 60, 100)
+"""Nodes, the head among them."""
+ROUNDS = 3
+LIMIT = 2400.0
+"""Seconds for a bootstrap that plays all nodes; 100 new ones take 1200 on two cores."""
+
+# Prints the largest memory of one process below it, in MB.
+_PEAK = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:])
+print("peak", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10)
+sys.exit(code)
+"""
+
+
+def main(sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> Document:
+    """Bootstrap a lab in steps; measure each size unchanged; return the figures and what each node more costs."""
+    lab = BenchLab.of("scale", sizes[-1] - 1)
+    say(f"Unchanged, by size: {', '.join(map(str, sizes))} nodes; {load()}")
+    figures: Document = {}
+    try:
+        lab.fresh()
+        text = lab.inventory.read_text()
+        lines = [worker.line for worker in workers_of(lab).values()]
+        for size in sizes:
+            others = {*lines[size - 1 :]}
+            lab.inventory.write_text("".join(line for line in text.splitlines(True) if line not in others))
+            cost, _ = lab.measure(*CLUSTERCTL, "bootstrap", lab.inventory, limit=LIMIT)
+            say(f"  {size:3} nodes, the bootstrap that added the last ones: {cost}; {load()}")
+            settle(lab, TestLab(lab.name, size - 1), LIMIT)
+            figures[f"nodes_{size}"] = {"added": cost.document(), **_unchanged(lab, size, rounds)}
+    finally:
+        lab.down()
+    figures |= _slopes(figures, sizes)
+    return figures
+
+
+def _unchanged(lab: BenchLab, size: int, rounds: int) -> Document:
+    """Measure the verbs where nothing is to do."""
+    figures: Document = {}
+    for verb in ("bootstrap", "plan", "status"):
+        argv = (*CLUSTERCTL, *(("plan", "bootstrap") if verb == "plan" else (verb,)), lab.inventory)
+        costs, peaks = list[Cost](), list[int]()
+        for _ in range(rounds):
+            cost, printed = lab.measure(argv[0], "-c", _PEAK, *argv, limit=LIMIT)
+            costs.append(cost)
+            peaks += map(int, re.findall(r"(?m)^peak (\d+)$", printed))
+        cost = median(costs)
+        say(f"  {size:3} nodes, {verb:9} {cost}, {max(peaks)} MB; {load()}")
+        figures[verb] = {**cost.document(), "per_node": round(cost.controller / size, 3), "peak_mb": max(peaks)}
+    return figures
+
+
+def _slopes(figures: Document, sizes: Sequence[int]) -> Document:
+    """Return what each node more costs, between the smallest and the largest size, and say what 1,000 nodes mean."""
+    found: Document = {}
+    first, last = sizes[0], sizes[-1]
+    for verb in ("bootstrap", "plan", "status"):
+        few, many = (figures[f"nodes_{size}"][verb] for size in (first, last))
+        slope = {what: (many[what] - few[what]) / (last - first) for what in ("wall", "controller", "peak_mb")}
+        thousand = {what: many[what] + (1000 - last) * each for what, each in slope.items()}
+        found[f"slope_{verb}"] = {what: round(each, 4) for what, each in slope.items()}
+        say(
+            f"  {verb}: each node more {1000 * slope['controller']:.0f} ms of CPU here, {slope['peak_mb']:.2f} MB; "
+            f"on a line, 1,000 nodes: {thousand['controller']:.0f} s of CPU, {thousand['peak_mb']:.0f} MB"
+        )
+    return found
