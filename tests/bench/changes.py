@@ -11,9 +11,10 @@ from tests.bench.grow import workers_of
 from tests.bench.measure import CLUSTERCTL, LIMIT, BenchError, BenchLab, Cost, Document, load, median, say
 from tests.cluster.lab import TestLab
 from tests.cluster.leaving_out import decided
-from tests.faults.injury import wait_until
 
 ROUNDS = 3
+SETTLING = 6
+"""Runs after which nothing is left to do; each takes some seconds, in which Prometheus scrapes."""
 _USER = "      - {name: dave, uid: 10077}\n"
 _CHRONY = "/etc/chrony/chrony.conf"
 
@@ -119,9 +120,13 @@ def _seconds(directory: Path) -> dict[str, float]:
 def settle(lab: BenchLab, nodes: TestLab, limit: float = LIMIT) -> None:
     """Bootstrap until nothing is to do, each time in `limit` seconds.
 
-    A changed node is played once more, and Prometheus has to reach all.
+    A changed node is played once more, and Prometheus has to reach all. Raises BenchError if that is not enough.
     """
-    wait_until(lambda: lab.clusterctl("bootstrap", limit=limit) != "" and decided(nodes) == sorted(nodes.nodes))
+    for _ in range(SETTLING):
+        lab.clusterctl("bootstrap", limit=limit)
+        if decided(nodes) == sorted(nodes.nodes):
+            return
+    raise BenchError(f"after {SETTLING} runs something is left to do")
 
 
 def _shown(title: str, run: Run) -> Run:
