@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,12 @@ class Port:
     """The name of the variable with the addresses and networks that can connect, of a port that is open to `listed`."""
 
 
-def load(role: Path) -> list[Port]:
+@cache
+def load(role: Path) -> tuple[Port, ...]:
     """Return a role's ports. Raises ClusterctlError for an invalid declaration, which is a bug in the role."""
     path = role / "meta/ports.yml"
     declared = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return [_port(role.name, item) for item in declared]
+    return tuple(_port(role.name, item) for item in declared)
 
 
 def _port(role: str, item: Any) -> Port:

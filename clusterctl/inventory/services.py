@@ -44,11 +44,12 @@ class Service:
         return not self.local or bool(variables.get(self.local, "localhost") == "localhost")
 
 
-def load(role: Path) -> list[Service]:
+@functools.cache
+def load(role: Path) -> tuple[Service, ...]:
     """Return a role's services. Raises ClusterctlError for an invalid declaration, which is a bug in the role."""
     path = role / "meta/services.yml"
     declared = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return [_service(role.name, item) for item in declared]
+    return tuple(_service(role.name, item) for item in declared)
 
 
 def _service(role: str, item: Any) -> Service:
@@ -66,7 +67,7 @@ def _service(role: str, item: Any) -> Service:
 @functools.cache
 def load_all(content: Path | None = None) -> Mapping[str, tuple[Service, ...]]:
     """Return the services of all roles, by role."""
-    return {role.name: tuple(load(role)) for role in sorted((content or paths.content()).glob("roles/*/"))}
+    return {role.name: load(role) for role in sorted((content or paths.content()).glob("roles/*/"))}
 
 
 def of_host(host: Host) -> list[Service]:

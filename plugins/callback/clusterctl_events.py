@@ -19,6 +19,8 @@ from ansible import constants as C  # noqa: N812 - Ansible's own name for it
 from ansible import context
 from ansible.plugins.callback import CallbackBase
 
+from clusterctl.ansible.preload import preload
+
 DOCUMENTATION = """
     name: clusterctl_events
     type: aggregate
@@ -94,6 +96,7 @@ class CallbackModule(CallbackBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        preload()
         path = os.environ.get("CLUSTERCTL_EVENTS")
         self._file = Path(path).open("a", encoding="utf-8") if path else None  # noqa: SIM115 - for the whole run
         self.disabled = self._file is None

@@ -84,7 +84,8 @@ class LookupModule(LookupBase):
             value = known[name] if name in known else of_head.get(name, default)
             given[name] = self._templar.template(value)
         # Trusted as when the role loads it, because the loader caches one copy of a file.
-        table = self._loader.load_from_file(str(TABLE), trusted_as_template=True)["__slurm_head_package_table"]
+        content = self._loader.load_from_file(str(TABLE), unsafe=True, trusted_as_template=True)
+        table = content["__slurm_head_package_table"]
         facts = known["ansible_facts"]
         try:
             return [names(table, given, facts["os_family"], facts.get("distribution_release", ""))]

@@ -120,10 +120,14 @@ def _seconds(directory: Path) -> dict[str, float]:
 def settle(lab: BenchLab, nodes: TestLab, limit: float = LIMIT) -> None:
     """Bootstrap until nothing is to do, each time in `limit` seconds.
 
-    A changed node is played once more, and Prometheus has to reach all. Raises BenchError if that is not enough.
+    A changed node is played once more, and Prometheus has to reach all. Many nodes on one machine can need more than
+    one run. Raises BenchError if that is not enough.
     """
     for _ in range(SETTLING):
-        lab.clusterctl("bootstrap", limit=limit)
+        try:
+            lab.clusterctl("bootstrap", limit=limit)
+        except BenchError as error:
+            say(f"  once more: {error}")
         if decided(nodes) == sorted(nodes.nodes):
             return
     raise BenchError(f"after {SETTLING} runs something is left to do")

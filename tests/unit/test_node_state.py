@@ -1183,10 +1183,10 @@ def test_logins__pam_of_each_system__has_its_place(sample: str, included: str) -
     assert enders == []
 
 
-@pytest.mark.parametrize("template", ["pam-ssh.j2", "pam-cron.j2"])
-def test_logins__our_lines__end_the_stack_for_nobody_whom_they_let_in(template: str) -> None:
+@pytest.mark.parametrize("file", ["pam-ssh", "pam-cron"])
+def test_logins__our_lines__end_the_stack_for_nobody_whom_they_let_in(file: str) -> None:
     """And each jumps over all that follow it, to what the distribution includes."""
-    lines = (paths.content() / "roles/slurm_logins/templates" / template).read_text().splitlines()
+    lines = (paths.content() / "roles/slurm_logins/files" / file).read_text().splitlines()
     for at, line in enumerate(lines[:-1]):
         assert line.startswith(f"account [success={len(lines) - 1 - at} default=ignore] ")
     assert lines[-1].startswith("account required ")

@@ -1,0 +1,44 @@
+"""What the process that forks for each task has loaded, in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+from tests.labs import REPOSITORY
+
+# It forks as Ansible does, and has the child count the files that it reads.
+SCRIPT = """
+import json, os, sys
+from ansible.plugins import loader
+loader.init_plugin_loader()  # as ansible-playbook does
+if sys.argv[1] == "preload":
+    from clusterctl.ansible.preload import preload
+    preload()
+reader, writer = os.pipe()
+if not os.fork():
+    opened = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+    from clusterctl.inventory import ports, schema, services
+    loader.filter_loader.get("users_complete")
+    loader.lookup_loader.get("role_ports", class_only=True)
+    loader.action_loader.get("node_state", class_only=True)
+    schema.load(), ports.load_all(), services.load_all()
+    os.write(writer, json.dumps([len(opened), opened[:3]]).encode())
+    os._exit(0)
+os.wait()
+print(os.read(reader, 4096).decode())
+"""
+
+
+def opened_by_a_task(how: str) -> tuple[int, list[str]]:
+    """Return how many files a forked process reads for a task's plugins and declarations, and the first ones."""
+    env = {"ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"), "PATH": "/usr/bin:/bin"}
+    argv = [sys.executable, "-c", SCRIPT, how]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120, cwd=REPOSITORY, env=env)
+    number, first = json.loads(done.stdout)
+    return int(number), list(first)
+
+
+def test_task__after_preload__reads_no_plugin_and_no_declaration() -> None:
+    assert opened_by_a_task("nothing")[0] > 100
+    assert opened_by_a_task("preload") == (0, [])
