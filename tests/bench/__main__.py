@@ -1,7 +1,7 @@
 """Measurements, as ratios taken in one run, for scripts/bench. No figure makes it fail.
 
-usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [changes] [scale] [pyinfra] [limits] [grow]
-       [status] [ill] [kubernetes] [series]
+usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [changes] [scale] [bytes] [pyinfra] [limits]
+       [grow] [status] [ill] [kubernetes] [series]
 Without a name: all. With --tiny each part runs once on its smallest lab: to see that the part works, not to measure.
 """
 
@@ -25,6 +25,7 @@ from tests.bench import (
     ill,
     limits,
     nodes,
+    outside_bytes,
     rerun,
     scale,
     series,
@@ -41,6 +42,7 @@ PARTS = (
     "rerun",
     "changes",
     "scale",
+    "bytes",
     "pyinfra",
     "limits",
     "grow",
@@ -60,6 +62,7 @@ TINY: Mapping[str, Callable[[], Document]] = {
     "rerun": lambda: rerun.main(1),
     "changes": lambda: changes.main(2, rounds=1),
     "scale": lambda: scale.main((2, 3), rounds=1),
+    "bytes": lambda: outside_bytes.main((2, 3)),
     "pyinfra": lambda: against_pyinfra.main(1, rounds=1),
     "grow": lambda: grow.main((2, 3)),
     "ill": lambda: ill.main(ill.FAULTS[:1], interval=5),
@@ -79,6 +82,7 @@ def measures(rounds: int, workers: int, sizes: Sequence[int]) -> Mapping[str, Ca
         "rerun": lambda: rerun.main(workers),
         "changes": lambda: changes.main(workers),
         "scale": lambda: scale.main(sizes),
+        "bytes": outside_bytes.main,
         "pyinfra": lambda: against_pyinfra.main(workers),
         "grow": grow.main,
         "ill": ill.main,

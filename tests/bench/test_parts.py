@@ -40,6 +40,7 @@ FIGURES = {
         ["nodes_3.bootstrap.per_node", "nodes_2.plan.wall", "nodes_3.status.peak_mb"],
         r"bootstrap: each node more -?\d+ ms of CPU here, .* 1,000 nodes: -?(\d+) s of CPU",
     ),
+    "bytes": (["ratio", "nodes_2.bytes"], r"Ratio of 3 nodes to 2: ([\d.]+)"),
     "pyinfra": (
         ["ratio_wall", "ratio_cpu", "controller_per_node", "edited.pyinfra.wall", "full.wall"],
         r"Ratio by wall clock: ([\d.]+), by CPU: ([\d.]+)",
