@@ -1,7 +1,7 @@
 """Measurements, as ratios taken in one run, for scripts/bench. No figure makes it fail.
 
-usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [changes] [scale] [bytes] [pyinfra] [limits]
-       [grow] [status] [ill] [kubernetes] [series]
+usage: python -m tests.bench [--tiny] [input] [nodes] [floor] [demo] [rerun] [changes] [scale] [bytes] [pyinfra]
+       [limits] [grow] [status] [ill] [kubernetes] [series]
 Without a name: all. With --tiny each part runs once on its smallest lab: to see that the part works, not to measure.
 """
 
