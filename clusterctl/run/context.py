@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from clusterctl.nodes.contact import Facts
 
 _ADOPT = "slurm_head_adopt"  # the role's variable for --adopt
+BASE_OF_HEADS = "head_base"
+"""The tag of role base where only the heads play it. Each other tag of a role is its name."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Site:
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Extra variables of the playbook."""
     roles: frozenset[str] | None = None
-    """The roles of the playbook to play, besides its tests; None for all."""
+    """The roles of the playbook to play, besides its tests, by their tags; None for all."""
 
     @property
     def state(self) -> Path:

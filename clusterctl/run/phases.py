@@ -55,7 +55,7 @@ class Run:
     unchanged: Mapping[str, "Proof"] = field(default_factory=dict)
     """The nodes that were left out because nothing has changed, with the proofs."""
     roles: frozenset[str] | None = None
-    """The roles that a bootstrap plays besides its tests; None for all."""
+    """The roles that a bootstrap plays besides its tests, by their tags; None for all."""
     is_whole: bool = True
     """Whether each playbook ran to its end. If all hosts of a play fail, Ansible runs no further play on any host."""
     played_again: set[str] = field(default_factory=set)

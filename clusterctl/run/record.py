@@ -9,7 +9,7 @@ from typing import Any
 
 from clusterctl.ansible.run_directory import RunDirectory
 from clusterctl.run import planning
-from clusterctl.run.context import Options, Site
+from clusterctl.run.context import BASE_OF_HEADS, Options, Site
 from clusterctl.run.phases import Run
 from clusterctl.ui import report
 from clusterctl.util import files
@@ -101,7 +101,8 @@ def _outcome(run: Run, error: ClusterctlError | None, again: str) -> dict[str, A
     left_out = {"status": "unchanged", "ok": 0, "changed": 0, "changes": []}
     unchanged = {name: proof.at for name, proof in run.unchanged.items()}
     summary["hosts"] = dict.fromkeys(unchanged, left_out) | summary["hosts"]  # some were tested
-    of_bootstrap = {"unchanged": unchanged, "only_roles": None if run.roles is None else sorted(run.roles)}
+    roles = {"base" if tag == BASE_OF_HEADS else tag for tag in run.roles or ()}
+    of_bootstrap = {"unchanged": unchanged, "only_roles": None if run.roles is None else sorted(roles)}
     return {
         "exit_code": error.exit_code if error else 0,
         "error": str(error) if error else None,

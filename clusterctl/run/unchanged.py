@@ -31,7 +31,7 @@ from clusterctl.inventory import bootstrap_plays
 from clusterctl.inventory.model import Host, Inventory
 from clusterctl.inventory.schedulers import KUBERNETES, SLURM
 from clusterctl.run import inputs, proofs, pruning, role_variables, scheduler
-from clusterctl.run.context import Site
+from clusterctl.run.context import BASE_OF_HEADS, Site
 from clusterctl.run.inputs import HostInputs, Inputs
 from clusterctl.run.phases import Run
 from clusterctl.run.proofs import Proof
@@ -112,8 +112,7 @@ _PARTS_OF: Mapping[str, set[str]] = {"users": {"accounts", "accounting"}}
 """Parts of the state that roles can change, besides their records, and packages if they report that."""
 
 _VERIFY = "verify"
-_BASE_OF_HEADS = "head_base"
-NAMES = {_BASE_OF_HEADS: "base on the head"}
+NAMES = {BASE_OF_HEADS: "base on the head"}
 """For people: what is played by a tag that is no name of a role."""
 LASTING: Mapping[str, str] = {
     r"driver \S+ is already installed and is not changed": "nvidia_driver",
@@ -203,7 +202,7 @@ def decide(site: Site, now: Inputs | None, possible: Collection[str]) -> Decisio
     roles = None if None in to_play else frozenset[str]().union(*filter(None, to_play))
     heads = {host.name for host in site.inventory.hosts if host.is_head}
     if roles and "base" in roles and not any("base" in (due[name] or ()) for name in due.keys() - heads):
-        roles = roles - {"base"} | {_BASE_OF_HEADS}
+        roles = roles - {"base"} | {BASE_OF_HEADS}
     left_out = {host.name: known[host.name] for host in site.hosts if host.name in good}
     return Decision(left_out, roles, reasons, _notes(known, left_out, roles))
 
