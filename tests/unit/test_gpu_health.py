@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -569,7 +570,8 @@ def test_worker_and_head_speak_the_same(scheduler: str, tmp_path: Path, monkeypa
 def test_send__first_head_down__asks_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def send_once(_: dict[str, Any], head: str, __: str) -> str:
+    def send_once(_: dict[str, Any], head: str, __: str, seconds: float) -> str:
+        assert seconds <= HEALTH.REPORT_SECONDS / 2, "time is left for the other head"
         asked.append(head)
         if head == "10.0.0.10":
             raise ConnectionRefusedError
@@ -579,6 +581,30 @@ def test_send__first_head_down__asks_the_next(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(HEALTH.time, "sleep", lambda _: None)
     HEALTH.send(GIVEN | {"heads": ["10.0.0.10", "10.0.0.11"]}, "GPU 1: XID 79")
     assert asked == ["10.0.0.10", "10.0.0.11"]
+
+
+@pytest.mark.proves("health", "A busy head is waited for; its report is not sent again.")
+def test_send__head_that_answers_late__sends_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "gpu-health.key").write_text("key\n")
+    monkeypatch.setattr(HEALTH, "KEY", tmp_path / "gpu-health.key")
+    monkeypatch.setattr(HEALTH, "PORTS", range(30000, 31000))
+    monkeypatch.setattr(HEALTH, "CONNECT_SECONDS", 0.2)
+    reports = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def busy() -> None:
+            line, _ = server.accept()
+            with line, line.makefile("rw") as file:
+                time.sleep(1)
+                print("challenge", file=file, flush=True)
+                reports.append(file.readline())
+                print("kept", file=file, flush=True)
+
+        thread = threading.Thread(target=busy, daemon=True)
+        thread.start()
+        HEALTH.send(GIVEN | {"heads": ["127.0.0.1"], "port": server.getsockname()[1]}, "")
+        thread.join(60)
+    assert len(reports) == 1
 
 
 @pytest.mark.proves("health", "The head refuses a report from an unprivileged port.")

@@ -36,7 +36,10 @@ LOCK = Path("/run/clusterctl/gpu-health.lock")
 # Checks share this lock. A diagnosis holds it exclusively, as does role nvidia_driver while it replaces the driver.
 DIAGNOSES = Path("/run/clusterctl/gpu-health.diagnosis")
 VERSION = 1
-REPORT_SECONDS = 10
+# Slurm ends the program after a minute, of which a driver that hangs takes half. Role verify has many nodes report at
+# once: in a lab of 60 nodes on two cores, more than ten seconds were not enough for 12 of them.
+REPORT_SECONDS = 20
+CONNECT_SECONDS = 5  # a head that is down does not answer
 # Only root can use these source ports; by them the head distinguishes root from users.
 PORTS = range(600, 1024)
 
@@ -94,7 +97,7 @@ def send(given: Data, text: str) -> None:
     heads = itertools.cycle(given["heads"])
     while True:
         try:
-            answer = send_once(given, next(heads), text)
+            answer = send_once(given, next(heads), text, max(1.0, (deadline - time.monotonic()) / len(given["heads"])))
             break
         except OSError:
             if time.monotonic() > deadline:
@@ -104,10 +107,14 @@ def send(given: Data, text: str) -> None:
         raise ValueError("the head refused the report; its journal has the reason (slurm-health)")
 
 
-def send_once(given: Data, head: str, text: str) -> str:
-    """Send a report, signed with this node's key, and return the head's answer."""
+def send_once(given: Data, head: str, text: str, seconds: float) -> str:
+    """Send a report, signed with this node's key, and return the head's answer, for which to wait `seconds`.
+
+    A busy head has accepted the connection, and would have more to do if the report were sent once more.
+    """
     target, source = (head, given["port"]), ("", random.choice(PORTS))  # noqa: S311 - any free one
-    with socket.create_connection(target, REPORT_SECONDS / 2, source) as connection, connection.makefile("rw") as file:
+    with socket.create_connection(target, CONNECT_SECONDS, source) as connection, connection.makefile("rw") as file:
+        connection.settimeout(seconds)
         challenge = file.readline(128).strip()
         if not challenge:
             raise ConnectionResetError("the head is busy")
