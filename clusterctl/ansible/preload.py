@@ -7,7 +7,8 @@ from ansible.plugins import loader
 
 from clusterctl.inventory import ports, schema, services
 
-_ACTIONS = ("node_state", "include_vars", "command", "stat", "setup")  # of most tasks; they import the others' parts
+_ACTIONS = ("node_state", "kubernetes_objects", "include_vars", "command", "normal")
+"""Action plugins of nearly all tasks: `normal` is that of modules that have none of their own."""
 
 
 def preload() -> None:
@@ -18,6 +19,8 @@ def preload() -> None:
     for name in _ACTIONS:
         loader.action_loader.get(name, class_only=True)
     loader.connection_loader.get("ssh", class_only=True)
+    loader.shell_loader.get("sh")
+    loader.become_loader.get("sudo", class_only=True)
     schema.load()
     ports.load_all()
     services.load_all()

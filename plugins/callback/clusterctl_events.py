@@ -96,7 +96,6 @@ class CallbackModule(CallbackBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        preload()
         path = os.environ.get("CLUSTERCTL_EVENTS")
         self._file = Path(path).open("a", encoding="utf-8") if path else None  # noqa: SIM115 - for the whole run
         self.disabled = self._file is None
@@ -110,6 +109,10 @@ class CallbackModule(CallbackBase):
         self._play = ""
         self._began: dict[tuple[str, str], float] = {}
         self._waiting: dict[str, Any] = {}  # tasks whose calls wait on some hosts, by their ids
+        try:
+            preload()
+        except Exception as error:  # without this plugin the run could not be stopped; a task that needs it fails
+            self._display.vvv(f"Not loaded before the first task: {error}")
 
     # --- callbacks of Ansible ---
 

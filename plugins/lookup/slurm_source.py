@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def names(table: Mapping[str, Any], given: Mapping[str, Any], family: str, coden
     source = str(given["slurm_head_source"])
     if source not in table:
         raise ValueError(f"slurm_head_source is {source[:64]!r}, expected {' or '.join(table)}")
-    found = {key: of_codename(value, codename) for key, value in table[source][family].items()}
+    found = {key: copy.copy(of_codename(value, codename)) for key, value in table[source][family].items()}
     parts = [key for key, value in found.items() if isinstance(value, list)]
     for part, value in given["slurm_head_package_names"].items():
         if part not in parts:
@@ -83,7 +84,7 @@ class LookupModule(LookupBase):
         for name, default in VARIABLES.items():
             value = known[name] if name in known else of_head.get(name, default)
             given[name] = self._templar.template(value)
-        # Trusted as when the role loads it, because the loader caches one copy of a file.
+        # Trusted as when the role loads it, because the loader caches one copy of a file; `unsafe`: it copies nothing.
         content = self._loader.load_from_file(str(TABLE), unsafe=True, trusted_as_template=True)
         table = content["__slurm_head_package_table"]
         facts = known["ansible_facts"]

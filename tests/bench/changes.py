@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tests.bench import profile
 from tests.bench.grow import workers_of
-from tests.bench.measure import CLUSTERCTL, LIMIT, BenchError, BenchLab, Cost, Document, load, median, say
+from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Cost, Document, load, median, say
 from tests.cluster.lab import TestLab
 from tests.cluster.leaving_out import decided
 
 ROUNDS = 3
 SETTLING = 6
-"""Runs after which nothing is left to do; each takes some seconds, in which Prometheus scrapes."""
+"""Runs after which nothing is left to do; Prometheus scrapes meanwhile."""
 _USER = "      - {name: dave, uid: 10077}\n"
 _CHRONY = "/etc/chrony/chrony.conf"
 
@@ -101,10 +101,11 @@ def _changes(lab: BenchLab, nodes: TestLab) -> dict[str, Callable[[], object]]:
 def _run(lab: BenchLab) -> Run:
     cost, _ = lab.measure(*CLUSTERCTL, "bootstrap", lab.inventory)
     directory = profile.latest_run(lab.directory, "bootstrap")
-    return Run(cost, profile.host_tasks(directory) if (directory / "events.jsonl").exists() else 0, _roles(directory))
+    return Run(cost, profile.host_tasks(directory) if (directory / "events.jsonl").exists() else 0, roles_of(directory))
 
 
-def _roles(directory: Path) -> tuple[str, ...]:
+def roles_of(directory: Path) -> tuple[str, ...]:
+    """Return the roles that a run has played; none if it has left out all nodes."""
     stages = json.loads((directory / "summary.json").read_text())["stages"]
     return tuple(dict.fromkeys(stage["role"] for stage in stages if stage["role"]))
 
@@ -117,17 +118,13 @@ def _seconds(directory: Path) -> dict[str, float]:
     return found
 
 
-def settle(lab: BenchLab, nodes: TestLab, limit: float = LIMIT) -> None:
-    """Bootstrap until nothing is to do, each time in `limit` seconds.
+def settle(lab: BenchLab, nodes: TestLab) -> None:
+    """Bootstrap until nothing is to do: a changed node is played once more, and Prometheus has to reach all.
 
-    A changed node is played once more, and Prometheus has to reach all. Many nodes on one machine can need more than
-    one run. Raises BenchError if that is not enough.
+    Raises BenchError if some runs are not enough, or one fails.
     """
     for _ in range(SETTLING):
-        try:
-            lab.clusterctl("bootstrap", limit=limit)
-        except BenchError as error:
-            say(f"  once more: {error}")
+        lab.clusterctl("bootstrap")
         if decided(nodes) == sorted(nodes.nodes):
             return
     raise BenchError(f"after {SETTLING} runs something is left to do")

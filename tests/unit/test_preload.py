@@ -20,8 +20,12 @@ if not os.fork():
     sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
     from clusterctl.inventory import ports, schema, services
     loader.filter_loader.get("users_complete")
-    loader.lookup_loader.get("role_ports", class_only=True)
-    loader.action_loader.get("node_state", class_only=True)
+    for name in ("role_packages", "role_ports", "cluster_members", "node_ip", "file", "template"):
+        assert loader.lookup_loader.get(name, class_only=True)
+    for name in ("node_state", "normal", "command", "include_vars"):
+        assert loader.action_loader.get(name, class_only=True)
+    assert loader.connection_loader.get("ssh", class_only=True)
+    assert loader.shell_loader.get("sh") and loader.become_loader.get("sudo", class_only=True)
     schema.load(), ports.load_all(), services.load_all()
     os.write(writer, json.dumps([len(opened), opened[:3]]).encode())
     os._exit(0)
@@ -39,6 +43,6 @@ def opened_by_a_task(how: str) -> tuple[int, list[str]]:
     return int(number), list(first)
 
 
-def test_task__after_preload__reads_no_plugin_and_no_declaration() -> None:
+def test_task__after_preload__reads_no_usual_plugin_and_no_declaration() -> None:
     assert opened_by_a_task("nothing")[0] > 100
     assert opened_by_a_task("preload") == (0, [])

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -430,14 +431,39 @@ def test_a_line_without_end_is_cut_and_said_to_be(tmp_path: Path) -> None:
     assert long.endswith(f" [cut: {blocks * len(block) - runner._LOG_LINE} bytes more]")
 
 
-def test_no_event_is_as_long_as_a_line_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a node that says enough would have its own failure cut, and nobody would hear of it."""
+def events_plugin() -> Any:
+    """Load the callback plugin as a module of its own."""
     path = paths.content() / "plugins/callback/clusterctl_events.py"
     spec = importlib.util.spec_from_file_location("clusterctl_events", path)
     assert spec
     assert spec.loader
     plugin = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plugin)
+    return plugin
+
+
+def test_events__preload_fails__are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Ansible would leave out the plugin, and nothing could stop the run."""
+    plugin, asked = events_plugin(), []
+
+    def preload() -> None:
+        asked.append(True)
+        raise ValueError
+
+    monkeypatch.setattr(plugin, "preload", preload)
+    monkeypatch.setenv("CLUSTERCTL_EVENTS", str(tmp_path / "events"))
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))  # the plugin replaces them
+    callback = plugin.CallbackModule()
+    callback.v2_playbook_on_start(types.SimpleNamespace(get_plays=list))
+    assert asked
+    assert not callback.disabled
+    assert json.loads((tmp_path / "events").read_text())["event"] == "playbook"
+
+
+def test_no_event_is_as_long_as_a_line_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a node that says enough would have its own failure cut, and nobody would hear of it."""
+    plugin = events_plugin()
     wide = "\U0001f600" * 100_000
     part = {
         "msg": wide,

@@ -94,10 +94,12 @@ def send(given: Data, text: str) -> None:
     """Send a report, with retries: many nodes may report at once. Raises OSError, or ValueError if the head refuses."""
     deadline = time.monotonic() + REPORT_SECONDS
     delay = 0.5 + int(hashlib.sha256(given["node"].encode()).hexdigest(), 16) % 100 / 100
-    heads = itertools.cycle(given["heads"])
-    while True:
+    number = len(given["heads"])
+    for at in itertools.count():
+        head, others = given["heads"][at % number], number - 1 - at % number
+        seconds = max(1.0, (deadline - time.monotonic()) / (1 + others))  # the others of this round have their part
         try:
-            answer = send_once(given, next(heads), text, max(1.0, (deadline - time.monotonic()) / len(given["heads"])))
+            answer = send_once(given, head, text, time.monotonic() + seconds)
             break
         except OSError:
             if time.monotonic() > deadline:
@@ -107,20 +109,22 @@ def send(given: Data, text: str) -> None:
         raise ValueError("the head refused the report; its journal has the reason (slurm-health)")
 
 
-def send_once(given: Data, head: str, text: str, seconds: float) -> str:
-    """Send a report, signed with this node's key, and return the head's answer, for which to wait `seconds`.
+def send_once(given: Data, head: str, text: str, until: float) -> str:
+    """Send a report, signed with this node's key, and return the head's answer.
 
-    A busy head has accepted the connection, and would have more to do if the report were sent once more.
+    It is waited for until a time of the monotonic clock. A busy head has accepted the connection, and would have more to
+    do if the report were sent once more.
     """
     target, source = (head, given["port"]), ("", random.choice(PORTS))  # noqa: S311 - any free one
     with socket.create_connection(target, CONNECT_SECONDS, source) as connection, connection.makefile("rw") as file:
-        connection.settimeout(seconds)
+        connection.settimeout(max(0.1, until - time.monotonic()))
         challenge = file.readline(128).strip()
         if not challenge:
             raise ConnectionResetError("the head is busy")
         signed = f"{challenge} {given['node']} {text}".encode()
         signature = hmac.new(KEY.read_text().strip().encode(), signed, hashlib.sha256).hexdigest()
         print(given["node"], signature, text, file=file, flush=True)
+        connection.settimeout(max(0.1, until - time.monotonic()))
         return file.readline(128).strip()
 
 
