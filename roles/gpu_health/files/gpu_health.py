@@ -112,8 +112,8 @@ def send(given: Data, text: str) -> None:
 def send_once(given: Data, head: str, text: str, until: float) -> str:
     """Send a report, signed with this node's key, and return the head's answer.
 
-    It is waited for until a time of the monotonic clock. A busy head has accepted the connection, and would have more to
-    do if the report were sent once more.
+    It is waited for until a time of the monotonic clock. A busy head has accepted the connection, and would have more
+    to do if the report were sent once more.
     """
     target, source = (head, given["port"]), ("", random.choice(PORTS))  # noqa: S311 - any free one
     with socket.create_connection(target, CONNECT_SECONDS, source) as connection, connection.makefile("rw") as file:
