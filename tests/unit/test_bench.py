@@ -134,7 +134,7 @@ def alive(pid: int) -> bool:
 
 
 def test_bench_parts__by_size__are_the_same() -> None:
-    assert set(bench.TINY) == set(bench.measures(1, 1)) == set(bench.PARTS)
+    assert set(bench.TINY) == set(bench.measures(1, 1, (2, 3))) == set(bench.PARTS)
 
 
 def test_floor__clusters_that_differ__are_told_apart_by_line() -> None:
