@@ -126,7 +126,7 @@ class Site:
     def change(self) -> str:
         """Change one thing at random, or back again; return what."""
         zone, pick = self.chance.choice(ZONES), self.chance.random() < 0.5
-        what = self.chance.choice(("zone", "zone of one", "user", "Slurm", "port of one", "file"))
+        what = self.chance.choice(("zone", "zone of one", "user", "Slurm", "port", "file"))
         match what:
             case "zone":
                 self.of_all["cluster_timezone"] = zone
@@ -136,8 +136,8 @@ class Site:
                 self.of_all["users_accounts"] = [ALICE, DAVE] if pick else [ALICE]
             case "Slurm":  # of a role that others depend on
                 self.of_all["slurm_head_conf_extra"] = {"KillWait": 31} if pick else {}
-            case "port of one":  # which Prometheus reads
-                self.of_one["node_exporter_port"] = 9190 if pick else 9100
+            case "port":  # which Prometheus reads of its own host, so that all nodes have it
+                self.of_all["node_exporter_port"] = 9190 if pick else 9100
             case "file":
                 self.lab.root(self.chance.choice(self.lab.nodes), f"echo '# mine' >> {self.chance.choice(EDITED)}")
         self.write()
