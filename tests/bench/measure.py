@@ -116,8 +116,8 @@ class BenchLab:
     ) -> tuple[Cost, str]:
         """Run a command as `run` does, the nodes' CPU counted too."""
         before = self._cpu()
-        cost, told = run(*argv, env=env, limit=limit)
-        return Cost(cost.wall, cost.controller, self._cpu() - before), told
+        cost, output = run(*argv, env=env, limit=limit)
+        return Cost(cost.wall, cost.controller, self._cpu() - before), output
 
     def _cpu(self) -> float:
         """Return the CPU seconds that the nodes have used so far."""
