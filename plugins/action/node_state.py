@@ -357,5 +357,5 @@ class ActionModule(ActionBase):
         directory = task_vars.get("inventory_dir")
         if not directory or not Path(directory, "secrets.yml").is_file():
             return None
-        secrets = self._loader.load_from_file(str(Path(directory, "secrets.yml")), unsafe=True)
+        secrets = self._loader.load_from_file(str(Path(directory, "secrets.yml")), unsafe=True)  # without a copy
         return str(secrets["record_key"]) if isinstance(secrets, dict) and "record_key" in secrets else None

@@ -47,7 +47,7 @@ class LookupModule(LookupBase):
         if not path.is_file():
             raise AnsibleError(f"{path}: the cluster's secrets do not exist; `clusterctl bootstrap` creates them")
         try:
-            secrets = self._loader.load_from_file(str(path), unsafe=True)
+            secrets = self._loader.load_from_file(str(path), unsafe=True)  # without a copy of all of them
         except Exception as error:  # many types; a parser's message may quote the content
             raise AnsibleError(f"{path}: the cluster's secrets cannot be read ({type(error).__name__})") from None
         if not isinstance(secrets, dict):

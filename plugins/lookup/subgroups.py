@@ -57,5 +57,6 @@ class LookupModule(LookupBase):
 
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
         """Return the sub-groups of ``terms``."""
+        # `unsafe`: without a copy of the inventory, which is only read.
         tree = self._loader.load_from_file(str((variables or {})["inventory_file"]), unsafe=True)
         return list(dict.fromkeys(child for term in terms for child in below(tree, term)))

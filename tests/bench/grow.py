@@ -1,6 +1,7 @@
 """One more worker for a small cluster and for a larger one: the cost must not grow with the cluster."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Document, load, say
@@ -24,6 +25,12 @@ def workers_of(lab: BenchLab) -> dict[str, Worker]:
     return {name: Worker(line, address) for line, name, address in found}
 
 
+def with_first(text: str, workers: Iterable[Worker], number: int) -> str:
+    """Return the text of an inventory with only so many of its workers, the first."""
+    others = {worker.line for worker in [*workers][number:]}
+    return "".join(line for line in text.splitlines(True) if line not in others)
+
+
 def main(sizes: tuple[int, int] = SIZES) -> Document:
     """Add the last worker of a small cluster, then of a large one of which that is a part; return the figures."""
     say(f"One more worker; {load()}")
@@ -34,8 +41,7 @@ def main(sizes: tuple[int, int] = SIZES) -> Document:
         text = lab.inventory.read_text()
         known = [*workers_of(lab).items()]
         for workers in sizes:
-            others = {worker.line for _, worker in known[workers - 1 :]}
-            lab.inventory.write_text("".join(line for line in text.splitlines(True) if line not in others))
+            lab.inventory.write_text(with_first(text, dict(known).values(), workers - 1))
             lab.clusterctl("bootstrap")
             name, worker = known[workers - 1]
             cost, _ = lab.measure(*CLUSTERCTL, "add-node", lab.inventory, name, "--address", worker.address, "--yes")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tests.bench import profile
 from tests.bench.changes import SETTLING, roles_of
-from tests.bench.grow import workers_of
+from tests.bench.grow import with_first, workers_of
 from tests.bench.measure import CLUSTERCTL, BenchError, BenchLab, Cost, Document, load, median, say
 from tests.cluster.lab import TestLab
 from tests.cluster.leaving_out import decided
@@ -42,10 +42,9 @@ def main(sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> Document:
     try:
         lab.fresh()
         text = lab.inventory.read_text()
-        lines = [worker.line for worker in workers_of(lab).values()]
+        workers = workers_of(lab).values()
         for size in sizes:
-            others = {*lines[size - 1 :]}
-            lab.inventory.write_text("".join(line for line in text.splitlines(True) if line not in others))
+            lab.inventory.write_text(with_first(text, workers, size - 1))
             began = time.monotonic()
             _settle(lab, TestLab(lab.name, size - 1))
             say(f"  {size:3} nodes, added and proven to be unchanged after {time.monotonic() - began:.0f} s; {load()}")

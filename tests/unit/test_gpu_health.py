@@ -629,13 +629,17 @@ def test_send__head_that_is_late__sends_once(
         assert len(reports) == 1
 
 
-@pytest.mark.parametrize("stuck", [(60.0, 60.0), (0.0, 60.0)], ids=["before its challenge", "before its answer"])
+@pytest.mark.parametrize(
+    "stuck",
+    [(60.0, 60.0), (0.0, 60.0), (2.0, 60.0)],
+    ids=["before its challenge", "before its answer", "after a late challenge"],
+)
 def test_send__first_head_stuck__leaves_time_for_the_next(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stuck: tuple[float, float]
 ) -> None:
-    """Also for one that needs a sixth of all the time."""
+    """Also for one that needs nearly a quarter of all the time."""
     monkeypatch.setattr(HEALTH, "REPORT_SECONDS", 6)
-    with heads(monkeypatch, tmp_path, stuck, (0.0, 1.0)) as (given, (_, reports)):
+    with heads(monkeypatch, tmp_path, stuck, (0.0, 1.4)) as (given, (_, reports)):
         HEALTH.send(given, "")
         assert len(reports) == 1
 
