@@ -35,6 +35,12 @@ options:
     description: Password of the user.
     type: str
     required: true
+  logins:
+    description:
+      - Logins of other targets that require one, C(USER:PASSWORD) by the target's address, such as
+        C(https://10.0.0.10:9093).
+    type: dict
+    default: {}
   authority:
     description: File with the certificate of the authority of Prometheus's certificate.
     type: path
@@ -92,10 +98,17 @@ class SilentError(Exception):
 
 
 class Prometheus:
-    """The Prometheus at a URL. Its login is sent only there, and only if it has a certificate of the authority."""
+    """The Prometheus at a URL. A login is sent only to its address, which must have a certificate of the authority."""
 
-    def __init__(self, url: str, login: str, authority: str, client: tuple[str, str] | None = None) -> None:
-        self.url, self.headers = url, {"Authorization": f"Basic {login}"}
+    def __init__(
+        self,
+        url: str,
+        login: str,
+        authority: str,
+        client: tuple[str, str] | None = None,
+        logins: dict[str, str] | None = None,
+    ) -> None:
+        self.url, self.logins = url, {url: login, **(logins or {})}
         context = ssl.create_default_context(cafile=authority)
         if client:
             context.load_cert_chain(*client)
@@ -104,7 +117,8 @@ class Prometheus:
 
     def fetch(self, url: str, most: int = -1) -> bytes:
         """Return at most `most` bytes of a URL's content. Raises OSError, also for HTTP errors."""
-        headers = self.headers if url.startswith(f"{self.url}/") else {}
+        login = next((login for address, login in self.logins.items() if url.startswith(f"{address}/")), "")
+        headers = {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}
         request = urllib.request.Request(url, headers=headers)  # noqa: S310 - from the inventory or from Prometheus
         with self.opener.open(request, timeout=5) as answer:
             body: bytes = answer.read(most)
@@ -162,6 +176,7 @@ def main() -> None:
             "url": {"type": "str", "required": True},
             "user": {"type": "str", "required": True},
             "password": {"type": "str", "required": True, "no_log": True},
+            "logins": {"type": "dict", "default": {}, "no_log": True},
             "authority": {"type": "path", "default": "/etc/prometheus/tls/authority.pem"},
             "certificate": {"type": "path", "default": "/etc/prometheus/tls/client-certificate.pem"},
             "key": {"type": "path", "default": "/etc/prometheus/tls/client-key.pem", "no_log": False},
@@ -169,10 +184,12 @@ def main() -> None:
             "timeout": {"type": "int", "default": 60},
         },
     )
-    login = base64.b64encode(f"{module.params['user']}:{module.params['password']}".encode()).decode()
+    login = f"{module.params['user']}:{module.params['password']}"
     try:
         client = (module.params["certificate"], module.params["key"])
-        prometheus = Prometheus(module.params["url"], login, module.params["authority"], client)
+        prometheus = Prometheus(
+            module.params["url"], login, module.params["authority"], client, module.params["logins"]
+        )
     except OSError as error:
         module.fail_json(msg=f"{module.params['authority']}, {module.params['certificate']}: {error}")
     deadline = time.monotonic() + module.params["timeout"]

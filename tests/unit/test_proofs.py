@@ -1,5 +1,6 @@
 """What nodes and jobs say to those who prove and empty a cluster: no more than data, and of nobody else."""
 
+import http.server
 import json
 import os
 import re
@@ -352,3 +353,34 @@ def test_a_target_whose_answer_has_no_end_is_not_heard_to_its_end() -> None:
         assert TARGETS.complaint(prometheus, {"scrapeUrl": url}) == ""
         talker.join(5)
         assert not talker.is_alive()
+
+
+@pytest.mark.proves("secrets", "A login for a metrics target is sent to the address of this target alone.")
+def test_target__with_a_login__gets_it_and_no_other_does() -> None:
+    asked: dict[int, str | None] = {}
+
+    class Target(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked[self.server.server_address[1]] = self.headers["Authorization"]  # type: ignore[index]
+            self.send_response(200 if self.headers["Authorization"] else 401)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Target) as one,
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Target) as other,
+    ):
+        for server in (one, other):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        urls = [f"http://127.0.0.1:{server.server_port}" for server in (one, other)]
+        authority = ssl.get_default_verify_paths().cafile
+        prometheus = TARGETS.Prometheus("https://10.0.0.1:9090", "admin:a", authority, logins={urls[0]: "admin:b"})
+        found = [TARGETS.complaint(prometheus, {"scrapeUrl": f"{url}/metrics"}) for url in urls]
+        ports = (one.server_port, other.server_port)
+        for server in (one, other):
+            server.shutdown()
+    assert found[0] == ""
+    assert "401" in found[1]
+    assert asked == {ports[0]: "Basic YWRtaW46Yg==", ports[1]: None}
