@@ -5,6 +5,7 @@ Ansible runs each task on each host in a process of its own, and what such a pro
 
 from ansible.plugins import loader
 
+from clusterctl.ansible import light_module
 from clusterctl.inventory import ports, schema, services
 
 _ACTIONS = ("node_state", "kubernetes_objects", "include_vars", "command", "normal")
@@ -24,3 +25,4 @@ def preload() -> None:
     schema.load()
     ports.load_all()
     services.load_all()
+    light_module.sources()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
@@ -20,7 +21,7 @@ from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 
-from clusterctl.ansible import waiting
+from clusterctl.ansible import light_module, waiting
 
 Data = dict[str, Any]
 
@@ -328,6 +329,11 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(f"node_state: {error}") from None
         own = None if given["state"] == "flush" else given
         return {**result, **waiting.made(self, WAITING, own, task_vars, record_key=self._record_key(task_vars))}
+
+    def _configure_module(self, module_name: str, module_args: Data, task_vars: Data) -> Any:
+        """Return what Ansible would send, with a smaller program."""
+        built, path = super()._configure_module(module_name, module_args, task_vars)
+        return dataclasses.replace(built, b_module_data=light_module.program(built.shebang, module_args)), path
 
     def _read(self, how: str, name: str, task_vars: Data) -> str | bytes:
         """Return the content of a file in the role's files/, or a rendered template of its templates/."""

@@ -18,6 +18,7 @@ reader, writer = os.pipe()
 if not os.fork():
     opened = []
     sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+    from clusterctl.ansible import light_module
     from clusterctl.inventory import ports, schema, services
     loader.filter_loader.get("users_complete")
     for name in ("role_packages", "role_ports", "cluster_members", "node_ip", "file", "template"):
@@ -26,7 +27,7 @@ if not os.fork():
         assert loader.action_loader.get(name, class_only=True)
     assert loader.connection_loader.get("ssh", class_only=True)
     assert loader.shell_loader.get("sh") and loader.become_loader.get("sudo", class_only=True)
-    schema.load(), ports.load_all(), services.load_all()
+    schema.load(), ports.load_all(), services.load_all(), light_module.sources()
     os.write(writer, json.dumps([len(opened), opened[:3]]).encode())
     os._exit(0)
 os.wait()
