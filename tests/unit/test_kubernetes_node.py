@@ -376,7 +376,7 @@ def test_runtime__of_the_packages_that_were_installed__is_containerds(tmp_path: 
 def test_runtime__whose_call_waits__is_that_of_the_early_installation(tmp_path: Path) -> None:
     known: dict[str, Any] = {
         "__containerd_converged": {"changed": False},
-        "__packages_installed": {"versions": {"containerd": "2.1-1"}},
+        "__base_converged": {"applied": [{"versions": {"containerd": "2.1-1"}}, {"versions": {"chrony": "4.6.1-3"}}]},
     }
     assert node(tmp_path, **known).value("__kubernetes_node_runtime") == "2.1-1"
 
