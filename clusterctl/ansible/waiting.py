@@ -59,19 +59,20 @@ def may_wait(task: Any, *, once: bool = False) -> bool:
 
 
 def joined(fact: str, calls: Sequence[Data], found: Data, *, has_own: bool) -> Data:
-    """Return the result of the task that made calls, from that of their module, which ends at the first that fails.
+    """Return the result of the task that made calls, from that of their module.
 
-    It is the result of the task's own call, the last one, or that of the call that failed; `changed` and `diff` are of
-    all. `applied` has an entry for each call, which the callback reports as the result of its own task.
+    It is the result of the task's own call, the last one, or that of the first call that failed; `changed` and `diff`
+    are of all. `applied` has an entry for each call, which the callback reports as the result of its own task.
     """
     found.pop("invocation", None)
     done = found.pop("results", None)
     if not isinstance(done, list) or not all(isinstance(one, dict) for one in done):
         return found  # the module did not run, or could not begin
     diffs = [diff for one in done for diff in one.pop("diff", [])]
-    last = dict(done[-1]) if done and (has_own or done[-1].get("failed")) else {}
-    if last.get("failed") and not (has_own and len(done) == len(calls)):
-        role, msg = calls[len(done) - 1]["role"], str(last.get("msg", ""))
+    failed = next((place for place, one in enumerate(done) if one.get("failed")), None)
+    last = dict(done[-1 if failed is None else failed]) if done and (has_own or failed is not None) else {}
+    if failed is not None and not (has_own and failed == len(calls) - 1):
+        role, msg = calls[failed]["role"], str(last.get("msg", ""))
         last["msg"] = msg if msg.startswith(f"{role}: ") else f"{role}: {msg}"
     return {
         **found,

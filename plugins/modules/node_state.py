@@ -12,7 +12,6 @@ import contextlib
 import functools
 import os
 import time
-import traceback
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -27,7 +26,6 @@ from ansible.module_utils.node_state.items import (
     Units,
     converge,
     orphaned,
-    reload_units,
     run_commands,
 )
 from ansible.module_utils.node_state.kernel import Setting, Settings
@@ -35,7 +33,8 @@ from ansible.module_utils.node_state.keys import with_key
 from ansible.module_utils.node_state.packages import Package, package_manager
 from ansible.module_utils.node_state.record import Call, original, record_path
 from ansible.module_utils.node_state.restore import before_path, restored
-from ansible.module_utils.node_state.tools import NodeError, alone_on_node, clean, run
+from ansible.module_utils.node_state.systemd import reload_units, stay_up
+from ansible.module_utils.node_state.tools import NodeError, alone_on_node, attempt, clean, run, said
 
 
 def present(call, given, manager):
@@ -71,7 +70,8 @@ def present(call, given, manager):
     converge(call, Settings(), [Setting(**setting) for setting in given["sysctl"]])
     reload_units(call)
     converge(call, Units(), units)
-    call.pending.clear()
+    if not call.watch.first:  # else `settled` does it
+        call.pending.clear()
     if not call.check:
         for name in released:
             del call.record["items"]["file:" + name]
@@ -110,6 +110,7 @@ def absent(call, _given, manager):
             call.notes.append(f"directory {name} is not empty and was not removed")
         else:
             converge(call, Paths("directory"), [before_path(call, name, item)])
+    stay_up(call.watch)
     if not call.check:
         for name, _ in of("file") + of("repository"):
             original(name).unlink(missing_ok=True)
@@ -127,52 +128,67 @@ def probe(call, _given, manager):
     return compare(call, manager)[0]
 
 
-def said(error):
-    """Return the message of an operating system's error, with the path that it is about."""
-    return f"{error.filename or 'this node'}: {error.strerror}"
-
-
-def make(given, module, manager):
+def make(call, given, manager):
     """Make one call; return its result."""
     began = time.monotonic()
-    call = Call(given.get("name"), module.check_mode, module._diff, module.params["record_key"], module._verbosity > 0)
-    more = {}
-    try:
+
+    def carry_out():
         if given["state"] != "probe":
             call.open()
-        drift = {"present": present, "absent": absent, "probe": probe}[given["state"]](call, given, manager)
-        more = {} if drift is None else {"drift": drift}
-    except NodeError as error:
-        more = {"failed": True, "msg": clean(str(error))}
-    except OSError as error:
-        more = {"failed": True, "msg": said(error)}
-    except Exception as error:
-        more = {"failed": True, "msg": f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"}
+        return {"present": present, "absent": absent, "probe": probe}[given["state"]](call, given, manager)
+
+    error, drift = attempt(carry_out)
+    more = error or ({} if drift is None else {"drift": drift})
     return {**call.result(), **more, "seconds": round(time.monotonic() - began, 3)}
 
 
+def settled(call):
+    """Wait until the daemons that a call has started have stayed up for a moment; return what its result gets."""
+
+    def wait():
+        stay_up(call.watch)
+        call.pending.clear()
+        call.save()
+
+    return attempt(wait)[0] if call.watch.first else {}
+
+
 def main():
-    """Make the calls in their order until one fails. The result has that of each call."""
+    """Make the calls in their order until one fails. The result has that of each call.
+
+    All of them wait together for their daemons to stay up, so an earlier call than the last one can have failed.
+    """
     # Without no_log the node's journal shows the content of files.
     spec = {"calls": {"type": "list", "elements": "dict", "no_log": True, "required": True}}
     spec["record_key"] = {"type": "str", "no_log": True}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     module.no_log_values.clear()  # values of `calls` are words like root; secrets are never in a result
     os.umask(0o022)
-    calls, notes, results = module.params["calls"], [], []
+    calls, notes, results, made = module.params["calls"], [], [], []
     manager = functools.lru_cache(lambda choice: package_manager(choice, notes))
     writes = not module.check_mode and any(given["state"] != "probe" for given in calls)
     try:
         with alone_on_node(notes) if writes else contextlib.nullcontext():
             while len(results) < len(calls) and not (results and "failed" in results[-1]):
                 given = calls[len(results)]
-                result = make(given, module, functools.partial(manager, given["package_manager"]))
+                for call in made:
+                    call.watch.loosen()
+                made.append(new_call(given, module))
+                result = make(made[-1], given, functools.partial(manager, given["package_manager"]))
                 results.append({**result, "notes": result["notes"] + notes})
                 notes.clear()
+            for call, result in [(call, results[place]) for place, call in enumerate(made)]:
+                result.update({} if "failed" in result else settled(call))
     except (NodeError, OSError) as error:  # of the lock. Without `invocation`, -vvv shows the content of secret files.
         module.fail_json(msg=said(error) if isinstance(error, OSError) else clean(str(error)), invocation={})
-    failed = {"failed": True, "msg": results[-1]["msg"]} if "failed" in results[-1] else {}
+    failed = next(({"failed": True, "msg": one["msg"]} for one in results if "failed" in one), {})
     module.exit_json(changed=any(one["changed"] for one in results), results=results, invocation={}, **failed)
+
+
+def new_call(given, module):
+    """Return a call with the settings of the run."""
+    params = module.params
+    return Call(given.get("name"), module.check_mode, module._diff, params["record_key"], module._verbosity > 0)
 
 
 if __name__ == "__main__":

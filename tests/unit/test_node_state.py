@@ -5,6 +5,7 @@ What it does to packages and units is proven in containers (tests/molecule/node_
 
 import ast
 import base64
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
@@ -29,6 +30,7 @@ from ansible.module_utils.node_state import items as node_items
 from ansible.module_utils.node_state import kernel as node_kernel
 from ansible.module_utils.node_state import packages as node_packages
 from ansible.module_utils.node_state import record as node_record
+from ansible.module_utils.node_state import systemd as node_systemd
 from ansible.module_utils.node_state import tools as node_tools
 from hypothesis import given
 from hypothesis import strategies as st
@@ -1580,6 +1582,103 @@ def test_reload__put_off_and_failing__is_a_note(tmp_path: Path, monkeypatch: pyt
     for _ in range(2):
         node_packages.reload_pending(notes)
     assert notes == ["systemd was not reloaded after the installation of packages: Failed to connect to bus"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/etc/systemd/system/munge.service", "munge.service"),
+        ("/etc/systemd/system/prometheus.service.d/cluster.conf", "prometheus.service"),
+        ("/usr/lib/systemd/system/gpu@0.timer", "gpu@0.timer"),
+        ("/etc/systemd/system/getty@.service.d/cluster.conf", ""),
+        ("/etc/systemd/system/user-.slice.d/cluster.conf", ""),
+        ("/etc/systemd/system/service.d/cluster.conf", ""),
+        ("/etc/systemd/system/multi-user.target.wants/munge.service", ""),
+        ("/etc/systemd/journald.conf.d/60-cluster.conf", ""),
+    ],
+)
+def test_unit_file__of_one_unit__is_known(path: str, name: str) -> None:
+    assert node_systemd.unit_of(path) == name
+
+
+@pytest.mark.proves("node_state", "systemd is reloaded where it has read unit files that changed.")
+@pytest.mark.parametrize(
+    ("pending", "properties", "reloads"),
+    [
+        ([], {}, False),
+        (["/etc/munge/munge.key", "package:munge"], {}, False),
+        (["/etc/systemd/system/new.service"], {"NeedDaemonReload": "no"}, False),
+        (["/etc/systemd/system/old.service.d/x.conf"], {"NeedDaemonReload": "yes"}, True),
+        (["/etc/systemd/system/gone.service"], {"LoadState": "not-found", "NeedDaemonReload": "no"}, True),
+        (["/etc/systemd/system/x.service"], {"LoadState": "masked", "NeedDaemonReload": "no"}, True),
+        (["/etc/systemd/system/new.service", "/etc/systemd/system.conf.d/x.conf"], {"NeedDaemonReload": "no"}, True),
+    ],
+)
+def test_systemd__with_changed_unit_files__is_reloaded_where_needed(
+    monkeypatch: pytest.MonkeyPatch, pending: list[str], properties: dict[str, str], reloads: bool
+) -> None:
+    made: list[tuple[str, ...]] = []
+    monkeypatch.setattr(node_systemd, "run", lambda *argv: made.append(argv))
+    monkeypatch.setattr(node_systemd, "reload_pending", lambda _notes: None)
+    monkeypatch.setattr(node_items.Units, "show", lambda _, names: {name: unit(**properties) for name in names})
+    done = call()
+    done.pending = pending
+    node_systemd.reload_units(done)
+    assert made == [("systemctl", "daemon-reload")] * reloads
+
+
+@pytest.mark.proves(
+    "node_state", "A daemon that ends soon after its start fails its role, also if later roles were applied."
+)
+@pytest.mark.parametrize(
+    ("later", "fails"),
+    [
+        ({}, False),
+        ({"InvocationID": "2"}, False),  # a later call may start it again
+        ({"NRestarts": "1", "InvocationID": "2"}, True),
+        ({"ActiveState": "failed"}, True),
+        ({"ActiveState": "activating", "SubState": "auto-restart"}, True),
+    ],
+)
+def test_daemon__that_ends_after_later_calls__fails_its_own(
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    later: dict[str, str],
+    fails: bool,
+) -> None:
+    """Its restart stays due, so that the next run does it again."""
+    path = tmp_path / "configuration"
+    own = {"owner": str(os.geteuid()), "group": str(os.getegid())}
+    file = {"dest": str(path), "content": "", **own}
+    calls = [
+        normalise(name="first", files=[file], units=[{"name": "first", "restart_on": [str(path)]}]),
+        normalise(name="second", units=[{"name": "second"}]),
+    ]
+    monkeypatch.setattr(node_items, "run", lambda *_argv, **_: (0, ""))
+    states = {
+        "first.service": [{"ActiveState": "inactive"}, {}, {}, later],
+        "second.service": [{"ActiveState": "inactive"}],
+    }
+
+    def show(_: Any, names: list[str]) -> dict[str, dict[str, str]]:
+        simple = {"Type": "simple", "NRestarts": "0", "InvocationID": "1", "NeedDaemonReload": "no", "Id": "x.service"}
+        return {name: unit(**{**simple, **(states[name].pop(0) if states[name] else {})}) for name in names}
+
+    monkeypatch.setattr(node_items.Units, "show", show)
+    monkeypatch.setattr(module, "reload_units", lambda _call: None)
+    monkeypatch.setattr(module, "alone_on_node", lambda _notes: contextlib.nullcontext())
+    monkeypatch.setattr(basic, "_ANSIBLE_ARGS", json.dumps({"ANSIBLE_MODULE_ARGS": {"calls": calls}}).encode())
+    monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy")
+    with pytest.raises(SystemExit):
+        module.main()
+    printed = json.loads(capsys.readouterr().out)
+    assert [bool(one.get("failed")) for one in printed["results"]] == [fails, False]
+    assert bool(printed.get("failed")) is fails
+    assert "first.service did not stay up" in printed.get("msg", "") or not fails
+    assert all(one["changed"] for one in printed["results"])
+    assert node_record.load_record("first")["pending"] == [str(path)] * fails
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl.ansible import events
+from clusterctl.ansible import events, waiting
 from clusterctl.ansible.outcome import Ledger
 from clusterctl.ansible.patience import Patience
 from clusterctl.inventory.bootstrap_plays import APPLY
@@ -34,6 +34,7 @@ INDEPENDENT = {
     ("kubernetes_worker", "Delete the tokens of workers that have not joined"): "it is done on a head",
     ("kubernetes_worker", "Label the workers, and cordon new ones"): "it is done on a head",
     ("package_cache", "Find an nginx of the site"): "it only reads, and no package is installed before it",
+    ("base", "Set up the package sources"): "role packages has done it before its call waits",
     ("users", "Add the users to Slurm"): "there the call before it says now",
     ("kubernetes_head", "Upgrade the kubelet after the API"): "only the record of the kubelet of a new head waits",
     ("kubernetes_network", "Check what network policies need"): "it asks the API, whose server runs",
@@ -41,6 +42,7 @@ INDEPENDENT = {
 # Results that are read although their call may wait.
 RESULTS = {
     ("base", "__base_sources"): "is only asked whether it is there",
+    ("packages", "__packages_installed"): "is only asked whether it is there",
     ("containerd", "__containerd_converged"): "without it the version is that of the early installation",
     ("slurm_worker", "__slurm_worker_converged"): "is read only where the call says now",
 }
@@ -222,6 +224,17 @@ def test_call__that_waits_and_fails__is_named_and_ends_the_others(tmp_path: Path
         ("two", "b", "Make b"),
     }
     assert all(one.path.endswith("roles/b/tasks/main.yml:1") for one in ledger.failures)
+
+
+def test_call__that_fails_after_later_ones__is_named_and_they_are_reported() -> None:
+    """What started and ended again is found only after all have been made."""
+    calls = [{"arguments": {}, "task": uuid, "role": role} for uuid, role in (("1", "a"), ("2", "b"))]
+    done = [{"changed": True, "failed": True, "msg": "unit a.service did not stay up"}, {"changed": True}]
+    for has_own in (False, True):
+        found = waiting.joined("fact", calls, {"results": [dict(one) for one in done]}, has_own=has_own)
+        assert found["failed"]
+        assert found["msg"] == "a: unit a.service did not stay up"
+        assert [(one["task"], one.get("failed", False)) for one in found["applied"]] == [("1", True), ("2", False)]
 
 
 def test_call__of_several_hosts_or_with_a_loop__after_one_that_waits__is_refused(tmp_path: Path) -> None:

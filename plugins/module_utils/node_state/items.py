@@ -20,7 +20,7 @@ from grp import getgrnam
 from pathlib import Path
 from pwd import getpwnam
 
-from ansible.module_utils.node_state.packages import Package, come_along, matches, reload_pending, targets
+from ansible.module_utils.node_state.packages import Package, come_along, matches, targets
 from ansible.module_utils.node_state.record import original
 from ansible.module_utils.node_state.tools import (
     TEXT_LIMIT,
@@ -37,9 +37,7 @@ from ansible.module_utils.node_state.tools import (
     write,
 )
 
-SETTLE_S = 0.3
 UNIT_HOME = "/etc/systemd/system"
-UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/usr/local/lib/systemd/", "/run/systemd/")
 
 
 def converge(call, kind, items):
@@ -465,15 +463,7 @@ class Units(Kind):
             if status != 0:
                 self.insist_up(names, f"did not {verb}")
                 raise NodeError(f"units: systemctl {verb} {' '.join(names)}: {complaint(output)}")
-        # If systemd cannot know when a daemon is ready, it must still be the same process a little later.
-        first = self.insist_up(list(dict.fromkeys(name for _, name in last)), "did not stay up")
-        watched = [name for name in first if first[name].get("Type") in ("simple", "exec", "idle")]
-        settled = time.monotonic() + SETTLE_S
-        while watched and time.monotonic() < settled:
-            time.sleep(0.05)
-            for name, unit in self.insist_up(watched, "did not stay up").items():
-                if any(unit.get(key) != first[name].get(key) for key in ("NRestarts", "InvocationID")):
-                    raise NodeError(f"unit {name} did not stay up: {self.last_words(name, unit)}")
+        call.watch.add(self.insist_up(list(dict.fromkeys(name for _, name in last)), "did not stay up"))
 
     def insist_up(self, names, what):
         found = self.show(names)
@@ -507,11 +497,3 @@ def orphaned(files, units):
         for name, unit in found.items()
         if name in here or (unit["LoadState"] == "not-found" and is_up(unit))
     ]
-
-
-def reload_units(call):
-    """Run daemon-reload if a unit file changed, now or in a killed run."""
-    if not call.check:
-        reload_pending(call.notes)
-    if any(trigger.startswith(UNIT_FOLDERS) for trigger in call.pending) and not call.check:
-        run("systemctl", "daemon-reload")

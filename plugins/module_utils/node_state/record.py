@@ -11,11 +11,14 @@ import functools
 import hashlib
 import hmac
 import json
+import time
 import urllib.parse
 
 from ansible.module_utils.node_state.tools import STORE, NodeError, store
 
 SCHEMA = 1
+SETTLE_S = 0.3
+UNKNOWN_WHEN_READY = ("simple", "exec", "idle")  # types of services
 
 
 def original(path):
@@ -48,6 +51,24 @@ def load_record(scope):
         ) from None
 
 
+class Watch:
+    """Daemons that a call has started: if systemd cannot know when one is ready, it must stay the same process."""
+
+    def __init__(self):
+        self.first, self.until = {}, 0.0  # {name: properties}
+
+    def add(self, found):
+        """Watch those of these units, {name: properties}, for SETTLE_S from now."""
+        self.first.update(
+            {name: unit for name, unit in found.items() if unit.get("Type") in ("simple", "exec", "idle")}
+        )
+        self.until = time.monotonic() + SETTLE_S
+
+    def loosen(self):
+        """Allow that others start them again from now on, as later calls do."""
+        self.first = {name: {**unit, "InvocationID": None} for name, unit in self.first.items()}
+
+
 class Call:
     """One call: its scope's record, its changes, and its pending changes."""
 
@@ -56,6 +77,7 @@ class Call:
         self.verbose = verbose
         self.changes, self.notes, self.diffs, self.versions = [], [], [], {}
         self.named = set()  # the items of this call
+        self.watch = Watch()
         self.edited = []  # paths that differ only because they were changed by hand: their record has the wanted state
 
     def open(self):

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 STORE = Path("/var/lib/clusterctl")
@@ -46,6 +47,24 @@ def change(kind, name, action, what="", old="", new=""):
 
 class NodeError(Exception):
     """An error message for the user, with the item."""
+
+
+def said(error):
+    """Return the message of an operating system's error, with the path that it is about."""
+    return f"{error.filename or 'this node'}: {error.strerror}"
+
+
+def attempt(what):
+    """Return ({}, what it returns) or ({failed, msg}, None)."""
+    try:
+        return {}, what()
+    except NodeError as error:
+        msg = clean(str(error))
+    except OSError as error:
+        msg = said(error)
+    except Exception as error:
+        msg = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
+    return {"failed": True, "msg": msg}, None
 
 
 def clean(text, limit=TEXT_LIMIT):
