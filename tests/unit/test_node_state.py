@@ -1627,9 +1627,7 @@ def test_systemd__with_changed_unit_files__is_reloaded_where_needed(
     assert made == [("systemctl", "daemon-reload")] * reloads
 
 
-@pytest.mark.proves(
-    "node_state", "A daemon that ends soon after its start fails its role, also if later roles were applied."
-)
+@pytest.mark.proves("node_state", "A daemon that ends soon after its start fails its role, whatever follows.")
 @pytest.mark.parametrize(
     ("later", "fails"),
     [
