@@ -28,7 +28,7 @@ from tests.systems.rendering import CONTENT, SYSTEMS, Cluster, Role, load, look,
 
 HERE = Path(__file__).resolve().parent / "clusters"
 NAMES = tuple(sorted(path.parent.name for path in HERE.glob("*/cluster.yaml")))
-COMMANDS = ("ansible.builtin.command", "ansible.builtin.shell")
+COMMANDS = ("ansible.builtin.command", "ansible.builtin.raw", "ansible.builtin.shell")
 # What is done only when a role is removed, or by another verb than bootstrap.
 OTHER_FILES = {"remove.yml", "exchange.yml"}
 
