@@ -47,7 +47,13 @@ class AnsibleModule:
 '''
 
 _START = """
-import base64, importlib.machinery, json, sys, zlib
+import os, sys
+
+# Where this program is, or standard input: the home of the login, whose files root must not import.
+HERE = os.path.dirname(os.path.abspath(__file__)) if "__file__" in globals() else ""
+sys.path = [path for path in sys.path if path not in ("", ".", HERE)]
+
+import base64, importlib.machinery, json, zlib
 
 SOURCES = json.loads(zlib.decompress(base64.b64decode({sources!r})))
 
@@ -78,7 +84,7 @@ sys.meta_path.insert(0, Sources)
 try:
     import {basic} as basic
 
-    basic.ARGUMENTS = json.loads(base64.b64decode({arguments!r}))
+    basic.ARGUMENTS = json.loads(zlib.decompress(base64.b64decode({arguments!r})))
     import node_state
 
     node_state.main()
@@ -100,10 +106,15 @@ def sources() -> str:
     del found["ansible.module_utils.node_state.__init__"]
     found["node_state"] = plugins / "modules/node_state.py"
     texts = {name: path.read_text(encoding="utf-8") for name, path in found.items()} | {_BASIC: _STAND_IN}
-    return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()
+    return _packed(texts)
+
+
+def _packed(value: Mapping[str, Any]) -> str:
+    """Return a value as JSON, compressed, in base64."""
+    return base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
 
 
 def program(shebang: str, arguments: Mapping[str, Any]) -> bytes:
     """Return the program that makes a call of node_state with these arguments, those of Ansible's own among them."""
-    given = base64.b64encode(json.dumps(arguments).encode()).decode()
+    given = _packed(arguments)
     return f"{shebang}\n{_START.format(sources=sources(), basic=_BASIC, arguments=given)}".encode()

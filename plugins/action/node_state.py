@@ -13,11 +13,13 @@ import base64
 import binascii
 import dataclasses
 import re
+import shlex
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 
@@ -27,10 +29,13 @@ Data = dict[str, Any]
 
 WAITING = "node_state_waiting"
 """The fact with the calls of a host that wait."""
+CONFIRM_S = 30.0
+"""How long a new connection is tried."""
 HEADER = "Written by clusterctl; a change made here is undone by its next run."
 UNIT_SUFFIXES = (".service", ".socket", ".timer", ".target", ".mount", ".automount", ".path", ".slice", ".swap")
 SOURCES = ("content", "content_base64", "template", "copy", "link", "insert", "state")
 NAMES = {
+    "variable": r"[A-Za-z_][A-Za-z0-9_]*",
     "scope": r"[A-Za-z0-9_][A-Za-z0-9_.-]*",
     "package": r"[A-Za-z0-9][A-Za-z0-9+._-]*",
     "version": r"[A-Za-z0-9*][A-Za-z0-9.+~:*?^-]*",
@@ -111,7 +116,18 @@ def encoded(content: str | bytes) -> str:
 
 def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
     """Check one of `files`. `read("template" or "copy", name)` returns the content of a role's file."""
-    rest = ("owner", "group", "mode", "validate", "before_packages", "on_change", "secret", "before", "optional")
+    rest = (
+        "owner",
+        "group",
+        "mode",
+        "validate",
+        "before_packages",
+        "on_change",
+        "confirm",
+        "secret",
+        "before",
+        "optional",
+    )
     item = take("file", given, ["dest"], (*SOURCES, *rest))
     path = absolute("file", item["dest"])
     source = [key for key in SOURCES if key in item and not (key == "state" and item[key] == "present")]
@@ -146,6 +162,9 @@ def file(given: object, read: Callable[[str, str], str | bytes]) -> Data:
     commands = item.get("on_change", [])
     commands = [commands] if commands and isinstance(commands[0], str) else commands
     result["on_change"] = [words(f"file {path}: on_change", argv) for argv in commands]
+    if "confirm" in item:
+        given = take("confirm", item["confirm"], ["command", "hint"])
+        result["confirm"] = {"command": words(f"file {path}: confirm", given["command"]), "hint": str(given["hint"])}
     return result
 
 
@@ -274,7 +293,7 @@ def listed(arguments: Data, key: str) -> list[Any]:
 
 def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
     """Return the arguments for the module. Raises ArgumentError with the first invalid item."""
-    known = ("name", "state", "now", "download_only", "upgrade", "union", "package_manager")
+    known = ("name", "state", "now", "download_only", "environment", "upgrade", "union", "package_manager")
     known += ("repositories", "packages", "directories", "files", "sysctl", "units")
     for key in arguments:
         if key not in known:
@@ -294,6 +313,8 @@ def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
     result["upgrade"] = flag("upgrade", arguments.get("upgrade") or False)
     result["union"] = flag("union", arguments.get("union") or False)
     if result["download_only"]:
+        variables = arguments.get("environment") or {}
+        result["environment"] = {named("variable", name): str(value) for name, value in variables.items()}
         return result
     result["repositories"] = [repository(item) for item in listed(arguments, "repositories")]
     result["directories"] = [directory(item) for item in listed(arguments, "directories")]
@@ -305,6 +326,16 @@ def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
     once("path", [*sources, *result["directories"], *result["files"]])
     once("unit", result["units"])
     return result
+
+
+def sent(calls: Iterable[Data]) -> list[Data]:
+    """Return calls as the module gets them."""
+    return [
+        {**call, "files": [{key: one[key] for key in one if key != "confirm"} for one in call["files"]]}
+        if "files" in call
+        else call
+        for call in calls
+    ]
 
 
 class ActionModule(ActionBase):
@@ -330,9 +361,49 @@ class ActionModule(ActionBase):
         own = None if given["state"] == "flush" else given
         return {**result, **waiting.made(self, WAITING, own, task_vars, record_key=self._record_key(task_vars))}
 
+    def _execute_module(self, **given: Any) -> Data:
+        """Make calls, then run what confirms their changes.
+
+        Here and not in a later task, which would begin only when all other hosts have come to it.
+        """
+        arguments = given["module_args"]
+        found: Data = super()._execute_module(
+            **{**given, "module_args": {**arguments, "calls": sent(arguments["calls"])}}
+        )
+        results = found.get("results")
+        for call, result in zip(arguments["calls"], results if isinstance(results, list) else [], strict=False):
+            ran = {change["name"] for change in result.get("changes", ()) if change["kind"] == "command"}
+            for one in call.get("files", ()):
+                due = "confirm" in one and any(argv[0] in ran for argv in one["on_change"])
+                if (
+                    due
+                    and not (self._task.check_mode or result.get("failed"))
+                    and (said := self._confirm(one["confirm"]))
+                ):
+                    result.update(failed=True, msg=f"file {one['name']}: {said}")
+                    found.update(failed=True, msg=result["msg"])
+        return found
+
+    def _confirm(self, given: Data) -> str:
+        """Run a command over a new connection; return why it was not possible, or an empty text."""
+        until, command = time.monotonic() + CONFIRM_S, shlex.join(given["command"])
+        while True:
+            try:
+                self._connection.reset()
+                done = self._low_level_execute_command(command)
+            except AnsibleConnectionFailure as error:
+                if time.monotonic() > until:
+                    return f"{given['hint']}\n{error}"
+                time.sleep(1)
+            else:
+                complaint = str(done["stderr"]).strip() or str(done["stdout"]).strip()
+                return "" if done["rc"] == 0 else f"{given['hint']}\n{complaint}"
+
     def _configure_module(self, module_name: str, module_args: Data, task_vars: Data) -> Any:
         """Return what Ansible would send, with a smaller program."""
         built, path = super()._configure_module(module_name, module_args, task_vars)
+        if "calls" not in module_args:
+            return built, path
         return dataclasses.replace(built, b_module_data=light_module.program(built.shebang, module_args)), path
 
     def _read(self, how: str, name: str, task_vars: Data) -> str | bytes:

@@ -34,14 +34,15 @@ from ansible.module_utils.node_state.packages import Package, package_manager
 from ansible.module_utils.node_state.record import Call, original, record_path
 from ansible.module_utils.node_state.restore import before_path, restored
 from ansible.module_utils.node_state.systemd import reload_units, stay_up
-from ansible.module_utils.node_state.tools import NodeError, alone_on_node, attempt, clean, run, said
+from ansible.module_utils.node_state.tools import NodeError, alone_on_node, attempt, clean, environment, run, said
 
 
 def present(call, given, manager):
     """Converge in a fixed order: early files, package sources, packages, directories, files, kernel settings, units."""
     packages = [Package(**package) for package in given["packages"]]
     if given["download_only"]:
-        Packages(manager()).download(call, packages)
+        with environment(given["environment"]):
+            Packages(manager()).download(call, packages)
         return
     files, released = restored(call, given["files"])
     first = entries(call.scope, [item for item in files if item.get("before_packages")])
@@ -70,7 +71,7 @@ def present(call, given, manager):
     converge(call, Settings(), [Setting(**setting) for setting in given["sysctl"]])
     reload_units(call)
     converge(call, Units(), units)
-    if not call.watch.first:  # else `settled` does it
+    if not call.watch.first:  # else settle_daemons does it
         call.pending.clear()
     if not call.check:
         for name in released:
@@ -99,6 +100,7 @@ def absent(call, _given, manager):
     converge(call, Settings(), [setting for setting in settings if setting.value is not None])
     reload_units(call)
     converge(call, Units(), [unit for unit in units if unit.started])
+    stay_up(call.watch)
     was = [(name, item["before"]) for name, item in of("package")]
     if was:
         packages = Packages(manager())
@@ -110,7 +112,6 @@ def absent(call, _given, manager):
             call.notes.append(f"directory {name} is not empty and was not removed")
         else:
             converge(call, Paths("directory"), [before_path(call, name, item)])
-    stay_up(call.watch)
     if not call.check:
         for name, _ in of("file") + of("repository"):
             original(name).unlink(missing_ok=True)
@@ -142,21 +143,27 @@ def make(call, given, manager):
     return {**call.result(), **more, "seconds": round(time.monotonic() - began, 3)}
 
 
-def settled(call):
-    """Wait until the daemons that a call has started have stayed up for a moment; return what its result gets."""
+def settle_daemons(made, following=None):
+    """Wait until the daemons that calls have started have stayed up for a moment. Calls whose daemons have not fail.
+
+    If a call follows, only those of which that is known without waiting, and those of its scope, which it reads.
+    """
 
     def wait():
         stay_up(call.watch)
         call.pending.clear()
         call.save()
 
-    return attempt(wait)[0] if call.watch.first else {}
+    for call, result in made:
+        due = following is None or call.watch.is_over() or call.scope == following.get("name")
+        if call.watch.first and "failed" not in result and due:
+            result.update(attempt(wait)[0])
 
 
 def main():
     """Make the calls in their order until one fails. The result has that of each call.
 
-    All of them wait together for their daemons to stay up, so an earlier call than the last one can have failed.
+    Daemons have to stay up for a moment, in which later calls are made. So an earlier call than the last one can fail.
     """
     # Without no_log the node's journal shows the content of files.
     spec = {"calls": {"type": "list", "elements": "dict", "no_log": True, "required": True}}
@@ -164,23 +171,25 @@ def main():
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     module.no_log_values.clear()  # values of `calls` are words like root; secrets are never in a result
     os.umask(0o022)
-    calls, notes, results, made = module.params["calls"], [], [], []
+    calls, notes, made = module.params["calls"], [], []
     manager = functools.lru_cache(lambda choice: package_manager(choice, notes))
     writes = not module.check_mode and any(given["state"] != "probe" for given in calls)
     try:
         with alone_on_node(notes) if writes else contextlib.nullcontext():
-            while len(results) < len(calls) and not (results and "failed" in results[-1]):
-                given = calls[len(results)]
-                for call in made:
+            for given in calls:
+                settle_daemons(made, given)
+                if any("failed" in result for _, result in made):
+                    break
+                for call, _ in made:
                     call.watch.loosen()
-                made.append(new_call(given, module))
-                result = make(made[-1], given, functools.partial(manager, given["package_manager"]))
-                results.append({**result, "notes": result["notes"] + notes})
+                call = new_call(given, module)
+                result = make(call, given, functools.partial(manager, given["package_manager"]))
+                made.append((call, {**result, "notes": result["notes"] + notes}))
                 notes.clear()
-            for call, result in [(call, results[place]) for place, call in enumerate(made)]:
-                result.update({} if "failed" in result else settled(call))
+            settle_daemons(made)
     except (NodeError, OSError) as error:  # of the lock. Without `invocation`, -vvv shows the content of secret files.
         module.fail_json(msg=said(error) if isinstance(error, OSError) else clean(str(error)), invocation={})
+    results = [result for _, result in made]
     failed = next(({"failed": True, "msg": one["msg"]} for one in results if "failed" in one), {})
     module.exit_json(changed=any(one["changed"] for one in results), results=results, invocation={}, **failed)
 

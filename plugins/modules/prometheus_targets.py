@@ -118,8 +118,10 @@ class Prometheus:
     def fetch(self, url: str, most: int = -1) -> bytes:
         """Return at most `most` bytes of a URL's content. Raises OSError, also for HTTP errors."""
         login = next((login for address, login in self.logins.items() if url.startswith(f"{address}/")), "")
-        headers = {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}
-        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - from the inventory or from Prometheus
+        request = urllib.request.Request(url)  # noqa: S310 - from the inventory or from Prometheus
+        if login:  # a redirect does not get it
+            coded = base64.b64encode(login.encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {coded}")
         with self.opener.open(request, timeout=5) as answer:
             body: bytes = answer.read(most)
         return body

@@ -139,6 +139,8 @@ def of_files(role: Role, call: Mapping[str, Any]) -> Iterator[str]:
             continue
         if "validate" in item:
             yield item["validate"]
+        if "confirm" in item:
+            yield joined(item["confirm"]["command"])
         text = (role.content(item) or b"").decode(errors="replace")
         if "/systemd/system/" in item["dest"]:
             whole = text.replace("\\\n", "")

@@ -19,11 +19,11 @@ def directory(path: Path) -> dict[str, Any]:
     return {"name": str(path), "owner": "root", "group": "root", "mode": "0755"}
 
 
-def sent(*calls: dict[str, Any], **own: Any) -> subprocess.CompletedProcess[str]:
-    """Run the program as a node does, which gets it as standard input."""
+def sent(*calls: dict[str, Any], cwd: Path | None = None, **own: Any) -> subprocess.CompletedProcess[str]:
+    """Run the program as a node does, which gets it as standard input in the home of the login."""
     text = light_module.program("#!/usr/bin/python3", {"calls": list(calls), "record_key": "d0-not-sh0w", **OWN, **own})
     return subprocess.run(
-        [sys.executable], input=text.decode(), capture_output=True, text=True, check=False, timeout=60
+        [sys.executable], input=text.decode(), capture_output=True, text=True, check=False, timeout=60, cwd=cwd
     )
 
 
@@ -65,6 +65,15 @@ def test_program__whose_arguments_are_unusable__says_where() -> None:
     printed = json.loads(done.stdout)
     assert (done.returncode, printed["failed"]) == (1, True)
     assert "node_state" in printed["exception"]
+
+
+@pytest.mark.proves("untrusted", "Root imports no Python file of the login's home directory.")
+def test_program__in_a_home_with_python_files__imports_none(tmp_path: Path) -> None:
+    for name in ("base64", "json", "shlex", "zlib", "syslog"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    done = sent({"state": "probe", "package_manager": "auto"}, cwd=tmp_path)
+    assert "imported" not in done.stderr
+    assert "results" in json.loads(done.stdout)
 
 
 def test_program__has_no_code_of_ansible() -> None:

@@ -1601,28 +1601,35 @@ def test_unit_file__of_one_unit__is_known(path: str, name: str) -> None:
     assert node_systemd.unit_of(path) == name
 
 
-@pytest.mark.proves("node_state", "systemd is reloaded where it has read unit files that changed.")
+NEW, DROP_IN = "/etc/systemd/system/u.service", "/etc/systemd/system/u.service.d/x.conf"
+
+
+@pytest.mark.proves("node_state", "systemd is reloaded if it has not read all unit files that changed.")
 @pytest.mark.parametrize(
-    ("pending", "properties", "reloads"),
+    ("pending", "created", "fragment", "drop_ins", "reloads"),
     [
-        ([], {}, False),
-        (["/etc/munge/munge.key", "package:munge"], {}, False),
-        (["/etc/systemd/system/new.service"], {"NeedDaemonReload": "no"}, False),
-        (["/etc/systemd/system/old.service.d/x.conf"], {"NeedDaemonReload": "yes"}, True),
-        (["/etc/systemd/system/gone.service"], {"LoadState": "not-found", "NeedDaemonReload": "no"}, True),
-        (["/etc/systemd/system/x.service"], {"LoadState": "masked", "NeedDaemonReload": "no"}, True),
-        (["/etc/systemd/system/new.service", "/etc/systemd/system.conf.d/x.conf"], {"NeedDaemonReload": "no"}, True),
+        ([], [], "", "", False),
+        (["/etc/munge/munge.key", "package:munge"], ["/etc/munge/munge.key"], "", "", False),
+        ([NEW], [NEW], NEW, "", False),
+        ([NEW, DROP_IN], [NEW, DROP_IN], NEW, f"/usr/lib/systemd/system/u.service.d/y.conf {DROP_IN}", False),
+        ([NEW], [], NEW, "", True),  # changed, or created in a run that was killed
+        ([NEW], [NEW], "", "", True),  # it knows that this unit is not there
+        ([NEW], [NEW], "/usr/lib/systemd/system/u.service", "", True),  # it has read the package's file before
+        ([DROP_IN], [DROP_IN], "/usr/lib/systemd/system/u.service", "", True),
+        ([NEW, "/etc/systemd/system.conf.d/x.conf"], [NEW, "/etc/systemd/system.conf.d/x.conf"], NEW, "", True),
     ],
 )
 def test_systemd__with_changed_unit_files__is_reloaded_where_needed(
-    monkeypatch: pytest.MonkeyPatch, pending: list[str], properties: dict[str, str], reloads: bool
+    monkeypatch: pytest.MonkeyPatch, pending: list[str], created: list[str], fragment: str, drop_ins: str, reloads: bool
 ) -> None:
     made: list[tuple[str, ...]] = []
+    properties = {"FragmentPath": fragment, "DropInPaths": drop_ins}
     monkeypatch.setattr(node_systemd, "run", lambda *argv: made.append(argv))
     monkeypatch.setattr(node_systemd, "reload_pending", lambda _notes: None)
     monkeypatch.setattr(node_items.Units, "show", lambda _, names: {name: unit(**properties) for name in names})
     done = call()
     done.pending = pending
+    done.changes = [node_tools.change("file", path, "created") for path in created]
     node_systemd.reload_units(done)
     assert made == [("systemctl", "daemon-reload")] * reloads
 
@@ -1677,6 +1684,29 @@ def test_daemon__that_ends_after_later_calls__fails_its_own(
     assert "first.service did not stay up" in printed.get("msg", "") or not fails
     assert all(one["changed"] for one in printed["results"])
     assert node_record.load_record("first")["pending"] == [str(path)] * fails
+
+
+def test_daemon__of_an_earlier_call_of_the_scope__is_awaited_before_the_next(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both write the scope's record."""
+    own = {"owner": str(os.geteuid()), "group": str(os.getegid())}
+    files = [{"dest": str(tmp_path / name), "content": "", **own} for name in ("one", "two")]
+    first = {"name": "u", "restart_on": [str(tmp_path / "one")]}
+    calls = [normalise(name="s", files=files[:1], units=[first]), normalise(name="s", files=files[1:])]
+    simple = {"Type": "simple", "NRestarts": "0", "InvocationID": "1", "NeedDaemonReload": "no", "Id": "u.service"}
+    monkeypatch.setattr(node_items, "run", lambda *_argv, **_: (0, ""))
+    monkeypatch.setattr(node_items.Units, "show", lambda _, names: {name: unit(**simple) for name in names})
+    monkeypatch.setattr(module, "reload_units", lambda _call: None)
+    monkeypatch.setattr(module, "alone_on_node", lambda _notes: contextlib.nullcontext())
+    monkeypatch.setattr(basic, "_ANSIBLE_ARGS", json.dumps({"ANSIBLE_MODULE_ARGS": {"calls": calls}}).encode())
+    monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy")
+    with pytest.raises(SystemExit):
+        module.main()
+    assert "failed" not in json.loads(capsys.readouterr().out)
+    record = node_record.load_record("s")
+    assert {f"file:{tmp_path / name}" for name in ("one", "two")} <= record["items"].keys()
+    assert record["pending"] == []
 
 
 @pytest.mark.parametrize(

@@ -362,7 +362,10 @@ def test_target__with_a_login__gets_it_and_no_other_does() -> None:
     class Target(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked[self.server.server_address[1]] = self.headers["Authorization"]  # type: ignore[index]
-            self.send_response(200 if self.headers["Authorization"] else 401)
+            away = self.path == "/away"
+            self.send_response(302 if away else 200 if self.headers["Authorization"] else 401)
+            if away:
+                self.send_header("Location", f"{urls[1]}/metrics")
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -378,9 +381,11 @@ def test_target__with_a_login__gets_it_and_no_other_does() -> None:
         authority = ssl.get_default_verify_paths().cafile
         prometheus = TARGETS.Prometheus("https://10.0.0.1:9090", "admin:a", authority, logins={urls[0]: "admin:b"})
         found = [TARGETS.complaint(prometheus, {"scrapeUrl": f"{url}/metrics"}) for url in urls]
+        redirected = TARGETS.complaint(prometheus, {"scrapeUrl": f"{urls[0]}/away"})
         ports = (one.server_port, other.server_port)
         for server in (one, other):
             server.shutdown()
     assert found[0] == ""
     assert "401" in found[1]
+    assert "401" in redirected
     assert asked == {ports[0]: "Basic YWRtaW46Yg==", ports[1]: None}

@@ -48,11 +48,9 @@ REVIEWED: Mapping[str, set[str]] = {
     "alertmanager": {"command: Install Alertmanager's own release"},  # its programs are in the digest
     "apptainer": {"script: Verify that a user can run a container"},  # what it needs is in the digest
     "base": {
-        "raw: Confirm the new firewall",  # after a change
         "command: Enable CodeReady Builder",  # redhat.repo and dnf.conf are in the digest
         "command: List all repositories",
         "lineinfile: Set the package manager's proxy",
-        "wait_for_connection: Reconnect",
     },
     "dcgm_exporter": {
         "include_role: Set up NVIDIA's repository",  # of nvidia_driver

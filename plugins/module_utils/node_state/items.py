@@ -401,7 +401,7 @@ class Units(Kind):
     item = Unit
     properties = (
         "Id,LoadState,ActiveState,SubState,UnitFileState,Type,RemainAfterExit,Result,NRestarts,InvocationID,CanReload,"
-        "NeedDaemonReload,TimeoutStartUSec,ExecMainStartTimestampMonotonic"
+        "NeedDaemonReload,TimeoutStartUSec,ExecMainStartTimestampMonotonic,FragmentPath,DropInPaths"
     )
 
     def __init__(self, patient=True):

@@ -11,14 +11,12 @@ import functools
 import hashlib
 import hmac
 import json
-import time
 import urllib.parse
 
 from ansible.module_utils.node_state.tools import STORE, NodeError, store
+from ansible.module_utils.node_state.watch import Watch
 
 SCHEMA = 1
-SETTLE_S = 0.3
-UNKNOWN_WHEN_READY = ("simple", "exec", "idle")  # types of services
 
 
 def original(path):
@@ -49,24 +47,6 @@ def load_record(scope):
             f"{path} is not a valid record. Move it away and run again: the node is then recorded again, "
             "but its state from before clusterctl cannot be restored any more."
         ) from None
-
-
-class Watch:
-    """Daemons that a call has started: if systemd cannot know when one is ready, it must stay the same process."""
-
-    def __init__(self):
-        self.first, self.until = {}, 0.0  # {name: properties}
-
-    def add(self, found):
-        """Watch those of these units, {name: properties}, for SETTLE_S from now."""
-        self.first.update(
-            {name: unit for name, unit in found.items() if unit.get("Type") in ("simple", "exec", "idle")}
-        )
-        self.until = time.monotonic() + SETTLE_S
-
-    def loosen(self):
-        """Allow that others start them again from now on, as later calls do."""
-        self.first = {name: {**unit, "InvocationID": None} for name, unit in self.first.items()}
 
 
 class Call:

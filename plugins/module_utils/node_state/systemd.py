@@ -15,16 +15,23 @@ UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/", "/usr/loc
 def reload_units(call):
     """Run daemon-reload where systemd needs it for unit files that changed, now or in a killed run.
 
-    It reads the files of a new unit by itself. Of a unit that it has read, NeedDaemonReload says whether files changed.
+    It reads the files of a new unit by itself, and then lists them. Whether files have changed it does not always know:
+    NeedDaemonReload misses a new directory of drop-ins before release 257, and a file with an older time.
     """
     if call.check:
         return
     reload_pending(call.notes)
-    names = {unit_of(trigger) for trigger in call.pending if trigger.startswith(UNIT_FOLDERS)}
-    found = Units(patient=False).show(sorted(names - {""}))
-    read = [unit["LoadState"] == "loaded" and unit["NeedDaemonReload"] == "no" for unit in found.values()]
-    if "" in names or not all(read):
+    files = {trigger for trigger in call.pending if trigger.startswith(UNIT_FOLDERS)}
+    created = {one["name"] for one in call.changes if (one["kind"], one["action"]) == ("file", "created")}
+    names = sorted({unit_of(path) for path in files} - {""})
+    if files and not (files <= created and files <= {path for unit in units_files(names) for path in unit}):
         run("systemctl", "daemon-reload")
+
+
+def units_files(names):
+    """Return the files of each unit that systemd has read."""
+    found = Units(patient=False).show(names).values()
+    return [[unit["FragmentPath"], *unit["DropInPaths"].split()] for unit in found]
 
 
 def unit_of(path):

@@ -98,6 +98,18 @@ def without_proxies(environment):
     return {name: value for name, value in environment.items() if not name.lower().endswith("_proxy")}
 
 
+@contextlib.contextmanager
+def environment(values):
+    """Run tools with these variables in addition."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def run(*argv, check=True, timeout=None, pass_fds=(), both=False):
     """Run a tool; return (exit status, output). Raises NodeError if it fails, unless `check` is off.
 
