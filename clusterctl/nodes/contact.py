@@ -286,7 +286,7 @@ def read(host: Host, answer: str, journey: tuple[float, float]) -> Facts:
 def drift_modules() -> Mapping[str, str]:
     """Return the packed source of the modules that compare a node with its records, in order of import."""
     folder = paths.content() / "plugins/module_utils/node_state"
-    names = ("tools", "keys", "packages", "record", "items", "kernel", "drift")
+    names = ("tools", "keys", "packages", "watch", "record", "items", "kernel", "drift")
     return {name: probe.packed((folder / f"{name}.py").read_text(encoding="utf-8")) for name in names}
 
 

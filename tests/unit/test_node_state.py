@@ -35,6 +35,7 @@ from ansible.module_utils.node_state import tools as node_tools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterctl.nodes import contact
 from clusterctl.util import paths
 from tests.programs import wait_until_shown
 
@@ -1733,6 +1734,15 @@ def test_the_policy_denies_only_while_the_lock_is_held(tmp_path: Path, asked: li
         fcntl.flock(handle, fcntl.LOCK_EX)
         assert ask() == answer
     assert ask() == 0, "over"
+
+
+def test_modules__that_compare_a_node__import_those_before_them() -> None:
+    """The probe has only these."""
+    known: list[str] = []
+    for name in contact.drift_modules():
+        text = (PLUGINS / f"module_utils/node_state/{name}.py").read_text(encoding="utf-8")
+        assert set(re.findall(r"from ansible[.]module_utils[.]node_state[.](\w+)", text)) <= {*known}, name
+        known.append(name)
 
 
 @pytest.mark.parametrize(
