@@ -61,7 +61,7 @@ def test_program__with_a_mistake_in_it__says_where() -> None:
 
 
 def test_program__whose_arguments_are_unusable__says_where() -> None:
-    done = sent(*["no mapping"])  # type: ignore[list-item]
+    done = sent({"state": "present", "name": "a"}, _ansible_verbosity=["no number"])
     printed = json.loads(done.stdout)
     assert (done.returncode, printed["failed"]) == (1, True)
     assert "node_state" in printed["exception"]

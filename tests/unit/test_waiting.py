@@ -229,7 +229,10 @@ def test_call__that_waits_and_fails__is_named_and_ends_the_others(tmp_path: Path
 def test_call__that_fails_after_later_ones__is_named_and_they_are_reported() -> None:
     """What started and ended again is found only after all have been made."""
     calls = [{"arguments": {}, "task": uuid, "role": role} for uuid, role in (("1", "a"), ("2", "b"))]
-    done = [{"changed": True, "failed": True, "msg": "unit a.service did not stay up"}, {"changed": True}]
+    done: list[dict[str, Any]] = [
+        {"changed": True, "failed": True, "msg": "unit a.service did not stay up"},
+        {"changed": True},
+    ]
     for has_own in (False, True):
         found = waiting.joined("fact", calls, {"results": [dict(one) for one in done]}, has_own=has_own)
         assert found["failed"]
