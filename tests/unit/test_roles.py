@@ -181,18 +181,15 @@ def test_bootstrap__each_role__has_its_name_as_its_tag() -> None:
     for play in load(CONTENT / "playbooks/bootstrap.yml"):
         before: list[str] = []
         for role in play.get("roles", ()):
-            own = ["base", "head_base"] if (role["role"], play["hosts"]) == ("base", "slurm_head") else role["role"]
+            own = {"slurm_head": ["base", "head_base"], "all": "early_base"}.get(play["hosts"], "base")
+            own = own if role["role"] == "base" else role["role"]
             assert role["tags"] == (before if role["role"] == APPLY else own), play["name"]
             before += own if isinstance(own, list) else [own]
         tasks = [task for part in ("pre_tasks", "tasks", "post_tasks") for task in play.get(part, ())]
         tags = {task["name"]: task["tags"] for task in tasks if "tags" in task}
         of_slurm = "kubernetes" not in str(play["hosts"]) or "slurm" in str(play["hosts"])
         assert len(tags) == len(tasks) or not of_slurm or play["name"] == "Configure the base of the other nodes"
-        assert {tag for given in tags.values() for tag in ([given] if isinstance(given, str) else given)} <= {
-            "packages",
-            "base",
-            "verify",
-        }
+        assert {*tags.values()} <= {"packages", "verify"}
 
 
 @pytest.mark.proves("roles", "Plays that gather facts do so although Ansible's checks of arguments are skipped.")
