@@ -181,8 +181,9 @@ def test_bootstrap__each_role__has_its_name_as_its_tag() -> None:
     for play in load(CONTENT / "playbooks/bootstrap.yml"):
         before: list[str] = []
         for role in play.get("roles", ()):
-            own = {"slurm_head": ["base", "head_base"], "all": "early_base"}.get(play["hosts"], "base")
-            own = own if role["role"] == "base" else role["role"]
+            own: list[str] | str = role["role"]
+            if own == "base":
+                own = {"slurm_head": ["base", "head_base"], "all": "early_base"}.get(play["hosts"], own)
             assert role["tags"] == (before if role["role"] == APPLY else own), play["name"]
             before += own if isinstance(own, list) else [own]
         tasks = [task for part in ("pre_tasks", "tasks", "post_tasks") for task in play.get(part, ())]
