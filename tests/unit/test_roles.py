@@ -192,6 +192,18 @@ def test_bootstrap__each_role__has_its_name_as_its_tag() -> None:
         assert {*tags.values()} <= {"packages", "verify"}
 
 
+def test_base__in_several_plays__reads_the_same_values() -> None:
+    """A default of another role exists only in plays with that role; base has one of its own in place of it."""
+    base = CONTENT / "roles/base"
+    files = [path for part in ("tasks", "vars", "templates") for path in (base / part).iterdir()]
+    words = {word for path in files for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+    others = [load(path) or {} for path in (CONTENT / "roles").glob("*/defaults/main.yml") if path.parts[-3] != "base"]
+    read = {name: value for defaults in others for name, value in defaults.items() if name in words}
+    assert "munge_version" in read
+    # Role base of Slurm's heads is in the play of role slurm_head alone.
+    assert [name for name, value in read.items() if value] == ["slurm_head_user_id"]
+
+
 @pytest.mark.proves("roles", "Plays that gather facts do so although Ansible's checks of arguments are skipped.")
 def test_plays_that_gather_facts__have_a_tag_of_their_own() -> None:
     config = configparser.ConfigParser()
