@@ -32,6 +32,7 @@ from ansible.module_utils.node_state import packages as node_packages
 from ansible.module_utils.node_state import record as node_record
 from ansible.module_utils.node_state import systemd as node_systemd
 from ansible.module_utils.node_state import tools as node_tools
+from ansible.module_utils.node_state import watch as node_watch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -1635,6 +1636,33 @@ def test_systemd__with_changed_unit_files__is_reloaded_where_needed(
     assert made == [("systemctl", "daemon-reload")] * reloads
 
 
+SIMPLE = {"Type": "simple", "NRestarts": "0", "InvocationID": "1", "NeedDaemonReload": "no", "Id": "x.service"}
+Made = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def made(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Made:
+    """Make calls as Ansible does. systemd says of each daemon what is given for it, once each, then that it runs."""
+
+    def make(calls: list[Any], states: dict[str, list[dict[str, str]]]) -> dict[str, Any]:
+        def show(_: Any, names: list[str]) -> dict[str, dict[str, str]]:
+            return {name: unit(**{**SIMPLE, **(states[name].pop(0) if states.get(name) else {})}) for name in names}
+
+        monkeypatch.setattr(node_items, "run", lambda *_argv, **_: (0, ""))
+        monkeypatch.setattr(node_items.Units, "show", show)
+        monkeypatch.setattr(node_watch.Watch, "is_over", lambda _: False)  # however slow this machine is
+        monkeypatch.setattr(module, "reload_units", lambda _call: None)
+        monkeypatch.setattr(module, "alone_on_node", lambda _notes: contextlib.nullcontext())
+        monkeypatch.setattr(basic, "_ANSIBLE_ARGS", json.dumps({"ANSIBLE_MODULE_ARGS": {"calls": calls}}).encode())
+        monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy")
+        with pytest.raises(SystemExit):
+            module.main()
+        printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return printed
+
+    return make
+
+
 @pytest.mark.proves("node_state", "A daemon that ends soon after its start fails its role, whatever follows.")
 @pytest.mark.parametrize(
     ("later", "fails"),
@@ -1647,39 +1675,17 @@ def test_systemd__with_changed_unit_files__is_reloaded_where_needed(
     ],
 )
 def test_daemon__that_ends_after_later_calls__fails_its_own(
-    store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    later: dict[str, str],
-    fails: bool,
+    made: Made, tmp_path: Path, later: dict[str, str], fails: bool
 ) -> None:
     """Its restart stays due, so that the next run does it again."""
     path = tmp_path / "configuration"
-    own = {"owner": str(os.geteuid()), "group": str(os.getegid())}
-    file = {"dest": str(path), "content": "", **own}
+    file = {"dest": str(path), "content": "", "owner": str(os.geteuid()), "group": str(os.getegid())}
     calls = [
         normalise(name="first", files=[file], units=[{"name": "first", "restart_on": [str(path)]}]),
         normalise(name="second", units=[{"name": "second"}]),
     ]
-    monkeypatch.setattr(node_items, "run", lambda *_argv, **_: (0, ""))
-    states = {
-        "first.service": [{"ActiveState": "inactive"}, {}, {}, later],
-        "second.service": [{"ActiveState": "inactive"}],
-    }
-
-    def show(_: Any, names: list[str]) -> dict[str, dict[str, str]]:
-        simple = {"Type": "simple", "NRestarts": "0", "InvocationID": "1", "NeedDaemonReload": "no", "Id": "x.service"}
-        return {name: unit(**{**simple, **(states[name].pop(0) if states[name] else {})}) for name in names}
-
-    monkeypatch.setattr(node_items.Units, "show", show)
-    monkeypatch.setattr(module, "reload_units", lambda _call: None)
-    monkeypatch.setattr(module, "alone_on_node", lambda _notes: contextlib.nullcontext())
-    monkeypatch.setattr(basic, "_ANSIBLE_ARGS", json.dumps({"ANSIBLE_MODULE_ARGS": {"calls": calls}}).encode())
-    monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy")
-    with pytest.raises(SystemExit):
-        module.main()
-    printed = json.loads(capsys.readouterr().out)
+    down = {"ActiveState": "inactive"}
+    printed = made(calls, {"first.service": [down, {}, {}, later], "second.service": [down]})
     assert [bool(one.get("failed")) for one in printed["results"]] == [fails, False]
     assert bool(printed.get("failed")) is fails
     assert "first.service did not stay up" in printed.get("msg", "") or not fails
@@ -1687,24 +1693,13 @@ def test_daemon__that_ends_after_later_calls__fails_its_own(
     assert node_record.load_record("first")["pending"] == [str(path)] * fails
 
 
-def test_daemon__of_an_earlier_call_of_the_scope__is_awaited_before_the_next(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_daemon__of_an_earlier_call_of_the_scope__is_awaited_before_the_next(made: Made, tmp_path: Path) -> None:
     """Both write the scope's record."""
     own = {"owner": str(os.geteuid()), "group": str(os.getegid())}
     files = [{"dest": str(tmp_path / name), "content": "", **own} for name in ("one", "two")]
     first = {"name": "u", "restart_on": [str(tmp_path / "one")]}
     calls = [normalise(name="s", files=files[:1], units=[first]), normalise(name="s", files=files[1:])]
-    simple = {"Type": "simple", "NRestarts": "0", "InvocationID": "1", "NeedDaemonReload": "no", "Id": "u.service"}
-    monkeypatch.setattr(node_items, "run", lambda *_argv, **_: (0, ""))
-    monkeypatch.setattr(node_items.Units, "show", lambda _, names: {name: unit(**simple) for name in names})
-    monkeypatch.setattr(module, "reload_units", lambda _call: None)
-    monkeypatch.setattr(module, "alone_on_node", lambda _notes: contextlib.nullcontext())
-    monkeypatch.setattr(basic, "_ANSIBLE_ARGS", json.dumps({"ANSIBLE_MODULE_ARGS": {"calls": calls}}).encode())
-    monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy")
-    with pytest.raises(SystemExit):
-        module.main()
-    assert "failed" not in json.loads(capsys.readouterr().out)
+    assert "failed" not in made(calls, {})
     record = node_record.load_record("s")
     assert {f"file:{tmp_path / name}" for name in ("one", "two")} <= record["items"].keys()
     assert record["pending"] == []
