@@ -1,8 +1,8 @@
 """Send node_state to a node without Ansible's own module code.
 
 Ansible sends each module with `ansible.module_utils.basic` in a zip file, and Python compiles all of it in each call:
-0.13 of the 0.21 CPU-seconds of a call that does nothing (docs/benchmarks.md). node_state needs little of it, so it is
-sent with `_BASIC` in its place, and stays a module that Ansible could run by itself.
+0.13 s, where a call that does nothing takes 0.21 s (docs/benchmarks.md). node_state needs little of it, so it is sent
+with `_STAND_IN` in its place, and stays a module that Ansible could run by itself.
 """
 
 import base64

@@ -367,6 +367,8 @@ class ActionModule(ActionBase):
         Here and not in a later task, which would begin only when all other hosts have come to it.
         """
         arguments = given["module_args"]
+        if "calls" not in arguments:
+            return dict(super()._execute_module(**given))  # another module, for Ansible's own functions
         found: Data = super()._execute_module(
             **{**given, "module_args": {**arguments, "calls": sent(arguments["calls"])}}
         )
