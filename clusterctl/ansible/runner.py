@@ -1,8 +1,7 @@
-"""Run a playbook. No other module starts, watches or stops Ansible.
+"""Run a playbook: give Ansible its command, watch it, and stop it.
 
-Ansible is a child in its own session, so a terminal's Ctrl-C reaches only clusterctl. Its output and the events of
-clusterctl's callback arrive through two pipes. Their content comes from nodes. Each line is therefore cut to a maximum
-size, stripped of control characters and redacted before it is written or shown.
+Its output and the events of clusterctl's callback arrive through two pipes. Their content comes from nodes. Each line
+is therefore cut to a maximum size, stripped of control characters and redacted before it is written or shown.
 """
 
 import contextlib
@@ -11,7 +10,6 @@ import os
 import select
 import selectors
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,10 +20,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from clusterctl.ansible import connections, events
+from clusterctl.ansible import connections, events, process
 from clusterctl.ansible.patience import Patience
 from clusterctl.ansible.run_directory import RunDirectory
-from clusterctl.util import paths, redaction
+from clusterctl.util import redaction
 from clusterctl.util.text import strip_controls
 
 _TICK = 0.25  # seconds; longest wait for output before the clock is checked again
@@ -61,7 +59,8 @@ class Command:
     tags: tuple[str, ...] = ()
 
     def argv(self) -> list[str]:
-        argv = [*_ansible_playbook(), "-i", str(self.inventory)]
+        """Return the arguments of `ansible-playbook`."""
+        argv = ["-i", str(self.inventory)]
         # The user that preflight logs in as, where the inventory sets none. Without it Ansible calls sudo as root.
         argv += ["--user", self.user] if self.user else []
         argv.append(str(self.playbook))
@@ -75,39 +74,18 @@ class Command:
         argv += ["--extra-vars", json.dumps(dict(self.variables))] if self.variables else []
         return argv + (["-" + "v" * self.verbosity] if self.verbosity else [])
 
-    def settings(self) -> dict[str, str]:
-        """Return the environment variables that the result of the run depends on."""
-        settings = {"ANSIBLE_CONFIG": str(paths.content() / "ansible.cfg")}
-        if self.vault_password_file:
-            settings["ANSIBLE_VAULT_PASSWORD_FILE"] = str(self.vault_password_file)
-        return settings
-
     def __str__(self) -> str:
         """Return the command, quoted for a shell."""
-        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.settings().items()]
-        return " ".join([*assignments, shlex.join(self.argv())])
+        assignments = [
+            f"{name}={shlex.quote(value)}" for name, value in process.settings(self.vault_password_file).items()
+        ]
+        return " ".join([*assignments, shlex.join([*_ansible_playbook(), *self.argv()])])
 
 
 def _ansible_playbook() -> list[str]:
     """Return the command of the Ansible in this Python environment, independent of PATH."""
     program = Path(sys.executable).with_name("ansible-playbook")
     return [str(program)] if program.exists() else [sys.executable, "-P", "-m", "ansible", "playbook"]
-
-
-def environment(command: Command, private: Path) -> dict[str, str]:
-    """Return Ansible's environment: the caller's without ANSIBLE_* variables, plus the settings of the run.
-
-    `private` is the run's own directory. As ANSIBLE_HOME it excludes plugins and collections of ~/.ansible.
-    """
-    settings = {
-        **command.settings(),
-        "ANSIBLE_HOME": str(private),
-        **connections.settings(private),
-        "LC_ALL": "C.UTF-8",  # Ansible requires UTF-8, and hints match the tools' English messages
-        "PYTHONUNBUFFERED": "1",  # keeps the log complete up to the moment
-        "SSH_ASKPASS_REQUIRE": "never",  # a password dialog would block the run without a message
-    }
-    return {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")} | settings
 
 
 @dataclass(frozen=True)
@@ -140,12 +118,14 @@ class Runner:
         become_password: str | None = None,
         redact: Callable[[str], str] = lambda text: text,
         notify: Callable[[bool], None] = lambda at_once: None,
+        prepared: process.Process | None = None,
     ) -> None:
         self._command, self._directory, self._lock = command, directory, lock
         self._become_password = become_password
         self._patience, self._checked_at = Patience(patience, critical), 0.0
         self._behind: set[str] = set()
         self._critical, self._redact, self._notify = critical, redact, notify
+        self._prepared = prepared
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_file = directory.path / "stop"
         self._stops = 0
@@ -180,58 +160,46 @@ class Runner:
 
         Closing the iterator before its end kills Ansible.
         """
-        private = connections.private_directory()
+        ansible = self._prepared or process.Process(
+            self._command.inventory, self._command.vault_password_file, self._lock
+        )
         try:
             with _signals(self.stop), contextlib.ExitStack() as stack:
-                yield from self._watch(private, stack)
+                yield from self._watch(ansible, stack)
         finally:
-            self._stop_file.unlink(missing_ok=True)
-            connections.close(private / "cp")
-            shutil.rmtree(private, ignore_errors=True)
+            try:
+                self._stop_file.unlink(missing_ok=True)
+            finally:
+                ansible.close()
 
-    def _watch(self, private: Path, stack: contextlib.ExitStack) -> Iterator[events.Event | Output | None]:
-        log = _Pipe(self._directory.open(self._directory.log), False, stack)
-        event_pipe = _Pipe(self._directory.open(self._directory.events), True, stack)
-        channel = {
-            "CLUSTERCTL_EVENTS": f"/dev/fd/{event_pipe.sink}",
-            "CLUSTERCTL_STOP": str(self._stop_file),
-            "CLUSTERCTL_CRITICAL": ",".join(sorted(self._critical)),
-        }
-        argv = [*self._command.argv(), "--extra-vars", json.dumps(connections.variables(private))]
+    def _watch(self, ansible: process.Process, stack: contextlib.ExitStack) -> Iterator[events.Event | Output | None]:
+        log = _Pipe(ansible.log, self._directory.open(self._directory.log), False, stack)
+        event_pipe = _Pipe(ansible.events, self._directory.open(self._directory.events), True, stack)
+        channel = {"CLUSTERCTL_STOP": str(self._stop_file), "CLUSTERCTL_CRITICAL": ",".join(sorted(self._critical))}
+        argv = [*self._command.argv(), "--extra-vars", json.dumps(connections.variables(ansible.private))]
+        password = None
         if self._command.ask_become_pass:  # clusterctl has asked already and passes the answer on through stdin only
             argv = [word for word in argv if word != "--ask-become-pass"] + ["--become-password-file", "-"]
-        process = self._process = subprocess.Popen(
-            argv,
-            env=environment(self._command, private) | channel,
-            stdin=subprocess.PIPE,
-            stdout=log.sink,
-            stderr=log.sink,
-            start_new_session=True,
-            pass_fds=[event_pipe.sink, *([self._lock] if self._lock is not None else [])],
-        )
-        stack.callback(_kill_tree, process)
-        with process.stdin or contextlib.nullcontext() as answer, contextlib.suppress(BrokenPipeError):
-            if answer and self._command.ask_become_pass:
-                answer.write(f"{self._become_password}\n".encode())
-        for pipe in (log, event_pipe):
-            os.close(pipe.sink)
+            password = self._become_password
+        child = self._process = ansible.child
+        ansible.begin(argv, channel, password)
         if self._stops > 1:
             self._terminate()
         with selectors.DefaultSelector() as selector:
             for pipe in (log, event_pipe):
                 selector.register(pipe.source, selectors.EVENT_READ, pipe)
-            while process.poll() is None:
+            while child.poll() is None:
                 if not selector.get_map():
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_TICK)
+                        child.wait(_TICK)
                 for key, _ in selector.select(_TICK) if selector.get_map() else ():
                     yield from self._read(key.data)
                     if key.data.at_end:
                         selector.unregister(key.data.source)
                 if self._killed_at is not None and time.monotonic() - self._killed_at > _GRACE:
-                    _kill_tree(process)
+                    process.kill_tree(child)
                 if not event_pipe.has_more():
-                    self._leave_behind(private)
+                    self._leave_behind(ansible.private)
                 yield None
         for pipe in (log, event_pipe):
             # Do not wait for the end of the pipe: a grandchild may keep it open for long.
@@ -292,16 +260,14 @@ class Runner:
 class _Pipe:
     """A pipe from Ansible, and the file that stores its lines."""
 
-    def __init__(self, target: int, is_events: bool, stack: contextlib.ExitStack) -> None:
-        self.is_events = is_events
-        self.source, self.sink = os.pipe()
+    def __init__(self, source: int, target: int, is_events: bool, stack: contextlib.ExitStack) -> None:
+        self.is_events, self.source = is_events, source
         self.at_end = False
         self._target = target
         self._limit = _EVENT_LINE if is_events else _LOG_LINE
         self._line = bytearray()
         self._cut = 0  # bytes of the line over the limit
         os.set_blocking(self.source, False)
-        stack.callback(os.close, self.source)
         stack.callback(os.close, target)
 
     def has_more(self) -> bool:
@@ -353,21 +319,3 @@ def _signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _kill_tree(process: "subprocess.Popen[bytes]") -> None:
-    """Kill Ansible and all its descendants. Each worker has its own session, so no process group has all of them."""
-    if process.poll() is not None:
-        return
-    table = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
-    children: dict[int, list[int]] = {}
-    for line in table.splitlines():
-        child, parent = map(int, line.split())
-        children.setdefault(parent, []).append(child)
-    tree = [process.pid]
-    for pid in tree:
-        tree += children.get(pid, [])
-    for pid in tree:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()

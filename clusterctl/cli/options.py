@@ -63,7 +63,12 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "forks": (
         Annotated[
             int | None,
-            typer.Option(min=1, max=1000, metavar="N", help="Nodes to work on at the same time. [default: 50]"),
+            typer.Option(
+                min=1,
+                max=1000,
+                metavar="N",
+                help="Nodes to work on at the same time. [default: 50, but all are asked at once]",
+            ),
         ],
         None,
     ),

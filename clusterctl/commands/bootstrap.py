@@ -9,7 +9,7 @@ from clusterctl.inventory.model import Host
 from clusterctl.inventory.schedulers import KUBERNETES
 from clusterctl.run import engine, proofs, pruning, scheduler, unchanged
 from clusterctl.run.context import Options, Site
-from clusterctl.run.entry import CONTACT, NoteInputs, Preflight
+from clusterctl.run.entry import NoteInputs, Preflight, contact_phases
 from clusterctl.run.phases import Phase, Run, Step
 from clusterctl.run.plays import PATIENCE, Play, play
 from clusterctl.util.errors import ClusterctlError, WorkersFailed
@@ -103,13 +103,11 @@ def bootstrap(options: Options, prune: bool = False, full: bool = False) -> int:
 
     Nodes where nothing has changed since a good bootstrap are left out, unless the run is `full`.
     """
+    leaves_out = not (full or prune or options.adopt or options.new_head or options.limit)
     phases = [
         NoteInputs(),
-        *CONTACT,
-        Preflight(
-            proves=not options.limit,
-            leaves_out=not (full or prune or options.adopt or options.new_head or options.limit),
-        ),
+        *contact_phases(leaves_out=leaves_out),
+        Preflight(proves=not options.limit, leaves_out=leaves_out),
         Configure(),
         StoreKubeconfig(),
         *[UninstallUnused()] * prune,

@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +79,32 @@ class EnsureSecrets(_Entry):
         inventory = run.site.inventory
         secrets.ensure(inventory.directory, inventory.cluster_name)
         secrets.require(inventory.directory, alerting.secrets(inventory) | metrics.secrets(inventory))
+
+
+class PrepareAnsible(_Entry):
+    """Start Ansible's process, which loads its code while the nodes are asked, and then waits for its command.
+
+    It is not started if all nodes may be left out, as nothing has changed on this machine.
+    """
+
+    title = "Start Ansible"
+
+    def __init__(self, *, leaves_out: bool = False) -> None:
+        self.leaves_out = leaves_out
+        """Whether the run leaves out nodes where nothing has changed."""
+
+    def run(self, run: Run) -> None:
+        from clusterctl.ansible import process
+        from clusterctl.run import unchanged
+
+        site = run.site
+        run.possible = unchanged.candidates(site) if self.leaves_out and run.variables else {}
+        if len(run.possible) == len(site.hosts) and not any(run.possible.values()):
+            return
+        with suppress(InputError):  # what is wrong with the secrets is reported by what needs them
+            lock_of_run = run.lock if run.lock >= 0 else None
+            run.ansible = process.Process(site.inventory.path, site.vault_password_file(), lock_of_run)
+            run.stack.callback(run.close_ansible)
 
 
 class CheckHostKeys(_Entry):
@@ -192,12 +219,11 @@ class Preflight(_Entry):
 
     def run(self, run: Run) -> None:
         from clusterctl.nodes import remote
-        from clusterctl.run import inputs, preflight, unchanged
+        from clusterctl.run import inputs, preflight
 
         site, began = run.site, time.monotonic()
         with run.screen.working(f"Checking {plural(len(site.hosts), 'node')}"):
-            possible = unchanged.candidates(site) if self.leaves_out and run.variables else frozenset[str]()
-            contact = self._contact(run, possible)
+            contact = self._contact(run, run.possible)
             with files.writing(site.inventory.directory):
                 recorded = preflight.record(site.inventory, contact, self.renewed)
         remote.forget_gateways()
@@ -208,7 +234,7 @@ class Preflight(_Entry):
             now = inputs.of(site.inventory)
             run.inputs = now if now and now.variables == run.variables else None
         if self.leaves_out:
-            _leave_out(run, possible)
+            _leave_out(run, run.possible)
         if run.head_lock:
             keep_head(run.site, run.screen)
             _require_lock(run)
@@ -239,6 +265,7 @@ class Preflight(_Entry):
                 new_head,
                 possible,
                 self.proves,
+                options.forks,
             )
         except PreflightError as error:
             raise PreflightError(redacted(error.problems), error.hint) from None
@@ -275,8 +302,13 @@ def _leave_out(run: Run, possible: Collection[str]) -> None:
         run.site = unchanged.without(run.site, run.unchanged)
 
 
-CONTACT = (Authorise(), LockDirectory(), EnsureSecrets(), CheckHostKeys(), ConfirmHead(), LockHead())
-"""The phases before the checks of the nodes."""
+def contact_phases(*, leaves_out: bool = False) -> tuple[Phase, ...]:
+    """Return the phases before the checks of the nodes."""
+    started = PrepareAnsible(leaves_out=leaves_out)
+    return Authorise(), LockDirectory(), EnsureSecrets(), started, CheckHostKeys(), ConfirmHead(), LockHead()
+
+
+CONTACT = contact_phases()
 ENTRY = (*CONTACT, Preflight())
 """The first phases of runs that build or change the cluster."""
 CONTACT_OF_A_TEST = tuple(phase for phase in CONTACT if not isinstance(phase, EnsureSecrets))

@@ -12,6 +12,7 @@ from clusterctl.ui.screen import Screen
 from clusterctl.util import files
 
 if TYPE_CHECKING:
+    from clusterctl.ansible.process import Process
     from clusterctl.run.headlock import ClusterLock
     from clusterctl.run.inputs import Inputs
     from clusterctl.run.proofs import Proof
@@ -33,6 +34,8 @@ class Run:
     """The results of the plays."""
     lock: int = -1
     """The descriptor of the directory's lock, which Ansible inherits."""
+    ansible: "Process | None" = None
+    """The process of Ansible that waits for its command."""
     head_lock: "ClusterLock | None" = None
     kept: RunDirectory | None = None
     """The run's directory, once it is created."""
@@ -52,6 +55,8 @@ class Run:
     """A digest of the files with variables, when the inventory was read."""
     inputs: "Inputs | None" = None
     """Digests of what the run reads on this machine, when it began."""
+    possible: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The nodes of which it may be known what they have to do, before they are contacted, with these roles."""
     unchanged: Mapping[str, "Proof"] = field(default_factory=dict)
     """The nodes that were left out because nothing has changed, with the proofs."""
     roles: frozenset[str] | None = None
@@ -64,6 +69,19 @@ class Run:
     @property
     def options(self) -> Options:
         return self.site.options
+
+    def take_ansible(self) -> "Process | None":
+        """Return the process of Ansible if it still waits, which then belongs to the caller."""
+        if self.ansible and not self.ansible.is_ready():
+            self.close_ansible()
+        taken, self.ansible = self.ansible, None
+        return taken
+
+    def close_ansible(self) -> None:
+        """End the process of Ansible that waits, if it was not taken."""
+        waiting, self.ansible = self.ansible, None
+        if waiting:
+            waiting.close()
 
     def directory(self) -> RunDirectory:
         """Return the run's directory. The first phase that may change nodes creates it."""

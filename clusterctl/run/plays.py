@@ -97,6 +97,7 @@ def watch(
         become_password=site.access.sudo_password,
         redact=run.redact,
         notify=progress.stopping,
+        prepared=run.take_ansible(),
     )
     ledger.ended = False  # a playbook that never starts must not count as ended because the one before it ended
     with progress.running():

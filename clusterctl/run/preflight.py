@@ -67,8 +67,9 @@ def preflight(
     new_head: bool | None = False,
     compared: Collection[str] = (),
     with_state: bool = False,
+    at_once: int | None = None,
 ) -> Contact:
-    """Contact the hosts (default: all) at once and evaluate them.
+    """Contact the hosts (default: all), `at_once` at the same time, and evaluate them.
 
     Raises PreflightError with all findings that are not warnings, InputError for an invalid hardware record.
 
@@ -90,7 +91,7 @@ def preflight(
         options |= _state_options(host) if with_state else {}
         return contact.ask(host, access, options, (refused or {}).get(host.name))
 
-    answers = each(hosts, ask)
+    answers = each(hosts, ask, at_once)
     findings = [finding for host in hosts for finding in evaluate(host, answers[host.name], label, adopt)]
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts}
     findings += _clocks(facts, inventory.head.name, records)
@@ -115,8 +116,7 @@ def preflight(
         alone = skip_unreachable is False and all(finding.warning for finding in others)
         raise PreflightError(problems, WITHOUT_THEM if alone else "")
     facts = {name: found for name, found in facts.items() if name not in unfit}
-    warnings = tuple(finding for finding in others if finding.warning)
-    return Contact(facts, warnings, _differences(records, facts), tuple(skipped))
+    return Contact(facts, tuple(one for one in others if one.warning), _differences(records, facts), tuple(skipped))
 
 
 def _differences(records: Mapping[str, Hardware], facts: Mapping[str, Facts]) -> dict[str, tuple[str, ...]]:

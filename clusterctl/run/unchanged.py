@@ -148,19 +148,15 @@ class _Due:
     reason: str = ""
 
 
-def candidates(site: Site) -> frozenset[str]:
-    """Return the hosts of which it may be known what they have to do, before they are contacted."""
+def candidates(site: Site) -> dict[str, frozenset[str]]:
+    """Return the hosts of which it may be known what they have to do, before they are contacted, with these roles."""
     known = proofs.load(site.state) if _is_possible(site.inventory) else {}
     now = inputs.of(site.inventory) if known else None
     if now is None:
-        return frozenset()
-    return frozenset(
-        host.name
-        for host in site.hosts
-        if host.name in known
-        and can_be_proven(site.inventory, host)
-        and _due(host, known[host.name], now.hosts[host.name]).roles is not None
-    )
+        return {}
+    hosts = [host for host in site.hosts if host.name in known and can_be_proven(site.inventory, host)]
+    due = {host.name: _due(host, known[host.name], now.hosts[host.name]).roles for host in hosts}
+    return {name: roles for name, roles in due.items() if roles is not None}
 
 
 def _is_possible(inventory: Inventory) -> bool:
@@ -337,7 +333,7 @@ def prove(run: Run) -> None:
     with suppress(InputError), run.screen.working(f"Recording the state of {plural(len(good), 'node')}"):
         key = secrets.values(site.inventory.directory).get("record_key")
         options = {"state": True, **contact.drift_options(key)}
-        answers = remote.each(good, lambda host: contact.ask(host, site.access, options))
+        answers = remote.each(good, lambda host: contact.ask(host, site.access, options), site.options.forks)
         remote.forget_gateways()
         at, found = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", {}
         for name, answer in answers.items():

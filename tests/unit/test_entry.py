@@ -1,6 +1,8 @@
 """What leads up to a run, and how long its nodes are waited for."""
 
+import contextlib
 import io
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,9 @@ from clusterctl.nodes import known_hosts
 from clusterctl.nodes.contact import Contact
 from clusterctl.nodes.known_hosts import HostKey
 from clusterctl.nodes.remote import Access
-from clusterctl.run import plays, preflight, record
+from clusterctl.run import plays, preflight, record, unchanged
 from clusterctl.run.context import Options, Site
-from clusterctl.run.entry import EnsureSecrets, Preflight
+from clusterctl.run.entry import EnsureSecrets, Preflight, PrepareAnsible
 from clusterctl.run.phases import Run
 from clusterctl.ui.report import Screen
 from clusterctl.util.errors import ClusterctlError, Finding, InputError, PreflightError, WorkersFailed
@@ -49,6 +51,47 @@ def test_what_a_node_says_before_a_run_shows_no_password(tmp_path: Path, monkeyp
     Preflight(replaces=False).run(Run(site(tmp_path), Screen(page)))
     assert "note: gpu01: sudo" in page.getvalue()
     assert PASSWORD not in page.getvalue()
+
+
+@pytest.mark.proves("faults", "A run that is refused or interrupted before it plays ends Ansible's process.")
+@pytest.mark.parametrize("error", [PreflightError([Finding("gpu01", "ssh", "refused")]), KeyboardInterrupt()])
+def test_ansible__started_with_the_checks__ends_with_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def refuse(*_: Any) -> Contact:
+        raise error
+
+    monkeypatch.setattr(preflight, "preflight", refuse)
+    with contextlib.ExitStack() as stack:
+        run = Run(site(tmp_path), Screen(io.StringIO()), stack)
+        PrepareAnsible().run(run)
+        started = run.ansible
+        assert started
+        with pytest.raises(type(error)):
+            Preflight().run(run)
+        assert started.child.poll() is None
+    assert started.child.returncode == -signal.SIGKILL
+    assert run.ansible is None
+
+
+@pytest.mark.parametrize(
+    ("leaves_out", "due", "starts"),
+    [
+        (True, {}, True),
+        (True, {"gpu01": frozenset[str]()}, False),
+        (True, {"gpu01": frozenset({"users"})}, True),
+        (False, {"gpu01": frozenset[str]()}, True),
+    ],
+)
+def test_ansible__if_all_nodes_may_be_left_out__is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves_out: bool, due: dict[str, frozenset[str]], starts: bool
+) -> None:
+    monkeypatch.setattr(unchanged, "candidates", lambda site: due)
+    with contextlib.ExitStack() as stack:
+        run = Run(site(tmp_path), Screen(io.StringIO()), stack, variables="a digest")
+        PrepareAnsible(leaves_out=leaves_out).run(run)
+        assert (run.ansible is not None) is starts
+        assert run.possible == (due if leaves_out else {})
 
 
 def test_host_keys_that_cannot_be_written_are_no_bug(tmp_path: Path) -> None:
@@ -94,7 +137,7 @@ def patiences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str
         return None, None
 
     monkeypatch.setattr(plays, "watch", watch)
-    monkeypatch.setattr(bootstrap, "CONTACT", (EnsureSecrets(),))
+    monkeypatch.setattr(bootstrap, "contact_phases", lambda **_: (EnsureSecrets(),))
     monkeypatch.setattr(Preflight, "run", lambda *_: None)
     monkeypatch.setattr(home, "load", lambda _: made)
     return seen

@@ -36,7 +36,7 @@ all:
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster whose nodes nobody asks."""
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
-    monkeypatch.setattr(bootstrap, "CONTACT", ())
+    monkeypatch.setattr(bootstrap, "contact_phases", lambda **_: ())
     monkeypatch.setattr(Preflight, "run", lambda *_: None)
     monkeypatch.setattr(Site, "redactor", lambda *_, **__: Redactor([]))
 

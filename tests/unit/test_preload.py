@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.labs import REPOSITORY
 
 # It forks as Ansible does, and has the child count the files that it reads.
@@ -27,7 +29,9 @@ if not os.fork():
         assert loader.action_loader.get(name, class_only=True)
     assert loader.connection_loader.get("ssh", class_only=True)
     assert loader.shell_loader.get("sh") and loader.become_loader.get("sudo", class_only=True)
-    schema.load(), ports.load_all(), services.load_all(), light_module.sources()
+    schema.load(), ports.load_all(), services.load_all()
+    for name in light_module.names():
+        light_module.sources(name)
     os.write(writer, json.dumps([len(opened), opened[:3]]).encode())
     os._exit(0)
 os.wait()
@@ -47,3 +51,29 @@ def opened_by_a_task(how: str) -> tuple[int, list[str]]:
 def test_task__after_preload__reads_no_usual_plugin_and_no_declaration() -> None:
     assert opened_by_a_task("nothing")[0] > 100
     assert opened_by_a_task("preload") == (0, [])
+
+
+# Roles' variables as Ansible reads them, and a copy of them.
+COPIES = """
+import copy, sys
+from ansible.parsing.dataloader import DataLoader
+from ansible._internal._datatag._tags import Origin
+if sys.argv[1] == "share":
+    from clusterctl.ansible.preload import share_texts
+    share_texts()
+loader = DataLoader()
+one, other = (loader.load_from_file("roles/base/vars/main.yml", trusted_as_template=True) for _ in range(2))
+key = next(name for name, value in one.items() if isinstance(value, str))
+assert one == other and one is not other
+assert Origin.get_tag(one[key]) == Origin.get_tag(other[key]) and Origin.get_tag(one[key]).line_num
+names = [name for name, value in one.items() if isinstance(value, (list, dict))]
+assert names and all(one[name] is not other[name] for name in names)
+print(one[key] is other[key])
+"""
+
+
+@pytest.mark.parametrize(("how", "shares"), [("share", "True"), ("nothing", "False")])
+def test_copies__of_what_ansible_reads__share_texts_alone(how: str, shares: str) -> None:
+    argv = [sys.executable, "-c", COPIES, how]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120, cwd=REPOSITORY)
+    assert (done.stdout.strip(), done.stderr) == (shares, "")

@@ -408,10 +408,12 @@ def test_a_line_without_end_is_cut_and_said_to_be(tmp_path: Path) -> None:
     """A quarter of a gigabyte: gathered piece by piece in one text that grows, it would take minutes."""
     block, blocks = b"x" * (1 << 16), 1 << 12
     with contextlib.ExitStack() as stack:
-        pipe = runner._Pipe(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), False, stack)
+        source, written = os.pipe()
+        stack.callback(os.close, source)
+        pipe = runner._Pipe(source, os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT), False, stack)
 
         def say() -> None:
-            with os.fdopen(pipe.sink, "wb") as sink:
+            with os.fdopen(written, "wb") as sink:
                 sink.write(b"first\n")
                 for _ in range(blocks):
                     sink.write(block)
@@ -459,6 +461,24 @@ def test_events__preload_fails__are_written(tmp_path: Path, monkeypatch: pytest.
     assert asked
     assert not callback.disabled
     assert json.loads((tmp_path / "events").read_text())["event"] == "playbook"
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_events__of_a_call_that_had_ended__have_the_seconds_of_all_it_applied(
+    monkeypatch: pytest.MonkeyPatch, is_ended: bool
+) -> None:
+    callback, written = events_plugin().CallbackModule(), list[dict[str, Any]]()
+    monkeypatch.setattr(callback, "_write", lambda event, **fields: written.append(fields))
+    task = types.SimpleNamespace(
+        _uuid="own", _role=None, _parent=None, get_name=lambda: "x", get_path=str, no_log=False
+    )
+    callback._waiting["gpu01", "other"] = task
+    applied = [{"task": "other", "seconds": 200.0, "changed": True}, {"task": "own", "seconds": 3.0}]
+    callback._write_applied("gpu01", task, "ok", {"applied": applied}, 3.0, is_ended=is_ended)
+    first, own = written
+    assert "ended" not in first
+    assert own["seconds"] == 3.0
+    assert own.get("ended") == (203.0 if is_ended else None)
 
 
 def test_no_event_is_as_long_as_a_line_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
