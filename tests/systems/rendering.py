@@ -58,7 +58,7 @@ def roles_with(scheduler: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class System:
-    """An operating system, as Ansible's facts name it."""
+    """An operating system, as the module system_facts finds it."""
 
     family: str
     distribution: str
@@ -79,15 +79,15 @@ class System:
 
 
 SYSTEMS = {
-    "debian-12": System("Debian", "Debian", "12", "12.12", "bookworm"),
-    "debian-13": System("Debian", "Debian", "13", "13.1", "trixie"),
+    "debian-12": System("Debian", "Debian", "12", "12", "bookworm"),
+    "debian-13": System("Debian", "Debian", "13", "13", "trixie"),
     "ubuntu-22.04": System("Debian", "Ubuntu", "22", "22.04", "jammy"),
     "ubuntu-24.04": System("Debian", "Ubuntu", "24", "24.04", "noble"),
-    "rocky-9": System("RedHat", "Rocky", "9", "9.6", "Blue Onyx"),
-    "almalinux-10": System("RedHat", "AlmaLinux", "10", "10.0", "Purple Lion"),
-    "centos-9": System("RedHat", "CentOS", "9", "9", "Stream"),
-    "centos-10": System("RedHat", "CentOS", "10", "10", "Stream"),
-    "rhel-10": System("RedHat", "RedHat", "10", "10.0", "Coughlan"),
+    "rocky-9": System("RedHat", "Rocky", "9", "9.6", "NA"),
+    "almalinux-10": System("RedHat", "AlmaLinux", "10", "10.0", "NA"),
+    "centos-9": System("RedHat", "CentOS", "9", "9", "NA"),
+    "centos-10": System("RedHat", "CentOS", "10", "10", "NA"),
+    "rhel-10": System("RedHat", "RedHat", "10", "10.0", "NA"),
 }
 # No repository has a driver for it, so that role nvidia_driver does not come out whole there.
 TESTING = System("Debian", "Debian", "forky/sid", "forky/sid", "forky")

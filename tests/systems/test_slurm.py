@@ -7,9 +7,9 @@ import pytest
 
 from tests.systems.rendering import SYSTEMS, a_cluster
 
-# Slurm's release by system is in roles/slurm_head/vars/main.yml; switch/nvidia_imex comes with 24.05.
+# Slurm's release by system is in roles/slurm_head/vars/main.yml; switch/nvidia_imex and SystemdTimeout come with 24.05.
 # https://slurm.schedmd.com/slurm.conf.html: MpiDefault, SwitchType, PropagateResourceLimitsExcept, EnforcePartLimits.
-IMEX = {"debian-13", "almalinux-10", "centos-10", "rhel-10"}
+SINCE_24_05 = {"debian-13", "almalinux-10", "centos-10", "rhel-10"}
 HELD = {
     "Debian": {"slurmctld", "slurmdbd", "slurm-client", "slurmd", "libpam-slurm-adopt", "libslurm-dev"},
     "RedHat": {"slurm", "slurm-slurmctld", "slurm-slurmdbd", "slurm-slurmd", "slurm-pam_slurm", "slurm-devel"},
@@ -35,7 +35,7 @@ def test_slurm_conf__of_each_system__has_mpi_limits_and_imex(tmp_path: Path, sys
     assert found["EnforcePartLimits"] == "ANY"
     assert found["PropagateResourceLimitsExcept"] == "MEMLOCK"
     assert found["PriorityFlags"] == "MAX_TRES"
-    assert found.get("SwitchType") == ("switch/nvidia_imex" if system in IMEX else None)
+    assert found.get("SwitchType") == ("switch/nvidia_imex" if system in SINCE_24_05 else None)
 
 
 @pytest.mark.proves("jobs", "Jobs are confined to cores, devices, memory and swap on every system, as asked for.")
@@ -49,6 +49,14 @@ def test_cgroup_conf__of_each_system__confines_jobs(tmp_path: Path, system: str,
     assert {name: found[f"Constrain{place}"] for name, place in places.items()} == {
         name: "yes" if name in asked else "no" for name in places
     }
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_cgroup_conf__of_each_system__gives_systemd_time(tmp_path: Path, system: str) -> None:
+    """SystemdTimeout comes with 24.05 (CHANGELOG/slurm-24.05.md); slurmd of an older release refuses unknown keys."""
+    role = a_cluster(tmp_path, system).role("slurm_head", "head1")
+    found = options(role.render(role.path / "templates/cgroup.conf.j2"))
+    assert found.get("SystemdTimeout") == ("30000" if system in SINCE_24_05 else None)
 
 
 def test_slurm_conf__debian_testing__has_no_pmix(tmp_path: Path) -> None:
