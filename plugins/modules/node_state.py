@@ -76,6 +76,8 @@ def present(call, given, manager):
     if not call.check:
         for name in released:
             del call.record["items"]["file:" + name]
+        if packages and (former := call.former_packages()):
+            call.forget_removed(Packages(manager()).read([Package(name) for name in former]))
         call.save(given["union"])
         for name in released:
             original(name).unlink(missing_ok=True)

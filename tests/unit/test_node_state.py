@@ -229,6 +229,41 @@ def test_download__fails__is_a_note(store: Path) -> None:
     assert one.changes == []
 
 
+@pytest.mark.proves("node_state", "A former package that was removed by hand is no longer recorded.")
+def test_package__of_no_role_any_more_and_removed__is_forgotten(store: Path) -> None:
+    """One that is still there can be removed with the role, and one from before the role would be installed again."""
+    absent, there = {"version": None, "held": False}, {"version": "1", "held": False}
+    known = call()
+    for name, before in (("gone", absent), ("stays", absent), ("older", there), ("wanted", absent)):
+        known.record["items"][f"package:{name}"] = {"before": before, "now": there}
+    known.save()
+    manager = Upgradable({"stays": "1", "wanted": "1"}, {})
+    module.present(call(), normalise(sysctl=[]), lambda: manager)  # one without packages, as a role may have besides
+    assert len(call().record["items"]) == 4
+    module.present(call(), normalise(packages=["wanted"]), lambda: manager)
+    assert {*call().record["items"]} == {"package:stays", "package:older", "package:wanted"}
+
+
+@pytest.mark.parametrize(
+    ("printed", "found"),
+    [
+        ("package a is not installed\nb\t1-1\n", {"b": {"version": "1-1", "held": False}}),
+        ("error: cannot open Packages database in /var/lib/rpm\n", None),
+    ],
+)
+def test_rpm__that_fails__does_not_say_that_nothing_is_installed(
+    monkeypatch: pytest.MonkeyPatch, printed: str, found: dict[str, Any] | None
+) -> None:
+    monkeypatch.setattr(node_packages, "run", lambda *argv, check: (1, printed))
+    monkeypatch.setattr(node_packages.Dnf, "excluded", lambda self: set())
+    manager = node_packages.Dnf([])
+    if found is not None:
+        assert manager.installed(["a", "b"]) == found
+    else:
+        with pytest.raises(node_tools.NodeError, match="rpm -q: error: cannot open Packages database"):
+            manager.installed(["a", "b"])
+
+
 def test_downloading_asks_for_no_template() -> None:
     assert "files" not in normalise(download_only=True, files=[{"dest": "/x", "template": "x.j2"}])
 
@@ -1544,6 +1579,7 @@ def test_module__that_cannot_begin__prints_no_arguments(
         ),
         (["daemon-reload", "start x", "daemon-reload"], ["daemon-reload", "start x"], True),
         (["--user daemon-reload"], ["--user daemon-reload"], False),
+        (["daemon-reload", "--root=/ preset x", "daemon-reload"], ["--root=/ preset x"], True),
         (["restart x"], ["restart x"], False),
     ],
 )

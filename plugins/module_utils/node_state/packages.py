@@ -55,13 +55,14 @@ exit 0
 
 SYSTEMCTL = STORE / "transaction" / "systemctl"
 # Each package of Debian with a unit reloads systemd. An rpm transaction does it once, and so does this script: it puts
-# a reload off until another command needs it, or until the end of the transaction.
+# a reload off until another command needs it, or until the end of the transaction. With --root systemctl only changes
+# files.
 SYSTEMCTL_TEXT = """\
 #!/bin/sh
 # Managed by clusterctl: a package transaction reloads systemd once.
 case " $* " in
   " daemon-reload " | " --system daemon-reload ") : >"$0.pending"; exit 0 ;;
-  *" is-active "* | *" is-enabled "* | *" --user "* | *" --global "*) ;;
+  *" is-active "* | *" is-enabled "* | *" --user "* | *" --global "* | *" --root="*) ;;
   *) if [ -e "$0.pending" ]; then rm -f "$0.pending"; /usr/bin/systemctl daemon-reload; fi ;;
 esac
 exec /usr/bin/systemctl "$@"
@@ -434,7 +435,10 @@ class Dnf:
     def installed(self, names):
         """Return the states of those packages that are installed. `["-a"]` selects all packages."""
         query = "%{NAME}\\t%|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
-        rows = [row.split("\t") for row in run("rpm", "-q", "--qf", query, *names, check=False)[1].splitlines()]
+        lines = run("rpm", "-q", "--qf", query, *names, check=False)[1].splitlines()
+        if wrong := [line for line in lines if line.startswith("error:")]:  # rpm also fails for what is not installed
+            raise NodeError(f"rpm -q: {wrong[0]}")
+        rows = [row.split("\t") for row in lines]
         held = self.excluded()
         # dnf does not print an epoch of 0.
         return {r[0]: {"version": re.sub("^0:", "", r[1]), "held": r[0] in held} for r in rows if len(r) == 2}

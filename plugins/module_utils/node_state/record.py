@@ -91,6 +91,17 @@ class Call:
             items[key] = {"before": self.others.get(key, {"before": state})["before"]}
         items[key].update(now=state, **extra)
 
+    def former_packages(self):
+        """Return the recorded packages that were not there before the scope, and that this call does not have."""
+        others = [(key, item) for key, item in self.record["items"].items() if key not in self.named]
+        found = [(key, item) for key, item in others if key.startswith("package:")]
+        return [key.split(":", 1)[1] for key, item in found if not item["before"]["version"]]
+
+    def forget_removed(self, states):
+        """Delete packages from the record that are not there any more, so that nothing is left to undo or to miss."""
+        for name in [name for name, state in states.items() if not state["version"]]:
+            del self.record["items"]["package:" + name]
+
     def save(self, union=False):
         """Write the record if it has changed since the last read or write.
 
