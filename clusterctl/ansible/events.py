@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-Status = Literal["ok", "changed", "failed", "skipped", "unreachable", "behind", "rescued", "waits"]
+Status = Literal["ok", "changed", "failed", "skipped", "unreachable", "behind", "rescued", "waits", "runs"]
 _STATUSES = frozenset(get_args(Status))
 LOST: frozenset[Status] = frozenset({"failed", "unreachable"})
 """After one of these statuses nothing more runs on the host. After `behind` the host continues later."""
@@ -83,10 +83,12 @@ class HostStarted:
 class Result:
     """The result of a task on one host.
 
-    `waits`: a later task applies it, and then it has a second result, with `waited`. `rescued`: it failed, and a rescue
+    `waits`: a later task applies it, and then it has a second result, with `waited`. `runs`: it is applied in the
+    background of other plays, and has a second result in the next play of the host. `rescued`: it failed, and a rescue
     block handles that. `behind`: it is so slow that the other hosts continue. The controller decides that
     (patience.py); to Ansible the host is unreachable.
     `path` is `file:line`, relative to the Ansible content; `versions` maps packages to their installed versions.
+    `ended`: the seconds of a call in the background, all that it applied, which had ended before a play waited for it.
     """
 
     host: str
@@ -100,6 +102,7 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     waited: bool = False
+    ended: float | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,7 @@ def _result(data: Mapping[str, Any]) -> Event | None:
         versions={k: v for k, v in _mapping(data, "versions").items() if isinstance(v, str)},
         notes=_texts(data, "notes"),
         waited=data.get("waited") is True,
+        ended=_number(data, "ended") if "ended" in data else None,
     )
 
 

@@ -94,7 +94,8 @@ class Ledger:
         self.orderly = False
         self.ended = False
         self._play = PlayStarted("")
-        self._held: list[Stage] = []  # stages of the current play with tasks that wait
+        self._held: list[Stage] = []  # stages with tasks that wait, of the current play or in the background of it
+        self._running: set[str] = set()  # hosts with a call in the background
         self._was_check = False  # whether the playbook before ran in check mode
         self._before: dict[str, int] = {}  # changes of a host by earlier playbooks
         self._left: set[str] = set()  # hosts that failed or were unreachable in the current playbook
@@ -157,19 +158,29 @@ class Ledger:
                 self._stats(event)
             case Stopped():
                 self.stopped = self.orderly = True
-                return self._close(play_ends=True)
+                return self._close(play_ends=True, run_ends=True)
             case Ended():
                 self.ended = True
-                return self._close(play_ends=True)
+                return self._close(play_ends=True, run_ends=True)
         return []
 
-    def _close(self, play_ends: bool = False) -> list[Stage]:
+    @property
+    def awaited(self) -> Stage | None:
+        """Return a stage with calls in the background, if the current play has none of its own yet."""
+        running = (one for one in self._held if self._running & one.waiting.keys())
+        return next(running, None) if self.stage is None else None
+
+    def _close(self, play_ends: bool = False, run_ends: bool = False) -> list[Stage]:
         """End the current stage; return what has ended, without stages with tasks that still wait in the play."""
         stage = self.stage
         if stage:
             stage.ended = self._clock()
             self._held.append(stage)
-        held = [] if play_ends else [one for one in self._held if set(one.waiting) - self._left]
+        if run_ends:
+            self._running.clear()
+        awaited = {host for one in self._held for host in one.waiting} - self._left
+        awaited &= self._running if play_ends else awaited
+        held = [one for one in self._held if awaited & one.waiting.keys()]
         ended, self._held = [one for one in self._held if one not in held], held
         for one in ended:
             if one.role:
@@ -180,6 +191,10 @@ class Ledger:
 
     def _task(self, event: TaskStarted) -> list[Stage]:
         stage, ended = self.stage, list[Stage]()
+        awaited = self._running & {*self._play.hosts}
+        earlier = (one for one in self._held if one.role == event.role and one.play != event.play)
+        if any(awaited & one.waiting.keys() for one in earlier):
+            return ended  # it continued in the background, and this play waits for it
         if stage is None or stage.role != event.role:
             ended = self._close()
             total = len(set(self._play.hosts) - self._left - self.behind())
@@ -209,21 +224,30 @@ class Ledger:
                 hosts.append(result.host)
         for package, version in result.versions.items():
             self.installed.setdefault(result.role, {}).setdefault(package, {})[result.host] = version
-        if not (stage := self.stage) or result.status == "behind":
+        now = stage = self.stage
+        if result.waited or result.host in self._running:
+            stages = [one for one in (*self._held, now) if one and one.role == result.role]
+            stages = [one for one in stages if result.waited or one.play != self._play.name]
+            stage = next((one for one in stages if result.host in one.waiting), now)
+        came = stage is not now
+        if (came and not result.waited) or result.status in (*LOST, "behind"):
+            self._running.discard(result.host)
+        if not stage or result.status == "behind" or (not result.waited and stage.role != result.role):
             return
-        stage.answered.add(result.host)
-        if result.status == "waits":
+        if now:
+            now.answered.add(result.host)
+        if result.status in ("waits", "runs"):
             stage.waiting[result.host] = stage.waiting.get(result.host, 0) + 1
+            if result.status == "runs":
+                self._running.add(result.host)
             return
-        if result.waited:
-            now = stage
-            of_role = (one for one in (*self._held, stage) if one.role == result.role and result.host in one.waiting)
-            stage = next(of_role, stage)
+        if result.waited or came:
             stage.waiting[result.host] = stage.waiting.get(result.host, 0) - 1
             if stage.waiting[result.host] <= 0:
                 del stage.waiting[result.host]
             stage.own[result.host] = stage.own.get(result.host, 0.0) + result.seconds
-            now.lent[result.host] = now.lent.get(result.host, 0.0) + result.seconds
+            if now and now.play == stage.play:
+                now.lent[result.host] = now.lent.get(result.host, 0.0) + result.seconds
         stage.hosts.add(result.host)
         if result.status != "skipped":
             stage.busy.add(result.host)

@@ -15,6 +15,9 @@ class Patience:
     A host is late when it takes more than twice the median time of the hosts that have completed the task. Lateness
     counts once half of the hosts that started the task have completed it. With Ansible's linear strategy all hosts run
     the same task. A host that waits for a free fork has not started it and is not late.
+
+    A call in the background that had ended before the play waited for it has a result without a start: the host has
+    completed the task, and no play has waited for it.
     """
 
     def __init__(self, seconds: float | None, critical: Collection[str] = ()) -> None:
@@ -36,6 +39,8 @@ class Patience:
                 self._late[event.host] = self._late.get(event.host, 0.0) + self._lateness(event.seconds)
                 del self._began[event.host]
                 self._durations.append(event.seconds)
+            case Result() if event.ended is not None and event.status not in LOST:
+                self._durations.append(event.ended)
 
     def exhausted(self, now: float) -> list[str]:
         """Return the hosts that run a task and whose total lateness is over the limit."""

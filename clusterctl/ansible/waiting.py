@@ -1,8 +1,8 @@
 """Calls of an action plugin that wait, so that one task makes them all: for node_state and kubernetes_objects.
 
 In a play that ends with role `apply`, what the roles before it describe is kept in a fact of the host, and applied in
-one task, in its order: by role `apply`, or before it by a call that says `now`. Ansible runs a plugin in a process of
-its own, so a fact is its only way to keep something for a later task.
+one task, in its order: by role `apply`, or before it by a call that says `now`. A task that contacts a node has a
+process of its own, so a fact is the only way to keep something for it.
 
 What waits is not applied if the host fails before. Ansible forgets the facts of a task that fails: if a block rescues
 it, all calls are made again.
@@ -18,17 +18,29 @@ from clusterctl.inventory.bootstrap_plays import APPLY
 
 Data = dict[str, Any]
 
+ACTIONS = {"node_state": False, "kubernetes_objects": True}
+"""The actions whose calls may wait, and whether those of a task with run_once may."""
 
-def made(
-    plugin: Any, fact: str, own: Data | None, task_vars: Mapping[str, Any], *, once: bool = False, **arguments: Any
-) -> Data:
+
+def fact(action: str) -> str:
+    """Return the name of the fact with the calls that wait: for kubernetes_objects of all hosts of the play."""
+    return f"{action}_waiting"
+
+
+def waiting(action: str, task_vars: Mapping[str, Any]) -> list[Data]:
+    """Return the calls of a host that wait."""
+    return list((task_vars.get("ansible_facts") or {}).get(fact(action)) or [])
+
+
+def made(plugin: Any, own: Data | None, task_vars: Mapping[str, Any], *, once: bool = False, **arguments: Any) -> Data:
     """Return the result of a task: of a call that waits now, or of all calls, which the task makes.
 
     `own` are the arguments of the task's own call with `now`; without it, the task makes what waits. `once`: a task of
     one host for all may wait. `arguments` are the module's besides `calls`. Raises AnsibleActionFail for a task that
     would lose or repeat what waits.
     """
-    task, calls = plugin._task, list((task_vars.get("ansible_facts") or {}).get(fact) or [])
+    task = plugin._task
+    calls = waiting(task.action, task_vars)
     if calls and (task.delegate_to or task.loop or (task.run_once and not once)):
         raise AnsibleActionFail(
             f"{task.action}: a task with loop, run_once or delegate_to cannot follow calls that wait"
@@ -38,12 +50,12 @@ def made(
         calls.append({"arguments": given, "task": task._uuid, "role": str(task._role or "")})
         if not own["now"] and may_wait(task, once=once):
             # Ansible would show the content of secret files with -v.
-            return {"changed": False, "ansible_facts": {fact: calls}, "_ansible_no_log": True}
+            return {"changed": False, "ansible_facts": {fact(task.action): calls}, "_ansible_no_log": True}
     if not calls:
         return {"changed": False, "skipped": True, "skip_reason": "Nothing waits."}
     arguments["calls"] = [call["arguments"] for call in calls]
     found: Data = plugin._execute_module(module_name=task.action, module_args=arguments, task_vars=task_vars)
-    return joined(fact, calls, found, has_own=own is not None)
+    return joined(fact(task.action), calls, found, has_own=own is not None)
 
 
 def may_wait(task: Any, *, once: bool = False) -> bool:
@@ -58,11 +70,12 @@ def may_wait(task: Any, *, once: bool = False) -> bool:
     return follows and constants.CACHE_PLUGIN == "memory"
 
 
-def joined(fact: str, calls: Sequence[Data], found: Data, *, has_own: bool) -> Data:
+def joined(name: str, calls: Sequence[Data], found: Data, *, has_own: bool) -> Data:
     """Return the result of the task that made calls, from that of their module.
 
     It is the result of the task's own call, the last one, or that of the first call that failed; `changed` and `diff`
-    are of all. `applied` has an entry for each call, which the callback reports as the result of its own task.
+    are of all. `applied` has an entry for each call, which the callback reports as the result of its own task. `name`
+    is that of the fact.
     """
     found.pop("invocation", None)
     done = found.pop("results", None)
@@ -80,5 +93,5 @@ def joined(fact: str, calls: Sequence[Data], found: Data, *, has_own: bool) -> D
         **({"diff": diffs} if diffs else {}),
         "changed": any(bool(one.get("changed")) for one in done),
         "applied": [{**one, "task": of["task"]} for of, one in zip(calls, done, strict=False)],
-        "ansible_facts": {fact: []},
+        "ansible_facts": {name: []},
     }

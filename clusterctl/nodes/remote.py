@@ -41,17 +41,18 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 logging.getLogger("paramiko").propagate = False
 
 
-def each(hosts: Sequence[Host], work: Callable[[Host], R]) -> dict[str, R]:
+def each(hosts: Sequence[Host], work: Callable[[Host], R], at_once: int | None = None) -> dict[str, R]:
     """Do `work` for all hosts in parallel and return the results by host name; raise the first exception at the end.
 
-    One daemon thread per host, so that a host that does not respond delays neither the others nor Ctrl-C.
+    One daemon thread per host: one that does not respond delays neither Ctrl-C nor the others, if `at_once` is None.
     """
-    results: dict[str, R] = {}
-    errors: list[BaseException] = []
+    results, errors = dict[str, R](), list[BaseException]()
+    slots = threading.BoundedSemaphore(at_once or len(hosts) or 1)
 
     def one(host: Host) -> None:
         try:
-            results[host.name] = work(host)
+            with slots:
+                results[host.name] = work(host)
         except BaseException as error:
             errors.append(error)
 

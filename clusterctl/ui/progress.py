@@ -102,7 +102,7 @@ class Progress:
         if now - self._drawn < 1 / _FRAMES:
             return
         self._drawn = now
-        stage, glyphs = self._ledger.stage, self._screen.glyphs
+        stage, glyphs = self._ledger.stage or self._ledger.awaited, self._screen.glyphs
         mark = (glyphs["busy"][int(now * _FRAMES) % len(glyphs["busy"])], "cyan")
         lines = [self._row(stage, mark, len(stage.answered), stage.task) if stage else Text.assemble("   ", mark)]
         if stage and stage.play != self._play:

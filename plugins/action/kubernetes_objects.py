@@ -7,15 +7,12 @@ from typing import Any
 
 import yaml
 from ansible.errors import AnsibleActionFail, AnsibleError
-from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 
-from clusterctl.ansible import waiting
+from clusterctl.ansible import light_module, waiting
 
 Data = dict[str, Any]
 
-WAITING = "kubernetes_objects_waiting"
-"""The fact with the calls that wait, of all hosts of the play: a task with run_once gives its facts to all."""
 HEADER = "Applied by clusterctl; a change made here is undone by its next run."
 
 
@@ -33,7 +30,7 @@ def documents(name: str, text: str) -> list[Data]:
     return objects
 
 
-class ActionModule(ActionBase):
+class ActionModule(light_module.Light):
     """The arguments are documented in plugins/modules/kubernetes_objects.py."""
 
     _requires_connection = True
@@ -56,7 +53,7 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(f"kubernetes_objects: state is {state!r}, expected present, absent or flush")
         given = {"part": arguments.get("part"), "objects": objects, "wait": wait, "state": state}
         given["now"] = bool(arguments.get("now"))
-        return {**result, **waiting.made(self, WAITING, None if state == "flush" else given, task_vars, once=True)}
+        return {**result, **waiting.made(self, None if state == "flush" else given, task_vars, once=True)}
 
     def _needle(self, folder: str, name: str) -> str:
         try:

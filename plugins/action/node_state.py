@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
 import re
 import shlex
 import time
@@ -20,15 +19,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
-from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
 
-from clusterctl.ansible import light_module, waiting
+from clusterctl.ansible import background, light_module, waiting
 
 Data = dict[str, Any]
 
-WAITING = "node_state_waiting"
-"""The fact with the calls of a host that wait."""
 CONFIRM_S = 30.0
 """How long a new connection is tried."""
 HEADER = "Written by clusterctl; a change made here is undone by its next run."
@@ -293,8 +289,8 @@ def listed(arguments: Data, key: str) -> list[Any]:
 
 def normalise(arguments: Data, read: Callable[[str, str], str | bytes]) -> Data:
     """Return the arguments for the module. Raises ArgumentError with the first invalid item."""
-    known = ("name", "state", "now", "download_only", "environment", "upgrade", "union", "package_manager")
-    known += ("repositories", "packages", "directories", "files", "sysctl", "units")
+    known = ("name", "state", "now", "in_background", "download_only", "environment", "upgrade", "union")
+    known += ("package_manager", "repositories", "packages", "directories", "files", "sysctl", "units")
     for key in arguments:
         if key not in known:
             raise ArgumentError(f"unknown argument {key}, expected {', '.join(known)}")
@@ -338,7 +334,7 @@ def sent(calls: Iterable[Data]) -> list[Data]:
     ]
 
 
-class ActionModule(ActionBase):
+class ActionModule(light_module.Light):
     """The arguments are documented in plugins/modules/node_state.yml."""
 
     _requires_connection = True
@@ -348,6 +344,8 @@ class ActionModule(ActionBase):
         result: Data = super().run(tmp, task_vars)
         task_vars = task_vars or {}
         arguments = dict(self._task.args)
+        if arguments.get("state") == background.STATE:
+            return {**result, **background.begun(self._task.action)}
         if self._task._role:
             role = str(self._task._role.get_name()).strip().rsplit("/", 1)[-1]
             arguments["name"] = arguments.get("name") or role
@@ -356,10 +354,11 @@ class ActionModule(ActionBase):
         try:
             given = normalise(arguments, lambda how, name: self._read(how, name, task_vars))
             given["now"] = given["state"] == "probe" or flag("now", arguments.get("now") or False)
+            flag("in_background", arguments.get("in_background") or False)
         except ArgumentError as error:
             raise AnsibleActionFail(f"node_state: {error}") from None
         own = None if given["state"] == "flush" else given
-        return {**result, **waiting.made(self, WAITING, own, task_vars, record_key=self._record_key(task_vars))}
+        return {**result, **waiting.made(self, own, task_vars, record_key=self._record_key(task_vars))}
 
     def _execute_module(self, **given: Any) -> Data:
         """Make calls, then run what confirms their changes.
@@ -400,13 +399,6 @@ class ActionModule(ActionBase):
             else:
                 complaint = str(done["stderr"]).strip() or str(done["stdout"]).strip()
                 return "" if done["rc"] == 0 else f"{given['hint']}\n{complaint}"
-
-    def _configure_module(self, module_name: str, module_args: Data, task_vars: Data) -> Any:
-        """Return what Ansible would send, with a smaller program."""
-        built, path = super()._configure_module(module_name, module_args, task_vars)
-        if "calls" not in module_args:
-            return built, path
-        return dataclasses.replace(built, b_module_data=light_module.program(built.shebang, module_args)), path
 
     def _read(self, how: str, name: str, task_vars: Data) -> str | bytes:
         """Return the content of a file in the role's files/, or a rendered template of its templates/."""

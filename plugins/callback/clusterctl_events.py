@@ -19,6 +19,7 @@ from ansible import constants as C  # noqa: N812 - Ansible's own name for it
 from ansible import context
 from ansible.plugins.callback import CallbackBase
 
+from clusterctl.ansible import background, waiting
 from clusterctl.ansible.preload import preload
 
 DOCUMENTATION = """
@@ -46,9 +47,6 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2
 
 # These actions lose the connection, wait for the node and have their own timeout.
 _RECONNECTING = {"reboot", "wait_for_connection"}
-
-# These actions may leave a call to a later task (clusterctl/ansible/waiting.py).
-_WAITING = {"node_state", "kubernetes_objects"}
 
 _PREFIX = re.compile(r"^(?:(?:Task|Module) failed: )+")
 
@@ -108,7 +106,7 @@ class CallbackModule(CallbackBase):
         self._root = Path(C.CONFIG_FILE).resolve().parent if C.CONFIG_FILE else Path.cwd()
         self._play = ""
         self._began: dict[tuple[str, str], float] = {}
-        self._waiting: dict[str, Any] = {}  # tasks whose calls wait on some hosts, by their ids
+        self._waiting: dict[tuple[str, str], Any] = {}  # tasks whose calls wait, by host and their ids
         try:
             preload()
         except Exception as error:  # without this plugin the run could not be stopped; a task that needs it fails
@@ -121,7 +119,8 @@ class CallbackModule(CallbackBase):
         self._write("playbook", plays=plays, check=bool(context.CLIARGS.get("check")))
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        self._stop_if_asked()
+        if not background.CALLS:  # else the strategy waits for them before the first task, which stops the run
+            self._stop_if_asked()
         self._play = _line(play.get_name())
         hosts = play.get_variable_manager().get_vars(play=play)["ansible_play_hosts_all"]
         pattern = play.hosts if isinstance(play.hosts, str) else ":".join(play.hosts)
@@ -203,34 +202,43 @@ class CallbackModule(CallbackBase):
     def _result(self, result: Any, status: str) -> None:
         host, task = result._host.get_name(), result._task
         began = self._began.pop((host, task._uuid), None)
-        seconds = round(time.monotonic() - began, 3) if began is not None else 0.0
         data = result._result
+        # No play has waited for a call in the background that had ended before.
+        seconds = round(time.monotonic() - began, 3) if began is not None else _seconds(data)
         self._finish |= status in ("failed", "unreachable") and host in self._critical
-        if str(task.action).rpartition(".")[2] not in _WAITING:
+        if str(task.action).rpartition(".")[2] not in waiting.ACTIONS:
             self._write_result(host, task, status, data, seconds)
+        elif background.STATE in data:
+            self._write_result(host, task, "runs", {}, seconds)
         elif "censored" in data and task.no_log is not True:  # the action hides a call that waits, and nothing else
-            self._waiting[task._uuid] = task
+            self._waiting[host, task._uuid] = task
             self._write_result(host, task, "waits", {}, seconds)
         else:
-            self._write_applied(host, task, status, data, seconds)
+            self._write_applied(host, task, status, data, seconds, is_ended=began is None)
 
-    def _write_applied(self, host: str, task: Any, status: str, data: dict[str, Any], seconds: float) -> None:
-        """Write the results of calls that have waited, each as that of its task, then that of the task itself."""
+    def _write_applied(
+        self, host: str, task: Any, status: str, data: dict[str, Any], seconds: float, *, is_ended: bool
+    ) -> None:
+        """Write the results of calls that have waited, each as that of its task, then that of the task itself.
+
+        `is_ended`: they were made in the background, and had ended before a play waited for them.
+        """
         applied = [one for one in _list(data.get("applied")) if isinstance(one, dict)]
-        others = [one for one in applied if one.get("task") in self._waiting]
+        more = {"ended": sum(map(_seconds, applied or [data]))} if is_ended else {}
+        others = [one for one in applied if (host, one.get("task")) in self._waiting]
         for one in others:
             ended = status if one.get("failed") else "changed" if one.get("changed") else "ok"
-            self._write_result(host, self._waiting[one["task"]], ended, one, _seconds(one), waited=True)
+            self._write_result(host, self._waiting[host, one["task"]], ended, one, _seconds(one), waited=True)
         own = [one for one in applied if one not in others]
         if others and not own and status not in ("ok", "changed"):
             return  # the result of the call that failed says it
         if others:
             data = own[0] if own else {}
             status = status if data.get("failed") else "changed" if data.get("changed") else "ok"
-        self._write_result(host, task, status, data, seconds)
+        self._write_result(host, task, status, data, seconds, **more)
 
     def _write_result(
-        self, host: str, task: Any, status: str, data: dict[str, Any], seconds: float, waited: bool = False
+        self, host: str, task: Any, status: str, data: dict[str, Any], seconds: float, **more: object
     ) -> None:
         hidden = "censored" in data or bool(data.get("_ansible_no_log")) or task.no_log is True
         parts = [] if hidden else [data, *(item for item in data.get("results", ()) if isinstance(item, dict))]
@@ -245,7 +253,7 @@ class CallbackModule(CallbackBase):
             changes=_changes(parts),
             versions=_versions(parts),
             notes=_notes(parts),
-            **({"waited": True} if waited else {}),
+            **more,
         )
 
     def _write(self, event: str, **fields: object) -> None:

@@ -36,7 +36,7 @@ _raw:
 
 
 class LookupModule(LookupBase):
-    """Reads the file in each worker process: decrypted secrets are cached only by the loader."""
+    """Decrypted secrets are cached only by the loader, for the run."""
 
     def run(self, terms: list[str], variables: dict[str, Any] | None = None, **_kwargs: Any) -> list[str]:
         """Return the secrets named in ``terms``.

@@ -80,3 +80,13 @@ def test_patience__result_without_a_start__is_passed_over() -> None:
     """A reboot has no start: it has a limit of its own."""
     patience = given(result("gpu03", 900.0), started=("gpu01", "gpu02"))
     assert patience.exhausted(10_000.0) == []
+
+
+@pytest.mark.proves("faults", "A node whose call in the background is slow is left behind, too.")
+def test_patience__calls_that_ended_before__are_through() -> None:
+    """gpu03 alone is still under way when the play begins to wait, at second 0; the calls of the others took 10 s."""
+    ended = [Result(host, "base", "Apply", "", "ok", seconds=1.0, ended=10.0) for host in ("gpu01", "gpu02")]
+    lost = [Result(host, "base", "Apply", "", "failed", ended=0.0) for host in ("gpu04", "gpu05", "gpu06")]
+    patience = given(*ended, *lost, started=("gpu03",))
+    assert patience.exhausted(80.0) == []
+    assert patience.exhausted(80.1) == ["gpu03"]

@@ -67,6 +67,28 @@ def test_measure__no_valid_answer__is_an_error(options: dict[str, str], answer: 
         assert reason in probe_prometheus.measure(asking(url, options, a="x"))["error"]
 
 
+@pytest.mark.proves("bootstrap", "A head is left out though Prometheus has not asked for all pages yet.")
+@pytest.mark.parametrize(
+    ("found", "is_up"),
+    [
+        ([("node", "up"), ("endpoint", "up"), ("endpoint", "unknown")], True),
+        ([("node", "up"), ("endpoint", "up"), ("endpoint", "down")], False),
+        ([("node", "up"), ("endpoint", "unknown")], False),
+        ([("node", "unknown"), ("endpoint", "up")], False),
+        ([("node", "down")], False),
+        ([("node", "another")], False),
+    ],
+)
+def test_targets__of_one_job__are_of_one_exporter(
+    monkeypatch: pytest.MonkeyPatch, found: list[tuple[str, str]], is_up: bool
+) -> None:
+    """The states are those of TargetHealth in Prometheus' scrape/target.go."""
+    active = [{"labels": {"job": job, "instance": "head1"}, "health": health} for job, health in found]
+    active.append({"labels": {"job": "node", "instance": "gpu01"}, "health": "up"})
+    monkeypatch.setattr(probe_prometheus, "ask_prometheus", lambda access, path: {"activeTargets": active})
+    assert probe_prometheus.targets({}) == {"head1": is_up, "gpu01": True}
+
+
 def test_probe__names_of_its_parts__are_those_of_one() -> None:
     """The parts are one program on the node, in which a second definition would replace the first."""
     parts = [Path(probe.__file__).with_name(f"{part}.py") for part in probe._PARTS]

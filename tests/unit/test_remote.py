@@ -9,6 +9,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from clusterctl.inventory.model import Host
 from clusterctl.nodes import remote, trust
 from clusterctl.nodes.remote import Access
 from clusterctl.nodes.session import ContactError, Failure, Session
@@ -269,6 +270,19 @@ def test_all_hosts_are_asked_at_once(tmp_path: Path) -> None:
         found = trust.scan([host(port, name=f"gpu{n:02}") for n in range(hosts)], Access(tmp_path / "known_hosts"))
         assert {type(said) for said in found.values()} == {ContactError}
     assert len(met) == hosts
+
+
+def test_hosts__as_many_as_asked_for__are_worked_on_at_once() -> None:
+    busy, most = set[str](), list[int]()
+
+    def work(one: Host) -> None:
+        busy.add(one.name)
+        time.sleep(0.05)
+        most.append(len(busy))
+        busy.discard(one.name)
+
+    remote.each([host(22, name=f"gpu{n:02}") for n in range(6)], work, 2)
+    assert max(most) == 2
 
 
 def test_an_error_in_one_thread_is_not_lost() -> None:

@@ -6,7 +6,7 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Set, Tuple
 
 from clusterctl.nodes.probe.common import MARK, MAX_ALERTS, MAX_SERIES, MAX_TARGETS, NETWORK_SECONDS, Facts
 
@@ -65,14 +65,22 @@ def alerts(access: Facts) -> Facts:
 
 
 def targets(access: Facts) -> Optional[Dict[str, bool]]:
-    """Return for each name of a target whether all of its exporters are up; None without a valid answer."""
-    found = {}  # type: Dict[str, bool]
+    """Return for each name of a target whether all of its exporters are up; None without a valid answer.
+
+    The targets of one job and name are of one exporter, such as all pages that the blackbox exporter asks on a host. It
+    is up if Prometheus has reached one of them, and has not yet asked for the others, which takes up to a minute.
+    """
+    jobs: Dict[Tuple[str, str], Set[str]] = {}
     try:
         for one in ask_prometheus(access, "/api/v1/targets?state=active")["activeTargets"]:
-            name = str(one["labels"].get("instance", "?"))
-            found[name] = found.get(name, True) and one.get("health") == "up"
+            labels = one["labels"]
+            key = (str(labels.get("instance", "?")), str(labels.get("job", "?")))
+            jobs.setdefault(key, set()).add(str(one.get("health")))
     except Exception:
         return None
+    found: Dict[str, bool] = {}
+    for (name, _), health in jobs.items():
+        found[name] = found.get(name, True) and "up" in health and health <= {"up", "unknown"}
     return found if len(found) <= MAX_TARGETS else None
 
 
